@@ -1,0 +1,2 @@
+//! The `vpmu` command.
+fn main() {}

@@ -1,0 +1,3 @@
+//! The vpmu engine.
+#![no_std]
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The payload.
+#![cfg_attr(target_os = "none", no_std)]

@@ -1,0 +1,2 @@
+//! Tools.
+#![cfg_attr(target_os = "none", no_std)]
