@@ -1,0 +1,164 @@
+//! What `workload` executes, to the instruction.
+//!
+//! One *unit* is what `--scale 1` runs: `main` runs a loop of its own, then
+//! calls `foo`, `bar` and `qux` once each. All four are written in assembly,
+//! so a unit takes exactly
+//!
+//! | function | instructions | share | what it does |
+//! |---|---|---|---|
+//! | `main` | 5,000 | 5 % | an empty loop of 2,495 rounds, the calls |
+//! | `foo` | 50,000 | 50 % | arithmetic, 8,333 rounds |
+//! | `bar` | 30,000 | 30 % | a shift register whose bits steer a branch, 4,285 rounds |
+//! | `qux` | 15,000 | 15 % | loads of one word, 4,999 rounds |
+//!
+//! and the whole program `--scale N`, all functions:
+//!
+//! ```text
+//! instructions:u = N * 100,000 + start
+//! ```
+//!
+//! where `start` (process entry, arguments, exit) is what the compiler made
+//! of it, less than [`START_LIMIT`]. It is the same in every run with the same
+//! arguments, and two values of N with as many digits have the same `start`,
+//! so their difference is exact. With a NAME the other functions are not
+//! called: a unit is then 5,000 less one (its `bl`) for each function left
+//! out, plus the instructions of the one named.
+//!
+//! Branches of a unit (AArch64, all architecturally executed ones):
+//!
+//! | function | conditional, taken | conditional, not taken | unconditional |
+//! |---|---|---|---|
+//! | `main` | 2,495 (2,494 in the last unit) | 4 (5) | 3 (`bl`) |
+//! | `foo` | 8,332 | 1 | 1 (`ret`) |
+//! | `bar` | 4,284 + [`BAR_ZEROS`] (2,133) | 1 + [`BAR_ONES`] (2,152) | [`BAR_ONES`] (`b`) + 1 (`ret`) |
+//! | `qux` | 4,998 | 1 | 1 (`ret`) |
+//!
+//! `bar`'s steered branch follows the low bit of a 16-bit shift register that
+//! starts anew in every call: 0 takes it. Its period is 65,535, so a predictor
+//! does not learn it.
+
+/// Instructions of `main` in a unit.
+pub const MAIN: u64 = 5_000;
+/// Instructions of `foo` in a unit.
+pub const FOO: u64 = 50_000;
+/// Instructions of `bar` in a unit.
+pub const BAR: u64 = 30_000;
+/// Instructions of `qux` in a unit.
+pub const QUX: u64 = 15_000;
+/// Instructions of a unit.
+pub const UNIT: u64 = MAIN + FOO + BAR + QUX;
+/// Instructions outside the units are fewer than this.
+pub const START_LIMIT: u64 = 2_000;
+
+/// Rounds of `main`'s own loop in a unit: two instructions each, ten outside.
+pub const MAIN_ROUNDS: u64 = (MAIN - 10) / 2;
+/// Rounds of `foo`'s loop: six instructions each, two outside.
+pub const FOO_ROUNDS: u64 = (FOO - 2) / 6;
+/// Rounds of `bar`'s loop: seven instructions each, five outside.
+pub const BAR_ROUNDS: u64 = (BAR - 5) / 7;
+/// Rounds of `qux`'s loop: three instructions each, three outside.
+pub const QUX_ROUNDS: u64 = (QUX - 3) / 3;
+
+/// Where `bar`'s shift register starts.
+pub const BAR_SEED: u16 = 0xace1;
+/// Its feedback: x^16 + x^14 + x^13 + x^11 + 1, of maximal period.
+pub const BAR_FEEDBACK: u16 = 0xb400;
+/// How often in a call `bar`'s steered branch sees 1 and falls through.
+pub const BAR_ONES: u64 = bar_ones();
+/// How often in a call `bar`'s steered branch sees 0 and is taken.
+pub const BAR_ZEROS: u64 = BAR_ROUNDS - BAR_ONES;
+
+const fn bar_ones() -> u64 {
+    let mut state = BAR_SEED;
+    let mut ones = 0;
+    let mut round = 0;
+    while round < BAR_ROUNDS {
+        let bit = state & 1;
+        state >>= 1;
+        if bit == 1 {
+            state ^= BAR_FEEDBACK;
+            ones += 1;
+        }
+        round += 1;
+    }
+    ones
+}
+
+/// Which functions `main` calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Functions(u64);
+
+impl Functions {
+    /// `main` alone.
+    pub const MAIN: Self = Self(0);
+    /// `foo`.
+    pub const FOO: Self = Self(1);
+    /// `bar`.
+    pub const BAR: Self = Self(2);
+    /// `qux`.
+    pub const QUX: Self = Self(4);
+    /// All three.
+    pub const ALL: Self = Self(7);
+
+    /// The function called `name` alone.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        match name {
+            b"main" => Some(Self::MAIN),
+            b"foo" => Some(Self::FOO),
+            b"bar" => Some(Self::BAR),
+            b"qux" => Some(Self::QUX),
+            _ => None,
+        }
+    }
+
+    /// Bit 0 is `foo`, bit 1 `bar`, bit 2 `qux`.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Instructions of a unit that calls these.
+    pub const fn instructions(self) -> u64 {
+        let mut count = MAIN - 3 + self.0.count_ones() as u64;
+        if self.0 & Self::FOO.0 != 0 {
+            count += FOO;
+        }
+        if self.0 & Self::BAR.0 != 0 {
+            count += BAR;
+        }
+        if self.0 & Self::QUX.0 != 0 {
+            count += QUX;
+        }
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_make_exactly_the_instructions() {
+        assert_eq!(MAIN_ROUNDS * 2 + 10, MAIN);
+        assert_eq!(FOO_ROUNDS * 6 + 2, FOO);
+        assert_eq!(BAR_ROUNDS * 7 + 5, BAR);
+        assert_eq!(QUX_ROUNDS * 3 + 3, QUX);
+        assert_eq!(
+            (MAIN_ROUNDS, FOO_ROUNDS, BAR_ROUNDS, QUX_ROUNDS),
+            (2_495, 8_333, 4_285, 4_999)
+        );
+        assert_eq!(UNIT, 100_000);
+    }
+
+    #[test]
+    fn functions() {
+        assert_eq!(Functions::ALL.instructions(), UNIT);
+        assert_eq!(Functions::MAIN.instructions(), 4_997);
+        assert_eq!(Functions::BAR.instructions(), 34_998);
+    }
+
+    #[test]
+    fn branch_pattern() {
+        assert_eq!(BAR_ONES + BAR_ZEROS, BAR_ROUNDS);
+        assert_eq!((BAR_ONES, BAR_ZEROS), (2_152, 2_133));
+    }
+}

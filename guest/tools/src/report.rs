@@ -1,0 +1,113 @@
+//! The line with which `meter` reports: a record separator (0x1e), so that it
+//! is found in any console output, and one JSON object.
+
+use core::fmt;
+
+use crate::interrupts::Interrupts;
+
+/// Everything measured about one command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// How it ended.
+    pub end: End,
+    /// CLOCK_MONOTONIC around the command, nanoseconds.
+    pub real_ns: u64,
+    /// User time of the command and its children, microseconds.
+    pub user_us: u64,
+    /// Kernel time of the command and its children, microseconds.
+    pub sys_us: u64,
+    /// Interrupts the machine took meanwhile; `None` when
+    /// `/proc/interrupts` could not be read.
+    pub interrupts: Option<Interrupts>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// It returned this status, 0..=255.
+    Exited(i32),
+    /// This signal killed it.
+    Signaled(i32),
+}
+
+impl End {
+    /// Decodes the kernel's wait status.
+    pub fn from_wait_status(status: i32) -> Self {
+        match status & 0x7f {
+            0 => Self::Exited(status >> 8 & 0xff),
+            signal => Self::Signaled(signal),
+        }
+    }
+
+    /// The status a shell would show: 128 + signal for a killed process.
+    pub fn status(self) -> i32 {
+        match self {
+            Self::Exited(status) => status,
+            Self::Signaled(signal) => 128 + signal,
+        }
+    }
+}
+
+/// A number, or JSON's null.
+struct OrNull<T>(Option<T>);
+
+impl<T: fmt::Display> fmt::Display for OrNull<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(value) => value.fmt(f),
+            None => f.write_str("null"),
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let signal = match self.end {
+            End::Exited(_) => None,
+            End::Signaled(signal) => Some(signal),
+        };
+        write!(
+            f,
+            "\x1e{{\"meter\":{{\"status\":{},\"signal\":{},\"real_ns\":{},\"user_us\":{},\
+             \"sys_us\":{},\"pmis\":{},\"interrupts\":{}}}}}",
+            self.end.status(),
+            OrNull(signal),
+            self.real_ns,
+            self.user_us,
+            self.sys_us,
+            OrNull(self.interrupts.and_then(|counted| counted.pmu)),
+            OrNull(self.interrupts.map(|counted| counted.all)),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines() {
+        let mut report = Report {
+            end: End::from_wait_status(3 << 8),
+            real_ns: 1,
+            user_us: 2,
+            sys_us: 3,
+            interrupts: Some(Interrupts {
+                all: 5,
+                pmu: Some(4),
+            }),
+        };
+        assert_eq!(
+            report.to_string(),
+            "\x1e{\"meter\":{\"status\":3,\"signal\":null,\"real_ns\":1,\"user_us\":2,\
+             \"sys_us\":3,\"pmis\":4,\"interrupts\":5}}"
+        );
+        report.end = End::from_wait_status(0x80 | 9);
+        report.interrupts = None;
+        assert_eq!(
+            report.to_string(),
+            "\x1e{\"meter\":{\"status\":137,\"signal\":9,\"real_ns\":1,\"user_us\":2,\
+             \"sys_us\":3,\"pmis\":null,\"interrupts\":null}}"
+        );
+    }
+}

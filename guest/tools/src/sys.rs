@@ -1,0 +1,316 @@
+//! The few Linux system calls the programs need, as safe functions.
+
+// UNSAFETY: system calls take raw pointers and numbers.
+#![expect(unsafe_code, reason = "system calls")]
+
+use core::ffi::{CStr, c_char};
+use core::fmt;
+use core::mem::MaybeUninit;
+use core::ptr;
+
+use crate::arch::{self, syscall};
+
+const AT_FDCWD: usize = -100_isize as usize;
+const EINTR: i32 = 4;
+const SIGCHLD: usize = 17;
+const SIG_IGN: usize = 1;
+/// Size in bytes of the kernel's signal set.
+const SIGSET_SIZE: usize = 8;
+const PROT_READ_WRITE: usize = 1 | 2;
+const MAP_SHARED: usize = 1;
+
+/// Flags of [`open`].
+pub mod flags {
+    /// Read only.
+    pub const READ: usize = 0;
+    /// Write, create (mode 0644) and truncate.
+    pub const CREATE: usize = 0o1 | 0o100 | 0o1000;
+    /// Read and write, uncached where the file is memory.
+    pub const READ_WRITE_SYNC: usize = 0o2 | 0o4_010_000;
+}
+
+/// SIGINT, the keyboard's interrupt.
+pub const SIGINT: i32 = 2;
+
+/// An error number of the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub i32);
+
+impl Errno {
+    /// No such file or directory.
+    pub const ENOENT: Self = Self(2);
+    /// Permission denied.
+    pub const EACCES: Self = Self(13);
+    /// A part of the path is not a directory.
+    pub const ENOTDIR: Self = Self(20);
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            1 => f.write_str("operation not permitted"),
+            2 => f.write_str("no such file or directory"),
+            6 => f.write_str("no such device or address"),
+            8 => f.write_str("exec format error"),
+            13 => f.write_str("permission denied"),
+            20 => f.write_str("not a directory"),
+            21 => f.write_str("is a directory"),
+            number => write!(f, "error {number}"),
+        }
+    }
+}
+
+/// An open file descriptor. Not closed on drop: the programs end soon.
+#[derive(Clone, Copy)]
+pub struct Fd(usize);
+
+impl Fd {
+    /// Standard input.
+    pub const STDIN: Self = Self(0);
+    /// Standard output.
+    pub const STDOUT: Self = Self(1);
+    /// Standard error.
+    pub const STDERR: Self = Self(2);
+
+    /// Reads at most `buffer.len()` bytes; 0 at the end of the file.
+    pub fn read(self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        // SAFETY: the buffer is writable for its length.
+        retry(|| unsafe {
+            syscall(
+                arch::READ,
+                [self.0, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0, 0],
+            )
+        })
+    }
+
+    /// Writes all of `bytes`.
+    pub fn write_all(self, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            // SAFETY: the buffer is readable for its length.
+            let written = retry(|| unsafe {
+                syscall(
+                    arch::WRITE,
+                    [self.0, bytes.as_ptr() as usize, bytes.len(), 0, 0, 0],
+                )
+            })?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+
+    /// Writes a message and a line end, for people; nothing to do when that
+    /// fails.
+    pub fn say(mut self, message: fmt::Arguments<'_>) {
+        let _ = fmt::Write::write_fmt(&mut self, format_args!("{message}\n"));
+    }
+
+    /// Makes `target` another name of this descriptor.
+    pub fn duplicate_to(self, target: Fd) -> Result<(), Errno> {
+        // SAFETY: no pointers.
+        check(unsafe { syscall(arch::DUP3, [self.0, target.0, 0, 0, 0, 0]) }).map(drop)
+    }
+
+    /// Closes the descriptor.
+    pub fn close(self) {
+        // SAFETY: no pointers.
+        unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
+    }
+
+    /// Maps `length` bytes at `offset`, shared, for reading and writing.
+    pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
+        // SAFETY: the kernel picks an address that nothing else uses.
+        check(unsafe {
+            syscall(
+                arch::MMAP,
+                [0, length, PROT_READ_WRITE, MAP_SHARED, self.0, offset],
+            )
+        })
+        .map(ptr::with_exposed_provenance_mut)
+    }
+}
+
+impl fmt::Write for Fd {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.write_all(text.as_bytes()).map_err(|_| fmt::Error)
+    }
+}
+
+/// Opens `path` with one of [`flags`].
+pub fn open(path: &CStr, flags: usize) -> Result<Fd, Errno> {
+    // SAFETY: the path is a C string.
+    retry(|| unsafe {
+        syscall(
+            arch::OPENAT,
+            [AT_FDCWD, path.as_ptr() as usize, flags, 0o644, 0, 0],
+        )
+    })
+    .map(Fd)
+}
+
+/// Reads the whole file into `buffer` and returns the part filled; `None` when
+/// the file is absent or does not fit.
+pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
+    let file = open(path, flags::READ).ok()?;
+    let mut filled = 0;
+    let complete = loop {
+        match file.read(&mut buffer[filled..]) {
+            Ok(0) => break filled < buffer.len(),
+            Ok(count) => filled += count,
+            Err(_) => break false,
+        }
+    };
+    file.close();
+    complete.then(|| &buffer[..filled])
+}
+
+/// Nanoseconds of CLOCK_MONOTONIC.
+pub fn monotonic_ns() -> u64 {
+    const CLOCK_MONOTONIC: usize = 1;
+    let mut time = [0_u64; 2];
+    // SAFETY: a timespec is two 64-bit words.
+    unsafe {
+        syscall(
+            arch::CLOCK_GETTIME,
+            [CLOCK_MONOTONIC, time.as_mut_ptr() as usize, 0, 0, 0, 0],
+        );
+    }
+    time[0] * 1_000_000_000 + time[1]
+}
+
+/// The kernel's `struct sigaction`: handler, flags, restorer, mask.
+#[derive(Clone, Copy)]
+pub struct SignalAction([usize; 4]);
+
+/// Ignores `signal`; returns what was set before.
+pub fn ignore_signal(signal: i32) -> SignalAction {
+    let mut before = SignalAction([0; 4]);
+    set_signal(signal, &SignalAction([SIG_IGN, 0, 0, 0]), &mut before);
+    before
+}
+
+/// Sets `signal` to what [`ignore_signal`] returned.
+pub fn restore_signal(signal: i32, action: SignalAction) {
+    set_signal(signal, &action, &mut SignalAction([0; 4]));
+}
+
+fn set_signal(signal: i32, action: &SignalAction, before: &mut SignalAction) {
+    // SAFETY: both point at a `struct sigaction`; the handler is SIG_IGN or
+    // what this process was started with, which is SIG_IGN or SIG_DFL.
+    unsafe {
+        syscall(
+            arch::RT_SIGACTION,
+            [
+                signal as usize,
+                action.0.as_ptr() as usize,
+                before.0.as_mut_ptr() as usize,
+                SIGSET_SIZE,
+                0,
+                0,
+            ],
+        );
+    }
+}
+
+/// A child process.
+#[derive(Clone, Copy)]
+pub struct Child(usize);
+
+/// Duplicates the process; `None` in the child.
+pub fn fork() -> Result<Option<Child>, Errno> {
+    // SAFETY: without CLONE_VM the child has its own memory, so nothing of
+    // this process is shared with it.
+    let pid = check(unsafe { syscall(arch::CLONE, [SIGCHLD, 0, 0, 0, 0, 0]) })?;
+    Ok((pid != 0).then_some(Child(pid)))
+}
+
+/// How a child ended and what it and its own children used.
+#[derive(Clone, Copy)]
+pub struct Ended {
+    /// The kernel's wait status.
+    pub status: i32,
+    /// Time in user mode, microseconds.
+    pub user_us: u64,
+    /// Time in the kernel, microseconds.
+    pub sys_us: u64,
+}
+
+impl Child {
+    /// Waits for the child to end.
+    pub fn wait(self) -> Result<Ended, Errno> {
+        let mut status = 0_i32;
+        // struct rusage: two timevals and 14 longs.
+        let mut usage = MaybeUninit::<[u64; 18]>::zeroed();
+        // SAFETY: both are as large as the kernel's structures.
+        retry(|| unsafe {
+            syscall(
+                arch::WAIT4,
+                [
+                    self.0,
+                    &raw mut status as usize,
+                    0,
+                    usage.as_mut_ptr() as usize,
+                    0,
+                    0,
+                ],
+            )
+        })?;
+        // SAFETY: zeroed above, so initialised in any case.
+        let usage = unsafe { usage.assume_init() };
+        Ok(Ended {
+            status,
+            user_us: usage[0] * 1_000_000 + usage[1],
+            sys_us: usage[2] * 1_000_000 + usage[3],
+        })
+    }
+}
+
+/// Replaces the program; returns only with the reason why it could not.
+///
+/// `arguments` and `environment` come from [`crate::start::Process`].
+pub fn execute(
+    path: &CStr,
+    arguments: *const *const c_char,
+    environment: *const *const c_char,
+) -> Errno {
+    // SAFETY: all three are terminated; the kernel copies them, and gives
+    // EFAULT for pointers that are not.
+    let result = unsafe {
+        syscall(
+            arch::EXECVE,
+            [
+                path.as_ptr() as usize,
+                arguments as usize,
+                environment as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    };
+    Errno(-result as i32)
+}
+
+/// Ends the process.
+pub fn exit(status: i32) -> ! {
+    loop {
+        // SAFETY: no pointers; does not return.
+        unsafe { syscall(arch::EXIT_GROUP, [status as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+fn check(result: isize) -> Result<usize, Errno> {
+    if (-4095..0).contains(&result) {
+        Err(Errno(-result as i32))
+    } else {
+        Ok(result as usize)
+    }
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> Result<usize, Errno> {
+    loop {
+        match check(call()) {
+            Err(Errno(EINTR)) => {}
+            result => return result,
+        }
+    }
+}
