@@ -1,0 +1,67 @@
+//! The Arm Performance Monitors Extension, PMUv3, as a guest at EL1 and EL0 sees it.
+//!
+//! # Why it is driven this way
+//!
+//! PMUv3 (Arm ARM DDI 0487, chapter D13 "The Performance Monitors Extension", and the register
+//! pages of chapter D24) is up to 31 event counters and one cycle counter, each with an enable, an
+//! interrupt-enable and an overflow bit held in *set/clear pairs* of registers: writing ones to
+//! PMCNTENSET_EL0 enables, writing ones to PMCNTENCLR_EL0 disables, and reading either gives the
+//! same bits. One bit, PMCR_EL0.E, gates them all. The interrupt line is a plain level, the OR of
+//! PMOVS & PMINTEN gated by PMCR_EL0.E (`CheckForPMUOverflow` in the manual's pseudocode), so this engine
+//! never latches it: it is computed from the registers whenever someone asks.
+//!
+//! A profiler takes one interrupt for each sample and touches about ten registers in its handler.
+//! When each touch is a trap to the hypervisor, profiling measures the hypervisor. The two designs
+//! here answer that differently:
+//!
+//! - `emulated`: all registers trap. What a trap costs is then what the engine makes the host
+//!   do, so the engine touches a host counter only where the guest's write really changed
+//!   something.
+//! - [`partition`]: the guest owns hardware counters `0..MDCR_EL2.HPMN` and reaches the hot
+//!   registers without a trap; one plan decides what still has to trap and says why the rest is
+//!   safe.
+//!
+//! Both speak of a register as a [`Register`], decoded from the trap's syndrome, answer with an
+//! [`Outcome`], and save to the same [`PmuState`].
+
+mod config;
+mod filter;
+pub mod partition;
+mod register;
+mod state;
+mod version;
+
+pub use config::{
+    CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventKind, MAX_EVENT_COUNTERS, RawPmevtyper,
+    SW_INCR, pmcr, pmuserenr,
+};
+pub use filter::{EventFilter, TooManyRules};
+pub use register::{Encoding, Register};
+pub use state::{PmuState, RestoreError};
+pub use version::PmuVersion;
+
+/// Where in the guest an access came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExceptionLevel {
+    /// The guest's user space: what it may touch is decided by the guest's PMUSERENR_EL0.
+    El0,
+    /// The guest's kernel.
+    El1,
+}
+
+/// How an access ended, and so what the caller does next. The engine never injects anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "the access is complete only when the caller has acted on its outcome"]
+pub enum Outcome {
+    /// Not a register of this PMU: the caller goes on as for any unknown register.
+    NotHandled,
+    /// A read is complete: put the value into Xt and step over the instruction.
+    Value(u64),
+    /// A write is complete: step over the instruction.
+    Done,
+    /// Inject an Undefined Instruction exception (EC 0x00) into EL1.
+    Undefined,
+    /// User space was refused: inject a trapped system register access (EC 0x18) into EL1, with
+    /// the syndrome of the trap that brought the access here.
+    TrapToEl1,
+}

@@ -1,0 +1,129 @@
+//! A PMU's registers as one plain value, for migration, snapshots and tests.
+
+use core::fmt;
+
+use super::{MAX_EVENT_COUNTERS, PmuVersion};
+
+/// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs
+/// with equal states are the same to their guests. The emulated and the partitioned design share
+/// it, so a guest can move from one to the other.
+///
+/// Registers are held as the guest reads them. Fields of counters that do not exist are zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PmuState {
+    /// The layout of this value: [`PmuState::LAYOUT`].
+    pub layout: u16,
+    /// Which PMU the guest was told it has.
+    pub version: PmuVersion,
+    /// PMCR_EL0, with the number of event counters in its N.
+    pub pmcr: u64,
+    /// PMCNTENSET_EL0.
+    pub pmcnten: u64,
+    /// PMINTENSET_EL1.
+    pub pminten: u64,
+    /// PMOVSSET_EL0.
+    pub pmovs: u64,
+    /// PMSELR_EL0.
+    pub pmselr: u64,
+    /// PMUSERENR_EL0.
+    pub pmuserenr: u64,
+    /// PMCCNTR_EL0.
+    pub pmccntr: u64,
+    /// PMCCFILTR_EL0.
+    pub pmccfiltr: u64,
+    /// PMEVCNTRn_EL0.
+    pub pmevcntr: [u64; MAX_EVENT_COUNTERS as usize],
+    /// PMEVTYPERn_EL0.
+    pub pmevtyper: [u64; MAX_EVENT_COUNTERS as usize],
+}
+
+impl PmuState {
+    /// The layout this engine writes and reads.
+    pub const LAYOUT: u16 = 1;
+
+    /// The PMU out of reset, with `counters` event counters and nothing enabled.
+    pub const fn reset(version: PmuVersion, counters: u8) -> Self {
+        Self {
+            layout: Self::LAYOUT,
+            version,
+            pmcr: (counters as u64) << super::pmcr::N_SHIFT & super::pmcr::N_MASK,
+            pmcnten: 0,
+            pminten: 0,
+            pmovs: 0,
+            pmselr: 0,
+            pmuserenr: 0,
+            pmccntr: 0,
+            pmccfiltr: 0,
+            pmevcntr: [0; MAX_EVENT_COUNTERS as usize],
+            pmevtyper: [0; MAX_EVENT_COUNTERS as usize],
+        }
+    }
+
+    /// PMCR_EL0.N: how many event counters the guest has.
+    pub const fn counters(&self) -> u8 {
+        ((self.pmcr & super::pmcr::N_MASK) >> super::pmcr::N_SHIFT) as u8
+    }
+}
+
+/// Why a saved PMU cannot go on here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// Written by an engine with another layout.
+    Layout {
+        /// What the state says.
+        saved: u16,
+    },
+    /// The guest was told another PMU version.
+    Version {
+        /// What the state says.
+        saved: PmuVersion,
+        /// What this PMU offers.
+        offered: PmuVersion,
+    },
+    /// The guest was told another number of event counters.
+    Counters {
+        /// What the state says.
+        saved: u8,
+        /// What this PMU offers.
+        offered: u8,
+    },
+    /// A register holds bits that do not exist here: the state is damaged or from elsewhere.
+    Reserved {
+        /// The register's name.
+        register: &'static str,
+        /// What the state says.
+        value: u64,
+    },
+}
+
+impl fmt::Display for RestoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Layout { saved } => {
+                write!(
+                    f,
+                    "restore a PMU state of layout {saved}: this engine reads {}",
+                    PmuState::LAYOUT
+                )
+            }
+            Self::Version { saved, offered } => {
+                write!(f, "restore a guest of {saved:?} to a PMU of {offered:?}")
+            }
+            Self::Counters { saved, offered } => {
+                write!(
+                    f,
+                    "restore a guest with {saved} event counters to a PMU with {offered}"
+                )
+            }
+            Self::Reserved { register, value } => {
+                write!(
+                    f,
+                    "restore {register} = {value:#x}: reserved bits are set in the saved state"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for RestoreError {}

@@ -1,0 +1,95 @@
+//! What the engine asks of a host: counters that can be created, paused, resumed and read.
+//!
+//! A guest counter that counts needs something real behind it: a hardware counter that a hypervisor
+//! owns, a `perf_event_open` descriptor, a test's number. The engine knows only this trait, so that
+//! one register model serves all of them, and so that a test can count every operation: the cost
+//! of a virtual PMU *is* the number of these calls (creating a host event takes tens of
+//! microseconds on Linux, pausing one less than one).
+//!
+//! Calls name guest counters by number. Which host counter stands behind a number is the host's
+//! business, and only between [`create`](CounterHost::create) and
+//! [`release`](CounterHost::release).
+
+mod set;
+mod statistics;
+
+use core::fmt;
+use core::num::NonZeroU64;
+
+pub use set::{CounterSet, Iter};
+pub use statistics::{Counted, Statistics};
+
+/// Real counters behind guest counters. `E` describes what is to be counted:
+/// [`arm::CounterConfig`](crate::arm::CounterConfig) on Arm.
+///
+/// The engine keeps the order of calls for each counter: `create`, then any of `set_period`,
+/// `resume`, `pause` and `read`, then `release`. It does not resume a running counter or pause a
+/// paused one.
+pub trait CounterHost<E> {
+    /// Backs `counter` with a host event that counts `event`: stopped, with a total of zero and no
+    /// report wanted.
+    ///
+    /// # Errors
+    ///
+    /// Says why the host cannot. The guest's counter then stands still and is
+    /// [`CounterState::Lost`] until it is configured anew.
+    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost>;
+
+    /// Asks for one overflow report when `events` more have been counted from now; `None`: no
+    /// report is wanted. Replaces an earlier wish. It outlives `pause` and `resume`, and is used
+    /// up by the report.
+    ///
+    /// A report that comes late or for nothing is tolerated; one that never comes is a lost
+    /// interrupt in the guest.
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>);
+
+    /// Starts these counters. A set, because a hardware host does it in one register write.
+    fn resume(&mut self, counters: CounterSet);
+
+    /// Stops these counters. Their totals stay readable.
+    fn pause(&mut self, counters: CounterSet);
+
+    /// The number of events counted since `create`, modulo 2^64.
+    fn read(&mut self, counter: u8) -> u64;
+
+    /// Takes the host event away. The engine has paused it before.
+    fn release(&mut self, counter: u8);
+}
+
+/// Why a guest counter has no host counter behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lost {
+    /// The host has no such event, or cannot restrict it as asked.
+    Unsupported,
+    /// Every host counter that could count it is taken.
+    Busy,
+    /// The host would count it only part of the time.
+    Multiplexed,
+    /// The host failed for a reason of its own.
+    Failed,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unsupported => "event not supported by the host",
+            Self::Busy => "no host counter free",
+            Self::Multiplexed => "host counter shared in time",
+            Self::Failed => "host failure",
+        })
+    }
+}
+
+impl core::error::Error for Lost {}
+
+/// What a guest counter is doing, told to the embedder. The guest cannot see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CounterState {
+    /// Events are being counted for it.
+    Counting,
+    /// Nothing is counted: disabled, filtered away, or its vCPU is not running.
+    Paused,
+    /// It should count and does not: its value stands still and is wrong.
+    Lost(Lost),
+}
