@@ -24,6 +24,7 @@
 //! Both speak of a register as a [`Register`], decoded from the trap's syndrome, answer with an
 //! [`Outcome`], and save to the same [`PmuState`].
 
+mod access;
 mod config;
 mod filter;
 pub mod partition;
