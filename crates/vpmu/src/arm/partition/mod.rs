@@ -1,1 +1,65 @@
-//! The partitioned PMU.
+//! The partitioned design: the guest owns hardware counters and reaches them without a trap.
+//!
+//! # Why it is driven this way
+//!
+//! MDCR_EL2.HPMN divides the event counters of a CPU in two ranges (DDI 0487, D13.7 "Controlling
+//! the PMU counters", and the register page of MDCR_EL2). EL1 and EL0 have the counters `0..HPMN`
+//! and the cycle counter, controlled by PMCR_EL0; the rest is EL2's alone, controlled by
+//! MDCR_EL2.{HPME, HLP}. Below EL2 the architecture makes the second range vanish: PMCR_EL0.N reads
+//! as HPMN, the bits of host counters read as zero and ignore writes in every set/clear pair, and
+//! PMCR_EL0.P resets only the first range. So a guest may be given the real registers, and what a
+//! profiler does for each sample costs nothing but the physical interrupt.
+//!
+//! At EL2 nothing vanishes, and that is where mistakes are made: a write of PMCR_EL0.P at EL2
+//! resets *all* counters, and a set/clear register written with ones reaches all of them. This
+//! module therefore writes only bits of the guest's counters, never sets PMCR_EL0.P or C, and
+//! performs a trapped reset counter by counter.
+//!
+//! Three things remain to be decided, and [`Plan::new`] decides them all:
+//!
+//! - *Counting at EL2.* The guest programs PMEVTYPERn_EL0.NSH too. Either MDCR_EL2 forbids its
+//!   counters to count at EL2, or those writes trap and are masked.
+//! - *Events* the guest may not count, which must trap to be noticed.
+//! - *Machines that do not isolate* (QEMU): what reaches host counters there must trap.
+//!
+//! # Who does what
+//!
+//! The physical registers change hands at a switch: [`PartitionedPmu::load`] and
+//! [`PartitionedPmu::put`]. A guest that does not use its PMU pays for neither, since nothing is
+//! loaded before its first access (which traps for that purpose), and an idle PMU is not loaded
+//! again. The caller
+//!
+//! - writes [`PartitionedPmu::trap_registers`] (with its own bits) to MDCR_EL2, and where FEAT_FGT
+//!   exists to HDFGRTR_EL2 and HDFGWTR_EL2, before it enters the guest and whenever the value
+//!   changed: it may change in `load`, `put`, `read`, `write`, `migrate` and `restore`;
+//! - calls `load` after it has chosen this vCPU for a CPU and `put` before it takes it off, on that
+//!   same CPU and with MDCR_EL2.HPMN of the plan in force;
+//! - at the physical PMU interrupt asks [`PartitionedPmu::overflow`] whose it is;
+//! - needs no ISB for the registers, as [`PmuRegisters`] has it, but one between writing MDCR_EL2
+//!   and the next `load` or `put`. Entering the guest is a context synchronization event anyway.
+
+mod machine;
+mod plan;
+mod pmu;
+mod swinc;
+
+pub use machine::{Features, Isolation};
+pub use plan::{PartitionConfig, Plan, PlanError, TrapRegisters, Why};
+pub use pmu::{MigrateError, OverflowSplit, PartitionedPmu};
+
+use super::Register;
+
+/// The PMU registers of the CPU that executes this, accessed from EL2.
+///
+/// A write has taken effect before the next call: the implementation has an ISB behind it. The
+/// engine relies on it where it stops counters before it reads them.
+///
+/// Only registers that exist are accessed, and event counters below PMCR_EL0.N: an implementation
+/// may ignore others.
+pub trait PmuRegisters {
+    /// Executes an MRS of `register`.
+    fn read(&mut self, register: Register) -> u64;
+
+    /// Executes an MSR to `register`, and an ISB.
+    fn write(&mut self, register: Register, value: u64);
+}

@@ -1,0 +1,59 @@
+//! PMSWINC_EL0 performed for a guest.
+//!
+//! It cannot be passed on: written at EL2 it would count at EL2, where the guest's counters do not
+//! count. So the increment, the overflow and the carry into a CHAIN counter are done here (DDI
+//! 0487, `AArch64.PMUSwIncrement` and the description of event 0x001e).
+
+use super::{Plan, PmuRegisters};
+use crate::arm::{
+    CHAIN, EventKind, ExceptionLevel, PmuVersion, RawPmevtyper, Register, SW_INCR, pmcr,
+};
+use crate::counter::CounterSet;
+
+/// Increments each of `written`, a value for PMSWINC_EL0, that is the guest's, enabled, and counts
+/// SW_INCR at `el`.
+pub(super) fn increment<R: PmuRegisters>(
+    plan: &Plan,
+    written: u64,
+    el: ExceptionLevel,
+    regs: &mut R,
+) {
+    let control = regs.read(Register::Pmcr);
+    if control & pmcr::E == 0 {
+        return;
+    }
+    let long = plan.version() >= PmuVersion::V3p5 && control & pmcr::LP != 0;
+    let enabled = CounterSet::from_bits(regs.read(Register::PmcntenSet) as u32)
+        & CounterSet::first(plan.hpmn());
+    let counts = |n: u8, event: u16, regs: &mut R| {
+        enabled.contains(n) && {
+            let config = RawPmevtyper(regs.read(Register::Pmevtyper(n))).config(plan.version());
+            let here = match el {
+                ExceptionLevel::El0 => config.el0,
+                ExceptionLevel::El1 => config.el1,
+            };
+            here && config.event == EventKind::Event(event)
+        }
+    };
+    for n in enabled & CounterSet::from_bits(written as u32) {
+        if counts(n, SW_INCR, regs)
+            && overflows(n, long, regs)
+            && n % 2 == 0
+            && counts(n + 1, CHAIN, regs)
+        {
+            overflows(n + 1, long, regs);
+        }
+    }
+}
+
+/// Adds one to an event counter. True, and noted in PMOVS, if that overflows it.
+fn overflows<R: PmuRegisters>(n: u8, long: bool, regs: &mut R) -> bool {
+    let value = regs.read(Register::Pmevcntr(n)).wrapping_add(1);
+    regs.write(Register::Pmevcntr(n), value);
+    let overflowed = if long { value == 0 } else { value as u32 == 0 };
+    if overflowed {
+        let bit = CounterSet::of(n).bits();
+        regs.write(Register::PmovsSet, u64::from(bit));
+    }
+    overflowed
+}
