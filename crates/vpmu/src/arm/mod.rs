@@ -14,7 +14,7 @@
 //! When each touch is a trap to the hypervisor, profiling measures the hypervisor. The two designs
 //! here answer that differently:
 //!
-//! - `emulated`: all registers trap. What a trap costs is then what the engine makes the host
+//! - [`emulated`]: all registers trap. What a trap costs is then what the engine makes the host
 //!   do, so the engine touches a host counter only where the guest's write really changed
 //!   something.
 //! - [`partition`]: the guest owns hardware counters `0..MDCR_EL2.HPMN` and reaches the hot
@@ -26,6 +26,7 @@
 
 mod access;
 mod config;
+pub mod emulated;
 mod filter;
 pub mod partition;
 mod register;

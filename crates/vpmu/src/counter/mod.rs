@@ -17,7 +17,8 @@ use core::fmt;
 use core::num::NonZeroU64;
 
 pub use set::{CounterSet, Iter};
-pub use statistics::{Counted, Statistics};
+pub use statistics::Statistics;
+pub(crate) use statistics::count;
 
 /// Real counters behind guest counters. `E` describes what is to be counted:
 /// [`arm::CounterConfig`](crate::arm::CounterConfig) on Arm.
@@ -93,3 +94,19 @@ pub enum CounterState {
     /// It should count and does not: its value stands still and is wrong.
     Lost(Lost),
 }
+
+/// What an embedder may want to watch. Each method does nothing unless it is written.
+pub trait Events {
+    /// `counter` overflowed, by counting, by carry or by software increment. A counter that
+    /// overflowed several times since the engine last looked is told once.
+    fn overflowed(&mut self, counter: u8) {
+        let _ = counter;
+    }
+
+    /// The host cannot back `counter`.
+    fn lost(&mut self, counter: u8, reason: Lost) {
+        let _ = (counter, reason);
+    }
+}
+
+impl Events for () {}

@@ -1,0 +1,117 @@
+//! An emulated PMU as a value.
+
+use super::{CYCLE_COUNTER, CounterConfig, EmulatedPmu, RawPmevtyper, pmcr, pmuserenr};
+use crate::arm::{PmuState, RestoreError};
+use crate::counter::{CounterHost, CounterSet, Events};
+
+impl<V: Events> EmulatedPmu<V> {
+    /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
+    ///
+    /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to the
+    /// machine rather than the guest (identity, events, filter).
+    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
+        self.settle(self.running | self.unread, host);
+        let mut state = PmuState::reset(self.config.version, self.config.counters);
+        state.pmcr |= self.pmcr;
+        state.pmcnten = self.enabled.bits().into();
+        state.pminten = self.interrupting.bits().into();
+        state.pmovs = self.overflowed.bits().into();
+        state.pmselr = self.pmselr.into();
+        state.pmuserenr = self.pmuserenr;
+        state.pmccntr = self.slots[CYCLE_COUNTER].value;
+        state.pmccfiltr = self.slots[CYCLE_COUNTER].raw.0;
+        for ((n, value), raw) in (0..).zip(&mut state.pmevcntr).zip(&mut state.pmevtyper) {
+            *value = self.slots[n].value;
+            *raw = self.slots[n].raw.0;
+        }
+        state
+    }
+
+    /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
+    /// counts at once. PMCR_EL0.{IMP, IDCODE} in `state` are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state of another layout, PMU version or number of counters, or with bits set that
+    /// do not exist. This PMU is then as it was.
+    pub fn restore<H: CounterHost<CounterConfig>>(
+        &mut self,
+        state: &PmuState,
+        host: &mut H,
+    ) -> Result<(), RestoreError> {
+        self.check(state)?;
+        self.reset(host);
+        self.pmcr = state.pmcr & self.pmcr_bits();
+        self.enabled = CounterSet::from_bits(state.pmcnten as u32);
+        self.interrupting = CounterSet::from_bits(state.pminten as u32);
+        self.overflowed = CounterSet::from_bits(state.pmovs as u32);
+        self.pmselr = state.pmselr as u8;
+        self.pmuserenr = state.pmuserenr;
+        self.slots[CYCLE_COUNTER].value = state.pmccntr;
+        self.slots[CYCLE_COUNTER].raw = RawPmevtyper(state.pmccfiltr);
+        for ((n, &value), &raw) in (0..).zip(&state.pmevcntr).zip(&state.pmevtyper) {
+            self.slots[n].value = value;
+            self.slots[n].raw = RawPmevtyper(raw);
+        }
+        self.classify(self.implemented());
+        self.apply(host);
+        Ok(())
+    }
+
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        if state.layout != PmuState::LAYOUT {
+            return Err(RestoreError::Layout {
+                saved: state.layout,
+            });
+        }
+        if state.version != self.config.version {
+            return Err(RestoreError::Version {
+                saved: state.version,
+                offered: self.config.version,
+            });
+        }
+        if state.counters() != self.config.counters {
+            return Err(RestoreError::Counters {
+                saved: state.counters(),
+                offered: self.config.counters,
+            });
+        }
+        let identity = 0xffff << pmcr::IDENTITY_SHIFT;
+        let sets = self.implemented().bits().into();
+        let RawPmevtyper(cycle_filter) = RawPmevtyper(u64::MAX).for_guest_cycles(self.config.el3);
+        let RawPmevtyper(event_type) =
+            RawPmevtyper(u64::MAX).for_guest(self.config.version, self.config.el3);
+        let fits = |register, value: u64, bits: u64| {
+            if value & !bits == 0 {
+                Ok(())
+            } else {
+                Err(RestoreError::Reserved { register, value })
+            }
+        };
+        fits(
+            "PMCR_EL0",
+            state.pmcr,
+            self.pmcr_bits() | pmcr::N_MASK | identity,
+        )?;
+        fits("PMCNTENSET_EL0", state.pmcnten, sets)?;
+        fits("PMINTENSET_EL1", state.pminten, sets)?;
+        fits("PMOVSSET_EL0", state.pmovs, sets)?;
+        fits("PMSELR_EL0", state.pmselr, 0x1f)?;
+        fits("PMUSERENR_EL0", state.pmuserenr, pmuserenr::MASK)?;
+        fits("PMCCFILTR_EL0", state.pmccfiltr, cycle_filter)?;
+        for ((n, &value), &raw) in (0..).zip(&state.pmevcntr).zip(&state.pmevtyper) {
+            let exists = if n < self.config.counters {
+                u64::MAX
+            } else {
+                0
+            };
+            fits(
+                "PMEVCNTRn_EL0",
+                value,
+                exists & self.config.version.counter_mask(),
+            )?;
+            fits("PMEVTYPERn_EL0", raw, exists & event_type)?;
+        }
+        Ok(())
+    }
+}
