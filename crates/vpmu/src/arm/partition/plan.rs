@@ -431,6 +431,15 @@ impl Plan {
         !self.config.filter.allows_all()
     }
 
+    /// A value of PMSELR_EL0 with which every selected access that some guest may make is defined.
+    pub(super) const fn harmless_selection(&self) -> u64 {
+        if self.config.implemented == 0 {
+            CYCLE_COUNTER as u64
+        } else {
+            0
+        }
+    }
+
     /// What stays of a guest's trapped write to PMEVTYPERn_EL0, as the guest reads it back.
     pub(super) const fn kept_pmevtyper(&self, written: u64) -> RawPmevtyper {
         // Fields of FEAT_PMUv3_TH: they make a counter count less, never elsewhere, and PMMIR_EL1

@@ -214,8 +214,8 @@ impl PartitionedPmu {
     }
 
     /// The guest no longer runs here. If its registers are in the hardware, stops its counters,
-    /// saves them, and leaves no interrupt of the guest's asserted and no access for EL0; if not,
-    /// costs no register access. PMCR_EL0's other bits stay as the guest left them.
+    /// saves them, and leaves no interrupt of the guest's asserted, no access for EL0, and a valid
+    /// selection; if not, costs no register access. PMCR_EL0 stays as the guest left it.
     pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.place != Place::Loaded {
             return;
@@ -233,6 +233,12 @@ impl PartitionedPmu {
         regs.write(Register::PmintenClr, guest);
         state.pmcr = regs.read(Register::Pmcr) & PMCR_CONTROL | state.pmcr & pmcr::N_MASK;
         state.pmselr = regs.read(Register::Pmselr) & PMSELR_MASK;
+        // PMXEVTYPER_EL0 with a selection that does not exist is undefined before it traps, and an
+        // idle guest's next access is not to suffer from another's selection.
+        let harmless = self.plan.harmless_selection();
+        if state.pmselr != harmless {
+            regs.write(Register::Pmselr, harmless);
+        }
         state.pmuserenr = regs.read(Register::Pmuserenr);
         if state.pmuserenr != 0 {
             regs.write(Register::Pmuserenr, 0);
@@ -308,10 +314,16 @@ impl PartitionedPmu {
         overflowed & self.guest() != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
     }
 
-    /// The guest's registers. A loaded PMU is put first.
+    /// The guest's registers, without the bits of event types that hardware keeps but that are RES0
+    /// for a guest without EL2 and EL3. A loaded PMU is put first.
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
         self.put(regs);
-        self.state.clone()
+        let mut state = self.state.clone();
+        state.pmccfiltr = Plan::kept_pmccfiltr(state.pmccfiltr).0;
+        for event_type in &mut state.pmevtyper {
+            *event_type = self.plan.kept_pmevtyper(*event_type).0;
+        }
+        state
     }
 
     /// Replaces the guest's registers. A loaded PMU is put first.

@@ -1,0 +1,291 @@
+//! No sequence of guest accesses reaches a host counter, counts outside the guest, or shows the
+//! guest anything but a PMU of its own.
+
+use proptest::prelude::*;
+
+use super::machine::{EVENTS, Exit, Machine, Place};
+use super::{Vm, plan};
+use vpmu::arm::partition::{Features, Isolation, PartitionConfig};
+use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Access(Register, Option<u64>, ExceptionLevel),
+    Happen(u16, Place, u64),
+    /// Off the CPU, another vCPU uses it, back on.
+    Switch(u64),
+    /// The physical interrupt is taken if it is asserted.
+    Interrupt,
+    /// The host programs one of its counters.
+    Host(u8, u64, u64),
+    /// Saved, and restored into a new value.
+    Migrate,
+}
+
+fn registers() -> impl Strategy<Value = Register> {
+    let all: Vec<Register> = Register::all().collect();
+    let hot = [
+        Register::Pmcr,
+        Register::PmcntenSet,
+        Register::PmcntenClr,
+        Register::PmintenSet,
+        Register::PmovsSet,
+        Register::PmovsClr,
+        Register::Pmswinc,
+        Register::Pmselr,
+        Register::Pmxevtyper,
+        Register::Pmxevcntr,
+        Register::Pmccfiltr,
+        Register::Pmuserenr,
+    ];
+    prop_oneof![
+        3 => proptest::sample::select(hot.to_vec()),
+        2 => (0..8_u8).prop_map(Register::Pmevtyper),
+        2 => (0..8_u8).prop_map(Register::Pmevcntr),
+        1 => proptest::sample::select(all),
+    ]
+}
+
+const SOME_EVENTS: [u16; 6] = [0, 0x08, 0x11, 0x1e, 0x23, 0x0411];
+
+fn events() -> impl Strategy<Value = u16> {
+    proptest::sample::select(SOME_EVENTS.to_vec())
+}
+
+fn values() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        any::<u64>(),
+        Just(u64::MAX),
+        0..64_u64,
+        // Event types with any filter.
+        (events(), any::<u16>()).prop_map(|(event, high)| u64::from(high) << 16 | u64::from(event)),
+        // Counters about to overflow.
+        (1..4_u64).prop_map(|n| n.wrapping_neg()),
+        (1..4_u32).prop_map(|n| n.wrapping_neg().into()),
+    ]
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let el = prop_oneof![3 => Just(ExceptionLevel::El1), 1 => Just(ExceptionLevel::El0)];
+    let place =
+        proptest::sample::select(vec![Place::El0, Place::El1, Place::El2, Place::OtherThread]);
+    prop_oneof![
+        12 => (registers(), proptest::option::of(values()), el)
+            .prop_map(|(register, write, el)| Step::Access(register, write, el)),
+        4 => (events(), place, 1..4_u64).prop_map(|(e, p, n)| Step::Happen(e, p, n)),
+        1 => any::<u64>().prop_map(Step::Switch),
+        1 => Just(Step::Interrupt),
+        1 => (0..8_u8, values(), values()).prop_map(|(n, e, v)| Step::Host(n, e, v)),
+        1 => Just(Step::Migrate),
+    ]
+}
+
+prop_compose! {
+    fn isolations()(
+        pmcnten in any::<bool>(), pminten in any::<bool>(), pmovs in any::<bool>(),
+        pmcr_p in any::<bool>(), pmswinc in any::<bool>(), indexed in any::<bool>(),
+        el2_prohibited in any::<bool>(),
+    ) -> Isolation {
+        Isolation { pmcnten, pminten, pmovs, pmcr_p, pmswinc, indexed, el2_prohibited }
+    }
+}
+
+/// What is believed of a machine that is really `truth`, by a probe that saw only part of it.
+fn believed(truth: Isolation, seen: Isolation) -> Isolation {
+    Isolation {
+        pmcnten: truth.pmcnten && seen.pmcnten,
+        pminten: truth.pminten && seen.pminten,
+        pmovs: truth.pmovs && seen.pmovs,
+        pmcr_p: truth.pmcr_p && seen.pmcr_p,
+        pmswinc: truth.pmswinc && seen.pmswinc,
+        indexed: truth.indexed && seen.indexed,
+        el2_prohibited: truth.el2_prohibited && seen.el2_prohibited,
+    }
+}
+
+fn isolation_pairs() -> impl Strategy<Value = (Isolation, Isolation)> {
+    prop_oneof![
+        Just((Isolation::ALL, Isolation::ALL)),
+        (isolations(), isolations()).prop_map(|(truth, seen)| (truth, believed(truth, seen))),
+    ]
+}
+
+fn filters() -> impl Strategy<Value = EventFilter> {
+    prop_oneof![
+        2 => Just(EventFilter::allow_all()),
+        1 => proptest::collection::vec(events(), 1..4).prop_map(|denied| {
+            denied.into_iter().fold(EventFilter::allow_all(), |filter, event| {
+                filter.deny(event..=event).expect("few rules")
+            })
+        }),
+    ]
+}
+
+prop_compose! {
+    /// A machine's true isolation, and a configuration for it.
+    fn configs()(
+        (implemented, host_counters) in (0..8_u8).prop_flat_map(|n| (Just(n), 0..=n)),
+        version in proptest::sample::select(vec![
+            PmuVersion::V3, PmuVersion::V3p1, PmuVersion::V3p4, PmuVersion::V3p5, PmuVersion::V3p5,
+        ]),
+        fgt in any::<bool>(), mtpmu in any::<bool>(), multithreaded in any::<bool>(),
+        (truth, isolation) in isolation_pairs(),
+        filter in filters(),
+    ) -> (Isolation, PartitionConfig) {
+        let features = Features { version, fgt, hpmn0: true, mtpmu, multithreaded };
+        let config = PartitionConfig {
+            implemented, host_counters, features, isolation, filter, events: EVENTS,
+        };
+        (truth, config)
+    }
+}
+
+/// The machine the guest believes to be on: its own, with no host and nobody below EL1.
+fn native(config: &PartitionConfig) -> Machine {
+    let counters = config.implemented - config.host_counters;
+    let mut machine = Machine::new(counters, config.features, Isolation::ALL);
+    machine.filter = config.filter;
+    machine
+}
+
+/// Hides the bits that are RES0 for a guest and that hardware may keep: it has no EL2 and no EL3.
+fn comparable(register: Register, version: PmuVersion, outcome: Outcome) -> Outcome {
+    match (register, outcome) {
+        (
+            Register::Pmevtyper(_) | Register::Pmxevtyper | Register::Pmccfiltr,
+            Outcome::Value(value),
+        ) => Outcome::Value(RawPmevtyper(value).for_guest(version, true).0),
+        (_, other) => other,
+    }
+}
+
+fn natively(
+    machine: &mut Machine,
+    register: Register,
+    write: Option<u64>,
+    el: ExceptionLevel,
+) -> Outcome {
+    match machine.guest(register, write, el) {
+        Exit::Value(value) => Outcome::Value(value),
+        Exit::Done => Outcome::Done,
+        Exit::Undefined => Outcome::Undefined,
+        Exit::TrapToEl1 => Outcome::TrapToEl1,
+        Exit::TrapToEl2 => unreachable!("nobody is at EL2"),
+    }
+}
+
+fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
+    let version = vm.machine.features.version;
+    match *step {
+        Step::Access(register, write, el) => {
+            let host = vm.machine.host_part();
+            let outcome = comparable(register, version, vm.access(register, write, el));
+            let expected = comparable(register, version, natively(native, register, write, el));
+            // Hardware asks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
+            let order = matches!(
+                (register, outcome, expected),
+                (
+                    Register::Pmevtyper(_)
+                        | Register::Pmevcntr(_)
+                        | Register::Pmxevtyper
+                        | Register::Pmxevcntr,
+                    Outcome::TrapToEl1,
+                    Outcome::Undefined,
+                )
+            );
+            assert!(
+                order || outcome == expected,
+                "{outcome:?}, not {expected:?}"
+            );
+            assert_eq!(vm.machine.host_part(), host, "the host's part");
+        }
+        Step::Happen(event, place @ (Place::El0 | Place::El1), times) => {
+            vm.machine.happen(event, place, times);
+            native.happen(event, place, times);
+        }
+        Step::Happen(event, place, times) => {
+            let (counts, overflows) = (vm.machine.guest_counts(), vm.pmu.line(&mut vm.machine));
+            vm.machine.happen(event, place, times);
+            assert_eq!(vm.machine.guest_counts(), counts, "counted at {place:?}");
+            assert_eq!(vm.pmu.line(&mut vm.machine), overflows);
+        }
+        Step::Switch(noise) => {
+            let host = vm.machine.host_part();
+            vm.put();
+            for place in [Place::El1, Place::El2] {
+                let counts = vm.machine.guest_counts();
+                vm.machine.happen(0x11, place, 1);
+                assert_eq!(vm.machine.guest_counts(), counts, "counted after a put");
+            }
+            let mut other = vm.machine.clone();
+            other.happen(0x11, Place::El1, 1);
+            assert_eq!(
+                other.host_part().sets[0],
+                host.sets[0],
+                "the host's enables"
+            );
+            neighbour(&mut vm.machine, noise);
+            vm.load();
+        }
+        Step::Interrupt => {
+            let pending = native.interrupt();
+            let host_bits = vm.machine.host_part().sets;
+            let asserted = vm.machine.interrupt();
+            let split = vm.pmu.overflow(&mut vm.machine);
+            assert_eq!(split.guest, pending);
+            let expected_host = host_bits[1] & host_bits[2];
+            assert_eq!(u64::from(split.host.bits()), expected_host);
+            assert_eq!(
+                vm.machine.host_part().sets[2],
+                host_bits[2] & !expected_host
+            );
+            assert_eq!(asserted, split.guest || !split.host.is_empty());
+        }
+        Step::Host(n, event_type, value) => {
+            let n = usize::from(vm.machine.hpmn() + n);
+            if n < usize::from(vm.machine.implemented) {
+                vm.machine.evtyper[n] = event_type & 0xff70_ffff;
+                vm.machine.evcntr[n] = value & version.counter_mask();
+                vm.machine.cnten |= 1 << n;
+                vm.machine.inten |= 1 << n;
+            }
+        }
+        Step::Migrate => {
+            let state = vm.pmu.save(&mut vm.machine);
+            let mut new = super::PartitionedPmu::new(*vm.pmu.plan());
+            new.restore(&state, &mut vm.machine).expect("its own state");
+            vm.pmu = new;
+            vm.load();
+        }
+    }
+    assert_eq!(vm.pmu.line(&mut vm.machine), native.interrupt(), "line");
+}
+
+/// Another vCPU has used the CPU in between, and was put.
+fn neighbour(machine: &mut Machine, noise: u64) {
+    for n in (0..usize::from(machine.hpmn())).chain([31]) {
+        machine.evcntr[n] = noise;
+        machine.evtyper[n] = noise & 0xff70_ffff;
+    }
+    machine.pmcr = noise & 0xf9;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_guest_has_a_pmu_of_its_own_and_nothing_else(
+        (truth, config) in configs(),
+        sequence in proptest::collection::vec(steps(), 1..60),
+    ) {
+        let machine = Machine::new(config.implemented, config.features, truth);
+        let mut vm = Vm::on(machine, plan(&config));
+        let mut native = native(&config);
+        for each in &sequence {
+            step(&mut vm, &mut native, each);
+        }
+        for register in Register::all() {
+            step(&mut vm, &mut native, &Step::Access(register, None, ExceptionLevel::El1));
+        }
+    }
+}

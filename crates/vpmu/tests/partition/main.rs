@@ -1,0 +1,124 @@
+//! The partitioned PMU against a model of the hardware below it.
+
+mod hostile;
+mod machine;
+mod plans;
+mod regressions;
+mod switch;
+
+use machine::{EVENTS, Exit, Machine};
+use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
+use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
+
+/// A CPU as the architecture has it since PMUv3p5: six event counters, two of them the host's.
+fn config() -> PartitionConfig {
+    PartitionConfig {
+        implemented: 6,
+        host_counters: 2,
+        features: Features {
+            version: PmuVersion::V3p5,
+            fgt: true,
+            hpmn0: true,
+            mtpmu: false,
+            multithreaded: false,
+        },
+        isolation: Isolation::ALL,
+        filter: EventFilter::allow_all(),
+        events: EVENTS,
+    }
+}
+
+/// The same CPU as QEMU makes it: HPMN isolates nothing but counting.
+fn leaky() -> PartitionConfig {
+    PartitionConfig {
+        isolation: Isolation {
+            el2_prohibited: true,
+            ..Isolation::NONE
+        },
+        ..config()
+    }
+}
+
+fn plan(config: &PartitionConfig) -> Plan {
+    Plan::new(config).expect("a possible partition")
+}
+
+/// One vCPU on one CPU, with a hypervisor that does what the documentation asks of it.
+struct Vm {
+    machine: Machine,
+    pmu: PartitionedPmu,
+    /// How many accesses of the guest came to EL2.
+    trapped: u64,
+}
+
+impl Vm {
+    fn new(config: &PartitionConfig) -> Self {
+        Self::on(
+            Machine::new(config.implemented, config.features, config.isolation),
+            plan(config),
+        )
+    }
+
+    fn on(machine: Machine, plan: Plan) -> Self {
+        let mut vm = Self {
+            machine,
+            pmu: PartitionedPmu::new(plan),
+            trapped: 0,
+        };
+        vm.machine.traps = vm.pmu.trap_registers();
+        vm
+    }
+
+    fn access(&mut self, register: Register, write: Option<u64>, el: ExceptionLevel) -> Outcome {
+        let outcome = match self.machine.guest(register, write, el) {
+            Exit::Value(value) => Outcome::Value(value),
+            Exit::Done => Outcome::Done,
+            Exit::Undefined => Outcome::Undefined,
+            Exit::TrapToEl1 => Outcome::TrapToEl1,
+            Exit::TrapToEl2 => {
+                self.trapped += 1;
+                match write {
+                    Some(value) => self.pmu.write(register, el, value, &mut self.machine),
+                    None => self.pmu.read(register, el, &mut self.machine),
+                }
+            }
+        };
+        self.machine.traps = self.pmu.trap_registers();
+        outcome
+    }
+
+    fn read(&mut self, register: Register) -> u64 {
+        match self.access(register, None, ExceptionLevel::El1) {
+            Outcome::Value(value) => value,
+            other => panic!("read of {}: {other:?}", register.name()),
+        }
+    }
+
+    fn write(&mut self, register: Register, value: u64) {
+        let outcome = self.access(register, Some(value), ExceptionLevel::El1);
+        assert_eq!(outcome, Outcome::Done, "write of {}", register.name());
+    }
+
+    fn put(&mut self) {
+        self.pmu.put(&mut self.machine);
+        self.machine.traps = self.pmu.trap_registers();
+    }
+
+    fn load(&mut self) {
+        self.pmu.load(&mut self.machine);
+        self.machine.traps = self.pmu.trap_registers();
+    }
+
+    /// Gives the host counters something to lose.
+    fn busy_host(&mut self) {
+        let machine = &mut self.machine;
+        machine.cnten |= 0x30;
+        machine.inten |= 0x30;
+        machine.ovs |= 0x20;
+        machine.evcntr[4] = 0x4444;
+        machine.evcntr[5] = 0x5555;
+        // INST_RETIRED at EL2 only.
+        machine.evtyper[4] = 1 << 31 | 1 << 30 | 1 << 27 | 8;
+        machine.evtyper[5] = 8;
+    }
+}
