@@ -1,0 +1,146 @@
+//! The monitor's own words on the kernel command line.
+//!
+//! A bootloader hands over one command line (`/chosen/bootargs`), so monitor and guest share it:
+//! words that begin with `vpmu.` are the monitor's, and the guest never sees them.
+
+use core::fmt;
+
+/// How the guest's PMU is realised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Design {
+    /// Every access traps; each guest counter is backed by a physical one.
+    Emulated,
+    /// `MDCR_EL2.HPMN` splits the counters; the guest reaches its own without a trap.
+    Partitioned,
+    /// All counters are the guest's and nothing traps: the limit of what any design can reach.
+    Untrapped,
+}
+
+impl Design {
+    /// The name used on the command line and in the statistics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Emulated => "emulated",
+            Self::Partitioned => "partitioned",
+            Self::Untrapped => "untrapped",
+        }
+    }
+}
+
+/// What the command line asks of the monitor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `vpmu.pmu=`, default [`Design::Partitioned`].
+    pub design: Design,
+    /// `vpmu.host_counters=`, event counters kept from the guest, default 0.
+    pub host_counters: u8,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            design: Design::Partitioned,
+            host_counters: 0,
+        }
+    }
+}
+
+/// A `vpmu.` word that cannot be honoured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot read the word '{word}' of the kernel command line: {problem}")]
+pub struct WordError<'a> {
+    word: &'a str,
+    problem: &'static str,
+}
+
+const PREFIX: &str = "vpmu.";
+
+impl Settings {
+    /// Reads the monitor's words out of `line`; the last one of a kind counts.
+    ///
+    /// # Errors
+    ///
+    /// [`WordError`] for a `vpmu.` word that is unknown or has a bad value.
+    pub fn parse(line: &str) -> Result<Self, WordError<'_>> {
+        let mut settings = Self::default();
+        for word in line.split_ascii_whitespace() {
+            let Some(own) = word.strip_prefix(PREFIX) else {
+                continue;
+            };
+            let fail = |problem| WordError { word, problem };
+            match own.split_once('=') {
+                Some(("pmu", "emulated")) => settings.design = Design::Emulated,
+                Some(("pmu", "partitioned")) => settings.design = Design::Partitioned,
+                Some(("pmu", "untrapped")) => settings.design = Design::Untrapped,
+                Some(("pmu", _)) => {
+                    return Err(fail("the designs are emulated, partitioned and untrapped"));
+                }
+                Some(("host_counters", number)) => {
+                    settings.host_counters = number
+                        .parse()
+                        .ok()
+                        .filter(|&n| n <= 31)
+                        .ok_or(fail("a number of counters from 0 to 31 is needed"))?;
+                }
+                _ => return Err(fail("the words are vpmu.pmu= and vpmu.host_counters=")),
+            }
+        }
+        if settings.design == Design::Untrapped && settings.host_counters != 0 {
+            return Err(WordError {
+                word: "vpmu.pmu=untrapped",
+                problem: "this design gives the guest every counter; leave vpmu.host_counters out",
+            });
+        }
+        Ok(settings)
+    }
+}
+
+/// The command line as the guest gets it: `line` without the monitor's words.
+pub struct GuestWords<'a>(pub &'a str);
+
+impl fmt::Display for GuestWords<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut separator = "";
+        for word in self.0.split_ascii_whitespace() {
+            if !word.starts_with(PREFIX) {
+                write!(f, "{separator}{word}")?;
+                separator = " ";
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_and_hidden() {
+        let line = "console=ttyAMA0 vpmu.pmu=emulated  vpmu.host_counters=2 quiet";
+        let settings = Settings::parse(line).unwrap();
+        assert_eq!(settings.design, Design::Emulated);
+        assert_eq!(settings.host_counters, 2);
+        assert_eq!(GuestWords(line).to_string(), "console=ttyAMA0 quiet");
+    }
+
+    #[test]
+    fn nothing_said_means_partitioned_with_all_counters_the_guests() {
+        assert_eq!(Settings::parse("").unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn bad_words_are_named() {
+        for line in [
+            "vpmu.pmu=fast",
+            "vpmu.host_counters=-1",
+            "vpmu.host_counters=32",
+            "vpmu.counters=1",
+            "vpmu.pmu",
+            "vpmu.pmu=untrapped vpmu.host_counters=1",
+        ] {
+            let error = Settings::parse(line).unwrap_err().to_string();
+            assert!(error.contains("vpmu."), "{error}");
+        }
+    }
+}

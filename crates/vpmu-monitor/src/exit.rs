@@ -1,0 +1,203 @@
+//! Why the guest left EL1, and how a fault is put back into it.
+//!
+//! Arm ARM DDI 0487, ESR_EL2 (exception classes and their syndromes) and the pseudocode of
+//! `AArch64.TakeException` for what the processor does on an exception to EL1.
+
+use vpmu::arm::Encoding;
+
+/// A decoded `ESR_EL2` of an exception from the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// HVC: the guest has already stepped past it.
+    Hvc,
+    /// SMC trapped by `HCR_EL2.TSC`.
+    Smc,
+    /// A trapped MRS or MSR.
+    SystemRegister(RegisterAccess),
+    /// A stage-2 fault on data.
+    DataAbort(DataAbort),
+    /// A stage-2 fault on an instruction fetch.
+    InstructionAbort,
+    /// Anything else, by exception class.
+    Other(u8),
+}
+
+/// A trapped MRS or MSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterAccess {
+    /// Which register.
+    pub encoding: Encoding,
+    /// General-purpose register, 31 = XZR.
+    pub rt: usize,
+    /// MSR rather than MRS.
+    pub write: bool,
+}
+
+/// A trapped load or store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataAbort {
+    /// Store rather than load.
+    pub write: bool,
+    /// What the syndrome says of the instruction; `None` for those it does not describe (pairs,
+    /// write-back, SIMD, cache maintenance).
+    pub access: Option<MemoryAccess>,
+}
+
+/// The instruction of a described load or store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryAccess {
+    /// 1, 2, 4 or 8.
+    pub bytes: u8,
+    /// General-purpose register, 31 = XZR.
+    pub rt: usize,
+    /// Loads of less than 64 bits into an X register with sign.
+    pub sign_extend: bool,
+    /// The destination is an X register.
+    pub wide: bool,
+}
+
+impl Exit {
+    /// Decodes any value of `ESR_EL2`.
+    pub fn decode(esr: u64) -> Self {
+        let iss = esr as u32 & 0x01ff_ffff;
+        let bit = |n: u32| iss >> n & 1 != 0;
+        match (esr >> 26 & 0x3f) as u8 {
+            0x16 => Self::Hvc,
+            0x17 => Self::Smc,
+            0x18 => Self::SystemRegister(RegisterAccess {
+                encoding: Encoding::from_iss(iss),
+                rt: (iss >> 5 & 0x1f) as usize,
+                write: !bit(0),
+            }),
+            0x20 => Self::InstructionAbort,
+            0x24 => Self::DataAbort(DataAbort {
+                write: bit(6),
+                access: bit(24).then(|| MemoryAccess {
+                    bytes: 1 << (iss >> 22 & 3),
+                    rt: (iss >> 16 & 0x1f) as usize,
+                    sign_extend: bit(21),
+                    wide: bit(15),
+                }),
+            }),
+            class => Self::Other(class),
+        }
+    }
+}
+
+impl MemoryAccess {
+    /// What a load leaves in its register for `value` read from memory.
+    pub fn extend(self, value: u64) -> u64 {
+        let unused = 64 - 8 * u32::from(self.bytes);
+        let value = value << unused;
+        if !self.sign_extend {
+            return value >> unused;
+        }
+        let value = ((value as i64) >> unused) as u64;
+        if self.wide { value } else { value & 0xffff_ffff }
+    }
+}
+
+/// `ESR_EL1` of an Undefined exception: class 0, 32-bit instruction.
+pub const ESR_UNDEFINED: u64 = 1 << 25;
+
+const PSTATE_NZCV: u64 = 0xf << 28;
+const PSTATE_TCO: u64 = 1 << 25;
+const PSTATE_DIT: u64 = 1 << 24;
+const PSTATE_PAN: u64 = 1 << 22;
+const PSTATE_SSBS: u64 = 1 << 12;
+const PSTATE_DAIF: u64 = 0xf << 6;
+const PSTATE_AARCH32: u64 = 1 << 4;
+const MODE_EL1H: u64 = 0b0101;
+const SCTLR_SPAN: u64 = 1 << 23;
+const SCTLR_DSSBS: u64 = 1 << 44;
+
+/// Where an exception to EL1 continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExceptionEntry {
+    /// The new PC: `VBAR_EL1` plus the vector of the exception's origin.
+    pub pc: u64,
+    /// The new PSTATE, in `SPSR` form.
+    pub pstate: u64,
+}
+
+impl ExceptionEntry {
+    /// A synchronous exception to EL1 taken in state `spsr`.
+    ///
+    /// `mte` says whether PSTATE.TCO exists; it is then set, as for any exception.
+    pub fn synchronous(spsr: u64, vbar_el1: u64, sctlr_el1: u64, mte: bool) -> Self {
+        let offset = match spsr & 0x1f {
+            mode if mode & PSTATE_AARCH32 != 0 => 0x600,
+            MODE_EL1H => 0x200,
+            0b0100 => 0x000,
+            _ => 0x400,
+        };
+        let mut pstate =
+            spsr & (PSTATE_NZCV | PSTATE_DIT | PSTATE_PAN) | PSTATE_DAIF | MODE_EL1H;
+        if sctlr_el1 & SCTLR_SPAN == 0 {
+            pstate |= PSTATE_PAN;
+        }
+        if sctlr_el1 & SCTLR_DSSBS != 0 {
+            pstate |= PSTATE_SSBS;
+        }
+        if mte {
+            pstate |= PSTATE_TCO;
+        }
+        Self {
+            pc: vbar_el1.wrapping_add(offset),
+            pstate,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trapped_mrs_is_decoded() {
+        // mrs x20, pmccntr_el0: op0 3, op1 3, CRn 9, CRm 13, op2 0.
+        let iss = 3 << 20 | 3 << 14 | 9 << 10 | 20 << 5 | 13 << 1 | 1;
+        let Exit::SystemRegister(access) = Exit::decode(0x18 << 26 | iss) else {
+            panic!("not a register access");
+        };
+        assert_eq!((access.rt, access.write), (20, false));
+        let e = access.encoding;
+        assert_eq!((e.op0, e.op1, e.crn, e.crm, e.op2), (3, 3, 9, 13, 0));
+    }
+
+    #[test]
+    fn loads_are_extended_as_their_register_wants() {
+        let load = |bytes, sign_extend, wide| MemoryAccess {
+            bytes,
+            rt: 0,
+            sign_extend,
+            wide,
+        };
+        assert_eq!(load(1, false, false).extend(0xff80), 0x80);
+        assert_eq!(load(1, true, false).extend(0x80), 0xffff_ff80);
+        assert_eq!(load(2, true, true).extend(0x8000), 0xffff_ffff_ffff_8000);
+        assert_eq!(load(4, false, true).extend(!0), 0xffff_ffff);
+        assert_eq!(load(8, false, true).extend(!0), !0);
+    }
+
+    #[test]
+    fn faults_enter_el1_as_the_processor_would() {
+        let from = |spsr| ExceptionEntry::synchronous(spsr, 0x1000, SCTLR_SPAN, false);
+        assert_eq!(from(0b0101).pc, 0x1200);
+        assert_eq!(from(0b0100).pc, 0x1000);
+        assert_eq!(from(0b0000).pc, 0x1400);
+        assert_eq!(from(0b10000).pc, 0x1600);
+        assert_eq!(from(PSTATE_NZCV).pstate, PSTATE_NZCV | PSTATE_DAIF | MODE_EL1H);
+        let pan = ExceptionEntry::synchronous(0, 0, 0, true).pstate;
+        assert_eq!(pan & (PSTATE_PAN | PSTATE_TCO), PSTATE_PAN | PSTATE_TCO);
+    }
+
+    #[test]
+    fn every_syndrome_decodes() {
+        for class in 0..64u64 {
+            for iss in [0, 0x01ff_ffff, 0x0155_5555] {
+                let _ = Exit::decode(class << 26 | iss);
+            }
+        }
+    }
+}

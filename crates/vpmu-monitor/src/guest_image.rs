@@ -1,0 +1,154 @@
+//! The guest that travels behind the monitor in one boot file.
+//!
+//! `booti` and QEMU's `-kernel` load one file and leave `/chosen` to the initrd and the command
+//! line, so the guest is appended to the monitor: monitor, padded to [`PAYLOAD_OFFSET`], then the
+//! guest's file as it is. An arm64 `Image` may run at any 2 MiB boundary (Linux,
+//! `Documentation/arch/arm64/booting.rst`), so it runs where it was loaded; a raw binary is copied to
+//! where such binaries expect to be, 512 KiB above the start of RAM.
+
+/// Distance from the monitor's first byte to the guest's: keeps an `Image` on a 2 MiB boundary.
+pub const PAYLOAD_OFFSET: u64 = 2 << 20;
+
+/// Where a raw binary expects to run, relative to the start of RAM.
+pub const RAW_OFFSET: u64 = 0x8_0000;
+
+const HEADER_LEN: usize = 64;
+const IMAGE_MAGIC: [u8; 4] = *b"ARM\x64";
+
+/// Where the guest lies, and where it is to be entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// First byte of the guest when it runs; its entry point.
+    pub entry: u64,
+    /// Bytes to copy from where the guest was loaded to `entry`; 0 when it runs in place.
+    pub copy: u64,
+    /// Memory that the running guest needs from `entry` on, in bytes.
+    pub memory: u64,
+}
+
+/// Why the appended guest cannot be started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// Nothing was appended.
+    #[error("no guest is appended to the monitor; build the boot file with `vpmu run`, or see docs/monitor.md")]
+    Missing,
+    /// The length says less than a header or the file is cut short.
+    #[error("the appended guest has {0} bytes, which is no program")]
+    TooShort(u64),
+    /// The image wants an alignment that its place does not have.
+    #[error("the arm64 image asks for text offset {0:#x}, and only 0 can be honoured")]
+    TextOffset(u64),
+    /// A big-endian kernel.
+    #[error("the arm64 image is big-endian")]
+    BigEndian,
+    /// A raw binary reaches into the monitor.
+    #[error("the raw guest of {0} bytes does not fit between {1:#x} and the monitor at {2:#x}")]
+    RawTooLarge(u64, u64, u64),
+}
+
+impl Placement {
+    /// Decides where the guest runs.
+    ///
+    /// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies,
+    /// `ram` the start of RAM and `monitor` the monitor's first byte.
+    ///
+    /// # Errors
+    ///
+    /// [`ImageError`], when the guest is absent or cannot run where it would have to.
+    pub fn decide(
+        head: &[u8],
+        len: u64,
+        loaded_at: u64,
+        ram: u64,
+        monitor: u64,
+    ) -> Result<Self, ImageError> {
+        if len == 0 {
+            return Err(ImageError::Missing);
+        }
+        if len < 4 {
+            return Err(ImageError::TooShort(len));
+        }
+        let is_image =
+            len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
+        if !is_image {
+            let entry = ram + RAW_OFFSET;
+            let overlaps = entry < monitor + PAYLOAD_OFFSET && monitor < entry + len;
+            if overlaps {
+                return Err(ImageError::RawTooLarge(len, entry, monitor));
+            }
+            return Ok(Self {
+                entry,
+                copy: len,
+                memory: len,
+            });
+        }
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&head[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let (text_offset, image_size, flags) = (word(8), word(16), word(24));
+        if flags & 1 != 0 {
+            return Err(ImageError::BigEndian);
+        }
+        if text_offset != 0 {
+            return Err(ImageError::TextOffset(text_offset));
+        }
+        Ok(Self {
+            entry: loaded_at,
+            copy: 0,
+            memory: image_size.max(len),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAM: u64 = 0x4000_0000;
+    const MONITOR: u64 = RAM + (2 << 20);
+    const LOADED: u64 = MONITOR + PAYLOAD_OFFSET;
+
+    fn image(text_offset: u64, size: u64, flags: u64) -> [u8; HEADER_LEN] {
+        let mut head = [0; HEADER_LEN];
+        head[8..16].copy_from_slice(&text_offset.to_le_bytes());
+        head[16..24].copy_from_slice(&size.to_le_bytes());
+        head[24..32].copy_from_slice(&flags.to_le_bytes());
+        head[56..60].copy_from_slice(&IMAGE_MAGIC);
+        head
+    }
+
+    fn decide(head: &[u8], len: u64) -> Result<Placement, ImageError> {
+        Placement::decide(head, len, LOADED, RAM, MONITOR)
+    }
+
+    #[test]
+    fn an_image_runs_in_place() {
+        let placement = decide(&image(0, 0x30_0000, 0xa), 0x20_0000).unwrap();
+        assert_eq!(placement.entry, LOADED);
+        assert_eq!((placement.copy, placement.memory), (0, 0x30_0000));
+    }
+
+    #[test]
+    fn a_raw_binary_is_copied_to_its_place() {
+        let placement = decide(&[0; 64], 4096).unwrap();
+        assert_eq!(placement.entry, RAM + RAW_OFFSET);
+        assert_eq!(placement.copy, 4096);
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused() {
+        assert_eq!(decide(&[], 0), Err(ImageError::Missing));
+        assert_eq!(decide(&[0; 3], 3), Err(ImageError::TooShort(3)));
+        assert_eq!(
+            decide(&image(0x8_0000, 0, 0), 4096),
+            Err(ImageError::TextOffset(0x8_0000))
+        );
+        assert_eq!(decide(&image(0, 0, 1), 4096), Err(ImageError::BigEndian));
+        assert!(matches!(
+            decide(&[0; 64], 2 << 20),
+            Err(ImageError::RawTooLarge(..))
+        ));
+    }
+}

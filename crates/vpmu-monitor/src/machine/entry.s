@@ -1,0 +1,281 @@
+// The first instructions, and the way into and out of every exception.
+// STACK_SIZE and MAX_CPUS come from cpu.rs, FRAME from trap.rs.
+
+// ---- The arm64 image header (Linux, Documentation/arch/arm64/booting.rst) ----------------------
+.section .head, "ax"
+.global head
+head:
+    b       start
+    .long   0
+    .quad   0                       // text offset
+    .quad   0x200000                // image size; the lab adds the guest's
+    .quad   0xa                     // little-endian, 4 KiB pages, anywhere in memory
+    .quad   0, 0, 0
+    .ascii  "ARM\x64"
+    .long   0
+    .org    0x7f8
+    .ascii  "VPMUGST1"              // marks what follows:
+.global guest_length
+guest_length:
+    .quad   0                       // bytes of the appended guest; the lab fills it in
+
+// ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
+.section .text.start, "ax"
+start:
+    mrs     x1, CurrentEL
+    cmp     x1, #(2 << 2)
+    b.ne    wait_forever            // not at EL2: nothing can be done, and nothing said
+    mov     x19, x0
+    adrp    x20, head               // where we are; linked at 0, so also the offset
+
+    adrp    x1, rela_start
+    add     x1, x1, :lo12:rela_start
+    adrp    x2, rela_end
+    add     x2, x2, :lo12:rela_end
+1:  cmp     x1, x2
+    b.hs    2f
+    ldp     x3, x4, [x1], #16       // offset, type
+    ldr     x5, [x1], #8            // addend
+    cmp     w4, #1027               // R_AARCH64_RELATIVE
+    b.ne    1b
+    add     x5, x5, x20
+    str     x5, [x3, x20]
+    b       1b
+
+2:  adrp    x1, bss_start
+    adrp    x2, bss_end
+3:  cmp     x1, x2
+    b.hs    4f
+    stp     xzr, xzr, [x1], #16
+    b       3b
+
+4:  adrp    x1, boot_cpu_stack_top
+    add     x1, x1, :lo12:boot_cpu_stack_top
+    msr     SPSel, #1
+    mov     sp, x1
+    adrp    x1, vectors
+    add     x1, x1, :lo12:vectors
+    msr     vbar_el2, x1
+    isb
+    mov     x0, x19
+    mov     x1, x20
+    bl      boot_cpu
+wait_forever:
+    wfe
+    b       wait_forever
+
+// ---- Start of every other CPU: x0 = its `StartBlock`, MMU off ----------------------------------
+.global start_secondary
+start_secondary:
+    msr     SPSel, #1
+    ldp     x1, x2, [x0]            // stack, MAIR_EL2
+    ldp     x3, x4, [x0, #16]       // TCR_EL2, TTBR0_EL2
+    ldr     x5, [x0, #32]           // SCTLR_EL2
+    mov     sp, x1
+    msr     mair_el2, x2
+    msr     tcr_el2, x3
+    msr     ttbr0_el2, x4
+    adrp    x1, vectors
+    add     x1, x1, :lo12:vectors
+    msr     vbar_el2, x1
+    isb
+    tlbi    alle2
+    dsb     nsh
+    isb
+    msr     sctlr_el2, x5
+    isb
+    bl      secondary_cpu
+    b       wait_forever
+
+// ---- Into the guest for the first time: enter_guest(its x0, top of this CPU's stack) ------------
+// ELR_EL2 and SPSR_EL2 are set. The stack becomes empty: the next exception starts at its top.
+.global enter_guest
+enter_guest:
+    mov     sp, x1
+    mov     x1, xzr
+    mov     x2, xzr
+    mov     x3, xzr
+    eret
+    dsb     nsh
+    isb
+
+// ---- Exceptions ---------------------------------------------------------------------------------
+// `Frame` of trap.rs: x0..x30, ELR, SPSR, time of entry.
+
+.macro save
+    sub     sp, sp, #FRAME
+    stp     x0, x1, [sp]
+    mrs     x0, cntpct_el0
+    stp     x2, x3, [sp, #16]
+    stp     x4, x5, [sp, #32]
+    stp     x6, x7, [sp, #48]
+    stp     x8, x9, [sp, #64]
+    stp     x10, x11, [sp, #80]
+    stp     x12, x13, [sp, #96]
+    stp     x14, x15, [sp, #112]
+    stp     x16, x17, [sp, #128]
+    stp     x18, x19, [sp, #144]
+    stp     x20, x21, [sp, #160]
+    stp     x22, x23, [sp, #176]
+    stp     x24, x25, [sp, #192]
+    stp     x26, x27, [sp, #208]
+    stp     x28, x29, [sp, #224]
+    mrs     x1, elr_el2
+    mrs     x2, spsr_el2
+    stp     x30, x1, [sp, #240]
+    stp     x2, x0, [sp, #256]
+    mov     x0, sp
+.endm
+
+.macro guest_vector handler
+    .balign 0x80
+    save
+    bl      \handler
+    b       resume_guest
+.endm
+
+.macro own_vector number
+    .balign 0x80
+    mov     x0, #\number
+    b       own_exception
+.endm
+
+.section .vectors, "ax"
+.balign 0x800
+vectors:
+    // From EL2 itself: always a fault of the monitor's own.
+    own_vector 0
+    own_vector 1
+    own_vector 2
+    own_vector 3
+    own_vector 4
+    own_vector 5
+    own_vector 6
+    own_vector 7
+    // From the guest in AArch64.
+    guest_vector guest_synchronous
+    guest_vector guest_irq
+    guest_vector guest_fiq
+    guest_vector guest_serror
+    // From the guest in AArch32, which only its EL0 can be in.
+    guest_vector guest_synchronous
+    guest_vector guest_irq
+    guest_vector guest_fiq
+    guest_vector guest_serror
+
+resume_guest:
+    ldp     x30, x1, [sp, #240]
+    ldr     x2, [sp, #256]
+    msr     elr_el2, x1
+    msr     spsr_el2, x2
+    ldp     x28, x29, [sp, #224]
+    ldp     x26, x27, [sp, #208]
+    ldp     x24, x25, [sp, #192]
+    ldp     x22, x23, [sp, #176]
+    ldp     x20, x21, [sp, #160]
+    ldp     x18, x19, [sp, #144]
+    ldp     x16, x17, [sp, #128]
+    ldp     x14, x15, [sp, #112]
+    ldp     x12, x13, [sp, #96]
+    ldp     x10, x11, [sp, #80]
+    ldp     x8, x9, [sp, #64]
+    ldp     x6, x7, [sp, #48]
+    ldp     x4, x5, [sp, #32]
+    ldp     x2, x3, [sp, #16]
+    ldp     x0, x1, [sp]
+    add     sp, sp, #FRAME
+    eret
+    dsb     nsh
+    isb
+
+own_exception:
+    mrs     x1, esr_el2
+    mrs     x2, elr_el2
+    mrs     x3, far_el2
+    // Whatever the stack pointer was, it cannot be trusted now.
+    adrp    x4, boot_cpu_stack_top
+    add     x4, x4, :lo12:boot_cpu_stack_top
+    mov     sp, x4
+    bl      own_fault
+    b       wait_forever
+
+// ---- The isolation probe: one access made at EL1, its MMU off -----------------------------------
+// probe(which, value) -> the value read. `which` indexes `probe_accesses`. An access that traps to EL2
+// or is undefined ends the probe as well, so it simply has no effect.
+.section .text.probe, "ax"
+.global probe
+probe:
+    stp     x29, x30, [sp, #-96]!
+    stp     x19, x20, [sp, #16]
+    stp     x21, x22, [sp, #32]
+    stp     x23, x24, [sp, #48]
+    stp     x25, x26, [sp, #64]
+    stp     x27, x28, [sp, #80]
+    adrp    x2, probe_vectors
+    add     x2, x2, :lo12:probe_vectors
+    msr     vbar_el2, x2
+    msr     vbar_el1, x2
+    adr     x2, probe_accesses
+    add     x2, x2, x0, lsl #3
+    msr     elr_el2, x2
+    mov     x2, #0x3c5              // EL1h, everything masked
+    msr     spsr_el2, x2
+    isb
+    eret
+
+probe_return:                       // at EL2 again
+    adrp    x2, vectors
+    add     x2, x2, :lo12:vectors
+    msr     vbar_el2, x2
+    isb
+    ldp     x19, x20, [sp, #16]
+    ldp     x21, x22, [sp, #32]
+    ldp     x23, x24, [sp, #48]
+    ldp     x25, x26, [sp, #64]
+    ldp     x27, x28, [sp, #80]
+    ldp     x29, x30, [sp], #96
+    ret
+
+.macro access instruction:vararg
+    \instruction
+    b       probe_done
+.endm
+probe_accesses:
+    access  mrs x0, pmcntenset_el0
+    access  msr pmcntenclr_el0, x1
+    access  mrs x0, pmintenset_el1
+    access  msr pmintenclr_el1, x1
+    access  mrs x0, pmovsset_el0
+    access  msr pmovsclr_el0, x1
+    access  msr pmcr_el0, x1
+    access  msr pmswinc_el0, x1
+    access  msr pmxevcntr_el0, x1
+    access  msr pmxevtyper_el0, x1
+    access  msr pmselr_el0, x1
+.irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30
+    access  msr pmevcntr\n\()_el0, x1
+.endr
+.irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30
+    access  msr pmevtyper\n\()_el0, x1
+.endr
+probe_done:
+    isb
+    hvc     #0
+    b       probe_done
+
+// For EL1 (an undefined access lands at 0x200) and for EL2 (everything from EL1 lands at 0x400).
+.balign 0x800
+probe_vectors:
+    .skip   0x200
+    hvc     #0
+    .balign 0x200
+    b       probe_return
+
+// ---- Stacks: one for each CPU, the boot CPU's first ---------------------------------------------
+.section .bss, "aw", @nobits
+.balign 16
+.global stacks
+stacks:
+    .skip   STACK_SIZE
+boot_cpu_stack_top:
+    .skip   STACK_SIZE * (MAX_CPUS - 1)

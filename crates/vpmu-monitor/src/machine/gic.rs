@@ -1,0 +1,172 @@
+//! GICv3: the physical CPU interface at EL2, and the list registers.
+//!
+//! UNSAFETY: writes system registers and redistributor registers.
+
+use vpmu_monitor::vgic::ListRegisters;
+
+use super::sysreg::{isb, read_sysreg, write_sysreg};
+
+/// INTIDs from here on are special: nothing to acknowledge.
+pub(crate) const SPECIAL: u32 = 1020;
+/// LPIs begin here; they have no active state.
+pub(crate) const FIRST_LPI: u32 = 8192;
+
+const ICH_HCR_EN: u64 = 1 << 0;
+const ICH_HCR_UIE: u64 = 1 << 1;
+const ICC_CTLR_EOIMODE: u64 = 1 << 1;
+
+/// Opens this CPU's interface: every priority, both groups, end-of-interrupt split into priority drop and
+/// deactivation, the guest's virtual interface on.
+pub(crate) fn init_cpu_interface() {
+    // SAFETY: interrupts are masked at EL2, and the guest is not running yet.
+    unsafe {
+        write_sysreg!("icc_sre_el2", 0xf_u64);
+        isb();
+        write_sysreg!("icc_pmr_el1", 0xff_u64);
+        write_sysreg!("icc_ctlr_el1", ICC_CTLR_EOIMODE);
+        write_sysreg!("icc_igrpen0_el1", 1_u64);
+        write_sysreg!("icc_igrpen1_el1", 1_u64);
+        write_sysreg!("ich_vmcr_el2", 0_u64);
+        write_sysreg!("ich_hcr_el2", ICH_HCR_EN);
+        for n in 0..ListRegistersOfThisCpu.count() {
+            ListRegistersOfThisCpu.write(n, 0);
+        }
+    }
+    isb();
+}
+
+/// An acknowledged physical interrupt.
+pub(crate) struct Acknowledged {
+    pub(crate) intid: u32,
+    pub(crate) priority: u8,
+    group1: bool,
+}
+
+/// Takes the most urgent pending interrupt of the group; `None` when there is none.
+pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
+    let intid = if group1 {
+        read_sysreg!("icc_iar1_el1")
+    } else {
+        read_sysreg!("icc_iar0_el1")
+    } as u32;
+    if (SPECIAL..FIRST_LPI).contains(&intid) {
+        return None;
+    }
+    Some(Acknowledged {
+        intid,
+        priority: read_sysreg!("icc_rpr_el1") as u8,
+        group1,
+    })
+}
+
+impl Acknowledged {
+    /// Lets further interrupts in, while this one stays active: the guest deactivates it.
+    pub(crate) fn drop_priority(&self) {
+        let intid = u64::from(self.intid);
+        // SAFETY: ends an interrupt that this CPU has acknowledged.
+        unsafe {
+            if self.group1 {
+                write_sysreg!("icc_eoir1_el1", intid);
+            } else {
+                write_sysreg!("icc_eoir0_el1", intid);
+            }
+        }
+    }
+
+    /// Ends the interrupt altogether.
+    pub(crate) fn finish(&self) {
+        self.drop_priority();
+        if self.intid < FIRST_LPI {
+            // SAFETY: as above.
+            unsafe {
+                write_sysreg!("icc_dir_el1", u64::from(self.intid));
+            }
+        }
+    }
+}
+
+/// Leaves further interrupts pending in the physical GIC, or takes them again.
+pub(crate) fn hold_interrupts(hold: bool) {
+    let mask = if hold { 0_u64 } else { 0xff };
+    // SAFETY: a priority mask loses no interrupt.
+    unsafe {
+        write_sysreg!("icc_pmr_el1", mask);
+    }
+}
+
+/// Performs the guest's write of ICC_SGI1R_EL1 (op2 = 5), ICC_ASGI1R_EL1 (6) or ICC_SGI0R_EL1 (7).
+pub(crate) fn send_sgi(op2: u8, value: u64) {
+    // SAFETY: the guest owns every CPU; an SGI reaches only them.
+    unsafe {
+        match op2 {
+            5 => write_sysreg!("icc_sgi1r_el1", value),
+            6 => write_sysreg!("icc_asgi1r_el1", value),
+            _ => write_sysreg!("icc_sgi0r_el1", value),
+        }
+    }
+    isb();
+}
+
+/// `ICH_HCR_EL2` and the list registers of the CPU this runs on.
+pub(crate) struct ListRegistersOfThisCpu;
+
+macro_rules! list_register {
+    ($n:expr, $each:ident) => {
+        match $n {
+            0 => $each!("ich_lr0_el2"),
+            1 => $each!("ich_lr1_el2"),
+            2 => $each!("ich_lr2_el2"),
+            3 => $each!("ich_lr3_el2"),
+            4 => $each!("ich_lr4_el2"),
+            5 => $each!("ich_lr5_el2"),
+            6 => $each!("ich_lr6_el2"),
+            7 => $each!("ich_lr7_el2"),
+            8 => $each!("ich_lr8_el2"),
+            9 => $each!("ich_lr9_el2"),
+            10 => $each!("ich_lr10_el2"),
+            11 => $each!("ich_lr11_el2"),
+            12 => $each!("ich_lr12_el2"),
+            13 => $each!("ich_lr13_el2"),
+            14 => $each!("ich_lr14_el2"),
+            _ => $each!("ich_lr15_el2"),
+        }
+    };
+}
+
+impl ListRegisters for ListRegistersOfThisCpu {
+    fn count(&self) -> usize {
+        (read_sysreg!("ich_vtr_el2") & 0x1f) as usize + 1
+    }
+
+    fn read(&self, n: usize) -> u64 {
+        list_register!(n, read_sysreg)
+    }
+
+    fn write(&mut self, n: usize, value: u64) {
+        macro_rules! write {
+            ($name:literal) => {
+                write_sysreg!($name, value)
+            };
+        }
+        // SAFETY: list registers only say which interrupts the guest has.
+        unsafe {
+            list_register!(n, write)
+        }
+    }
+
+    fn empty(&self) -> u32 {
+        let existing = (1_u32 << self.count()) - 1;
+        read_sysreg!("ich_elrsr_el2") as u32 & existing
+    }
+
+    fn want_underflow(&mut self, enable: bool) {
+        let hcr = read_sysreg!("ich_hcr_el2");
+        let wanted = if enable { hcr | ICH_HCR_UIE } else { hcr & !ICH_HCR_UIE };
+        if wanted != hcr {
+            // SAFETY: only says when the maintenance interrupt is raised.
+            unsafe {
+                write_sysreg!("ich_hcr_el2", wanted);
+            }
+        }
+    }
+}

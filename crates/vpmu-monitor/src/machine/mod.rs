@@ -1,0 +1,35 @@
+//! The machine: what only exists at EL2.
+//!
+//! UNSAFETY: system registers, device registers, page tables and memory that a bootloader described
+//! have no safe form. Each module below that needs them says why; the logic is in the library, which
+//! has no unsafe code.
+#![expect(unsafe_code, reason = "the machine has no safe form")]
+
+mod boot;
+mod console;
+mod cpu;
+mod gic;
+mod heap;
+mod mmu;
+mod pmu_registers;
+mod probe;
+mod sysreg;
+mod trap;
+
+use core::{arch::global_asm, panic::PanicInfo};
+
+global_asm!(
+    concat!(
+        ".set FRAME, {frame}\n.set STACK_SIZE, {stack}\n.set MAX_CPUS, {cpus}\n",
+        include_str!("entry.s")
+    ),
+    frame = const size_of::<trap::Frame>(),
+    stack = const cpu::STACK_SIZE,
+    cpus = const cpu::MAX_CPUS,
+);
+
+#[panic_handler]
+fn panic(info: &PanicInfo<'_>) -> ! {
+    console::say!("error: {info}");
+    trap::power_off()
+}

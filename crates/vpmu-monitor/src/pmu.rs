@@ -1,0 +1,353 @@
+//! The guest's PMU on one CPU: one of the designs, behind one face.
+
+use core::fmt;
+
+use vpmu::arm::{
+    EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register,
+    emulated::{ConfigError, EmulatedConfig, EmulatedPmu, Identity},
+    partition::{
+        Features, Isolation, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
+        TrapRegisters,
+    },
+    pmcr,
+};
+
+use crate::{
+    backing::Backing,
+    boot_words::{Design, Settings},
+};
+
+/// The event that counts the monitor's own instructions: INST_RETIRED.
+const INST_RETIRED: u16 = 0x0008;
+
+/// `MDCR_EL2.HPME`: counters from HPMN on are enabled.
+const MDCR_HPME: u64 = 1 << 7;
+
+/// What a CPU's PMU is and can do.
+#[derive(Clone, Copy, Debug)]
+pub struct Hardware {
+    /// What the ID registers say.
+    pub features: Features,
+    /// What the boot probe found.
+    pub isolation: Isolation,
+    /// `PMCR_EL0` as EL2 reads it: the real number of counters and the identity.
+    pub pmcr: u64,
+    /// EL3 exists (`ID_AA64PFR0_EL1.EL3`).
+    pub el3: bool,
+    /// `PMCEID0_EL0` and `PMCEID1_EL0`.
+    pub events: [u64; 2],
+    /// `PMMIR_EL1`, 0 before PMUv3p4.
+    pub pmmir: u64,
+}
+
+impl Hardware {
+    /// Event counters that exist.
+    pub const fn counters(&self) -> u8 {
+        ((self.pmcr & pmcr::N_MASK) >> pmcr::N_SHIFT) as u8
+    }
+
+    fn partition(&self, host_counters: u8) -> PartitionConfig {
+        PartitionConfig {
+            implemented: self.counters(),
+            host_counters,
+            features: self.features,
+            isolation: self.isolation,
+            filter: EventFilter::default(),
+            events: self.events,
+        }
+    }
+
+    fn counts_instructions(&self) -> bool {
+        self.events[0] >> INST_RETIRED & 1 != 0
+    }
+}
+
+/// What to do about the guest's overflow interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pmi {
+    /// Not the guest's: deactivate the physical interrupt.
+    None,
+    /// The guest's physical interrupt: pass it on with the hardware bit.
+    Physical,
+    /// The guest's line is computed: make the virtual interrupt agree with [`GuestPmu::line`].
+    Line,
+}
+
+/// The guest's PMU on one CPU.
+#[derive(Debug)]
+pub struct GuestPmu {
+    kind: PmuKind,
+    plan: Plan,
+    hardware: Hardware,
+    /// The host counter that counts the monitor's instructions.
+    own_counter: Option<u8>,
+    /// Physical register accesses made by [`Self::load`] and [`Self::put`].
+    switch_accesses: u64,
+}
+
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per CPU, in static memory")]
+enum PmuKind {
+    Emulated { pmu: EmulatedPmu, backing: Backing },
+    Partitioned(PartitionedPmu),
+    Untrapped,
+}
+
+/// Why the PMU asked for cannot be had on this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PmuError {
+    /// The partition cannot be made.
+    #[error("cannot split the counters: {0}")]
+    Plan(#[from] PlanError),
+    /// The emulated PMU cannot be made.
+    #[error("cannot emulate the PMU: {0}")]
+    Config(#[from] ConfigError),
+}
+
+impl GuestPmu {
+    /// Builds the PMU of one CPU and programs what the monitor keeps for itself.
+    ///
+    /// # Errors
+    ///
+    /// [`PmuError`], when the machine cannot do what `settings` ask for.
+    pub fn new<R: PmuRegisters>(
+        settings: Settings,
+        hardware: &Hardware,
+        registers: &mut R,
+    ) -> Result<Self, PmuError> {
+        let config = hardware.partition(settings.host_counters);
+        let plan = match settings.design {
+            Design::Untrapped => Plan::untrapped(hardware.counters(), hardware.features)?,
+            Design::Emulated | Design::Partitioned => Plan::new(&config)?,
+        };
+        let kind = match settings.design {
+            Design::Untrapped => PmuKind::Untrapped,
+            Design::Partitioned => PmuKind::Partitioned(PartitionedPmu::new(plan)),
+            Design::Emulated => {
+                let version = hardware.features.version;
+                let pmu = EmulatedPmu::new(EmulatedConfig {
+                    counters: plan.hpmn(),
+                    version,
+                    el3: hardware.el3,
+                    identity: Identity::from_pmcr(hardware.pmcr),
+                    events: hardware.events,
+                    pmmir: hardware.pmmir,
+                    filter: EventFilter::default(),
+                })?;
+                let long = if version >= PmuVersion::V3p5 { pmcr::LP } else { 0 };
+                registers.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
+                PmuKind::Emulated {
+                    pmu,
+                    backing: Backing::new(version.counter_mask()),
+                }
+            }
+        };
+        let own_counter = hardware
+            .counts_instructions()
+            .then(|| plan.host_counters().iter().last())
+            .flatten();
+        if let Some(n) = own_counter {
+            let only_el2 = RawPmevtyper::P | RawPmevtyper::U | RawPmevtyper::NSH;
+            registers.write(Register::Pmevtyper(n), only_el2 | u64::from(INST_RETIRED));
+            registers.write(Register::Pmevcntr(n), 0);
+            registers.write(Register::PmcntenSet, 1 << n);
+        }
+        Ok(Self {
+            kind,
+            plan,
+            hardware: *hardware,
+            own_counter,
+            switch_accesses: 0,
+        })
+    }
+
+    /// The PMU's part of `MDCR_EL2` and the fine-grained traps. It changes with the first access of
+    /// a lazy PMU, so look again after [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`].
+    pub fn trap_registers(&self) -> TrapRegisters {
+        let mut traps = match &self.kind {
+            PmuKind::Emulated { .. } => self.plan.trap_all(),
+            PmuKind::Partitioned(pmu) => pmu.trap_registers(),
+            PmuKind::Untrapped => self.plan.traps(),
+        };
+        if self.own_counter.is_some() {
+            traps.mdcr_el2 |= MDCR_HPME;
+        }
+        traps
+    }
+
+    /// A trapped read.
+    pub fn read<R: PmuRegisters>(
+        &mut self,
+        register: Register,
+        el: ExceptionLevel,
+        registers: &mut R,
+    ) -> Outcome {
+        match &mut self.kind {
+            PmuKind::Emulated { pmu, backing } => {
+                pmu.read(register, el, &mut backing.host(registers))
+            }
+            PmuKind::Partitioned(pmu) => pmu.read(register, el, registers),
+            PmuKind::Untrapped => Outcome::NotHandled,
+        }
+    }
+
+    /// A trapped write.
+    pub fn write<R: PmuRegisters>(
+        &mut self,
+        register: Register,
+        el: ExceptionLevel,
+        value: u64,
+        registers: &mut R,
+    ) -> Outcome {
+        match &mut self.kind {
+            PmuKind::Emulated { pmu, backing } => {
+                let outcome = pmu.write(register, el, value, &mut backing.host(registers));
+                // Physical too, so that EL0 accesses the guest forbids fault without an exit.
+                if register == Register::Pmuserenr && outcome == Outcome::Done {
+                    registers.write(register, value);
+                }
+                outcome
+            }
+            PmuKind::Partitioned(pmu) => pmu.write(register, el, value, registers),
+            PmuKind::Untrapped => Outcome::NotHandled,
+        }
+    }
+
+    /// The physical overflow interrupt has arrived.
+    pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> Pmi {
+        match &mut self.kind {
+            PmuKind::Emulated { pmu, backing } => {
+                for counter in backing.take_overflows(registers) {
+                    pmu.overflow(counter, &mut backing.host(registers));
+                }
+                Pmi::Line
+            }
+            PmuKind::Partitioned(pmu) => {
+                if pmu.overflow(registers).guest {
+                    Pmi::Physical
+                } else {
+                    Pmi::None
+                }
+            }
+            PmuKind::Untrapped => Pmi::Physical,
+        }
+    }
+
+    /// The guest's overflow line, where it is computed and not a wire.
+    pub fn line(&self) -> Option<bool> {
+        match &self.kind {
+            PmuKind::Emulated { pmu, .. } => Some(pmu.line()),
+            PmuKind::Partitioned(_) | PmuKind::Untrapped => None,
+        }
+    }
+
+    /// The vCPU begins to run on this CPU.
+    pub fn load<R: PmuRegisters>(&mut self, registers: &mut R) {
+        let mut counted = Counted::new(registers);
+        match &mut self.kind {
+            PmuKind::Emulated { pmu, backing } => pmu.load(&mut backing.host(&mut counted)),
+            PmuKind::Partitioned(pmu) => pmu.load(&mut counted),
+            PmuKind::Untrapped => {}
+        }
+        self.switch_accesses += counted.accesses;
+    }
+
+    /// The vCPU stops running on this CPU.
+    pub fn put<R: PmuRegisters>(&mut self, registers: &mut R) {
+        let mut counted = Counted::new(registers);
+        match &mut self.kind {
+            PmuKind::Emulated { pmu, backing } => pmu.put(&mut backing.host(&mut counted)),
+            PmuKind::Partitioned(pmu) => pmu.put(&mut counted),
+            PmuKind::Untrapped => {}
+        }
+        self.switch_accesses += counted.accesses;
+    }
+
+    /// Instructions the monitor has executed on this CPU, when a host counter counts them.
+    pub fn own_instructions<R: PmuRegisters>(&self, registers: &mut R) -> Option<u64> {
+        let n = self.own_counter?;
+        Some(registers.read(Register::Pmevcntr(n)))
+    }
+
+    /// What the PMU is, as members of a JSON object.
+    pub fn describe(&self) -> Description<'_> {
+        Description(self)
+    }
+
+    fn is_trapped(&self, register: Register, write: bool) -> bool {
+        match self.kind {
+            PmuKind::Emulated { .. } => register.is_accessible(write),
+            PmuKind::Partitioned(_) | PmuKind::Untrapped => {
+                self.plan.is_trapped(register, write).is_some()
+            }
+        }
+    }
+}
+
+/// See [`GuestPmu::describe`].
+pub struct Description<'a>(&'a GuestPmu);
+
+impl fmt::Display for Description<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pmu = self.0;
+        let Isolation {
+            pmcnten,
+            pminten,
+            pmovs,
+            pmcr_p,
+            pmswinc,
+            indexed,
+            el2_prohibited,
+        } = pmu.hardware.isolation;
+        write!(
+            f,
+            r#""implemented":{},"guest_counters":{},"host_counters":{},"#,
+            pmu.hardware.counters(),
+            pmu.plan.hpmn(),
+            pmu.plan.host_counters().len(),
+        )?;
+        write!(
+            f,
+            r#""isolation":{{"pmcnten":{pmcnten},"pminten":{pminten},"pmovs":{pmovs},"pmcr_p":{pmcr_p},"pmswinc":{pmswinc},"indexed":{indexed},"el2_prohibited":{el2_prohibited}}},"#
+        )?;
+        f.write_str(r#""traps":["#)?;
+        let mut separator = "";
+        // Of the indexed registers, the first stands for all.
+        for register in Register::all().filter(|r| !matches!(r, Register::Pmevcntr(1..) | Register::Pmevtyper(1..))) {
+            for (write, direction) in [(false, 'r'), (true, 'w')] {
+                if pmu.is_trapped(register, write) {
+                    write!(f, r#"{separator}"{}:{direction}""#, register.name())?;
+                    separator = ",";
+                }
+            }
+        }
+        write!(f, r#"],"switch_register_accesses":{}"#, pmu.switch_accesses)
+    }
+}
+
+/// Counts accesses on their way to the registers.
+struct Counted<'a, R> {
+    registers: &'a mut R,
+    accesses: u64,
+}
+
+impl<'a, R> Counted<'a, R> {
+    fn new(registers: &'a mut R) -> Self {
+        Self {
+            registers,
+            accesses: 0,
+        }
+    }
+}
+
+impl<R: PmuRegisters> PmuRegisters for Counted<'_, R> {
+    fn read(&mut self, register: Register) -> u64 {
+        self.accesses += 1;
+        self.registers.read(register)
+    }
+
+    fn write(&mut self, register: Register, value: u64) {
+        self.accesses += 1;
+        self.registers.write(register, value);
+    }
+}

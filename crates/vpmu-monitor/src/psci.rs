@@ -1,0 +1,133 @@
+//! What the guest's firmware calls mean to the monitor.
+//!
+//! The guest calls firmware by SMC, which traps. Calls that start or stop a CPU or the machine are
+//! performed around the monitor's own state; harmless questions go on to the real firmware; everything
+//! else does not exist (Arm DEN 0022, Power State Coordination Interface; DEN 0028, SMC Calling Convention).
+
+use core::ops::RangeInclusive;
+
+use smccc::psci::{
+    PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
+    PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET, PSCI_SYSTEM_RESET2_32, PSCI_VERSION,
+};
+
+/// `NOT_SUPPORTED`, as PSCI and the calling convention both define it.
+pub const NOT_SUPPORTED: u64 = -1_i64 as u64;
+/// `INVALID_PARAMETERS`.
+pub const INVALID_PARAMETERS: u64 = -2_i64 as u64;
+/// `ALREADY_ON`.
+pub const ALREADY_ON: u64 = -4_i64 as u64;
+/// `ON_PENDING`.
+pub const ON_PENDING: u64 = -5_i64 as u64;
+/// `SUCCESS`.
+pub const SUCCESS: u64 = 0;
+
+/// A firmware call of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Start the CPU with MPIDR affinity `target` at `entry` with `context` in x0.
+    CpuOn {
+        /// MPIDR affinity fields.
+        target: u64,
+        /// Guest physical address.
+        entry: u64,
+        /// x0 of the started CPU.
+        context: u64,
+    },
+    /// Stop this CPU.
+    CpuOff,
+    /// Wait for an interrupt; a power-down request may be answered as stand-by.
+    CpuSuspend,
+    /// Switch the machine off.
+    SystemOff,
+    /// Restart the machine.
+    SystemReset,
+    /// Pass the call and its answer through.
+    Forward,
+    /// Answer [`NOT_SUPPORTED`].
+    Unknown,
+}
+
+/// Set in the 64-bit form of a function identifier.
+const SMC64: u32 = 1 << 30;
+/// The architecture services of the calling convention: version, features, errata workarounds.
+const ARCHITECTURE_SERVICES: RangeInclusive<u32> = 0x8000_0000..=0x8000_ffff;
+
+impl Call {
+    /// Decodes `x0..x3` of an SMC.
+    ///
+    /// In the 32-bit form only the low words count.
+    pub fn decode(x: [u64; 4]) -> Self {
+        let function = x[0] as u32;
+        let narrow = if function & SMC64 == 0 { 0xffff_ffff } else { u64::MAX };
+        let [_, target, entry, context] = x.map(|value| value & narrow);
+        match function {
+            PSCI_CPU_OFF => Self::CpuOff,
+            PSCI_SYSTEM_OFF => Self::SystemOff,
+            PSCI_SYSTEM_RESET => Self::SystemReset,
+            PSCI_VERSION | PSCI_MIGRATE_INFO_TYPE => Self::Forward,
+            PSCI_FEATURES if target == u64::from(PSCI_FEATURES) => Self::Forward,
+            PSCI_FEATURES => match Self::decode([target, 0, 0, 0]) {
+                Self::Unknown => Self::Unknown,
+                _ => Self::Forward,
+            },
+            f if ARCHITECTURE_SERVICES.contains(&f) => Self::Forward,
+            _ => match function & !SMC64 {
+                PSCI_CPU_ON_32 => Self::CpuOn {
+                    target,
+                    entry,
+                    context,
+                },
+                PSCI_CPU_SUSPEND_32 => Self::CpuSuspend,
+                PSCI_AFFINITY_INFO_32 => Self::Forward,
+                PSCI_SYSTEM_RESET2_32 => Self::SystemReset,
+                _ => Self::Unknown,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_on_takes_its_arguments_in_both_widths() {
+        let wide = Call::decode([0xc400_0003, 1 << 32, 0x1_4000_0000, 7]);
+        assert_eq!(
+            wide,
+            Call::CpuOn {
+                target: 1 << 32,
+                entry: 0x1_4000_0000,
+                context: 7
+            }
+        );
+        let narrow = Call::decode([0x8400_0003, 1 << 32 | 1, 0x4000_0000, 7]);
+        assert_eq!(
+            narrow,
+            Call::CpuOn {
+                target: 1,
+                entry: 0x4000_0000,
+                context: 7
+            }
+        );
+    }
+
+    #[test]
+    fn questions_go_to_the_firmware_and_unknown_calls_nowhere() {
+        for function in [PSCI_VERSION, *ARCHITECTURE_SERVICES.start(), PSCI_AFFINITY_INFO_32, PSCI_MIGRATE_INFO_TYPE] {
+            assert_eq!(Call::decode([function.into(), 0, 0, 0]), Call::Forward);
+        }
+        // SYSTEM_SUSPEND, a secure service, the OEM range, a fast call of a hypervisor.
+        for function in [0xc400_000e_u64, 0xb200_0000, 0x8300_0000, 0x8600_0000] {
+            assert_eq!(Call::decode([function, 0, 0, 0]), Call::Unknown);
+        }
+    }
+
+    #[test]
+    fn features_answers_only_for_what_is_there() {
+        assert_eq!(Call::decode([PSCI_FEATURES.into(), PSCI_CPU_OFF.into(), 0, 0]), Call::Forward);
+        assert_eq!(Call::decode([PSCI_FEATURES.into(), 0xc400_000e, 0, 0]), Call::Unknown);
+        assert_eq!(Call::decode([PSCI_FEATURES.into(), PSCI_FEATURES.into(), 0, 0]), Call::Forward);
+    }
+}

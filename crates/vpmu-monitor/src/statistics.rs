@@ -1,0 +1,300 @@
+//! What the monitor cost: exits by kind, the time each took, and the machine's own share.
+//!
+//! A trap path neither prints nor locks, so each CPU has plain counters that only it advances; any
+//! CPU may read them. Two moments, begin and end, are marked by the guest's doorbell, so that the
+//! figures can be those of one command and not of the whole boot.
+
+use core::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use vpmu::arm::Register;
+
+/// Why the guest was interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The PMU's overflow interrupt.
+    IrqPmu,
+    /// A timer interrupt.
+    IrqTimer,
+    /// A software-generated interrupt.
+    IrqSgi,
+    /// The GIC's maintenance interrupt.
+    IrqMaintenance,
+    /// Any other interrupt.
+    IrqOther,
+    /// A trapped PMU register, read or written.
+    Pmu(Register, bool),
+    /// The guest sends an SGI.
+    SendSgi,
+    /// A system register that does not exist for the guest.
+    UnknownRegister,
+    /// A hypervisor call.
+    Hvc,
+    /// A firmware call.
+    Smc,
+    /// An access to a redistributor's SGI frame.
+    Redistributor,
+    /// The doorbell.
+    Doorbell,
+    /// Anything else.
+    Other,
+}
+
+const FIXED: [(Kind, &str); 12] = [
+    (Kind::IrqPmu, "irq:pmu"),
+    (Kind::IrqTimer, "irq:timer"),
+    (Kind::IrqSgi, "irq:sgi"),
+    (Kind::IrqMaintenance, "irq:maintenance"),
+    (Kind::IrqOther, "irq:other"),
+    (Kind::SendSgi, "sysreg:ICC_SGI1R_EL1:w"),
+    (Kind::UnknownRegister, "sysreg:unknown"),
+    (Kind::Hvc, "hvc"),
+    (Kind::Smc, "smc"),
+    (Kind::Redistributor, "data_abort:redistributor"),
+    (Kind::Doorbell, "data_abort:doorbell"),
+    (Kind::Other, "other"),
+];
+
+/// How many kinds there are.
+pub const KINDS: usize = FIXED.len() + 2 * Register::COUNT;
+
+impl Kind {
+    fn index(self) -> usize {
+        // On every exit's path, so no search through `FIXED`; a test holds the two together.
+        match self {
+            Self::IrqPmu => 0,
+            Self::IrqTimer => 1,
+            Self::IrqSgi => 2,
+            Self::IrqMaintenance => 3,
+            Self::IrqOther => 4,
+            Self::SendSgi => 5,
+            Self::UnknownRegister => 6,
+            Self::Hvc => 7,
+            Self::Smc => 8,
+            Self::Redistributor => 9,
+            Self::Doorbell => 10,
+            Self::Other => 11,
+            Self::Pmu(register, write) => {
+                FIXED.len() + 2 * register.ordinal() + usize::from(write)
+            }
+        }
+    }
+}
+
+/// Names of the PMU registers by ordinal.
+fn register_names() -> [&'static str; Register::COUNT] {
+    let mut names = [""; Register::COUNT];
+    for register in Register::all() {
+        names[register.ordinal()] = register.name();
+    }
+    names
+}
+
+/// The running figures of one CPU.
+#[derive(Debug)]
+pub struct CpuStatistics {
+    count: [AtomicU64; KINDS],
+    ticks: [AtomicU64; KINDS],
+    pmis: AtomicU64,
+    instructions: AtomicU64,
+}
+
+impl Default for CpuStatistics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One writer, so a plain load and store; readers elsewhere see a whole value.
+fn advance(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(by), Relaxed);
+}
+
+impl CpuStatistics {
+    /// All zero.
+    pub const fn new() -> Self {
+        Self {
+            count: [const { AtomicU64::new(0) }; KINDS],
+            ticks: [const { AtomicU64::new(0) }; KINDS],
+            pmis: AtomicU64::new(0),
+            instructions: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts one exit that kept the CPU at EL2 for `ticks` of the system counter.
+    pub fn exit(&self, kind: Kind, ticks: u64) {
+        let n = kind.index();
+        advance(&self.count[n], 1);
+        advance(&self.ticks[n], ticks);
+    }
+
+    /// Counts one overflow interrupt offered to the guest.
+    pub fn pmi(&self) {
+        advance(&self.pmis, 1);
+    }
+
+    /// Notes how many instructions this CPU has executed at EL2, as a host counter says.
+    pub fn instructions(&self, total: u64) {
+        self.instructions.store(total, Relaxed);
+    }
+}
+
+/// The figures of all CPUs at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// System counter.
+    pub now: u64,
+    count: [u64; KINDS],
+    ticks: [u64; KINDS],
+    pmis: u64,
+    instructions: u64,
+}
+
+impl Snapshot {
+    /// Nothing counted yet.
+    pub const ZERO: Self = Self {
+        now: 0,
+        count: [0; KINDS],
+        ticks: [0; KINDS],
+        pmis: 0,
+        instructions: 0,
+    };
+
+    /// Adds up `cpus` at system-counter time `now`.
+    pub fn take<'a>(cpus: impl Iterator<Item = &'a CpuStatistics>, now: u64) -> Self {
+        let mut sum = Self { now, ..Self::ZERO };
+        for cpu in cpus {
+            for (to, from) in sum.count.iter_mut().zip(&cpu.count) {
+                *to = to.wrapping_add(from.load(Relaxed));
+            }
+            for (to, from) in sum.ticks.iter_mut().zip(&cpu.ticks) {
+                *to = to.wrapping_add(from.load(Relaxed));
+            }
+            sum.pmis = sum.pmis.wrapping_add(cpu.pmis.load(Relaxed));
+            sum.instructions = sum.instructions.wrapping_add(cpu.instructions.load(Relaxed));
+        }
+        sum
+    }
+
+    /// What was counted since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut difference = self.clone();
+        difference.now = self.now.wrapping_sub(earlier.now);
+        difference.pmis = self.pmis.wrapping_sub(earlier.pmis);
+        difference.instructions = self.instructions.wrapping_sub(earlier.instructions);
+        for n in 0..KINDS {
+            difference.count[n] = self.count[n].wrapping_sub(earlier.count[n]);
+            difference.ticks[n] = self.ticks[n].wrapping_sub(earlier.ticks[n]);
+        }
+        difference
+    }
+}
+
+/// A [`Snapshot`]'s difference as a JSON object.
+pub struct Json<'a> {
+    /// The figures; `now` is a duration.
+    pub figures: &'a Snapshot,
+    /// Ticks of the system counter in a second.
+    pub frequency: u64,
+    /// Whether a host counter counted the monitor's instructions.
+    pub counts_instructions: bool,
+}
+
+impl fmt::Display for Json<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Snapshot {
+            now,
+            ticks,
+            pmis,
+            instructions,
+            ..
+        } = self.figures;
+        let el2_ticks: u64 = ticks.iter().fold(0, |sum, &t| sum.wrapping_add(t));
+        write!(
+            f,
+            r#"{{"ticks":{now},"el2_ticks":{el2_ticks},"frequency":{},"el2_instructions":"#,
+            self.frequency
+        )?;
+        if self.counts_instructions {
+            write!(f, "{instructions}")?;
+        } else {
+            f.write_str("null")?;
+        }
+        write!(f, r#","pmis":{pmis},"exits":{{"#)?;
+        self.by_kind(f, &self.figures.count)?;
+        f.write_str(r#"},"exit_ticks":{"#)?;
+        self.by_kind(f, ticks)?;
+        f.write_str("}}")
+    }
+}
+
+impl Json<'_> {
+    /// `"kind":value` for every kind that occurred.
+    fn by_kind(&self, f: &mut fmt::Formatter<'_>, values: &[u64; KINDS]) -> fmt::Result {
+        let names = register_names();
+        let mut separator = "";
+        for (n, (&value, &count)) in values.iter().zip(&self.figures.count).enumerate() {
+            if count == 0 {
+                continue;
+            }
+            write!(f, "{separator}\"")?;
+            separator = ",";
+            match FIXED.get(n) {
+                Some((_, name)) => f.write_str(name)?,
+                None => {
+                    let pmu = n - FIXED.len();
+                    let direction = if pmu % 2 == 1 { 'w' } else { 'r' };
+                    write!(f, "sysreg:{}:{direction}", names[pmu / 2])?;
+                }
+            }
+            write!(f, "\":{value}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_those_between_two_moments() {
+        let cpus = [CpuStatistics::new(), CpuStatistics::new()];
+        cpus[0].exit(Kind::IrqTimer, 50);
+        let begin = Snapshot::take(cpus.iter(), 1_000);
+        cpus[0].exit(Kind::IrqPmu, 100);
+        cpus[1].exit(Kind::Pmu(Register::Pmcr, true), 20);
+        cpus[1].exit(Kind::Pmu(Register::Pmevtyper(3), false), 30);
+        cpus[1].pmi();
+        cpus[1].instructions(77);
+        let end = Snapshot::take(cpus.iter(), 3_000);
+        let json = Json {
+            figures: &end.since(&begin),
+            frequency: 1_000,
+            counts_instructions: true,
+        };
+        assert_eq!(
+            json.to_string(),
+            concat!(
+                r#"{"ticks":2000,"el2_ticks":150,"frequency":1000,"el2_instructions":77,"pmis":1,"#,
+                r#""exits":{"irq:pmu":1,"sysreg:PMCR_EL0:w":1,"sysreg:PMEVTYPERn_EL0:r":1},"#,
+                r#""exit_ticks":{"irq:pmu":100,"sysreg:PMCR_EL0:w":20,"sysreg:PMEVTYPERn_EL0:r":30}}"#,
+            )
+        );
+    }
+
+    #[test]
+    fn every_kind_has_its_own_place() {
+        let mut seen = [false; KINDS];
+        let registers = Register::all().flat_map(|r| [Kind::Pmu(r, false), Kind::Pmu(r, true)]);
+        for kind in FIXED.iter().map(|&(kind, _)| kind).chain(registers) {
+            seen[kind.index()] = true;
+        }
+        assert!(seen.iter().all(|&s| s));
+        for (n, (kind, _)) in FIXED.iter().enumerate() {
+            assert_eq!(kind.index(), n);
+        }
+    }
+}
