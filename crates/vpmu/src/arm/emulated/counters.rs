@@ -309,8 +309,7 @@ impl<V: Events> EmulatedPmu<V> {
             && odd < self.config.counters
             && self.event(odd) == Some(CHAIN)
             && !self.is_long(n)
-            && self.pmcr & pmcr::E != 0
-            && self.enabled.contains(odd))
+            && self.is_enabled(odd))
         .then_some(odd)
     }
 

@@ -374,11 +374,12 @@ impl<V: Events> EmulatedPmu<V> {
             return None;
         }
         let slot = &self.slots[counter];
-        let counts_in_software = matches!(self.event(counter), Some(SW_INCR | CHAIN));
-        let active = self.running.contains(counter) || counts_in_software && self.active(counter);
+        let in_software = matches!(self.event(counter), Some(SW_INCR | CHAIN));
+        let counting = self.running.contains(counter)
+            || in_software && self.loaded && self.is_enabled(counter);
         Some(match slot.lost {
             Some(reason) => CounterState::Lost(reason),
-            None if active => CounterState::Counting,
+            None if counting => CounterState::Counting,
             None => CounterState::Paused,
         })
     }
@@ -477,7 +478,7 @@ impl<V: Events> EmulatedPmu<V> {
     fn software_increment(&mut self, counters: CounterSet, level: ExceptionLevel) {
         for n in counters - CounterSet::of(CYCLE_COUNTER) {
             let levels = Levels::of(&self.counter_config(n)) & Levels::from(level);
-            if self.event(n) == Some(SW_INCR) && self.active(n) && !levels.is_empty() {
+            if self.event(n) == Some(SW_INCR) && self.is_enabled(n) && !levels.is_empty() {
                 self.advance(n, 1, levels);
             }
         }
@@ -513,9 +514,9 @@ impl<V: Events> EmulatedPmu<V> {
         CounterSet::first(self.config.counters) | CounterSet::of(CYCLE_COUNTER)
     }
 
-    /// Whether the guest wants `n` to count now.
-    fn active(&self, n: u8) -> bool {
-        self.loaded && self.pmcr & pmcr::E != 0 && self.enabled.contains(n)
+    /// Whether the guest has `n` enabled, by its own bit and PMCR_EL0.E.
+    fn is_enabled(&self, n: u8) -> bool {
+        self.pmcr & pmcr::E != 0 && self.enabled.contains(n)
     }
 
     /// The event number of event counter `n`; `None` for the cycle counter.

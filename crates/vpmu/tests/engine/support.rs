@@ -1,0 +1,244 @@
+//! A host of plain numbers. It counts when a test says that the guest did something, writes down
+//! every call, and fails the test when the engine breaks the order of calls that
+//! [`CounterHost`] promises.
+use std::num::NonZeroU64;
+
+use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
+use vpmu::arm::{
+    CPU_CYCLES, CounterConfig, EventFilter, EventKind, ExceptionLevel, Outcome, PmuVersion,
+    Register,
+};
+use vpmu::counter::{CounterHost, CounterSet, Lost};
+
+/// One call of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Create(u8, CounterConfig),
+    SetPeriod(u8, Option<u64>),
+    Resume(CounterSet),
+    Pause(CounterSet),
+    Read(u8),
+    Release(u8),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counter {
+    config: CounterConfig,
+    running: bool,
+    total: u64,
+    due: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FakeHost {
+    counters: [Option<Counter>; 32],
+    /// Overflow reports that nobody has taken yet.
+    pub(crate) reports: CounterSet,
+    /// Every call since the last [`calls`](Self::calls).
+    pub(crate) calls: Vec<Call>,
+    /// Answer to every create.
+    pub(crate) refuse: Option<Lost>,
+    pub(crate) refused: u64,
+}
+
+impl FakeHost {
+    /// The guest does something `times` times at `level` that `event` counts.
+    pub(crate) fn happen(&mut self, event: u16, level: ExceptionLevel, times: u64) {
+        for (n, counter) in (0..).zip(&mut self.counters) {
+            let Some(counter) = counter else { continue };
+            let counts = match counter.config.event {
+                EventKind::Cycles => event == CPU_CYCLES,
+                EventKind::Event(own) => event == own,
+            };
+            let at_level = match level {
+                ExceptionLevel::El0 => counter.config.el0,
+                ExceptionLevel::El1 => counter.config.el1,
+            };
+            if counter.running && counts && at_level {
+                counter.total = counter.total.wrapping_add(times);
+                match counter.due {
+                    Some(due) if due <= times => {
+                        counter.due = None;
+                        self.reports.insert(n);
+                    }
+                    due => counter.due = due.map(|due| due - times),
+                }
+            }
+        }
+    }
+
+    /// The calls since the last time.
+    pub(crate) fn calls(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.calls)
+    }
+
+    pub(crate) fn take_reports(&mut self) -> CounterSet {
+        std::mem::take(&mut self.reports)
+    }
+
+    pub(crate) fn running(&self) -> CounterSet {
+        self.which(|counter| counter.running)
+    }
+
+    pub(crate) fn created(&self) -> CounterSet {
+        self.which(|_| true)
+    }
+
+    fn which(&self, wanted: impl Fn(&Counter) -> bool) -> CounterSet {
+        let mut set = CounterSet::EMPTY;
+        for (n, counter) in (0..).zip(&self.counters) {
+            if counter.as_ref().is_some_and(&wanted) {
+                set.insert(n);
+            }
+        }
+        set
+    }
+
+    fn counter(&mut self, n: u8) -> &mut Counter {
+        self.counters[usize::from(n)]
+            .as_mut()
+            .expect("the counter was created before")
+    }
+}
+
+impl CounterHost<CounterConfig> for FakeHost {
+    fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
+        self.calls.push(Call::Create(counter, *config));
+        let place = &mut self.counters[usize::from(counter)];
+        assert!(place.is_none(), "counter {counter} created twice");
+        if let Some(reason) = self.refuse {
+            self.refused += 1;
+            return Err(reason);
+        }
+        *place = Some(Counter {
+            config: *config,
+            running: false,
+            total: 0,
+            due: None,
+        });
+        Ok(())
+    }
+
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        let events = events.map(NonZeroU64::get);
+        self.calls.push(Call::SetPeriod(counter, events));
+        self.counter(counter).due = events;
+    }
+
+    fn resume(&mut self, counters: CounterSet) {
+        self.calls.push(Call::Resume(counters));
+        assert!(!counters.is_empty());
+        for n in counters {
+            let counter = self.counter(n);
+            assert!(!counter.running, "counter {n} resumed twice");
+            counter.running = true;
+        }
+    }
+
+    fn pause(&mut self, counters: CounterSet) {
+        self.calls.push(Call::Pause(counters));
+        assert!(!counters.is_empty());
+        for n in counters {
+            let counter = self.counter(n);
+            assert!(counter.running, "counter {n} paused twice");
+            counter.running = false;
+        }
+    }
+
+    fn read(&mut self, counter: u8) -> u64 {
+        self.calls.push(Call::Read(counter));
+        self.counter(counter).total
+    }
+
+    fn release(&mut self, counter: u8) {
+        self.calls.push(Call::Release(counter));
+        assert!(
+            !self.counter(counter).running,
+            "counter {counter} released while it runs"
+        );
+        self.counters[usize::from(counter)] = None;
+    }
+}
+
+/// A PMU with six event counters that nothing is forbidden to.
+pub(crate) fn config(version: PmuVersion) -> EmulatedConfig {
+    EmulatedConfig {
+        counters: 6,
+        version,
+        el3: false,
+        identity: Identity {
+            implementer: 0x41,
+            code: 0x0b,
+        },
+        events: [1 << CPU_CYCLES | 1 << INST_RETIRED, 0],
+        pmmir: 0x1234,
+        filter: EventFilter::default(),
+    }
+}
+
+pub(crate) const INST_RETIRED: u16 = 0x08;
+
+/// A PMU, its host, and the guest's side of both: registers by name at EL1.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    pub(crate) pmu: EmulatedPmu,
+    pub(crate) host: FakeHost,
+}
+
+impl Guest {
+    pub(crate) fn new(version: PmuVersion) -> Self {
+        Self::with(config(version))
+    }
+
+    pub(crate) fn with(config: EmulatedConfig) -> Self {
+        let pmu = EmulatedPmu::new(config).expect("a possible configuration");
+        Self {
+            pmu,
+            host: FakeHost::default(),
+        }
+    }
+
+    pub(crate) fn read(&mut self, register: Register) -> u64 {
+        match self.pmu.read(register, ExceptionLevel::El1, &mut self.host) {
+            Outcome::Value(value) => value,
+            other => panic!("read of {} ended {other:?}", register.name()),
+        }
+    }
+
+    pub(crate) fn write(&mut self, register: Register, value: u64) {
+        let outcome = self
+            .pmu
+            .write(register, ExceptionLevel::El1, value, &mut self.host);
+        assert_eq!(
+            outcome,
+            Outcome::Done,
+            "write of {value:#x} to {}",
+            register.name()
+        );
+    }
+
+    /// `times` instructions of user space. Reports wait for [`interrupt`](Self::interrupt).
+    pub(crate) fn execute(&mut self, times: u64) {
+        self.host.happen(INST_RETIRED, ExceptionLevel::El0, times);
+    }
+
+    pub(crate) fn cycles(&mut self, times: u64) {
+        self.host.happen(CPU_CYCLES, ExceptionLevel::El0, times);
+    }
+
+    /// Delivers what the host has to report, and answers the line.
+    pub(crate) fn interrupt(&mut self) -> bool {
+        for n in self.host.take_reports() {
+            let _ = self.pmu.overflow(n, &mut self.host);
+        }
+        self.pmu.line()
+    }
+
+    /// Event counter `n` counts `event` from `value` on, with its interrupt enabled.
+    pub(crate) fn sample(&mut self, n: u8, event: u16, value: u64) {
+        self.write(Register::Pmevtyper(n), event.into());
+        self.write(Register::Pmevcntr(n), value);
+        self.write(Register::PmintenSet, 1 << n);
+        self.write(Register::PmcntenSet, 1 << n);
+    }
+}
