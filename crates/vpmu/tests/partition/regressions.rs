@@ -389,9 +389,12 @@ fn a_software_increment_carries_into_a_chain() {
     for config in [config(), leaky()] {
         let mut vm = Vm::new(&config);
         vm.busy_host();
+        // The host counts software increments too.
+        vm.machine.evtyper[5] = 0;
         let host = vm.machine.host_part();
         vm.write(Register::Pmevtyper(0), 0);
         vm.write(Register::Pmevtyper(1), 0x1e);
+        vm.write(Register::Pmevtyper(2), 8);
         vm.write(Register::Pmevcntr(0), 0xffff_ffff);
         vm.write(Register::PmcntenSet, 3);
         // Not enabled by PMCR_EL0.E yet.
@@ -404,6 +407,20 @@ fn a_software_increment_carries_into_a_chain() {
         vm.write(Register::Pmevtyper(0), 1 << 31);
         vm.write(Register::Pmswinc, 1);
         assert_eq!(vm.machine.evcntr[0], 0x1_0000_0000);
+        // No carry into what is no CHAIN, nor out of an odd counter.
+        vm.write(Register::PmcntenSet, 0xf);
+        vm.write(Register::Pmevtyper(1), 0);
+        vm.write(Register::Pmevtyper(2), 0x1e);
+        vm.write(Register::Pmevcntr(1), 0xffff_ffff);
+        vm.write(Register::Pmswinc, 2);
+        vm.write(Register::Pmevtyper(2), 0);
+        vm.write(Register::Pmevtyper(3), 8);
+        vm.write(Register::Pmevcntr(2), 0xffff_ffff);
+        vm.write(Register::Pmswinc, 4);
+        assert_eq!(
+            vm.machine.guest_counts()[1..4],
+            [0x1_0000_0000, 0x1_0000_0000, 0]
+        );
         assert_eq!(vm.machine.host_part(), host);
     }
 }

@@ -38,14 +38,19 @@
 //! - needs no ISB for the registers, as [`PmuRegisters`] has it, but one between writing MDCR_EL2
 //!   and the next `load` or `put`. Entering the guest is a context synchronization event anyway.
 
+mod error;
 mod machine;
 mod plan;
 mod pmu;
 mod swinc;
+mod switch;
+mod traps;
 
+pub use error::{MigrateError, PlanError};
 pub use machine::{Features, Isolation};
-pub use plan::{PartitionConfig, Plan, PlanError, TrapRegisters, Why};
-pub use pmu::{MigrateError, OverflowSplit, PartitionedPmu};
+pub use plan::{PartitionConfig, Plan, Why};
+pub use pmu::{OverflowSplit, PartitionedPmu};
+pub use traps::TrapRegisters;
 
 use super::Register;
 

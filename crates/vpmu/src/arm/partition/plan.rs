@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-use super::{Features, Isolation};
+use super::traps::{TrapRegisters, fine_bit, mdcr};
+use super::{Features, Isolation, PlanError};
 use crate::arm::{
     CPU_CYCLES, CYCLE_COUNTER, EventFilter, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
 };
@@ -41,31 +42,13 @@ pub struct Plan {
 }
 
 /// How much MDCR_EL2 alone traps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Coarse {
     Nothing,
     /// TPMCR.
     Pmcr,
     /// TPM.
     Everything,
-}
-
-/// The PMU's fields of the trap registers; all other bits are zero.
-///
-/// MDCR_EL2 holds much else (debug, profiling, trace): the caller ORs its own bits in, and must
-/// leave HPMN, TPM, TPMCR, HPMD, HCCD, HPME and HLP to this value. So too for the fine-grained
-/// ones, where some bits of other features (those whose names begin with n) trap when *zero*.
-/// Where FEAT_FGT is missing, HDFGRTR_EL2 and HDFGWTR_EL2 do not exist: their values here are zero
-/// and must not be written. The PMU bits of HDFGRTR2_EL2 and HDFGWTR2_EL2 (FEAT_FGT2) stay zero,
-/// which traps what came after PMUv3p8.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TrapRegisters {
-    /// MDCR_EL2.
-    pub mdcr_el2: u64,
-    /// HDFGRTR_EL2.
-    pub hdfgrtr_el2: u64,
-    /// HDFGWTR_EL2.
-    pub hdfgwtr_el2: u64,
 }
 
 /// Why an access is trapped.
@@ -90,89 +73,6 @@ impl fmt::Display for Why {
             Self::EventFilter => "shows or selects filtered events",
             Self::NoFineGrainedTraps => "trapped with others, for lack of FEAT_FGT",
         })
-    }
-}
-
-/// Why a CPU cannot be partitioned as asked. All are faults of the configuration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// No CPU has so many event counters.
-    Implemented {
-        /// What was given as PMCR_EL0.N.
-        implemented: u8,
-    },
-    /// The host wants more counters than there are.
-    HostCounters {
-        /// How many it wants.
-        host_counters: u8,
-        /// How many there are.
-        implemented: u8,
-    },
-    /// The host wants all counters, and this CPU cannot leave the guest none.
-    NoGuestCounter {
-        /// How many there are.
-        implemented: u8,
-    },
-}
-
-impl fmt::Display for PlanError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Implemented { implemented } => write!(
-                f,
-                "plan the PMU partition: PMCR_EL0.N = {implemented} given, but there are at most \
-                 {MAX_EVENT_COUNTERS} event counters"
-            ),
-            Self::HostCounters {
-                host_counters,
-                implemented,
-            } => write!(
-                f,
-                "plan the PMU partition: {host_counters} host counters wanted, but this CPU has \
-                 {implemented} (PMCR_EL0.N); ask for fewer"
-            ),
-            Self::NoGuestCounter { implemented } => write!(
-                f,
-                "plan the PMU partition: all {implemented} event counters wanted by the host, but \
-                 MDCR_EL2.HPMN = 0 needs FEAT_HPMN0, which this CPU lacks; leave the guest one"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for PlanError {}
-
-/// MDCR_EL2.
-mod mdcr {
-    pub(super) const HPMN_MASK: u64 = 0x1f;
-    pub(super) const TPMCR: u64 = 1 << 5;
-    pub(super) const TPM: u64 = 1 << 6;
-    pub(super) const HPME: u64 = 1 << 7;
-    pub(super) const HPMD: u64 = 1 << 17;
-    pub(super) const HCCD: u64 = 1 << 23;
-    pub(super) const HLP: u64 = 1 << 26;
-}
-
-/// The bit of HDFGRTR_EL2 and HDFGWTR_EL2 for a register. One bit covers a register, all its
-/// indices, its set/clear twin and its selected form.
-const fn fine_bit(register: Register) -> u64 {
-    1 << match register {
-        Register::Pmevcntr(_) | Register::Pmxevcntr => 12,
-        Register::Pmevtyper(_) | Register::Pmxevtyper => 13,
-        Register::Pmccfiltr => 14,
-        Register::Pmccntr => 15,
-        Register::PmcntenSet | Register::PmcntenClr => 16,
-        Register::PmintenSet | Register::PmintenClr => 17,
-        Register::PmovsSet | Register::PmovsClr => 18,
-        Register::Pmselr => 19,
-        // The next two are write traps only: nothing traps just the reads of PMCR_EL0.
-        Register::Pmswinc => 20,
-        Register::Pmcr => 21,
-        // The next and the last are read traps only.
-        Register::Pmmir => 22,
-        Register::Pmuserenr => 57,
-        Register::Pmceid0 | Register::Pmceid1 => 58,
     }
 }
 
@@ -324,17 +224,16 @@ impl Plan {
     }
 
     fn set_traps(&mut self) {
-        let accesses =
-            || Register::all().flat_map(|register| [(register, false), (register, true)]);
-        let needed =
-            accesses().filter(|&(register, write)| self.needs_trap(register, write).is_some());
+        let needed = Register::all()
+            .flat_map(|register| [(register, false), (register, true)])
+            .filter(|&(register, write)| self.needs_trap(register, write).is_some());
         let (mut reads, mut writes, mut coarse) = (0, 0, Coarse::Nothing);
         for (register, write) in needed {
             *(if write { &mut writes } else { &mut reads }) |= fine_bit(register);
-            coarse = match (coarse, register) {
-                (Coarse::Nothing | Coarse::Pmcr, Register::Pmcr) => Coarse::Pmcr,
+            coarse = coarse.max(match register {
+                Register::Pmcr => Coarse::Pmcr,
                 _ => Coarse::Everything,
-            };
+            });
         }
         self.traps.mdcr_el2 = self.mdcr_el2();
         if self.config.features.fgt {

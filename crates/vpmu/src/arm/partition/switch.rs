@@ -1,0 +1,194 @@
+//! The switch: a guest's registers go into the hardware and come back.
+
+use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Place, line};
+use super::{MigrateError, PartitionedPmu, Plan, PmuRegisters};
+use crate::arm::{PmuState, Register, RestoreError, pmcr};
+
+impl PartitionedPmu {
+    /// The guest is about to run here. Loads its registers if they are needed before its next
+    /// trapped access; costs no register access if not.
+    pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.place == Place::Saved {
+            self.load_registers(regs);
+        }
+    }
+
+    /// The guest no longer runs here. If its registers are in the hardware, stops its counters,
+    /// saves them, and leaves no interrupt of the guest's asserted, no access for EL0, and a valid
+    /// selection; if not, costs no register access. PMCR_EL0 stays as the guest left it.
+    pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.place != Place::Loaded {
+            return;
+        }
+        let guest = self.guest();
+        let hides_events = self.plan.hides_events();
+        let state = &mut self.state;
+        state.pmcnten = regs.read(Register::PmcntenSet) & guest;
+        regs.write(Register::PmcntenClr, guest);
+        // Nothing of the guest's counts any more, so no overflow can come after this read and be
+        // lost to the clear.
+        state.pmovs = regs.read(Register::PmovsSet) & guest;
+        regs.write(Register::PmovsClr, guest);
+        state.pminten = regs.read(Register::PmintenSet) & guest;
+        regs.write(Register::PmintenClr, guest);
+        state.pmcr = regs.read(Register::Pmcr) & PMCR_CONTROL | state.pmcr & pmcr::N_MASK;
+        state.pmselr = regs.read(Register::Pmselr) & PMSELR_MASK;
+        // PMXEVTYPER_EL0 with a selection that does not exist is undefined before it traps, and an
+        // idle guest's next access is not to suffer from another's selection.
+        let harmless = self.plan.harmless_selection();
+        if state.pmselr != harmless {
+            regs.write(Register::Pmselr, harmless);
+        }
+        state.pmuserenr = regs.read(Register::Pmuserenr);
+        if state.pmuserenr != 0 {
+            regs.write(Register::Pmuserenr, 0);
+        }
+        state.pmccntr = regs.read(Register::Pmccntr);
+        if !hides_events {
+            state.pmccfiltr = regs.read(Register::Pmccfiltr);
+        }
+        let counters = state.pmevcntr.iter_mut().zip(&mut state.pmevtyper);
+        for (n, (count, event_type)) in (0..self.plan.hpmn()).zip(counters) {
+            *count = regs.read(Register::Pmevcntr(n));
+            if !hides_events {
+                *event_type = regs.read(Register::Pmevtyper(n));
+            }
+        }
+        self.place = self.place_in_memory();
+    }
+
+    /// Goes on with the plan of another CPU, before the first `load` there; or with another plan of
+    /// this one, for instance with another event filter.
+    ///
+    /// # Errors
+    ///
+    /// [`MigrateError`], when the guest would notice; the PMU is unchanged. A guest that has not
+    /// used its PMU notices nothing.
+    pub fn migrate(&mut self, plan: Plan) -> Result<(), MigrateError> {
+        match self.place {
+            Place::Loaded => return Err(MigrateError::Loaded),
+            Place::Untouched => {
+                *self = Self::new(plan);
+                return Ok(());
+            }
+            Place::Idle | Place::Saved => {}
+        }
+        let (guest, offered) = (self.plan.hpmn(), plan.hpmn());
+        if guest != offered {
+            return Err(MigrateError::Counters { guest, offered });
+        }
+        let (guest, offered) = (self.plan.version(), plan.version());
+        if guest != offered {
+            return Err(MigrateError::Version { guest, offered });
+        }
+        self.plan = plan;
+        Ok(())
+    }
+
+    /// The guest's registers, without the bits of event types that hardware keeps but that are RES0
+    /// for a guest without EL2 and EL3. A loaded PMU is put first.
+    pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
+        self.put(regs);
+        let mut state = self.state.clone();
+        state.pmccfiltr = Plan::kept_pmccfiltr(state.pmccfiltr).0;
+        for event_type in &mut state.pmevtyper {
+            *event_type = self.plan.kept_pmevtyper(*event_type).0;
+        }
+        state
+    }
+
+    /// Replaces the guest's registers. A loaded PMU is put first.
+    ///
+    /// # Errors
+    ///
+    /// [`RestoreError`], when the state is not one that this plan can go on from; the guest then
+    /// keeps the registers it had.
+    pub fn restore<R: PmuRegisters>(
+        &mut self,
+        state: &PmuState,
+        regs: &mut R,
+    ) -> Result<(), RestoreError> {
+        self.put(regs);
+        self.check(state)?;
+        self.state = state.clone();
+        self.place = self.place_in_memory();
+        Ok(())
+    }
+
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        if state.layout != PmuState::LAYOUT {
+            return Err(RestoreError::Layout {
+                saved: state.layout,
+            });
+        }
+        if state.version != self.plan.version() {
+            return Err(RestoreError::Version {
+                saved: state.version,
+                offered: self.plan.version(),
+            });
+        }
+        if state.counters() != self.plan.hpmn() {
+            return Err(RestoreError::Counters {
+                saved: state.counters(),
+                offered: self.plan.hpmn(),
+            });
+        }
+        let sets = [
+            (Register::PmcntenSet, state.pmcnten),
+            (Register::PmintenSet, state.pminten),
+            (Register::PmovsSet, state.pmovs),
+        ];
+        for (register, value) in sets {
+            if value & !self.guest() != 0 {
+                return Err(RestoreError::Reserved {
+                    register: register.name(),
+                    value,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest accesses its PMU, which must be in the hardware for that.
+    pub(super) fn touch<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.place != Place::Loaded {
+            self.load_registers(regs);
+        }
+    }
+
+    /// Writes all of the guest's registers. Whatever another guest left there is overwritten.
+    fn load_registers<R: PmuRegisters>(&mut self, regs: &mut R) {
+        let guest = self.guest();
+        let state = &self.state;
+        regs.write(Register::PmcntenClr, guest);
+        regs.write(Register::PmintenClr, guest);
+        regs.write(Register::PmovsClr, guest);
+        regs.write(Register::Pmcr, state.pmcr & PMCR_CONTROL);
+        let counters = state.pmevcntr.iter().zip(&state.pmevtyper);
+        for (n, (count, event_type)) in (0..self.plan.hpmn()).zip(counters) {
+            regs.write(Register::Pmevtyper(n), self.plan.pmevtyper(*event_type));
+            regs.write(Register::Pmevcntr(n), *count);
+        }
+        regs.write(Register::Pmccfiltr, self.plan.pmccfiltr(state.pmccfiltr));
+        regs.write(Register::Pmccntr, state.pmccntr);
+        regs.write(Register::Pmselr, state.pmselr & PMSELR_MASK);
+        regs.write(Register::Pmuserenr, state.pmuserenr);
+        regs.write(Register::PmovsSet, state.pmovs & guest);
+        regs.write(Register::PmintenSet, state.pminten & guest);
+        // Last: nothing counts before all of it is in place.
+        regs.write(Register::PmcntenSet, state.pmcnten & guest);
+        self.place = Place::Loaded;
+    }
+
+    /// A PMU is idle when nothing counts, nothing is pending, and EL0 may not touch it. (EL0
+    /// accesses that PMUSERENR_EL0 allows must find it in the hardware: it is the hardware that
+    /// refuses them, before EL2 sees them.)
+    fn place_in_memory(&self) -> Place {
+        let counts = self.state.pmcr & pmcr::E != 0 && self.state.pmcnten != 0;
+        if counts || line(&self.state) || self.state.pmuserenr != 0 {
+            Place::Saved
+        } else {
+            Place::Idle
+        }
+    }
+}
