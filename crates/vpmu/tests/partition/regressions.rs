@@ -117,6 +117,26 @@ fn an_overflow_is_lost_neither_by_a_put_nor_by_a_load() {
     assert!(!vm.pmu.overflow(&mut vm.machine).guest);
 }
 
+#[test]
+fn a_halted_vcpu_is_woken_by_its_interrupt() {
+    let mut vm = Vm::new(&config());
+    vm.write(Register::Pmccntr, u64::MAX);
+    vm.write(Register::PmintenSet, 1 << 31);
+    vm.write(Register::PmcntenSet, 1 << 31);
+    // The cycle counter overflows at 2^64.
+    vm.write(Register::Pmcr, E | 1 << 6);
+    // WFI, and the CPU does not go to anybody else: the physical interrupt wakes it.
+    vm.machine.happen(0x11, Place::El1, 1);
+    assert!(vm.machine.interrupt());
+    assert!(vm.pmu.overflow(&mut vm.machine).guest);
+    // It does go to somebody else: nothing physical is left, so the line is asked for.
+    vm.put();
+    assert!(!vm.machine.interrupt());
+    assert!(vm.pmu.line(&mut vm.machine));
+    vm.load();
+    assert!(vm.machine.interrupt());
+}
+
 /// A machine that counts on while EL2 reads its registers: each PMOVS read is followed by an
 /// overflow of counter 0, unless the counter has been stopped by then.
 struct Racing(super::machine::Machine);

@@ -43,6 +43,7 @@ pub(super) enum Place {
 
 /// Whose counters caused a physical PMU interrupt. Both may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an interrupt that is not passed on is lost"]
 pub struct OverflowSplit {
     /// The guest's interrupt line is high: inject the PMU interrupt. It stays high, and so does the
     /// physical line, until the guest clears its overflow bits.
@@ -216,7 +217,7 @@ impl PartitionedPmu {
     /// The register that PMXEVTYPER_EL0 or PMXEVCNTR_EL0 means; others as they are. `None`: a
     /// counter that the guest does not have.
     ///
-    /// The selection is read from the hardware: the guest's PMSELR_EL0 does not trap, so no copy of
+    /// The selection is read from the hardware: the guest's PMSELR_EL0 need not trap, so no copy of
     /// it would stay true.
     fn resolve<R: PmuRegisters>(&self, register: Register, regs: &mut R) -> Option<Register> {
         let selected = |regs: &mut R| (regs.read(Register::Pmselr) & PMSELR_MASK) as u8;
