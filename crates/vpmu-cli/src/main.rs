@@ -1,2 +1,65 @@
-//! The `vpmu` command.
-fn main() {}
+//! The `vpmu` command: a thin layer over `vpmu_lab`.
+
+mod compare;
+mod doctor;
+mod options;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use vpmu_lab::Error;
+use vpmu_lab::cancel::Cancel;
+
+use options::{Arch, Cli, Verb};
+
+/// When vpmu or the guest failed, as `env`, `timeout` and `docker` have it.
+const FAILED: u8 = 125;
+const USAGE: u8 = 2;
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let cancel = Cancel::default();
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        // Twice: the first asks politely, the second ends vpmu at once.
+        let registered = signal_hook::flag::register_conditional_shutdown(
+            signal,
+            INTERRUPTED.into(),
+            cancel.flag(),
+        )
+        .and_then(|_| signal_hook::flag::register(signal, cancel.flag()));
+        if let Err(error) = registered {
+            eprintln!("vpmu: failed to handle signals: {error}");
+            return FAILED.into();
+        }
+    }
+    let result = match &cli.verb {
+        Verb::Doctor => return doctor::doctor(),
+        Verb::Run { guest, .. } | Verb::Compare { guest, .. } if guest.arch == Arch::X86_64 => {
+            Err(Error::Usage(
+                "x86_64 guests are not there yet; aarch64 guests run on this machine too"
+                    .to_owned(),
+            ))
+        }
+        Verb::Run { pmu, guest } => run::run(*pmu, guest, &cancel),
+        Verb::Compare { pmu, guest } => compare::compare(pmu, guest, &cancel),
+    };
+    result.unwrap_or_else(|error| {
+        if is_closed_output(&error) {
+            return ExitCode::from(FAILED);
+        }
+        eprintln!("vpmu: {error}");
+        ExitCode::from(match error {
+            Error::Usage(_) => USAGE,
+            Error::Interrupted => INTERRUPTED,
+            _ => FAILED,
+        })
+    })
+}
+
+/// `vpmu run ... | head` is no error worth a message.
+fn is_closed_output(error: &Error) -> bool {
+    matches!(error, Error::File { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe)
+}

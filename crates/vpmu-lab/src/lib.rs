@@ -1,1 +1,33 @@
-//! The lab.
+//! The lab: boots a stock Linux guest under one PMU design or another, runs a
+//! command in it, and says what it cost.
+//!
+//! A guest is made of Debian packages ([`debian`], [`guest::images`]), run in
+//! QEMU ([`machine`], [`supervise`]), and reports on its console ([`console`],
+//! [`record`]). An [`experiment::Experiment`] puts these together for one
+//! design; [`compare`] runs several side by side. The figures are a
+//! [`result::Run`] each.
+//!
+//! The lab drives built programs. It links neither the engine nor the monitor.
+
+pub mod archive;
+pub mod boot_file;
+pub mod cache;
+pub mod cancel;
+pub mod compare;
+pub mod console;
+pub mod debian;
+pub mod design;
+pub mod digest;
+pub mod elf;
+mod error;
+pub mod experiment;
+pub mod guest;
+pub mod machine;
+pub mod progress;
+pub mod record;
+pub mod result;
+pub mod supervise;
+pub mod table;
+pub mod tool;
+
+pub use error::{Error, Result};

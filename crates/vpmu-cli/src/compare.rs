@@ -1,0 +1,87 @@
+//! `vpmu compare`.
+
+use std::process::ExitCode;
+
+use vpmu_lab::cache::Cache;
+use vpmu_lab::cancel::Cancel;
+use vpmu_lab::compare::{Comparison, Row};
+use vpmu_lab::design::Pmu;
+use vpmu_lab::guest::images::Images;
+use vpmu_lab::progress::Progress;
+use vpmu_lab::result::{Results, check_writable};
+use vpmu_lab::table;
+use vpmu_lab::{Error, Result};
+
+use crate::FAILED;
+use crate::options::Guest;
+
+/// Of a failed command's output, the lines shown.
+const SHOWN_LINES: usize = 10;
+
+pub(crate) fn compare(pmus: &[Pmu], guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
+    let experiment = guest.experiment();
+    let mut designs = pmus.to_vec();
+    designs.dedup();
+    if experiment.command.is_none() {
+        return Err(Error::Usage(
+            "nothing to compare: give a command after --".to_owned(),
+        ));
+    }
+    experiment.check(&designs)?;
+    if let Some(path) = &guest.json {
+        check_writable(path)?;
+    }
+    let progress = Progress::stderr();
+    let cache = Cache::open()?;
+    let images = Images::prepare(&cache, cancel, &progress)?;
+    let comparison = vpmu_lab::compare::compare(
+        &experiment,
+        &designs,
+        &cache,
+        Some(&images),
+        cancel,
+        &progress,
+    )?;
+    show(&comparison);
+    let failed = !comparison.failures.is_empty();
+    if let Some(path) = &guest.json {
+        let runs = comparison.rows.into_iter().map(|row| row.run).collect();
+        Results::new(runs).write(path)?;
+    }
+    Ok(if failed {
+        ExitCode::from(FAILED)
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+fn show(comparison: &Comparison) {
+    let rows = &comparison.rows;
+    if !rows.is_empty() {
+        println!("{}\n", table::table(rows));
+        let exits = table::exits(rows);
+        if !exits.is_empty() {
+            println!("exits by kind:\n{exits}");
+        }
+        println!("{}", table::LEGEND);
+    }
+    for row in rows.iter().filter(|row| row.run.status != 0) {
+        eprintln!("\nvpmu: what the command printed under {}:", row.pmu);
+        eprint!("{}", last_lines(row));
+    }
+    for warning in table::warnings(rows) {
+        eprintln!("vpmu: warning: {warning}");
+    }
+    for (pmu, error) in &comparison.failures {
+        eprintln!("vpmu: {pmu}: {error}");
+    }
+}
+
+fn last_lines(row: &Row) -> String {
+    let text = String::from_utf8_lossy(&row.output);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(SHOWN_LINES)..]
+        .iter()
+        .map(|line| format!("  | {line}\n"))
+        .collect()
+}

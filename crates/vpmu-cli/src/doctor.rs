@@ -1,0 +1,257 @@
+//! `vpmu doctor`: what this machine can do, line by line.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::thread;
+
+use vpmu_lab::cache::Cache;
+use vpmu_lab::debian::{Pool, RELEASE, apt, sources};
+use vpmu_lab::guest::{artifacts, images};
+use vpmu_lab::machine::QEMU;
+use vpmu_lab::supervise::QEMU_FIX;
+use vpmu_lab::tool::is_installed;
+
+/// The first QEMU with all that an Arm guest's PMU needs (FEAT_FGT).
+const OLDEST_QEMU: u32 = 8;
+/// Packages, guest images and the files of five runs at once, MiB.
+const DISK_MIB: u64 = 2500;
+
+/// One line: what was looked at, what was found, what to do.
+struct Line {
+    verdict: Verdict,
+    subject: &'static str,
+    found: String,
+    fix: String,
+}
+
+#[derive(PartialEq)]
+enum Verdict {
+    Ok,
+    /// Something works less well, or not at all, but guests run.
+    Note,
+    Missing,
+}
+
+pub(crate) fn doctor() -> ExitCode {
+    let lines = [
+        qemu(),
+        tool("setpriv", "apt-get install util-linux"),
+        tool(apt::APT_GET.program, apt::APT_GET.fix),
+        tool(images::DPKG_DEB.program, images::DPKG_DEB.fix),
+        keyring(),
+        mirror(),
+        cache(),
+        disk(),
+        guests(),
+        artifact(artifacts::METER, Verdict::Missing),
+        artifact(artifacts::WORKLOAD, Verdict::Missing),
+        artifact(artifacts::MONITOR, Verdict::Missing),
+        cores(),
+        kvm(),
+        perf(),
+    ];
+    for line in &lines {
+        println!("{line}");
+    }
+    if lines.iter().any(|line| line.verdict == Verdict::Missing) {
+        println!("\nsomething needed is missing: see the lines marked \"missing\"");
+        return ExitCode::FAILURE;
+    }
+    println!("\naarch64 guests run on this machine; x86_64 guests are not there yet");
+    ExitCode::SUCCESS
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Missing => "missing",
+        };
+        write!(f, "{mark:8} {:18} {}", self.subject, self.found)?;
+        if self.verdict != Verdict::Ok && !self.fix.is_empty() {
+            write!(f, "\n{:8} {:18} -> {}", "", "", self.fix)?;
+        }
+        Ok(())
+    }
+}
+
+fn line(
+    verdict: Verdict,
+    subject: &'static str,
+    found: impl Into<String>,
+    fix: impl Into<String>,
+) -> Line {
+    Line {
+        verdict,
+        subject,
+        found: found.into(),
+        fix: fix.into(),
+    }
+}
+
+fn qemu() -> Line {
+    let fix = format!(
+        "{QEMU_FIX} (Debian 13; on Debian 12 from bookworm-backports: apt-get install -t bookworm-backports qemu-system-arm)"
+    );
+    let Ok(output) = Command::new(QEMU).arg("--version").output() else {
+        return line(Verdict::Missing, QEMU, "not installed", fix);
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let version = text.split_whitespace().nth(3).unwrap_or("unknown");
+    let new_enough = version
+        .split('.')
+        .next()
+        .and_then(|major| major.parse::<u32>().ok())
+        .is_some_and(|major| major >= OLDEST_QEMU);
+    let found = format!("version {version}");
+    if new_enough {
+        line(Verdict::Ok, QEMU, found, "")
+    } else {
+        let found = format!("{found}, {OLDEST_QEMU}.0 or newer is needed");
+        line(Verdict::Missing, QEMU, found, fix)
+    }
+}
+
+fn tool(program: &'static str, fix: &str) -> Line {
+    if is_installed(program) {
+        line(Verdict::Ok, program, "installed", "")
+    } else {
+        line(Verdict::Missing, program, "not installed", fix)
+    }
+}
+
+fn keyring() -> Line {
+    let subject = "Debian's keys";
+    if Path::new(apt::KEYRING).exists() {
+        line(Verdict::Ok, subject, apt::KEYRING, "")
+    } else {
+        let fix = "apt-get install debian-archive-keyring";
+        line(Verdict::Missing, subject, "not installed", fix)
+    }
+}
+
+fn mirror() -> Line {
+    let subject = "Debian mirror";
+    match sources::mirror() {
+        Some(mirror) => line(Verdict::Ok, subject, mirror, ""),
+        None => line(
+            Verdict::Missing,
+            subject,
+            "none among this machine's apt sources",
+            format!("export {}=ADDRESS", sources::MIRROR_VARIABLE),
+        ),
+    }
+}
+
+fn cache() -> Line {
+    match Cache::open().and_then(|cache| cache.run_dir().map(|_| cache)) {
+        Ok(cache) => line(
+            Verdict::Ok,
+            "cache folder",
+            cache.root().display().to_string(),
+            "",
+        ),
+        Err(error) => line(
+            Verdict::Missing,
+            "cache folder",
+            error.to_string(),
+            "point XDG_CACHE_HOME to a folder you can write",
+        ),
+    }
+}
+
+fn disk() -> Line {
+    let subject = "disk space";
+    let free = Cache::open()
+        .ok()
+        .and_then(|cache| rustix::fs::statvfs(cache.root()).ok())
+        .map(|disk| (disk.f_bavail * disk.f_frsize) >> 20);
+    match free {
+        Some(free) if free >= DISK_MIB => {
+            line(Verdict::Ok, subject, format!("{free} MiB free"), "")
+        }
+        Some(free) => line(
+            Verdict::Note,
+            subject,
+            format!("{free} MiB free, guests want {DISK_MIB} MiB"),
+            "free some, or move the cache with XDG_CACHE_HOME",
+        ),
+        None => line(Verdict::Note, subject, "unknown", ""),
+    }
+}
+
+fn guests() -> Line {
+    let subject = "guest images";
+    let Ok(cache) = Cache::open() else {
+        return line(Verdict::Note, subject, "no cache folder", "");
+    };
+    if let Some(images) = images::Images::ready(&cache) {
+        let found = format!(
+            "ready, offline too (Debian kernel {})",
+            images.kernel_release()
+        );
+        return line(Verdict::Ok, subject, found, "");
+    }
+    if Pool::fetched(&cache).is_some() {
+        return line(Verdict::Ok, subject, "downloaded, built at first use", "");
+    }
+    line(
+        Verdict::Note,
+        subject,
+        format!("Debian {RELEASE} is downloaded at first use (170 MB)"),
+        "fetch now: vpmu run -- true",
+    )
+}
+
+fn artifact(file: &'static str, otherwise: Verdict) -> Line {
+    match artifacts::find(file) {
+        Ok(path) => line(Verdict::Ok, file, path.display().to_string(), ""),
+        Err(error) => line(otherwise, file, error.to_string(), ""),
+    }
+}
+
+fn cores() -> Line {
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let found = format!("{cores}, so many designs run at once");
+    line(Verdict::Ok, "processors", found, "")
+}
+
+fn kvm() -> Line {
+    let subject = "/dev/kvm";
+    match fs::OpenOptions::new().read(true).write(true).open(subject) {
+        Ok(_) => line(
+            Verdict::Ok,
+            subject,
+            "usable (aarch64 guests do not need it)",
+            "",
+        ),
+        Err(error) => line(
+            Verdict::Note,
+            subject,
+            format!("{error} (aarch64 guests do not need it)"),
+            "",
+        ),
+    }
+}
+
+fn perf() -> Line {
+    let subject = "perf events";
+    match fs::read_to_string("/proc/sys/kernel/perf_event_paranoid") {
+        Ok(text) => {
+            let found = format!(
+                "perf_event_paranoid is {} (aarch64 guests do not need it)",
+                text.trim()
+            );
+            line(Verdict::Ok, subject, found, "")
+        }
+        Err(_) => line(
+            Verdict::Note,
+            subject,
+            "this kernel has none (aarch64 guests do not need it)",
+            "",
+        ),
+    }
+}

@@ -1,0 +1,205 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use vpmu_lab::design::Pmu;
+use vpmu_lab::experiment::Experiment;
+use vpmu_lab::guest::job::Command;
+use vpmu_lab::machine::Machine;
+
+const AFTER: &str = "\
+Examples:
+  vpmu doctor
+  vpmu run -- uname -a
+  vpmu run --pmu partitioned -- perf stat -e cycles:u,instructions:u workload
+  vpmu compare -- 'perf record -F 1000 -e cycles,cycles:k gzip -c random.bin > /dev/null'
+  vpmu run --kernel ./Image --append 'console=ttyAMA0' --initrd ./initrd
+
+In the guest: perf, gzip, busybox, stress-ng, and workload (functions of known weight). The
+command starts as root in /root, where random.bin holds 4 MiB of random data. A perf.data left
+there is counted.
+
+Exit status: of `run`, the command's own (128 + signal when it was killed); otherwise 0. 125 when
+vpmu itself or the guest failed, 2 for a wrong command line, 130 after Ctrl-C.";
+
+/// Performance counters in virtual machines: run a command under several
+/// virtual PMU designs and see what each costs.
+///
+/// Boots a stock Debian guest in QEMU, as root or not, on any machine with
+/// Debian's apt. Nothing is installed; guests are downloaded once into
+/// ~/.cache/vpmu.
+#[derive(Debug, Parser)]
+#[command(name = "vpmu", version, after_help = AFTER, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Say what this machine can do, each missing thing with its fix
+    ///
+    /// Exit status 1 when something needed is missing.
+    Doctor,
+    /// Boot a guest, run CMD in it, stream its output, exit with its status
+    #[command(after_help = AFTER)]
+    Run {
+        /// The PMU design
+        #[arg(long, value_name = "NAME", default_value = "native", value_parser = design)]
+        pmu: Pmu,
+        #[command(flatten)]
+        guest: Guest,
+    },
+    /// Run the same CMD under several designs and print one table
+    ///
+    /// Designs run side by side: by default time is counted in instructions, so that neither
+    /// company nor a slow machine changes any figure, and the same comparison gives the same
+    /// figures again. CMD's output is kept inside the guest until CMD is over.
+    #[command(after_help = AFTER)]
+    Compare {
+        /// The PMU designs, in the order of the table; the first is what others are relative to
+        #[arg(
+            long,
+            value_name = "NAME,..",
+            value_delimiter = ',',
+            default_value = "native,kvm,emulated,partitioned",
+            value_parser = design
+        )]
+        pmu: Vec<Pmu>,
+        #[command(flatten)]
+        guest: Guest,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Guest {
+    /// Architecture of the guest
+    #[arg(long, value_enum, default_value_t = Arch::Aarch64)]
+    pub(crate) arch: Arch,
+    /// Processors of the guest
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    vcpus: u32,
+    /// Memory of the guest, for example 512M or 2G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    memory: u32,
+    /// Counters that the hypervisor keeps for itself (partitioned)
+    ///
+    /// The default leaves all to the guest, which then has as many as native.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    host_counters: u32,
+    /// Boot this kernel (an arm64 Image, or a raw binary) instead of Debian's
+    ///
+    /// Without CMD the guest runs until it powers off, and its console is streamed.
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Give the kernel this initrd (without CMD only)
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// Add words to the guest's kernel command line
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
+    append: Option<String>,
+    /// Put a file into the guest's /root (repeatable)
+    #[arg(long, value_name = "FILE")]
+    add: Vec<PathBuf>,
+    /// Give QEMU one more argument (repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    qemu_arg: Vec<String>,
+    /// Let time pass as it does here, instead of counting instructions
+    #[arg(long)]
+    realtime: bool,
+    /// Give up on a design after this many seconds
+    #[arg(long, value_name = "SECS", default_value = "900", value_parser = seconds)]
+    timeout: Duration,
+    /// Give up when the command has not begun after this many seconds
+    #[arg(long, value_name = "SECS", default_value = "240", value_parser = seconds)]
+    boot_timeout: Duration,
+    /// Write the figures to a file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Keep each design's console log, QEMU command line and records in a folder
+    #[arg(long, value_name = "DIR")]
+    keep: Option<PathBuf>,
+    /// What to run: a program and its arguments, or one quoted line for the shell
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Arch {
+    #[value(name = "aarch64")]
+    Aarch64,
+    #[value(name = "x86_64", alias = "x86-64")]
+    X86_64,
+}
+
+impl Guest {
+    pub(crate) fn experiment(&self) -> Experiment {
+        Experiment {
+            machine: Machine {
+                vcpus: self.vcpus,
+                memory: self.memory,
+                realtime: self.realtime,
+                qemu_args: self.qemu_arg.clone(),
+            },
+            host_counters: self.host_counters,
+            command: Command::from_words(&self.command),
+            kernel: self.kernel.clone(),
+            initrd: self.initrd.clone(),
+            append: self.append.clone(),
+            add: self.add.clone(),
+            timeout: self.timeout,
+            boot_timeout: self.boot_timeout,
+            keep: self.keep.clone(),
+        }
+    }
+}
+
+fn design(text: &str) -> Result<Pmu, String> {
+    text.parse()
+}
+
+/// MiB from a number with M or G behind it.
+fn memory(text: &str) -> Result<u32, String> {
+    let wrong = || "a size is a number with M or G behind it, for example 512M".to_owned();
+    let (number, unit) = text
+        .strip_suffix(['G', 'g'])
+        .map(|number| (number, 1024))
+        .or_else(|| text.strip_suffix(['M', 'm']).map(|number| (number, 1)))
+        .ok_or_else(wrong)?;
+    let number: u32 = number.parse().map_err(|_| wrong())?;
+    number
+        .checked_mul(unit)
+        .filter(|size| (1..=256 * 1024).contains(size))
+        .ok_or_else(|| "from 1M to 256G".to_owned())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<u32>() {
+        Ok(0) | Err(_) => Err("a time limit is a whole number of seconds, at least 1".to_owned()),
+        Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definition() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_and_limits() {
+        assert_eq!(memory("512M"), Ok(512));
+        assert_eq!(memory("2G"), Ok(2048));
+        for bad in ["", "G", "1", "1K", "-1M", "99999999G", "0M"] {
+            assert!(memory(bad).is_err(), "{bad}");
+        }
+        assert!(seconds("0").is_err());
+        assert_eq!(seconds("3"), Ok(Duration::from_secs(3)));
+    }
+}

@@ -1,0 +1,50 @@
+//! `vpmu run`.
+
+use std::process::ExitCode;
+
+use vpmu_lab::Result;
+use vpmu_lab::cache::Cache;
+use vpmu_lab::cancel::Cancel;
+use vpmu_lab::design::Pmu;
+use vpmu_lab::experiment::Sink;
+use vpmu_lab::guest::images::Images;
+use vpmu_lab::guest::job::Output;
+use vpmu_lab::progress::Progress;
+use vpmu_lab::result::{Results, check_writable};
+use vpmu_lab::supervise::Stage;
+
+use crate::options::Guest;
+
+pub(crate) fn run(pmu: Pmu, guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
+    let experiment = guest.experiment();
+    experiment.check(&[pmu])?;
+    if let Some(path) = &guest.json {
+        check_writable(path)?;
+    }
+    let progress = Progress::stderr();
+    let cache = Cache::open()?;
+    let images = experiment
+        .needs_images(&[pmu])
+        .then(|| Images::prepare(&cache, cancel, &progress))
+        .transpose()?;
+    let sink = Sink {
+        output: Output::Stream,
+        to: Box::new(std::io::stdout()),
+    };
+    let task = Progress::terminal().task(&format!("booting {pmu}"));
+    let outcome = experiment.run(pmu, &cache, images.as_ref(), sink, cancel, &mut |stage| {
+        // The bar makes way for the command's output, or a bare kernel's.
+        if stage != Stage::Boot || experiment.command.is_none() {
+            task.done();
+        }
+    })?;
+    task.done();
+    let Some(run) = outcome.run else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let status = u8::try_from(run.status).unwrap_or(u8::MAX);
+    if let Some(path) = &guest.json {
+        Results::new(vec![run]).write(path)?;
+    }
+    Ok(ExitCode::from(status))
+}

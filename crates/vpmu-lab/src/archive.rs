@@ -1,0 +1,282 @@
+//! Initramfs archives (cpio, `newc`), the same bytes for the same contents.
+//!
+//! A guest that boots from different bytes takes a different number of
+//! instructions, and with `-icount` that changes every later figure. So
+//! order, inode numbers, owners and times are fixed. Archives may be
+//! concatenated: the kernel unpacks one after the other.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use cpio::newc::{Builder, ModeFileType, trailer};
+
+use crate::{Error, Result};
+
+/// 2026-01-01 00:00 UTC. Not zero: gzip warns about files from 1970.
+pub const MTIME: u32 = 1_767_225_600;
+
+/// A file tree, in memory or on the disk until it is written.
+#[derive(Debug, Default)]
+pub struct Archive {
+    entries: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+enum Entry {
+    Folder,
+    File { mode: u32, contents: Contents },
+    Link(String),
+}
+
+/// Where a file's bytes come from.
+#[derive(Debug)]
+pub enum Contents {
+    /// From memory.
+    Bytes(Vec<u8>),
+    /// From a file, read when the archive is written.
+    Disk(PathBuf),
+}
+
+impl Archive {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a folder and those it is in. `path` has no leading slash.
+    pub fn folder(&mut self, path: &str) -> &mut Self {
+        let ends = path.match_indices('/').map(|(index, _)| index);
+        for end in ends.chain([path.len()]) {
+            self.entries
+                .entry(path[..end].to_owned())
+                .or_insert(Entry::Folder);
+        }
+        self
+    }
+
+    /// Adds a file with permissions `mode`, and the folders it is in.
+    pub fn file(&mut self, path: &str, mode: u32, contents: Contents) -> &mut Self {
+        self.parents(path);
+        self.entries
+            .insert(path.to_owned(), Entry::File { mode, contents });
+        self
+    }
+
+    /// Adds a symbolic link, and the folders it is in.
+    pub fn link(&mut self, path: &str, target: &str) -> &mut Self {
+        self.parents(path);
+        self.entries
+            .insert(path.to_owned(), Entry::Link(target.to_owned()));
+        self
+    }
+
+    /// Writes the archive.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read, is larger than 4 GiB, or `out` fails;
+    /// `place` is what `out` is called in the error.
+    pub fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
+        for (index, (path, entry)) in self.entries.iter().enumerate() {
+            let inode = u32::try_from(index + 1).expect("fewer than 2^32 files");
+            let builder = Builder::new(path).ino(inode).mtime(MTIME);
+            let written = Error::file("write", place);
+            match entry {
+                Entry::Folder => {
+                    let builder = builder
+                        .mode(0o755)
+                        .nlink(2)
+                        .set_mode_file_type(ModeFileType::Directory);
+                    builder.write(&mut *out, 0).finish().map_err(written)?;
+                }
+                Entry::Link(target) => {
+                    let builder = builder
+                        .mode(0o777)
+                        .set_mode_file_type(ModeFileType::Symlink);
+                    put(builder, out, target.as_bytes(), target.len() as u64).map_err(written)?;
+                }
+                Entry::File { mode, contents } => {
+                    let builder = builder
+                        .mode(*mode)
+                        .set_mode_file_type(ModeFileType::Regular);
+                    match contents {
+                        Contents::Bytes(bytes) => {
+                            put(builder, out, bytes.as_slice(), bytes.len() as u64)
+                        }
+                        Contents::Disk(path) => {
+                            let file = File::open(path).map_err(Error::file("open", path))?;
+                            let size = file.metadata().map_err(Error::file("read", path))?.len();
+                            put(builder, out, file, size)
+                        }
+                    }
+                    .map_err(written)?;
+                }
+            }
+        }
+        trailer(&mut *out).map_err(Error::file("write", place))?;
+        Ok(())
+    }
+
+    /// Writes the archive to a new file.
+    ///
+    /// # Errors
+    ///
+    /// As [`Archive::write`].
+    pub fn write_file(&self, path: &Path) -> Result<()> {
+        let file = File::create(path).map_err(Error::file("create", path))?;
+        let mut out = io::BufWriter::with_capacity(1 << 20, file);
+        self.write(&mut out, path)?;
+        out.flush().map_err(Error::file("write", path))
+    }
+
+    fn parents(&mut self, path: &str) {
+        if let Some((folder, _)) = path.rsplit_once('/') {
+            self.folder(folder);
+        }
+    }
+}
+
+/// Writes `parts` one after the other, each at a multiple of four bytes, where
+/// the kernel looks for the next archive.
+///
+/// # Errors
+///
+/// When a part cannot be read or `path` cannot be written.
+pub fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
+    let mut out = File::create(path).map_err(Error::file("create", path))?;
+    for part in parts {
+        let mut file = File::open(part).map_err(Error::file("open", part))?;
+        let size = io::copy(&mut file, &mut out).map_err(Error::file("write", path))?;
+        let padding = (4 - size % 4) % 4;
+        out.write_all(&[0; 3][..padding as usize])
+            .map_err(Error::file("write", path))?;
+    }
+    Ok(())
+}
+
+/// Adds the user's own file under `folder`, executable if it is so here.
+///
+/// # Errors
+///
+/// When it is not a readable regular file with a plain name.
+pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let metadata = fs::metadata(path).map_err(Error::file("open", path))?;
+    if !metadata.is_file() {
+        return Err(Error::format(
+            path,
+            "not a regular file; add files one by one",
+        ));
+    }
+    File::open(path).map_err(Error::file("open", path))?;
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .ok_or_else(|| Error::format(path, "the name is not UTF-8; rename it"))?;
+    let mode = if metadata.permissions().mode() & 0o111 == 0 {
+        0o644
+    } else {
+        0o755
+    };
+    archive.file(
+        &format!("{folder}/{name}"),
+        mode,
+        Contents::Disk(path.to_owned()),
+    );
+    Ok(())
+}
+
+fn put(
+    builder: Builder,
+    out: &mut impl Write,
+    mut from: impl io::Read,
+    size: u64,
+) -> io::Result<()> {
+    let size = u32::try_from(size)
+        .map_err(|_| io::Error::new(io::ErrorKind::FileTooLarge, "more than 4 GiB"))?;
+    let mut writer = builder.write(out, size);
+    io::copy(&mut from, &mut writer)?;
+    writer.finish()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(archive: &Archive) -> Vec<u8> {
+        let mut out = Vec::new();
+        archive.write(&mut out, Path::new("memory")).unwrap();
+        out
+    }
+
+    #[test]
+    fn same_contents_same_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        fs::write(&path, "disk").unwrap();
+
+        let mut first = Archive::new();
+        first
+            .file("usr/bin/b", 0o755, Contents::Bytes(b"disk".to_vec()))
+            .link("bin", "usr/bin")
+            .folder("proc");
+        let mut second = Archive::new();
+        second
+            .folder("proc")
+            .link("bin", "usr/bin")
+            .file("usr/bin/b", 0o755, Contents::Disk(path));
+        assert_eq!(bytes(&first), bytes(&second));
+    }
+
+    #[test]
+    fn parents_come_first() {
+        let mut archive = Archive::new();
+        archive.file("a/b/c", 0o644, Contents::Bytes(b"hello".to_vec()));
+        let data = bytes(&archive);
+        let mut names = Vec::new();
+        let mut rest = data.as_slice();
+        loop {
+            let reader = cpio::newc::Reader::new(rest).unwrap();
+            if reader.entry().is_trailer() {
+                break;
+            }
+            assert_eq!(reader.entry().mtime(), MTIME);
+            assert_eq!((reader.entry().uid(), reader.entry().gid()), (0, 0));
+            names.push((reader.entry().name().to_owned(), reader.entry().mode()));
+            rest = reader.finish().unwrap();
+        }
+        assert_eq!(
+            names,
+            [
+                ("a".to_owned(), 0o40755),
+                ("a/b".to_owned(), 0o40755),
+                ("a/b/c".to_owned(), 0o100_644),
+            ]
+        );
+        assert_eq!(data.len() % 4, 0);
+    }
+
+    #[test]
+    fn concatenated_parts_are_aligned() {
+        let folder = tempfile::tempdir().unwrap();
+        let part = folder.path().join("part");
+        fs::write(&part, "12345").unwrap();
+        let all = folder.path().join("all");
+        concatenate(&[&part, &part], &all).unwrap();
+        assert_eq!(fs::read(&all).unwrap(), b"12345\0\0\x0012345\0\0\0");
+    }
+
+    #[test]
+    fn added_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut archive = Archive::new();
+        assert!(add_file(&mut archive, "root", folder.path()).is_err());
+        assert!(add_file(&mut archive, "root", &folder.path().join("none")).is_err());
+        fs::write(folder.path().join("data"), "1").unwrap();
+        add_file(&mut archive, "root", &folder.path().join("data")).unwrap();
+        assert!(archive.entries.contains_key("root/data"));
+    }
+}

@@ -1,0 +1,130 @@
+//! One file that boots the monitor with a guest behind it.
+//!
+//! QEMU's `-kernel` takes a single file. So the monitor's raw image is padded
+//! to 2 MiB, the alignment an arm64 `Image` wants, and the guest follows. Two
+//! words of the monitor's header are filled in: the memory that the whole
+//! takes (Linux `Documentation/arch/arm64/booting.rst`, `image_size`), so that
+//! the loader puts device tree and initrd behind it, and the guest's length.
+
+use std::fs;
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Where the guest begins in the file.
+const GUEST_OFFSET: usize = 2 << 20;
+/// Header words, as offsets into the file.
+const IMAGE_SIZE: usize = 0x10;
+const IMAGE_MAGIC: usize = 0x38;
+const MONITOR_MAGIC: usize = 0x7f8;
+const GUEST_LENGTH: usize = 0x800;
+
+/// Builds the boot file's contents.
+///
+/// # Errors
+///
+/// When `monitor` is not a monitor image or `guest` cannot be booted by it.
+pub fn build(monitor: &Path, guest: &Path) -> Result<Vec<u8>> {
+    let mut file = fs::read(monitor).map_err(Error::file("read", monitor))?;
+    if file.get(MONITOR_MAGIC..MONITOR_MAGIC + 8) != Some(b"VPMUGST1")
+        || file.len() < GUEST_LENGTH + 8
+        || file.len() > GUEST_OFFSET
+    {
+        return Err(Error::format(
+            monitor,
+            "not a monitor image of this version; build it anew with script/setup",
+        ));
+    }
+    let guest_file = fs::read(guest).map_err(Error::file("read", guest))?;
+    if let Some(kind) = compression(&guest_file) {
+        return Err(Error::format(
+            guest,
+            format!("{kind}; give the uncompressed arm64 Image or a raw binary"),
+        ));
+    }
+    let memory = guest_memory(&guest_file).div_ceil(0x1000) * 0x1000;
+    file.resize(GUEST_OFFSET, 0);
+    put(&mut file, IMAGE_SIZE, GUEST_OFFSET as u64 + memory);
+    put(&mut file, GUEST_LENGTH, guest_file.len() as u64);
+    file.extend_from_slice(&guest_file);
+    Ok(file)
+}
+
+/// The bytes of memory a guest takes: as its arm64 header says, or its length.
+fn guest_memory(guest: &[u8]) -> u64 {
+    let length = guest.len() as u64;
+    let is_image = guest.get(IMAGE_MAGIC..IMAGE_MAGIC + 4) == Some(b"ARM\x64");
+    match guest.get(IMAGE_SIZE..IMAGE_SIZE + 8) {
+        Some(word) if is_image => {
+            let size = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+            size.max(length)
+        }
+        _ => length,
+    }
+}
+
+/// What a file that is not bootable as it is looks like.
+fn compression(file: &[u8]) -> Option<&'static str> {
+    match file {
+        [] => Some("empty"),
+        [0x1f, 0x8b, ..] => Some("compressed with gzip"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("compressed with zstd"),
+        [0x7f, b'E', b'L', b'F', ..] => Some("an ELF file"),
+        [b'M', b'Z', _, _, b'z', b'i', b'm', b'g', ..] => Some("a self-extracting EFI zboot image"),
+        _ => None,
+    }
+}
+
+fn put(file: &mut [u8], offset: usize, value: u64) {
+    file[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn word(file: &[u8], offset: usize) -> u64 {
+        u64::from_le_bytes(file[offset..offset + 8].try_into().unwrap())
+    }
+
+    fn build_from(monitor: &[u8], guest: &[u8]) -> Result<Vec<u8>> {
+        let folder = tempfile::tempdir().unwrap();
+        let (a, b) = (folder.path().join("monitor"), folder.path().join("guest"));
+        fs::write(&a, monitor).unwrap();
+        fs::write(&b, guest).unwrap();
+        build(&a, &b)
+    }
+
+    fn monitor() -> Vec<u8> {
+        let mut monitor = vec![7; 0x2000];
+        monitor[MONITOR_MAGIC..MONITOR_MAGIC + 8].copy_from_slice(b"VPMUGST1");
+        monitor
+    }
+
+    #[test]
+    fn raw_guest() {
+        let file = build_from(&monitor(), &[9; 5000]).unwrap();
+        assert_eq!(file.len(), GUEST_OFFSET + 5000);
+        assert_eq!(word(&file, IMAGE_SIZE), GUEST_OFFSET as u64 + 0x2000);
+        assert_eq!(word(&file, GUEST_LENGTH), 5000);
+        assert_eq!(file[GUEST_OFFSET - 1..GUEST_OFFSET + 1], [0, 9]);
+    }
+
+    #[test]
+    fn image_with_zeroed_memory_behind_it() {
+        let mut guest = vec![0; 5000];
+        put(&mut guest, IMAGE_SIZE, 0x1_0001);
+        guest[IMAGE_MAGIC..IMAGE_MAGIC + 4].copy_from_slice(b"ARM\x64");
+        let file = build_from(&monitor(), &guest).unwrap();
+        assert_eq!(word(&file, IMAGE_SIZE), GUEST_OFFSET as u64 + 0x1_1000);
+    }
+
+    #[test]
+    fn refused() {
+        for guest in [&b""[..], b"\x1f\x8b\x08", b"\x7fELF", b"MZ\0\0zimg"] {
+            assert!(build_from(&monitor(), guest).is_err());
+        }
+        assert!(build_from(&[0; 0x2000], b"guest").is_err());
+        assert!(build_from(&monitor()[..0x800], b"guest").is_err());
+    }
+}

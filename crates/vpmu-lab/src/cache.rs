@@ -1,0 +1,191 @@
+//! The folder in which the lab keeps what it downloaded and built.
+//!
+//! Several `vpmu` may run at once, and any may be killed at any time. So a
+//! file gets its name only once it is whole (written beside it, then renamed),
+//! whoever adds something holds [`Cache::lock`], and the short-lived folder of
+//! a run is recognised as abandoned by its lock, which dies with its owner.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use tempfile::TempDir;
+
+use crate::{Error, Result};
+
+/// `$XDG_CACHE_HOME/vpmu` or `~/.cache/vpmu`.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+/// Held while the cache is added to; released on drop.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
+
+/// A folder for the files of one run, removed on drop.
+#[derive(Debug)]
+pub struct RunDir {
+    folder: TempDir,
+    #[expect(dead_code, reason = "held for its lock")]
+    lock: File,
+}
+
+impl Cache {
+    /// Opens the user's cache folder, making it when it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When there is no home folder or it cannot be written.
+    pub fn open() -> Result<Self> {
+        let root = Self::location().ok_or_else(|| {
+            Error::Usage("no cache folder: set HOME or XDG_CACHE_HOME".to_owned())
+        })?;
+        Self::at(root)
+    }
+
+    /// Opens the cache in `root`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made.
+    pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
+        let root = root.into();
+        fs::create_dir_all(&root).map_err(Error::file("create", &root))?;
+        Ok(Self { root })
+    }
+
+    /// Where [`Cache::open`] looks, whether or not it is there.
+    pub fn location() -> Option<PathBuf> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        variable("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+            .or_else(|| variable("HOME").map(|home| PathBuf::from(home).join(".cache")))
+            .map(|folder| folder.join("vpmu"))
+    }
+
+    /// The folder itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Waits until no other `vpmu` adds to the cache, and keeps them out.
+    ///
+    /// # Errors
+    ///
+    /// When the lock file cannot be made.
+    pub fn lock(&self) -> Result<Lock> {
+        let path = self.root.join("lock");
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        flock(&file, FlockOperation::LockExclusive)
+            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
+        Ok(Lock(file))
+    }
+
+    /// A fresh folder for one run. Folders of killed runs are removed first.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made.
+    pub fn run_dir(&self) -> Result<RunDir> {
+        let runs = self.root.join("runs");
+        fs::create_dir_all(&runs).map_err(Error::file("create", &runs))?;
+        let _lock = self.lock()?;
+        remove_abandoned(&runs);
+        let folder =
+            TempDir::with_prefix_in("run-", &runs).map_err(Error::file("create", &runs))?;
+        let path = folder.path().join("lock");
+        let lock = File::create(&path).map_err(Error::file("create", &path))?;
+        flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
+        Ok(RunDir { folder, lock })
+    }
+}
+
+impl RunDir {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+/// Writes `contents` to `path` so that a reader sees all of it or none.
+///
+/// # Errors
+///
+/// When the folder of `path` cannot be written.
+pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
+    fs::write(file.path(), contents).map_err(Error::file("write", path))?;
+    publish(file, path)
+}
+
+/// Gives a finished temporary file its name, readable as a created file is.
+///
+/// # Errors
+///
+/// When it cannot be renamed.
+pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.as_file()
+        .set_permissions(fs::Permissions::from_mode(0o644))
+        .map_err(Error::file("write", path))?;
+    file.as_file()
+        .sync_data()
+        .map_err(Error::file("write", path))?;
+    file.persist(path)
+        .map_err(|error| Error::file("write", path)(error.error))?;
+    Ok(())
+}
+
+fn remove_abandoned(runs: &Path) {
+    for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
+        let abandoned = match File::open(entry.path().join("lock")) {
+            Ok(file) => flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok(),
+            Err(_) => true,
+        };
+        if abandoned {
+            // What cannot be removed now is tried again by the next run.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn abandoned_runs_go_live_ones_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let live = cache.run_dir().unwrap();
+        let dead = folder.path().join("runs/run-dead");
+        fs::create_dir(&dead).unwrap();
+        fs::write(dead.join("lock"), "").unwrap();
+
+        let second = cache.run_dir().unwrap();
+        assert!(live.path().exists());
+        assert!(second.path().exists());
+        assert!(!dead.exists());
+        let path = live.path().to_owned();
+        drop(live);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn whole_or_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write_whole(&path, b"1").unwrap();
+        write_whole(&path, b"2").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"2");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(write_whole(&folder.path().join("no/such"), b"").is_err());
+    }
+}

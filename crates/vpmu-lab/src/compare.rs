@@ -1,0 +1,169 @@
+//! The same command under several designs, side by side.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::cache::Cache;
+use crate::cancel::Cancel;
+use crate::design::Pmu;
+use crate::experiment::{Experiment, Sink};
+use crate::guest::images::Images;
+use crate::guest::job::Output;
+use crate::progress::{Progress, Task};
+use crate::result::Run;
+use crate::supervise::Stage;
+use crate::{Error, Result};
+
+/// What came of one design.
+#[derive(Debug)]
+pub struct Row {
+    /// The design.
+    pub pmu: Pmu,
+    /// The figures.
+    pub run: Run,
+    /// What the command printed.
+    pub output: Vec<u8>,
+    /// Wall-clock time of the whole.
+    pub wall: Duration,
+    /// Wall-clock time until the command began.
+    pub boot_wall: Duration,
+}
+
+/// What came of all.
+#[derive(Debug)]
+pub struct Comparison {
+    /// In the order asked for; those that failed are missing.
+    pub rows: Vec<Row>,
+    /// Designs that could not be run, and why.
+    pub failures: Vec<(Pmu, Error)>,
+}
+
+/// Runs `experiment` under each of `designs`.
+///
+/// Counted instructions do not mind company, so that many run at once as
+/// there are processors; in real time only one does.
+///
+/// # Errors
+///
+/// Only when interrupted; what fails in one design leaves the others alone.
+pub fn compare(
+    experiment: &Experiment,
+    designs: &[Pmu],
+    cache: &Cache,
+    images: Option<&Images>,
+    cancel: &Cancel,
+    progress: &Progress,
+) -> Result<Comparison> {
+    let at_once = if experiment.machine.realtime {
+        1
+    } else {
+        thread::available_parallelism().map_or(1, usize::from)
+    };
+    let queue = Mutex::new(starting_order(designs));
+    let finished = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..at_once.min(designs.len()) {
+            scope.spawn(|| {
+                while let Some(pmu) = lock(&queue).pop() {
+                    let task = progress.task(pmu.name());
+                    let row = run_one(experiment, pmu, cache, images, cancel, &task);
+                    if let Ok(row) = &row {
+                        task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
+                    }
+                    task.done();
+                    lock(&finished).push((pmu, row));
+                }
+            });
+        }
+    });
+    cancel.check()?;
+    let mut comparison = Comparison {
+        rows: Vec::new(),
+        failures: Vec::new(),
+    };
+    let mut finished = finished
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    finished.sort_by_key(|(pmu, _)| designs.iter().position(|design| design == pmu));
+    for (pmu, row) in finished {
+        match row {
+            Ok(row) => comparison.rows.push(row),
+            Err(error) => comparison.failures.push((pmu, error)),
+        }
+    }
+    Ok(comparison)
+}
+
+fn run_one(
+    experiment: &Experiment,
+    pmu: Pmu,
+    cache: &Cache,
+    images: Option<&Images>,
+    cancel: &Cancel,
+    task: &Task,
+) -> Result<Row> {
+    cancel.check()?;
+    let output = Captured::default();
+    let sink = Sink {
+        output: Output::Buffer,
+        to: Box::new(output.clone()),
+    };
+    let outcome = experiment.run(pmu, cache, images, sink, cancel, &mut |stage| {
+        task.say(match stage {
+            Stage::Boot => "booting",
+            Stage::Command => "running the command",
+            Stage::Report => "collecting figures",
+        });
+    })?;
+    let run = outcome.run.ok_or(Error::NoReport {
+        what: "any figures",
+        console: Vec::new(),
+    })?;
+    Ok(Row {
+        pmu,
+        run,
+        output: output.take(),
+        wall: outcome.wall,
+        boot_wall: outcome.boot_wall.unwrap_or_default(),
+    })
+}
+
+/// The longest first (taken from the end), so that none is left to run alone.
+fn starting_order(designs: &[Pmu]) -> Vec<Pmu> {
+    let mut order = designs.to_vec();
+    order.sort_by_key(|pmu| match pmu {
+        Pmu::Untrapped => 0,
+        Pmu::Partitioned => 1,
+        Pmu::Native => 2,
+        Pmu::Emulated => 3,
+        Pmu::Kvm => 4,
+    });
+    order
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes a command's output into memory.
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl Captured {
+    fn take(&self) -> Vec<u8> {
+        std::mem::take(&mut lock(&self.0))
+    }
+}
+
+impl Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.0).extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! Guest software from Debian's archive: downloaded once, checked, kept.
+//!
+//! A *pool* is a folder of package files with a manifest that names each file
+//! and its sha256. The manifest is written last, so a pool with a manifest is
+//! whole, and needs no network from then on. It is resolved anew only when
+//! the list of wanted packages changes, or when the user deletes it.
+
+pub mod apt;
+pub mod sources;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::{Cache, write_whole};
+use crate::cancel::Cancel;
+use crate::progress::Progress;
+use crate::{Error, Result, digest};
+use apt::{Apt, Package};
+
+/// The Debian release guests are made of.
+pub const RELEASE: &str = "trixie";
+
+/// The packages that guests and the KVM host are made of.
+pub const WANTED: [&str; 6] = [
+    "busybox-static",
+    "gzip",
+    "linux-image-arm64",
+    "linux-perf",
+    "qemu-system-arm",
+    "stress-ng",
+];
+
+/// Dependencies that are large and that no program of ours loads: scripts,
+/// data, and libraries that others open at run time when a screen is there.
+const NOT_NEEDED: [&str; 8] = [
+    "libllvm",
+    "libpython3.13-stdlib",
+    "libx11-data",
+    "libz3-",
+    "mesa-",
+    "perl-modules-",
+    "python3",
+    "systemd",
+];
+
+/// Which files make up a pool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    release: String,
+    architecture: String,
+    wanted: Vec<String>,
+    /// In the order of their file names.
+    pub packages: Vec<Package>,
+}
+
+/// A complete pool of packages.
+#[derive(Debug)]
+pub struct Pool {
+    folder: PathBuf,
+    manifest: Manifest,
+}
+
+impl Pool {
+    /// The pool for arm64 guests when it was fetched before; `None` when the
+    /// network is needed first.
+    pub fn fetched(cache: &Cache) -> Option<Self> {
+        let folder = folder(cache);
+        let text = fs::read(folder.join("manifest.json")).ok()?;
+        let manifest: Manifest = serde_json::from_slice(&text).ok()?;
+        let fits = manifest.release == RELEASE && manifest.wanted == WANTED;
+        let whole = manifest.packages.iter().all(|package| {
+            fs::metadata(folder.join("packages").join(&package.file))
+                .is_ok_and(|metadata| metadata.len() == package.size)
+        });
+        (fits && whole).then_some(Self { folder, manifest })
+    }
+
+    /// The pool for arm64 guests, downloaded when it is not there. The caller
+    /// holds the cache's lock.
+    ///
+    /// # Errors
+    ///
+    /// When apt is missing or fails, or a file is not what the index says.
+    pub fn fetch(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+        if let Some(pool) = Self::fetched(cache) {
+            return Ok(pool);
+        }
+        let folder = folder(cache);
+        let packages = folder.join("packages");
+        fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
+
+        let task = progress.task("reading Debian's package index");
+        let apt = Apt::new(&folder.join("apt"), RELEASE, "arm64")?;
+        apt.update(cancel)?;
+        let mut plan = apt.plan(&WANTED, cancel)?;
+        plan.retain(|package| !NOT_NEEDED.iter().any(|name| package.name.starts_with(name)));
+        plan.sort_by(|a, b| a.file.cmp(&b.file));
+        task.done();
+
+        download(&apt, &plan, &packages, cancel, progress)?;
+        remove_others(&packages, &plan);
+        let manifest = Manifest {
+            release: RELEASE.to_owned(),
+            architecture: "arm64".to_owned(),
+            wanted: WANTED.map(str::to_owned).to_vec(),
+            packages: plan,
+        };
+        let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
+        write_whole(&folder.join("manifest.json"), &text)?;
+        Ok(Self { folder, manifest })
+    }
+
+    /// What it is made of.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The folder to delete in order to start afresh.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of one package's file, its contents checked.
+    ///
+    /// # Errors
+    ///
+    /// When it is gone or was changed.
+    pub fn verified(&self, package: &Package) -> Result<PathBuf> {
+        let path = self.folder.join("packages").join(&package.file);
+        verify(&path, package)?;
+        Ok(path)
+    }
+}
+
+fn folder(cache: &Cache) -> PathBuf {
+    cache.root().join(format!("debian-{RELEASE}-arm64"))
+}
+
+/// Brings in what is not there yet. A file moves into `packages` only after
+/// its digest was found right, so an interrupted download continues with the
+/// files it lacks.
+fn download(
+    apt: &Apt,
+    plan: &[Package],
+    packages: &Path,
+    cancel: &Cancel,
+    progress: &Progress,
+) -> Result<()> {
+    let missing: Vec<Package> = plan
+        .iter()
+        .filter(|package| {
+            fs::metadata(packages.join(&package.file))
+                .map_or(true, |metadata| metadata.len() != package.size)
+        })
+        .cloned()
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let incoming = tempfile::Builder::new()
+        .prefix("incoming-")
+        .tempdir_in(packages.parent().unwrap_or(packages))
+        .map_err(Error::file("write in", packages))?;
+    let total = missing.iter().map(|package| package.size).sum();
+    let task = progress.bytes("downloading guest packages", total);
+    // Small pieces: what was finished before an interruption is kept.
+    let mut finished = 0;
+    for piece in missing.chunks(16) {
+        apt.download(piece, incoming.path(), cancel, &|| {
+            task.set(finished + folder_size(incoming.path()));
+        })?;
+        for package in piece {
+            let path = incoming.path().join(&package.file);
+            verify(&path, package)?;
+            fs::rename(&path, packages.join(&package.file)).map_err(Error::file("move", &path))?;
+            finished += package.size;
+        }
+        task.set(finished);
+    }
+    task.done();
+    Ok(())
+}
+
+fn verify(path: &Path, package: &Package) -> Result<()> {
+    let found = digest::of_file(path)?;
+    if found == package.sha256 {
+        return Ok(());
+    }
+    Err(Error::Checksum {
+        file: package.file.clone(),
+        expected: package.sha256.clone(),
+        found,
+        path: path.to_owned(),
+    })
+}
+
+fn folder_size(folder: &Path) -> u64 {
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.metadata().ok())
+        .map(|metadata| metadata.len())
+        .sum()
+}
+
+fn remove_others(packages: &Path, plan: &[Package]) {
+    let wanted: BTreeSet<&str> = plan.iter().map(|package| package.file.as_str()).collect();
+    for entry in fs::read_dir(packages).into_iter().flatten().flatten() {
+        if !entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| wanted.contains(name))
+        {
+            // A file too many does no harm.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Which shared libraries a program needs.
+//!
+//! A guest holds programs from packages, but not the packages: only the
+//! programs and the closure of their `DT_NEEDED` entries. Libraries that a
+//! program opens by itself at run time are not followed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, elf};
+
+use crate::{Error, Result};
+
+/// Where libraries are, relative to the root of the packages' files.
+pub const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/aarch64-linux-gnu", "usr/lib"];
+
+/// The libraries `programs` need, theirs included, by their path relative to
+/// `root`, each with the file that holds it.
+///
+/// # Errors
+///
+/// When one is missing (named in the error) or is not an ELF file.
+pub fn closure(
+    root: &Path,
+    programs: &[PathBuf],
+    missing: impl Fn(String) -> Error,
+) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    let mut seen = BTreeSet::new();
+    let mut open: Vec<PathBuf> = programs.to_vec();
+    while let Some(path) = open.pop() {
+        for name in needed(&path)? {
+            if !seen.insert(name.clone()) {
+                continue;
+            }
+            let (place, file) = LIBRARY_FOLDERS
+                .iter()
+                .find_map(|folder| {
+                    let place = format!("{folder}/{name}");
+                    Some((place.clone(), fs::canonicalize(root.join(&place)).ok()?))
+                })
+                .ok_or_else(|| missing(format!("{name}, needed by {},", file_name(&path))))?;
+            open.push(file.clone());
+            found.insert(place, file);
+        }
+    }
+    Ok(found)
+}
+
+/// The `DT_NEEDED` names of an ELF file, and its program interpreter's.
+///
+/// # Errors
+///
+/// When it cannot be read or is not a 64-bit ELF file.
+pub fn needed(path: &Path) -> Result<Vec<String>> {
+    let data = fs::read(path).map_err(Error::file("read", path))?;
+    parse(&data).map_err(|error| Error::format(path, format!("not a usable ELF program: {error}")))
+}
+
+fn parse(data: &[u8]) -> object::Result<Vec<String>> {
+    let file = ElfFile64::<Endianness>::parse(data)?;
+    let endian = file.endian();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut names = Vec::new();
+    for segment in file.elf_header().program_headers(endian, data)? {
+        if let Some(interpreter) = segment.interpreter(endian, data)? {
+            names.extend(text(interpreter).rsplit('/').next().map(str::to_owned));
+        }
+    }
+    let sections = file.elf_section_table();
+    if let Some((entries, strings)) = sections.dynamic(endian, data)? {
+        let strings = sections.strings(endian, data, strings)?;
+        for entry in entries {
+            if entry.d_tag.get(endian) == elf::DT_NEEDED {
+                let offset = u32::try_from(entry.d_val.get(endian)).unwrap_or(u32::MAX);
+                if let Ok(name) = strings.get(offset) {
+                    names.push(text(name));
+                }
+            }
+        }
+    }
+    Ok(names)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_elf() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        fs::write(&path, "#!/bin/sh\n").unwrap();
+        assert!(needed(&path).unwrap_err().to_string().contains("ELF"));
+        assert!(needed(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn this_test_needs_libc() {
+        let names = needed(&std::env::current_exe().unwrap()).unwrap();
+        assert!(
+            names.iter().any(|name| name.starts_with("libc.so")),
+            "{names:?}"
+        );
+    }
+}

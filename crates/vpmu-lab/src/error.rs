@@ -1,0 +1,220 @@
+//! What can go wrong in the lab, each with what to do about it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A failure of the lab itself; never of the command it ran.
+///
+/// The text fits after `vpmu: ` and ends with the way out.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file or folder could not be used.
+    #[error("failed to {action} {}: {source}{}", path.display(), hint(source))]
+    File {
+        /// What was tried, as a verb: "read", "write".
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it did not work.
+        source: io::Error,
+    },
+    /// A program of the machine is not installed.
+    #[error("{program} is not installed; {fix}")]
+    MissingProgram {
+        /// Its name.
+        program: String,
+        /// The command that installs it.
+        fix: &'static str,
+    },
+    /// A program of the machine failed.
+    #[error("{program} failed ({status}):\n{output}\n{hint}")]
+    Program {
+        /// Its name.
+        program: String,
+        /// How it ended.
+        status: String,
+        /// The end of what it printed.
+        output: String,
+        /// What usually helps.
+        hint: &'static str,
+    },
+    /// No Debian mirror among the machine's apt sources.
+    #[error(
+        "no Debian mirror among this machine's apt sources; set VPMU_DEBIAN_MIRROR to the address of one (the part before /dists)"
+    )]
+    NoMirror,
+    /// A package is not what the signed index says.
+    #[error(
+        "package {file} has sha256 {found}, expected {expected}; delete {} and try again",
+        path.display()
+    )]
+    Checksum {
+        /// The package's file name.
+        file: String,
+        /// What the signed index says.
+        expected: String,
+        /// What is on the disk.
+        found: String,
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// Something the guest needs is in none of the packages.
+    #[error(
+        "{what} is in none of the downloaded packages; delete {} to fetch the current ones",
+        cache.display()
+    )]
+    NotInPackages {
+        /// A program or a library.
+        what: String,
+        /// The folder of the packages.
+        cache: PathBuf,
+    },
+    /// A file has the wrong format.
+    #[error("{}: {problem}", path.display())]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it, and what to give instead.
+        problem: String,
+    },
+    /// A program that runs inside the guest was not built.
+    #[error(
+        "{file} was not found in {searched}; build it with script/setup, or set VPMU_GUEST_DIR"
+    )]
+    MissingArtifact {
+        /// Its file name.
+        file: &'static str,
+        /// Where it was looked for.
+        searched: String,
+    },
+    /// Options that do not go together.
+    #[error("{0}")]
+    Usage(String),
+    /// The guest did not reach the command.
+    #[error(
+        "the guest did not start the command within {} s (--boot-timeout){}",
+        limit.as_secs(),
+        quoted(console)
+    )]
+    Boot {
+        /// The limit.
+        limit: Duration,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// The wall-clock limit passed.
+    #[error(
+        "stopped after {} s; give it more with --timeout SECS{}",
+        limit.as_secs(),
+        quoted(console)
+    )]
+    Timeout {
+        /// The limit.
+        limit: Duration,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// The guest's kernel panicked.
+    #[error("the guest's kernel gave up: {line}{}", quoted(console))]
+    Panic {
+        /// The line that says so.
+        line: String,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// The monitor ended the guest.
+    #[error("{line}{}", quoted(console))]
+    Monitor {
+        /// What it said.
+        line: String,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// QEMU neither ran nor ended.
+    #[error(
+        "the machine stopped: QEMU used no processor time for {} s{}",
+        quiet.as_secs(),
+        quoted(console)
+    )]
+    Hang {
+        /// For how long.
+        quiet: Duration,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// QEMU ended before the command did.
+    #[error(
+        "QEMU ended early ({status}){}{}",
+        quoted_text(message),
+        quoted(console)
+    )]
+    QemuEnded {
+        /// How it ended.
+        status: String,
+        /// What it said itself.
+        message: String,
+        /// The guest's last console lines.
+        console: Vec<String>,
+    },
+    /// The guest ended without saying what the command did.
+    #[error("the guest ended without reporting {what}{}", quoted(console))]
+    NoReport {
+        /// What is missing.
+        what: &'static str,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// Ctrl-C, or a request to end.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// The lab's results.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// For `map_err` on an operation on `path`.
+    pub fn file(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::File {
+            action,
+            path: path.as_ref().to_owned(),
+            source,
+        }
+    }
+
+    /// A file that is not what it should be.
+    pub fn format(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
+        Self::Format {
+            path: path.as_ref().to_owned(),
+            problem: problem.into(),
+        }
+    }
+}
+
+fn hint(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; free some space, or move the cache with XDG_CACHE_HOME"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "; choose a writable folder",
+        _ => "",
+    }
+}
+
+fn quoted(console: &[String]) -> String {
+    if console.is_empty() {
+        return String::new();
+    }
+    let lines: String = console.iter().map(|line| format!("\n  | {line}")).collect();
+    format!("\nlast console lines:{lines}")
+}
+
+fn quoted_text(message: &str) -> String {
+    let message = message.trim();
+    if message.is_empty() {
+        String::new()
+    } else {
+        format!(": {message}")
+    }
+}

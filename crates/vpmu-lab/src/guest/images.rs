@@ -1,0 +1,316 @@
+//! Guest images made from packages: the kernel, the file tree of a guest, and
+//! that of a KVM host with a guest in it.
+//!
+//! They hold what is the same for every run and are made once for each set of
+//! packages; what differs from run to run is a second small archive
+//! ([`super::job`]) that the kernel unpacks over this one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{Archive, Contents};
+use crate::cache::{Cache, write_whole};
+use crate::cancel::Cancel;
+use crate::debian::Pool;
+use crate::progress::Progress;
+use crate::tool::Tool;
+use crate::{Error, Result, digest, elf};
+
+/// To be changed with everything below that changes an image's contents.
+const LAYOUT: u32 = 1;
+
+/// Programs in every guest, each from the package of a similar name.
+const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];
+
+/// Programs in the KVM host, beside the guest.
+const HOST_PROGRAMS: [&str; 2] = ["busybox", "qemu-system-aarch64"];
+
+/// Bytes of `/root/random.bin`, which nothing can compress.
+const RANDOM_BYTES: usize = 4 << 20;
+
+/// dpkg-deb, on the machine.
+pub const DPKG_DEB: Tool = Tool {
+    program: "dpkg-deb",
+    fix: "apt-get install dpkg",
+    hint: "the package may be damaged: delete the cache folder and try again",
+};
+
+/// A complete set of images.
+#[derive(Debug, Clone)]
+pub struct Images {
+    folder: PathBuf,
+    contents: Index,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Index {
+    kernel_release: String,
+    sizes: Vec<(String, u64)>,
+}
+
+const KERNEL: &str = "Image";
+const GUEST: &str = "guest.cpio";
+const KVM_HOST: &str = "kvm-host.cpio";
+
+impl Images {
+    /// The images, made or downloaded first when they are not there.
+    ///
+    /// # Errors
+    ///
+    /// When packages cannot be had or lack something.
+    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+        if let Some(images) = Self::ready(cache) {
+            return Ok(images);
+        }
+        let _lock = cache.lock()?;
+        // Another vpmu may have made them while this one waited.
+        if let Some(images) = Self::ready(cache) {
+            return Ok(images);
+        }
+        let pool = Pool::fetch(cache, cancel, progress)?;
+        let task = progress.task("building guest images");
+        let images = Self::build(&pool, cancel)?;
+        task.done();
+        Ok(images)
+    }
+
+    /// The images when they were made before.
+    pub fn ready(cache: &Cache) -> Option<Self> {
+        let folder = folder(&Pool::fetched(cache)?);
+        let contents: Index =
+            serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
+        let whole = contents.sizes.iter().all(|(name, size)| {
+            fs::metadata(folder.join(name)).is_ok_and(|metadata| metadata.len() == *size)
+        });
+        whole.then_some(Self { folder, contents })
+    }
+
+    /// The kernel, a raw arm64 `Image`.
+    pub fn kernel(&self) -> PathBuf {
+        self.folder.join(KERNEL)
+    }
+
+    /// For example `6.12.107+deb13-arm64`.
+    pub fn kernel_release(&self) -> &str {
+        &self.contents.kernel_release
+    }
+
+    /// The file tree of a guest.
+    pub fn guest(&self) -> PathBuf {
+        self.folder.join(GUEST)
+    }
+
+    /// The file tree of a KVM host, which holds a kernel and a guest's.
+    pub fn kvm_host(&self) -> PathBuf {
+        self.folder.join(KVM_HOST)
+    }
+
+    fn build(pool: &Pool, cancel: &Cancel) -> Result<Self> {
+        let temporary =
+            tempfile::tempdir_in(pool.folder()).map_err(Error::file("write in", pool.folder()))?;
+        let tree = temporary.path().join("tree");
+        fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
+        for package in &pool.manifest().packages {
+            cancel.check()?;
+            unpack(&pool.verified(package)?, &tree)?;
+        }
+        let missing = |what: String| Error::NotInPackages {
+            what,
+            cache: pool.folder().to_owned(),
+        };
+
+        let made = temporary.path().join("images");
+        fs::create_dir(&made).map_err(Error::file("create", &made))?;
+        let (vmlinuz, kernel_release) =
+            find_kernel(&tree).ok_or_else(|| missing("the kernel".to_owned()))?;
+        let kernel = made.join(KERNEL);
+        fs::copy(&vmlinuz, &kernel).map_err(Error::file("write", &kernel))?;
+        guest_tree(&tree, &missing)?.write_file(&made.join(GUEST))?;
+        cancel.check()?;
+        let mut host = programs(&tree, &HOST_PROGRAMS, &missing)?;
+        host.file("guest/Image", 0o644, Contents::Disk(kernel));
+        host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
+        host.write_file(&made.join(KVM_HOST))?;
+
+        let size = |name: &str| {
+            let path = made.join(name);
+            let metadata = fs::metadata(&path).map_err(Error::file("read", &path))?;
+            Ok((name.to_owned(), metadata.len()))
+        };
+        let contents = Index {
+            kernel_release,
+            sizes: [KERNEL, GUEST, KVM_HOST]
+                .into_iter()
+                .map(size)
+                .collect::<Result<_>>()?,
+        };
+        let text = serde_json::to_vec_pretty(&contents).expect("an index is plain data");
+        write_whole(&made.join("index.json"), &text)?;
+
+        let folder = folder(pool);
+        remove_older(pool.folder());
+        fs::rename(&made, &folder).map_err(Error::file("create", &folder))?;
+        Ok(Self { folder, contents })
+    }
+}
+
+/// Named after everything that decides about the contents.
+fn folder(pool: &Pool) -> PathBuf {
+    let packages: String = pool
+        .manifest()
+        .packages
+        .iter()
+        .map(|package| package.sha256.as_str())
+        .collect();
+    let key = digest::of_bytes(format!("{LAYOUT} {packages}").as_bytes());
+    pool.folder().join(format!("images-{}", &key[..16]))
+}
+
+fn remove_older(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("images-") {
+            // In the way of nothing but disk space.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Unpacks programs, libraries and the kernel of one package into `tree`.
+fn unpack(package: &Path, tree: &Path) -> Result<()> {
+    let mut command = DPKG_DEB.command();
+    command
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = command
+        .spawn()
+        .map_err(|error| DPKG_DEB.spawn_error(error))?;
+    let output = child.stdout.take().expect("standard output is piped");
+    let unpacked = unpack_wanted(tar::Archive::new(output), tree);
+    let status = child.wait().map_err(Error::file("run", DPKG_DEB.program))?;
+    unpacked.map_err(Error::file("unpack", package))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(Error::Program {
+        program: DPKG_DEB.program.to_owned(),
+        status: status.to_string(),
+        output: package.display().to_string(),
+        hint: DPKG_DEB.hint,
+    })
+}
+
+fn unpack_wanted(
+    mut archive: tar::Archive<impl std::io::Read>,
+    tree: &Path,
+) -> std::io::Result<()> {
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.to_string_lossy().into_owned();
+        let path = path.trim_start_matches("./");
+        let wanted = path.starts_with("usr/bin/")
+            || path.starts_with("boot/vmlinuz-")
+            || path.starts_with("usr/lib/ld-linux")
+            || (path.starts_with("usr/lib/aarch64-linux-gnu/lib") && path.contains(".so"))
+            || path.starts_with("usr/lib/aarch64-linux-gnu/ld-linux");
+        if wanted {
+            entry.unpack_in(tree)?;
+        }
+    }
+    Ok(())
+}
+
+fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
+    fs::read_dir(tree.join("boot"))
+        .ok()?
+        .flatten()
+        .find_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some((entry.path(), name.strip_prefix("vmlinuz-")?.to_owned()))
+        })
+}
+
+fn guest_tree(tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
+    let mut archive = programs(tree, &GUEST_PROGRAMS, missing)?;
+    let text = |text: &str| Contents::Bytes(text.as_bytes().to_vec());
+    archive
+        .file("etc/passwd", 0o644, text("root:x:0:0:root:/root:/bin/sh\n"))
+        .file("etc/group", 0o644, text("root:x:0:\n"))
+        .file(
+            "root/random.bin",
+            0o644,
+            Contents::Bytes(random_bytes(RANDOM_BYTES)),
+        );
+    Ok(archive)
+}
+
+/// A file tree with `names` and the libraries they need.
+fn programs(tree: &Path, names: &[&str], missing: &impl Fn(String) -> Error) -> Result<Archive> {
+    let mut archive = Archive::new();
+    for folder in [
+        "dev", "proc", "sys", "tmp", "run", "root", "usr/bin", "usr/lib",
+    ] {
+        archive.folder(folder);
+    }
+    archive
+        .link("bin", "usr/bin")
+        .link("sbin", "usr/bin")
+        .link("lib", "usr/lib")
+        .link("usr/bin/sh", "busybox");
+    let paths = names
+        .iter()
+        .map(|name| {
+            fs::canonicalize(tree.join("usr/bin").join(name))
+                .map_err(|_| missing((*name).to_owned()))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    for (name, path) in names.iter().zip(&paths) {
+        archive.file(
+            &format!("usr/bin/{name}"),
+            0o755,
+            Contents::Disk(path.clone()),
+        );
+    }
+    for (place, path) in elf::closure(tree, &paths, missing)? {
+        archive.file(&place, 0o755, Contents::Disk(path));
+    }
+    Ok(archive)
+}
+
+/// Bytes of a fixed pseudo-random sequence (SplitMix64 from 42).
+fn random_bytes(count: usize) -> Vec<u8> {
+    let mut state = 42u64;
+    let mut bytes = Vec::with_capacity(count + 8);
+    while bytes.len() < count {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        bytes.extend_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes());
+    }
+    bytes.truncate(count);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_bytes_are_fixed() {
+        let bytes = random_bytes(20);
+        assert_eq!(bytes.len(), 20);
+        assert_eq!(bytes[..8], 0xbdd7_3226_2feb_6e95_u64.to_le_bytes());
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = programs(folder.path(), &["perf"], &Error::Usage).unwrap_err();
+        assert_eq!(error.to_string(), "perf");
+    }
+}

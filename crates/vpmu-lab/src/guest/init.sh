@@ -1,0 +1,73 @@
+#!/usr/bin/busybox sh
+# Process 1 of every guest: makes a small system, runs one command under
+# `meter`, reports, powers off. /vpmu/job (written by vpmu) says how:
+#   output   stream: the command writes to the console as it goes
+#            buffer: into a file printed afterwards, so that the console's
+#            cost is not part of the figures
+#   meter    options for meter
+#   control  the terminal meter talks to
+#   settle   seconds to wait first
+#
+# Lines that begin with the byte 0x1e are for vpmu and hold JSON.
+
+b=/usr/bin/busybox
+$b mkdir -p /applets
+$b --install -s /applets
+export PATH=/usr/bin:/applets HOME=/root TERM=dumb LC_ALL=C
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t devpts devpts /dev/pts
+mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+ln -s /proc/self/fd /dev/fd
+ln -s /proc/self/fd/0 /dev/stdin
+ln -s /proc/self/fd/1 /dev/stdout
+ln -s /proc/self/fd/2 /dev/stderr
+
+# The console passes the command's bytes as they are.
+stty -opost -echo
+. /vpmu/job
+
+report() { printf '\036%s\n' "$1"; }
+
+# Kernel messages stay out of the output; a panic is still printed.
+echo 1 > /proc/sys/kernel/printk
+# perf sees everything, with symbols.
+echo -1 > /proc/sys/kernel/perf_event_paranoid
+echo 0 > /proc/sys/kernel/kptr_restrict
+# No self-throttling: left on, the kernel lowers the sampling rate where a
+# sample is expensive, and a costly design would look cheap for taking fewer.
+echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
+# A watchdog would take one of the counters.
+echo 0 > /proc/sys/kernel/watchdog 2>/dev/null
+
+counters=$(dmesg | sed -n 's/.*hw perfevents:.* driver, \(.*\) counters.*/\1/p')
+report "{\"guest\":{\"kernel\":\"$(uname -r)\",\"counters\":\"$counters\"}}"
+
+cd /root
+# What the kernel still does in the background is over after that.
+sleep "$settle"
+report '{"vpmu":"command"}'
+[ "$output" = stream ] && report '{"vpmu":"output"}'
+meter $meter -- sh /vpmu/command < "$control" > "$control"
+if [ "$output" = buffer ]; then
+    report '{"vpmu":"output"}'
+    head -c 1048576 /tmp/output
+fi
+report '{"vpmu":"end"}'
+
+if [ -s perf.data ]; then
+    perf report --stats -i perf.data 2>/dev/null | awk '
+        / stats:$/ { events = ($0 !~ /^Aggregated/); next }
+        $2 != "events:" { next }
+        events && $1 == "LOST_SAMPLES" { lost += $3 }
+        !events { count[$1] = $3 }
+        END {
+            printf "\036{\"perf\":{\"samples\":%d,\"lost_records\":%d,\"lost_samples\":%d,\"throttled\":%d}}\n",
+                count["SAMPLE"], count["LOST"], lost, count["THROTTLE"]
+        }'
+fi
+poweroff -f

@@ -1,0 +1,210 @@
+//! What one run adds to a guest's images: the job, as a second archive.
+
+use std::path::PathBuf;
+
+use super::artifacts;
+use crate::Result;
+use crate::archive::{Archive, Contents, add_file};
+
+const GUEST_INIT: &str = include_str!("init.sh");
+const KVM_HOST_INIT: &str = include_str!("kvm_host.sh");
+
+/// A command for the guest's shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command(String);
+
+impl Command {
+    /// From the words after `--`: several are a program and its arguments, as
+    /// they are; a single one is a line for the shell (`a | b > c`).
+    /// `None` when there are none.
+    pub fn from_words(words: &[String]) -> Option<Self> {
+        match words {
+            [] => None,
+            [line] => Some(Self(line.clone())),
+            words => Some(Self(
+                words
+                    .iter()
+                    .map(|word| quote(word))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            )),
+        }
+    }
+
+    /// As a line for the shell.
+    pub fn as_line(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What happens to the command's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// Printed as it comes.
+    Stream,
+    /// Kept, and printed afterwards.
+    Buffer,
+}
+
+/// How `meter` tells the world outside when the command begins and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notify {
+    /// Not at all.
+    Nobody,
+    /// The monitor, through its doorbell.
+    Monitor,
+    /// The KVM host, through the second serial port.
+    KvmHost,
+}
+
+/// One job for a guest.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// What to run.
+    pub command: Command,
+    /// What to do with its output.
+    pub output: Output,
+    /// Whom to tell.
+    pub notify: Notify,
+    /// The user's files, put into `/root`.
+    pub add: Vec<PathBuf>,
+}
+
+/// What the KVM host is told about its guest.
+#[derive(Debug, Clone)]
+pub struct HostJob<'a> {
+    /// QEMU's options, none with a space in it.
+    pub qemu: &'a [String],
+    /// The guest's kernel command line.
+    pub append: &'a str,
+    /// The guest's processors.
+    pub vcpus: u32,
+    /// The guest's own job, an archive on the disk.
+    pub guest: PathBuf,
+    /// A kernel for the guest instead of the host's own.
+    pub kernel: Option<PathBuf>,
+}
+
+/// Seconds of rest between boot and command. Under `-icount` an idle machine
+/// skips to the next event, so this costs next to nothing.
+const SETTLE: u32 = 1;
+
+impl Job {
+    /// The archive with this job.
+    ///
+    /// # Errors
+    ///
+    /// When a guest-side program or an added file is missing.
+    pub fn archive(&self) -> Result<Archive> {
+        let (meter, control) = match self.notify {
+            Notify::Nobody => ("", "/dev/console"),
+            Notify::Monitor => ("--doorbell", "/dev/console"),
+            Notify::KvmHost => ("--sync", "/dev/ttyAMA1"),
+        };
+        let (output, place) = match self.output {
+            Output::Stream => ("stream", "/dev/console"),
+            Output::Buffer => ("buffer", "/tmp/output"),
+        };
+        let text = |text: String| Contents::Bytes(text.into_bytes());
+        let program = |name| artifacts::find(name).map(Contents::Disk);
+        let mut archive = Archive::new();
+        archive
+            .file("init", 0o755, text(GUEST_INIT.to_owned()))
+            .file("usr/bin/meter", 0o755, program(artifacts::METER)?)
+            .file("usr/bin/workload", 0o755, program(artifacts::WORKLOAD)?)
+            .file(
+                "vpmu/job",
+                0o644,
+                text(format!(
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={SETTLE}\n"
+                )),
+            )
+            .file(
+                "vpmu/command",
+                0o644,
+                text(format!(
+                    "exec < /dev/null > {place} 2>&1\n{}\n",
+                    self.command.as_line()
+                )),
+            );
+        for path in &self.add {
+            add_file(&mut archive, "root", path)?;
+        }
+        Ok(archive)
+    }
+}
+
+impl HostJob<'_> {
+    /// The archive with this job.
+    pub fn archive(&self) -> Archive {
+        let mut archive = Archive::new();
+        archive
+            .file(
+                "init",
+                0o755,
+                Contents::Bytes(KVM_HOST_INIT.as_bytes().to_vec()),
+            )
+            .file("guest/job.cpio", 0o644, Contents::Disk(self.guest.clone()))
+            .file(
+                "vpmu/job",
+                0o644,
+                Contents::Bytes(
+                    format!(
+                        "qemu={}\nappend={}\nvcpus={}\nsettle={SETTLE}\n",
+                        quote(&self.qemu.join(" ")),
+                        quote(self.append),
+                        self.vcpus
+                    )
+                    .into_bytes(),
+                ),
+            );
+        if let Some(kernel) = &self.kernel {
+            archive.file("guest/Image", 0o644, Contents::Disk(kernel.clone()));
+        }
+        archive
+    }
+}
+
+/// A word as the shell reads it back, quoted only when it has to be.
+pub fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Option<Command> {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        Command::from_words(&words)
+    }
+
+    #[test]
+    fn one_word_is_a_shell_line() {
+        let command = words(&["gzip -c random.bin > /dev/null"]).unwrap();
+        assert_eq!(command.as_line(), "gzip -c random.bin > /dev/null");
+        assert_eq!(words(&[]), None);
+    }
+
+    #[test]
+    fn several_words_stay_words() {
+        let command = words(&["printf", "%s\n", "it's", "", "a>b", "x=y"]).unwrap();
+        assert_eq!(command.as_line(), "printf '%s\n' 'it'\\''s' '' 'a>b' x=y");
+    }
+
+    #[test]
+    fn scripts_are_valid_shell() {
+        for script in [GUEST_INIT, KVM_HOST_INIT] {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", script])
+                .status()
+                .unwrap();
+            assert!(status.success());
+        }
+    }
+}

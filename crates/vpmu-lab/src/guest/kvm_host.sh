@@ -1,0 +1,90 @@
+#!/usr/bin/busybox sh
+# Process 1 of the KVM host: runs stock QEMU on stock KVM with the guest
+# inside, and takes a snapshot of the host's accounts just before and just
+# after the guest's command. /vpmu/job (written by vpmu) says how:
+#   qemu     options for QEMU
+#   append   the guest's kernel command line
+#   vcpus    how many
+#   settle   seconds to wait first
+#
+# The guest's first serial port is this console. Its second one carries the
+# `meter --sync` dialogue: meter says begin or end and waits for a line.
+
+b=/usr/bin/busybox
+$b mkdir -p /applets
+$b --install -s /applets
+export PATH=/usr/bin:/applets LC_ALL=C
+
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t debugfs debugfs /sys/kernel/debug
+stty -opost -echo
+. /vpmu/job
+echo 1 > /proc/sys/kernel/printk
+
+report() { printf '\036%s\n' "$1"; }
+
+stats=
+for file in /sys/kernel/debug/kvm/*exit*; do
+    stats="$stats ${file##*/}"
+done
+
+# Reads with the shell alone: a process more would be part of the account.
+snapshot() {
+    read -r cpu < /proc/stat
+    text=
+    for name in $stats; do
+        read -r value < "/sys/kernel/debug/kvm/$name"
+        text="$text${text:+,}\"$name\":$value"
+    done
+}
+
+# With more than one processor, each vCPU keeps its own.
+pin() {
+    [ "$vcpus" -gt 1 ] || return
+    for task in /proc/"$qemu_pid"/task/*; do
+        read -r name < "$task/comm"
+        case $name in
+        CPU*KVM) name=${name#CPU }
+            taskset -pc "${name%%/*}" "${task##*/}" > /dev/null ;;
+        esac
+    done
+}
+
+cat /guest/guest.cpio /guest/job.cpio > /guest/initrd
+rm /guest/guest.cpio
+mkfifo /run/sync.in /run/sync.out
+sleep "$settle"
+qemu-system-aarch64 $qemu \
+    -kernel /guest/Image -initrd /guest/initrd -append "$append" \
+    -serial stdio -chardev pipe,id=sync,path=/run/sync -serial chardev:sync \
+    < /dev/null &
+qemu_pid=$!
+# When QEMU ends, whatever the reason, the loop below ends too.
+( exec 2> /dev/null
+  while kill -0 "$qemu_pid"; do sleep 1; done
+  echo gone > /run/sync.out ) &
+
+exec 3<> /run/sync.out 4<> /run/sync.in
+mark=$(printf '\036')
+while read -r line <&3; do
+    case $line in
+    "${mark}begin")
+        pin
+        snapshot
+        begin="{\"cpu\":\"$cpu\",\"exits\":{$text}}"
+        echo go >&4 ;;
+    "${mark}end")
+        snapshot
+        end="{\"cpu\":\"$cpu\",\"exits\":{$text}}"
+        echo go >&4 ;;
+    "$mark"*) record=$line ;;
+    gone) break ;;
+    esac
+done
+wait "$qemu_pid"
+report "{\"host\":{\"qemu\":\"$(qemu-system-aarch64 --version | head -n 1)\",\"status\":$?}}"
+[ -n "$record" ] && printf '%s\n' "$record"
+[ -n "$end" ] && report "{\"kvm\":{\"begin\":$begin,\"end\":$end}}"
+poweroff -f

@@ -1,0 +1,384 @@
+//! The figures of one run, and the file that `--json` writes.
+//!
+//! A figure that a design cannot know is `null`, never a made-up zero. The
+//! file holds nothing that depends on wall-clock time, so two runs of the same
+//! deterministic comparison write the same bytes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::cache::write_whole;
+use crate::design::Pmu;
+use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span};
+use crate::{Error, Result};
+
+/// What `--json` writes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Results {
+    /// Changes when a field changes its meaning.
+    pub schema: u32,
+    /// One for each design.
+    pub runs: Vec<Run>,
+}
+
+/// The figures of one command under one design.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Run {
+    /// `aarch64`.
+    pub arch: &'static str,
+    /// The design.
+    pub pmu: Pmu,
+    /// Processors of the guest.
+    pub vcpus: u32,
+    /// Event counters that the guest's kernel found.
+    pub guest_counters: Option<u32>,
+    /// Event counters that the hypervisor kept.
+    pub host_counters: Option<u32>,
+    /// As a line for the shell.
+    pub command: String,
+    /// The command's exit status, 128 + signal when it was killed.
+    pub status: i32,
+    /// Guest clock, seconds.
+    pub real_s: f64,
+    /// Guest clock, seconds.
+    pub user_s: f64,
+    /// Guest clock, seconds.
+    pub sys_s: f64,
+    /// Samples in the `perf.data` that the command left behind.
+    pub samples: Option<u64>,
+    /// Samples that perf knows it lost.
+    pub lost_samples: Option<u64>,
+    /// How often the guest's kernel throttled an event.
+    pub throttled: Option<u64>,
+    /// PMU interrupts that the guest took during the command.
+    pub pmis: Option<u64>,
+    /// Exits to the hypervisor during the command, by kind.
+    pub exits: Option<BTreeMap<String, u64>>,
+    /// All of them, for each PMU interrupt.
+    pub exits_per_pmi: Option<f64>,
+    /// Part of the machine's time spent in the hypervisor during the command.
+    pub host_share: Option<f64>,
+    /// The part that each kind of exit took.
+    pub exit_share: Option<BTreeMap<String, f64>>,
+    /// Whether the same run gives the same figures.
+    pub deterministic: bool,
+    /// Everything the monitor said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<Monitor>,
+}
+
+impl Results {
+    /// The current schema.
+    pub fn new(runs: Vec<Run>) -> Self {
+        Self { schema: 1, runs }
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("results are plain data");
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+}
+
+/// Finds out before the long work whether `path` can be written at its end.
+///
+/// # Errors
+///
+/// When it cannot.
+pub fn check_writable(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Err(Error::format(path, "is a folder; name a file"));
+    }
+    if path.exists() {
+        File::options()
+            .append(true)
+            .open(path)
+            .map_err(Error::file("write", path))?;
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
+    Ok(())
+}
+
+impl Run {
+    /// Puts the records of a guest together; `None` without one of `meter`.
+    pub fn from_records(
+        pmu: Pmu,
+        vcpus: u32,
+        deterministic: bool,
+        command: &str,
+        records: &[Record],
+    ) -> Option<Self> {
+        let found = Found::in_records(records);
+        let meter = found.meter?;
+        let account = Account::of(pmu, vcpus, &found);
+        let pmis = meter.pmis;
+        let exits_per_pmi = account.exits.as_ref().zip(pmis).and_then(|(exits, pmis)| {
+            (pmis > 0).then(|| round(exits.values().sum::<u64>() as f64 / pmis as f64))
+        });
+        Some(Self {
+            arch: "aarch64",
+            pmu,
+            vcpus,
+            guest_counters: found.guest.and_then(Guest::event_counters),
+            host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
+            command: command.to_owned(),
+            status: meter.status,
+            real_s: meter.real_ns as f64 / 1e9,
+            user_s: meter.user_us as f64 / 1e6,
+            sys_s: meter.sys_us as f64 / 1e6,
+            samples: found.perf.map(|perf| perf.samples),
+            lost_samples: found.perf.and_then(lost_samples),
+            throttled: found.perf.map(|perf| perf.throttled),
+            pmis,
+            exits: account.exits,
+            exits_per_pmi,
+            host_share: account.host_share,
+            exit_share: account.exit_share,
+            deterministic,
+            monitor: found.monitor.cloned(),
+        })
+    }
+
+    /// User and kernel time together, seconds.
+    pub fn busy_s(&self) -> f64 {
+        self.user_s + self.sys_s
+    }
+}
+
+/// Known when perf wrote how many; not when it only wrote that there were some.
+fn lost_samples(perf: &Perf) -> Option<u64> {
+    (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
+}
+
+#[derive(Default)]
+struct Found<'a> {
+    guest: Option<&'a Guest>,
+    meter: Option<&'a Meter>,
+    perf: Option<&'a Perf>,
+    kvm: Option<&'a Kvm>,
+    monitor: Option<&'a Monitor>,
+}
+
+impl<'a> Found<'a> {
+    fn in_records(records: &'a [Record]) -> Self {
+        let mut found = Self::default();
+        for record in records {
+            match record {
+                Record::Guest(guest) => found.guest = Some(guest),
+                Record::Meter(meter) => found.meter = Some(meter),
+                Record::Perf(perf) => found.perf = Some(perf),
+                Record::Kvm(kvm) => found.kvm = Some(kvm),
+                Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
+                Record::Vpmu(_) | Record::Host(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// What the hypervisor did meanwhile, in its own words.
+#[derive(Default)]
+struct Account {
+    exits: Option<BTreeMap<String, u64>>,
+    host_share: Option<f64>,
+    exit_share: Option<BTreeMap<String, f64>>,
+}
+
+impl Account {
+    fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
+        match pmu {
+            Pmu::Native => Self::default(),
+            Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
+            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => found
+                .monitor
+                .and_then(|monitor| monitor.measured.as_ref())
+                .map(|span| Self::of_monitor(span, vcpus))
+                .unwrap_or_default(),
+        }
+    }
+
+    fn of_monitor(span: &Span, vcpus: u32) -> Self {
+        let all = span.ticks as f64 * f64::from(vcpus);
+        let share = |ticks: u64| round(ticks as f64 / all);
+        let known = span.ticks > 0;
+        Self {
+            exits: Some(span.exits.clone()),
+            host_share: known.then(|| share(span.el2_ticks)),
+            exit_share: known.then(|| {
+                span.exit_ticks
+                    .iter()
+                    .map(|(kind, &ticks)| (kind.clone(), share(ticks)))
+                    .collect()
+            }),
+        }
+    }
+
+    fn of_kvm(kvm: &Kvm) -> Self {
+        let mut exits = BTreeMap::new();
+        let mut named = 0;
+        let mut all = 0;
+        for (name, &end) in &kvm.end.exits {
+            let begin = kvm.begin.exits.get(name).copied().unwrap_or(0);
+            let count = end.saturating_sub(begin);
+            match name.as_str() {
+                "exits" => all = count,
+                // Signals end a run of the vCPU from outside: no exit of the
+                // guest's, and not counted among them.
+                "signal_exits" => {}
+                _ => {
+                    named += count;
+                    let kind = name.replace("_exit_stat", "").replace("_exit", "");
+                    if count > 0 {
+                        exits.insert(kind, count);
+                    }
+                }
+            }
+        }
+        // KVM does not count its system register traps, interrupts and page
+        // faults apart.
+        exits.insert("other".to_owned(), all.saturating_sub(named));
+        Self {
+            exits: Some(exits),
+            host_share: kvm_host_share(&kvm.begin, &kvm.end),
+            exit_share: None,
+        }
+    }
+}
+
+/// All processor time but the guest's and idle time, by the host's own
+/// accounts (proc_stat(5): user time includes guest time).
+fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
+    let fields = |snapshot: &Snapshot| -> Option<Vec<u64>> {
+        let words = snapshot.cpu.split_whitespace().skip(1);
+        words.map(|word| word.parse().ok()).collect()
+    };
+    let (begin, end) = (fields(begin)?, fields(end)?);
+    let grown: Vec<u64> = end
+        .iter()
+        .zip(&begin)
+        .map(|(end, begin)| end.saturating_sub(*begin))
+        .collect();
+    let [_, _, _, idle, iowait, _, _, _, guest, guest_nice, ..] = grown[..] else {
+        return None;
+    };
+    let all: u64 = grown[..8].iter().sum();
+    let host = all.saturating_sub(idle + iowait + guest + guest_nice);
+    (all > 0).then(|| round(host as f64 / all as f64))
+}
+
+/// Six digits behind the point: more would be noise of the division.
+fn round(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(lines: &[&str]) -> Vec<Record> {
+        lines
+            .iter()
+            .map(|line| Record::parse(line.as_bytes()).unwrap())
+            .collect()
+    }
+
+    const METER: &str = r#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":700000,"sys_us":500000,"pmis":100}}"#;
+    const GUEST: &str = r#"{"guest":{"kernel":"6.12","counters":"7 (0,8000003f)"}}"#;
+
+    fn run(pmu: Pmu, lines: &[&str]) -> Run {
+        Run::from_records(pmu, 1, true, "true", &records(lines)).unwrap()
+    }
+
+    #[test]
+    fn native_knows_no_exits() {
+        let run = run(Pmu::Native, &[GUEST, METER]);
+        assert_eq!((run.real_s, run.guest_counters), (2.5, Some(6)));
+        assert_eq!((run.samples, run.host_share), (None, None));
+        let json = serde_json::to_value(Results::new(vec![run])).unwrap();
+        assert_eq!(json["schema"], 1);
+        let fields = json["runs"][0].as_object().unwrap();
+        for name in [
+            "arch",
+            "pmu",
+            "vcpus",
+            "guest_counters",
+            "host_counters",
+            "command",
+            "status",
+            "real_s",
+            "user_s",
+            "sys_s",
+            "samples",
+            "lost_samples",
+            "pmis",
+            "exits",
+            "exits_per_pmi",
+            "host_share",
+            "deterministic",
+        ] {
+            assert!(fields.contains_key(name), "{name}");
+        }
+        assert!(fields["exits"].is_null() && fields["lost_samples"].is_null());
+    }
+
+    #[test]
+    fn kvm_accounts() {
+        let kvm = r#"{"kvm":{
+            "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1000,"hvc_exit_stat":1,"signal_exits":5}},
+            "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":1860,"hvc_exit_stat":11,"signal_exits":9}}}}"#;
+        let run = run(Pmu::Kvm, &[METER, kvm]);
+        let exits = run.exits.unwrap();
+        assert_eq!((exits["hvc"], exits["other"]), (10, 850));
+        assert_eq!(run.exits_per_pmi, Some(8.6));
+        // 200 in all: 50 idle, 50 in the guest.
+        assert_eq!(run.host_share, Some(0.5));
+    }
+
+    #[test]
+    fn monitor_accounts() {
+        let monitor = r#"{"vpmu-monitor":{"guest_counters":4,"host_counters":2,
+            "measured":{"ticks":1000,"el2_ticks":100,"pmis":100,"exits":{"irq:pmu":100,"hvc":20},"exit_ticks":{"irq:pmu":90}},
+            "total":{"ticks":9000,"el2_ticks":900,"pmis":100,"exits":{}}}}"#;
+        let run = run(Pmu::Partitioned, &[METER, monitor]);
+        assert_eq!(run.host_counters, Some(2));
+        assert_eq!(run.exits_per_pmi, Some(1.2));
+        assert_eq!(run.host_share, Some(0.1));
+        assert_eq!(run.exit_share.unwrap()["irq:pmu"], 0.09);
+    }
+
+    #[test]
+    fn lost_samples_are_known_or_not() {
+        let perf = |lost_records, lost_samples| {
+            super::lost_samples(&Perf {
+                samples: 1,
+                lost_records,
+                lost_samples,
+                throttled: 0,
+            })
+        };
+        assert_eq!(perf(0, 0), Some(0));
+        assert_eq!(perf(2, 7), Some(7));
+        assert_eq!(perf(2, 0), None);
+    }
+
+    #[test]
+    fn writable_is_found_out_early() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_writable(&folder.path().join("a.json")).is_ok());
+        assert!(check_writable(&folder.path().join("no/a.json")).is_err());
+        assert!(check_writable(folder.path()).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,435 @@
+//! Running QEMU: never longer than asked, never orphaned, never hanging
+//! unnoticed.
+//!
+//! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
+//! which then ends it. It is started through `setpriv --pdeathsig`, so that
+//! the kernel ends it when vpmu is killed. One thread reads the console and
+//! may block on the user's standard output as long as it likes; the other
+//! watches the clock.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::cancel::Cancel;
+use crate::console::{Piece, Splitter, Transcript};
+use crate::machine::QEMU;
+use crate::tool::is_installed;
+use crate::{Error, Result};
+
+const POLL: Duration = Duration::from_millis(20);
+/// How long QEMU may take to end after the console was closed.
+const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// How to install QEMU, for error messages.
+pub const QEMU_FIX: &str = "apt-get install qemu-system-arm";
+
+/// Wall-clock limits.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// For everything.
+    pub total: Duration,
+    /// Until the command begins; `None` when no command is expected.
+    pub boot: Option<Duration>,
+    /// Without any processor time while not waiting for our reader. `None`
+    /// when idling is normal: in real time an idle guest costs nothing.
+    pub quiet: Option<Duration>,
+}
+
+/// Where console bytes go.
+pub struct Streams {
+    /// The command's output, or everything when `raw`.
+    pub output: Box<dyn Write + Send>,
+    /// Everything.
+    pub log: Option<File>,
+    /// Pass on the whole console, not only the command's output.
+    pub raw: bool,
+}
+
+/// Where a run is, for progress display.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Until the command begins.
+    Boot,
+    /// While it runs.
+    Command,
+    /// Afterwards.
+    Report,
+}
+
+/// The command line that starts QEMU with `arguments`.
+///
+/// # Errors
+///
+/// When QEMU or setpriv is missing.
+pub fn qemu_command(arguments: &[std::ffi::OsString]) -> Result<Command> {
+    for (program, fix) in [(QEMU, QEMU_FIX), ("setpriv", "apt-get install util-linux")] {
+        if !is_installed(program) {
+            return Err(Error::MissingProgram {
+                program: program.to_owned(),
+                fix,
+            });
+        }
+    }
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--", QEMU])
+        .args(arguments);
+    Ok(command)
+}
+
+/// Runs QEMU to its end and gives what the console said.
+///
+/// # Errors
+///
+/// When a limit is passed, `cancel` asks to stop, QEMU fails, or the output
+/// cannot be written. QEMU is gone in every case.
+pub fn run(
+    mut command: Command,
+    streams: Streams,
+    limits: Limits,
+    cancel: &Cancel,
+    stage: &mut dyn FnMut(Stage),
+) -> Result<Transcript> {
+    let mut errors = tempfile::tempfile().map_err(Error::file("write in", std::env::temp_dir()))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(
+            errors
+                .try_clone()
+                .map_err(Error::file("open", "a temporary file"))?,
+        )
+        .process_group(0);
+    let child = command.spawn().map_err(Error::file("run", QEMU))?;
+    let mut qemu = Qemu(child);
+    let stdout = qemu.0.stdout.take().expect("standard output is piped");
+    let shared = Arc::new(Shared::default());
+    let reader = {
+        let shared = Arc::clone(&shared);
+        thread::spawn(move || read_console(stdout, streams, &shared))
+    };
+
+    let start = Instant::now();
+    let mut activity = Activity::new(&qemu.0);
+    let mut last_stage = Stage::Boot;
+    stage(last_stage);
+    while !reader.is_finished() {
+        thread::sleep(POLL);
+        cancel.check()?;
+        let transcript = shared.transcript();
+        let now = match (transcript.begun, transcript.ended) {
+            (false, _) => Stage::Boot,
+            (true, false) => Stage::Command,
+            (true, true) => Stage::Report,
+        };
+        let console = || transcript.last_lines();
+        if now != last_stage {
+            last_stage = now;
+            stage(now);
+        }
+        let elapsed = start.elapsed();
+        if elapsed > limits.total {
+            return Err(Error::Timeout {
+                limit: limits.total,
+                console: console(),
+            });
+        }
+        if let Some(limit) = limits.boot
+            && now == Stage::Boot
+            && elapsed > limit
+        {
+            return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Boot {
+                limit,
+                console: console(),
+            }));
+        }
+        if let Some(quiet) = limits.quiet {
+            if shared.writing.load(Ordering::Relaxed) {
+                activity.reset();
+            }
+            if activity.quiet_for() > quiet {
+                return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Hang {
+                    quiet,
+                    console: console(),
+                }));
+            }
+        }
+    }
+    reader.join().unwrap_or(Ok(()))?;
+    let status = qemu.wait(LAST_WORDS)?;
+    let transcript = shared.transcript();
+    if !status.success() {
+        let mut message = String::new();
+        // Without its message the status has to do.
+        let _ = errors
+            .rewind()
+            .and_then(|()| errors.read_to_string(&mut message));
+        return Err(Error::QemuEnded {
+            status: status.to_string(),
+            message,
+            console: transcript.last_lines(),
+        });
+    }
+    Ok(transcript)
+}
+
+/// What the guest itself said about its end, when that was a bad one.
+pub fn ended_badly(transcript: &Transcript) -> Option<Error> {
+    let console = transcript.last_lines();
+    if let Some(line) = transcript.monitor.clone() {
+        return Some(Error::Monitor { line, console });
+    }
+    let line = transcript.panic.clone()?;
+    Some(Error::Panic { line, console })
+}
+
+#[derive(Default)]
+struct Shared {
+    transcript: Mutex<Transcript>,
+    /// The reader waits for the user's terminal or pager.
+    writing: AtomicBool,
+}
+
+impl Shared {
+    fn transcript(&self) -> Transcript {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Transcript> {
+        self.transcript
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read_console(mut from: impl Read, mut streams: Streams, shared: &Shared) -> Result<()> {
+    let mut splitter = Splitter::default();
+    let mut buffer = [0; 16 << 10];
+    loop {
+        let count = match from.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(Error::file("read the console of", QEMU)(error)),
+        };
+        let chunk = &buffer[..count];
+        if let Some(log) = &mut streams.log {
+            log.write_all(chunk)
+                .map_err(Error::file("write", "the console log"))?;
+        }
+        for piece in splitter.feed(chunk) {
+            let output = shared.lock().note(&piece).to_vec();
+            let bytes = match &piece {
+                Piece::Bytes(bytes) if streams.raw => bytes,
+                _ => &output,
+            };
+            pass_on(bytes, &mut streams, shared)?;
+        }
+    }
+    let rest = splitter.finish();
+    if streams.raw {
+        pass_on(&rest, &mut streams, shared)?;
+    }
+    Ok(())
+}
+
+fn pass_on(bytes: &[u8], streams: &mut Streams, shared: &Shared) -> Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    shared.writing.store(true, Ordering::Relaxed);
+    let written = streams
+        .output
+        .write_all(bytes)
+        .and_then(|()| streams.output.flush());
+    shared.writing.store(false, Ordering::Relaxed);
+    written.map_err(Error::file("write", "the output"))
+}
+
+/// Kills QEMU and whatever it started when dropped.
+struct Qemu(Child);
+
+impl Qemu {
+    fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.0.try_wait().map_err(Error::file("wait for", QEMU))? {
+                return Ok(status);
+            }
+            if start.elapsed() > limit {
+                return Err(Error::QemuEnded {
+                    status: "console closed".to_owned(),
+                    message: String::new(),
+                    console: Vec::new(),
+                });
+            }
+            thread::sleep(POLL);
+        }
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        if let Some(group) = Pid::from_raw(self.0.id().cast_signed()) {
+            // Fails only when all of the group are gone.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Notices when QEMU stops using processor time although it could run.
+struct Activity {
+    pid: u32,
+    used: u64,
+    since: Instant,
+}
+
+impl Activity {
+    fn new(child: &Child) -> Self {
+        Self {
+            pid: child.id(),
+            used: 0,
+            since: Instant::now(),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.since = Instant::now();
+    }
+
+    fn quiet_for(&mut self) -> Duration {
+        match processor_time(self.pid) {
+            // On a busy machine a runnable QEMU may have to wait.
+            Some((used, runnable)) if used == self.used && !runnable => {}
+            Some((used, _)) => {
+                self.used = used;
+                self.reset();
+            }
+            None => self.reset(),
+        }
+        self.since.elapsed()
+    }
+}
+
+/// Ticks that a process used, and whether a thread of it wants more.
+fn processor_time(pid: u32) -> Option<(u64, bool)> {
+    let mut used = 0;
+    let mut runnable = false;
+    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
+        let Ok(stat) = fs::read_to_string(task.path().join("stat")) else {
+            continue; // a thread that has just ended
+        };
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        runnable |= !matches!(*fields.first()?, "S" | "I");
+        used += fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    }
+    Some((used, runnable))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits {
+        total: Duration::from_secs(20),
+        boot: None,
+        quiet: None,
+    };
+
+    fn shell(script: &str, limits: Limits) -> Result<Transcript> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        let streams = Streams {
+            output: Box::new(std::io::sink()),
+            log: None,
+            raw: false,
+        };
+        run(command, streams, limits, &Cancel::default(), &mut |_| ())
+    }
+
+    #[test]
+    fn a_good_end() {
+        let transcript = shell("printf '\\036{\"vpmu\":\"command\"}\\n'", LIMITS).unwrap();
+        assert!(transcript.begun);
+    }
+
+    #[test]
+    fn total_limit() {
+        let limits = Limits {
+            total: Duration::from_millis(200),
+            ..LIMITS
+        };
+        let error = shell("echo last words; sleep 100", limits).unwrap_err();
+        assert!(matches!(error, Error::Timeout { .. }));
+        assert!(error.to_string().contains("| last words"), "{error}");
+    }
+
+    #[test]
+    fn boot_limit_and_panic() {
+        let limits = Limits {
+            boot: Some(Duration::from_millis(300)),
+            ..LIMITS
+        };
+        let error = shell("sleep 100", limits).unwrap_err();
+        assert!(matches!(error, Error::Boot { .. }), "{error}");
+        let error = shell("echo Kernel panic - not syncing: x; sleep 100", limits).unwrap_err();
+        assert!(matches!(error, Error::Panic { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_stopped_machine() {
+        let limits = Limits {
+            quiet: Some(Duration::from_millis(300)),
+            ..LIMITS
+        };
+        let error = shell("exec sleep 100", limits).unwrap_err();
+        assert!(matches!(error, Error::Hang { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_bad_end() {
+        let error = shell("echo console; echo why >&2; exit 3", LIMITS).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("exit status: 3") && text.contains("why"),
+            "{text}"
+        );
+        assert!(text.contains("| console"), "{text}");
+    }
+
+    #[test]
+    fn the_whole_group_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pid");
+        let limits = Limits {
+            total: Duration::from_millis(300),
+            ..LIMITS
+        };
+        let script = format!("sleep 100 & echo $! > {}; wait", path.display());
+        shell(&script, limits).unwrap_err();
+        let pid = fs::read_to_string(path).unwrap();
+        let gone = |pid: &str| {
+            fs::read_to_string(format!("/proc/{pid}/stat"))
+                .map_or(true, |stat| stat.contains(") Z"))
+        };
+        for _ in 0..100 {
+            if gone(pid.trim()) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        panic!("a child of the child is still there");
+    }
+}

@@ -1,0 +1,209 @@
+//! The table that `compare` prints, its legend and its warnings.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::compare::Row;
+use crate::design::Pmu;
+use crate::result::Run;
+
+const COLUMNS: [&str; 12] = [
+    "design",
+    "counters",
+    "real s",
+    "x",
+    "user+sys s",
+    "x",
+    "samples",
+    "PMIs",
+    "exits",
+    "exits/PMI",
+    "host share",
+    "wall s",
+];
+
+/// What the columns mean.
+pub const LEGEND: &str = "\
+real, user+sys  the command's time by the guest's clock (wall: this machine's, boot included)
+x               relative to the first row
+PMIs            performance monitoring interrupts that the guest took during the command
+exits           times the hypervisor took over during the command, whatever for
+host share      part of the machine's time that the hypervisor took meanwhile
+-               not applicable, or not known to that design";
+
+/// The table, relative to its first row.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_header(COLUMNS);
+    let first = rows.first().map(|row| &row.run);
+    for row in rows {
+        let run = &row.run;
+        let relative = |figure: fn(&Run) -> f64| {
+            let base = first.map(figure).filter(|&base| base > 0.0);
+            optional(base.map(|base| figure(run) / base), |x| format!("{x:.3}"))
+        };
+        table.add_row([
+            run.pmu.name().to_owned(),
+            optional(run.guest_counters, |n| format!("{n}+1")),
+            format!("{:.3}", run.real_s),
+            relative(|run| run.real_s),
+            format!("{:.3}", run.busy_s()),
+            relative(Run::busy_s),
+            optional(run.samples, |n| n.to_string()),
+            optional(run.pmis, |n| n.to_string()),
+            optional(run.exits.as_ref(), |exits| {
+                exits.values().sum::<u64>().to_string()
+            }),
+            optional(run.exits_per_pmi, |x| format!("{x:.2}")),
+            optional(run.host_share, |share| format!("{:.2} %", share * 100.0)),
+            format!("{:.1}", row.wall.as_secs_f64()),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// What each row's exits were, the most frequent first.
+pub fn exits(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for row in rows {
+        let Some(exits) = &row.run.exits else {
+            continue;
+        };
+        let mut kinds: Vec<(&String, &u64)> = exits.iter().collect();
+        kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+        let kinds: Vec<String> = kinds
+            .iter()
+            .take(8)
+            .map(|(kind, count)| format!("{kind} {count}"))
+            .collect();
+        let _ = writeln!(text, "{:12} {}", row.pmu, kinds.join(", "));
+    }
+    text
+}
+
+/// What may be wrong with the figures: what, why, and which option mends it.
+pub fn warnings(rows: &[Row]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for row in rows {
+        let (pmu, run) = (row.pmu, &row.run);
+        if run.status != 0 {
+            warnings.push(format!(
+                "{pmu}: the command ended with status {}, so its figures may be of half a run; \
+                 see what it printed with `vpmu run --pmu {pmu}`",
+                run.status
+            ));
+        }
+        if let Some(count) = run.throttled.filter(|&count| count > 0) {
+            warnings.push(format!(
+                "{pmu}: the guest's kernel throttled sampling {count} times, because samples came \
+                 faster than kernel.perf_event_max_sample_rate; lower perf's -F"
+            ));
+        }
+        match run.lost_samples {
+            Some(0) => {}
+            Some(count) => warnings.push(lost(pmu, &format!("{count}"))),
+            None if run.samples.is_some() => warnings.push(lost(pmu, "an unknown number of")),
+            None => {}
+        }
+        if run.samples == Some(0) {
+            warnings.push(format!(
+                "{pmu}: perf recorded no samples: the command was too short, or its events do not \
+                 count on this machine"
+            ));
+        }
+        if !run.deterministic {
+            warnings.push(format!(
+                "{pmu}: measured in real time, so figures differ from run to run; leave out \
+                 --realtime to count instructions instead"
+            ));
+        }
+    }
+    warnings
+}
+
+fn lost(pmu: Pmu, count: &str) -> String {
+    format!(
+        "{pmu}: perf lost {count} samples, because its buffer was full; give perf a larger one \
+         (-m) or lower its -F"
+    )
+}
+
+fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or_else(|| "-".to_owned(), show)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn row(pmu: Pmu, real_s: f64) -> Row {
+        let native = pmu == Pmu::Native;
+        Row {
+            pmu,
+            run: Run {
+                arch: "aarch64",
+                pmu,
+                vcpus: 1,
+                guest_counters: Some(6),
+                host_counters: None,
+                command: "true".to_owned(),
+                status: 0,
+                real_s,
+                user_s: real_s / 2.0,
+                sys_s: 0.0,
+                samples: Some(3000),
+                lost_samples: Some(0),
+                throttled: Some(0),
+                pmis: Some(1000),
+                exits: (!native)
+                    .then(|| BTreeMap::from([("irq:pmu".to_owned(), 1000), ("hvc".to_owned(), 3)])),
+                exits_per_pmi: (!native).then_some(1.003),
+                host_share: (!native).then_some(0.0097),
+                exit_share: None,
+                deterministic: true,
+                monitor: None,
+            },
+            output: Vec::new(),
+            wall: Duration::from_millis(10_340),
+            boot_wall: Duration::from_secs(3),
+        }
+    }
+
+    #[test]
+    fn snapshot() {
+        let rows = [row(Pmu::Native, 2.0), row(Pmu::Partitioned, 2.02)];
+        assert_eq!(
+            table(&rows),
+            "\
+| design      | counters | real s |     x | user+sys s |     x | samples | PMIs | exits | exits/PMI | host share | wall s |
+|-------------|----------|--------|-------|------------|-------|---------|------|-------|-----------|------------|--------|
+| native      |      6+1 |  2.000 | 1.000 |      1.000 | 1.000 |    3000 | 1000 |     - |         - |          - |   10.3 |
+| partitioned |      6+1 |  2.020 | 1.010 |      1.010 | 1.010 |    3000 | 1000 |  1003 |      1.00 |     0.97 % |   10.3 |"
+        );
+        assert_eq!(exits(&rows), "partitioned  irq:pmu 1000, hvc 3\n");
+        assert!(warnings(&rows).is_empty());
+    }
+
+    #[test]
+    fn warnings_name_the_way_out() {
+        let mut bad = row(Pmu::Kvm, 1.0);
+        bad.run.status = 2;
+        bad.run.throttled = Some(3);
+        bad.run.lost_samples = None;
+        bad.run.samples = Some(0);
+        bad.run.deterministic = false;
+        let text = warnings(&[bad]).join("\n");
+        for word in ["status 2", "-F", "-m", "too short", "--realtime"] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Running a program of the machine to its end: `apt-get`, `dpkg-deb`.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use crate::cancel::Cancel;
+use crate::{Error, Result};
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// A program, and what to say when it is missing or fails.
+#[derive(Debug, Clone, Copy)]
+pub struct Tool {
+    /// Looked up in `PATH`.
+    pub program: &'static str,
+    /// Said when it is not installed.
+    pub fix: &'static str,
+    /// Said after its own words when it fails.
+    pub hint: &'static str,
+}
+
+impl Tool {
+    /// A command line to add arguments to.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.program);
+        command.env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it, calling `tick` now and then, and gives its standard output.
+    ///
+    /// # Errors
+    ///
+    /// When it is not installed, fails, or `cancel` asks to stop.
+    pub fn run(&self, mut command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
+        let temporary =
+            || tempfile::tempfile().map_err(Error::file("write in", std::env::temp_dir()));
+        let (mut output, mut errors) = (temporary()?, temporary()?);
+        let duplicate = |file: &File| file.try_clone().map_err(Error::file("open", self.program));
+        command
+            .stdout(duplicate(&output)?)
+            .stderr(duplicate(&errors)?);
+        let child = command.spawn().map_err(|error| self.spawn_error(error))?;
+        let mut child = KillOnDrop(child);
+        let status = loop {
+            if let Some(status) = child
+                .0
+                .try_wait()
+                .map_err(|error| self.spawn_error(error))?
+            {
+                break status;
+            }
+            cancel.check()?;
+            tick();
+            thread::sleep(POLL);
+        };
+        if status.success() {
+            return self.text(&mut output);
+        }
+        let said = self.text(&mut output)? + &self.text(&mut errors)?;
+        let last: Vec<&str> = said.lines().rev().take(12).collect();
+        Err(Error::Program {
+            program: self.program.to_owned(),
+            status: status.to_string(),
+            output: last.into_iter().rev().collect::<Vec<_>>().join("\n"),
+            hint: self.hint,
+        })
+    }
+
+    /// The error for a program that could not be started.
+    pub fn spawn_error(&self, error: io::Error) -> Error {
+        if error.kind() == io::ErrorKind::NotFound {
+            Error::MissingProgram {
+                program: self.program.to_owned(),
+                fix: self.fix,
+            }
+        } else {
+            Error::file("run", self.program)(error)
+        }
+    }
+
+    fn text(&self, file: &mut File) -> Result<String> {
+        let mut bytes = Vec::new();
+        file.rewind()
+            .and_then(|()| file.read_to_end(&mut bytes))
+            .map_err(Error::file("read the output of", self.program))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// Whether a program is found in `PATH`.
+pub fn is_installed(program: &str) -> bool {
+    std::env::var_os("PATH").is_some_and(|path| {
+        std::env::split_paths(&path).any(|folder| {
+            fs::metadata(folder.join(program)).is_ok_and(|metadata| metadata.is_file())
+        })
+    })
+}
+
+struct KillOnDrop(Child);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        // Both fail only for a child that has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHELL: Tool = Tool {
+        program: "sh",
+        fix: "",
+        hint: "look there",
+    };
+
+    fn shell(script: &str) -> Result<String> {
+        let mut command = SHELL.command();
+        command.args(["-c", script]);
+        SHELL.run(command, &Cancel::default(), &|| ())
+    }
+
+    #[test]
+    fn output_and_failure() {
+        assert_eq!(shell("echo out; echo err >&2").unwrap(), "out\n");
+        let error = shell("echo out; echo err >&2; exit 3")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("out\nerr\nlook there"), "{error}");
+    }
+
+    #[test]
+    fn missing_program() {
+        let tool = Tool {
+            program: "vpmu-no-such-program",
+            fix: "install it",
+            hint: "",
+        };
+        let error = tool
+            .run(tool.command(), &Cancel::default(), &|| ())
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "vpmu-no-such-program is not installed; install it"
+        );
+        assert!(!is_installed(tool.program));
+        assert!(is_installed("sh"));
+    }
+
+    #[test]
+    fn cancelled() {
+        let cancel = Cancel::default();
+        cancel.cancel();
+        let mut command = SHELL.command();
+        command.args(["-c", "sleep 100"]);
+        let error = SHELL.run(command, &cancel, &|| ()).unwrap_err();
+        assert!(matches!(error, Error::Interrupted));
+    }
+}
