@@ -223,7 +223,11 @@ impl GuestPmu {
                 Pmi::Line
             }
             PmuKind::Partitioned(pmu) => {
-                if pmu.overflow(registers).guest {
+                let split = pmu.overflow(registers);
+                // With no cause in sight the wire is still the guest's: it may have stopped its
+                // counters (PMCR_EL0.E) with an overflow pending, which lowers the line on some
+                // machines later than on others. Kept from the guest, it would fire for ever.
+                if split.guest || split.host.is_empty() {
                     Pmi::Physical
                 } else {
                     Pmi::None

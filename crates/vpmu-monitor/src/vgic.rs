@@ -19,6 +19,9 @@ pub trait ListRegisters {
     fn write(&mut self, n: usize, value: u64);
     /// `ICH_ELRSR_EL2`: bit n = list register n is free.
     fn empty(&self) -> u32;
+    /// `ICH_EISR_EL2`: bit n = the guest has ended list register n, which asked for a notice. Such a
+    /// register is not [empty](Self::empty), and its notice is raised, until it is cleared.
+    fn ended(&self) -> u32;
     /// `ICH_HCR_EL2.UIE`.
     fn want_underflow(&mut self, enable: bool);
 }
@@ -145,8 +148,14 @@ impl VirtualInterface {
         registers.want_underflow(true);
     }
 
-    /// Moves waiting interrupts, most urgent first, into free list registers.
+    /// Serves the maintenance interrupt: takes note of ended interrupts and moves waiting ones, most
+    /// urgent first, into free list registers.
     pub fn refill(&mut self, registers: &mut impl ListRegisters) {
+        let mut ended = registers.ended();
+        while ended != 0 {
+            registers.write(ended.trailing_zeros() as usize, 0);
+            ended &= ended - 1;
+        }
         let mut empty = registers.empty();
         while self.queued != 0 && empty != 0 {
             let Some(interrupt) = self.dequeue() else { break };
@@ -188,7 +197,7 @@ impl VirtualInterface {
     }
 
     fn waits(&self, intid: u32) -> bool {
-        self.queue.iter().flatten().any(|i| i.intid == intid)
+        self.queued != 0 && self.queue.iter().flatten().any(|i| i.intid == intid)
     }
 
     fn enqueue(&mut self, interrupt: Interrupt) {
@@ -222,11 +231,11 @@ impl VirtualInterface {
     }
 }
 
-/// The list register that holds `intid`, with its value.
+/// The list register that holds `intid` pending or active, with its value.
 fn find(intid: u32, registers: &impl ListRegisters) -> Option<(usize, u64)> {
     in_use(registers)
         .map(|n| (n, registers.read(n)))
-        .find(|&(_, value)| value as u32 == intid)
+        .find(|&(_, value)| value as u32 == intid && value & (STATE_PENDING | STATE_ACTIVE) != 0)
 }
 
 fn in_use<L: ListRegisters>(registers: &L) -> impl Iterator<Item = usize> + use<L> {
@@ -269,7 +278,7 @@ mod tests {
                 .unwrap();
             self.lr[n] &= !STATE_ACTIVE;
             let notice = self.lr[n] & HARDWARE == 0 && self.lr[n] & END_NOTICE != 0;
-            if self.lr[n] & STATE_PENDING == 0 {
+            if self.lr[n] & STATE_PENDING == 0 && !notice {
                 self.lr[n] = 0;
             }
             notice
@@ -287,7 +296,11 @@ mod tests {
             self.lr[n] = value;
         }
         fn empty(&self) -> u32 {
-            (0..4).filter(|&n| self.lr[n] >> 62 == 0).map(|n| 1 << n).sum()
+            (0..4).filter(|&n| self.lr[n] == 0).map(|n| 1 << n).sum()
+        }
+        fn ended(&self) -> u32 {
+            let ended = |lr: u64| lr >> 62 == 0 && lr & END_NOTICE != 0;
+            (0..4).filter(|&n| ended(self.lr[n])).map(|n| 1 << n).sum()
         }
         fn want_underflow(&mut self, enable: bool) {
             self.underflow = enable;
@@ -373,6 +386,9 @@ mod tests {
         assert!(!vgic.set_line(true, pmi(), &mut fake));
         assert_eq!(fake.acknowledge(), Some(23));
         assert!(fake.end(23), "the end of a line that is still high is noticed");
+        assert_eq!(fake.ended(), 1);
+        vgic.refill(&mut fake);
+        assert_eq!(fake.ended(), 0, "and its notice taken back");
         assert!(vgic.set_line(true, pmi(), &mut fake));
         assert_eq!(fake.acknowledge(), Some(23));
         vgic.set_line(false, pmi(), &mut fake);
@@ -388,6 +404,7 @@ mod tests {
         vgic.set_line(false, pmi(), &mut fake);
         vgic.set_line(true, pmi(), &mut fake);
         assert!(fake.end(23));
+        vgic.refill(&mut fake);
         assert!(vgic.set_line(true, pmi(), &mut fake));
     }
 

@@ -159,6 +159,10 @@ impl ListRegisters for ListRegistersOfThisCpu {
         read_sysreg!("ich_elrsr_el2") as u32 & existing
     }
 
+    fn ended(&self) -> u32 {
+        read_sysreg!("ich_eisr_el2") as u32
+    }
+
     fn want_underflow(&mut self, enable: bool) {
         let hcr = read_sysreg!("ich_hcr_el2");
         let wanted = if enable { hcr | ICH_HCR_UIE } else { hcr & !ICH_HCR_UIE };
