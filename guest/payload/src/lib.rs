@@ -1,2 +1,60 @@
-//! The payload.
+//! A bare-metal arm64 program that checks the PMU it is given, and the
+//! machine around it: what a guest sees natively, under an emulated and under
+//! a partitioned PMU must be the same.
+//!
+//! It is an `Image` as arm64 boot loaders take it: loaded at any 2 MiB-aligned
+//! address, x0 = device tree, entered at EL1 (or EL2, which it leaves at once).
+//! It runs with the MMU off on one stack per CPU.
+//!
+//! ```text
+//! cargo build --release --target aarch64-unknown-none-softfloat -p vpmu-payload
+//! qemu-system-aarch64 -M virt,gic-version=3 -cpu max,pauth-impdef=on -smp 2 -m 512M \
+//!     -icount shift=0,sleep=off -nographic -nic none -kernel .../release/vpmu-payload
+//! ```
+//!
+//! # What it says
+//!
+//! One line per test on the PL011 of the device tree:
+//! `ok NAME`, `ok NAME (deviates: ...)`, `skip NAME: reason` or
+//! `FAIL NAME: reason (got .. want ..)`; then
+//! `payload: N passed, N failed, N skipped`; then it powers off through PSCI.
+//!
+//! What is wanted is what the Arm ARM (DDI 0487, chapter D13 and the register
+//! pages) says. Where a machine is known to do something else, the test lists
+//! that as data ([`harness::Deviation`]): it passes and says so, or fails when
+//! `strict` is on the command line.
+//!
+//! # Command line (`/chosen/bootargs`)
+//!
+//! See [`bootargs`]: which tests to run, and `test=stray`, `test=hang`,
+//! `test=fuzzregs`, which are no part of the normal run.
+
 #![cfg_attr(target_os = "none", no_std)]
+
+pub mod bootargs;
+pub mod encoding;
+pub mod harness;
+pub mod machine;
+
+#[cfg(target_os = "none")]
+mod cell;
+#[cfg(target_os = "none")]
+mod el0;
+#[cfg(target_os = "none")]
+pub mod entry;
+#[cfg(target_os = "none")]
+mod gic;
+#[cfg(target_os = "none")]
+mod loops;
+#[cfg(target_os = "none")]
+mod percpu;
+#[cfg(target_os = "none")]
+mod pmu;
+#[cfg(target_os = "none")]
+mod psci;
+#[cfg(target_os = "none")]
+mod tests;
+#[cfg(target_os = "none")]
+mod uart;
+#[cfg(target_os = "none")]
+mod vectors;

@@ -1,0 +1,130 @@
+//! The machine as its device tree describes it.
+
+use dtoolkit::fdt::{Fdt, FdtNode};
+use dtoolkit::standard::NodeStandard;
+use dtoolkit::{Node, Property};
+
+/// More CPUs than these are left alone.
+pub const MAX_CPUS: usize = 8;
+
+/// How to call the firmware.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Conduit {
+    /// `HVC`
+    Hvc,
+    /// `SMC`
+    Smc,
+}
+
+/// What the tests need to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine<'a> {
+    /// The PL011's address.
+    pub uart: u64,
+    /// The GICv3 distributor's address.
+    pub distributor: u64,
+    /// The first GICv3 redistributor's address.
+    pub redistributors: u64,
+    /// How to call PSCI.
+    pub conduit: Conduit,
+    /// The PMU's interrupt.
+    pub pmi: u32,
+    /// The virtual timer's interrupt.
+    pub timer: u32,
+    /// MPIDR affinities of the CPUs, the first [`MAX_CPUS`].
+    pub cpus: [u64; MAX_CPUS],
+    /// How many of them there are.
+    pub cpu_count: usize,
+    /// The command line.
+    pub bootargs: &'a str,
+}
+
+/// Address of the PL011 of QEMU's `virt` machine, for complaints before the
+/// device tree is understood.
+pub const FALLBACK_UART: u64 = 0x0900_0000;
+
+impl<'a> Machine<'a> {
+    /// Reads the device tree.
+    ///
+    /// # Errors
+    ///
+    /// Names what is missing.
+    pub fn from_device_tree(tree: Fdt<'a>) -> Result<Self, &'static str> {
+        let root = tree.root();
+        let uart = find(root, "arm,pl011").ok_or("no arm,pl011 in the device tree")?;
+        let gic = find(root, "arm,gic-v3").ok_or("no arm,gic-v3 in the device tree")?;
+        let pmu = find(root, "arm,armv8-pmuv3").ok_or("no arm,armv8-pmuv3 in the device tree")?;
+        let timer = find(root, "arm,armv8-timer").ok_or("no arm,armv8-timer in the device tree")?;
+        let method = tree
+            .find_node("/psci")
+            .and_then(|node| node.property("method"))
+            .ok_or("no /psci method in the device tree")?;
+        let conduit = match method.value_as::<&str>() {
+            Ok("hvc") => Conduit::Hvc,
+            Ok("smc") => Conduit::Smc,
+            _ => return Err("unknown /psci method in the device tree"),
+        };
+        let mut cpus = [0; MAX_CPUS];
+        let mut cpu_count = 0;
+        for cpu in tree
+            .cpus()
+            .map_err(|_| "no /cpus in the device tree")?
+            .cpus()
+            .take(MAX_CPUS)
+        {
+            let reg = cpu.property("reg").ok_or("a CPU without reg")?;
+            cpus[cpu_count] = reg
+                .value()
+                .iter()
+                .fold(0, |id, &byte| id << 8 | u64::from(byte));
+            cpu_count += 1;
+        }
+        Ok(Self {
+            uart: address(uart, 0).ok_or("the PL011 has no address")?,
+            distributor: address(gic, 0).ok_or("the GIC has no distributor")?,
+            redistributors: address(gic, 1).ok_or("the GIC has no redistributors")?,
+            conduit,
+            pmi: private_interrupt(pmu, 0).ok_or("the PMU has no private interrupt")?,
+            // Secure, non-secure, virtual, hypervisor.
+            timer: private_interrupt(timer, 2).ok_or("the timer has no virtual interrupt")?,
+            cpus,
+            cpu_count,
+            bootargs: tree
+                .find_node("/chosen")
+                .and_then(|node| node.property("bootargs"))
+                .and_then(|arguments| arguments.value_as::<&str>().ok())
+                .unwrap_or_default(),
+        })
+    }
+}
+
+/// The node with `compatible` at the root or one level below.
+fn find<'a>(root: FdtNode<'a>, compatible: &str) -> Option<FdtNode<'a>> {
+    root.children()
+        .find(|node| node.is_compatible(compatible))
+        .or_else(|| {
+            root.children()
+                .flat_map(|node| node.children())
+                .find(|node| node.is_compatible(compatible))
+        })
+}
+
+fn address(node: FdtNode<'_>, index: usize) -> Option<u64> {
+    node.reg().ok()??.nth(index)?.address().ok()
+}
+
+/// INTID of the `index`th interrupt, which must be a PPI; three cells each:
+/// kind, number, flags.
+fn private_interrupt(node: FdtNode<'_>, index: usize) -> Option<u32> {
+    const PPI: u32 = 1;
+    let property = node.property("interrupts")?;
+    let mut cells = property
+        .value()
+        .chunks_exact(4)
+        .map(|cell| u32::from_be_bytes([cell[0], cell[1], cell[2], cell[3]]))
+        .skip(index * 3);
+    match (cells.next()?, cells.next()?) {
+        (PPI, number @ 0..16) => Some(16 + number),
+        _ => None,
+    }
+}

@@ -1,0 +1,133 @@
+//! The tests: lists of names and functions, run on every CPU in turn.
+//!
+//! One CPU runs at a time; the others are off, or halted in WFI (an emulator
+//! that counts instructions may count those of all CPUs).
+
+// UNSAFETY: the other CPUs find the machine through a pointer.
+#![expect(unsafe_code, reason = "the other CPUs find the machine by a pointer")]
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
+
+use crate::bootargs::{BootArgs, Run};
+use crate::gic::{self, Gic};
+use crate::harness::{Failure, Tally, Verdict};
+use crate::machine::Machine;
+use crate::pmu::Pmu;
+use crate::{percpu, uart};
+
+mod access;
+mod counting;
+mod filter;
+mod firmware;
+mod fuzz;
+mod interrupt;
+mod overflow;
+mod register;
+mod sgi;
+mod stray;
+mod user;
+
+/// What a test works with.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    machine: &'static Machine<'static>,
+    pmu: Pmu,
+    gic: Gic,
+}
+
+/// A test's name and what it does. It finds the PMU reset and all interrupts
+/// disabled and masked, and need not clean up.
+type Test = (&'static str, fn(&Context) -> Verdict);
+
+/// Run on every CPU.
+const EVERY_CPU: &[&[Test]] = &[
+    register::TESTS,
+    access::TESTS,
+    user::TESTS,
+    counting::TESTS,
+    filter::TESTS,
+    overflow::TESTS,
+    interrupt::TESTS,
+    sgi::TESTS,
+];
+
+/// Run on the boot CPU; they start the others.
+const BOOT_CPU: &[&[Test]] = &[firmware::TESTS];
+
+static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
+static PASSED: AtomicU32 = AtomicU32::new(0);
+static FAILED: AtomicU32 = AtomicU32::new(0);
+static SKIPPED: AtomicU32 = AtomicU32::new(0);
+
+/// SGI by which a CPU says that its tests are done.
+pub(crate) const DONE: u32 = 15;
+
+/// Runs what the command line asks for, on the boot CPU.
+pub(crate) fn run(mut machine: Machine<'static>) {
+    MACHINE.store(&raw mut machine, Relaxed);
+    let arguments = BootArgs::parse(machine.bootargs);
+    match arguments.run {
+        Run::All | Run::Matching => {
+            run_lists(EVERY_CPU, "");
+            run_lists(BOOT_CPU, "");
+        }
+        Run::FuzzRegisters => run_lists(&[fuzz::TESTS], ""),
+        Run::Stray => run_lists(&[stray::TESTS], ""),
+        Run::Hang => stray::hang(),
+    }
+    uart::print(format_args!("{}\n", tally()));
+}
+
+/// Runs the tests for every CPU on CPU `index`.
+pub(crate) fn run_secondary(index: usize) {
+    run_lists(
+        EVERY_CPU,
+        ["cpu0.", "cpu1.", "cpu2.", "cpu3."][index.min(3)],
+    );
+    gic::send(DONE, context_machine().cpus[0]);
+}
+
+fn context_machine() -> &'static Machine<'static> {
+    // SAFETY: stored before anything else; `run` outlives all tests.
+    unsafe { &*MACHINE.load(Relaxed) }
+}
+
+fn tally() -> Tally {
+    Tally {
+        passed: PASSED.load(Relaxed),
+        failed: FAILED.load(Relaxed),
+        skipped: SKIPPED.load(Relaxed),
+    }
+}
+
+fn run_lists(lists: &[&[Test]], prefix: &str) {
+    let machine = context_machine();
+    let arguments = BootArgs::parse(machine.bootargs);
+    for (name, test) in lists.iter().copied().flatten() {
+        // Tests of special runs have the run's own name.
+        if matches!(arguments.run, Run::All | Run::Matching) && !arguments.selects(name) {
+            continue;
+        }
+        let verdict = prepare(machine).and_then(|context| test(&context));
+        let mut tally = tally();
+        // The UART takes everything.
+        let _ = tally.record(&mut uart::Uart, (prefix, name), &verdict, arguments.strict);
+        PASSED.store(tally.passed, Relaxed);
+        FAILED.store(tally.failed, Relaxed);
+        SKIPPED.store(tally.skipped, Relaxed);
+    }
+    // Nothing of the last test must disturb what follows.
+    let _ = prepare(machine);
+}
+
+/// What every test finds.
+fn prepare(machine: &'static Machine<'static>) -> Result<Context, Failure> {
+    let pmu = Pmu::identify()?;
+    pmu.reset()?;
+    gic::stop_timer();
+    gic::set_split_end(false);
+    let gic = Gic::for_this_cpu(machine);
+    percpu::this().reset();
+    Ok(Context { machine, pmu, gic })
+}

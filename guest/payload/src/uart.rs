@@ -1,0 +1,48 @@
+//! The PL011, written to by polling.
+
+// UNSAFETY: the UART is a device.
+#![expect(unsafe_code, reason = "device registers")]
+
+use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+static ADDRESS: AtomicU64 = AtomicU64::new(0);
+
+const DATA: u64 = 0x00;
+const FLAGS: u64 = 0x18;
+const TRANSMIT_FULL: u32 = 1 << 5;
+
+/// Sets where the UART is.
+pub(crate) fn set_address(address: u64) {
+    ADDRESS.store(address, Relaxed);
+}
+
+/// Prints, on one CPU at a time.
+pub(crate) fn print(text: fmt::Arguments<'_>) {
+    // The UART takes everything.
+    let _ = Uart.write_fmt(text);
+}
+
+/// The UART as a text sink.
+pub(crate) struct Uart;
+
+impl Write for Uart {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let address = ADDRESS.load(Relaxed);
+        for byte in text.bytes() {
+            if byte == b'\n' {
+                put(address, b'\r');
+            }
+            put(address, byte);
+        }
+        Ok(())
+    }
+}
+
+fn put(address: u64, byte: u8) {
+    // SAFETY: the device tree says that a PL011 is here.
+    unsafe {
+        while ((address + FLAGS) as *const u32).read_volatile() & TRANSMIT_FULL != 0 {}
+        ((address + DATA) as *mut u32).write_volatile(byte.into());
+    }
+}
