@@ -111,7 +111,8 @@ fn access(c: &mut Criterion) {
     linux_handler(&mut pmu, &mut host);
     let after = pmu.statistics();
     println!(
-        "host operations per overflow: {} (reads {}, set_period {}, pause {}, resume {}, create {}, release {})",
+        "host operations per overflow: {} (read {}, set_period {}, pause {}, resume {}, create {}, \
+         release {})",
         after.host_operations() - before.host_operations(),
         after.reads - before.reads,
         after.set_periods - before.set_periods,

@@ -7,8 +7,8 @@
 //! interrupt-enable and an overflow bit held in *set/clear pairs* of registers: writing ones to
 //! PMCNTENSET_EL0 enables, writing ones to PMCNTENCLR_EL0 disables, and reading either gives the
 //! same bits. One bit, PMCR_EL0.E, gates them all. The interrupt line is a plain level, the OR of
-//! PMOVS & PMINTEN gated by PMCR_EL0.E (`CheckForPMUOverflow` in the manual's pseudocode), so this engine
-//! never latches it: it is computed from the registers whenever someone asks.
+//! PMOVS & PMINTEN gated by PMCR_EL0.E (`CheckForPMUOverflow` in the manual's pseudocode), so this
+//! engine never latches it: it is computed from the registers whenever someone asks.
 //!
 //! A profiler takes one interrupt for each sample and touches about ten registers in its handler.
 //! When each touch is a trap to the hypervisor, profiling measures the hypervisor. The two designs

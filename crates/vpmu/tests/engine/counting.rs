@@ -256,6 +256,22 @@ fn chain_interrupts_when_the_pair_overflows_and_not_before() {
 }
 
 #[test]
+fn a_pair_interrupts_on_time_whatever_happens_to_its_even_half() {
+    for silence in [PmintenClr, PmovsSet] {
+        let mut guest = chained(PmuVersion::V3p4);
+        guest.write(Pmevcntr(1), 0xffff_ffff);
+        guest.write(PmintenSet, 3);
+        guest.execute(1000);
+        guest.write(silence, 1);
+        guest.write(PmintenClr, 1);
+        guest.execute((1 << 32) - 1001);
+        assert!(!guest.interrupt());
+        guest.execute(1);
+        assert!(guest.interrupt(), "{}", silence.name());
+    }
+}
+
+#[test]
 fn chain_counts_only_while_it_is_enabled() {
     let mut guest = chained(PmuVersion::V3p4);
     guest.execute(1 << 32);

@@ -67,6 +67,13 @@ impl FakeHost {
         }
     }
 
+    /// The report `n` was asked for will not come.
+    pub(crate) fn forget(&mut self, n: u8) {
+        if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
+            counter.due = None;
+        }
+    }
+
     /// The calls since the last time.
     pub(crate) fn calls(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)

@@ -3,12 +3,13 @@
 use core::num::NonZeroU64;
 use core::ops::{BitAnd, Index, IndexMut};
 
-use super::{CHAIN, CYCLE_COUNTER, CounterConfig, EmulatedPmu, ExceptionLevel, RawPmevtyper, pmcr};
+use super::EmulatedPmu;
+use crate::arm::{CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, RawPmevtyper, pmcr};
 use crate::counter::{CounterHost, CounterSet, Events, Lost, count};
 
 /// A report asked for this far ahead, or further, may come early rather than be asked for again: it
-/// lies minutes away. Without this, a 64-bit counter at 0, which is further from its overflow than a
-/// period can say, would be asked for again at each look.
+/// lies minutes away. Without this, a 64-bit counter at 0, which is further from its overflow than
+/// a period can say, would be asked for again at each look.
 const FAR: u64 = 1 << 40;
 
 /// One guest counter.
@@ -95,19 +96,7 @@ impl<V: Events> EmulatedPmu<V> {
             CounterSet::EMPTY
         };
 
-        let mut stop = self.running - wanted;
-        for n in self.running & wanted {
-            if self.slots[n].backing != Some(self.counter_config(n)) {
-                stop.insert(n);
-            }
-        }
-        if !stop.is_empty() {
-            count(&mut self.statistics.pauses);
-            host.pause(stop);
-            self.running -= stop;
-            self.unread |= stop;
-        }
-
+        self.pause(self.running - wanted, host);
         let mut start = wanted - self.running;
         for n in start {
             if let Err(reason) = self.back(n, host) {
@@ -123,6 +112,20 @@ impl<V: Events> EmulatedPmu<V> {
             host.resume(start);
             self.running |= start;
             self.used |= start;
+        }
+    }
+
+    /// Stops host counters that run. What they counted stays to be read.
+    pub(super) fn pause<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: CounterSet,
+        host: &mut H,
+    ) {
+        if !counters.is_empty() {
+            count(&mut self.statistics.pauses);
+            host.pause(counters);
+            self.running -= counters;
+            self.unread |= counters;
         }
     }
 
@@ -151,7 +154,8 @@ impl<V: Events> EmulatedPmu<V> {
         backed
     }
 
-    /// Releases paused host counters. What they counted has been settled, or does not matter any more.
+    /// Releases paused host counters. What they counted has been settled, or does not matter any
+    /// more.
     pub(super) fn release<H: CounterHost<CounterConfig>>(
         &mut self,
         counters: CounterSet,
@@ -330,7 +334,9 @@ impl<V: Events> EmulatedPmu<V> {
         }
     }
 
-    /// In how many host events from `mark` on something happens for `n` that raises the line.
+    /// In how many host events from `mark` on something happens for `n` that raises the line. A
+    /// distance that a `u64` cannot say is cut down to one that it can: the report then comes
+    /// early.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
         let raises = |n| self.interrupting.contains(n) && !self.overflowed.contains(n);
         let own = self.events_to_overflow(n);
@@ -338,24 +344,27 @@ impl<V: Events> EmulatedPmu<V> {
             own
         } else {
             let odd = self.carries_to(n).filter(|&odd| raises(odd))?;
-            // Neither factor exceeds 2^32.
-            own + ((self.events_to_overflow(odd) - 1) << 32)
+            let carries = self.events_to_overflow(odd) - 1;
+            own.saturating_add(carries << 32)
         };
-        let host_events = if n == CYCLE_COUNTER && self.divides() {
-            events * 64 - u128::from(self.prescaler)
+        NonZeroU64::new(if n == CYCLE_COUNTER && self.divides() {
+            events * 64 - u64::from(self.prescaler)
         } else {
             events
-        };
-        NonZeroU64::new(u64::try_from(host_events).unwrap_or(u64::MAX))
+        })
     }
 
-    /// How many counts bring `n` to its next overflow: 1 to 2^64.
-    fn events_to_overflow(&self, n: u8) -> u128 {
+    /// How many counts bring `n` to its next overflow: 1 to 2^32, or if it is long 1 to 2^64 - 1
+    /// and that for 2^64 too.
+    fn events_to_overflow(&self, n: u8) -> u64 {
         let value = self.slots[n].value;
         if self.is_long(n) {
-            (1 << 64) - u128::from(value)
+            match value {
+                0 => u64::MAX,
+                value => value.wrapping_neg(),
+            }
         } else {
-            (1 << 32) - u128::from(value as u32)
+            (1 << 32) - u64::from(value as u32)
         }
     }
 }

@@ -9,111 +9,44 @@
 //!   count, and then kept: it is paused and resumed, given another period, but only a new event or
 //!   filter replaces it. Writing a counter moves the guest's value, not the host's: the guest's
 //!   counter is a value plus what the host has counted since. It is released when a whole slice
-//!   between [`load`](EmulatedPmu::load) and [`put`](EmulatedPmu::put) went by without its use, so a
-//!   guest that stops profiling costs nothing again.
-//! - *Nothing is read twice.* After a pause a host counter's total stands still; it is read once, when someone
-//!   first wants to know, and from then on the guest's value is exact.
+//!   between [`load`](EmulatedPmu::load) and [`put`](EmulatedPmu::put) went by without its use, so
+//!   a guest that stops profiling costs nothing again.
+//! - *Nothing is read twice.* After a pause a host counter's total stands still; it is read once,
+//!   when someone first wants to know, and from then on the guest's value is exact.
 //! - *An overflow report is asked for only where an interrupt depends on it*: the counter's bit in
-//!   PMINTEN is set and its bit in PMOVS is not, or it carries into a CHAIN counter of which that is
-//!   true. All other wraps are found when PMOVS or the counter is looked at, by arithmetic on totals, however
-//!   many there were.
+//!   PMINTEN is set and its bit in PMOVS is not, or it carries into a CHAIN counter of which that
+//!   is true. All other wraps are found when PMOVS or the counter is looked at, by arithmetic on
+//!   totals, however many there were.
 //!
 //! Every write first *settles* what the host has counted for the counters it concerns, under the
-//! configuration it was counted with; then it changes registers; then [`apply`] brings the host to
-//! the new state. Nothing else talks to the host, and the interrupt line is computed from the registers
-//! alone.
-//!
-//! [`apply`]: EmulatedPmu::apply
+//! configuration it was counted with; then it changes registers; then `apply` brings the host to
+//! the new state. Nothing else talks to the host, and the interrupt line is computed from the
+//! registers alone.
 //!
 //! # Choices where the architecture leaves one
 //!
-//! - An event counter that does not exist (n >= N) is UNDEFINED, direct or through PMXEV*_EL0, and so
-//!   is PMXEVCNTR_EL0 with PMSELR_EL0.SEL = 31: required with FEAT_FGT, one of the permitted behaviours
-//!   without (DDI 0487, K1.2.6).
+//! - An event counter that does not exist (n >= N) is UNDEFINED, direct or through PMXEV*_EL0, and
+//!   so is PMXEVCNTR_EL0 with PMSELR_EL0.SEL = 31: required with FEAT_FGT, one of the permitted
+//!   behaviours without (DDI 0487, K1.2.6).
 //! - PMCR_EL0.{D, LC, X, DP} are all readable and writable. D and LC work; X and DP have nothing to
 //!   work on, as there is no trace unit here and nothing at EL1 or EL0 is prohibited.
 //! - Registers whose reset value is UNKNOWN are zero after reset.
 //! - Where an even counter and its CHAIN counter filter differently, a carry counts if it may have
 //!   happened at a level that both count.
 
+mod accesses;
+mod config;
 mod counters;
 mod save;
 
-use core::fmt;
-
-use super::access::refusal;
 use super::{
-    CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventFilter, EventKind, ExceptionLevel,
-    MAX_EVENT_COUNTERS, Outcome, PmuVersion, RawPmevtyper, Register, SW_INCR, pmcr, pmuserenr,
+    CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventFilter, EventKind, MAX_EVENT_COUNTERS,
+    PmuVersion, SW_INCR, pmcr,
 };
 use crate::counter::{CounterHost, CounterSet, CounterState, Events, Lost, Statistics};
 use counters::{Levels, Slots};
 
-/// What an emulated PMU tells its guest about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EmulatedConfig {
-    /// Event counters, 0 to 31: PMCR_EL0.N. The cycle counter comes on top.
-    pub counters: u8,
-    /// The version in the guest's ID_AA64DFR0_EL1.
-    pub version: PmuVersion,
-    /// Whether the guest's ID_AA64PFR0_EL1 says that EL3 exists. It gives the filter bits NSK and
-    /// NSU a meaning; without it they are RES0.
-    pub el3: bool,
-    /// PMCR_EL0.{IMP, IDCODE}.
-    pub identity: Identity,
-    /// PMCEID0_EL0 and PMCEID1_EL0: the common events the host can count. The engine adds
-    /// SW_INCR and CHAIN, which it does itself, and takes out what `filter` denies.
-    pub events: [u64; 2],
-    /// PMMIR_EL1, seen from PMUv3p4 on.
-    pub pmmir: u64,
-    /// Which events the guest may count.
-    pub filter: EventFilter,
-}
-
-/// Who made the PMU, as PMCR_EL0 says it. Zero is a good answer: software then looks at MIDR_EL1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Identity {
-    /// PMCR_EL0.IMP.
-    pub implementer: u8,
-    /// PMCR_EL0.IDCODE.
-    pub code: u8,
-}
-
-impl Identity {
-    /// The identity that a PMCR_EL0 holds, so that a guest can be shown the machine's.
-    pub const fn from_pmcr(value: u64) -> Self {
-        let identity = value >> pmcr::IDENTITY_SHIFT;
-        Self {
-            implementer: (identity >> 8) as u8,
-            code: identity as u8,
-        }
-    }
-
-    const fn to_pmcr(self) -> u64 {
-        ((self.implementer as u64) << 8 | self.code as u64) << pmcr::IDENTITY_SHIFT
-    }
-}
-
-/// Why there can be no such PMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// More than 31 event counters were asked for.
-    Counters(u8),
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Counters(n) => write!(
-                f,
-                "make a PMU with {n} event counters: the architecture ends at {MAX_EVENT_COUNTERS}"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for ConfigError {}
+pub use config::{ConfigError, EmulatedConfig, Identity};
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
 ///
@@ -190,123 +123,11 @@ impl<V: Events> EmulatedPmu<V> {
         Ok(pmu)
     }
 
-    /// Performs a read at exception level `level` of the guest.
-    pub fn read<H: CounterHost<CounterConfig>>(
-        &mut self,
-        register: Register,
-        level: ExceptionLevel,
-        host: &mut H,
-    ) -> Outcome {
-        let register = match self.resolve(register, false, level) {
-            Ok(register) => register,
-            Err(outcome) => return outcome,
-        };
-        Outcome::Value(match register {
-            Register::Pmcr => {
-                self.pmcr
-                    | u64::from(self.config.counters) << pmcr::N_SHIFT
-                    | self.config.identity.to_pmcr()
-            }
-            Register::PmcntenSet | Register::PmcntenClr => self.enabled.bits().into(),
-            Register::PmintenSet | Register::PmintenClr => self.interrupting.bits().into(),
-            Register::PmovsSet | Register::PmovsClr => {
-                self.settle_overflows(host);
-                self.overflowed.bits().into()
-            }
-            Register::Pmselr => self.pmselr.into(),
-            Register::Pmevtyper(n) => self.slots[n].raw.0,
-            Register::Pmccfiltr => self.slots[CYCLE_COUNTER].raw.0,
-            Register::Pmevcntr(n) => self.counter(n, host),
-            Register::Pmccntr => self.counter(CYCLE_COUNTER, host),
-            Register::Pmuserenr => self.pmuserenr,
-            Register::Pmceid0 => self.common_events()[0],
-            Register::Pmceid1 => self.common_events()[1],
-            Register::Pmmir => self.config.pmmir,
-            // `resolve` has replaced the first two and refused the last.
-            Register::Pmxevtyper | Register::Pmxevcntr | Register::Pmswinc => {
-                return Outcome::Undefined;
-            }
-        })
-    }
-
-    /// Performs a write at exception level `level` of the guest.
-    pub fn write<H: CounterHost<CounterConfig>>(
-        &mut self,
-        register: Register,
-        level: ExceptionLevel,
-        value: u64,
-        host: &mut H,
-    ) -> Outcome {
-        let register = match self.resolve(register, true, level) {
-            Ok(register) => register,
-            Err(outcome) => return outcome,
-        };
-        // The set and clear registers have 32 bits; those of counters that do not exist are RAZ/WI.
-        let counters = CounterSet::from_bits(value as u32) & self.implemented();
-        match register {
-            Register::Pmcr => self.write_pmcr(value, host),
-            Register::PmcntenSet => self.enable(counters - self.enabled, host),
-            Register::PmcntenClr => {
-                self.settle_carries_into(counters & self.enabled, host);
-                self.enabled -= counters;
-            }
-            Register::PmintenSet => {
-                self.look(counters - self.interrupting, host);
-                self.interrupting |= counters;
-            }
-            Register::PmintenClr => {
-                self.look(counters & self.interrupting, host);
-                self.interrupting -= counters;
-            }
-            Register::PmovsSet => {
-                self.look(counters - self.overflowed, host);
-                self.overflowed |= counters;
-            }
-            Register::PmovsClr => {
-                // What wrapped before this write is cleared by it, noticed or not.
-                self.look(counters, host);
-                self.overflowed -= counters;
-            }
-            Register::Pmswinc => {
-                self.software_increment(counters, level);
-                return Outcome::Done;
-            }
-            Register::Pmselr => {
-                self.pmselr = value as u8 & 0x1f;
-                return Outcome::Done;
-            }
-            Register::Pmevtyper(n) => {
-                let raw = RawPmevtyper(value).for_guest(self.config.version, self.config.el3);
-                self.configure(n, raw, host);
-            }
-            Register::Pmccfiltr => {
-                let raw = RawPmevtyper(value).for_guest_cycles(self.config.el3);
-                self.configure(CYCLE_COUNTER, raw, host);
-            }
-            Register::Pmevcntr(n) => {
-                self.set_counter(n, value & self.config.version.counter_mask(), host);
-            }
-            Register::Pmccntr => self.set_counter(CYCLE_COUNTER, value, host),
-            Register::Pmuserenr => {
-                self.pmuserenr = value & pmuserenr::MASK;
-                return Outcome::Done;
-            }
-            // `resolve` has replaced the first two and refused the others.
-            Register::Pmxevtyper
-            | Register::Pmxevcntr
-            | Register::Pmceid0
-            | Register::Pmceid1
-            | Register::Pmmir => return Outcome::Undefined,
-        }
-        self.apply(host);
-        Outcome::Done
-    }
-
     /// The host reports that `counter` has counted as far as was asked. Answers the interrupt line.
     ///
-    /// Reports may come late, early or for nothing: whether the guest's counter overflowed is
-    /// found by reading it. Works between [`put`](Self::put) and [`load`](Self::load) too, so that a report that
-    /// arrives after its vCPU stopped still wakes it.
+    /// Reports may come late, early or for nothing: whether the guest's counter overflowed is found
+    /// by reading it. Works between [`put`](Self::put) and [`load`](Self::load) too, so that a
+    /// report that arrives after its vCPU stopped still wakes it.
     pub fn overflow<H: CounterHost<CounterConfig>>(&mut self, counter: u8, host: &mut H) -> bool {
         self.report(counter, host);
         self.apply(host);
@@ -330,8 +151,8 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
-    /// [`line`](Self::line) is exact. Host counters that did not run since the load are released. No call of
-    /// the host for a guest that uses no counter.
+    /// [`line`](Self::line) is exact. Host counters that did not run since the load are released.
+    /// No call of the host for a guest that uses no counter.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.loaded {
             self.loaded = false;
@@ -387,115 +208,6 @@ impl<V: Events> EmulatedPmu<V> {
     /// The observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
         &mut self.events
-    }
-
-    /// Follows PMXEV*_EL0 to the register PMSELR_EL0 selects, and refuses what the guest may not
-    /// touch. What comes out names a counter that exists.
-    fn resolve(
-        &self,
-        register: Register,
-        write: bool,
-        level: ExceptionLevel,
-    ) -> Result<Register, Outcome> {
-        let register = match register {
-            Register::Pmxevtyper if self.pmselr == CYCLE_COUNTER => Register::Pmccfiltr,
-            Register::Pmxevtyper => Register::Pmevtyper(self.pmselr),
-            Register::Pmxevcntr => Register::Pmevcntr(self.pmselr),
-            direct => direct,
-        };
-        match register {
-            Register::Pmevtyper(n) | Register::Pmevcntr(n) if n >= self.config.counters => {
-                return Err(Outcome::Undefined);
-            }
-            Register::Pmmir if self.config.version < PmuVersion::V3p4 => {
-                return Err(Outcome::Undefined);
-            }
-            _ => {}
-        }
-        match refusal(register, write, level, self.pmuserenr) {
-            Some(outcome) => Err(outcome),
-            None => Ok(register),
-        }
-    }
-
-    fn write_pmcr<H: CounterHost<CounterConfig>>(&mut self, value: u64, host: &mut H) {
-        use pmcr::{C, D, E, LC, LP, P};
-        let new = value & self.pmcr_bits();
-        let changed = self.pmcr ^ new;
-        if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {
-            self.settle(self.running | self.unread, host);
-        } else if changed & E != 0 {
-            // Carries so far belong to the time when the CHAIN counters still counted.
-            self.settle_carries(host);
-        }
-        if changed & (D | LC) != 0 || value & C != 0 {
-            self.prescaler = 0;
-        }
-        self.pmcr = new;
-        if value & P != 0 {
-            for n in CounterSet::first(self.config.counters) {
-                self.slots[n].value = 0;
-            }
-        }
-        if value & C != 0 {
-            self.slots[CYCLE_COUNTER].value = 0;
-        }
-    }
-
-    fn enable<H: CounterHost<CounterConfig>>(&mut self, counters: CounterSet, host: &mut H) {
-        self.settle_carries_into(counters, host);
-        self.enabled |= counters;
-        // A host that could not back one before is asked again.
-        self.classify(counters);
-    }
-
-    fn configure<H: CounterHost<CounterConfig>>(&mut self, n: u8, raw: RawPmevtyper, host: &mut H) {
-        if self.slots[n].raw != raw {
-            let mut concerned = CounterSet::of(n);
-            if n != CYCLE_COUNTER {
-                // An odd counter may have been, or become, the CHAIN counter of the one below.
-                concerned.insert(n & !1);
-            }
-            self.settle(concerned, host);
-            self.slots[n].raw = raw;
-            self.classify(CounterSet::of(n));
-        }
-    }
-
-    fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
-        self.look(CounterSet::of(n), host);
-        self.slots[n].value
-    }
-
-    fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
-        self.look(CounterSet::of(n), host);
-        self.slots[n].value = value;
-        if n == CYCLE_COUNTER {
-            self.prescaler = 0;
-        }
-    }
-
-    fn software_increment(&mut self, counters: CounterSet, level: ExceptionLevel) {
-        for n in counters - CounterSet::of(CYCLE_COUNTER) {
-            let levels = Levels::of(&self.counter_config(n)) & Levels::from(level);
-            if self.event(n) == Some(SW_INCR) && self.is_enabled(n) && !levels.is_empty() {
-                self.advance(n, 1, levels);
-            }
-        }
-    }
-
-    /// PMCEID0_EL0 and PMCEID1_EL0.
-    fn common_events(&self) -> [u64; 2] {
-        let exist = match self.config.version {
-            // Events from 0x4000 on came with PMUv3p1.
-            PmuVersion::V3 => 0xffff_ffff,
-            _ => u64::MAX,
-        };
-        let [low, high] = self.config.events;
-        let own = 1 << SW_INCR | 1 << CHAIN;
-        self.config
-            .filter
-            .pmceid([(low | own) & exist, high & exist])
     }
 
     /// The bits of PMCR_EL0 that keep what is written.

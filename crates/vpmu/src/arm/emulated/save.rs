@@ -1,14 +1,16 @@
 //! An emulated PMU as a value.
 
-use super::{CYCLE_COUNTER, CounterConfig, EmulatedPmu, RawPmevtyper, pmcr, pmuserenr};
-use crate::arm::{PmuState, RestoreError};
+use super::EmulatedPmu;
+use crate::arm::{
+    CYCLE_COUNTER, CounterConfig, PmuState, RawPmevtyper, RestoreError, pmcr, pmuserenr,
+};
 use crate::counter::{CounterHost, CounterSet, Events};
 
 impl<V: Events> EmulatedPmu<V> {
     /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
     ///
-    /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to the
-    /// machine rather than the guest (identity, events, filter).
+    /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
+    /// the machine rather than the guest (identity, events, filter).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
         self.settle(self.running | self.unread, host);
         let mut state = PmuState::reset(self.config.version, self.config.counters);

@@ -1,0 +1,236 @@
+//! Reads and writes of the registers.
+
+use super::{EmulatedPmu, Levels};
+use crate::arm::access::refusal;
+use crate::arm::{
+    CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper,
+    Register, SW_INCR, pmcr, pmuserenr,
+};
+use crate::counter::{CounterHost, CounterSet, Events};
+
+impl<V: Events> EmulatedPmu<V> {
+    /// Performs a read at exception level `level` of the guest.
+    pub fn read<H: CounterHost<CounterConfig>>(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        host: &mut H,
+    ) -> Outcome {
+        let register = match self.resolve(register, false, level) {
+            Ok(register) => register,
+            Err(outcome) => return outcome,
+        };
+        Outcome::Value(match register {
+            Register::Pmcr => {
+                self.pmcr
+                    | u64::from(self.config.counters) << pmcr::N_SHIFT
+                    | self.config.identity.to_pmcr()
+            }
+            Register::PmcntenSet | Register::PmcntenClr => self.enabled.bits().into(),
+            Register::PmintenSet | Register::PmintenClr => self.interrupting.bits().into(),
+            Register::PmovsSet | Register::PmovsClr => {
+                self.settle_overflows(host);
+                self.overflowed.bits().into()
+            }
+            Register::Pmselr => self.pmselr.into(),
+            Register::Pmevtyper(n) => self.slots[n].raw.0,
+            Register::Pmccfiltr => self.slots[CYCLE_COUNTER].raw.0,
+            Register::Pmevcntr(n) => self.counter(n, host),
+            Register::Pmccntr => self.counter(CYCLE_COUNTER, host),
+            Register::Pmuserenr => self.pmuserenr,
+            Register::Pmceid0 => self.common_events()[0],
+            Register::Pmceid1 => self.common_events()[1],
+            Register::Pmmir => self.config.pmmir,
+            // `resolve` has replaced the first two and refused the last.
+            Register::Pmxevtyper | Register::Pmxevcntr | Register::Pmswinc => {
+                return Outcome::Undefined;
+            }
+        })
+    }
+
+    /// Performs a write at exception level `level` of the guest.
+    pub fn write<H: CounterHost<CounterConfig>>(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        value: u64,
+        host: &mut H,
+    ) -> Outcome {
+        let register = match self.resolve(register, true, level) {
+            Ok(register) => register,
+            Err(outcome) => return outcome,
+        };
+        // The set and clear registers have 32 bits; those of counters that do not exist are RAZ/WI.
+        let counters = CounterSet::from_bits(value as u32) & self.implemented();
+        match register {
+            Register::Pmcr => self.write_pmcr(value, host),
+            Register::PmcntenSet => self.enable(counters - self.enabled, host),
+            Register::PmcntenClr => {
+                self.settle_carries_into(counters & self.enabled, host);
+                self.enabled -= counters;
+            }
+            Register::PmintenSet => {
+                self.look(counters - self.interrupting, host);
+                self.interrupting |= counters;
+            }
+            Register::PmintenClr => {
+                self.look(counters & self.interrupting, host);
+                self.interrupting -= counters;
+            }
+            Register::PmovsSet => {
+                self.look(counters - self.overflowed, host);
+                self.overflowed |= counters;
+            }
+            Register::PmovsClr => {
+                // What wrapped before this write is cleared by it, noticed or not.
+                self.look(counters, host);
+                self.overflowed -= counters;
+            }
+            Register::Pmswinc => {
+                self.software_increment(counters, level);
+                return Outcome::Done;
+            }
+            Register::Pmselr => {
+                self.pmselr = value as u8 & 0x1f;
+                return Outcome::Done;
+            }
+            Register::Pmevtyper(n) => {
+                let raw = RawPmevtyper(value).for_guest(self.config.version, self.config.el3);
+                self.configure(n, raw, host);
+            }
+            Register::Pmccfiltr => {
+                let raw = RawPmevtyper(value).for_guest_cycles(self.config.el3);
+                self.configure(CYCLE_COUNTER, raw, host);
+            }
+            Register::Pmevcntr(n) => {
+                self.set_counter(n, value & self.config.version.counter_mask(), host);
+            }
+            Register::Pmccntr => self.set_counter(CYCLE_COUNTER, value, host),
+            Register::Pmuserenr => {
+                self.pmuserenr = value & pmuserenr::MASK;
+                return Outcome::Done;
+            }
+            // `resolve` has replaced the first two and refused the others.
+            Register::Pmxevtyper
+            | Register::Pmxevcntr
+            | Register::Pmceid0
+            | Register::Pmceid1
+            | Register::Pmmir => return Outcome::Undefined,
+        }
+        self.apply(host);
+        Outcome::Done
+    }
+
+    /// Follows PMXEV*_EL0 to the register PMSELR_EL0 selects, and refuses what the guest may not
+    /// touch. What comes out names a counter that exists.
+    fn resolve(
+        &self,
+        register: Register,
+        write: bool,
+        level: ExceptionLevel,
+    ) -> Result<Register, Outcome> {
+        let register = match register {
+            Register::Pmxevtyper if self.pmselr == CYCLE_COUNTER => Register::Pmccfiltr,
+            Register::Pmxevtyper => Register::Pmevtyper(self.pmselr),
+            Register::Pmxevcntr => Register::Pmevcntr(self.pmselr),
+            direct => direct,
+        };
+        match register {
+            Register::Pmevtyper(n) | Register::Pmevcntr(n) if n >= self.config.counters => {
+                return Err(Outcome::Undefined);
+            }
+            Register::Pmmir if self.config.version < PmuVersion::V3p4 => {
+                return Err(Outcome::Undefined);
+            }
+            _ => {}
+        }
+        match refusal(register, write, level, self.pmuserenr) {
+            Some(outcome) => Err(outcome),
+            None => Ok(register),
+        }
+    }
+
+    fn write_pmcr<H: CounterHost<CounterConfig>>(&mut self, value: u64, host: &mut H) {
+        use pmcr::{C, D, E, LC, LP, P};
+        let new = value & self.pmcr_bits();
+        let changed = self.pmcr ^ new;
+        if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {
+            self.settle(self.running | self.unread, host);
+        } else if changed & E != 0 {
+            // Carries so far belong to the time when the CHAIN counters still counted.
+            self.settle_carries(host);
+        }
+        if changed & (D | LC) != 0 || value & C != 0 {
+            self.prescaler = 0;
+        }
+        self.pmcr = new;
+        if value & P != 0 {
+            for n in CounterSet::first(self.config.counters) {
+                self.slots[n].value = 0;
+            }
+        }
+        if value & C != 0 {
+            self.slots[CYCLE_COUNTER].value = 0;
+        }
+    }
+
+    fn enable<H: CounterHost<CounterConfig>>(&mut self, counters: CounterSet, host: &mut H) {
+        self.settle_carries_into(counters, host);
+        self.enabled |= counters;
+        // A host that could not back one before is asked again.
+        self.classify(counters);
+    }
+
+    fn configure<H: CounterHost<CounterConfig>>(&mut self, n: u8, raw: RawPmevtyper, host: &mut H) {
+        if self.slots[n].raw != raw {
+            let mut concerned = CounterSet::of(n);
+            if n != CYCLE_COUNTER {
+                // An odd counter may have been, or become, the CHAIN counter of the one below.
+                concerned.insert(n & !1);
+            }
+            self.settle(concerned, host);
+            let before = self.counter_config(n);
+            self.slots[n].raw = raw;
+            if before != self.counter_config(n) {
+                self.pause(self.running & CounterSet::of(n), host);
+            }
+            self.classify(CounterSet::of(n));
+        }
+    }
+
+    fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
+        self.look(CounterSet::of(n), host);
+        self.slots[n].value
+    }
+
+    fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
+        self.look(CounterSet::of(n), host);
+        self.slots[n].value = value;
+        if n == CYCLE_COUNTER {
+            self.prescaler = 0;
+        }
+    }
+
+    fn software_increment(&mut self, counters: CounterSet, level: ExceptionLevel) {
+        for n in counters - CounterSet::of(CYCLE_COUNTER) {
+            let levels = Levels::of(&self.counter_config(n)) & Levels::from(level);
+            if self.event(n) == Some(SW_INCR) && self.is_enabled(n) && !levels.is_empty() {
+                self.advance(n, 1, levels);
+            }
+        }
+    }
+
+    /// PMCEID0_EL0 and PMCEID1_EL0.
+    fn common_events(&self) -> [u64; 2] {
+        let exist = match self.config.version {
+            // Events from 0x4000 on came with PMUv3p1.
+            PmuVersion::V3 => 0xffff_ffff,
+            _ => u64::MAX,
+        };
+        let [low, high] = self.config.events;
+        let own = 1 << SW_INCR | 1 << CHAIN;
+        self.config
+            .filter
+            .pmceid([(low | own) & exist, high & exist])
+    }
+}

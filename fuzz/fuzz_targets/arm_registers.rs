@@ -1,0 +1,123 @@
+//! Sequences of Arm PMU register accesses, on both designs.
+//!
+//! The first byte chooses the design. Emulated: the engine must stay equal to the reference model
+//! of its tests, on a host that checks how it is called. Partitioned: on a model of the hardware,
+//! no guest may reach a host counter or count outside the guest. And nothing may panic.
+#![no_main]
+
+#[path = "../../crates/vpmu/tests/engine/pair.rs"]
+mod pair;
+mod partitioned;
+#[path = "../../crates/vpmu/tests/engine/reference.rs"]
+mod reference;
+#[path = "../../crates/vpmu/tests/engine/support.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
+mod support;
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use pair::{Pair, Step};
+use vpmu::arm::{ExceptionLevel, PmuVersion, Register};
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Unstructured::new(data);
+    // An input ends where its bytes do.
+    let _ = match input.arbitrary() {
+        Ok(true) => emulated(&mut input),
+        Ok(false) => partitioned::run(&mut input),
+        Err(_) => Ok(()),
+    };
+});
+
+fn emulated(input: &mut Unstructured<'_>) -> Result<()> {
+    let counters = *input.choose(&[4, 4, 0, 1, 6, 31])?;
+    let mut pair = Pair::new(version(input)?, counters, input.arbitrary()?);
+    while !input.is_empty() {
+        pair.step(&step(input)?);
+    }
+    Ok(())
+}
+
+fn step(input: &mut Unstructured<'_>) -> Result<Step> {
+    Ok(match input.int_in_range(0..=15)? {
+        0..=5 => Step::Write(register(input)?, level(input)?, value(input)?),
+        6 => Step::Read(register(input)?, level(input)?),
+        7..=9 => Step::Happen(event(input)?, level(input)?, value(input)? >> 20),
+        10 => Step::Deliver(input.arbitrary()?),
+        11 => Step::Early(input.arbitrary()?),
+        12 => Step::Put,
+        13 => Step::Load,
+        14 if input.arbitrary()? => Step::Filter(input.arbitrary()?),
+        14 => Step::Refuse(input.arbitrary()?),
+        _ => Step::Migrate,
+    })
+}
+
+fn version(input: &mut Unstructured<'_>) -> Result<PmuVersion> {
+    use PmuVersion::{V3, V3p1, V3p4, V3p5};
+    Ok(*input.choose(&[V3, V3p1, V3p4, V3p5])?)
+}
+
+fn level(input: &mut Unstructured<'_>) -> Result<ExceptionLevel> {
+    Ok(if input.ratio(1, 8)? {
+        ExceptionLevel::El0
+    } else {
+        ExceptionLevel::El1
+    })
+}
+
+fn event(input: &mut Unstructured<'_>) -> Result<u16> {
+    Ok(*input.choose(&[0x08, 0x11, 0x13])?)
+}
+
+/// Any register, those of the first counters more often.
+fn register(input: &mut Unstructured<'_>) -> Result<Register> {
+    use Register::*;
+    const COMMON: [Register; 25] = [
+        Pmcr,
+        PmcntenSet,
+        PmcntenClr,
+        PmovsSet,
+        PmovsClr,
+        PmintenSet,
+        PmintenClr,
+        Pmswinc,
+        Pmselr,
+        Pmxevtyper,
+        Pmxevcntr,
+        Pmccntr,
+        Pmccfiltr,
+        Pmuserenr,
+        Pmceid0,
+        Pmceid1,
+        Pmmir,
+        Pmevtyper(0),
+        Pmevtyper(1),
+        Pmevtyper(2),
+        Pmevtyper(3),
+        Pmevcntr(0),
+        Pmevcntr(1),
+        Pmevcntr(2),
+        Pmevcntr(3),
+    ];
+    let n = input.int_in_range(0..=31_u8)?;
+    Ok(match COMMON.get(usize::from(n)) {
+        Some(&register) => register,
+        None if n & 1 == 0 => Pmevtyper(input.arbitrary()?),
+        None => Pmevcntr(input.arbitrary()?),
+    })
+}
+
+/// Values near which something happens, and any.
+fn value(input: &mut Unstructured<'_>) -> Result<u64> {
+    let small = u64::from(input.arbitrary::<u8>()?);
+    Ok(match input.int_in_range(0..=7)? {
+        0..=1 => small,
+        2 => (1 << 32) - small,
+        3 => small.wrapping_neg(),
+        4 => small << 24 | *input.choose(&[0, 0x08, 0x11, 0x13, 0x1e])?,
+        5 => *input.choose(&[0, 0x08, 0x11, 0x13, 0x1e])?,
+        6 => 1 << (small & 63),
+        _ => input.arbitrary()?,
+    })
+}
