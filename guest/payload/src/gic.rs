@@ -1,11 +1,12 @@
 //! GICv3 (Arm IHI 0069): as much as the tests need.
 
-// UNSAFETY: the interrupt controller is a device and system registers.
-#![expect(unsafe_code, reason = "interrupt controller")]
+// UNSAFETY: the CPU's interrupt interface is system registers.
+#![expect(unsafe_code, reason = "system registers")]
 
 use core::arch::asm;
 
 use crate::machine::Machine;
+use crate::mmio::{read32, write8, write32, write64};
 use crate::{loops, percpu, pmu};
 
 /// INTIDs from here on are special; 1023 means "none".
@@ -41,16 +42,6 @@ macro_rules! write_icc {
     }};
 }
 
-fn read(address: u64) -> u32 {
-    // SAFETY: the device tree says that the GIC is here.
-    unsafe { (address as *const u32).read_volatile() }
-}
-
-fn write(address: u64, value: u32) {
-    // SAFETY: as above.
-    unsafe { (address as *mut u32).write_volatile(value) }
-}
-
 const GICD_CTLR: u64 = 0x0;
 const GICR_WAKER: u64 = 0x14;
 const GICR_TYPER: u64 = 0x8;
@@ -71,18 +62,18 @@ impl Gic {
         let distributor = machine.distributor;
         // Affinity routing, both groups; whichever of the bits this security
         // state has.
-        write(distributor + GICD_CTLR, 0x10);
-        write(distributor + GICD_CTLR, 0x13);
+        write32(distributor + GICD_CTLR, 0x10);
+        write32(distributor + GICD_CTLR, 0x13);
         let frame = redistributor(machine.redistributors);
-        write(frame + GICR_WAKER, read(frame + GICR_WAKER) & !2);
-        while read(frame + GICR_WAKER) & 4 != 0 {}
+        write32(frame + GICR_WAKER, read32(frame + GICR_WAKER) & !2);
+        while read32(frame + GICR_WAKER) & 4 != 0 {}
         let gic = Self {
             distributor,
             private: frame + 0x1_0000,
         };
-        write(gic.private + IGROUPR, !0);
-        write(gic.private + ICENABLER, !0);
-        write(gic.private + ICPENDR, !0);
+        write32(gic.private + IGROUPR, !0);
+        write32(gic.private + ICENABLER, !0);
+        write32(gic.private + ICPENDR, !0);
         for intid in 0..32 {
             gic.set_priority(intid, PRIORITY);
         }
@@ -110,67 +101,65 @@ impl Gic {
     /// Lets `intid` through.
     pub(crate) fn enable(&self, intid: u32) {
         let (address, bit) = self.bit(ISENABLER, intid);
-        write(address, bit);
+        write32(address, bit);
         self.settle();
     }
 
     /// Keeps `intid` back.
     pub(crate) fn disable(&self, intid: u32) {
         let (address, bit) = self.bit(ICENABLER, intid);
-        write(address, bit);
+        write32(address, bit);
         self.settle();
     }
 
     /// Makes `intid` pending.
     pub(crate) fn set_pending(&self, intid: u32) {
         let (address, bit) = self.bit(ISPENDR, intid);
-        write(address, bit);
+        write32(address, bit);
     }
 
     /// Makes `intid` no longer pending.
     pub(crate) fn clear_pending(&self, intid: u32) {
         let (address, bit) = self.bit(ICPENDR, intid);
-        write(address, bit);
+        write32(address, bit);
         self.settle();
     }
 
     /// Whether the controller calls `intid` pending.
     pub(crate) fn is_pending(&self, intid: u32) -> bool {
         let (address, bit) = self.bit(ISPENDR, intid);
-        read(address) & bit != 0
+        read32(address) & bit != 0
     }
 
     /// Whether the controller calls `intid` active.
     pub(crate) fn is_active(&self, intid: u32) -> bool {
         let (address, bit) = self.bit(ISACTIVER, intid);
-        read(address) & bit != 0
+        read32(address) & bit != 0
     }
 
     /// Sets the priority; lower is more urgent.
     pub(crate) fn set_priority(&self, intid: u32, priority: u8) {
         let address = self.frame(intid) + IPRIORITYR + u64::from(intid);
-        // SAFETY: priorities may be written as bytes.
-        unsafe { (address as *mut u8).write_volatile(priority) }
+        write8(address, priority);
     }
 
     /// Makes SPI `intid` edge-triggered, of group 1, and routes it here.
     pub(crate) fn route_here(&self, intid: u32) {
         let (group, bit) = self.bit(IGROUPR, intid);
-        write(group, read(group) | bit);
+        write32(group, read32(group) | bit);
         let config = self.distributor + ICFGR + u64::from(intid / 16) * 4;
-        write(config, read(config) | 2 << (intid % 16 * 2));
+        write32(config, read32(config) | 2 << (intid % 16 * 2));
         self.set_priority(intid, PRIORITY);
         let route = self.distributor + GICD_IROUTER + u64::from(intid) * 8;
-        // SAFETY: as `write`.
-        unsafe { (route as *mut u64).write_volatile(affinity()) }
+        write64(route, affinity());
     }
 
     /// Waits until the distributor or redistributor has taken the last write.
     fn settle(&self) {
         const WRITE_PENDING: u32 = 1 << 31;
-        while read(self.distributor + GICD_CTLR) & WRITE_PENDING != 0 {}
+        while read32(self.distributor + GICD_CTLR) & WRITE_PENDING != 0 {}
         // GICR_CTLR.RWP
-        while read(self.private - 0x1_0000) & 1 << 3 != 0 {}
+        while read32(self.private - 0x1_0000) & 1 << 3 != 0 {}
         loops::spin(100);
     }
 }
@@ -181,8 +170,8 @@ fn redistributor(base: u64) -> u64 {
     let this = this >> 32 << 24 | this & 0xff_ffff;
     let mut frame = base;
     loop {
-        let kind = read(frame + GICR_TYPER);
-        if u64::from(read(frame + GICR_TYPER + 4)) == this {
+        let kind = read32(frame + GICR_TYPER);
+        if u64::from(read32(frame + GICR_TYPER + 4)) == this {
             return frame;
         }
         assert!(kind & 1 << 4 == 0, "no redistributor of this CPU");

@@ -47,6 +47,8 @@ mod gic;
 #[cfg(target_os = "none")]
 mod loops;
 #[cfg(target_os = "none")]
+mod mmio;
+#[cfg(target_os = "none")]
 mod percpu;
 #[cfg(target_os = "none")]
 mod pmu;

@@ -1,10 +1,9 @@
 //! The PL011, written to by polling.
 
-// UNSAFETY: the UART is a device.
-#![expect(unsafe_code, reason = "device registers")]
-
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::mmio::{read32, write32};
 
 static ADDRESS: AtomicU64 = AtomicU64::new(0);
 
@@ -40,9 +39,6 @@ impl Write for Uart {
 }
 
 fn put(address: u64, byte: u8) {
-    // SAFETY: the device tree says that a PL011 is here.
-    unsafe {
-        while ((address + FLAGS) as *const u32).read_volatile() & TRANSMIT_FULL != 0 {}
-        ((address + DATA) as *mut u32).write_volatile(byte.into());
-    }
+    while read32(address + FLAGS) & TRANSMIT_FULL != 0 {}
+    write32(address + DATA, byte.into());
 }

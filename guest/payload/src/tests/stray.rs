@@ -1,11 +1,9 @@
 //! Runs that a monitor, or whoever watches the machine, must end.
 
-// UNSAFETY: writes where nothing of the payload's is, on purpose.
-#![expect(unsafe_code, reason = "writes to an address from the command line")]
-
 use super::{Context, Test};
 use crate::bootargs::BootArgs;
 use crate::harness::{Failure, Text, Verdict};
+use crate::mmio;
 use crate::uart;
 
 pub(super) const TESTS: &[Test] = &[("stray", stray)];
@@ -16,8 +14,7 @@ fn stray(cx: &Context) -> Verdict {
         return Err(Failure(Text::new(format_args!("needs addr=ADDRESS"))));
     };
     uart::print(format_args!("payload: writing to {address:#x}\n"));
-    // SAFETY: none; whoever gives the address knows what is there.
-    unsafe { (address as *mut u32).write_volatile(0xdead_beef) };
+    mmio::write32(address, 0xdead_beef);
     Err(Failure(Text::new(format_args!(
         "the write to {address:#x} was not stopped"
     ))))
