@@ -3,7 +3,7 @@
 use crate::support::{Call, Guest, INST_RETIRED};
 use vpmu::arm::ExceptionLevel::{El0, El1};
 use vpmu::arm::Register::*;
-use vpmu::arm::{CHAIN, Outcome, PmuVersion, RawPmevtyper, SW_INCR, pmcr, pmuserenr};
+use vpmu::arm::{CHAIN, CPU_CYCLES, Outcome, PmuVersion, RawPmevtyper, SW_INCR, pmcr, pmuserenr};
 use vpmu::counter::CounterState;
 
 const CYCLES_BIT: u64 = 1 << 31;
@@ -151,20 +151,40 @@ fn the_cycle_counter_overflows_at_32_bits_and_with_lc_at_64() {
 }
 
 #[test]
+fn what_was_counted_before_a_width_changed_overflowed_at_the_old_width() {
+    for (counter, bit) in [(0, pmcr::LP), (31, pmcr::LC)] {
+        let mut guest = guest();
+        guest.write(Pmevtyper(0), CPU_CYCLES.into());
+        guest.write(PmcntenSet, CYCLES_BIT | 1);
+        for register in [Pmevcntr(0), Pmccntr] {
+            guest.write(register, 0xffff_ffff);
+        }
+        guest.write(Pmcr, pmcr::E);
+        guest.cycles(1);
+        guest.write(Pmcr, pmcr::E | bit);
+        assert_eq!(guest.read(PmovsSet) >> counter & 1, 1, "counter {counter}");
+    }
+}
+
+#[test]
 fn pmcr_d_divides_cycles_by_64_and_keeps_the_rest() {
     let mut guest = guest();
     guest.write(Pmccntr, 0xffff_fffe);
-    guest.write(PmintenSet, CYCLES_BIT);
     guest.write(PmcntenSet, CYCLES_BIT);
     guest.write(Pmcr, pmcr::E | pmcr::D);
     guest.cycles(63);
     assert_eq!(guest.read(Pmccntr), 0xffff_fffe);
     guest.cycles(1);
     assert_eq!(guest.read(Pmccntr), 0xffff_ffff);
-    guest.cycles(63);
+    guest.cycles(10);
+    guest.write(PmintenSet, CYCLES_BIT);
+    guest.cycles(53);
     assert!(!guest.interrupt());
     guest.cycles(1);
-    assert!(guest.interrupt(), "the period is asked for in cycles");
+    assert!(
+        guest.interrupt(),
+        "the period is asked for in cycles, less those of the rest"
+    );
     guest.write(Pmcr, pmcr::E | pmcr::D | pmcr::LC);
     guest.write(Pmccntr, 0);
     guest.cycles(3);
@@ -259,12 +279,12 @@ fn chain_interrupts_when_the_pair_overflows_and_not_before() {
 fn a_pair_interrupts_on_time_whatever_happens_to_its_even_half() {
     for silence in [PmintenClr, PmovsSet] {
         let mut guest = chained(PmuVersion::V3p4);
-        guest.write(Pmevcntr(1), 0xffff_ffff);
+        guest.write(Pmevcntr(1), 0xffff_fffe);
         guest.write(PmintenSet, 3);
         guest.execute(1000);
         guest.write(silence, 1);
         guest.write(PmintenClr, 1);
-        guest.execute((1 << 32) - 1001);
+        guest.execute((2 << 32) - 1001);
         assert!(!guest.interrupt());
         guest.execute(1);
         assert!(guest.interrupt(), "{}", silence.name());

@@ -297,13 +297,12 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// Whether `n` overflows at 2^64 rather than at 2^32.
     fn is_long(&self, n: u8) -> bool {
-        self.pmcr
-            & if n == CYCLE_COUNTER {
-                pmcr::LC
-            } else {
-                pmcr::LP
-            }
-            != 0
+        let bit = if n == CYCLE_COUNTER {
+            pmcr::LC
+        } else {
+            pmcr::LP
+        };
+        self.pmcr & bit != 0
     }
 
     /// The CHAIN counter that counts the overflows of `n` now.
