@@ -20,8 +20,12 @@ const SHOWN_LINES: usize = 10;
 
 pub(crate) fn compare(pmus: &[Pmu], guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
     let experiment = guest.experiment();
-    let mut designs = pmus.to_vec();
-    designs.dedup();
+    let mut designs = Vec::new();
+    for &pmu in pmus {
+        if !designs.contains(&pmu) {
+            designs.push(pmu);
+        }
+    }
     if experiment.command.is_none() {
         return Err(Error::Usage(
             "nothing to compare: give a command after --".to_owned(),

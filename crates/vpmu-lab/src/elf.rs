@@ -31,11 +31,20 @@ pub fn closure(
     let mut seen = BTreeSet::new();
     let mut open: Vec<PathBuf> = programs.to_vec();
     while let Some(path) = open.pop() {
-        for name in needed(&path)? {
-            if !seen.insert(name.clone()) {
+        let needed = needed(&path)?;
+        let libraries = needed.libraries.into_iter().map(|name| (name, None));
+        // The kernel looks for the interpreter under its full path, the
+        // interpreter for everything else in its folders.
+        let interpreter = needed.interpreter.map(|path| {
+            let name = path.rsplit('/').next().unwrap_or(&path).to_owned();
+            let place = path.trim_start_matches('/').trim_start_matches("usr/");
+            (name, Some(format!("usr/{place}")))
+        });
+        for (name, place) in libraries.chain(interpreter) {
+            if !seen.insert((name.clone(), place.clone())) {
                 continue;
             }
-            let (place, file) = LIBRARY_FOLDERS
+            let (found_place, file) = LIBRARY_FOLDERS
                 .iter()
                 .find_map(|folder| {
                     let place = format!("{folder}/{name}");
@@ -43,30 +52,39 @@ pub fn closure(
                 })
                 .ok_or_else(|| missing(format!("{name}, needed by {},", file_name(&path))))?;
             open.push(file.clone());
-            found.insert(place, file);
+            found.insert(place.unwrap_or(found_place), file);
         }
     }
     Ok(found)
 }
 
-/// The `DT_NEEDED` names of an ELF file, and its program interpreter's.
+/// What an ELF file asks for.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Needed {
+    /// Its program interpreter, a full path.
+    pub interpreter: Option<String>,
+    /// Its `DT_NEEDED` names.
+    pub libraries: Vec<String>,
+}
+
+/// What the ELF file at `path` asks for.
 ///
 /// # Errors
 ///
 /// When it cannot be read or is not a 64-bit ELF file.
-pub fn needed(path: &Path) -> Result<Vec<String>> {
+pub fn needed(path: &Path) -> Result<Needed> {
     let data = fs::read(path).map_err(Error::file("read", path))?;
     parse(&data).map_err(|error| Error::format(path, format!("not a usable ELF program: {error}")))
 }
 
-fn parse(data: &[u8]) -> object::Result<Vec<String>> {
+fn parse(data: &[u8]) -> object::Result<Needed> {
     let file = ElfFile64::<Endianness>::parse(data)?;
     let endian = file.endian();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    let mut names = Vec::new();
+    let mut needed = Needed::default();
     for segment in file.elf_header().program_headers(endian, data)? {
         if let Some(interpreter) = segment.interpreter(endian, data)? {
-            names.extend(text(interpreter).rsplit('/').next().map(str::to_owned));
+            needed.interpreter = Some(text(interpreter));
         }
     }
     let sections = file.elf_section_table();
@@ -76,12 +94,12 @@ fn parse(data: &[u8]) -> object::Result<Vec<String>> {
             if entry.d_tag.get(endian) == elf::DT_NEEDED {
                 let offset = u32::try_from(entry.d_val.get(endian)).unwrap_or(u32::MAX);
                 if let Ok(name) = strings.get(offset) {
-                    names.push(text(name));
+                    needed.libraries.push(text(name));
                 }
             }
         }
     }
-    Ok(names)
+    Ok(needed)
 }
 
 fn file_name(path: &Path) -> String {
@@ -105,10 +123,14 @@ mod tests {
 
     #[test]
     fn this_test_needs_libc() {
-        let names = needed(&std::env::current_exe().unwrap()).unwrap();
+        let needed = needed(&std::env::current_exe().unwrap()).unwrap();
         assert!(
-            names.iter().any(|name| name.starts_with("libc.so")),
-            "{names:?}"
+            needed
+                .libraries
+                .iter()
+                .any(|name| name.starts_with("libc.so")),
+            "{needed:?}"
         );
+        assert!(needed.interpreter.unwrap().starts_with('/'));
     }
 }

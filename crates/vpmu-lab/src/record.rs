@@ -78,6 +78,8 @@ pub struct Perf {
     pub lost_samples: u64,
     /// How often the kernel throttled an event.
     pub throttled: u64,
+    /// Samples a second and event that the kernel allowed in the end.
+    pub max_sample_rate: u64,
 }
 
 /// About the KVM host.

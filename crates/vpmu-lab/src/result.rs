@@ -53,6 +53,9 @@ pub struct Run {
     pub lost_samples: Option<u64>,
     /// How often the guest's kernel throttled an event.
     pub throttled: Option<u64>,
+    /// Samples a second and event that the guest's kernel allowed in the end;
+    /// it lowers this where samples take too long.
+    pub max_sample_rate: Option<u64>,
     /// PMU interrupts that the guest took during the command.
     pub pmis: Option<u64>,
     /// Exits to the hypervisor during the command, by kind.
@@ -141,6 +144,7 @@ impl Run {
             samples: found.perf.map(|perf| perf.samples),
             lost_samples: found.perf.and_then(lost_samples),
             throttled: found.perf.map(|perf| perf.throttled),
+            max_sample_rate: found.perf.map(|perf| perf.max_sample_rate),
             pmis,
             exits: account.exits,
             exits_per_pmi,
@@ -366,6 +370,7 @@ mod tests {
                 lost_records,
                 lost_samples,
                 throttled: 0,
+                max_sample_rate: 100_000,
             })
         };
         assert_eq!(perf(0, 0), Some(0));

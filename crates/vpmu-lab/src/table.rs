@@ -23,6 +23,9 @@ const COLUMNS: [&str; 12] = [
     "wall s",
 ];
 
+/// kernel.perf_event_max_sample_rate of a stock kernel.
+const STOCK_SAMPLE_RATE: u64 = 100_000;
+
 /// What the columns mean.
 pub const LEGEND: &str = "\
 real, user+sys  the command's time by the guest's clock (wall: this machine's, boot included)
@@ -99,10 +102,16 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
                 run.status
             ));
         }
+        if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
+            warnings.push(format!(
+                "{pmu}: the guest's kernel allowed only {rate} samples a second in the end, because \
+                 samples took more than a quarter of its time; lower perf's -F to compare equal work"
+            ));
+        }
         if let Some(count) = run.throttled.filter(|&count| count > 0) {
             warnings.push(format!(
-                "{pmu}: the guest's kernel throttled sampling {count} times, because samples came \
-                 faster than kernel.perf_event_max_sample_rate; lower perf's -F"
+                "{pmu}: the guest's kernel throttled events {count} times, because samples came \
+                 faster than it allows; lower perf's -F"
             ));
         }
         match run.lost_samples {
@@ -163,6 +172,7 @@ mod tests {
                 samples: Some(3000),
                 lost_samples: Some(0),
                 throttled: Some(0),
+                max_sample_rate: Some(STOCK_SAMPLE_RATE),
                 pmis: Some(1000),
                 exits: (!native)
                     .then(|| BTreeMap::from([("irq:pmu".to_owned(), 1000), ("hvc".to_owned(), 3)])),
@@ -198,11 +208,19 @@ mod tests {
         let mut bad = row(Pmu::Kvm, 1.0);
         bad.run.status = 2;
         bad.run.throttled = Some(3);
+        bad.run.max_sample_rate = Some(2500);
         bad.run.lost_samples = None;
         bad.run.samples = Some(0);
         bad.run.deterministic = false;
         let text = warnings(&[bad]).join("\n");
-        for word in ["status 2", "-F", "-m", "too short", "--realtime"] {
+        for word in [
+            "status 2",
+            "only 2500",
+            "-F",
+            "-m",
+            "too short",
+            "--realtime",
+        ] {
             assert!(text.contains(word), "{word} in {text}");
         }
     }

@@ -20,7 +20,7 @@ use crate::tool::Tool;
 use crate::{Error, Result, digest, elf};
 
 /// To be changed with everything below that changes an image's contents.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Programs in every guest, each from the package of a similar name.
 const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];

@@ -27,9 +27,10 @@ ln -s /proc/self/fd/0 /dev/stdin
 ln -s /proc/self/fd/1 /dev/stdout
 ln -s /proc/self/fd/2 /dev/stderr
 
-# The console passes the command's bytes as they are.
-stty -opost -echo
 . /vpmu/job
+# Both terminals pass bytes as they are.
+stty -opost -echo
+stty -opost -echo < "$control"
 
 report() { printf '\036%s\n' "$1"; }
 
@@ -38,9 +39,9 @@ echo 1 > /proc/sys/kernel/printk
 # perf sees everything, with symbols.
 echo -1 > /proc/sys/kernel/perf_event_paranoid
 echo 0 > /proc/sys/kernel/kptr_restrict
-# No self-throttling: left on, the kernel lowers the sampling rate where a
-# sample is expensive, and a costly design would look cheap for taking fewer.
-echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
+# kernel.perf_cpu_time_max_percent stays as it is: without that limit a design
+# in which a sample costs more than a sampling period never finishes. Where the
+# kernel lowered the rate for it, the report says so.
 # A watchdog would take one of the counters.
 echo 0 > /proc/sys/kernel/watchdog 2>/dev/null
 
@@ -59,15 +60,17 @@ if [ "$output" = buffer ]; then
 fi
 report '{"vpmu":"end"}'
 
+rate=$(cat /proc/sys/kernel/perf_event_max_sample_rate)
 if [ -s perf.data ]; then
-    perf report --stats -i perf.data 2>/dev/null | awk '
+    perf report --stats -i perf.data 2>/dev/null | awk -v rate="$rate" '
         / stats:$/ { events = ($0 !~ /^Aggregated/); next }
         $2 != "events:" { next }
         events && $1 == "LOST_SAMPLES" { lost += $3 }
         !events { count[$1] = $3 }
         END {
-            printf "\036{\"perf\":{\"samples\":%d,\"lost_records\":%d,\"lost_samples\":%d,\"throttled\":%d}}\n",
-                count["SAMPLE"], count["LOST"], lost, count["THROTTLE"]
+            printf "\036{\"perf\":{\"samples\":%d,\"lost_records\":%d,", count["SAMPLE"], count["LOST"]
+            printf "\"lost_samples\":%d,\"throttled\":%d,", lost, count["THROTTLE"]
+            printf "\"max_sample_rate\":%d}}\n", rate
         }'
 fi
 poweroff -f

@@ -43,7 +43,8 @@ snapshot() {
 # With more than one processor, each vCPU keeps its own.
 pin() {
     [ "$vcpus" -gt 1 ] || return
-    for task in /proc/"$qemu_pid"/task/*; do
+    read -r qemu < /run/qemu.pid
+    for task in /proc/"$qemu"/task/*; do
         read -r name < "$task/comm"
         case $name in
         CPU*KVM) name=${name#CPU }
@@ -56,15 +57,14 @@ cat /guest/guest.cpio /guest/job.cpio > /guest/initrd
 rm /guest/guest.cpio
 mkfifo /run/sync.in /run/sync.out
 sleep "$settle"
-qemu-system-aarch64 $qemu \
-    -kernel /guest/Image -initrd /guest/initrd -append "$append" \
-    -serial stdio -chardev pipe,id=sync,path=/run/sync -serial chardev:sync \
-    < /dev/null &
-qemu_pid=$!
-# When QEMU ends, whatever the reason, the loop below ends too.
-( exec 2> /dev/null
-  while kill -0 "$qemu_pid"; do sleep 1; done
-  echo gone > /run/sync.out ) &
+# When QEMU ends, whatever the reason, the dialogue below ends too.
+( qemu-system-aarch64 $qemu \
+      -kernel /guest/Image -initrd /guest/initrd -append "$append" \
+      -serial stdio -chardev pipe,id=sync,path=/run/sync -serial chardev:sync \
+      < /dev/null &
+  echo $! > /run/qemu.pid
+  wait $!
+  echo "gone $?" > /run/sync.out ) &
 
 exec 3<> /run/sync.out 4<> /run/sync.in
 mark=$(printf '\036')
@@ -80,11 +80,11 @@ while read -r line <&3; do
         end="{\"cpu\":\"$cpu\",\"exits\":{$text}}"
         echo go >&4 ;;
     "$mark"*) record=$line ;;
-    gone) break ;;
+    gone*) status=${line#gone }
+        break ;;
     esac
 done
-wait "$qemu_pid"
-report "{\"host\":{\"qemu\":\"$(qemu-system-aarch64 --version | head -n 1)\",\"status\":$?}}"
+report "{\"host\":{\"qemu\":\"$(qemu-system-aarch64 --version | head -n 1)\",\"status\":$status}}"
 [ -n "$record" ] && printf '%s\n' "$record"
 [ -n "$end" ] && report "{\"kvm\":{\"begin\":$begin,\"end\":$end}}"
 poweroff -f
