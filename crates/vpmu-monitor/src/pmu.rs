@@ -97,10 +97,10 @@ enum PmuKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PmuError {
     /// The partition cannot be made.
-    #[error("cannot split the counters: {0}")]
+    #[error("cannot {0}")]
     Plan(#[from] PlanError),
     /// The emulated PMU cannot be made.
-    #[error("cannot emulate the PMU: {0}")]
+    #[error("cannot {0}")]
     Config(#[from] ConfigError),
 }
 
