@@ -91,7 +91,10 @@ leave_el2:
     mrs     x1, currentel
     cmp     x1, #(2 << 2)
     b.ne    6f
-    // No monitor: give EL1 the whole machine.
+    // No monitor: give EL1 the whole machine; what EL2 still traps is UNDEFINED.
+    adrp    x1, el2_vectors
+    add     x1, x1, :lo12:el2_vectors
+    msr     vbar_el2, x1
     ldr     x1, =(1 << 31 | 3 << 40)
     msr     hcr_el2, x1
     mov     x1, #3
@@ -104,7 +107,7 @@ leave_el2:
     msr     vpidr_el2, x1
     mrs     x1, mpidr_el1
     msr     vmpidr_el2, x1
-    mov     x1, #0x33ff
+    mov     x1, #0x22ff         // no traps of SIMD, SVE or SME
     msr     cptr_el2, x1
     mov     x1, #0xf
     msr     s3_4_c12_c9_5, x1   // ICC_SRE_EL2
@@ -116,6 +119,27 @@ leave_el2:
     eret
 6:  isb
     ret
+
+    .balign 0x800
+el2_vectors:
+    .org    el2_vectors + 0x400 // synchronous, from EL1 or EL0
+    msr     tpidr_el2, x0
+    mov     x0, #(1 << 25)      // EC 0, IL
+    msr     esr_el1, x0
+    mrs     x0, elr_el2
+    msr     elr_el1, x0
+    mrs     x0, spsr_el2
+    msr     spsr_el1, x0
+    tst     x0, #0xf
+    mrs     x0, vbar_el1
+    b.eq    7f
+    sub     x0, x0, #0x200
+7:  add     x0, x0, #0x400
+    msr     elr_el2, x0
+    mov     x0, #0x3c5
+    msr     spsr_el2, x0
+    mrs     x0, tpidr_el2
+    eret
     "#,
     relative = const RELATIVE,
     stack_size = const percpu::STACK_SIZE,

@@ -364,10 +364,10 @@ fn chain(cx: &Context) -> Verdict {
     let Some(event) = exact_event(cx) else {
         return Ok(Pass::Ok);
     };
+    write(PMCNTENCLR_EL0, !0)?;
     cx.pmu
         .set_up(0, event, 0u64.wrapping_sub(1_000) & 0xffff_ffff)?;
     cx.pmu.set_up(1, event::CHAIN.into(), 0)?;
-    write(PMCNTENCLR_EL0, !0)?;
     loops::counted(3, 1_000);
     check_range(
         format_args!("low, counted"),

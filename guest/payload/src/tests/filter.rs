@@ -17,9 +17,12 @@ pub(super) const TESTS: &[Test] = &[
     ("filter.change_running", change_running),
 ];
 
-/// Filter bits; whether EL1 and EL0 are counted without EL3 (where NSK and NSU
-/// are RES0), and with it, in the non-secure state.
-const FILTERS: &[(u64, (bool, bool), (bool, bool))] = &[
+/// Whether EL1 and EL0 are counted.
+type Counted = (bool, bool);
+
+/// Filter bits; what is counted without EL3 (where NSK and NSU are RES0), and
+/// with it, in the non-secure state.
+const FILTERS: &[(u64, Counted, Counted)] = &[
     (0, (true, true), (true, true)),
     (FILTER_P, (false, true), (false, true)),
     (FILTER_U, (true, false), (true, false)),

@@ -1,6 +1,7 @@
 //! Every system register encoding with op0 = 3, read and written with several
 //! patterns. Each gives a value, or an exception that EL1 can take from its own
-//! instruction: never a dead machine.
+//! instruction: never a dead machine. Which ones can be read and written is
+//! printed, to be compared between machines.
 
 use super::{Context, Test};
 use crate::encoding::*;
@@ -31,9 +32,10 @@ const IMPLEMENTATION_DEFINED: [u16; 2] = [11, 15];
 fn read_all(_: &Context) -> Verdict {
     let mut values = 0;
     for register in registers() {
-        // Reading it acknowledges an interrupt; harmless, none is pending.
+        // One acknowledges an interrupt; harmless, none is pending.
         if accepted(register, Access::Read, cell::read(register))?.is_some() {
             values += 1;
+            uart::print(format_args!("payload: readable {register}\n"));
         }
     }
     uart::print(format_args!(
@@ -59,7 +61,10 @@ fn write_all(cx: &Context) -> Verdict {
         for pattern in PATTERNS {
             taken |= accepted(register, Access::Write, cell::write(register, pattern))?.is_some();
         }
-        written += u32::from(taken);
+        if taken {
+            written += 1;
+            uart::print(format_args!("payload: writable {register}\n"));
+        }
         if let Some(value) = before
             && taken
         {
