@@ -1,7 +1,7 @@
 //! PSCI, and with it the other CPUs: each is started, runs all tests, stops,
 //! and can be started again.
 
-use super::{Context, DONE, Test};
+use super::{ANSWERS, ASK, Context, DONE, Test};
 use crate::entry;
 use crate::gic;
 use crate::harness::{Pass, Verdict, check, check_range};
@@ -80,6 +80,7 @@ fn other_cpus(cx: &Context) -> Verdict {
         return Ok(Pass::Skip("one CPU"));
     }
     cx.gic.enable(DONE);
+    cx.gic.enable(ASK);
     for index in 1..cx.machine.cpu_count {
         let cpu = cx.machine.cpus[index];
         percpu::this().reset();
@@ -89,14 +90,24 @@ fn other_cpus(cx: &Context) -> Verdict {
             0,
         )?;
         // Halted, so that its instructions are not counted as the other's.
+        let mut answered = 0;
         while percpu::this().taken(DONE) == 0 {
             wait_for_interrupt();
             interruptible(|| spin(1));
+            if percpu::this().taken(ASK) > answered {
+                answered += 1;
+                for intid in 0..ANSWERS {
+                    match answered {
+                        1 => gic::send(intid, cpu),
+                        _ => gic::send_to_others(intid),
+                    }
+                }
+            }
         }
         check(
             format_args!("interrupts meanwhile"),
             percpu::this().taken_any(),
-            1,
+            1 + answered,
         )?;
         for _ in 0..1_000 {
             if psci::affinity_info(cpu) == OFF {

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 use crate::bootargs::{BootArgs, Run};
 use crate::gic::{self, Gic};
 use crate::harness::{Failure, Tally, Verdict};
-use crate::machine::Machine;
+use crate::machine::{MAX_CPUS, Machine};
 use crate::pmu::Pmu;
 use crate::{percpu, uart};
 
@@ -52,8 +52,15 @@ const EVERY_CPU: &[&[Test]] = &[
     sgi::TESTS,
 ];
 
+/// Run on the others, which the boot CPU answers.
+const OTHER_CPUS: &[&[Test]] = &[sgi::ANSWERED];
+
 /// Run on the boot CPU; they start the others.
 const BOOT_CPU: &[&[Test]] = &[firmware::TESTS];
+
+const PREFIXES: [&str; MAX_CPUS] = [
+    "cpu0.", "cpu1.", "cpu2.", "cpu3.", "cpu4.", "cpu5.", "cpu6.", "cpu7.",
+];
 
 static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
 static PASSED: AtomicU32 = AtomicU32::new(0);
@@ -62,6 +69,10 @@ static SKIPPED: AtomicU32 = AtomicU32::new(0);
 
 /// SGI by which a CPU says that its tests are done.
 pub(crate) const DONE: u32 = 15;
+/// SGI by which a CPU asks the boot CPU for SGIs.
+pub(crate) const ASK: u32 = 14;
+/// The SGIs that it then sends: more than a monitor has list registers.
+pub(crate) const ANSWERS: u32 = 14;
 
 /// Runs what the command line asks for, on the boot CPU.
 pub(crate) fn run(mut machine: Machine<'static>) {
@@ -81,10 +92,9 @@ pub(crate) fn run(mut machine: Machine<'static>) {
 
 /// Runs the tests for every CPU on CPU `index`.
 pub(crate) fn run_secondary(index: usize) {
-    run_lists(
-        EVERY_CPU,
-        ["cpu0.", "cpu1.", "cpu2.", "cpu3."][index.min(3)],
-    );
+    let prefix = PREFIXES[index];
+    run_lists(OTHER_CPUS, prefix);
+    run_lists(EVERY_CPU, prefix);
     gic::send(DONE, context_machine().cpus[0]);
 }
 

@@ -1,7 +1,7 @@
 //! The interrupt controller around the PMU: SGIs, the timer's PPI, an SPI;
 //! more of them pending than a monitor has list registers.
 
-use super::{Context, Test};
+use super::{ANSWERS, ASK, Context, Test};
 use crate::gic::{self, PRIORITY};
 use crate::harness::{Deviation, Pass, Verdict, check, check_or};
 use crate::loops::{interruptible, spin, wait_for_interrupt};
@@ -24,6 +24,9 @@ pub(super) const TESTS: &[Test] = &[
     ("gic.timer_wakes_wfi", timer_wakes_wfi),
     ("gic.split_end", split_end),
 ];
+
+/// For CPUs other than the boot CPU.
+pub(super) const ANSWERED: &[Test] = &[("gic.sgi_from_other", from_other)];
 
 /// As for the PMU's interrupt: already taken on the guest's behalf.
 const TAKEN_ON_BEHALF: Deviation =
@@ -293,4 +296,29 @@ fn split_end(cx: &Context) -> Verdict {
     let verdict = many(cx);
     gic::set_split_end(false);
     verdict
+}
+
+/// Asks the boot CPU for SGIs, which come while this CPU is halted: first sent
+/// to this CPU, then to all others.
+fn from_other(cx: &Context) -> Verdict {
+    for intid in 0..ANSWERS {
+        cx.gic.enable(intid);
+    }
+    // Should they not come, the timer wakes.
+    cx.gic.enable(cx.machine.timer);
+    let cpu = percpu::this();
+    for round in 1..=2 {
+        gic::start_timer(gic::timer_frequency());
+        gic::send(ASK, cx.machine.cpus[0]);
+        while cpu.taken(cx.machine.timer) == 0 && (0..ANSWERS).any(|intid| cpu.taken(intid) < round)
+        {
+            wait_for_interrupt();
+            interruptible(|| spin(10));
+        }
+        gic::stop_timer();
+        for intid in 0..ANSWERS {
+            check(format_args!("SGI {intid}"), cpu.taken(intid), round)?;
+        }
+    }
+    Ok(Pass::Ok)
 }
