@@ -9,7 +9,7 @@ use vpmu::arm::{
         Features, Isolation, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
         TrapRegisters,
     },
-    pmcr,
+    pmcr, pmuserenr,
 };
 
 use crate::{
@@ -202,9 +202,12 @@ impl GuestPmu {
         match &mut self.kind {
             PmuKind::Emulated { pmu, backing } => {
                 let outcome = pmu.write(register, el, value, &mut backing.host(registers));
-                // Physical too, so that EL0 accesses the guest forbids fault without an exit.
+                // Physical too, so that a guest that forbids everything to EL0 has it forbidden
+                // without an exit. Any permission is given as EN, and the engine looks again: QEMU
+                // lets what ER, CR or SW permit reach the counters without asking MDCR_EL2.TPM.
                 if register == Register::Pmuserenr && outcome == Outcome::Done {
-                    registers.write(register, value);
+                    let some = value & pmuserenr::MASK != 0;
+                    registers.write(register, if some { pmuserenr::EN } else { 0 });
                 }
                 outcome
             }
