@@ -61,7 +61,11 @@ impl Backing {
 
     fn mask(&self, counter: u8) -> u64 {
         // PMCR_EL0.LC makes the cycle counter 64 bits wide on every version.
-        if counter == CYCLE_COUNTER { u64::MAX } else { self.width }
+        if counter == CYCLE_COUNTER {
+            u64::MAX
+        } else {
+            self.width
+        }
     }
 }
 
@@ -132,7 +136,11 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         match events {
             // An early report is allowed; half the range is far enough away for the total.
             Some(events) => {
-                let distance = if narrow { events.get().min(mask / 2) } else { events.get() };
+                let distance = if narrow {
+                    events.get().min(mask / 2)
+                } else {
+                    events.get()
+                };
                 self.rebase(counter, distance.wrapping_neg() & mask);
                 self.report(counter, true);
             }
@@ -141,18 +149,22 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
     }
 
     fn resume(&mut self, counters: CounterSet) {
-        self.registers.write(Register::PmcntenSet, counters.bits().into());
+        self.registers
+            .write(Register::PmcntenSet, counters.bits().into());
     }
 
     fn pause(&mut self, counters: CounterSet) {
-        self.registers.write(Register::PmcntenClr, counters.bits().into());
+        self.registers
+            .write(Register::PmcntenClr, counters.bits().into());
     }
 
     fn read(&mut self, counter: u8) -> u64 {
         let mask = self.backing.mask(counter);
         let value = self.registers.read(value_register(counter));
         let slot = &mut self.backing.slots[usize::from(counter & 31)];
-        slot.total = slot.total.wrapping_add(value.wrapping_sub(slot.mark) & mask);
+        slot.total = slot
+            .total
+            .wrapping_add(value.wrapping_sub(slot.mark) & mask);
         slot.mark = value;
         slot.total
     }
@@ -188,10 +200,15 @@ mod tests {
     fn the_total_survives_every_change_of_the_period() {
         for width in [u64::MAX, 0xffff_ffff] {
             let (mut backing, mut registers) = (Backing::new(width), FakeRegisters::default());
-            backing.host(&mut registers).create(0, &instructions(true, true)).unwrap();
+            backing
+                .host(&mut registers)
+                .create(0, &instructions(true, true))
+                .unwrap();
             let mut expected = 0_u64;
             for period in [1, 1_000, 0x8000_0000, u64::MAX] {
-                backing.host(&mut registers).set_period(0, NonZeroU64::new(period));
+                backing
+                    .host(&mut registers)
+                    .set_period(0, NonZeroU64::new(period));
                 registers.count(Register::Pmevcntr(0), 700, width);
                 expected += 700;
                 assert_eq!(backing.host(&mut registers).read(0), expected);

@@ -138,7 +138,12 @@ pub fn for_guest(tree: &[u8], reserved: &Range<u64>) -> Result<Vec<u8>, TreeErro
         .and_then(|chosen| chosen.property("bootargs"))
         .and_then(|words| words.value_as::<&str>().ok())
     {
-        set(&mut changed, "chosen", "bootargs", GuestWords(words).to_string().as_str());
+        set(
+            &mut changed,
+            "chosen",
+            "bootargs",
+            GuestWords(words).to_string().as_str(),
+        );
     }
     Ok(changed.to_dtb())
 }
@@ -153,12 +158,7 @@ fn without(ram: &Range<u64>, reserved: &Range<u64>) -> impl Iterator<Item = Rang
     .filter(|piece| piece.start < piece.end)
 }
 
-fn set(
-    tree: &mut DeviceTree,
-    child: &str,
-    name: &str,
-    value: impl dtoolkit::ToPropertyValue,
-) {
+fn set(tree: &mut DeviceTree, child: &str, name: &str, value: impl dtoolkit::ToPropertyValue) {
     if let Some(property) = tree
         .root
         .child_mut(child)
@@ -175,11 +175,16 @@ fn is_memory(node: &FdtNode<'_>) -> bool {
 }
 
 fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    node.reg().ok().flatten().into_iter().flatten().filter_map(|reg| {
-        let start: u64 = reg.address().ok()?;
-        let size: u64 = reg.size().ok()?;
-        Some(start..start.checked_add(size)?)
-    })
+    node.reg()
+        .ok()
+        .flatten()
+        .into_iter()
+        .flatten()
+        .filter_map(|reg| {
+            let start: u64 = reg.address().ok()?;
+            let size: u64 = reg.size().ok()?;
+            Some(start..start.checked_add(size)?)
+        })
 }
 
 /// INTIDs of a node's `interrupts`, which has three cells each: kind (0 = SPI, 1 = PPI), number, trigger.
@@ -200,8 +205,10 @@ fn interrupts(node: &FdtNode<'_>) -> Vec<u32> {
 }
 
 fn compatible<'a>(root: FdtNode<'a>, name: &str) -> Option<FdtNode<'a>> {
-    root.children()
-        .find(|node| node.compatible().is_some_and(|mut all| all.any(|c| c == name)))
+    root.children().find(|node| {
+        node.compatible()
+            .is_some_and(|mut all| all.any(|c| c == name))
+    })
 }
 
 /// The PL011 that `stdout-path` names, by path (`/pl011@9000000`) or by alias (`serial0:115200n8`).
@@ -270,7 +277,10 @@ mod tests {
                 vec![
                     property("compatible", "arm,gic-v3"),
                     property("interrupts", [1u32, 9, 4]),
-                    property("reg", [0u32, 0x800_0000, 0, 0x1_0000, 0, 0x80a_0000, 0, 0xf6_0000]),
+                    property(
+                        "reg",
+                        [0u32, 0x800_0000, 0, 0x1_0000, 0, 0x80a_0000, 0, 0xf6_0000],
+                    ),
                 ],
             ),
             node(
@@ -305,7 +315,7 @@ mod tests {
     #[test]
     fn facts_come_from_the_tree() {
         let machine = Machine::read(&virt()).unwrap();
-        assert_eq!(machine.ram, [0x4000_0000..0x8000_0000]);
+        assert_eq!(machine.ram, vec![0x4000_0000..0x8000_0000]);
         assert_eq!(machine.uart, Some(0x900_0000));
         assert_eq!(machine.redistributors.start, 0x80a_0000);
         assert_eq!(machine.maintenance_intid, 25);

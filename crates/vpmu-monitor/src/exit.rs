@@ -93,7 +93,11 @@ impl MemoryAccess {
             return value >> unused;
         }
         let value = ((value as i64) >> unused) as u64;
-        if self.wide { value } else { value & 0xffff_ffff }
+        if self.wide {
+            value
+        } else {
+            value & 0xffff_ffff
+        }
     }
 }
 
@@ -131,8 +135,7 @@ impl ExceptionEntry {
             0b0100 => 0x000,
             _ => 0x400,
         };
-        let mut pstate =
-            spsr & (PSTATE_NZCV | PSTATE_DIT | PSTATE_PAN) | PSTATE_DAIF | MODE_EL1H;
+        let mut pstate = spsr & (PSTATE_NZCV | PSTATE_DIT | PSTATE_PAN) | PSTATE_DAIF | MODE_EL1H;
         if sctlr_el1 & SCTLR_SPAN == 0 {
             pstate |= PSTATE_PAN;
         }
@@ -187,7 +190,10 @@ mod tests {
         assert_eq!(from(0b0100).pc, 0x1000);
         assert_eq!(from(0b0000).pc, 0x1400);
         assert_eq!(from(0b10000).pc, 0x1600);
-        assert_eq!(from(PSTATE_NZCV).pstate, PSTATE_NZCV | PSTATE_DAIF | MODE_EL1H);
+        assert_eq!(
+            from(PSTATE_NZCV).pstate,
+            PSTATE_NZCV | PSTATE_DAIF | MODE_EL1H
+        );
         let pan = ExceptionEntry::synchronous(0, 0, 0, true).pstate;
         assert_eq!(pan & (PSTATE_PAN | PSTATE_TCO), PSTATE_PAN | PSTATE_TCO);
     }

@@ -30,7 +30,9 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// Nothing was appended.
-    #[error("no guest is appended to the monitor; build the boot file with `vpmu run`, or see docs/monitor.md")]
+    #[error(
+        "no guest is appended to the monitor; build the boot file with `vpmu run`, or see docs/monitor.md"
+    )]
     Missing,
     /// The length says less than a header or the file is cut short.
     #[error("the appended guest has {0} bytes, which is no program")]

@@ -9,6 +9,8 @@ mod machine;
 
 #[cfg(not(target_os = "none"))]
 fn main() {
-    eprintln!("vpmu-monitor runs on a bare AArch64 machine: build it for aarch64-unknown-none-softfloat");
+    eprintln!(
+        "vpmu-monitor runs on a bare AArch64 machine: build it for aarch64-unknown-none-softfloat"
+    );
     std::process::exit(2);
 }

@@ -134,7 +134,11 @@ impl GuestPmu {
                     pmmir: hardware.pmmir,
                     filter: EventFilter::default(),
                 })?;
-                let long = if version >= PmuVersion::V3p5 { pmcr::LP } else { 0 };
+                let long = if version >= PmuVersion::V3p5 {
+                    pmcr::LP
+                } else {
+                    0
+                };
                 registers.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
                 PmuKind::Emulated {
                     pmu,
@@ -320,7 +324,9 @@ impl fmt::Display for Description<'_> {
         f.write_str(r#""traps":["#)?;
         let mut separator = "";
         // Of the indexed registers, the first stands for all.
-        for register in Register::all().filter(|r| !matches!(r, Register::Pmevcntr(1..) | Register::Pmevtyper(1..))) {
+        for register in Register::all()
+            .filter(|r| !matches!(r, Register::Pmevcntr(1..) | Register::Pmevtyper(1..)))
+        {
             for (write, direction) in [(false, 'r'), (true, 'w')] {
                 if pmu.is_trapped(register, write) {
                     write!(f, r#"{separator}"{}:{direction}""#, register.name())?;

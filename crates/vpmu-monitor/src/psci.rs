@@ -8,7 +8,8 @@ use core::ops::RangeInclusive;
 
 use smccc::psci::{
     PSCI_AFFINITY_INFO_32, PSCI_CPU_OFF, PSCI_CPU_ON_32, PSCI_CPU_SUSPEND_32, PSCI_FEATURES,
-    PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET, PSCI_SYSTEM_RESET2_32, PSCI_VERSION,
+    PSCI_MIGRATE_INFO_TYPE, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET, PSCI_SYSTEM_RESET2_32,
+    PSCI_VERSION,
 };
 
 /// `NOT_SUPPORTED`, as PSCI and the calling convention both define it.
@@ -59,7 +60,11 @@ impl Call {
     /// In the 32-bit form only the low words count.
     pub fn decode(x: [u64; 4]) -> Self {
         let function = x[0] as u32;
-        let narrow = if function & SMC64 == 0 { 0xffff_ffff } else { u64::MAX };
+        let narrow = if function & SMC64 == 0 {
+            0xffff_ffff
+        } else {
+            u64::MAX
+        };
         let [_, target, entry, context] = x.map(|value| value & narrow);
         match function {
             PSCI_CPU_OFF => Self::CpuOff,
@@ -115,7 +120,12 @@ mod tests {
 
     #[test]
     fn questions_go_to_the_firmware_and_unknown_calls_nowhere() {
-        for function in [PSCI_VERSION, *ARCHITECTURE_SERVICES.start(), PSCI_AFFINITY_INFO_32, PSCI_MIGRATE_INFO_TYPE] {
+        for function in [
+            PSCI_VERSION,
+            *ARCHITECTURE_SERVICES.start(),
+            PSCI_AFFINITY_INFO_32,
+            PSCI_MIGRATE_INFO_TYPE,
+        ] {
             assert_eq!(Call::decode([function.into(), 0, 0, 0]), Call::Forward);
         }
         // SYSTEM_SUSPEND, a secure service, the OEM range, a fast call of a hypervisor.
@@ -126,8 +136,17 @@ mod tests {
 
     #[test]
     fn features_answers_only_for_what_is_there() {
-        assert_eq!(Call::decode([PSCI_FEATURES.into(), PSCI_CPU_OFF.into(), 0, 0]), Call::Forward);
-        assert_eq!(Call::decode([PSCI_FEATURES.into(), 0xc400_000e, 0, 0]), Call::Unknown);
-        assert_eq!(Call::decode([PSCI_FEATURES.into(), PSCI_FEATURES.into(), 0, 0]), Call::Forward);
+        assert_eq!(
+            Call::decode([PSCI_FEATURES.into(), PSCI_CPU_OFF.into(), 0, 0]),
+            Call::Forward
+        );
+        assert_eq!(
+            Call::decode([PSCI_FEATURES.into(), 0xc400_000e, 0, 0]),
+            Call::Unknown
+        );
+        assert_eq!(
+            Call::decode([PSCI_FEATURES.into(), PSCI_FEATURES.into(), 0, 0]),
+            Call::Forward
+        );
     }
 }

@@ -93,8 +93,14 @@ mod tests {
     #[test]
     fn the_guest_cannot_switch_the_monitors_interrupts_off() {
         let frame = SgiFrame::new(1 << MAINTENANCE);
-        assert_eq!(frame.write(ICENABLER0, 0xffff_ffff), !(1 << 25) & 0xffff_ffff);
-        assert_eq!(frame.write(ICACTIVER0, 0xffff_ffff), !(1 << 25) & 0xffff_ffff);
+        assert_eq!(
+            frame.write(ICENABLER0, 0xffff_ffff),
+            !(1 << 25) & 0xffff_ffff
+        );
+        assert_eq!(
+            frame.write(ICACTIVER0, 0xffff_ffff),
+            !(1 << 25) & 0xffff_ffff
+        );
         assert_eq!(frame.write(ISPENDR0, 1 << 25), 0);
         assert_eq!(frame.write(IGROUPR0, 0), 1 << 25);
     }

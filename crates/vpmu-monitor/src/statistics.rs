@@ -76,9 +76,7 @@ impl Kind {
             Self::Redistributor => 9,
             Self::Doorbell => 10,
             Self::Other => 11,
-            Self::Pmu(register, write) => {
-                FIXED.len() + 2 * register.ordinal() + usize::from(write)
-            }
+            Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }
 }
@@ -173,7 +171,9 @@ impl Snapshot {
                 *to = to.wrapping_add(from.load(Relaxed));
             }
             sum.pmis = sum.pmis.wrapping_add(cpu.pmis.load(Relaxed));
-            sum.instructions = sum.instructions.wrapping_add(cpu.instructions.load(Relaxed));
+            sum.instructions = sum
+                .instructions
+                .wrapping_add(cpu.instructions.load(Relaxed));
         }
         sum
     }

@@ -158,7 +158,9 @@ impl VirtualInterface {
         }
         let mut empty = registers.empty();
         while self.queued != 0 && empty != 0 {
-            let Some(interrupt) = self.dequeue() else { break };
+            let Some(interrupt) = self.dequeue() else {
+                break;
+            };
             registers.write(empty.trailing_zeros() as usize, interrupt.encode());
             empty &= empty - 1;
         }
@@ -385,7 +387,10 @@ mod tests {
         assert!(vgic.set_line(true, pmi(), &mut fake));
         assert!(!vgic.set_line(true, pmi(), &mut fake));
         assert_eq!(fake.acknowledge(), Some(23));
-        assert!(fake.end(23), "the end of a line that is still high is noticed");
+        assert!(
+            fake.end(23),
+            "the end of a line that is still high is noticed"
+        );
         assert_eq!(fake.ended(), 1);
         vgic.refill(&mut fake);
         assert_eq!(fake.ended(), 0, "and its notice taken back");

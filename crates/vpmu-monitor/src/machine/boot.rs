@@ -93,8 +93,8 @@ fn boot(tree_at: u64, base: u64) -> Result<u64, String> {
         .map(|frame| frame..frame + redistributor::SGI_FRAME)
         .collect();
     holes.push(DOORBELL);
-    let translation =
-        mmu::build(&machine, &memory, &holes).map_err(|error| format!("cannot map memory: {error}"))?;
+    let translation = mmu::build(&machine, &memory, &holes)
+        .map_err(|error| format!("cannot map memory: {error}"))?;
     translation.enable();
 
     let entry = place_guest(&machine, base)?;
@@ -132,7 +132,7 @@ fn boot(tree_at: u64, base: u64) -> Result<u64, String> {
 
 /// The device tree's bytes, when there is one at `at`.
 fn tree_bytes(at: u64) -> Option<&'static [u8]> {
-    if at == 0 || at % 8 != 0 {
+    if at == 0 || !at.is_multiple_of(8) {
         return None;
     }
     // SAFETY: the boot protocol says that x0 holds the address of a device tree; nothing else uses
@@ -160,7 +160,9 @@ fn place_guest(machine: &Machine, base: u64) -> Result<u64, String> {
     // SAFETY: a word of the monitor's own image, which the lab fills in.
     let len = unsafe { ptr::read_volatile(&raw const guest_length) };
     if loaded_at.checked_add(len).is_none_or(|end| end > ram.end) {
-        return Err(format!("the appended guest of {len} bytes does not fit into RAM"));
+        return Err(format!(
+            "the appended guest of {len} bytes does not fit into RAM"
+        ));
     }
     // SAFETY: in RAM, as checked, and used by nobody else yet.
     let head = unsafe { slice::from_raw_parts(loaded_at as *const u8, len.min(64) as usize) };
@@ -297,7 +299,10 @@ fn own_interrupts(number: usize, monitor: &Monitor) {
         let group = (frame + redistributor::IGROUPR0) as *mut u32;
         ptr::write_volatile(group, ptr::read_volatile(group) | owned);
         for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
-            ptr::write_volatile((frame + redistributor::IPRIORITYR0 + intid) as *mut u8, 0xa0);
+            ptr::write_volatile(
+                (frame + redistributor::IPRIORITYR0 + intid) as *mut u8,
+                0xa0,
+            );
         }
         ptr::write_volatile((frame + redistributor::ISENABLER0) as *mut u32, owned);
     }
@@ -321,7 +326,8 @@ fn init_el1() {
 
 /// `HCR_EL2` without stage 2: EL1 is AArch64, physical interrupts and SMC come here, and nothing else
 /// that the guest may use traps (pointer authentication, allocation tags, SCXTNUM, RAS fault injection).
-const HCR_OPEN: u64 = 1 << 56 | 1 << 53 | 1 << 47 | 1 << 41 | 1 << 40 | 1 << 31 | 1 << 19 | 1 << 4 | 1 << 3;
+const HCR_OPEN: u64 =
+    1 << 56 | 1 << 53 | 1 << 47 | 1 << 41 | 1 << 40 | 1 << 31 | 1 << 19 | 1 << 4 | 1 << 3;
 const HCR_VM: u64 = 1 << 0;
 
 /// Opens every feature that the CPU has to the guest, and returns the bits of `MDCR_EL2` for that.
@@ -351,7 +357,10 @@ fn open_to_the_guest() -> u64 {
         if field(mmfr1, 40) != 0 {
             // HCRX_EL2: EnAS0, EnALS, EnASR, MSCEn, TCR2En, SCTLR2En, D128En, EnIDCP128, GCSEn, EnFPM
             let open = [0, 1, 2, 11, 14, 15, 17, 21, 22, 23];
-            write_sysreg!("s3_4_c1_c2_2", open.iter().fold(0_u64, |bits, n| bits | 1 << n));
+            write_sysreg!(
+                "s3_4_c1_c2_2",
+                open.iter().fold(0_u64, |bits, n| bits | 1 << n)
+            );
         }
         if field(mmfr0, 56) != 0 {
             // Fine-grained traps whose *zero* means "trap" (their names begin with n).
@@ -397,6 +406,10 @@ fn detect_pmu() -> Option<Hardware> {
         el3: read_sysreg!("id_aa64pfr0_el1") >> 12 & 0xf != 0,
         pmcr,
         events: [pmu.read(Register::Pmceid0), pmu.read(Register::Pmceid1)],
-        pmmir: if version >= PmuVersion::V3p4 { pmu.read(Register::Pmmir) } else { 0 },
+        pmmir: if version >= PmuVersion::V3p4 {
+            pmu.read(Register::Pmmir)
+        } else {
+            0
+        },
     })
 }

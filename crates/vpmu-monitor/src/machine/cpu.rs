@@ -1,10 +1,7 @@
 //! What the monitor keeps for the whole machine and for each CPU.
 
 use alloc::vec::Vec;
-use core::{
-    ops::Range,
-    sync::atomic::AtomicBool,
-};
+use core::{ops::Range, sync::atomic::AtomicBool};
 
 use spin::{Mutex, Once};
 use vpmu::arm::partition::TrapRegisters;
@@ -47,9 +44,7 @@ impl Monitor {
 
 /// Where the SGI frame of CPU `number` lies.
 pub(crate) fn sgi_frame(machine: &Machine, number: usize) -> u64 {
-    machine.redistributors.start
-        + number as u64 * redistributor::STRIDE
-        + redistributor::SGI_FRAME
+    machine.redistributors.start + number as u64 * redistributor::STRIDE + redistributor::SGI_FRAME
 }
 
 static MONITOR: Once<Monitor> = Once::new();

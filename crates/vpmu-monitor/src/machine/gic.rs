@@ -149,9 +149,7 @@ impl ListRegisters for ListRegistersOfThisCpu {
             };
         }
         // SAFETY: list registers only say which interrupts the guest has.
-        unsafe {
-            list_register!(n, write)
-        }
+        unsafe { list_register!(n, write) }
     }
 
     fn empty(&self) -> u32 {
@@ -165,7 +163,11 @@ impl ListRegisters for ListRegistersOfThisCpu {
 
     fn want_underflow(&mut self, enable: bool) {
         let hcr = read_sysreg!("ich_hcr_el2");
-        let wanted = if enable { hcr | ICH_HCR_UIE } else { hcr & !ICH_HCR_UIE };
+        let wanted = if enable {
+            hcr | ICH_HCR_UIE
+        } else {
+            hcr & !ICH_HCR_UIE
+        };
         if wanted != hcr {
             // SAFETY: only says when the maintenance interrupt is raised.
             unsafe {

@@ -70,9 +70,17 @@ fn reach() -> Reach {
     // A table walk may start at level 0 only with at least 44 bits of physical address.
     if physical >= 4 {
         let bits = if physical == 4 { 44 } else { 48 };
-        Reach { bits, level: 0, physical }
+        Reach {
+            bits,
+            level: 0,
+            physical,
+        }
     } else {
-        Reach { bits: 39.min([32, 36, 40, 42][physical as usize]), level: 1, physical }
+        Reach {
+            bits: 39.min([32, 36, 40, 42][physical as usize]),
+            level: 1,
+            physical,
+        }
     }
 }
 
@@ -85,14 +93,20 @@ pub(crate) fn build(
     monitor: &Range<u64>,
     holes: &[Range<u64>],
 ) -> Result<Translation, MapError> {
-    let Reach { bits, level, physical } = reach();
+    let Reach {
+        bits,
+        level,
+        physical,
+    } = reach();
 
     // RAM is identity-mapped at EL2 with 39 bits, which reach 512 GiB.
     let mut own = IdMap::<El2>::new(1, El2);
     for ram in &machine.ram {
         own.map_range(&region(ram), NORMAL)?;
     }
-    let uart = machine.uart.map(|base| base & !0xfff..(base & !0xfff) + 0x1000);
+    let uart = machine
+        .uart
+        .map(|base| base & !0xfff..(base & !0xfff) + 0x1000);
     for device in uart.iter().chain([&machine.redistributors]) {
         own.map_range(&region(device), DEVICE)?;
     }

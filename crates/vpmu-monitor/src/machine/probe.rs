@@ -118,9 +118,8 @@ fn counting_at_el2_can_be_stopped(
         pmu.write(Register::Pmevtyper(0), CPU_CYCLES | RawPmevtyper::NSH);
         pmu.write(Register::Pmccfiltr, RawPmevtyper::NSH);
         pmu.write(Register::PmcntenSet, 1 << 31 | 1);
-        let read = |pmu: &mut PhysicalPmu| {
-            (pmu.read(Register::Pmevcntr(0)), pmu.read(Register::Pmccntr))
-        };
+        let read =
+            |pmu: &mut PhysicalPmu| (pmu.read(Register::Pmevcntr(0)), pmu.read(Register::Pmccntr));
         pmu.write(Register::Pmcr, pmcr::E | pmcr::LC);
         let before = read(pmu);
         for _ in 0..64 {

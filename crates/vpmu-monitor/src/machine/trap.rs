@@ -2,10 +2,7 @@
 //!
 //! UNSAFETY: called from assembly, reads and writes system and device registers.
 
-use core::{
-    fmt,
-    sync::atomic::Ordering::Relaxed,
-};
+use core::{fmt, sync::atomic::Ordering::Relaxed};
 
 use smccc::{
     Call as _, Smc,
@@ -40,7 +37,10 @@ pub(crate) struct Frame {
     entered: u64,
 }
 
-const _: () = assert!(size_of::<Frame>() == 272, "entry.s stores pairs at fixed offsets");
+const _: () = assert!(
+    size_of::<Frame>() == 272,
+    "entry.s stores pairs at fixed offsets"
+);
 
 impl Frame {
     fn register(&self, n: usize) -> u64 {
@@ -88,7 +88,9 @@ impl Frame {
 /// A synchronous exception of the guest.
 #[unsafe(no_mangle)]
 extern "C" fn guest_synchronous(frame: &mut Frame) {
-    let Some(monitor) = Monitor::installed() else { power_off() };
+    let Some(monitor) = Monitor::installed() else {
+        power_off()
+    };
     let cpu = Cpu::this();
     let esr = read_sysreg!("esr_el2");
     let kind = match Exit::decode(esr) {
@@ -238,7 +240,11 @@ fn data_abort(frame: &mut Frame, abort: DataAbort, monitor: &Monitor, cpu: &Cpu)
         if abort.write {
             ring(address - DOORBELL.start, frame.register(access.rt));
         } else {
-            let magic = if address == DOORBELL.start { 0x564d_5056 } else { 0 };
+            let magic = if address == DOORBELL.start {
+                0x564d_5056
+            } else {
+                0
+            };
             frame.set_register(access.rt, access.extend(magic));
         }
         frame.step();
@@ -314,12 +320,14 @@ fn ring(offset: u64, value: u64) {
 fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
     let answer = match call {
-        Call::CpuOn { target, entry, context } => {
-            match monitor.machine.cpus.iter().position(|&cpu| cpu == target) {
-                Some(number) => boot::start_cpu(number, monitor, entry, context),
-                None => psci::INVALID_PARAMETERS,
-            }
-        }
+        Call::CpuOn {
+            target,
+            entry,
+            context,
+        } => match monitor.machine.cpus.iter().position(|&cpu| cpu == target) {
+            Some(number) => boot::start_cpu(number, monitor, entry, context),
+            None => psci::INVALID_PARAMETERS,
+        },
         Call::CpuOff => {
             let cpu = Cpu::this();
             let mut local = cpu.local.lock();
@@ -373,12 +381,16 @@ extern "C" fn guest_fiq(frame: &mut Frame) {
 }
 
 fn interrupts(frame: &mut Frame, group1: bool) {
-    let Some(monitor) = Monitor::installed() else { power_off() };
+    let Some(monitor) = Monitor::installed() else {
+        power_off()
+    };
     let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     let mut kind = Kind::Other;
     while !local.interrupts.is_full() {
-        let Some(irq) = gic::acknowledge(group1) else { break };
+        let Some(irq) = gic::acknowledge(group1) else {
+            break;
+        };
         kind = serve(&irq, group1, monitor, cpu, &mut local);
     }
     if local.interrupts.is_full() && !local.holding {
@@ -419,7 +431,9 @@ fn serve(
         match pmu.interrupt(&mut PhysicalPmu) {
             Pmi::Physical => {
                 irq.drop_priority();
-                local.interrupts.inject(interrupt, &mut ListRegistersOfThisCpu);
+                local
+                    .interrupts
+                    .inject(interrupt, &mut ListRegistersOfThisCpu);
                 cpu.statistics.pmi();
             }
             Pmi::None => irq.finish(),
@@ -444,7 +458,9 @@ fn serve(
         irq.finish();
         interrupt.source = Source::Software;
     }
-    local.interrupts.inject(interrupt, &mut ListRegistersOfThisCpu);
+    local
+        .interrupts
+        .inject(interrupt, &mut ListRegistersOfThisCpu);
     kind
 }
 
@@ -481,9 +497,13 @@ fn guest_stopped(reason: fmt::Arguments<'_>) -> ! {
 
 /// Prints the statistics as one line of JSON after a record separator, for the lab to parse.
 fn print_statistics() {
-    let Some(monitor) = Monitor::installed() else { return };
+    let Some(monitor) = Monitor::installed() else {
+        return;
+    };
     let cpu = Cpu::this();
-    let Some(local) = cpu.local.try_lock() else { return };
+    let Some(local) = cpu.local.try_lock() else {
+        return;
+    };
     note_instructions(cpu, &local);
     let marks = MARKS.lock();
     let last = cpu::snapshot();
