@@ -62,11 +62,13 @@ pub fn compare(
         thread::available_parallelism().map_or(1, usize::from)
     };
     let queue = Mutex::new(starting_order(designs));
+    // A call of its own, so that the lock is released before the row runs.
+    let next = || lock(&queue).pop();
     let finished = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..at_once.min(designs.len()) {
             scope.spawn(|| {
-                while let Some(pmu) = lock(&queue).pop() {
+                while let Some(pmu) = next() {
                     let task = progress.task(pmu.name());
                     let row = run_one(experiment, pmu, cache, images, cancel, &task);
                     if let Ok(row) = &row {
