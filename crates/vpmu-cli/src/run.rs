@@ -2,7 +2,6 @@
 
 use std::process::ExitCode;
 
-use vpmu_lab::Result;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::cancel::Cancel;
 use vpmu_lab::design::Pmu;
@@ -12,11 +11,17 @@ use vpmu_lab::guest::job::Output;
 use vpmu_lab::progress::Progress;
 use vpmu_lab::result::{Results, check_writable};
 use vpmu_lab::supervise::Stage;
+use vpmu_lab::{Error, Result};
 
 use crate::options::Guest;
 
 pub(crate) fn run(pmu: Pmu, guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
     let experiment = guest.experiment();
+    if experiment.command.is_none() && guest.json.is_some() {
+        return Err(Error::Usage(
+            "--json holds a command's figures: give a command after --".to_owned(),
+        ));
+    }
     experiment.check(&[pmu])?;
     if let Some(path) = &guest.json {
         check_writable(path)?;

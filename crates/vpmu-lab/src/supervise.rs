@@ -25,6 +25,8 @@ use crate::tool::is_installed;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
+/// How often QEMU's processor time is looked at.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long QEMU may take to end after the console was closed.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
@@ -119,6 +121,7 @@ pub fn run(
 
     let start = Instant::now();
     let mut activity = Activity::new(&qemu.0);
+    let mut looked = start;
     let mut last_stage = Stage::Boot;
     stage(last_stage);
     while !reader.is_finished() {
@@ -137,10 +140,10 @@ pub fn run(
         }
         let elapsed = start.elapsed();
         if elapsed > limits.total {
-            return Err(Error::Timeout {
+            return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Timeout {
                 limit: limits.total,
                 console: console(),
-            });
+            }));
         }
         if let Some(limit) = limits.boot
             && now == Stage::Boot
@@ -151,7 +154,10 @@ pub fn run(
                 console: console(),
             }));
         }
-        if let Some(quiet) = limits.quiet {
+        if let Some(quiet) = limits.quiet
+            && looked.elapsed() > LOOK
+        {
+            looked = Instant::now();
             if shared.writing.load(Ordering::Relaxed) {
                 activity.reset();
             }

@@ -1,0 +1,188 @@
+//! The command line itself: what is refused, and what is said about it.
+//! Nothing here boots anything or needs the network.
+
+use std::path::Path;
+use std::process::Command;
+
+fn vpmu(home: &Path) -> Command {
+    let guest = home.join("guest/aarch64");
+    std::fs::create_dir_all(&guest).unwrap();
+    for file in ["meter", "workload", "monitor.bin"] {
+        std::fs::write(guest.join(file), "").unwrap();
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    command
+        .env("XDG_CACHE_HOME", home.join("cache"))
+        .env("VPMU_GUEST_DIR", home.join("guest"));
+    command
+}
+
+/// Runs vpmu with `arguments`; gives its exit status and standard error.
+fn refuse(arguments: &[&str]) -> (i32, String) {
+    let home = tempfile::tempdir().unwrap();
+    let output = vpmu(home.path()).args(arguments).output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), errors)
+}
+
+#[track_caller]
+fn assert_refused(arguments: &[&str], status: i32, words: &str) {
+    let (found, errors) = refuse(arguments);
+    assert_eq!(found, status, "{arguments:?}: {errors}");
+    assert!(errors.contains(words), "{arguments:?}: {errors}");
+}
+
+#[test]
+fn help_has_examples_and_exit_statuses() {
+    let home = tempfile::tempdir().unwrap();
+    for arguments in [&["--help"][..], &["run", "--help"], &["compare", "--help"]] {
+        let output = vpmu(home.path()).args(arguments).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success());
+        assert!(
+            text.contains("Examples:") && text.contains("Exit status:"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn wrong_words() {
+    assert_refused(&[], 2, "Usage:");
+    assert_refused(&["frobnicate"], 2, "frobnicate");
+    assert_refused(&["run", "--no-such-flag"], 2, "--no-such-flag");
+    assert_refused(
+        &["run", "--pmu", "paravirt", "--", "true"],
+        2,
+        "partitioned",
+    );
+    assert_refused(
+        &["run", "--pmu", "native,kvm", "--", "true"],
+        2,
+        "no such design",
+    );
+    assert_refused(&["run", "--memory", "1T", "--", "true"], 2, "512M");
+    assert_refused(&["run", "--timeout", "0", "--", "true"], 2, "at least 1");
+    assert_refused(&["run", "--arch", "mips", "--", "true"], 2, "aarch64");
+}
+
+#[test]
+fn combinations_that_make_no_sense() {
+    assert_refused(&["run"], 2, "give a command after --");
+    assert_refused(&["compare"], 2, "give a command after --");
+    assert_refused(
+        &["run", "--arch", "x86_64", "--", "true"],
+        2,
+        "not there yet",
+    );
+    assert_refused(&["run", "--vcpus", "0", "--", "true"], 2, "--vcpus");
+    assert_refused(&["run", "--memory", "16M", "--", "true"], 2, "--memory");
+    assert_refused(
+        &["run", "--host-counters", "2", "--", "true"],
+        2,
+        "--pmu partitioned",
+    );
+    assert_refused(
+        &["run", "--initrd", "/dev/null", "--", "true"],
+        2,
+        "--initrd or a command",
+    );
+    assert_refused(
+        &["run", "--kernel", "/dev/null", "--json", "x.json"],
+        2,
+        "--json",
+    );
+    assert_refused(
+        &["run", "--kernel", "/dev/null", "--pmu", "kvm"],
+        2,
+        "kvm needs a command",
+    );
+}
+
+#[test]
+fn files_that_are_not_there() {
+    for arguments in [
+        ["run", "--kernel", "/no/such/file", "--", "true"],
+        ["run", "--add", "/no/such/file", "--", "true"],
+        ["run", "--json", "/no/such/file", "--", "true"],
+        ["compare", "--json", "/no/such/file", "--", "true"],
+    ] {
+        assert_refused(&arguments, 125, "/no/such");
+    }
+}
+
+#[test]
+fn guest_programs_that_were_not_built() {
+    let home = tempfile::tempdir().unwrap();
+    for (pmu, file) in [("native", "meter"), ("partitioned", "monitor.bin")] {
+        let mut command = vpmu(home.path());
+        command.args(["run", "--pmu", pmu, "--", "true"]);
+        std::fs::remove_file(home.path().join("guest/aarch64").join(file)).unwrap();
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(125));
+        assert!(
+            errors.contains(file) && errors.contains("script/setup"),
+            "{errors}"
+        );
+    }
+}
+
+#[test]
+fn programs_that_are_not_installed() {
+    let home = tempfile::tempdir().unwrap();
+    let empty = home.path().join("bin");
+    std::fs::create_dir(&empty).unwrap();
+    let run = |arguments: &[&str]| {
+        let output = vpmu(home.path())
+            .env("PATH", &empty)
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let (status, errors) = run(&["run", "--", "true"]);
+    assert_eq!(status, Some(125));
+    assert!(
+        errors.contains("apt-get install qemu-system-arm"),
+        "{errors}"
+    );
+    let (status, report) = run(&["doctor"]);
+    assert_eq!(status, Some(1));
+    assert!(report.contains("missing  qemu-system-aarch64"), "{report}");
+}
+
+#[test]
+fn a_cache_that_cannot_be_written() {
+    let home = tempfile::tempdir().unwrap();
+    let output = vpmu(home.path())
+        .env("XDG_CACHE_HOME", "/proc/vpmu")
+        .args(["run", "--", "true"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    // 125 for the cache, or for QEMU where that is not installed.
+    assert_eq!(output.status.code(), Some(125), "{errors}");
+}
+
+#[test]
+fn no_network() {
+    if !Path::new("/usr/bin/apt-get").exists() {
+        eprintln!("skipped: apt-get is not installed");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let output = vpmu(home.path())
+        .env("VPMU_DEBIAN_MIRROR", "http://127.0.0.1:9/debian")
+        .args(["run", "--", "true"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(125), "{errors}");
+    // Where QEMU is missing that is said first.
+    assert!(
+        errors.contains("VPMU_DEBIAN_MIRROR") || errors.contains("qemu-system-arm"),
+        "{errors}"
+    );
+}

@@ -1,0 +1,277 @@
+//! Boots real guests with small jobs and checks what must hold on any machine.
+//!
+//! Needs QEMU and the guest-side programs, and the network the first time.
+//! Time is counted in instructions, so the bars are exact however busy the
+//! machine is. `skipped: <reason>` on standard error says what was missing.
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// Fewer events mean fewer samples, and perf's search for the right period
+/// then shows in their number.
+const FIFTEEN_EVENTS: &str = "perf record -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,\
+    cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
+    -o perf.data -- gzip -c random.bin > /dev/null";
+const SIX_EVENTS: &str = "perf record -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
+    -o perf.data -- gzip -c random.bin > /dev/null";
+
+/// vpmu, unless something it needs is missing here.
+fn vpmu() -> Option<Command> {
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    let output = doctor.arg("doctor").output().unwrap();
+    if !output.status.success() {
+        let report = String::from_utf8_lossy(&output.stdout);
+        let missing: Vec<&str> = report
+            .lines()
+            .filter(|line| line.starts_with("missing"))
+            .collect();
+        eprintln!("skipped: {}", missing.join("; "));
+        return None;
+    }
+    Some(Command::new(env!("CARGO_BIN_EXE_vpmu")))
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Compares the designs and gives the written file.
+fn compare(designs: &str, command: &str, json: &Path) -> Option<String> {
+    let output = vpmu()?
+        .args(["compare", "--pmu", designs, "--json"])
+        .arg(json)
+        .args(["--", command])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    Some(fs::read_to_string(json).unwrap())
+}
+
+fn row<'a>(results: &'a Value, pmu: &str) -> &'a Value {
+    results["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|run| run["pmu"] == pmu)
+        .unwrap()
+}
+
+fn number(run: &Value, field: &str) -> f64 {
+    run[field]
+        .as_f64()
+        .unwrap_or_else(|| panic!("{field} is {} in {run}", run[field]))
+}
+
+#[test]
+fn designs_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let designs = "native,kvm,emulated,partitioned,untrapped";
+    let Some(text) = compare(designs, FIFTEEN_EVENTS, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(results["schema"], 1);
+    let native = row(&results, "native");
+    for pmu in designs.split(',') {
+        let run = row(&results, pmu);
+        assert_eq!(run["status"], 0, "{run}");
+        assert_eq!(run["guest_counters"], 6, "{run}");
+        assert_eq!(run["deterministic"], true);
+        assert!(number(run, "samples") > 500.0, "{run}");
+        assert!(number(run, "pmis") > 500.0, "{run}");
+        assert_eq!(run["exits"].is_null(), pmu == "native");
+    }
+    for pmu in ["partitioned", "untrapped"] {
+        let run = row(&results, pmu);
+        for figure in ["real_s", "user_s", "sys_s"] {
+            let ratio = number(run, figure) / number(native, figure);
+            // User and kernel time are shared out by ticks: four digits of
+            // their sum are exact, one of each is not.
+            let bar = if figure == "real_s" { 1.02 } else { 1.1 };
+            assert!(ratio <= bar, "{pmu}: {figure} is {ratio} of native's");
+        }
+        let busy = |run| number(run, "user_s") + number(run, "sys_s");
+        assert!(busy(run) / busy(native) <= 1.02, "{run}");
+        let samples = number(run, "samples") / number(native, "samples");
+        assert!((0.98..=1.02).contains(&samples), "{pmu}: {samples}");
+        assert!(number(run, "exits_per_pmi") <= 2.0, "{run}");
+        assert!(number(run, "host_share") < 0.01, "{run}");
+        for kind in run["exits"].as_object().unwrap().keys() {
+            for register in ["PMCR", "PMCNTEN", "PMINTEN", "PMCCNTR", "PMEVCNTR"] {
+                assert!(!kind.contains(register), "{pmu} trapped {kind}");
+            }
+        }
+    }
+    let (kvm, emulated) = (row(&results, "kvm"), row(&results, "emulated"));
+    for figure in ["real_s", "exits_per_pmi"] {
+        let (kvm, ours) = (number(kvm, figure), number(emulated, figure));
+        assert!(ours < kvm, "{figure}: {ours} emulated, {kvm} KVM");
+    }
+}
+
+#[test]
+fn counts_agree() {
+    let command = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat";
+    let mut counts = Vec::new();
+    for pmu in ["native", "emulated", "partitioned"] {
+        let Some(mut vpmu) = vpmu() else {
+            return;
+        };
+        let output = vpmu
+            .args(["run", "--pmu", pmu, "--", command])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        let found: Vec<f64> = String::from_utf8(output.stdout)
+            .unwrap()
+            .lines()
+            .filter_map(|line| line.split(',').next()?.parse().ok())
+            .collect();
+        assert_eq!(found.len(), 2, "{pmu}: {found:?}");
+        counts.push(found);
+    }
+    for (event, &native) in counts[0].iter().enumerate() {
+        for design in &counts[1..] {
+            let ratio = design[event] / native;
+            assert!((0.999..=1.001).contains(&ratio), "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn two_runs_are_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("results.json");
+    let designs = "native,emulated,partitioned";
+    let Some(first) = compare(designs, SIX_EVENTS, &path) else {
+        return;
+    };
+    let second = compare(designs, SIX_EVENTS, &path).unwrap();
+    assert_eq!(first, second);
+}
+
+#[test]
+fn run_passes_bytes_and_status() {
+    let Some(mut vpmu) = vpmu() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let added = folder.path().join("added.txt");
+    fs::write(&added, "added\n").unwrap();
+    let output = vpmu
+        .args(["run", "--add"])
+        .arg(&added)
+        .args(["--", r"cat added.txt; printf 'a\r\nb\000\036\377'; exit 7"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output));
+    assert_eq!(output.stdout, b"added\na\r\nb\0\x1e\xff");
+}
+
+#[test]
+fn a_killed_command_has_its_signal_in_the_status() {
+    let Some(mut vpmu) = vpmu() else {
+        return;
+    };
+    let output = vpmu.args(["run", "--", "kill -9 $$"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(137), "{}", text(&output));
+}
+
+#[test]
+fn a_panic_is_reported() {
+    for pmu in ["native", "kvm", "partitioned"] {
+        let Some(mut vpmu) = vpmu() else {
+            return;
+        };
+        let output = vpmu
+            .args(["run", "--pmu", pmu, "--", "echo c > /proc/sysrq-trigger"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(125), "{}", text(&output));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("kernel gave up"), "{pmu}: {errors}");
+        assert!(errors.contains("Kernel panic"), "{pmu}: {errors}");
+    }
+}
+
+#[test]
+fn the_time_limit_works() {
+    let Some(mut vpmu) = vpmu() else {
+        return;
+    };
+    let start = Instant::now();
+    let output = vpmu
+        .args(["run", "--timeout", "20", "--", "while :; do :; done"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(125), "{errors}");
+    assert!(errors.contains("--timeout"), "{errors}");
+    // The first test to get here prepares the images, outside the limit.
+    assert!(start.elapsed() < Duration::from_secs(600));
+}
+
+#[test]
+fn no_qemu_stays_behind() {
+    for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
+        let Some(mut vpmu) = vpmu() else {
+            return;
+        };
+        let mut child = vpmu
+            .args(["run", "--", "echo here; while :; do :; done"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        let mut line = [0; 5];
+        stdout.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"here\n");
+        let qemus = children(&child);
+        assert_eq!(qemus.len(), 1);
+        kill_process(Pid::from_raw(child.id().cast_signed()).unwrap(), signal).unwrap();
+        let status = child.wait().unwrap();
+        if signal != Signal::KILL {
+            assert_eq!(status.code(), Some(130));
+        }
+        let gone = || qemus.iter().all(|qemu| !is_running(qemu));
+        let start = Instant::now();
+        while !gone() {
+            assert!(
+                start.elapsed() < Duration::from_secs(10),
+                "{qemus:?} after {signal:?}"
+            );
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+/// The /proc folders of a process's children, whichever thread started them.
+fn children(parent: &Child) -> Vec<PathBuf> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", parent.id())).unwrap();
+    tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("children")).ok())
+        .flat_map(|pids| {
+            pids.split_whitespace()
+                .map(|pid| PathBuf::from("/proc").join(pid))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn is_running(process: &Path) -> bool {
+    fs::read_to_string(process.join("stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
