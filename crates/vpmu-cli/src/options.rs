@@ -89,6 +89,9 @@ pub(crate) struct Guest {
     /// The default leaves all to the guest, which then has as many as native.
     #[arg(long, value_name = "N", default_value_t = 0)]
     host_counters: u32,
+    /// Run CMD this often, one after the other; times and counts are means
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    runs: u32,
     /// Boot this kernel (an arm64 Image, or a raw binary) instead of Debian's
     ///
     /// Without CMD the guest runs until it powers off, and its console is streamed.
@@ -145,6 +148,7 @@ impl Guest {
             },
             host_counters: self.host_counters,
             command: Command::from_words(&self.command),
+            runs: self.runs,
             kernel: self.kernel.clone(),
             initrd: self.initrd.clone(),
             append: self.append.clone(),

@@ -15,7 +15,7 @@ use crate::guest::images::Images;
 use crate::guest::job::{Command, HostJob, Job, Notify, Output, quote};
 use crate::machine::{Boot, Machine, QEMU, guest_command_line};
 use crate::record::Record;
-use crate::result::Run;
+use crate::result::{Run, Settings};
 use crate::supervise::{self, Limits, Stage, Streams};
 use crate::{Error, Result, boot_file};
 
@@ -36,6 +36,8 @@ pub struct Experiment {
     pub host_counters: u32,
     /// `None`: the kernel runs by itself until it powers off.
     pub command: Option<Command>,
+    /// How often the command runs; times and counts are means of that.
+    pub runs: u32,
     /// Instead of Debian's kernel.
     pub kernel: Option<PathBuf>,
     /// Instead of our file tree; goes with no command.
@@ -98,6 +100,9 @@ impl Experiment {
         }
         if !(1..=8).contains(&self.machine.vcpus) {
             return usage("--vcpus takes a number from 1 to 8");
+        }
+        if !(1..=100).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 100");
         }
         if self.command.is_some() && self.machine.memory < LEAST_MEMORY {
             return Err(Error::Usage(format!(
@@ -211,6 +216,7 @@ impl Experiment {
         if let (Some(command), Some(images)) = (&self.command, images) {
             let job = Job {
                 command: command.clone(),
+                runs: self.runs,
                 output,
                 notify: match design {
                     Pmu::Native => Notify::Nobody,
@@ -294,13 +300,14 @@ impl Experiment {
                 }),
             );
         }
-        Ok(Run::from_records(
-            design,
-            self.machine.vcpus,
-            !self.machine.realtime,
-            command.as_line(),
-            &transcript.records,
-        ))
+        let settings = Settings {
+            pmu: design,
+            vcpus: self.machine.vcpus,
+            runs: self.runs,
+            deterministic: !self.machine.realtime,
+            command: command.as_line(),
+        };
+        Ok(Run::from_records(&settings, &transcript.records))
     }
 }
 

@@ -68,7 +68,7 @@ pub struct Meter {
 }
 
 /// What `perf report --stats` says.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Perf {
     /// Samples.
     pub samples: u64,

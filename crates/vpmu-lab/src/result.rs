@@ -24,7 +24,23 @@ pub struct Results {
     pub runs: Vec<Run>,
 }
 
-/// The figures of one command under one design.
+/// What was run.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings<'a> {
+    /// The design.
+    pub pmu: Pmu,
+    /// Processors of the guest.
+    pub vcpus: u32,
+    /// How often the command ran.
+    pub runs: u32,
+    /// Whether the same run gives the same figures.
+    pub deterministic: bool,
+    /// As a line for the shell.
+    pub command: &'a str,
+}
+
+/// The figures of one command under one design. Of several runs, times and
+/// counts are means, counts to the nearest whole number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
     /// `aarch64`.
@@ -39,6 +55,8 @@ pub struct Run {
     pub host_counters: Option<u32>,
     /// As a line for the shell.
     pub command: String,
+    /// How often it ran.
+    pub runs: u32,
     /// The command's exit status, 128 + signal when it was killed.
     pub status: i32,
     /// Guest clock, seconds.
@@ -116,41 +134,46 @@ pub fn check_writable(path: &Path) -> Result<()> {
 
 impl Run {
     /// Puts the records of a guest together; `None` without one of `meter`.
-    pub fn from_records(
-        pmu: Pmu,
-        vcpus: u32,
-        deterministic: bool,
-        command: &str,
-        records: &[Record],
-    ) -> Option<Self> {
+    pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
         let found = Found::in_records(records);
         let meter = found.meter?;
-        let account = Account::of(pmu, vcpus, &found);
-        let pmis = meter.pmis;
-        let exits_per_pmi = account.exits.as_ref().zip(pmis).and_then(|(exits, pmis)| {
-            (pmis > 0).then(|| round(exits.values().sum::<u64>() as f64 / pmis as f64))
+        let account = Account::of(settings.pmu, settings.vcpus, &found);
+        let runs = u64::from(settings.runs.max(1));
+        let mean = |count: u64| (count + runs / 2) / runs;
+        let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;
+        let exits_per_pmi = account
+            .exits
+            .as_ref()
+            .zip(meter.pmis)
+            .and_then(|(exits, pmis)| {
+                (pmis > 0).then(|| round(exits.values().sum::<u64>() as f64 / pmis as f64))
+            });
+        let exits = account.exits.map(|exits| {
+            let kinds = exits.into_iter();
+            kinds.map(|(kind, count)| (kind, mean(count))).collect()
         });
         Some(Self {
             arch: "aarch64",
-            pmu,
-            vcpus,
+            pmu: settings.pmu,
+            vcpus: settings.vcpus,
             guest_counters: found.guest.and_then(Guest::event_counters),
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
-            command: command.to_owned(),
+            command: settings.command.to_owned(),
+            runs: settings.runs,
             status: meter.status,
-            real_s: meter.real_ns as f64 / 1e9,
-            user_s: meter.user_us as f64 / 1e6,
-            sys_s: meter.sys_us as f64 / 1e6,
-            samples: found.perf.map(|perf| perf.samples),
-            lost_samples: found.perf.and_then(lost_samples),
-            throttled: found.perf.map(|perf| perf.throttled),
-            max_sample_rate: found.perf.map(|perf| perf.max_sample_rate),
-            pmis,
-            exits: account.exits,
+            real_s: seconds(meter.real_ns, 1e9),
+            user_s: seconds(meter.user_us, 1e6),
+            sys_s: seconds(meter.sys_us, 1e6),
+            samples: found.perf.as_ref().map(|perf| mean(perf.samples)),
+            lost_samples: found.perf.as_ref().and_then(lost_samples).map(mean),
+            throttled: found.perf.as_ref().map(|perf| mean(perf.throttled)),
+            max_sample_rate: found.perf.as_ref().map(|perf| perf.max_sample_rate),
+            pmis: meter.pmis.map(mean),
+            exits,
             exits_per_pmi,
             host_share: account.host_share,
             exit_share: account.exit_share,
-            deterministic,
+            deterministic: settings.deterministic,
             monitor: found.monitor.cloned(),
         })
     }
@@ -170,7 +193,8 @@ fn lost_samples(perf: &Perf) -> Option<u64> {
 struct Found<'a> {
     guest: Option<&'a Guest>,
     meter: Option<&'a Meter>,
-    perf: Option<&'a Perf>,
+    /// All perf.data together.
+    perf: Option<Perf>,
     kvm: Option<&'a Kvm>,
     monitor: Option<&'a Monitor>,
 }
@@ -182,7 +206,16 @@ impl<'a> Found<'a> {
             match record {
                 Record::Guest(guest) => found.guest = Some(guest),
                 Record::Meter(meter) => found.meter = Some(meter),
-                Record::Perf(perf) => found.perf = Some(perf),
+                Record::Perf(perf) => {
+                    let sum = found.perf.get_or_insert(Perf {
+                        max_sample_rate: perf.max_sample_rate,
+                        ..Perf::default()
+                    });
+                    sum.samples += perf.samples;
+                    sum.lost_records += perf.lost_records;
+                    sum.lost_samples += perf.lost_samples;
+                    sum.throttled += perf.throttled;
+                }
                 Record::Kvm(kvm) => found.kvm = Some(kvm),
                 Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
                 Record::Vpmu(_) | Record::Host(_) => {}
@@ -302,7 +335,18 @@ mod tests {
     const GUEST: &str = r#"{"guest":{"kernel":"6.12","counters":"7 (0,8000003f)"}}"#;
 
     fn run(pmu: Pmu, lines: &[&str]) -> Run {
-        Run::from_records(pmu, 1, true, "true", &records(lines)).unwrap()
+        run_of(1, pmu, lines)
+    }
+
+    fn run_of(runs: u32, pmu: Pmu, lines: &[&str]) -> Run {
+        let settings = Settings {
+            pmu,
+            vcpus: 1,
+            runs,
+            deterministic: true,
+            command: "true",
+        };
+        Run::from_records(&settings, &records(lines)).unwrap()
     }
 
     #[test]
@@ -376,6 +420,14 @@ mod tests {
         assert_eq!(perf(0, 0), Some(0));
         assert_eq!(perf(2, 7), Some(7));
         assert_eq!(perf(2, 0), None);
+    }
+
+    #[test]
+    fn several_runs_are_means() {
+        let perf = r#"{"perf":{"samples":50,"lost_records":0,"lost_samples":0,"throttled":0,"max_sample_rate":100000}}"#;
+        let run = run_of(2, Pmu::Native, &[METER, perf, perf]);
+        assert_eq!((run.real_s, run.user_s), (1.25, 0.35));
+        assert_eq!((run.samples, run.pmis), (Some(50), Some(50)));
     }
 
     #[test]

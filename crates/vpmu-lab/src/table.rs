@@ -165,6 +165,7 @@ mod tests {
                 guest_counters: Some(6),
                 host_counters: None,
                 command: "true".to_owned(),
+                runs: 1,
                 status: 0,
                 real_s,
                 user_s: real_s / 2.0,

@@ -53,7 +53,7 @@ cd /root
 sleep "$settle"
 report '{"vpmu":"command"}'
 [ "$output" = stream ] && report '{"vpmu":"output"}'
-meter $meter -- sh /vpmu/command < "$control" > "$control"
+meter $meter -- sh /vpmu/run < "$control" > "$control"
 if [ "$output" = buffer ]; then
     report '{"vpmu":"output"}'
     head -c 1048576 /tmp/output
@@ -61,8 +61,9 @@ fi
 report '{"vpmu":"end"}'
 
 rate=$(cat /proc/sys/kernel/perf_event_max_sample_rate)
-if [ -s perf.data ]; then
-    perf report --stats -i perf.data 2>/dev/null | awk -v rate="$rate" '
+for data in perf.data /tmp/perf.*; do
+    [ -s "$data" ] || continue
+    perf report --stats -i "$data" 2>/dev/null | awk -v rate="$rate" '
         / stats:$/ { events = ($0 !~ /^Aggregated/); next }
         $2 != "events:" { next }
         events && $1 == "LOST_SAMPLES" { lost += $3 }
@@ -72,5 +73,5 @@ if [ -s perf.data ]; then
             printf "\"lost_samples\":%d,\"throttled\":%d,", lost, count["THROTTLE"]
             printf "\"max_sample_rate\":%d}}\n", rate
         }'
-fi
+done
 poweroff -f

@@ -62,6 +62,8 @@ pub enum Notify {
 pub struct Job {
     /// What to run.
     pub command: Command,
+    /// How often, one after the other.
+    pub runs: u32,
     /// What to do with its output.
     pub output: Output,
     /// Whom to tell.
@@ -119,18 +121,32 @@ impl Job {
                     "output={output}\nmeter={meter}\ncontrol={control}\nsettle={SETTLE}\n"
                 )),
             )
-            .file(
-                "vpmu/command",
-                0o644,
-                text(format!(
-                    "exec < /dev/null > {place} 2>&1\n{}\n",
-                    self.command.as_line()
-                )),
-            );
+            .file("vpmu/run", 0o644, text(self.script(place)));
         for path in &self.add {
             add_file(&mut archive, "root", path)?;
         }
         Ok(archive)
+    }
+}
+
+impl Job {
+    /// What meter runs. One run costs no process beside the command's own
+    /// shell; of several, each one's perf.data is put aside.
+    fn script(&self, output: &str) -> String {
+        let redirect = format!("exec < /dev/null > {output} 2>&1");
+        let command = self.command.as_line();
+        let Some(more @ 1..) = self.runs.checked_sub(1) else {
+            return format!("{redirect}\n{command}\n");
+        };
+        format!(
+            "{redirect}\n\
+             for run in $(seq {more}); do\n\
+             sh -c {line} || exit\n\
+             [ -e perf.data ] && mv perf.data /tmp/perf.$run\n\
+             done\n\
+             {command}\n",
+            line = quote(command)
+        )
     }
 }
 
@@ -199,7 +215,17 @@ mod tests {
 
     #[test]
     fn scripts_are_valid_shell() {
-        for script in [GUEST_INIT, KVM_HOST_INIT] {
+        let job = |runs| Job {
+            command: words(&["echo 'it'"]).unwrap(),
+            runs,
+            output: Output::Buffer,
+            notify: Notify::Nobody,
+            add: Vec::new(),
+        };
+        let (once, thrice) = (job(1).script("/tmp/output"), job(3).script("/tmp/output"));
+        assert_eq!(once, "exec < /dev/null > /tmp/output 2>&1\necho 'it'\n");
+        assert!(thrice.contains("$(seq 2)"), "{thrice}");
+        for script in [GUEST_INIT, KVM_HOST_INIT, &once, &thrice] {
             let status = std::process::Command::new("sh")
                 .args(["-n", "-c", script])
                 .status()
