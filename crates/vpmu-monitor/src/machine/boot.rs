@@ -24,7 +24,7 @@ use vpmu_monitor::{
 use super::{
     console::{self, say},
     cpu::{self, CPUS, Cpu, MARKS, MAX_CPUS, Monitor, STACK_SIZE},
-    gic, heap, mmu,
+    end, gic, heap, mmu,
     pmu_registers::PhysicalPmu,
     probe,
     sysreg::{isb, read_sysreg, write_sysreg},
@@ -66,7 +66,7 @@ extern "C" fn boot_cpu(tree: u64, base: u64) -> ! {
         Ok(entry) => enter(0, entry, tree),
         Err(error) => {
             say!("error: {error}");
-            trap::power_off()
+            end::power_off()
         }
     }
 }
@@ -192,11 +192,11 @@ fn copy(from: u64, to: u64, len: u64) {
 extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
     let number = block.number as usize;
     let Some(monitor) = Monitor::installed() else {
-        trap::power_off()
+        end::power_off()
     };
     if let Err(error) = init_cpu(number, monitor) {
         say!("error: CPU {number}: {error}");
-        trap::power_off();
+        end::power_off();
     }
     let (entry, context) = *CPUS[number].start.lock();
     enter(number, entry, context)

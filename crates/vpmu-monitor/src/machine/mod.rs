@@ -8,8 +8,10 @@
 mod boot;
 mod console;
 mod cpu;
+mod end;
 mod gic;
 mod heap;
+mod irq;
 mod mmu;
 mod pmu_registers;
 mod probe;
@@ -31,5 +33,5 @@ global_asm!(
 #[panic_handler]
 fn panic(info: &PanicInfo<'_>) -> ! {
     console::say!("error: {info}");
-    trap::power_off()
+    end::power_off()
 }

@@ -1,27 +1,26 @@
-//! Serving the guest's exits, and the guest's end.
+//! Serving the guest's synchronous exits.
 //!
 //! UNSAFETY: called from assembly, reads and writes system and device registers.
 
-use core::{fmt, sync::atomic::Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use smccc::{
     Call as _, Smc,
-    psci::{PSCI_CPU_OFF, PSCI_SYSTEM_OFF, PSCI_SYSTEM_RESET},
+    psci::{PSCI_CPU_OFF, PSCI_SYSTEM_RESET},
 };
 use vpmu::arm::{ExceptionLevel, Outcome, Register, partition::TrapRegisters};
 use vpmu_monitor::{
     exit::{DataAbort, ESR_UNDEFINED, ExceptionEntry, Exit, RegisterAccess},
-    pmu::Pmi,
     psci::{self, Call},
     redistributor,
-    statistics::{Json, Kind},
+    statistics::Kind,
     vgic::{Interrupt, Source},
 };
 
 use super::{
     boot::{self, DOORBELL},
-    console::{self, say},
     cpu::{self, Cpu, Local, MARKS, Monitor},
+    end::{guest_stopped, note_instructions, power_off, print_statistics},
     gic::{self, ListRegistersOfThisCpu},
     pmu_registers::PhysicalPmu,
     sysreg::{isb, now, read_sysreg, write_sysreg},
@@ -113,9 +112,8 @@ extern "C" fn guest_synchronous(frame: &mut Frame) {
             "it jumped to {:#x}, which is not its memory",
             fault_address()
         )),
-        Exit::Other(class) => {
+        Exit::Other(_) => {
             frame.inject(ESR_UNDEFINED, monitor.mte);
-            let _ = class;
             Kind::Other
         }
     };
@@ -194,7 +192,7 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
 }
 
 /// Shows the guest the emulated PMU's line.
-fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
+pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     let (Some(line), Some(intid)) = (
         local.pmu.as_ref().and_then(|pmu| pmu.line()),
         monitor.machine.pmu_intid,
@@ -368,102 +366,6 @@ fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
     frame.set_register(0, answer);
 }
 
-/// A physical interrupt (group 1) while the guest ran.
-#[unsafe(no_mangle)]
-extern "C" fn guest_irq(frame: &mut Frame) {
-    interrupts(frame, true);
-}
-
-/// A physical interrupt of group 0.
-#[unsafe(no_mangle)]
-extern "C" fn guest_fiq(frame: &mut Frame) {
-    interrupts(frame, false);
-}
-
-fn interrupts(frame: &mut Frame, group1: bool) {
-    let Some(monitor) = Monitor::installed() else {
-        power_off()
-    };
-    let cpu = Cpu::this();
-    let mut local = cpu.local.lock();
-    let mut kind = Kind::Other;
-    while !local.interrupts.is_full() {
-        let Some(irq) = gic::acknowledge(group1) else {
-            break;
-        };
-        kind = serve(&irq, group1, monitor, cpu, &mut local);
-    }
-    if local.interrupts.is_full() && !local.holding {
-        gic::hold_interrupts(true);
-        local.holding = true;
-    }
-    drop(local);
-    leave(cpu, frame, kind);
-}
-
-fn serve(
-    irq: &gic::Acknowledged,
-    group1: bool,
-    monitor: &Monitor,
-    cpu: &Cpu,
-    local: &mut Local,
-) -> Kind {
-    let intid = irq.intid;
-    let mut interrupt = Interrupt {
-        intid,
-        priority: irq.priority,
-        group1,
-        source: Source::Hardware,
-    };
-    if intid == monitor.machine.maintenance_intid {
-        irq.finish();
-        local.interrupts.refill(&mut ListRegistersOfThisCpu);
-        if local.holding && !local.interrupts.is_full() {
-            gic::hold_interrupts(false);
-            local.holding = false;
-        }
-        show_line(local, cpu, monitor);
-        return Kind::IrqMaintenance;
-    }
-    if Some(intid) == monitor.machine.pmu_intid
-        && let Some(pmu) = &mut local.pmu
-    {
-        match pmu.interrupt(&mut PhysicalPmu) {
-            Pmi::Physical => {
-                irq.drop_priority();
-                local
-                    .interrupts
-                    .inject(interrupt, &mut ListRegistersOfThisCpu);
-                cpu.statistics.pmi();
-            }
-            Pmi::None => irq.finish(),
-            Pmi::Line => {
-                irq.finish();
-                show_line(local, cpu, monitor);
-            }
-        }
-        return Kind::IrqPmu;
-    }
-    let kind = if intid < 16 {
-        Kind::IrqSgi
-    } else if monitor.machine.timer_intids.contains(&intid) {
-        Kind::IrqTimer
-    } else {
-        Kind::IrqOther
-    };
-    if (16..gic::FIRST_LPI).contains(&intid) {
-        irq.drop_priority();
-    } else {
-        // SGIs and LPIs have nothing for the guest to deactivate.
-        irq.finish();
-        interrupt.source = Source::Software;
-    }
-    local
-        .interrupts
-        .inject(interrupt, &mut ListRegistersOfThisCpu);
-    kind
-}
-
 /// An SError of the guest's. `HCR_EL2.AMO` is clear, so that it goes to EL1 and never here.
 #[unsafe(no_mangle)]
 extern "C" fn guest_serror(_: &mut Frame) {
@@ -471,86 +373,6 @@ extern "C" fn guest_serror(_: &mut Frame) {
 }
 
 /// Accounts for an exit that is about to end.
-fn leave(cpu: &Cpu, frame: &Frame, kind: Kind) {
+pub(super) fn leave(cpu: &Cpu, frame: &Frame, kind: Kind) {
     cpu.statistics.exit(kind, now().wrapping_sub(frame.entered));
-}
-
-fn note_instructions(cpu: &Cpu, local: &Local) {
-    if let Some(total) = local
-        .pmu
-        .as_ref()
-        .and_then(|pmu| pmu.own_instructions(&mut PhysicalPmu))
-    {
-        cpu.statistics.instructions(total);
-    }
-}
-
-/// Ends the guest, because it cannot go on.
-fn guest_stopped(reason: fmt::Arguments<'_>) -> ! {
-    say!(
-        "guest stopped: {reason} (at {:#x})",
-        read_sysreg!("elr_el2")
-    );
-    print_statistics();
-    power_off()
-}
-
-/// Prints the statistics as one line of JSON after a record separator, for the lab to parse.
-fn print_statistics() {
-    let Some(monitor) = Monitor::installed() else {
-        return;
-    };
-    let cpu = Cpu::this();
-    let Some(local) = cpu.local.try_lock() else {
-        return;
-    };
-    note_instructions(cpu, &local);
-    let marks = MARKS.lock();
-    let last = cpu::snapshot();
-    let frequency = read_sysreg!("cntfrq_el0");
-
-    console::print(format_args!(
-        "\r\n\x1e{{\"vpmu-monitor\":{{\"design\":\"{}\"",
-        monitor.settings.design.name()
-    ));
-    let mut counts_instructions = false;
-    if let Some(pmu) = &local.pmu {
-        counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
-        console::print(format_args!(",{}", pmu.describe()));
-    }
-    let json = |figures: &_| {
-        console::print(format_args!(
-            "{}",
-            Json {
-                figures,
-                frequency,
-                counts_instructions
-            }
-        ));
-    };
-    console::print(format_args!(",\"measured\":"));
-    match &marks.begin {
-        Some(begin) => json(&marks.end.as_ref().unwrap_or(&last).since(begin)),
-        None => console::print(format_args!("null")),
-    }
-    console::print(format_args!(",\"total\":"));
-    json(&last.since(&marks.entered));
-    console::print(format_args!("}}}}\r\n"));
-}
-
-/// Switches the machine off.
-pub(crate) fn power_off() -> ! {
-    Smc::call32(PSCI_SYSTEM_OFF, [0; 7]);
-    loop {
-        core::hint::spin_loop();
-    }
-}
-
-/// Called by `entry.s` for an exception at EL2 itself: a fault of the monitor's own.
-#[unsafe(no_mangle)]
-extern "C" fn own_fault(vector: u64, esr: u64, elr: u64, far: u64) -> ! {
-    say!(
-        "error: an exception in the monitor itself (vector {vector}, ESR {esr:#x}, ELR {elr:#x}, FAR {far:#x})"
-    );
-    power_off()
 }

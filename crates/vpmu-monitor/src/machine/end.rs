@@ -1,0 +1,94 @@
+//! The guest's end, and what is said then: why, and the statistics.
+
+use core::fmt;
+
+use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
+use vpmu_monitor::statistics::Json;
+
+use super::{
+    console::{self, say},
+    cpu::{self, Cpu, Local, MARKS, Monitor},
+    pmu_registers::PhysicalPmu,
+    sysreg::read_sysreg,
+};
+
+/// Ends the guest, because it cannot go on.
+pub(crate) fn guest_stopped(reason: fmt::Arguments<'_>) -> ! {
+    say!(
+        "guest stopped: {reason} (at {:#x})",
+        read_sysreg!("elr_el2")
+    );
+    print_statistics();
+    power_off()
+}
+
+/// Prints the statistics as one line of JSON after a record separator, for the lab to parse.
+pub(crate) fn print_statistics() {
+    let Some(monitor) = Monitor::installed() else {
+        return;
+    };
+    let cpu = Cpu::this();
+    let Some(local) = cpu.local.try_lock() else {
+        return;
+    };
+    note_instructions(cpu, &local);
+    let marks = MARKS.lock();
+    let last = cpu::snapshot();
+    let frequency = read_sysreg!("cntfrq_el0");
+
+    console::print(format_args!(
+        "\r\n\x1e{{\"vpmu-monitor\":{{\"design\":\"{}\"",
+        monitor.settings.design.name()
+    ));
+    let mut counts_instructions = false;
+    if let Some(pmu) = &local.pmu {
+        counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
+        console::print(format_args!(",{}", pmu.describe()));
+    }
+    let json = |figures: &_| {
+        console::print(format_args!(
+            "{}",
+            Json {
+                figures,
+                frequency,
+                counts_instructions
+            }
+        ));
+    };
+    console::print(format_args!(",\"measured\":"));
+    match &marks.begin {
+        Some(begin) => json(&marks.end.as_ref().unwrap_or(&last).since(begin)),
+        None => console::print(format_args!("null")),
+    }
+    console::print(format_args!(",\"total\":"));
+    json(&last.since(&marks.entered));
+    console::print(format_args!("}}}}\r\n"));
+}
+
+/// Switches the machine off.
+pub(crate) fn power_off() -> ! {
+    Smc::call32(PSCI_SYSTEM_OFF, [0; 7]);
+    loop {
+        core::hint::spin_loop();
+    }
+}
+
+/// Called by `entry.s` for an exception at EL2 itself: a fault of the monitor's own.
+#[unsafe(no_mangle)]
+extern "C" fn own_fault(vector: u64, esr: u64, elr: u64, far: u64) -> ! {
+    say!(
+        "error: an exception in the monitor itself (vector {vector}, ESR {esr:#x}, ELR {elr:#x}, FAR {far:#x})"
+    );
+    power_off()
+}
+
+/// Brings the count of the monitor's own instructions on this CPU up to date.
+pub(crate) fn note_instructions(cpu: &Cpu, local: &Local) {
+    if let Some(total) = local
+        .pmu
+        .as_ref()
+        .and_then(|pmu| pmu.own_instructions(&mut PhysicalPmu))
+    {
+        cpu.statistics.instructions(total);
+    }
+}

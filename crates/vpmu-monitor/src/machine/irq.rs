@@ -1,0 +1,113 @@
+//! Physical interrupts: each is taken here and goes on into a list register.
+//!
+//! UNSAFETY: called from assembly.
+
+use vpmu_monitor::{
+    pmu::Pmi,
+    statistics::Kind,
+    vgic::{Interrupt, Source},
+};
+
+use super::{
+    cpu::{Cpu, Local, Monitor},
+    end::power_off,
+    gic::{self, ListRegistersOfThisCpu},
+    pmu_registers::PhysicalPmu,
+    trap::{Frame, leave, show_line},
+};
+
+/// A physical interrupt (group 1) while the guest ran.
+#[unsafe(no_mangle)]
+extern "C" fn guest_irq(frame: &mut Frame) {
+    interrupts(frame, true);
+}
+
+/// A physical interrupt of group 0.
+#[unsafe(no_mangle)]
+extern "C" fn guest_fiq(frame: &mut Frame) {
+    interrupts(frame, false);
+}
+
+fn interrupts(frame: &mut Frame, group1: bool) {
+    let Some(monitor) = Monitor::installed() else {
+        power_off()
+    };
+    let cpu = Cpu::this();
+    let mut local = cpu.local.lock();
+    let mut kind = Kind::Other;
+    while !local.interrupts.is_full() {
+        let Some(irq) = gic::acknowledge(group1) else {
+            break;
+        };
+        kind = serve(&irq, group1, monitor, cpu, &mut local);
+    }
+    if local.interrupts.is_full() && !local.holding {
+        gic::hold_interrupts(true);
+        local.holding = true;
+    }
+    drop(local);
+    leave(cpu, frame, kind);
+}
+
+fn serve(
+    irq: &gic::Acknowledged,
+    group1: bool,
+    monitor: &Monitor,
+    cpu: &Cpu,
+    local: &mut Local,
+) -> Kind {
+    let intid = irq.intid;
+    let mut interrupt = Interrupt {
+        intid,
+        priority: irq.priority,
+        group1,
+        source: Source::Hardware,
+    };
+    if intid == monitor.machine.maintenance_intid {
+        irq.finish();
+        local.interrupts.refill(&mut ListRegistersOfThisCpu);
+        if local.holding && !local.interrupts.is_full() {
+            gic::hold_interrupts(false);
+            local.holding = false;
+        }
+        show_line(local, cpu, monitor);
+        return Kind::IrqMaintenance;
+    }
+    if Some(intid) == monitor.machine.pmu_intid
+        && let Some(pmu) = &mut local.pmu
+    {
+        match pmu.interrupt(&mut PhysicalPmu) {
+            Pmi::Physical => {
+                irq.drop_priority();
+                local
+                    .interrupts
+                    .inject(interrupt, &mut ListRegistersOfThisCpu);
+                cpu.statistics.pmi();
+            }
+            Pmi::None => irq.finish(),
+            Pmi::Line => {
+                irq.finish();
+                show_line(local, cpu, monitor);
+            }
+        }
+        return Kind::IrqPmu;
+    }
+    let kind = if intid < 16 {
+        Kind::IrqSgi
+    } else if monitor.machine.timer_intids.contains(&intid) {
+        Kind::IrqTimer
+    } else {
+        Kind::IrqOther
+    };
+    if (16..gic::FIRST_LPI).contains(&intid) {
+        irq.drop_priority();
+    } else {
+        // SGIs and LPIs have nothing for the guest to deactivate.
+        irq.finish();
+        interrupt.source = Source::Software;
+    }
+    local
+        .interrupts
+        .inject(interrupt, &mut ListRegistersOfThisCpu);
+    kind
+}
