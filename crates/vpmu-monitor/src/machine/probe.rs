@@ -60,6 +60,10 @@ pub(crate) fn isolation(counters: u8, features: &Features) -> Isolation {
     }
     reset(pmu, counters);
     set_mdcr(counters.into());
+    // SAFETY: the guest's own vectors, which the trial has borrowed.
+    unsafe {
+        write_sysreg!("vbar_el1", 0_u64);
+    }
     found
 }
 
