@@ -1,5 +1,6 @@
 //! The `vpmu` command: a thin layer over `vpmu_lab`.
 
+mod bench;
 mod compare;
 mod doctor;
 mod options;
@@ -45,6 +46,9 @@ fn main() -> ExitCode {
         }
         Verb::Run { pmu, guest } => run::run(*pmu, guest, &cancel),
         Verb::Compare { pmu, guest } => compare::compare(pmu, guest, &cancel),
+        Verb::Bench { name, json, keep } => {
+            bench::bench(name.as_deref(), json.as_deref(), keep.as_deref(), &cancel)
+        }
     };
     result.unwrap_or_else(|error| {
         if is_closed_output(&error) {

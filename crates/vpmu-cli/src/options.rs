@@ -71,6 +71,19 @@ pub(crate) enum Verb {
         #[command(flatten)]
         guest: Guest,
     },
+    /// Repeat a published experiment: measured beside published
+    ///
+    /// Without a name: list them.
+    Bench {
+        /// Which one
+        name: Option<String>,
+        /// Write the figures to a file
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Keep console logs, QEMU command lines and records in a folder
+        #[arg(long, value_name = "DIR")]
+        keep: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -100,6 +100,19 @@ fn combinations_that_make_no_sense() {
 }
 
 #[test]
+fn benches_are_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let output = vpmu(home.path()).arg("bench").output().unwrap();
+    assert!(output.status.success());
+    assert!(
+        String::from_utf8(output.stdout)
+            .unwrap()
+            .contains("partition")
+    );
+    assert_refused(&["bench", "nothing"], 2, "vpmu bench");
+}
+
+#[test]
 fn files_that_are_not_there() {
     for arguments in [
         ["run", "--kernel", "/no/such/file", "--", "true"],

@@ -165,6 +165,16 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
+    /// A command of the lab's own failed in a guest.
+    #[error("the command ended with status {status} under {pmu}:\n{output}")]
+    CommandFailed {
+        /// The design.
+        pmu: crate::design::Pmu,
+        /// Its exit status.
+        status: i32,
+        /// What it printed.
+        output: String,
+    },
     /// Ctrl-C, or a request to end.
     #[error("interrupted")]
     Interrupted,

@@ -5,11 +5,12 @@
 //! QEMU ([`machine`], [`supervise`]), and reports on its console ([`console`],
 //! [`record`]). An [`experiment::Experiment`] puts these together for one
 //! design; [`compare`] runs several side by side. The figures are a
-//! [`result::Run`] each.
+//! [`result::Run`] each. [`bench`] repeats published experiments.
 //!
 //! The lab drives built programs. It links neither the engine nor the monitor.
 
 pub mod archive;
+pub mod bench;
 pub mod boot_file;
 pub mod cache;
 pub mod cancel;

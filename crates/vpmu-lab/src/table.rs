@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
+use crate::bench;
 use crate::compare::Row;
 use crate::design::Pmu;
 use crate::result::Run;
@@ -66,6 +67,40 @@ pub fn table(rows: &[Row]) -> String {
         ]);
     }
     for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// The table of a bench.
+pub fn bench(rows: &[bench::Row]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header([
+        "figure",
+        "mode",
+        "measured",
+        "published",
+        "unit",
+    ]);
+    let value = |value: Option<f64>| {
+        optional(value, |value| {
+            if value.fract() == 0.0 {
+                format!("{value}")
+            } else {
+                format!("{value:.4}")
+            }
+        })
+    };
+    for row in rows {
+        table.add_row([
+            row.figure.to_owned(),
+            row.mode.to_owned(),
+            value(row.measured),
+            value(row.published),
+            row.unit.to_owned(),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2).take(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()

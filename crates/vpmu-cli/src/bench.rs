@@ -1,0 +1,44 @@
+//! `vpmu bench`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use vpmu_lab::bench::BENCHES;
+use vpmu_lab::cache::Cache;
+use vpmu_lab::cancel::Cancel;
+use vpmu_lab::progress::Progress;
+use vpmu_lab::result::check_writable;
+use vpmu_lab::table;
+use vpmu_lab::{Error, Result};
+
+pub(crate) fn bench(
+    name: Option<&str>,
+    json: Option<&Path>,
+    keep: Option<&Path>,
+    cancel: &Cancel,
+) -> Result<ExitCode> {
+    let Some(name) = name else {
+        for bench in BENCHES {
+            println!("{:12} {}", bench.name, bench.about);
+        }
+        return Ok(ExitCode::SUCCESS);
+    };
+    let bench = BENCHES
+        .iter()
+        .find(|bench| bench.name == name)
+        .ok_or_else(|| {
+            Error::Usage(format!(
+                "no bench is called {name}; `vpmu bench` lists them"
+            ))
+        })?;
+    if let Some(path) = json {
+        check_writable(path)?;
+    }
+    let cache = Cache::open()?;
+    let report = bench.run(keep, &cache, cancel, &Progress::stderr())?;
+    println!("{}", table::bench(report.rows()));
+    if let Some(path) = json {
+        report.write(path)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
