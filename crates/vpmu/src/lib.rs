@@ -151,3 +151,4 @@
 
 pub mod arm;
 pub mod counter;
+pub mod x86;

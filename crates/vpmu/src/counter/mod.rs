@@ -9,23 +9,30 @@
 //! Calls name guest counters by number. Which host counter stands behind a number is the host's
 //! business, and only between [`create`](CounterHost::create) and
 //! [`release`](CounterHost::release).
+//!
+//! When the calls are made is the business of [`HostEvents`], under a [`Policy`].
 
+mod host_events;
+mod policy;
 mod set;
 mod statistics;
 
 use core::fmt;
 use core::num::NonZeroU64;
 
+pub use host_events::HostEvents;
+pub use policy::{Policy, Report};
 pub use set::{CounterSet, Iter};
 pub use statistics::Statistics;
 pub(crate) use statistics::count;
 
 /// Real counters behind guest counters. `E` describes what is to be counted:
-/// [`arm::CounterConfig`](crate::arm::CounterConfig) on Arm.
+/// [`arm::CounterConfig`](crate::arm::CounterConfig) on Arm,
+/// [`x86::CounterConfig`](crate::x86::CounterConfig) on x86.
 ///
 /// The engine keeps the order of calls for each counter: `create`, then any of `set_period`,
-/// `resume`, `pause` and `read`, then `release`. It does not resume a running counter or pause a
-/// paused one.
+/// `resume`, `pause` and `read`, then `release`. It does not resume a running counter. It pauses a
+/// paused one only under [`Policy::Reuse`], whose published original does; that changes nothing.
 pub trait CounterHost<E> {
     /// Backs `counter` with a host event that counts `event`: stopped, with a total of zero and no
     /// report wanted.
@@ -55,6 +62,22 @@ pub trait CounterHost<E> {
 
     /// Takes the host event away. The engine has paused it before.
     fn release(&mut self, counter: u8);
+
+    /// Stops these counters and puts the total of counter *n* into `totals[n]`, if that is one
+    /// operation for this host: then `true`. `false`: it is not, nothing was done, and the engine
+    /// calls [`pause`](Self::pause). Counted as a pause.
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+        let _ = (counters, totals);
+        false
+    }
+
+    /// Why the total of `counter` is not all that happened, known from its last read, pause or
+    /// resume: [`Lost::Multiplexed`] if the host event had to share its counter since `create`.
+    /// The engine asks when it has taken a total. It is to cost nothing, and is not counted.
+    fn deficit(&self, counter: u8) -> Option<Lost> {
+        let _ = counter;
+        None
+    }
 }
 
 /// Why a guest counter has no host counter behind it.
@@ -91,7 +114,7 @@ pub enum CounterState {
     Counting,
     /// Nothing is counted: disabled, filtered away, or its vCPU is not running.
     Paused,
-    /// It should count and does not: its value stands still and is wrong.
+    /// It should count and does not, or not all the time: its value is wrong.
     Lost(Lost),
 }
 

@@ -1,0 +1,422 @@
+//! The life of a host event behind a guest counter.
+//!
+//! # Why it is a machine of its own
+//!
+//! What a virtual PMU costs is what it asks of its host, and most of what it could ask is not
+//! needed. A guest profiler stops all counters, looks at one, rewrites it and starts them again,
+//! for each sample; each of these touches host events, and for a host like Linux making an event is
+//! three orders of magnitude dearer than pausing one. Which calls can be left out is a question
+//! about the life of the event alone, the same for every architecture, so it is answered here:
+//!
+//! ```text
+//!                      start (create)                 resume_started
+//!      +--------+   ----------------->  +----------+  ------------->  +---------+
+//!      |  none  |                       |  paused  |                  | running |
+//!      +--------+   <-----------------  +----------+  <-------------  +---------+
+//!                     slice without        |    ^        stop, touch      |  ^
+//!                     use, release         |    |                         |  | a report that is due
+//!                                    read once: drained                   +--+
+//! ```
+//!
+//! A paused event is either *drained*, its total known, or not. A drained one can tell nothing new
+//! and feel nothing: its period is set when it is resumed, not before. That is the whole of
+//! [`Policy::ReusePaused`]; [`Policy::Reuse`] is the same machine without that memory, and
+//! [`Policy::Recreate`] has no paused state at all.
+//!
+//! # Distances
+//!
+//! A `due` is always a distance from what the PMU model has taken with [`read`](HostEvents::read) or
+//! [`collect`](HostEvents::collect). The model takes first, then says the new distance.
+
+use core::num::NonZeroU64;
+
+use super::{CounterHost, CounterSet, Lost, Policy, Report, Statistics, count};
+
+/// How many counters there can be: as many as a [`CounterSet`] names.
+const COUNTERS: usize = 32;
+
+/// The host event behind one counter.
+#[derive(Clone, Copy, Debug)]
+struct Slot<E> {
+    /// What the host event counts; `None`: there is none.
+    event: Option<E>,
+    /// The host's total that has been taken into `owed`.
+    mark: u64,
+    /// Counted, and not yet given to the PMU model.
+    owed: u64,
+    /// The host will report when it has counted so many beyond `mark`.
+    armed: Option<NonZeroU64>,
+    /// Why the total is not all that happened.
+    deficit: Option<Lost>,
+}
+
+impl<E> Slot<E> {
+    const fn empty() -> Self {
+        Self {
+            event: None,
+            mark: 0,
+            owed: 0,
+            armed: None,
+            deficit: None,
+        }
+    }
+
+    /// Takes the host's total into `owed`.
+    fn take_total(&mut self, total: u64, deficit: Option<Lost>) {
+        self.deficit = self.deficit.or(deficit);
+        // A host event goes forward only. One that seems to have gone back was vouched for
+        // (`Report::Due`) before it was there: what is missing has been counted already.
+        let counted = total.wrapping_sub(self.mark);
+        if counted > u64::MAX / 2 {
+            return;
+        }
+        self.mark = total;
+        self.owed = self.owed.wrapping_add(counted);
+        self.armed = self
+            .armed
+            .and_then(|due| NonZeroU64::new(due.get().saturating_sub(counted)));
+    }
+}
+
+/// The host events behind the counters of one PMU: which exist, which run, what they have counted.
+///
+/// A PMU model tells it what the guest did, and it makes the calls that its [`Policy`] wants. It
+/// keeps the order that [`CounterHost`] promises, whatever it is told. A number above 31 names no
+/// counter, and nothing happens for it.
+///
+/// ```
+/// # use core::num::NonZeroU64;
+/// # use vpmu::counter::{CounterHost, CounterSet, Lost};
+/// # #[derive(Default)]
+/// # struct Host(u64);
+/// # impl CounterHost<&'static str> for Host {
+/// #     fn create(&mut self, _: u8, _: &&'static str) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn resume(&mut self, _: CounterSet) {}
+/// #     fn pause(&mut self, _: CounterSet) {}
+/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
+/// #     fn release(&mut self, _: u8) {}
+/// # }
+/// use vpmu::counter::{HostEvents, Policy, Report};
+///
+/// let mut host = Host::default();
+/// let mut events = HostEvents::new(Policy::ReusePaused);
+/// events.start(0, "cycles", NonZeroU64::new(1000), &mut host)?;
+/// events.resume_started(&mut host);
+/// assert_eq!(events.statistics().host_operations(), 3); // create, set_period, resume
+///
+/// host.0 = 1000;
+/// assert_eq!(events.report(0, Report::Due, &mut host), 1000);
+/// assert_eq!(events.statistics().host_operations(), 3, "an overflow is free");
+/// # Ok::<(), Lost>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HostEvents<E> {
+    policy: Policy,
+    slots: [Slot<E>; COUNTERS],
+    /// Those with a host event.
+    backed: CounterSet,
+    running: CounterSet,
+    /// Prepared by `start`, to be resumed together.
+    started: CounterSet,
+    /// Paused, and not read since.
+    undrained: CounterSet,
+    /// Those that owe the model something.
+    owing: CounterSet,
+    /// Used since the slice began.
+    used: CounterSet,
+    statistics: Statistics,
+}
+
+impl<E: Copy + PartialEq> HostEvents<E> {
+    /// No host event yet.
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            slots: [Slot::empty(); COUNTERS],
+            backed: CounterSet::EMPTY,
+            running: CounterSet::EMPTY,
+            started: CounterSet::EMPTY,
+            undrained: CounterSet::EMPTY,
+            owing: CounterSet::EMPTY,
+            used: CounterSet::EMPTY,
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// What decides about the calls.
+    pub const fn policy(&self) -> Policy {
+        self.policy
+    }
+
+    /// Counters whose host event runs.
+    pub const fn running(&self) -> CounterSet {
+        self.running
+    }
+
+    /// Counters that have a host event.
+    pub const fn backed(&self) -> CounterSet {
+        self.backed
+    }
+
+    /// Counters of which the host may know more than has been taken: those that run, were paused
+    /// and not read, or were read and not given on.
+    pub fn unsettled(&self) -> CounterSet {
+        self.running | self.undrained | self.owing
+    }
+
+    /// In how many events beyond what has been taken the host will report.
+    pub fn armed(&self, counter: u8) -> Option<NonZeroU64> {
+        let slot = self.slots.get(usize::from(counter))?;
+        slot.armed
+    }
+
+    /// Why the host event behind `counter` has not counted all that happened since it was made,
+    /// as far as what has been taken shows.
+    pub fn deficit(&self, counter: u8) -> Option<Lost> {
+        let slot = self.slots.get(usize::from(counter))?;
+        slot.deficit
+    }
+
+    /// How often the host was called.
+    pub const fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// For the PMU model, which knows of more than host events.
+    pub(crate) const fn statistics_mut(&mut self) -> &mut Statistics {
+        &mut self.statistics
+    }
+
+    /// The guest wrote a control of these counters in a way that may concern what they count or
+    /// whether. A policy that forgets that an event is paused pauses it now, to be sure.
+    pub fn touch<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
+        let backed = counters & self.backed;
+        self.used |= backed;
+        if self.policy == Policy::Reuse {
+            self.pause(backed, host);
+        }
+    }
+
+    /// These counters must not count any more. What they have counted stays to be taken.
+    pub fn stop<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
+        let counters = counters & self.running;
+        self.pause(counters, host);
+        if self.policy == Policy::Recreate {
+            self.release(counters, host);
+        }
+    }
+
+    /// Prepares `counter`, which does not run, to count `event`, with a report after `due` more
+    /// events. It counts from [`resume_started`](Self::resume_started) on.
+    ///
+    /// # Errors
+    ///
+    /// The host cannot back it; it then has no host event.
+    pub fn start<H: CounterHost<E>>(
+        &mut self,
+        counter: u8,
+        event: E,
+        due: Option<NonZeroU64>,
+        host: &mut H,
+    ) -> Result<(), Lost> {
+        let index = usize::from(counter);
+        let Some(slot) = self.slots.get(index) else {
+            return Err(Lost::Unsupported);
+        };
+        let same = slot.event == Some(event);
+        let only = CounterSet::of(counter);
+        self.stop(only, host);
+        if same && self.policy != Policy::Recreate {
+            let again = self.policy == Policy::Reuse;
+            self.arm(counter, due, again, host);
+        } else {
+            self.release(only & self.backed, host);
+            count(&mut self.statistics.creates);
+            host.create(counter, &event)
+                .inspect_err(|_| count(&mut self.statistics.lost))?;
+            if let Some(slot) = self.slots.get_mut(index) {
+                *slot = Slot {
+                    event: Some(event),
+                    owed: slot.owed,
+                    ..Slot::empty()
+                };
+            }
+            self.backed.insert(counter);
+            self.arm(counter, due, false, host);
+        }
+        self.started.insert(counter);
+        Ok(())
+    }
+
+    /// Resumes all that was started, in one call.
+    pub fn resume_started<H: CounterHost<E>>(&mut self, host: &mut H) {
+        let started = core::mem::take(&mut self.started) & self.backed;
+        if !started.is_empty() {
+            count(&mut self.statistics.resumes);
+            host.resume(started);
+            self.running |= started;
+            self.used |= started;
+        }
+    }
+
+    /// The guest gave `counter` another value, or another wish for an interrupt: the report is now
+    /// due after `due` more events.
+    ///
+    /// # Errors
+    ///
+    /// The host event was to be made anew ([`Policy::Recreate`]) and could not be.
+    pub fn rearm<H: CounterHost<E>>(
+        &mut self,
+        counter: u8,
+        due: Option<NonZeroU64>,
+        host: &mut H,
+    ) -> Result<(), Lost> {
+        let Some(slot) = self.slots.get(usize::from(counter)) else {
+            return Ok(());
+        };
+        let Some(event) = slot.event else {
+            return Ok(());
+        };
+        let runs = self.running.contains(counter);
+        if runs && slot.armed == due {
+            return Ok(());
+        }
+        self.used.insert(counter);
+        match self.policy {
+            Policy::Recreate => {
+                self.start(counter, event, due, host)?;
+                self.resume_started(host);
+            }
+            Policy::Reuse => self.arm(counter, due, true, host),
+            Policy::ReusePaused if runs => self.arm(counter, due, false, host),
+            Policy::ReusePaused => {}
+        }
+        Ok(())
+    }
+
+    /// The guest looks at `counter`: what it has counted and nobody has taken yet.
+    pub fn read<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) -> u64 {
+        let paused = self.backed - self.running;
+        self.used |= CounterSet::of(counter) & self.backed;
+        if self.policy == Policy::Reuse && paused.contains(counter) {
+            self.read_total(counter, host);
+        }
+        self.collect(counter, host)
+    }
+
+    /// What `counter` has counted and nobody has taken yet. Reads it only if it can have counted.
+    pub fn collect<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) -> u64 {
+        if (self.running | self.undrained).contains(counter) {
+            self.read_total(counter, host);
+        }
+        self.owing.remove(counter);
+        match self.slots.get_mut(usize::from(counter)) {
+            Some(slot) => core::mem::take(&mut slot.owed),
+            None => 0,
+        }
+    }
+
+    /// The host reports an overflow of `counter`: what it has counted and nobody has taken yet.
+    /// Where the event had to go (see [`Report::Moved`] and [`Policy::Recreate`]), the counter does
+    /// not run any more, and the model starts it again.
+    pub fn report<H: CounterHost<E>>(&mut self, counter: u8, report: Report, host: &mut H) -> u64 {
+        count(&mut self.statistics.reports);
+        let only = CounterSet::of(counter);
+        let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
+            return 0;
+        };
+        let due = slot.armed.take();
+        match report {
+            // For a period that nobody waits for any more.
+            Report::Due | Report::Moved if due.is_none() => return 0,
+            Report::Due if self.policy != Policy::Recreate => {
+                let due = due.map_or(0, NonZeroU64::get);
+                slot.mark = slot.mark.wrapping_add(due);
+                slot.owed = slot.owed.wrapping_add(due);
+                self.used |= only;
+                self.owing.remove(counter);
+                return core::mem::take(&mut slot.owed);
+            }
+            Report::Unsure if self.policy != Policy::Recreate => {}
+            Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
+        }
+        self.collect(counter, host)
+    }
+
+    /// A scheduling slice is over: events that were not used in it, and do not run, are released.
+    pub fn end_slice<H: CounterHost<E>>(&mut self, host: &mut H) {
+        let idle = self.backed - self.used - self.running;
+        self.release(idle, host);
+        self.used = CounterSet::EMPTY;
+    }
+
+    /// Takes host events away, those that run too. What they have counted stays to be taken.
+    pub fn release<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
+        let counters = counters & self.backed;
+        self.pause(counters & self.running, host);
+        for n in counters {
+            if self.undrained.contains(n) {
+                self.read_total(n, host);
+            }
+            count(&mut self.statistics.releases);
+            host.release(n);
+            if let Some(slot) = self.slots.get_mut(usize::from(n)) {
+                *slot = Slot {
+                    owed: slot.owed,
+                    deficit: slot.deficit,
+                    ..Slot::empty()
+                };
+            }
+        }
+        self.backed -= counters;
+        self.started -= counters;
+    }
+
+    fn pause<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
+        if counters.is_empty() {
+            return;
+        }
+        count(&mut self.statistics.pauses);
+        let mut totals = [0; COUNTERS];
+        if host.pause_and_read(counters, &mut totals) {
+            for (n, (slot, &total)) in (0..).zip(self.slots.iter_mut().zip(&totals)) {
+                if counters.contains(n) {
+                    slot.take_total(total, host.deficit(n));
+                }
+            }
+            self.owing |= counters;
+            self.undrained -= counters;
+        } else {
+            host.pause(counters);
+            self.undrained |= counters & self.running;
+        }
+        self.running -= counters;
+    }
+
+    fn read_total<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) {
+        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
+            count(&mut self.statistics.reads);
+            let total = host.read(counter);
+            slot.take_total(total, host.deficit(counter));
+            self.owing.insert(counter);
+        }
+        self.undrained.remove(counter);
+    }
+
+    fn arm<H: CounterHost<E>>(
+        &mut self,
+        counter: u8,
+        due: Option<NonZeroU64>,
+        again: bool,
+        host: &mut H,
+    ) {
+        if let Some(slot) = self.slots.get_mut(usize::from(counter))
+            && (again || slot.armed != due)
+        {
+            count(&mut self.statistics.set_periods);
+            host.set_period(counter, due);
+            slot.armed = due;
+        }
+    }
+}

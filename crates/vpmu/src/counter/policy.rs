@@ -1,0 +1,42 @@
+/// When host events are made and given back, and what is asked of one that stands still.
+///
+/// Three published designs of the same virtual PMU, so that what each saves can be counted: see
+/// [`HostEvents`](super::HostEvents).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Every rewrite by the guest and every overflow takes the host event away and makes a new one.
+    /// What KVM did until 2018, kept as the measure of the others.
+    Recreate,
+    /// The guest's counter owns its host event as long as the guest uses it: pause, set the period,
+    /// resume. An overflow handled on the CPU where the event runs asks nothing of the host. A
+    /// whole scheduling slice without use gives the event back. It does not remember that an event
+    /// is paused already: each rewrite pauses it, reads it and sets its period again.
+    Reuse,
+    /// [`Reuse`](Self::Reuse), and an event that is paused and drained is left alone until it is
+    /// resumed: no second pause, no read, no period.
+    #[default]
+    ReusePaused,
+}
+
+impl Policy {
+    /// All of them, the most expensive first.
+    pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::ReusePaused];
+}
+
+/// What the host knows when it reports an overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Report {
+    /// All the events last asked for have been counted since they were asked for, and the host
+    /// event goes on counting on the CPU where this is handled. The engine believes it and, unless
+    /// the policy is [`Policy::Recreate`], makes no call.
+    ///
+    /// A host that says so of an event that has not counted so far gets a guest counter that is
+    /// ahead until the host's has caught up; nothing worse.
+    Due,
+    /// As [`Due`](Self::Due), but the vCPU has left the CPU on which the host event counts: the
+    /// event is made anew. Only for hosts whose events do not follow the vCPU by themselves.
+    Moved,
+    /// It may be early, or late, or meant for a period that has been replaced since. The counter is
+    /// read to find out.
+    Unsure,
+}

@@ -1,0 +1,451 @@
+//! What a guest is told about its PMU, and all that follows from it.
+
+use core::fmt;
+
+use super::config::fixed_index;
+use super::{ArchEvent, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
+use super::{global_status, to_global};
+use crate::counter::CounterSet;
+
+/// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
+/// higher, and contain the earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// Fixed counters and the global registers (SDM 20.2.2).
+    V2,
+    /// AnyThread (SDM 20.2.3).
+    V3,
+    /// IA32_PERF_GLOBAL_STATUS_SET and _RESET, _INUSE, and freezing by a status bit (SDM 20.2.4).
+    V4,
+    /// A bitmap of fixed counters, domain separation, AnyThread gone (SDM 20.2.5).
+    V5,
+}
+
+impl Version {
+    /// The number in CPUID.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::V2 => 2,
+            Self::V3 => 3,
+            Self::V4 => 4,
+            Self::V5 => 5,
+        }
+    }
+
+    /// The version of this number. One later than this engine knows is offered as version 5, which
+    /// every later one contains. `None`: no PMU, or version 1, which has no global registers.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            0 | 1 => None,
+            2 => Some(Self::V2),
+            3 => Some(Self::V3),
+            4 => Some(Self::V4),
+            _ => Some(Self::V5),
+        }
+    }
+}
+
+/// Bits of IA32_PERF_CAPABILITIES.
+pub mod perf_capabilities {
+    /// IA32_DEBUGCTL.FREEZE_WHILE_SMM is there.
+    pub const FREEZE_WHILE_SMM: u64 = 1 << 12;
+    /// The aliases IA32_A_PMCx are there.
+    pub const FW_WRITE: u64 = 1 << 13;
+}
+
+/// What one CPUID leaf answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuidLeaf {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+}
+
+/// What a guest is told about its PMU. It decides which MSRs and which of their bits exist.
+///
+/// ```
+/// use vpmu::x86::{Capability, Version};
+///
+/// let capability = Capability::new(Version::V2);
+/// assert_eq!(capability.leaf_0a().eax, 0x0730_0402); // 7 events, 48 bits, 4 counters, version 2
+/// assert_eq!(capability.leaf_0a().edx, 0x0000_0603); // 48 bits, 3 fixed counters
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// The version.
+    pub version: Version,
+    /// General counters: 1 to 8.
+    pub general: u8,
+    /// Their width in bits: 32 to 63.
+    pub general_width: u8,
+    /// Fixed counters, bit *n* for counter *n* below 7. Without gaps before version 5.
+    pub fixed: u32,
+    /// Their width in bits: 32 to 63.
+    pub fixed_width: u8,
+    /// The architectural events that general counters can count: bit
+    /// [`ArchEvent::cpuid_bit`] for each.
+    pub events: u32,
+    /// Whether IA32_PERF_CAPABILITIES exists: CPUID.01H:ECX.PDCM\[15\].
+    pub pdcm: bool,
+    /// Whether general counters can be written in full width, at IA32_A_PMCx. Needs `pdcm`.
+    pub full_width_writes: bool,
+    /// Whether IA32_DEBUGCTL.FREEZE_WHILE_SMM exists. Needs `pdcm`. The engine keeps the bit; that
+    /// nothing counts in SMM is up to who implements SMM.
+    pub freeze_while_smm: bool,
+    /// Whether the guest is offered CPUID leaf 23H, CPUID.(07H,1):EAX\[8\]. From version 5 on.
+    pub leaf_23: bool,
+    /// Bits of IA32_DEBUGCTL that someone other than the PMU implements. The engine keeps them as
+    /// written.
+    pub other_debugctl: u64,
+}
+
+impl Capability {
+    /// What most processors of this version have, as far as it makes sense in a guest: 4 general
+    /// counters (8 from version 5 on) and 3 fixed ones, 48 bits wide, the seven events that
+    /// every processor has, full-width writes.
+    pub const fn new(version: Version) -> Self {
+        Self {
+            version,
+            general: if matches!(version, Version::V5) { 8 } else { 4 },
+            general_width: 48,
+            fixed: 0b111,
+            fixed_width: 48,
+            events: 0x7f,
+            pdcm: true,
+            full_width_writes: true,
+            freeze_while_smm: false,
+            leaf_23: false,
+            other_debugctl: 0,
+        }
+    }
+
+    /// Whether there can be such a PMU.
+    ///
+    /// # Errors
+    ///
+    /// Names the first field that cannot be so.
+    pub const fn check(&self) -> Result<(), ConfigError> {
+        if self.general == 0 || self.general > MAX_GENERAL {
+            return Err(ConfigError::General(self.general));
+        }
+        let gaps = self.fixed & self.fixed.wrapping_add(1) != 0;
+        if self.fixed >> MAX_FIXED != 0 || gaps && !matches!(self.version, Version::V5) {
+            return Err(ConfigError::Fixed(self.fixed));
+        }
+        if self.general_width < 32 || self.general_width > 63 {
+            return Err(ConfigError::Width(self.general_width));
+        }
+        if self.fixed_width < 32 || self.fixed_width > 63 {
+            return Err(ConfigError::Width(self.fixed_width));
+        }
+        if self.events & !0xff != 0 {
+            return Err(ConfigError::Events(self.events));
+        }
+        if !self.pdcm && (self.full_width_writes || self.freeze_while_smm) {
+            return Err(ConfigError::Pdcm);
+        }
+        if self.leaf_23 && !matches!(self.version, Version::V5) {
+            return Err(ConfigError::Leaf23(self.version));
+        }
+        let own = debugctl::FREEZE_LBRS_ON_PMI
+            | debugctl::FREEZE_PERFMON_ON_PMI
+            | debugctl::FREEZE_WHILE_SMM;
+        if self.other_debugctl & own != 0 {
+            return Err(ConfigError::DebugCtl(self.other_debugctl & own));
+        }
+        Ok(())
+    }
+
+    /// CPUID leaf 0AH.
+    pub const fn leaf_0a(&self) -> CpuidLeaf {
+        let known = self.known_events();
+        let length = known.count_ones();
+        let count = self.fixed.trailing_ones();
+        let v5 = matches!(self.version, Version::V5);
+        CpuidLeaf {
+            eax: self.version.number() as u32
+                | (self.general as u32) << 8
+                | (self.general_width as u32) << 16
+                | length << 24,
+            ebx: !self.events & known,
+            ecx: if v5 { self.fixed } else { 0 },
+            // Bit 15: AnyThread is deprecated.
+            edx: count | (self.fixed_width as u32) << 5 | (v5 as u32) << 15,
+        }
+    }
+
+    /// CPUID leaf 23H, if it is offered: subleaf 0 says which others there are, 1 which counters, 3
+    /// which events.
+    pub const fn leaf_23(&self, subleaf: u32) -> CpuidLeaf {
+        let none = CpuidLeaf {
+            eax: 0,
+            ebx: 0,
+            ecx: 0,
+            edx: 0,
+        };
+        if !self.leaf_23 {
+            return none;
+        }
+        match subleaf {
+            0 => CpuidLeaf {
+                eax: 1 << 0 | 1 << 1 | 1 << 3,
+                ..none
+            },
+            1 => CpuidLeaf {
+                eax: CounterSet::first(self.general).bits(),
+                ebx: self.fixed,
+                ..none
+            },
+            3 => CpuidLeaf {
+                eax: self.events,
+                ..none
+            },
+            _ => none,
+        }
+    }
+
+    /// The bits of CPUID.01H:ECX that say what this PMU has: PDCM.
+    pub const fn leaf_01_ecx(&self) -> u32 {
+        (self.pdcm as u32) << 15
+    }
+
+    /// The bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
+    pub const fn leaf_07_1_eax(&self) -> u32 {
+        (self.leaf_23 as u32) << 8
+    }
+
+    /// IA32_PERF_CAPABILITIES.
+    pub const fn perf_capabilities(&self) -> u64 {
+        let mut value = 0;
+        if self.full_width_writes {
+            value |= perf_capabilities::FW_WRITE;
+        }
+        if self.freeze_while_smm {
+            value |= perf_capabilities::FREEZE_WHILE_SMM;
+        }
+        value
+    }
+
+    /// Every counter there is.
+    pub const fn counters(&self) -> CounterSet {
+        CounterSet::from_bits(CounterSet::first(self.general).bits() | self.fixed << FIXED)
+    }
+
+    /// Which bits of counter `n` exist.
+    pub const fn counter_mask(&self, n: u8) -> u64 {
+        let width = match fixed_index(n) {
+            Some(_) => self.fixed_width,
+            None => self.general_width,
+        };
+        match 1_u64.checked_shl(width as u32) {
+            Some(bit) => bit - 1,
+            None => u64::MAX,
+        }
+    }
+
+    /// Whether a general counter can count `event`. Fixed counters always can count theirs.
+    pub const fn has_event(&self, event: ArchEvent) -> bool {
+        match event.cpuid_bit() {
+            Some(bit) => self.events >> bit & 1 != 0,
+            None => false,
+        }
+    }
+
+    /// Reserved bits of IA32_PERFEVTSELx.
+    pub const fn perfevtsel_reserved(&self) -> u64 {
+        RawPerfEvtSel::reserved(self.version)
+    }
+
+    /// Reserved bits of IA32_FIXED_CTR_CTRL.
+    pub const fn fixed_ctrl_reserved(&self) -> u64 {
+        let each = match self.version {
+            Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
+            Version::V3 | Version::V4 => 0xf,
+        };
+        let mut exist = 0;
+        let mut n = 0;
+        while n < MAX_FIXED {
+            if self.fixed >> n & 1 != 0 {
+                exist |= fixed_ctrl::place(each, n);
+            }
+            n += 1;
+        }
+        !exist
+    }
+
+    /// Reserved bits of IA32_PERF_GLOBAL_CTRL.
+    pub const fn global_ctrl_reserved(&self) -> u64 {
+        !to_global(self.counters())
+    }
+
+    /// Reserved bits of IA32_PERF_GLOBAL_OVF_CTRL.
+    pub const fn ovf_ctrl_reserved(&self) -> u64 {
+        let others = global_status::OVF_BUF | global_status::COND_CHGD | self.freeze_bits();
+        !(to_global(self.counters()) | others)
+    }
+
+    /// Reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
+    pub const fn status_set_reserved(&self) -> u64 {
+        !(to_global(self.counters()) | global_status::OVF_BUF | self.freeze_bits())
+    }
+
+    /// Reserved bits of IA32_DEBUGCTL.
+    pub const fn debugctl_reserved(&self) -> u64 {
+        let smm = if self.freeze_while_smm {
+            debugctl::FREEZE_WHILE_SMM
+        } else {
+            0
+        };
+        !(debugctl::FREEZE_PERFMON_ON_PMI | smm | self.other_debugctl)
+    }
+
+    /// Status bits that came with version 4.
+    const fn freeze_bits(&self) -> u64 {
+        match self.version {
+            Version::V2 | Version::V3 => 0,
+            Version::V4 | Version::V5 => global_status::LBR_FRZ | global_status::CTR_FRZ,
+        }
+    }
+
+    /// Bits of CPUID.0AH:EBX that have a meaning: seven, or eight where topdown slots are there.
+    const fn known_events(&self) -> u32 {
+        if self.events & 0x80 != 0 { 0xff } else { 0x7f }
+    }
+}
+
+/// Why there can be no such PMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// Not 1 to 8 general counters.
+    General(u8),
+    /// Fixed counters above 6, or with gaps before version 5.
+    Fixed(u32),
+    /// A width that is not 32 to 63 bits.
+    Width(u8),
+    /// Events that CPUID leaf 0AH has no bit for.
+    Events(u32),
+    /// Something that IA32_PERF_CAPABILITIES announces, without that MSR.
+    Pdcm,
+    /// CPUID leaf 23H before version 5.
+    Leaf23(Version),
+    /// Bits of IA32_DEBUGCTL for someone else that are the PMU's.
+    DebugCtl(u64),
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("make such a PMU: ")?;
+        match self {
+            Self::General(n) => write!(f, "{n} general counters are not 1 to {MAX_GENERAL}"),
+            Self::Fixed(bits) => write!(
+                f,
+                "fixed counters {bits:#x} are above {}, or have gaps before version 5",
+                MAX_FIXED - 1
+            ),
+            Self::Width(bits) => write!(f, "a width of {bits} bits is not 32 to 63"),
+            Self::Events(bits) => write!(f, "events {bits:#x} are more than CPUID can say"),
+            Self::Pdcm => f.write_str("IA32_PERF_CAPABILITIES has to announce it (set pdcm)"),
+            Self::Leaf23(version) => {
+                write!(f, "CPUID leaf 0x23 came with version 5, not {version:?}")
+            }
+            Self::DebugCtl(bits) => write!(f, "IA32_DEBUGCTL bits {bits:#x} are the PMU's own"),
+        }
+    }
+}
+
+impl core::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_5_enumerates_fixed_counters_by_a_bitmap() {
+        let capability = Capability {
+            fixed: 0b1011,
+            events: 0xfd,
+            leaf_23: true,
+            ..Capability::new(Version::V5)
+        };
+        assert_eq!(capability.check(), Ok(()));
+        let leaf = capability.leaf_0a();
+        assert_eq!(leaf.eax, 0x0830_0805);
+        assert_eq!(leaf.ebx, 0x02, "instructions are not available");
+        assert_eq!(leaf.ecx, 0b1011);
+        assert_eq!(leaf.edx, 0x8000 | 48 << 5 | 2, "two without a gap");
+        assert_eq!(capability.leaf_23(0).eax, 0b1011);
+        assert_eq!(capability.leaf_23(1).eax, 0xff);
+        assert_eq!(capability.leaf_23(1).ebx, 0b1011);
+        assert_eq!(capability.leaf_23(3).eax, 0xfd);
+        assert_eq!(capability.leaf_23(2), CpuidLeaf::default());
+        assert_eq!(capability.leaf_07_1_eax(), 1 << 8);
+    }
+
+    #[test]
+    fn versions_come_from_cpuid() {
+        assert_eq!(Version::from_number(0), None);
+        assert_eq!(Version::from_number(1), None);
+        for number in 2..=5 {
+            assert_eq!(
+                Version::from_number(number).map(Version::number),
+                Some(number)
+            );
+        }
+        assert_eq!(Version::from_number(6), Some(Version::V5));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let good = Capability::new(Version::V4);
+        assert_eq!(good.check(), Ok(()));
+        let refused = |capability: Capability| capability.check().expect_err("impossible");
+        for general in [0, 9] {
+            let error = refused(Capability { general, ..good });
+            assert_eq!(error, ConfigError::General(general));
+        }
+        for fixed in [0b101, 1 << 7, u32::MAX] {
+            assert_eq!(
+                refused(Capability { fixed, ..good }),
+                ConfigError::Fixed(fixed)
+            );
+        }
+        for width in [0, 31, 64, 255] {
+            let general = Capability {
+                general_width: width,
+                ..good
+            };
+            let fixed = Capability {
+                fixed_width: width,
+                ..good
+            };
+            assert_eq!(refused(general), ConfigError::Width(width));
+            assert_eq!(refused(fixed), ConfigError::Width(width));
+        }
+        let events = 0x100;
+        assert_eq!(
+            refused(Capability { events, ..good }),
+            ConfigError::Events(events)
+        );
+        let pdcm = false;
+        assert_eq!(refused(Capability { pdcm, ..good }), ConfigError::Pdcm);
+        let leaf_23 = true;
+        assert_eq!(
+            refused(Capability { leaf_23, ..good }),
+            ConfigError::Leaf23(Version::V4)
+        );
+        let other_debugctl = 1 << 11 | 1 << 1;
+        assert_eq!(
+            refused(Capability {
+                other_debugctl,
+                ..good
+            }),
+            ConfigError::DebugCtl(1 << 11)
+        );
+    }
+}

@@ -1,0 +1,122 @@
+//! The guest's counters and the host's events behind them.
+
+use core::num::NonZeroU64;
+
+use super::{CounterConfig, Pmu, debugctl};
+use crate::counter::{CounterHost, CounterSet, Events};
+
+impl<V: Events> Pmu<V> {
+    /// Brings the host to what the registers say. Does nothing where nothing changed.
+    pub(super) fn apply<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let running = self.hosted.running();
+        self.hosted.stop(running - self.wanted(), host);
+        // What a counter still owes decides how far it is from its overflow, and may even be one.
+        let owing = (self.wanted() - self.hosted.running()) & self.hosted.unsettled();
+        self.settle(owing, host);
+        self.hosted.stop(running - self.wanted(), host);
+
+        for n in self.wanted() - self.hosted.running() {
+            let started = match self.unsupported(n) {
+                Some(reason) => Err(reason),
+                None => {
+                    let (config, due) = (self.counter_config(n), self.due(n));
+                    self.hosted.start(n, config, due, host)
+                }
+            };
+            if let Err(reason) = started {
+                self.lose(n, reason);
+            }
+        }
+        for n in self.hosted.running() {
+            let due = self.due(n);
+            if self.hosted.armed(n) != due {
+                self.rearm(n, host);
+            }
+        }
+        self.hosted.resume_started(host);
+    }
+
+    /// Counters for which a host event is to run.
+    fn wanted(&self) -> CounterSet {
+        if self.loaded {
+            self.active()
+        } else {
+            CounterSet::EMPTY
+        }
+    }
+
+    /// The guest has given `n` another value or another wish for an interrupt.
+    pub(super) fn rearm<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+        let due = self.due(n);
+        if let Err(reason) = self.hosted.rearm(n, due, host) {
+            self.lose(n, reason);
+        }
+    }
+
+    /// Takes note of what the host has counted for `counters` since last time, as far as there can
+    /// be anything.
+    pub(super) fn settle<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: CounterSet,
+        host: &mut H,
+    ) {
+        for n in counters & self.hosted.unsettled() {
+            let counted = self.hosted.collect(n, host);
+            self.note_deficit(n);
+            self.advance(n, counted);
+        }
+    }
+
+    /// As [`settle`](Self::settle), because the guest wants to know: a policy may make more of it.
+    pub(super) fn look<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+        let counted = self.hosted.read(n, host);
+        self.note_deficit(n);
+        self.advance(n, counted);
+    }
+
+    /// An overflow that stops all counters must be known before anything that comes after it.
+    pub(super) fn settle_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0 {
+            self.settle(self.reporting(), host);
+        }
+    }
+
+    /// `n` counts `events` more.
+    pub(super) fn advance(&mut self, n: u8, events: u64) {
+        if events == 0 || !self.implemented().contains(n) {
+            return;
+        }
+        let mask = self.config.capability.counter_mask(n);
+        let slot = &mut self.slots[n];
+        let room = mask - slot.value;
+        slot.value = slot.value.wrapping_add(events) & mask;
+        if events > room {
+            self.overflowed.insert(n);
+            self.events.overflowed(n);
+            if self.interrupting.contains(n) {
+                self.freeze();
+            }
+        }
+    }
+
+    /// In how many events the host has to report that `n` overflows: 1 to 2^63; `None`: nobody
+    /// waits for it.
+    fn due(&self, n: u8) -> Option<NonZeroU64> {
+        if !self.reporting().contains(n) {
+            return None;
+        }
+        let mask = self.config.capability.counter_mask(n);
+        NonZeroU64::new((mask - self.slots[n].value).wrapping_add(1))
+    }
+
+    pub(super) fn note_deficit(&mut self, n: u8) {
+        if let Some(reason) = self.hosted.deficit(n)
+            && self.slots[n].lost.is_none()
+            && self.implemented().contains(n)
+        {
+            // It goes on counting: too little is better than nothing, and known to be too little.
+            self.slots[n].lost = Some(reason);
+            self.events.lost(n, reason);
+        }
+    }
+}

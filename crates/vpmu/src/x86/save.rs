@@ -1,0 +1,141 @@
+//! A PMU as a value.
+
+use super::{
+    CounterConfig, FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, Version, from_global,
+    to_global,
+};
+use crate::counter::{CounterHost, CounterSet, Events};
+
+impl<V: Events> Pmu<V> {
+    /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
+    ///
+    /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
+    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
+        self.settle(self.hosted.unsettled(), host);
+        self.apply(host);
+        let capability = &self.config.capability;
+        let mut state = PmuState {
+            layout: PmuState::LAYOUT,
+            version: capability.version,
+            general: (capability.general, capability.general_width),
+            fixed: (capability.fixed, capability.fixed_width),
+            perfevtsel: [0; 8],
+            pmc: [0; 8],
+            fixed_ctr: [0; 7],
+            fixed_ctr_ctrl: self.fixed_ctrl,
+            global_ctrl: to_global(self.global),
+            global_status: to_global(self.overflowed) | self.status,
+            debugctl: self.debugctl,
+            frozen: to_global(self.frozen),
+        };
+        for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
+            *value = self.slots[n].value;
+            *raw = self.slots[n].raw.0;
+        }
+        for (n, value) in (FIXED..).zip(&mut state.fixed_ctr) {
+            *value = self.slots[n].value;
+        }
+        state
+    }
+
+    /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
+    /// counts at once.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state of another layout, version or set of counters, or with bits set that do not
+    /// exist. This PMU is then as it was.
+    pub fn restore<H: CounterHost<CounterConfig>>(
+        &mut self,
+        state: &PmuState,
+        host: &mut H,
+    ) -> Result<(), RestoreError> {
+        self.check(state)?;
+        self.reset(host);
+        for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
+            self.slots[n].value = value;
+            self.slots[n].raw = RawPerfEvtSel(raw);
+        }
+        for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
+            self.slots[n].value = value;
+        }
+        self.fixed_ctrl = state.fixed_ctr_ctrl;
+        self.global = from_global(state.global_ctrl);
+        self.overflowed = from_global(state.global_status);
+        self.status = state.global_status & self.status_bits();
+        self.debugctl = state.debugctl;
+        self.frozen = from_global(state.frozen);
+        self.classify(self.implemented());
+        self.apply(host);
+        Ok(())
+    }
+
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        let capability = &self.config.capability;
+        if state.layout != PmuState::LAYOUT {
+            return Err(RestoreError::Layout {
+                saved: state.layout,
+            });
+        }
+        if state.version != capability.version {
+            return Err(RestoreError::Version {
+                saved: state.version,
+                offered: capability.version,
+            });
+        }
+        let offered = (capability.general, capability.general_width);
+        if state.general != offered {
+            return Err(RestoreError::General {
+                saved: state.general,
+                offered,
+            });
+        }
+        let offered = (capability.fixed, capability.fixed_width);
+        if state.fixed != offered {
+            return Err(RestoreError::Fixed {
+                saved: state.fixed,
+                offered,
+            });
+        }
+        let fits = |register, value: u64, reserved: u64| {
+            if value & reserved == 0 {
+                Ok(())
+            } else {
+                Err(RestoreError::Reserved { register, value })
+            }
+        };
+        let exists = |n, reserved| {
+            if self.implemented().contains(n) {
+                reserved
+            } else {
+                u64::MAX
+            }
+        };
+        for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
+            let types = exists(n, capability.perfevtsel_reserved());
+            fits("IA32_PERFEVTSELx", raw, types)?;
+            let values = exists(n, !capability.counter_mask(n));
+            fits("IA32_PMCx", value, values)?;
+        }
+        for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
+            let values = exists(n, !capability.counter_mask(n));
+            fits("IA32_FIXED_CTRx", value, values)?;
+        }
+        let fixed_ctrl = capability.fixed_ctrl_reserved();
+        fits("IA32_FIXED_CTR_CTRL", state.fixed_ctr_ctrl, fixed_ctrl)?;
+        let global = capability.global_ctrl_reserved();
+        fits("IA32_PERF_GLOBAL_CTRL", state.global_ctrl, global)?;
+        let status = !(self.status_bits() | to_global(self.implemented()));
+        fits("IA32_PERF_GLOBAL_STATUS", state.global_status, status)?;
+        fits(
+            "IA32_DEBUGCTL",
+            state.debugctl,
+            capability.debugctl_reserved(),
+        )?;
+        let frozen = match capability.version {
+            Version::V2 | Version::V3 => self.implemented(),
+            Version::V4 | Version::V5 => CounterSet::EMPTY,
+        };
+        fits("frozen counters", state.frozen, !to_global(frozen))
+    }
+}
