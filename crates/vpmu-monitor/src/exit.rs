@@ -104,6 +104,17 @@ impl MemoryAccess {
 /// `ESR_EL1` of an Undefined exception: class 0, 32-bit instruction.
 pub const ESR_UNDEFINED: u64 = 1 << 25;
 
+/// PSTATE after the instruction that trapped in state `spsr` has been completed for the guest: its
+/// branch type is used up, and so is a debugger's single step.
+pub const fn stepped(spsr: u64) -> u64 {
+    if spsr & PSTATE_AARCH32 != 0 {
+        return spsr & !PSTATE_SS;
+    }
+    spsr & !(PSTATE_SS | PSTATE_BTYPE)
+}
+
+const PSTATE_SS: u64 = 1 << 21;
+const PSTATE_BTYPE: u64 = 3 << 10;
 const PSTATE_NZCV: u64 = 0xf << 28;
 const PSTATE_TCO: u64 = 1 << 25;
 const PSTATE_DIT: u64 = 1 << 24;
@@ -196,6 +207,15 @@ mod tests {
         );
         let pan = ExceptionEntry::synchronous(0, 0, 0, true).pstate;
         assert_eq!(pan & (PSTATE_PAN | PSTATE_TCO), PSTATE_PAN | PSTATE_TCO);
+    }
+
+    #[test]
+    fn a_completed_instruction_uses_up_branch_type_and_single_step() {
+        let spsr = PSTATE_NZCV | PSTATE_SS | PSTATE_BTYPE | MODE_EL1H;
+        assert_eq!(stepped(spsr), PSTATE_NZCV | MODE_EL1H);
+        // In AArch32 the bits of BTYPE are the condition bits of an IT block.
+        let aarch32 = PSTATE_BTYPE | PSTATE_AARCH32;
+        assert_eq!(stepped(aarch32), aarch32);
     }
 
     #[test]

@@ -18,8 +18,6 @@ pub const NOT_SUPPORTED: u64 = -1_i64 as u64;
 pub const INVALID_PARAMETERS: u64 = -2_i64 as u64;
 /// `ALREADY_ON`.
 pub const ALREADY_ON: u64 = -4_i64 as u64;
-/// `ON_PENDING`.
-pub const ON_PENDING: u64 = -5_i64 as u64;
 /// `SUCCESS`.
 pub const SUCCESS: u64 = 0;
 

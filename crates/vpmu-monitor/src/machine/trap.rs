@@ -10,7 +10,7 @@ use smccc::{
 };
 use vpmu::arm::{ExceptionLevel, Outcome, Register, partition::TrapRegisters};
 use vpmu_monitor::{
-    exit::{DataAbort, ESR_UNDEFINED, ExceptionEntry, Exit, RegisterAccess},
+    exit::{self, DataAbort, ESR_UNDEFINED, ExceptionEntry, Exit, RegisterAccess},
     psci::{self, Call},
     redistributor,
     statistics::Kind,
@@ -52,9 +52,10 @@ impl Frame {
         }
     }
 
-    /// Steps over the instruction that trapped; all of them are 32 bits long.
+    /// Steps over the instruction that trapped, as if it had executed; all of them are 32 bits long.
     fn step(&mut self) {
         self.elr = self.elr.wrapping_add(4);
+        self.spsr = exit::stepped(self.spsr);
     }
 
     fn exception_level(&self) -> ExceptionLevel {
