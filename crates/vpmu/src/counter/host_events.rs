@@ -310,6 +310,18 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         if (self.running | self.undrained).contains(counter) {
             self.read_total(counter, host);
         }
+        self.take_owed(counter)
+    }
+
+    /// Counters that were read on the way of something else, a pause or a release, and of which
+    /// nobody has taken what they have counted.
+    pub const fn owing(&self) -> CounterSet {
+        self.owing
+    }
+
+    /// As [`collect`](Self::collect), without a call: only what was read on the way of something
+    /// else.
+    pub fn take_owed(&mut self, counter: u8) -> u64 {
         self.owing.remove(counter);
         match self.slots.get_mut(usize::from(counter)) {
             Some(slot) => core::mem::take(&mut slot.owed),
@@ -329,14 +341,13 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let due = slot.armed.take();
         match report {
             // For a period that nobody waits for any more.
-            Report::Due | Report::Moved if due.is_none() => return 0,
+            Report::Due | Report::Moved if due.is_none() => return self.take_owed(counter),
             Report::Due if self.policy != Policy::Recreate => {
                 let due = due.map_or(0, NonZeroU64::get);
                 slot.mark = slot.mark.wrapping_add(due);
                 slot.owed = slot.owed.wrapping_add(due);
                 self.used |= only;
-                self.owing.remove(counter);
-                return core::mem::take(&mut slot.owed);
+                return self.take_owed(counter);
             }
             Report::Unsure if self.policy != Policy::Recreate => {}
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),

@@ -208,17 +208,21 @@ impl<V: Events> Pmu<V> {
         raw: RawPerfEvtSel,
         host: &mut H,
     ) {
-        if self.slots[n].raw != raw {
-            let only = CounterSet::of(n);
-            self.settle(only, host);
-            let before = (self.counter_config(n), self.unsupported(n));
-            self.hosted.touch(only, host);
-            self.slots[n].raw = raw;
-            if before != (self.counter_config(n), self.unsupported(n)) {
-                self.hosted.stop(only, host);
-            }
-            self.classify(only);
+        let old = self.slots[n].raw;
+        if old == raw {
+            return;
         }
+        let only = CounterSet::of(n);
+        let version = self.config.capability.version;
+        let any_thread = (old.0 ^ raw.0) & RawPerfEvtSel::ANY_THREAD != 0;
+        self.hosted.touch(only, host);
+        if any_thread || old.config(version) != raw.config(version) || !raw.has(RawPerfEvtSel::EN) {
+            self.hosted.stop(only, host);
+        }
+        // Under the old register, and after the pause, so that once is enough.
+        self.settle(only, host);
+        self.slots[n].raw = raw;
+        self.classify(only);
     }
 
     fn configure_fixed<H: CounterHost<CounterConfig>>(&mut self, value: u64, host: &mut H) {
@@ -234,9 +238,9 @@ impl<V: Events> Pmu<V> {
                 otherwise.insert(FIXED + n);
             }
         }
-        self.settle(changed, host);
         self.hosted.touch(changed, host);
         self.hosted.stop(otherwise, host);
+        self.settle(changed, host);
         self.fixed_ctrl = value;
         self.classify(changed);
     }

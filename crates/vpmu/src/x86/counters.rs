@@ -8,12 +8,12 @@ use crate::counter::{CounterHost, CounterSet, Events};
 impl<V: Events> Pmu<V> {
     /// Brings the host to what the registers say. Does nothing where nothing changed.
     pub(super) fn apply<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let running = self.hosted.running();
-        self.hosted.stop(running - self.wanted(), host);
-        // What a counter still owes decides how far it is from its overflow, and may even be one.
+        self.stop_unwanted(host);
+        // What a counter still owes decides how far it is from its overflow, and may even be one,
+        // which may stop all others.
         let owing = (self.wanted() - self.hosted.running()) & self.hosted.unsettled();
         self.settle(owing, host);
-        self.hosted.stop(running - self.wanted(), host);
+        self.stop_unwanted(host);
 
         for n in self.wanted() - self.hosted.running() {
             let started = match self.unsupported(n) {
@@ -34,6 +34,17 @@ impl<V: Events> Pmu<V> {
             }
         }
         self.hosted.resume_started(host);
+    }
+
+    fn stop_unwanted<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.hosted
+            .stop(self.hosted.running() - self.wanted(), host);
+        for n in self.hosted.owing() {
+            // It was read with the pause, so its report may never come.
+            let counted = self.hosted.take_owed(n);
+            self.note_deficit(n);
+            self.advance(n, counted);
+        }
     }
 
     /// Counters for which a host event is to run.
@@ -91,9 +102,11 @@ impl<V: Events> Pmu<V> {
         let room = mask - slot.value;
         slot.value = slot.value.wrapping_add(events) & mask;
         if events > room {
+            // A PMI is the rise of the line, so a bit that is set already makes none.
+            let pmi = self.reporting().contains(n);
             self.overflowed.insert(n);
             self.events.overflowed(n);
-            if self.interrupting.contains(n) {
+            if pmi {
                 self.freeze();
             }
         }

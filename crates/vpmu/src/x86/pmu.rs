@@ -220,7 +220,7 @@ impl<V: Events> Pmu<V> {
         for n in self.active() {
             let config = self.counter_config(n);
             let same = config.architectural() == Some(event) && config.counts_in(ring);
-            if same && self.slots[n].lost.is_none() {
+            if same && self.slots[n].lost.is_none() && self.unsupported(n).is_none() {
                 concerned.insert(n);
             }
         }

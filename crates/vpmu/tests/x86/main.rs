@@ -1,0 +1,12 @@
+//! The x86 engine from outside, as a guest and its host see it. One program, so that its parts can
+//! share a host.
+
+mod behaviour;
+mod host_calls;
+mod model;
+mod pair;
+mod policy;
+mod reference;
+mod registers;
+mod state;
+mod support;

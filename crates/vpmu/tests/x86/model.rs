@@ -1,0 +1,253 @@
+//! Random guests on random hosts, under every policy: see [`Pair`] for what must hold.
+
+use proptest::prelude::*;
+
+use crate::pair::{Pair, Step};
+use crate::support::Happening;
+use vpmu::counter::{Lost, Policy, Report};
+use vpmu::x86::{ArchEvent, Capability, Msr, PmuConfig, Ring, Version};
+
+fn ring() -> impl Strategy<Value = Ring> {
+    prop_oneof![Just(Ring::User), Just(Ring::Kernel)]
+}
+
+/// Few counters, so that they meet often; some that do not exist.
+fn index() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0..3_u32, 1 => 3..8_u32]
+}
+
+fn event() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        4 => Just(0xc0),
+        2 => Just(0x3c),
+        1 => Just(0xc4),
+        1 => Just(0x01a4),
+        1 => Just(0x1234),
+    ]
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        4 => Just(Happening::Instructions),
+        2 => Just(Happening::Cycles),
+        1 => Just(Happening::TscCycles),
+        1 => Just(Happening::Other(0x34, 0x12)),
+    ]
+}
+
+/// Counts near the places where something happens.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        6 => 0..300_u64,
+        1 => (0..300_u64).prop_map(|n| (1 << 32) - n),
+        1 => (0..300_u64).prop_map(|n| (1 << 48) - n),
+        1 => 0..1_u64 << 40,
+    ]
+}
+
+fn counter_value() -> BoxedStrategy<u64> {
+    let below = |width: u32| (0..300_u64).prop_map(move |n| (1 << width) - 1 - n);
+    prop_oneof![
+        5 => below(48),
+        2 => below(32),
+        2 => below(40),
+        1 => 0..300_u64,
+        1 => any::<u64>(),
+    ]
+    .boxed()
+}
+
+fn event_select() -> BoxedStrategy<u64> {
+    let mostly_on = prop_oneof![8 => Just(0x0053_0000_u64), 1 => Just(0x0043_0000)];
+    let change = prop_oneof![
+        5 => Just(0_u64),
+        4 => (16..24_u32).prop_map(|bit| 1 << bit),
+        1 => (0..64_u32).prop_map(|bit| 1 << bit),
+    ];
+    prop_oneof![
+        12 => (event(), mostly_on, change).prop_map(|(event, on, change)| (event | on) ^ change),
+        1 => any::<u64>(),
+    ]
+    .boxed()
+}
+
+fn write() -> BoxedStrategy<(u32, u64)> {
+    let sets = || {
+        let bits = |n: u32| prop_oneof![Just(0_u64), Just(1_u64 << n)];
+        let each = [0, 1, 2, 32, 33, 34].map(bits);
+        let some = each.prop_map(|bits| bits.iter().sum::<u64>());
+        prop_oneof![
+            3 => some,
+            3 => Just(0x7_0000_0007),
+            1 => Just(0),
+            1 => prop_oneof![Just(58), Just(59), Just(62), Just(63)].prop_map(|bit| 1 << bit),
+            1 => any::<u64>(),
+        ]
+    };
+    let fixed_control = prop_oneof![
+        4 => Just(0xbbb_u64),
+        3 => (0..0x1000_u64).prop_map(|bits| bits & 0xbbb),
+        1 => 0..0x1000_u64,
+        1 => any::<u64>(),
+    ];
+    let debug = prop_oneof![3 => Just(1_u64 << 12), 3 => Just(0), 1 => any::<u64>()];
+    prop_oneof![
+        6 => (index().prop_map(|n| 0x186 + n), event_select()),
+        3 => (index().prop_map(|n| 0xc1 + n), counter_value()),
+        3 => (index().prop_map(|n| 0x4c1 + n), counter_value()),
+        3 => (index().prop_map(|n| 0x309 + n), counter_value()),
+        3 => (Just(0x38d), fixed_control),
+        6 => (Just(0x38f), sets()),
+        4 => (Just(0x390), sets()),
+        1 => (Just(0x391), sets()),
+        1 => (Just(0x1d9), debug),
+        1 => (prop::sample::select(vec![0x38e, 0x392, 0x345, 0x10]), any::<u64>()),
+    ]
+    .boxed()
+}
+
+fn read() -> impl Strategy<Value = u32> {
+    let all: Vec<u32> = Msr::all().map(Msr::address).collect();
+    prop_oneof![
+        3 => index().prop_map(|n| 0xc1 + n),
+        2 => Just(0x38e),
+        3 => prop::sample::select(all),
+    ]
+}
+
+/// Counters close to their end, everything enabled: where it gets interesting at once.
+fn set_up() -> BoxedStrategy<Vec<(u32, u64)>> {
+    let counters = prop::array::uniform3((event_select(), counter_value(), counter_value()));
+    (counters, prop::bool::weighted(0.3))
+        .prop_map(|(counters, freeze)| {
+            let mut writes = vec![(0x38f, 0), (0x1d9, u64::from(freeze) << 12)];
+            for (n, (select, value, fixed)) in (0..).zip(counters) {
+                writes.push((0xc1 + n, value));
+                writes.push((0x4c1 + n, value));
+                writes.push((0x186 + n, select));
+                writes.push((0x309 + n, fixed));
+            }
+            writes.extend([(0x38d, 0xbbb), (0x38d, 0xb), (0x38f, 0x7_0000_0007)]);
+            writes.push((0x38f, 0x1_0000_0007));
+            writes
+        })
+        .boxed()
+}
+
+fn rdpmc() -> BoxedStrategy<Step> {
+    let kind = prop::sample::select(vec![0_u32, 0x4000, 0x2000, 0x8000, 1]);
+    let index = prop_oneof![6 => 0..4_u32, 1 => 0..0x1_0000_u32];
+    (kind, index, ring(), any::<bool>())
+        .prop_map(|(kind, index, ring, pce)| Step::Rdpmc(kind << 16 | index, ring, pce))
+        .boxed()
+}
+
+fn step() -> BoxedStrategy<Step> {
+    let emulated = prop::sample::select(vec![
+        ArchEvent::Instructions,
+        ArchEvent::CoreCycles,
+        ArchEvent::TscCycles,
+        ArchEvent::Branches,
+    ]);
+    let report = prop::sample::select(vec![
+        Report::Due,
+        Report::Due,
+        Report::Moved,
+        Report::Unsure,
+    ]);
+    let refuse = prop::sample::select(vec![
+        None,
+        None,
+        Some(Lost::Busy),
+        Some(Lost::Unsupported),
+        Some(Lost::Failed),
+    ]);
+    prop_oneof![
+        4 => read().prop_map(Step::Read),
+        16 => write().prop_map(|(address, value)| Step::Write(address, value)),
+        2 => rdpmc(),
+        12 => (happening(), ring(), number()).prop_map(|(e, ring, n)| Step::Happen(e, ring, n)),
+        2 => (emulated, ring(), number()).prop_map(|(e, ring, n)| Step::Emulate(e, ring, n)),
+        4 => (any::<u32>(), report).prop_map(|(mask, report)| Step::Deliver(mask, report)),
+        2 => (0..40_u8).prop_map(Step::Early),
+        1 => Just(Step::Put),
+        2 => Just(Step::Load),
+        1 => Just(Step::EndSlice),
+        1 => any::<bool>().prop_map(Step::Filter),
+        1 => refuse.prop_map(Step::Refuse),
+        1 => Just(Step::Migrate),
+    ]
+    .boxed()
+}
+
+fn capability() -> BoxedStrategy<Capability> {
+    use Version::*;
+    let version = prop::sample::select(vec![V2, V3, V4, V5]);
+    let width = || prop_oneof![4 => Just(48_u8), 1 => Just(40), 1 => Just(32), 1 => Just(63)];
+    let fixed = prop_oneof![4 => Just(0b111_u32), 1 => Just(0), 1 => Just(0b1), 1 => Just(0b1101)];
+    let events = prop_oneof![4 => Just(0x7f_u32), 1 => any::<u8>().prop_map(u32::from)];
+    let flags = (
+        prop::bool::weighted(0.8),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+    );
+    (version, 1..=8_u8, width(), fixed, width(), events, flags)
+        .prop_map(
+            |(version, general, general_width, fixed, fixed_width, events, flags)| {
+                let (full_width, smm, btf, leaf_23) = flags;
+                Capability {
+                    version,
+                    general,
+                    general_width,
+                    fixed: if version == V5 {
+                        fixed
+                    } else {
+                        // Without gaps.
+                        (1 << fixed.count_ones()) - 1
+                    },
+                    fixed_width,
+                    events,
+                    pdcm: full_width || smm,
+                    full_width_writes: full_width,
+                    freeze_while_smm: smm,
+                    leaf_23: leaf_23 && version == V5,
+                    other_debugctl: u64::from(btf) << 1,
+                }
+            },
+        )
+        .boxed()
+}
+
+fn cases() -> u32 {
+    let from_outside = std::env::var("PROPTEST_CASES").ok();
+    from_outside
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(500)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: cases(),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn the_engine_is_the_reference(
+        capability in capability(),
+        policy in prop::sample::select(Policy::ALL.to_vec()),
+        atomic: bool,
+        set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        let mut pair = Pair::new(PmuConfig { policy, ..PmuConfig::new(capability) }, atomic);
+        for (address, value) in set_up {
+            // What does not exist in this PMU is refused, by both.
+            pair.step(&Step::Write(address, value));
+        }
+        for step in &steps {
+            pair.step(step);
+        }
+    }
+}

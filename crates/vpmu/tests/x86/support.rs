@@ -1,0 +1,359 @@
+//! A host of plain numbers. It counts when a test says that the guest did something, writes down
+//! every call, and fails the test when the engine breaks the order of calls that
+//! [`CounterHost`] promises.
+use std::num::NonZeroU64;
+
+use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+use vpmu::x86::{
+    Capability, CounterConfig, EventKind, Msr, Outcome, Pmu, PmuConfig, Ring, Version,
+};
+
+/// One call of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call<E> {
+    Create(u8, E),
+    SetPeriod(u8, Option<u64>),
+    Resume(CounterSet),
+    Pause(CounterSet),
+    Read(u8),
+    Release(u8),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Counter<E> {
+    event: E,
+    running: bool,
+    total: u64,
+    due: Option<u64>,
+    deficit: Option<Lost>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct FakeHost<E> {
+    counters: [Option<Counter<E>>; 32],
+    /// Overflow reports that nobody has taken yet.
+    pub(crate) reports: CounterSet,
+    /// Those of them that are for the period last asked for.
+    current: CounterSet,
+    /// Every call since the last [`calls`](Self::calls).
+    pub(crate) calls: Vec<Call<E>>,
+    /// Answer to every create.
+    pub(crate) refuse: Option<Lost>,
+    pub(crate) refused: u64,
+    /// Whether pausing and reading is one operation.
+    pub(crate) atomic: bool,
+    /// Whether pausing a paused counter is no mistake.
+    pub(crate) pauses_twice: bool,
+    /// The call, counted from here, that goes wrong.
+    pub(crate) fail_in: Option<u32>,
+    /// Whether it has.
+    pub(crate) failed: bool,
+}
+
+impl<E> Default for FakeHost<E> {
+    fn default() -> Self {
+        Self {
+            counters: [const { None }; 32],
+            reports: CounterSet::EMPTY,
+            current: CounterSet::EMPTY,
+            calls: Vec::new(),
+            refuse: None,
+            refused: 0,
+            atomic: false,
+            pauses_twice: false,
+            fail_in: None,
+            failed: false,
+        }
+    }
+}
+
+impl<E: Copy + std::fmt::Debug> FakeHost<E> {
+    /// A host for an engine with this policy.
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self {
+            pauses_twice: policy == Policy::Reuse,
+            ..Self::default()
+        }
+    }
+
+    /// Something happens `times` times that `counts` says which events count.
+    pub(crate) fn count(&mut self, times: u64, counts: impl Fn(&E) -> bool) {
+        for (n, counter) in (0..).zip(&mut self.counters) {
+            let Some(counter) = counter else { continue };
+            if counter.running && counts(&counter.event) {
+                counter.total = counter.total.wrapping_add(times);
+                match counter.due {
+                    Some(due) if due <= times => {
+                        counter.due = None;
+                        self.reports.insert(n);
+                        self.current.insert(n);
+                    }
+                    due => counter.due = due.map(|due| due - times),
+                }
+            }
+        }
+    }
+
+    /// The report `n` was asked for will not come.
+    pub(crate) fn forget(&mut self, n: u8) {
+        if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
+            counter.due = None;
+        }
+    }
+
+    /// When the report for `n` comes.
+    pub(crate) fn due(&self, n: u8) -> Option<u64> {
+        let counter = self.counters.get(usize::from(n))?.as_ref()?;
+        counter.due
+    }
+
+    /// `n` had to share its counter.
+    pub(crate) fn multiplex(&mut self, n: u8) {
+        self.counter(n).deficit = Some(Lost::Multiplexed);
+    }
+
+    /// The calls since the last time.
+    pub(crate) fn calls(&mut self) -> Vec<Call<E>> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// The reports that are there, with what the host can honestly say of each if it is `wished`.
+    pub(crate) fn take_reports(&mut self, mask: u32, wished: Report) -> Vec<(u8, Report)> {
+        let taken = self.reports & CounterSet::from_bits(mask);
+        self.reports -= taken;
+        let honest = |n| {
+            if self.current.contains(n) {
+                wished
+            } else {
+                Report::Unsure
+            }
+        };
+        taken.iter().map(|n| (n, honest(n))).collect()
+    }
+
+    pub(crate) fn running(&self) -> CounterSet {
+        self.which(|counter| counter.running)
+    }
+
+    pub(crate) fn created(&self) -> CounterSet {
+        self.which(|_| true)
+    }
+
+    fn which(&self, wanted: impl Fn(&Counter<E>) -> bool) -> CounterSet {
+        let mut set = CounterSet::EMPTY;
+        for (n, counter) in (0..).zip(&self.counters) {
+            if counter.as_ref().is_some_and(&wanted) {
+                set.insert(n);
+            }
+        }
+        set
+    }
+
+    fn counter(&mut self, n: u8) -> &mut Counter<E> {
+        self.counters[usize::from(n)]
+            .as_mut()
+            .expect("the counter was created before")
+    }
+
+    /// Writes `call` down, and says whether it is the one to go wrong.
+    fn note(&mut self, call: Call<E>) -> bool {
+        self.calls.push(call);
+        let fails = self.fail_in == Some(0);
+        self.fail_in = self.fail_in.and_then(|calls| calls.checked_sub(1));
+        self.failed |= fails;
+        fails
+    }
+}
+
+impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
+    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost> {
+        let fails = self.note(Call::Create(counter, *event));
+        let place = &mut self.counters[usize::from(counter)];
+        assert!(place.is_none(), "counter {counter} created twice");
+        if let Some(reason) = self.refuse.or(fails.then_some(Lost::Failed)) {
+            self.refused += 1;
+            return Err(reason);
+        }
+        *place = Some(Counter {
+            event: *event,
+            running: false,
+            total: 0,
+            due: None,
+            deficit: None,
+        });
+        self.current.remove(counter);
+        Ok(())
+    }
+
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        let events = events.map(NonZeroU64::get);
+        let fails = self.note(Call::SetPeriod(counter, events));
+        self.current.remove(counter);
+        // A failure is a report that never comes.
+        self.counter(counter).due = events.filter(|_| !fails);
+    }
+
+    fn resume(&mut self, counters: CounterSet) {
+        let fails = self.note(Call::Resume(counters));
+        assert!(!counters.is_empty());
+        for n in counters {
+            let counter = self.counter(n);
+            assert!(!counter.running, "counter {n} resumed twice");
+            counter.running = true;
+            counter.deficit = counter.deficit.or(fails.then_some(Lost::Multiplexed));
+        }
+    }
+
+    fn pause(&mut self, counters: CounterSet) {
+        self.note(Call::Pause(counters));
+        assert!(!counters.is_empty());
+        let again = self.pauses_twice;
+        for n in counters {
+            let counter = self.counter(n);
+            assert!(counter.running || again, "counter {n} paused twice");
+            counter.running = false;
+        }
+    }
+
+    fn read(&mut self, counter: u8) -> u64 {
+        let fails = self.note(Call::Read(counter));
+        let counter = self.counter(counter);
+        counter.deficit = counter.deficit.or(fails.then_some(Lost::Multiplexed));
+        counter.total
+    }
+
+    fn release(&mut self, counter: u8) {
+        self.note(Call::Release(counter));
+        assert!(
+            !self.counter(counter).running,
+            "counter {counter} released while it runs"
+        );
+        self.counters[usize::from(counter)] = None;
+        self.current.remove(counter);
+    }
+
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+        if self.atomic {
+            self.pause(counters);
+            for n in counters {
+                totals[usize::from(n)] = self.counter(n).total;
+            }
+        }
+        self.atomic
+    }
+
+    fn deficit(&self, counter: u8) -> Option<Lost> {
+        let counter = self.counters[usize::from(counter)].as_ref()?;
+        counter.deficit
+    }
+}
+
+/// What a guest does that counters can count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Happening {
+    Instructions,
+    Cycles,
+    TscCycles,
+    /// Whatever has this event select and unit mask.
+    Other(u8, u8),
+}
+
+impl Happening {
+    pub(crate) fn is_counted_by(self, config: &CounterConfig, ring: Ring) -> bool {
+        let own = match self {
+            Self::Instructions => (0xc0, 0, 0),
+            Self::Cycles => (0x3c, 0, 1),
+            Self::TscCycles => (0, 0, 2),
+            Self::Other(select, umask) => (select, umask, 99),
+        };
+        let plain = !config.edge && !config.invert && config.threshold == 0;
+        let same = match config.event {
+            EventKind::General { select, umask } => {
+                self != Self::TscCycles && (select, umask) == (own.0, own.1)
+            }
+            EventKind::Fixed(n) => n == own.2,
+        };
+        let here = if ring == Ring::User {
+            config.user
+        } else {
+            config.kernel
+        };
+        plain && same && here
+    }
+}
+
+/// EN, INT, OS, USR.
+pub(crate) const SAMPLE: u64 = 0x0053_0000;
+pub(crate) const INSTRUCTIONS: u64 = 0xc0;
+pub(crate) const CYCLES: u64 = 0x3c;
+/// One above the largest value of a counter of 48 bits.
+pub(crate) const END: u64 = 1 << 48;
+
+/// A PMU, its host, and the guest's side of both.
+#[derive(Clone, Debug)]
+pub(crate) struct Guest {
+    pub(crate) pmu: Pmu,
+    pub(crate) host: FakeHost<CounterConfig>,
+}
+
+impl Guest {
+    pub(crate) fn new(version: Version) -> Self {
+        Self::with(PmuConfig::new(Capability::new(version)))
+    }
+
+    pub(crate) fn with_policy(policy: Policy) -> Self {
+        Self::with(PmuConfig {
+            policy,
+            ..PmuConfig::new(Capability::new(Version::V2))
+        })
+    }
+
+    pub(crate) fn with(config: PmuConfig) -> Self {
+        let host = FakeHost::new(config.policy);
+        let pmu = Pmu::new(config).expect("a possible configuration");
+        Self { pmu, host }
+    }
+
+    pub(crate) fn read(&mut self, msr: Msr) -> u64 {
+        match self.pmu.read(msr, &mut self.host) {
+            Outcome::Value(value) => value,
+            other => panic!("read of {msr} ended {other:?}"),
+        }
+    }
+
+    pub(crate) fn write(&mut self, msr: Msr, value: u64) {
+        let outcome = self.pmu.write(msr, value, &mut self.host);
+        assert_eq!(outcome, Outcome::Done, "write of {value:#x} to {msr}");
+    }
+
+    /// The guest does something `times` times in user space. Reports wait for
+    /// [`interrupt`](Self::interrupt).
+    pub(crate) fn happen(&mut self, what: Happening, ring: Ring, times: u64) {
+        self.host
+            .count(times, |config| what.is_counted_by(config, ring));
+    }
+
+    pub(crate) fn execute(&mut self, times: u64) {
+        self.happen(Happening::Instructions, Ring::User, times);
+    }
+
+    /// Delivers what the host has to report, and answers the line.
+    pub(crate) fn interrupt(&mut self) -> bool {
+        for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
+            let _ = self.pmu.overflow(n, report, &mut self.host);
+        }
+        self.pmu.line()
+    }
+
+    /// General counter `n` samples `event` every `period` times, once it is enabled globally.
+    pub(crate) fn sample(&mut self, n: u8, event: u64, period: u64) {
+        self.write(Msr::FullWidthPmc(n), END - period);
+        self.write(Msr::PerfEvtSel(n), SAMPLE | event);
+    }
+}
+
+pub(crate) fn set<const N: usize>(counters: [u8; N]) -> CounterSet {
+    counters
+        .into_iter()
+        .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(n))
+}
