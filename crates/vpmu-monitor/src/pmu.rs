@@ -179,6 +179,11 @@ impl GuestPmu {
         traps
     }
 
+    /// Whether an access can change [`Self::trap_registers`].
+    pub fn is_lazy(&self) -> bool {
+        matches!(self.kind, PmuKind::Partitioned(_))
+    }
+
     /// A trapped read.
     pub fn read<R: PmuRegisters>(
         &mut self,

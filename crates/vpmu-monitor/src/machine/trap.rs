@@ -134,10 +134,22 @@ fn system_register(
         let level = frame.exception_level();
         let outcome = match &mut local.pmu {
             None => Outcome::NotHandled,
-            Some(pmu) if access.write => {
-                pmu.write(register, level, frame.register(access.rt), &mut PhysicalPmu)
+            Some(pmu) => {
+                let line = pmu.line();
+                let outcome = if access.write {
+                    pmu.write(register, level, frame.register(access.rt), &mut PhysicalPmu)
+                } else {
+                    pmu.read(register, level, &mut PhysicalPmu)
+                };
+                let (lazy, line_moved) = (pmu.is_lazy(), pmu.line() != line);
+                if lazy {
+                    apply_traps(local, false);
+                }
+                if line_moved {
+                    show_line(local, cpu, monitor);
+                }
+                outcome
             }
-            Some(pmu) => pmu.read(register, level, &mut PhysicalPmu),
         };
         match outcome {
             Outcome::Value(value) => {
@@ -148,8 +160,6 @@ fn system_register(
             Outcome::TrapToEl1 => frame.inject(esr, monitor.mte),
             Outcome::Undefined | Outcome::NotHandled => frame.inject(ESR_UNDEFINED, monitor.mte),
         }
-        apply_traps(local, false);
-        show_line(local, cpu, monitor);
         return Kind::Pmu(register, access.write);
     }
     // ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 trap because interrupts are virtual.
