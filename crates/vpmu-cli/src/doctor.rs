@@ -10,8 +10,8 @@ use vpmu_lab::cache::Cache;
 use vpmu_lab::debian::{Pool, RELEASE, apt, sources};
 use vpmu_lab::guest::{artifacts, images};
 use vpmu_lab::machine::QEMU;
-use vpmu_lab::supervise::QEMU_FIX;
-use vpmu_lab::tool::is_installed;
+use vpmu_lab::supervise::QEMU_TOOL;
+use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
 
 /// The first QEMU with all that an Arm guest's PMU needs (FEAT_FGT).
 const OLDEST_QEMU: u32 = 8;
@@ -37,7 +37,7 @@ enum Verdict {
 pub(crate) fn doctor() -> ExitCode {
     let lines = [
         qemu(),
-        tool("setpriv", "apt-get install util-linux"),
+        tool("setpriv", SETPRIV_FIX),
         tool(apt::APT_GET.program, apt::APT_GET.fix),
         tool(images::DPKG_DEB.program, images::DPKG_DEB.fix),
         keyring(),
@@ -94,7 +94,8 @@ fn line(
 
 fn qemu() -> Line {
     let fix = format!(
-        "{QEMU_FIX} (Debian 13; on Debian 12 from bookworm-backports: apt-get install -t bookworm-backports qemu-system-arm)"
+        "{} (Debian 13; on Debian 12 from bookworm-backports: apt-get install -t bookworm-backports qemu-system-arm)",
+        QEMU_TOOL.fix
     );
     let Ok(output) = Command::new(QEMU).arg("--version").output() else {
         return line(Verdict::Missing, QEMU, "not installed", fix);

@@ -11,6 +11,7 @@ use vpmu_lab::guest::job::Output;
 use vpmu_lab::progress::Progress;
 use vpmu_lab::result::{Results, check_writable};
 use vpmu_lab::supervise::Stage;
+use vpmu_lab::table;
 use vpmu_lab::{Error, Result};
 
 use crate::options::Guest;
@@ -45,6 +46,10 @@ pub(crate) fn run(pmu: Pmu, guest: &Guest, cancel: &Cancel) -> Result<ExitCode> 
     })?;
     task.done();
     let Some(run) = outcome.run else {
+        if let Some(monitor) = outcome.monitor {
+            let kinds = table::kinds(&monitor.total.exits);
+            eprintln!("vpmu: exits to the monitor: {kinds}");
+        }
         return Ok(ExitCode::SUCCESS);
     };
     let status = u8::try_from(run.status).unwrap_or(u8::MAX);

@@ -4,6 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::tool::NO_SPACE;
+
 /// A failure of the lab itself; never of the command it ran.
 ///
 /// The text fits after `vpmu: ` and ends with the way out.
@@ -202,13 +204,11 @@ impl Error {
     }
 }
 
-fn hint(source: &io::Error) -> &'static str {
+fn hint(source: &io::Error) -> String {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free some space, or move the cache with XDG_CACHE_HOME"
-        }
-        io::ErrorKind::ReadOnlyFilesystem => "; choose a writable folder",
-        _ => "",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => format!("; {NO_SPACE}"),
+        io::ErrorKind::ReadOnlyFilesystem => "; choose a writable folder".to_owned(),
+        _ => String::new(),
     }
 }
 

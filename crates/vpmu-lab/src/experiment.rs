@@ -14,7 +14,7 @@ use crate::guest::artifacts;
 use crate::guest::images::Images;
 use crate::guest::job::{Command, HostJob, Job, Notify, Output, quote};
 use crate::machine::{Boot, Machine, QEMU, guest_command_line};
-use crate::record::Record;
+use crate::record::{Monitor, Record};
 use crate::result::{Run, Settings};
 use crate::supervise::{self, Limits, Stage, Streams};
 use crate::{Error, Result, boot_file};
@@ -59,6 +59,8 @@ pub struct Experiment {
 pub struct Outcome {
     /// The figures; `None` when no command ran.
     pub run: Option<Run>,
+    /// What the monitor said, when there is one.
+    pub monitor: Option<Monitor>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
     /// Wall-clock time until the command began.
@@ -181,6 +183,13 @@ impl Experiment {
         }
         Ok(Outcome {
             run: self.figures(design, &transcript)?,
+            monitor: transcript
+                .records
+                .into_iter()
+                .find_map(|record| match record {
+                    Record::VpmuMonitor(monitor) => Some(*monitor),
+                    _ => None,
+                }),
             wall: start.elapsed(),
             boot_wall,
         })

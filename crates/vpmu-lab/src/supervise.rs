@@ -2,8 +2,7 @@
 //! unnoticed.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
-//! which then ends it. It is started through `setpriv --pdeathsig`, so that
-//! the kernel ends it when vpmu is killed. One thread reads the console and
+//! which then ends it; when vpmu is killed, the kernel ends it ([`Tool::command`]). One thread reads the console and
 //! may block on the user's standard output as long as it likes; the other
 //! watches the clock.
 
@@ -21,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::cancel::Cancel;
 use crate::console::{Piece, Splitter, Transcript};
 use crate::machine::QEMU;
-use crate::tool::is_installed;
+use crate::tool::Tool;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -30,8 +29,12 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long QEMU may take to end after the console was closed.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 
-/// How to install QEMU, for error messages.
-pub const QEMU_FIX: &str = "apt-get install qemu-system-arm";
+/// QEMU, on the machine.
+pub const QEMU_TOOL: Tool = Tool {
+    program: QEMU,
+    fix: "apt-get install qemu-system-arm",
+    hint: "",
+};
 
 /// Wall-clock limits.
 #[derive(Debug, Clone, Copy)]
@@ -72,18 +75,8 @@ pub enum Stage {
 ///
 /// When QEMU or setpriv is missing.
 pub fn qemu_command(arguments: &[std::ffi::OsString]) -> Result<Command> {
-    for (program, fix) in [(QEMU, QEMU_FIX), ("setpriv", "apt-get install util-linux")] {
-        if !is_installed(program) {
-            return Err(Error::MissingProgram {
-                program: program.to_owned(),
-                fix,
-            });
-        }
-    }
-    let mut command = Command::new("setpriv");
-    command
-        .args(["--pdeathsig", "KILL", "--", QEMU])
-        .args(arguments);
+    let mut command = QEMU_TOOL.command()?;
+    command.args(arguments);
     Ok(command)
 }
 

@@ -1,5 +1,6 @@
 //! The table that `compare` prints, its legend and its warnings.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -24,6 +25,8 @@ const COLUMNS: [&str; 12] = [
     "wall s",
 ];
 
+/// Of a row's kinds of exit, how many are shown.
+const SHOWN_KINDS: usize = 8;
 /// kernel.perf_event_max_sample_rate of a stock kernel.
 const STOCK_SAMPLE_RATE: u64 = 100_000;
 
@@ -113,16 +116,30 @@ pub fn exits(rows: &[Row]) -> String {
         let Some(exits) = &row.run.exits else {
             continue;
         };
-        let mut kinds: Vec<(&String, &u64)> = exits.iter().collect();
-        kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-        let kinds: Vec<String> = kinds
-            .iter()
-            .take(8)
-            .map(|(kind, count)| format!("{kind} {count}"))
-            .collect();
-        let _ = writeln!(text, "{:12} {}", row.pmu, kinds.join(", "));
+        let _ = writeln!(text, "{:12} {}", row.pmu, kinds(exits));
     }
     text
+}
+
+/// The most frequent kinds of exit, with their counts.
+pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
+    let mut kinds: Vec<(&String, &u64)> = exits.iter().collect();
+    kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    let more = kinds.len().saturating_sub(SHOWN_KINDS);
+    let rest: u64 = kinds
+        .iter()
+        .skip(SHOWN_KINDS)
+        .map(|(_, count)| **count)
+        .sum();
+    let mut shown: Vec<String> = kinds
+        .iter()
+        .take(SHOWN_KINDS)
+        .map(|(kind, count)| format!("{kind} {count}"))
+        .collect();
+    if more > 0 {
+        shown.push(format!("{more} more kinds {rest}"));
+    }
+    shown.join(", ")
 }
 
 /// What may be wrong with the figures: what, why, and which option mends it.
@@ -184,7 +201,6 @@ fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
     use std::time::Duration;
 
     use super::*;

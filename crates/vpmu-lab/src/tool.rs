@@ -1,13 +1,18 @@
 //! Running a program of the machine to its end: `apt-get`, `dpkg-deb`.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{Read, Seek};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use crate::cancel::Cancel;
 use crate::{Error, Result};
+
+/// How to install setpriv.
+pub const SETPRIV_FIX: &str = "apt-get install util-linux";
+/// What to do when the disk is full.
+pub const NO_SPACE: &str = "free some space, or move the cache with XDG_CACHE_HOME";
 
 const POLL: Duration = Duration::from_millis(50);
 
@@ -23,11 +28,26 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A command line to add arguments to.
-    pub fn command(&self) -> Command {
-        let mut command = Command::new(self.program);
-        command.env("LC_ALL", "C").stdin(Stdio::null());
+    /// A command line to add arguments to. The kernel ends the program when
+    /// vpmu is killed: an orphaned apt-get would hold its locks.
+    ///
+    /// # Errors
+    ///
+    /// When the program, or setpriv, is not installed.
+    pub fn command(&self) -> Result<Command> {
+        for (program, fix) in [(self.program, self.fix), ("setpriv", SETPRIV_FIX)] {
+            if !is_installed(program) {
+                return Err(Error::MissingProgram {
+                    program: program.to_owned(),
+                    fix,
+                });
+            }
+        }
+        let mut command = Command::new("setpriv");
         command
+            .args(["--pdeathsig", "KILL", "--", self.program])
+            .stdin(Stdio::null());
+        Ok(command)
     }
 
     /// Runs it, calling `tick` now and then, and gives its standard output.
@@ -41,15 +61,16 @@ impl Tool {
         let (mut output, mut errors) = (temporary()?, temporary()?);
         let duplicate = |file: &File| file.try_clone().map_err(Error::file("open", self.program));
         command
+            .env("LC_ALL", "C")
             .stdout(duplicate(&output)?)
             .stderr(duplicate(&errors)?);
-        let child = command.spawn().map_err(|error| self.spawn_error(error))?;
+        let child = command.spawn().map_err(Error::file("run", self.program))?;
         let mut child = KillOnDrop(child);
         let status = loop {
             if let Some(status) = child
                 .0
                 .try_wait()
-                .map_err(|error| self.spawn_error(error))?
+                .map_err(Error::file("wait for", self.program))?
             {
                 break status;
             }
@@ -66,20 +87,12 @@ impl Tool {
             program: self.program.to_owned(),
             status: status.to_string(),
             output: last.into_iter().rev().collect::<Vec<_>>().join("\n"),
-            hint: self.hint,
+            hint: if said.contains("No space left on device") {
+                NO_SPACE
+            } else {
+                self.hint
+            },
         })
-    }
-
-    /// The error for a program that could not be started.
-    pub fn spawn_error(&self, error: io::Error) -> Error {
-        if error.kind() == io::ErrorKind::NotFound {
-            Error::MissingProgram {
-                program: self.program.to_owned(),
-                fix: self.fix,
-            }
-        } else {
-            Error::file("run", self.program)(error)
-        }
     }
 
     fn text(&self, file: &mut File) -> Result<String> {
@@ -121,7 +134,7 @@ mod tests {
     };
 
     fn shell(script: &str) -> Result<String> {
-        let mut command = SHELL.command();
+        let mut command = SHELL.command().unwrap();
         command.args(["-c", script]);
         SHELL.run(command, &Cancel::default(), &|| ())
     }
@@ -142,9 +155,7 @@ mod tests {
             fix: "install it",
             hint: "",
         };
-        let error = tool
-            .run(tool.command(), &Cancel::default(), &|| ())
-            .unwrap_err();
+        let error = tool.command().unwrap_err();
         assert_eq!(
             error.to_string(),
             "vpmu-no-such-program is not installed; install it"
@@ -157,7 +168,7 @@ mod tests {
     fn cancelled() {
         let cancel = Cancel::default();
         cancel.cancel();
-        let mut command = SHELL.command();
+        let mut command = SHELL.command().unwrap();
         command.args(["-c", "sleep 100"]);
         let error = SHELL.run(command, &cancel, &|| ()).unwrap_err();
         assert!(matches!(error, Error::Interrupted));

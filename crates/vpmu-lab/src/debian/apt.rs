@@ -132,7 +132,7 @@ impl Apt {
         cancel: &Cancel,
         tick: &dyn Fn(),
     ) -> Result<String> {
-        let mut command = APT_GET.command();
+        let mut command = APT_GET.command()?;
         command.arg("-c").arg(&self.config).args(arguments);
         if let Some(folder) = folder {
             command.current_dir(folder);
@@ -157,9 +157,9 @@ Dir::State::Lists "{folder}/lists";
 Dir::State::status "{folder}/status";
 Dir::Cache "{folder}/cache";
 Dir::Etc::sourcelist "{folder}/sources.list";
-Dir::Etc::sourceparts "-";
-Dir::Etc::preferences "-";
-Dir::Etc::preferencesparts "-";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
 APT::Architecture "{architecture}";
 APT::Architectures {{ "{architecture}"; }};
 APT::Install-Recommends "false";

@@ -46,6 +46,9 @@ const NOT_NEEDED: [&str; 8] = [
     "systemd",
 ];
 
+/// How the names of temporary folders in a pool's folder begin.
+pub(crate) const TEMPORARY: &str = "temporary-";
+
 /// Which files make up a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
@@ -92,6 +95,7 @@ impl Pool {
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
+        remove_leftovers(&folder);
         let task = progress.task("reading Debian's package index");
         let apt = Apt::new(&folder.join("apt"), RELEASE, "arm64")?;
         apt.update(cancel)?;
@@ -161,7 +165,7 @@ fn download(
         return Ok(());
     }
     let incoming = tempfile::Builder::new()
-        .prefix("incoming-")
+        .prefix(TEMPORARY)
         .tempdir_in(packages.parent().unwrap_or(packages))
         .map_err(Error::file("write in", packages))?;
     let total = missing.iter().map(|package| package.size).sum();
@@ -205,6 +209,16 @@ fn folder_size(folder: &Path) -> u64 {
         .filter_map(|entry| entry.metadata().ok())
         .map(|metadata| metadata.len())
         .sum()
+}
+
+/// Removes what killed predecessors left half done.
+fn remove_leftovers(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            // In the way of nothing but disk space.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 fn remove_others(packages: &Path, plan: &[Package]) {

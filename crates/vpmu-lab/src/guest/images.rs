@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::archive::{Archive, Contents};
 use crate::cache::{Cache, write_whole};
 use crate::cancel::Cancel;
-use crate::debian::Pool;
+use crate::debian::{Pool, TEMPORARY};
 use crate::progress::Progress;
 use crate::tool::Tool;
 use crate::{Error, Result, digest, elf};
@@ -109,8 +109,10 @@ impl Images {
     }
 
     fn build(pool: &Pool, cancel: &Cancel) -> Result<Self> {
-        let temporary =
-            tempfile::tempdir_in(pool.folder()).map_err(Error::file("write in", pool.folder()))?;
+        let temporary = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempdir_in(pool.folder())
+            .map_err(Error::file("write in", pool.folder()))?;
         let tree = temporary.path().join("tree");
         fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
         for package in &pool.manifest().packages {
@@ -180,7 +182,7 @@ fn remove_older(folder: &Path) {
 
 /// Unpacks programs, libraries and the kernel of one package into `tree`.
 fn unpack(package: &Path, tree: &Path) -> Result<()> {
-    let mut command = DPKG_DEB.command();
+    let mut command = DPKG_DEB.command()?;
     command
         .arg("--fsys-tarfile")
         .arg(package)
@@ -188,7 +190,7 @@ fn unpack(package: &Path, tree: &Path) -> Result<()> {
         .stderr(Stdio::null());
     let mut child = command
         .spawn()
-        .map_err(|error| DPKG_DEB.spawn_error(error))?;
+        .map_err(Error::file("run", DPKG_DEB.program))?;
     let output = child.stdout.take().expect("standard output is piped");
     let unpacked = unpack_wanted(tar::Archive::new(output), tree);
     let status = child.wait().map_err(Error::file("run", DPKG_DEB.program))?;

@@ -53,6 +53,12 @@ pin() {
     done
 }
 
+# The kernel accounts a whole tick to whatever the tick interrupts. Host and
+# guest tick at the same rate, so the host would look at the same moment of the
+# guest's tick every time. With its clock made 1.4 % fast it looks at all of
+# them in turn. Only shares are taken from this clock.
+adjtimex -q -t 10137
+
 cat /guest/guest.cpio /guest/job.cpio > /guest/initrd
 rm /guest/guest.cpio
 mkfifo /run/sync.in /run/sync.out

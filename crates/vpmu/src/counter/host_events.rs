@@ -207,6 +207,30 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
+    /// Whether [`start`](Self::start) with these would leave the period alone: the host event is
+    /// there, and its report is due where it has to be. Then nothing has to be taken before.
+    pub fn keeps_period(&self, counter: u8, event: &E, due: Option<NonZeroU64>) -> bool {
+        self.policy == Policy::ReusePaused
+            && self
+                .slots
+                .get(usize::from(counter))
+                .is_some_and(|slot| slot.event.as_ref() == Some(event) && slot.armed == due)
+    }
+
+    /// Those of `counters` that may have passed their end without anyone knowing: with a host that
+    /// [reports promptly](CounterHost::reports_promptly), not those that wait for a report.
+    pub fn in_doubt<H: CounterHost<E>>(&self, counters: CounterSet, host: &H) -> CounterSet {
+        let mut doubtful = counters & self.unsettled();
+        if host.reports_promptly() {
+            for n in doubtful {
+                if self.armed(n).is_some() && !self.owing.contains(n) {
+                    doubtful.remove(n);
+                }
+            }
+        }
+        doubtful
+    }
+
     /// Prepares `counter`, which does not run, to count `event`, with a report after `due` more
     /// events. It counts from [`resume_started`](Self::resume_started) on.
     ///

@@ -71,6 +71,14 @@ pub trait CounterHost<E> {
         false
     }
 
+    /// Whether every report that is due has been handed to the PMU before the guest's next access
+    /// is: a signal to the vCPU's own thread, say, that is looked for at every exit. Then a counter
+    /// that has been asked for a report, and has not made it, has not got there, and an overflow
+    /// status can be read without reading counters.
+    fn reports_promptly(&self) -> bool {
+        false
+    }
+
     /// Why the total of `counter` is not all that happened, known from its last read, pause or
     /// resume: [`Lost::Multiplexed`] if the host event had to share its counter since `create`.
     /// The engine asks when it has taken a total. It is to cost nothing, and is not counted.

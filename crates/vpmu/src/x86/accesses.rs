@@ -96,7 +96,8 @@ impl<V: Events> Pmu<V> {
             Msr::FixedCtrCtrl => self.fixed_ctrl,
             Msr::GlobalStatus => {
                 // A counter whose bit is set already cannot change anything.
-                self.settle(self.implemented() - self.overflowed, host);
+                let clear = self.implemented() - self.overflowed;
+                self.settle(self.hosted.in_doubt(clear, host), host);
                 self.apply(host);
                 to_global(self.overflowed) | self.status
             }
@@ -161,8 +162,9 @@ impl<V: Events> Pmu<V> {
             Msr::GlobalOvfCtrl => {
                 fits(capability.ovf_ctrl_reserved())?;
                 // What overflowed before this write is cleared by it, noticed or not.
-                self.settle(from_global(value), host);
-                self.overflowed -= from_global(value);
+                let cleared = from_global(value);
+                self.settle(self.hosted.in_doubt(cleared, host), host);
+                self.overflowed -= cleared;
                 self.status &= !value;
             }
             Msr::GlobalStatusSet => {

@@ -9,9 +9,15 @@ impl<V: Events> Pmu<V> {
     /// Brings the host to what the registers say. Does nothing where nothing changed.
     pub(super) fn apply<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.stop_unwanted(host);
-        // What a counter still owes decides how far it is from its overflow, and may even be one,
-        // which may stop all others.
-        let owing = (self.wanted() - self.hosted.running()) & self.hosted.unsettled();
+        // What a counter has counted decides how far it is from its overflow, and may even be one,
+        // which may stop all others. One that goes on as it was need not be asked.
+        let mut owing = (self.wanted() - self.hosted.running()) & self.hosted.unsettled();
+        for n in owing {
+            let (config, due) = (self.counter_config(n), self.due(n));
+            if self.hosted.keeps_period(n, &config, due) {
+                owing.remove(n);
+            }
+        }
         self.settle(owing, host);
         self.stop_unwanted(host);
 
@@ -88,7 +94,7 @@ impl<V: Events> Pmu<V> {
     /// An overflow that stops all counters must be known before anything that comes after it.
     pub(super) fn settle_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0 {
-            self.settle(self.reporting(), host);
+            self.settle(self.hosted.in_doubt(self.reporting(), host), host);
         }
     }
 

@@ -88,6 +88,35 @@ fn one_sample_costs_so_many_operations() {
 }
 
 #[test]
+fn many_counters_cost_no_more_than_the_one_that_overflowed() {
+    let mut guest = Guest::new(Version::V2);
+    guest.host.prompt = true;
+    guest.write(GlobalCtrl, 0);
+    for n in 0..4 {
+        guest.sample(n, INSTRUCTIONS, 1000 + 5000 * u64::from(n));
+    }
+    guest.write(FixedCtrCtrl, 0xbbb);
+    guest.write(GlobalCtrl, 0x7_0000_000f);
+    guest.execute(1000);
+    guest.host.calls();
+    assert!(guest.interrupt());
+    linux_handler(&mut guest, 1000);
+    let all = set([0, 1, 2, 3, 16, 17, 18]);
+    assert_eq!(
+        guest.host.calls(),
+        [
+            Call::Pause(all),
+            Call::Read(0),
+            Call::SetPeriod(0, Some(1000)),
+            Call::Resume(all),
+        ]
+    );
+    assert_eq!(guest.read(FixedCtr(0)), 1000, "and nothing is lost");
+    guest.execute(1000);
+    assert!(guest.interrupt());
+}
+
+#[test]
 fn an_overflow_on_the_cpu_of_its_event_is_free() {
     let calls = |policy, report| {
         let mut guest = Guest::with_policy(policy);

@@ -238,10 +238,11 @@ proptest! {
         capability in capability(),
         policy in prop::sample::select(Policy::ALL.to_vec()),
         atomic: bool,
+        prompt: bool,
         set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
         steps in prop::collection::vec(step(), 1..80),
     ) {
-        let mut pair = Pair::new(PmuConfig { policy, ..PmuConfig::new(capability) }, atomic);
+        let mut pair = Pair::new(PmuConfig { policy, ..PmuConfig::new(capability) }, atomic, prompt);
         for (address, value) in set_up {
             // What does not exist in this PMU is refused, by both.
             pair.step(&Step::Write(address, value));

@@ -52,8 +52,9 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// `atomic`: the host pauses and reads in one operation.
-    pub(crate) fn new(config: PmuConfig, atomic: bool) -> Self {
+    /// `atomic`: the host pauses and reads in one operation. `prompt`: its reports arrive before
+    /// every step.
+    pub(crate) fn new(config: PmuConfig, atomic: bool, prompt: bool) -> Self {
         let capability = config.capability;
         let told = Told {
             version: capability.version.number().into(),
@@ -69,6 +70,7 @@ impl Pair {
         };
         let mut guest = Guest::with(config.clone());
         guest.host.atomic = atomic;
+        guest.host.prompt = prompt;
         Self {
             guest,
             reference: Reference::new(told),
@@ -87,6 +89,9 @@ impl Pair {
     }
 
     fn perform(&mut self, step: &Step) {
+        if self.guest.host.prompt {
+            self.guest.interrupt();
+        }
         self.reference.lost = lost(&self.guest);
         let Self {
             guest: Guest { pmu, host },
@@ -132,7 +137,9 @@ impl Pair {
                 }
             }
             Step::Early(n) => {
-                host.forget(n);
+                if !host.prompt {
+                    host.forget(n);
+                }
                 let _ = pmu.overflow(n, Report::Unsure, host);
             }
             Step::Put => {
@@ -166,6 +173,7 @@ impl Pair {
                 let mut next = Guest::with(self.config.clone());
                 next.host.refuse = host.refuse;
                 next.host.atomic = host.atomic;
+                next.host.prompt = host.prompt;
                 if !reference.loaded {
                     next.pmu.put(&mut next.host);
                 }
@@ -189,6 +197,9 @@ impl Pair {
         addresses.extend([0x10, 0x1d8, 0x3f1]);
         for _ in 0..2 {
             let mut copy = self.guest.clone();
+            if copy.host.prompt {
+                copy.interrupt();
+            }
             for &address in &addresses {
                 let engine = copy.pmu.rdmsr(address, &mut copy.host);
                 let reference = self.reference.read(address);

@@ -42,6 +42,8 @@ pub(crate) struct FakeHost<E> {
     pub(crate) refused: u64,
     /// Whether pausing and reading is one operation.
     pub(crate) atomic: bool,
+    /// Whether reports are delivered before each access.
+    pub(crate) prompt: bool,
     /// Whether pausing a paused counter is no mistake.
     pub(crate) pauses_twice: bool,
     /// The call, counted from here, that goes wrong.
@@ -60,6 +62,7 @@ impl<E> Default for FakeHost<E> {
             refuse: None,
             refused: 0,
             atomic: false,
+            prompt: false,
             pauses_twice: false,
             fail_in: None,
             failed: false,
@@ -240,6 +243,10 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
             }
         }
         self.atomic
+    }
+
+    fn reports_promptly(&self) -> bool {
+        self.prompt
     }
 
     fn deficit(&self, counter: u8) -> Option<Lost> {

@@ -1,0 +1,122 @@
+//! Sequences of x86 PMU accesses, under every policy and capability.
+//!
+//! The engine must stay equal to the reference model of its tests, on a host that checks how it is
+//! called. And nothing may panic.
+#![no_main]
+
+#[path = "../../crates/vpmu/tests/x86/pair.rs"]
+mod pair;
+#[path = "../../crates/vpmu/tests/x86/reference.rs"]
+mod reference;
+#[path = "../../crates/vpmu/tests/x86/support.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
+mod support;
+
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use pair::{Pair, Step};
+use support::Happening;
+use vpmu::counter::{Lost, Policy, Report};
+use vpmu::x86::{ArchEvent, Capability, Msr, PmuConfig, Ring, Version};
+
+fuzz_target!(|data: &[u8]| {
+    // An input ends where its bytes do.
+    let _ = run(&mut Unstructured::new(data));
+});
+
+fn run(input: &mut Unstructured<'_>) -> Result<()> {
+    let config = PmuConfig {
+        policy: *input.choose(&Policy::ALL)?,
+        ..PmuConfig::new(capability(input)?)
+    };
+    let mut pair = Pair::new(config, input.arbitrary()?, input.arbitrary()?);
+    while !input.is_empty() {
+        pair.step(&step(input)?);
+    }
+    Ok(())
+}
+
+fn capability(input: &mut Unstructured<'_>) -> Result<Capability> {
+    use Version::{V2, V3, V4, V5};
+    let usual = Capability::new(*input.choose(&[V2, V3, V4, V5])?);
+    if input.ratio(3, 4)? {
+        return Ok(usual);
+    }
+    // Most of what can be asked for cannot be.
+    let unusual = Capability {
+        general: input.arbitrary()?,
+        general_width: input.arbitrary()?,
+        fixed: input.arbitrary::<u8>()?.into(),
+        fixed_width: input.arbitrary()?,
+        events: input.arbitrary::<u8>()?.into(),
+        pdcm: input.arbitrary()?,
+        full_width_writes: input.arbitrary()?,
+        freeze_while_smm: input.arbitrary()?,
+        leaf_23: input.arbitrary()?,
+        other_debugctl: input.arbitrary::<u16>()?.into(),
+        ..usual
+    };
+    Ok(match unusual.check() {
+        Ok(()) => unusual,
+        Err(_) => usual,
+    })
+}
+
+fn step(input: &mut Unstructured<'_>) -> Result<Step> {
+    Ok(match input.int_in_range(0..=19)? {
+        0..=6 => Step::Write(address(input)?, value(input)?),
+        7 => Step::Read(address(input)?),
+        8 => {
+            let kind = *input.choose(&[0_u32, 0x4000, 0x2000, 0x8000, 1])?;
+            let index: u32 = input.int_in_range(0..=8)?;
+            Step::Rdpmc(kind << 16 | index, ring(input)?, input.arbitrary()?)
+        }
+        9..=11 => Step::Happen(happening(input)?, ring(input)?, value(input)? >> 16),
+        12 => {
+            use ArchEvent::{Branches, CoreCycles, Instructions, TscCycles};
+            let event = *input.choose(&[Instructions, CoreCycles, Branches, TscCycles])?;
+            Step::Emulate(event, ring(input)?, input.arbitrary::<u8>()?.into())
+        }
+        13 => {
+            let report = *input.choose(&[Report::Due, Report::Moved, Report::Unsure])?;
+            Step::Deliver(input.arbitrary()?, report)
+        }
+        14 => Step::Early(input.arbitrary()?),
+        15 => Step::Put,
+        16 => Step::Load,
+        17 if input.arbitrary()? => Step::EndSlice,
+        17 => Step::Filter(input.arbitrary()?),
+        18 => Step::Refuse(*input.choose(&[None, Some(Lost::Busy), Some(Lost::Unsupported)])?),
+        _ => Step::Migrate,
+    })
+}
+
+fn ring(input: &mut Unstructured<'_>) -> Result<Ring> {
+    Ok(*input.choose(&[Ring::User, Ring::Kernel])?)
+}
+
+fn happening(input: &mut Unstructured<'_>) -> Result<Happening> {
+    use Happening::{Cycles, Instructions, Other, TscCycles};
+    Ok(*input.choose(&[Instructions, Cycles, TscCycles, Other(0x34, 0x12)])?)
+}
+
+/// The MSRs of the PMU, and some of others.
+fn address(input: &mut Unstructured<'_>) -> Result<u32> {
+    let n = input.int_in_range(0..=47_usize)?;
+    Ok(Msr::all().nth(n).map_or(0x3f1, Msr::address))
+}
+
+/// Values near which something happens, and any.
+fn value(input: &mut Unstructured<'_>) -> Result<u64> {
+    let small = u64::from(input.arbitrary::<u8>()?);
+    Ok(match input.int_in_range(0..=9)? {
+        0 => small,
+        1 => (1 << 32) - 1 - small,
+        2..=3 => (1 << 48) - 1 - small,
+        4..=5 => small << 16 | *input.choose(&[0xc0, 0x3c, 0xc4, 0x1234])?,
+        6 => 0x0053_0000 | *input.choose(&[0xc0, 0x3c, 0xc4, 0x1234])?,
+        7 => (small & 0xf) << 32 | small >> 4,
+        8 => 1 << (small & 63),
+        _ => input.arbitrary()?,
+    })
+}
