@@ -54,9 +54,9 @@ fn text(output: &Output) -> String {
 }
 
 /// Compares the designs and gives the written file.
-fn compare(designs: &str, runs: &str, command: &str, json: &Path) -> Option<String> {
+fn compare(designs: &str, command: &str, json: &Path) -> Option<String> {
     let output = vpmu()?
-        .args(["compare", "--pmu", designs, "--runs", runs, "--json"])
+        .args(["compare", "--pmu", designs, "--json"])
         .arg(json)
         .args(["--", command])
         .output()
