@@ -5,7 +5,7 @@
 //! QEMU ([`machine`], [`supervise`]), and reports on its console ([`console`],
 //! [`record`]). An [`experiment::Experiment`] puts these together for one
 //! design; [`compare`] runs several side by side. The figures are a
-//! [`result::Run`] each. [`bench`] repeats published experiments.
+//! [`result::Run`] each. [`mod@bench`] repeats published experiments.
 //!
 //! The lab drives built programs. It links neither the engine nor the monitor.
 
