@@ -14,7 +14,7 @@ Examples:
   vpmu doctor
   vpmu run -- uname -a
   vpmu run --pmu partitioned -- perf stat -e cycles:u,instructions:u workload
-  vpmu compare -- 'perf record -F 1000 -e cycles,cycles:k gzip -c random.bin > /dev/null'
+  vpmu compare -- 'perf record --no-bpf-event -F 1000 -e cycles gzip -c random.bin > /dev/null'
   vpmu run --kernel ./Image --append 'console=ttyAMA0' --initrd ./initrd
 
 In the guest: perf, gzip, busybox, stress-ng, and workload (functions of known weight). The

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Fewer events mean fewer samples, and perf's search for the right period
-/// then shows in their number.
-const FIFTEEN_EVENTS: &str = "perf record -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,\
+/// `--no-bpf-event` spares perf a thread that wakes once a second, which real time would be rounded
+/// up to.
+const FIFTEEN_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,\
     cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
-const SIX_EVENTS: &str = "perf record -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
+const SIX_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
 
 /// One test at a time: a machine takes a gigabyte and a processor.
@@ -53,10 +53,11 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Compares the designs and gives the written file.
-fn compare(designs: &str, command: &str, json: &Path) -> Option<String> {
+/// Compares the designs and gives the written file. Figures are means of `runs`.
+fn compare(designs: &str, runs: u32, command: &str, json: &Path) -> Option<String> {
     let output = vpmu()?
-        .args(["compare", "--pmu", designs, "--json"])
+        .args(["compare", "--pmu", designs, "--runs", &runs.to_string()])
+        .arg("--json")
         .arg(json)
         .args(["--", command])
         .output()
@@ -81,41 +82,31 @@ fn number(run: &Value, field: &str) -> f64 {
 }
 
 #[test]
-fn designs_side_by_side() {
+fn close_to_native() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
-    let designs = "native,kvm,emulated,partitioned,untrapped";
-    let Some(text) = compare(designs, FIFTEEN_EVENTS, &json) else {
+    let designs = "native,partitioned,untrapped";
+    // The kernel steers the period by time, so one run's number of samples wanders by some parts in
+    // a hundred, and so do user and kernel time, which ticks share out. Means do not.
+    let Some(text) = compare(designs, 8, FIFTEEN_EVENTS, &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(results["schema"], 1);
     let native = row(&results, "native");
-    for pmu in designs.split(',') {
+    for pmu in ["partitioned", "untrapped"] {
         let run = row(&results, pmu);
         assert_eq!(run["status"], 0, "{run}");
         assert_eq!(run["guest_counters"], 6, "{run}");
         assert_eq!(run["deterministic"], true);
-        assert!(number(run, "samples") > 500.0, "{run}");
-        assert!(number(run, "pmis") > 500.0, "{run}");
-        assert_eq!(run["exits"].is_null(), pmu == "native");
-    }
-    for pmu in ["partitioned", "untrapped"] {
-        let run = row(&results, pmu);
         for figure in ["real_s", "user_s", "sys_s"] {
             let ratio = number(run, figure) / number(native, figure);
-            // User and kernel time are shared out by ticks: four digits of
-            // their sum are exact, one of each is not.
-            let bar = if figure == "real_s" { 1.02 } else { 1.1 };
-            assert!(ratio <= bar, "{pmu}: {figure} is {ratio} of native's");
+            assert!(ratio <= 1.02, "{pmu}: {figure} is {ratio} of native's");
         }
-        let busy = |run| number(run, "user_s") + number(run, "sys_s");
-        assert!(busy(run) / busy(native) <= 1.02, "{run}");
-        // With -F the kernel steers the period by time, so one run's number wanders by a few parts
-        // in a hundred; `samples_agree` holds the designs to the exact number.
         let samples = number(run, "samples") / number(native, "samples");
-        assert!((0.95..=1.05).contains(&samples), "{pmu}: {samples}");
+        assert!((0.98..=1.02).contains(&samples), "{pmu}: {samples}");
+        assert!(number(run, "pmis") > 500.0, "{run}");
         assert!(number(run, "exits_per_pmi") <= 2.0, "{run}");
         assert!(number(run, "host_share") < 0.01, "{run}");
         for kind in run["exits"].as_object().unwrap().keys() {
@@ -124,8 +115,25 @@ fn designs_side_by_side() {
             }
         }
     }
+    assert!(native["exits"].is_null(), "{native}");
+}
+
+#[test]
+fn emulated_beats_kvm() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let Some(text) = compare("kvm,emulated", 1, FIFTEEN_EVENTS, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
     let (kvm, emulated) = (row(&results, "kvm"), row(&results, "emulated"));
-    for figure in ["real_s", "exits_per_pmi"] {
+    for run in [kvm, emulated] {
+        assert_eq!(run["status"], 0, "{run}");
+        assert_eq!(run["guest_counters"], 6, "{run}");
+        assert!(number(run, "samples") > 500.0, "{run}");
+    }
+    for figure in ["real_s", "exits_per_pmi", "host_share"] {
         let (kvm, ours) = (number(kvm, figure), number(emulated, figure));
         assert!(ours < kvm, "{figure}: {ours} emulated, {kvm} KVM");
     }
@@ -170,7 +178,7 @@ fn samples_agree() {
     let command = "perf record -c 100000 -e cycles:u,instructions:u,cycles:u,instructions:u \
         -o perf.data -- workload";
     let designs = "native,emulated,partitioned,untrapped";
-    let Some(text) = compare(designs, command, &json) else {
+    let Some(text) = compare(designs, 1, command, &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
@@ -188,10 +196,10 @@ fn two_runs_are_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.json");
     let designs = "native,emulated,partitioned";
-    let Some(first) = compare(designs, SIX_EVENTS, &path) else {
+    let Some(first) = compare(designs, 1, SIX_EVENTS, &path) else {
         return;
     };
-    let second = compare(designs, SIX_EVENTS, &path).unwrap();
+    let second = compare(designs, 1, SIX_EVENTS, &path).unwrap();
     assert_eq!(first, second);
 }
 

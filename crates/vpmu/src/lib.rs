@@ -5,8 +5,11 @@
 //! possible for it. It has no operating system below it and no hypervisor around it, allocates
 //! nothing (`no_std`, without `alloc`) and has no `unsafe` code (`#![forbid(unsafe_code)]`).
 //!
-//! So far it has the Arm half: [`arm`], with an [emulated](arm::emulated) and a
-//! [partitioned](arm::partition) PMU. This page embeds the emulated one, step by step.
+//! - [`arm`]: PMUv3, [emulated](arm::emulated) or [partitioned](arm::partition);
+//! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5;
+//! - [`counter`]: what both ask of a host, and when.
+//!
+//! This page embeds the emulated Arm one, step by step; the x86 one goes the same way.
 //!
 //! # 1. A host
 //!
