@@ -15,6 +15,7 @@
 mod host_events;
 mod policy;
 mod set;
+mod slots;
 mod statistics;
 
 use core::fmt;
@@ -23,6 +24,7 @@ use core::num::NonZeroU64;
 pub use host_events::HostEvents;
 pub use policy::{Policy, Report};
 pub use set::{CounterSet, Iter};
+pub(crate) use slots::Slots;
 pub use statistics::Statistics;
 pub(crate) use statistics::count;
 

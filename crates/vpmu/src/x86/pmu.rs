@@ -1,15 +1,13 @@
 //! One vCPU's PMU: what it holds, and its life.
 
-use core::ops::{Index, IndexMut};
-
 use super::config::fixed_index;
 use super::{
     ArchEvent, Capability, ConfigError, CounterConfig, EventFilter, FIXED, RawPerfEvtSel, Ring,
     Version, debugctl, fixed_ctrl, global_status, to_global,
 };
 use crate::counter::{
-    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Statistics,
-    count,
+    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Slots,
+    Statistics, count,
 };
 
 /// What a [`Pmu`] is, as opposed to what it holds.
@@ -43,24 +41,6 @@ pub(super) struct Slot {
     pub(super) value: u64,
     /// Why the value is wrong.
     pub(super) lost: Option<Lost>,
-}
-
-/// A [`Slot`] for each bit of a [`CounterSet`]. An index is taken modulo 32, so none is out of
-/// range; the PMU itself only uses those of counters that exist.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Slots([Slot; 32]);
-
-impl Index<u8> for Slots {
-    type Output = Slot;
-    fn index(&self, n: u8) -> &Slot {
-        &self.0[usize::from(n & 31)]
-    }
-}
-
-impl IndexMut<u8> for Slots {
-    fn index_mut(&mut self, n: u8) -> &mut Slot {
-        &mut self.0[usize::from(n & 31)]
-    }
 }
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
@@ -119,7 +99,7 @@ pub struct Pmu<V = ()> {
     pub(super) events: V,
     pub(super) hosted: HostEvents<CounterConfig>,
 
-    pub(super) slots: Slots,
+    pub(super) slots: Slots<Slot>,
     /// IA32_FIXED_CTR_CTRL.
     pub(super) fixed_ctrl: u64,
     /// IA32_PERF_GLOBAL_CTRL.

@@ -54,8 +54,8 @@ fn only_what_changed_is_touched() {
         guest.host.calls(),
         [
             Call::Create(0, instructions()),
-            Call::Create(1, other),
             Call::SetPeriod(0, Some(0x1_0000)),
+            Call::Create(1, other),
             Call::SetPeriod(1, Some(1 << 32)),
             Call::Resume(set([0, 1])),
         ]
@@ -85,8 +85,8 @@ fn only_what_changed_is_touched() {
     assert_eq!(
         guest.host.calls(),
         [
-            Call::Read(0),
             Call::Pause(set([0])),
+            Call::Read(0),
             Call::Release(0),
             Call::Create(
                 0,

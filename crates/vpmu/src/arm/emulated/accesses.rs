@@ -155,7 +155,7 @@ impl<V: Events> EmulatedPmu<V> {
         let new = value & self.pmcr_bits();
         let changed = self.pmcr ^ new;
         if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {
-            self.settle(self.running | self.unread, host);
+            self.settle(self.hosted.unsettled(), host);
         } else if changed & E != 0 {
             // Carries so far belong to the time when the CHAIN counters still counted.
             self.settle_carries(host);
@@ -188,12 +188,12 @@ impl<V: Events> EmulatedPmu<V> {
                 // An odd counter may have been, or become, the CHAIN counter of the one below.
                 concerned.insert(n & !1);
             }
-            self.settle(concerned, host);
-            let before = self.counter_config(n);
-            self.slots[n].raw = raw;
-            if before != self.counter_config(n) {
-                self.pause(self.running & CounterSet::of(n), host);
+            let before = self.slots[n].raw;
+            if self.config_of(n, before) != self.config_of(n, raw) {
+                self.hosted.stop(CounterSet::of(n), host);
             }
+            self.settle(concerned, host);
+            self.slots[n].raw = raw;
             self.classify(CounterSet::of(n));
         }
     }

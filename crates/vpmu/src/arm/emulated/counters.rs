@@ -1,11 +1,11 @@
-//! The guest's counters and the host's behind them: the only place that calls the host.
+//! The guest's counters and the host's events behind them.
 
 use core::num::NonZeroU64;
-use core::ops::{BitAnd, Index, IndexMut};
+use core::ops::BitAnd;
 
 use super::EmulatedPmu;
 use crate::arm::{CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, RawPmevtyper, pmcr};
-use crate::counter::{CounterHost, CounterSet, Events, Lost, count};
+use crate::counter::{CounterHost, CounterSet, Events, Lost, Report, count};
 
 /// A report asked for this far ahead, or further, may come early rather than be asked for again: it
 /// lies minutes away. Without this, a 64-bit counter at 0, which is further from its overflow than
@@ -17,34 +17,10 @@ const FAR: u64 = 1 << 40;
 pub(super) struct Slot {
     /// PMEVTYPERn_EL0 or PMCCFILTR_EL0.
     pub(super) raw: RawPmevtyper,
-    /// The guest's counter when the host's total was `mark`.
+    /// The guest's counter, without what the host has counted since it was last asked.
     pub(super) value: u64,
-    /// Why the host does not back it.
+    /// Why the value is wrong.
     pub(super) lost: Option<Lost>,
-    /// What the host counter counts; `None`: there is no host counter.
-    backing: Option<CounterConfig>,
-    /// The host's total that `value` includes.
-    mark: u64,
-    /// How far beyond `mark` a report is due; `None`: none is.
-    report_in: Option<NonZeroU64>,
-}
-
-/// A [`Slot`] for each bit of a [`CounterSet`]. An index is taken modulo 32, so none is out of
-/// range; the PMU itself only uses those of counters that exist.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Slots([Slot; 32]);
-
-impl Index<u8> for Slots {
-    type Output = Slot;
-    fn index(&self, n: u8) -> &Slot {
-        &self.0[usize::from(n & 31)]
-    }
-}
-
-impl IndexMut<u8> for Slots {
-    fn index_mut(&mut self, n: u8) -> &mut Slot {
-        &mut self.0[usize::from(n & 31)]
-    }
 }
 
 /// Exception levels of the guest, of which events may have come from several.
@@ -96,80 +72,30 @@ impl<V: Events> EmulatedPmu<V> {
             CounterSet::EMPTY
         };
 
-        self.pause(self.running - wanted, host);
-        let mut start = wanted - self.running;
+        self.hosted.stop(self.hosted.running() - wanted, host);
+        let start = wanted - self.hosted.running();
+        // What a counter has counted decides how far it is from its overflow. One that goes on as
+        // it was need not be asked.
+        for n in start & self.hosted.unsettled() {
+            if !self
+                .hosted
+                .keeps_period(n, &self.counter_config(n), self.due(n))
+            {
+                self.settle(CounterSet::of(n), host);
+            }
+        }
         for n in start {
-            if let Err(reason) = self.back(n, host) {
-                start.remove(n);
+            let (config, due) = (self.counter_config(n), self.due(n));
+            if let Err(reason) = self.hosted.start(n, config, due, host) {
                 self.lose(n, reason);
             }
         }
-        for n in self.running | start {
-            self.ask_for_report(n, host);
-        }
-        if !start.is_empty() {
-            count(&mut self.statistics.resumes);
-            host.resume(start);
-            self.running |= start;
-            self.used |= start;
-        }
-    }
-
-    /// Stops host counters that run. What they counted stays to be read.
-    pub(super) fn pause<H: CounterHost<CounterConfig>>(
-        &mut self,
-        counters: CounterSet,
-        host: &mut H,
-    ) {
-        if !counters.is_empty() {
-            count(&mut self.statistics.pauses);
-            host.pause(counters);
-            self.running -= counters;
-            self.unread |= counters;
-        }
-    }
-
-    /// Sees to it that the right host counter stands behind `n`, which does not run.
-    fn back<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> Result<(), Lost> {
-        let config = self.counter_config(n);
-        if self.slots[n].backing == Some(config) {
-            return Ok(());
-        }
-        self.release(CounterSet::of(n) & self.backed(), host);
-        count(&mut self.statistics.creates);
-        host.create(n, &config)
-            .inspect_err(|_| count(&mut self.statistics.lost))?;
-        self.slots[n].backing = Some(config);
-        Ok(())
-    }
-
-    /// Counters with a host counter behind them.
-    pub(super) fn backed(&self) -> CounterSet {
-        let mut backed = CounterSet::EMPTY;
-        for n in self.implemented() {
-            if self.slots[n].backing.is_some() {
-                backed.insert(n);
+        for n in self.hosted.running() {
+            if let Err(reason) = self.hosted.rearm(n, self.due(n), host) {
+                self.lose(n, reason);
             }
         }
-        backed
-    }
-
-    /// Releases paused host counters. What they counted has been settled, or does not matter any
-    /// more.
-    pub(super) fn release<H: CounterHost<CounterConfig>>(
-        &mut self,
-        counters: CounterSet,
-        host: &mut H,
-    ) {
-        for n in counters {
-            count(&mut self.statistics.releases);
-            host.release(n);
-            let slot = &mut self.slots[n];
-            slot.backing = None;
-            slot.mark = 0;
-            slot.report_in = None;
-            self.unread.remove(n);
-        }
+        self.hosted.resume_started(host);
     }
 
     /// Takes note of what the host has counted for `counters` since last time, as far as there can
@@ -179,19 +105,26 @@ impl<V: Events> EmulatedPmu<V> {
         counters: CounterSet,
         host: &mut H,
     ) {
-        for n in counters & (self.running | self.unread) {
-            count(&mut self.statistics.reads);
-            let total = host.read(n);
-            self.unread.remove(n);
-            let slot = &mut self.slots[n];
-            let counted = total.wrapping_sub(slot.mark);
-            slot.mark = total;
-            slot.report_in = slot
-                .report_in
-                .and_then(|due| NonZeroU64::new(due.get().saturating_sub(counted)));
-            if counted != 0 {
-                self.advance(n, counted, Levels::of(&self.counter_config(n)));
-            }
+        for n in counters & self.hosted.unsettled() {
+            let counted = self.hosted.collect(n, host);
+            self.take(n, counted);
+        }
+    }
+
+    /// The host has counted so many events for `n`.
+    fn take(&mut self, n: u8, counted: u64) {
+        if !self.implemented().contains(n) {
+            return;
+        }
+        if let Some(reason) = self.hosted.deficit(n)
+            && self.slots[n].lost.is_none()
+        {
+            // It goes on counting: too little is better than nothing, and known to be too little.
+            self.slots[n].lost = Some(reason);
+            self.events.lost(n, reason);
+        }
+        if counted != 0 {
+            self.advance(n, counted, Levels::of(&self.counter_config(n)));
         }
     }
 
@@ -224,7 +157,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Settles the counters whose overflows are counted by another one.
     pub(super) fn settle_carries<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let mut even = CounterSet::EMPTY;
-        for n in self.running | self.unread {
+        for n in self.hosted.unsettled() {
             if self.carries_to(n).is_some() {
                 even.insert(n);
             }
@@ -235,19 +168,19 @@ impl<V: Events> EmulatedPmu<V> {
     /// Makes the overflow bits right. A counter whose bit is set already cannot change anything.
     pub(super) fn settle_overflows<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.settle_carries(host);
-        self.settle((self.running | self.unread) - self.overflowed, host);
+        let open = self.hosted.unsettled() - self.overflowed;
+        // A report may be out for those that interrupt, and only for them is it their overflow's.
+        let doubtful = self.hosted.in_doubt(open & self.interrupting, host);
+        self.settle(doubtful | (open - self.interrupting), host);
     }
 
     /// A report for counter `n` has come in.
     pub(super) fn report<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
-        count(&mut self.statistics.reports);
         let before = self.overflowed;
-        self.settle(CounterSet::of(n), host);
+        let counted = self.hosted.report(n, Report::Unsure, host);
+        self.take(n, counted);
         if before == self.overflowed {
-            count(&mut self.statistics.spurious_reports);
-        }
-        if self.implemented().contains(n) {
-            self.slots[n].report_in = None;
+            count(&mut self.hosted.statistics_mut().spurious_reports);
         }
     }
 
@@ -316,24 +249,22 @@ impl<V: Events> EmulatedPmu<V> {
         .then_some(odd)
     }
 
-    /// Asks the host for the report that is wanted for `n`, if it is not the one asked for already.
-    /// `n` has been settled if anything that decides about it changed.
-    fn ask_for_report<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+    /// When the host is to report for `n`, from what has been taken on: the report that is wanted,
+    /// or the one that its host event has been asked for already if that will do.
+    fn due(&self, n: u8) -> Option<NonZeroU64> {
         let wanted = self.report_wanted(n);
-        let due = self.slots[n].report_in;
-        let keep = match (due, wanted) {
-            (Some(due), Some(wanted)) if due.get() >= FAR => due <= wanted,
-            (Some(due), None) => due.get() >= FAR,
-            _ => due == wanted,
-        };
-        if !keep {
-            count(&mut self.statistics.set_periods);
-            host.set_period(n, wanted);
-            self.slots[n].report_in = wanted;
+        let armed = self
+            .hosted
+            .armed(n)
+            .filter(|&armed| armed.get() >= FAR && wanted.is_none_or(|wanted| armed <= wanted));
+        if armed.is_some() && self.hosted.keeps_period(n, &self.counter_config(n), armed) {
+            armed
+        } else {
+            wanted
         }
     }
 
-    /// In how many host events from `mark` on something happens for `n` that raises the line. A
+    /// In how many host events, from what has been taken on, something happens for `n` that raises the line. A
     /// distance that a `u64` cannot say is cut down to one that it can: the report then comes
     /// early.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {

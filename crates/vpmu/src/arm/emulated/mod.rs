@@ -20,7 +20,7 @@
 //!
 //! Every write first *settles* what the host has counted for the counters it concerns, under the
 //! configuration it was counted with; then it changes registers; then `apply` brings the host to
-//! the new state. Nothing else talks to the host, and the interrupt line is computed from the
+//! the new state, through the [life of a host event](crate::counter::HostEvents) that x86 shares. And the interrupt line is computed from the
 //! registers alone.
 //!
 //! # Choices where the architecture leaves one
@@ -41,10 +41,12 @@ mod save;
 
 use super::{
     CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventFilter, EventKind, MAX_EVENT_COUNTERS,
-    PmuVersion, SW_INCR, pmcr,
+    PmuVersion, RawPmevtyper, SW_INCR, pmcr,
 };
-use crate::counter::{CounterHost, CounterSet, CounterState, Events, Lost, Statistics};
-use counters::{Levels, Slots};
+use crate::counter::{
+    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Slots, Statistics,
+};
+use counters::{Levels, Slot};
 
 pub use config::{ConfigError, EmulatedConfig, Identity};
 
@@ -55,7 +57,7 @@ pub use config::{ConfigError, EmulatedConfig, Identity};
 pub struct EmulatedPmu<V = ()> {
     config: EmulatedConfig,
     events: V,
-    statistics: Statistics,
+    hosted: HostEvents<CounterConfig>,
 
     /// PMCR_EL0's readable and writable bits.
     pmcr: u64,
@@ -64,7 +66,7 @@ pub struct EmulatedPmu<V = ()> {
     enabled: CounterSet,
     interrupting: CounterSet,
     overflowed: CounterSet,
-    slots: Slots,
+    slots: Slots<Slot>,
     /// Cycles towards the next increment while PMCR_EL0.D divides: 0 to 63.
     prescaler: u8,
 
@@ -72,12 +74,6 @@ pub struct EmulatedPmu<V = ()> {
     loaded: bool,
     /// Counters for which a host counter is to run when they are enabled.
     countable: CounterSet,
-    /// Host counters that run.
-    running: CounterSet,
-    /// Host counters that were paused and not read since.
-    unread: CounterSet,
-    /// Host counters that ran since the last load.
-    used: CounterSet,
 }
 
 impl EmulatedPmu {
@@ -104,7 +100,8 @@ impl<V: Events> EmulatedPmu<V> {
         let mut pmu = Self {
             config,
             events,
-            statistics: Statistics::default(),
+            // The cheapest one: the others are what x86 is measured against.
+            hosted: HostEvents::new(Policy::ReusePaused),
             pmcr: 0,
             pmselr: 0,
             pmuserenr: 0,
@@ -115,9 +112,6 @@ impl<V: Events> EmulatedPmu<V> {
             prescaler: 0,
             loaded: true,
             countable: CounterSet::EMPTY,
-            running: CounterSet::EMPTY,
-            unread: CounterSet::EMPTY,
-            used: CounterSet::EMPTY,
         };
         pmu.classify(pmu.implemented());
         Ok(pmu)
@@ -145,7 +139,6 @@ impl<V: Events> EmulatedPmu<V> {
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if !self.loaded {
             self.loaded = true;
-            self.used = CounterSet::EMPTY;
             self.apply(host);
         }
     }
@@ -157,16 +150,18 @@ impl<V: Events> EmulatedPmu<V> {
         if self.loaded {
             self.loaded = false;
             self.apply(host);
-            self.settle(self.unread, host);
-            self.release(self.backed() - self.used, host);
+            self.settle(self.hosted.unsettled(), host);
+            self.hosted.end_slice(host);
         }
     }
 
     /// Back to reset, with every host counter released: for a vCPU that is reset or goes away.
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.hosted.release(self.hosted.backed(), host);
+        for n in self.hosted.unsettled() {
+            let _ = self.hosted.collect(n, host);
+        }
         self.pmcr = 0;
-        self.apply(host);
-        self.release(self.backed(), host);
         self.pmselr = 0;
         self.pmuserenr = 0;
         self.enabled = CounterSet::EMPTY;
@@ -186,7 +181,7 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// How often the host was called, and what it could not do.
     pub fn statistics(&self) -> Statistics {
-        self.statistics
+        self.hosted.statistics()
     }
 
     /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
@@ -196,7 +191,7 @@ impl<V: Events> EmulatedPmu<V> {
         }
         let slot = &self.slots[counter];
         let in_software = matches!(self.event(counter), Some(SW_INCR | CHAIN));
-        let counting = self.running.contains(counter)
+        let counting = self.hosted.running().contains(counter)
             || in_software && self.loaded && self.is_enabled(counter);
         Some(match slot.lost {
             Some(reason) => CounterState::Lost(reason),
@@ -237,7 +232,11 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     fn counter_config(&self, n: u8) -> CounterConfig {
-        let raw = self.slots[n].raw;
+        self.config_of(n, self.slots[n].raw)
+    }
+
+    /// What `raw` makes counter `n` count.
+    fn config_of(&self, n: u8, raw: RawPmevtyper) -> CounterConfig {
         if n == CYCLE_COUNTER {
             raw.cycles_config()
         } else {

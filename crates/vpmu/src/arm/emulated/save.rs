@@ -12,7 +12,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
     /// the machine rather than the guest (identity, events, filter).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        self.settle(self.running | self.unread, host);
+        self.settle(self.hosted.unsettled(), host);
         let mut state = PmuState::reset(self.config.version, self.config.counters);
         state.pmcr |= self.pmcr;
         state.pmcnten = self.enabled.bits().into();

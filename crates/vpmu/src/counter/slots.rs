@@ -1,0 +1,19 @@
+use core::ops::{Index, IndexMut};
+
+/// A `T` for each bit of a [`CounterSet`](super::CounterSet). An index is taken modulo 32, so none
+/// is out of range; a PMU itself only uses those of counters that exist.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slots<T>([T; 32]);
+
+impl<T> Index<u8> for Slots<T> {
+    type Output = T;
+    fn index(&self, n: u8) -> &T {
+        &self.0[usize::from(n & 31)]
+    }
+}
+
+impl<T> IndexMut<u8> for Slots<T> {
+    fn index_mut(&mut self, n: u8) -> &mut T {
+        &mut self.0[usize::from(n & 31)]
+    }
+}
