@@ -172,6 +172,11 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
     fn release(&mut self, counter: u8) {
         self.report(counter, false);
     }
+
+    /// [`GuestPmu`](crate::pmu::GuestPmu) hands them over before the guest reads its overflow bits.
+    fn reports_promptly(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

@@ -193,6 +193,10 @@ impl GuestPmu {
     ) -> Outcome {
         match &mut self.kind {
             PmuKind::Emulated { pmu, backing } => {
+                if matches!(register, Register::PmovsSet | Register::PmovsClr) {
+                    // As the host promises: what has overflowed by now is in the guest's register.
+                    report_overflows(pmu, backing, registers);
+                }
                 pmu.read(register, el, &mut backing.host(registers))
             }
             PmuKind::Partitioned(pmu) => pmu.read(register, el, registers),
@@ -229,9 +233,7 @@ impl GuestPmu {
     pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> Pmi {
         match &mut self.kind {
             PmuKind::Emulated { pmu, backing } => {
-                for counter in backing.take_overflows(registers) {
-                    pmu.overflow(counter, &mut backing.host(registers));
-                }
+                report_overflows(pmu, backing, registers);
                 Pmi::Line
             }
             PmuKind::Partitioned(pmu) => {
@@ -297,6 +299,17 @@ impl GuestPmu {
                 self.plan.is_trapped(register, write).is_some()
             }
         }
+    }
+}
+
+/// Tells the engine of the physical overflows that it waits for.
+fn report_overflows<R: PmuRegisters>(
+    pmu: &mut EmulatedPmu,
+    backing: &mut Backing,
+    registers: &mut R,
+) {
+    for counter in backing.take_overflows(registers) {
+        pmu.overflow(counter, &mut backing.host(registers));
     }
 }
 
