@@ -2,7 +2,10 @@
 //!
 //! Needs QEMU and the guest-side programs, and the network the first time.
 //! Time is counted in instructions, so the bars are exact however busy the
-//! machine is. `skipped: <reason>` on standard error says what was missing.
+//! machine is. `skipped: <reason>` on standard error says what was missing, unless
+//! `VPMU_TEST_ALL` is set: then that fails.
+
+mod common;
 
 use std::fs;
 use std::io::Read;
@@ -12,6 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::skipped;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -39,7 +43,7 @@ fn vpmu() -> Option<Command> {
             .lines()
             .filter(|line| line.starts_with("missing"))
             .collect();
-        eprintln!("skipped: {}", missing.join("; "));
+        skipped(&missing.join("; "));
         return None;
     }
     Some(Command::new(env!("CARGO_BIN_EXE_vpmu")))

@@ -3,9 +3,13 @@
 //! The program checks every PMU register, the exception levels' rules, overflows and their interrupts,
 //! the GIC and PSCI, on two CPUs (`guest/payload`).
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use common::skipped;
 
 /// Where `script/setup` puts the bare-metal programs, beside `target/release`.
 fn payload() -> Option<PathBuf> {
@@ -14,7 +18,7 @@ fn payload() -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    eprintln!("skipped: no {}; run script/setup", path.display());
+    skipped(&format!("no {}; run script/setup", path.display()));
     None
 }
 
