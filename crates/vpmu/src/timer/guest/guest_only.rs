@@ -1,0 +1,128 @@
+//! The guest's half without anybody to help it: works on any hypervisor.
+
+use super::{GuestCpu, GuestStatistics, Request};
+use crate::counter::count;
+
+/// One CPU's timer in the *guest-only* mode: nothing is shared, and the host does not know.
+///
+/// The driver remembers for when IA32_TSC_DEADLINE is armed. A later deadline is only remembered;
+/// when the interrupt comes, too early, the driver arms the timer for what it remembers instead of
+/// running its handler. An early interrupt costs more than a write (it wakes a halted CPU), so this
+/// pays where deadlines are moved often between two of them.
+///
+/// All calls are made on the CPU it belongs to, with interrupts off. Nothing here is shared with
+/// another CPU or with the host, so no barrier is needed.
+#[derive(Clone, Debug, Default)]
+pub struct GuestOnlyTimer {
+    /// What IA32_TSC_DEADLINE was last written with; 0: it is disarmed, or nobody knows.
+    armed: u64,
+    /// The deadline in force; 0: none. Never before `armed`, if both are there.
+    wanted: u64,
+    statistics: GuestStatistics,
+}
+
+/// What the driver does about a timer interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a handler that is not run is a lost deadline"]
+pub enum Interrupt {
+    /// The deadline has passed: run the handler.
+    Run,
+    /// Too early: return. The timer is armed for the deadline in force.
+    Early,
+    /// No deadline is in force: return.
+    Stray,
+}
+
+impl GuestOnlyTimer {
+    /// A timer that is disarmed.
+    pub const fn new() -> Self {
+        Self::adopt(0)
+    }
+
+    /// Takes over a timer that another driver has armed: `deadline` is what RDMSR of
+    /// IA32_TSC_DEADLINE returns, with interrupts off. If it returns 0, that driver's interrupt may
+    /// be on its way: ask for its deadline again with [`set`](Self::set).
+    pub const fn adopt(deadline: u64) -> Self {
+        Self {
+            armed: deadline,
+            wanted: deadline,
+            statistics: GuestStatistics {
+                asked: 0,
+                avoided: 0,
+                written: 0,
+                early: 0,
+                rearmed: 0,
+                stray: 0,
+            },
+        }
+    }
+
+    /// Asks for the handler to run when the TSC reaches `deadline`, in place of an earlier wish.
+    /// 0 disarms, always with an exit.
+    pub fn set(&mut self, deadline: u64, cpu: &mut impl GuestCpu) -> Request {
+        count(&mut self.statistics.asked);
+        self.wanted = deadline;
+        // A deadline that has passed is not trusted to bring an interrupt: it may have come and
+        // gone while the LVT was masked or the CPU asleep. If it is on its way, this write is one
+        // too many and nothing else.
+        if deadline != 0 && self.armed <= deadline && cpu.tsc() < self.armed {
+            count(&mut self.statistics.avoided);
+            return Request::Avoided;
+        }
+        self.armed = deadline;
+        cpu.write_deadline(deadline);
+        count(&mut self.statistics.written);
+        Request::Written
+    }
+
+    /// Wants no interrupt any more, without an exit. The one that is armed will be
+    /// [`Interrupt::Stray`].
+    pub fn cancel(&mut self) {
+        count(&mut self.statistics.asked);
+        count(&mut self.statistics.avoided);
+        self.wanted = 0;
+    }
+
+    /// A timer interrupt has come.
+    pub fn interrupt(&mut self, cpu: &mut impl GuestCpu) -> Interrupt {
+        let now = cpu.tsc();
+        if self.armed <= now {
+            self.armed = 0;
+        }
+        if self.wanted == 0 {
+            count(&mut self.statistics.stray);
+            return Interrupt::Stray;
+        }
+        if self.wanted <= now {
+            self.wanted = 0;
+            return Interrupt::Run;
+        }
+        count(&mut self.statistics.early);
+        // Still armed if this interrupt was on its way when the timer was last written.
+        if self.armed == 0 {
+            self.armed = self.wanted;
+            cpu.write_deadline(self.wanted);
+            count(&mut self.statistics.rearmed);
+        }
+        Interrupt::Early
+    }
+
+    /// The timer has been, or may have been, written by somebody else or lost: on a way through
+    /// another timer mode, a masked LVT, an offline CPU, sleep (where the TSC may start anew). No
+    /// deadline is in force until the next [`set`](Self::set), which writes.
+    pub fn forget(&mut self) {
+        self.armed = 0;
+        self.wanted = 0;
+    }
+
+    /// The deadline in force; 0: none. What RDMSR of IA32_TSC_DEADLINE would return if every
+    /// deadline had been written to it.
+    pub fn deadline(&self) -> u64 {
+        self.wanted
+    }
+
+    /// What this timer did.
+    pub fn statistics(&self) -> GuestStatistics {
+        self.statistics
+    }
+}

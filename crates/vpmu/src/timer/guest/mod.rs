@@ -1,0 +1,57 @@
+//! The guest's halves: what a clock event driver does in place of a write to IA32_TSC_DEADLINE.
+//!
+//! Each CPU has its own, used on that CPU with interrupts off. They are written so that a driver
+//! in another language can be transcribed from them line by line: `docs/lazy-deadline.md` has the
+//! same steps in C.
+
+mod guest_only;
+mod paravirtual;
+
+pub use guest_only::{GuestOnlyTimer, Interrupt};
+pub use paravirtual::ParavirtualTimer;
+
+/// The CPU that a guest's half runs on.
+pub trait GuestCpu {
+    /// RDTSC.
+    fn tsc(&mut self) -> u64;
+
+    /// WRMSR to the register that arms the timer: IA32_TSC_DEADLINE, or what the host offers in its
+    /// place. This is the exit that the guest's half avoids.
+    ///
+    /// IA32_TSC_DEADLINE is written with what the local APIC's mode asks for before it (an MFENCE
+    /// in xAPIC mode).
+    fn write_deadline(&mut self, deadline: u64);
+}
+
+/// What became of a deadline that the guest asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Request {
+    /// The timer is armed early enough: no exit.
+    Avoided,
+    /// The MSR was written: one exit.
+    Written,
+}
+
+/// What a guest's half did, since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestStatistics {
+    /// Deadlines asked for, cancellations included.
+    pub asked: u64,
+    /// How many of these needed no exit.
+    pub avoided: u64,
+    /// How many wrote the MSR.
+    pub written: u64,
+    /// Timer interrupts that came before the deadline in force (guest-only).
+    pub early: u64,
+    /// How many of these wrote the MSR, to arm the timer again (guest-only).
+    pub rearmed: u64,
+    /// Timer interrupts while no deadline was in force (guest-only).
+    pub stray: u64,
+}
+
+impl GuestStatistics {
+    /// Exits for writing the MSR.
+    pub fn exits(&self) -> u64 {
+        self.written.wrapping_add(self.rearmed)
+    }
+}

@@ -1,0 +1,405 @@
+//! The host's half: a timer for each vCPU that looks before it fires.
+
+mod lvt;
+mod state;
+
+use crate::counter::count;
+
+use super::slot::{AttachError, Slot, SlotRef};
+use super::sync::{Fence, Ordering, full_fence};
+
+pub use lvt::{LvtTimer, TimerMode};
+pub use state::{DeadlineState, RestoreError};
+
+/// A real timer for one vCPU, and its clock.
+pub trait HostTimer {
+    /// The vCPU's TSC, as the guest would read it now.
+    fn now(&mut self) -> u64;
+
+    /// Has [`DeadlineTimer::expire`] called once when the vCPU's TSC has reached `deadline`, in
+    /// place of an earlier wish. The vCPU is not woken for it.
+    ///
+    /// Any value: one that is too far away for the host may expire earlier, one in the past at
+    /// once, but never from within this call.
+    fn arm(&mut self, deadline: u64);
+
+    /// No call is wanted any more. One that comes nevertheless does no harm.
+    fn disarm(&mut self);
+}
+
+/// What the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "an interrupt that is not injected is a lost deadline"]
+pub enum Verdict {
+    /// Nothing. A halted vCPU stays halted.
+    Quiet,
+    /// Inject the LVT timer interrupt, which wakes a halted vCPU. The deadline that is due comes
+    /// with it, for those who measure how late it is.
+    Inject(u64),
+}
+
+/// How often what happened, since the beginning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostStatistics {
+    /// Writes of the deadline register: the exits that are left.
+    pub writes: u64,
+    /// Writes of a deadline that had fired between the guest's look at the slot and the write.
+    pub overtaken: u64,
+    /// Writes of a value that is not in the slot: by somebody who does not know it.
+    pub direct: u64,
+    /// Times that the host's timer expired.
+    pub expiries: u64,
+    /// How many of these found a later deadline: the timer was moved, the guest not disturbed.
+    pub moved: u64,
+    /// How many found that the guest wants no interrupt any more.
+    pub cancelled: u64,
+    /// How many came early or for nothing.
+    pub stale: u64,
+    /// Interrupts to inject.
+    pub injected: u64,
+    /// Interrupts that were due while the LVT was masked, and dropped.
+    pub masked: u64,
+    /// Slots that were given up because their tag was gone.
+    pub abandoned: u64,
+}
+
+/// One vCPU's IA32_TSC_DEADLINE, or the paravirtual register that stands for it.
+///
+/// What is decided is decided on private copies and on one load of the guest's word, so a guest
+/// that writes nonsense into its slot gets its own interrupts wrong and nothing else. No call
+/// loops or waits.
+///
+/// The vCPU's exits and the host's timer must take turns: keep this behind the lock that the vCPU's
+/// local APIC has. The vCPU itself keeps running and writing to its slot meanwhile; that is what
+/// the protocol is about.
+///
+/// `slot` is the memory that the guest named when it asked to share it; `None` if it did not, or
+/// if that memory is gone.
+#[derive(Clone, Debug)]
+pub struct DeadlineTimer {
+    lvt: LvtTimer,
+    /// When the host's timer expires; 0: it does not. Never read back from the slot.
+    armed: u64,
+    /// At `armed`, look at `pending`. Otherwise `armed` itself is due then.
+    lazy: bool,
+    /// What fired because it was found in the slot, where the guest may be about to write it to
+    /// the MSR too; 0: nothing.
+    fired: u64,
+    sharing: bool,
+    floor: u64,
+    statistics: HostStatistics,
+}
+
+impl DeadlineTimer {
+    /// Out of reset, with nothing armed and nothing shared.
+    pub const fn new() -> Self {
+        Self {
+            lvt: LvtTimer::RESET,
+            armed: 0,
+            lazy: false,
+            fired: 0,
+            sharing: false,
+            floor: 0,
+            statistics: HostStatistics {
+                writes: 0,
+                overtaken: 0,
+                direct: 0,
+                expiries: 0,
+                moved: 0,
+                cancelled: 0,
+                stale: 0,
+                injected: 0,
+                masked: 0,
+                abandoned: 0,
+            },
+        }
+    }
+
+    /// Moves an expired timer by no less than `ticks` of the TSC (default 0: to the very deadline).
+    ///
+    /// A guest can make the host's timer expire as often as this without an exit of its own, by
+    /// always wanting a deadline a moment later. A deadline found closer than this when the timer
+    /// expires fires late by up to `ticks`.
+    pub const fn with_floor(mut self, ticks: u64) -> Self {
+        self.floor = ticks;
+        self
+    }
+
+    /// The guest asks to share `slot`. What is armed stays armed.
+    ///
+    /// # Errors
+    ///
+    /// Refuses memory without the tag of layout 1, and has not written to it.
+    pub fn attach(&mut self, slot: SlotRef<'_>) -> Result<(), AttachError> {
+        let found = slot.load_tag();
+        if found != Slot::TAG {
+            return Err(AttachError::Tag { found });
+        }
+        self.sharing = true;
+        // What is armed may be from another slot: this one says nothing about it.
+        self.lazy = false;
+        self.fired = 0;
+        publish(Some(slot), 0);
+        Ok(())
+    }
+
+    /// The guest asks to share no slot any more: this one is not touched again. What is armed
+    /// stays armed, for the deadline in force.
+    pub fn detach<H: HostTimer>(&mut self, slot: Option<SlotRef<'_>>, host: &mut H) {
+        let slot = self.shared(slot);
+        publish(slot, 0);
+        if self.lazy {
+            match self.in_force(slot) {
+                0 => self.disarm(host),
+                deadline => {
+                    self.armed = deadline;
+                    self.lazy = false;
+                    host.arm(deadline);
+                }
+            }
+        }
+        self.sharing = false;
+        self.fired = 0;
+    }
+
+    /// The vCPU is reset, by INIT or altogether: nothing armed, nothing shared. No slot is touched,
+    /// since the guest may have lost its memory of it.
+    pub fn reset<H: HostTimer>(&mut self, host: &mut H) {
+        self.disarm(host);
+        self.sharing = false;
+        self.fired = 0;
+        self.lvt = LvtTimer::RESET;
+    }
+
+    /// The guest has written `value` to the deadline register.
+    pub fn write<H: HostTimer>(
+        &mut self,
+        value: u64,
+        slot: Option<SlotRef<'_>>,
+        host: &mut H,
+    ) -> Verdict {
+        count(&mut self.statistics.writes);
+        if self.lvt.mode != TimerMode::TscDeadline {
+            return Verdict::Quiet;
+        }
+        let slot = self.shared(slot);
+        let pending = slot.map(|slot| slot.pending.load(Ordering::Relaxed));
+        let fired = core::mem::take(&mut self.fired);
+        if value != 0 && value == fired && pending == Some(0) {
+            // The guest wrote this deadline to its slot, we found it there and it fired, all before
+            // the guest got from its look at `armed` to this write.
+            count(&mut self.statistics.overtaken);
+            return Verdict::Quiet;
+        }
+        // A guest that uses its slot has written it before it comes here. Another value there is
+        // left from a kernel before this one (kexec), and must not move this one's deadline.
+        let lazy = value != 0 && pending == Some(value);
+        if value != 0 && slot.is_some() && !lazy {
+            count(&mut self.statistics.direct);
+        }
+        if value == 0 || value <= host.now() {
+            publish(slot, 0);
+            self.disarm(host);
+            return if value == 0 {
+                Verdict::Quiet
+            } else {
+                self.deliver(value)
+            };
+        }
+        self.armed = value;
+        self.lazy = lazy;
+        host.arm(value);
+        publish(slot, if lazy { value } else { 0 });
+        Verdict::Quiet
+    }
+
+    /// The guest reads the deadline register: the deadline in force, 0 once it has fired.
+    pub fn read(&mut self, slot: Option<SlotRef<'_>>) -> u64 {
+        let slot = self.shared(slot);
+        self.in_force(slot)
+    }
+
+    /// The host's timer has expired; or the vCPU's TSC was changed against the host's clock (a
+    /// write of IA32_TSC or IA32_TSC_ADJUST, a new offset): then too, the timer must be armed anew
+    /// or is due.
+    pub fn expire<H: HostTimer>(&mut self, slot: Option<SlotRef<'_>>, host: &mut H) -> Verdict {
+        count(&mut self.statistics.expiries);
+        if self.armed == 0 {
+            count(&mut self.statistics.stale);
+            return Verdict::Quiet;
+        }
+        let now = host.now();
+        if now < self.armed {
+            count(&mut self.statistics.stale);
+            host.arm(self.armed);
+            return Verdict::Quiet;
+        }
+        let slot = self.shared(slot);
+        let armed = core::mem::take(&mut self.armed);
+        if !core::mem::take(&mut self.lazy) {
+            return self.deliver(armed);
+        }
+        let Some(slot) = slot else {
+            return self.deliver(armed);
+        };
+        // From here on the guest writes the MSR...
+        slot.armed.store(0, Ordering::Relaxed);
+        full_fence(Fence::Host);
+        // ...and what it wanted before that is visible.
+        let pending = slot.pending.load(Ordering::Relaxed);
+        if pending == 0 {
+            count(&mut self.statistics.cancelled);
+            return Verdict::Quiet;
+        }
+        if pending > now {
+            count(&mut self.statistics.moved);
+            self.armed = pending.max(now.saturating_add(self.floor));
+            self.lazy = true;
+            host.arm(self.armed);
+            publish(Some(slot), self.armed);
+            return Verdict::Quiet;
+        }
+        let taken = slot
+            .pending
+            .compare_exchange(pending, 0, Ordering::Relaxed, Ordering::Relaxed);
+        // If the guest was faster, its new deadline comes with a write: it has seen `armed` clear.
+        if taken.is_ok() {
+            self.fired = pending;
+        }
+        self.deliver(pending)
+    }
+
+    /// The guest has written its LVT timer register. A change of the mode disarms (Intel SDM
+    /// vol. 3A, "TSC-Deadline Mode").
+    pub fn set_lvt<H: HostTimer>(
+        &mut self,
+        lvt: LvtTimer,
+        slot: Option<SlotRef<'_>>,
+        host: &mut H,
+    ) {
+        if lvt.mode != self.lvt.mode {
+            let slot = self.shared(slot);
+            publish(slot, 0);
+            self.disarm(host);
+            self.fired = 0;
+        }
+        self.lvt = lvt;
+    }
+
+    /// All that must go with the guest, while its vCPU does not run. Nothing may expire here
+    /// afterwards, unless the guest goes on here.
+    pub fn save(&mut self, slot: Option<SlotRef<'_>>) -> DeadlineState {
+        let slot = self.shared(slot);
+        DeadlineState {
+            layout: DeadlineState::LAYOUT,
+            deadline: self.in_force(slot),
+            fired: self.fired,
+            lvt: self.lvt,
+            shared: self.sharing,
+        }
+    }
+
+    /// Goes on from `state` in place of what was here, before the vCPU runs. `armed` in the slot
+    /// becomes 0, whatever came with the guest's memory: the guest's next deadline is written.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state of another layout, or of a guest that shares a slot if none is given. This
+    /// timer is then as it was.
+    pub fn restore<H: HostTimer>(
+        &mut self,
+        state: &DeadlineState,
+        slot: Option<SlotRef<'_>>,
+        host: &mut H,
+    ) -> Result<Verdict, RestoreError> {
+        if state.layout != DeadlineState::LAYOUT {
+            return Err(RestoreError::Layout {
+                saved: state.layout,
+            });
+        }
+        if state.shared && slot.is_none() {
+            return Err(RestoreError::SlotMissing);
+        }
+        self.reset(host);
+        self.lvt = state.lvt;
+        self.sharing = state.shared;
+        self.fired = state.fired;
+        let slot = self.shared(slot);
+        publish(slot, 0);
+        if state.deadline == 0 || state.lvt.mode != TimerMode::TscDeadline {
+            return Ok(Verdict::Quiet);
+        }
+        self.armed = state.deadline;
+        if self.armed <= host.now() {
+            self.armed = 0;
+            return Ok(self.deliver(state.deadline));
+        }
+        // The guest may still cancel it without an exit.
+        self.lazy = slot.is_some_and(|slot| slot.pending.load(Ordering::Relaxed) == state.deadline);
+        host.arm(self.armed);
+        Ok(Verdict::Quiet)
+    }
+
+    /// Whether a slot is shared: from [`attach`](Self::attach) until the guest, a reset or a
+    /// missing tag ends it.
+    pub fn is_sharing(&self) -> bool {
+        self.sharing
+    }
+
+    /// What happened so far.
+    pub fn statistics(&self) -> HostStatistics {
+        self.statistics
+    }
+
+    /// `slot`, if it is shared and still one. Memory that lost its tag has found another use (a
+    /// kernel that was replaced without a word) and must not be written to again.
+    fn shared<'a>(&mut self, slot: Option<SlotRef<'a>>) -> Option<SlotRef<'a>> {
+        if !self.sharing {
+            return None;
+        }
+        match slot {
+            Some(slot) if slot.load_tag() == Slot::TAG => Some(slot),
+            _ => {
+                count(&mut self.statistics.abandoned);
+                self.sharing = false;
+                self.fired = 0;
+                None
+            }
+        }
+    }
+
+    fn in_force(&self, slot: Option<SlotRef<'_>>) -> u64 {
+        match slot {
+            Some(slot) if self.lazy => slot.pending.load(Ordering::Relaxed),
+            _ => self.armed,
+        }
+    }
+
+    fn disarm<H: HostTimer>(&mut self, host: &mut H) {
+        self.lazy = false;
+        if core::mem::take(&mut self.armed) != 0 {
+            host.disarm();
+        }
+    }
+
+    fn deliver(&mut self, deadline: u64) -> Verdict {
+        if self.lvt.masked {
+            count(&mut self.statistics.masked);
+            return Verdict::Quiet;
+        }
+        count(&mut self.statistics.injected);
+        Verdict::Inject(deadline)
+    }
+}
+
+impl Default for DeadlineTimer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn publish(slot: Option<SlotRef<'_>>, armed: u64) {
+    if let Some(slot) = slot {
+        slot.armed.store(armed, Ordering::Relaxed);
+    }
+}
