@@ -86,8 +86,8 @@ MODULE_PARM_DESC(mode, "off, plain, guest-only (default) or paravirtual; later: 
 
 struct lazy_counters {
 	u64 asked;		/* deadlines, and stops of the timer */
-	u64 avoided;		/* of these: no MSR written, no LVT changed */
-	u64 written;		/* of these: MSR written */
+	u64 avoided;		/* of these: nothing was written */
+	u64 written;		/* of these: the MSR was, or the LVT masked */
 	u64 interrupts;		/* timer interrupts */
 	u64 early;		/* of these: before the deadline in force */
 	u64 rearmed;		/* of these: MSR written for it */
@@ -250,8 +250,12 @@ static bool lazy_interrupt(struct lazy_cpu *t)
 	u64 now = rdtsc();
 
 	t->counters.interrupts++;
-	if (t->armed <= now)
-		t->armed = 0;
+	/*
+	 * Spent, even if its time is still to come: hypervisors keep time with
+	 * another clock and may be early. If it is not, because this interrupt
+	 * was on its way when the MSR was written, it will be one too many.
+	 */
+	t->armed = 0;
 	if (t->wanted && t->wanted <= now) {
 		lazy_measure(t, now - t->wanted);
 		t->wanted = 0;
@@ -263,7 +267,7 @@ static bool lazy_interrupt(struct lazy_cpu *t)
 		t->counters.early++;
 	if (lazy_mode != GUEST_ONLY)
 		return true;
-	if (t->wanted && !t->armed) {
+	if (t->wanted) {
 		t->armed = t->wanted;
 		lazy_write(t, t->wanted);
 		t->counters.rearmed++;
@@ -337,6 +341,7 @@ static int lazy_set_state_oneshot_stopped(struct clock_event_device *evt)
 
 	t->counters.asked++;
 	if (lazy_mode == PLAIN) {
+		t->counters.written++;
 		lazy_forget(t);
 		t->down = true;
 		return t->set_state_oneshot_stopped(evt);

@@ -86,9 +86,10 @@ impl GuestOnlyTimer {
     /// A timer interrupt has come.
     pub fn interrupt(&mut self, cpu: &mut impl GuestCpu) -> Interrupt {
         let now = cpu.tsc();
-        if self.armed <= now {
-            self.armed = 0;
-        }
+        // Spent, even if its time is still to come: hypervisors keep time with another clock and
+        // may be early. If it is not, because this interrupt was on its way when the timer was last
+        // written, the second one finds nothing to do.
+        self.armed = 0;
         if self.wanted == 0 {
             count(&mut self.statistics.stray);
             return Interrupt::Stray;
@@ -98,12 +99,9 @@ impl GuestOnlyTimer {
             return Interrupt::Run;
         }
         count(&mut self.statistics.early);
-        // Still armed if this interrupt was on its way when the timer was last written.
-        if self.armed == 0 {
-            self.armed = self.wanted;
-            cpu.write_deadline(self.wanted);
-            count(&mut self.statistics.rearmed);
-        }
+        self.armed = self.wanted;
+        cpu.write_deadline(self.wanted);
+        count(&mut self.statistics.rearmed);
         Interrupt::Early
     }
 
