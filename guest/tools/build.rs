@@ -8,6 +8,9 @@ fn main() {
     for argument in [
         "--static",
         "--entry=_start",
+        // Some targets ask for position independence; nothing here would
+        // apply the relocations.
+        "--no-pie",
         // The largest page size an arm64 kernel may have: the same file then
         // runs on kernels with pages of 4, 16 and 64 KiB.
         "-zmax-page-size=65536",

@@ -3,7 +3,9 @@
 //!
 //! The file has a heading with one word per online CPU, then one line per
 //! source: `LABEL: COUNT.. DESCRIPTION`. The kernel's Arm PMU driver requests
-//! its interrupt under the name `arm-pmu` (`drivers/perf/arm_pmu.c`).
+//! its interrupt under the name `arm-pmu` (`drivers/perf/arm_pmu.c`). On x86 the
+//! PMU has no source of its own, whatever delivers its interrupts; the kernel
+//! counts those it handled under the label `PMI`.
 
 /// Interrupts counted since boot, over all CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -23,9 +25,9 @@ impl Interrupts {
         let mut sum = Self::default();
         for line in lines {
             let mut fields = words(line).peekable();
-            if !fields.next().is_some_and(|label| label.ends_with(b":")) {
+            let Some(label) = fields.next().and_then(|label| label.strip_suffix(b":")) else {
                 continue;
-            }
+            };
             let mut count = 0_u64;
             for _ in 0..cpus {
                 let Some(number) = fields.peek().and_then(|word| number(word)) else {
@@ -34,8 +36,12 @@ impl Interrupts {
                 count = count.wrapping_add(number);
                 fields.next();
             }
-            sum.all = sum.all.wrapping_add(count);
-            if fields.any(|word| word == b"arm-pmu") {
+            // PMIs are among the NMIs already.
+            let pmi = label == b"PMI";
+            if !pmi {
+                sum.all = sum.all.wrapping_add(count);
+            }
+            if pmi || fields.any(|word| word == b"arm-pmu") {
                 sum.pmu = Some(sum.pmu.unwrap_or(0).wrapping_add(count));
             }
         }
@@ -88,6 +94,14 @@ Err:          0\n";
         assert_eq!((counted.all, counted.pmu), (3, Some(3)));
         let counted = Interrupts::parse(b" CPU0\n 14: 3 23 arm-pmu\n");
         assert_eq!(counted.pmu, Some(3));
+    }
+
+    #[test]
+    fn x86_has_a_line_of_its_own() {
+        let text =
+            b" CPU0\n NMI: 9 Non-maskable interrupts\n PMI: 7 Performance monitoring interrupts\n";
+        let counted = Interrupts::parse(text);
+        assert_eq!((counted.all, counted.pmu), (9, Some(7)));
     }
 
     #[test]

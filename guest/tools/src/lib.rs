@@ -2,17 +2,18 @@
 //!
 //! Both run inside a guest that is nothing but a kernel and an initramfs, so
 //! they are static, freestanding ELF programs: no libc, no allocation, raw
-//! Linux system calls. They are built for a bare-metal target
-//! (`aarch64-unknown-none-softfloat`), which needs no cross linker:
+//! Linux system calls. They are built for bare-metal targets, which need no
+//! cross linker:
 //!
 //! ```text
 //! cargo build --release --target aarch64-unknown-none-softfloat -p vpmu-guest-tools
+//! cargo build --release --target x86_64-unknown-none -p vpmu-guest-tools
 //! ```
 //!
 //! [`interrupts`], [`mix`], [`options`], [`report`] and [`search`] are plain
 //! code, unit-tested on the host. `arch`, `doorbell`, `start` and `sys` exist
-//! on the bare target only; one more architecture is one more file in `arch/`
-//! and, for the workload, in `bin/workload/`.
+//! on the bare targets only; one more architecture is one more file in `arch/`,
+//! in `doorbell/` and, for the workload, in `bin/workload/`.
 
 #![cfg_attr(target_os = "none", no_std)]
 
@@ -24,6 +25,7 @@ pub mod search;
 
 #[cfg(target_os = "none")]
 #[cfg_attr(target_arch = "aarch64", path = "arch/aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "arch/x86_64.rs")]
 mod arch;
 #[cfg(target_os = "none")]
 pub mod doorbell;

@@ -6,6 +6,7 @@
 use core::ffi::{CStr, c_char};
 use core::fmt;
 use core::mem::MaybeUninit;
+#[cfg(target_arch = "aarch64")]
 use core::ptr;
 
 use crate::arch::{self, syscall};
@@ -16,7 +17,9 @@ const SIGCHLD: usize = 17;
 const SIG_IGN: usize = 1;
 /// Size in bytes of the kernel's signal set.
 const SIGSET_SIZE: usize = 8;
+#[cfg(target_arch = "aarch64")]
 const PROT_READ_WRITE: usize = 1 | 2;
+#[cfg(target_arch = "aarch64")]
 const MAP_SHARED: usize = 1;
 
 /// Flags of [`open`].
@@ -25,6 +28,8 @@ pub mod flags {
     pub const READ: usize = 0;
     /// Write, create (mode 0644) and truncate.
     pub const CREATE: usize = 0o1 | 0o100 | 0o1000;
+    /// Read and write.
+    pub const READ_WRITE: usize = 0o2;
     /// Read and write, uncached where the file is memory.
     pub const READ_WRITE_SYNC: usize = 0o2 | 0o4_010_000;
 }
@@ -116,7 +121,24 @@ impl Fd {
         unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
 
+    /// Reads at most `buffer.len()` bytes from `offset` on.
+    #[cfg(target_arch = "x86_64")]
+    pub fn read_at(self, buffer: &mut [u8], offset: usize) -> Result<usize, Errno> {
+        let (address, length) = (buffer.as_mut_ptr() as usize, buffer.len());
+        // SAFETY: the buffer is writable for its length.
+        retry(|| unsafe { syscall(arch::PREAD64, [self.0, address, length, offset, 0, 0]) })
+    }
+
+    /// Writes `bytes` at `offset`; returns how many were taken.
+    #[cfg(target_arch = "x86_64")]
+    pub fn write_at(self, bytes: &[u8], offset: usize) -> Result<usize, Errno> {
+        let (address, length) = (bytes.as_ptr() as usize, bytes.len());
+        // SAFETY: the buffer is readable for its length.
+        retry(|| unsafe { syscall(arch::PWRITE64, [self.0, address, length, offset, 0, 0]) })
+    }
+
     /// Maps `length` bytes at `offset`, shared, for reading and writing.
+    #[cfg(target_arch = "aarch64")]
     pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
         // SAFETY: the kernel picks an address that nothing else uses.
         check(unsafe {

@@ -6,7 +6,7 @@
 //! 125 when meter itself failed.
 //!
 //! - `--output FILE`: PROG's standard output goes to FILE.
-//! - `--doorbell`: tells the monitor below to measure while PROG runs.
+//! - `--doorbell`: tells the hypervisor below to measure while PROG runs.
 //! - `--sync`: prints `\x1ebegin` before and `\x1eend` after, each time waiting
 //!   for a line on standard input, so that whoever holds the console can take
 //!   snapshots.

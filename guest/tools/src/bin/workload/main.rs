@@ -9,6 +9,7 @@
 
 #[cfg(target_os = "none")]
 #[cfg_attr(target_arch = "aarch64", path = "aarch64.rs")]
+#[cfg_attr(target_arch = "x86_64", path = "x86_64.rs")]
 mod functions;
 
 #[cfg(target_os = "none")]

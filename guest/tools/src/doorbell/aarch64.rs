@@ -1,4 +1,4 @@
-//! The monitor's doorbell: a page of the guest's physical memory at which a
+//! The monitor's doorbell on AArch64: a page of the guest's physical memory at which a
 //! program tells the monitor below to begin and to end measuring.
 //!
 //! Without the monitor the page is a hole in the machine's map, and touching
