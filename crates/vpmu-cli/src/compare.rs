@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::cancel::Cancel;
 use vpmu_lab::compare::{Comparison, Row};
-use vpmu_lab::design::Pmu;
+use vpmu_lab::design::{Pmu, Policy};
 use vpmu_lab::guest::images::Images;
 use vpmu_lab::progress::Progress;
 use vpmu_lab::result::{Results, check_writable};
@@ -13,19 +13,20 @@ use vpmu_lab::table;
 use vpmu_lab::{Error, Result};
 
 use crate::FAILED;
-use crate::options::Guest;
+use crate::options::{Guest, check_policies, designs};
 
 /// Of a failed command's output, the lines shown.
 const SHOWN_LINES: usize = 10;
 
-pub(crate) fn compare(pmus: &[Pmu], guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
+pub(crate) fn compare(
+    pmus: &[Pmu],
+    policies: &[Policy],
+    guest: &Guest,
+    cancel: &Cancel,
+) -> Result<ExitCode> {
     let experiment = guest.experiment();
-    let mut designs = Vec::new();
-    for &pmu in pmus {
-        if !designs.contains(&pmu) {
-            designs.push(pmu);
-        }
-    }
+    check_policies(pmus, !policies.is_empty())?;
+    let designs = designs(guest.arch, pmus, policies);
     if experiment.command.is_none() {
         return Err(Error::Usage(
             "nothing to compare: give a command after --".to_owned(),
@@ -37,7 +38,7 @@ pub(crate) fn compare(pmus: &[Pmu], guest: &Guest, cancel: &Cancel) -> Result<Ex
     }
     let progress = Progress::stderr();
     let cache = Cache::open()?;
-    let images = Images::prepare(&cache, cancel, &progress)?;
+    let images = Images::prepare(&cache, guest.arch, cancel, &progress)?;
     let comparison = vpmu_lab::compare::compare(
         &experiment,
         &designs,
@@ -70,14 +71,14 @@ fn show(comparison: &Comparison) {
         println!("{}", table::LEGEND);
     }
     for row in rows.iter().filter(|row| row.run.status != 0) {
-        eprintln!("\nvpmu: what the command printed under {}:", row.pmu);
+        eprintln!("\nvpmu: what the command printed under {}:", row.design);
         eprint!("{}", last_lines(row));
     }
     for warning in table::warnings(rows) {
         eprintln!("vpmu: warning: {warning}");
     }
-    for (pmu, error) in &comparison.failures {
-        eprintln!("vpmu: {pmu}: {error}");
+    for (design, error) in &comparison.failures {
+        eprintln!("vpmu: {design}: {error}");
     }
 }
 

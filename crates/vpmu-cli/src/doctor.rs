@@ -2,18 +2,17 @@
 
 use std::fmt;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 
+use vpmu_lab::arch::Arch;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::debian::{Pool, RELEASE, apt, sources};
 use vpmu_lab::guest::{artifacts, images};
-use vpmu_lab::machine::QEMU;
-use vpmu_lab::supervise::QEMU_TOOL;
 use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
 
-/// The first QEMU with all that an Arm guest's PMU needs (FEAT_FGT).
+/// The first QEMU with all that guests need (on Arm, FEAT_FGT).
 const OLDEST_QEMU: u32 = 8;
 /// Packages, guest images and the files of five runs at once, MiB.
 const DISK_MIB: u64 = 2500;
@@ -34,9 +33,9 @@ enum Verdict {
     Missing,
 }
 
-pub(crate) fn doctor() -> ExitCode {
-    let lines = [
-        qemu(),
+pub(crate) fn doctor(arch: Arch) -> ExitCode {
+    let mut lines = vec![
+        qemu(arch),
         tool("setpriv", SETPRIV_FIX),
         tool(apt::APT_GET.program, apt::APT_GET.fix),
         tool(images::DPKG_DEB.program, images::DPKG_DEB.fix),
@@ -44,14 +43,15 @@ pub(crate) fn doctor() -> ExitCode {
         mirror(),
         cache(),
         disk(),
-        guests(),
-        artifact(artifacts::METER, Verdict::Missing),
-        artifact(artifacts::WORKLOAD, Verdict::Missing),
-        artifact(artifacts::MONITOR, Verdict::Missing),
-        cores(),
-        kvm(),
-        perf(),
+        guests(arch),
+        artifact(arch, artifacts::METER),
+        artifact(arch, artifacts::WORKLOAD),
     ];
+    match arch {
+        Arch::Aarch64 => lines.push(artifact(arch, artifacts::MONITOR)),
+        Arch::X86_64 => lines.push(beside(artifacts::VMM)),
+    }
+    lines.extend([cores(), kvm(arch), perf(arch)]);
     for line in &lines {
         println!("{line}");
     }
@@ -59,7 +59,11 @@ pub(crate) fn doctor() -> ExitCode {
         println!("\nsomething needed is missing: see the lines marked \"missing\"");
         return ExitCode::FAILURE;
     }
-    println!("\naarch64 guests run on this machine; x86_64 guests are not there yet");
+    let other = Arch::ALL.into_iter().find(|&other| other != arch);
+    println!("\n{arch} guests run on this machine");
+    if let Some(other) = other {
+        println!("for {other} guests: vpmu doctor --arch {other}");
+    }
     ExitCode::SUCCESS
 }
 
@@ -92,13 +96,15 @@ fn line(
     }
 }
 
-fn qemu() -> Line {
+fn qemu(arch: Arch) -> Line {
+    let tool = arch.qemu();
+    let qemu = tool.program;
     let fix = format!(
-        "{} (Debian 13; on Debian 12 from bookworm-backports: apt-get install -t bookworm-backports qemu-system-arm)",
-        QEMU_TOOL.fix
+        "{} (Debian 13; on Debian 12 from bookworm-backports: with -t bookworm-backports)",
+        tool.fix
     );
-    let Ok(output) = Command::new(QEMU).arg("--version").output() else {
-        return line(Verdict::Missing, QEMU, "not installed", fix);
+    let Ok(output) = Command::new(qemu).arg("--version").output() else {
+        return line(Verdict::Missing, qemu, "not installed", fix);
     };
     let text = String::from_utf8_lossy(&output.stdout);
     let version = text.split_whitespace().nth(3).unwrap_or("unknown");
@@ -109,10 +115,10 @@ fn qemu() -> Line {
         .is_some_and(|major| major >= OLDEST_QEMU);
     let found = format!("version {version}");
     if new_enough {
-        line(Verdict::Ok, QEMU, found, "")
+        line(Verdict::Ok, qemu, found, "")
     } else {
         let found = format!("{found}, {OLDEST_QEMU}.0 or newer is needed");
-        line(Verdict::Missing, QEMU, found, fix)
+        line(Verdict::Missing, qemu, found, fix)
     }
 }
 
@@ -184,33 +190,41 @@ fn disk() -> Line {
     }
 }
 
-fn guests() -> Line {
+fn guests(arch: Arch) -> Line {
     let subject = "guest images";
     let Ok(cache) = Cache::open() else {
         return line(Verdict::Note, subject, "no cache folder", "");
     };
-    if let Some(images) = images::Images::ready(&cache) {
+    if let Some(images) = images::Images::ready(&cache, arch) {
         let found = format!(
             "ready, offline too (Debian kernel {})",
             images.kernel_release()
         );
         return line(Verdict::Ok, subject, found, "");
     }
-    if Pool::fetched(&cache).is_some() {
+    if Pool::fetched(&cache, arch).is_some() {
         return line(Verdict::Ok, subject, "downloaded, built at first use", "");
     }
     line(
         Verdict::Note,
         subject,
         format!("Debian {RELEASE} is downloaded at first use (170 MB)"),
-        "fetch now: vpmu run -- true",
+        format!("fetch now: vpmu run --arch {arch} -- true"),
     )
 }
 
-fn artifact(file: &'static str, otherwise: Verdict) -> Line {
-    match artifacts::find(file) {
+fn artifact(arch: Arch, file: &'static str) -> Line {
+    found(file, artifacts::find(arch, file))
+}
+
+fn beside(file: &'static str) -> Line {
+    found(file, artifacts::find_beside(file))
+}
+
+fn found(file: &'static str, path: vpmu_lab::Result<PathBuf>) -> Line {
+    match path {
         Ok(path) => line(Verdict::Ok, file, path.display().to_string(), ""),
-        Err(error) => line(otherwise, file, error.to_string(), ""),
+        Err(error) => line(Verdict::Missing, file, error.to_string(), ""),
     }
 }
 
@@ -220,38 +234,47 @@ fn cores() -> Line {
     line(Verdict::Ok, "processors", found, "")
 }
 
-fn kvm() -> Line {
+fn kvm(arch: Arch) -> Line {
     let subject = "/dev/kvm";
-    match fs::OpenOptions::new().read(true).write(true).open(subject) {
-        Ok(_) => line(
+    let open = fs::OpenOptions::new().read(true).write(true).open(subject);
+    let (verdict, found) = match (arch, open) {
+        (Arch::Aarch64, Ok(_)) => (
             Verdict::Ok,
-            subject,
-            "usable (aarch64 guests do not need it)",
-            "",
+            "usable (aarch64 guests do not need it)".to_owned(),
         ),
-        Err(error) => line(
+        (Arch::Aarch64, Err(error)) => (
             Verdict::Note,
-            subject,
             format!("{error} (aarch64 guests do not need it)"),
-            "",
         ),
-    }
+        (Arch::X86_64, Ok(_)) if arch.has_hardware_kvm() => (
+            Verdict::Ok,
+            "usable: --pmu emulated runs in it, in real time".to_owned(),
+        ),
+        (Arch::X86_64, Ok(_)) => (
+            Verdict::Note,
+            "a KVM in software, which stock kernels do not run in; an emulated host is used"
+                .to_owned(),
+        ),
+        (Arch::X86_64, Err(error)) => (Verdict::Note, format!("{error}; an emulated host is used")),
+    };
+    line(verdict, subject, found, "")
 }
 
-fn perf() -> Line {
+fn perf(arch: Arch) -> Line {
     let subject = "perf events";
+    let needs = match arch {
+        Arch::X86_64 if arch.has_hardware_kvm() => "the guest's counters are backed by them",
+        _ => "guests do not need them here, vpmu bench reprogram does",
+    };
     match fs::read_to_string("/proc/sys/kernel/perf_event_paranoid") {
         Ok(text) => {
-            let found = format!(
-                "perf_event_paranoid is {} (aarch64 guests do not need it)",
-                text.trim()
-            );
+            let found = format!("perf_event_paranoid is {} ({needs})", text.trim());
             line(Verdict::Ok, subject, found, "")
         }
         Err(_) => line(
             Verdict::Note,
             subject,
-            "this kernel has none (aarch64 guests do not need it)",
+            format!("this kernel has none ({needs})"),
             "",
         ),
     }

@@ -13,7 +13,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vpmu_lab::Error;
 use vpmu_lab::cancel::Cancel;
 
-use options::{Arch, Cli, Verb};
+use options::{Cli, Verb};
 
 /// When vpmu or the guest failed, as `env`, `timeout` and `docker` have it.
 const FAILED: u8 = 125;
@@ -37,15 +37,9 @@ fn main() -> ExitCode {
         }
     }
     let result = match &cli.verb {
-        Verb::Doctor => return doctor::doctor(),
-        Verb::Run { guest, .. } | Verb::Compare { guest, .. } if guest.arch == Arch::X86_64 => {
-            Err(Error::Usage(
-                "x86_64 guests are not there yet; aarch64 guests run on this machine too"
-                    .to_owned(),
-            ))
-        }
-        Verb::Run { pmu, guest } => run::run(*pmu, guest, &cancel),
-        Verb::Compare { pmu, guest } => compare::compare(pmu, guest, &cancel),
+        Verb::Doctor { arch } => return doctor::doctor(*arch),
+        Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
+        Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Bench { name, json, keep } => {
             bench::bench(name.as_deref(), json.as_deref(), keep.as_deref(), &cancel)
         }

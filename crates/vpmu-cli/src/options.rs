@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use vpmu_lab::design::Pmu;
+use clap::{Args, Parser, Subcommand};
+use vpmu_lab::arch::Arch;
+use vpmu_lab::design::{Design, Pmu, Policy};
 use vpmu_lab::experiment::Experiment;
 use vpmu_lab::guest::job::Command;
 use vpmu_lab::machine::Machine;
@@ -14,6 +15,7 @@ Examples:
   vpmu doctor
   vpmu run -- uname -a
   vpmu run --pmu partitioned -- perf stat -e cycles:u,instructions:u workload
+  vpmu run --arch x86_64 --pmu emulated -- perf stat workload
   vpmu compare -- 'perf record --no-bpf-event -F 1000 -e cycles gzip -c random.bin > /dev/null'
   vpmu run --kernel ./Image --append 'console=ttyAMA0' --initrd ./initrd
 
@@ -42,13 +44,23 @@ pub(crate) enum Verb {
     /// Say what this machine can do, each missing thing with its fix
     ///
     /// Exit status 1 when something needed is missing.
-    Doctor,
+    Doctor {
+        /// Architecture of the guests to look for
+        #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
+        arch: Arch,
+    },
     /// Boot a guest, run CMD in it, stream its output, exit with its status
     #[command(after_help = AFTER)]
     Run {
         /// The PMU design
         #[arg(long, value_name = "NAME", default_value = "native", value_parser = design)]
         pmu: Pmu,
+        /// What becomes of a host event that the guest does not use (x86_64, emulated): recreate,
+        /// reuse or paused
+        ///
+        /// The default is paused.
+        #[arg(long, value_name = "NAME", value_parser = policy)]
+        policy: Option<Policy>,
         #[command(flatten)]
         guest: Guest,
     },
@@ -60,14 +72,16 @@ pub(crate) enum Verb {
     #[command(after_help = AFTER)]
     Compare {
         /// The PMU designs, in the order of the table; the first is what others are relative to
-        #[arg(
-            long,
-            value_name = "NAME,..",
-            value_delimiter = ',',
-            default_value = "native,kvm,emulated,partitioned",
-            value_parser = design
-        )]
+        ///
+        /// The default is native,kvm,emulated and, on aarch64, partitioned.
+        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = design)]
         pmu: Vec<Pmu>,
+        /// What becomes of a host event that the guest does not use (x86_64): one row of emulated
+        /// for each of recreate, reuse and paused that is named
+        ///
+        /// The default is paused.
+        #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
+        policy: Vec<Policy>,
         #[command(flatten)]
         guest: Guest,
     },
@@ -89,7 +103,7 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 pub(crate) struct Guest {
     /// Architecture of the guest
-    #[arg(long, value_enum, default_value_t = Arch::Aarch64)]
+    #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
     pub(crate) arch: Arch,
     /// Processors of the guest
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -105,7 +119,8 @@ pub(crate) struct Guest {
     /// Run CMD this often, one after the other; times and counts are means
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
-    /// Boot this kernel (an arm64 Image, or a raw binary) instead of Debian's
+    /// Boot this kernel instead of Debian's (aarch64: an Image or a raw binary; x86_64: a bzImage
+    /// or an ELF file)
     ///
     /// Without CMD the guest runs until it powers off, and its console is streamed.
     #[arg(long, value_name = "FILE")]
@@ -122,6 +137,9 @@ pub(crate) struct Guest {
     /// Give QEMU one more argument (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
+    /// Give vpmu-vmm one more argument (x86_64, emulated; repeatable)
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    vmm_arg: Vec<String>,
     /// Let time pass as it does here, instead of counting instructions
     #[arg(long)]
     realtime: bool,
@@ -142,22 +160,16 @@ pub(crate) struct Guest {
     command: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Arch {
-    #[value(name = "aarch64")]
-    Aarch64,
-    #[value(name = "x86_64", alias = "x86-64")]
-    X86_64,
-}
-
 impl Guest {
     pub(crate) fn experiment(&self) -> Experiment {
         Experiment {
             machine: Machine {
+                arch: self.arch,
                 vcpus: self.vcpus,
                 memory: self.memory,
                 realtime: self.realtime,
                 qemu_args: self.qemu_arg.clone(),
+                vmm_args: self.vmm_arg.clone(),
             },
             host_counters: self.host_counters,
             command: Command::from_words(&self.command),
@@ -173,8 +185,56 @@ impl Guest {
     }
 }
 
+fn arch(text: &str) -> Result<Arch, String> {
+    Arch::ALL
+        .into_iter()
+        .find(|arch| arch.name() == text)
+        .ok_or_else(|| "there are aarch64 and x86_64".to_owned())
+}
+
 fn design(text: &str) -> Result<Pmu, String> {
     text.parse()
+}
+
+fn policy(text: &str) -> Result<Policy, String> {
+    text.parse()
+}
+
+/// A policy is about host events, which only our x86 VMM has.
+pub(crate) fn check_policies(pmus: &[Pmu], given: bool) -> vpmu_lab::Result<()> {
+    if given && !pmus.is_empty() && !pmus.contains(&Pmu::Emulated) {
+        return Err(vpmu_lab::Error::Usage(
+            "--policy is about --arch x86_64 --pmu emulated".to_owned(),
+        ));
+    }
+    Ok(())
+}
+
+/// The rows of a table: each design once, the one with policies once for each.
+pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Design> {
+    let mut designs: Vec<Design> = Vec::new();
+    let defaults: &[Pmu] = match arch {
+        Arch::Aarch64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Partitioned],
+        Arch::X86_64 => arch.designs(),
+    };
+    for &pmu in if pmus.is_empty() { defaults } else { pmus } {
+        let has_policies = pmu == Pmu::Emulated && !policies.is_empty();
+        let with = |policy| Design { pmu, policy };
+        if has_policies {
+            designs.extend(policies.iter().map(|&policy| with(Some(policy))));
+        } else if pmu == Pmu::Emulated && arch == Arch::X86_64 {
+            designs.push(with(Some(Policy::default())));
+        } else {
+            designs.push(with(None));
+        }
+    }
+    let mut seen = Vec::new();
+    designs.retain(|design| {
+        let new = !seen.contains(design);
+        seen.push(*design);
+        new
+    });
+    designs
 }
 
 /// MiB from a number with M or G behind it.
@@ -207,6 +267,35 @@ mod tests {
     fn definition() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn rows_of_a_table() {
+        let names = |arch, pmus: &[Pmu], policies: &[Policy]| {
+            let designs = designs(arch, pmus, policies);
+            designs.iter().map(Design::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            names(Arch::X86_64, &[], &[]),
+            ["native", "kvm", "emulated-paused"]
+        );
+        assert_eq!(
+            names(Arch::Aarch64, &[], &[]),
+            ["native", "kvm", "emulated", "partitioned"]
+        );
+        assert_eq!(
+            names(
+                Arch::X86_64,
+                &[Pmu::Emulated, Pmu::Kvm, Pmu::Kvm],
+                &Policy::ALL
+            ),
+            [
+                "emulated-recreate",
+                "emulated-reuse",
+                "emulated-paused",
+                "kvm"
+            ]
+        );
     }
 
     #[test]

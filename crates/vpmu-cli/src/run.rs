@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use vpmu_lab::cache::Cache;
 use vpmu_lab::cancel::Cancel;
-use vpmu_lab::design::Pmu;
+use vpmu_lab::design::{Pmu, Policy};
 use vpmu_lab::experiment::Sink;
 use vpmu_lab::guest::images::Images;
 use vpmu_lab::guest::job::Output;
@@ -14,36 +14,50 @@ use vpmu_lab::supervise::Stage;
 use vpmu_lab::table;
 use vpmu_lab::{Error, Result};
 
-use crate::options::Guest;
+use crate::options::{Guest, check_policies, designs};
 
-pub(crate) fn run(pmu: Pmu, guest: &Guest, cancel: &Cancel) -> Result<ExitCode> {
+pub(crate) fn run(
+    pmu: Pmu,
+    policy: Option<Policy>,
+    guest: &Guest,
+    cancel: &Cancel,
+) -> Result<ExitCode> {
     let experiment = guest.experiment();
     if experiment.command.is_none() && guest.json.is_some() {
         return Err(Error::Usage(
             "--json holds a command's figures: give a command after --".to_owned(),
         ));
     }
-    experiment.check(&[pmu])?;
+    check_policies(&[pmu], policy.is_some())?;
+    let designs = designs(guest.arch, &[pmu], policy.as_slice());
+    experiment.check(&designs)?;
     if let Some(path) = &guest.json {
         check_writable(path)?;
     }
     let progress = Progress::stderr();
     let cache = Cache::open()?;
     let images = experiment
-        .needs_images(&[pmu])
-        .then(|| Images::prepare(&cache, cancel, &progress))
+        .needs_images(&designs)
+        .then(|| Images::prepare(&cache, guest.arch, cancel, &progress))
         .transpose()?;
     let sink = Sink {
         output: Output::Stream,
         to: Box::new(std::io::stdout()),
     };
     let task = Progress::terminal().task(&format!("booting {pmu}"));
-    let outcome = experiment.run(pmu, &cache, images.as_ref(), sink, cancel, &mut |stage| {
-        // The bar makes way for the command's output, or a bare kernel's.
-        if stage != Stage::Boot || experiment.command.is_none() {
-            task.done();
-        }
-    })?;
+    let outcome = experiment.run(
+        designs[0],
+        &cache,
+        images.as_ref(),
+        sink,
+        cancel,
+        &mut |stage| {
+            // The bar makes way for the command's output, or a bare kernel's.
+            if stage != Stage::Boot || experiment.command.is_none() {
+                task.done();
+            }
+        },
+    )?;
     task.done();
     let Some(run) = outcome.run else {
         if let Some(monitor) = outcome.monitor {

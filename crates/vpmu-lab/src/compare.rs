@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::cache::Cache;
 use crate::cancel::Cancel;
-use crate::design::Pmu;
+use crate::design::{Design, Pmu};
 use crate::experiment::{Experiment, Sink};
 use crate::guest::images::Images;
 use crate::guest::job::Output;
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Row {
     /// The design.
-    pub pmu: Pmu,
+    pub design: Design,
     /// The figures.
     pub run: Run,
     /// What the command printed.
@@ -37,7 +37,7 @@ pub struct Comparison {
     /// In the order asked for; those that failed are missing.
     pub rows: Vec<Row>,
     /// Designs that could not be run, and why.
-    pub failures: Vec<(Pmu, Error)>,
+    pub failures: Vec<(Design, Error)>,
 }
 
 /// Runs `experiment` under each of `designs`.
@@ -50,7 +50,7 @@ pub struct Comparison {
 /// Only when interrupted; what fails in one design leaves the others alone.
 pub fn compare(
     experiment: &Experiment,
-    designs: &[Pmu],
+    designs: &[Design],
     cache: &Cache,
     images: Option<&Images>,
     cancel: &Cancel,
@@ -68,14 +68,14 @@ pub fn compare(
     thread::scope(|scope| {
         for _ in 0..at_once.min(designs.len()) {
             scope.spawn(|| {
-                while let Some(pmu) = next() {
-                    let task = progress.task(pmu.name());
-                    let row = run_one(experiment, pmu, cache, images, cancel, &task);
+                while let Some(design) = next() {
+                    let task = progress.task(&design.to_string());
+                    let row = run_one(experiment, design, cache, images, cancel, &task);
                     if let Ok(row) = &row {
                         task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
                     }
                     task.done();
-                    lock(&finished).push((pmu, row));
+                    lock(&finished).push((design, row));
                 }
             });
         }
@@ -88,11 +88,11 @@ pub fn compare(
     let mut finished = finished
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
-    finished.sort_by_key(|(pmu, _)| designs.iter().position(|design| design == pmu));
-    for (pmu, row) in finished {
+    finished.sort_by_key(|(design, _)| designs.iter().position(|asked| asked == design));
+    for (design, row) in finished {
         match row {
             Ok(row) => comparison.rows.push(row),
-            Err(error) => comparison.failures.push((pmu, error)),
+            Err(error) => comparison.failures.push((design, error)),
         }
     }
     Ok(comparison)
@@ -100,7 +100,7 @@ pub fn compare(
 
 fn run_one(
     experiment: &Experiment,
-    pmu: Pmu,
+    design: Design,
     cache: &Cache,
     images: Option<&Images>,
     cancel: &Cancel,
@@ -112,7 +112,7 @@ fn run_one(
         output: Output::Buffer,
         to: Box::new(output.clone()),
     };
-    let outcome = experiment.run(pmu, cache, images, sink, cancel, &mut |stage| {
+    let outcome = experiment.run(design, cache, images, sink, cancel, &mut |stage| {
         task.say(match stage {
             Stage::Boot => "booting",
             Stage::Command => "running the command",
@@ -124,7 +124,7 @@ fn run_one(
         console: Vec::new(),
     })?;
     Ok(Row {
-        pmu,
+        design,
         run,
         output: output.take(),
         wall: outcome.wall,
@@ -133,9 +133,9 @@ fn run_one(
 }
 
 /// The longest first (taken from the end), so that none is left to run alone.
-fn starting_order(designs: &[Pmu]) -> Vec<Pmu> {
+fn starting_order(designs: &[Design]) -> Vec<Design> {
     let mut order = designs.to_vec();
-    order.sort_by_key(|pmu| match pmu {
+    order.sort_by_key(|design| match design.pmu {
         Pmu::Untrapped => 0,
         Pmu::Partitioned => 1,
         Pmu::Native => 2,

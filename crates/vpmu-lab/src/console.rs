@@ -182,7 +182,13 @@ fn is_panic(line: &str) -> bool {
 }
 
 fn is_monitor_failure(line: &str) -> bool {
-    line.starts_with("vpmu-monitor: error:") || line.starts_with("vpmu-monitor: guest stopped:")
+    [
+        "vpmu-monitor: error:",
+        "vpmu-monitor: guest stopped:",
+        "vpmu-vmm: ",
+    ]
+    .iter()
+    .any(|text| line.starts_with(text))
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ pub enum Pmu {
     Native,
     /// Stock Linux KVM with stock QEMU: the peer.
     Kvm,
-    /// This project's monitor, every register access trapped.
+    /// This project's monitor (aarch64) or VMM (x86_64), every register access
+    /// trapped.
     Emulated,
     /// This project's monitor, the counters split by `MDCR_EL2.HPMN`.
     Partitioned,
@@ -42,8 +43,8 @@ impl Pmu {
         }
     }
 
-    /// Whether this project's monitor is below the guest.
-    pub fn has_monitor(self) -> bool {
+    /// Whether this project's own hypervisor is below the guest.
+    pub fn is_ours(self) -> bool {
         matches!(self, Self::Emulated | Self::Partitioned | Self::Untrapped)
     }
 }
@@ -65,6 +66,73 @@ impl FromStr for Pmu {
                 let names = Self::ALL.map(Self::name).join(", ");
                 format!("no such design; there are {names}")
             })
+    }
+}
+
+/// What happens to the host's event behind a guest's counter while the guest
+/// does not count with it (`docs/event-life-cycle.md`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Policy {
+    /// Closed and opened again.
+    Recreate,
+    /// Kept, and set anew.
+    Reuse,
+    /// Kept, and left alone once it is off and drained.
+    #[default]
+    Paused,
+}
+
+impl Policy {
+    /// All of them, the most expensive first.
+    pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::Paused];
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Recreate => "recreate",
+            Self::Reuse => "reuse",
+            Self::Paused => "paused",
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|policy| policy.name() == text)
+            .ok_or_else(|| {
+                let names = Self::ALL.map(Self::name).join(", ");
+                format!("no such policy; there are {names}")
+            })
+    }
+}
+
+/// One row of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Design {
+    /// How the PMU reaches the command.
+    pub pmu: Pmu,
+    /// Where that is a choice.
+    pub policy: Option<Policy>,
+}
+
+impl From<Pmu> for Design {
+    fn from(pmu: Pmu) -> Self {
+        Self { pmu, policy: None }
+    }
+}
+
+/// `emulated`, or `emulated-reuse` where there is a choice.
+impl fmt::Display for Design {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.policy {
+            Some(policy) => f.pad(&format!("{}-{}", self.pmu, policy.name())),
+            None => f.pad(self.pmu.name()),
+        }
     }
 }
 

@@ -13,17 +13,16 @@ use object::{Endianness, elf};
 
 use crate::{Error, Result};
 
-/// Where libraries are, relative to the root of the packages' files.
-pub const LIBRARY_FOLDERS: [&str; 2] = ["usr/lib/aarch64-linux-gnu", "usr/lib"];
-
 /// The libraries `programs` need, theirs included, by their path relative to
-/// `root`, each with the file that holds it.
+/// `root`, each with the file that holds it. They are looked for in `folders`,
+/// which are relative to `root`, too.
 ///
 /// # Errors
 ///
 /// When one is missing (named in the error) or is not an ELF file.
 pub fn closure(
     root: &Path,
+    folders: &[&str],
     programs: &[PathBuf],
     missing: impl Fn(String) -> Error,
 ) -> Result<BTreeMap<String, PathBuf>> {
@@ -44,7 +43,7 @@ pub fn closure(
             if !seen.insert((name.clone(), place.clone())) {
                 continue;
             }
-            let (found_place, file) = LIBRARY_FOLDERS
+            let (found_place, file) = folders
                 .iter()
                 .find_map(|folder| {
                     let place = format!("{folder}/{name}");

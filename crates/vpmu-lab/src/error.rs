@@ -125,7 +125,20 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
-    /// The monitor ended the guest.
+    /// As [`Error::Panic`], where QEMU is known to be the cause at times.
+    #[error(
+        "a kernel gave up: {line}{}\nthis may be QEMU's fault: up to 10.0 it can deliver an interrupt twice to a \
+         nested guest when it counts instructions, once in some ten thousand PMU interrupts; take fewer samples, \
+         or give --realtime",
+        quoted(console)
+    )]
+    RepeatedInterrupt {
+        /// The line that says so.
+        line: String,
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// This project's hypervisor ended the guest.
     #[error("{line}{}", quoted(console))]
     Monitor {
         /// What it said.
@@ -168,10 +181,10 @@ pub enum Error {
         console: Vec<String>,
     },
     /// A command of the lab's own failed in a guest.
-    #[error("the command ended with status {status} under {pmu}:\n{output}")]
+    #[error("the command ended with status {status} under {design}:\n{output}")]
     CommandFailed {
         /// The design.
-        pmu: crate::design::Pmu,
+        design: crate::design::Design,
         /// Its exit status.
         status: i32,
         /// What it printed.

@@ -5,15 +5,16 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::arch::Arch;
 use crate::archive::concatenate;
 use crate::cache::{Cache, RunDir};
 use crate::cancel::Cancel;
 use crate::console::Transcript;
-use crate::design::Pmu;
+use crate::design::{Design, Pmu};
 use crate::guest::artifacts;
 use crate::guest::images::Images;
-use crate::guest::job::{Command, HostJob, Job, Notify, Output, quote};
-use crate::machine::{Boot, Machine, QEMU, guest_command_line};
+use crate::guest::job::{Command, HostJob, Job, Notify, Output, Vmm, quote};
+use crate::machine::{Boot, Machine, guest_command_line, vmm_arguments};
 use crate::record::{Monitor, Record};
 use crate::result::{Run, Settings};
 use crate::supervise::{self, Limits, Stage, Streams};
@@ -77,8 +78,23 @@ pub struct Sink {
 
 impl Experiment {
     /// Whether Debian packages are needed for it.
-    pub fn needs_images(&self, designs: &[Pmu]) -> bool {
-        self.command.is_some() || self.kernel.is_none() || designs.contains(&Pmu::Kvm)
+    pub fn needs_images(&self, designs: &[Design]) -> bool {
+        self.command.is_some()
+            || self.kernel.is_none()
+            || designs.iter().any(|design| self.has_kvm_host(design.pmu))
+    }
+
+    /// Whether the machine holds a KVM host that starts the guest.
+    fn has_kvm_host(&self, pmu: Pmu) -> bool {
+        match self.machine.arch {
+            Arch::Aarch64 => pmu == Pmu::Kvm,
+            Arch::X86_64 => pmu != Pmu::Native,
+        }
+    }
+
+    /// Whether the guest runs in this machine's own KVM.
+    fn is_direct(&self, pmu: Pmu) -> bool {
+        self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated
     }
 
     /// Checks what can be checked before anything is downloaded or booted.
@@ -86,15 +102,45 @@ impl Experiment {
     /// # Errors
     ///
     /// When options contradict each other or a file is missing.
-    pub fn check(&self, designs: &[Pmu]) -> Result<()> {
+    pub fn check(&self, designs: &[Design]) -> Result<()> {
         let usage = |text: &str| Err(Error::Usage(text.to_owned()));
+        let arch = self.machine.arch;
+        let any = |pmu: Pmu| designs.iter().any(|design| design.pmu == pmu);
+        if let Some(design) = designs
+            .iter()
+            .find(|design| !arch.designs().contains(&design.pmu))
+        {
+            let names: Vec<&str> = arch.designs().iter().map(|pmu| pmu.name()).collect();
+            return Err(Error::Usage(format!(
+                "--pmu {} does not exist on {arch}; there are {}",
+                design.pmu,
+                names.join(", ")
+            )));
+        }
+        if arch == Arch::Aarch64 && designs.iter().any(|design| design.policy.is_some()) {
+            return usage("--policy is about --arch x86_64 --pmu emulated");
+        }
+        let has_vmm = arch == Arch::X86_64 && any(Pmu::Emulated);
+        if !has_vmm && !self.machine.vmm_args.is_empty() {
+            return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
+        }
+        if let Some(word) = self
+            .machine
+            .vmm_args
+            .iter()
+            .find(|word| word.contains(char::is_whitespace))
+        {
+            return Err(Error::Usage(format!(
+                "--vmm-arg takes one word, without a space in it: {word}"
+            )));
+        }
         if self.command.is_none() && self.kernel.is_none() {
             return usage("nothing to run: give a command after --, or --kernel FILE");
         }
         if self.command.is_some() && self.initrd.is_some() {
             return usage("a command runs in vpmu's own initrd: give either --initrd or a command");
         }
-        if self.command.is_none() && designs.contains(&Pmu::Kvm) {
+        if self.command.is_none() && any(Pmu::Kvm) {
             return usage("kvm needs a command: its machine holds a host that starts the guest");
         }
         if self.command.is_none() && !self.add.is_empty() {
@@ -111,19 +157,25 @@ impl Experiment {
                 "--memory is too small for a guest: give at least {LEAST_MEMORY}M"
             )));
         }
-        if self.host_counters > 0 && !designs.contains(&Pmu::Partitioned) {
+        if self.host_counters > 0 && !any(Pmu::Partitioned) {
             return usage("--host-counters is about --pmu partitioned");
         }
         for path in self.kernel.iter().chain(&self.initrd).chain(&self.add) {
             File::open(path).map_err(Error::file("open", path))?;
         }
         if self.command.is_some() {
-            artifacts::find(artifacts::METER)?;
+            artifacts::find(arch, artifacts::METER)?;
         }
-        if designs.iter().any(|design| design.has_monitor()) {
-            artifacts::find(artifacts::MONITOR)?;
+        if designs.iter().any(|design| design.pmu.is_ours()) {
+            match arch {
+                Arch::Aarch64 => artifacts::find(arch, artifacts::MONITOR)?,
+                Arch::X86_64 => artifacts::find_beside(artifacts::VMM)?,
+            };
         }
-        supervise::qemu_command(&[]).map(drop)
+        if designs.iter().all(|design| self.is_direct(design.pmu)) {
+            return Ok(());
+        }
+        supervise::qemu_command(arch, &[]).map(drop)
     }
 
     /// Boots the machine under `design`, runs the command, and gives the
@@ -134,7 +186,7 @@ impl Experiment {
     /// When the lab or the guest fails; never because the command did.
     pub fn run(
         &self,
-        design: Pmu,
+        design: Design,
         cache: &Cache,
         images: Option<&Images>,
         sink: Sink,
@@ -142,14 +194,25 @@ impl Experiment {
         stage: &mut dyn FnMut(Stage),
     ) -> Result<Outcome> {
         let folder = cache.run_dir()?;
-        let (machine, boot) = self.boot(design, &folder, images, sink.output)?;
-        let arguments = machine.arguments(&boot);
+        let (program, arguments, command) = if self.is_direct(design.pmu) {
+            let boot = self.direct(&folder, images, sink.output)?;
+            let program = artifacts::find_beside(artifacts::VMM)?;
+            let arguments = boot.vmm_arguments(&self.machine, design.policy.unwrap_or_default());
+            let mut command = std::process::Command::new(&program);
+            command.args(&arguments);
+            (program, arguments, command)
+        } else {
+            let (machine, boot) = self.boot(design, &folder, images, sink.output)?;
+            let arguments = machine.arguments(&boot);
+            let command = supervise::qemu_command(machine.arch, &arguments)?;
+            (machine.arch.qemu().program.into(), arguments, command)
+        };
         let keep = self.keep_folder(design)?;
         if let Some(keep) = &keep {
-            let words: Vec<String> = std::iter::once(QEMU.to_owned())
+            let words: Vec<String> = std::iter::once(program.display().to_string())
                 .chain(arguments.iter().map(|word| quote(&word.to_string_lossy())))
                 .collect();
-            let path = keep.join("qemu-command.txt");
+            let path = keep.join("command.txt");
             fs::write(&path, words.join(" ") + "\n").map_err(Error::file("write", &path))?;
         }
         let log = keep
@@ -162,8 +225,8 @@ impl Experiment {
 
         let start = Instant::now();
         let mut boot_wall = None;
-        let transcript = supervise::run(
-            supervise::qemu_command(&arguments)?,
+        let ran = supervise::run(
+            command,
             Streams {
                 output: sink.to,
                 log,
@@ -177,12 +240,15 @@ impl Experiment {
                 }
                 stage(now);
             },
-        )?;
+        );
+        let transcript = ran.map_err(|error| self.explain(design, error))?;
         if let Some(keep) = &keep {
             keep_records(keep, &transcript.records)?;
         }
         Ok(Outcome {
-            run: self.figures(design, &transcript)?,
+            run: self
+                .figures(design, &transcript)
+                .map_err(|error| self.explain(design, error))?,
             monitor: transcript
                 .records
                 .into_iter()
@@ -199,73 +265,138 @@ impl Experiment {
         Limits {
             total: self.timeout,
             boot: self.command.is_some().then_some(self.boot_timeout),
-            quiet: (!self.machine.realtime).then_some(QUIET),
+            quiet: (!self.machine.realtime && !self.machine.arch.has_hardware_kvm())
+                .then_some(QUIET),
+        }
+    }
+
+    /// Names what is known to go wrong in QEMU and is not the guest's fault.
+    fn explain(&self, design: Design, error: Error) -> Error {
+        let counted = !self.machine.realtime && !self.is_direct(design.pmu);
+        let nested = self.machine.arch == Arch::X86_64 && design.pmu != Pmu::Native;
+        match error {
+            Error::Panic { line, console } if counted && nested => {
+                Error::RepeatedInterrupt { line, console }
+            }
+            error => error,
+        }
+    }
+
+    /// What this machine's own KVM boots.
+    fn direct(&self, folder: &RunDir, images: Option<&Images>, output: Output) -> Result<Boot> {
+        let arch = self.machine.arch;
+        let kernel = match (&self.kernel, images) {
+            (Some(kernel), _) => kernel.clone(),
+            (None, Some(images)) => images.kernel(),
+            (None, None) => unreachable!("check() asks for a kernel"),
+        };
+        let Some((command, images)) = self.command.as_ref().zip(images) else {
+            return Ok(Boot {
+                kernel,
+                initrd: self.initrd.clone(),
+                append: self.append.clone().unwrap_or_default(),
+            });
+        };
+        let job = folder.path().join("job.cpio");
+        self.job(command, output, Notify::Doorbell)
+            .archive()?
+            .write_file(&job)?;
+        let initrd = folder.path().join("initrd");
+        concatenate(&[&images.guest(), &job], &initrd)?;
+        Ok(Boot {
+            kernel,
+            initrd: Some(initrd),
+            append: guest_command_line(arch, self.append.as_deref()),
+        })
+    }
+
+    fn job(&self, command: &Command, output: Output, notify: Notify) -> Job {
+        Job {
+            arch: self.machine.arch,
+            command: command.clone(),
+            runs: self.runs,
+            output,
+            notify,
+            add: self.add.clone(),
         }
     }
 
     /// Puts together what QEMU boots.
     fn boot(
         &self,
-        design: Pmu,
+        design: Design,
         folder: &RunDir,
         images: Option<&Images>,
         output: Output,
     ) -> Result<(Machine, Boot)> {
         let mut machine = self.machine.clone();
+        let arch = machine.arch;
+        let pmu = design.pmu;
         let kernel = match (&self.kernel, images) {
             (Some(kernel), _) => kernel.clone(),
             (None, Some(images)) => images.kernel(),
             (None, None) => unreachable!("check() asks for a kernel"),
         };
         let mut append = match &self.command {
-            Some(_) => guest_command_line(self.append.as_deref()),
+            Some(_) => guest_command_line(arch, self.append.as_deref()),
             None => self.append.clone().unwrap_or_default(),
         };
         let mut initrd = self.initrd.clone();
-        if let (Some(command), Some(images)) = (&self.command, images) {
-            let job = Job {
-                command: command.clone(),
-                runs: self.runs,
-                output,
-                notify: match design {
-                    Pmu::Native => Notify::Nobody,
-                    Pmu::Kvm => Notify::KvmHost,
-                    Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => Notify::Monitor,
-                },
-                add: self.add.clone(),
+        let mut job_file = None;
+        if let Some(command) = &self.command {
+            let notify = match pmu {
+                Pmu::Native => Notify::Nobody,
+                Pmu::Kvm => Notify::KvmHost,
+                Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => Notify::Doorbell,
             };
-            let job_file = folder.path().join("job.cpio");
-            job.archive()?.write_file(&job_file)?;
-            let whole = folder.path().join("initrd");
-            if design == Pmu::Kvm {
+            let path = folder.path().join("job.cpio");
+            self.job(command, output, notify)
+                .archive()?
+                .write_file(&path)?;
+            job_file = Some(path);
+        }
+        let whole = folder.path().join("initrd");
+        let kernel = match images {
+            Some(images) if self.has_kvm_host(pmu) => {
+                let (vmm, options) = if pmu == Pmu::Kvm {
+                    (Vmm::Qemu(arch.qemu().program), machine.kvm_arguments())
+                } else {
+                    let policy = design.policy.unwrap_or_default();
+                    (Vmm::ours()?, vmm_arguments(&machine, policy))
+                };
                 let host_file = folder.path().join("host.cpio");
                 HostJob {
-                    qemu: &machine.kvm_arguments(),
+                    vmm,
+                    options: &options,
                     append: &append,
                     vcpus: machine.vcpus,
                     guest: job_file,
+                    initrd: initrd.take(),
                     kernel: self.kernel.clone(),
                 }
                 .archive()
                 .write_file(&host_file)?;
                 concatenate(&[&images.kvm_host(), &host_file], &whole)?;
+                initrd = Some(whole);
                 machine.memory += KVM_HOST_MEMORY;
-                append = guest_command_line(None);
-            } else {
-                concatenate(&[&images.guest(), &job_file], &whole)?;
+                append = guest_command_line(arch, None);
+                images.kernel()
             }
-            initrd = Some(whole);
-        }
-        let kernel = match (design, images) {
-            (Pmu::Native, _) => kernel,
-            (Pmu::Kvm, Some(images)) => images.kernel(),
-            (Pmu::Kvm, None) => unreachable!("check() asks for a command"),
-            (Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped, _) => {
-                let path = folder.path().join("boot");
-                let file = boot_file::build(&artifacts::find(artifacts::MONITOR)?, &kernel)?;
-                fs::write(&path, file).map_err(Error::file("write", &path))?;
-                append = format!("{} {append}", self.monitor_words(design));
-                path
+            _ => {
+                if let Some((job_file, images)) = job_file.zip(images) {
+                    concatenate(&[&images.guest(), &job_file], &whole)?;
+                    initrd = Some(whole);
+                }
+                if pmu.is_ours() {
+                    let path = folder.path().join("boot");
+                    let monitor = artifacts::find(arch, artifacts::MONITOR)?;
+                    let file = boot_file::build(&monitor, &kernel)?;
+                    fs::write(&path, file).map_err(Error::file("write", &path))?;
+                    append = format!("{} {append}", self.monitor_words(pmu));
+                    path
+                } else {
+                    kernel
+                }
             }
         };
         Ok((
@@ -287,16 +418,16 @@ impl Experiment {
         }
     }
 
-    fn keep_folder(&self, design: Pmu) -> Result<Option<PathBuf>> {
+    fn keep_folder(&self, design: Design) -> Result<Option<PathBuf>> {
         let Some(keep) = &self.keep else {
             return Ok(None);
         };
-        let folder = keep.join(design.name());
+        let folder = keep.join(design.to_string());
         fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
         Ok(Some(folder))
     }
 
-    fn figures(&self, design: Pmu, transcript: &Transcript) -> Result<Option<Run>> {
+    fn figures(&self, design: Design, transcript: &Transcript) -> Result<Option<Run>> {
         let Some(command) = &self.command else {
             return supervise::ended_badly(transcript).map_or(Ok(None), Err);
         };
@@ -310,10 +441,11 @@ impl Experiment {
             );
         }
         let settings = Settings {
-            pmu: design,
+            arch: self.machine.arch,
+            design,
             vcpus: self.machine.vcpus,
             runs: self.runs,
-            deterministic: !self.machine.realtime,
+            deterministic: !self.machine.realtime && !self.is_direct(design.pmu),
             command: command.as_line(),
         };
         Ok(Run::from_records(&settings, &transcript.records))

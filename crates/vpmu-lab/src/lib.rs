@@ -9,6 +9,7 @@
 //!
 //! The lab drives built programs. It links neither the engine nor the monitor.
 
+pub mod arch;
 pub mod archive;
 pub mod bench;
 pub mod boot_file;

@@ -9,12 +9,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// QEMU's program.
-pub const QEMU: &str = "qemu-system-aarch64";
+use crate::arch::Arch;
+use crate::design::Policy;
 
 /// What a user chooses about the machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
+    /// Of its processors.
+    pub arch: Arch,
     /// Processors.
     pub vcpus: u32,
     /// Memory, MiB.
@@ -23,6 +25,8 @@ pub struct Machine {
     pub realtime: bool,
     /// More options for QEMU.
     pub qemu_args: Vec<String>,
+    /// More options for this project's x86 VMM.
+    pub vmm_args: Vec<String>,
 }
 
 /// What is booted on it.
@@ -37,16 +41,23 @@ pub struct Boot {
 }
 
 impl Machine {
-    /// QEMU's arguments: an Armv9 machine with EL2, the console on standard
-    /// output.
+    /// QEMU's arguments: an Armv9 machine with EL2 or a PC with SVM, the
+    /// console on standard output.
     pub fn arguments(&self, boot: &Boot) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = [
-            "-M",
-            "virt,virtualization=on,gic-version=3",
-            "-cpu",
-            // Pointer authentication with a cheap hash: QEMU computes it in
-            // software, and the architected one is slow.
-            "max,pauth-impdef=on",
+        let machine: &[&str] = match self.arch {
+            Arch::Aarch64 => &[
+                "-M",
+                "virt,virtualization=on,gic-version=3",
+                "-cpu",
+                // Pointer authentication with a cheap hash: QEMU computes it
+                // in software, and the architected one is slow.
+                "max,pauth-impdef=on",
+            ],
+            Arch::X86_64 => &["-M", "pc", "-accel", "tcg", "-cpu", "max", "-vga", "none"],
+        };
+        let mut arguments: Vec<OsString> = machine.iter().map(OsString::from).collect();
+        let mut push = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
+        push(&[
             "-nic",
             "none",
             "-display",
@@ -56,12 +67,8 @@ impl Machine {
             "-serial",
             "stdio",
             "-no-reboot",
-            "-smp",
-        ]
-        .map(OsString::from)
-        .to_vec();
-        let mut push = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
-        push(&[&self.vcpus.to_string()]);
+        ]);
+        push(&["-smp", &self.vcpus.to_string()]);
         push(&["-m", &format!("{}M", self.memory)]);
         if !self.realtime {
             push(&["-icount", "shift=0,sleep=off", "-seed", "42"]);
@@ -82,9 +89,13 @@ impl Machine {
     /// Arguments for the stock QEMU inside the KVM host, console and kernel
     /// left out.
     pub fn kvm_arguments(&self) -> Vec<String> {
+        let machine = match self.arch {
+            Arch::Aarch64 => "virt,gic-version=3",
+            Arch::X86_64 => "pc",
+        };
         [
             "-M",
-            "virt,gic-version=3",
+            machine,
             "-accel",
             "kvm",
             "-cpu",
@@ -109,16 +120,47 @@ impl Machine {
     }
 }
 
+impl Boot {
+    /// Arguments for this project's x86 VMM on this machine's own KVM.
+    pub fn vmm_arguments(&self, machine: &Machine, policy: Policy) -> Vec<OsString> {
+        let options = vmm_arguments(machine, policy);
+        let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
+        arguments.extend(["--kernel".into(), self.kernel.as_os_str().to_owned()]);
+        if let Some(initrd) = &self.initrd {
+            arguments.extend(["--initrd".into(), initrd.as_os_str().to_owned()]);
+        }
+        arguments.extend(["--append".into(), OsString::from(&self.append)]);
+        arguments
+    }
+}
+
+/// Arguments for this project's x86 VMM, kernel and initrd left out.
+pub fn vmm_arguments(machine: &Machine, policy: Policy) -> Vec<String> {
+    let words = [
+        "--vcpus",
+        &machine.vcpus.to_string(),
+        "--memory",
+        &format!("{}M", machine.memory),
+        "--policy",
+        policy.name(),
+    ];
+    let words = words.into_iter().map(str::to_owned);
+    words.chain(machine.vmm_args.iter().cloned()).collect()
+}
+
 /// The kernel command line of one of our guests, the user's words last.
 ///
 /// - `cryptomgr.notests`: otherwise the kernel tests its ciphers in the
 ///   background for half a second, partly while the command runs.
 /// - `panic=-1 oops=panic`: a broken kernel ends at once instead of hanging.
-pub fn guest_command_line(user: Option<&str>) -> String {
-    let ours = "console=ttyAMA0 nokaslr quiet cryptomgr.notests panic=-1 oops=panic rdinit=/init";
+pub fn guest_command_line(arch: Arch, user: Option<&str>) -> String {
+    let ours = format!(
+        "console={} nokaslr quiet cryptomgr.notests panic=-1 oops=panic rdinit=/init",
+        arch.serial(0)
+    );
     match user {
         Some(user) => format!("{ours} {user}"),
-        None => ours.to_owned(),
+        None => ours,
     }
 }
 
@@ -130,7 +172,7 @@ mod tests {
         let boot = Boot {
             kernel: "Image".into(),
             initrd: Some("initrd".into()),
-            append: guest_command_line(Some("user")),
+            append: guest_command_line(machine.arch, Some("user")),
         };
         let arguments = machine.arguments(&boot);
         arguments
@@ -143,10 +185,12 @@ mod tests {
     #[test]
     fn deterministic_unless_asked() {
         let mut machine = Machine {
+            arch: Arch::Aarch64,
             vcpus: 2,
             memory: 512,
             realtime: false,
             qemu_args: vec!["-device".to_owned(), "x".to_owned()],
+            vmm_args: Vec::new(),
         };
         let deterministic = line(&machine);
         assert!(deterministic.contains("-icount shift=0,sleep=off"));
@@ -155,5 +199,8 @@ mod tests {
         assert!(deterministic.ends_with("-device x"));
         machine.realtime = true;
         assert!(!line(&machine).contains("icount"));
+        machine.arch = Arch::X86_64;
+        assert!(line(&machine).starts_with("-M pc -accel tcg -cpu max"));
+        assert!(line(&machine).contains("console=ttyS0"));
     }
 }

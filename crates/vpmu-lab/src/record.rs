@@ -26,6 +26,8 @@ pub enum Record {
     Kvm(Box<Kvm>),
     /// The monitor's statistics.
     VpmuMonitor(Box<Monitor>),
+    /// The x86 VMM's statistics.
+    VpmuVmm(Box<Vmm>),
 }
 
 /// A point in a guest's life.
@@ -48,6 +50,10 @@ pub struct Guest {
     /// What the kernel said of its counters: `7 (0,8000003f)`, empty when it
     /// has none.
     pub counters: String,
+    /// On x86, what it said of its general-purpose counters; empty when it has
+    /// none.
+    #[serde(default)]
+    pub general: String,
 }
 
 /// About the command.
@@ -85,8 +91,8 @@ pub struct Perf {
 /// About the KVM host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Host {
-    /// QEMU's version line.
-    pub qemu: String,
+    /// The version line of its VMM.
+    pub vmm: String,
     /// Its exit status.
     pub status: i32,
 }
@@ -125,6 +131,43 @@ pub struct Monitor {
     pub more: BTreeMap<String, serde_json::Value>,
 }
 
+/// The x86 VMM's statistics.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Vmm {
+    /// What becomes of a host event that the guest does not use.
+    pub policy: String,
+    /// What the guest's counters count with.
+    pub backing: Option<String>,
+    /// General-purpose counters of the guest.
+    pub general: Option<u32>,
+    /// Between the two doorbells; `None` when they were not rung.
+    pub measured: Option<VmmSpan>,
+    /// From guest entry to power-off.
+    pub total: VmmSpan,
+    /// The host's accounts at the two doorbells.
+    #[serde(default)]
+    pub host: Option<Kvm>,
+    /// Everything else it says.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, serde_json::Value>,
+}
+
+/// The x86 VMM's account of a span of time. Kinds that did not happen are not
+/// listed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VmmSpan {
+    /// PMU interrupts delivered.
+    pub pmis: u64,
+    /// Exits to the VMM, by kind: `msr:write:0x38f`, `rdpmc`.
+    pub exits: BTreeMap<String, u64>,
+    /// What was asked of the host's events, by kind: `create`, `pause`.
+    #[serde(default)]
+    pub host_operations: BTreeMap<String, u64>,
+    /// Everything else it says.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, serde_json::Value>,
+}
+
 /// The monitor's account of a span of time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Span {
@@ -151,10 +194,21 @@ impl Record {
     }
 }
 
+impl Kvm {
+    /// All exits between the two, KVM's own and those to its VMM.
+    pub fn exits(&self) -> Option<u64> {
+        let all = |snapshot: &Snapshot| snapshot.exits.get("exits").copied();
+        Some(all(&self.end)?.saturating_sub(all(&self.begin)?))
+    }
+}
+
 impl Guest {
     /// The event counters, without the cycle counter; `None` when the kernel
     /// did not say.
     pub fn event_counters(&self) -> Option<u32> {
+        if let Ok(general) = self.general.parse() {
+            return Some(general);
+        }
         let (count, mask) = self
             .counters
             .split_once(' ')
@@ -215,11 +269,17 @@ mod tests {
         let guest = |counters: &str| Guest {
             kernel: String::new(),
             counters: counters.to_owned(),
+            general: String::new(),
         };
         assert_eq!(guest("7 (0,8000003f)").event_counters(), Some(6));
         assert_eq!(guest("5 (0,8000000f)").event_counters(), Some(4));
         assert_eq!(guest("1 (0,80000000)").event_counters(), Some(0));
         assert_eq!(guest("7").event_counters(), Some(6));
         assert_eq!(guest("").event_counters(), None);
+        let x86 = Guest {
+            general: "4".to_owned(),
+            ..guest("")
+        };
+        assert_eq!(x86.event_counters(), Some(4));
     }
 }

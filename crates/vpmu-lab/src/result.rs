@@ -10,9 +10,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::arch::Arch;
 use crate::cache::write_whole;
-use crate::design::Pmu;
-use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span};
+use crate::design::{Design, Pmu, Policy};
+use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span, Vmm};
 use crate::{Error, Result};
 
 /// What `--json` writes.
@@ -27,8 +28,10 @@ pub struct Results {
 /// What was run.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings<'a> {
-    /// The design.
-    pub pmu: Pmu,
+    /// Of the guest.
+    pub arch: Arch,
+    /// What is below it.
+    pub design: Design,
     /// Processors of the guest.
     pub vcpus: u32,
     /// How often the command ran.
@@ -43,10 +46,14 @@ pub struct Settings<'a> {
 /// counts are means, counts to the nearest whole number.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
-    /// `aarch64`.
-    pub arch: &'static str,
+    /// Of the guest.
+    pub arch: Arch,
     /// The design.
     pub pmu: Pmu,
+    /// What becomes of a host event that the guest does not use, where there
+    /// is a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
     /// Processors of the guest.
     pub vcpus: u32,
     /// Event counters that the guest's kernel found.
@@ -84,11 +91,20 @@ pub struct Run {
     pub host_share: Option<f64>,
     /// The part that each kind of exit took.
     pub exit_share: Option<BTreeMap<String, f64>>,
+    /// Operations on host events during the command, by kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_operations: Option<BTreeMap<String, u64>>,
+    /// All of them, for each PMU interrupt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_operations_per_pmi: Option<f64>,
     /// Whether the same run gives the same figures.
     pub deterministic: bool,
     /// Everything the monitor said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub monitor: Option<Monitor>,
+    /// Everything the VMM said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vmm: Option<Vmm>,
 }
 
 impl Results {
@@ -137,26 +153,31 @@ impl Run {
     pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
         let found = Found::in_records(records);
         let meter = found.meter?;
-        let account = Account::of(settings.pmu, settings.vcpus, &found);
+        let account = Account::of(settings.design.pmu, settings.vcpus, &found);
+        let guest_counters = found.guest.and_then(Guest::event_counters);
+        // Without a PMU no interrupts of it are to be had: that is no zero.
+        let pmis = meter.pmis.filter(|_| guest_counters.is_some());
         let runs = u64::from(settings.runs.max(1));
         let mean = |count: u64| (count + runs / 2) / runs;
         let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;
-        let exits_per_pmi = account
-            .exits
-            .as_ref()
-            .zip(meter.pmis)
-            .and_then(|(exits, pmis)| {
-                (pmis > 0).then(|| round(exits.values().sum::<u64>() as f64 / pmis as f64))
-            });
-        let exits = account.exits.map(|exits| {
-            let kinds = exits.into_iter();
-            kinds.map(|(kind, count)| (kind, mean(count))).collect()
-        });
+        let per_pmi = |counts: &Option<BTreeMap<String, u64>>| {
+            let (counts, pmis) = counts.as_ref().zip(pmis)?;
+            (pmis > 0).then(|| round(counts.values().sum::<u64>() as f64 / pmis as f64))
+        };
+        let means = |counts: Option<BTreeMap<String, u64>>| {
+            counts.map(|counts| {
+                let kinds = counts.into_iter();
+                kinds.map(|(kind, count)| (kind, mean(count))).collect()
+            })
+        };
+        let exits_per_pmi = per_pmi(&account.exits);
+        let host_operations_per_pmi = per_pmi(&account.host_operations);
         Some(Self {
-            arch: "aarch64",
-            pmu: settings.pmu,
+            arch: settings.arch,
+            pmu: settings.design.pmu,
+            policy: settings.design.policy,
             vcpus: settings.vcpus,
-            guest_counters: found.guest.and_then(Guest::event_counters),
+            guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
             command: settings.command.to_owned(),
             runs: settings.runs,
@@ -168,14 +189,25 @@ impl Run {
             lost_samples: found.perf.as_ref().and_then(lost_samples).map(mean),
             throttled: found.perf.as_ref().map(|perf| mean(perf.throttled)),
             max_sample_rate: found.perf.as_ref().map(|perf| perf.max_sample_rate),
-            pmis: meter.pmis.map(mean),
-            exits,
+            pmis: pmis.map(mean),
+            exits: means(account.exits),
             exits_per_pmi,
             host_share: account.host_share,
             exit_share: account.exit_share,
+            host_operations: means(account.host_operations),
+            host_operations_per_pmi,
             deterministic: settings.deterministic,
             monitor: found.monitor.cloned(),
+            vmm: found.vmm.cloned(),
         })
+    }
+
+    /// What the design is called in a table.
+    pub fn design(&self) -> Design {
+        Design {
+            pmu: self.pmu,
+            policy: self.policy,
+        }
     }
 
     /// User and kernel time together, seconds.
@@ -197,6 +229,7 @@ struct Found<'a> {
     perf: Option<Perf>,
     kvm: Option<&'a Kvm>,
     monitor: Option<&'a Monitor>,
+    vmm: Option<&'a Vmm>,
 }
 
 impl<'a> Found<'a> {
@@ -218,6 +251,7 @@ impl<'a> Found<'a> {
                 }
                 Record::Kvm(kvm) => found.kvm = Some(kvm),
                 Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
+                Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
                 Record::Vpmu(_) | Record::Host(_) => {}
             }
         }
@@ -231,6 +265,7 @@ struct Account {
     exits: Option<BTreeMap<String, u64>>,
     host_share: Option<f64>,
     exit_share: Option<BTreeMap<String, f64>>,
+    host_operations: Option<BTreeMap<String, u64>>,
 }
 
 impl Account {
@@ -238,11 +273,13 @@ impl Account {
         match pmu {
             Pmu::Native => Self::default(),
             Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
-            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => found
-                .monitor
-                .and_then(|monitor| monitor.measured.as_ref())
-                .map(|span| Self::of_monitor(span, vcpus))
-                .unwrap_or_default(),
+            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
+                let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
+                let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
+                monitor
+                    .or_else(|| found.vmm.map(Self::of_vmm))
+                    .unwrap_or_default()
+            }
         }
     }
 
@@ -259,6 +296,27 @@ impl Account {
                     .map(|(kind, &ticks)| (kind.clone(), share(ticks)))
                     .collect()
             }),
+            host_operations: None,
+        }
+    }
+
+    /// Exits that reach the VMM are its own figures; KVM handles others by
+    /// itself, which only its host's accounts know.
+    fn of_vmm(vmm: &Vmm) -> Self {
+        let Some(span) = &vmm.measured else {
+            return Self::default();
+        };
+        let mut exits = span.exits.clone();
+        let host = vmm.host.as_ref();
+        if let Some(all) = host.and_then(Kvm::exits) {
+            let ours = exits.values().sum();
+            exits.insert("kvm".to_owned(), all.saturating_sub(ours));
+        }
+        Self {
+            exits: Some(exits),
+            host_share: host.and_then(|host| kvm_host_share(&host.begin, &host.end)),
+            exit_share: None,
+            host_operations: Some(span.host_operations.clone()),
         }
     }
 
@@ -290,6 +348,7 @@ impl Account {
             exits: Some(exits),
             host_share: kvm_host_share(&kvm.begin, &kvm.end),
             exit_share: None,
+            host_operations: None,
         }
     }
 }
@@ -340,7 +399,8 @@ mod tests {
 
     fn run_of(runs: u32, pmu: Pmu, lines: &[&str]) -> Run {
         let settings = Settings {
-            pmu,
+            arch: Arch::Aarch64,
+            design: pmu.into(),
             vcpus: 1,
             runs,
             deterministic: true,
@@ -386,7 +446,7 @@ mod tests {
         let kvm = r#"{"kvm":{
             "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1000,"hvc_exit_stat":1,"signal_exits":5}},
             "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":1860,"hvc_exit_stat":11,"signal_exits":9}}}}"#;
-        let run = run(Pmu::Kvm, &[METER, kvm]);
+        let run = run(Pmu::Kvm, &[GUEST, METER, kvm]);
         let exits = run.exits.unwrap();
         assert_eq!((exits["hvc"], exits["other"]), (10, 850));
         assert_eq!(run.exits_per_pmi, Some(8.6));
@@ -399,11 +459,34 @@ mod tests {
         let monitor = r#"{"vpmu-monitor":{"guest_counters":4,"host_counters":2,
             "measured":{"ticks":1000,"el2_ticks":100,"pmis":100,"exits":{"irq:pmu":100,"hvc":20},"exit_ticks":{"irq:pmu":90}},
             "total":{"ticks":9000,"el2_ticks":900,"pmis":100,"exits":{}}}}"#;
-        let run = run(Pmu::Partitioned, &[METER, monitor]);
+        let run = run(Pmu::Partitioned, &[GUEST, METER, monitor]);
         assert_eq!(run.host_counters, Some(2));
         assert_eq!(run.exits_per_pmi, Some(1.2));
         assert_eq!(run.host_share, Some(0.1));
         assert_eq!(run.exit_share.unwrap()["irq:pmu"], 0.09);
+    }
+
+    #[test]
+    fn vmm_accounts() {
+        let vmm = r#"{"vpmu-vmm":{"policy":"reuse","backing":"clock","pmu_version":2,"general":4,"fixed":3,
+            "measured":{"pmis":10,"exits":{"msr:write:0x38f":20,"kick":10},"host_operations":{"pause":10,"set_period":10}},
+            "total":{"pmis":12,"exits":{},"host_operations":{}},
+            "host":{"begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":100}},
+                    "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":200}}}}}"#;
+        let guest = r#"{"guest":{"kernel":"6.12","counters":"","general":"4"}}"#;
+        let meter = METER.replace(r#""pmis":100"#, r#""pmis":10"#);
+        let run = run(Pmu::Emulated, &[guest, &meter, vmm]);
+        let exits = run.exits.unwrap();
+        assert_eq!((exits["msr:write:0x38f"], exits["kvm"]), (20, 70));
+        assert_eq!(run.exits_per_pmi, Some(10.0));
+        assert_eq!(run.host_operations_per_pmi, Some(2.0));
+        assert_eq!(run.host_share, Some(0.5));
+    }
+
+    #[test]
+    fn no_pmu_no_interrupts() {
+        let run = run(Pmu::Native, &[METER]);
+        assert_eq!((run.guest_counters, run.pmis), (None, None));
     }
 
     #[test]
@@ -425,7 +508,7 @@ mod tests {
     #[test]
     fn several_runs_are_means() {
         let perf = r#"{"perf":{"samples":50,"lost_records":0,"lost_samples":0,"throttled":0,"max_sample_rate":100000}}"#;
-        let run = run_of(2, Pmu::Native, &[METER, perf, perf]);
+        let run = run_of(2, Pmu::Native, &[GUEST, METER, perf, perf]);
         assert_eq!((run.real_s, run.user_s), (1.25, 0.35));
         assert_eq!((run.samples, run.pmis), (Some(50), Some(50)));
     }

@@ -17,10 +17,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::arch::Arch;
 use crate::cancel::Cancel;
 use crate::console::{Piece, Splitter, Transcript};
-use crate::machine::QEMU;
-use crate::tool::Tool;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -28,13 +27,6 @@ const POLL: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long QEMU may take to end after the console was closed.
 const LAST_WORDS: Duration = Duration::from_secs(10);
-
-/// QEMU, on the machine.
-pub const QEMU_TOOL: Tool = Tool {
-    program: QEMU,
-    fix: "apt-get install qemu-system-arm",
-    hint: "",
-};
 
 /// Wall-clock limits.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +39,9 @@ pub struct Limits {
     /// when idling is normal: in real time an idle guest costs nothing.
     pub quiet: Option<Duration>,
 }
+
+/// In messages, whatever runs the guest.
+const QEMU: &str = "QEMU";
 
 /// Where console bytes go.
 pub struct Streams {
@@ -69,13 +64,13 @@ pub enum Stage {
     Report,
 }
 
-/// The command line that starts QEMU with `arguments`.
+/// The command line that starts the QEMU for `arch` with `arguments`.
 ///
 /// # Errors
 ///
 /// When QEMU or setpriv is missing.
-pub fn qemu_command(arguments: &[std::ffi::OsString]) -> Result<Command> {
-    let mut command = QEMU_TOOL.command()?;
+pub fn qemu_command(arch: Arch, arguments: &[std::ffi::OsString]) -> Result<Command> {
+    let mut command = arch.qemu().command()?;
     command.args(arguments);
     Ok(command)
 }

@@ -5,9 +5,10 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
+use crate::arch::Arch;
 use crate::bench;
 use crate::compare::Row;
-use crate::design::Pmu;
+use crate::design::Design;
 use crate::result::Run;
 
 const COLUMNS: [&str; 12] = [
@@ -53,8 +54,11 @@ pub fn table(rows: &[Row]) -> String {
             optional(base.map(|base| figure(run) / base), |x| format!("{x:.3}"))
         };
         table.add_row([
-            run.pmu.name().to_owned(),
-            optional(run.guest_counters, |n| format!("{n}+1")),
+            row.design.to_string(),
+            optional(run.guest_counters, |n| match run.arch {
+                Arch::Aarch64 => format!("{n}+1"),
+                Arch::X86_64 => n.to_string(),
+            }),
             format!("{:.3}", run.real_s),
             relative(|run| run.real_s),
             format!("{:.3}", run.busy_s()),
@@ -96,7 +100,7 @@ pub fn bench(rows: &[bench::Row]) -> String {
     };
     for row in rows {
         table.add_row([
-            row.figure.to_owned(),
+            row.figure.clone(),
             row.mode.to_owned(),
             value(row.measured),
             value(row.published),
@@ -116,7 +120,7 @@ pub fn exits(rows: &[Row]) -> String {
         let Some(exits) = &row.run.exits else {
             continue;
         };
-        let _ = writeln!(text, "{:12} {}", row.pmu, kinds(exits));
+        let _ = writeln!(text, "{:12} {}", row.design, kinds(exits));
     }
     text
 }
@@ -146,41 +150,42 @@ pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
 pub fn warnings(rows: &[Row]) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
-        let (pmu, run) = (row.pmu, &row.run);
+        let (design, run) = (row.design, &row.run);
+        let pmu = design.pmu;
         if run.status != 0 {
             warnings.push(format!(
-                "{pmu}: the command ended with status {}, so its figures may be of half a run; \
-                 see what it printed with `vpmu run --pmu {pmu}`",
-                run.status
+                "{design}: the command ended with status {}, so its figures may be of half a run; \
+                 see what it printed with `vpmu run --arch {} --pmu {pmu}`",
+                run.status, run.arch
             ));
         }
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
-                "{pmu}: the guest's kernel allowed only {rate} samples a second in the end, because \
+                "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
                  samples took more than a quarter of its time; lower perf's -F to compare equal work"
             ));
         }
         if let Some(count) = run.throttled.filter(|&count| count > 0) {
             warnings.push(format!(
-                "{pmu}: the guest's kernel throttled events {count} times, because samples came \
+                "{design}: the guest's kernel throttled events {count} times, because samples came \
                  faster than it allows; lower perf's -F"
             ));
         }
         match run.lost_samples {
             Some(0) => {}
-            Some(count) => warnings.push(lost(pmu, &format!("{count}"))),
-            None if run.samples.is_some() => warnings.push(lost(pmu, "an unknown number of")),
+            Some(count) => warnings.push(lost(design, &format!("{count}"))),
+            None if run.samples.is_some() => warnings.push(lost(design, "an unknown number of")),
             None => {}
         }
         if run.samples == Some(0) {
             warnings.push(format!(
-                "{pmu}: perf recorded no samples: the command was too short, or its events do not \
+                "{design}: perf recorded no samples: the command was too short, or its events do not \
                  count on this machine"
             ));
         }
         if !run.deterministic {
             warnings.push(format!(
-                "{pmu}: measured in real time, so figures differ from run to run; leave out \
+                "{design}: measured in real time, so figures differ from run to run; leave out \
                  --realtime to count instructions instead"
             ));
         }
@@ -188,9 +193,9 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     warnings
 }
 
-fn lost(pmu: Pmu, count: &str) -> String {
+fn lost(design: Design, count: &str) -> String {
     format!(
-        "{pmu}: perf lost {count} samples, because its buffer was full; give perf a larger one \
+        "{design}: perf lost {count} samples, because its buffer was full; give perf a larger one \
          (-m) or lower its -F"
     )
 }
@@ -204,14 +209,16 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::design::Pmu;
 
     fn row(pmu: Pmu, real_s: f64) -> Row {
         let native = pmu == Pmu::Native;
         Row {
-            pmu,
+            design: pmu.into(),
             run: Run {
-                arch: "aarch64",
+                arch: Arch::Aarch64,
                 pmu,
+                policy: None,
                 vcpus: 1,
                 guest_counters: Some(6),
                 host_counters: None,
@@ -231,8 +238,11 @@ mod tests {
                 exits_per_pmi: (!native).then_some(1.003),
                 host_share: (!native).then_some(0.0097),
                 exit_share: None,
+                host_operations: None,
+                host_operations_per_pmi: None,
                 deterministic: true,
                 monitor: None,
+                vmm: None,
             },
             output: Vec::new(),
             wall: Duration::from_millis(10_340),

@@ -28,8 +28,6 @@ pub mod flags {
     pub const READ: usize = 0;
     /// Write, create (mode 0644) and truncate.
     pub const CREATE: usize = 0o1 | 0o100 | 0o1000;
-    /// Read and write.
-    pub const READ_WRITE: usize = 0o2;
     /// Read and write, uncached where the file is memory.
     pub const READ_WRITE_SYNC: usize = 0o2 | 0o4_010_000;
 }
@@ -121,22 +119,6 @@ impl Fd {
         unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
 
-    /// Reads at most `buffer.len()` bytes from `offset` on.
-    #[cfg(target_arch = "x86_64")]
-    pub fn read_at(self, buffer: &mut [u8], offset: usize) -> Result<usize, Errno> {
-        let (address, length) = (buffer.as_mut_ptr() as usize, buffer.len());
-        // SAFETY: the buffer is writable for its length.
-        retry(|| unsafe { syscall(arch::PREAD64, [self.0, address, length, offset, 0, 0]) })
-    }
-
-    /// Writes `bytes` at `offset`; returns how many were taken.
-    #[cfg(target_arch = "x86_64")]
-    pub fn write_at(self, bytes: &[u8], offset: usize) -> Result<usize, Errno> {
-        let (address, length) = (bytes.as_ptr() as usize, bytes.len());
-        // SAFETY: the buffer is readable for its length.
-        retry(|| unsafe { syscall(arch::PWRITE64, [self.0, address, length, offset, 0, 0]) })
-    }
-
     /// Maps `length` bytes at `offset`, shared, for reading and writing.
     #[cfg(target_arch = "aarch64")]
     pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
@@ -183,6 +165,13 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     };
     file.close();
     complete.then(|| &buffer[..filled])
+}
+
+/// Lets this process use I/O port `port`.
+#[cfg(target_arch = "x86_64")]
+pub fn allow_port(port: u16) -> Result<(), Errno> {
+    // SAFETY: no pointers.
+    check(unsafe { syscall(arch::IOPERM, [port.into(), 1, 1, 0, 0, 0]) }).map(drop)
 }
 
 /// Nanoseconds of CLOCK_MONOTONIC.

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::arch::Arch;
 use crate::cache::{Cache, write_whole};
 use crate::cancel::Cancel;
 use crate::progress::Progress;
@@ -22,16 +23,6 @@ use apt::{Apt, Package};
 
 /// The Debian release guests are made of.
 pub const RELEASE: &str = "trixie";
-
-/// The packages that guests and the KVM host are made of.
-pub const WANTED: [&str; 6] = [
-    "busybox-static",
-    "gzip",
-    "linux-image-arm64",
-    "linux-perf",
-    "qemu-system-arm",
-    "stress-ng",
-];
 
 /// Dependencies that are large and that no program of ours loads: scripts,
 /// data, and libraries that others open at run time when a screen is there.
@@ -62,44 +53,49 @@ pub struct Manifest {
 /// A complete pool of packages.
 #[derive(Debug)]
 pub struct Pool {
+    arch: Arch,
     folder: PathBuf,
     manifest: Manifest,
 }
 
 impl Pool {
-    /// The pool for arm64 guests when it was fetched before; `None` when the
-    /// network is needed first.
-    pub fn fetched(cache: &Cache) -> Option<Self> {
-        let folder = folder(cache);
+    /// The pool for guests of `arch` when it was fetched before; `None` when
+    /// the network is needed first.
+    pub fn fetched(cache: &Cache, arch: Arch) -> Option<Self> {
+        let folder = folder(cache, arch);
         let text = fs::read(folder.join("manifest.json")).ok()?;
         let manifest: Manifest = serde_json::from_slice(&text).ok()?;
-        let fits = manifest.release == RELEASE && manifest.wanted == WANTED;
+        let fits = manifest.release == RELEASE && manifest.wanted == arch.packages();
         let whole = manifest.packages.iter().all(|package| {
             fs::metadata(folder.join("packages").join(&package.file))
                 .is_ok_and(|metadata| metadata.len() == package.size)
         });
-        (fits && whole).then_some(Self { folder, manifest })
+        (fits && whole).then_some(Self {
+            arch,
+            folder,
+            manifest,
+        })
     }
 
-    /// The pool for arm64 guests, downloaded when it is not there. The caller
-    /// holds the cache's lock.
+    /// The pool for guests of `arch`, downloaded when it is not there. The
+    /// caller holds the cache's lock.
     ///
     /// # Errors
     ///
     /// When apt is missing or fails, or a file is not what the index says.
-    pub fn fetch(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
-        if let Some(pool) = Self::fetched(cache) {
+    pub fn fetch(cache: &Cache, arch: Arch, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+        if let Some(pool) = Self::fetched(cache, arch) {
             return Ok(pool);
         }
-        let folder = folder(cache);
+        let folder = folder(cache, arch);
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
         remove_leftovers(&folder);
         let task = progress.task("reading Debian's package index");
-        let apt = Apt::new(&folder.join("apt"), RELEASE, "arm64")?;
+        let apt = Apt::new(&folder.join("apt"), RELEASE, arch.debian())?;
         apt.update(cancel)?;
-        let mut plan = apt.plan(&WANTED, cancel)?;
+        let mut plan = apt.plan(&arch.packages(), cancel)?;
         plan.retain(|package| !NOT_NEEDED.iter().any(|name| package.name.starts_with(name)));
         plan.sort_by(|a, b| a.file.cmp(&b.file));
         task.done();
@@ -108,13 +104,22 @@ impl Pool {
         remove_others(&packages, &plan);
         let manifest = Manifest {
             release: RELEASE.to_owned(),
-            architecture: "arm64".to_owned(),
-            wanted: WANTED.map(str::to_owned).to_vec(),
+            architecture: arch.debian().to_owned(),
+            wanted: arch.packages().into_iter().map(str::to_owned).collect(),
             packages: plan,
         };
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
         write_whole(&folder.join("manifest.json"), &text)?;
-        Ok(Self { folder, manifest })
+        Ok(Self {
+            arch,
+            folder,
+            manifest,
+        })
+    }
+
+    /// Of the guests made from it.
+    pub fn arch(&self) -> Arch {
+        self.arch
     }
 
     /// What it is made of.
@@ -139,8 +144,10 @@ impl Pool {
     }
 }
 
-fn folder(cache: &Cache) -> PathBuf {
-    cache.root().join(format!("debian-{RELEASE}-arm64"))
+fn folder(cache: &Cache, arch: Arch) -> PathBuf {
+    cache
+        .root()
+        .join(format!("debian-{RELEASE}-{}", arch.debian()))
 }
 
 /// Brings in what is not there yet. A file moves into `packages` only after

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::arch::Arch;
 use crate::{Error, Result};
 
 /// The variable that names the folder in which they are.
@@ -14,25 +15,56 @@ pub const METER: &str = "meter";
 pub const WORKLOAD: &str = "workload";
 /// The EL2 monitor, a raw image.
 pub const MONITOR: &str = "monitor.bin";
+/// The VMM for x86-64, a program of the machine that stands beside `vpmu`.
+pub const VMM: &str = "vpmu-vmm";
+/// Measures this machine's perf events; stands beside `vpmu`, too.
+pub const REPROGRAM: &str = "vpmu-reprogram";
 
-/// The path of one of them, for aarch64 guests.
+/// The path of one of them, for guests of `arch`.
 ///
 /// # Errors
 ///
 /// When it was not built; the error says where it was looked for.
-pub fn find(file: &'static str) -> Result<PathBuf> {
+pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
     let folders = folders();
     folders
         .iter()
-        .map(|folder| folder.join("aarch64").join(file))
+        .map(|folder| folder.join(arch.name()).join(file))
         .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
         .ok_or_else(|| Error::MissingArtifact {
             file,
             searched: folders
                 .iter()
-                .map(|folder| folder.join("aarch64").display().to_string())
+                .map(|folder| folder.join(arch.name()).display().to_string())
                 .collect::<Vec<_>>()
                 .join(" and "),
+        })
+}
+
+/// The path of a program that is built with `vpmu` and stands beside it.
+///
+/// # Errors
+///
+/// When it is not there.
+pub fn find_beside(file: &'static str) -> Result<PathBuf> {
+    let program = std::env::current_exe().unwrap_or_default();
+    // Cargo puts tests one folder deeper than programs.
+    let folders: Vec<PathBuf> = program
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(PathBuf::from)
+        .collect();
+    folders
+        .iter()
+        .map(|folder| folder.join(file))
+        .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
+        .ok_or_else(|| Error::MissingArtifact {
+            file,
+            searched: folders
+                .first()
+                .map(|folder| folder.display().to_string())
+                .unwrap_or_default(),
         })
 }
 

@@ -11,6 +11,7 @@ use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 
+use crate::arch::Arch;
 use crate::archive::{Archive, Contents};
 use crate::cache::{Cache, write_whole};
 use crate::cancel::Cancel;
@@ -20,13 +21,21 @@ use crate::tool::Tool;
 use crate::{Error, Result, digest, elf};
 
 /// To be changed with everything below that changes an image's contents.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// Programs in every guest, each from the package of a similar name.
 const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];
 
-/// Programs in the KVM host, beside the guest.
-const HOST_PROGRAMS: [&str; 2] = ["busybox", "qemu-system-aarch64"];
+/// Kernel modules of an x86 KVM host, in the order in which they need each
+/// other. On Arm KVM is part of the kernel.
+const KVM_MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
+
+/// What stock QEMU loads into an x86 guest before the kernel.
+const FIRMWARE: [&str; 3] = [
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+];
 
 /// Bytes of `/root/random.bin`, which nothing can compress.
 const RANDOM_BYTES: usize = 4 << 20;
@@ -51,7 +60,7 @@ struct Index {
     sizes: Vec<(String, u64)>,
 }
 
-const KERNEL: &str = "Image";
+const KERNEL: &str = "kernel";
 const GUEST: &str = "guest.cpio";
 const KVM_HOST: &str = "kvm-host.cpio";
 
@@ -61,16 +70,21 @@ impl Images {
     /// # Errors
     ///
     /// When packages cannot be had or lack something.
-    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
-        if let Some(images) = Self::ready(cache) {
+    pub fn prepare(
+        cache: &Cache,
+        arch: Arch,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Self> {
+        if let Some(images) = Self::ready(cache, arch) {
             return Ok(images);
         }
         let _lock = cache.lock()?;
         // Another vpmu may have made them while this one waited.
-        if let Some(images) = Self::ready(cache) {
+        if let Some(images) = Self::ready(cache, arch) {
             return Ok(images);
         }
-        let pool = Pool::fetch(cache, cancel, progress)?;
+        let pool = Pool::fetch(cache, arch, cancel, progress)?;
         let task = progress.task("building guest images");
         let images = Self::build(&pool, cancel)?;
         task.done();
@@ -78,8 +92,8 @@ impl Images {
     }
 
     /// The images when they were made before.
-    pub fn ready(cache: &Cache) -> Option<Self> {
-        let folder = folder(&Pool::fetched(cache)?);
+    pub fn ready(cache: &Cache, arch: Arch) -> Option<Self> {
+        let folder = folder(&Pool::fetched(cache, arch)?);
         let contents: Index =
             serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
         let whole = contents.sizes.iter().all(|(name, size)| {
@@ -88,7 +102,7 @@ impl Images {
         whole.then_some(Self { folder, contents })
     }
 
-    /// The kernel, a raw arm64 `Image`.
+    /// The kernel as Debian packs it: a raw arm64 `Image`, or a bzImage.
     pub fn kernel(&self) -> PathBuf {
         self.folder.join(KERNEL)
     }
@@ -117,7 +131,7 @@ impl Images {
         fs::create_dir(&tree).map_err(Error::file("create", &tree))?;
         for package in &pool.manifest().packages {
             cancel.check()?;
-            unpack(&pool.verified(package)?, &tree)?;
+            unpack(&pool.verified(package)?, pool.arch(), &tree)?;
         }
         let missing = |what: String| Error::NotInPackages {
             what,
@@ -130,10 +144,10 @@ impl Images {
             find_kernel(&tree).ok_or_else(|| missing("the kernel".to_owned()))?;
         let kernel = made.join(KERNEL);
         fs::copy(&vmlinuz, &kernel).map_err(Error::file("write", &kernel))?;
-        guest_tree(&tree, &missing)?.write_file(&made.join(GUEST))?;
+        guest_tree(pool.arch(), &tree, &missing)?.write_file(&made.join(GUEST))?;
         cancel.check()?;
-        let mut host = programs(&tree, &HOST_PROGRAMS, &missing)?;
-        host.file("guest/Image", 0o644, Contents::Disk(kernel));
+        let mut host = host_tree(pool.arch(), &tree, &missing)?;
+        host.file("guest/kernel", 0o644, Contents::Disk(kernel));
         host.file("guest/guest.cpio", 0o644, Contents::Disk(made.join(GUEST)));
         host.write_file(&made.join(KVM_HOST))?;
 
@@ -181,7 +195,7 @@ fn remove_older(folder: &Path) {
 }
 
 /// Unpacks programs, libraries and the kernel of one package into `tree`.
-fn unpack(package: &Path, tree: &Path) -> Result<()> {
+fn unpack(package: &Path, arch: Arch, tree: &Path) -> Result<()> {
     let mut command = DPKG_DEB.command()?;
     command
         .arg("--fsys-tarfile")
@@ -192,7 +206,7 @@ fn unpack(package: &Path, tree: &Path) -> Result<()> {
         .spawn()
         .map_err(Error::file("run", DPKG_DEB.program))?;
     let output = child.stdout.take().expect("standard output is piped");
-    let unpacked = unpack_wanted(tar::Archive::new(output), tree);
+    let unpacked = unpack_wanted(tar::Archive::new(output), arch, tree);
     let status = child.wait().map_err(Error::file("run", DPKG_DEB.program))?;
     unpacked.map_err(Error::file("unpack", package))?;
     if status.success() {
@@ -208,6 +222,7 @@ fn unpack(package: &Path, tree: &Path) -> Result<()> {
 
 fn unpack_wanted(
     mut archive: tar::Archive<impl std::io::Read>,
+    arch: Arch,
     tree: &Path,
 ) -> std::io::Result<()> {
     for entry in archive.entries()? {
@@ -217,13 +232,28 @@ fn unpack_wanted(
         let wanted = path.starts_with("usr/bin/")
             || path.starts_with("boot/vmlinuz-")
             || path.starts_with("usr/lib/ld-linux")
-            || (path.starts_with("usr/lib/aarch64-linux-gnu/lib") && path.contains(".so"))
-            || path.starts_with("usr/lib/aarch64-linux-gnu/ld-linux");
+            || path.starts_with("usr/lib64/ld-linux")
+            || path.strip_prefix(arch.libraries()).is_some_and(|name| {
+                name.starts_with("/ld-linux") || (name.starts_with("/lib") && name.contains(".so"))
+            })
+            || (arch == Arch::X86_64 && (module_name(path).is_some() || is_firmware(path)));
         if wanted {
             entry.unpack_in(tree)?;
         }
     }
     Ok(())
+}
+
+/// Of KVM's modules, the name of the one at `path`: its compression does not
+/// matter here.
+fn module_name(path: &str) -> Option<&'static str> {
+    let file = path.strip_prefix("usr/lib/modules/")?.rsplit('/').next()?;
+    let name = file.split_once(".ko")?.0;
+    KVM_MODULES.into_iter().find(|&module| module == name)
+}
+
+fn is_firmware(path: &str) -> bool {
+    FIRMWARE.contains(&path)
 }
 
 fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
@@ -236,8 +266,49 @@ fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
         })
 }
 
-fn guest_tree(tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
-    let mut archive = programs(tree, &GUEST_PROGRAMS, missing)?;
+fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
+    let mut archive = programs(arch, tree, &["busybox", arch.qemu().program], missing)?;
+    if arch == Arch::X86_64 {
+        let modules = files_below(&tree.join("usr/lib/modules"))?;
+        for (number, name) in KVM_MODULES.into_iter().enumerate() {
+            let path = modules
+                .iter()
+                .find(|path| {
+                    let place = path.strip_prefix(tree).unwrap_or(path);
+                    module_name(&place.to_string_lossy()) == Some(name)
+                })
+                .ok_or_else(|| missing(format!("kernel module {name}")))?;
+            // Numbered, and without what modprobe makes of a file's name.
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            archive.file(
+                &format!("vpmu/modules/{number}-{file}"),
+                0o644,
+                Contents::Disk(path.clone()),
+            );
+        }
+        for place in FIRMWARE {
+            let path = fs::canonicalize(tree.join(place)).map_err(|_| missing(place.to_owned()))?;
+            archive.file(place, 0o644, Contents::Disk(path));
+        }
+    }
+    Ok(archive)
+}
+
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
+        let path = entry.map_err(Error::file("read", folder))?.path();
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn guest_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive> {
+    let mut archive = programs(arch, tree, &GUEST_PROGRAMS, missing)?;
     let text = |text: &str| Contents::Bytes(text.as_bytes().to_vec());
     archive
         .file("etc/passwd", 0o644, text("root:x:0:0:root:/root:/bin/sh\n"))
@@ -251,10 +322,23 @@ fn guest_tree(tree: &Path, missing: &impl Fn(String) -> Error) -> Result<Archive
 }
 
 /// A file tree with `names` and the libraries they need.
-fn programs(tree: &Path, names: &[&str], missing: &impl Fn(String) -> Error) -> Result<Archive> {
+fn programs(
+    arch: Arch,
+    tree: &Path,
+    names: &[&str],
+    missing: &impl Fn(String) -> Error,
+) -> Result<Archive> {
     let mut archive = Archive::new();
     for folder in [
-        "dev", "proc", "sys", "tmp", "run", "root", "usr/bin", "usr/lib",
+        "dev",
+        "proc",
+        "sys",
+        "tmp",
+        "run",
+        "root",
+        "usr/bin",
+        "usr/lib",
+        "usr/lib64",
     ] {
         archive.folder(folder);
     }
@@ -262,6 +346,7 @@ fn programs(tree: &Path, names: &[&str], missing: &impl Fn(String) -> Error) -> 
         .link("bin", "usr/bin")
         .link("sbin", "usr/bin")
         .link("lib", "usr/lib")
+        .link("lib64", "usr/lib64")
         .link("usr/bin/sh", "busybox");
     let paths = names
         .iter()
@@ -277,7 +362,8 @@ fn programs(tree: &Path, names: &[&str], missing: &impl Fn(String) -> Error) -> 
             Contents::Disk(path.clone()),
         );
     }
-    for (place, path) in elf::closure(tree, &paths, missing)? {
+    let folders = [arch.libraries(), "usr/lib", "usr/lib64"];
+    for (place, path) in elf::closure(tree, &folders, &paths, missing)? {
         archive.file(&place, 0o755, Contents::Disk(path));
     }
     Ok(archive)
@@ -312,7 +398,7 @@ mod tests {
     #[test]
     fn a_missing_program_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let error = programs(folder.path(), &["perf"], &Error::Usage).unwrap_err();
+        let error = programs(Arch::Aarch64, folder.path(), &["perf"], &Error::Usage).unwrap_err();
         assert_eq!(error.to_string(), "perf");
     }
 }

@@ -1,10 +1,11 @@
 //! What one run adds to a guest's images: the job, as a second archive.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::artifacts;
-use crate::Result;
+use crate::arch::Arch;
 use crate::archive::{Archive, Contents, add_file};
+use crate::{Error, Result, elf};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 const KVM_HOST_INIT: &str = include_str!("kvm_host.sh");
@@ -51,8 +52,8 @@ pub enum Output {
 pub enum Notify {
     /// Not at all.
     Nobody,
-    /// The monitor, through its doorbell.
-    Monitor,
+    /// This project's hypervisor, through its doorbell.
+    Doorbell,
     /// The KVM host, through the second serial port.
     KvmHost,
 }
@@ -60,6 +61,8 @@ pub enum Notify {
 /// One job for a guest.
 #[derive(Debug, Clone)]
 pub struct Job {
+    /// Of the guest.
+    pub arch: Arch,
     /// What to run.
     pub command: Command,
     /// How often, one after the other.
@@ -72,17 +75,37 @@ pub struct Job {
     pub add: Vec<PathBuf>,
 }
 
+/// What runs a guest in the KVM host.
+#[derive(Debug, Clone)]
+pub enum Vmm {
+    /// Stock QEMU of this name, from the host's packages.
+    Qemu(&'static str),
+    /// This project's x86 VMM with the libraries it needs: it is a program of
+    /// this machine, whose C library may be another than the host's.
+    Ours {
+        /// The program.
+        program: PathBuf,
+        /// By name.
+        libraries: Vec<(String, PathBuf)>,
+    },
+}
+
 /// What the KVM host is told about its guest.
 #[derive(Debug, Clone)]
 pub struct HostJob<'a> {
-    /// QEMU's options, none with a space in it.
-    pub qemu: &'a [String],
+    /// What runs the guest.
+    pub vmm: Vmm,
+    /// Its options, none with a space in it.
+    pub options: &'a [String],
     /// The guest's kernel command line.
     pub append: &'a str,
     /// The guest's processors.
     pub vcpus: u32,
-    /// The guest's own job, an archive on the disk.
-    pub guest: PathBuf,
+    /// The guest's own job, an archive on the disk; without one it has no
+    /// initrd of ours.
+    pub guest: Option<PathBuf>,
+    /// Its own initrd instead.
+    pub initrd: Option<PathBuf>,
     /// A kernel for the guest instead of the host's own.
     pub kernel: Option<PathBuf>,
 }
@@ -99,16 +122,16 @@ impl Job {
     /// When a guest-side program or an added file is missing.
     pub fn archive(&self) -> Result<Archive> {
         let (meter, control) = match self.notify {
-            Notify::Nobody => ("", "/dev/console"),
-            Notify::Monitor => ("--doorbell", "/dev/console"),
-            Notify::KvmHost => ("--sync", "/dev/ttyAMA1"),
+            Notify::Nobody => ("", "/dev/console".to_owned()),
+            Notify::Doorbell => ("--doorbell", "/dev/console".to_owned()),
+            Notify::KvmHost => ("--sync", format!("/dev/{}", self.arch.serial(1))),
         };
         let (output, place) = match self.output {
             Output::Stream => ("stream", "/dev/console"),
             Output::Buffer => ("buffer", "/tmp/output"),
         };
         let text = |text: String| Contents::Bytes(text.into_bytes());
-        let program = |name| artifacts::find(name).map(Contents::Disk);
+        let program = |name| artifacts::find(self.arch, name).map(Contents::Disk);
         let mut archive = Archive::new();
         archive
             .file("init", 0o755, text(GUEST_INIT.to_owned()))
@@ -150,6 +173,33 @@ impl Job {
     }
 }
 
+impl Vmm {
+    /// This project's, as it is built on this machine.
+    ///
+    /// # Errors
+    ///
+    /// When it was not built, or a library it needs is not found.
+    pub fn ours() -> Result<Self> {
+        let program = artifacts::find_beside(artifacts::VMM)?;
+        let folders = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
+        let programs = [program.clone()];
+        let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
+            Error::format(
+                &program,
+                format!("{library} is not in this machine's folders of libraries"),
+            )
+        })?;
+        let name = |place: String| place.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(Self::Ours {
+            program,
+            libraries: libraries
+                .into_iter()
+                .map(|(place, path)| (name(place), path))
+                .collect(),
+        })
+    }
+}
+
 impl HostJob<'_> {
     /// The archive with this job.
     pub fn archive(&self) -> Archive {
@@ -160,22 +210,46 @@ impl HostJob<'_> {
                 0o755,
                 Contents::Bytes(KVM_HOST_INIT.as_bytes().to_vec()),
             )
-            .file("guest/job.cpio", 0o644, Contents::Disk(self.guest.clone()))
             .file(
                 "vpmu/job",
                 0o644,
                 Contents::Bytes(
                     format!(
-                        "qemu={}\nappend={}\nvcpus={}\nsettle={SETTLE}\n",
-                        quote(&self.qemu.join(" ")),
+                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nsettle={SETTLE}\n",
+                        match self.vmm {
+                            Vmm::Qemu(name) => name,
+                            Vmm::Ours { .. } => artifacts::VMM,
+                        },
+                        quote(&self.options.join(" ")),
                         quote(self.append),
                         self.vcpus
                     )
                     .into_bytes(),
                 ),
             );
-        if let Some(kernel) = &self.kernel {
-            archive.file("guest/Image", 0o644, Contents::Disk(kernel.clone()));
+        if let Vmm::Ours { program, libraries } = &self.vmm {
+            archive.file(
+                &format!("vpmu/{}", artifacts::VMM),
+                0o755,
+                Contents::Disk(program.clone()),
+            );
+            for (name, path) in libraries {
+                archive.file(
+                    &format!("vpmu/lib/{name}"),
+                    0o755,
+                    Contents::Disk(path.clone()),
+                );
+            }
+        }
+        let files = [
+            ("guest/job.cpio", &self.guest),
+            ("guest/own.cpio", &self.initrd),
+            ("guest/kernel", &self.kernel),
+        ];
+        for (place, path) in files {
+            if let Some(path) = path {
+                archive.file(place, 0o644, Contents::Disk(path.clone()));
+            }
         }
         archive
     }
@@ -216,6 +290,7 @@ mod tests {
     #[test]
     fn scripts_are_valid_shell() {
         let job = |runs| Job {
+            arch: Arch::Aarch64,
             command: words(&["echo 'it'"]).unwrap(),
             runs,
             output: Output::Buffer,

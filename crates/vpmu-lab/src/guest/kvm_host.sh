@@ -1,14 +1,16 @@
 #!/usr/bin/busybox sh
-# Process 1 of the KVM host: runs stock QEMU on stock KVM with the guest
-# inside, and takes a snapshot of the host's accounts just before and just
-# after the guest's command. /vpmu/job (written by vpmu) says how:
-#   qemu     options for QEMU
+# Process 1 of the KVM host: runs a VMM on stock KVM with the guest inside.
+# /vpmu/job (written by vpmu) says how:
+#   vmm      qemu-system-ARCH (stock), or vpmu-vmm (this project's)
+#   options  its options
 #   append   the guest's kernel command line
 #   vcpus    how many
 #   settle   seconds to wait first
 #
-# The guest's first serial port is this console. Its second one carries the
-# `meter --sync` dialogue: meter says begin or end and waits for a line.
+# The guest's first serial port is this console. Under QEMU its second one
+# carries the `meter --sync` dialogue: meter says begin or end and waits for a
+# line, and meanwhile this takes a snapshot of the host's accounts. vpmu-vmm
+# takes it by itself when the guest rings its doorbell.
 
 b=/usr/bin/busybox
 $b mkdir -p /applets
@@ -22,6 +24,11 @@ mount -t debugfs debugfs /sys/kernel/debug
 stty -opost -echo
 . /vpmu/job
 echo 1 > /proc/sys/kernel/printk
+
+# x86: KVM is not part of the kernel.
+for module in /vpmu/modules/*; do
+    [ -e "$module" ] && insmod "$module"
+done
 
 report() { printf '\036%s\n' "$1"; }
 
@@ -59,13 +66,31 @@ pin() {
 # them in turn. Only shares are taken from this clock.
 adjtimex -q -t 10137
 
-cat /guest/guest.cpio /guest/job.cpio > /guest/initrd
+# The guest's own initrd (without a command), or ours with the job.
+initrd=
+if [ -e /guest/own.cpio ]; then
+    initrd=/guest/own.cpio
+elif [ -e /guest/job.cpio ]; then
+    initrd=/guest/initrd
+    cat /guest/guest.cpio /guest/job.cpio > $initrd
+fi
 rm /guest/guest.cpio
+
+if [ "$vmm" = vpmu-vmm ]; then
+    sleep "$settle"
+    # With the libraries it was built with, which may be older than this host.
+    # shellcheck disable=SC2086 # the options are words
+    /vpmu/lib/ld-linux-x86-64.so.2 --library-path /vpmu/lib /vpmu/vpmu-vmm $options \
+        --kernel /guest/kernel ${initrd:+--initrd $initrd} --append "$append" < /dev/null
+    report "{\"host\":{\"vmm\":\"vpmu-vmm\",\"status\":$?}}"
+    poweroff -f
+fi
+
 mkfifo /run/sync.in /run/sync.out
 sleep "$settle"
 # When QEMU ends, whatever the reason, the dialogue below ends too.
-( qemu-system-aarch64 $qemu \
-      -kernel /guest/Image -initrd /guest/initrd -append "$append" \
+( "$vmm" $options \
+      -kernel /guest/kernel -initrd /guest/initrd -append "$append" \
       -serial stdio -chardev pipe,id=sync,path=/run/sync -serial chardev:sync \
       < /dev/null &
   echo $! > /run/qemu.pid
@@ -90,7 +115,7 @@ while read -r line <&3; do
         break ;;
     esac
 done
-report "{\"host\":{\"qemu\":\"$(qemu-system-aarch64 --version | head -n 1)\",\"status\":$status}}"
+report "{\"host\":{\"vmm\":\"$($vmm --version | head -n 1)\",\"status\":$status}}"
 [ -n "$record" ] && printf '%s\n' "$record"
 [ -n "$end" ] && report "{\"kvm\":{\"begin\":$begin,\"end\":$end}}"
 poweroff -f

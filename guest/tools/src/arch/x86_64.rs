@@ -12,8 +12,6 @@ pub(crate) const READ: usize = 0;
 pub(crate) const WRITE: usize = 1;
 pub(crate) const OPENAT: usize = 257;
 pub(crate) const CLOSE: usize = 3;
-pub(crate) const PREAD64: usize = 17;
-pub(crate) const PWRITE64: usize = 18;
 pub(crate) const DUP3: usize = 292;
 pub(crate) const EXIT_GROUP: usize = 231;
 pub(crate) const CLOCK_GETTIME: usize = 228;
@@ -21,6 +19,7 @@ pub(crate) const RT_SIGACTION: usize = 13;
 pub(crate) const CLONE: usize = 56;
 pub(crate) const EXECVE: usize = 59;
 pub(crate) const WAIT4: usize = 61;
+pub(crate) const IOPERM: usize = 173;
 
 /// Where the kernel enters the program: the stack pointer points at `argc`,
 /// and is a multiple of 16, as the ABI wants it before a call.

@@ -1,0 +1,142 @@
+//! What differs between the architectures of guests, in one place: names,
+//! packages, programs. What a machine is made of is in [`crate::machine`].
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::design::Pmu;
+use crate::tool::Tool;
+
+/// The architecture of a guest and of the machine it runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arch {
+    /// 64-bit Arm.
+    Aarch64,
+    /// 64-bit x86.
+    #[serde(rename = "x86_64")]
+    X86_64,
+}
+
+/// Packages that guests of any architecture are made of.
+const COMMON_PACKAGES: [&str; 4] = ["busybox-static", "gzip", "linux-perf", "stress-ng"];
+
+const QEMU_AARCH64: Tool = Tool {
+    program: "qemu-system-aarch64",
+    fix: "apt-get install qemu-system-arm",
+    hint: "",
+};
+const QEMU_X86_64: Tool = Tool {
+    program: "qemu-system-x86_64",
+    fix: "apt-get install qemu-system-x86",
+    hint: "",
+};
+
+impl Arch {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Aarch64, Self::X86_64];
+
+    /// As on the command line, and as QEMU has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "aarch64",
+            Self::X86_64 => "x86_64",
+        }
+    }
+
+    /// As Debian has it.
+    pub fn debian(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "arm64",
+            Self::X86_64 => "amd64",
+        }
+    }
+
+    /// Its folder of libraries in Debian.
+    pub fn libraries(self) -> &'static str {
+        match self {
+            Self::Aarch64 => "usr/lib/aarch64-linux-gnu",
+            Self::X86_64 => "usr/lib/x86_64-linux-gnu",
+        }
+    }
+
+    /// The packages that guests and the KVM host are made of, sorted.
+    pub fn packages(self) -> Vec<&'static str> {
+        let own: &[&str] = match self {
+            Self::Aarch64 => &["linux-image-arm64", "qemu-system-arm"],
+            Self::X86_64 => &[
+                "linux-image-cloud-amd64",
+                "qemu-system-x86",
+                "qemu-system-data",
+                "seabios",
+            ],
+        };
+        let mut all = [&COMMON_PACKAGES, own].concat();
+        all.sort_unstable();
+        all
+    }
+
+    /// QEMU, on the machine and in the KVM host.
+    pub fn qemu(self) -> Tool {
+        match self {
+            Self::Aarch64 => QEMU_AARCH64,
+            Self::X86_64 => QEMU_X86_64,
+        }
+    }
+
+    /// The device of serial port `number`.
+    pub fn serial(self, number: u32) -> String {
+        match self {
+            Self::Aarch64 => format!("ttyAMA{number}"),
+            Self::X86_64 => format!("ttyS{number}"),
+        }
+    }
+
+    /// The designs there are, in the order of a table.
+    pub fn designs(self) -> &'static [Pmu] {
+        match self {
+            Self::Aarch64 => &Pmu::ALL,
+            Self::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated],
+        }
+    }
+
+    /// Whether this machine's own KVM runs stock kernels of this architecture.
+    ///
+    /// A `/dev/kvm` alone says little: some clouds have a KVM in software
+    /// (`kvm_pvm`), in which stock kernels die early.
+    pub fn has_hardware_kvm(self) -> bool {
+        self == Self::X86_64
+            && cfg!(target_arch = "x86_64")
+            && ["kvm_intel", "kvm_amd"]
+                .iter()
+                .any(|module| Path::new("/sys/module").join(module).exists())
+            && rustix::fs::access(
+                "/dev/kvm",
+                rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK,
+            )
+            .is_ok()
+    }
+}
+
+impl fmt::Display for Arch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for arch in Arch::ALL {
+            let name = arch.name();
+            assert_eq!(serde_json::to_string(&arch).unwrap(), format!("\"{name}\""));
+            assert!(arch.qemu().program.ends_with(name));
+            assert!(arch.packages().is_sorted());
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Which exits a guest's profiling session takes, and which of its registers,
+//! in the layout published in 2021 for KVM on Intel.
+//!
+//! Exits that come to our VMM are counted by it; those that KVM handles
+//! itself, by the host's KVM, in whose names they are given here.
+
+use std::collections::BTreeMap;
+
+use super::{Bench, Context, Row, emulated, mode};
+use crate::Result;
+use crate::arch::Arch;
+use crate::design::Policy;
+use crate::record::Kvm;
+use crate::result::Run;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "exits",
+    about: "the exits and the registers of a guest's perf session (x86_64)",
+    rows,
+};
+
+const COMMAND: &str = "perf record --no-bpf-event -q -e cpu-cycles -e instructions \
+-e branch-instructions -e ref-cycles -o perf.data -- workload --scale 5000";
+
+/// The published trace of exits.
+const PUBLISHED_EXITS: [(&str, u64); 11] = [
+    ("EXTERNAL_INTERRUPT", 146_820),
+    ("MSR_WRITE", 126_301),
+    ("MSR_READ", 17_009),
+    ("RDPMC", 9710),
+    ("EXCEPTION_NMI", 7295),
+    ("EPT_VIOLATION", 2493),
+    ("EPT_MISCONFIG", 1357),
+    ("CPUID", 567),
+    ("NMI_WINDOW", 107),
+    ("IO_INSTRUCTION", 59),
+    ("VMCALL", 2),
+];
+
+/// The published trace of MSRs, by number.
+const PUBLISHED_MSRS: [(&str, u64); 13] = [
+    ("msr:write:0x38f", 15_822),
+    ("msr:read:0x38e", 14_558),
+    ("msr:write:0x834", 7315),
+    ("msr:write:0x390", 7250),
+    ("msr:write:0xc1", 2922),
+    ("msr:write:0x309", 2912),
+    ("msr:write:0x30a", 2904),
+    ("msr:write:0x38d", 2390),
+    ("msr:read:0x38d", 2390),
+    ("msr:write:0x187", 1195),
+    ("msr:write:0x186", 1195),
+    ("msr:write:0xc2", 976),
+    ("msr:write:0x830", 618),
+];
+
+/// KVM's own counts in the host's debugfs, and the published name of each.
+const KVM_NAMES: [(&str, &str); 6] = [
+    ("irq_exits", "EXTERNAL_INTERRUPT"),
+    ("nmi_window_exits", "NMI_WINDOW"),
+    ("halt_exits", "HLT"),
+    ("mmio_exits", "EPT_MISCONFIG"),
+    ("irq_window_exits", "IRQ_WINDOW"),
+    ("hypercalls", "VMCALL"),
+];
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let runs = context.compare(
+        "1",
+        Arch::X86_64,
+        &emulated(&[Policy::Paused]),
+        &["--approximate-instructions"],
+        COMMAND,
+    )?;
+    Ok(runs
+        .iter()
+        .flat_map(|row| published_layout(&row.run))
+        .collect())
+}
+
+fn published_layout(run: &Run) -> Vec<Row> {
+    let mode = mode(run.design());
+    let row = |figure: String, measured: Option<u64>, published: Option<u64>| Row {
+        figure,
+        mode,
+        measured: measured.map(|count| count as f64),
+        published: published.map(|count| count as f64),
+        unit: "exits",
+    };
+    let none = BTreeMap::new();
+    let trapped = run.exits.as_ref().unwrap_or(&none);
+    let host = run.vmm.as_ref().and_then(|vmm| vmm.host.as_ref());
+    let kinds = kinds(trapped, host);
+    let mut rows = Vec::new();
+    for (kind, published) in PUBLISHED_EXITS {
+        rows.push(row(
+            format!("exits:{kind}"),
+            kinds.get(kind).copied(),
+            Some(published),
+        ));
+    }
+    for (kind, &count) in &kinds {
+        if !PUBLISHED_EXITS.iter().any(|(name, _)| name == kind) {
+            rows.push(row(format!("exits:{kind}"), Some(count), None));
+        }
+    }
+    for (register, published) in PUBLISHED_MSRS {
+        // KVM keeps the local APIC's registers to itself.
+        let kept = register.contains(":0x8");
+        let count = trapped.get(register).copied();
+        let measured = if kept { None } else { Some(count.unwrap_or(0)) };
+        rows.push(row(register.to_owned(), measured, Some(published)));
+    }
+    for (register, &count) in trapped.iter().filter(|(kind, _)| kind.starts_with("msr:")) {
+        if !PUBLISHED_MSRS.iter().any(|(name, _)| name == register) {
+            rows.push(row(register.clone(), Some(count), None));
+        }
+    }
+    rows.push(Row {
+        figure: "pmis".to_owned(),
+        mode,
+        measured: run.pmis.map(|count| count as f64),
+        published: None,
+        unit: "interrupts",
+    });
+    rows
+}
+
+/// Exits by their published names.
+fn kinds(trapped: &BTreeMap<String, u64>, host: Option<&Kvm>) -> BTreeMap<&'static str, u64> {
+    let mut kinds = BTreeMap::new();
+    for (kind, count) in trapped {
+        let name = match kind.split(':').next().unwrap_or_default() {
+            "msr" if kind.starts_with("msr:write") => "MSR_WRITE",
+            "msr" => "MSR_READ",
+            "rdpmc" => "RDPMC",
+            "io" => "IO_INSTRUCTION",
+            "mmio" => "EPT_VIOLATION",
+            "kick" => "KICK",
+            _ => continue,
+        };
+        *kinds.entry(name).or_default() += count;
+    }
+    for (file, name) in KVM_NAMES {
+        let Some(host) = host else { continue };
+        let count = |counts: &BTreeMap<String, u64>| counts.get(file).copied();
+        if let (Some(begin), Some(end)) = (count(&host.begin.exits), count(&host.end.exits)) {
+            kinds.insert(name, end.saturating_sub(begin));
+        }
+    }
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_by_published_name() {
+        let trapped = [
+            ("msr:write:0x38f", 20),
+            ("msr:write:0x390", 5),
+            ("msr:read:0x38e", 7),
+            ("rdpmc", 3),
+            ("kick", 4),
+            ("kvm", 100),
+        ];
+        let trapped = trapped.map(|(kind, count)| (kind.to_owned(), count));
+        let kinds = kinds(&BTreeMap::from(trapped), None);
+        assert_eq!(kinds["MSR_WRITE"], 25);
+        assert_eq!((kinds["MSR_READ"], kinds["RDPMC"]), (7, 3));
+        assert!(!kinds.contains_key("EXTERNAL_INTERRUPT"));
+    }
+}

@@ -1,0 +1,232 @@
+//! Published experiments, done again: what was measured beside what was
+//! published.
+//!
+//! Absolute times differ, because the published machines are fast and run the
+//! command longer; what is to be compared is one design with another.
+
+mod exits;
+mod partition;
+mod paused;
+mod reprogram;
+mod sampling;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::arch::Arch;
+use crate::cache::{Cache, write_whole};
+use crate::cancel::Cancel;
+use crate::compare::{self, compare};
+use crate::design::{Design, Pmu, Policy};
+use crate::experiment::Experiment;
+use crate::guest::images::Images;
+use crate::guest::job::Command;
+use crate::machine::Machine;
+use crate::progress::Progress;
+use crate::{Error, Result};
+
+/// One published experiment.
+#[derive(Debug)]
+pub struct Bench {
+    /// As on the command line.
+    pub name: &'static str,
+    /// What it is about.
+    pub about: &'static str,
+    /// Checks before anything is downloaded, then measures.
+    rows: fn(&Context<'_>) -> Result<Vec<Row>>,
+}
+
+/// All of them.
+pub const BENCHES: &[Bench] = &[
+    partition::BENCH,
+    reprogram::BENCH,
+    paused::BENCH,
+    sampling::BENCH,
+    exits::BENCH,
+];
+
+/// One line of a bench's result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub figure: String,
+    /// Under which design or policy.
+    pub mode: &'static str,
+    /// The result; `None` where it cannot be known.
+    pub measured: Option<f64>,
+    /// The published result; `None` where there is none.
+    pub published: Option<f64>,
+    /// Of both.
+    pub unit: &'static str,
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    schema: u32,
+    bench: &'static str,
+    rows: Vec<Row>,
+}
+
+/// What a bench works with.
+struct Context<'a> {
+    name: &'static str,
+    keep: Option<&'a Path>,
+    cache: &'a Cache,
+    cancel: &'a Cancel,
+    progress: &'a Progress,
+}
+
+impl Bench {
+    /// Measures everything.
+    ///
+    /// # Errors
+    ///
+    /// When a design fails, or on an interruption.
+    pub fn run(
+        &'static self,
+        keep: Option<&Path>,
+        cache: &Cache,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Report> {
+        let context = Context {
+            name: self.name,
+            keep,
+            cache,
+            cancel,
+            progress,
+        };
+        Ok(Report {
+            schema: 1,
+            bench: self.name,
+            rows: (self.rows)(&context)?,
+        })
+    }
+}
+
+impl Context<'_> {
+    /// Runs `command` under each of `designs` with options `vmm_args` for the
+    /// VMM. `part` tells the kept logs of several apart.
+    fn compare(
+        &self,
+        part: &str,
+        arch: Arch,
+        designs: &[Design],
+        vmm_args: &[&str],
+        command: &str,
+    ) -> Result<Vec<compare::Row>> {
+        let experiment = Experiment {
+            machine: Machine {
+                arch,
+                vcpus: 1,
+                memory: 1024,
+                realtime: false,
+                qemu_args: Vec::new(),
+                vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
+            },
+            host_counters: 0,
+            command: Command::from_words(&[command.to_owned()]),
+            runs: 1,
+            kernel: None,
+            initrd: None,
+            append: None,
+            add: Vec::new(),
+            timeout: Duration::from_secs(1800),
+            boot_timeout: Duration::from_secs(300),
+            keep: self
+                .keep
+                .map(|folder| folder.join(format!("{}-{part}", self.name))),
+        };
+        experiment.check(designs)?;
+        let images = Images::prepare(self.cache, arch, self.cancel, self.progress)?;
+        let comparison = compare(
+            &experiment,
+            designs,
+            self.cache,
+            Some(&images),
+            self.cancel,
+            self.progress,
+        )?;
+        if let Some((_, error)) = comparison.failures.into_iter().next() {
+            return Err(error);
+        }
+        if let Some(row) = comparison.rows.iter().find(|row| row.run.status != 0) {
+            return Err(Error::CommandFailed {
+                design: row.design,
+                status: row.run.status,
+                output: String::from_utf8_lossy(&row.output).into_owned(),
+            });
+        }
+        Ok(comparison.rows)
+    }
+}
+
+/// This project's VMM with each of `policies`.
+fn emulated(policies: &[Policy]) -> Vec<Design> {
+    policies
+        .iter()
+        .map(|&policy| Design {
+            pmu: Pmu::Emulated,
+            policy: Some(policy),
+        })
+        .collect()
+}
+
+/// What a row of a bench calls a design.
+fn mode(design: Design) -> &'static str {
+    design
+        .policy
+        .map_or(design.pmu.name(), |policy| policy.name())
+}
+
+/// Of a command's output, the numbers behind the line that begins with `word`.
+fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
+    let text = String::from_utf8_lossy(output);
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(word)?.strip_prefix(' '))?;
+    line.split_whitespace()
+        .map(|word| word.parse().ok())
+        .collect()
+}
+
+impl Report {
+    /// One line for each figure and design.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_a_line() {
+        let output = b"x 1\nnmi 10 2.5\nnmi_other 3\n";
+        assert_eq!(numbers(output, "nmi"), Some(vec![10.0, 2.5]));
+        assert_eq!(numbers(output, "nm"), None);
+        assert_eq!(numbers(b"nmi x\n", "nmi"), None);
+    }
+
+    #[test]
+    fn names_differ() {
+        let mut names: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
+        names.dedup();
+        assert_eq!(names.len(), BENCHES.len());
+    }
+}

@@ -1,0 +1,135 @@
+//! The partitioned PMU against KVM's emulated one, published in 2025 for KVM
+//! on Arm with ten counters; the gzip run there was of 64 MB.
+
+use super::{Bench, Context, Row, mode};
+use crate::Result;
+use crate::arch::Arch;
+use crate::design::{Design, Pmu};
+use crate::result::Run;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "partition",
+    about: "counters split by MDCR_EL2.HPMN, against emulated ones",
+    rows,
+};
+
+/// A command and the figures taken from it.
+struct Part {
+    command: &'static str,
+    figures: &'static [Figure],
+}
+
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    of: fn(&Run) -> Option<f64>,
+    published: &'static [(Pmu, f64)],
+}
+
+/// `--no-bpf-event`: without it perf waits for a helper thread that wakes up
+/// once a second, and every run takes some whole number of seconds more.
+const PARTS: &[Part] = &[
+    Part {
+        command: "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k -o perf.data -- gzip -c random.bin > /dev/null",
+        figures: &[
+            Figure {
+                name: "perf_run_s",
+                unit: "s",
+                of: |run| Some(run.real_s),
+                published: &[(Pmu::Kvm, 4.143), (Pmu::Partitioned, 3.139)],
+            },
+            Figure {
+                name: "perf_run_sys_s",
+                unit: "s",
+                of: |run| Some(run.sys_s),
+                published: &[(Pmu::Kvm, 0.159), (Pmu::Partitioned, 0.110)],
+            },
+            Figure {
+                name: "samples",
+                unit: "samples",
+                of: |run| run.samples.map(|count| count as f64),
+                published: &[],
+            },
+            Figure {
+                name: "exits_per_pmi",
+                unit: "exits",
+                of: |run| run.exits_per_pmi,
+                published: &[],
+            },
+        ],
+    },
+    Part {
+        command: "perf record --no-bpf-event -F 4000 -e cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k -o perf.data -- stress-ng --quiet --cpu 0 --timeout 2",
+        figures: &[Figure {
+            name: "host_share",
+            unit: "share",
+            of: |run| run.host_share,
+            published: &[(Pmu::Kvm, 0.3496), (Pmu::Partitioned, 0.0097)],
+        }],
+    },
+];
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let designs: Vec<Design> = Pmu::ALL.map(Design::from).to_vec();
+    let mut rows = Vec::new();
+    for (number, part) in (1..).zip(PARTS) {
+        let name = number.to_string();
+        let runs = context.compare(&name, Arch::Aarch64, &designs, &[], part.command)?;
+        for figure in part.figures {
+            rows.extend(runs.iter().map(|row| figure.row(&row.run)));
+        }
+    }
+    Ok(rows)
+}
+
+impl Figure {
+    fn row(&self, run: &Run) -> Row {
+        let published = self.published.iter().find(|(pmu, _)| *pmu == run.pmu);
+        Row {
+            figure: self.name.to_owned(),
+            mode: mode(run.design()),
+            measured: (self.of)(run),
+            published: published.map(|(_, value)| *value),
+            unit: self.unit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Record;
+    use crate::result::Settings;
+
+    #[test]
+    fn rows_have_what_was_published() {
+        let settings = Settings {
+            arch: Arch::Aarch64,
+            design: Pmu::Kvm.into(),
+            vcpus: 1,
+            runs: 1,
+            deterministic: true,
+            command: "x",
+        };
+        let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;
+        let run = Run::from_records(&settings, &[Record::parse(meter).unwrap()]).unwrap();
+        let rows: Vec<Row> = PARTS[0]
+            .figures
+            .iter()
+            .map(|figure| figure.row(&run))
+            .collect();
+        assert_eq!(
+            (rows[0].figure.as_str(), rows[0].mode),
+            ("perf_run_s", "kvm")
+        );
+        assert_eq!(
+            (rows[0].measured, rows[0].published),
+            (Some(2.5), Some(4.143))
+        );
+        assert_eq!(rows[3].measured, None);
+    }
+}

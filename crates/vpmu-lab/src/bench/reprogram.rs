@@ -1,0 +1,113 @@
+//! What handling an overflow costs with real host events, no guest involved,
+//! published in 2018 for KVM on Intel: an event that is recreated every time
+//! against one that is left where it runs.
+//!
+//! The program `vpmu-reprogram` measures this machine's own perf events.
+
+use std::process::Command;
+
+use serde::Deserialize;
+
+use super::{Bench, Context, Row};
+use crate::guest::artifacts;
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "reprogram",
+    about: "one overflow with this machine's perf events, recreated or reused",
+    rows,
+};
+
+const PUBLISHED: [(&str, &str, f64); 2] = [
+    ("handle_overflow_ns", "recreate", 85_282_765.0),
+    ("handle_overflow_ns", "reuse", 97.0),
+];
+
+/// What the program says.
+#[derive(Deserialize)]
+struct Report {
+    rows: Vec<Measured>,
+}
+
+#[derive(Deserialize)]
+struct Measured {
+    figure: String,
+    mode: String,
+    measured: Option<f64>,
+    unit: String,
+}
+
+const MODES: [&str; 3] = ["recreate", "reuse", "paused"];
+const UNITS: [&str; 2] = ["ns", "operations"];
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let program = artifacts::find_beside(artifacts::REPROGRAM)?;
+    context.cancel.check()?;
+    let task = context
+        .progress
+        .task("measuring this machine's perf events");
+    let output = Command::new(&program)
+        .args(["--json", "-"])
+        .output()
+        .map_err(Error::file("run", &program))?;
+    task.done();
+    if !output.status.success() {
+        return Err(Error::Program {
+            program: artifacts::REPROGRAM.to_owned(),
+            status: output.status.to_string(),
+            output: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            hint: "vpmu doctor says whether perf events can be had",
+        });
+    }
+    parse(&output.stdout).ok_or_else(|| {
+        Error::format(
+            &program,
+            "said something else than figures; build it anew with script/setup",
+        )
+    })
+}
+
+fn parse(output: &[u8]) -> Option<Vec<Row>> {
+    let report: Report = serde_json::from_slice(output).ok()?;
+    report
+        .rows
+        .into_iter()
+        .map(|row| {
+            let mode = MODES.into_iter().find(|&mode| mode == row.mode)?;
+            let published = PUBLISHED
+                .iter()
+                .find(|(figure, of, _)| *figure == row.figure && *of == mode);
+            Some(Row {
+                mode,
+                measured: row.measured,
+                published: published.map(|(_, _, value)| *value),
+                unit: UNITS.into_iter().find(|&unit| unit == row.unit)?,
+                figure: row.figure,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_figures_are_added() {
+        let rows = parse(
+            br#"{"backing":"clock","rows":[
+                {"figure":"handle_overflow_ns","mode":"reuse","measured":9.5,"unit":"ns"},
+                {"figure":"host_ops_per_pmi","mode":"paused","measured":null,"unit":"operations"}]}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            (rows[0].measured, rows[0].published),
+            (Some(9.5), Some(97.0))
+        );
+        assert_eq!((rows[1].measured, rows[1].published), (None, None));
+        assert!(
+            parse(br#"{"rows":[{"figure":"x","mode":"y","measured":1,"unit":"ns"}]}"#).is_none()
+        );
+        assert!(parse(b"").is_none());
+    }
+}

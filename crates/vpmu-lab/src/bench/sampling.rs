@@ -1,0 +1,137 @@
+//! Whether a profile taken in a guest is the host's, published in 2019 for
+//! KVM on Intel with a program of four functions.
+//!
+//! The host of the guest is the emulated machine, which has no PMU: there a
+//! clock takes the samples. The workload executes known numbers of
+//! instructions in each function, and in that machine an instruction is a
+//! nanosecond, so both profiles have to show the same weights.
+
+use super::{Bench, Context, Row, emulated, mode, numbers};
+use crate::arch::Arch;
+use crate::compare;
+use crate::design::{Design, Pmu, Policy};
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "sampling",
+    about: "the profile of a workload in a guest against the host's (x86_64)",
+    rows,
+};
+
+/// The functions, and their published shares on the host and in the guest with
+/// and without reuse. Without, none of them was among the first.
+const FUNCTIONS: [(&str, f64, f64); 4] = [
+    ("main", 48.19, 46.18),
+    ("foo", 18.44, 20.29),
+    ("bar", 21.21, 22.29),
+    ("qux", 11.64, 10.47),
+];
+
+const POLICIES: [Policy; 3] = [Policy::Recreate, Policy::Reuse, Policy::Paused];
+
+fn command(event: &str) -> String {
+    format!(
+        "perf record --no-bpf-event -q -e {event} -F 1000 -o perf.data -- workload --scale 20000 && \
+         perf report -i perf.data --stdio --sort symbol -F overhead,sym -t , 2>/dev/null | \
+         awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }}'"
+    )
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let native = [Design::from(Pmu::Native)];
+    let host = context.compare("host", Arch::X86_64, &native, &[], &command("cpu-clock"))?;
+    let guests = context.compare(
+        "guest",
+        Arch::X86_64,
+        &emulated(&POLICIES),
+        &[],
+        &command("cycles"),
+    )?;
+    let host = Profile::of(&host[0])?;
+    let guests = guests
+        .iter()
+        .map(|row| Ok((row.design, Profile::of(row)?)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut rows = Vec::new();
+    for (index, (function, on_host, in_guest)) in FUNCTIONS.into_iter().enumerate() {
+        let row = |mode, profile: &Profile, published| Row {
+            figure: format!("share_points:{function}"),
+            mode,
+            measured: Some(profile.0[index]),
+            published,
+            unit: "points",
+        };
+        rows.push(row("host", &host, Some(on_host)));
+        for (design, profile) in &guests {
+            let published = (design.policy == Some(Policy::Reuse)).then_some(in_guest);
+            rows.push(row(mode(*design), profile, published));
+        }
+    }
+    for (design, profile) in &guests {
+        let published = (design.policy == Some(Policy::Reuse)).then(|| {
+            let differences = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
+            round(differences.into_iter().fold(0.0, f64::max))
+        });
+        rows.push(Row {
+            figure: "largest_share_difference_points".to_owned(),
+            mode: mode(*design),
+            measured: Some(profile.largest_difference(&host)),
+            published,
+            unit: "points",
+        });
+    }
+    Ok(rows)
+}
+
+/// Shares in the order of [`FUNCTIONS`], in parts of a hundred of all samples.
+struct Profile([f64; 4]);
+
+impl Profile {
+    fn of(row: &compare::Row) -> Result<Self> {
+        let share = |(function, _, _): (&str, f64, f64)| {
+            numbers(&row.output, &format!("share:{function}"))
+                .and_then(|numbers| numbers.first().copied())
+                // Functions without a sample are not in perf's report.
+                .unwrap_or(0.0)
+        };
+        let shares = FUNCTIONS.map(share);
+        if shares.iter().all(|&share| share == 0.0) {
+            return Err(Error::CommandFailed {
+                design: row.design,
+                status: row.run.status,
+                output: String::from_utf8_lossy(&row.output).into_owned(),
+            });
+        }
+        Ok(Self(shares))
+    }
+
+    fn largest_difference(&self, other: &Self) -> f64 {
+        let differences = self.0.iter().zip(&other.0).map(|(a, b)| (a - b).abs());
+        round(differences.fold(0.0, f64::max))
+    }
+}
+
+/// As exact as perf's report.
+fn round(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences() {
+        let (a, b) = (
+            Profile([5.0, 50.0, 30.0, 15.0]),
+            Profile([5.4, 49.1, 30.1, 15.4]),
+        );
+        assert_eq!(a.largest_difference(&b), 0.9);
+    }
+
+    #[test]
+    fn published_difference() {
+        let largest = FUNCTIONS.map(|(_, host, guest)| (host - guest).abs());
+        assert_eq!(round(largest.into_iter().fold(0.0, f64::max)), 2.01);
+    }
+}
