@@ -5,10 +5,15 @@ use std::path::Path;
 use std::process::Command;
 
 fn vpmu(home: &Path) -> Command {
-    let guest = home.join("guest/aarch64");
-    std::fs::create_dir_all(&guest).unwrap();
-    for file in ["meter", "workload", "monitor.bin"] {
-        std::fs::write(guest.join(file), "").unwrap();
+    for (arch, files) in [
+        ("aarch64", &["meter", "workload", "monitor.bin"][..]),
+        ("x86_64", &["meter", "workload"]),
+    ] {
+        let guest = home.join("guest").join(arch);
+        std::fs::create_dir_all(&guest).unwrap();
+        for file in files {
+            std::fs::write(guest.join(file), "").unwrap();
+        }
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_vpmu"));
     command
@@ -64,16 +69,59 @@ fn wrong_words() {
     assert_refused(&["run", "--memory", "1T", "--", "true"], 2, "512M");
     assert_refused(&["run", "--timeout", "0", "--", "true"], 2, "at least 1");
     assert_refused(&["run", "--arch", "mips", "--", "true"], 2, "aarch64");
+    assert_refused(
+        &["run", "--policy", "never", "--", "true"],
+        2,
+        "recreate, reuse, paused",
+    );
 }
 
 #[test]
 fn combinations_that_make_no_sense() {
     assert_refused(&["run"], 2, "give a command after --");
     assert_refused(&["compare"], 2, "give a command after --");
+    for pmu in ["partitioned", "untrapped"] {
+        let arguments = ["run", "--arch", "x86_64", "--pmu", pmu, "--", "true"];
+        assert_refused(&arguments, 2, "native, kvm, emulated");
+    }
+    for option in [["--policy", "reuse"], ["--vmm-arg", "--no-pmu"]] {
+        let own = [&["run", "--pmu", "emulated"][..], &option, &["--", "true"]].concat();
+        assert_refused(&own, 2, "--arch x86_64 --pmu emulated");
+        let other = [
+            &["compare", "--arch", "x86_64", "--pmu", "kvm"][..],
+            &option,
+            &["--", "true"],
+        ]
+        .concat();
+        assert_refused(&other, 2, "--arch x86_64 --pmu emulated");
+    }
     assert_refused(
-        &["run", "--arch", "x86_64", "--", "true"],
+        &[
+            "run",
+            "--arch",
+            "x86_64",
+            "--pmu",
+            "emulated",
+            "--vmm-arg",
+            "a b",
+            "--",
+            "true",
+        ],
         2,
-        "not there yet",
+        "one word",
+    );
+    assert_refused(
+        &[
+            "run",
+            "--arch",
+            "x86_64",
+            "--host-counters",
+            "2",
+            "--",
+            "true",
+        ],
+        2,
+        "--pmu partitioned",
     );
     assert_refused(&["run", "--vcpus", "0", "--", "true"], 2, "--vcpus");
     assert_refused(&["run", "--memory", "16M", "--", "true"], 2, "--memory");
@@ -104,11 +152,10 @@ fn benches_are_listed() {
     let home = tempfile::tempdir().unwrap();
     let output = vpmu(home.path()).arg("bench").output().unwrap();
     assert!(output.status.success());
-    assert!(
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .contains("partition")
-    );
+    let list = String::from_utf8(output.stdout).unwrap();
+    for name in ["partition", "reprogram", "paused", "sampling", "exits"] {
+        assert!(list.contains(name), "{name} in {list}");
+    }
     assert_refused(&["bench", "nothing"], 2, "vpmu bench");
 }
 
@@ -164,6 +211,15 @@ fn programs_that_are_not_installed() {
     let (status, report) = run(&["doctor"]);
     assert_eq!(status, Some(1));
     assert!(report.contains("missing  qemu-system-aarch64"), "{report}");
+    let (status, errors) = run(&["run", "--arch", "x86_64", "--", "true"]);
+    assert_eq!(status, Some(125));
+    assert!(
+        errors.contains("apt-get install qemu-system-x86"),
+        "{errors}"
+    );
+    let (status, report) = run(&["doctor", "--arch", "x86_64"]);
+    assert_eq!(status, Some(1));
+    assert!(report.contains("missing  qemu-system-x86_64"), "{report}");
 }
 
 #[test]
