@@ -66,6 +66,9 @@ pub(crate) fn run(
         }
         return Ok(ExitCode::SUCCESS);
     };
+    if let Some(warning) = table::no_pmu(&run) {
+        eprintln!("vpmu: {warning}");
+    }
     let status = u8::try_from(run.status).unwrap_or(u8::MAX);
     if let Some(path) = &guest.json {
         Results::new(vec![run]).write(path)?;

@@ -2,7 +2,7 @@
 //! unnoticed.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
-//! which then ends it; when vpmu is killed, the kernel ends it ([`Tool::command`]). One thread reads the console and
+//! which then ends it; when vpmu is killed, the kernel ends it ([`crate::tool::Tool::command`]). One thread reads the console and
 //! may block on the user's standard output as long as it likes; the other
 //! watches the clock.
 

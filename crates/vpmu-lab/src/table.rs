@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::arch::Arch;
 use crate::bench;
 use crate::compare::Row;
-use crate::design::Design;
+use crate::design::{Design, Pmu};
 use crate::result::Run;
 
 const COLUMNS: [&str; 12] = [
@@ -159,6 +159,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
                 run.status, run.arch
             ));
         }
+        warnings.extend(no_pmu(run));
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
                 "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
@@ -193,6 +194,22 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     warnings
 }
 
+/// Says so when the guest's kernel found no PMU, and why that is to be expected.
+pub fn no_pmu(run: &Run) -> Option<String> {
+    if run.guest_counters.is_some() {
+        return None;
+    }
+    let why = match (run.arch, run.pmu) {
+        (Arch::X86_64, Pmu::Native) => "QEMU emulates none for x86",
+        (Arch::X86_64, Pmu::Kvm) => "KVM passes on the host's, and QEMU emulates none for x86",
+        _ => "see its dmesg",
+    };
+    Some(format!(
+        "{}: the guest's kernel found no PMU, so only software events count ({why})",
+        run.design()
+    ))
+}
+
 fn lost(design: Design, count: &str) -> String {
     format!(
         "{design}: perf lost {count} samples, because its buffer was full; give perf a larger one \
@@ -209,7 +226,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::design::Pmu;
 
     fn row(pmu: Pmu, real_s: f64) -> Row {
         let native = pmu == Pmu::Native;
@@ -274,6 +290,7 @@ mod tests {
         bad.run.lost_samples = None;
         bad.run.samples = Some(0);
         bad.run.deterministic = false;
+        bad.run.guest_counters = None;
         let text = warnings(&[bad]).join("\n");
         for word in [
             "status 2",
@@ -282,6 +299,7 @@ mod tests {
             "-m",
             "too short",
             "--realtime",
+            "no PMU",
         ] {
             assert!(text.contains(word), "{word} in {text}");
         }
