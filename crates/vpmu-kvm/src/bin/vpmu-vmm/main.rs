@@ -1,0 +1,124 @@
+//! A small VMM with a virtual PMU.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use vpmu_kvm::vmm::{self, Config, Ending, Error, PmuOptions};
+
+const AFTER: &str = "\
+Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
+command line, 3 after a triple fault of the guest, 130 after Ctrl-C.
+
+The guest's serial line is standard input and output. A guest that writes the byte 1 to port 0x5650 \
+begins a measurement, 2 ends it. At the end one line says what the PMU cost: the byte 0x1e, then JSON.";
+
+/// Boots a stock Linux on KVM, with a virtual PMU made of the host's perf events.
+///
+/// For hosts whose KVM offers none. The kernel's RDPMC instructions are rewritten at load; user space
+/// in the guest cannot use RDPMC (write 0 to /sys/bus/event_source/devices/cpu/rdpmc there).
+#[derive(Debug, Parser)]
+#[command(name = "vpmu-vmm", version, after_help = AFTER, max_term_width = 100)]
+struct Cli {
+    /// The kernel: a bzImage (gzip, xz, zstd or lz4) or an ELF file
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// Its initramfs
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// The kernel's command line
+    #[arg(
+        long,
+        value_name = "STRING",
+        default_value = "console=ttyS0",
+        allow_hyphen_values = true
+    )]
+    append: String,
+    /// Virtual processors
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    vcpus: u8,
+    /// Memory, for example 512M or 2G
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
+    memory: u64,
+    /// When host events are made and given back
+    #[arg(long, value_enum, default_value_t = Policy::Paused)]
+    policy: Policy,
+    /// No PMU
+    #[arg(long)]
+    no_pmu: bool,
+    /// Offer instructions and branches even where only time can be counted: one per cycle
+    #[arg(long)]
+    approximate_instructions: bool,
+    /// Where the statistics go
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    statistics: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Policy {
+    /// A new host event for each overflow and each rewrite (the unoptimised baseline)
+    Recreate,
+    /// Keep the host event: pause, set its period, resume
+    Reuse,
+    /// As reuse, and leave a paused event alone
+    Paused,
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.strip_suffix(['M', 'm']) {
+        Some(number) => (number, 1 << 20),
+        None => (text.strip_suffix(['G', 'g']).unwrap_or(""), 1 << 30),
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .and_then(|n| n.checked_mul(unit))
+        .ok_or_else(|| "a size is a number with M or G, for example 512M".to_owned())
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let config = Config {
+        kernel: cli.kernel,
+        initrd: cli.initrd,
+        command_line: cli.append,
+        vcpus: cli.vcpus,
+        memory: cli.memory,
+        pmu: (!cli.no_pmu).then_some(PmuOptions {
+            policy: match cli.policy {
+                Policy::Recreate => vpmu::counter::Policy::Recreate,
+                Policy::Reuse => vpmu::counter::Policy::Reuse,
+                Policy::Paused => vpmu::counter::Policy::ReusePaused,
+            },
+            approximate_instructions: cli.approximate_instructions,
+        }),
+    };
+    let result = vmm::run(&config).and_then(|(ending, report)| {
+        let line = format!("\x1e{report}\n");
+        let written = if cli.statistics.as_os_str() == "-" {
+            io::stdout().write_all(line.as_bytes())
+        } else {
+            OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&cli.statistics)
+                .and_then(|mut file| file.write_all(line.as_bytes()))
+        };
+        written.map_err(|error| Error::File(cli.statistics.display().to_string(), error))?;
+        Ok(ending)
+    });
+    match result {
+        Ok(Ending::PowerOff | Ending::Reset) => ExitCode::SUCCESS,
+        Ok(Ending::TripleFault) => {
+            eprintln!("vpmu-vmm: the guest died of a triple fault");
+            ExitCode::from(3)
+        }
+        Ok(Ending::Interrupted) => ExitCode::from(130),
+        Err(error) => {
+            eprintln!("vpmu-vmm: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What CPUID says of the PMU.
+
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use vpmu::x86::{Capability, CpuidLeaf};
+
+/// Puts what `capability` says into `cpuid`, in place of what KVM said of its own PMU: leaf 0AH, the
+/// bits of leaves 01H and 07H, and leaf 23H if it is offered. A guest looks at leaf 0AH only if the
+/// vendor is Intel's.
+pub fn set_cpuid(cpuid: &mut CpuId, capability: &Capability) {
+    const PDCM: u32 = 1 << 15;
+    const LEAF_23: u32 = 1 << 8;
+    for entry in cpuid.as_mut_slice() {
+        match (entry.function, entry.index) {
+            (0, _) => {
+                let highest = if capability.leaf_23 { 0x23 } else { 0x0a };
+                entry.eax = entry.eax.max(highest);
+            }
+            (1, _) => entry.ecx = entry.ecx & !PDCM | capability.leaf_01_ecx(),
+            (7, 1) => entry.eax = entry.eax & !LEAF_23 | capability.leaf_07_1_eax(),
+            _ => {}
+        }
+    }
+    replace(cpuid, 0x0a, &[capability.leaf_0a()]);
+    if capability.leaf_23 {
+        let subleaves: Vec<CpuidLeaf> = (0..4).map(|n| capability.leaf_23(n)).collect();
+        replace(cpuid, 0x23, &subleaves);
+    } else {
+        replace(cpuid, 0x23, &[]);
+    }
+}
+
+/// Puts these subleaves in place of all of `function`.
+pub(crate) fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
+    cpuid.retain(|entry| entry.function != function);
+    for (index, leaf) in (0..).zip(subleaves) {
+        let entry = kvm_cpuid_entry2 {
+            function,
+            index,
+            flags: if subleaves.len() > 1 {
+                kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+            } else {
+                0
+            },
+            eax: leaf.eax,
+            ebx: leaf.ebx,
+            ecx: leaf.ecx,
+            edx: leaf.edx,
+            ..Default::default()
+        };
+        cpuid.push(entry).expect("CPUID has a few dozen leaves");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vpmu::x86::Version;
+
+    fn leaf(cpuid: &CpuId, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
+        cpuid
+            .as_slice()
+            .iter()
+            .find(|entry| (entry.function, entry.index) == (function, index))
+            .copied()
+    }
+
+    fn supported() -> CpuId {
+        let entry = |function, eax| kvm_cpuid_entry2 {
+            function,
+            eax,
+            ..Default::default()
+        };
+        CpuId::from_entries(&[entry(0, 7), entry(1, 0), entry(0x0a, 0xffff), entry(7, 0)]).unwrap()
+    }
+
+    #[test]
+    fn the_guest_sees_the_engines_pmu_and_no_other() {
+        let mut cpuid = supported();
+        let capability = Capability::new(Version::V2);
+        set_cpuid(&mut cpuid, &capability);
+        assert_eq!(leaf(&cpuid, 0x0a, 0).unwrap().eax, capability.leaf_0a().eax);
+        assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x0a, "the highest leaf");
+        assert_eq!(leaf(&cpuid, 1, 0).unwrap().ecx, 1 << 15, "PDCM");
+        assert!(leaf(&cpuid, 0x23, 0).is_none());
+        set_cpuid(&mut cpuid, &capability);
+        assert_eq!(cpuid.as_slice().len(), 4, "the same again is nothing");
+    }
+
+    #[test]
+    fn leaf_23_has_its_subleaves() {
+        let mut cpuid = supported();
+        let capability = Capability {
+            leaf_23: true,
+            ..Capability::new(Version::V5)
+        };
+        set_cpuid(&mut cpuid, &capability);
+        assert_eq!(leaf(&cpuid, 0x23, 1).unwrap().eax, 0xff);
+        assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x23);
+    }
+}

@@ -1,0 +1,303 @@
+//! One vCPU's PMU on KVM.
+//!
+//! # What KVM hands over, and what not
+//!
+//! With an MSR filter, RDMSR and WRMSR of the PMU's MSRs come to the VMM. The local APIC stays in
+//! the kernel, so the VMM reads LVTPC there when it has an interrupt to deliver, and delivers what
+//! LVTPC asks for. RDPMC never comes: the guest's kernel has been rewritten to execute
+//! `out 0xe6, al` instead ([`kernel`](crate::kernel)), which does.
+//!
+//! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
+//! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an
+//! interrupt that another vCPU sends meanwhile. Between delivery and the handler's write of LVTPC a
+//! second PMI may thus be delivered. It is an NMI that the guest's processor keeps until the first
+//! one's handler is through, and that finds nothing to do.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::kvm_msi;
+use kvm_ioctls::{
+    Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, ReadMsrExit,
+    SyncReg, VcpuFd, VmFd, WriteMsrExit,
+};
+use vpmu::counter::{CounterHost, Report};
+use vpmu::x86::{ConfigError, CounterConfig, Msr, Outcome, PmiEdge, Pmu, PmuConfig, Ring};
+
+use crate::{Exit, Statistics};
+
+/// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
+pub const RDPMC_PORT: u16 = 0xe6;
+
+/// What can go wrong between the engine and KVM.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// KVM is too old.
+    #[error("this KVM cannot hand MSRs to a VMM: it needs Linux 5.10 or newer")]
+    NoUserSpaceMsr,
+    /// KVM said no.
+    #[error("KVM: {0} failed: {1}")]
+    Kvm(&'static str, #[source] kvm_ioctls::Error),
+    /// There can be no such PMU.
+    #[error("PMU: {0:?}")]
+    Config(ConfigError),
+}
+
+fn kvm<T>(what: &'static str, result: Result<T, kvm_ioctls::Error>) -> Result<T, Error> {
+    result.map_err(|error| Error::Kvm(what, error))
+}
+
+/// Has KVM hand all accesses of the PMU's MSRs, and of `more`, to the VMM. Before the first vCPU
+/// runs.
+///
+/// # Errors
+///
+/// A KVM before Linux 5.10 cannot.
+pub fn intercept_with(vm: &VmFd, more: &[u32]) -> Result<(), Error> {
+    if !vm.check_extension(Cap::X86UserSpaceMsr) || !vm.check_extension(Cap::X86MsrFilter) {
+        return Err(Error::NoUserSpaceMsr);
+    }
+    let mut cap = kvm_bindings::kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
+        ..Default::default()
+    };
+    cap.args[0] = MsrExitReason::Filter.bits().into();
+    kvm("KVM_CAP_X86_USER_SPACE_MSR", vm.enable_cap(&cap))?;
+
+    let mut addresses: Vec<u32> = Msr::all()
+        .map(Msr::address)
+        .chain(more.iter().copied())
+        .collect();
+    addresses.sort_unstable();
+    let ranges: Vec<MsrFilterRange<'_>> = addresses
+        .chunk_by(|a, b| b - a == 1)
+        .map(|run| MsrFilterRange {
+            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+            base: run[0],
+            msr_count: run.len() as u32,
+            // A clear bit denies, and what is denied comes to us. No run is longer than 8.
+            bitmap: &[0; 4],
+        })
+        .collect();
+    kvm(
+        "KVM_X86_SET_MSR_FILTER",
+        vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges),
+    )
+}
+
+/// As [`intercept_with`], and no other MSR.
+///
+/// # Errors
+///
+/// A KVM before Linux 5.10 cannot.
+pub fn intercept(vm: &VmFd) -> Result<(), Error> {
+    intercept_with(vm, &[])
+}
+
+/// Has `vcpu` give its registers with each exit, so that RDPMC costs no further system call.
+pub fn prepare(vcpu: &mut VcpuFd) {
+    vcpu.set_sync_valid_reg(SyncReg::Register);
+}
+
+/// One vCPU's PMU and its host.
+#[derive(Debug)]
+pub struct VcpuPmu<H> {
+    pmu: Pmu,
+    host: H,
+    edge: PmiEdge,
+    /// A PMI is to be delivered.
+    pending: bool,
+    account: Arc<Mutex<Statistics>>,
+}
+
+impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
+    /// A PMU out of reset.
+    ///
+    /// # Errors
+    ///
+    /// When there can be no such PMU.
+    pub fn new(config: PmuConfig, host: H) -> Result<Self, Error> {
+        Ok(Self {
+            pmu: Pmu::new(config).map_err(Error::Config)?,
+            host,
+            edge: PmiEdge::new(),
+            pending: false,
+            account: Arc::default(),
+        })
+    }
+
+    /// What counts.
+    pub fn host(&mut self) -> &mut H {
+        &mut self.host
+    }
+
+    /// The engine, for saving and for looking.
+    pub fn pmu(&mut self) -> (&mut Pmu, &mut H) {
+        (&mut self.pmu, &mut self.host)
+    }
+
+    /// The account, which any thread may look into. A VMM may count exits of its own in it.
+    pub fn account(&self) -> Arc<Mutex<Statistics>> {
+        Arc::clone(&self.account)
+    }
+
+    fn statistics(&self) -> MutexGuard<'_, Statistics> {
+        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Host events that the guest has not used since the last call are given back: for any regular
+    /// moment, as this host's events follow the vCPU's thread.
+    pub fn end_slice(&mut self) {
+        self.pmu.end_slice(&mut self.host);
+        self.look_at_line();
+    }
+
+    /// Completes an RDMSR. `false`: no MSR of the PMU, and the guest gets #GP unless the caller
+    /// knows better.
+    pub fn rdmsr(&mut self, exit: &mut ReadMsrExit<'_>) -> bool {
+        self.statistics().count(Exit::MsrRead(exit.index));
+        let outcome = self.pmu.rdmsr(exit.index, &mut self.host);
+        self.look_at_line();
+        let (value, error) = match outcome {
+            Outcome::Value(value) => (value, 0),
+            Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => (0, 1),
+        };
+        *exit.data = value;
+        *exit.error = error;
+        outcome != Outcome::NotHandled
+    }
+
+    /// Completes a WRMSR. `false`: no MSR of the PMU, and the guest gets #GP unless the caller knows
+    /// better.
+    pub fn wrmsr(&mut self, exit: &mut WriteMsrExit<'_>) -> bool {
+        self.statistics().count(Exit::MsrWrite(exit.index));
+        let outcome = self.pmu.wrmsr(exit.index, exit.data, &mut self.host);
+        self.look_at_line();
+        *exit.error = u8::from(outcome != Outcome::Done);
+        outcome != Outcome::NotHandled
+    }
+
+    /// Completes a rewritten RDPMC, which has exited as a write to [`RDPMC_PORT`]. Only the guest's
+    /// kernel was rewritten, and user space has no ports, so it is the kernel that executes it.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses an exception.
+    pub fn rdpmc(&mut self, vcpu: &mut VcpuFd) -> Result<(), Error> {
+        self.statistics().count(Exit::Rdpmc);
+        let index = vcpu.sync_regs().regs.rcx as u32;
+        let outcome = self.pmu.rdpmc(index, Ring::Kernel, true, &mut self.host);
+        self.look_at_line();
+        if let Outcome::Value(value) = outcome {
+            let regs = &mut vcpu.sync_regs_mut().regs;
+            regs.rax = value & 0xffff_ffff;
+            regs.rdx = value >> 32;
+            vcpu.set_sync_dirty_reg(SyncReg::Register);
+            return Ok(());
+        }
+        general_protection(vcpu)
+    }
+
+    /// A host event has overflowed.
+    pub fn overflow(&mut self, counter: u8, report: Report) {
+        self.pmu.overflow(counter, report, &mut self.host);
+        self.look_at_line();
+    }
+
+    /// Delivers a PMI that has become due, as LVTPC has it. To be called on the vCPU's thread before
+    /// it runs.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn before_run(&mut self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
+        if !core::mem::take(&mut self.pending) {
+            return Ok(());
+        }
+        let lapic = kvm("KVM_GET_LAPIC", vcpu.get_lapic())?;
+        let register = |offset: usize| {
+            let bytes = [0, 1, 2, 3].map(|n| lapic.regs[offset + n] as u8);
+            u32::from_le_bytes(bytes)
+        };
+        match Delivery::from_lvtpc(register(LVTPC)) {
+            Delivery::Masked => {
+                self.statistics().masked_pmis += 1;
+                return Ok(());
+            }
+            Delivery::Nmi => kvm("KVM_NMI", vcpu.nmi())?,
+            Delivery::Vector(vector) => {
+                let message = kvm_msi {
+                    address_lo: 0xfee0_0000 | (register(APIC_ID) >> 24) << 12,
+                    data: vector.into(),
+                    ..Default::default()
+                };
+                kvm("KVM_SIGNAL_MSI", vm.signal_msi(message))?;
+            }
+        }
+        self.statistics().pmis += 1;
+        Ok(())
+    }
+
+    fn look_at_line(&mut self) {
+        self.pending |= self.edge.rises(self.pmu.pmi_sources());
+        self.statistics().host = self.pmu.statistics();
+    }
+}
+
+/// The local APIC's registers (SDM vol. 3A, table 11-1), as KVM_GET_LAPIC gives them.
+const APIC_ID: usize = 0x20;
+const LVTPC: usize = 0x340;
+
+/// What LVTPC asks for (SDM vol. 3A, figure 11-8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivery {
+    Masked,
+    Nmi,
+    Vector(u8),
+}
+
+impl Delivery {
+    fn from_lvtpc(lvtpc: u32) -> Self {
+        const MASKED: u32 = 1 << 16;
+        match (lvtpc >> 8 & 0b111, lvtpc as u8) {
+            _ if lvtpc & MASKED != 0 => Self::Masked,
+            (0b100, _) => Self::Nmi,
+            // A vector below 16 is an illegal one: nothing is delivered.
+            (0b000, vector @ 16..) => Self::Vector(vector),
+            // SMI and INIT are legal and not offered; the rest is reserved.
+            _ => Self::Masked,
+        }
+    }
+}
+
+/// Injects #GP(0) in place of the port write that has exited.
+fn general_protection(vcpu: &mut VcpuFd) -> Result<(), Error> {
+    const GP: u8 = 13;
+    // KVM steps over the instruction when it is entered again: let it, without running the guest.
+    vcpu.set_kvm_immediate_exit(1);
+    let _ = vcpu.run();
+    vcpu.set_kvm_immediate_exit(0);
+    let mut regs = kvm("KVM_GET_REGS", vcpu.get_regs())?;
+    regs.rip -= 2;
+    kvm("KVM_SET_REGS", vcpu.set_regs(&regs))?;
+    let mut events = kvm("KVM_GET_VCPU_EVENTS", vcpu.get_vcpu_events())?;
+    events.exception.injected = 1;
+    events.exception.nr = GP;
+    events.exception.has_error_code = 1;
+    events.exception.error_code = 0;
+    kvm("KVM_SET_VCPU_EVENTS", vcpu.set_vcpu_events(&events))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lvtpc_says_what_is_delivered() {
+        assert_eq!(Delivery::from_lvtpc(0x400), Delivery::Nmi);
+        assert_eq!(Delivery::from_lvtpc(0x4fe), Delivery::Nmi);
+        assert_eq!(Delivery::from_lvtpc(0x1_0400), Delivery::Masked);
+        assert_eq!(Delivery::from_lvtpc(0xee), Delivery::Vector(0xee));
+        assert_eq!(Delivery::from_lvtpc(0x0f), Delivery::Masked);
+        assert_eq!(Delivery::from_lvtpc(0x7ee), Delivery::Masked, "ExtINT");
+    }
+}

@@ -1,0 +1,150 @@
+//! What a vCPU cost: exits to the VMM, by kind.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use vpmu::counter;
+
+/// Why the guest was left for the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Exit {
+    /// RDMSR of this MSR.
+    MsrRead(u32),
+    /// WRMSR of this MSR.
+    MsrWrite(u32),
+    /// RDPMC, in its rewritten form.
+    Rdpmc,
+    /// A signal: a host event has overflowed.
+    Kick,
+    /// A port, read or written.
+    Port(u16),
+    /// Memory that is none.
+    Memory,
+    /// Anything else.
+    Other,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MsrRead(index) => write!(f, "msr:read:{index:#x}"),
+            Self::MsrWrite(index) => write!(f, "msr:write:{index:#x}"),
+            Self::Rdpmc => f.write_str("rdpmc"),
+            Self::Kick => f.write_str("kick"),
+            Self::Port(port) => write!(f, "io:{port:#x}"),
+            Self::Memory => f.write_str("mmio"),
+            Self::Other => f.write_str("other"),
+        }
+    }
+}
+
+/// The account of one vCPU, or of several together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Exits to the VMM.
+    pub exits: BTreeMap<Exit, u64>,
+    /// PMIs delivered to the guest.
+    pub pmis: u64,
+    /// PMIs that found LVTPC masked.
+    pub masked_pmis: u64,
+    /// What the engine asked of its host.
+    pub host: counter::Statistics,
+}
+
+impl Statistics {
+    /// One more exit.
+    pub fn count(&mut self, exit: Exit) {
+        *self.exits.entry(exit).or_default() += 1;
+    }
+
+    /// Adds those of another vCPU.
+    pub fn add(&mut self, other: &Self) {
+        for (&exit, count) in &other.exits {
+            *self.exits.entry(exit).or_default() += count;
+        }
+        self.pmis += other.pmis;
+        self.masked_pmis += other.masked_pmis;
+        self.host = combine(self.host, other.host, u64::wrapping_add);
+    }
+
+    /// What has come since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let mut exits = self.exits.clone();
+        for (exit, count) in &before.exits {
+            if let Some(now) = exits.get_mut(exit) {
+                *now = now.saturating_sub(*count);
+            }
+        }
+        exits.retain(|_, count| *count != 0);
+        Self {
+            exits,
+            pmis: self.pmis.saturating_sub(before.pmis),
+            masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
+            host: combine(self.host, before.host, u64::saturating_sub),
+        }
+    }
+
+    /// As the lab reads it.
+    pub fn to_json(&self) -> serde_json::Value {
+        let exits: BTreeMap<String, u64> = self
+            .exits
+            .iter()
+            .map(|(exit, &count)| (exit.to_string(), count))
+            .collect();
+        let host = [
+            ("create", self.host.creates),
+            ("set_period", self.host.set_periods),
+            ("resume", self.host.resumes),
+            ("pause", self.host.pauses),
+            ("read", self.host.reads),
+            ("release", self.host.releases),
+        ];
+        let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
+        serde_json::json!({
+            "pmis": self.pmis,
+            "masked_pmis": self.masked_pmis,
+            "exits": exits,
+            "host_operations": host,
+            "lost": self.host.lost,
+            "reports": self.host.reports,
+            "spurious_reports": self.host.spurious_reports,
+        })
+    }
+}
+
+fn combine(
+    a: counter::Statistics,
+    b: counter::Statistics,
+    f: fn(u64, u64) -> u64,
+) -> counter::Statistics {
+    counter::Statistics {
+        creates: f(a.creates, b.creates),
+        set_periods: f(a.set_periods, b.set_periods),
+        resumes: f(a.resumes, b.resumes),
+        pauses: f(a.pauses, b.pauses),
+        reads: f(a.reads, b.reads),
+        releases: f(a.releases, b.releases),
+        lost: f(a.lost, b.lost),
+        reports: f(a.reports, b.reports),
+        spurious_reports: f(a.spurious_reports, b.spurious_reports),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_the_difference_of_two_moments() {
+        let mut before = Statistics::default();
+        before.count(Exit::Rdpmc);
+        let mut after = before.clone();
+        after.count(Exit::MsrRead(0x38e));
+        after.pmis = 3;
+        after.host.reads = 2;
+        let json = after.since(&before).to_json();
+        assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
+        assert_eq!(json["pmis"], 3);
+        assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
+    }
+}

@@ -1,0 +1,78 @@
+//! The guest's processor: what KVM supports, as a nameless Intel processor with our PMU.
+//!
+//! Linux drives an architectural PMU only on Intel's processors, so the vendor is Intel also where
+//! the host is AMD's; AMD's own leaves then go, and with them features that only they explain. Of
+//! KVM's paravirtual features the clock stays: others would have the guest execute VMCALL, which
+//! is an invalid opcode on AMD.
+
+use kvm_bindings::CpuId;
+use vpmu::x86::{Capability, CpuidLeaf};
+
+/// A model of family 6 that Intel never made: no kernel has special handling for it.
+const SIGNATURE: u32 = 0x000f_06e1;
+
+const KVMCLOCK: u32 = 1 << 0;
+const KVMCLOCK2: u32 = 1 << 3;
+const KVMCLOCK_STABLE: u32 = 1 << 24;
+
+/// Makes what KVM supports the CPUID of vCPU `id`.
+pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, pmu: Option<&Capability>) {
+    const PDCM: u32 = 1 << 15;
+    const TSC_DEADLINE: u32 = 1 << 24;
+    const HYPERVISOR: u32 = 1 << 31;
+    for entry in cpuid.as_mut_slice() {
+        match entry.function {
+            0 => {
+                entry.eax = 0x16;
+                (entry.ebx, entry.edx, entry.ecx) = (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+            }
+            1 => {
+                entry.eax = SIGNATURE;
+                // One processor in this package, with this APIC.
+                entry.ebx = entry.ebx & 0xff00 | 1 << 16 | u32::from(id) << 24;
+                entry.ecx = entry.ecx & !PDCM | TSC_DEADLINE | HYPERVISOR;
+            }
+            0x4000_0001 => entry.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
+            // Address widths and the extended features that Intel has too.
+            0x8000_0000 => entry.eax = 0x8000_0008,
+            0x8000_0001 => {
+                entry.eax = 0;
+                entry.ebx = 0;
+                entry.ecx &= 1 << 0 | 1 << 5 | 1 << 8; // LAHF, LZCNT, PREFETCHW
+                entry.edx &= 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29;
+            }
+            0x8000_0008 => {
+                entry.ebx = 0;
+                entry.ecx = 0;
+                entry.edx = 0;
+            }
+            _ => {}
+        }
+    }
+    // Each processor is a package of its own: no topology to tell.
+    cpuid.retain(|entry| {
+        let function = entry.function;
+        !(matches!(function, 4 | 0x0a | 0x0b | 0x1f | 0x23) || function > 0x8000_0008)
+    });
+    let hz = tsc_khz.saturating_mul(1000);
+    let mhz = tsc_khz / 1000;
+    let crystal = CpuidLeaf {
+        eax: 1,
+        ebx: 1,
+        ecx: hz,
+        edx: 0,
+    };
+    let frequency = CpuidLeaf {
+        eax: mhz,
+        ebx: mhz,
+        ecx: 100,
+        edx: 0,
+    };
+    if u64::from(tsc_khz) * 1000 == u64::from(hz) {
+        crate::cpuid::replace(cpuid, 0x15, &[crystal]);
+    }
+    crate::cpuid::replace(cpuid, 0x16, &[frequency]);
+    if let Some(capability) = pmu {
+        crate::set_cpuid(cpuid, capability);
+    }
+}

@@ -1,0 +1,103 @@
+//! A small VMM around [`VcpuPmu`](crate::VcpuPmu): enough of a machine for a stock Linux.
+//!
+//! Memory, in-kernel interrupt controllers and timers, a serial port, the power button's registers.
+//! No disk, no network: what a guest needs is in its initramfs. It exists to run the engine under
+//! real guests and to measure it; a VMM with devices embeds [`VcpuPmu`](crate::VcpuPmu) itself.
+
+mod acpi;
+mod boot;
+mod cpuid;
+mod host;
+mod machine;
+mod ports;
+mod vcpu;
+
+use std::path::PathBuf;
+
+use vpmu::counter::Policy;
+
+pub use machine::run;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// A bzImage or an ELF file.
+    pub kernel: PathBuf,
+    /// Its initramfs.
+    pub initrd: Option<PathBuf>,
+    /// Its command line.
+    pub command_line: String,
+    /// Virtual processors: 1 to 64.
+    pub vcpus: u8,
+    /// Memory, bytes: 64 MiB to 3 GiB.
+    pub memory: u64,
+    /// The guest's PMU; `None`: it has none.
+    pub pmu: Option<PmuOptions>,
+}
+
+/// What kind of PMU.
+#[derive(Clone, Copy, Debug)]
+pub struct PmuOptions {
+    /// What is asked of the host when.
+    pub policy: Policy,
+    /// Instructions and branches made of time, where nothing can count them.
+    pub approximate_instructions: bool,
+}
+
+/// How the guest ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It powered off.
+    PowerOff,
+    /// It reset itself. There is no second boot.
+    Reset,
+    /// A triple fault: its kernel is broken, or was broken.
+    TripleFault,
+    /// A signal ended the VMM.
+    Interrupted,
+}
+
+/// Why a guest could not run, or not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No KVM.
+    #[error(
+        "cannot open /dev/kvm: {0}; load kvm_intel or kvm_amd, enable virtualisation in the \
+         firmware (or nested virtualisation in the cloud), or join the group `kvm`"
+    )]
+    NoKvm(#[source] kvm_ioctls::Error),
+    /// KVM said no.
+    #[error("KVM: {0} failed: {1}")]
+    Kvm(&'static str, #[source] kvm_ioctls::Error),
+    /// A file cannot be read.
+    #[error("{0}: {1}")]
+    File(String, #[source] std::io::Error),
+    /// The kernel is none.
+    #[error("{0}: {1}")]
+    Kernel(String, #[source] crate::kernel::Error),
+    /// The kernel does not go where its headers want it.
+    #[error("the kernel cannot be loaded: {0}")]
+    Load(String),
+    /// Too little memory for kernel and initramfs.
+    #[error("{0} does not fit into the guest's memory: give more with --memory")]
+    Memory(&'static str),
+    /// No such machine.
+    #[error("{0}")]
+    Config(String),
+    /// The PMU part.
+    #[error("{0}")]
+    Pmu(#[from] crate::Error),
+    /// The host's perf events.
+    #[error("{0}")]
+    Perf(String),
+    /// The operating system.
+    #[error("{0}: {1}")]
+    Os(&'static str, #[source] std::io::Error),
+    /// KVM stopped the guest.
+    #[error("KVM cannot go on with the guest: {0}")]
+    Stopped(String),
+}
+
+pub(crate) fn kvm<T>(what: &'static str, result: Result<T, kvm_ioctls::Error>) -> Result<T, Error> {
+    result.map_err(|error| Error::Kvm(what, error))
+}

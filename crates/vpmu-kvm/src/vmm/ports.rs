@@ -1,0 +1,141 @@
+//! The machine's ports: a serial line, power management, the doorbell of measurements.
+
+use std::io::{self, Write};
+
+use vm_superio::{Serial, Trigger, serial::NoEvents};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Ending;
+use super::acpi::{PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, S5};
+
+pub(super) const COM1: u16 = 0x3f8;
+pub(super) const COM1_IRQ: u32 = 4;
+/// A guest that writes 1 here begins a measurement, 2 ends it; a read gives [`DOORBELL_ID`].
+const DOORBELL: u16 = 0x5650;
+const DOORBELL_ID: u8 = b'V';
+/// The keyboard controller's command port: 0xfe pulses the reset line.
+const KEYBOARD: u16 = 0x64;
+
+/// What a port access asks of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    End(Ending),
+    BeginMeasuring,
+    EndMeasuring,
+}
+
+/// Raises the serial line's interrupt.
+#[derive(Debug)]
+pub(super) struct Interrupt(pub(super) EventFd);
+
+impl Trigger for Interrupt {
+    type E = io::Error;
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+/// Their state.
+pub(super) struct Ports<W: Write> {
+    serial: Serial<Interrupt, NoEvents, W>,
+}
+
+impl<W: Write> Ports<W> {
+    pub(super) fn new(interrupt: Interrupt, console: W) -> Self {
+        Self {
+            serial: Serial::new(interrupt, console),
+        }
+    }
+
+    /// Bytes for the guest's serial line, as many as fit.
+    pub(super) fn receive(&mut self, bytes: &[u8]) -> usize {
+        self.serial.enqueue_raw_bytes(bytes).unwrap_or(0)
+    }
+
+    pub(super) fn console(&mut self) -> &mut W {
+        self.serial.writer_mut()
+    }
+
+    pub(super) fn read(&mut self, port: u16, data: &mut [u8]) {
+        // Where there is nothing, the bus floats.
+        data.fill(0xff);
+        match (port, data) {
+            (COM1..=0x3ff, [byte]) => *byte = self.serial.read((port - COM1) as u8),
+            (DOORBELL, [byte]) => *byte = DOORBELL_ID,
+            (PM1_EVENT..PM1_CONTROL, data) => data.fill(0),
+            (PM1_CONTROL, data) => {
+                // SCI_EN: ACPI has been enabled by firmware.
+                data.fill(0);
+                data[0] = 1;
+            }
+            (RESET, data) => data.fill(0),
+            _ => {}
+        }
+    }
+
+    pub(super) fn write(&mut self, port: u16, data: &[u8]) -> Option<Request> {
+        match (port, data) {
+            (COM1..=0x3ff, &[byte]) => {
+                // A console that is gone is no reason to stop the guest.
+                let _ = self.serial.write((port - COM1) as u8, byte);
+                None
+            }
+            (DOORBELL, [1]) => Some(Request::BeginMeasuring),
+            (DOORBELL, [2]) => Some(Request::EndMeasuring),
+            (PM1_CONTROL, &[low, high]) => {
+                let value = u16::from_le_bytes([low, high]);
+                let sleep = value >> 13 & 1 != 0;
+                let kind = (value >> 10 & 7) as u8;
+                (sleep && kind == S5).then_some(Request::End(Ending::PowerOff))
+            }
+            (RESET, &[value]) if value & RESET_VALUE == RESET_VALUE => {
+                Some(Request::End(Ending::Reset))
+            }
+            (KEYBOARD, [0xfe]) => Some(Request::End(Ending::Reset)),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ports() -> Ports<Vec<u8>> {
+        Ports::new(Interrupt(EventFd::new(0).unwrap()), Vec::new())
+    }
+
+    #[test]
+    fn the_guest_switches_off_as_acpi_says() {
+        let mut ports = ports();
+        let s5 = (1_u16 << 13 | u16::from(S5) << 10).to_le_bytes();
+        assert_eq!(
+            ports.write(PM1_CONTROL, &s5),
+            Some(Request::End(Ending::PowerOff))
+        );
+        assert_eq!(ports.write(PM1_CONTROL, &[0, 0]), None);
+        assert_eq!(ports.write(RESET, &[6]), Some(Request::End(Ending::Reset)));
+    }
+
+    #[test]
+    fn any_access_of_any_width_is_answered() {
+        let mut ports = ports();
+        for port in 0..=u16::MAX {
+            for width in [1, 2, 4] {
+                let mut data = [0x55; 4];
+                ports.read(port, &mut data[..width]);
+                let _ = ports.write(port, &data[..width]);
+            }
+        }
+        let mut byte = [0];
+        ports.read(DOORBELL, &mut byte);
+        assert_eq!(byte, [b'V']);
+    }
+
+    #[test]
+    fn what_the_guest_writes_is_on_the_console() {
+        let mut ports = ports();
+        assert_eq!(ports.write(COM1, b"x"), None);
+        assert_eq!(ports.console(), b"x");
+    }
+}

@@ -1,0 +1,179 @@
+//! One virtual processor: its thread, from the first instruction to the machine's end.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vpmu::x86::{ArchEvent, Capability, PmuConfig, Version};
+use vpmu_perf::{PerfHost, PerfOptions};
+
+use super::boot::{self, Entry};
+use super::machine::Machine;
+use super::ports::Request;
+use super::{Ending, Error, PmuOptions, cpuid, kvm};
+use crate::{Exit, RDPMC_PORT, Statistics, VcpuPmu};
+
+/// How long a host event is kept for a guest that does not use it.
+const SLICE: Duration = Duration::from_millis(100);
+/// Exits between two looks at the clock.
+const LOOK_AT_CLOCK: u32 = 64;
+
+/// A vCPU that has not run yet.
+pub(super) struct Vcpu {
+    pub(super) fd: VcpuFd,
+    pub(super) id: u8,
+    /// Of the boot processor only: others wait for its call.
+    pub(super) entry: Option<Entry>,
+    pub(super) cpuid: CpuId,
+}
+
+impl Vcpu {
+    /// Runs it, on the calling thread, until the machine ends.
+    pub(super) fn run(
+        mut self,
+        machine: &Machine,
+        options: Option<PmuOptions>,
+    ) -> Result<Ending, Error> {
+        let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
+        let mut pmu = options
+            .map(|options| new_pmu(options, tsc_khz, machine))
+            .transpose()?;
+        let capability = pmu.as_mut().map(|pmu| *pmu.pmu().0.capability());
+        cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability.as_ref());
+        kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
+        self.set_up()?;
+        if pmu.is_some() {
+            crate::prepare(&mut self.fd);
+        }
+        let account = match &pmu {
+            Some(pmu) => pmu.account(),
+            None => Arc::default(),
+        };
+        machine.add_account(Arc::clone(&account));
+        let count = |exit| {
+            let mut account = account.lock().unwrap_or_else(PoisonError::into_inner);
+            Statistics::count(&mut account, exit);
+        };
+
+        let (mut slice, mut exits) = (Instant::now(), 0_u32);
+        while !machine.stop.load(Ordering::Relaxed) {
+            if let Some(pmu) = &mut pmu {
+                exits = exits.wrapping_add(1);
+                if exits % LOOK_AT_CLOCK == 0 && slice.elapsed() >= SLICE {
+                    slice = Instant::now();
+                    pmu.end_slice();
+                }
+                take_overflows(pmu);
+                pmu.before_run(&machine.vm, &self.fd)?;
+            }
+            let exit = match self.fd.run() {
+                Ok(exit) => exit,
+                // EINTR: a signal. EAGAIN: a vCPU that has not been started.
+                Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                    self.fd.set_kvm_immediate_exit(0);
+                    count(Exit::Kick);
+                    continue;
+                }
+                Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
+            };
+            // What the host has counted up to this exit is in the PMU before the access is.
+            if let Some(pmu) = &mut pmu {
+                take_overflows(pmu);
+            }
+            match (exit, &mut pmu) {
+                (VcpuExit::X86Rdmsr(mut exit), Some(pmu)) => {
+                    pmu.rdmsr(&mut exit);
+                }
+                (VcpuExit::X86Wrmsr(mut exit), Some(pmu)) => {
+                    pmu.wrmsr(&mut exit);
+                }
+                (VcpuExit::IoOut(RDPMC_PORT, _), Some(pmu)) => pmu.rdpmc(&mut self.fd)?,
+                (VcpuExit::IoIn(port, data), _) => {
+                    count(Exit::Port(port));
+                    machine.ports().read(port, data);
+                }
+                (VcpuExit::IoOut(port, data), _) => {
+                    count(Exit::Port(port));
+                    let request = machine.ports().write(port, data);
+                    match request {
+                        None => {}
+                        Some(Request::End(ending)) => return Ok(ending),
+                        Some(Request::BeginMeasuring) => machine.begin_measuring(),
+                        Some(Request::EndMeasuring) => machine.end_measuring(),
+                    }
+                }
+                (VcpuExit::MmioRead(_, data), _) => {
+                    count(Exit::Memory);
+                    data.fill(0xff);
+                }
+                (VcpuExit::MmioWrite(..), _) => count(Exit::Memory),
+                (VcpuExit::Shutdown, _) => return Ok(Ending::TripleFault),
+                (VcpuExit::SystemEvent(..), _) => return Ok(Ending::PowerOff),
+                (VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen, _) => count(Exit::Other),
+                (exit, _) => return Err(Error::Stopped(format!("{exit:?}"))),
+            }
+        }
+        Ok(Ending::Interrupted)
+    }
+
+    fn set_up(&self) -> Result<(), Error> {
+        // Fast string operations; neither BTS nor PEBS.
+        const MISC_ENABLE: u32 = 0x1a0;
+        let misc = kvm_msr_entry {
+            index: MISC_ENABLE,
+            data: 1 << 0 | 1 << 11 | 1 << 12,
+            ..Default::default()
+        };
+        let msrs = Msrs::from_entries(&[misc]).expect("one MSR fits");
+        kvm("KVM_SET_MSRS", self.fd.set_msrs(&msrs))?;
+
+        // LINT0 is where the 8259s are, LINT1 the NMI button.
+        let mut lapic = kvm("KVM_GET_LAPIC", self.fd.get_lapic())?;
+        for (offset, mode) in [(0x350, 0x700_u32), (0x360, 0x400)] {
+            for (byte, value) in lapic.regs[offset..].iter_mut().zip(mode.to_le_bytes()) {
+                *byte = value.cast_signed();
+            }
+        }
+        kvm("KVM_SET_LAPIC", self.fd.set_lapic(&lapic))?;
+        if let Some(entry) = self.entry {
+            kvm("KVM_SET_SREGS", boot::set_registers(&self.fd, entry))?;
+        }
+        Ok(())
+    }
+}
+
+fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
+    let overflows = pmu.host().take_overflows();
+    for (counter, report) in overflows {
+        pmu.overflow(counter, report);
+    }
+}
+
+fn new_pmu(
+    options: PmuOptions,
+    tsc_khz: u32,
+    machine: &Machine,
+) -> Result<VcpuPmu<PerfHost>, Error> {
+    let host = PerfHost::new(PerfOptions {
+        tsc_hz: u64::from(tsc_khz) * 1000,
+        backing: None,
+        approximate_instructions: options.approximate_instructions,
+    })
+    .map_err(|error| Error::Perf(error.to_string()))?;
+    let mut capability = Capability::new(Version::V2);
+    // What the host cannot count is not offered.
+    capability.events = ArchEvent::ENUMERATED
+        .iter()
+        .filter(|&&event| host.counts(event))
+        .filter_map(|event| event.cpuid_bit())
+        .filter(|&bit| bit < 7)
+        .fold(0, |bits, bit| bits | 1 << bit);
+    machine.say_backing(host.backing());
+    let config = PmuConfig {
+        policy: options.policy,
+        ..PmuConfig::new(capability)
+    };
+    Ok(VcpuPmu::new(config, host)?)
+}

@@ -1,0 +1,138 @@
+//! One perf event: the system calls.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use perf_event_open_sys::bindings::{
+    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING,
+    perf_event_attr,
+};
+use perf_event_open_sys::{bindings, ioctls, perf_event_open};
+
+use crate::notes::SIGNAL;
+
+/// What to open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kind {
+    pub(crate) type_: u32,
+    pub(crate) config: u64,
+    /// Only while a guest runs, in these rings; a software clock knows neither.
+    pub(crate) rings: Option<Rings>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rings {
+    pub(crate) user: bool,
+    pub(crate) kernel: bool,
+}
+
+/// A total, and how long it was counted of how long it should have been, ns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Total {
+    pub(crate) value: u64,
+    pub(crate) enabled: u64,
+    pub(crate) running: u64,
+}
+
+/// An open perf event of the calling thread.
+#[derive(Debug)]
+pub(crate) struct PerfEvent(File);
+
+#[expect(
+    unsafe_code,
+    reason = "perf_event_open, its ioctls and fcntl are C interfaces"
+)]
+impl PerfEvent {
+    /// Opened, stopped, with no signal for an overflow before `period`.
+    pub(crate) fn open(kind: Kind, period: u64) -> io::Result<Self> {
+        let mut attr = perf_event_attr::default();
+        attr.type_ = kind.type_;
+        attr.size = size_of::<perf_event_attr>() as u32;
+        attr.config = kind.config;
+        attr.read_format =
+            u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED) | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING);
+        attr.__bindgen_anon_1.sample_period = period;
+        // A signal at each overflow.
+        attr.__bindgen_anon_2.wakeup_events = 1;
+        attr.set_disabled(1);
+        if let Some(rings) = kind.rings {
+            attr.set_exclude_host(1);
+            attr.set_exclude_hv(1);
+            attr.set_exclude_user(u64::from(!rings.user));
+            attr.set_exclude_kernel(u64::from(!rings.kernel));
+        }
+        // SAFETY: `attr` is initialised and its size is in it.
+        let fd = unsafe { perf_event_open(&mut attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC.into()) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new, and nobody else's.
+        let event = Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
+        event.signal_this_thread()?;
+        Ok(event)
+    }
+
+    fn signal_this_thread(&self) -> io::Result<()> {
+        #[repr(C)]
+        struct Owner {
+            kind: libc::c_int,
+            pid: libc::pid_t,
+        }
+        const F_SETOWN_EX: libc::c_int = 15;
+        const F_SETSIG: libc::c_int = 10;
+        const F_OWNER_TID: libc::c_int = 0;
+        let fd = self.fd();
+        // SAFETY: none of these takes memory but F_SETOWN_EX, which reads `owner`.
+        let done = unsafe {
+            let owner = Owner {
+                kind: F_OWNER_TID,
+                pid: libc::gettid(),
+            };
+            libc::fcntl(fd, F_SETOWN_EX, &raw const owner) == 0
+                && libc::fcntl(fd, F_SETSIG, SIGNAL) == 0
+                && libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
+        };
+        if done {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    pub(crate) fn fd(&self) -> libc::c_int {
+        self.0.as_raw_fd()
+    }
+
+    pub(crate) fn enable(&self) -> bool {
+        // SAFETY: an ioctl of an open perf event; it takes no memory.
+        unsafe { ioctls::ENABLE(self.fd(), 0) == 0 }
+    }
+
+    pub(crate) fn disable(&self) -> bool {
+        // SAFETY: as above.
+        unsafe { ioctls::DISABLE(self.fd(), 0) == 0 }
+    }
+
+    /// The next overflow is `period` from now.
+    pub(crate) fn set_period(&self, period: u64) -> bool {
+        // Not the crate's wrapper, which hands the number over where the kernel wants its address.
+        // SAFETY: the kernel reads `period`.
+        unsafe { libc::ioctl(self.fd(), bindings::PERIOD.into(), &raw const period) == 0 }
+    }
+
+    pub(crate) fn read(&self) -> io::Result<Total> {
+        let mut bytes = [0; 24];
+        (&self.0).read_exact(&mut bytes)?;
+        let word = |n: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
+            u64::from_ne_bytes(word)
+        };
+        Ok(Total {
+            value: word(0),
+            enabled: word(1),
+            running: word(2),
+        })
+    }
+}

@@ -1,0 +1,31 @@
+//! A host for the vpmu engine: Linux perf events behind the guest's counters.
+//!
+//! A [`PerfHost`] belongs to one vCPU and lives on that vCPU's thread. Each guest counter that has
+//! to count gets a perf event of that thread, so the kernel itself stops and starts it with the
+//! thread. An overflow is a signal to the thread, SIGUSR1: it takes the vCPU out of KVM_RUN, and is
+//! noted for [`PerfHost::take_overflows`].
+//!
+//! # What counts
+//!
+//! - [`Backing::Hardware`]: the processor's counters, only while the guest runs, and only in the
+//!   rings that the guest asked for.
+//! - [`Backing::Clock`], where there is no hardware PMU (most clouds, nested virtualisation, QEMU
+//!   without KVM): the thread's own time on the CPU, as cycles of the time-stamp counter. A halted
+//!   guest's thread sleeps and its cycles stand still, as they should. Exits are part of the time:
+//!   a guest that exits much seems slower than it is. Nothing else can be told by a clock: cycles
+//!   and reference cycles are offered, and instructions and branches only as the approximation of
+//!   one for each cycle that the user asks for by name. Nor can a clock tell user from kernel: an
+//!   event of one ring only is [`Lost::Unsupported`](vpmu::counter::Lost::Unsupported).
+//!
+//! # Limits
+//!
+//! Overflows come at least 20 microseconds apart for each counter: with a shorter period the report
+//! is late, and the guest slower than it asked to be interrupted, but not the host. perf's own
+//! signals arrive some tens of microseconds late.
+#![cfg(target_os = "linux")]
+
+mod event;
+mod host;
+mod notes;
+
+pub use host::{Backing, PerfError, PerfHost, PerfOptions};

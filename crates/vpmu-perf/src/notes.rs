@@ -1,0 +1,118 @@
+//! What the signal handler notes for the thread it interrupts: which perf events have overflowed.
+//!
+//! The handler finds the counter by its file descriptor and does nothing but two atomic writes. The
+//! second one tells KVM not to enter the guest: without it, a signal that comes between the last
+//! look and KVM_RUN would be seen at the next exit only, which may be never.
+
+use std::io;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+
+use vpmu::counter::CounterSet;
+
+const COUNTERS: usize = 32;
+
+struct Notes {
+    /// The perf event of each counter; -1: none.
+    fds: [AtomicI32; COUNTERS],
+    pending: AtomicU32,
+    /// Written 1 with each note, unless null.
+    kick: AtomicPtr<u8>,
+}
+
+thread_local! {
+    // Constant and without a destructor: a signal handler may look at it at any time.
+    static NOTES: Notes = const {
+        Notes {
+            fds: [const { AtomicI32::new(-1) }; COUNTERS],
+            pending: AtomicU32::new(0),
+            kick: AtomicPtr::new(ptr::null_mut()),
+        }
+    };
+}
+
+pub(crate) const SIGNAL: libc::c_int = libc::SIGUSR1;
+
+#[expect(unsafe_code, reason = "a signal handler gets raw pointers")]
+extern "C" fn note(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    /// What the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).
+    #[repr(C)]
+    struct SigPoll {
+        head: [libc::c_int; 3],
+        align: libc::c_int,
+        band: libc::c_long,
+        fd: libc::c_int,
+    }
+    if info.is_null() {
+        return;
+    }
+    // SAFETY: the kernel hands a siginfo_t of 128 bytes to a handler with SA_SIGINFO, aligned for
+    // longs; SigPoll is a prefix of it. Whoever sent the signal, these bytes are initialised, and
+    // `fd` is only compared.
+    let fd = unsafe { (*info.cast::<SigPoll>()).fd };
+    NOTES.with(|notes| {
+        let Some(counter) = notes
+            .fds
+            .iter()
+            .position(|slot| slot.load(Ordering::Relaxed) == fd)
+        else {
+            return;
+        };
+        notes.pending.fetch_or(1 << counter, Ordering::Relaxed);
+        let kick = notes.kick.load(Ordering::Relaxed);
+        if !kick.is_null() {
+            // SAFETY: `set_kick`'s caller keeps it valid as long as it is set, and only this thread
+            // and the kernel, within this thread's system calls, write to it.
+            unsafe { kick.write_volatile(1) };
+        }
+    });
+}
+
+/// Installs the handler, once for the process.
+#[expect(unsafe_code, reason = "sigaction is a C interface")]
+pub(crate) fn install() -> io::Result<()> {
+    static INSTALLED: OnceLock<i32> = OnceLock::new();
+    let errno = *INSTALLED.get_or_init(|| {
+        // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
+        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+        action.sa_sigaction = note as *const () as usize;
+        // Not SA_RESTART: the signal is there to end KVM_RUN.
+        action.sa_flags = libc::SA_SIGINFO;
+        // SAFETY: `note` has the signature of SA_SIGINFO, and does only what a handler may.
+        match unsafe { libc::sigaction(SIGNAL, &action, ptr::null_mut()) } {
+            0 => 0,
+            _ => io::Error::last_os_error()
+                .raw_os_error()
+                .unwrap_or(libc::EINVAL),
+        }
+    });
+    match errno {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+/// The perf event of `counter` on this thread; -1: none.
+pub(crate) fn watch(counter: u8, fd: libc::c_int) {
+    NOTES.with(|notes| {
+        if let Some(slot) = notes.fds.get(usize::from(counter)) {
+            slot.store(fd, Ordering::Relaxed);
+        }
+    });
+}
+
+/// Where the handler writes 1; null: nowhere.
+pub(crate) fn set_kick(kick: *mut u8) {
+    NOTES.with(|notes| notes.kick.store(kick, Ordering::Relaxed));
+}
+
+/// The counters noted since the last time.
+pub(crate) fn take() -> CounterSet {
+    NOTES.with(|notes| {
+        if notes.pending.load(Ordering::Relaxed) == 0 {
+            return CounterSet::EMPTY;
+        }
+        CounterSet::from_bits(notes.pending.swap(0, Ordering::Relaxed))
+    })
+}

@@ -1,0 +1,184 @@
+//! The engine on real perf events of this machine: the clock, which is there everywhere.
+#![cfg(target_os = "linux")]
+
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vpmu::counter::{CounterState, Lost, Policy};
+use vpmu::x86::{ArchEvent, Capability, Outcome, Pmu, PmuConfig, RawPerfEvtSel, Version};
+use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
+
+const HZ: u64 = 1_000_000_000;
+const GLOBAL_CTRL: u32 = 0x38f;
+const GLOBAL_STATUS: u32 = 0x38e;
+const OVF_CTRL: u32 = 0x390;
+const PMC0: u32 = 0x4c1;
+const EVTSEL0: u32 = 0x186;
+/// Cycles, in both rings, with an interrupt, enabled.
+const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
+const MASK: u64 = (1 << 48) - 1;
+
+/// `None`: this machine has no perf events, which is said.
+fn host() -> Option<PerfHost> {
+    let options = PerfOptions {
+        tsc_hz: HZ,
+        backing: Some(Backing::Clock),
+        approximate_instructions: false,
+    };
+    match PerfHost::new(options) {
+        Ok(host) => Some(host),
+        Err(error @ (PerfError::Forbidden(_) | PerfError::NoPerf)) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn pmu(policy: Policy) -> Pmu {
+    Pmu::new(PmuConfig {
+        policy,
+        ..PmuConfig::new(Capability::new(Version::V2))
+    })
+    .unwrap()
+}
+
+fn write(pmu: &mut Pmu, host: &mut PerfHost, msr: u32, value: u64) {
+    assert_eq!(pmu.wrmsr(msr, value, host), Outcome::Done, "{msr:#x}");
+}
+
+fn read(pmu: &mut Pmu, host: &mut PerfHost, msr: u32) -> u64 {
+    match pmu.rdmsr(msr, host) {
+        Outcome::Value(value) => value,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Uses the CPU until an overflow is reported.
+fn overflow(pmu: &mut Pmu, host: &mut PerfHost) -> Duration {
+    let start = Instant::now();
+    loop {
+        for (counter, report) in host.take_overflows() {
+            pmu.overflow(counter, report, host);
+        }
+        if pmu.line() {
+            return start.elapsed();
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "no overflow");
+    }
+}
+
+#[test]
+fn a_counter_overflows_again_and_again_under_each_policy() {
+    for policy in Policy::ALL {
+        let Some(mut host) = host() else { return };
+        let mut pmu = pmu(policy);
+        let period = HZ / 200;
+        write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+        write(&mut pmu, &mut host, PMC0, MASK + 1 - period);
+        write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+        for _ in 0..5 {
+            let took = overflow(&mut pmu, &mut host);
+            assert!(took >= Duration::from_millis(4), "early: {took:?}");
+            // As Linux's handler does.
+            write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
+            assert_eq!(read(&mut pmu, &mut host, GLOBAL_STATUS), 1);
+            let beyond = read(&mut pmu, &mut host, PMC0);
+            assert!(beyond < HZ, "it has wrapped: {beyond}");
+            write(&mut pmu, &mut host, PMC0, MASK + 1 - period);
+            write(&mut pmu, &mut host, OVF_CTRL, 1);
+            assert!(!pmu.line());
+            write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+        }
+        assert_eq!(pmu.statistics().lost, 0);
+    }
+}
+
+#[test]
+fn a_stopped_counter_stands_still_and_a_running_one_keeps_time() {
+    let Some(mut host) = host() else { return };
+    let mut pmu = pmu(Policy::ReusePaused);
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {}
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
+    let most = start.elapsed().as_nanos() as u64;
+    let counted = read(&mut pmu, &mut host, PMC0);
+    // Time on the CPU is never more than time; on a busy machine it may be much less.
+    assert!(counted > 0 && counted <= most, "{counted} of {most}");
+    while start.elapsed() < Duration::from_millis(60) {}
+    assert_eq!(read(&mut pmu, &mut host, PMC0), counted);
+}
+
+#[test]
+fn what_a_clock_cannot_tell_is_lost_and_said() {
+    let Some(mut host) = host() else { return };
+    assert!(host.counts(ArchEvent::CoreCycles) && host.counts(ArchEvent::TscCycles));
+    assert!(!host.counts(ArchEvent::Instructions) && !host.counts(ArchEvent::LlcMisses));
+    let mut pmu = pmu(Policy::ReusePaused);
+    let user_only = CYCLES & !RawPerfEvtSel::OS;
+    for event in [CYCLES & !0xff | 0xc0, user_only] {
+        write(&mut pmu, &mut host, EVTSEL0, event);
+        write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+        let state = pmu.counter_state(0);
+        assert_eq!(state, Some(CounterState::Lost(Lost::Unsupported)));
+        assert_eq!(read(&mut pmu, &mut host, PMC0), 0);
+        write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
+    }
+}
+
+#[test]
+fn no_descriptor_left_is_a_loss_and_not_the_end() {
+    // In a process of its own: the limit is the process's.
+    if std::env::var_os("VPMU_FEW_FILES").is_none() {
+        let own = std::env::current_exe().unwrap();
+        let status = std::process::Command::new(own)
+            .args(["--exact", "no_descriptor_left_is_a_loss_and_not_the_end"])
+            .env("VPMU_FEW_FILES", "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let Some(mut host) = host() else { return };
+    let mut pmu = pmu(Policy::ReusePaused);
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    let before = getrlimit(Resource::Nofile);
+    let none = Rlimit {
+        current: Some(0),
+        ..before
+    };
+    setrlimit(Resource::Nofile, none).unwrap();
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+    assert_eq!(pmu.counter_state(0), Some(CounterState::Lost(Lost::Busy)));
+    setrlimit(Resource::Nofile, before).unwrap();
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    assert_eq!(
+        pmu.counter_state(0),
+        Some(CounterState::Counting),
+        "asked again"
+    );
+}
+
+#[test]
+fn a_period_of_one_is_a_storm_for_nobody_but_the_guest() {
+    let Some(mut host) = host() else { return };
+    let mut pmu = pmu(Policy::ReusePaused);
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    write(&mut pmu, &mut host, PMC0, MASK);
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+    let (start, mut reports) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(100) {
+        for (counter, report) in host.take_overflows() {
+            pmu.overflow(counter, report, &mut host);
+            reports += 1;
+        }
+        if pmu.line() {
+            write(&mut pmu, &mut host, PMC0, MASK);
+            write(&mut pmu, &mut host, OVF_CTRL, 1);
+        }
+    }
+    assert!((1..=5_000).contains(&reports), "{reports} in 100 ms");
+}
