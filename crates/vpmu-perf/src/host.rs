@@ -101,6 +101,9 @@ struct Slot {
     event: PerfEvent,
     /// A report is wanted and has not come.
     armed: bool,
+    /// The period was set while the event stood still, so that a signal can be of no other.
+    certain: bool,
+    running: bool,
     /// The period that the event has is endless.
     endless: bool,
     /// It was not counted all the time.
@@ -174,7 +177,7 @@ impl PerfHost {
     /// Overflows that have been signalled since the last call. Costs a look into memory when there
     /// are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
-        let mut due = CounterSet::EMPTY;
+        let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in notes::take() {
             let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
                 continue;
@@ -184,13 +187,14 @@ impl PerfHost {
             };
             if slot.armed {
                 slot.armed = false;
-                due.insert(counter);
+                let reports = if slot.certain { &mut due } else { &mut unsure };
+                reports.insert(counter);
             } else if !slot.endless {
                 slot.endless = slot.event.set_period(ENDLESS);
             }
         }
-        // A signal may be older than the last wish: it is read whether it is due.
-        due.iter().map(|counter| (counter, Report::Unsure))
+        let due = due.iter().map(|counter| (counter, Report::Due));
+        due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
     }
 
     /// Has each overflow's signal write 1 to `flag`: `kvm_run.immediate_exit`, so that a signal is
@@ -343,6 +347,8 @@ impl CounterHost<CounterConfig> for PerfHost {
         *slot = Some(Slot {
             event,
             armed: false,
+            certain: false,
+            running: false,
             endless: true,
             multiplexed: false,
             total: 0,
@@ -359,6 +365,11 @@ impl CounterHost<CounterConfig> for PerfHost {
             Some(period) => {
                 slot.armed = slot.event.set_period(period);
                 slot.endless = false;
+                slot.certain = !slot.running;
+                if slot.certain {
+                    // A signal of the period before has come by now, and is of no interest.
+                    notes::forget(counter);
+                }
             }
             // If one comes all the same, it is ignored, and the last.
             None => slot.armed = false,
@@ -368,7 +379,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn resume(&mut self, counters: CounterSet) {
         for counter in counters {
             if let Some(slot) = self.slot(counter) {
-                slot.event.enable();
+                slot.running = slot.event.enable();
             }
         }
     }
@@ -377,6 +388,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         for counter in counters {
             if let Some(slot) = self.slot(counter) {
                 slot.event.disable();
+                slot.running = false;
             }
         }
     }
@@ -406,6 +418,18 @@ impl CounterHost<CounterConfig> for PerfHost {
         if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
             *slot = None;
         }
+    }
+
+    /// Two system calls, but one operation: a guest that stops a counter reads it next, and then the
+    /// total is known.
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+        self.pause(counters);
+        for counter in counters {
+            if let Some(total) = totals.get_mut(usize::from(counter)) {
+                *total = self.read(counter);
+            }
+        }
+        true
     }
 
     /// The signal is the vCPU thread's own, and the VMM looks for it at each exit.

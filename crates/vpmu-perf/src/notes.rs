@@ -107,6 +107,12 @@ pub(crate) fn set_kick(kick: *mut u8) {
     NOTES.with(|notes| notes.kick.store(kick, Ordering::Relaxed));
 }
 
+/// Drops what has been noted of `counter`.
+pub(crate) fn forget(counter: u8) {
+    let others = !CounterSet::of(counter).bits();
+    NOTES.with(|notes| notes.pending.fetch_and(others, Ordering::Relaxed));
+}
+
 /// The counters noted since the last time.
 pub(crate) fn take() -> CounterSet {
     NOTES.with(|notes| {

@@ -154,7 +154,7 @@ fn no_descriptor_left_is_a_loss_and_not_the_end() {
     write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
     assert_eq!(pmu.counter_state(0), Some(CounterState::Lost(Lost::Busy)));
     setrlimit(Resource::Nofile, before).unwrap();
-    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    pmu.end_slice(&mut host);
     assert_eq!(
         pmu.counter_state(0),
         Some(CounterState::Counting),

@@ -13,6 +13,8 @@ pub(super) const COM1_IRQ: u32 = 4;
 /// A guest that writes 1 here begins a measurement, 2 ends it; a read gives [`DOORBELL_ID`].
 const DOORBELL: u16 = 0x5650;
 const DOORBELL_ID: u8 = b'V';
+/// The second half of the event block: which events are wanted.
+const PM1_ENABLE: u16 = PM1_EVENT + 2;
 /// The keyboard controller's command port: 0xfe pulses the reset line.
 const KEYBOARD: u16 = 0x64;
 
@@ -38,12 +40,15 @@ impl Trigger for Interrupt {
 /// Their state.
 pub(super) struct Ports<W: Write> {
     serial: Serial<Interrupt, NoEvents, W>,
+    /// PM1 event enable. Nothing ever happens that it enables.
+    pm1_enable: u16,
 }
 
 impl<W: Write> Ports<W> {
     pub(super) fn new(interrupt: Interrupt, console: W) -> Self {
         Self {
             serial: Serial::new(interrupt, console),
+            pm1_enable: 0,
         }
     }
 
@@ -62,6 +67,7 @@ impl<W: Write> Ports<W> {
         match (port, data) {
             (COM1..=0x3ff, [byte]) => *byte = self.serial.read((port - COM1) as u8),
             (DOORBELL, [byte]) => *byte = DOORBELL_ID,
+            (PM1_ENABLE, [low, high]) => [*low, *high] = self.pm1_enable.to_le_bytes(),
             (PM1_EVENT..PM1_CONTROL, data) => data.fill(0),
             (PM1_CONTROL, data) => {
                 // SCI_EN: ACPI has been enabled by firmware.
@@ -78,6 +84,10 @@ impl<W: Write> Ports<W> {
             (COM1..=0x3ff, &[byte]) => {
                 // A console that is gone is no reason to stop the guest.
                 let _ = self.serial.write((port - COM1) as u8, byte);
+                None
+            }
+            (PM1_ENABLE, &[low, high]) => {
+                self.pm1_enable = u16::from_le_bytes([low, high]);
                 None
             }
             (DOORBELL, [1]) => Some(Request::BeginMeasuring),

@@ -44,8 +44,9 @@ impl Vcpu {
         cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability.as_ref());
         kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
         self.set_up()?;
-        if pmu.is_some() {
+        if let Some(pmu) = &mut pmu {
             crate::prepare(&mut self.fd);
+            kick_before_entry(pmu.host(), &mut self.fd);
         }
         let account = match &pmu {
             Some(pmu) => pmu.account(),
@@ -72,6 +73,7 @@ impl Vcpu {
                 Ok(exit) => exit,
                 // EINTR: a signal. EAGAIN: a vCPU that has not been started.
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                    // Before the look for overflows, so that none is without its kick.
                     self.fd.set_kvm_immediate_exit(0);
                     count(Exit::Kick);
                     continue;
@@ -142,6 +144,16 @@ impl Vcpu {
         }
         Ok(())
     }
+}
+
+/// Has an overflow that comes just before the guest is entered keep it from being entered.
+#[expect(unsafe_code, reason = "a signal handler writes into kvm_run")]
+fn kick_before_entry(host: &mut PerfHost, vcpu: &mut VcpuFd) {
+    let flag = &raw mut vcpu.get_kvm_run().immediate_exit;
+    // SAFETY: kvm_run is mapped as long as `vcpu` lives. In `Vcpu::run` that is longer than `host`,
+    // which forgets the flag when it goes. Nobody keeps a reference to this byte of kvm_run while a
+    // signal may come: it is written through `set_kvm_immediate_exit` and read by the kernel.
+    unsafe { host.set_kick(flag) };
 }
 
 fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
