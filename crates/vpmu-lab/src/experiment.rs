@@ -275,7 +275,10 @@ impl Experiment {
         let counted = !self.machine.realtime && !self.is_direct(design.pmu);
         let nested = self.machine.arch == Arch::X86_64 && design.pmu != Pmu::Native;
         match error {
-            Error::Panic { line, console } if counted && nested => {
+            // What comes of a register restored twice; other panics say what they are.
+            Error::Panic { line, console }
+                if counted && nested && line.contains("Fatal exception") =>
+            {
                 Error::RepeatedInterrupt { line, console }
             }
             error => error,

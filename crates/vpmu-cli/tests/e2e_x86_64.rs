@@ -1,0 +1,147 @@
+//! Boots real x86-64 guests and checks what must hold on any machine: without
+//! a PMU, under stock KVM, and under this project's VMM.
+//!
+//! Needs QEMU, the guest-side programs and vpmu-vmm, and the network the first
+//! time. Time is counted in instructions, except where this machine's own KVM
+//! runs the guests. `skipped: <reason>` on standard error says what was
+//! missing, unless `VPMU_TEST_ALL` is set: then that fails.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::skipped;
+use serde_json::Value;
+
+/// Short, for the whole of it is run under emulated virtualization; long
+/// enough for some hundred samples. `--no-bpf-event` spares perf a thread that
+/// wakes once a second.
+const RECORD: &str =
+    "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 5000";
+
+/// One test at a time: a machine takes two gigabytes and a processor.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// vpmu, unless something it needs is missing here.
+fn vpmu() -> Option<Command> {
+    let mut doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    let output = doctor
+        .args(["doctor", "--arch", "x86_64"])
+        .output()
+        .unwrap();
+    if !output.status.success() {
+        let report = String::from_utf8_lossy(&output.stdout);
+        let missing: Vec<&str> = report
+            .lines()
+            .filter(|line| line.starts_with("missing"))
+            .collect();
+        skipped(&missing.join("; "));
+        return None;
+    }
+    Some(Command::new(env!("CARGO_BIN_EXE_vpmu")))
+}
+
+fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Compares and gives the written file.
+fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
+    let output = vpmu()?
+        .args(["compare", "--arch", "x86_64", "--json"])
+        .arg(json)
+        .args(designs)
+        .args(["--", command])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    Some(fs::read_to_string(json).unwrap())
+}
+
+#[test]
+fn a_stock_guest_has_an_intel_pmu() {
+    let _turn = turn();
+    let Some(mut vpmu) = vpmu() else {
+        return;
+    };
+    let command = "dmesg | grep -c 'Intel PMU driver'; cat /sys/devices/cpu/rdpmc; \
+                   perf stat -x, -o stat -e cycles -- workload && cat stat";
+    let output = vpmu
+        .args([
+            "run", "--arch", "x86_64", "--pmu", "emulated", "--", command,
+        ])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let lines = String::from_utf8(output.stdout.clone()).unwrap();
+    let mut lines = lines.lines().filter(|line| !line.starts_with('#'));
+    assert_eq!(lines.next(), Some("1"), "{}", text(&output));
+    assert_eq!(lines.next(), Some("0"), "{}", text(&output));
+    let cycles = lines
+        .find(|line| !line.is_empty())
+        .and_then(|line| line.split(',').next()?.parse::<u64>().ok());
+    // 100 million instructions; in real time the clock has its own idea of
+    // how many cycles they take.
+    assert!(
+        cycles.is_some_and(|cycles| cycles > 1_000_000),
+        "{}",
+        text(&output)
+    );
+}
+
+#[test]
+fn designs_side_by_side() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let designs = ["--policy", "reuse,paused"];
+    let Some(text) = compare(&designs, RECORD, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let runs = results["runs"].as_array().unwrap();
+    assert_eq!(runs.len(), 4);
+    for run in runs {
+        assert_eq!(run["status"], 0, "{run}");
+        assert_eq!(run["arch"], "x86_64");
+        assert_eq!(run["exits"].is_null(), run["pmu"] == "native", "{run}");
+        if run["pmu"] == "emulated" {
+            assert!(run["guest_counters"].as_u64() >= Some(1), "{run}");
+            assert!(run["samples"].as_u64() > Some(100), "{run}");
+            assert!(run["pmis"].as_u64() > Some(100), "{run}");
+            assert!(run["exits"]["msr:write:0x38f"].as_u64() > Some(0), "{run}");
+            assert!(run["host_operations"].is_object(), "{run}");
+        } else {
+            // Neither has a PMU; perf then samples by a software clock.
+            assert!(run["guest_counters"].is_null(), "{run}");
+            assert!(run["pmis"].is_null(), "{run}");
+        }
+    }
+    let operations = |policy: &str| {
+        let run = runs.iter().find(|run| run["policy"] == policy).unwrap();
+        run["host_operations_per_pmi"].as_f64().unwrap()
+    };
+    let (reuse, paused) = (operations("reuse"), operations("paused"));
+    assert!(paused <= reuse, "{paused} paused, {reuse} reused");
+
+    let again = folder.path().join("again.json");
+    let designs = ["--pmu", "emulated", "--policy", "paused"];
+    let text = compare(&designs, RECORD, &again).unwrap();
+    let second: Value = serde_json::from_str(&text).unwrap();
+    let first = runs.iter().find(|run| run["policy"] == "paused").unwrap();
+    if first["deterministic"] == true {
+        assert_eq!(&second["runs"][0], first);
+    } else {
+        eprintln!("this machine's own KVM ran the guests: two runs differ");
+    }
+}
