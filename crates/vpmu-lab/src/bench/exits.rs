@@ -19,7 +19,7 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-const COMMAND: &str = "perf record --no-bpf-event -q -e cpu-cycles -e instructions \
+const COMMAND: &str = "perf record --no-bpf-event -q -c 1000000 -e cpu-cycles -e instructions \
 -e branch-instructions -e ref-cycles -o perf.data -- workload --scale 5000";
 
 /// The published trace of exits.
