@@ -100,17 +100,35 @@ fn a_stock_guest_has_an_intel_pmu() {
 }
 
 #[test]
+fn stock_kvm_has_no_pmu_and_says_so() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let Some(text) = compare(&["--pmu", "kvm"], "workload", &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let run = &results["runs"][0];
+    assert_eq!(run["status"], 0, "{run}");
+    for figure in ["guest_counters", "pmis", "samples", "exits_per_pmi"] {
+        assert!(run[figure].is_null(), "{figure}: {run}");
+    }
+    assert!(run["exits"]["other"].as_u64() > Some(0), "{run}");
+    assert!(run["host_share"].is_number(), "{run}");
+}
+
+#[test]
 fn designs_side_by_side() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
-    let designs = ["--policy", "reuse,paused"];
+    let designs = ["--pmu", "native,emulated", "--policy", "reuse,paused"];
     let Some(text) = compare(&designs, RECORD, &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
     let runs = results["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 4);
+    assert_eq!(runs.len(), 3);
     for run in runs {
         assert_eq!(run["status"], 0, "{run}");
         assert_eq!(run["arch"], "x86_64");
@@ -122,7 +140,7 @@ fn designs_side_by_side() {
             assert!(run["exits"]["msr:write:0x38f"].as_u64() > Some(0), "{run}");
             assert!(run["host_operations"].is_object(), "{run}");
         } else {
-            // Neither has a PMU; perf then samples by a software clock.
+            // There is no PMU; perf then samples by a software clock.
             assert!(run["guest_counters"].is_null(), "{run}");
             assert!(run["pmis"].is_null(), "{run}");
         }
