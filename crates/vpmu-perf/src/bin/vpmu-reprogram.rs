@@ -1,0 +1,211 @@
+//! What one overflow costs a host with real perf events, under each policy.
+//!
+//! The published experiment of 2018 without its virtual machine: the engine drives perf events of
+//! this thread as it would for a vCPU, and the overflows are real ones. Each policy gets the same
+//! guest: it profiles with Linux's handler.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use serde_json::{Value, json};
+use vpmu::counter::Policy;
+use vpmu::x86::{Capability, Outcome, Pmu, PmuConfig, Ring, Version};
+use vpmu_perf::{Backing, PerfHost, PerfOptions};
+
+/// Measures what handling a guest's overflow, and rewriting a running counter, costs with this
+/// machine's perf events, under each policy.
+///
+/// Exit status: 0, or 1 when perf events cannot be had.
+#[derive(Debug, Parser)]
+#[command(name = "vpmu-reprogram", version)]
+struct Cli {
+    /// Where the figures go, `-` for standard output; without it a table is printed
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Overflows for each policy
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
+    overflows: u32,
+}
+
+/// A counter that counts nanoseconds, or cycles on hardware: either way some 5000 a second.
+const PERIOD: u64 = 200_000;
+const TSC_HZ: u64 = 1_000_000_000;
+const WIDTH_MASK: u64 = (1 << 48) - 1;
+
+const EVTSEL0: u32 = 0x186;
+const PMC0: u32 = 0x4c1;
+const GLOBAL_STATUS: u32 = 0x38e;
+const GLOBAL_CTRL: u32 = 0x38f;
+const OVF_CTRL: u32 = 0x390;
+/// Cycles in both rings, with an interrupt, enabled.
+const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
+
+struct Guest {
+    pmu: Pmu,
+    host: PerfHost,
+}
+
+struct Figures {
+    handle_overflow: Duration,
+    rewrite_counter: Duration,
+    host_operations: f64,
+}
+
+impl Guest {
+    fn new(policy: Policy) -> Result<Self, String> {
+        let host = PerfHost::new(PerfOptions {
+            tsc_hz: TSC_HZ,
+            backing: None,
+            approximate_instructions: false,
+        })
+        .map_err(|error| error.to_string())?;
+        let config = PmuConfig {
+            policy,
+            ..PmuConfig::new(Capability::new(Version::V2))
+        };
+        let pmu = Pmu::new(config).map_err(|error| format!("{error:?}"))?;
+        Ok(Self { pmu, host })
+    }
+
+    fn write(&mut self, msr: u32, value: u64) -> Result<(), String> {
+        match self.pmu.wrmsr(msr, value, &mut self.host) {
+            Outcome::Done => Ok(()),
+            other => Err(format!("WRMSR {msr:#x} gave {other:?}")),
+        }
+    }
+
+    /// Uses the CPU until an overflow comes; how long the engine took for it.
+    fn overflow(&mut self) -> Result<Duration, String> {
+        let waiting = Instant::now();
+        loop {
+            let mut took = Duration::ZERO;
+            for (counter, report) in self.host.take_overflows() {
+                let start = Instant::now();
+                self.pmu.overflow(counter, report, &mut self.host);
+                took += start.elapsed();
+            }
+            if self.pmu.line() {
+                return Ok(took);
+            }
+            if waiting.elapsed() > Duration::from_secs(5) {
+                return Err("perf events do not overflow on this machine".to_owned());
+            }
+        }
+    }
+
+    /// What Linux's handler does with the PMU for one sample.
+    fn handle(&mut self) -> Result<(), String> {
+        self.write(GLOBAL_CTRL, 0)?;
+        let _ = self.pmu.rdmsr(GLOBAL_STATUS, &mut self.host);
+        self.write(OVF_CTRL, 1)?;
+        let _ = self.pmu.rdpmc(0, Ring::Kernel, true, &mut self.host);
+        self.write(PMC0, WIDTH_MASK + 1 - PERIOD)?;
+        let _ = self.pmu.rdmsr(GLOBAL_STATUS, &mut self.host);
+        self.write(GLOBAL_CTRL, 1)
+    }
+
+    fn measure(&mut self, overflows: u32) -> Result<Figures, String> {
+        self.write(GLOBAL_CTRL, 0)?;
+        self.write(EVTSEL0, CYCLES)?;
+        self.write(PMC0, WIDTH_MASK + 1 - PERIOD)?;
+        self.write(GLOBAL_CTRL, 1)?;
+        for _ in 0..10 {
+            self.overflow()?;
+            self.handle()?;
+        }
+        let before = self.pmu.statistics().host_operations();
+        let mut times = Vec::new();
+        for _ in 0..overflows {
+            times.push(self.overflow()?);
+            self.handle()?;
+        }
+        let operations = self.pmu.statistics().host_operations() - before;
+
+        // So far from the end that nothing happens meanwhile, and each time another value.
+        let mut rewrites = Vec::new();
+        for n in 0..u64::from(overflows) {
+            let start = Instant::now();
+            self.write(PMC0, n << 20)?;
+            rewrites.push(start.elapsed());
+        }
+        self.pmu.reset(&mut self.host);
+        Ok(Figures {
+            handle_overflow: median(times),
+            rewrite_counter: median(rewrites),
+            host_operations: operations as f64 / f64::from(overflows),
+        })
+    }
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
+fn measure(overflows: u32) -> Result<(Backing, Vec<(&'static str, Figures)>), String> {
+    let modes = ["recreate", "reuse", "paused"];
+    let mut backing = Backing::Clock;
+    let mut all = Vec::new();
+    for (policy, mode) in Policy::ALL.into_iter().zip(modes) {
+        let mut guest = Guest::new(policy)?;
+        backing = guest.host.backing();
+        all.push((mode, guest.measure(overflows)?));
+    }
+    Ok((backing, all))
+}
+
+fn to_json(backing: Backing, all: &[(&str, Figures)]) -> Value {
+    let mut rows = Vec::new();
+    for (mode, figures) in all {
+        let mut row = |figure: &str, measured: f64, unit: &str| {
+            rows.push(json!({
+                "figure": figure, "mode": mode, "measured": measured, "unit": unit,
+            }));
+        };
+        let ns = |time: Duration| time.as_nanos() as f64;
+        row("handle_overflow_ns", ns(figures.handle_overflow), "ns");
+        row("rewrite_counter_ns", ns(figures.rewrite_counter), "ns");
+        row("host_ops_per_pmi", figures.host_operations, "operations");
+    }
+    json!({
+        "backing": match backing { Backing::Hardware => "hardware", Backing::Clock => "clock" },
+        "rows": rows,
+    })
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = measure(cli.overflows).and_then(|(backing, all)| {
+        let written = match &cli.json {
+            None => {
+                println!("{backing:?} events, medians\n");
+                println!("            overflow ns  rewrite ns  host operations per PMI");
+                for (mode, figures) in &all {
+                    println!(
+                        "{mode:10} {:12} {:11} {:24.2}",
+                        figures.handle_overflow.as_nanos(),
+                        figures.rewrite_counter.as_nanos(),
+                        figures.host_operations
+                    );
+                }
+                Ok(())
+            }
+            Some(path) if path.as_os_str() == "-" => {
+                writeln!(io::stdout(), "{}", to_json(backing, &all))
+            }
+            Some(path) => fs::write(path, format!("{}\n", to_json(backing, &all))),
+        };
+        written.map_err(|error| error.to_string())
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("vpmu-reprogram: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
