@@ -146,7 +146,10 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-fn measure(overflows: u32) -> Result<(Backing, Vec<(&'static str, Figures)>), String> {
+/// Of each policy, by its name on the command line.
+type All = Vec<(&'static str, Figures)>;
+
+fn measure(overflows: u32) -> Result<(Backing, All), String> {
     let modes = ["recreate", "reuse", "paused"];
     let mut backing = Backing::Clock;
     let mut all = Vec::new();
@@ -158,7 +161,7 @@ fn measure(overflows: u32) -> Result<(Backing, Vec<(&'static str, Figures)>), St
     Ok((backing, all))
 }
 
-fn to_json(backing: Backing, all: &[(&str, Figures)]) -> Value {
+fn to_json(backing: Backing, all: &All) -> Value {
     let mut rows = Vec::new();
     for (mode, figures) in all {
         let mut row = |figure: &str, measured: f64, unit: &str| {
