@@ -3,7 +3,11 @@
  * TCP request/response over loopback between two CPUs that go idle in between,
  * as netperf's TCP_RR: one byte there, one byte back.
  *
- * usage: ping_pong [TRANSACTIONS [CLIENT_CPU [SERVER_CPU]]]
+ * usage: ping_pong [TRANSACTIONS [CLIENT_CPU [SERVER_CPU [TIMEOUT_US]]]]
+ *
+ * With TIMEOUT_US each side waits as servers do, with a timeout that nearly never
+ * comes: each wait moves the CPU's timer. Without, or 0, reads just block, and
+ * only the kernel's own idle policy moves it.
  *
  * Prints one line of JSON. Exits with 1 and says why if something is missing.
  */
@@ -11,6 +15,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,6 +48,22 @@ static void no_delay(int fd)
 		fail("ping_pong: TCP_NODELAY");
 }
 
+static long timeout_us;
+static long timeouts;
+
+static int wait_and_read(int fd, char *byte)
+{
+	struct pollfd wanted = { .fd = fd, .events = POLLIN };
+	struct timespec limit = {
+		.tv_sec = timeout_us / 1000000,
+		.tv_nsec = timeout_us % 1000000 * 1000,
+	};
+
+	while (timeout_us && !ppoll(&wanted, 1, &limit, NULL))
+		timeouts++;
+	return read(fd, byte, 1) == 1;
+}
+
 static void serve(int listener, int cpu)
 {
 	int fd;
@@ -53,7 +74,7 @@ static void serve(int listener, int cpu)
 	if (fd < 0)
 		fail("ping_pong: accept");
 	no_delay(fd);
-	while (read(fd, &byte, 1) == 1)
+	while (wait_and_read(fd, &byte))
 		if (write(fd, &byte, 1) != 1)
 			fail("ping_pong: respond");
 	exit(0);
@@ -82,6 +103,7 @@ int main(int argc, char **argv)
 	char byte = 'x';
 	pid_t child;
 
+	timeout_us = argc > 4 ? atol(argv[4]) : 0;
 	listener = socket(AF_INET, SOCK_STREAM, 0);
 	if (listener < 0 || bind(listener, (void *)&address, length) ||
 	    listen(listener, 1) ||
@@ -100,7 +122,7 @@ int main(int argc, char **argv)
 
 	begin = now();
 	for (i = 0; i < transactions; i++)
-		if (write(fd, &byte, 1) != 1 || read(fd, &byte, 1) != 1)
+		if (write(fd, &byte, 1) != 1 || !wait_and_read(fd, &byte))
 			fail("ping_pong: request");
 	seconds = now() - begin;
 
@@ -109,7 +131,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "ping_pong: the server failed\n");
 		return 1;
 	}
-	printf("{\"transactions\":%ld,\"seconds\":%.6f,\"transactions_per_s\":%.1f}\n",
-	       transactions, seconds, transactions / seconds);
+	printf("{\"transactions\":%ld,\"seconds\":%.6f,\"transactions_per_s\":%.1f,\"timeout_us\":%ld,\"timeouts\":%ld}\n",
+	       transactions, seconds, transactions / seconds, timeout_us,
+	       timeouts);
 	return 0;
 }
