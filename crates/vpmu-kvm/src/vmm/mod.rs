@@ -76,7 +76,7 @@ pub enum Error {
     #[error("{0}: {1}")]
     Kernel(String, #[source] crate::kernel::Error),
     /// The kernel does not go where its headers want it.
-    #[error("the kernel cannot be loaded: {0}")]
+    #[error("the kernel cannot be loaded ({0}); does it fit into --memory?")]
     Load(String),
     /// Too little memory for kernel and initramfs.
     #[error("{0} does not fit into the guest's memory: give more with --memory")]
