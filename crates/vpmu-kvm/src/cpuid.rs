@@ -29,6 +29,31 @@ pub fn set_cpuid(cpuid: &mut CpuId, capability: &Capability) {
     }
 }
 
+/// Says that the guest has the registers of [`VcpuDeadline`](crate::VcpuDeadline): leaves 40000100H
+/// and 40000101H (docs/lazy-deadline.md).
+pub fn set_deadline_cpuid(cpuid: &mut CpuId) {
+    const BASE: u32 = 0x4000_0100;
+    const FEATURE_DEADLINE: u32 = 1 << 0;
+    let word = |at: usize| {
+        let bytes = &b"vpmuvpmuvpmu"[at..at + 4];
+        u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+    };
+    let signature = CpuidLeaf {
+        eax: BASE + 1,
+        ebx: word(0),
+        ecx: word(4),
+        edx: word(8),
+    };
+    let features = CpuidLeaf {
+        eax: FEATURE_DEADLINE,
+        ebx: 0,
+        ecx: 0,
+        edx: 0,
+    };
+    replace(cpuid, BASE, &[signature]);
+    replace(cpuid, BASE + 1, &[features]);
+}
+
 /// Puts these subleaves in place of all of `function`.
 pub(crate) fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
     cpuid.retain(|entry| entry.function != function);

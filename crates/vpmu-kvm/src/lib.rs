@@ -33,7 +33,7 @@
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
 //! vm.create_irq_chip()?;
-//! vpmu_kvm::intercept(&vm)?; // the PMU's MSRs, and nothing else, come to the VMM
+//! vpmu_kvm::intercept(&vm, vpmu_kvm::pmu_msrs())?; // these, and no others, come to the VMM
 //!
 //! let capability = Capability::new(Version::V2);
 //! let mut vcpu = vm.create_vcpu(0)?;
@@ -60,11 +60,18 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod cpuid;
+mod deadline;
+mod error;
+mod intercept;
 pub mod kernel;
+mod lapic;
 mod pmu;
 mod statistics;
 pub mod vmm;
 
-pub use cpuid::set_cpuid;
-pub use pmu::{Error, RDPMC_PORT, VcpuPmu, intercept, intercept_with, prepare};
+pub use cpuid::{set_cpuid, set_deadline_cpuid};
+pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
+pub use error::Error;
+pub use intercept::{intercept, pmu_msrs};
+pub use pmu::{RDPMC_PORT, VcpuPmu, prepare};
 pub use statistics::{Exit, Statistics};

@@ -15,83 +15,16 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::kvm_msi;
-use kvm_ioctls::{
-    Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, ReadMsrExit,
-    SyncReg, VcpuFd, VmFd, WriteMsrExit,
-};
+use kvm_ioctls::{ReadMsrExit, SyncReg, VcpuFd, VmFd, WriteMsrExit};
 use vpmu::counter::{CounterHost, Report};
-use vpmu::x86::{ConfigError, CounterConfig, Msr, Outcome, PmiEdge, Pmu, PmuConfig, Ring};
+use vpmu::x86::{CounterConfig, Outcome, PmiEdge, Pmu, PmuConfig, Ring};
 
+use crate::error::{Error, kvm};
+use crate::lapic::{self, Delivery, Lapic};
 use crate::{Exit, Statistics};
 
 /// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
 pub const RDPMC_PORT: u16 = 0xe6;
-
-/// What can go wrong between the engine and KVM.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// KVM is too old.
-    #[error("this KVM cannot hand MSRs to a VMM: it needs Linux 5.10 or newer")]
-    NoUserSpaceMsr,
-    /// KVM said no.
-    #[error("KVM: {0} failed: {1}")]
-    Kvm(&'static str, #[source] kvm_ioctls::Error),
-    /// There can be no such PMU.
-    #[error("PMU: {0:?}")]
-    Config(ConfigError),
-}
-
-fn kvm<T>(what: &'static str, result: Result<T, kvm_ioctls::Error>) -> Result<T, Error> {
-    result.map_err(|error| Error::Kvm(what, error))
-}
-
-/// Has KVM hand all accesses of the PMU's MSRs, and of `more`, to the VMM. Before the first vCPU
-/// runs.
-///
-/// # Errors
-///
-/// A KVM before Linux 5.10 cannot.
-pub fn intercept_with(vm: &VmFd, more: &[u32]) -> Result<(), Error> {
-    if !vm.check_extension(Cap::X86UserSpaceMsr) || !vm.check_extension(Cap::X86MsrFilter) {
-        return Err(Error::NoUserSpaceMsr);
-    }
-    let mut cap = kvm_bindings::kvm_enable_cap {
-        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
-        ..Default::default()
-    };
-    cap.args[0] = MsrExitReason::Filter.bits().into();
-    kvm("KVM_CAP_X86_USER_SPACE_MSR", vm.enable_cap(&cap))?;
-
-    let mut addresses: Vec<u32> = Msr::all()
-        .map(Msr::address)
-        .chain(more.iter().copied())
-        .collect();
-    addresses.sort_unstable();
-    let ranges: Vec<MsrFilterRange<'_>> = addresses
-        .chunk_by(|a, b| b - a == 1)
-        .map(|run| MsrFilterRange {
-            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-            base: run[0],
-            msr_count: run.len() as u32,
-            // A clear bit denies, and what is denied comes to us. No run is longer than 8.
-            bitmap: &[0; 4],
-        })
-        .collect();
-    kvm(
-        "KVM_X86_SET_MSR_FILTER",
-        vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges),
-    )
-}
-
-/// As [`intercept_with`], and no other MSR.
-///
-/// # Errors
-///
-/// A KVM before Linux 5.10 cannot.
-pub fn intercept(vm: &VmFd) -> Result<(), Error> {
-    intercept_with(vm, &[])
-}
 
 /// Has `vcpu` give its registers with each exit, so that RDPMC costs no further system call.
 pub fn prepare(vcpu: &mut VcpuFd) {
@@ -213,25 +146,14 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         if !core::mem::take(&mut self.pending) {
             return Ok(());
         }
-        let lapic = kvm("KVM_GET_LAPIC", vcpu.get_lapic())?;
-        let register = |offset: usize| {
-            let bytes = [0, 1, 2, 3].map(|n| lapic.regs[offset + n] as u8);
-            u32::from_le_bytes(bytes)
-        };
-        match Delivery::from_lvtpc(register(LVTPC)) {
+        let lapic = Lapic::of(vcpu)?;
+        match Delivery::of(lapic.lvtpc()) {
             Delivery::Masked => {
                 self.statistics().masked_pmis += 1;
                 return Ok(());
             }
             Delivery::Nmi => kvm("KVM_NMI", vcpu.nmi())?,
-            Delivery::Vector(vector) => {
-                let message = kvm_msi {
-                    address_lo: 0xfee0_0000 | (register(APIC_ID) >> 24) << 12,
-                    data: vector.into(),
-                    ..Default::default()
-                };
-                kvm("KVM_SIGNAL_MSI", vm.signal_msi(message))?;
-            }
+            Delivery::Vector(vector) => lapic::signal(vm, lapic.id(), vector)?,
         }
         self.statistics().pmis += 1;
         Ok(())
@@ -240,32 +162,6 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     fn look_at_line(&mut self) {
         self.pending |= self.edge.rises(self.pmu.pmi_sources());
         self.statistics().host = self.pmu.statistics();
-    }
-}
-
-/// The local APIC's registers (SDM vol. 3A, table 11-1), as KVM_GET_LAPIC gives them.
-const APIC_ID: usize = 0x20;
-const LVTPC: usize = 0x340;
-
-/// What LVTPC asks for (SDM vol. 3A, figure 11-8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Delivery {
-    Masked,
-    Nmi,
-    Vector(u8),
-}
-
-impl Delivery {
-    fn from_lvtpc(lvtpc: u32) -> Self {
-        const MASKED: u32 = 1 << 16;
-        match (lvtpc >> 8 & 0b111, lvtpc as u8) {
-            _ if lvtpc & MASKED != 0 => Self::Masked,
-            (0b100, _) => Self::Nmi,
-            // A vector below 16 is an illegal one: nothing is delivered.
-            (0b000, vector @ 16..) => Self::Vector(vector),
-            // SMI and INIT are legal and not offered; the rest is reserved.
-            _ => Self::Masked,
-        }
     }
 }
 
@@ -285,19 +181,4 @@ fn general_protection(vcpu: &mut VcpuFd) -> Result<(), Error> {
     events.exception.has_error_code = 1;
     events.exception.error_code = 0;
     kvm("KVM_SET_VCPU_EVENTS", vcpu.set_vcpu_events(&events))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lvtpc_says_what_is_delivered() {
-        assert_eq!(Delivery::from_lvtpc(0x400), Delivery::Nmi);
-        assert_eq!(Delivery::from_lvtpc(0x4fe), Delivery::Nmi);
-        assert_eq!(Delivery::from_lvtpc(0x1_0400), Delivery::Masked);
-        assert_eq!(Delivery::from_lvtpc(0xee), Delivery::Vector(0xee));
-        assert_eq!(Delivery::from_lvtpc(0x0f), Delivery::Masked);
-        assert_eq!(Delivery::from_lvtpc(0x7ee), Delivery::Masked, "ExtINT");
-    }
 }

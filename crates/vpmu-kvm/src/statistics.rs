@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use vpmu::counter;
+use vpmu::{counter, timer};
 
 /// Why the guest was left for the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,6 +49,8 @@ pub struct Statistics {
     pub masked_pmis: u64,
     /// What the engine asked of its host.
     pub host: counter::Statistics,
+    /// What became of the lazy deadline, by the names of [`timer::HostStatistics`].
+    pub deadline: BTreeMap<&'static str, u64>,
 }
 
 impl Statistics {
@@ -59,25 +61,35 @@ impl Statistics {
 
     /// Adds those of another vCPU.
     pub fn add(&mut self, other: &Self) {
-        for (&exit, count) in &other.exits {
-            *self.exits.entry(exit).or_default() += count;
-        }
+        add(&mut self.exits, &other.exits);
+        add(&mut self.deadline, &other.deadline);
         self.pmis += other.pmis;
         self.masked_pmis += other.masked_pmis;
         self.host = combine(self.host, other.host, u64::wrapping_add);
     }
 
+    /// Adds those of a vCPU's lazy deadline.
+    pub fn add_deadline(&mut self, deadline: &timer::HostStatistics) {
+        let counts = [
+            ("writes", deadline.writes),
+            ("overtaken", deadline.overtaken),
+            ("direct", deadline.direct),
+            ("expiries", deadline.expiries),
+            ("moved", deadline.moved),
+            ("cancelled", deadline.cancelled),
+            ("stale", deadline.stale),
+            ("injected", deadline.injected),
+            ("masked", deadline.masked),
+            ("abandoned", deadline.abandoned),
+        ];
+        add(&mut self.deadline, &counts.into());
+    }
+
     /// What has come since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let mut exits = self.exits.clone();
-        for (exit, count) in &before.exits {
-            if let Some(now) = exits.get_mut(exit) {
-                *now = now.saturating_sub(*count);
-            }
-        }
-        exits.retain(|_, count| *count != 0);
         Self {
-            exits,
+            exits: since(&self.exits, &before.exits),
+            deadline: since(&self.deadline, &before.deadline),
             pmis: self.pmis.saturating_sub(before.pmis),
             masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
             host: combine(self.host, before.host, u64::saturating_sub),
@@ -108,8 +120,23 @@ impl Statistics {
             "lost": self.host.lost,
             "reports": self.host.reports,
             "spurious_reports": self.host.spurious_reports,
+            "deadline": self.deadline,
         })
     }
+}
+
+fn add<K: Copy + Ord>(counts: &mut BTreeMap<K, u64>, more: &BTreeMap<K, u64>) {
+    for (&kind, count) in more {
+        *counts.entry(kind).or_default() += count;
+    }
+}
+
+fn since<K: Copy + Ord>(now: &BTreeMap<K, u64>, before: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
+    let old = |kind| before.get(kind).copied().unwrap_or_default();
+    now.iter()
+        .map(|(kind, count)| (*kind, count.saturating_sub(old(kind))))
+        .filter(|(_, count)| *count != 0)
+        .collect()
 }
 
 fn combine(

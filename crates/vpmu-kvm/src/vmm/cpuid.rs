@@ -16,7 +16,13 @@ const KVMCLOCK2: u32 = 1 << 3;
 const KVMCLOCK_STABLE: u32 = 1 << 24;
 
 /// Makes what KVM supports the CPUID of vCPU `id`.
-pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, pmu: Option<&Capability>) {
+pub(super) fn guest(
+    cpuid: &mut CpuId,
+    id: u8,
+    tsc_khz: u32,
+    pmu: Option<&Capability>,
+    lazy_deadline: bool,
+) {
     const PDCM: u32 = 1 << 15;
     const TSC_DEADLINE: u32 = 1 << 24;
     const HYPERVISOR: u32 = 1 << 31;
@@ -74,5 +80,8 @@ pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, pmu: Option<&Capabi
     crate::cpuid::replace(cpuid, 0x16, &[frequency]);
     if let Some(capability) = pmu {
         crate::set_cpuid(cpuid, capability);
+    }
+    if lazy_deadline {
+        crate::set_deadline_cpuid(cpuid);
     }
 }

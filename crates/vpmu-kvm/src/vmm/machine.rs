@@ -16,11 +16,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use vpmu_perf::Backing;
 
+use super::deadline::{self, Deadline};
 use super::host::Snapshot;
 use super::ports::{COM1_IRQ, Interrupt, Ports};
 use super::vcpu::Vcpu;
 use super::{Config, Ending, Error, boot, kvm};
-use crate::Statistics;
+use crate::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Statistics, VcpuDeadline};
 
 /// Where Intel's processors want three pages of their own, below the firmware's.
 const TSS: usize = 0xfffb_d000;
@@ -35,6 +36,7 @@ pub(super) struct Machine {
     pub(super) stop: AtomicBool,
     ports: Mutex<Ports<io::Stdout>>,
     accounts: Mutex<Vec<Arc<Mutex<Statistics>>>>,
+    deadlines: Vec<Deadline>,
     measure: Mutex<Measure>,
     backing: Mutex<Option<Backing>>,
 }
@@ -81,6 +83,9 @@ impl Machine {
         let mut total = Statistics::default();
         for account in locked(&self.accounts).iter() {
             total.add(&locked(account));
+        }
+        for deadline in &self.deadlines {
+            total.add_deadline(&deadline.statistics());
         }
         total
     }
@@ -140,8 +145,11 @@ pub fn run(config: &Config) -> Result<(Ending, serde_json::Value), Error> {
         ..Default::default()
     };
     kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-    if config.pmu.is_some() {
-        crate::intercept(&vm)?;
+    let pmu = config.pmu.iter().flat_map(|_| crate::pmu_msrs());
+    let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
+    let deadline = deadline.into_iter().filter(|_| config.lazy_deadline);
+    if config.pmu.is_some() || config.lazy_deadline {
+        crate::intercept(&vm, pmu.chain(deadline))?;
     }
 
     let size = config.memory as usize;
@@ -158,11 +166,17 @@ pub fn run(config: &Config) -> Result<(Ending, serde_json::Value), Error> {
     )?;
     let vcpus = (0..config.vcpus)
         .map(|id| {
+            let fd = kvm("KVM_CREATE_VCPU", vm.create_vcpu(id.into()))?;
+            let deadline = match config.lazy_deadline {
+                true => Some(Arc::new(VcpuDeadline::new(&fd, memory.clone())?)),
+                false => None,
+            };
             Ok(Vcpu {
-                fd: kvm("KVM_CREATE_VCPU", vm.create_vcpu(id.into()))?,
+                fd,
                 id,
                 entry: (id == 0).then_some(entry),
                 cpuid: cpuid.clone(),
+                deadline,
             })
         })
         .collect::<Result<Vec<_>, Error>>()?;
@@ -171,6 +185,10 @@ pub fn run(config: &Config) -> Result<(Ending, serde_json::Value), Error> {
         stop: AtomicBool::new(false),
         ports: Mutex::new(Ports::new(Interrupt(interrupt), io::stdout())),
         accounts: Mutex::default(),
+        deadlines: vcpus
+            .iter()
+            .filter_map(|vcpu| vcpu.deadline.clone())
+            .collect(),
         measure: Mutex::default(),
         backing: Mutex::default(),
     });
@@ -214,6 +232,11 @@ fn run_threads(machine: &Arc<Machine>, vcpus: Vec<Vcpu>, config: &Config) -> Res
         }
     });
 
+    let timers: Vec<_> = machine
+        .deadlines
+        .iter()
+        .map(|deadline| deadline::spawn(machine, deadline, &ending))
+        .collect();
     let threads: Vec<_> = vcpus
         .into_iter()
         .map(|vcpu| {
@@ -226,7 +249,11 @@ fn run_threads(machine: &Arc<Machine>, vcpus: Vec<Vcpu>, config: &Config) -> Res
         })
         .collect();
     drop(ending);
-    let first = if let Some(error) = threads.iter().find_map(|thread| thread.as_ref().err()) {
+    let first = if let Some(error) = threads
+        .iter()
+        .chain(&timers)
+        .find_map(|thread| thread.as_ref().err())
+    {
         Err(Error::Os(
             "thread",
             io::Error::new(error.kind(), error.to_string()),
@@ -235,14 +262,18 @@ fn run_threads(machine: &Arc<Machine>, vcpus: Vec<Vcpu>, config: &Config) -> Res
         ended.recv().unwrap_or(Ok(Ending::Interrupted))
     };
     machine.stop.store(true, Ordering::Relaxed);
-    for thread in threads.into_iter().flatten() {
+    for thread in threads.into_iter().chain(timers).flatten() {
         // Again and again: one that comes just before the guest is entered is not seen there.
         while !thread.is_finished() {
             let _ = thread.kill(SIGRTMIN());
+            machine
+                .deadlines
+                .iter()
+                .for_each(|deadline| deadline.wake());
             thread::sleep(Duration::from_millis(1));
         }
         if thread.join().is_err() {
-            return Err(Error::Stopped("a vCPU's thread panicked".to_owned()));
+            return Err(Error::Stopped("a thread panicked".to_owned()));
         }
     }
     closer.close();

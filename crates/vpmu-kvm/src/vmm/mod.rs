@@ -7,6 +7,7 @@
 mod acpi;
 mod boot;
 mod cpuid;
+mod deadline;
 mod host;
 mod machine;
 mod ports;
@@ -33,6 +34,8 @@ pub struct Config {
     pub memory: u64,
     /// The guest's PMU; `None`: it has none.
     pub pmu: Option<PmuOptions>,
+    /// Whether the guest is offered the registers of [`VcpuDeadline`](crate::VcpuDeadline).
+    pub lazy_deadline: bool,
 }
 
 /// What kind of PMU.

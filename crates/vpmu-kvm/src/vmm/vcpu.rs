@@ -10,6 +10,7 @@ use vpmu::x86::{ArchEvent, Capability, PmuConfig, Version};
 use vpmu_perf::{PerfHost, PerfOptions};
 
 use super::boot::{self, Entry};
+use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
 use super::{Ending, Error, PmuOptions, cpuid, kvm};
@@ -27,6 +28,7 @@ pub(super) struct Vcpu {
     /// Of the boot processor only: others wait for its call.
     pub(super) entry: Option<Entry>,
     pub(super) cpuid: CpuId,
+    pub(super) deadline: Option<Deadline>,
 }
 
 impl Vcpu {
@@ -41,7 +43,13 @@ impl Vcpu {
             .map(|options| new_pmu(options, tsc_khz, machine))
             .transpose()?;
         let capability = pmu.as_mut().map(|pmu| *pmu.pmu().0.capability());
-        cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability.as_ref());
+        cpuid::guest(
+            &mut self.cpuid,
+            self.id,
+            tsc_khz,
+            capability.as_ref(),
+            self.deadline.is_some(),
+        );
         kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
         self.set_up()?;
         if let Some(pmu) = &mut pmu {
@@ -69,6 +77,9 @@ impl Vcpu {
                 take_overflows(pmu);
                 pmu.before_run(&machine.vm, &self.fd)?;
             }
+            if let Some(deadline) = &self.deadline {
+                deadline.before_run(&machine.vm, &self.fd)?;
+            }
             let exit = match self.fd.run() {
                 Ok(exit) => exit,
                 // EINTR: a signal. EAGAIN: a vCPU that has not been started.
@@ -85,11 +96,25 @@ impl Vcpu {
                 take_overflows(pmu);
             }
             match (exit, &mut pmu) {
-                (VcpuExit::X86Rdmsr(mut exit), Some(pmu)) => {
-                    pmu.rdmsr(&mut exit);
+                (VcpuExit::X86Rdmsr(mut exit), pmu) => {
+                    let deadline = self.deadline.as_ref();
+                    if deadline.is_some_and(|deadline| deadline.rdmsr(&mut exit)) {
+                        count(Exit::MsrRead(exit.index));
+                    } else if let Some(pmu) = pmu {
+                        pmu.rdmsr(&mut exit);
+                    } else {
+                        *exit.error = 1;
+                    }
                 }
-                (VcpuExit::X86Wrmsr(mut exit), Some(pmu)) => {
-                    pmu.wrmsr(&mut exit);
+                (VcpuExit::X86Wrmsr(mut exit), pmu) => {
+                    let deadline = self.deadline.as_ref();
+                    if deadline.is_some_and(|deadline| deadline.wrmsr(&mut exit)) {
+                        count(Exit::MsrWrite(exit.index));
+                    } else if let Some(pmu) = pmu {
+                        pmu.wrmsr(&mut exit);
+                    } else {
+                        *exit.error = 1;
+                    }
                 }
                 (VcpuExit::IoOut(RDPMC_PORT, _), Some(pmu)) => pmu.rdpmc(&mut self.fd)?,
                 (VcpuExit::IoIn(port, data), _) => {

@@ -48,6 +48,9 @@ struct Cli {
     /// No PMU
     #[arg(long)]
     no_pmu: bool,
+    /// Offer the guest a TSC deadline that moves later without an exit (guest/lazy_deadline)
+    #[arg(long)]
+    lazy_deadline: bool,
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long)]
     approximate_instructions: bool,
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         command_line: cli.append,
         vcpus: cli.vcpus,
         memory: cli.memory,
+        lazy_deadline: cli.lazy_deadline,
         pmu: (!cli.no_pmu).then_some(PmuOptions {
             policy: match cli.policy {
                 Policy::Recreate => vpmu::counter::Policy::Recreate,

@@ -1,0 +1,405 @@
+//! One vCPU's lazy TSC deadline, paravirtual mode, on KVM.
+//!
+//! The registers are two MSRs of our own, because KVM answers IA32_TSC_DEADLINE before it looks at
+//! the MSR filter. The timer is a timerfd of ours: KVM's would wake the guest, and what is to be
+//! decided at its expiry is just whether to. The protocol is [`vpmu::timer`]'s.
+//!
+//! KVM keeps the local APIC to itself, and tells of it only between two runs of the vCPU. So what
+//! the LVT timer register says, and how far the vCPU's TSC is from the host's, is looked up at each
+//! write of the deadline register, which is an exit anyway, and holds until the next. A guest that
+//! masks the LVT, or sets its TSC, without writing its deadline anew gets the interrupt once more as
+//! it was.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::{Msrs, kvm_msr_entry};
+use kvm_ioctls::{ReadMsrExit, VcpuFd, VmFd, WriteMsrExit};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
+};
+use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
+use vpmu::timer::{
+    DeadlineTimer, HostStatistics, HostTimer, LvtTimer, Slot, SlotRef, TimerMode, Verdict,
+};
+
+use crate::error::{Error, kvm};
+use crate::lapic::{self, Lapic};
+
+/// The guest writes where its slot is, with [`SLOT_ENABLE`]; 0 lets go of it.
+pub const DEADLINE_SLOT_MSR: u32 = 0x4b56_4d56;
+/// The deadline register.
+pub const DEADLINE_MSR: u32 = 0x4b56_4d57;
+/// In a write of [`DEADLINE_SLOT_MSR`]: share the slot at this address.
+const SLOT_ENABLE: u64 = 1;
+
+/// Moving a timer costs the host some microseconds: no guest has it do so more often.
+const FLOOR_NS: u64 = 20_000;
+
+/// One vCPU's deadline. Its exits come from the vCPU's thread, expiries from any other, which waits
+/// for [`as_fd`](AsFd::as_fd) to become readable and calls [`expire`](Self::expire).
+#[derive(Debug)]
+pub struct VcpuDeadline<M> {
+    memory: M,
+    timer: OwnedFd,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    deadline: DeadlineTimer,
+    clock: Clock,
+    /// The slot's address in the guest's memory.
+    slot: Option<u64>,
+    /// A write of the deadline register that has not been acted upon.
+    written: Option<u64>,
+    apic_id: u8,
+    vector: u8,
+}
+
+/// The vCPU's TSC in terms of the host's.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    khz: u32,
+    /// What the host's TSC lacks for the vCPU's.
+    offset: u64,
+}
+
+/// The timer, as the engine has it.
+struct Timer<'a> {
+    fd: BorrowedFd<'a>,
+    clock: Clock,
+}
+
+impl<M: GuestMemoryBackend> VcpuDeadline<M> {
+    /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no timer to give, or does not tell its TSC's rate.
+    pub fn new(vcpu: &VcpuFd, memory: M) -> Result<Self, Error> {
+        let khz = kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)
+            .map_err(|error| Error::Timer(error.into()))?;
+        let floor = ticks(FLOOR_NS, khz);
+        Ok(Self {
+            memory,
+            timer,
+            state: Mutex::new(State {
+                deadline: DeadlineTimer::new().with_floor(floor),
+                clock: Clock { khz, offset: 0 },
+                slot: None,
+                written: None,
+                apic_id: 0,
+                vector: 0,
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often what happened.
+    pub fn statistics(&self) -> HostStatistics {
+        self.state().deadline.statistics()
+    }
+
+    /// Completes an RDMSR of one of the two. `false`: another MSR.
+    pub fn rdmsr(&self, exit: &mut ReadMsrExit<'_>) -> bool {
+        let state = &mut *self.state();
+        *exit.data = match exit.index {
+            DEADLINE_SLOT_MSR => state.slot.map_or(0, |at| at | SLOT_ENABLE),
+            DEADLINE_MSR => {
+                let (deadline, at) = (&mut state.deadline, state.slot);
+                with_slot(&self.memory, at, |slot| deadline.read(slot))
+            }
+            _ => return false,
+        };
+        *exit.error = 0;
+        true
+    }
+
+    /// Completes a WRMSR of one of the two. `false`: another MSR. What it asks of the timer is done
+    /// by [`before_run`](Self::before_run).
+    pub fn wrmsr(&self, exit: &mut WriteMsrExit<'_>) -> bool {
+        let state = &mut *self.state();
+        let fine = match exit.index {
+            DEADLINE_SLOT_MSR => self.share(state, exit.data),
+            DEADLINE_MSR => {
+                state.written = Some(exit.data);
+                true
+            }
+            _ => return false,
+        };
+        *exit.error = u8::from(!fine);
+        true
+    }
+
+    /// The guest shares the slot that `value` names, or none.
+    fn share(&self, state: &mut State, value: u64) -> bool {
+        let deadline = &mut state.deadline;
+        if value == 0 {
+            let timer = &mut Timer {
+                fd: self.timer.as_fd(),
+                clock: state.clock,
+            };
+            let at = state.slot.take();
+            with_slot(&self.memory, at, |slot| deadline.detach(slot, timer));
+            return true;
+        }
+        let at = value & !SLOT_ENABLE;
+        if value & SLOT_ENABLE == 0 || !at.is_multiple_of(Slot::SIZE as u64) {
+            return false;
+        }
+        let shared = with_slot(&self.memory, Some(at), |slot| {
+            slot.is_some_and(|slot| deadline.attach(slot).is_ok())
+        });
+        if shared {
+            state.slot = Some(at);
+        }
+        shared
+    }
+
+    /// Does what the guest has written. To be called on the vCPU's thread before it runs.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn before_run(&self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
+        let state = &mut *self.state();
+        let Some(value) = state.written.take() else {
+            return Ok(());
+        };
+        let lapic = Lapic::of(vcpu)?;
+        state.apic_id = lapic.id();
+        state.vector = lapic.lvt_timer() as u8;
+        if value != 0 {
+            state.clock.offset = tsc_offset(vcpu)?;
+        }
+        let timer = &mut Timer {
+            fd: self.timer.as_fd(),
+            clock: state.clock,
+        };
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        let verdict = with_slot(&self.memory, at, |slot| {
+            // The LVT's mode is IA32_TSC_DEADLINE's business: these registers work in each, so
+            // that a guest may have both timers.
+            let lvt = LvtTimer {
+                mode: TimerMode::TscDeadline,
+                masked: LvtTimer::decode(lapic.lvt_timer()).masked,
+            };
+            deadline.set_lvt(lvt, slot, timer);
+            deadline.write(value, slot, timer)
+        });
+        state.follow(verdict, vm)
+    }
+
+    /// The timer's descriptor has become readable. Answers whether the guest was interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn expire(&self, vm: &VmFd) -> Result<(), Error> {
+        let state = &mut *self.state();
+        let timer = &mut Timer {
+            fd: self.timer.as_fd(),
+            clock: state.clock,
+        };
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        let verdict = with_slot(&self.memory, at, |slot| deadline.expire(slot, timer));
+        state.follow(verdict, vm)
+    }
+
+    /// Waits for the next expiry.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptor cannot be read.
+    pub fn wait(&self) -> io::Result<()> {
+        let mut expirations = [0; 8];
+        loop {
+            match rustix::io::read(&self.timer, &mut expirations) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Ends another thread's [`wait`](Self::wait) now.
+    pub fn wake(&self) {
+        set(self.timer.as_fd(), 1);
+    }
+}
+
+impl<M> AsFd for VcpuDeadline<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
+
+impl State {
+    fn follow(&self, verdict: Verdict, vm: &VmFd) -> Result<(), Error> {
+        match verdict {
+            Verdict::Quiet => Ok(()),
+            // The vectors below 16 are reserved: an APIC does not deliver them.
+            Verdict::Inject(_) if self.vector < 16 => Ok(()),
+            Verdict::Inject(_) => lapic::signal(vm, self.apic_id, self.vector),
+        }
+    }
+}
+
+/// The slot at this address, if the guest has memory there.
+fn with_slot<M: GuestMemoryBackend, R>(
+    memory: &M,
+    at: Option<u64>,
+    body: impl FnOnce(Option<SlotRef<'_>>) -> R,
+) -> R {
+    let slice = at.and_then(|at| memory.get_slice(GuestAddress(at), Slot::SIZE).ok());
+    let word = |offset| slice.as_ref()?.get_atomic_ref::<AtomicU64>(offset).ok();
+    let slot = word(Slot::ARMED)
+        .zip(word(Slot::PENDING))
+        .zip(word(Slot::TAG_WORD));
+    body(slot.map(|((armed, pending), tag)| SlotRef {
+        armed,
+        pending,
+        tag,
+    }))
+}
+
+impl HostTimer for Timer<'_> {
+    fn now(&mut self) -> u64 {
+        rdtsc().wrapping_add(self.clock.offset)
+    }
+
+    fn arm(&mut self, deadline: u64) {
+        let left = deadline.saturating_sub(self.now());
+        set(self.fd, nanoseconds(left, self.clock.khz).max(1));
+    }
+
+    fn disarm(&mut self) {
+        set(self.fd, 0);
+    }
+}
+
+/// Once, after so many nanoseconds; 0: not at all.
+fn set(fd: BorrowedFd<'_>, ns: u64) {
+    const SECOND: u64 = 1_000_000_000;
+    let zero = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let value = Itimerspec {
+        it_interval: zero,
+        it_value: Timespec {
+            tv_sec: (ns / SECOND).cast_signed(),
+            tv_nsec: (ns % SECOND).cast_signed(),
+        },
+    };
+    // It fails for what is no timerfd or no time. These are.
+    let _ = timerfd_settime(fd, TimerfdTimerFlags::empty(), &value);
+}
+
+/// Rounded up, so that the timer is not early. A time beyond these 64 bits is some centuries off.
+fn nanoseconds(ticks: u64, khz: u32) -> u64 {
+    let ns = (u128::from(ticks) * 1_000_000).div_ceil(u128::from(khz.max(1)));
+    u64::try_from(ns).unwrap_or(u64::MAX)
+}
+
+fn ticks(ns: u64, khz: u32) -> u64 {
+    (u128::from(ns) * u128::from(khz) / 1_000_000) as u64
+}
+
+/// What is to be added to the host's TSC, or somewhat less: time goes by while KVM is asked, and a
+/// deadline must not fire before its time.
+fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
+    const IA32_TSC: u32 = 0x10;
+    let entry = kvm_msr_entry {
+        index: IA32_TSC,
+        ..Default::default()
+    };
+    let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR fits");
+    kvm("KVM_GET_MSRS", vcpu.get_msrs(&mut msrs))?;
+    Ok(msrs.as_slice()[0].data.wrapping_sub(rdtsc()))
+}
+
+#[expect(unsafe_code, reason = "an instruction without a safe wrapper")]
+fn rdtsc() -> u64 {
+    // SAFETY: it reads a counter, and user space may unless it has forbidden that to itself.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{Bytes, GuestMemoryMmap};
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap()
+    }
+
+    #[test]
+    fn a_slot_is_the_guests_memory() {
+        let memory = memory();
+        memory
+            .write_obj(Slot::TAG, GuestAddress(64 + 0x10))
+            .unwrap();
+        with_slot(&memory, Some(64), |slot| {
+            let slot = slot.unwrap();
+            let order = std::sync::atomic::Ordering::Relaxed;
+            assert_eq!(slot.tag.load(order), Slot::TAG);
+            slot.armed.store(7, order);
+        });
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(64)).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_is_no_memory_is_no_slot() {
+        for at in [
+            None,
+            Some(4096),
+            Some(4096 - 32),
+            Some(u64::MAX - 63),
+            Some(1 << 52),
+        ] {
+            assert!(with_slot(&memory(), at, |slot| slot.is_none()), "{at:x?}");
+        }
+    }
+
+    #[test]
+    fn a_timer_is_never_early() {
+        assert_eq!(nanoseconds(3, 2_000_000), 2);
+        assert_eq!(nanoseconds(0, 2_000_000), 0);
+        assert_eq!(nanoseconds(u64::MAX, 1), u64::MAX);
+        assert_eq!(ticks(FLOOR_NS, 2_500_000), 50_000);
+    }
+
+    #[test]
+    fn the_descriptor_becomes_readable_in_time() {
+        let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK).unwrap();
+        let clock = Clock {
+            khz: 1_000_000,
+            offset: 0,
+        };
+        let mut timer = Timer {
+            fd: fd.as_fd(),
+            clock,
+        };
+        let begin = std::time::Instant::now();
+        let deadline = timer.now() + 5_000_000;
+        timer.arm(deadline);
+        let mut bytes = [0; 8];
+        while rustix::io::read(&fd, &mut bytes).is_err() {
+            std::thread::yield_now();
+        }
+        assert!(begin.elapsed() >= std::time::Duration::from_millis(4));
+        timer.arm(u64::MAX);
+        timer.disarm();
+        set(fd.as_fd(), u64::MAX);
+        assert!(rustix::io::read(&fd, &mut bytes).is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! Which MSRs come to the VMM.
+
+use kvm_ioctls::{
+    Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
+};
+use vpmu::x86::Msr;
+
+use crate::error::{Error, kvm};
+
+/// Every MSR of a PMU, for [`intercept`].
+pub fn pmu_msrs() -> impl Iterator<Item = u32> {
+    Msr::all().map(Msr::address)
+}
+
+/// Has KVM hand all accesses of `msrs` to the VMM, and of no others. Before the first vCPU runs.
+///
+/// # Errors
+///
+/// A KVM before Linux 5.10 cannot.
+pub fn intercept(vm: &VmFd, msrs: impl IntoIterator<Item = u32>) -> Result<(), Error> {
+    if !vm.check_extension(Cap::X86UserSpaceMsr) || !vm.check_extension(Cap::X86MsrFilter) {
+        return Err(Error::NoUserSpaceMsr);
+    }
+    let mut cap = kvm_bindings::kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
+        ..Default::default()
+    };
+    cap.args[0] = MsrExitReason::Filter.bits().into();
+    kvm("KVM_CAP_X86_USER_SPACE_MSR", vm.enable_cap(&cap))?;
+
+    let mut addresses: Vec<u32> = msrs.into_iter().collect();
+    addresses.sort_unstable();
+    addresses.dedup();
+    let ranges: Vec<MsrFilterRange<'_>> = addresses
+        .chunk_by(|a, b| b - a == 1)
+        .map(|run| MsrFilterRange {
+            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
+            base: run[0],
+            msr_count: run.len() as u32,
+            // A clear bit denies, and what is denied comes to us. No run is longer than 8.
+            bitmap: &[0; 4],
+        })
+        .collect();
+    kvm(
+        "KVM_X86_SET_MSR_FILTER",
+        vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges),
+    )
+}

@@ -1,0 +1,81 @@
+//! The local APIC, which KVM keeps: what its registers say, and an interrupt for it.
+
+use kvm_bindings::{kvm_lapic_state, kvm_msi};
+use kvm_ioctls::{VcpuFd, VmFd};
+
+use crate::error::{Error, kvm};
+
+/// The registers (SDM vol. 3A, table 11-1), as KVM_GET_LAPIC gives them.
+pub(crate) struct Lapic(kvm_lapic_state);
+
+impl Lapic {
+    /// Those of a vCPU that does not run.
+    pub(crate) fn of(vcpu: &VcpuFd) -> Result<Self, Error> {
+        Ok(Self(kvm("KVM_GET_LAPIC", vcpu.get_lapic())?))
+    }
+
+    fn register(&self, offset: usize) -> u32 {
+        let bytes = [0, 1, 2, 3].map(|n| self.0.regs[offset + n] as u8);
+        u32::from_le_bytes(bytes)
+    }
+
+    /// The APIC's ID.
+    pub(crate) fn id(&self) -> u8 {
+        (self.register(0x20) >> 24) as u8
+    }
+
+    pub(crate) fn lvtpc(&self) -> u32 {
+        self.register(0x340)
+    }
+
+    pub(crate) fn lvt_timer(&self) -> u32 {
+        self.register(0x320)
+    }
+}
+
+/// Sends a fixed interrupt to the processor with this APIC.
+pub(crate) fn signal(vm: &VmFd, id: u8, vector: u8) -> Result<(), Error> {
+    let message = kvm_msi {
+        address_lo: 0xfee0_0000 | u32::from(id) << 12,
+        data: vector.into(),
+        ..Default::default()
+    };
+    kvm("KVM_SIGNAL_MSI", vm.signal_msi(message)).map(drop)
+}
+
+/// What LVTPC asks for (SDM vol. 3A, figure 11-8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delivery {
+    Masked,
+    Nmi,
+    Vector(u8),
+}
+
+impl Delivery {
+    pub(crate) fn of(lvtpc: u32) -> Self {
+        const MASKED: u32 = 1 << 16;
+        match (lvtpc >> 8 & 0b111, lvtpc as u8) {
+            _ if lvtpc & MASKED != 0 => Self::Masked,
+            (0b100, _) => Self::Nmi,
+            // A vector below 16 is an illegal one: nothing is delivered.
+            (0b000, vector @ 16..) => Self::Vector(vector),
+            // SMI and INIT are legal and not offered; the rest is reserved.
+            _ => Self::Masked,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lvtpc_says_what_is_delivered() {
+        assert_eq!(Delivery::of(0x400), Delivery::Nmi);
+        assert_eq!(Delivery::of(0x4fe), Delivery::Nmi);
+        assert_eq!(Delivery::of(0x1_0400), Delivery::Masked);
+        assert_eq!(Delivery::of(0xee), Delivery::Vector(0xee));
+        assert_eq!(Delivery::of(0x0f), Delivery::Masked);
+        assert_eq!(Delivery::of(0x7ee), Delivery::Masked, "ExtINT");
+    }
+}
