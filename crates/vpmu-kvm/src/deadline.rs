@@ -29,7 +29,7 @@ use vpmu::timer::{
 use crate::error::{Error, kvm};
 use crate::lapic::{self, Lapic};
 
-/// The guest writes where its slot is, with [`SLOT_ENABLE`]; 0 lets go of it.
+/// The guest writes where its slot is, with bit 0 set; 0 lets go of it.
 pub const DEADLINE_SLOT_MSR: u32 = 0x4b56_4d56;
 /// The deadline register.
 pub const DEADLINE_MSR: u32 = 0x4b56_4d57;

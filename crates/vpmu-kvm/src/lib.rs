@@ -73,5 +73,5 @@ pub use cpuid::{set_cpuid, set_deadline_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 pub use error::Error;
 pub use intercept::{intercept, pmu_msrs};
-pub use pmu::{RDPMC_PORT, VcpuPmu, prepare};
+pub use pmu::{RDPMC_PORT, VcpuPmu, VcpuPmuState, prepare};
 pub use statistics::{Exit, Statistics};

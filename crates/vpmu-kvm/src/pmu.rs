@@ -16,8 +16,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_ioctls::{ReadMsrExit, SyncReg, VcpuFd, VmFd, WriteMsrExit};
+use serde::{Deserialize, Serialize};
 use vpmu::counter::{CounterHost, Report};
-use vpmu::x86::{CounterConfig, Outcome, PmiEdge, Pmu, PmuConfig, Ring};
+use vpmu::x86::{CounterConfig, Outcome, PmiEdge, Pmu, PmuConfig, PmuState, RestoreError, Ring};
 
 use crate::error::{Error, kvm};
 use crate::lapic::{self, Delivery, Lapic};
@@ -29,6 +30,15 @@ pub const RDPMC_PORT: u16 = 0xe6;
 /// Has `vcpu` give its registers with each exit, so that RDPMC costs no further system call.
 pub fn prepare(vcpu: &mut VcpuFd) {
     vcpu.set_sync_valid_reg(SyncReg::Register);
+}
+
+/// One vCPU's PMU as a value: all that its guest could find out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuPmuState {
+    /// The registers, with all that has been counted.
+    pub pmu: PmuState,
+    /// A PMI has become due and was not delivered.
+    pub pending: bool,
 }
 
 /// One vCPU's PMU and its host.
@@ -63,7 +73,34 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         &mut self.host
     }
 
-    /// The engine, for saving and for looking.
+    /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
+    ///
+    /// Overflows that the host has reported must have been handed over before.
+    pub fn save(&mut self) -> VcpuPmuState {
+        let pmu = self.pmu.save(&mut self.host);
+        self.look_at_line();
+        VcpuPmuState {
+            pmu,
+            pending: self.pending,
+        }
+    }
+
+    /// Goes on from `state`, in place of what was here: what is enabled counts at once. The account
+    /// is not the guest's, and stays.
+    ///
+    /// # Errors
+    ///
+    /// Refuses the state of a PMU that this one is not. This one is then as it was.
+    pub fn restore(&mut self, state: &VcpuPmuState) -> Result<(), RestoreError> {
+        self.pmu.restore(&state.pmu, &mut self.host)?;
+        // What held the line when it was saved has made its edge.
+        self.edge = PmiEdge::new();
+        self.look_at_line();
+        self.pending = state.pending;
+        Ok(())
+    }
+
+    /// The engine, for looking.
     pub fn pmu(&mut self) -> (&mut Pmu, &mut H) {
         (&mut self.pmu, &mut self.host)
     }

@@ -8,16 +8,20 @@ mod acpi;
 mod boot;
 mod cpuid;
 mod deadline;
+mod hardware;
 mod host;
+mod life;
 mod machine;
 mod ports;
+mod saved;
 mod vcpu;
 
 use std::path::PathBuf;
 
 use vpmu::counter::Policy;
 
-pub use machine::run;
+pub use life::{restore, run};
+pub use saved::Error as SaveError;
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -36,6 +40,19 @@ pub struct Config {
     pub pmu: Option<PmuOptions>,
     /// Whether the guest is offered the registers of [`VcpuDeadline`](crate::VcpuDeadline).
     pub lazy_deadline: bool,
+    /// Where the machine is saved when its guest or SIGUSR2 asks for it; `None`: it is not.
+    pub save: Option<PathBuf>,
+}
+
+/// What to go on with.
+#[derive(Clone, Debug)]
+pub struct Restore {
+    /// A machine that was saved.
+    pub file: PathBuf,
+    /// Another policy than it had.
+    pub policy: Option<Policy>,
+    /// As in [`Config`].
+    pub save: Option<PathBuf>,
 }
 
 /// What kind of PMU.
@@ -58,6 +75,8 @@ pub enum Ending {
     TripleFault,
     /// A signal ended the VMM.
     Interrupted,
+    /// It was saved, and can go on.
+    Saved,
 }
 
 /// Why a guest could not run, or not go on.
@@ -90,6 +109,9 @@ pub enum Error {
     /// The PMU part.
     #[error("{0}")]
     Pmu(#[from] crate::Error),
+    /// It cannot be saved, or not go on here.
+    #[error("{0}")]
+    Save(#[from] SaveError),
     /// The host's perf events.
     #[error("{0}")]
     Perf(String),

@@ -2,15 +2,18 @@
 
 use std::io::{self, Write};
 
-use vm_superio::{Serial, Trigger, serial::NoEvents};
+use serde::{Deserialize, Serialize};
+use vm_superio::serial::{NoEvents, SerialState};
+use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Ending;
 use super::acpi::{PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, S5};
+use super::{Ending, Error};
 
 pub(super) const COM1: u16 = 0x3f8;
 pub(super) const COM1_IRQ: u32 = 4;
-/// A guest that writes 1 here begins a measurement, 2 ends it; a read gives [`DOORBELL_ID`].
+/// A guest that writes 1 here begins a measurement, 2 ends it, 3 has the machine saved; a read gives
+/// [`DOORBELL_ID`].
 const DOORBELL: u16 = 0x5650;
 const DOORBELL_ID: u8 = b'V';
 /// The second half of the event block: which events are wanted.
@@ -24,6 +27,7 @@ pub(super) enum Request {
     End(Ending),
     BeginMeasuring,
     EndMeasuring,
+    Save,
 }
 
 /// Raises the serial line's interrupt.
@@ -37,11 +41,35 @@ impl Trigger for Interrupt {
     }
 }
 
-/// Their state.
+/// The ports.
 pub(super) struct Ports<W: Write> {
     serial: Serial<Interrupt, NoEvents, W>,
     /// PM1 event enable. Nothing ever happens that it enables.
     pm1_enable: u16,
+}
+
+/// Their state as a value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PortsState {
+    #[serde(with = "SerialRegisters")]
+    serial: SerialState,
+    pm1_enable: u16,
+}
+
+/// vm-superio's state, field by field.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "SerialState")]
+struct SerialRegisters {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    in_buffer: Vec<u8>,
 }
 
 impl<W: Write> Ports<W> {
@@ -50,6 +78,27 @@ impl<W: Write> Ports<W> {
             serial: Serial::new(interrupt, console),
             pm1_enable: 0,
         }
+    }
+
+    pub(super) fn state(&self) -> PortsState {
+        PortsState {
+            serial: self.serial.state(),
+            pm1_enable: self.pm1_enable,
+        }
+    }
+
+    /// Goes on from `state`. An interrupt that is asserted is raised again, so the interrupt
+    /// controllers must have their state by then.
+    pub(super) fn from_state(
+        state: &PortsState,
+        interrupt: Interrupt,
+        console: W,
+    ) -> Result<Self, Error> {
+        let serial = Serial::from_state(&state.serial, interrupt, NoEvents, console);
+        Ok(Self {
+            serial: serial.map_err(|error| Error::Stopped(format!("serial line: {error}")))?,
+            pm1_enable: state.pm1_enable,
+        })
     }
 
     /// Bytes for the guest's serial line, as many as fit.
@@ -92,6 +141,7 @@ impl<W: Write> Ports<W> {
             }
             (DOORBELL, [1]) => Some(Request::BeginMeasuring),
             (DOORBELL, [2]) => Some(Request::EndMeasuring),
+            (DOORBELL, [3]) => Some(Request::Save),
             (PM1_CONTROL, &[low, high]) => {
                 let value = u16::from_le_bytes([low, high]);
                 let sleep = value >> 13 & 1 != 0;
@@ -108,10 +158,10 @@ impl<W: Write> Ports<W> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn ports() -> Ports<Vec<u8>> {
+    pub(in super::super) fn ports() -> Ports<Vec<u8>> {
         Ports::new(Interrupt(EventFd::new(0).unwrap()), Vec::new())
     }
 
@@ -140,6 +190,22 @@ mod tests {
         let mut byte = [0];
         ports.read(DOORBELL, &mut byte);
         assert_eq!(byte, [b'V']);
+    }
+
+    #[test]
+    fn the_ports_go_on_from_their_state() {
+        let mut ports = ports();
+        ports.write(COM1 + 7, &[0x5a]);
+        ports.write(PM1_ENABLE, &[0x20, 0x01]);
+        assert_eq!(ports.receive(b"typed"), 5);
+        let bytes = postcard::to_stdvec(&ports.state()).unwrap();
+        let state = postcard::from_bytes(&bytes).unwrap();
+        let interrupt = Interrupt(EventFd::new(0).unwrap());
+        let mut restored = Ports::from_state(&state, interrupt, Vec::new()).unwrap();
+        assert_eq!(restored.state(), ports.state());
+        let mut byte = [0];
+        restored.read(COM1, &mut byte);
+        assert_eq!(byte, [b't']);
     }
 
     #[test]

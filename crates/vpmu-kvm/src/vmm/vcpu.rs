@@ -13,48 +13,64 @@ use super::boot::{self, Entry};
 use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
-use super::{Ending, Error, PmuOptions, cpuid, kvm};
-use crate::{Exit, RDPMC_PORT, Statistics, VcpuPmu};
+use super::{Ending, Error, PmuOptions, SaveError, cpuid, kvm};
+use crate::{Exit, RDPMC_PORT, Statistics, VcpuPmu, VcpuPmuState};
 
 /// How long a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
 /// Exits between two looks at the clock.
 const LOOK_AT_CLOCK: u32 = 64;
 
-/// A vCPU that has not run yet.
+/// A vCPU that does not run.
 pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
     pub(super) id: u8,
-    /// Of the boot processor only: others wait for its call.
-    pub(super) entry: Option<Entry>,
+    pub(super) start: Start,
+    /// What KVM supports, and once it has run, what the guest was told.
     pub(super) cpuid: CpuId,
     pub(super) deadline: Option<Deadline>,
+    /// Its PMU, when it has run.
+    pub(super) pmu: Option<(Capability, VcpuPmuState)>,
+}
+
+/// How a vCPU begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Start {
+    /// With its first instruction.
+    Entry(Entry),
+    /// With the boot processor's call.
+    Wait,
+    /// Where it was: KVM has its state, and `pmu` holds its PMU's.
+    Saved,
 }
 
 impl Vcpu {
-    /// Runs it, on the calling thread, until the machine ends.
+    /// Runs it, on the calling thread, until the machine ends. Then no exit waits for its completion,
+    /// unless it was this vCPU that ended the machine.
     pub(super) fn run(
-        mut self,
+        &mut self,
         machine: &Machine,
         options: Option<PmuOptions>,
     ) -> Result<Ending, Error> {
         let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
+        let saved = self.pmu.take();
+        let told = saved.as_ref().map(|(capability, _)| *capability);
         let mut pmu = options
-            .map(|options| new_pmu(options, tsc_khz, machine))
+            .map(|options| new_pmu(options, tsc_khz, told, machine))
             .transpose()?;
         let capability = pmu.as_mut().map(|pmu| *pmu.pmu().0.capability());
-        cpuid::guest(
-            &mut self.cpuid,
-            self.id,
-            tsc_khz,
-            capability.as_ref(),
-            self.deadline.is_some(),
-        );
-        kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
-        self.set_up()?;
+        if !matches!(self.start, Start::Saved) {
+            let lazy = self.deadline.is_some();
+            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability.as_ref(), lazy);
+            kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
+            self.set_up()?;
+        }
         if let Some(pmu) = &mut pmu {
             crate::prepare(&mut self.fd);
             kick_before_entry(pmu.host(), &mut self.fd);
+            if let Some((_, state)) = &saved {
+                pmu.restore(state).map_err(SaveError::from)?;
+            }
         }
         let account = match &pmu {
             Some(pmu) => pmu.account(),
@@ -67,8 +83,13 @@ impl Vcpu {
         };
 
         let (mut slice, mut exits) = (Instant::now(), 0_u32);
-        while !machine.stop.load(Ordering::Relaxed) {
-            if let Some(pmu) = &mut pmu {
+        let mut ending = Ending::Interrupted;
+        loop {
+            let stop = machine.stop.load(Ordering::Relaxed);
+            if stop {
+                // The exit before is still to be completed, without the guest going on.
+                self.fd.set_kvm_immediate_exit(1);
+            } else if let Some(pmu) = &mut pmu {
                 exits = exits.wrapping_add(1);
                 if exits % LOOK_AT_CLOCK == 0 && slice.elapsed() >= SLICE {
                     slice = Instant::now();
@@ -77,7 +98,7 @@ impl Vcpu {
                 take_overflows(pmu);
                 pmu.before_run(&machine.vm, &self.fd)?;
             }
-            if let Some(deadline) = &self.deadline {
+            if let (false, Some(deadline)) = (stop, &self.deadline) {
                 deadline.before_run(&machine.vm, &self.fd)?;
             }
             let exit = match self.fd.run() {
@@ -86,6 +107,9 @@ impl Vcpu {
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                     // Before the look for overflows, so that none is without its kick.
                     self.fd.set_kvm_immediate_exit(0);
+                    if stop {
+                        break;
+                    }
                     count(Exit::Kick);
                     continue;
                 }
@@ -129,6 +153,11 @@ impl Vcpu {
                         Some(Request::End(ending)) => return Ok(ending),
                         Some(Request::BeginMeasuring) => machine.begin_measuring(),
                         Some(Request::EndMeasuring) => machine.end_measuring(),
+                        Some(Request::Save) if machine.saves => {
+                            ending = Ending::Saved;
+                            machine.stop.store(true, Ordering::Relaxed);
+                        }
+                        Some(Request::Save) => {}
                     }
                 }
                 (VcpuExit::MmioRead(_, data), _) => {
@@ -142,7 +171,11 @@ impl Vcpu {
                 (exit, _) => return Err(Error::Stopped(format!("{exit:?}"))),
             }
         }
-        Ok(Ending::Interrupted)
+        if let Some(pmu) = &mut pmu {
+            take_overflows(pmu);
+            self.pmu = capability.map(|capability| (capability, pmu.save()));
+        }
+        Ok(ending)
     }
 
     fn set_up(&self) -> Result<(), Error> {
@@ -164,7 +197,7 @@ impl Vcpu {
             }
         }
         kvm("KVM_SET_LAPIC", self.fd.set_lapic(&lapic))?;
-        if let Some(entry) = self.entry {
+        if let Start::Entry(entry) = self.start {
             kvm("KVM_SET_SREGS", boot::set_registers(&self.fd, entry))?;
         }
         Ok(())
@@ -188,29 +221,37 @@ fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
     }
 }
 
+/// A PMU as the guest was told before, or of all that this host can count.
 fn new_pmu(
     options: PmuOptions,
     tsc_khz: u32,
+    told: Option<Capability>,
     machine: &Machine,
 ) -> Result<VcpuPmu<PerfHost>, Error> {
-    let host = PerfHost::new(PerfOptions {
-        tsc_hz: u64::from(tsc_khz) * 1000,
-        backing: None,
-        approximate_instructions: options.approximate_instructions,
-    })
-    .map_err(|error| Error::Perf(error.to_string()))?;
-    let mut capability = Capability::new(Version::V2);
-    // What the host cannot count is not offered.
-    capability.events = ArchEvent::ENUMERATED
-        .iter()
-        .filter(|&&event| host.counts(event))
-        .filter_map(|event| event.cpuid_bit())
-        .filter(|&bit| bit < 7)
-        .fold(0, |bits, bit| bits | 1 << bit);
+    let host = perf_host(options, tsc_khz)?;
+    let capability = told.unwrap_or_else(|| Capability {
+        events: ArchEvent::ENUMERATED
+            .iter()
+            .filter(|&&event| host.counts(event))
+            .filter_map(|event| event.cpuid_bit())
+            .filter(|&bit| bit < 7)
+            .fold(0, |bits, bit| bits | 1 << bit),
+        ..Capability::new(Version::V2)
+    });
     machine.say_backing(host.backing());
     let config = PmuConfig {
         policy: options.policy,
         ..PmuConfig::new(capability)
     };
     Ok(VcpuPmu::new(config, host)?)
+}
+
+/// What counts for the calling thread.
+pub(super) fn perf_host(options: PmuOptions, tsc_khz: u32) -> Result<PerfHost, Error> {
+    PerfHost::new(PerfOptions {
+        tsc_hz: u64::from(tsc_khz) * 1000,
+        backing: None,
+        approximate_instructions: options.approximate_instructions,
+    })
+    .map_err(|error| Error::Perf(error.to_string()))
 }

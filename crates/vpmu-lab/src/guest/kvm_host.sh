@@ -79,10 +79,20 @@ rm /guest/guest.cpio
 if [ "$vmm" = vpmu-vmm ]; then
     sleep "$settle"
     # With the libraries it was built with, which may be older than this host.
+    ours() {
+        /vpmu/lib/ld-linux-x86-64.so.2 --library-path /vpmu/lib /vpmu/vpmu-vmm "$@" < /dev/null
+    }
     # shellcheck disable=SC2086 # the options are words
-    /vpmu/lib/ld-linux-x86-64.so.2 --library-path /vpmu/lib /vpmu/vpmu-vmm $options \
-        --kernel /guest/kernel ${initrd:+--initrd $initrd} --append "$append" < /dev/null
-    report "{\"host\":{\"vmm\":\"vpmu-vmm\",\"status\":$?}}"
+    ours $options --kernel /guest/kernel ${initrd:+--initrd $initrd} --append "$append"
+    status=$?
+    # Saved at its guest's wish: it goes on in another process.
+    saved=${options##*--save=}
+    saved=${saved%% *}
+    while [ "$status" = 4 ]; do
+        ours --save="$saved" --restore "$saved"
+        status=$?
+    done
+    report "{\"host\":{\"vmm\":\"vpmu-vmm\",\"status\":$status}}"
     poweroff -f
 fi
 

@@ -3,6 +3,7 @@
 /// Three published designs of the same virtual PMU, so that what each saves can be counted: see
 /// [`HostEvents`](super::HostEvents).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Policy {
     /// Every rewrite by the guest and every overflow takes the host event away and makes a new one.
     /// What KVM did until 2018, kept as the measure of the others.

@@ -10,6 +10,7 @@ use crate::counter::CounterSet;
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
 /// higher, and contain the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Version {
     /// Fixed counters and the global registers (SDM 20.2.2).
     V2,
@@ -76,6 +77,7 @@ pub struct CpuidLeaf {
 /// assert_eq!(capability.leaf_0a().edx, 0x0000_0603); // 48 bits, 3 fixed counters
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Capability {
     /// The version.
     pub version: Version,

@@ -9,6 +9,7 @@ use super::{MAX_FIXED, MAX_GENERAL, Version};
 ///
 /// Registers are held as the guest reads them. Those of counters that do not exist are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PmuState {
     /// The layout of this value: [`PmuState::LAYOUT`].
     pub layout: u16,

@@ -1,4 +1,4 @@
-//! `meter [--output FILE] [--doorbell] [--sync] [--] PROG [ARGS..]`
+//! `meter [--output FILE] [--doorbell] [--save] [--sync] [--] PROG [ARGS..]`
 //!
 //! Runs PROG and says on one line of standard output what it took, see
 //! [`vpmu_guest_tools::report`]. Its exit status is PROG's (128 + signal for a
@@ -7,6 +7,8 @@
 //!
 //! - `--output FILE`: PROG's standard output goes to FILE.
 //! - `--doorbell`: tells the hypervisor below to measure while PROG runs.
+//! - `--save`: has the VMM below save the machine when PROG has ended. It goes
+//!   on in another process of the VMM, and here.
 //! - `--sync`: prints `\x1ebegin` before and `\x1eend` after, each time waiting
 //!   for a line on standard input, so that whoever holds the console can take
 //!   snapshots.
@@ -48,7 +50,7 @@ mod meter {
         let options = match Meter::parse(process.arguments()) {
             Ok(options) => options,
             Err(error) => fail!(
-                "{error}\nusage: meter [--output FILE] [--doorbell] [--sync] [--] PROG [ARGS..]"
+                "{error}\nusage: meter [--output FILE] [--doorbell] [--save] [--sync] [--] PROG [ARGS..]"
             ),
         };
         let output = match options.output.map(|path| sys::open(path, flags::CREATE)) {
@@ -56,8 +58,12 @@ mod meter {
             Some(Ok(file)) => Some(file),
             Some(Err(errno)) => fail!("failed to open the output file: {errno}"),
         };
-        let doorbell = match options.doorbell.then(Doorbell::open) {
+        let wanted = options.doorbell || options.save;
+        let doorbell = match wanted.then(Doorbell::open) {
             None => None,
+            Some(Ok(doorbell)) if options.save && !doorbell.saves() => {
+                fail!("--save is for guests of vpmu-vmm")
+            }
             Some(Ok(doorbell)) => Some(doorbell),
             Some(Err(error)) => fail!("{error}"),
         };
@@ -67,7 +73,7 @@ mod meter {
         }
         let interrupts_before = interrupts();
         let interactive = sys::ignore_signal(sys::SIGINT);
-        if let Some(doorbell) = &doorbell {
+        if let (true, Some(doorbell)) = (options.doorbell, &doorbell) {
             doorbell.begin();
         }
         let begin = sys::monotonic_ns();
@@ -85,8 +91,11 @@ mod meter {
             Err(errno) => Err(errno),
         };
         let end = sys::monotonic_ns();
-        if let Some(doorbell) = &doorbell {
+        if let (true, Some(doorbell)) = (options.doorbell, &doorbell) {
             doorbell.end();
+        }
+        if let (true, Some(doorbell)) = (options.save, &doorbell) {
+            doorbell.save();
         }
         sys::restore_signal(sys::SIGINT, interactive);
         let interrupts_after = interrupts();

@@ -17,6 +17,7 @@ const PORT: u16 = 0x5650;
 const MAGIC: u8 = 0x56;
 const BEGIN: u8 = 1;
 const END: u8 = 2;
+const SAVE: u8 = 3;
 
 /// The port of a VMM that is really there.
 pub struct Doorbell(());
@@ -66,6 +67,16 @@ impl Doorbell {
     /// Tells the VMM to end measuring.
     pub fn end(&self) {
         ring(END);
+    }
+
+    /// Whether machines can be saved.
+    pub fn saves(&self) -> bool {
+        true
+    }
+
+    /// Has the VMM save the machine, if it was told where to.
+    pub fn save(&self) {
+        ring(SAVE);
     }
 }
 

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use vpmu_kvm::vmm::{self, Config, Ending, Error, PmuOptions};
+use vpmu_kvm::vmm::{self, Config, Ending, Error, PmuOptions, Restore};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
-command line, 3 after a triple fault of the guest, 130 after Ctrl-C.
+command line, 3 after a triple fault of the guest, 4 when it was saved, 130 after Ctrl-C.
 
 The guest's serial line is standard input and output. A guest that writes the byte 1 to port 0x5650 \
-begins a measurement, 2 ends it. At the end one line says what the PMU cost: the byte 0x1e, then JSON.";
+begins a measurement, 2 ends it, 3 has the machine saved, as SIGUSR2 does. At the end one line says what the PMU cost: the byte 0x1e, then JSON.";
 
 /// Boots a stock Linux on KVM, with a virtual PMU made of the host's perf events.
 ///
@@ -23,8 +23,8 @@ begins a measurement, 2 ends it. At the end one line says what the PMU cost: the
 #[command(name = "vpmu-vmm", version, after_help = AFTER, max_term_width = 100)]
 struct Cli {
     /// The kernel: a bzImage (gzip, xz, zstd or lz4) or an ELF file
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "restore")]
+    kernel: Option<PathBuf>,
     /// Its initramfs
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
@@ -43,13 +43,28 @@ struct Cli {
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     memory: u64,
     /// When host events are made and given back
-    #[arg(long, value_enum, default_value_t = Policy::Paused)]
-    policy: Policy,
+    /// [default: paused, or what a saved machine had]
+    #[arg(long, value_enum)]
+    policy: Option<Policy>,
+    /// Where the machine is saved when the guest or SIGUSR2 asks for it; vpmu-vmm then ends
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Goes on with a saved machine. It has kept what it was; --policy, --save and --statistics are
+    /// this one's
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = [
+            "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
+            "approximate_instructions",
+        ]
+    )]
+    restore: Option<PathBuf>,
     /// No PMU
     #[arg(long)]
     no_pmu: bool,
     /// Offer the guest a TSC deadline that moves later without an exit (guest/lazy_deadline)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "save")]
     lazy_deadline: bool,
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long)]
@@ -83,23 +98,33 @@ fn memory(text: &str) -> Result<u64, String> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let config = Config {
-        kernel: cli.kernel,
-        initrd: cli.initrd,
-        command_line: cli.append,
-        vcpus: cli.vcpus,
-        memory: cli.memory,
-        lazy_deadline: cli.lazy_deadline,
-        pmu: (!cli.no_pmu).then_some(PmuOptions {
-            policy: match cli.policy {
-                Policy::Recreate => vpmu::counter::Policy::Recreate,
-                Policy::Reuse => vpmu::counter::Policy::Reuse,
-                Policy::Paused => vpmu::counter::Policy::ReusePaused,
-            },
-            approximate_instructions: cli.approximate_instructions,
+    let policy = cli.policy.map(|policy| match policy {
+        Policy::Recreate => vpmu::counter::Policy::Recreate,
+        Policy::Reuse => vpmu::counter::Policy::Reuse,
+        Policy::Paused => vpmu::counter::Policy::ReusePaused,
+    });
+    let result = match (cli.restore, cli.kernel) {
+        (Some(file), _) => vmm::restore(&Restore {
+            file,
+            policy,
+            save: cli.save,
+        }),
+        // clap has seen to it that there is one.
+        (None, kernel) => vmm::run(&Config {
+            kernel: kernel.unwrap_or_default(),
+            initrd: cli.initrd,
+            command_line: cli.append,
+            vcpus: cli.vcpus,
+            memory: cli.memory,
+            lazy_deadline: cli.lazy_deadline,
+            pmu: (!cli.no_pmu).then_some(PmuOptions {
+                policy: policy.unwrap_or_default(),
+                approximate_instructions: cli.approximate_instructions,
+            }),
+            save: cli.save,
         }),
     };
-    let result = vmm::run(&config).and_then(|(ending, report)| {
+    let result = result.and_then(|(ending, report)| {
         let line = format!("\x1e{report}\n");
         let written = if cli.statistics.as_os_str() == "-" {
             io::stdout().write_all(line.as_bytes())
@@ -119,6 +144,7 @@ fn main() -> ExitCode {
             eprintln!("vpmu-vmm: the guest died of a triple fault");
             ExitCode::from(3)
         }
+        Ok(Ending::Saved) => ExitCode::from(4),
         Ok(Ending::Interrupted) => ExitCode::from(130),
         Err(error) => {
             eprintln!("vpmu-vmm: {error}");

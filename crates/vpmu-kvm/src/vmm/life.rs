@@ -1,0 +1,200 @@
+//! A machine's life: from a kernel or a saved machine to the guest's end or the next save.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::hardware::{Hardware, Shape};
+use super::machine::{self, Machine};
+use super::ports::{COM1_IRQ, Interrupt, Ports};
+use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
+use super::vcpu::{Start, Vcpu, perf_host};
+use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm};
+
+/// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
+/// Answers how it ended and what it cost, as JSON.
+///
+/// # Errors
+///
+/// When it cannot be started or saved, or KVM gives up on it. Nothing is left running.
+pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
+    if config.save.is_some() && config.lazy_deadline {
+        return Err(Error::Config(
+            "--save and --lazy-deadline do not go together: the deadline is not saved".to_owned(),
+        ));
+    }
+    let mut hardware = Hardware::new(Shape {
+        vcpus: config.vcpus.into(),
+        memory: config.memory,
+        pmu: config.pmu,
+        lazy_deadline: config.lazy_deadline,
+    })?;
+    let entry = boot::load(&hardware.memory, config)?;
+    let vcpus = vcpus(&mut hardware, |id| match id {
+        0 => Start::Entry(entry),
+        _ => Start::Wait,
+    });
+    let interrupt = Interrupt(line(&hardware.interrupt)?);
+    let ports = Ports::new(interrupt, io::stdout());
+    Life {
+        hardware,
+        vcpus,
+        pmu: config.pmu,
+        save: config.save.as_deref(),
+        measuring: false,
+    }
+    .go(ports)
+}
+
+/// Goes on with a guest that was saved, as [`run`] does. Its account begins anew.
+///
+/// # Errors
+///
+/// When the file is none or damaged, when this host lacks what the guest was told of, or as for
+/// [`run`]. The file stays as it is.
+pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
+    let (state, reader) = Reader::open(&restore.file)?;
+    let pmu = state.pmu.map(|pmu| PmuOptions {
+        policy: restore.policy.unwrap_or(pmu.policy),
+        ..pmu.options()
+    });
+    let mut hardware = Hardware::new(Shape {
+        vcpus: state.vcpus.len(),
+        memory: state.memory,
+        pmu,
+        lazy_deadline: false,
+    })?;
+    reader.memory(&hardware.memory)?;
+    check(&state, pmu, &hardware)?;
+    for (saved, (fd, _)) in state.vcpus.iter().zip(&hardware.vcpus) {
+        saved.restore(fd)?;
+    }
+    state.vm.restore(&hardware.vm)?;
+    if let (Some(saved), Some((fd, _))) = (state.vcpus.first(), hardware.vcpus.first()) {
+        state.clock.restore(&hardware.vm, fd, saved.tsc_khz())?;
+    }
+    let mut vcpus = vcpus(&mut hardware, |_| Start::Saved);
+    for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
+        vcpu.cpuid = saved.cpuid()?;
+        let capability = state.pmu.map(|pmu| pmu.capability);
+        vcpu.pmu = capability.zip(saved.pmu.clone());
+    }
+    let interrupt = Interrupt(line(&hardware.interrupt)?);
+    let ports = Ports::from_state(&state.ports, interrupt, io::stdout())?;
+    Life {
+        hardware,
+        vcpus,
+        pmu,
+        save: restore.save.as_deref(),
+        measuring: state.measuring,
+    }
+    .go(ports)
+}
+
+/// Whether this host has what the guest was told of.
+fn check(
+    state: &MachineState,
+    options: Option<PmuOptions>,
+    hardware: &Hardware,
+) -> Result<(), Error> {
+    let Some(first) = state.vcpus.first() else {
+        return Ok(());
+    };
+    let host = options
+        .map(|options| perf_host(options, first.tsc_khz()))
+        .transpose()?;
+    let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
+    let mut here = hardware.cpuid.clone();
+    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, false);
+    Ok(saved::check_host(
+        &first.cpuid,
+        &here,
+        capability.zip(host.as_ref()),
+    )?)
+}
+
+fn vcpus(hardware: &mut Hardware, start: impl Fn(u8) -> Start) -> Vec<Vcpu> {
+    let vcpus = std::mem::take(&mut hardware.vcpus);
+    (0..)
+        .zip(vcpus)
+        .map(|(id, (fd, deadline))| Vcpu {
+            fd,
+            id,
+            start: start(id),
+            cpuid: hardware.cpuid.clone(),
+            deadline,
+            pmu: None,
+        })
+        .collect()
+}
+
+fn line(interrupt: &EventFd) -> Result<EventFd, Error> {
+    interrupt.try_clone().map_err(|e| Error::Os("eventfd", e))
+}
+
+/// A machine that is ready to run.
+struct Life<'a> {
+    hardware: Hardware,
+    vcpus: Vec<Vcpu>,
+    pmu: Option<PmuOptions>,
+    save: Option<&'a Path>,
+    measuring: bool,
+}
+
+impl Life<'_> {
+    fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, Value), Error> {
+        let Hardware {
+            vm,
+            memory,
+            interrupt,
+            msrs,
+            ..
+        } = self.hardware;
+        let machine = Arc::new(Machine::new(vm, ports, &self.vcpus, self.save.is_some()));
+        if self.measuring {
+            machine.begin_measuring();
+        }
+        let (ending, vcpus) = machine::run(&machine, self.vcpus, self.pmu)?;
+        if let (Ending::Saved, Some(file), Some(first)) = (ending, self.save, vcpus.first()) {
+            let measuring = machine.measures();
+            machine.end_measuring();
+            let ports = machine.ports().state();
+            // Raised interrupts are on their way through a work queue of KVM's: this waits for it.
+            kvm(
+                "KVM_IRQFD",
+                machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
+            )?;
+            let states = vcpus.iter().map(|vcpu| {
+                let pmu = vcpu.pmu.as_ref().map(|(_, state)| state.clone());
+                VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, &msrs)
+            });
+            let state = MachineState {
+                memory: memory.iter().map(GuestMemoryRegion::len).sum(),
+                pmu: told(first, self.pmu),
+                measuring,
+                vcpus: states.collect::<Result<_, _>>()?,
+                vm: VmState::of(&machine.vm)?,
+                clock: Clock::of(&machine.vm, &first.fd)?,
+                ports,
+            };
+            saved::write(file, &state, &memory)?;
+        }
+        // All threads are through: nobody uses the memory any more.
+        drop(memory);
+        Ok((ending, machine.report(self.pmu)))
+    }
+}
+
+/// What the guest has been told of its PMU.
+fn told(vcpu: &Vcpu, options: Option<PmuOptions>) -> Option<Pmu> {
+    let (capability, _) = vcpu.pmu.as_ref()?;
+    options.map(|options| Pmu {
+        capability: *capability,
+        policy: options.policy,
+        approximate_instructions: options.approximate_instructions,
+    })
+}

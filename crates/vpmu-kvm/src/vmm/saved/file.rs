@@ -1,0 +1,196 @@
+//! The file.
+//!
+//! ```text
+//! "vpmu-vmm" | format, u32 | length, u32 | the state (postcard) | CRC-32 of all before, u32
+//! any number of: address, u64 | length, u64, not 0 | so many bytes of memory
+//! 0, u64 | 0, u64 | CRC-32 of all before, u32
+//! ```
+//!
+//! Numbers are little-endian. Memory that is not there is zero. The state is checked before it is
+//! used, and the memory before a vCPU runs.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use flate2::{CrcReader, CrcWriter};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::{Error, MachineState};
+
+const MAGIC: &[u8; 8] = b"vpmu-vmm";
+/// To be changed with everything in [`MachineState`].
+const FORMAT: u32 = 1;
+/// 64 vCPUs, the largest machine, need about 700 KiB.
+const LONGEST_STATE: u32 = 16 << 20;
+const PAGE: usize = 4096;
+/// Memory goes through a buffer of this size.
+const RUN: usize = 1 << 20;
+
+/// Writes a machine to `path`, whole or not at all.
+pub(crate) fn write(
+    path: &Path,
+    state: &MachineState,
+    memory: &GuestMemoryMmap,
+) -> Result<(), Error> {
+    let error = |error| Error::Write(path.display().to_string(), error);
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let file = tempfile::NamedTempFile::new_in(folder).map_err(error)?;
+    write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
+    file.as_file().sync_all().map_err(error)?;
+    file.persist(path).map_err(|e| error(e.error))?;
+    Ok(())
+}
+
+fn write_to<W: Write>(output: W, state: &MachineState, memory: &GuestMemoryMmap) -> io::Result<()> {
+    let mut output = CrcWriter::new(output);
+    let bytes = postcard::to_stdvec(state).map_err(io::Error::other)?;
+    output.write_all(MAGIC)?;
+    output.write_all(&FORMAT.to_le_bytes())?;
+    output.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    output.write_all(&bytes)?;
+    write_sum(&mut output)?;
+
+    let mut run = Vec::with_capacity(RUN);
+    let mut begin = 0;
+    for at in (0..state.memory).step_by(PAGE) {
+        let end = run.len();
+        run.resize(end + PAGE, 0);
+        memory
+            .read_slice(&mut run[end..], GuestAddress(at))
+            .map_err(io::Error::other)?;
+        let empty = run[end..] == [0; PAGE];
+        if empty {
+            run.truncate(end);
+        }
+        if !run.is_empty() && (empty || run.len() == RUN) {
+            write_run(&mut output, begin, &run)?;
+            run.clear();
+        }
+        if run.is_empty() {
+            begin = at + PAGE as u64;
+        }
+    }
+    if !run.is_empty() {
+        write_run(&mut output, begin, &run)?;
+    }
+    write_run(&mut output, 0, &[])?;
+    write_sum(&mut output)?;
+    output.flush()
+}
+
+fn write_run<W: Write>(output: &mut CrcWriter<W>, at: u64, run: &[u8]) -> io::Result<()> {
+    output.write_all(&at.to_le_bytes())?;
+    output.write_all(&(run.len() as u64).to_le_bytes())?;
+    output.write_all(run)
+}
+
+fn write_sum<W: Write>(output: &mut CrcWriter<W>) -> io::Result<()> {
+    let sum = output.crc().sum();
+    output.write_all(&sum.to_le_bytes())
+}
+
+/// A file whose memory has not been read yet.
+pub(crate) struct Reader<R = BufReader<File>> {
+    name: String,
+    input: CrcReader<R>,
+}
+
+impl Reader {
+    /// Opens a file: the machine without its memory, and the rest.
+    pub(crate) fn open(path: &Path) -> Result<(MachineState, Self), Error> {
+        let name = path.display().to_string();
+        let file = File::open(path).map_err(|error| Error::Read(name.clone(), error))?;
+        Self::new(BufReader::new(file), name)
+    }
+}
+
+impl<R: Read> Reader<R> {
+    fn new(input: R, name: String) -> Result<(MachineState, Self), Error> {
+        let mut reader = Self {
+            name,
+            input: CrcReader::new(input),
+        };
+        let mut magic = [0; MAGIC.len()];
+        let begun = reader.input.read_exact(&mut magic);
+        if begun.is_err() || magic != *MAGIC {
+            return Err(Error::Foreign(reader.name));
+        }
+        let saved = u32::from_le_bytes(reader.number()?);
+        if saved != FORMAT {
+            return Err(Error::Version {
+                file: reader.name,
+                saved,
+                known: FORMAT,
+            });
+        }
+        let length = u32::from_le_bytes(reader.number()?);
+        if length > LONGEST_STATE {
+            return Err(reader.damaged("the length of its state"));
+        }
+        let mut bytes = vec![0; length as usize];
+        reader.fill(&mut bytes)?;
+        reader.check_sum()?;
+        let state = postcard::from_bytes(&bytes).map_err(|_| reader.damaged("its state"))?;
+        Ok((state, reader))
+    }
+
+    /// Fills `memory`, which is all zero, and checks that the file ends there.
+    pub(crate) fn memory(mut self, memory: &GuestMemoryMmap) -> Result<(), Error> {
+        let mut run = Vec::new();
+        loop {
+            let at = u64::from_le_bytes(self.number()?);
+            let length = u64::from_le_bytes(self.number()?);
+            if length == 0 {
+                break;
+            }
+            if length > RUN as u64 {
+                return Err(self.damaged("the length of a piece of memory"));
+            }
+            run.resize(length as usize, 0);
+            self.fill(&mut run)?;
+            memory
+                .write_slice(&run, GuestAddress(at))
+                .map_err(|_| self.damaged("the place of a piece of memory"))?;
+        }
+        self.check_sum()?;
+        match self.input.read(&mut [0]) {
+            Ok(0) => Ok(()),
+            _ => Err(self.damaged("something follows its end")),
+        }
+    }
+
+    fn check_sum(&mut self) -> Result<(), Error> {
+        let sum = self.input.crc().sum();
+        if u32::from_le_bytes(self.number()?) == sum {
+            Ok(())
+        } else {
+            Err(self.damaged("its checksum"))
+        }
+    }
+
+    fn number<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let mut bytes = [0; N];
+        self.fill(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
+        self.input
+            .read_exact(bytes)
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => self.damaged("it ends too early"),
+                _ => Error::Read(self.name.clone(), error),
+            })
+    }
+
+    fn damaged(&self, what: &'static str) -> Error {
+        Error::Damaged(self.name.clone(), what)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! A machine at rest, as a file: saved by one process, taken up by another.
+//!
+//! What a guest could notice is in it: memory, processors, interrupt controllers, clocks, ports, and
+//! the PMU's registers with all that the host has counted for them. Time stands still for the guest
+//! while it is saved: TSC and KVM's clock go on where they were. The account does not belong to the
+//! guest, so it begins anew in the process that goes on; a measurement that was under way ends with
+//! the save and begins again there.
+//!
+//! The order in which KVM's state is read and written is not free. It is QEMU's and Firecracker's,
+//! and `vcpu.rs` says why.
+
+mod clock;
+mod error;
+mod file;
+mod host;
+mod vcpu;
+mod vm;
+
+use serde::{Deserialize, Serialize};
+use vpmu::counter::Policy;
+use vpmu::x86::Capability;
+
+pub(super) use clock::Clock;
+pub use error::Error;
+pub(super) use file::{Reader, write};
+pub(super) use host::check as check_host;
+pub(super) use vcpu::VcpuState;
+pub(super) use vm::VmState;
+
+use super::PmuOptions;
+use super::ports::PortsState;
+
+/// All of a machine but its memory.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MachineState {
+    /// Bytes of memory.
+    pub(super) memory: u64,
+    pub(super) pmu: Option<Pmu>,
+    /// The guest has begun to measure, and not ended.
+    pub(super) measuring: bool,
+    pub(super) vcpus: Vec<VcpuState>,
+    pub(super) vm: VmState,
+    pub(super) clock: Clock,
+    pub(super) ports: PortsState,
+}
+
+/// What the guest has been told of its PMU, and how it was backed.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(super) struct Pmu {
+    pub(super) capability: Capability,
+    pub(super) policy: Policy,
+    pub(super) approximate_instructions: bool,
+}
+
+impl Pmu {
+    pub(super) fn options(&self) -> PmuOptions {
+        PmuOptions {
+            policy: self.policy,
+            approximate_instructions: self.approximate_instructions,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! One vCPU as KVM has it.
+//!
+//! No order but this one is safe (QEMU, `kvm_arch_put_registers`; Firecracker, `KvmVcpu`):
+//!
+//! - KVM_GET_MP_STATE first: it may take an INIT or SIPI, which changes everything else;
+//! - KVM_SET_CPUID2 first: it decides which MSRs and which bits there are;
+//! - KVM_SET_SREGS before KVM_SET_LAPIC: it holds the APIC's base and mode;
+//! - KVM_SET_LAPIC before the deadline: in another mode of its timer the MSR is not taken;
+//! - the TSC before the deadline: a deadline is armed by what the TSC says;
+//! - KVM_SET_REGS before KVM_SET_VCPU_EVENTS: it drops a pending exception;
+//! - KVM_GET_VCPU_EVENTS last: reading other state may change it.
+
+use kvm_bindings::{
+    CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
+    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+};
+use kvm_ioctls::VcpuFd;
+use serde::{Deserialize, Serialize};
+
+use super::Error;
+use crate::VcpuPmuState;
+use crate::vmm::{self, kvm};
+
+pub(super) const IA32_TSC: u32 = 0x10;
+const IA32_TSC_DEADLINE: u32 = 0x6e0;
+/// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
+const TSC_TOLERANCE_PPM: u32 = 250;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct VcpuState {
+    pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
+    pub(crate) pmu: Option<VcpuPmuState>,
+    tsc_khz: u32,
+    mp_state: kvm_mp_state,
+    regs: kvm_regs,
+    sregs: kvm_sregs,
+    xsave: kvm_xsave,
+    xcrs: kvm_xcrs,
+    debug_regs: kvm_debugregs,
+    lapic: kvm_lapic_state,
+    msrs: Vec<kvm_msr_entry>,
+    events: kvm_vcpu_events,
+}
+
+impl VcpuState {
+    /// Of a vCPU that does not run, with no exit waiting for its completion. Neither do the others.
+    /// `msrs`: those that may be there.
+    pub(crate) fn of(
+        fd: &VcpuFd,
+        cpuid: &CpuId,
+        pmu: Option<VcpuPmuState>,
+        msrs: &[u32],
+    ) -> Result<Self, vmm::Error> {
+        Ok(Self {
+            cpuid: cpuid.as_slice().to_vec(),
+            pmu,
+            tsc_khz: kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?,
+            mp_state: kvm("KVM_GET_MP_STATE", fd.get_mp_state())?,
+            regs: kvm("KVM_GET_REGS", fd.get_regs())?,
+            sregs: kvm("KVM_GET_SREGS", fd.get_sregs())?,
+            xsave: kvm("KVM_GET_XSAVE", fd.get_xsave())?,
+            xcrs: kvm("KVM_GET_XCRS", fd.get_xcrs())?,
+            debug_regs: kvm("KVM_GET_DEBUGREGS", fd.get_debug_regs())?,
+            lapic: kvm("KVM_GET_LAPIC", fd.get_lapic())?,
+            msrs: read_msrs(fd, msrs)?,
+            events: kvm("KVM_GET_VCPU_EVENTS", fd.get_vcpu_events())?,
+        })
+    }
+
+    /// Puts it into a new vCPU. The machine's own state comes after that of all its vCPUs.
+    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), vmm::Error> {
+        let cpuid = self.cpuid()?;
+        kvm("KVM_SET_CPUID2", fd.set_cpuid2(&cpuid))?;
+        let here = kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?;
+        let tolerance = u64::from(here) * u64::from(TSC_TOLERANCE_PPM) / 1_000_000;
+        if u64::from(here.abs_diff(self.tsc_khz)) > tolerance {
+            fd.set_tsc_khz(self.tsc_khz).map_err(|_| Error::Tsc {
+                saved: self.tsc_khz,
+                here,
+            })?;
+        }
+        kvm("KVM_SET_MP_STATE", fd.set_mp_state(self.mp_state))?;
+        kvm("KVM_SET_REGS", fd.set_regs(&self.regs))?;
+        kvm("KVM_SET_SREGS", fd.set_sregs(&self.sregs))?;
+        kvm("KVM_SET_XSAVE", set_xsave(fd, &self.xsave))?;
+        kvm("KVM_SET_XCRS", fd.set_xcrs(&self.xcrs))?;
+        kvm("KVM_SET_DEBUGREGS", fd.set_debug_regs(&self.debug_regs))?;
+        kvm("KVM_SET_LAPIC", fd.set_lapic(&self.lapic))?;
+        write_msrs(fd, &self.msrs)?;
+        kvm("KVM_SET_VCPU_EVENTS", fd.set_vcpu_events(&self.events))
+    }
+
+    pub(crate) fn tsc_khz(&self) -> u32 {
+        self.tsc_khz
+    }
+
+    pub(crate) fn cpuid(&self) -> Result<CpuId, vmm::Error> {
+        CpuId::from_entries(&self.cpuid)
+            .map_err(|_| vmm::Error::Stopped("its CPUID has too many leaves".to_owned()))
+    }
+}
+
+#[expect(unsafe_code, reason = "KVM may read more than a kvm_xsave")]
+fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+    // SAFETY: KVM reads more than these 4096 bytes only for features that a process has to ask for
+    // (arch_prctl, ARCH_REQ_XCOMP_GUEST_PERM). This one never does.
+    unsafe { fd.set_xsave(xsave) }
+}
+
+/// Those of `indices` that are there, in an order in which they can be written.
+fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, vmm::Error> {
+    let mut wanted: Vec<kvm_msr_entry> = indices
+        .iter()
+        .map(|&index| kvm_msr_entry {
+            index,
+            ..Default::default()
+        })
+        .collect();
+    wanted.sort_by_key(|msr| rank(msr.index));
+    let mut found = Vec::with_capacity(wanted.len());
+    let mut rest = wanted.as_slice();
+    while !rest.is_empty() {
+        let mut msrs = entries(rest)?;
+        let read = kvm("KVM_GET_MSRS", fd.get_msrs(&mut msrs))?.min(rest.len());
+        found.extend_from_slice(&msrs.as_slice()[..read]);
+        // It stops at one that this guest does not have.
+        rest = rest.get(read + 1..).unwrap_or_default();
+    }
+    Ok(found)
+}
+
+fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), vmm::Error> {
+    let mut rest = values;
+    while !rest.is_empty() {
+        let written = kvm("KVM_SET_MSRS", fd.set_msrs(&entries(rest)?))?;
+        let Some(refused) = rest.get(written) else {
+            break;
+        };
+        // Some that can be read cannot be written, and need not be if they are what they were.
+        let now = read_msrs(fd, &[refused.index])?;
+        if now.first().is_none_or(|now| now.data != refused.data) {
+            return Err(Error::Msr {
+                index: refused.index,
+                value: refused.data,
+            }
+            .into());
+        }
+        rest = &rest[written + 1..];
+    }
+    Ok(())
+}
+
+/// The TSC first, its deadline last.
+fn rank(index: u32) -> u8 {
+    match index {
+        IA32_TSC => 0,
+        IA32_TSC_DEADLINE => 2,
+        _ => 1,
+    }
+}
+
+fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, vmm::Error> {
+    Msrs::from_entries(msrs).map_err(|_| vmm::Error::Stopped("too many MSRs".to_owned()))
+}
