@@ -1,9 +1,10 @@
-//! The guest's processor: what KVM supports, as a nameless Intel processor with our PMU.
+//! The guest's processor: what KVM supports, and with our PMU a nameless Intel processor.
 //!
-//! Linux drives an architectural PMU only on Intel's processors, so the vendor is Intel also where
-//! the host is AMD's; AMD's own leaves then go, and with them features that only they explain. Of
-//! KVM's paravirtual features the clock stays: others would have the guest execute VMCALL, which
-//! is an invalid opcode on AMD.
+//! Linux drives an architectural PMU only on Intel's processors, so with one the vendor is Intel
+//! also where the host is AMD's; AMD's own leaves then go, and with them features that only they
+//! explain. Of KVM's paravirtual features the clock stays: others would have the guest execute
+//! VMCALL, which is an invalid opcode on AMD. What is missed most are paravirtual spinlocks, where
+//! two vCPUs share one processor.
 
 use kvm_bindings::CpuId;
 use vpmu::x86::{Capability, CpuidLeaf};
@@ -28,16 +29,40 @@ pub(super) fn guest(
     const HYPERVISOR: u32 = 1 << 31;
     for entry in cpuid.as_mut_slice() {
         match entry.function {
-            0 => {
-                entry.eax = 0x16;
-                (entry.ebx, entry.edx, entry.ecx) = (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
-            }
             1 => {
-                entry.eax = SIGNATURE;
                 // One processor in this package, with this APIC.
                 entry.ebx = entry.ebx & 0xff00 | 1 << 16 | u32::from(id) << 24;
                 entry.ecx = entry.ecx & !PDCM | TSC_DEADLINE | HYPERVISOR;
             }
+            0x8000_0008 => entry.ecx = 0,
+            _ => {}
+        }
+    }
+    // Each processor is a package of its own: no topology to tell. Nor is there a PMU of KVM's.
+    cpuid.retain(|entry| {
+        !matches!(
+            entry.function,
+            4 | 0x0a | 0x0b | 0x1f | 0x23 | 0x8000_001d | 0x8000_001e | 0x8000_0022 | 0x8000_0026
+        )
+    });
+    if let Some(capability) = pmu {
+        become_intel(cpuid, tsc_khz);
+        crate::set_cpuid(cpuid, capability);
+    }
+    if lazy_deadline {
+        crate::set_deadline_cpuid(cpuid);
+    }
+}
+
+/// What the guest's drivers of an architectural PMU look for.
+fn become_intel(cpuid: &mut CpuId, tsc_khz: u32) {
+    for entry in cpuid.as_mut_slice() {
+        match entry.function {
+            0 => {
+                entry.eax = 0x16;
+                (entry.ebx, entry.edx, entry.ecx) = (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+            }
+            1 => entry.eax = SIGNATURE,
             0x4000_0001 => entry.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
             // Address widths and the extended features that Intel has too.
             0x8000_0000 => entry.eax = 0x8000_0008,
@@ -47,19 +72,11 @@ pub(super) fn guest(
                 entry.ecx &= 1 << 0 | 1 << 5 | 1 << 8; // LAHF, LZCNT, PREFETCHW
                 entry.edx &= 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29;
             }
-            0x8000_0008 => {
-                entry.ebx = 0;
-                entry.ecx = 0;
-                entry.edx = 0;
-            }
+            0x8000_0008 => (entry.ebx, entry.edx) = (0, 0),
             _ => {}
         }
     }
-    // Each processor is a package of its own: no topology to tell.
-    cpuid.retain(|entry| {
-        let function = entry.function;
-        !(matches!(function, 4 | 0x0a | 0x0b | 0x1f | 0x23) || function > 0x8000_0008)
-    });
+    cpuid.retain(|entry| entry.function <= 0x8000_0008);
     let hz = tsc_khz.saturating_mul(1000);
     let mhz = tsc_khz / 1000;
     let crystal = CpuidLeaf {
@@ -78,10 +95,4 @@ pub(super) fn guest(
         crate::cpuid::replace(cpuid, 0x15, &[crystal]);
     }
     crate::cpuid::replace(cpuid, 0x16, &[frequency]);
-    if let Some(capability) = pmu {
-        crate::set_cpuid(cpuid, capability);
-    }
-    if lazy_deadline {
-        crate::set_deadline_cpuid(cpuid);
-    }
 }
