@@ -17,7 +17,7 @@ use crate::notes::SIGNAL;
 pub(crate) struct Kind {
     pub(crate) type_: u32,
     pub(crate) config: u64,
-    /// Only while a guest runs, in these rings; a software clock knows neither.
+    /// In which rings, and whose; a software clock knows neither.
     pub(crate) rings: Option<Rings>,
 }
 
@@ -25,6 +25,8 @@ pub(crate) struct Kind {
 pub(crate) struct Rings {
     pub(crate) user: bool,
     pub(crate) kernel: bool,
+    /// Only while the thread runs a guest.
+    pub(crate) guest: bool,
 }
 
 /// A total, and how long it was counted of how long it should have been, ns.
@@ -57,7 +59,7 @@ impl PerfEvent {
         attr.__bindgen_anon_2.wakeup_events = 1;
         attr.set_disabled(1);
         if let Some(rings) = kind.rings {
-            attr.set_exclude_host(1);
+            attr.set_exclude_host(rings.guest.into());
             attr.set_exclude_hv(1);
             attr.set_exclude_user(u64::from(!rings.user));
             attr.set_exclude_kernel(u64::from(!rings.kernel));

@@ -116,6 +116,8 @@ struct Slot {
 #[derive(Debug)]
 pub struct PerfHost {
     backing: Backing,
+    /// Count only while the thread runs a guest.
+    guest: bool,
     tsc_hz: u64,
     approximate: bool,
     slots: [Option<Slot>; COUNTERS],
@@ -124,27 +126,40 @@ pub struct PerfHost {
 }
 
 impl PerfHost {
-    /// For the calling thread. SIGUSR1 becomes the process's signal for overflows.
+    /// For the guest that the calling thread runs. SIGUSR1 becomes the process's signal for overflows.
     ///
     /// # Errors
     ///
     /// Says why perf events cannot be had, and what to do.
     pub fn new(options: PerfOptions) -> Result<Self, PerfError> {
+        Self::counting(options, true)
+    }
+
+    /// As [`PerfHost::new`], but what is counted is the thread itself, which runs no guest: to try
+    /// and to measure what this machine's perf events do.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn of_thread(options: PerfOptions) -> Result<Self, PerfError> {
+        Self::counting(options, false)
+    }
+
+    fn counting(options: PerfOptions, guest: bool) -> Result<Self, PerfError> {
         if options.tsc_hz == 0 {
             return Err(PerfError::NoFrequency);
         }
         notes::install().map_err(PerfError::Open)?;
+        let open = |backing| PerfEvent::open(probe(backing, guest), ENDLESS);
         let backing = match options.backing {
             Some(backing) => {
-                let probed = PerfEvent::open(probe(backing), ENDLESS);
-                probed.map_err(PerfError::from_open)?;
+                open(backing).map_err(PerfError::from_open)?;
                 backing
             }
-            None => match PerfEvent::open(probe(Backing::Hardware), ENDLESS) {
+            None => match open(Backing::Hardware) {
                 Ok(_) => Backing::Hardware,
                 Err(error) if is_absence(&error) => {
-                    PerfEvent::open(probe(Backing::Clock), ENDLESS)
-                        .map_err(PerfError::from_open)?;
+                    open(Backing::Clock).map_err(PerfError::from_open)?;
                     Backing::Clock
                 }
                 Err(error) => return Err(PerfError::from_open(error)),
@@ -152,6 +167,7 @@ impl PerfHost {
         };
         Ok(Self {
             backing,
+            guest,
             tsc_hz: options.tsc_hz,
             approximate: options.approximate_instructions,
             slots: [const { None }; COUNTERS],
@@ -169,6 +185,7 @@ impl PerfHost {
         let rings = Rings {
             user: true,
             kernel: true,
+            guest: self.guest,
         };
         self.kind(Some(event), None, rings)
             .is_ok_and(|kind| PerfEvent::open(kind, ENDLESS).is_ok())
@@ -215,10 +232,10 @@ impl PerfHost {
             Backing::Clock => match event {
                 _ if !rings.user || !rings.kernel => Err(Lost::Unsupported),
                 Some(ArchEvent::CoreCycles | ArchEvent::ReferenceCycles | ArchEvent::TscCycles) => {
-                    Ok(probe(Backing::Clock))
+                    Ok(probe(Backing::Clock, self.guest))
                 }
                 Some(ArchEvent::Instructions | ArchEvent::Branches) if self.approximate => {
-                    Ok(probe(Backing::Clock))
+                    Ok(probe(Backing::Clock, self.guest))
                 }
                 _ => Err(Lost::Unsupported),
             },
@@ -290,7 +307,7 @@ impl Drop for PerfHost {
 }
 
 /// The event that shows whether a backing works.
-fn probe(backing: Backing) -> Kind {
+fn probe(backing: Backing, guest: bool) -> Kind {
     match backing {
         Backing::Hardware => Kind {
             type_: PERF_TYPE_HARDWARE,
@@ -298,6 +315,7 @@ fn probe(backing: Backing) -> Kind {
             rings: Some(Rings {
                 user: true,
                 kernel: true,
+                guest,
             }),
         },
         Backing::Clock => Kind {
@@ -332,6 +350,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         let rings = Rings {
             user: config.user,
             kernel: config.kernel,
+            guest: self.guest,
         };
         let kind = self.kind(config.architectural(), config.raw(), rings)?;
         let event = PerfEvent::open(kind, ENDLESS).map_err(|error| match error.raw_os_error() {

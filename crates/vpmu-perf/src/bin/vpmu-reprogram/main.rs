@@ -3,6 +3,11 @@
 //! The published experiment of 2018 without its virtual machine: the engine drives perf events of
 //! this thread as it would for a vCPU, and the overflows are real ones. Each policy gets the same
 //! guest: it profiles with Linux's handler.
+//!
+//! What is counted is this thread, so it runs on any machine with perf events, also in a guest: there
+//! the events are hardware ones if the guest has a PMU. `--check` tries what the engine relies on.
+
+mod check;
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,16 +15,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 use vpmu::counter::Policy;
 use vpmu::x86::{Capability, Outcome, Pmu, PmuConfig, Ring, Version};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
+use crate::check::{CHECKS, Outcome as Checked};
+
 /// Measures what handling a guest's overflow, and rewriting a running counter, costs with this
 /// machine's perf events, under each policy.
 ///
-/// Exit status: 0, or 1 when perf events cannot be had.
+/// Exit status: 0, or 1 when perf events cannot be had or a check fails.
 #[derive(Debug, Parser)]
 #[command(name = "vpmu-reprogram", version)]
 struct Cli {
@@ -29,6 +36,30 @@ struct Cli {
     /// Overflows for each policy
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(10..=1_000_000))]
     overflows: u32,
+    /// What is to count; without it hardware events where there are any
+    #[arg(long, value_enum)]
+    backing: Option<Wanted>,
+    /// Measure nothing, but check that the events keep what the engine relies on
+    #[arg(long, conflicts_with_all = ["json", "overflows"])]
+    check: bool,
+    /// Measure nothing, but say what counts here
+    #[arg(long, conflicts_with_all = ["json", "overflows", "check"])]
+    probe: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Wanted {
+    Hardware,
+    Clock,
+}
+
+impl From<Wanted> for Backing {
+    fn from(wanted: Wanted) -> Self {
+        match wanted {
+            Wanted::Hardware => Self::Hardware,
+            Wanted::Clock => Self::Clock,
+        }
+    }
 }
 
 /// A counter that counts nanoseconds, or cycles on hardware: either way some 5000 a second.
@@ -44,6 +75,21 @@ const OVF_CTRL: u32 = 0x390;
 /// Cycles in both rings, with an interrupt, enabled.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
 
+fn options(backing: Option<Backing>) -> PerfOptions {
+    PerfOptions {
+        tsc_hz: TSC_HZ,
+        backing,
+        approximate_instructions: false,
+    }
+}
+
+fn name(backing: Backing) -> &'static str {
+    match backing {
+        Backing::Hardware => "hardware",
+        Backing::Clock => "clock",
+    }
+}
+
 struct Guest {
     pmu: Pmu,
     host: PerfHost,
@@ -56,13 +102,8 @@ struct Figures {
 }
 
 impl Guest {
-    fn new(policy: Policy) -> Result<Self, String> {
-        let host = PerfHost::new(PerfOptions {
-            tsc_hz: TSC_HZ,
-            backing: None,
-            approximate_instructions: false,
-        })
-        .map_err(|error| error.to_string())?;
+    fn new(policy: Policy, backing: Option<Backing>) -> Result<Self, String> {
+        let host = PerfHost::of_thread(options(backing)).map_err(|error| error.to_string())?;
         let config = PmuConfig {
             policy,
             ..PmuConfig::new(Capability::new(Version::V2))
@@ -149,12 +190,12 @@ fn median(mut times: Vec<Duration>) -> Duration {
 /// Of each policy, by its name on the command line.
 type All = Vec<(&'static str, Figures)>;
 
-fn measure(overflows: u32) -> Result<(Backing, All), String> {
+fn measure(overflows: u32, wanted: Option<Backing>) -> Result<(Backing, All), String> {
     let modes = ["recreate", "reuse", "paused"];
     let mut backing = Backing::Clock;
     let mut all = Vec::new();
     for (policy, mode) in Policy::ALL.into_iter().zip(modes) {
-        let mut guest = Guest::new(policy)?;
+        let mut guest = Guest::new(policy, wanted)?;
         backing = guest.host.backing();
         all.push((mode, guest.measure(overflows)?));
     }
@@ -175,35 +216,18 @@ fn to_json(backing: Backing, all: &All) -> Value {
         row("host_ops_per_pmi", figures.host_operations, "operations");
     }
     json!({
-        "backing": match backing { Backing::Hardware => "hardware", Backing::Clock => "clock" },
+        "backing": name(backing),
         "rows": rows,
     })
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = measure(cli.overflows).and_then(|(backing, all)| {
-        let written = match &cli.json {
-            None => {
-                println!("{backing:?} events, medians\n");
-                println!("            overflow ns  rewrite ns  host operations per PMI");
-                for (mode, figures) in &all {
-                    println!(
-                        "{mode:10} {:12} {:11} {:24.2}",
-                        figures.handle_overflow.as_nanos(),
-                        figures.rewrite_counter.as_nanos(),
-                        figures.host_operations
-                    );
-                }
-                Ok(())
-            }
-            Some(path) if path.as_os_str() == "-" => {
-                writeln!(io::stdout(), "{}", to_json(backing, &all))
-            }
-            Some(path) => fs::write(path, format!("{}\n", to_json(backing, &all))),
-        };
-        written.map_err(|error| error.to_string())
-    });
+    let done = match cli.backing.map(Backing::from) {
+        wanted if cli.check => check(wanted),
+        wanted if cli.probe => probe(wanted).map(|backing| println!("{}", name(backing))),
+        wanted => report(&cli, wanted),
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -211,4 +235,56 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// What counts a vCPU's guest on this machine.
+fn probe(wanted: Option<Backing>) -> Result<Backing, String> {
+    let host = PerfHost::new(options(wanted)).map_err(|error| error.to_string())?;
+    Ok(host.backing())
+}
+
+fn check(wanted: Option<Backing>) -> Result<(), String> {
+    let backing = PerfHost::of_thread(options(wanted))
+        .map_err(|error| error.to_string())?
+        .backing();
+    println!("{} events", name(backing));
+    let mut failed = 0;
+    for (promise, check) in CHECKS {
+        match check(backing) {
+            Ok(Checked::Holds(seen)) => println!("ok       {promise}: {seen}"),
+            Ok(Checked::Skipped) => println!("skipped  {promise}: only hardware events can"),
+            Ok(Checked::Fails(seen)) | Err(seen) => {
+                failed += 1;
+                println!("FAILED   {promise}: {seen}");
+            }
+        }
+    }
+    match failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} checks failed")),
+    }
+}
+
+fn report(cli: &Cli, wanted: Option<Backing>) -> Result<(), String> {
+    let (backing, all) = measure(cli.overflows, wanted)?;
+    let written = match &cli.json {
+        None => {
+            println!("{} events, medians\n", name(backing));
+            println!("            overflow ns  rewrite ns  host operations per PMI");
+            for (mode, figures) in &all {
+                println!(
+                    "{mode:10} {:12} {:11} {:24.2}",
+                    figures.handle_overflow.as_nanos(),
+                    figures.rewrite_counter.as_nanos(),
+                    figures.host_operations
+                );
+            }
+            Ok(())
+        }
+        Some(path) if path.as_os_str() == "-" => {
+            writeln!(io::stdout(), "{}", to_json(backing, &all))
+        }
+        Some(path) => fs::write(path, format!("{}\n", to_json(backing, &all))),
+    };
+    written.map_err(|error| error.to_string())
 }

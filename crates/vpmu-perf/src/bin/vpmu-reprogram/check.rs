@@ -1,0 +1,245 @@
+//! Whether this machine's perf events keep what a [`CounterHost`] promises.
+//!
+//! The engine's own tests run against fakes and against the clock that every machine has. A hardware
+//! PMU is another matter: whether its events can be told to count guests alone, when its overflows
+//! are reported, what happens when there are too few counters. So the promises are tried on the
+//! machine itself: on bare metal, or in a guest whose PMU is this project's own.
+
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::x86::{CounterConfig, EventKind};
+use vpmu_perf::{Backing, PerfHost};
+
+use crate::options;
+
+/// How one check ended.
+pub(crate) enum Outcome {
+    /// As promised; what was seen.
+    Holds(String),
+    /// Not as promised.
+    Fails(String),
+    /// There is nothing to check with this backing.
+    Skipped,
+}
+
+pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
+
+pub(crate) const CHECKS: [Check; 9] = [
+    ("counts while it runs, and only then", counts),
+    ("an event made anew begins at zero", anew),
+    ("an overflow is reported once, and not early", overflow),
+    ("a running event's period can be replaced", replaced),
+    ("without a period there is no report", unasked),
+    ("several are paused and read at once", together),
+    ("a storm is bounded", storm),
+    ("a guest's event does not count this thread", guests_only),
+    ("events that share a counter are known to", shared),
+];
+
+/// Of cycles, or of nanoseconds: some hundred microseconds either way.
+const PERIOD: u64 = 200_000;
+const CYCLES: CounterConfig = CounterConfig {
+    event: EventKind::General {
+        select: 0x3c,
+        umask: 0,
+    },
+    user: true,
+    kernel: true,
+    edge: false,
+    invert: false,
+    threshold: 0,
+    only_c0: false,
+};
+/// As `vpmu_perf` has it: overflows of one counter are at least so far apart.
+const FLOOR: u64 = 20_000;
+const MOMENT: Duration = Duration::from_millis(3);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn host(backing: Backing) -> Result<PerfHost, String> {
+    PerfHost::of_thread(options(Some(backing))).map_err(|error| error.to_string())
+}
+
+fn create(host: &mut PerfHost, counter: u8) -> Result<(), String> {
+    host.create(counter, &CYCLES)
+        .map_err(|lost| format!("cycles cannot be counted: {lost}"))
+}
+
+/// Uses the CPU for `time`; the reports that came meanwhile.
+fn spin(host: &mut PerfHost, time: Duration) -> Vec<(u8, Report)> {
+    let start = Instant::now();
+    let mut reports = Vec::new();
+    while start.elapsed() < time {
+        reports.extend(host.take_overflows());
+    }
+    reports
+}
+
+/// Uses the CPU until a report comes.
+fn wait(host: &mut PerfHost) -> Result<(u8, Report), String> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        if let Some(report) = host.take_overflows().next() {
+            return Ok(report);
+        }
+    }
+    Err("no overflow was reported in 10 s".to_owned())
+}
+
+fn holds_if(condition: bool, seen: String) -> Result<Outcome, String> {
+    Ok(if condition {
+        Outcome::Holds(seen)
+    } else {
+        Outcome::Fails(seen)
+    })
+}
+
+fn counts(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 0)?;
+    spin(&mut host, MOMENT);
+    let before = host.read(0);
+    host.resume(CounterSet::of(0));
+    spin(&mut host, MOMENT);
+    host.pause(CounterSet::of(0));
+    let ran = host.read(0);
+    spin(&mut host, MOMENT);
+    let after = host.read(0);
+    let seen = format!("{before} before, {ran} when paused, {after} later");
+    holds_if(before == 0 && ran > 0 && after == ran, seen)
+}
+
+fn anew(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 0)?;
+    host.resume(CounterSet::of(0));
+    spin(&mut host, MOMENT);
+    host.pause(CounterSet::of(0));
+    let first = host.read(0);
+    host.release(0);
+    create(&mut host, 0)?;
+    let second = host.read(0);
+    holds_if(first > 0 && second == 0, format!("{first}, then {second}"))
+}
+
+fn overflow(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 2)?;
+    host.set_period(2, NonZeroU64::new(PERIOD));
+    host.resume(CounterSet::of(2));
+    let report = wait(&mut host)?;
+    let total = host.read(2);
+    let more = spin(&mut host, MOMENT);
+    holds_if(
+        report == (2, Report::Due) && total >= PERIOD && more.is_empty(),
+        format!(
+            "{report:?} at {total} of {PERIOD}, then {} more",
+            more.len()
+        ),
+    )
+}
+
+fn replaced(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 0)?;
+    host.set_period(0, NonZeroU64::new(1 << 46));
+    host.resume(CounterSet::of(0));
+    spin(&mut host, MOMENT);
+    let before = host.read(0);
+    host.set_period(0, NonZeroU64::new(PERIOD));
+    let report = wait(&mut host)?;
+    let since = host.read(0) - before;
+    // Set while it ran, so a signal may be of the period before: not vouched for.
+    holds_if(
+        report == (0, Report::Unsure) && since >= PERIOD,
+        format!("{report:?} after {since} of {PERIOD}"),
+    )
+}
+
+fn unasked(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 0)?;
+    host.set_period(0, NonZeroU64::new(PERIOD));
+    host.resume(CounterSet::of(0));
+    host.set_period(0, None);
+    let reports = spin(&mut host, MOMENT);
+    let total = host.read(0);
+    let seen = format!("{} reports in {total}", reports.len());
+    holds_if(reports.is_empty() && total > PERIOD, seen)
+}
+
+fn together(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    let both = CounterSet::first(2);
+    for counter in both {
+        create(&mut host, counter)?;
+    }
+    host.resume(both);
+    spin(&mut host, MOMENT);
+    let mut totals = [0; 32];
+    let read = host.pause_and_read(both, &mut totals);
+    spin(&mut host, MOMENT);
+    let still = [host.read(0), host.read(1)];
+    holds_if(
+        read && totals[..2] == still && still.iter().all(|&total| total > 0),
+        format!("{} and {}, later {still:?}", totals[0], totals[1]),
+    )
+}
+
+fn storm(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    create(&mut host, 0)?;
+    host.set_period(0, NonZeroU64::new(1));
+    host.resume(CounterSet::of(0));
+    let (start, mut reports) = (Instant::now(), 0);
+    while start.elapsed() < 4 * MOMENT {
+        if host.take_overflows().next().is_some() {
+            reports += 1;
+            host.set_period(0, NonZeroU64::new(1));
+        }
+    }
+    let total = host.read(0);
+    let seen = format!("{reports} reports in {total}");
+    holds_if(reports > 0 && reports <= total / FLOOR + 1, seen)
+}
+
+fn guests_only(backing: Backing) -> Result<Outcome, String> {
+    if backing == Backing::Clock {
+        return Ok(Outcome::Skipped);
+    }
+    let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
+    create(&mut host, 0)?;
+    host.resume(CounterSet::of(0));
+    spin(&mut host, MOMENT);
+    let total = host.read(0);
+    holds_if(total == 0, format!("{total}"))
+}
+
+fn shared(backing: Backing) -> Result<Outcome, String> {
+    if backing == Backing::Clock {
+        return Ok(Outcome::Skipped);
+    }
+    let mut host = host(backing)?;
+    let all = CounterSet::first(24);
+    for counter in all {
+        create(&mut host, counter)?;
+    }
+    host.resume(all);
+    spin(&mut host, 20 * MOMENT);
+    host.pause(all);
+    let deficit = |counter| {
+        let total = host.read(counter);
+        (host.deficit(counter), total)
+    };
+    let found: Vec<(Option<Lost>, u64)> = all.iter().map(deficit).collect();
+    let sharing = found
+        .iter()
+        .filter(|(lost, _)| *lost == Some(Lost::Multiplexed))
+        .count();
+    let counted = found.iter().filter(|(_, total)| *total > 0).count();
+    holds_if(
+        sharing > 0 && counted > 0,
+        format!("{sharing} of 24 shared, {counted} counted"),
+    )
+}
