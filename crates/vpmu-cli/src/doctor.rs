@@ -49,9 +49,15 @@ pub(crate) fn doctor(arch: Arch) -> ExitCode {
     ];
     match arch {
         Arch::Aarch64 => lines.push(artifact(arch, artifacts::MONITOR)),
-        Arch::X86_64 => lines.push(beside(artifacts::VMM)),
+        Arch::X86_64 => lines.extend([
+            beside(artifacts::VMM),
+            optional(beside(artifacts::REPROGRAM)),
+        ]),
     }
     lines.extend([cores(), kvm(arch), perf(arch)]);
+    if arch == Arch::X86_64 {
+        lines.push(backing(arch));
+    }
     for line in &lines {
         println!("{line}");
     }
@@ -221,6 +227,15 @@ fn beside(file: &'static str) -> Line {
     found(file, artifacts::find_beside(file))
 }
 
+/// Something that one bench alone needs.
+fn optional(line: Line) -> Line {
+    let verdict = match line.verdict {
+        Verdict::Missing => Verdict::Note,
+        verdict => verdict,
+    };
+    Line { verdict, ..line }
+}
+
 fn found(file: &'static str, path: vpmu_lab::Result<PathBuf>) -> Line {
     match path {
         Ok(path) => line(Verdict::Ok, file, path.display().to_string(), ""),
@@ -258,6 +273,34 @@ fn kvm(arch: Arch) -> Line {
         (Arch::X86_64, Err(error)) => (Verdict::Note, format!("{error}; an emulated host is used")),
     };
     line(verdict, subject, found, "")
+}
+
+/// What counts for a guest's counters, as the program says that measures perf events.
+fn backing(arch: Arch) -> Line {
+    let subject = "counter backing";
+    let fix =
+        "cycles work; instructions and branches only with --vmm-arg --approximate-instructions";
+    let own = artifacts::find_beside(artifacts::REPROGRAM)
+        .ok()
+        .and_then(|program| Command::new(program).arg("--probe").output().ok());
+    let (own, error) = own.map_or_else(Default::default, |output| {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        (text(&output.stdout), text(&output.stderr))
+    });
+    if !arch.has_hardware_kvm() {
+        let own = if own.is_empty() { "unknown" } else { &own };
+        let found =
+            format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
+        return line(Verdict::Note, subject, found, fix);
+    }
+    match own.as_str() {
+        "hardware" => line(Verdict::Ok, subject, "hardware: this machine's PMU", ""),
+        "clock" => {
+            let found = "clock: this machine has no hardware PMU for perf events";
+            line(Verdict::Note, subject, found, fix)
+        }
+        _ => line(Verdict::Note, subject, format!("unknown: {error}"), ""),
+    }
 }
 
 fn perf(arch: Arch) -> Line {

@@ -178,6 +178,8 @@ impl Guest {
             initrd: self.initrd.clone(),
             append: self.append.clone(),
             add: self.add.clone(),
+            programs: Vec::new(),
+            phase: 0,
             timeout: self.timeout,
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),

@@ -40,6 +40,10 @@ pub struct Comparison {
     pub failures: Vec<(Design, Error)>,
 }
 
+/// How often a design is tried whose guest was ended by a fault of QEMU's that
+/// depends on what happens at which moment.
+const TRIES: u32 = 3;
+
 /// Runs `experiment` under each of `designs`.
 ///
 /// Counted instructions do not mind company, so that many run at once as
@@ -70,7 +74,7 @@ pub fn compare(
             scope.spawn(|| {
                 while let Some(design) = next() {
                     let task = progress.task(&design.to_string());
-                    let row = run_one(experiment, design, cache, images, cancel, &task);
+                    let row = run_tries(experiment, design, cache, images, cancel, &task);
                     if let Ok(row) = &row {
                         task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
                     }
@@ -96,6 +100,27 @@ pub fn compare(
         }
     }
     Ok(comparison)
+}
+
+fn run_tries(
+    experiment: &Experiment,
+    design: Design,
+    cache: &Cache,
+    images: Option<&Images>,
+    cancel: &Cancel,
+    task: &Task,
+) -> Result<Row> {
+    let mut experiment = experiment.clone();
+    loop {
+        match run_one(&experiment, design, cache, images, cancel, task) {
+            // Each phase is as deterministic as the first.
+            Err(Error::RepeatedInterrupt { .. }) if experiment.phase + 1 < TRIES => {
+                experiment.phase += 1;
+                task.say("QEMU seems to have delivered an interrupt twice; once more, a bit later");
+            }
+            result => return result,
+        }
+    }
 }
 
 fn run_one(

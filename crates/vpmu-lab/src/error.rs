@@ -6,6 +6,10 @@ use std::time::Duration;
 
 use crate::tool::NO_SPACE;
 
+/// What a guest looked like that never comes to its end.
+pub(crate) const STUCK: &str =
+    "the guest's kernel turned in a circle for 8 s of its time with its interrupts off";
+
 /// A failure of the lab itself; never of the command it ran.
 ///
 /// The text fits after `vpmu: ` and ends with the way out.
@@ -90,6 +94,14 @@ pub enum Error {
         /// Where it was looked for.
         searched: String,
     },
+    /// A program that is built together with `vpmu` is not beside it.
+    #[error("{file} was not found beside vpmu in {searched}; build both with script/setup")]
+    MissingProgramBeside {
+        /// Its file name.
+        file: &'static str,
+        /// Where it was looked for.
+        searched: String,
+    },
     /// Options that do not go together.
     #[error("{0}")]
     Usage(String),
@@ -125,10 +137,16 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
-    /// As [`Error::Panic`], where QEMU is known to be the cause at times.
+    /// The guest's kernel turned in a circle.
+    #[error("{STUCK}{}", quoted(console))]
+    Stuck {
+        /// Its last console lines.
+        console: Vec<String>,
+    },
+    /// As [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
     #[error(
         "a kernel gave up: {line}{}\nthis may be QEMU's fault: up to 10.0 it can deliver an interrupt twice to a \
-         nested guest when it counts instructions, once in some ten thousand PMU interrupts; take fewer samples, \
+         nested guest when it counts instructions, about once in ten thousand; run less or take fewer samples, \
          or give --realtime",
         quoted(console)
     )]

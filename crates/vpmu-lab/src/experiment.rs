@@ -11,12 +11,13 @@ use crate::cache::{Cache, RunDir};
 use crate::cancel::Cancel;
 use crate::console::Transcript;
 use crate::design::{Design, Pmu};
+use crate::error::STUCK;
 use crate::guest::artifacts;
 use crate::guest::images::Images;
-use crate::guest::job::{Command, HostJob, Job, Notify, Output, Vmm, quote};
+use crate::guest::job::{Command, HostJob, Job, Notify, Output, OwnProgram, Vmm, quote};
 use crate::machine::{Boot, Machine, guest_command_line, vmm_arguments};
 use crate::record::{Monitor, Record};
-use crate::result::{Run, Settings};
+use crate::result::{Run, Settings, has_fair_shares};
 use crate::supervise::{self, Limits, Stage, Streams};
 use crate::{Error, Result, boot_file};
 
@@ -47,6 +48,10 @@ pub struct Experiment {
     pub append: Option<String>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
+    /// Names of programs that stand beside `vpmu` and that the command calls.
+    pub programs: Vec<&'static str>,
+    /// At which moment of the kernel's ticks the command begins.
+    pub phase: u32,
     /// Wall-clock limit for one design.
     pub timeout: Duration,
     /// Wall-clock limit for the boot.
@@ -166,6 +171,9 @@ impl Experiment {
         if self.command.is_some() {
             artifacts::find(arch, artifacts::METER)?;
         }
+        for program in &self.programs {
+            artifacts::find_beside(program)?;
+        }
         if designs.iter().any(|design| design.pmu.is_ours()) {
             match arch {
                 Arch::Aarch64 => artifacts::find(arch, artifacts::MONITOR)?,
@@ -281,6 +289,10 @@ impl Experiment {
             {
                 Error::RepeatedInterrupt { line, console }
             }
+            Error::Stuck { console } if counted && nested => Error::RepeatedInterrupt {
+                line: STUCK.to_owned(),
+                console,
+            },
             error => error,
         }
     }
@@ -301,7 +313,7 @@ impl Experiment {
             });
         };
         let job = folder.path().join("job.cpio");
-        self.job(command, output, Notify::Doorbell)
+        self.job(command, output, Notify::Doorbell)?
             .archive()?
             .write_file(&job)?;
         let initrd = folder.path().join("initrd");
@@ -313,15 +325,20 @@ impl Experiment {
         })
     }
 
-    fn job(&self, command: &Command, output: Output, notify: Notify) -> Job {
-        Job {
+    fn job(&self, command: &Command, output: Output, notify: Notify) -> Result<Job> {
+        let programs = self.programs.iter();
+        Ok(Job {
             arch: self.machine.arch,
             command: command.clone(),
             runs: self.runs,
             output,
             notify,
             add: self.add.clone(),
-        }
+            programs: programs
+                .map(|name| OwnProgram::find(name))
+                .collect::<Result<_>>()?,
+            phase: self.phase,
+        })
     }
 
     /// Puts together what QEMU boots.
@@ -353,7 +370,7 @@ impl Experiment {
                 Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => Notify::Doorbell,
             };
             let path = folder.path().join("job.cpio");
-            self.job(command, output, notify)
+            self.job(command, output, notify)?
                 .archive()?
                 .write_file(&path)?;
             job_file = Some(path);
@@ -373,6 +390,7 @@ impl Experiment {
                     options: &options,
                     append: &append,
                     vcpus: machine.vcpus,
+                    skew: has_fair_shares(arch, pmu, !machine.realtime),
                     guest: job_file,
                     initrd: initrd.take(),
                     kernel: self.kernel.clone(),
@@ -435,6 +453,12 @@ impl Experiment {
             return supervise::ended_badly(transcript).map_or(Ok(None), Err);
         };
         let complete = transcript.ended && has_meter(&transcript.records);
+        let stuck = |record: &Record| matches!(record, Record::Host(host) if host.stuck);
+        if transcript.records.iter().any(stuck) {
+            return Err(Error::Stuck {
+                console: transcript.last_lines(),
+            });
+        }
         if !complete {
             return Err(
                 supervise::ended_badly(transcript).unwrap_or_else(|| Error::NoReport {

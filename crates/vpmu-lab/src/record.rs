@@ -95,6 +95,10 @@ pub struct Host {
     pub vmm: String,
     /// Its exit status.
     pub status: i32,
+    /// The host gave up on a guest that turned in a circle with its
+    /// interrupts off.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stuck: bool,
 }
 
 /// The KVM host's accounts around the command.

@@ -120,7 +120,11 @@ pub fn exits(rows: &[Row]) -> String {
         let Some(exits) = &row.run.exits else {
             continue;
         };
-        let _ = writeln!(text, "{:12} {}", row.design, kinds(exits));
+        let _ = write!(text, "{:12} {}", row.design, kinds(exits));
+        if let Some(pmu) = row.run.pmu_exits_per_pmi {
+            let _ = write!(text, " ({pmu:.2} for each PMI are the PMU's)");
+        }
+        text.push('\n');
     }
     text
 }
@@ -252,6 +256,7 @@ mod tests {
                 exits: (!native)
                     .then(|| BTreeMap::from([("irq:pmu".to_owned(), 1000), ("hvc".to_owned(), 3)])),
                 exits_per_pmi: (!native).then_some(1.003),
+                pmu_exits_per_pmi: (!native).then_some(1.0),
                 host_share: (!native).then_some(0.0097),
                 exit_share: None,
                 host_operations: None,
@@ -277,7 +282,10 @@ mod tests {
 | native      |      6+1 |  2.000 | 1.000 |      1.000 | 1.000 |    3000 | 1000 |     - |         - |          - |   10.3 |
 | partitioned |      6+1 |  2.020 | 1.010 |      1.010 | 1.010 |    3000 | 1000 |  1003 |      1.00 |     0.97 % |   10.3 |"
         );
-        assert_eq!(exits(&rows), "partitioned  irq:pmu 1000, hvc 3\n");
+        assert_eq!(
+            exits(&rows),
+            "partitioned  irq:pmu 1000, hvc 3 (1.00 for each PMI are the PMU's)\n"
+        );
         assert!(warnings(&rows).is_empty());
     }
 

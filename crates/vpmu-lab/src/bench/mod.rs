@@ -118,6 +118,19 @@ impl Context<'_> {
         vmm_args: &[&str],
         command: &str,
     ) -> Result<Vec<compare::Row>> {
+        self.compare_with(&[], part, arch, designs, vmm_args, command)
+    }
+
+    /// As [`Context::compare`], with `programs` of ours in the guest.
+    fn compare_with(
+        &self,
+        programs: &[&'static str],
+        part: &str,
+        arch: Arch,
+        designs: &[Design],
+        vmm_args: &[&str],
+        command: &str,
+    ) -> Result<Vec<compare::Row>> {
         let experiment = Experiment {
             machine: Machine {
                 arch,
@@ -134,6 +147,8 @@ impl Context<'_> {
             initrd: None,
             append: None,
             add: Vec::new(),
+            programs: programs.to_vec(),
+            phase: 0,
             timeout: Duration::from_secs(1800),
             boot_timeout: Duration::from_secs(300),
             keep: self

@@ -59,7 +59,7 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
         .iter()
         .map(|folder| folder.join(file))
         .find(|path| fs::metadata(path).is_ok_and(|metadata| metadata.is_file()))
-        .ok_or_else(|| Error::MissingArtifact {
+        .ok_or_else(|| Error::MissingProgramBeside {
             file,
             searched: folders
                 .first()

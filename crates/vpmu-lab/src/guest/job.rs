@@ -73,6 +73,11 @@ pub struct Job {
     pub notify: Notify,
     /// The user's files, put into `/root`.
     pub add: Vec<PathBuf>,
+    /// Programs of this machine that the command may call.
+    pub programs: Vec<OwnProgram>,
+    /// At which moment of the kernel's ticks the command begins: another
+    /// number, another moment.
+    pub phase: u32,
 }
 
 /// What runs a guest in the KVM host.
@@ -80,14 +85,18 @@ pub struct Job {
 pub enum Vmm {
     /// Stock QEMU of this name, from the host's packages.
     Qemu(&'static str),
-    /// This project's x86 VMM with the libraries it needs: it is a program of
-    /// this machine, whose C library may be another than the host's.
-    Ours {
-        /// The program.
-        program: PathBuf,
-        /// By name.
-        libraries: Vec<(String, PathBuf)>,
-    },
+    /// This project's x86 VMM.
+    Ours(OwnProgram),
+}
+
+/// A program of this machine with the libraries it needs, as the C library here
+/// may be another than the guest's.
+#[derive(Debug, Clone)]
+pub struct OwnProgram {
+    name: &'static str,
+    program: PathBuf,
+    /// By name.
+    libraries: Vec<(String, PathBuf)>,
 }
 
 /// What the KVM host is told about its guest.
@@ -101,6 +110,9 @@ pub struct HostJob<'a> {
     pub append: &'a str,
     /// The guest's processors.
     pub vcpus: u32,
+    /// The host's clock ticks at another rate than the guest's, so that its
+    /// accounts of shares are fair.
+    pub skew: bool,
     /// The guest's own job, an archive on the disk; without one it has no
     /// initrd of ours.
     pub guest: Option<PathBuf>,
@@ -110,9 +122,14 @@ pub struct HostJob<'a> {
     pub kernel: Option<PathBuf>,
 }
 
+/// What starts programs of this machine, of x86 as far as the lab needs them.
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
 /// Seconds of rest between boot and command. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
 const SETTLE: u32 = 1;
+/// Milliseconds between two phases: no multiple of a tick.
+const PHASE: u32 = 37;
 
 impl Job {
     /// The archive with this job.
@@ -141,12 +158,24 @@ impl Job {
                 "vpmu/job",
                 0o644,
                 text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={SETTLE}\n"
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={SETTLE}.{:03}\n",
+                    PHASE * self.phase % 1000
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
         for path in &self.add {
             add_file(&mut archive, "root", path)?;
+        }
+        for program in &self.programs {
+            program.put(&mut archive);
+            archive.file(
+                &format!("usr/bin/{}", program.name),
+                0o755,
+                text(format!(
+                    "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{} \"$@\"\n",
+                    program.name
+                )),
+            );
         }
         Ok(archive)
     }
@@ -180,7 +209,18 @@ impl Vmm {
     ///
     /// When it was not built, or a library it needs is not found.
     pub fn ours() -> Result<Self> {
-        let program = artifacts::find_beside(artifacts::VMM)?;
+        OwnProgram::find(artifacts::VMM).map(Self::Ours)
+    }
+}
+
+impl OwnProgram {
+    /// The one of this name beside `vpmu`.
+    ///
+    /// # Errors
+    ///
+    /// When it was not built, or a library it needs is not found.
+    pub fn find(name: &'static str) -> Result<Self> {
+        let program = artifacts::find_beside(name)?;
         let folders = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
         let programs = [program.clone()];
         let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
@@ -189,14 +229,30 @@ impl Vmm {
                 format!("{library} is not in this machine's folders of libraries"),
             )
         })?;
-        let name = |place: String| place.rsplit('/').next().unwrap_or_default().to_owned();
-        Ok(Self::Ours {
+        let file = |place: String| place.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(Self {
+            name,
             program,
             libraries: libraries
                 .into_iter()
-                .map(|(place, path)| (name(place), path))
+                .map(|(place, path)| (file(place), path))
                 .collect(),
         })
+    }
+
+    fn put(&self, archive: &mut Archive) {
+        archive.file(
+            &format!("vpmu/{}", self.name),
+            0o755,
+            Contents::Disk(self.program.clone()),
+        );
+        for (name, path) in &self.libraries {
+            archive.file(
+                &format!("vpmu/lib/{name}"),
+                0o755,
+                Contents::Disk(path.clone()),
+            );
+        }
     }
 }
 
@@ -215,31 +271,21 @@ impl HostJob<'_> {
                 0o644,
                 Contents::Bytes(
                     format!(
-                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nsettle={SETTLE}\n",
+                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\nsettle={SETTLE}\n",
                         match self.vmm {
                             Vmm::Qemu(name) => name,
-                            Vmm::Ours { .. } => artifacts::VMM,
+                            Vmm::Ours(_) => artifacts::VMM,
                         },
                         quote(&self.options.join(" ")),
                         quote(self.append),
-                        self.vcpus
+                        self.vcpus,
+                        if self.skew { "yes" } else { "no" },
                     )
                     .into_bytes(),
                 ),
             );
-        if let Vmm::Ours { program, libraries } = &self.vmm {
-            archive.file(
-                &format!("vpmu/{}", artifacts::VMM),
-                0o755,
-                Contents::Disk(program.clone()),
-            );
-            for (name, path) in libraries {
-                archive.file(
-                    &format!("vpmu/lib/{name}"),
-                    0o755,
-                    Contents::Disk(path.clone()),
-                );
-            }
+        if let Vmm::Ours(program) = &self.vmm {
+            program.put(&mut archive);
         }
         let files = [
             ("guest/job.cpio", &self.guest),
@@ -296,6 +342,8 @@ mod tests {
             output: Output::Buffer,
             notify: Notify::Nobody,
             add: Vec::new(),
+            programs: Vec::new(),
+            phase: 0,
         };
         let (once, thrice) = (job(1).script("/tmp/output"), job(3).script("/tmp/output"));
         assert_eq!(once, "exec < /dev/null > /tmp/output 2>&1\necho 'it'\n");
