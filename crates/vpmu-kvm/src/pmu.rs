@@ -153,18 +153,27 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     ///
     /// When KVM refuses an exception.
     pub fn rdpmc(&mut self, vcpu: &mut VcpuFd) -> Result<(), Error> {
-        self.statistics().count(Exit::Rdpmc);
         let index = vcpu.sync_regs().regs.rcx as u32;
+        let Some(value) = self.rdpmc_value(index) else {
+            return general_protection(vcpu);
+        };
+        let regs = &mut vcpu.sync_regs_mut().regs;
+        regs.rax = value & 0xffff_ffff;
+        regs.rdx = value >> 32;
+        vcpu.set_sync_dirty_reg(SyncReg::Register);
+        Ok(())
+    }
+
+    /// What RDPMC gives the guest's kernel with `index` in ECX; `None`: #GP. For a VMM that has
+    /// found the instruction by itself.
+    pub fn rdpmc_value(&mut self, index: u32) -> Option<u64> {
+        self.statistics().count(Exit::Rdpmc);
         let outcome = self.pmu.rdpmc(index, Ring::Kernel, true, &mut self.host);
         self.look_at_line();
-        if let Outcome::Value(value) = outcome {
-            let regs = &mut vcpu.sync_regs_mut().regs;
-            regs.rax = value & 0xffff_ffff;
-            regs.rdx = value >> 32;
-            vcpu.set_sync_dirty_reg(SyncReg::Register);
-            return Ok(());
+        match outcome {
+            Outcome::Value(value) => Some(value),
+            Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => None,
         }
-        general_protection(vcpu)
     }
 
     /// A host event has overflowed.
@@ -180,20 +189,28 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     ///
     /// When KVM refuses.
     pub fn before_run(&mut self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
-        if !core::mem::take(&mut self.pending) {
+        if !self.pending {
             return Ok(());
         }
         let lapic = Lapic::of(vcpu)?;
-        match Delivery::of(lapic.lvtpc()) {
-            Delivery::Masked => {
-                self.statistics().masked_pmis += 1;
-                return Ok(());
-            }
-            Delivery::Nmi => kvm("KVM_NMI", vcpu.nmi())?,
-            Delivery::Vector(vector) => lapic::signal(vm, lapic.id(), vector)?,
+        match self.deliver(lapic.lvtpc()) {
+            Delivery::Masked => Ok(()),
+            Delivery::Nmi => kvm("KVM_NMI", vcpu.nmi()),
+            Delivery::Vector(vector) => lapic::signal(vm, lapic.id(), vector),
         }
-        self.statistics().pmis += 1;
-        Ok(())
+    }
+
+    /// How the PMI that is due has to be delivered. It is not due any more.
+    fn deliver(&mut self, lvtpc: u32) -> Delivery {
+        self.pending = false;
+        let delivery = Delivery::of(lvtpc);
+        let mut account = self.statistics();
+        match delivery {
+            Delivery::Masked => account.masked_pmis += 1,
+            Delivery::Nmi | Delivery::Vector(_) => account.pmis += 1,
+        }
+        drop(account);
+        delivery
     }
 
     fn look_at_line(&mut self) {
@@ -219,3 +236,6 @@ fn general_protection(vcpu: &mut VcpuFd) -> Result<(), Error> {
     events.exception.error_code = 0;
     kvm("KVM_SET_VCPU_EVENTS", vcpu.set_vcpu_events(&events))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+//! A stock guest is saved in the middle of what perf does, goes on in another process of the VMM,
+//! and perf finds what it would have found.
+//!
+//! Needs what `e2e_x86_64.rs` needs, and the nested KVM host of the lab, which starts the second
+//! process.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::skipped;
+use serde_json::Value;
+
+/// Cycles between two samples: some 200 of them in [`SCRIPT`].
+const PERIOD: u64 = 4_000_000;
+
+/// A system-wide sampling run, so that counters run at whatever moment, and a counting run of one
+/// program, whose counter the scheduler switches. METER rings in the middle of each.
+const SCRIPT: &str = "
+middle() { while ! pidof workload > /dev/null; do sleep 0.05; done; METER sleep 0.3 > /dev/null; }
+perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- workload --scale 8000 &
+middle; wait $! || exit
+perf stat -x, -o stat -e cycles -- workload --scale 8000 &
+middle; wait $! || exit
+grep cycles stat
+dmesg | grep -c -i -E 'unstable|skew|stall|lockup|hung task|unknown NMI|call trace'
+true";
+
+/// What a run of [`SCRIPT`] shows.
+struct Run {
+    /// Samples in perf.data.
+    samples: u64,
+    /// Cycles that `perf stat` saw.
+    cycles: u64,
+    /// Lines of the kernel's log that complain.
+    complaints: u64,
+    deterministic: bool,
+    /// PMIs that each process of the VMM delivered.
+    pmis: Vec<u64>,
+}
+
+/// Runs it with `meter` and `options`, and keeps what the lab keeps in `folder`.
+fn run(meter: &str, options: &[&str], folder: &Path) -> Option<Run> {
+    let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    let doctor = vpmu()
+        .args(["doctor", "--arch", "x86_64"])
+        .output()
+        .unwrap();
+    if !doctor.status.success() {
+        skipped(&String::from_utf8_lossy(&doctor.stdout));
+        return None;
+    }
+    let script = SCRIPT
+        .replace("METER", meter)
+        .replace("PERIOD", &PERIOD.to_string());
+    let json = folder.join("results.json");
+    let output = vpmu()
+        .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
+        .arg(folder)
+        .arg("--json")
+        .arg(&json)
+        .args(options)
+        .args(["--", &script])
+        .output()
+        .unwrap();
+    let console = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{console}{errors}");
+    println!("{meter}: {console}{errors}");
+
+    let read =
+        |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
+    let results = read(&json);
+    let first = &results["runs"][0];
+    let stat = console.lines().find(|line| line.contains(",cycles"));
+    let mut numbers = console.lines().filter_map(|line| line.trim().parse().ok());
+    let records = read(&folder.join("emulated/records.json"));
+    let pmis = records.as_array().unwrap().iter();
+    Some(Run {
+        samples: first["samples"].as_u64().unwrap(),
+        cycles: stat.unwrap().split(',').next().unwrap().parse().unwrap(),
+        complaints: numbers.next().unwrap(),
+        deterministic: first["deterministic"] == true,
+        pmis: pmis
+            .filter_map(|record| record["vpmu-vmm"]["total"]["pmis"].as_u64())
+            .collect(),
+    })
+}
+
+#[test]
+fn a_guest_that_is_saved_twice_counts_and_samples_as_one_that_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(whole) = run("meter", &[], folder.path()) else {
+        return;
+    };
+    assert_eq!((whole.pmis.len(), whole.complaints), (1, 0));
+    assert!(whole.samples > 150, "{}", whole.samples);
+    if !whole.deterministic {
+        skipped("this machine's own KVM runs the guests: the lab restores in its KVM host only");
+        return;
+    }
+
+    let saved = ["--vmm-arg=--save=/guest/saved"];
+    let saved = run("meter --save", &saved, folder.path()).unwrap();
+    // Three processes: PMIs in the first two, which sampled; the third finished counting.
+    assert_eq!(saved.pmis.len(), 3, "{:?}", saved.pmis);
+    assert!(saved.pmis[0] > 20 && saved.pmis[1] > 20, "{:?}", saved.pmis);
+    assert_eq!(saved.complaints, 0);
+    // No sample is lost or made up: each PMI of either process is one.
+    assert_eq!(saved.pmis.iter().sum::<u64>(), saved.samples);
+    // The new process's memory is mapped anew as the guest touches it, and the clock that counts
+    // here counts that for the guest. Nothing else is more.
+    let close =
+        |saved: u64, whole: u64| saved >= whole - whole / 100 && saved <= whole + whole / 20;
+    assert!(
+        close(saved.samples, whole.samples),
+        "{} of {}",
+        saved.samples,
+        whole.samples
+    );
+    assert!(
+        close(saved.cycles, whole.cycles),
+        "{} of {}",
+        saved.cycles,
+        whole.cycles
+    );
+}
