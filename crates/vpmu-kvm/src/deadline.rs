@@ -21,9 +21,11 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use serde::{Deserialize, Serialize};
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
 use vpmu::timer::{
-    DeadlineTimer, HostStatistics, HostTimer, LvtTimer, Slot, SlotRef, TimerMode, Verdict,
+    DeadlineState, DeadlineTimer, HostStatistics, HostTimer, LvtTimer, Slot, SlotRef, TimerMode,
+    Verdict,
 };
 
 use crate::error::{Error, kvm};
@@ -46,6 +48,16 @@ pub struct VcpuDeadline<M> {
     memory: M,
     timer: OwnedFd,
     state: Mutex<State>,
+}
+
+/// All that must go with the guest, and its memory, for no deadline to be lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuDeadlineState {
+    deadline: DeadlineState,
+    slot: Option<u64>,
+    written: Option<u64>,
+    apic_id: u8,
+    vector: u8,
 }
 
 #[derive(Debug)]
@@ -211,6 +223,50 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         };
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&self.memory, at, |slot| deadline.expire(slot, timer));
+        state.follow(verdict, vm)
+    }
+
+    /// What is to be saved, while the vCPU does not run. Nothing may expire here any more, unless the
+    /// guest goes on here.
+    pub fn save(&self) -> VcpuDeadlineState {
+        let state = &mut *self.state();
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        VcpuDeadlineState {
+            deadline: with_slot(&self.memory, at, |slot| deadline.save(slot)),
+            slot: state.slot,
+            written: state.written,
+            apic_id: state.apic_id,
+            vector: state.vector,
+        }
+    }
+
+    /// Goes on from `saved`, before the vCPU runs: when its TSC, its local APIC and its memory are
+    /// what they were.
+    ///
+    /// # Errors
+    ///
+    /// When the slot is not in the guest's memory, or KVM refuses.
+    pub fn restore(
+        &self,
+        saved: &VcpuDeadlineState,
+        vm: &VmFd,
+        vcpu: &VcpuFd,
+    ) -> Result<(), Error> {
+        let state = &mut *self.state();
+        state.clock.offset = tsc_offset(vcpu)?;
+        let timer = &mut Timer {
+            fd: self.timer.as_fd(),
+            clock: state.clock,
+        };
+        let deadline = &mut state.deadline;
+        let verdict = with_slot(&self.memory, saved.slot, |slot| {
+            deadline.restore(&saved.deadline, slot, timer)
+        })
+        .map_err(Error::Deadline)?;
+        state.slot = saved.slot;
+        state.written = saved.written;
+        state.apic_id = saved.apic_id;
+        state.vector = saved.vector;
         state.follow(verdict, vm)
     }
 

@@ -14,6 +14,9 @@ pub enum Error {
     /// The host has no timer to give.
     #[error("timerfd: {0}")]
     Timer(#[source] std::io::Error),
+    /// A saved deadline that cannot go on here.
+    #[error("{0}")]
+    Deadline(#[source] vpmu::timer::RestoreError),
     /// There can be no such PMU.
     #[error("PMU: {0:?}")]
     Config(ConfigError),

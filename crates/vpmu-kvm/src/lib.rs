@@ -70,7 +70,7 @@ mod statistics;
 pub mod vmm;
 
 pub use cpuid::{set_cpuid, set_deadline_cpuid};
-pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
+pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
 pub use intercept::{intercept, pmu_msrs};
 pub use pmu::{RDPMC_PORT, VcpuPmu, VcpuPmuState, prepare};

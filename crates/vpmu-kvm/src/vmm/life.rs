@@ -22,11 +22,6 @@ use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm};
 ///
 /// When it cannot be started or saved, or KVM gives up on it. Nothing is left running.
 pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
-    if config.save.is_some() && config.lazy_deadline {
-        return Err(Error::Config(
-            "--save and --lazy-deadline do not go together: the deadline is not saved".to_owned(),
-        ));
-    }
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
         memory: config.memory,
@@ -66,7 +61,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
         vcpus: state.vcpus.len(),
         memory: state.memory,
         pmu,
-        lazy_deadline: false,
+        lazy_deadline: state.lazy_deadline(),
     })?;
     reader.memory(&hardware.memory)?;
     check(&state, pmu, &hardware)?;
@@ -76,6 +71,11 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     state.vm.restore(&hardware.vm)?;
     if let (Some(saved), Some((fd, _))) = (state.vcpus.first(), hardware.vcpus.first()) {
         state.clock.restore(&hardware.vm, fd, saved.tsc_khz())?;
+    }
+    for (saved, (fd, deadline)) in state.vcpus.iter().zip(&hardware.vcpus) {
+        if let (Some(saved), Some(deadline)) = (&saved.deadline, deadline) {
+            deadline.restore(saved, &hardware.vm, fd)?;
+        }
     }
     let mut vcpus = vcpus(&mut hardware, |_| Start::Saved);
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
@@ -109,7 +109,8 @@ fn check(
         .transpose()?;
     let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
     let mut here = hardware.cpuid.clone();
-    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, false);
+    let lazy = state.lazy_deadline();
+    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, lazy);
     Ok(saved::check_host(
         &first.cpuid,
         &here,
@@ -170,7 +171,8 @@ impl Life<'_> {
             )?;
             let states = vcpus.iter().map(|vcpu| {
                 let pmu = vcpu.pmu.as_ref().map(|(_, state)| state.clone());
-                VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, &msrs)
+                let deadline = vcpu.deadline.as_ref().map(|deadline| deadline.save());
+                VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, deadline, &msrs)
             });
             let state = MachineState {
                 memory: memory.iter().map(GuestMemoryRegion::len).sum(),

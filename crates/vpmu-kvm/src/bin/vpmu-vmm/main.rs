@@ -64,7 +64,7 @@ struct Cli {
     #[arg(long)]
     no_pmu: bool,
     /// Offer the guest a TSC deadline that moves later without an exit (guest/lazy_deadline)
-    #[arg(long, conflicts_with = "save")]
+    #[arg(long)]
     lazy_deadline: bool,
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long)]

@@ -44,6 +44,13 @@ pub(super) struct MachineState {
     pub(super) ports: PortsState,
 }
 
+impl MachineState {
+    /// Whether the guest has been offered a lazy deadline.
+    pub(super) fn lazy_deadline(&self) -> bool {
+        self.vcpus.iter().any(|vcpu| vcpu.deadline.is_some())
+    }
+}
+
 /// What the guest has been told of its PMU, and how it was backed.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Pmu {

@@ -18,8 +18,8 @@ use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use crate::VcpuPmuState;
 use crate::vmm::{self, kvm};
+use crate::{VcpuDeadlineState, VcpuPmuState};
 
 pub(super) const IA32_TSC: u32 = 0x10;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
@@ -30,6 +30,7 @@ const TSC_TOLERANCE_PPM: u32 = 250;
 pub(crate) struct VcpuState {
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
     pub(crate) pmu: Option<VcpuPmuState>,
+    pub(crate) deadline: Option<VcpuDeadlineState>,
     tsc_khz: u32,
     mp_state: kvm_mp_state,
     regs: kvm_regs,
@@ -49,11 +50,13 @@ impl VcpuState {
         fd: &VcpuFd,
         cpuid: &CpuId,
         pmu: Option<VcpuPmuState>,
+        deadline: Option<VcpuDeadlineState>,
         msrs: &[u32],
     ) -> Result<Self, vmm::Error> {
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
             pmu,
+            deadline,
             tsc_khz: kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?,
             mp_state: kvm("KVM_GET_MP_STATE", fd.get_mp_state())?,
             regs: kvm("KVM_GET_REGS", fd.get_regs())?,

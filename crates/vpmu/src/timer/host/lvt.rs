@@ -3,6 +3,7 @@
 /// What the LVT timer register says about deadlines (Intel SDM vol. 3A, "APIC Timer", and the
 /// figure "Local Vector Table").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LvtTimer {
     /// Bits 18:17.
     pub mode: TimerMode,
@@ -12,6 +13,7 @@ pub struct LvtTimer {
 
 /// What the local APIC's timer does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum TimerMode {
     /// 0b00: counts down once.
     OneShot,

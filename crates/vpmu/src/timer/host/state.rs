@@ -7,6 +7,7 @@ use super::LvtTimer;
 /// What must reach the other side for a guest not to lose a deadline. The slot goes with the
 /// guest's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeadlineState {
     /// The layout of this value: [`DeadlineState::LAYOUT`].
     pub layout: u16,
