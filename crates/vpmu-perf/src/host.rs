@@ -25,7 +25,8 @@ use crate::notes;
 const COUNTERS: usize = 32;
 /// Longer than any machine runs.
 const ENDLESS: u64 = i64::MAX as u64;
-/// Overflows of one counter are at least so far apart, ns.
+/// Overflows are at least so far apart, ns: those of each of several perf events so many times as
+/// far, or their timers together would leave no time for anything else, the guest included.
 const FLOOR_NS: u64 = 20_000;
 /// The same for a hardware event, which does not know time: at 4 GHz and one event a cycle it is a
 /// quarter of that.
@@ -271,6 +272,7 @@ impl PerfHost {
 
     /// `events` as what the perf event counts, rounded up.
     fn to_host(&self, events: u64) -> u64 {
+        let sharing = self.slots.iter().flatten().count().max(1) as u64;
         let (count, floor) = match self.backing {
             Backing::Hardware => (u128::from(events), FLOOR_EVENTS),
             Backing::Clock => {
@@ -280,7 +282,7 @@ impl PerfHost {
         };
         u64::try_from(count)
             .unwrap_or(ENDLESS)
-            .clamp(floor, ENDLESS)
+            .clamp(floor * sharing, ENDLESS)
     }
 
     /// What the perf event has counted as the guest's events.
@@ -459,5 +461,44 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn deficit(&self, counter: u8) -> Option<Lost> {
         let slot = self.slots.get(usize::from(counter))?.as_ref()?;
         slot.multiplexed.then_some(Lost::Multiplexed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vpmu::x86::EventKind;
+
+    #[test]
+    fn the_shortest_period_grows_with_the_number_of_events() {
+        let options = PerfOptions {
+            tsc_hz: NS,
+            backing: Some(Backing::Clock),
+            approximate_instructions: false,
+        };
+        let mut host = match PerfHost::new(options) {
+            Ok(host) => host,
+            Err(error @ (PerfError::Forbidden(_) | PerfError::NoPerf)) => {
+                eprintln!("skipped: {error}");
+                return;
+            }
+            Err(error) => panic!("{error}"),
+        };
+        let cycles = CounterConfig {
+            event: EventKind::Fixed(1),
+            user: true,
+            kernel: true,
+            edge: false,
+            invert: false,
+            threshold: 0,
+            only_c0: false,
+        };
+        for n in 0..4 {
+            assert_eq!(host.create(n, &cycles), Ok(()));
+            assert_eq!(host.to_host(1), FLOOR_NS * (u64::from(n) + 1));
+        }
+        host.release(2);
+        assert_eq!(host.to_host(1), 3 * FLOOR_NS);
+        assert_eq!(host.to_host(NS), NS, "long ones are as they are");
     }
 }

@@ -19,9 +19,9 @@
 //!
 //! # Limits
 //!
-//! Overflows come at least 20 microseconds apart for each counter: with a shorter period the report
-//! is late, and the guest slower than it asked to be interrupted, but not the host. perf's own
-//! signals arrive some tens of microseconds late.
+//! Overflows come at least 20 microseconds apart, those of each of *n* counters *n* times as far: with
+//! a shorter period the report is late, and the guest slower than it asked to be interrupted, but not
+//! the host. perf's own signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]
 
 mod event;
