@@ -1,0 +1,151 @@
+//! What the boot loader leaves: the boot parameters ("zero page") and the ACPI
+//! tables. Linux, Documentation/arch/x86/boot.rst and zero-page.rst; ACPI 6.5,
+//! 5.2.
+//!
+//! Memory is read through a function, so that host tests can make one up.
+
+/// Processors beyond these are left alone.
+pub const MAX_CPUS: usize = 8;
+
+/// What the tests need to know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Boot {
+    /// Where the command line is.
+    pub command_line: u64,
+    /// How long it is.
+    pub command_line_length: usize,
+    /// APIC identifiers of the processors, the first [`MAX_CPUS`].
+    pub apic_ids: [u8; MAX_CPUS],
+    /// How many of them there are.
+    pub cpus: usize,
+}
+
+/// Reads memory, a byte at an address.
+pub trait Memory {
+    /// The byte at `address`.
+    fn byte(&self, address: u64) -> u8;
+
+    /// The little-endian number of `bytes` bytes, at most 8, at `address`.
+    fn number(&self, address: u64, bytes: u64) -> u64 {
+        (0..bytes).fold(0, |number, n| {
+            number | u64::from(self.byte(address + n)) << (8 * n)
+        })
+    }
+
+    /// Whether `text` is at `address`.
+    fn has(&self, address: u64, text: &[u8]) -> bool {
+        (address..)
+            .zip(text)
+            .all(|(at, byte)| self.byte(at) == *byte)
+    }
+}
+
+impl Boot {
+    /// Reads the boot parameters at `zero_page` and the processors in ACPI's
+    /// MADT.
+    ///
+    /// # Errors
+    ///
+    /// Names what is missing.
+    pub fn read(memory: &impl Memory, zero_page: u64) -> Result<Self, &'static str> {
+        let mut boot = Self {
+            command_line: memory.number(zero_page + 0x228, 4),
+            command_line_length: memory.number(zero_page + 0x238, 4) as usize,
+            apic_ids: [0; MAX_CPUS],
+            cpus: 0,
+        };
+        let madt = find_madt(memory, memory.number(zero_page + 0x70, 8))?;
+        let end = madt + memory.number(madt + 4, 4);
+        let mut at = madt + 44;
+        while at + 2 <= end {
+            let (kind, length) = (memory.byte(at), u64::from(memory.byte(at + 1)));
+            if length < 2 {
+                return Err("an empty entry in the MADT");
+            }
+            // A processor's local APIC, enabled.
+            if kind == 0 && memory.number(at + 4, 4) & 1 != 0 && boot.cpus < MAX_CPUS {
+                boot.apic_ids[boot.cpus] = memory.byte(at + 3);
+                boot.cpus += 1;
+            }
+            at += length;
+        }
+        Ok(boot)
+    }
+}
+
+fn find_madt(memory: &impl Memory, rsdp: u64) -> Result<u64, &'static str> {
+    if rsdp == 0 || !memory.has(rsdp, b"RSD PTR ") {
+        return Err("no ACPI root pointer in the boot parameters");
+    }
+    let xsdt = memory.number(rsdp + 24, 8);
+    if !memory.has(xsdt, b"XSDT") {
+        return Err("no XSDT in ACPI");
+    }
+    let end = xsdt + memory.number(xsdt + 4, 4);
+    (xsdt + 36..end)
+        .step_by(8)
+        .map(|entry| memory.number(entry, 8))
+        .find(|&table| memory.has(table, b"APIC"))
+        .ok_or("no MADT in ACPI")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Bytes(Vec<u8>);
+
+    impl Memory for Bytes {
+        fn byte(&self, address: u64) -> u8 {
+            self.0.get(address as usize).copied().unwrap_or(0xff)
+        }
+    }
+
+    impl Bytes {
+        fn put(&mut self, at: usize, bytes: &[u8]) {
+            self.0[at..at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+
+    /// Boot parameters at 0x1000, two processors of three enabled.
+    fn machine() -> Bytes {
+        let mut memory = Bytes(vec![0; 0x4000]);
+        memory.put(0x1228, &0x3000_u32.to_le_bytes());
+        memory.put(0x1238, &7_u32.to_le_bytes());
+        memory.put(0x1070, &0x2000_u64.to_le_bytes());
+        memory.put(0x2000, b"RSD PTR ");
+        memory.put(0x2018, &0x2100_u64.to_le_bytes());
+        memory.put(0x2100, b"XSDT");
+        memory.put(0x2104, &52_u32.to_le_bytes());
+        memory.put(0x2124, &0x2300_u64.to_le_bytes());
+        memory.put(0x212c, &0x2200_u64.to_le_bytes());
+        memory.put(0x2300, b"FACP");
+        memory.put(0x2200, b"APIC");
+        memory.put(0x2204, &(44_u32 + 8 + 12 + 8 + 8).to_le_bytes());
+        memory.put(0x222c, &[0, 8, 0, 0, 1, 0, 0, 0]);
+        memory.put(0x2234, &[1, 12]);
+        memory.put(0x2240, &[0, 8, 1, 3, 1, 0, 0, 0]);
+        memory.put(0x2248, &[0, 8, 2, 4, 0, 0, 0, 0]);
+        memory
+    }
+
+    #[test]
+    fn processors_and_the_command_line_are_found() {
+        let boot = Boot::read(&machine(), 0x1000).unwrap();
+        assert_eq!((boot.command_line, boot.command_line_length), (0x3000, 7));
+        assert_eq!(boot.apic_ids[..boot.cpus], [0, 3]);
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        for (at, what) in [(0x2000, "root"), (0x2100, "XSDT"), (0x2200, "MADT")] {
+            let mut memory = machine();
+            memory.0[at] = b'x';
+            let error = Boot::read(&memory, 0x1000).unwrap_err();
+            assert!(error.contains(what), "{error}");
+        }
+        let mut memory = machine();
+        memory.0[0x222d] = 0;
+        assert!(Boot::read(&memory, 0x1000).is_err(), "no endless loop");
+    }
+}

@@ -1,0 +1,60 @@
+//! Ports: the console on the first serial port, and how to power off.
+
+// UNSAFETY: port accesses.
+#![expect(unsafe_code, reason = "port accesses")]
+
+use core::arch::asm;
+use core::fmt::{self, Write};
+
+const COM1: u16 = 0x3f8;
+const LINE_STATUS: u16 = COM1 + 5;
+const TRANSMITTER_EMPTY: u8 = 1 << 5;
+
+/// ACPI's PM1a control register, where vpmu-vmm and QEMU's machines have it.
+const PM1_CONTROL: u16 = 0x604;
+/// SLP_EN, and the sleep type of S5 in vpmu-vmm's DSDT.
+const POWER_OFF: u16 = 1 << 13 | 5 << 10;
+
+/// Prints, on one CPU at a time.
+pub(crate) fn print(text: fmt::Arguments<'_>) {
+    // The serial port takes everything.
+    let _ = Serial.write_fmt(text);
+}
+
+/// The serial port as a text sink.
+pub(crate) struct Serial;
+
+impl Write for Serial {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for byte in text.bytes() {
+            if byte == b'\n' {
+                put(b'\r');
+            }
+            put(byte);
+        }
+        Ok(())
+    }
+}
+
+fn put(byte: u8) {
+    while read8(LINE_STATUS) & TRANSMITTER_EMPTY == 0 {}
+    // SAFETY: a port access changes no memory of the program.
+    unsafe { asm!("out dx, al", in("dx") COM1, in("al") byte, options(nomem, nostack)) }
+}
+
+fn read8(port: u16) -> u8 {
+    let value;
+    // SAFETY: as above.
+    unsafe { asm!("in al, dx", in("dx") port, out("al") value, options(nomem, nostack)) }
+    value
+}
+
+/// Stops the machine.
+pub(crate) fn power_off() -> ! {
+    loop {
+        // SAFETY: as above; where there is no such port, nothing is left to do but wait.
+        unsafe {
+            asm!("out dx, ax", "cli", "hlt", in("dx") PM1_CONTROL, in("ax") POWER_OFF, options(nostack));
+        }
+    }
+}

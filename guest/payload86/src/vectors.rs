@@ -1,0 +1,181 @@
+//! Interrupts and exceptions.
+//!
+//! From ring 0, #GP is either expected (the access under test) and skipped, or
+//! the end, as any other exception is. From ring 3 it ends `user::run`.
+//! Interrupts are handled the same from both.
+
+// UNSAFETY: interrupt entry.
+#![expect(unsafe_code, reason = "interrupt entry")]
+
+use core::arch::global_asm;
+use core::sync::atomic::Ordering::Relaxed;
+
+use crate::descriptors::{KERNEL_CODE, KERNEL_DATA};
+use crate::instructions::{Fault, LENGTH};
+use crate::{apic, percpu, pmu, ports, user};
+
+pub(crate) const NMI: u8 = 2;
+/// In ring 3: it is done.
+const UD: u8 = 6;
+const GP: u8 = 13;
+/// Exceptions end here.
+const EXCEPTIONS: u8 = 32;
+/// Vectors the tests use for PMIs.
+pub(crate) const PMI: u8 = 0xee;
+pub(crate) const OTHER_PMI: u8 = 0x31;
+/// Of the APIC; needs no end of interrupt.
+pub(crate) const SPURIOUS: u8 = 0xff;
+
+/// Bytes from one vector's code to the next one's.
+const STRIDE: u64 = 16;
+
+global_asm!(
+    r#"
+    .section .text.vectors, "ax"
+    .balign 16
+    .global vector_entries
+vector_entries:
+    .set    vector, 0
+    .rept   256
+    .balign 16
+    // These push an error code themselves.
+    .if     (vector == 8) || (vector == 10) || (vector == 11) || (vector == 12) || (vector == 13) || (vector == 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
+    .else
+    push    0
+    .endif
+    push    vector
+    jmp     interrupted
+    .set    vector, vector + 1
+    .endr
+
+interrupted:
+    push    rax
+    push    rcx
+    push    rdx
+    push    rsi
+    push    rdi
+    push    r8
+    push    r9
+    push    r10
+    push    r11
+    cld
+    mov     rdi, rsp        // Frame; a multiple of 16
+    call    {interrupted}
+    pop     r11
+    pop     r10
+    pop     r9
+    pop     r8
+    pop     rdi
+    pop     rsi
+    pop     rdx
+    pop     rcx
+    pop     rax
+    add     rsp, 16
+    iretq
+    "#,
+    interrupted = sym interrupted,
+);
+
+unsafe extern "C" {
+    /// The first vector's code.
+    safe fn vector_entries();
+}
+
+/// Where the gate of `vector` leads.
+pub(crate) fn entry(vector: u8) -> u64 {
+    vector_entries as *const () as u64 + STRIDE * u64::from(vector)
+}
+
+/// What the code above and the processor have pushed.
+#[repr(C)]
+struct Frame {
+    r11: u64,
+    r10: u64,
+    r9: u64,
+    r8: u64,
+    rdi: u64,
+    rsi: u64,
+    rdx: u64,
+    rcx: u64,
+    rax: u64,
+    vector: u64,
+    error: u64,
+    rip: u64,
+    cs: u64,
+    rflags: u64,
+    rsp: u64,
+    ss: u64,
+}
+
+const _: () = assert!(
+    size_of::<Frame>().is_multiple_of(16),
+    "the stack's alignment"
+);
+
+extern "C" fn interrupted(frame: &mut Frame) {
+    let vector = frame.vector as u8;
+    let from_user = frame.cs & 3 == 3;
+    let cpu = percpu::this();
+    match vector {
+        UD if from_user => leave_ring_3(frame, None),
+        NMI => {
+            cpu.count(vector);
+            let expecting = cpu.suspend_faults();
+            pmu::handle_pmi(cpu);
+            cpu.resume_faults(expecting);
+        }
+        0..EXCEPTIONS => {
+            let fault = Fault {
+                vector,
+                error: frame.error as u32,
+            };
+            if from_user {
+                leave_ring_3(frame, Some(fault));
+            } else if vector == GP && cpu.note_fault(fault) {
+                frame.rip += LENGTH;
+            } else {
+                fatal(frame);
+            }
+        }
+        _ => {
+            cpu.count(vector);
+            if matches!(vector, PMI | OTHER_PMI) {
+                let expecting = cpu.suspend_faults();
+                pmu::handle_pmi(cpu);
+                cpu.resume_faults(expecting);
+            }
+            if vector != SPURIOUS {
+                apic::end_of_interrupt();
+            }
+        }
+    }
+}
+
+/// Goes on in `user::run`, in ring 0.
+fn leave_ring_3(frame: &mut Frame, fault: Option<Fault>) {
+    let cpu = percpu::this();
+    match fault {
+        // Noted though not expected: `user::run` asks for it.
+        Some(fault) => drop(cpu.note_fault(fault)),
+        None => cpu.expect_fault(),
+    }
+    cpu.user_result[0].store(frame.rax, Relaxed);
+    cpu.user_result[1].store(frame.rdx, Relaxed);
+    frame.rip = user::exit_address();
+    frame.cs = KERNEL_CODE.into();
+    frame.ss = KERNEL_DATA.into();
+    frame.rsp = cpu.kernel_stack.load(Relaxed);
+    // Interrupts masked.
+    frame.rflags = 2;
+}
+
+fn fatal(frame: &Frame) -> ! {
+    let address: u64;
+    // SAFETY: reads a register.
+    unsafe { core::arch::asm!("mov {}, cr2", out(reg) address, options(nomem, nostack)) };
+    ports::print(format_args!(
+        "FAIL payload: unexpected exception (vector {} error {:#x} RIP {:#x} CR2 {address:#x})\n",
+        frame.vector, frame.error, frame.rip
+    ));
+    ports::power_off()
+}
