@@ -47,12 +47,11 @@ extern "C" fn boot_cpu(zero_page: u64) -> ! {
         Ok(boot) => boot,
         Err(error) => panic!("{error}"),
     };
-    let mut text = [0; 256];
-    let length = boot.command_line_length.min(text.len());
-    for (at, byte) in (boot.command_line..).zip(&mut text[..length]) {
-        *byte = Physical.byte(at);
-    }
-    tests::run(&boot, str::from_utf8(&text[..length]).unwrap_or_default());
+    // SAFETY: the boot loader put it there, in memory that nobody writes to.
+    let command_line = unsafe {
+        core::slice::from_raw_parts(boot.command_line as *const u8, boot.command_line_length)
+    };
+    tests::run(boot, str::from_utf8(command_line).unwrap_or_default());
     ports::power_off()
 }
 

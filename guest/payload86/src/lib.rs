@@ -64,6 +64,8 @@ mod pmu;
 #[cfg(target_os = "none")]
 mod ports;
 #[cfg(target_os = "none")]
+mod smp;
+#[cfg(target_os = "none")]
 mod tests;
 #[cfg(target_os = "none")]
 mod user;

@@ -23,6 +23,8 @@ const EXCEPTIONS: u8 = 32;
 /// Vectors the tests use for PMIs.
 pub(crate) const PMI: u8 = 0xee;
 pub(crate) const OTHER_PMI: u8 = 0x31;
+/// Vector by which CPUs wake each other.
+pub(crate) const WAKE: u8 = 0xf0;
 /// Of the APIC; needs no end of interrupt.
 pub(crate) const SPURIOUS: u8 = 0xff;
 

@@ -22,7 +22,7 @@ pub(super) const TESTS: &[Test] = &[
 
 const WRITES: u32 = 1_000;
 
-fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
+pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
     let mut random = Random::new(seed);
     apic::set_lvtpc(lvtpc);
     let count = rows(cx.pmu.0).count();

@@ -312,7 +312,7 @@ fn x2apic(cx: &Context) -> Verdict {
 ///
 /// Work is expected only of a handler that stops the counters, as Linux's does:
 /// else they overflow again in the handler, on a real processor too.
-fn storm(cx: &Context, lvtpc: u32, action: PmiAction) -> Verdict {
+pub(super) fn storm(cx: &Context, lvtpc: u32, action: PmiAction) -> Verdict {
     let cpu = percpu::this();
     let mut all = 0;
     for counter in cx.pmu.counting() {

@@ -1,11 +1,18 @@
-//! The tests: lists of names and functions.
+//! The tests: lists of names and functions, run on every CPU in turn.
+
+// UNSAFETY: other CPUs find what the boot loader left through a pointer.
+#![expect(unsafe_code, reason = "other CPUs find the machine by a pointer")]
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering::Relaxed};
 
 use vpmu_payload::bootargs::BootArgs;
-use vpmu_payload::harness::{Failure, Tally, Verdict};
+use vpmu_payload::harness::{Failure, Pass, Tally, Verdict};
 
-use crate::boot::Boot;
+use crate::boot::{Boot, MAX_CPUS};
 use crate::instructions::interruptible;
 use crate::pmu::{Pmu, pass};
+use crate::smp::{self, Job};
 use crate::{percpu, ports};
 
 mod access;
@@ -13,6 +20,7 @@ mod counting;
 mod hostile;
 mod identity;
 mod interrupt;
+mod isolation;
 mod overflow;
 mod rdpmc;
 mod register;
@@ -21,14 +29,15 @@ mod register;
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     pmu: Pmu,
+    boot: &'static Boot,
 }
 
 /// A test's name and what it does. It finds the PMU reset and interrupts
 /// masked, and need not clean up.
 type Test = (&'static str, fn(&Context) -> Verdict);
 
-/// The first finds the PMU out of reset.
-const LISTS: &[&[Test]] = &[
+/// Run on every CPU.
+const EVERY_CPU: &[&[Test]] = &[
     identity::TESTS,
     register::TESTS,
     access::TESTS,
@@ -39,24 +48,103 @@ const LISTS: &[&[Test]] = &[
     hostile::TESTS,
 ];
 
+/// Run on the boot CPU, while another one works.
+const BOOT_CPU: &[&[Test]] = &[isolation::TESTS];
+
+const PREFIXES: [&str; MAX_CPUS] = [
+    "", "cpu1.", "cpu2.", "cpu3.", "cpu4.", "cpu5.", "cpu6.", "cpu7.",
+];
+
 /// Long enough for an interrupt that waits, cycles.
 const DRAIN: u64 = 10_000;
 
-/// Runs what the command line asks for.
-pub(crate) fn run(boot: &Boot, command_line: &str) {
-    let _ = boot;
+/// What every CPU works with.
+struct Machine {
+    boot: Boot,
+    arguments: BootArgs<'static>,
+}
+
+static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(ptr::null_mut());
+static PASSED: AtomicU32 = AtomicU32::new(0);
+static FAILED: AtomicU32 = AtomicU32::new(0);
+static SKIPPED: AtomicU32 = AtomicU32::new(0);
+
+/// Runs what the command line asks for, on the boot CPU.
+pub(crate) fn run(boot: Boot, command_line: &'static str) {
     let arguments = BootArgs::parse(command_line);
-    let mut tally = Tally::default();
+    let mut machine = Machine { boot, arguments };
+    MACHINE.store(&raw mut machine, Relaxed);
     register::note_reset();
-    for (name, test) in LISTS.iter().copied().flatten() {
-        if !arguments.selects(name) {
-            continue;
+    run_lists(EVERY_CPU, 0);
+    for cpu in 1..boot.cpus {
+        let started = smp::start(&boot, cpu).map(|()| Pass::Ok);
+        record(cpu, "start", &started);
+        if started.is_ok() {
+            smp::hand_out(&boot, cpu, Job::Tests);
+            smp::wait_for(cpu);
         }
-        let verdict = prepare().and_then(|context| test(&context));
-        // The serial port takes everything.
-        let _ = tally.record(&mut ports::Serial, ("", name), &verdict, arguments.strict);
     }
-    ports::print(format_args!("{tally}\n"));
+    run_lists(BOOT_CPU, 0);
+    ports::print(format_args!("{}\n", tally()));
+}
+
+/// Does `work` on another CPU.
+pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
+    match work {
+        Job::None | Job::Start => {}
+        Job::Tests => {
+            register::note_reset();
+            run_lists(EVERY_CPU, cpu);
+        }
+        Job::Disturb | Job::Storm | Job::Work => {
+            let done = prepare().and_then(|context| isolation::next_door(&context, work));
+            if let Err(Failure(text)) = &done {
+                ports::print(format_args!("payload: CPU {cpu}: {}\n", text.as_str()));
+            }
+            isolation::note(done.is_ok());
+            // Nothing of it must disturb what follows.
+            let _ = prepare();
+        }
+    }
+}
+
+/// The boot CPU's APIC identifier.
+pub(crate) fn boot_cpu_id() -> u8 {
+    machine().boot.apic_ids[0]
+}
+
+fn machine() -> &'static Machine {
+    // SAFETY: stored before anything else; `run` outlives all tests.
+    unsafe { &*MACHINE.load(Relaxed) }
+}
+
+fn tally() -> Tally {
+    Tally {
+        passed: PASSED.load(Relaxed),
+        failed: FAILED.load(Relaxed),
+        skipped: SKIPPED.load(Relaxed),
+    }
+}
+
+fn run_lists(lists: &[&[Test]], cpu: usize) {
+    for (name, test) in lists.iter().copied().flatten() {
+        if machine().arguments.selects(name) {
+            let verdict = prepare().and_then(|context| test(&context));
+            record(cpu, name, &verdict);
+        }
+    }
+    // Nothing of the last test must disturb what follows.
+    let _ = prepare();
+}
+
+fn record(cpu: usize, name: &str, verdict: &Verdict) {
+    let mut tally = tally();
+    let strict = machine().arguments.strict;
+    // The serial port takes everything.
+    let _ = tally.record(&mut ports::Serial, (PREFIXES[cpu], name), verdict, strict);
+    PASSED.store(tally.passed, Relaxed);
+    FAILED.store(tally.failed, Relaxed);
+    SKIPPED.store(tally.skipped, Relaxed);
 }
 
 /// What every test finds.
@@ -66,5 +154,6 @@ fn prepare() -> Result<Context, Failure> {
     // Nothing of the last test must disturb what follows.
     interruptible(|| pass(DRAIN));
     percpu::this().reset();
-    Ok(Context { pmu })
+    let boot = &machine().boot;
+    Ok(Context { pmu, boot })
 }
