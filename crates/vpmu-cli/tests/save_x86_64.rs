@@ -57,7 +57,7 @@ fn run(meter: &str, options: &[&str], folder: &Path) -> Option<Run> {
     let json = folder.join("results.json");
     let output = vpmu()
         .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
-        .arg(folder)
+        .arg(folder.join("kept"))
         .arg("--json")
         .arg(&json)
         .args(options)
@@ -75,7 +75,8 @@ fn run(meter: &str, options: &[&str], folder: &Path) -> Option<Run> {
     let first = &results["runs"][0];
     let stat = console.lines().find(|line| line.contains(",cycles"));
     let mut numbers = console.lines().filter_map(|line| line.trim().parse().ok());
-    let records = read(&folder.join("emulated/records.json"));
+    let mut kept = std::fs::read_dir(folder.join("kept")).unwrap();
+    let records = read(&kept.next().unwrap().unwrap().path().join("records.json"));
     let pmis = records.as_array().unwrap().iter();
     Some(Run {
         samples: first["samples"].as_u64().unwrap(),
