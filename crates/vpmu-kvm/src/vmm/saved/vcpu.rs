@@ -84,13 +84,25 @@ impl VcpuState {
         }
         kvm("KVM_SET_MP_STATE", fd.set_mp_state(self.mp_state))?;
         kvm("KVM_SET_REGS", fd.set_regs(&self.regs))?;
-        kvm("KVM_SET_SREGS", fd.set_sregs(&self.sregs))?;
+        kvm("KVM_SET_SREGS", fd.set_sregs(&self.sregs()))?;
         kvm("KVM_SET_XSAVE", set_xsave(fd, &self.xsave))?;
         kvm("KVM_SET_XCRS", fd.set_xcrs(&self.xcrs))?;
         kvm("KVM_SET_DEBUGREGS", fd.set_debug_regs(&self.debug_regs))?;
         kvm("KVM_SET_LAPIC", fd.set_lapic(&self.lapic))?;
         write_msrs(fd, &self.msrs)?;
         kvm("KVM_SET_VCPU_EVENTS", fd.set_vcpu_events(&self.events))
+    }
+
+    /// As KVM has them. AMD's task register is never busy; KVM says that it is, as Intel's must be,
+    /// and would have it so. QEMU, where it is the processor, then takes the ports away that user
+    /// space has been given (`helper_check_io` knows a TSS that is not busy only).
+    fn sregs(&self) -> kvm_sregs {
+        const BUSY: u8 = 1 << 1;
+        let mut sregs = self.sregs;
+        if has_svm() {
+            sregs.tr.type_ &= !BUSY;
+        }
+        sregs
     }
 
     pub(crate) fn tsc_khz(&self) -> u32 {
@@ -101,6 +113,13 @@ impl VcpuState {
         CpuId::from_entries(&self.cpuid)
             .map_err(|_| vmm::Error::Stopped("its CPUID has too many leaves".to_owned()))
     }
+}
+
+/// Whether this host's KVM is AMD's.
+fn has_svm() -> bool {
+    const SVM: u32 = 1 << 2;
+    let extended = std::arch::x86_64::__cpuid(0x8000_0000).eax;
+    extended > 0x8000_0000 && std::arch::x86_64::__cpuid(0x8000_0001).ecx & SVM != 0
 }
 
 #[expect(unsafe_code, reason = "KVM may read more than a kvm_xsave")]
