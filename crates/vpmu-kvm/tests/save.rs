@@ -64,6 +64,12 @@ impl Code {
     fn ring(self, what: u32) -> Self {
         self.edx(0x5650).eax(what).bytes(&[0xee])
     }
+    /// jmp to what is `at` bytes from the beginning
+    fn jump(self, at: usize) -> Self {
+        let back = at as u32;
+        let from = self.0.len() as u32 + 5;
+        self.mov(0xe9, back.wrapping_sub(from))
+    }
     /// out dx, ax; jmp $
     fn power_off(self) -> Self {
         self.edx(0x604).eax(0x3400).bytes(&[0x66, 0xef, 0xeb, 0xfe])
@@ -257,7 +263,9 @@ fn what_is_no_whole_machine_is_refused() {
 
 #[test]
 fn a_signal_saves_a_guest_that_never_asks() {
-    let files = Files::with(counting().report().bytes(&[0xeb, 0xfe]));
+    let code = counting();
+    let again = code.0.len();
+    let files = Files::with(code.report().spin(20_000_000).jump(again));
     let mut child = files.boot().stdout(Stdio::piped()).spawn().unwrap();
     let signal = |child: &Child, name: &str| {
         let mut kill = Command::new("kill");
@@ -276,8 +284,13 @@ fn a_signal_saves_a_guest_that_never_asks() {
         return;
     }
     assert_eq!(saved.status.code(), Some(4), "{saved:?}");
-    let restored = vmm().arg("--restore").arg(&files.machine).spawn().unwrap();
-    sleep(Duration::from_secs(1));
+    let mut restored = vmm()
+        .arg("--restore")
+        .arg(&files.machine)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    wait_for_output(&mut restored);
     signal(&restored, "-TERM");
     let ended = restored.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{ended:?}");
