@@ -10,7 +10,7 @@ use perf_event_open_sys::bindings::{
 };
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 
-use crate::notes::SIGNAL;
+use crate::notes::signal;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ impl PerfEvent {
                 pid: libc::gettid(),
             };
             libc::fcntl(fd, F_SETOWN_EX, &raw const owner) == 0
-                && libc::fcntl(fd, F_SETSIG, SIGNAL) == 0
+                && libc::fcntl(fd, F_SETSIG, signal()) == 0
                 && libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
         };
         if done {

@@ -127,7 +127,8 @@ pub struct PerfHost {
 }
 
 impl PerfHost {
-    /// For the guest that the calling thread runs. SIGUSR1 becomes the process's signal for overflows.
+    /// For the guest that the calling thread runs. SIGRTMIN+1 becomes the process's signal for
+    /// overflows, and SIGIO one for when too many of them wait.
     ///
     /// # Errors
     ///
@@ -209,6 +210,14 @@ impl PerfHost {
                 reports.insert(counter);
             } else if !slot.endless {
                 slot.endless = slot.event.set_period(ENDLESS);
+            }
+        }
+        if notes::take_overrun() {
+            for (counter, slot) in (0..).zip(&mut self.slots) {
+                if let Some(slot) = slot.as_mut().filter(|slot| slot.armed) {
+                    slot.armed = false;
+                    unsure.insert(counter);
+                }
             }
         }
         let due = due.iter().map(|counter| (counter, Report::Due));

@@ -2,7 +2,7 @@
 //!
 //! A [`PerfHost`] belongs to one vCPU and lives on that vCPU's thread. Each guest counter that has
 //! to count gets a perf event of that thread, so the kernel itself stops and starts it with the
-//! thread. An overflow is a signal to the thread, SIGUSR1: it takes the vCPU out of KVM_RUN, and is
+//! thread. An overflow is a signal to the thread, SIGRTMIN+1: it takes the vCPU out of KVM_RUN, and is
 //! noted for [`PerfHost::take_overflows`].
 //!
 //! # What counts

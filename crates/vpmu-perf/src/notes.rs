@@ -3,11 +3,16 @@
 //! The handler finds the counter by its file descriptor and does nothing but two atomic writes. The
 //! second one tells KVM not to enter the guest: without it, a signal that comes between the last
 //! look and KVM_RUN would be seen at the next exit only, which may be never.
+//!
+//! It is a real-time signal, because these queue: of two overflows at one time, a second SIGUSR1
+//! would be dropped, and with it the report that was promised. A queue that is full makes the kernel
+//! send SIGIO instead, which says of no counter in particular that it has overflowed, and would end
+//! the process if nobody expected it.
 
 use std::io;
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use vpmu::counter::CounterSet;
 
@@ -17,6 +22,8 @@ struct Notes {
     /// The perf event of each counter; -1: none.
     fds: [AtomicI32; COUNTERS],
     pending: AtomicU32,
+    /// Any counter may have overflowed.
+    overrun: AtomicBool,
     /// Written 1 with each note, unless null.
     kick: AtomicPtr<u8>,
 }
@@ -27,15 +34,19 @@ thread_local! {
         Notes {
             fds: [const { AtomicI32::new(-1) }; COUNTERS],
             pending: AtomicU32::new(0),
+            overrun: AtomicBool::new(false),
             kick: AtomicPtr::new(ptr::null_mut()),
         }
     };
 }
 
-pub(crate) const SIGNAL: libc::c_int = libc::SIGUSR1;
+/// Not the first of them, which VMMs use to take a vCPU out of the guest.
+pub(crate) fn signal() -> libc::c_int {
+    libc::SIGRTMIN() + 1
+}
 
 #[expect(unsafe_code, reason = "a signal handler gets raw pointers")]
-extern "C" fn note(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     /// What the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).
     #[repr(C)]
     struct SigPoll {
@@ -52,14 +63,18 @@ extern "C" fn note(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_v
     // `fd` is only compared.
     let fd = unsafe { (*info.cast::<SigPoll>()).fd };
     NOTES.with(|notes| {
-        let Some(counter) = notes
-            .fds
-            .iter()
-            .position(|slot| slot.load(Ordering::Relaxed) == fd)
-        else {
-            return;
-        };
-        notes.pending.fetch_or(1 << counter, Ordering::Relaxed);
+        if signal == libc::SIGIO {
+            notes.overrun.store(true, Ordering::Relaxed);
+        } else {
+            let Some(counter) = notes
+                .fds
+                .iter()
+                .position(|slot| slot.load(Ordering::Relaxed) == fd)
+            else {
+                return;
+            };
+            notes.pending.fetch_or(1 << counter, Ordering::Relaxed);
+        }
         let kick = notes.kick.load(Ordering::Relaxed);
         if !kick.is_null() {
             // SAFETY: `set_kick`'s caller keeps it valid as long as it is set, and only this thread
@@ -69,7 +84,8 @@ extern "C" fn note(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_v
     });
 }
 
-/// Installs the handler, once for the process.
+/// Installs the handler, once for the process: for our signal, and for SIGIO unless somebody else has
+/// a handler for it.
 #[expect(unsafe_code, reason = "sigaction is a C interface")]
 pub(crate) fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<i32> = OnceLock::new();
@@ -79,13 +95,21 @@ pub(crate) fn install() -> io::Result<()> {
         action.sa_sigaction = note as *const () as usize;
         // Not SA_RESTART: the signal is there to end KVM_RUN.
         action.sa_flags = libc::SA_SIGINFO;
+        // SAFETY: as above.
+        let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: `note` has the signature of SA_SIGINFO, and does only what a handler may.
-        match unsafe { libc::sigaction(SIGNAL, &action, ptr::null_mut()) } {
-            0 => 0,
-            _ => io::Error::last_os_error()
-                .raw_os_error()
-                .unwrap_or(libc::EINVAL),
+        let done = unsafe {
+            libc::sigaction(signal(), &action, ptr::null_mut()) == 0
+                && libc::sigaction(libc::SIGIO, ptr::null(), &mut before) == 0
+                && (before.sa_sigaction != libc::SIG_DFL
+                    || libc::sigaction(libc::SIGIO, &action, ptr::null_mut()) == 0)
+        };
+        if done {
+            return 0;
         }
+        io::Error::last_os_error()
+            .raw_os_error()
+            .unwrap_or(libc::EINVAL)
     });
     match errno {
         0 => Ok(()),
@@ -120,5 +144,12 @@ pub(crate) fn take() -> CounterSet {
             return CounterSet::EMPTY;
         }
         CounterSet::from_bits(notes.pending.swap(0, Ordering::Relaxed))
+    })
+}
+
+/// Whether since the last time any counter may have overflowed without a note.
+pub(crate) fn take_overrun() -> bool {
+    NOTES.with(|notes| {
+        notes.overrun.load(Ordering::Relaxed) && notes.overrun.swap(false, Ordering::Relaxed)
     })
 }

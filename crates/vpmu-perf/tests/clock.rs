@@ -197,3 +197,48 @@ fn storm(counters: u32) {
     }
     assert!((1..=5_000).contains(&reports), "{reports} in 100 ms");
 }
+
+#[test]
+fn the_promises_that_the_program_checks() {
+    if host().is_none() {
+        return;
+    }
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_vpmu-reprogram"))
+        .args(["--check", "--backing", "clock"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(said.starts_with("clock events\nok "), "{said}");
+}
+
+#[test]
+fn a_full_queue_of_signals_loses_no_overflow() {
+    // In a process of its own: the limit is the process's.
+    if std::env::var_os("VPMU_FEW_SIGNALS").is_none() {
+        let own = std::env::current_exe().unwrap();
+        let status = std::process::Command::new(own)
+            .args(["--exact", "a_full_queue_of_signals_loses_no_overflow"])
+            .env("VPMU_FEW_SIGNALS", "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let none = Rlimit {
+        current: Some(0),
+        ..getrlimit(Resource::Sigpending)
+    };
+    setrlimit(Resource::Sigpending, none).unwrap();
+    let Some(mut host) = host() else { return };
+    let mut pmu = pmu(Policy::ReusePaused);
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES);
+    write(&mut pmu, &mut host, PMC0, MASK + 1 - HZ / 200);
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+    assert!(overflow(&mut pmu, &mut host) >= Duration::from_millis(4));
+    assert_eq!(read(&mut pmu, &mut host, GLOBAL_STATUS), 1);
+    assert!(
+        pmu.statistics().reads > 0,
+        "nobody vouches for such a report"
+    );
+}

@@ -26,13 +26,14 @@ pub(crate) enum Outcome {
 
 pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
 
-pub(crate) const CHECKS: [Check; 9] = [
+pub(crate) const CHECKS: [Check; 10] = [
     ("counts while it runs, and only then", counts),
     ("an event made anew begins at zero", anew),
     ("an overflow is reported once, and not early", overflow),
     ("a running event's period can be replaced", replaced),
     ("without a period there is no report", unasked),
     ("several are paused and read at once", together),
+    ("overflows at one time are all reported", at_once),
     ("a storm is bounded", storm),
     ("a guest's event does not count this thread", guests_only),
     ("events that share a counter are known to", shared),
@@ -185,6 +186,28 @@ fn together(backing: Backing) -> Result<Outcome, String> {
         read && totals[..2] == still && still.iter().all(|&total| total > 0),
         format!("{} and {}, later {still:?}", totals[0], totals[1]),
     )
+}
+
+fn at_once(backing: Backing) -> Result<Outcome, String> {
+    let mut host = host(backing)?;
+    let all = CounterSet::first(3);
+    for counter in all {
+        create(&mut host, counter)?;
+        // Long enough for nobody to be kept from the CPU until the next one.
+        host.set_period(counter, NonZeroU64::new(20 * PERIOD));
+    }
+    host.resume(all);
+    let mut totals = [0; 3];
+    let start = Instant::now();
+    while totals.contains(&0) && start.elapsed() < PATIENCE {
+        let reports: Vec<(u8, Report)> = host.take_overflows().collect();
+        for (counter, _) in reports {
+            totals[usize::from(counter)] = host.read(counter);
+        }
+    }
+    let seen = format!("at {totals:?} of {}", 20 * PERIOD);
+    let in_time = 20 * PERIOD..40 * PERIOD;
+    holds_if(totals.iter().all(|total| in_time.contains(total)), seen)
 }
 
 fn storm(backing: Backing) -> Result<Outcome, String> {
