@@ -3,6 +3,9 @@
 //!
 //! Exits that come to our VMM are counted by it; those that KVM handles
 //! itself, by the host's KVM, in whose names they are given here.
+//!
+//! Beside it, for one event and a fixed period, what each PMU interrupt causes,
+//! kind by kind: four events share interrupts and are adjusted meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +22,13 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-const COMMAND: &str = "perf record --no-bpf-event -q -c 1000000 -e cpu-cycles -e instructions \
--e branch-instructions -e ref-cycles -o perf.data -- workload --scale 5000";
+/// The published four events, as `bench paused` has them, sampled by frequency:
+/// then perf adjusts their periods, which is part of the published mix.
+const COMMAND: &str = "perf record --no-bpf-event -q -F 1000 -e cpu-cycles -e instructions \
+-e branch-instructions -e ref-cycles -o perf.data -- workload --scale 3000";
+
+const ONE_EVENT: &str = "perf record --no-bpf-event -q -c 1000000 -e cpu-cycles \
+-o perf.data -- workload --scale 10000";
 
 /// The published trace of exits.
 const PUBLISHED_EXITS: [(&str, u64); 11] = [
@@ -72,10 +80,56 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         &["--approximate-instructions"],
         COMMAND,
     )?;
-    Ok(runs
+    let one_event = context.compare(
+        "2",
+        Arch::X86_64,
+        &emulated(&[Policy::Paused]),
+        &[],
+        ONE_EVENT,
+    )?;
+    let published = runs.iter().flat_map(|row| published_layout(&row.run));
+    let each = one_event.iter().flat_map(|row| per_pmi(&row.run));
+    Ok(published.chain(each).collect())
+}
+
+/// What the published traces say of each PMI: the exits of the local APIC's
+/// other register are not the PMU's.
+fn published_per_pmi() -> f64 {
+    let count = |wanted: &str| {
+        let found = PUBLISHED_EXITS.iter().find(|(kind, _)| *kind == wanted);
+        found.map_or(0, |(_, count)| *count)
+    };
+    let pmis = count("EXCEPTION_NMI");
+    let registers = PUBLISHED_MSRS
         .iter()
-        .flat_map(|row| published_layout(&row.run))
-        .collect())
+        .filter(|(register, _)| *register != "msr:write:0x830")
+        .map(|(_, count)| count)
+        .sum::<u64>();
+    let all = pmis + count("RDPMC") + registers;
+    (all as f64 / pmis as f64 * 100.0).round() / 100.0
+}
+
+/// Of one event alone: the exits that serve the PMU, all and by kind.
+fn per_pmi(run: &Run) -> Vec<Row> {
+    let row = |figure: String, measured| Row {
+        figure,
+        mode: mode(run.design()),
+        measured,
+        published: None,
+        unit: "exits",
+    };
+    let mut rows = vec![row(
+        "pmu_exits_per_pmi:one_event".to_owned(),
+        run.pmu_exits_per_pmi,
+    )];
+    let pmis = run.pmis.filter(|&pmis| pmis > 0);
+    for (kind, &count) in run.exits.iter().flatten() {
+        let each = pmis.map(|pmis| (count as f64 / pmis as f64 * 100.0).round() / 100.0);
+        if each.is_some_and(|each| each > 0.0) {
+            rows.push(row(format!("per_pmi:{kind}"), each));
+        }
+    }
+    rows
 }
 
 fn published_layout(run: &Run) -> Vec<Row> {
@@ -123,6 +177,13 @@ fn published_layout(run: &Run) -> Vec<Row> {
         published: None,
         unit: "interrupts",
     });
+    rows.push(Row {
+        figure: "pmu_exits_per_pmi".to_owned(),
+        mode,
+        measured: run.pmu_exits_per_pmi,
+        published: Some(published_per_pmi()),
+        unit: "exits",
+    });
     rows
 }
 
@@ -154,6 +215,11 @@ fn kinds(trapped: &BTreeMap<String, u64>, host: Option<&Kvm>) -> BTreeMap<&'stat
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn published_interrupts_cost_eleven_exits() {
+        assert_eq!(published_per_pmi(), 10.81);
+    }
 
     #[test]
     fn sums_by_published_name() {
