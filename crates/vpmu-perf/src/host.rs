@@ -7,8 +7,10 @@
 //! So it is let go on: the guest's handler usually gives it another period at once, and if a second
 //! overflow comes that nobody waits for, only then is the period made endless.
 
+use std::fs;
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::OnceLock;
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
@@ -345,15 +347,12 @@ fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-#[cfg(target_arch = "x86_64")]
+/// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
 fn is_intel() -> bool {
-    let leaf = std::arch::x86_64::__cpuid(0);
-    leaf.ebx == 0x756e_6547
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn is_intel() -> bool {
-    false
+    static INTEL: OnceLock<bool> = OnceLock::new();
+    *INTEL.get_or_init(|| {
+        fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
+    })
 }
 
 impl CounterHost<CounterConfig> for PerfHost {
