@@ -112,6 +112,13 @@ pub(crate) fn load(cpu: usize) {
         base: tables as u64 + core::mem::offset_of!(Tables, idt) as u64,
     };
     let task = FIRST_TSS + 16 * cpu as u16;
+    // SAFETY: this CPU's own descriptor. LTR wants a task that is not busy, as that of a CPU that is
+    // started again is.
+    unsafe {
+        const BUSY: u64 = 1 << 41;
+        let descriptor = (&raw mut (*tables).gdt).cast::<u64>().add(5 + 2 * cpu);
+        descriptor.write_volatile(descriptor.read_volatile() & !BUSY);
+    }
     // SAFETY: the tables are filled, stay where they are, and describe the flat segments in which
     // the program runs already. LTR writes to the GDT, which is nobody's Rust object.
     unsafe {

@@ -7,7 +7,7 @@
 #![expect(unsafe_code, reason = "privileged instructions")]
 
 use core::arch::asm;
-use core::arch::x86_64::{__cpuid_count, _rdtsc, CpuidResult};
+use core::arch::x86_64::_rdtsc;
 
 use vpmu_payload::harness::{Failure, Text};
 
@@ -96,9 +96,23 @@ pub(crate) fn rdpmc(index: u64) -> Result<(u64, u64), Fault> {
     })
 }
 
-/// CPUID.
-pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
-    __cpuid_count(leaf, subleaf)
+/// CPUID: EAX, EBX, ECX and EDX.
+pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
+    let (eax, rbx, ecx, edx): (u32, u64, u32, u32);
+    // SAFETY: gives registers only. RBX is the compiler's.
+    unsafe {
+        asm!(
+            "mov {rbx}, rbx",
+            "cpuid",
+            "xchg {rbx}, rbx",
+            rbx = out(reg) rbx,
+            inlateout("eax") leaf => eax,
+            inlateout("ecx") subleaf => ecx,
+            lateout("edx") edx,
+            options(nostack),
+        );
+    }
+    [eax, rbx as u32, ecx, edx]
 }
 
 /// The time-stamp counter.

@@ -98,11 +98,10 @@ pub(crate) struct Pmu(pub(crate) Capability);
 impl Pmu {
     /// Asks.
     pub(crate) fn identify() -> Result<Self, Fault> {
-        let leaf = cpuid(0x0a, 0);
-        let pdcm = cpuid(1, 0).ecx >> 15 & 1 != 0;
+        let [_, _, features, _] = cpuid(1, 0);
+        let pdcm = features >> 15 & 1 != 0;
         let perf_capabilities = if pdcm { rdmsr(PERF_CAPABILITIES)? } else { 0 };
-        let words = [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx];
-        let capability = Capability::new(words, pdcm, perf_capabilities);
+        let capability = Capability::new(cpuid(0x0a, 0), pdcm, perf_capabilities);
         FIXED_MASK.store(capability.fixed_mask(), Relaxed);
         Ok(Self(capability))
     }

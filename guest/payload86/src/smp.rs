@@ -109,6 +109,10 @@ pub(crate) enum Job {
     Storm,
     /// Work for some ten million cycles.
     Work,
+    /// Something in every MSR.
+    Fill,
+    /// It is still there.
+    CheckFilled,
 }
 
 impl Job {
@@ -119,6 +123,8 @@ impl Job {
             3 => Self::Disturb,
             4 => Self::Storm,
             5 => Self::Work,
+            6 => Self::Fill,
+            7 => Self::CheckFilled,
             _ => Self::None,
         }
     }
@@ -132,7 +138,7 @@ fn job(cpu: usize) -> Job {
     Job::from_number(JOBS[cpu].load(Ordering::Acquire))
 }
 
-/// Starts CPU `cpu` and waits until it runs.
+/// Starts CPU `cpu`, also one that runs, and waits until it runs.
 pub(crate) fn start(boot: &Boot, cpu: usize) -> Result<(), Failure> {
     let id = boot.apic_ids[cpu];
     // SAFETY: the page is conventional memory that nobody uses, mapped onto itself; the symbols

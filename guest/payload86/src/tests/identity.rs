@@ -15,11 +15,11 @@ pub(super) const TESTS: &[Test] = &[
 
 /// Kernels drive an architectural PMU on Intel's processors only.
 fn vendor(_: &Context) -> Verdict {
-    let leaf = cpuid(0, 0);
-    check(format_args!("EBX"), leaf.ebx.into(), 0x756e_6547)?;
-    check(format_args!("EDX"), leaf.edx.into(), 0x4965_6e69)?;
-    check(format_args!("ECX"), leaf.ecx.into(), 0x6c65_746e)?;
-    check_range(format_args!("highest leaf"), leaf.eax.into(), 0x0a, 0xff)?;
+    let [eax, ebx, ecx, edx] = cpuid(0, 0);
+    check(format_args!("EBX"), ebx.into(), 0x756e_6547)?;
+    check(format_args!("EDX"), edx.into(), 0x4965_6e69)?;
+    check(format_args!("ECX"), ecx.into(), 0x6c65_746e)?;
+    check_range(format_args!("highest leaf"), eax.into(), 0x0a, 0xff)?;
     Ok(Pass::Ok)
 }
 
@@ -36,20 +36,16 @@ fn leaf_0a(cx: &Context) -> Verdict {
         u64::from(c.events) & 1,
         1,
     )?;
-    let leaf = cpuid(0x0a, 0);
-    check_range(format_args!("known events"), (leaf.eax >> 24).into(), 7, 31)?;
+    let [eax, _, ecx, edx] = cpuid(0x0a, 0);
+    check_range(format_args!("known events"), (eax >> 24).into(), 7, 31)?;
     check(
         format_args!("reserved bits of EDX"),
-        u64::from(leaf.edx >> 20),
+        u64::from(edx >> 20),
         0,
     )?;
     if c.version < 5 {
-        check(format_args!("ECX"), leaf.ecx.into(), 0)?;
-        check(
-            format_args!("EDX.AnyThread"),
-            u64::from(leaf.edx >> 13 & 7),
-            0,
-        )?;
+        check(format_args!("ECX"), ecx.into(), 0)?;
+        check(format_args!("EDX.AnyThread"), u64::from(edx >> 13 & 7), 0)?;
     }
     Ok(Pass::Ok)
 }

@@ -21,7 +21,9 @@ pub(super) const TESTS: &[Test] = &[
     ("pmi.vector_waits", vector_waits),
     ("pmi.lvtpc_masked", lvtpc_masked),
     ("pmi.lvtpc_masks_itself", masks_itself),
+    ("pmi.lvtpc_delivery_modes", delivery_modes),
     ("pmi.without_int", without_int),
+    ("pmi.not_while_disabled", not_while_disabled),
     ("pmi.one_for_each_overflow", one_each),
     ("pmi.global_enable", global_enable),
     ("pmi.all_counters", all_counters),
@@ -170,6 +172,41 @@ fn masks_itself(cx: &Context) -> Verdict {
     )
 }
 
+/// What LVTPC cannot ask for, INIT, ExtINT and a vector below 16, is no
+/// interrupt, and no end either.
+fn delivery_modes(cx: &Context) -> Verdict {
+    const INIT: u32 = 0b101 << 8;
+    const EXTINT: u32 = 0b111 << 8;
+    for lvtpc in [INIT, EXTINT, 0x0f] {
+        apic::set_lvtpc(lvtpc);
+        arm(cx, Counter::General(0), COUNT | INT)?;
+        wait_for_status(Counter::General(0))?;
+        interruptible(|| pass(A_WHILE));
+        let taken = percpu::this().taken_any();
+        check(format_args!("with LVTPC {lvtpc:#x}"), taken, 0)?;
+        cx.pmu.enable(0)?;
+        write(GLOBAL_OVF_CTRL, 1)?;
+    }
+    Ok(Pass::Ok)
+}
+
+/// A counter that has overflowed unasked and is disabled makes no interrupt when
+/// it is made to ask for one.
+fn not_while_disabled(cx: &Context) -> Verdict {
+    for counter in cx.pmu.counting() {
+        apic::set_lvtpc(LVT_NMI);
+        arm(cx, counter, COUNT)?;
+        wait_for_status(counter)?;
+        cx.pmu.enable(0)?;
+        cx.pmu.configure(counter, COUNT | INT)?;
+        pass(A_WHILE);
+        check(format_args!("status"), read(GLOBAL_STATUS)?, counter.bit())?;
+        check(format_args!("{counter}"), percpu::this().taken_any(), 0)?;
+        write(GLOBAL_OVF_CTRL, counter.bit())?;
+    }
+    Ok(Pass::Ok)
+}
+
 /// A counter that does not ask for an interrupt gets none.
 fn without_int(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
@@ -298,7 +335,8 @@ fn freeze(cx: &Context) -> Verdict {
 
 /// LVTPC is an MSR in x2APIC mode.
 fn x2apic(cx: &Context) -> Verdict {
-    if cpuid(1, 0).ecx >> 21 & 1 == 0 {
+    let [_, _, features, _] = cpuid(1, 0);
+    if features >> 21 & 1 == 0 {
         return Ok(Pass::Skip("no x2APIC"));
     }
     apic::enter_x2apic()?;

@@ -9,6 +9,7 @@ use super::{Context, Test, hostile};
 use crate::apic::{self, LVT_NMI};
 use crate::percpu::{self, PmiAction};
 use crate::pmu::{COUNT, Counter, wait};
+use crate::ports;
 use crate::smp::{self, Job};
 use crate::vectors::WAKE;
 use vpmu_payload::harness::{Failure, Pass, Text, Verdict, check, check_range};
@@ -17,6 +18,7 @@ pub(super) const TESTS: &[Test] = &[
     ("isolation.registers", registers),
     ("isolation.counts", counts),
     ("isolation.storm_next_door", storm_next_door),
+    ("isolation.init", init),
 ];
 
 /// The CPU next door.
@@ -30,9 +32,12 @@ static WENT_WELL: AtomicBool = AtomicBool::new(false);
 /// What was counted there.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
-/// Notes how a job next door went.
-pub(super) fn note(well: bool) {
-    WENT_WELL.store(well, Relaxed);
+/// Notes how a job on CPU `cpu` went.
+pub(super) fn note(cpu: usize, done: &Result<(), Failure>) {
+    if let Err(Failure(text)) = done {
+        ports::print(format_args!("payload: CPU {cpu}: {}\n", text.as_str()));
+    }
+    WENT_WELL.store(done.is_ok(), Relaxed);
 }
 
 /// Does `work` on the CPU next door.
@@ -121,5 +126,22 @@ fn storm_next_door(cx: &Context) -> Verdict {
     }
     end()?;
     check_range(format_args!("rounds of work"), rounds, 1, u64::MAX)?;
+    Ok(Pass::Ok)
+}
+
+/// INIT leaves a PMU as it is (SDM vol. 3A, table 10-1), and the others' too.
+fn init(cx: &Context) -> Verdict {
+    if !smp::runs(OTHER) {
+        return Ok(ALONE);
+    }
+    fill(cx)?;
+    begin(cx, Job::Fill);
+    smp::wait_for(OTHER);
+    end()?;
+    smp::start(cx.boot, OTHER)?;
+    begin(cx, Job::CheckFilled);
+    smp::wait_for(OTHER);
+    end()?;
+    check_filled(cx)?;
     Ok(Pass::Ok)
 }

@@ -96,12 +96,18 @@ pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
             register::note_reset();
             run_lists(EVERY_CPU, cpu);
         }
+        // Finds what the CPU had before it was started again.
+        Job::CheckFilled => {
+            let left = context().and_then(|context| register::check_filled(&context));
+            isolation::note(cpu, &left);
+        }
+        Job::Fill => {
+            let filled = prepare().and_then(|context| register::fill(&context));
+            isolation::note(cpu, &filled);
+        }
         Job::Disturb | Job::Storm | Job::Work => {
             let done = prepare().and_then(|context| isolation::next_door(&context, work));
-            if let Err(Failure(text)) = &done {
-                ports::print(format_args!("payload: CPU {cpu}: {}\n", text.as_str()));
-            }
-            isolation::note(done.is_ok());
+            isolation::note(cpu, &done);
             // Nothing of it must disturb what follows.
             let _ = prepare();
         }
@@ -154,6 +160,11 @@ fn prepare() -> Result<Context, Failure> {
     // Nothing of the last test must disturb what follows.
     interruptible(|| pass(DRAIN));
     percpu::this().reset();
+    context()
+}
+
+fn context() -> Result<Context, Failure> {
+    let pmu = Pmu::identify()?;
     let boot = &machine().boot;
     Ok(Context { pmu, boot })
 }

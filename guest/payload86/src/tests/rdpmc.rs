@@ -28,8 +28,8 @@ const USER_RDPMC: Deviation =
 fn every_counter(cx: &Context) -> Verdict {
     for pce in [false, true] {
         set_pce(pce);
-        for counter in cx.pmu.counters() {
-            let value = (0xa5a5_0000_1234_0000 | counter.bit() >> 8) & cx.pmu.mask(counter);
+        for (n, counter) in (0..).zip(cx.pmu.counters()) {
+            let value = (0xa5a5_8765_9abc_4300 | n) & cx.pmu.mask(counter);
             cx.pmu.set(counter, value)?;
             let (low, high) = rdpmc(counter.rdpmc_index())?;
             check(format_args!("{counter} RAX"), low, value & 0xffff_ffff)?;
