@@ -2,8 +2,8 @@
 //! the same everywhere.
 //!
 //! The program (`guest/payload86`) checks every PMU register, counting, overflows, PMIs, RDPMC, a
-//! storm and hostile writes, on two CPUs, and that each has a PMU of its own. On a machine whose own KVM cannot run guests it runs in a stock KVM host
-//! under QEMU.
+//! storm and hostile writes, on two CPUs, and that each has a PMU of its own. On a machine whose own
+//! KVM cannot run guests it runs in a stock KVM host under QEMU.
 
 mod common;
 
