@@ -36,6 +36,7 @@
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/reboot.h>
+#include <linux/sched.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/suspend.h>
@@ -92,6 +93,8 @@ struct lazy_counters {
 	u64 early;		/* of these: before the deadline in force */
 	u64 rearmed;		/* of these: MSR written for it */
 	u64 stray;		/* of these: no deadline was in force */
+	u64 idle_due;		/* of these: due, on an idle CPU */
+	u64 idle_extra;		/* of these: early or stray, on an idle CPU */
 };
 
 struct lazy_latency {
@@ -247,6 +250,7 @@ static u64 lazy_bucket(unsigned int bucket)
 /* A timer interrupt: true if the handler is to run. */
 static bool lazy_interrupt(struct lazy_cpu *t)
 {
+	bool idle = is_idle_task(current);
 	u64 now = rdtsc();
 
 	t->counters.interrupts++;
@@ -258,9 +262,11 @@ static bool lazy_interrupt(struct lazy_cpu *t)
 	t->armed = 0;
 	if (t->wanted && t->wanted <= now) {
 		lazy_measure(t, now - t->wanted);
+		t->counters.idle_due += idle;
 		t->wanted = 0;
 		return true;
 	}
+	t->counters.idle_extra += idle;
 	if (!t->wanted)
 		t->counters.stray++;
 	else
@@ -611,15 +617,17 @@ static int counters_show(struct seq_file *m, void *unused)
 {
 	int cpu;
 
-	seq_puts(m, "cpu asked avoided written interrupts early rearmed stray\n");
+	seq_puts(m, "cpu asked avoided written interrupts early rearmed stray idle_due idle_extra\n");
 	for_each_possible_cpu(cpu) {
 		struct lazy_counters *c = &per_cpu(lazy_cpus, cpu)->counters;
 
-		seq_printf(m, "%d %llu %llu %llu %llu %llu %llu %llu\n", cpu,
+		seq_printf(m,
+			   "%d %llu %llu %llu %llu %llu %llu %llu %llu %llu\n", cpu,
 			   READ_ONCE(c->asked), READ_ONCE(c->avoided),
 			   READ_ONCE(c->written), READ_ONCE(c->interrupts),
 			   READ_ONCE(c->early), READ_ONCE(c->rearmed),
-			   READ_ONCE(c->stray));
+			   READ_ONCE(c->stray), READ_ONCE(c->idle_due),
+			   READ_ONCE(c->idle_extra));
 	}
 	return 0;
 }

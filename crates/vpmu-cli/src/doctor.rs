@@ -8,7 +8,7 @@ use std::thread;
 
 use vpmu_lab::arch::Arch;
 use vpmu_lab::cache::Cache;
-use vpmu_lab::debian::{Pool, RELEASE, apt, sources};
+use vpmu_lab::debian::{Pool, RELEASE, Selection, apt, sources};
 use vpmu_lab::guest::{artifacts, images};
 use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
 
@@ -208,7 +208,7 @@ fn guests(arch: Arch) -> Line {
         );
         return line(Verdict::Ok, subject, found, "");
     }
-    if Pool::fetched(&cache, arch).is_some() {
+    if Pool::fetched(&cache, &Selection::guests(arch)).is_some() {
         return line(Verdict::Ok, subject, "downloaded, built at first use", "");
     }
     line(

@@ -183,6 +183,7 @@ impl Guest {
             timeout: self.timeout,
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),
+            marked: false,
         }
     }
 }

@@ -123,7 +123,8 @@ fn run_tries(
     }
 }
 
-fn run_one(
+/// One design, its output captured.
+pub(crate) fn run_one(
     experiment: &Experiment,
     design: Design,
     cache: &Cache,

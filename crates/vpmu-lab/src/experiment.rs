@@ -58,6 +58,10 @@ pub struct Experiment {
     pub boot_timeout: Duration,
     /// Where logs are kept, a folder for each design.
     pub keep: Option<PathBuf>,
+    /// The command itself marks the parts that are to be measured (`meter
+    /// --doorbell`), each with some rest behind it, and the KVM host counts by
+    /// tracepoints meanwhile.
+    pub marked: bool,
 }
 
 /// What came of it.
@@ -99,7 +103,7 @@ impl Experiment {
 
     /// Whether the guest runs in this machine's own KVM.
     fn is_direct(&self, pmu: Pmu) -> bool {
-        self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated
+        self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated && !self.marked
     }
 
     /// Checks what can be checked before anything is downloaded or booted.
@@ -273,8 +277,9 @@ impl Experiment {
         Limits {
             total: self.timeout,
             boot: self.command.is_some().then_some(self.boot_timeout),
-            quiet: (!self.machine.realtime && !self.machine.arch.has_hardware_kvm())
-                .then_some(QUIET),
+            quiet: (!self.machine.realtime
+                && (self.marked || !self.machine.arch.has_hardware_kvm()))
+            .then_some(QUIET),
         }
     }
 
@@ -365,6 +370,7 @@ impl Experiment {
         let mut job_file = None;
         if let Some(command) = &self.command {
             let notify = match pmu {
+                _ if self.marked => Notify::Nobody,
                 Pmu::Native => Notify::Nobody,
                 Pmu::Kvm => Notify::KvmHost,
                 Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => Notify::Doorbell,
@@ -391,6 +397,7 @@ impl Experiment {
                     append: &append,
                     vcpus: machine.vcpus,
                     skew: has_fair_shares(arch, pmu, !machine.realtime),
+                    trace: self.marked,
                     guest: job_file,
                     initrd: initrd.take(),
                     kernel: self.kernel.clone(),

@@ -24,6 +24,8 @@ pub enum Record {
     Host(Host),
     /// The KVM host's accounts.
     Kvm(Box<Kvm>),
+    /// What the KVM host counted by tracepoints.
+    Trace(Trace),
     /// The monitor's statistics.
     VpmuMonitor(Box<Monitor>),
     /// The x86 VMM's statistics.
@@ -118,6 +120,11 @@ pub struct Snapshot {
     /// `/sys/kernel/debug/kvm/*exit*`.
     pub exits: BTreeMap<String, u64>,
 }
+
+/// What the KVM host counted by tracepoints while the guest measured: for each
+/// tracepoint, how often with which key. `woken` says, of the wake-ups of halted
+/// vCPUs, which interrupt was injected next.
+pub type Trace = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// The monitor's statistics.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

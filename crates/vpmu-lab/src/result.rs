@@ -14,7 +14,7 @@ use vpmu::x86::Msr;
 use crate::arch::Arch;
 use crate::cache::write_whole;
 use crate::design::{Design, Pmu, Policy};
-use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span, Vmm};
+use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span, Trace, Vmm};
 use crate::{Error, Result};
 
 /// What `--json` writes.
@@ -110,6 +110,10 @@ pub struct Run {
     /// Everything the VMM said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Vmm>,
+    /// What the KVM host counted by tracepoints, one for each part that the
+    /// command marked.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub traces: Vec<Trace>,
 }
 
 impl Results {
@@ -217,6 +221,7 @@ impl Run {
             deterministic: settings.deterministic,
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
+            traces: found.traces.into_iter().cloned().collect(),
         })
     }
 
@@ -277,6 +282,7 @@ struct Found<'a> {
     kvm: Option<&'a Kvm>,
     monitor: Option<&'a Monitor>,
     vmm: Option<&'a Vmm>,
+    traces: Vec<&'a Trace>,
 }
 
 impl<'a> Found<'a> {
@@ -299,6 +305,7 @@ impl<'a> Found<'a> {
                 Record::Kvm(kvm) => found.kvm = Some(kvm),
                 Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
                 Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
+                Record::Trace(trace) => found.traces.push(trace),
                 Record::Vpmu(_) | Record::Host(_) => {}
             }
         }

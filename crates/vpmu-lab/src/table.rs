@@ -264,6 +264,7 @@ mod tests {
                 deterministic: true,
                 monitor: None,
                 vmm: None,
+                traces: Vec::new(),
             },
             output: Vec::new(),
             wall: Duration::from_millis(10_340),

@@ -4,6 +4,7 @@
 //! Absolute times differ, because the published machines are fast and run the
 //! command longer; what is to be compared is one design with another.
 
+mod deadline;
 mod exits;
 mod partition;
 mod paused;
@@ -45,6 +46,7 @@ pub const BENCHES: &[Bench] = &[
     paused::BENCH,
     sampling::BENCH,
     exits::BENCH,
+    deadline::BENCH,
 ];
 
 /// One line of a bench's result.
@@ -154,6 +156,7 @@ impl Context<'_> {
             keep: self
                 .keep
                 .map(|folder| folder.join(format!("{}-{part}", self.name))),
+            marked: false,
         };
         experiment.check(designs)?;
         let images = Images::prepare(self.cache, arch, self.cancel, self.progress)?;

@@ -21,8 +21,44 @@ use crate::progress::Progress;
 use crate::{Error, Result, digest};
 use apt::{Apt, Package};
 
-/// The Debian release guests are made of.
+/// The Debian release guests are made of, unless a bench says otherwise.
 pub const RELEASE: &str = "trixie";
+
+/// What a pool is made of.
+#[derive(Debug, Clone)]
+pub struct Selection {
+    release: &'static str,
+    arch: Arch,
+    packages: Vec<&'static str>,
+    keep: fn(&str) -> bool,
+}
+
+impl Selection {
+    /// What guests of `arch` and the KVM host are made of.
+    pub fn guests(arch: Arch) -> Self {
+        Self {
+            release: RELEASE,
+            arch,
+            packages: arch.packages(),
+            keep: |name| !NOT_NEEDED.iter().any(|other| name.starts_with(other)),
+        }
+    }
+
+    /// A kernel of `release` with what modules for it are built with. The
+    /// compiler among its dependencies is the machine's own affair.
+    pub fn kernel_with_headers(release: &'static str, arch: Arch) -> Self {
+        Self {
+            release,
+            arch,
+            packages: vec!["linux-headers-cloud-amd64", "linux-image-cloud-amd64"],
+            keep: |name| {
+                ["linux-headers-", "linux-image-", "linux-kbuild-"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+            },
+        }
+    }
+}
 
 /// Dependencies that are large and that no program of ours loads: scripts,
 /// data, and libraries that others open at run time when a screen is there.
@@ -59,59 +95,72 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The pool for guests of `arch` when it was fetched before; `None` when
-    /// the network is needed first.
-    pub fn fetched(cache: &Cache, arch: Arch) -> Option<Self> {
-        let folder = folder(cache, arch);
+    /// The pool when it was fetched before; `None` when the network is needed
+    /// first.
+    pub fn fetched(cache: &Cache, selection: &Selection) -> Option<Self> {
+        let folder = folder(cache, selection);
         let text = fs::read(folder.join("manifest.json")).ok()?;
         let manifest: Manifest = serde_json::from_slice(&text).ok()?;
-        let fits = manifest.release == RELEASE && manifest.wanted == arch.packages();
+        let fits = manifest.release == selection.release && manifest.wanted == selection.packages;
         let whole = manifest.packages.iter().all(|package| {
             fs::metadata(folder.join("packages").join(&package.file))
                 .is_ok_and(|metadata| metadata.len() == package.size)
         });
         (fits && whole).then_some(Self {
-            arch,
+            arch: selection.arch,
             folder,
             manifest,
         })
     }
 
-    /// The pool for guests of `arch`, downloaded when it is not there. The
-    /// caller holds the cache's lock.
+    /// The pool, downloaded when it is not there. The caller holds the cache's
+    /// lock.
     ///
     /// # Errors
     ///
     /// When apt is missing or fails, or a file is not what the index says.
-    pub fn fetch(cache: &Cache, arch: Arch, cancel: &Cancel, progress: &Progress) -> Result<Self> {
-        if let Some(pool) = Self::fetched(cache, arch) {
+    pub fn fetch(
+        cache: &Cache,
+        selection: &Selection,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Self> {
+        if let Some(pool) = Self::fetched(cache, selection) {
             return Ok(pool);
         }
-        let folder = folder(cache, arch);
+        let folder = folder(cache, selection);
         let packages = folder.join("packages");
         fs::create_dir_all(&packages).map_err(Error::file("create", &packages))?;
 
         remove_leftovers(&folder);
         let task = progress.task("reading Debian's package index");
-        let apt = Apt::new(&folder.join("apt"), RELEASE, arch.debian())?;
+        let apt = Apt::new(
+            &folder.join("apt"),
+            selection.release,
+            selection.arch.debian(),
+        )?;
         apt.update(cancel)?;
-        let mut plan = apt.plan(&arch.packages(), cancel)?;
-        plan.retain(|package| !NOT_NEEDED.iter().any(|name| package.name.starts_with(name)));
+        let mut plan = apt.plan(&selection.packages, cancel)?;
+        plan.retain(|package| (selection.keep)(&package.name));
         plan.sort_by(|a, b| a.file.cmp(&b.file));
         task.done();
 
         download(&apt, &plan, &packages, cancel, progress)?;
         remove_others(&packages, &plan);
         let manifest = Manifest {
-            release: RELEASE.to_owned(),
-            architecture: arch.debian().to_owned(),
-            wanted: arch.packages().into_iter().map(str::to_owned).collect(),
+            release: selection.release.to_owned(),
+            architecture: selection.arch.debian().to_owned(),
+            wanted: selection
+                .packages
+                .iter()
+                .map(|&name| name.to_owned())
+                .collect(),
             packages: plan,
         };
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
         write_whole(&folder.join("manifest.json"), &text)?;
         Ok(Self {
-            arch,
+            arch: selection.arch,
             folder,
             manifest,
         })
@@ -144,10 +193,11 @@ impl Pool {
     }
 }
 
-fn folder(cache: &Cache, arch: Arch) -> PathBuf {
+fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
+    let (release, architecture) = (selection.release, selection.arch.debian());
     cache
         .root()
-        .join(format!("debian-{RELEASE}-{}", arch.debian()))
+        .join(format!("debian-{release}-{architecture}"))
 }
 
 /// Brings in what is not there yet. A file moves into `packages` only after

@@ -15,7 +15,7 @@ use crate::arch::Arch;
 use crate::archive::{Archive, Contents};
 use crate::cache::{Cache, write_whole};
 use crate::cancel::Cancel;
-use crate::debian::{Pool, TEMPORARY};
+use crate::debian::{Pool, Selection, TEMPORARY};
 use crate::progress::Progress;
 use crate::tool::Tool;
 use crate::{Error, Result, digest, elf};
@@ -84,7 +84,7 @@ impl Images {
         if let Some(images) = Self::ready(cache, arch) {
             return Ok(images);
         }
-        let pool = Pool::fetch(cache, arch, cancel, progress)?;
+        let pool = Pool::fetch(cache, &Selection::guests(arch), cancel, progress)?;
         let task = progress.task("building guest images");
         let images = Self::build(&pool, cancel)?;
         task.done();
@@ -93,7 +93,7 @@ impl Images {
 
     /// The images when they were made before.
     pub fn ready(cache: &Cache, arch: Arch) -> Option<Self> {
-        let folder = folder(&Pool::fetched(cache, arch)?);
+        let folder = folder(&Pool::fetched(cache, &Selection::guests(arch))?);
         let contents: Index =
             serde_json::from_slice(&fs::read(folder.join("index.json")).ok()?).ok()?;
         let whole = contents.sizes.iter().all(|(name, size)| {

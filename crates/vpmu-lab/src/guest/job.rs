@@ -113,6 +113,8 @@ pub struct HostJob<'a> {
     /// The host's clock ticks at another rate than the guest's, so that its
     /// accounts of shares are fair.
     pub skew: bool,
+    /// Whether KVM's tracepoints count while the guest measures.
+    pub trace: bool,
     /// The guest's own job, an archive on the disk; without one it has no
     /// initrd of ours.
     pub guest: Option<PathBuf>,
@@ -271,7 +273,7 @@ impl HostJob<'_> {
                 0o644,
                 Contents::Bytes(
                     format!(
-                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\nsettle={SETTLE}\n",
+                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\ntrace={}\nsettle={SETTLE}\n",
                         match self.vmm {
                             Vmm::Qemu(name) => name,
                             Vmm::Ours(_) => artifacts::VMM,
@@ -279,7 +281,8 @@ impl HostJob<'_> {
                         quote(&self.options.join(" ")),
                         quote(self.append),
                         self.vcpus,
-                        if self.skew { "yes" } else { "no" },
+                        yes(self.skew),
+                        yes(self.trace),
                     )
                     .into_bytes(),
                 ),
@@ -299,6 +302,10 @@ impl HostJob<'_> {
         }
         archive
     }
+}
+
+fn yes(so: bool) -> &'static str {
+    if so { "yes" } else { "no" }
 }
 
 /// A word as the shell reads it back, quoted only when it has to be.

@@ -7,6 +7,7 @@
 #   vcpus    how many
 #   skew     yes: the host's clock ticks at another rate than the guest's
 #   settle   seconds to wait first
+#   trace    yes: count by KVM's tracepoints while the guest measures
 #
 # The guest's first serial port is this console. Under QEMU its second one
 # carries the `meter --sync` dialogue: meter says begin or end and waits for a
@@ -101,8 +102,69 @@ elif [ -e /guest/job.cpio ]; then
 fi
 rm /guest/guest.cpio
 
-if [ "$vmm" = vpmu-vmm ]; then
-    sleep "$settle"
+# Accounts by the kernel's own histograms of KVM's tracepoints. The guest's
+# doorbell, a write of 1 or 2 to port 0x5650, is a tracepoint too and switches
+# them. Who was woken by what is only in the order of two of them.
+tracing=/sys/kernel/tracing
+marks=$tracing/instances/marks
+kvm=events/kvm
+counted='kvm_exit:exit_reason kvm_msr:write,ecx kvm_inj_virq:vector kvm_userspace_exit:reason'
+ordered='kvm_vcpu_wakeup kvm_inj_virq'
+
+trace_begin() {
+    mount -t tracefs tracefs $tracing
+    cd $tracing || return
+    echo 16384 > buffer_size_kb
+    # QEMU executes the processors in turn: one that polls takes the others' time.
+    echo 0 > /sys/module/kvm/parameters/halt_poll_ns
+    # An event takes one trigger of a kind: the end has an event of its own.
+    # shellcheck disable=SC2016 # fields, not variables
+    echo 'e:vpmu/doorbell kvm/kvm_pio port=$port val=$val' > dynamic_events
+    begin=$kvm/kvm_pio/trigger
+    end=events/vpmu/doorbell/trigger
+    for event in $counted; do
+        name=${event%%:*}
+        echo "hist:keys=${event#*:}:pause" > $kvm/$name/trigger
+        echo "enable_hist:kvm:$name if port == 0x5650 && val == 1" >> $begin
+        echo "disable_hist:kvm:$name if port == 0x5650 && val == 2" >> $end
+    done
+    for name in $ordered; do
+        echo 1 > $kvm/$name/enable
+    done
+    echo 0 > tracing_on
+    echo "traceon if port == 0x5650 && val == 1" >> $begin
+    echo "traceoff if port == 0x5650 && val == 2" >> $end
+    # And this script hears of it.
+    mkdir $marks
+    echo 'port == 0x5650 && val == 2' > $marks/$kvm/kvm_pio/filter
+    echo 1 > $marks/$kvm/kvm_pio/enable
+}
+
+# {"trace":{"kvm_msr":{"1,1760":514},...,"woken":{"0xec":12,"lost":0}}}: of each
+# wake-up of a halted vCPU, the interrupt that was injected next. The guest gives
+# it the time before it begins anew.
+trace_take() {
+    text=
+    for event in $counted; do
+        name=${event%%:*}
+        text="$text\"$name\":{$(awk '/^\{.*hitcount:/ {
+                gsub(/[{}]|[a-z_]+:/, ""); gsub(/ *, */, ",")
+                printf "%s\"%s\":%d", comma, $1, $2; comma = ","
+            }' $kvm/$name/hist)},"
+        echo "hist:keys=${event#*:}:clear" >> $kvm/$name/trigger
+    done
+    report "{\"trace\":{$text\"woken\":{$(awk '
+        /LOST [0-9]+ EVENTS/ { lost++ }
+        /kvm_vcpu_wakeup:/ { if ($1 in woken) count["nothing"]++; woken[$1] }
+        / kvm_inj_virq:/ && ($1 in woken) { delete woken[$1]; count[$NF]++ }
+        END {
+            for (vector in count) printf "\"%s\":%d,", vector, count[vector]
+            printf "\"lost\":%d", lost
+        }' trace)}}}"
+    echo > trace
+}
+
+run_vmm() {
     # With the libraries it was built with, which may be older than this host.
     ours() {
         /vpmu/lib/ld-linux-x86-64.so.2 --library-path /vpmu/lib /vpmu/vpmu-vmm "$@" < /dev/null
@@ -118,6 +180,28 @@ if [ "$vmm" = vpmu-vmm ]; then
         status=$?
     done
     report "{\"host\":{\"vmm\":\"vpmu-vmm\",\"status\":$status}}"
+}
+
+if [ "$vmm" = vpmu-vmm ] && [ "$trace" = yes ]; then
+    trace_begin
+    sleep "$settle"
+    { run_vmm; echo gone > $marks/trace_marker; } &
+    # None of its guests takes half as long. One that does turns in a circle.
+    { sleep 60
+      report '{"host":{"vmm":"vpmu-vmm","status":0,"stuck":true}}'
+      poweroff -f; } &
+    # Not by the shell itself: it reads single bytes, and trace_pipe loses some.
+    cat $marks/trace_pipe | while read -r line; do
+        case $line in
+        *gone)
+            cat /run/traces
+            poweroff -f ;;
+        *) trace_take >> /run/traces ;;
+        esac
+    done
+elif [ "$vmm" = vpmu-vmm ]; then
+    sleep "$settle"
+    run_vmm
     poweroff -f
 fi
 

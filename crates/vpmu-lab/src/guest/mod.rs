@@ -3,3 +3,4 @@
 pub mod artifacts;
 pub mod images;
 pub mod job;
+pub mod module;

@@ -1,0 +1,235 @@
+//! The module `guest/lazy_deadline` in a real guest with two processors: a stock
+//! Debian 12 kernel under this project's VMM and under stock QEMU, both on KVM.
+//!
+//! Needs what `e2e_x86_64` needs, and gcc 12 and make; the network the first
+//! time. Not under `-icount`, where QEMU can deliver an interrupt twice: nothing
+//! here depends on time.
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+
+use common::skipped;
+use serde_json::Value;
+use vpmu_lab::cache::Cache;
+use vpmu_lab::cancel::Cancel;
+use vpmu_lab::guest::module::DeadlineModule;
+use vpmu_lab::progress::Progress;
+
+const TRANSACTIONS: u64 = 1500;
+
+/// Each line of what it prints begins with a word for its kind.
+const COMMON: &str = r#"exec 2>&1
+mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit
+echo 1 > /sys/devices/system/cpu/cpu1/online || exit
+lazy=/sys/kernel/debug/lazy_deadline
+account() { awk -v kind="$1" '$1 != "cpu" { for (i = 2; i <= NF; i++) sum[i] += $i }
+    END { printf "counters %s", kind; for (i = 2; i <= NF; i++) printf " %d", sum[i]; print "" }' $lazy/counters; }
+work() { /root/ping_pong "$1" 0 1 > /tmp/output && sed 's/^/result /' /tmp/output; }
+"#;
+
+const IN_OURS: &str = r#"insmod /root/lazy_deadline.ko mode=off || exit
+for mode in plain guest-only paravirtual guest-only paravirtual plain; do
+    echo $mode > $lazy/mode && echo "mode $(cat $lazy/mode)"
+    echo > $lazy/reset
+    work 1500 || exit
+    account $mode
+    awk -v kind=$mode 'NR == 2 { print "latencies", kind, $1, $2, $3, $4, $5 }' $lazy/latency
+done
+echo nonsense > $lazy/mode || echo "refused nonsense"
+for mode in guest-only paravirtual; do
+    echo $mode > $lazy/mode
+    echo 0 > /sys/devices/system/cpu/cpu1/online
+    sleep 0.1
+    echo 1 > /sys/devices/system/cpu/cpu1/online
+    taskset 2 sleep 0.1 && work 50 && echo "hotplug $mode"
+done
+echo off > $lazy/mode && work 50 && echo "off works"
+echo paravirtual > $lazy/mode
+rmmod lazy_deadline && [ ! -e $lazy ] && work 50 && taskset 2 sleep 0.1 && echo "unloaded"
+for i in 1 2 3; do
+    insmod /root/lazy_deadline.ko mode=guest-only && sleep 0.05 && rmmod lazy_deadline && echo "again $i"
+done
+dmesg | grep -iE 'warning:|bug:|stall|lockup|oops' | sed 's/^/complaint /'
+true
+"#;
+
+const IN_QEMU: &str = r#"insmod /root/lazy_deadline.ko mode=paravirtual || echo "refused paravirtual"
+insmod /root/lazy_deadline.ko mode=guest-only || exit
+work 1500 || exit
+account guest-only
+echo paravirtual > $lazy/mode || echo "mode $(cat $lazy/mode)"
+rmmod lazy_deadline && work 50 && echo "unloaded"
+true
+"#;
+
+/// vpmu with a guest that has the module, unless something is missing here.
+fn run(pmu: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
+    let doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"))
+        .args(["doctor", "--arch", "x86_64"])
+        .output()
+        .unwrap();
+    if !doctor.status.success() {
+        skipped("vpmu doctor --arch x86_64 finds something missing");
+        return None;
+    }
+    if let Err(error) = DeadlineModule::check() {
+        skipped(&error.to_string());
+        return None;
+    }
+    let module = DeadlineModule::prepare(
+        &Cache::open().unwrap(),
+        &Cancel::default(),
+        &Progress::silent(),
+    )
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("run.json");
+    let mut vpmu = Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    vpmu.args(["run", "--arch", "x86_64", "--realtime", "--vcpus", "2"])
+        .args(["--memory", "512M", "--pmu", pmu, "--timeout", "900"])
+        .args(["--append", DeadlineModule::COMMAND_LINE])
+        .arg("--kernel")
+        .arg(module.kernel())
+        .arg("--json")
+        .arg(&json)
+        .args(options);
+    for file in module.files() {
+        vpmu.arg("--add").arg(file);
+    }
+    let output = vpmu
+        .args(["--", &format!("{COMMON}{script}")])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    let runs: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    Some((text, runs["runs"][0].clone()))
+}
+
+/// Asked, avoided, written, interrupts, early, rearmed, stray, and of due ones
+/// and others those on an idle CPU: of all CPUs together.
+struct Counters(Vec<u64>);
+
+impl Counters {
+    fn all(text: &str, mode: &str) -> Vec<Self> {
+        text.lines()
+            .filter_map(|line| {
+                line.trim_end()
+                    .strip_prefix("counters ")?
+                    .strip_prefix(mode)
+            })
+            .map(|rest| {
+                Self(
+                    rest.split_whitespace()
+                        .map(|word| word.parse().unwrap())
+                        .collect(),
+                )
+            })
+            .collect()
+    }
+
+    fn check(&self, mode: &str) {
+        let &[
+            asked,
+            avoided,
+            written,
+            interrupts,
+            early,
+            rearmed,
+            stray,
+            idle_due,
+            idle_extra,
+        ] = self.0.as_slice()
+        else {
+            panic!("{mode}: {:?}", self.0);
+        };
+        assert_eq!(asked, avoided + written, "{mode}: {:?}", self.0);
+        assert!(early + stray <= interrupts, "{mode}: {:?}", self.0);
+        assert!(idle_due <= interrupts - early - stray);
+        assert!(idle_extra <= early + stray);
+        // The tick stops and starts at each end of an idle moment.
+        assert!(asked > TRANSACTIONS, "{mode}: {:?}", self.0);
+        match mode {
+            "plain" => assert_eq!((avoided, rearmed), (0, 0), "{:?}", self.0),
+            "guest-only" => {
+                assert_eq!(rearmed, early, "{:?}", self.0);
+                assert!(written < asked / 2, "{:?}", self.0);
+            }
+            _ => {
+                assert_eq!(rearmed, 0, "{:?}", self.0);
+                assert!(written < asked / 2, "{:?}", self.0);
+            }
+        }
+    }
+}
+
+fn said(text: &str, line: &str) -> usize {
+    text.lines().filter(|said| said.trim_end() == line).count()
+}
+
+#[test]
+fn every_mode_in_one_guest() {
+    let options = ["--vmm-arg=--no-pmu", "--vmm-arg=--lazy-deadline"];
+    let Some((text, run)) = run("emulated", &options, IN_OURS) else {
+        return;
+    };
+    for mode in ["plain", "guest-only", "paravirtual"] {
+        assert_eq!(said(&text, &format!("mode {mode}")), 2, "{text}");
+        let counters = Counters::all(&text, mode);
+        assert_eq!(counters.len(), 2, "{text}");
+        for counters in counters {
+            counters.check(mode);
+        }
+    }
+    for line in text
+        .lines()
+        .filter_map(|line| line.trim_end().strip_prefix("latencies "))
+    {
+        let numbers: Vec<u64> = line
+            .split_whitespace()
+            .skip(1)
+            .map(|word| word.parse().unwrap())
+            .collect();
+        assert!(numbers[0] > 0 && numbers[1..].is_sorted(), "{line}");
+    }
+    let lines = [
+        "refused nonsense",
+        "hotplug guest-only",
+        "hotplug paravirtual",
+        "off works",
+        "unloaded",
+        "again 3",
+    ];
+    for line in lines {
+        assert_eq!(said(&text, line), 1, "{line} in {text}");
+    }
+    assert!(!text.contains("complaint "), "{text}");
+    let result = format!("\"transactions\":{TRANSACTIONS},");
+    assert_eq!(text.matches(&result).count(), 6, "{text}");
+    // The host has the other half of the account.
+    let deadline = &run["vmm"]["total"]["deadline"];
+    for event in ["writes", "injected"] {
+        assert!(deadline[event].as_u64() > Some(0), "{deadline}");
+    }
+    let [expiries, injected, moved] =
+        ["expiries", "injected", "moved"].map(|event| deadline[event].as_u64().unwrap());
+    assert!(moved <= expiries, "{deadline}");
+    assert!(
+        injected <= expiries + deadline["writes"].as_u64().unwrap(),
+        "{deadline}"
+    );
+}
+
+#[test]
+fn guest_only_needs_no_help_of_the_host() {
+    let Some((text, _)) = run("kvm", &[], IN_QEMU) else {
+        return;
+    };
+    assert_eq!(said(&text, "refused paravirtual"), 1, "{text}");
+    let counters = Counters::all(&text, "guest-only");
+    counters.first().expect("counters").check("guest-only");
+    assert_eq!(said(&text, "unloaded"), 1, "{text}");
+}

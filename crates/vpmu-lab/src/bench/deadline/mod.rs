@@ -1,0 +1,354 @@
+//! What a lazy TSC deadline saves, published in 2023 for KVM on Intel with
+//! netperf's TCP_RR over loopback.
+//!
+//! A stock KVM host in the emulated machine runs our VMM, in all modes the same
+//! one; in it a stock Debian 12 kernel with the module `guest/lazy_deadline`,
+//! whose mode is the only difference. In mode `plain` it writes what the stock
+//! driver writes, and measures.
+//!
+//! The host counts, with KVM's tracepoints ([`account`]); the module measures
+//! the latency from a deadline to its handler.
+
+mod account;
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+use std::{fmt, thread};
+
+use account::Account;
+
+use super::{Bench, Context, Row};
+use crate::arch::Arch;
+use crate::compare::run_one;
+use crate::design::{Design, Pmu};
+use crate::experiment::Experiment;
+use crate::guest::images::Images;
+use crate::guest::job::Command;
+use crate::guest::module::DeadlineModule;
+use crate::machine::Machine;
+use crate::result::Run;
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "deadline",
+    about: "a guest's timer that moves later without an exit (x86_64)",
+    rows,
+};
+
+/// How often a workload that QEMU has cut short is tried again, each time a
+/// little later than before.
+const ATTEMPTS: u32 = 6;
+
+/// Who decides what of the timer is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Plain,
+    Paravirtual,
+    GuestOnly,
+}
+
+impl Mode {
+    const ALL: [Self; 3] = [Self::Plain, Self::Paravirtual, Self::GuestOnly];
+
+    /// As the module has it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Paravirtual => "paravirtual",
+            Self::GuestOnly => "guest-only",
+        }
+    }
+}
+
+/// What the guest does meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Workload {
+    /// TCP request/response between two vCPUs, reads that block: as published.
+    RequestResponse,
+    /// Two processes and a pipe.
+    Pipe,
+    /// Nothing, for ten seconds.
+    Idle,
+    /// Each vCPU sleeps a millisecond, again and again: what lazy deadlines
+    /// cannot save, and the latency of many.
+    Sleep,
+}
+
+impl Workload {
+    const ALL: [Self; 4] = [Self::RequestResponse, Self::Pipe, Self::Idle, Self::Sleep];
+
+    /// What its figures' names end with.
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::RequestResponse => "",
+            Self::Pipe => ":pipe",
+            Self::Idle => ":idle",
+            Self::Sleep => ":sleep",
+        }
+    }
+
+    fn command(self) -> &'static str {
+        match self {
+            Self::RequestResponse => "/root/ping_pong 1500 0 1",
+            Self::Pipe => "perf bench sched pipe -l 800",
+            Self::Idle => "sleep 10",
+            Self::Sleep => "/root/sleepers 500 1000",
+        }
+    }
+}
+
+/// What runs in each boot: more in one would run into QEMU's repeated interrupt
+/// (docs/kvm.md).
+const BOOTS: [&[Workload]; 2] = [
+    &[Workload::RequestResponse],
+    &[Workload::Pipe, Workload::Idle, Workload::Sleep],
+];
+
+/// One boot of the machine.
+#[derive(Debug, Clone, Copy)]
+struct Cell {
+    mode: Mode,
+    boot: usize,
+}
+
+impl Cell {
+    fn workloads(self) -> &'static [Workload] {
+        BOOTS[self.boot]
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.mode.name(), self.boot)
+    }
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    DeadlineModule::check()?;
+    let cells: Vec<Cell> = (0..BOOTS.len())
+        .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
+        .collect();
+    let lab = Lab::prepare(context)?;
+    let accounts: Vec<(Mode, Workload, Account)> = lab.run(&cells)?.into_iter().flatten().collect();
+    let mut rows = Vec::new();
+    for workload in Workload::ALL {
+        let of = |mode: Mode| {
+            accounts
+                .iter()
+                .filter(|(of, what, _)| *of == mode && *what == workload)
+                .fold(Account::default(), |sum, (.., account)| sum.and(account))
+        };
+        let accounts = Mode::ALL.map(of);
+        for (mode, account) in Mode::ALL.into_iter().zip(&accounts) {
+            rows.extend(account.rows(mode.name(), workload.suffix()));
+        }
+        for (mode, account) in Mode::ALL.into_iter().zip(&accounts).skip(1) {
+            rows.extend(account.against(&accounts[0], mode.name(), workload.suffix()));
+        }
+    }
+    Ok(rows)
+}
+
+/// Of one boot, each workload's.
+type Accounts = Vec<(Mode, Workload, Account)>;
+
+/// What is the same for all boots.
+struct Lab<'a> {
+    context: &'a Context<'a>,
+    images: Images,
+    module: DeadlineModule,
+}
+
+impl<'a> Lab<'a> {
+    fn prepare(context: &'a Context<'a>) -> Result<Self> {
+        Ok(Self {
+            context,
+            images: Images::prepare(
+                context.cache,
+                Arch::X86_64,
+                context.cancel,
+                context.progress,
+            )?,
+            module: DeadlineModule::prepare(context.cache, context.cancel, context.progress)?,
+        })
+    }
+
+    /// All of them, one on each of this machine's processors at a time.
+    fn run(&self, cells: &[Cell]) -> Result<Vec<Accounts>> {
+        let next = Mutex::new(cells.iter().enumerate());
+        let done = Mutex::new(Vec::new());
+        let failure = Mutex::new(None);
+        let at_once = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            for _ in 0..at_once.min(cells.len()) {
+                scope.spawn(|| {
+                    while locked(&failure).is_none() {
+                        // A statement of its own, so that the lock is not held.
+                        let cell = locked(&next).next();
+                        let Some((index, &cell)) = cell else {
+                            return;
+                        };
+                        match self.boot(cell) {
+                            Ok(accounts) => locked(&done).push((index, accounts)),
+                            Err(error) => {
+                                locked(&failure).get_or_insert(error);
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
+        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        done.sort_by_key(|(index, _)| *index);
+        Ok(done.into_iter().map(|(_, accounts)| accounts).collect())
+    }
+
+    /// One, again and again where QEMU has killed the guest.
+    fn boot(&self, cell: Cell) -> Result<Accounts> {
+        let mut crashes = 0;
+        loop {
+            match self.attempt(cell, crashes) {
+                Err(Error::RepeatedInterrupt { .. }) if crashes + 1 < ATTEMPTS => crashes += 1,
+                Err(error) => return Err(error),
+                Ok(mut accounts) => {
+                    for (.., account) in &mut accounts {
+                        account.add_crashes(crashes);
+                    }
+                    return Ok(accounts);
+                }
+            }
+        }
+    }
+
+    fn attempt(&self, cell: Cell, crashes: u32) -> Result<Accounts> {
+        let context = self.context;
+        let design = Design::from(Pmu::Emulated);
+        let experiment = Experiment {
+            machine: Machine {
+                arch: Arch::X86_64,
+                vcpus: 2,
+                memory: 512,
+                realtime: false,
+                // Both vCPUs on one processor: QEMU executes several in long turns,
+                // in which the others' interrupts wait.
+                qemu_args: ["-smp", "1"].map(str::to_owned).into(),
+                vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
+            },
+            host_counters: 0,
+            command: Command::from_words(&[script(cell)]),
+            runs: 1,
+            kernel: Some(self.module.kernel()),
+            initrd: None,
+            append: Some(DeadlineModule::COMMAND_LINE.to_owned()),
+            add: self.module.files(),
+            timeout: Duration::from_secs(1800),
+            boot_timeout: Duration::from_secs(600),
+            keep: context
+                .keep
+                .map(|folder| folder.join(format!("{}-{cell}", context.name))),
+            programs: Vec::new(),
+            phase: cell.boot as u32 + BOOTS.len() as u32 * crashes,
+            marked: true,
+        };
+        experiment.check(&[design])?;
+        let task = context.progress.task(&cell.to_string());
+        let row = run_one(
+            &experiment,
+            design,
+            context.cache,
+            Some(&self.images),
+            context.cancel,
+            &task,
+        );
+        task.done();
+        let row = row?;
+        accounts(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
+            design,
+            status: row.run.status,
+            output: String::from_utf8_lossy(&row.output).into_owned(),
+        })
+    }
+}
+
+/// What the guest's shell does. The module's account is begun just before the
+/// host's and read just after it. The host gets some time after each part.
+fn script(cell: Cell) -> String {
+    let mode = cell.mode.name();
+    let mut script = format!(
+        "exec 2>&1\n\
+         mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit\n\
+         echo 1 > /sys/devices/system/cpu/cpu1/online || exit\n\
+         insmod /root/lazy_deadline.ko mode={mode} || exit\n\
+         cd /sys/kernel/debug/lazy_deadline && /root/ping_pong 50 > /dev/null || exit\n"
+    );
+    for workload in cell.workloads() {
+        let command = workload.command();
+        script += &format!(
+            "sleep 2; echo > reset\n\
+             meter --doorbell --output /tmp/output -- {command} > /tmp/meter || exit\n\
+             cat counters > /tmp/counters\n\
+             echo {PART}\n\
+             cat /tmp/output\n\
+             tail -n +2 /tmp/counters | sed 's/^/counters /'\n\
+             tail -n +2 latency | sed 's/^/latency /'\n\
+             tail -n +2 histogram | sed 's/^/bucket /'\n"
+        );
+    }
+    script + "cd / && rmmod lazy_deadline\n"
+}
+
+/// The line before each workload's output.
+const PART: &str = "== part";
+
+/// `None` when something is missing.
+fn accounts(cell: Cell, run: &Run, output: &[u8]) -> Option<Accounts> {
+    let text = String::from_utf8_lossy(output);
+    let parts: Vec<&str> = text.split(PART).skip(1).collect();
+    let workloads = cell.workloads();
+    let complete = run.status == 0 && [parts.len(), run.traces.len()] == [workloads.len(); 2];
+    complete
+        .then(|| workloads.iter().zip(&parts).zip(&run.traces))?
+        .map(|((&workload, part), trace)| Some((cell.mode, workload, Account::of(trace, part)?)))
+        .collect()
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_script_is_valid_shell() {
+        for boot in 0..BOOTS.len() {
+            let mode = Mode::Plain;
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", &script(Cell { mode, boot })])
+                .status()
+                .unwrap();
+            assert!(status.success());
+        }
+    }
+
+    #[test]
+    fn boots_have_names() {
+        let cell = |boot| Cell {
+            mode: Mode::Plain,
+            boot,
+        };
+        assert!(script(cell(0)).contains("mode=plain"));
+        assert_eq!(cell(2).to_string(), "plain-2");
+    }
+
+    #[test]
+    fn each_workload_runs() {
+        for workload in Workload::ALL {
+            assert!(BOOTS.iter().any(|boot| boot.contains(&workload)));
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The Linux module `guest/lazy_deadline`, built for a Debian kernel, and that
+//! kernel.
+//!
+//! It is Debian 12's: a distribution's headers want the compiler that built the
+//! kernel, and gcc 12 is in Debian 12 and 13. Sources and recipe are part of
+//! vpmu; they are built once for each set of packages.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::images::DPKG_DEB;
+use crate::arch::Arch;
+use crate::cache::Cache;
+use crate::cancel::Cancel;
+use crate::debian::{Pool, Selection, TEMPORARY};
+use crate::progress::Progress;
+use crate::tool::{Tool, is_installed};
+use crate::{Error, Result, digest};
+
+/// The release of its kernel.
+pub const RELEASE: &str = "bookworm";
+
+/// What it is made of, by the names that the recipe expects.
+const SOURCES: [(&str, &str); 5] = [
+    (
+        "build",
+        include_str!("../../../../guest/lazy_deadline/build"),
+    ),
+    (
+        "Makefile",
+        include_str!("../../../../guest/lazy_deadline/Makefile"),
+    ),
+    (
+        "lazy_deadline.c",
+        include_str!("../../../../guest/lazy_deadline/lazy_deadline.c"),
+    ),
+    (
+        "ping_pong.c",
+        include_str!("../../../../guest/lazy_deadline/ping_pong.c"),
+    ),
+    (
+        "sleepers.c",
+        include_str!("../../../../guest/lazy_deadline/sleepers.c"),
+    ),
+];
+
+const COMPILER: Tool = Tool {
+    program: "gcc-12",
+    fix: "apt-get install gcc-12 make libc6-dev (the module needs the compiler of Debian 12's kernel)",
+    hint: "",
+};
+const MAKE: Tool = Tool {
+    program: "make",
+    fix: "apt-get install gcc-12 make libc6-dev",
+    hint: "",
+};
+const SHELL: Tool = Tool {
+    program: "sh",
+    fix: "apt-get install dash",
+    hint: "the module is built with Debian's headers: apt-get install gcc-12 make libc6-dev",
+};
+
+const KERNEL: &str = "kernel";
+/// For guests.
+const FILES: [&str; 3] = ["lazy_deadline.ko", "ping_pong", "sleepers"];
+
+/// The module, the kernel it is for, and the programs that exercise both.
+#[derive(Debug, Clone)]
+pub struct DeadlineModule {
+    folder: PathBuf,
+}
+
+impl DeadlineModule {
+    /// Words for its kernel, so that it stops its tick whenever it idles, as the
+    /// kernels did for which a lazy deadline was published. Kernels of today, and
+    /// the stable ones that followed, keep it through idle moments that did not
+    /// end with it before, unless a cpuidle governor says otherwise. Of Debian's,
+    /// `ladder` does. The driver that goes with it halts, as the kernel without
+    /// one does.
+    ///
+    /// The second processor comes when all is quiet: two that wait for one
+    /// another boot slowly where the machine runs one at a time.
+    pub const COMMAND_LINE: &str = "maxcpus=1 cpuidle_haltpoll.force=1 cpuidle.governor=ladder";
+
+    /// Whether this machine can build it.
+    ///
+    /// # Errors
+    ///
+    /// When it has no compiler for it, or its processor is another.
+    pub fn check() -> Result<()> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(Error::Usage(
+                "the module lazy_deadline is built by an x86-64 machine's own compiler; use one"
+                    .to_owned(),
+            ));
+        }
+        for tool in [COMPILER, MAKE] {
+            if !is_installed(tool.program) {
+                return Err(Error::MissingProgram {
+                    program: tool.program.to_owned(),
+                    fix: tool.fix,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// The module, built first when it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When a compiler is missing, or packages cannot be had.
+    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+        Self::check()?;
+        let selection = Selection::kernel_with_headers(RELEASE, Arch::X86_64);
+        let _lock = cache.lock()?;
+        let pool = Pool::fetch(cache, &selection, cancel, progress)?;
+        let folder = folder(&pool);
+        let whole = FILES
+            .iter()
+            .chain([&KERNEL])
+            .all(|file| folder.join(file).is_file());
+        if !whole {
+            let task = progress.task("building the guest's module");
+            build(&pool, &folder, cancel)?;
+            task.done();
+        }
+        Ok(Self { folder })
+    }
+
+    /// The kernel, a bzImage.
+    pub fn kernel(&self) -> PathBuf {
+        self.folder.join(KERNEL)
+    }
+
+    /// `lazy_deadline.ko`, and the programs `ping_pong` and `sleepers`.
+    pub fn files(&self) -> Vec<PathBuf> {
+        FILES.map(|file| self.folder.join(file)).into()
+    }
+}
+
+/// Named after everything that decides about the contents.
+fn folder(pool: &Pool) -> PathBuf {
+    let packages = pool.manifest().packages.iter();
+    let parts: Vec<&str> = packages
+        .map(|package| package.sha256.as_str())
+        .chain(SOURCES.map(|(_, text)| text))
+        .collect();
+    let key = digest::of_bytes(parts.join(" ").as_bytes());
+    pool.folder().join(format!("lazy-deadline-{}", &key[..16]))
+}
+
+fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
+    let temporary = tempfile::Builder::new()
+        .prefix(TEMPORARY)
+        .tempdir_in(pool.folder())
+        .map_err(Error::file("write in", pool.folder()))?;
+    let [root, sources, made] = ["root", "sources", "made"].map(|name| temporary.path().join(name));
+    for path in [&root, &sources, &made] {
+        fs::create_dir(path).map_err(Error::file("create", path))?;
+    }
+    for package in &pool.manifest().packages {
+        let mut command = DPKG_DEB.command()?;
+        command.arg("-x").arg(pool.verified(package)?).arg(&root);
+        DPKG_DEB.run(command, cancel, &|| ())?;
+    }
+    let missing = |what: &str| Error::NotInPackages {
+        what: what.to_owned(),
+        cache: pool.folder().to_owned(),
+    };
+    let version = kernel_release(&root).ok_or_else(|| missing("the kernel"))?;
+    for (name, text) in SOURCES {
+        let path = sources.join(name);
+        fs::write(&path, text).map_err(Error::file("write", &path))?;
+    }
+    let mut command = SHELL.command()?;
+    command
+        .arg(sources.join("build"))
+        .arg(&version)
+        .args([&made, &root])
+        .env("CC", COMPILER.program);
+    SHELL.run(command, cancel, &|| ())?;
+    let vmlinuz = root.join("boot").join(format!("vmlinuz-{version}"));
+    let kernel = made.join(KERNEL);
+    fs::copy(&vmlinuz, &kernel).map_err(Error::file("copy", &vmlinuz))?;
+    if folder.exists() {
+        fs::remove_dir_all(folder).map_err(Error::file("remove", folder))?;
+    }
+    fs::rename(&made, folder).map_err(Error::file("create", folder))
+}
+
+fn kernel_release(root: &Path) -> Option<String> {
+    fs::read_dir(root.join("boot"))
+        .ok()?
+        .flatten()
+        .find_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            Some(name.strip_prefix("vmlinuz-")?.to_owned())
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_says_its_release() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(kernel_release(root.path()), None);
+        let boot = root.path().join("boot");
+        fs::create_dir(&boot).unwrap();
+        fs::write(boot.join("config-6.1.0-1-cloud-amd64"), "").unwrap();
+        fs::write(boot.join("vmlinuz-6.1.0-1-cloud-amd64"), "").unwrap();
+        assert_eq!(
+            kernel_release(root.path()).as_deref(),
+            Some("6.1.0-1-cloud-amd64")
+        );
+    }
+
+    #[test]
+    fn the_recipe_is_valid_shell() {
+        let (_, recipe) = SOURCES[0];
+        let status = std::process::Command::new("sh")
+            .args(["-n", "-c", recipe])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+}
