@@ -4,7 +4,9 @@
 //! also where the host is AMD's; AMD's own leaves then go, and with them features that only they
 //! explain. Of KVM's paravirtual features the clock stays: others would have the guest execute
 //! VMCALL, which is an invalid opcode on AMD. What is missed most are paravirtual spinlocks, where
-//! two vCPUs share one processor.
+//! two vCPUs share one processor. The paravirtual end of interrupt is not offered to any guest:
+//! without an exit at a handler's begin, QEMU's repeated interrupt (docs/benches.md) ends most
+//! nested guests.
 
 use kvm_bindings::CpuId;
 use vpmu::x86::{Capability, CpuidLeaf};
@@ -14,6 +16,7 @@ const SIGNATURE: u32 = 0x000f_06e1;
 
 const KVMCLOCK: u32 = 1 << 0;
 const KVMCLOCK2: u32 = 1 << 3;
+const PV_EOI: u32 = 1 << 6;
 const KVMCLOCK_STABLE: u32 = 1 << 24;
 
 /// Makes what KVM supports the CPUID of vCPU `id`.
@@ -34,6 +37,7 @@ pub(super) fn guest(
                 entry.ebx = entry.ebx & 0xff00 | 1 << 16 | u32::from(id) << 24;
                 entry.ecx = entry.ecx & !PDCM | TSC_DEADLINE | HYPERVISOR;
             }
+            0x4000_0001 => entry.eax &= !PV_EOI,
             0x8000_0008 => entry.ecx = 0,
             _ => {}
         }

@@ -41,6 +41,7 @@ const PUBLISHED: [(&str, f64, f64); 9] = [
 const PUBLISHED_GONE: [(&str, f64); 2] = [("tsc_deadline_exits", 97.5), ("exits", 53.9)];
 
 const IA32_TSC_DEADLINE: &str = "1,1760";
+const X2APIC_EOI: &str = "1,2059";
 const X2APIC_ICR: &str = "1,2096";
 const LOCAL_TIMER_VECTOR: &str = "236";
 const LOCAL_TIMER_WOKE: &str = "0xec";
@@ -286,6 +287,7 @@ fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
             count,
         );
     }
+    add("msr_writes:apic-eoi", of("kvm_msr", X2APIC_EOI)?);
     add("msr_writes:apic-icr", of("kvm_msr", X2APIC_ICR)?);
     add("msr_writes:paravirtual", to_user);
     add(

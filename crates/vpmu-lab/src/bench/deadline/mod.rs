@@ -288,10 +288,10 @@ fn script(cell: Cell) -> String {
         let command = workload.command();
         script += &format!(
             "sleep 2; echo > reset\n\
-             meter --doorbell --output /tmp/output -- {command} > /tmp/meter || exit\n\
+             meter --doorbell --output /tmp/said -- {command} > /tmp/meter || exit\n\
              cat counters > /tmp/counters\n\
              echo {PART}\n\
-             cat /tmp/output\n\
+             cat /tmp/said\n\
              tail -n +2 /tmp/counters | sed 's/^/counters /'\n\
              tail -n +2 latency | sed 's/^/latency /'\n\
              tail -n +2 histogram | sed 's/^/bucket /'\n"
