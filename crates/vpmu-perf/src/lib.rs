@@ -19,7 +19,7 @@
 //!
 //! # Limits
 //!
-//! Overflows come at least 20 microseconds apart, those of each of *n* counters *n* times as far: with
+//! Overflows come at least 50 microseconds apart, those of each of *n* counters *n* times as far: with
 //! a shorter period the report is late, and the guest slower than it asked to be interrupted, but not
 //! the host. perf's own signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]

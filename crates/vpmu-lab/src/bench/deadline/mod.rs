@@ -232,9 +232,7 @@ impl<'a> Lab<'a> {
                 vcpus: 2,
                 memory: 512,
                 realtime: false,
-                // Both vCPUs on one processor: QEMU executes several in long turns,
-                // in which the others' interrupts wait.
-                qemu_args: ["-smp", "1"].map(str::to_owned).into(),
+                qemu_args: Vec::new(),
                 vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
             },
             host_counters: 0,

@@ -53,7 +53,7 @@ const CYCLES: CounterConfig = CounterConfig {
     threshold: 0,
     only_c0: false,
 };
-/// As `vpmu_perf` has it: overflows of one counter are at least so far apart.
+/// As `vpmu_perf` has it: overflows of one counter are at least so far apart, whatever counts.
 const FLOOR: u64 = 20_000;
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
