@@ -9,6 +9,10 @@
 //! write of the deadline register, which is an exit anyway, and holds until the next. A guest that
 //! masks the LVT, or sets its TSC, without writing its deadline anew gets the interrupt once more as
 //! it was.
+//!
+//! A thread that waits for a timer runs some microseconds after it, which KVM's own timer does not
+//! need. So the timer is set early by as much as the last expiries came late, and what is left is
+//! waited for by looking at the TSC; as KVM's `lapic_timer_advance_ns`.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -40,6 +44,10 @@ const SLOT_ENABLE: u64 = 1;
 
 /// Moving a timer costs the host some microseconds: no guest has it do so more often.
 const FLOOR_NS: u64 = 20_000;
+/// The timer is set no earlier than this, ns: the longest that an expiry looks at the TSC.
+const ADVANCE_NS: u64 = 10_000;
+/// The part of an expiry's lateness by which the next is set earlier.
+const ADVANCE_STEP: u64 = 8;
 
 /// One vCPU's deadline. Its exits come from the vCPU's thread, expiries from any other, which waits
 /// for [`as_fd`](AsFd::as_fd) to become readable and calls [`expire`](Self::expire).
@@ -64,6 +72,7 @@ pub struct VcpuDeadlineState {
 struct State {
     deadline: DeadlineTimer,
     clock: Clock,
+    alarm: Alarm,
     /// The slot's address in the guest's memory.
     slot: Option<u64>,
     /// A write of the deadline register that has not been acted upon.
@@ -80,10 +89,20 @@ struct Clock {
     offset: u64,
 }
 
+/// When the timer was to be there, and how much earlier it was set.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alarm {
+    /// In the vCPU's TSC; 0: not set.
+    at: u64,
+    /// Ticks.
+    advance: u64,
+}
+
 /// The timer, as the engine has it.
 struct Timer<'a> {
     fd: BorrowedFd<'a>,
     clock: Clock,
+    alarm: &'a mut Alarm,
 }
 
 impl<M: GuestMemoryBackend> VcpuDeadline<M> {
@@ -103,6 +122,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
             state: Mutex::new(State {
                 deadline: DeadlineTimer::new().with_floor(floor),
                 clock: Clock { khz, offset: 0 },
+                alarm: Alarm::default(),
                 slot: None,
                 written: None,
                 apic_id: 0,
@@ -158,6 +178,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
             let timer = &mut Timer {
                 fd: self.timer.as_fd(),
                 clock: state.clock,
+                alarm: &mut state.alarm,
             };
             let at = state.slot.take();
             with_slot(&self.memory, at, |slot| deadline.detach(slot, timer));
@@ -195,6 +216,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         let timer = &mut Timer {
             fd: self.timer.as_fd(),
             clock: state.clock,
+            alarm: &mut state.alarm,
         };
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&self.memory, at, |slot| {
@@ -220,7 +242,9 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         let timer = &mut Timer {
             fd: self.timer.as_fd(),
             clock: state.clock,
+            alarm: &mut state.alarm,
         };
+        timer.wait();
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&self.memory, at, |slot| deadline.expire(slot, timer));
         state.follow(verdict, vm)
@@ -257,6 +281,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         let timer = &mut Timer {
             fd: self.timer.as_fd(),
             clock: state.clock,
+            alarm: &mut state.alarm,
         };
         let deadline = &mut state.deadline;
         let verdict = with_slot(&self.memory, saved.slot, |slot| {
@@ -327,6 +352,30 @@ fn with_slot<M: GuestMemoryBackend, R>(
     }))
 }
 
+impl Timer<'_> {
+    /// Lets the moment come that the timer was set early for, and learns how early the next is to be.
+    fn wait(&mut self) {
+        let longest = ticks(ADVANCE_NS, self.clock.khz);
+        let at = std::mem::take(&mut self.alarm.at);
+        let begin = self.now();
+        let advance = &mut self.alarm.advance;
+        match at.checked_sub(begin) {
+            // It was late.
+            None if at != 0 => {
+                *advance = longest.min(*advance + (begin - at).div_ceil(ADVANCE_STEP));
+            }
+            Some(left) if left <= longest => {
+                *advance -= (left / ADVANCE_STEP).min(*advance);
+                while self.now() < at {
+                    std::hint::spin_loop();
+                }
+            }
+            // Another wake-up, and the timer is still to come.
+            _ => self.alarm.at = at,
+        }
+    }
+}
+
 impl HostTimer for Timer<'_> {
     fn now(&mut self) -> u64 {
         rdtsc().wrapping_add(self.clock.offset)
@@ -334,10 +383,13 @@ impl HostTimer for Timer<'_> {
 
     fn arm(&mut self, deadline: u64) {
         let left = deadline.saturating_sub(self.now());
+        let left = left.saturating_sub(self.alarm.advance);
+        self.alarm.at = deadline;
         set(self.fd, nanoseconds(left, self.clock.khz).max(1));
     }
 
     fn disarm(&mut self) {
+        self.alarm.at = 0;
         set(self.fd, 0);
     }
 }
@@ -444,6 +496,7 @@ mod tests {
         let mut timer = Timer {
             fd: fd.as_fd(),
             clock,
+            alarm: &mut Alarm::default(),
         };
         let begin = std::time::Instant::now();
         let deadline = timer.now() + 5_000_000;
@@ -457,5 +510,43 @@ mod tests {
         timer.disarm();
         set(fd.as_fd(), u64::MAX);
         assert!(rustix::io::read(&fd, &mut bytes).is_err());
+    }
+
+    #[test]
+    fn an_expiry_waits_for_its_moment_and_learns_from_its_lateness() {
+        let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK).unwrap();
+        let khz = 1_000_000;
+        let clock = Clock { khz, offset: 0 };
+        let mut alarm = Alarm::default();
+        let mut timer = Timer {
+            fd: fd.as_fd(),
+            clock,
+            alarm: &mut alarm,
+        };
+        let longest = ticks(ADVANCE_NS, khz);
+        timer.wait();
+        assert_eq!(timer.alarm.advance, 0, "nothing was set");
+        // Late by any time, it is set earlier, but not by any time.
+        for _ in 0..2 * ADVANCE_STEP {
+            let now = timer.now();
+            timer.arm(now + longest);
+            while timer.now() <= now + 2 * longest {}
+            timer.wait();
+        }
+        assert_eq!((timer.alarm.at, timer.alarm.advance), (0, longest));
+        // Early, it waits, and is set less early.
+        let at = timer.now() + longest - 1;
+        timer.arm(at);
+        timer.wait();
+        assert!(timer.now() >= at);
+        assert!(timer.alarm.advance <= longest);
+        // Woken for another reason it waits for nothing.
+        let far = timer.now() + 1000 * longest;
+        timer.arm(far);
+        timer.wait();
+        assert_eq!(timer.alarm.at, far);
+        assert!(timer.now() < far);
+        timer.disarm();
+        assert_eq!(timer.alarm.at, 0);
     }
 }
