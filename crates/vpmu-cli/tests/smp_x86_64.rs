@@ -1,0 +1,74 @@
+//! A stock guest with two processors, each with a PMU of its own.
+//!
+//! Needs what `e2e_x86_64.rs` needs.
+
+mod common;
+
+use std::process::Command;
+
+use common::skipped;
+
+/// Cycles between two samples: some hundred of them.
+const PERIOD: u64 = 20_000_000;
+
+/// A run on the first processor alone, then one on both, the second with four times the work, that
+/// is sampled, and counted from before to after.
+const SCRIPT: &str = "
+echo processors $(nproc)
+echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
+perf stat -x, -a -A -e cycles -o stat -- taskset 1 workload --scale 4000
+sed -n 's/^CPU/alone CPU/p' stat
+echo 'taskset 1 workload --scale 4000 & taskset 2 workload --scale 8000; wait' > both
+perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- \
+    perf stat -x, -a -A -e cycles -o stat -- sh both
+sed -n 's/^CPU/counted CPU/p' stat
+perf report --stdio -n --sort cpu 2> /dev/null |
+    awk '$3 ~ /^00/ { print \"sampled CPU\" $3 + 0 \",\" $2 }'
+true";
+
+#[test]
+fn each_processor_counts_and_samples_its_own() {
+    let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    let doctor = vpmu()
+        .args(["doctor", "--arch", "x86_64"])
+        .output()
+        .unwrap();
+    if !doctor.status.success() {
+        skipped(&String::from_utf8_lossy(&doctor.stdout));
+        return;
+    }
+    // In real time: two processors take so many interrupts that QEMU, when it counts instructions,
+    // delivers one of them twice in some of the runs.
+    let output = vpmu()
+        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+        .args(["--vcpus", "2", "--realtime"])
+        .args(["--", &SCRIPT.replace("PERIOD", &PERIOD.to_string())])
+        .output()
+        .unwrap();
+    let console = String::from_utf8_lossy(&output.stdout);
+    let all = format!("{console}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{all}");
+    println!("{all}");
+    assert!(console.contains("processors 2"), "{all}");
+
+    let number = |what: &str, processor: u64| -> u64 {
+        let begin = format!("{what} CPU{processor},");
+        let line = console.lines().find_map(|line| line.strip_prefix(&begin));
+        let number = line.and_then(|line| line.split(',').next()?.parse().ok());
+        number.unwrap_or_else(|| panic!("{begin}: {all}"))
+    };
+    // The second one idles meanwhile; what idles counts no cycles.
+    assert!(number("alone", 0) > 2 * number("alone", 1), "{all}");
+    assert!(number("counted", 1) > number("counted", 0), "{all}");
+    for processor in [0, 1] {
+        // Each sample is a period that was counted. Not each period is a sample: in real time on a
+        // slow machine interrupts come late, and what is counted meanwhile is in none.
+        let (counted, samples) = (number("counted", processor), number("sampled", processor));
+        let sampled = samples * PERIOD;
+        let possible = counted / 10..=counted / 20 * 21;
+        assert!(
+            possible.contains(&sampled),
+            "{processor}: {sampled} of {counted}: {all}"
+        );
+    }
+}
