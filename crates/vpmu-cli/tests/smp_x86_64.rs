@@ -11,16 +11,16 @@ use common::skipped;
 /// Cycles between two samples: some hundred of them.
 const PERIOD: u64 = 20_000_000;
 
-/// A run on the first processor alone, then one on both, the second with four times the work, that
-/// is sampled, and counted from before to after.
+/// A run on the first processor alone, then one on both, the second with twice the work, that is
+/// sampled, and counted from before the first sample to after the last.
 const SCRIPT: &str = "
 echo processors $(nproc)
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 perf stat -x, -a -A -e cycles -o stat -- taskset 1 workload --scale 4000
 sed -n 's/^CPU/alone CPU/p' stat
 echo 'taskset 1 workload --scale 4000 & taskset 2 workload --scale 8000; wait' > both
-perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- \
-    perf stat -x, -a -A -e cycles -o stat -- sh both
+perf stat -x, -a -A -e cycles -o stat -- \
+    perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- sh both
 sed -n 's/^CPU/counted CPU/p' stat
 perf report --stdio -n --sort cpu 2> /dev/null |
     awk '$3 ~ /^00/ { print \"sampled CPU\" $3 + 0 \",\" $2 }'
@@ -59,7 +59,7 @@ fn each_processor_counts_and_samples_its_own() {
     };
     // The second one idles meanwhile; what idles counts no cycles.
     assert!(number("alone", 0) > 2 * number("alone", 1), "{all}");
-    assert!(number("counted", 1) > number("counted", 0), "{all}");
+    assert!(2 * number("counted", 1) > 3 * number("alone", 0), "{all}");
     for processor in [0, 1] {
         // Each sample is a period that was counted. Not each period is a sample: in real time on a
         // slow machine interrupts come late, and what is counted meanwhile is in none.

@@ -115,8 +115,10 @@ trace_begin() {
     mount -t tracefs tracefs $tracing
     cd $tracing || return
     echo 16384 > buffer_size_kb
-    # QEMU executes the processors in turn: one that polls takes the others' time.
+    # Its one processor runs both vCPUs: one that polls takes the other's time, and one that is
+    # interrupted when it has just woken the other has locks that the other needs.
     echo 0 > /sys/module/kvm/parameters/halt_poll_ns
+    echo NO_WAKEUP_PREEMPTION > /sys/kernel/debug/sched/features
     # An event takes one trigger of a kind: the end has an event of its own.
     # shellcheck disable=SC2016 # fields, not variables
     echo 'e:vpmu/doorbell kvm/kvm_pio port=$port val=$val' > dynamic_events
