@@ -63,25 +63,26 @@ fn passed(console: &str) -> BTreeSet<&str> {
 #[test]
 fn every_policy_gives_the_same_pmu() {
     let mut expected = String::new();
-    for policy in ["recreate", "reuse", "paused"] {
+    for policy in ["reuse", "paused"] {
         let Some(console) = run(&["--policy", policy, "--vcpus", "2"], "") else {
             return;
         };
         let tests = passed(&console);
         assert!(tests.len() > 150, "{policy}:\n{console}");
         assert!(tests.contains("isolation.counts"), "{policy}:\n{console}");
-        // The baseline may be too slow for a guest to get on in a storm; the others are not.
-        let stands_still = console.contains("no work is done");
-        assert!(
-            policy == "recreate" || !stands_still,
-            "{policy}:\n{console}"
-        );
+        assert!(!console.contains("no work is done"), "{policy}:\n{console}");
         if expected.is_empty() {
             expected = console;
         } else {
             assert_eq!(tests, passed(&expected), "{policy}");
         }
     }
+    // The baseline on one CPU: what it does for a storm of PMIs can take all the time of an emulated
+    // host with two (docs/kvm.md), for ever.
+    let console = run(&["--policy", "recreate"], "").unwrap_or_default();
+    let tests = passed(&console);
+    assert!(tests.len() > 70, "{console}");
+    assert!(tests.is_subset(&passed(&expected)), "{console}");
 }
 
 /// Fixed counter 0 and more events of the general ones.
