@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * A process on each CPU that sleeps again and again: every deadline comes due,
- * and none is moved. For the latency of timers.
+ * A process on each CPU, or on one, that sleeps again and again: every deadline
+ * comes due, and none is moved. For the latency of timers.
  *
- * usage: sleepers [TIMES [US]]
+ * usage: sleepers [TIMES [US [CPU]]]
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -40,10 +40,11 @@ int main(int argc, char **argv)
 {
 	long times = argc > 1 ? atol(argv[1]) : 1000;
 	long us = argc > 2 ? atol(argv[2]) : 1000;
-	long cpus = sysconf(_SC_NPROCESSORS_ONLN), cpu;
+	long first = argc > 3 ? atol(argv[3]) : 0;
+	long last = argc > 3 ? first : sysconf(_SC_NPROCESSORS_ONLN) - 1, cpu;
 	int status, failed = 0;
 
-	for (cpu = 0; cpu < cpus; cpu++) {
+	for (cpu = first; cpu <= last; cpu++) {
 		pid_t child = fork();
 
 		if (child < 0)

@@ -118,6 +118,10 @@ fn run_tries(
                 experiment.phase += 1;
                 task.say("QEMU seems to have delivered an interrupt twice; once more, a bit later");
             }
+            Err(Error::HostReset { .. }) if experiment.phase + 1 < TRIES => {
+                experiment.phase += 1;
+                task.say("QEMU seems to have reset the KVM host; once more");
+            }
             result => return result,
         }
     }
@@ -146,7 +150,7 @@ pub(crate) fn run_one(
         });
     })?;
     let run = outcome.run.ok_or(Error::NoReport {
-        what: "any figures",
+        how: "there was none".to_owned(),
         console: Vec::new(),
     })?;
     Ok(Row {

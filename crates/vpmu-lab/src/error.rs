@@ -156,6 +156,16 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
+    /// The KVM host went down with its guest and said nothing.
+    #[error(
+        "the KVM host was reset under its guest{}\nno program in a host can do that, so it is QEMU's fault: it has \
+         been seen to with two processors in real time, once in some twenty runs on a busy machine; try again",
+        quoted(console)
+    )]
+    HostReset {
+        /// Its last console lines.
+        console: Vec<String>,
+    },
     /// This project's hypervisor ended the guest.
     #[error("{line}{}", quoted(console))]
     Monitor {
@@ -191,10 +201,13 @@ pub enum Error {
         console: Vec<String>,
     },
     /// The guest ended without saying what the command did.
-    #[error("the guest ended without reporting {what}{}", quoted(console))]
+    #[error(
+        "the guest ended without reporting what the command did; {how}{}",
+        quoted(console)
+    )]
     NoReport {
-        /// What is missing.
-        what: &'static str,
+        /// What is known of its end.
+        how: String,
         /// Its last console lines.
         console: Vec<String>,
     },

@@ -16,7 +16,7 @@ use crate::guest::artifacts;
 use crate::guest::images::Images;
 use crate::guest::job::{Command, HostJob, Job, Notify, Output, OwnProgram, Vmm, quote};
 use crate::machine::{Boot, Machine, guest_command_line, vmm_arguments};
-use crate::record::{Monitor, Record};
+use crate::record::{Host, Monitor, Record};
 use crate::result::{Run, Settings, has_fair_shares};
 use crate::supervise::{self, Limits, Stage, Streams};
 use crate::{Error, Result, boot_file};
@@ -406,6 +406,11 @@ impl Experiment {
                 .write_file(&host_file)?;
                 concatenate(&[&images.kvm_host(), &host_file], &whole)?;
                 initrd = Some(whole);
+                // A saved guest is a file, beside the guest that is made of it.
+                let saves = |word: &String| word.starts_with("--save");
+                if machine.vmm_args.iter().any(saves) {
+                    machine.memory *= 3;
+                }
                 machine.memory += KVM_HOST_MEMORY;
                 append = guest_command_line(arch, None);
                 images.kernel()
@@ -467,12 +472,8 @@ impl Experiment {
             });
         }
         if !complete {
-            return Err(
-                supervise::ended_badly(transcript).unwrap_or_else(|| Error::NoReport {
-                    what: "what the command did",
-                    console: transcript.last_lines(),
-                }),
-            );
+            return Err(supervise::ended_badly(transcript)
+                .unwrap_or_else(|| self.silent_end(design, transcript)));
         }
         let settings = Settings {
             arch: self.machine.arch,
@@ -483,6 +484,23 @@ impl Experiment {
             command: command.as_line(),
         };
         Ok(Run::from_records(&settings, &transcript.records))
+    }
+
+    /// What an end without figures is that nobody complained about.
+    fn silent_end(&self, design: Design, transcript: &Transcript) -> Error {
+        let console = transcript.last_lines();
+        let host = transcript.records.iter().find_map(|record| match record {
+            Record::Host(host) => Some(host),
+            _ => None,
+        });
+        let how = match host {
+            None if self.has_kvm_host(design.pmu) => return Error::HostReset { console },
+            Some(Host { vmm, status, .. }) if *status != 0 => {
+                format!("{vmm} ended with status {status}")
+            }
+            _ => "it powered off or was reset".to_owned(),
+        };
+        Error::NoReport { how, console }
     }
 }
 

@@ -11,6 +11,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
@@ -27,13 +28,14 @@ use crate::notes;
 const COUNTERS: usize = 32;
 /// Longer than any machine runs.
 const ENDLESS: u64 = i64::MAX as u64;
-/// Overflows are at least so far apart, ns: those of each of several perf events so many times as
-/// far, or their timers together would leave no time for anything else, the guest included. A host
-/// that is emulated takes half of that for one.
-const FLOOR_NS: u64 = 50_000;
-/// The same for a hardware event, which does not know time: at 4 GHz and one event a cycle it is a
-/// quarter of that.
-const FLOOR_EVENTS: u64 = 20_000;
+/// Overflows are at least so far apart, in a clock's ns: those of each of several perf events so
+/// many times as far, or their timers together would leave no time for anything else, the guest
+/// included. A host that is emulated takes half of that for one. A hardware event does not know
+/// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
+const FLOOR: u64 = 50_000;
+/// The first overflow of an event comes no sooner than it takes to make so many: where each is made
+/// for one overflow, as by [`Policy::Recreate`](vpmu::counter::Policy), that is half of the time.
+const NEW: u64 = 4;
 const NS: u64 = 1_000_000_000;
 
 /// What counts.
@@ -114,6 +116,8 @@ struct Slot {
     multiplexed: bool,
     /// The last total, for when a read fails.
     total: u64,
+    /// It has not had a period.
+    new: bool,
 }
 
 /// A [`CounterHost`] of the calling thread.
@@ -125,6 +129,8 @@ pub struct PerfHost {
     tsc_hz: u64,
     approximate: bool,
     slots: [Option<Slot>; COUNTERS],
+    /// The least time in which an event was made.
+    making: Duration,
     /// It belongs to a thread: its events are that thread's.
     _thread: std::marker::PhantomData<*mut ()>,
 }
@@ -176,6 +182,7 @@ impl PerfHost {
             tsc_hz: options.tsc_hz,
             approximate: options.approximate_instructions,
             slots: [const { None }; COUNTERS],
+            making: Duration::MAX,
             _thread: std::marker::PhantomData,
         })
     }
@@ -282,19 +289,25 @@ impl PerfHost {
         }
     }
 
-    /// `events` as what the perf event counts, rounded up.
-    fn to_host(&self, events: u64) -> u64 {
-        let sharing = self.slots.iter().flatten().count().max(1) as u64;
-        let (count, floor) = match self.backing {
-            Backing::Hardware => (u128::from(events), FLOOR_EVENTS),
+    /// `events` as what the perf event counts, rounded up; as the first period of a `new` one.
+    fn to_host(&self, events: u64, new: bool) -> u64 {
+        let count = match self.backing {
+            Backing::Hardware => u128::from(events),
             Backing::Clock => {
                 let ns = u128::from(events) * u128::from(NS);
-                (ns.div_ceil(u128::from(self.tsc_hz)), FLOOR_NS)
+                ns.div_ceil(u128::from(self.tsc_hz))
             }
         };
+        let making = u64::try_from(self.making.as_nanos()).unwrap_or(FLOOR);
+        let floor = match new {
+            true => FLOOR.max(making.saturating_mul(NEW)),
+            false => FLOOR,
+        };
+        let sharing = self.slots.iter().flatten().count().max(1) as u64;
+        let floor = floor.saturating_mul(sharing).min(ENDLESS);
         u64::try_from(count)
             .unwrap_or(ENDLESS)
-            .clamp(floor * sharing, ENDLESS)
+            .clamp(floor, ENDLESS)
     }
 
     /// What the perf event has counted as the guest's events.
@@ -364,11 +377,13 @@ impl CounterHost<CounterConfig> for PerfHost {
             guest: self.guest,
         };
         let kind = self.kind(config.architectural(), config.raw(), rings)?;
+        let begin = Instant::now();
         let event = PerfEvent::open(kind, ENDLESS).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
             Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
             _ => Lost::Failed,
         })?;
+        self.making = self.making.min(begin.elapsed());
         let slot = self
             .slots
             .get_mut(usize::from(counter))
@@ -382,12 +397,14 @@ impl CounterHost<CounterConfig> for PerfHost {
             endless: true,
             multiplexed: false,
             total: 0,
+            new: true,
         });
         Ok(())
     }
 
     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        let period = events.map(|events| self.to_host(events.get()));
+        let new = self.slot(counter).is_some_and(|slot| slot.new);
+        let period = events.map(|events| self.to_host(events.get(), new));
         let Some(slot) = self.slot(counter) else {
             return;
         };
@@ -395,6 +412,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             Some(period) => {
                 slot.armed = slot.event.set_period(period);
                 slot.endless = false;
+                slot.new = false;
                 slot.certain = !slot.running;
                 if slot.certain {
                     // A signal of the period before has come by now, and is of no interest.
@@ -504,10 +522,16 @@ mod tests {
         };
         for n in 0..4 {
             assert_eq!(host.create(n, &cycles), Ok(()));
-            assert_eq!(host.to_host(1), FLOOR_NS * (u64::from(n) + 1));
+            assert_eq!(host.to_host(1, false), FLOOR * (u64::from(n) + 1));
         }
         host.release(2);
-        assert_eq!(host.to_host(1), 3 * FLOOR_NS);
-        assert_eq!(host.to_host(NS), NS, "long ones are as they are");
+        assert_eq!(host.to_host(1, false), 3 * FLOOR);
+        assert_eq!(host.to_host(NS, true), NS, "long ones are as they are");
+        host.making = Duration::from_nanos(FLOOR);
+        assert_eq!(host.to_host(1, true), 3 * NEW * FLOOR);
+        host.making = Duration::from_nanos(1);
+        assert_eq!(host.to_host(1, true), 3 * FLOOR);
+        host.making = Duration::MAX;
+        assert_eq!(host.to_host(1, true), 3 * NEW * FLOOR, "nothing was made");
     }
 }

@@ -71,8 +71,9 @@ enum Workload {
     Pipe,
     /// Nothing, for ten seconds.
     Idle,
-    /// Each vCPU sleeps a millisecond, again and again: what lazy deadlines
-    /// cannot save, and the latency of many.
+    /// A vCPU sleeps a millisecond, again and again: what lazy deadlines cannot
+    /// save, and the latency of many. The other one does nothing, as the host's
+    /// one processor has not got time for both at once.
     Sleep,
 }
 
@@ -94,7 +95,7 @@ impl Workload {
             Self::RequestResponse => "/root/ping_pong 1500 0 1",
             Self::Pipe => "perf bench sched pipe -l 800",
             Self::Idle => "sleep 10",
-            Self::Sleep => "/root/sleepers 500 1000",
+            Self::Sleep => "/root/sleepers 1000 1000 1",
         }
     }
 }
