@@ -116,6 +116,9 @@ struct Slot {
     multiplexed: bool,
     /// The last total, for when a read fails.
     total: u64,
+    /// Guest's events to the next overflow, for when it is resumed: then it is known how many share
+    /// the processor with it.
+    wanted: Option<NonZeroU64>,
     /// It has not had a period.
     new: bool,
 }
@@ -322,6 +325,17 @@ impl PerfHost {
     fn slot(&mut self, counter: u8) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(counter))?.as_mut()
     }
+
+    /// Gives the perf event its period.
+    fn program(&mut self, counter: u8, events: NonZeroU64) {
+        let new = self.slot(counter).is_some_and(|slot| slot.new);
+        let period = self.to_host(events.get(), new);
+        if let Some(slot) = self.slot(counter) {
+            slot.armed = slot.event.set_period(period);
+            slot.endless = false;
+            slot.new = false;
+        }
+    }
 }
 
 impl Drop for PerfHost {
@@ -397,34 +411,38 @@ impl CounterHost<CounterConfig> for PerfHost {
             endless: true,
             multiplexed: false,
             total: 0,
+            wanted: None,
             new: true,
         });
         Ok(())
     }
 
     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        let new = self.slot(counter).is_some_and(|slot| slot.new);
-        let period = events.map(|events| self.to_host(events.get(), new));
         let Some(slot) = self.slot(counter) else {
             return;
         };
-        match period {
-            Some(period) => {
-                slot.armed = slot.event.set_period(period);
-                slot.endless = false;
-                slot.new = false;
-                slot.certain = !slot.running;
-                if slot.certain {
-                    // A signal of the period before has come by now, and is of no interest.
-                    notes::forget(counter);
-                }
+        if slot.running {
+            slot.certain = false;
+            match events {
+                Some(events) => self.program(counter, events),
+                // If one comes all the same, it is ignored, and the last.
+                None => slot.armed = false,
             }
-            // If one comes all the same, it is ignored, and the last.
-            None => slot.armed = false,
+        } else {
+            slot.wanted = events;
+            slot.armed = events.is_some();
+            slot.certain = true;
+            // A signal of the period before has come by now, and is of no interest.
+            notes::forget(counter);
         }
     }
 
     fn resume(&mut self, counters: CounterSet) {
+        for counter in counters {
+            if let Some(wanted) = self.slot(counter).and_then(|slot| slot.wanted.take()) {
+                self.program(counter, wanted);
+            }
+        }
         for counter in counters {
             if let Some(slot) = self.slot(counter) {
                 slot.running = slot.event.enable();
