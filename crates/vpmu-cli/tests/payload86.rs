@@ -63,7 +63,7 @@ fn passed(console: &str) -> BTreeSet<&str> {
 #[test]
 fn every_policy_gives_the_same_pmu() {
     let mut expected = String::new();
-    for policy in ["reuse", "paused"] {
+    for policy in ["recreate", "reuse", "paused"] {
         let Some(console) = run(&["--policy", policy, "--vcpus", "2"], "") else {
             return;
         };
@@ -77,12 +77,6 @@ fn every_policy_gives_the_same_pmu() {
             assert_eq!(tests, passed(&expected), "{policy}");
         }
     }
-    // The baseline on one CPU: what it does for a storm of PMIs can take all the time of an emulated
-    // host with two (docs/kvm.md), for ever.
-    let console = run(&["--policy", "recreate"], "").unwrap_or_default();
-    let tests = passed(&console);
-    assert!(tests.len() > 70, "{console}");
-    assert!(tests.is_subset(&passed(&expected)), "{console}");
 }
 
 /// Fixed counter 0 and more events of the general ones.

@@ -11,7 +11,6 @@ use std::fs;
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
@@ -28,14 +27,6 @@ use crate::notes;
 const COUNTERS: usize = 32;
 /// Longer than any machine runs.
 const ENDLESS: u64 = i64::MAX as u64;
-/// Overflows are at least so far apart, in a clock's ns: those of each of several perf events so
-/// many times as far, or their timers together would leave no time for anything else, the guest
-/// included. A host that is emulated takes half of that for one. A hardware event does not know
-/// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
-const FLOOR: u64 = 50_000;
-/// The first overflow of an event comes no sooner than it takes to make so many: where each is made
-/// for one overflow, as by [`Policy::Recreate`](vpmu::counter::Policy), that is half of the time.
-const NEW: u64 = 4;
 const NS: u64 = 1_000_000_000;
 
 /// What counts.
@@ -119,8 +110,6 @@ struct Slot {
     /// Guest's events to the next overflow, for when it is resumed: then it is known how many share
     /// the processor with it.
     wanted: Option<NonZeroU64>,
-    /// It has not had a period.
-    new: bool,
 }
 
 /// A [`CounterHost`] of the calling thread.
@@ -132,13 +121,17 @@ pub struct PerfHost {
     tsc_hz: u64,
     approximate: bool,
     slots: [Option<Slot>; COUNTERS],
-    /// The least time in which an event was made.
-    making: Duration,
     /// It belongs to a thread: its events are that thread's.
     _thread: std::marker::PhantomData<*mut ()>,
 }
 
 impl PerfHost {
+    /// Overflows are at least so far apart, in a clock's ns: those of each of several perf events so
+    /// many times as far, or their timers together would leave no time for anything else, the guest
+    /// included. A host that is emulated takes half of that for one. A hardware event does not know
+    /// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
+    pub const FLOOR: u64 = 50_000;
+
     /// For the guest that the calling thread runs. SIGRTMIN+1 becomes the process's signal for
     /// overflows, and SIGIO one for when too many of them wait.
     ///
@@ -185,7 +178,6 @@ impl PerfHost {
             tsc_hz: options.tsc_hz,
             approximate: options.approximate_instructions,
             slots: [const { None }; COUNTERS],
-            making: Duration::MAX,
             _thread: std::marker::PhantomData,
         })
     }
@@ -292,8 +284,8 @@ impl PerfHost {
         }
     }
 
-    /// `events` as what the perf event counts, rounded up; as the first period of a `new` one.
-    fn to_host(&self, events: u64, new: bool) -> u64 {
+    /// `events` as what the perf event counts, rounded up.
+    fn to_host(&self, events: u64) -> u64 {
         let count = match self.backing {
             Backing::Hardware => u128::from(events),
             Backing::Clock => {
@@ -301,16 +293,10 @@ impl PerfHost {
                 ns.div_ceil(u128::from(self.tsc_hz))
             }
         };
-        let making = u64::try_from(self.making.as_nanos()).unwrap_or(FLOOR);
-        let floor = match new {
-            true => FLOOR.max(making.saturating_mul(NEW)),
-            false => FLOOR,
-        };
         let sharing = self.slots.iter().flatten().count().max(1) as u64;
-        let floor = floor.saturating_mul(sharing).min(ENDLESS);
         u64::try_from(count)
             .unwrap_or(ENDLESS)
-            .clamp(floor, ENDLESS)
+            .clamp(Self::FLOOR * sharing, ENDLESS)
     }
 
     /// What the perf event has counted as the guest's events.
@@ -328,12 +314,10 @@ impl PerfHost {
 
     /// Gives the perf event its period.
     fn program(&mut self, counter: u8, events: NonZeroU64) {
-        let new = self.slot(counter).is_some_and(|slot| slot.new);
-        let period = self.to_host(events.get(), new);
+        let period = self.to_host(events.get());
         if let Some(slot) = self.slot(counter) {
             slot.armed = slot.event.set_period(period);
             slot.endless = false;
-            slot.new = false;
         }
     }
 }
@@ -391,13 +375,11 @@ impl CounterHost<CounterConfig> for PerfHost {
             guest: self.guest,
         };
         let kind = self.kind(config.architectural(), config.raw(), rings)?;
-        let begin = Instant::now();
         let event = PerfEvent::open(kind, ENDLESS).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
             Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
             _ => Lost::Failed,
         })?;
-        self.making = self.making.min(begin.elapsed());
         let slot = self
             .slots
             .get_mut(usize::from(counter))
@@ -412,7 +394,6 @@ impl CounterHost<CounterConfig> for PerfHost {
             multiplexed: false,
             total: 0,
             wanted: None,
-            new: true,
         });
         Ok(())
     }
@@ -506,50 +487,5 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn deficit(&self, counter: u8) -> Option<Lost> {
         let slot = self.slots.get(usize::from(counter))?.as_ref()?;
         slot.multiplexed.then_some(Lost::Multiplexed)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vpmu::x86::EventKind;
-
-    #[test]
-    fn the_shortest_period_grows_with_the_number_of_events() {
-        let options = PerfOptions {
-            tsc_hz: NS,
-            backing: Some(Backing::Clock),
-            approximate_instructions: false,
-        };
-        let mut host = match PerfHost::new(options) {
-            Ok(host) => host,
-            Err(error @ (PerfError::Forbidden(_) | PerfError::NoPerf)) => {
-                eprintln!("skipped: {error}");
-                return;
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let cycles = CounterConfig {
-            event: EventKind::Fixed(1),
-            user: true,
-            kernel: true,
-            edge: false,
-            invert: false,
-            threshold: 0,
-            only_c0: false,
-        };
-        for n in 0..4 {
-            assert_eq!(host.create(n, &cycles), Ok(()));
-            assert_eq!(host.to_host(1, false), FLOOR * (u64::from(n) + 1));
-        }
-        host.release(2);
-        assert_eq!(host.to_host(1, false), 3 * FLOOR);
-        assert_eq!(host.to_host(NS, true), NS, "long ones are as they are");
-        host.making = Duration::from_nanos(FLOOR);
-        assert_eq!(host.to_host(1, true), 3 * NEW * FLOOR);
-        host.making = Duration::from_nanos(1);
-        assert_eq!(host.to_host(1, true), 3 * FLOOR);
-        host.making = Duration::MAX;
-        assert_eq!(host.to_host(1, true), 3 * NEW * FLOOR, "nothing was made");
     }
 }

@@ -19,9 +19,10 @@
 //!
 //! # Limits
 //!
-//! Overflows come at least 50 microseconds apart, those of each of *n* counters *n* times as far: with
-//! a shorter period the report is late, and the guest slower than it asked to be interrupted, but not
-//! the host. perf's own signals arrive some tens of microseconds late.
+//! Overflows of a clock come at least 50 microseconds apart, those of a hardware event 50,000 events
+//! ([`PerfHost::FLOOR`]), those of each of *n* counters *n* times as far: with a shorter period the
+//! report is late, and the guest slower than it asked to be interrupted, but not the host. perf's own
+//! signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]
 
 mod event;

@@ -1,11 +1,15 @@
 //! The engine on real perf events of this machine: the clock, which is there everywhere.
 #![cfg(target_os = "linux")]
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu::counter::{CounterState, Lost, Policy};
-use vpmu::x86::{ArchEvent, Capability, Outcome, Pmu, PmuConfig, RawPerfEvtSel, Version};
+use vpmu::counter::{CounterHost, CounterSet, CounterState, Lost, Policy, Report};
+use vpmu::x86::{
+    ArchEvent, Capability, CounterConfig, EventKind, Outcome, Pmu, PmuConfig, RawPerfEvtSel,
+    Version,
+};
 use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;
@@ -241,4 +245,39 @@ fn a_full_queue_of_signals_loses_no_overflow() {
         pmu.statistics().reads > 0,
         "nobody vouches for such a report"
     );
+}
+
+#[test]
+fn a_storm_of_several_counters_is_as_many_times_slower() {
+    let Some(mut host) = host() else { return };
+    let cycles = CounterConfig {
+        event: EventKind::Fixed(1),
+        user: true,
+        kernel: true,
+        edge: false,
+        invert: false,
+        threshold: 0,
+        only_c0: false,
+    };
+    let counters = CounterSet::from_bits(0b1111);
+    for counter in counters {
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+        // The first as well, which was alone then.
+        host.set_period(counter, NonZeroU64::new(1));
+    }
+    host.resume(counters);
+    let start = Instant::now();
+    let mut overflows = 0;
+    while overflows < 4 {
+        for (counter, report) in host.take_overflows() {
+            assert_eq!(report, Report::Due);
+            let counted = host.read(counter);
+            assert!(counted >= 4 * PerfHost::FLOOR, "{counter}: {counted}");
+            overflows += 1;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{overflows} overflows"
+        );
+    }
 }

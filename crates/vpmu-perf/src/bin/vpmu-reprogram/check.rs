@@ -53,8 +53,6 @@ const CYCLES: CounterConfig = CounterConfig {
     threshold: 0,
     only_c0: false,
 };
-/// As `vpmu_perf` has it: overflows of one counter are at least so far apart, whatever counts.
-const FLOOR: u64 = 20_000;
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -224,7 +222,7 @@ fn storm(backing: Backing) -> Result<Outcome, String> {
     }
     let total = host.read(0);
     let seen = format!("{reports} reports in {total}");
-    holds_if(reports > 0 && reports <= total / FLOOR + 1, seen)
+    holds_if(reports > 0 && reports <= total / PerfHost::FLOOR + 1, seen)
 }
 
 fn guests_only(backing: Backing) -> Result<Outcome, String> {
