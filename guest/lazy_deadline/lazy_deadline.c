@@ -39,6 +39,7 @@
 #include <linux/sched.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
+#include <linux/static_call.h>
 #include <linux/suspend.h>
 #include <linux/uaccess.h>
 
@@ -131,7 +132,16 @@ struct tick_device_head {
 	struct clock_event_device *evtdev;
 };
 
-static struct tick_device_head *(*lazy_tick_get_device)(int cpu);
+static struct tick_device_head *lazy_no_device(int cpu)
+{
+	return NULL;
+}
+
+/*
+ * Called directly, not through a pointer: kernels with indirect branch tracking
+ * take the ENDBR away from functions that nobody calls through one.
+ */
+DEFINE_STATIC_CALL(lazy_tick_get_device, lazy_no_device);
 
 static DEFINE_PER_CPU(struct lazy_cpu *, lazy_cpus);
 static DEFINE_MUTEX(lazy_mutex);	/* changes of the mode */
@@ -445,7 +455,7 @@ static void lazy_give_back(struct lazy_cpu *t)
 	if (evt->event_handler == lazy_event_handler)
 		evt->event_handler = t->event_handler;
 	/* A device that replaced this one since has inherited its handler. */
-	now = lazy_tick_get_device(smp_processor_id())->evtdev;
+	now = static_call(lazy_tick_get_device)(smp_processor_id())->evtdev;
 	if (now && now->event_handler == lazy_event_handler)
 		now->event_handler = t->event_handler;
 	t->evt = NULL;
@@ -465,7 +475,7 @@ static int lazy_online(unsigned int cpu)
 	int err = -ENODEV;
 
 	local_irq_save(flags);
-	evt = lazy_tick_get_device(cpu)->evtdev;
+	evt = static_call(lazy_tick_get_device)(cpu)->evtdev;
 	if (lazy_is_deadline(cpu, evt))
 		err = lazy_take_over(t, evt);
 	local_irq_restore(flags);
@@ -743,7 +753,7 @@ static int __init lazy_look_up(void)
 		       err);
 		return err;
 	}
-	lazy_tick_get_device = (void *)probe.addr;
+	static_call_update(lazy_tick_get_device, (void *)probe.addr);
 	unregister_kprobe(&probe);
 	return 0;
 }
@@ -755,7 +765,7 @@ static int __init lazy_check_device(void)
 	bool fits;
 	u64 hz;
 
-	evt = lazy_tick_get_device(cpu)->evtdev;
+	evt = static_call(lazy_tick_get_device)(cpu)->evtdev;
 	fits = lazy_is_deadline(cpu, evt);
 	if (fits) {
 		hz = ((u64)evt->mult * NSEC_PER_SEC) >> evt->shift;

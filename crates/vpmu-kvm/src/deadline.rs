@@ -269,7 +269,8 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
     ///
     /// # Errors
     ///
-    /// When the slot is not in the guest's memory, or KVM refuses.
+    /// When the slot is not in the guest's memory, the vCPU's TSC has another rate than the host's, or
+    /// KVM refuses.
     pub fn restore(
         &self,
         saved: &VcpuDeadlineState,
@@ -277,6 +278,10 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         vcpu: &VcpuFd,
     ) -> Result<(), Error> {
         let state = &mut *self.state();
+        let (guest, host) = (kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?, state.clock.khz);
+        if guest != host {
+            return Err(Error::ScaledTsc { guest, host });
+        }
         state.clock.offset = tsc_offset(vcpu)?;
         let timer = &mut Timer {
             fd: self.timer.as_fd(),

@@ -17,8 +17,18 @@ pub enum Error {
     /// A saved deadline that cannot go on here.
     #[error("{0}")]
     Deadline(#[source] vpmu::timer::RestoreError),
+    /// The vCPU's TSC was given another rate than the host's.
+    #[error(
+        "a lazy deadline needs a TSC as fast as the host's, {host} kHz, and the guest's has {guest}"
+    )]
+    ScaledTsc {
+        /// The guest's rate, kHz.
+        guest: u32,
+        /// The host's.
+        host: u32,
+    },
     /// There can be no such PMU.
-    #[error("PMU: {0:?}")]
+    #[error("PMU: {0}")]
     Config(ConfigError),
 }
 

@@ -1,4 +1,4 @@
-//! Which MSRs come to the VMM.
+//! Which MSRs come to the VMM, and that they are nobody else's.
 
 use kvm_ioctls::{
     Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
@@ -10,6 +10,26 @@ use crate::error::{Error, kvm};
 /// Every MSR of a PMU, for [`intercept`].
 pub fn pmu_msrs() -> impl Iterator<Item = u32> {
     Msr::all().map(Msr::address)
+}
+
+/// Switches off the PMU that KVM itself may have for this VM's guest. Before the first vCPU is created:
+/// with that, a KVM that gives its guests the host's PMU (mediated vPMU) takes it from perf.
+///
+/// # Errors
+///
+/// When KVM refuses. One without a PMU has nothing to switch off.
+pub fn disable_kvm_pmu(vm: &VmFd) -> Result<(), Error> {
+    use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
+    let known = vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
+    if known & KVM_PMU_CAP_DISABLE.cast_signed() == 0 {
+        return Ok(());
+    }
+    let mut cap = kvm_enable_cap {
+        cap: KVM_CAP_PMU_CAPABILITY,
+        ..Default::default()
+    };
+    cap.args[0] = KVM_PMU_CAP_DISABLE.into();
+    kvm("KVM_CAP_PMU_CAPABILITY", vm.enable_cap(&cap))
 }
 
 /// Has KVM hand all accesses of `msrs` to the VMM, and of no others. Before the first vCPU runs.

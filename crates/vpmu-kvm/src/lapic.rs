@@ -33,14 +33,19 @@ impl Lapic {
     }
 }
 
-/// Sends a fixed interrupt to the processor with this APIC.
+/// Sends a fixed interrupt to the processor with this APIC, if there is one: a guest may give its APIC
+/// another ID at any time.
 pub(crate) fn signal(vm: &VmFd, id: u8, vector: u8) -> Result<(), Error> {
     let message = kvm_msi {
         address_lo: 0xfee0_0000 | u32::from(id) << 12,
         data: vector.into(),
         ..Default::default()
     };
-    kvm("KVM_SIGNAL_MSI", vm.signal_msi(message)).map(drop)
+    match vm.signal_msi(message) {
+        // KVM's -1 for "nobody".
+        Err(error) if error.errno() == libc::EPERM => Ok(()),
+        result => kvm("KVM_SIGNAL_MSI", result).map(drop),
+    }
 }
 
 /// What LVTPC asks for (SDM vol. 3A, figure 11-8).

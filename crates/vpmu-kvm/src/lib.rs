@@ -17,21 +17,17 @@
 //! ```no_run
 //! use kvm_ioctls::{Kvm, VcpuExit};
 //! use vpmu::x86::{Capability, PmuConfig, Version};
-//! # use vpmu::{counter::{CounterHost, CounterSet, Lost}, x86::CounterConfig};
 //! use vpmu_kvm::VcpuPmu;
-//! # struct Host;
-//! # impl CounterHost<CounterConfig> for Host {
-//! #     fn create(&mut self, _: u8, _: &CounterConfig) -> Result<(), Lost> { Ok(()) }
-//! #     fn set_period(&mut self, _: u8, _: Option<core::num::NonZeroU64>) {}
-//! #     fn resume(&mut self, _: CounterSet) {}
-//! #     fn pause(&mut self, _: CounterSet) {}
-//! #     fn read(&mut self, _: u8) -> u64 { 0 }
-//! #     fn release(&mut self, _: u8) {}
-//! # }
-//! # impl Host { fn overflows(&mut self) -> [(u8, vpmu::counter::Report); 0] { [] } }
-//! # let host = Host;
+//! use vpmu_perf::{PerfHost, PerfOptions};
+//!
+//! fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
+//!     let overflows = pmu.host().take_overflows();
+//!     overflows.for_each(|(counter, report)| pmu.overflow(counter, report));
+//! }
+//!
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
+//! vpmu_kvm::disable_kvm_pmu(&vm)?;
 //! vm.create_irq_chip()?;
 //! vpmu_kvm::intercept(&vm, vpmu_kvm::pmu_msrs())?; // these, and no others, come to the VMM
 //!
@@ -40,15 +36,30 @@
 //! let mut cpuid = kvm.get_supported_cpuid(80)?;
 //! vpmu_kvm::set_cpuid(&mut cpuid, &capability);
 //! vcpu.set_cpuid2(&cpuid)?;
+//! // From here on, all on the vCPU's thread.
+//! let mut host = PerfHost::new(PerfOptions {
+//!     tsc_hz: u64::from(vcpu.get_tsc_khz()?) * 1000,
+//!     backing: None,
+//!     approximate_instructions: false,
+//! })?;
+//! // SAFETY: kvm_run outlives the host, and only this thread touches this byte of it.
+//! unsafe { host.set_kick(&raw mut vcpu.get_kvm_run().immediate_exit) };
 //! let mut pmu = VcpuPmu::new(PmuConfig::new(capability), host)?;
 //! vpmu_kvm::prepare(&mut vcpu);
 //!
 //! loop {
-//!     for (counter, report) in pmu.host().overflows() {
-//!         pmu.overflow(counter, report);
-//!     }
+//!     take_overflows(&mut pmu);
 //!     pmu.before_run(&vm, &vcpu)?; // delivers the interrupt
-//!     match vcpu.run()? {
+//!     let exit = match vcpu.run() {
+//!         // An overflow's signal has taken the vCPU out of the guest.
+//!         Err(error) if error.errno() == libc::EINTR => {
+//!             vcpu.set_kvm_immediate_exit(0);
+//!             continue;
+//!         }
+//!         exit => exit?,
+//!     };
+//!     take_overflows(&mut pmu); // what was counted up to this exit comes before the access
+//!     match exit {
 //!         VcpuExit::X86Rdmsr(mut exit) => { pmu.rdmsr(&mut exit); }
 //!         VcpuExit::X86Wrmsr(mut exit) => { pmu.wrmsr(&mut exit); }
 //!         VcpuExit::IoOut(vpmu_kvm::RDPMC_PORT, _) => pmu.rdpmc(&mut vcpu)?,
@@ -72,6 +83,6 @@ pub mod vmm;
 pub use cpuid::{set_cpuid, set_deadline_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
-pub use intercept::{intercept, pmu_msrs};
+pub use intercept::{disable_kvm_pmu, intercept, pmu_msrs};
 pub use pmu::{RDPMC_PORT, VcpuPmu, VcpuPmuState, prepare};
 pub use statistics::{Exit, Statistics};

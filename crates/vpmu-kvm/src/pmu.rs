@@ -222,12 +222,13 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
 /// Injects #GP(0) in place of the port write that has exited.
 fn general_protection(vcpu: &mut VcpuFd) -> Result<(), Error> {
     const GP: u8 = 13;
+    let at = vcpu.sync_regs().regs.rip;
     // KVM steps over the instruction when it is entered again: let it, without running the guest.
     vcpu.set_kvm_immediate_exit(1);
     let _ = vcpu.run();
     vcpu.set_kvm_immediate_exit(0);
     let mut regs = kvm("KVM_GET_REGS", vcpu.get_regs())?;
-    regs.rip -= 2;
+    regs.rip = at;
     kvm("KVM_SET_REGS", vcpu.set_regs(&regs))?;
     let mut events = kvm("KVM_GET_VCPU_EVENTS", vcpu.get_vcpu_events())?;
     events.exception.injected = 1;

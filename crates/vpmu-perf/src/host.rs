@@ -72,6 +72,9 @@ pub enum PerfError {
     /// Anything else.
     #[error("perf_event_open: {0}")]
     Open(#[source] io::Error),
+    /// One for each thread, which has its overflows.
+    #[error("this thread has a PerfHost already")]
+    Taken,
     /// A clock that stands still.
     #[error("a TSC frequency of 0")]
     NoFrequency,
@@ -85,7 +88,8 @@ impl PerfError {
                 let level = std::fs::read_to_string(path).unwrap_or_default();
                 Self::Forbidden(level.trim().to_owned())
             }
-            Some(libc::EBUSY) => Self::Mediated,
+            // The second one: while a guest has it.
+            Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::Mediated,
             Some(libc::ENOSYS) => Self::NoPerf,
             _ => Self::Open(error),
         }
@@ -172,6 +176,9 @@ impl PerfHost {
                 Err(error) => return Err(PerfError::from_open(error)),
             },
         };
+        if !notes::claim() {
+            return Err(PerfError::Taken);
+        }
         Ok(Self {
             backing,
             guest,
@@ -324,10 +331,7 @@ impl PerfHost {
 
 impl Drop for PerfHost {
     fn drop(&mut self) {
-        notes::set_kick(std::ptr::null_mut());
-        for counter in 0..COUNTERS as u8 {
-            notes::watch(counter, -1);
-        }
+        notes::give_back();
     }
 }
 

@@ -26,6 +26,8 @@ struct Notes {
     overrun: AtomicBool,
     /// Written 1 with each note, unless null.
     kick: AtomicPtr<u8>,
+    /// Somebody uses them.
+    claimed: AtomicBool,
 }
 
 thread_local! {
@@ -36,6 +38,7 @@ thread_local! {
             pending: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             kick: AtomicPtr::new(ptr::null_mut()),
+            claimed: AtomicBool::new(false),
         }
     };
 }
@@ -115,6 +118,18 @@ pub(crate) fn install() -> io::Result<()> {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
     }
+}
+
+/// Takes this thread's notes. `false`: somebody else has them.
+pub(crate) fn claim() -> bool {
+    NOTES.with(|notes| !notes.claimed.swap(true, Ordering::Relaxed))
+}
+
+/// Leaves this thread's notes as they were before [`claim`].
+pub(crate) fn give_back() {
+    set_kick(ptr::null_mut());
+    (0..COUNTERS as u8).for_each(|counter| watch(counter, -1));
+    NOTES.with(|notes| notes.claimed.store(false, Ordering::Relaxed));
 }
 
 /// The perf event of `counter` on this thread; -1: none.

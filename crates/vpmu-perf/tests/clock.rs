@@ -248,6 +248,19 @@ fn a_full_queue_of_signals_loses_no_overflow() {
 }
 
 #[test]
+fn a_thread_has_one_host() {
+    let Some(first) = host() else { return };
+    let options = PerfOptions {
+        tsc_hz: HZ,
+        backing: Some(Backing::Clock),
+        approximate_instructions: false,
+    };
+    assert!(matches!(PerfHost::new(options), Err(PerfError::Taken)));
+    drop(first);
+    assert!(PerfHost::new(options).is_ok());
+}
+
+#[test]
 fn a_storm_of_several_counters_is_as_many_times_slower() {
     let Some(mut host) = host() else { return };
     let cycles = CounterConfig {

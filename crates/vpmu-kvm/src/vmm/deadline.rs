@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use vm_memory::GuestMemoryMmap;
 
-use super::machine::Machine;
+use super::machine::{Machine, Vital};
 use super::{Ending, Error};
 use crate::VcpuDeadline;
 
@@ -26,8 +26,9 @@ pub(super) fn spawn(
         .name("deadline".to_owned())
         .spawn(move || {
             run_at_once();
+            let ending = Vital(ending);
             if let Err(error) = serve(&machine, &deadline) {
-                let _ = ending.send(Err(error));
+                let _ = ending.0.send(Err(error));
             }
         })
 }

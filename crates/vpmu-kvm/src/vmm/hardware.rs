@@ -54,6 +54,7 @@ impl Hardware {
         }
         let system = Kvm::new().map_err(Error::NoKvm)?;
         let vm = kvm("KVM_CREATE_VM", system.create_vm())?;
+        crate::disable_kvm_pmu(&vm)?;
         kvm(
             "KVM_SET_IDENTITY_MAP_ADDR",
             vm.set_identity_map_address(IDENTITY_MAP),

@@ -2,7 +2,8 @@
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -149,6 +150,13 @@ pub(super) fn run(
     let mut signals =
         signal_hook::iterator::Signals::new(known).map_err(|error| Error::Os("signals", error))?;
     let closer = signals.handle();
+    // A second one ends the process as it would without a handler: a console that nobody reads from
+    // cannot keep it.
+    let stopping = Arc::default();
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_default(signal, Arc::clone(&stopping))
+            .map_err(|error| Error::Os("signals", error))?;
+    }
     let interrupted = ending.clone();
     let signals = thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {
@@ -188,7 +196,8 @@ pub(super) fn run(
             thread::Builder::new()
                 .name(format!("vcpu{}", vcpu.id))
                 .spawn(move || {
-                    let _ = ending.send(vcpu.run(&machine, pmu));
+                    let ending = Vital(ending);
+                    let _ = ending.0.send(vcpu.run(&machine, pmu));
                     vcpu
                 })
         })
@@ -204,15 +213,19 @@ pub(super) fn run(
         Some(error) => Err(Error::Os("thread", error)),
         None => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
     };
+    stopping.store(true, Ordering::Relaxed);
     machine.stop.store(true, Ordering::Relaxed);
-    let vcpus = threads
+    // All of them, whatever has become of one.
+    let vcpus: Vec<_> = threads
         .into_iter()
         .flatten()
         .map(|thread| join(machine, thread))
-        .collect::<Result<Vec<_>, _>>();
-    for timer in timers.into_iter().flatten() {
-        join(machine, timer)?;
-    }
+        .collect();
+    let timers: Vec<_> = timers
+        .into_iter()
+        .flatten()
+        .map(|thread| join(machine, thread))
+        .collect();
     closer.close();
     let _ = signals.join();
     let _ = machine.ports().console().flush();
@@ -223,7 +236,20 @@ pub(super) fn run(
             others.filter(|other| !matches!(other, Ok(Ending::Saved | Ending::Interrupted)));
         end = others.next().unwrap_or(end);
     }
-    Ok((end?, vcpus?))
+    let end = end?;
+    timers.into_iter().collect::<Result<(), _>>()?;
+    Ok((end, vcpus.into_iter().collect::<Result<_, _>>()?))
+}
+
+/// A thread whose panic ends the machine, as its error would.
+pub(super) struct Vital(pub(super) Sender<Result<Ending, Error>>);
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(Err(Error::Panicked));
+        }
+    }
 }
 
 /// Waits for a thread that is to stop.
@@ -237,7 +263,5 @@ fn join<T>(machine: &Machine, thread: thread::JoinHandle<T>) -> Result<T, Error>
             .for_each(|deadline| deadline.wake());
         thread::sleep(Duration::from_millis(1));
     }
-    thread
-        .join()
-        .map_err(|_| Error::Stopped("a thread panicked".to_owned()))
+    thread.join().map_err(|_| Error::Panicked)
 }

@@ -118,6 +118,9 @@ pub enum Error {
     /// The operating system.
     #[error("{0}: {1}")]
     Os(&'static str, #[source] std::io::Error),
+    /// A bug of this program.
+    #[error("a thread panicked: a bug; please report what it said above")]
+    Panicked,
     /// KVM stopped the guest.
     #[error("KVM cannot go on with the guest: {0}")]
     Stopped(String),

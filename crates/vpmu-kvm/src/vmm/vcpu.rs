@@ -18,6 +18,9 @@ use crate::{Exit, RDPMC_PORT, Statistics, VcpuPmu, VcpuPmuState};
 
 /// How long a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
+/// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes here with
+/// it. KVM takes the bit and does nothing for it.
+const BTF: u64 = 1 << 1;
 /// Exits between two looks at the clock.
 const LOOK_AT_CLOCK: u32 = 64;
 
@@ -209,8 +212,10 @@ impl Vcpu {
 fn kick_before_entry(host: &mut PerfHost, vcpu: &mut VcpuFd) {
     let flag = &raw mut vcpu.get_kvm_run().immediate_exit;
     // SAFETY: kvm_run is mapped as long as `vcpu` lives. In `Vcpu::run` that is longer than `host`,
-    // which forgets the flag when it goes. Nobody keeps a reference to this byte of kvm_run while a
-    // signal may come: it is written through `set_kvm_immediate_exit` and read by the kernel.
+    // which forgets the flag when it goes. The signal's handler runs on this thread, so nothing is
+    // written at the same time. It is written by `set_kvm_immediate_exit` too, and what is read of it
+    // is read by the kernel: whichever of the two writes is last, the overflow is noted before, and
+    // is looked for after (`take_overflows`, behind a lock of the account).
     unsafe { host.set_kick(flag) };
 }
 
@@ -236,6 +241,7 @@ fn new_pmu(
             .filter_map(|event| event.cpuid_bit())
             .filter(|&bit| bit < 7)
             .fold(0, |bits, bit| bits | 1 << bit),
+        other_debugctl: BTF,
         ..Capability::new(Version::V2)
     });
     machine.say_backing(host.backing());
