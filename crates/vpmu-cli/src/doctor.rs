@@ -52,6 +52,9 @@ pub(crate) fn doctor(arch: Arch) -> ExitCode {
         Arch::X86_64 => lines.extend([
             beside(artifacts::VMM),
             optional(beside(artifacts::REPROGRAM)),
+            // For `bench deadline`.
+            optional(tool("gcc-12", "apt-get install gcc-12")),
+            optional(tool("make", "apt-get install make")),
         ]),
     }
     lines.extend([cores(), kvm(arch), perf(arch)]);

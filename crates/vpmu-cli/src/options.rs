@@ -23,8 +23,12 @@ In the guest: perf, gzip, busybox, stress-ng, and workload (functions of known w
 command starts as root in /root, where random.bin holds 4 MiB of random data. A perf.data left
 there is counted.
 
-Exit status: of `run`, the command's own (128 + signal when it was killed); otherwise 0. 125 when
-vpmu itself or the guest failed, 2 for a wrong command line, 130 after Ctrl-C.";
+Environment: XDG_CACHE_HOME moves the cache (~/.cache); VPMU_DEBIAN_MIRROR is where packages come
+from (the mirror of this machine's apt); VPMU_GUEST_DIR has the built guest programs.
+
+Exit status: of `run`, the command's own (128 + signal when it was killed); of `doctor`, 1 when
+something is missing; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
+line, 130 after Ctrl-C.";
 
 /// Performance counters in virtual machines: run a command under several
 /// virtual PMU designs and see what each costs.

@@ -153,7 +153,14 @@ fn benches_are_listed() {
     let output = vpmu(home.path()).arg("bench").output().unwrap();
     assert!(output.status.success());
     let list = String::from_utf8(output.stdout).unwrap();
-    for name in ["partition", "reprogram", "paused", "sampling", "exits"] {
+    for name in [
+        "partition",
+        "reprogram",
+        "paused",
+        "sampling",
+        "exits",
+        "deadline",
+    ] {
         assert!(list.contains(name), "{name} in {list}");
     }
     assert_refused(&["bench", "nothing"], 2, "vpmu bench");

@@ -7,11 +7,18 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
+use crate::cancel::Cancel;
+use crate::progress::Progress;
 use crate::{Error, Result};
+
+const POLL: Duration = Duration::from_millis(50);
 
 /// `$XDG_CACHE_HOME/vpmu` or `~/.cache/vpmu`.
 #[derive(Debug, Clone)]
@@ -74,13 +81,23 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// When the lock file cannot be made.
-    pub fn lock(&self) -> Result<Lock> {
+    /// When the lock file cannot be made, or `cancel` asks to stop.
+    pub fn lock(&self, cancel: &Cancel, progress: &Progress) -> Result<Lock> {
         let path = self.root.join("lock");
         let file = File::create(&path).map_err(Error::file("create", &path))?;
-        flock(&file, FlockOperation::LockExclusive)
-            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
-        Ok(Lock(file))
+        let mut waiting = None;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock(file)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+                Err(errno) => return Err(Error::file("lock", &path)(errno.into())),
+            }
+            cancel.check()?;
+            waiting.get_or_insert_with(|| {
+                progress.task("waiting for another vpmu that prepares guests")
+            });
+            thread::sleep(POLL);
+        }
     }
 
     /// A fresh folder for one run. Folders of killed runs are removed first.
@@ -91,15 +108,19 @@ impl Cache {
     pub fn run_dir(&self) -> Result<RunDir> {
         let runs = self.root.join("runs");
         fs::create_dir_all(&runs).map_err(Error::file("create", &runs))?;
-        let _lock = self.lock()?;
+        // Its own lock: held for a moment, while the other may be for minutes.
+        let path = self.root.join("runs.lock");
+        let lock = File::create(&path).map_err(Error::file("create", &path))?;
+        flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
         remove_abandoned(&runs);
         let folder =
             TempDir::with_prefix_in("run-", &runs).map_err(Error::file("create", &runs))?;
         let path = folder.path().join("lock");
-        let lock = File::create(&path).map_err(Error::file("create", &path))?;
-        flock(&lock, FlockOperation::LockExclusive)
+        let own = File::create(&path).map_err(Error::file("create", &path))?;
+        flock(&own, FlockOperation::LockExclusive)
             .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
-        Ok(RunDir { folder, lock })
+        Ok(RunDir { folder, lock: own })
     }
 }
 

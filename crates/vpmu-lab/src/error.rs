@@ -119,7 +119,7 @@ pub enum Error {
     },
     /// The wall-clock limit passed.
     #[error(
-        "stopped after {} s; give it more with --timeout SECS{}",
+        "stopped after {} s; `run` and `compare` take more with --timeout SECS{}",
         limit.as_secs(),
         quoted(console)
     )]
@@ -145,9 +145,9 @@ pub enum Error {
     },
     /// As [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
     #[error(
-        "a kernel gave up: {line}{}\nthis may be QEMU's fault: up to 10.0 it can deliver an interrupt twice to a \
-         nested guest when it counts instructions, about once in ten thousand; run less or take fewer samples, \
-         or give --realtime",
+        "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
+         nested guest when it counts instructions, about once in ten thousand; run less, take fewer samples, \
+         or give `run` and `compare` --realtime",
         quoted(console)
     )]
     RepeatedInterrupt {
@@ -176,7 +176,7 @@ pub enum Error {
     },
     /// QEMU neither ran nor ended.
     #[error(
-        "the machine stopped: QEMU used no processor time for {} s{}",
+        "the machine stopped: QEMU used no processor time for {} s; try again, or with --realtime{}",
         quiet.as_secs(),
         quoted(console)
     )]

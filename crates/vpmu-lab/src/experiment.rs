@@ -19,6 +19,7 @@ use crate::machine::{Boot, Machine, guest_command_line, vmm_arguments};
 use crate::record::{Host, Monitor, Record};
 use crate::result::{Run, Settings, has_fair_shares};
 use crate::supervise::{self, Limits, Stage, Streams};
+use crate::tool;
 use crate::{Error, Result, boot_file};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
@@ -106,6 +107,11 @@ impl Experiment {
         self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated && !self.marked
     }
 
+    fn saves(&self) -> bool {
+        let saves = |word: &String| word.starts_with("--save");
+        self.machine.vmm_args.iter().any(saves)
+    }
+
     /// Checks what can be checked before anything is downloaded or booted.
     ///
     /// # Errors
@@ -142,6 +148,12 @@ impl Experiment {
             return Err(Error::Usage(format!(
                 "--vmm-arg takes one word, without a space in it: {word}"
             )));
+        }
+        if any(Pmu::Emulated) && self.is_direct(Pmu::Emulated) && self.saves() {
+            return usage(
+                "--vmm-arg=--save=FILE goes on with the saved guest in the lab's own KVM host only; here \
+                 run vpmu-vmm itself",
+            );
         }
         if self.command.is_none() && self.kernel.is_none() {
             return usage("nothing to run: give a command after --, or --kernel FILE");
@@ -210,7 +222,7 @@ impl Experiment {
             let boot = self.direct(&folder, images, sink.output)?;
             let program = artifacts::find_beside(artifacts::VMM)?;
             let arguments = boot.vmm_arguments(&self.machine, design.policy.unwrap_or_default());
-            let mut command = std::process::Command::new(&program);
+            let mut command = tool::bound_to_us(&program)?;
             command.args(&arguments);
             (program, arguments, command)
         } else {
@@ -244,7 +256,7 @@ impl Experiment {
                 log,
                 raw: self.command.is_none(),
             },
-            self.limits(),
+            self.limits(design),
             cancel,
             &mut |now| {
                 if now == Stage::Command {
@@ -273,13 +285,11 @@ impl Experiment {
         })
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self, design: Design) -> Limits {
         Limits {
             total: self.timeout,
             boot: self.command.is_some().then_some(self.boot_timeout),
-            quiet: (!self.machine.realtime
-                && (self.marked || !self.machine.arch.has_hardware_kvm()))
-            .then_some(QUIET),
+            quiet: (!self.machine.realtime && !self.is_direct(design.pmu)).then_some(QUIET),
         }
     }
 
@@ -407,8 +417,7 @@ impl Experiment {
                 concatenate(&[&images.kvm_host(), &host_file], &whole)?;
                 initrd = Some(whole);
                 // A saved guest is a file, beside the guest that is made of it.
-                let saves = |word: &String| word.starts_with("--save");
-                if machine.vmm_args.iter().any(saves) {
+                if self.saves() {
                     machine.memory *= 3;
                 }
                 machine.memory += KVM_HOST_MEMORY;

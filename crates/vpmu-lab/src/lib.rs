@@ -7,7 +7,7 @@
 //! design; [`compare`] runs several side by side. The figures are a
 //! [`result::Run`] each. [`mod@bench`] repeats published experiments.
 //!
-//! The lab drives built programs. It links neither the engine nor the monitor.
+//! The lab drives built programs and links no hypervisor: of the engine it takes the MSRs' names.
 
 pub mod arch;
 pub mod archive;

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -35,19 +36,13 @@ impl Tool {
     ///
     /// When the program, or setpriv, is not installed.
     pub fn command(&self) -> Result<Command> {
-        for (program, fix) in [(self.program, self.fix), ("setpriv", SETPRIV_FIX)] {
-            if !is_installed(program) {
-                return Err(Error::MissingProgram {
-                    program: program.to_owned(),
-                    fix,
-                });
-            }
+        if !is_installed(self.program) {
+            return Err(Error::MissingProgram {
+                program: self.program.to_owned(),
+                fix: self.fix,
+            });
         }
-        let mut command = Command::new("setpriv");
-        command
-            .args(["--pdeathsig", "KILL", "--", self.program])
-            .stdin(Stdio::null());
-        Ok(command)
+        bound_to_us(Path::new(self.program))
     }
 
     /// Runs it, calling `tick` now and then, and gives its standard output.
@@ -102,6 +97,26 @@ impl Tool {
             .map_err(Error::file("read the output of", self.program))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
+}
+
+/// A command line for a program that the kernel ends when vpmu is killed.
+///
+/// # Errors
+///
+/// When setpriv is not installed.
+pub fn bound_to_us(program: &Path) -> Result<Command> {
+    if !is_installed("setpriv") {
+        return Err(Error::MissingProgram {
+            program: "setpriv".to_owned(),
+            fix: SETPRIV_FIX,
+        });
+    }
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--pdeathsig", "KILL", "--"])
+        .arg(program)
+        .stdin(Stdio::null());
+    Ok(command)
 }
 
 /// Whether a program is found in `PATH`.

@@ -244,6 +244,7 @@ mod tests {
     #[test]
     fn names_differ() {
         let mut names: Vec<&str> = BENCHES.iter().map(|bench| bench.name).collect();
+        names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), BENCHES.len());
     }

@@ -64,6 +64,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .output()
         .map_err(Error::file("run", &program))?;
     task.done();
+    // Ctrl-C ends the program too.
+    context.cancel.check()?;
     if !output.status.success() {
         return Err(Error::Program {
             program: artifacts::REPROGRAM.to_owned(),

@@ -79,7 +79,7 @@ impl Images {
         if let Some(images) = Self::ready(cache, arch) {
             return Ok(images);
         }
-        let _lock = cache.lock()?;
+        let _lock = cache.lock(cancel, progress)?;
         // Another vpmu may have made them while this one waited.
         if let Some(images) = Self::ready(cache, arch) {
             return Ok(images);
@@ -167,7 +167,7 @@ impl Images {
         write_whole(&made.join("index.json"), &text)?;
 
         let folder = folder(pool);
-        remove_older(pool.folder());
+        remove_older(pool.folder(), "images-");
         fs::rename(&made, &folder).map_err(Error::file("create", &folder))?;
         Ok(Self { folder, contents })
     }
@@ -185,9 +185,10 @@ fn folder(pool: &Pool) -> PathBuf {
     pool.folder().join(format!("images-{}", &key[..16]))
 }
 
-fn remove_older(folder: &Path) {
+/// Removes what has been made of other packages or by another vpmu.
+pub(super) fn remove_older(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with("images-") {
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
             // In the way of nothing but disk space.
             let _ = fs::remove_dir_all(entry.path());
         }

@@ -3,7 +3,7 @@
 # `meter`, reports, powers off. /vpmu/job (written by vpmu) says how:
 #   output   stream: the command writes to the console as it goes
 #            buffer: into a file printed afterwards, so that the console's
-#            cost is not part of the figures
+#            cost is not part of the figures; its last MiB
 #   meter    options for meter
 #   control  the terminal meter talks to
 #   settle   seconds to wait first
@@ -59,7 +59,7 @@ report '{"vpmu":"command"}'
 meter $meter -- sh /vpmu/run < "$control" > "$control"
 if [ "$output" = buffer ]; then
     report '{"vpmu":"output"}'
-    head -c 1048576 /tmp/output
+    tail -c 1048576 /tmp/output
 fi
 report '{"vpmu":"end"}'
 

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::images::DPKG_DEB;
+use super::images::{self, DPKG_DEB};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::cancel::Cancel;
@@ -113,7 +113,7 @@ impl DeadlineModule {
     pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
         Self::check()?;
         let selection = Selection::kernel_with_headers(RELEASE, Arch::X86_64);
-        let _lock = cache.lock()?;
+        let _lock = cache.lock(cancel, progress)?;
         let pool = Pool::fetch(cache, &selection, cancel, progress)?;
         let folder = folder(&pool);
         let whole = FILES
@@ -122,6 +122,7 @@ impl DeadlineModule {
             .all(|file| folder.join(file).is_file());
         if !whole {
             let task = progress.task("building the guest's module");
+            images::remove_older(pool.folder(), PREFIX);
             build(&pool, &folder, cancel)?;
             task.done();
         }
@@ -139,6 +140,8 @@ impl DeadlineModule {
     }
 }
 
+const PREFIX: &str = "lazy-deadline-";
+
 /// Named after everything that decides about the contents.
 fn folder(pool: &Pool) -> PathBuf {
     let packages = pool.manifest().packages.iter();
@@ -147,7 +150,7 @@ fn folder(pool: &Pool) -> PathBuf {
         .chain(SOURCES.map(|(_, text)| text))
         .collect();
     let key = digest::of_bytes(parts.join(" ").as_bytes());
-    pool.folder().join(format!("lazy-deadline-{}", &key[..16]))
+    pool.folder().join(format!("{PREFIX}{}", &key[..16]))
 }
 
 fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
