@@ -2,7 +2,6 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 use crate::cache::Cache;
@@ -14,7 +13,7 @@ use crate::guest::job::Output;
 use crate::progress::{Progress, Task};
 use crate::result::Run;
 use crate::supervise::Stage;
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 /// What came of one design.
 #[derive(Debug)]
@@ -60,38 +59,24 @@ pub fn compare(
     cancel: &Cancel,
     progress: &Progress,
 ) -> Result<Comparison> {
-    let at_once = if experiment.machine.realtime {
-        1
-    } else {
-        thread::available_parallelism().map_or(1, usize::from)
+    let at_once = match experiment.machine.realtime {
+        true => 1,
+        false => parallel::processors(),
     };
-    let queue = Mutex::new(starting_order(designs));
-    // A call of its own, so that the lock is released before the row runs.
-    let next = || lock(&queue).pop();
-    let finished = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..at_once.min(designs.len()) {
-            scope.spawn(|| {
-                while let Some(design) = next() {
-                    let task = progress.task(&design.to_string());
-                    let row = run_tries(experiment, design, cache, images, cancel, &task);
-                    if let Ok(row) = &row {
-                        task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
-                    }
-                    task.done();
-                    lock(&finished).push((design, row));
-                }
-            });
+    let mut finished = parallel::map(&starting_order(designs), at_once, |&design| {
+        let task = progress.task(&design.to_string());
+        let row = run_tries(experiment, design, cache, images, cancel, &task);
+        if let Ok(row) = &row {
+            task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
         }
+        task.done();
+        (design, row)
     });
     cancel.check()?;
     let mut comparison = Comparison {
         rows: Vec::new(),
         failures: Vec::new(),
     };
-    let mut finished = finished
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
     finished.sort_by_key(|(design, _)| designs.iter().position(|asked| asked == design));
     for (design, row) in finished {
         match row {
@@ -162,21 +147,17 @@ pub(crate) fn run_one(
     })
 }
 
-/// The longest first (taken from the end), so that none is left to run alone.
+/// The longest first, so that none is left to run alone.
 fn starting_order(designs: &[Design]) -> Vec<Design> {
     let mut order = designs.to_vec();
     order.sort_by_key(|design| match design.pmu {
-        Pmu::Untrapped => 0,
-        Pmu::Partitioned => 1,
+        Pmu::Untrapped => 4,
+        Pmu::Partitioned => 3,
         Pmu::Native => 2,
-        Pmu::Emulated => 3,
-        Pmu::Kvm => 4,
+        Pmu::Emulated => 1,
+        Pmu::Kvm => 0,
     });
     order
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Takes a command's output into memory.
@@ -198,4 +179,8 @@ impl Write for Captured {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -503,7 +503,9 @@ impl Experiment {
             _ => None,
         });
         let how = match host {
-            None if self.has_kvm_host(design.pmu) => return Error::HostReset { console },
+            None if self.has_kvm_host(design.pmu) && !self.is_direct(design.pmu) => {
+                return Error::HostReset { console };
+            }
             Some(Host { vmm, status, .. }) if *status != 0 => {
                 format!("{vmm} ended with status {status}")
             }
@@ -524,3 +526,6 @@ fn keep_records(folder: &Path, records: &[Record]) -> Result<()> {
     let text = serde_json::to_vec_pretty(records).expect("records are plain data");
     fs::write(&path, text).map_err(Error::file("write", &path))
 }
+
+#[cfg(test)]
+mod tests;

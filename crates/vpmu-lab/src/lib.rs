@@ -25,6 +25,7 @@ mod error;
 pub mod experiment;
 pub mod guest;
 pub mod machine;
+mod parallel;
 pub mod progress;
 pub mod record;
 pub mod result;

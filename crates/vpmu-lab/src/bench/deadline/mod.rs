@@ -11,9 +11,9 @@
 
 mod account;
 
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use std::{fmt, thread};
 
 use account::Account;
 
@@ -27,7 +27,7 @@ use crate::guest::job::Command;
 use crate::guest::module::DeadlineModule;
 use crate::machine::Machine;
 use crate::result::Run;
-use crate::{Error, Result};
+use crate::{Error, Result, parallel};
 
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",
@@ -176,37 +176,18 @@ impl<'a> Lab<'a> {
         })
     }
 
-    /// All of them, one on each of this machine's processors at a time.
+    /// All of them, one on each of this machine's processors at a time, until one
+    /// fails.
     fn run(&self, cells: &[Cell]) -> Result<Vec<Accounts>> {
-        let next = Mutex::new(cells.iter().enumerate());
-        let done = Mutex::new(Vec::new());
-        let failure = Mutex::new(None);
-        let at_once = thread::available_parallelism().map_or(1, usize::from);
-        thread::scope(|scope| {
-            for _ in 0..at_once.min(cells.len()) {
-                scope.spawn(|| {
-                    while locked(&failure).is_none() {
-                        // A statement of its own, so that the lock is not held.
-                        let cell = locked(&next).next();
-                        let Some((index, &cell)) = cell else {
-                            return;
-                        };
-                        match self.boot(cell) {
-                            Ok(accounts) => locked(&done).push((index, accounts)),
-                            Err(error) => {
-                                locked(&failure).get_or_insert(error);
-                            }
-                        }
-                    }
-                });
-            }
+        let failed = AtomicBool::new(false);
+        let accounts = parallel::map(cells, parallel::processors(), |&cell| {
+            (!failed.load(Ordering::Relaxed)).then(|| {
+                self.boot(cell)
+                    .inspect_err(|_| failed.store(true, Ordering::Relaxed))
+            })
         });
-        if let Some(error) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            return Err(error);
-        }
-        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-        done.sort_by_key(|(index, _)| *index);
-        Ok(done.into_iter().map(|(_, accounts)| accounts).collect())
+        // None is left out but for one that failed.
+        accounts.into_iter().flatten().collect()
     }
 
     /// One, again and again where QEMU has killed the guest.
@@ -320,10 +301,6 @@ fn accounts(cell: Cell, run: &Run, output: &[u8]) -> Option<Accounts> {
         .then(|| workloads.iter().zip(&parts).zip(&run.traces))?
         .map(|((&workload, part), trace)| Some((cell.mode, workload, Account::of(trace, part)?)))
         .collect()
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
