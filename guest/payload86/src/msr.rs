@@ -36,6 +36,8 @@ pub const FIXED_ADDRESSES: u32 = 7;
 
 /// IA32_PERF_CAPABILITIES.FW_WRITE.
 pub const FW_WRITE: u64 = 1 << 13;
+/// IA32_DEBUGCTL.BTF: not the PMU's, but of the same register, and of every processor.
+const BTF: u64 = 1 << 1;
 /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
 pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
@@ -245,7 +247,12 @@ fn single(c: Capability) -> [Row; 8] {
             c.pdcm.then_some(c.perf_capabilities),
             None,
         ),
-        row(DEBUGCTL, "DEBUGCTL", Some(0), Some(FREEZE_PERFMON_ON_PMI)),
+        row(
+            DEBUGCTL,
+            "DEBUGCTL",
+            Some(0),
+            Some(BTF | FREEZE_PERFMON_ON_PMI),
+        ),
     ]
 }
 
@@ -262,6 +269,7 @@ mod tests {
                 0b111
             },
             events: 0b101,
+            other_debugctl: BTF,
             ..x86::Capability::new(version)
         };
         let leaf = theirs.leaf_0a();
