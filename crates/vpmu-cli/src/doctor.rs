@@ -9,7 +9,7 @@ use std::thread;
 use vpmu_lab::arch::Arch;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::debian::{Pool, RELEASE, Selection, apt, sources};
-use vpmu_lab::guest::{artifacts, images};
+use vpmu_lab::guest::{artifacts, images, module};
 use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
 
 /// The first QEMU with all that guests need (on Arm, FEAT_FGT).
@@ -53,8 +53,8 @@ pub(crate) fn doctor(arch: Arch) -> ExitCode {
             beside(artifacts::VMM),
             optional(beside(artifacts::REPROGRAM)),
             // For `bench deadline`.
-            optional(tool("gcc-12", "apt-get install gcc-12")),
-            optional(tool("make", "apt-get install make")),
+            optional(tool(module::COMPILER.program, module::COMPILER.fix)),
+            optional(tool(module::MAKE.program, module::MAKE.fix)),
         ]),
     }
     lines.extend([cores(), kvm(arch), perf(arch)]);

@@ -6,11 +6,12 @@
 //! here depends on time.
 
 mod common;
+mod guests;
 
 use std::fs;
-use std::process::Command;
 
 use common::skipped;
+use guests::vpmu;
 use serde_json::Value;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::cancel::Cancel;
@@ -66,14 +67,7 @@ true
 
 /// vpmu with a guest that has the module, unless something is missing here.
 fn run(pmu: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
-    let doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"))
-        .args(["doctor", "--arch", "x86_64"])
-        .output()
-        .unwrap();
-    if !doctor.status.success() {
-        skipped("vpmu doctor --arch x86_64 finds something missing");
-        return None;
-    }
+    let mut vpmu = vpmu("x86_64")?;
     if let Err(error) = DeadlineModule::check() {
         skipped(&error.to_string());
         return None;
@@ -86,7 +80,6 @@ fn run(pmu: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
     .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("run.json");
-    let mut vpmu = Command::new(env!("CARGO_BIN_EXE_vpmu"));
     vpmu.args(["run", "--arch", "x86_64", "--realtime", "--vcpus", "2"])
         .args(["--memory", "512M", "--pmu", pmu, "--timeout", "900"])
         .args(["--append", DeadlineModule::COMMAND_LINE])

@@ -6,16 +6,17 @@
 //! `VPMU_TEST_ALL` is set: then that fails.
 
 mod common;
+mod guests;
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::skipped;
+use guests::vpmu;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -33,22 +34,6 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// vpmu, unless something it needs is missing here.
-fn vpmu() -> Option<Command> {
-    let mut doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"));
-    let output = doctor.arg("doctor").output().unwrap();
-    if !output.status.success() {
-        let report = String::from_utf8_lossy(&output.stdout);
-        let missing: Vec<&str> = report
-            .lines()
-            .filter(|line| line.starts_with("missing"))
-            .collect();
-        skipped(&missing.join("; "));
-        return None;
-    }
-    Some(Command::new(env!("CARGO_BIN_EXE_vpmu")))
-}
-
 fn text(output: &Output) -> String {
     format!(
         "{}{}",
@@ -59,7 +44,7 @@ fn text(output: &Output) -> String {
 
 /// Compares the designs and gives the written file. Figures are means of `runs`.
 fn compare(designs: &str, runs: u32, command: &str, json: &Path) -> Option<String> {
-    let output = vpmu()?
+    let output = vpmu("aarch64")?
         .args(["compare", "--pmu", designs, "--runs", &runs.to_string()])
         .arg("--json")
         .arg(json)
@@ -159,7 +144,7 @@ fn counts_agree() {
     let command = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat";
     let mut counts = Vec::new();
     for pmu in ["native", "emulated", "partitioned"] {
-        let Some(mut vpmu) = vpmu() else {
+        let Some(mut vpmu) = vpmu("aarch64") else {
             return;
         };
         let output = vpmu
@@ -220,7 +205,7 @@ fn two_runs_are_one() {
 #[test]
 fn run_passes_bytes_and_status() {
     let _turn = turn();
-    let Some(mut vpmu) = vpmu() else {
+    let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
     let folder = tempfile::tempdir().unwrap();
@@ -239,7 +224,7 @@ fn run_passes_bytes_and_status() {
 #[test]
 fn a_killed_command_has_its_signal_in_the_status() {
     let _turn = turn();
-    let Some(mut vpmu) = vpmu() else {
+    let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
     let output = vpmu.args(["run", "--", "kill -9 $$"]).output().unwrap();
@@ -250,7 +235,7 @@ fn a_killed_command_has_its_signal_in_the_status() {
 fn a_panic_is_reported() {
     let _turn = turn();
     for pmu in ["native", "kvm", "partitioned"] {
-        let Some(mut vpmu) = vpmu() else {
+        let Some(mut vpmu) = vpmu("aarch64") else {
             return;
         };
         let output = vpmu
@@ -267,7 +252,7 @@ fn a_panic_is_reported() {
 #[test]
 fn the_time_limit_works() {
     let _turn = turn();
-    let Some(mut vpmu) = vpmu() else {
+    let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
     let start = Instant::now();
@@ -286,7 +271,7 @@ fn the_time_limit_works() {
 fn no_qemu_stays_behind() {
     let _turn = turn();
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
-        let Some(mut vpmu) = vpmu() else {
+        let Some(mut vpmu) = vpmu("aarch64") else {
             return;
         };
         let mut child = vpmu

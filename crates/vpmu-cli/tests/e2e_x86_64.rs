@@ -7,13 +7,14 @@
 //! missing, unless `VPMU_TEST_ALL` is set: then that fails.
 
 mod common;
+mod guests;
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::skipped;
+use guests::vpmu;
 use serde_json::Value;
 
 /// Short, for the whole of it is run under emulated virtualization; long
@@ -28,25 +29,6 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// vpmu, unless something it needs is missing here.
-fn vpmu() -> Option<Command> {
-    let mut doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"));
-    let output = doctor
-        .args(["doctor", "--arch", "x86_64"])
-        .output()
-        .unwrap();
-    if !output.status.success() {
-        let report = String::from_utf8_lossy(&output.stdout);
-        let missing: Vec<&str> = report
-            .lines()
-            .filter(|line| line.starts_with("missing"))
-            .collect();
-        skipped(&missing.join("; "));
-        return None;
-    }
-    Some(Command::new(env!("CARGO_BIN_EXE_vpmu")))
-}
-
 fn text(output: &Output) -> String {
     format!(
         "{}{}",
@@ -57,7 +39,7 @@ fn text(output: &Output) -> String {
 
 /// Compares and gives the written file.
 fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
-    let output = vpmu()?
+    let output = vpmu("x86_64")?
         .args(["compare", "--arch", "x86_64", "--json"])
         .arg(json)
         .args(designs)
@@ -71,7 +53,7 @@ fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
 #[test]
 fn a_stock_guest_has_an_intel_pmu() {
     let _turn = turn();
-    let Some(mut vpmu) = vpmu() else {
+    let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
     let command = "dmesg | grep -c 'Intel PMU driver'; cat /sys/devices/cpu/rdpmc; \
@@ -106,7 +88,7 @@ fn overflows_with_real_events_here_and_in_a_guest() {
     let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("bench.json");
-    let Some(mut vpmu) = vpmu() else {
+    let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
     let output = vpmu

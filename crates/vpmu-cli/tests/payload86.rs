@@ -6,12 +6,13 @@
 //! KVM cannot run guests it runs in a stock KVM host under QEMU.
 
 mod common;
+mod guests;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use common::skipped;
+use guests::vpmu;
 
 /// Where `script/setup` puts the bare-metal programs, beside `target/release`.
 fn payload() -> Option<PathBuf> {
@@ -26,17 +27,7 @@ fn payload() -> Option<PathBuf> {
 
 /// The console of the payload with these options of vpmu, started with `words`.
 fn run(options: &[&str], words: &str) -> Option<String> {
-    let doctor = Command::new(env!("CARGO_BIN_EXE_vpmu"))
-        .args(["doctor", "--arch", "x86_64"])
-        .output()
-        .unwrap();
-    if !doctor.status.success() {
-        let report = String::from_utf8_lossy(&doctor.stdout);
-        let missing = report.lines().filter(|line| line.starts_with("missing"));
-        skipped(&missing.collect::<Vec<_>>().join("; "));
-        return None;
-    }
-    let output = Command::new(env!("CARGO_BIN_EXE_vpmu"))
+    let output = vpmu("x86_64")?
         .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
         .args(["--append", words])
         .args(options)

@@ -5,12 +5,13 @@
 //! process.
 
 mod common;
+mod guests;
 
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 
 use common::skipped;
+use guests::vpmu;
 use serde_json::Value;
 use vpmu_lab::arch::Arch;
 
@@ -43,22 +44,13 @@ struct Run {
 
 /// Runs it with `meter` and `options`.
 fn run(meter: &str, options: &[&str]) -> Option<Run> {
-    let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
-    let doctor = vpmu()
-        .args(["doctor", "--arch", "x86_64"])
-        .output()
-        .unwrap();
-    if !doctor.status.success() {
-        skipped(&String::from_utf8_lossy(&doctor.stdout));
-        return None;
-    }
     let script = SCRIPT
         .replace("METER", meter)
         .replace("PERIOD", &PERIOD.to_string());
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let json = folder.join("results.json");
-    let output = vpmu()
+    let output = vpmu("x86_64")?
         .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
         .arg(folder.join("kept"))
         .arg("--json")

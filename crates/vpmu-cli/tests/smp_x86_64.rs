@@ -3,10 +3,9 @@
 //! Needs what `e2e_x86_64.rs` needs.
 
 mod common;
+mod guests;
 
-use std::process::Command;
-
-use common::skipped;
+use guests::vpmu;
 
 /// Cycles between two samples: some hundred of them.
 const PERIOD: u64 = 20_000_000;
@@ -28,26 +27,18 @@ true";
 
 #[test]
 fn each_processor_counts_and_samples_its_own() {
-    let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
-    let doctor = vpmu()
-        .args(["doctor", "--arch", "x86_64"])
-        .output()
-        .unwrap();
-    if !doctor.status.success() {
-        skipped(&String::from_utf8_lossy(&doctor.stdout));
+    let Some(mut vpmu) = vpmu("x86_64") else {
         return;
-    }
+    };
+    vpmu.args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+        .args(["--vcpus", "2", "--realtime"])
+        .args(["--", &SCRIPT.replace("PERIOD", &PERIOD.to_string())]);
     // In real time: two processors take so many interrupts that QEMU, when it counts instructions,
     // delivers one of them twice in some of the runs. In others QEMU resets the host: again, then.
     let (mut console, mut all);
     let mut tries = 0..3;
     loop {
-        let output = vpmu()
-            .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
-            .args(["--vcpus", "2", "--realtime"])
-            .args(["--", &SCRIPT.replace("PERIOD", &PERIOD.to_string())])
-            .output()
-            .unwrap();
+        let output = vpmu.output().unwrap();
         console = String::from_utf8_lossy(&output.stdout).into_owned();
         all = format!("{console}{}", String::from_utf8_lossy(&output.stderr));
         if output.status.success() {

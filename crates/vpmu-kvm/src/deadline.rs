@@ -92,8 +92,8 @@ struct Clock {
 /// When the timer was to be there, and how much earlier it was set.
 #[derive(Clone, Copy, Debug, Default)]
 struct Alarm {
-    /// In the vCPU's TSC; 0: not set.
-    at: u64,
+    /// In the vCPU's TSC; `None`: not set.
+    at: Option<u64>,
     /// Ticks.
     advance: u64,
 }
@@ -361,12 +361,14 @@ impl Timer<'_> {
     /// Lets the moment come that the timer was set early for, and learns how early the next is to be.
     fn wait(&mut self) {
         let longest = ticks(ADVANCE_NS, self.clock.khz);
-        let at = std::mem::take(&mut self.alarm.at);
+        let Some(at) = self.alarm.at.take() else {
+            return;
+        };
         let begin = self.now();
         let advance = &mut self.alarm.advance;
         match at.checked_sub(begin) {
             // It was late.
-            None if at != 0 => {
+            None => {
                 *advance = longest.min(*advance + (begin - at).div_ceil(ADVANCE_STEP));
             }
             Some(left) if left <= longest => {
@@ -376,7 +378,7 @@ impl Timer<'_> {
                 }
             }
             // Another wake-up, and the timer is still to come.
-            _ => self.alarm.at = at,
+            Some(_) => self.alarm.at = Some(at),
         }
     }
 }
@@ -389,12 +391,12 @@ impl HostTimer for Timer<'_> {
     fn arm(&mut self, deadline: u64) {
         let left = deadline.saturating_sub(self.now());
         let left = left.saturating_sub(self.alarm.advance);
-        self.alarm.at = deadline;
+        self.alarm.at = Some(deadline);
         set(self.fd, nanoseconds(left, self.clock.khz).max(1));
     }
 
     fn disarm(&mut self) {
-        self.alarm.at = 0;
+        self.alarm.at = None;
         set(self.fd, 0);
     }
 }
@@ -559,7 +561,7 @@ mod tests {
             while timer.now() <= now + 2 * longest {}
             timer.wait();
         }
-        assert_eq!((timer.alarm.at, timer.alarm.advance), (0, longest));
+        assert_eq!((timer.alarm.at, timer.alarm.advance), (None, longest));
         // Early, it waits, and is set less early.
         let at = timer.now() + longest - 1;
         timer.arm(at);
@@ -570,9 +572,9 @@ mod tests {
         let far = timer.now() + 1000 * longest;
         timer.arm(far);
         timer.wait();
-        assert_eq!(timer.alarm.at, far);
+        assert_eq!(timer.alarm.at, Some(far));
         assert!(timer.now() < far);
         timer.disarm();
-        assert_eq!(timer.alarm.at, 0);
+        assert_eq!(timer.alarm.at, None);
     }
 }

@@ -1,5 +1,8 @@
 //! Which MSRs come to the VMM, and that they are nobody else's.
 
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
+};
 use kvm_ioctls::{
     Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
 };
@@ -19,17 +22,20 @@ pub fn pmu_msrs() -> impl Iterator<Item = u32> {
 ///
 /// When KVM refuses. One without a PMU has nothing to switch off.
 pub fn disable_kvm_pmu(vm: &VmFd) -> Result<(), Error> {
-    use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
     let known = vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
     if known & KVM_PMU_CAP_DISABLE.cast_signed() == 0 {
         return Ok(());
     }
-    let mut cap = kvm_enable_cap {
-        cap: KVM_CAP_PMU_CAPABILITY,
-        ..Default::default()
-    };
-    cap.args[0] = KVM_PMU_CAP_DISABLE.into();
+    let cap = capability(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into());
     kvm("KVM_CAP_PMU_CAPABILITY", vm.enable_cap(&cap))
+}
+
+fn capability(cap: u32, argument: u64) -> kvm_enable_cap {
+    kvm_enable_cap {
+        cap,
+        args: [argument, 0, 0, 0],
+        ..Default::default()
+    }
 }
 
 /// Has KVM hand all accesses of `msrs` to the VMM, and of no others. Before the first vCPU runs.
@@ -41,11 +47,8 @@ pub fn intercept(vm: &VmFd, msrs: impl IntoIterator<Item = u32>) -> Result<(), E
     if !vm.check_extension(Cap::X86UserSpaceMsr) || !vm.check_extension(Cap::X86MsrFilter) {
         return Err(Error::NoUserSpaceMsr);
     }
-    let mut cap = kvm_bindings::kvm_enable_cap {
-        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
-        ..Default::default()
-    };
-    cap.args[0] = MsrExitReason::Filter.bits().into();
+    let reasons = MsrExitReason::Filter.bits();
+    let cap = capability(KVM_CAP_X86_USER_SPACE_MSR, reasons.into());
     kvm("KVM_CAP_X86_USER_SPACE_MSR", vm.enable_cap(&cap))?;
 
     let mut addresses: Vec<u32> = msrs.into_iter().collect();

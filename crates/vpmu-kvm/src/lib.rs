@@ -20,11 +20,6 @@
 //! use vpmu_kvm::VcpuPmu;
 //! use vpmu_perf::{PerfHost, PerfOptions};
 //!
-//! fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
-//!     let overflows = pmu.host().take_overflows();
-//!     overflows.for_each(|(counter, report)| pmu.overflow(counter, report));
-//! }
-//!
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
 //! vpmu_kvm::disable_kvm_pmu(&vm)?;
@@ -48,7 +43,7 @@
 //! vpmu_kvm::prepare(&mut vcpu);
 //!
 //! loop {
-//!     take_overflows(&mut pmu);
+//!     pmu.take_overflows();
 //!     pmu.before_run(&vm, &vcpu)?; // delivers the interrupt
 //!     let exit = match vcpu.run() {
 //!         // An overflow's signal has taken the vCPU out of the guest.
@@ -58,7 +53,7 @@
 //!         }
 //!         exit => exit?,
 //!     };
-//!     take_overflows(&mut pmu); // what was counted up to this exit comes before the access
+//!     pmu.take_overflows(); // what was counted up to this exit comes before the access
 //!     match exit {
 //!         VcpuExit::X86Rdmsr(mut exit) => { pmu.rdmsr(&mut exit); }
 //!         VcpuExit::X86Wrmsr(mut exit) => { pmu.wrmsr(&mut exit); }

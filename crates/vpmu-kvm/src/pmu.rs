@@ -19,6 +19,7 @@ use kvm_ioctls::{ReadMsrExit, SyncReg, VcpuFd, VmFd, WriteMsrExit};
 use serde::{Deserialize, Serialize};
 use vpmu::counter::{CounterHost, Report};
 use vpmu::x86::{CounterConfig, Outcome, PmiEdge, Pmu, PmuConfig, PmuState, RestoreError, Ring};
+use vpmu_perf::PerfHost;
 
 use crate::error::{Error, kvm};
 use crate::lapic::{self, Delivery, Lapic};
@@ -216,6 +217,17 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     fn look_at_line(&mut self) {
         self.pending |= self.edge.rises(self.pmu.pmi_sources());
         self.statistics().host = self.pmu.statistics();
+    }
+}
+
+impl VcpuPmu<PerfHost> {
+    /// Hands over the overflows that perf has signalled. To be called before the vCPU runs, and after
+    /// an exit, before it is completed: what was counted up to the exit comes before the access.
+    pub fn take_overflows(&mut self) {
+        let overflows = self.host.take_overflows();
+        for (counter, report) in overflows {
+            self.overflow(counter, report);
+        }
     }
 }
 

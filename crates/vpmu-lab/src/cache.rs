@@ -109,19 +109,21 @@ impl Cache {
         let runs = self.root.join("runs");
         fs::create_dir_all(&runs).map_err(Error::file("create", &runs))?;
         // Its own lock: held for a moment, while the other may be for minutes.
-        let path = self.root.join("runs.lock");
-        let lock = File::create(&path).map_err(Error::file("create", &path))?;
-        flock(&lock, FlockOperation::LockExclusive)
-            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
+        let _lock = locked(&self.root.join("runs.lock"))?;
         remove_abandoned(&runs);
         let folder =
             TempDir::with_prefix_in("run-", &runs).map_err(Error::file("create", &runs))?;
-        let path = folder.path().join("lock");
-        let own = File::create(&path).map_err(Error::file("create", &path))?;
-        flock(&own, FlockOperation::LockExclusive)
-            .map_err(|errno| Error::file("lock", &path)(errno.into()))?;
-        Ok(RunDir { folder, lock: own })
+        let lock = locked(&folder.path().join("lock"))?;
+        Ok(RunDir { folder, lock })
     }
+}
+
+/// A file of which this has the lock, waited for. For those held for a moment.
+fn locked(path: &Path) -> Result<File> {
+    let file = File::create(path).map_err(Error::file("create", path))?;
+    flock(&file, FlockOperation::LockExclusive)
+        .map_err(|errno| Error::file("lock", path)(errno.into()))?;
+    Ok(file)
 }
 
 impl RunDir {

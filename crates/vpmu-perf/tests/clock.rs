@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu::counter::{CounterHost, CounterSet, CounterState, Lost, Policy, Report};
-use vpmu::x86::{
-    ArchEvent, Capability, CounterConfig, EventKind, Outcome, Pmu, PmuConfig, RawPerfEvtSel,
-    Version,
-};
+use vpmu::x86::{ArchEvent, Capability, Outcome, Pmu, PmuConfig, RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;
@@ -22,14 +19,15 @@ const EVTSEL0: u32 = 0x186;
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
 const MASK: u64 = (1 << 48) - 1;
 
+const OPTIONS: PerfOptions = PerfOptions {
+    tsc_hz: HZ,
+    backing: Some(Backing::Clock),
+    approximate_instructions: false,
+};
+
 /// `None`: this machine has no perf events, which is said.
 fn host() -> Option<PerfHost> {
-    let options = PerfOptions {
-        tsc_hz: HZ,
-        backing: Some(Backing::Clock),
-        approximate_instructions: false,
-    };
-    match PerfHost::new(options) {
+    match PerfHost::new(OPTIONS) {
         Ok(host) => Some(host),
         Err(error @ (PerfError::Forbidden(_) | PerfError::NoPerf)) => {
             eprintln!("skipped: {error}");
@@ -250,28 +248,15 @@ fn a_full_queue_of_signals_loses_no_overflow() {
 #[test]
 fn a_thread_has_one_host() {
     let Some(first) = host() else { return };
-    let options = PerfOptions {
-        tsc_hz: HZ,
-        backing: Some(Backing::Clock),
-        approximate_instructions: false,
-    };
-    assert!(matches!(PerfHost::new(options), Err(PerfError::Taken)));
+    assert!(matches!(PerfHost::new(OPTIONS), Err(PerfError::Taken)));
     drop(first);
-    assert!(PerfHost::new(options).is_ok());
+    assert!(PerfHost::new(OPTIONS).is_ok());
 }
 
 #[test]
 fn a_storm_of_several_counters_is_as_many_times_slower() {
     let Some(mut host) = host() else { return };
-    let cycles = CounterConfig {
-        event: EventKind::Fixed(1),
-        user: true,
-        kernel: true,
-        edge: false,
-        invert: false,
-        threshold: 0,
-        only_c0: false,
-    };
+    let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
     let counters = CounterSet::from_bits(0b1111);
     for counter in counters {
         assert_eq!(host.create(counter, &cycles), Ok(()));

@@ -98,7 +98,7 @@ impl Vcpu {
                     slice = Instant::now();
                     pmu.end_slice();
                 }
-                take_overflows(pmu);
+                pmu.take_overflows();
                 pmu.before_run(&machine.vm, &self.fd)?;
             }
             if let (false, Some(deadline)) = (stop, &self.deadline) {
@@ -118,9 +118,8 @@ impl Vcpu {
                 }
                 Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
             };
-            // What the host has counted up to this exit is in the PMU before the access is.
             if let Some(pmu) = &mut pmu {
-                take_overflows(pmu);
+                pmu.take_overflows();
             }
             match (exit, &mut pmu) {
                 (VcpuExit::X86Rdmsr(mut exit), pmu) => {
@@ -175,7 +174,7 @@ impl Vcpu {
             }
         }
         if let Some(pmu) = &mut pmu {
-            take_overflows(pmu);
+            pmu.take_overflows();
             self.pmu = capability.map(|capability| (capability, pmu.save()));
         }
         Ok(ending)
@@ -217,13 +216,6 @@ fn kick_before_entry(host: &mut PerfHost, vcpu: &mut VcpuFd) {
     // is read by the kernel: whichever of the two writes is last, the overflow is noted before, and
     // is looked for after (`take_overflows`, behind a lock of the account).
     unsafe { host.set_kick(flag) };
-}
-
-fn take_overflows(pmu: &mut VcpuPmu<PerfHost>) {
-    let overflows = pmu.host().take_overflows();
-    for (counter, report) in overflows {
-        pmu.overflow(counter, report);
-    }
 }
 
 /// A PMU as the guest was told before, or of all that this host can count.

@@ -44,12 +44,14 @@ const SOURCES: [(&str, &str); 5] = [
     ),
 ];
 
-const COMPILER: Tool = Tool {
+/// The compiler of the guest's kernel.
+pub const COMPILER: Tool = Tool {
     program: "gcc-12",
     fix: "apt-get install gcc-12 make libc6-dev (the module needs the compiler of Debian 12's kernel)",
     hint: "",
 };
-const MAKE: Tool = Tool {
+/// What kernels are built with.
+pub const MAKE: Tool = Tool {
     program: "make",
     fix: "apt-get install gcc-12 make libc6-dev",
     hint: "",

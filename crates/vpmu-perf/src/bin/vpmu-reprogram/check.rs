@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
-use vpmu::x86::{CounterConfig, EventKind};
+use vpmu::x86::{CounterConfig, RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfHost};
 
 use crate::options;
@@ -41,18 +41,8 @@ pub(crate) const CHECKS: [Check; 10] = [
 
 /// Of cycles, or of nanoseconds: some hundred microseconds either way.
 const PERIOD: u64 = 200_000;
-const CYCLES: CounterConfig = CounterConfig {
-    event: EventKind::General {
-        select: 0x3c,
-        umask: 0,
-    },
-    user: true,
-    kernel: true,
-    edge: false,
-    invert: false,
-    threshold: 0,
-    only_c0: false,
-};
+const CYCLES: CounterConfig =
+    RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
