@@ -7,6 +7,7 @@
 
 mod common;
 mod guests;
+mod two_cpus;
 
 use std::fs;
 
@@ -91,10 +92,8 @@ fn run(pmu: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
     for file in module.files() {
         vpmu.arg("--add").arg(file);
     }
-    let output = vpmu
-        .args(["--", &format!("{COMMON}{script}")])
-        .output()
-        .unwrap();
+    vpmu.args(["--", &format!("{COMMON}{script}")]);
+    let output = two_cpus::output(&mut vpmu);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{errors}");
