@@ -12,7 +12,6 @@ mod guests;
 use std::fs;
 use std::path::Path;
 use std::process::Output;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use guests::vpmu;
 use serde_json::Value;
@@ -22,12 +21,6 @@ use serde_json::Value;
 /// wakes once a second.
 const RECORD: &str =
     "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 5000";
-
-/// One test at a time: a machine takes two gigabytes and a processor.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn text(output: &Output) -> String {
     format!(
@@ -52,7 +45,6 @@ fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
 
 #[test]
 fn a_stock_guest_has_an_intel_pmu() {
-    let _turn = turn();
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
@@ -85,7 +77,6 @@ fn a_stock_guest_has_an_intel_pmu() {
 /// virtual PMU's: the bench checks them before it measures.
 #[test]
 fn overflows_with_real_events_here_and_in_a_guest() {
-    let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("bench.json");
     let Some(mut vpmu) = vpmu("x86_64") else {
@@ -126,7 +117,6 @@ fn overflows_with_real_events_here_and_in_a_guest() {
 
 #[test]
 fn stock_kvm_has_no_pmu_and_says_so() {
-    let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let Some(text) = compare(&["--pmu", "kvm"], "workload", &json) else {
@@ -149,7 +139,6 @@ fn stock_kvm_has_no_pmu_and_says_so() {
 
 #[test]
 fn designs_side_by_side() {
-    let _turn = turn();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let designs = ["--pmu", "native,emulated", "--policy", "reuse,paused"];

@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry};
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{ReadMsrExit, VcpuFd, VmFd, WriteMsrExit};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
@@ -34,6 +34,7 @@ use vpmu::timer::{
 
 use crate::error::{Error, kvm};
 use crate::lapic::{self, Lapic};
+use crate::tsc::tsc;
 
 /// The guest writes where its slot is, with bit 0 set; 0 lets go of it.
 pub const DEADLINE_SLOT_MSR: u32 = 0x4b56_4d56;
@@ -432,17 +433,10 @@ fn ticks(ns: u64, khz: u32) -> u64 {
 /// What is to be added to the host's TSC for the vCPU's. Where KVM does not tell, it is somewhat less,
 /// and deadlines are somewhat late: time goes by while KVM is asked what the vCPU's TSC is.
 fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
-    const IA32_TSC: u32 = 0x10;
     if let Some(offset) = told_offset(vcpu) {
         return Ok(offset);
     }
-    let entry = kvm_msr_entry {
-        index: IA32_TSC,
-        ..Default::default()
-    };
-    let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR fits");
-    kvm("KVM_GET_MSRS", vcpu.get_msrs(&mut msrs))?;
-    Ok(msrs.as_slice()[0].data.wrapping_sub(rdtsc()))
+    Ok(tsc(vcpu)?.wrapping_sub(rdtsc()))
 }
 
 /// Linux 5.16 and later.

@@ -73,6 +73,7 @@ pub mod kernel;
 mod lapic;
 mod pmu;
 mod statistics;
+mod tsc;
 pub mod vmm;
 
 pub use cpuid::{set_cpuid, set_deadline_cpuid};

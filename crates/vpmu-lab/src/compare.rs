@@ -101,7 +101,7 @@ fn run_tries(
             // Each phase is as deterministic as the first.
             Err(Error::RepeatedInterrupt { .. }) if experiment.phase + 1 < TRIES => {
                 experiment.phase += 1;
-                task.say("QEMU seems to have delivered an interrupt twice; once more, a bit later");
+                task.say("QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later");
             }
             Err(Error::HostReset { .. }) if experiment.phase + 1 < TRIES => {
                 experiment.phase += 1;

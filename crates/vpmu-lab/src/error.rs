@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::tool::NO_SPACE;
 
 /// What a guest looked like that never comes to its end.
-pub(crate) const STUCK: &str = "the guest's kernel turned in a circle with its interrupts off";
+pub(crate) const STUCK: &str =
+    "the guest's kernel turned in a circle with its interrupts off, or waits for one that was lost";
 
 /// A failure of the lab itself; never of the command it ran.
 ///
@@ -136,7 +137,7 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
-    /// The guest's kernel turned in a circle.
+    /// The guest's kernel turned in a circle, or has lost an interrupt.
     #[error("{STUCK}{}", quoted(console))]
     Stuck {
         /// Its last console lines.
@@ -145,8 +146,8 @@ pub enum Error {
     /// As [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
     #[error(
         "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
-         nested guest when it counts instructions, about once in ten thousand; run less, take fewer samples, \
-         or give `run` and `compare` --realtime",
+         nested guest when it counts instructions, about one in ten thousand, or not at all; run less, take fewer \
+         samples, or give `run` and `compare` --realtime",
         quoted(console)
     )]
     RepeatedInterrupt {

@@ -98,7 +98,7 @@ pub struct Host {
     /// Its exit status.
     pub status: i32,
     /// The host gave up on a guest that turned in a circle with its
-    /// interrupts off.
+    /// interrupts off, or waited for one that was lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stuck: bool,
 }

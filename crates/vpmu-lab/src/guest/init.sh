@@ -59,12 +59,12 @@ report '{"vpmu":"command"}'
 meter $meter -- sh /vpmu/run < "$control" > "$control"
 if [ "$output" = buffer ]; then
     report '{"vpmu":"output"}'
-    tail -c 1048576 /tmp/output
+    tail -c 1048576 /vpmu/output
 fi
 report '{"vpmu":"end"}'
 
 rate=$(cat /proc/sys/kernel/perf_event_max_sample_rate)
-for data in perf.data /tmp/perf.*; do
+for data in perf.data /vpmu/perf.*; do
     [ -s "$data" ] || continue
     perf report --stats -i "$data" 2>/dev/null | awk -v rate="$rate" '
         / stats:$/ { events = ($0 !~ /^Aggregated/); next }

@@ -147,7 +147,7 @@ impl Job {
         };
         let (output, place) = match self.output {
             Output::Stream => ("stream", "/dev/console"),
-            Output::Buffer => ("buffer", "/tmp/output"),
+            Output::Buffer => ("buffer", "/vpmu/output"),
         };
         let text = |text: String| Contents::Bytes(text.into_bytes());
         let program = |name| artifacts::find(self.arch, name).map(Contents::Disk);
@@ -196,7 +196,7 @@ impl Job {
             "{redirect}\n\
              for run in $(seq {more}); do\n\
              sh -c {line} || exit\n\
-             [ -e perf.data ] && mv perf.data /tmp/perf.$run\n\
+             [ -e perf.data ] && mv perf.data /vpmu/perf.$run\n\
              done\n\
              {command}\n",
             line = quote(command)
@@ -352,8 +352,8 @@ mod tests {
             programs: Vec::new(),
             phase: 0,
         };
-        let (once, thrice) = (job(1).script("/tmp/output"), job(3).script("/tmp/output"));
-        assert_eq!(once, "exec < /dev/null > /tmp/output 2>&1\necho 'it'\n");
+        let (once, thrice) = (job(1).script("/vpmu/output"), job(3).script("/vpmu/output"));
+        assert_eq!(once, "exec < /dev/null > /vpmu/output 2>&1\necho 'it'\n");
         assert!(thrice.contains("$(seq 2)"), "{thrice}");
         for script in [GUEST_INIT, KVM_HOST_INIT, &once, &thrice] {
             let status = std::process::Command::new("sh")

@@ -5,11 +5,11 @@
 //! one after the other there, in the same order: what passes between them is the same, but for what
 //! two calls differ.
 
-use kvm_bindings::{Msrs, kvm_clock_data, kvm_msr_entry};
+use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
-use super::vcpu::IA32_TSC;
+use crate::tsc::tsc;
 use crate::vmm::{Error, kvm};
 
 /// One moment in the guest's time.
@@ -39,16 +39,6 @@ impl Clock {
         };
         kvm("KVM_SET_CLOCK", vm.set_clock(&clock))
     }
-}
-
-fn tsc(vcpu: &VcpuFd) -> Result<u64, Error> {
-    let entry = kvm_msr_entry {
-        index: IA32_TSC,
-        ..Default::default()
-    };
-    let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR fits");
-    kvm("KVM_GET_MSRS", vcpu.get_msrs(&mut msrs))?;
-    Ok(msrs.as_slice()[0].data)
 }
 
 fn nanoseconds(ticks: u64, khz: u32) -> u64 {

@@ -18,10 +18,10 @@ use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use crate::tsc::IA32_TSC;
 use crate::vmm::{self, kvm};
 use crate::{VcpuDeadlineState, VcpuPmuState};
 
-pub(super) const IA32_TSC: u32 = 0x10;
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
 const TSC_TOLERANCE_PPM: u32 = 250;
