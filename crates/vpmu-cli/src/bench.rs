@@ -11,6 +11,8 @@ use vpmu_lab::result::check_writable;
 use vpmu_lab::table;
 use vpmu_lab::{Error, Result};
 
+use crate::print;
+
 pub(crate) fn bench(
     name: Option<&str>,
     json: Option<&Path>,
@@ -18,9 +20,15 @@ pub(crate) fn bench(
     cancel: &Cancel,
 ) -> Result<ExitCode> {
     let Some(name) = name else {
-        for bench in BENCHES {
-            println!("{:12} {}", bench.name, bench.about);
+        if json.is_some() || keep.is_some() {
+            return Err(Error::Usage(
+                "--json and --keep are about a bench: give its name".to_owned(),
+            ));
         }
+        let list = BENCHES
+            .iter()
+            .map(|bench| format!("{:12} {}\n", bench.name, bench.about));
+        print(&list.collect::<String>())?;
         return Ok(ExitCode::SUCCESS);
     };
     let bench = BENCHES
@@ -36,9 +44,9 @@ pub(crate) fn bench(
     }
     let cache = Cache::open()?;
     let report = bench.run(keep, &cache, cancel, &Progress::stderr())?;
-    println!("{}", table::bench(report.rows()));
     if let Some(path) = json {
         report.write(path)?;
     }
+    print(&format!("{}\n", table::bench(report.rows())))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -14,6 +14,7 @@ use vpmu_lab::{Error, Result};
 
 use crate::FAILED;
 use crate::options::{Guest, check_policies, designs};
+use crate::print;
 
 /// Of a failed command's output, the lines shown.
 const SHOWN_LINES: usize = 10;
@@ -47,12 +48,12 @@ pub(crate) fn compare(
         cancel,
         &progress,
     )?;
-    show(&comparison);
-    let failed = !comparison.failures.is_empty();
     if let Some(path) = &guest.json {
-        let runs = comparison.rows.into_iter().map(|row| row.run).collect();
+        let runs = comparison.rows.iter().map(|row| row.run.clone()).collect();
         Results::new(runs).write(path)?;
     }
+    show(&comparison)?;
+    let failed = !comparison.failures.is_empty();
     Ok(if failed {
         ExitCode::from(FAILED)
     } else {
@@ -60,15 +61,18 @@ pub(crate) fn compare(
     })
 }
 
-fn show(comparison: &Comparison) {
+fn show(comparison: &Comparison) -> Result<()> {
     let rows = &comparison.rows;
     if !rows.is_empty() {
-        println!("{}\n", table::table(rows));
-        let exits = table::exits(rows);
-        if !exits.is_empty() {
-            println!("exits by kind:\n{exits}");
-        }
-        println!("{}", table::LEGEND);
+        let exits = match table::exits(rows) {
+            none if none.is_empty() => none,
+            exits => format!("exits by kind:\n{exits}\n"),
+        };
+        print(&format!(
+            "{}\n\n{exits}{}\n",
+            table::table(rows),
+            table::LEGEND
+        ))?;
     }
     for row in rows.iter().filter(|row| row.run.status != 0) {
         eprintln!("\nvpmu: what the command printed under {}:", row.design);
@@ -80,6 +84,7 @@ fn show(comparison: &Comparison) {
     for (design, error) in &comparison.failures {
         eprintln!("vpmu: {design}: {error}");
     }
+    Ok(())
 }
 
 fn last_lines(row: &Row) -> String {

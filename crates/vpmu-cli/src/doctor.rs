@@ -6,16 +6,21 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 
+use vpmu_lab::Result;
 use vpmu_lab::arch::Arch;
 use vpmu_lab::cache::Cache;
 use vpmu_lab::debian::{Pool, RELEASE, Selection, apt, sources};
 use vpmu_lab::guest::{artifacts, images, module};
 use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
 
+use crate::print;
+
 /// The first QEMU with all that guests need (on Arm, FEAT_FGT).
 const OLDEST_QEMU: u32 = 8;
 /// Packages, guest images and the files of five runs at once, MiB.
 const DISK_MIB: u64 = 2500;
+/// Two KVM hosts with their guests and QEMU's own, MiB.
+const MEMORY_MIB: u64 = 5000;
 
 /// One line: what was looked at, what was found, what to do.
 struct Line {
@@ -33,7 +38,7 @@ enum Verdict {
     Missing,
 }
 
-pub(crate) fn doctor(arch: Arch) -> ExitCode {
+pub(crate) fn doctor(arch: Arch) -> Result<ExitCode> {
     let mut lines = vec![
         qemu(arch),
         tool("setpriv", SETPRIV_FIX),
@@ -57,23 +62,21 @@ pub(crate) fn doctor(arch: Arch) -> ExitCode {
             optional(tool(module::MAKE.program, module::MAKE.fix)),
         ]),
     }
-    lines.extend([cores(), kvm(arch), perf(arch)]);
+    lines.extend([cores(), memory(), kvm(arch), perf(arch)]);
     if arch == Arch::X86_64 {
         lines.push(backing(arch));
     }
-    for line in &lines {
-        println!("{line}");
+    let complete = lines.iter().all(|line| line.verdict != Verdict::Missing);
+    let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    if complete {
+        text += &format!("\n{arch} guests run on this machine\n");
+        let other = Arch::ALL.into_iter().find(|&other| other != arch);
+        text.extend(other.map(|other| format!("for {other} guests: vpmu doctor --arch {other}\n")));
+    } else {
+        text += "\nsomething needed is missing: see the lines marked \"missing\"\n";
     }
-    if lines.iter().any(|line| line.verdict == Verdict::Missing) {
-        println!("\nsomething needed is missing: see the lines marked \"missing\"");
-        return ExitCode::FAILURE;
-    }
-    let other = Arch::ALL.into_iter().find(|&other| other != arch);
-    println!("\n{arch} guests run on this machine");
-    if let Some(other) = other {
-        println!("for {other} guests: vpmu doctor --arch {other}");
-    }
-    ExitCode::SUCCESS
+    print(&text)?;
+    Ok(ExitCode::from(u8::from(!complete)))
 }
 
 impl fmt::Display for Line {
@@ -278,6 +281,29 @@ fn kvm(arch: Arch) -> Line {
     line(verdict, subject, found, "")
 }
 
+fn memory() -> Line {
+    let subject = "memory";
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("MemAvailable:"))?;
+        line.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    let Some(mib) = available.map(|kib| kib / 1024) else {
+        return line(Verdict::Note, subject, "unknown", "");
+    };
+    let found = format!("{mib} MiB available");
+    match mib < MEMORY_MIB {
+        false => line(Verdict::Ok, subject, found, ""),
+        true => line(
+            Verdict::Note,
+            subject,
+            found,
+            format!("compare takes up to {MEMORY_MIB}: close something, or give --memory 512M"),
+        ),
+    }
+}
+
 /// What counts for a guest's counters, as the program says that measures perf events.
 fn backing(arch: Arch) -> Line {
     let subject = "counter backing";
@@ -314,8 +340,18 @@ fn perf(arch: Arch) -> Line {
     };
     match fs::read_to_string("/proc/sys/kernel/perf_event_paranoid") {
         Ok(text) => {
-            let found = format!("perf_event_paranoid is {} ({needs})", text.trim());
-            line(Verdict::Ok, subject, found, "")
+            let level = text.trim();
+            let found = format!("perf_event_paranoid is {level} ({needs})");
+            let allowed = level.parse::<i32>().is_ok_and(|level| level < 2);
+            match allowed || rustix::process::geteuid().is_root() {
+                true => line(Verdict::Ok, subject, found, ""),
+                false => line(
+                    Verdict::Note,
+                    subject,
+                    found,
+                    "as root: sysctl kernel.perf_event_paranoid=1",
+                ),
+            }
         }
         Err(_) => line(
             Verdict::Note,

@@ -6,6 +6,7 @@ mod doctor;
 mod options;
 mod run;
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         }
     }
     let result = match &cli.verb {
-        Verb::Doctor { arch } => return doctor::doctor(*arch),
+        Verb::Doctor { arch } => doctor::doctor(*arch),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Bench { name, json, keep } => {
@@ -55,6 +56,13 @@ fn main() -> ExitCode {
             _ => FAILED,
         })
     })
+}
+
+/// On standard output.
+fn print(text: &str) -> vpmu_lab::Result<()> {
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(Error::file("write", "the output"))
 }
 
 /// `vpmu run ... | head` is no error worth a message.

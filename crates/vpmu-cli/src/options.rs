@@ -188,6 +188,7 @@ impl Guest {
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),
             marked: false,
+            nested: false,
         }
     }
 }

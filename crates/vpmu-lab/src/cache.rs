@@ -45,9 +45,7 @@ impl Cache {
     ///
     /// When there is no home folder or it cannot be written.
     pub fn open() -> Result<Self> {
-        let root = Self::location().ok_or_else(|| {
-            Error::Usage("no cache folder: set HOME or XDG_CACHE_HOME".to_owned())
-        })?;
+        let root = Self::location().ok_or(Error::NoHome)?;
         Self::at(root)
     }
 

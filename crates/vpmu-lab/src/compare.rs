@@ -46,7 +46,8 @@ const TRIES: u32 = 3;
 /// Runs `experiment` under each of `designs`.
 ///
 /// Counted instructions do not mind company, so that many run at once as
-/// there are processors; in real time only one does.
+/// there are processors; in real time only one does. A guest that this machine's
+/// own KVM could run is nested like the others where there are others.
 ///
 /// # Errors
 ///
@@ -59,13 +60,17 @@ pub fn compare(
     cancel: &Cancel,
     progress: &Progress,
 ) -> Result<Comparison> {
-    let at_once = match experiment.machine.realtime {
-        true => 1,
-        false => parallel::processors(),
+    let mut experiment = experiment.clone();
+    experiment.nested |= !experiment.are_direct(designs);
+    let in_real_time = experiment.machine.realtime || !experiment.nested;
+    let at_once = if in_real_time {
+        1
+    } else {
+        parallel::processors()
     };
     let mut finished = parallel::map(&starting_order(designs), at_once, |&design| {
         let task = progress.task(&design.to_string());
-        let row = run_tries(experiment, design, cache, images, cancel, &task);
+        let row = run_tries(&experiment, design, cache, images, cancel, &task);
         if let Ok(row) = &row {
             task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
         }

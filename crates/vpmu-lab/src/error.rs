@@ -137,6 +137,9 @@ pub enum Error {
         /// Its last console lines.
         console: Vec<String>,
     },
+    /// There is no place for the cache.
+    #[error("no cache folder: set HOME or XDG_CACHE_HOME")]
+    NoHome,
     /// The guest's kernel turned in a circle, or has lost an interrupt.
     #[error("{STUCK}{}", quoted(console))]
     Stuck {
@@ -188,11 +191,13 @@ pub enum Error {
     },
     /// QEMU ended before the command did.
     #[error(
-        "QEMU ended early ({status}){}{}",
+        "{program} ended early ({status}){}{}",
         quoted_text(message),
         quoted(console)
     )]
-    QemuEnded {
+    Ended {
+        /// QEMU or vpmu-vmm.
+        program: String,
         /// How it ended.
         status: String,
         /// What it said itself.

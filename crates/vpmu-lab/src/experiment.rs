@@ -27,6 +27,8 @@ use crate::{Error, Result, boot_file};
 const KVM_HOST_MEMORY: u32 = 1024;
 /// Less does not hold a guest's file tree, MiB.
 const LEAST_MEMORY: u32 = 384;
+/// More is not in vpmu-vmm's memory map, MiB.
+const MOST_VMM_MEMORY: u32 = 3 << 10;
 /// A stopped machine is called so after this.
 const QUIET: Duration = Duration::from_secs(20);
 
@@ -51,7 +53,8 @@ pub struct Experiment {
     pub add: Vec<PathBuf>,
     /// Names of programs that stand beside `vpmu` and that the command calls.
     pub programs: Vec<&'static str>,
-    /// At which moment of the kernel's ticks the command begins.
+    /// At which moment of the kernel's ticks the command begins, and a KVM
+    /// host's guest.
     pub phase: u32,
     /// Wall-clock limit for one design.
     pub timeout: Duration,
@@ -63,6 +66,9 @@ pub struct Experiment {
     /// --doorbell`), each with some rest behind it, and the KVM host counts by
     /// tracepoints meanwhile.
     pub marked: bool,
+    /// In the lab's own KVM host even where this machine's KVM could run the
+    /// guest.
+    pub nested: bool,
 }
 
 /// What came of it.
@@ -104,7 +110,12 @@ impl Experiment {
 
     /// Whether the guest runs in this machine's own KVM.
     fn is_direct(&self, pmu: Pmu) -> bool {
-        self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated && !self.marked
+        self.machine.arch.has_hardware_kvm() && pmu == Pmu::Emulated && !self.marked && !self.nested
+    }
+
+    /// Whether all do: others are not to be compared with one that does.
+    pub fn are_direct(&self, designs: &[Design]) -> bool {
+        designs.iter().all(|design| self.is_direct(design.pmu))
     }
 
     fn saves(&self) -> bool {
@@ -149,7 +160,29 @@ impl Experiment {
                 "--vmm-arg takes one word, without a space in it: {word}"
             )));
         }
-        if any(Pmu::Emulated) && self.is_direct(Pmu::Emulated) && self.saves() {
+        let mut words = self.machine.vmm_args.iter();
+        if words.any(|word| word == "--save" || word == "--restore") {
+            return usage(
+                "--vmm-arg takes --save=FILE as one word; vpmu-vmm --restore runs by itself only",
+            );
+        }
+        if has_vmm && self.machine.memory > MOST_VMM_MEMORY {
+            return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
+        }
+        let words = || {
+            self.append
+                .iter()
+                .flat_map(|words| words.split_whitespace())
+        };
+        if let Some(word) = words().find(|word| word.starts_with("vpmu.")) {
+            return Err(Error::Usage(format!(
+                "--append {word} would contradict --pmu and --host-counters: use those"
+            )));
+        }
+        if self.are_direct(designs) && !self.machine.qemu_args.is_empty() {
+            return usage("--qemu-arg: this machine's own KVM runs the guest, without QEMU");
+        }
+        if self.are_direct(designs) && self.saves() {
             return usage(
                 "--vmm-arg=--save=FILE goes on with the saved guest in the lab's own KVM host only; here \
                  run vpmu-vmm itself",
@@ -167,6 +200,9 @@ impl Experiment {
         if self.command.is_none() && !self.add.is_empty() {
             return usage("--add puts files into vpmu's own initrd: it needs a command");
         }
+        if self.command.is_none() && self.runs > 1 {
+            return usage("--runs repeats a command: give one after --");
+        }
         if !(1..=8).contains(&self.machine.vcpus) {
             return usage("--vcpus takes a number from 1 to 8");
         }
@@ -182,7 +218,10 @@ impl Experiment {
             return usage("--host-counters is about --pmu partitioned");
         }
         for path in self.kernel.iter().chain(&self.initrd).chain(&self.add) {
-            File::open(path).map_err(Error::file("open", path))?;
+            let file = File::open(path).map_err(Error::file("open", path))?;
+            if file.metadata().is_ok_and(|file| file.is_dir()) {
+                return Err(Error::Usage(format!("{} is a folder", path.display())));
+            }
         }
         if self.command.is_some() {
             artifacts::find(arch, artifacts::METER)?;
@@ -196,7 +235,7 @@ impl Experiment {
                 Arch::X86_64 => artifacts::find_beside(artifacts::VMM)?,
             };
         }
-        if designs.iter().all(|design| self.is_direct(design.pmu)) {
+        if self.are_direct(designs) {
             return Ok(());
         }
         supervise::qemu_command(arch, &[]).map(drop)
@@ -251,6 +290,7 @@ impl Experiment {
         let mut boot_wall = None;
         let ran = supervise::run(
             command,
+            &program.display().to_string(),
             Streams {
                 output: sink.to,
                 log,
@@ -408,6 +448,7 @@ impl Experiment {
                     vcpus: machine.vcpus,
                     skew: has_fair_shares(arch, pmu, !machine.realtime),
                     trace: self.marked,
+                    phase: self.phase,
                     guest: job_file,
                     initrd: initrd.take(),
                     kernel: self.kernel.clone(),
@@ -470,39 +511,48 @@ impl Experiment {
     }
 
     fn figures(&self, design: Design, transcript: &Transcript) -> Result<Option<Run>> {
-        let Some(command) = &self.command else {
-            return supervise::ended_badly(transcript).map_or(Ok(None), Err);
-        };
-        let complete = transcript.ended && has_meter(&transcript.records);
         let stuck = |record: &Record| matches!(record, Record::Host(host) if host.stuck);
         if transcript.records.iter().any(stuck) {
             return Err(Error::Stuck {
                 console: transcript.last_lines(),
             });
         }
+        let complete = match self.command {
+            Some(_) => transcript.ended && has_meter(&transcript.records),
+            None => {
+                supervise::ended_badly(transcript).is_none()
+                    && self.host_is_content(design, transcript)
+            }
+        };
         if !complete {
             return Err(supervise::ended_badly(transcript)
                 .unwrap_or_else(|| self.silent_end(design, transcript)));
         }
+        let Some(command) = &self.command else {
+            return Ok(None);
+        };
         let settings = Settings {
             arch: self.machine.arch,
             design,
             vcpus: self.machine.vcpus,
             runs: self.runs,
             deterministic: !self.machine.realtime && !self.is_direct(design.pmu),
+            direct: self.is_direct(design.pmu),
             command: command.as_line(),
         };
         Ok(Run::from_records(&settings, &transcript.records))
     }
 
+    /// Whether the machine's KVM host, if it has one, says that its VMM ended well.
+    fn host_is_content(&self, design: Design, transcript: &Transcript) -> bool {
+        let nested = self.has_kvm_host(design.pmu) && !self.is_direct(design.pmu);
+        !nested || host(transcript).is_some_and(|host| host.status == 0)
+    }
+
     /// What an end without figures is that nobody complained about.
     fn silent_end(&self, design: Design, transcript: &Transcript) -> Error {
         let console = transcript.last_lines();
-        let host = transcript.records.iter().find_map(|record| match record {
-            Record::Host(host) => Some(host),
-            _ => None,
-        });
-        let how = match host {
+        let how = match host(transcript) {
             None if self.has_kvm_host(design.pmu) && !self.is_direct(design.pmu) => {
                 return Error::HostReset { console };
             }
@@ -513,6 +563,14 @@ impl Experiment {
         };
         Error::NoReport { how, console }
     }
+}
+
+/// What the KVM host said last.
+fn host(transcript: &Transcript) -> Option<&Host> {
+    transcript.records.iter().find_map(|record| match record {
+        Record::Host(host) => Some(host),
+        _ => None,
+    })
 }
 
 fn has_meter(records: &[Record]) -> bool {

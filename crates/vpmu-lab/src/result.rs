@@ -39,6 +39,9 @@ pub struct Settings<'a> {
     pub runs: u32,
     /// Whether the same run gives the same figures.
     pub deterministic: bool,
+    /// Whether this machine's own KVM ran the guest, beside whatever else it
+    /// does: what the machine accounts is then not the guest's alone.
+    pub direct: bool,
     /// As a line for the shell.
     pub command: &'a str,
 }
@@ -163,7 +166,7 @@ impl Run {
         let found = Found::in_records(records);
         let meter = found.meter?;
         let pmu = settings.design.pmu;
-        let account = Account::of(pmu, settings.vcpus, &found);
+        let account = Account::of(settings, &found);
         let guest_counters = found.guest.and_then(Guest::event_counters);
         // Without a PMU no interrupts of it are to be had: that is no zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
@@ -323,15 +326,16 @@ struct Account {
 }
 
 impl Account {
-    fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
-        match pmu {
+    fn of(settings: &Settings<'_>, found: &Found<'_>) -> Self {
+        let vcpus = settings.vcpus;
+        match settings.design.pmu {
             Pmu::Native => Self::default(),
             Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
             Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
                 let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
                 let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
                 monitor
-                    .or_else(|| found.vmm.map(Self::of_vmm))
+                    .or_else(|| found.vmm.map(|vmm| Self::of_vmm(vmm, settings.direct)))
                     .unwrap_or_default()
             }
         }
@@ -356,12 +360,12 @@ impl Account {
 
     /// Exits that reach the VMM are its own figures; KVM handles others by
     /// itself, which only its host's accounts know.
-    fn of_vmm(vmm: &Vmm) -> Self {
+    fn of_vmm(vmm: &Vmm, direct: bool) -> Self {
         let Some(span) = &vmm.measured else {
             return Self::default();
         };
         let mut exits = span.exits.clone();
-        let host = vmm.host.as_ref();
+        let host = vmm.host.as_ref().filter(|_| !direct);
         if let Some(all) = host.and_then(Kvm::exits) {
             let ours = exits.values().sum();
             exits.insert("kvm".to_owned(), all.saturating_sub(ours));
@@ -458,6 +462,7 @@ mod tests {
             vcpus: 1,
             runs,
             deterministic: true,
+            direct: false,
             command: "true",
         };
         Run::from_records(&settings, &records(lines)).unwrap()

@@ -1,4 +1,4 @@
-//! Running QEMU: never longer than asked, never orphaned, never hanging
+//! Running QEMU, or a VMM: never longer than asked, never orphaned, never hanging
 //! unnoticed.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
@@ -40,9 +40,6 @@ pub struct Limits {
     pub quiet: Option<Duration>,
 }
 
-/// In messages, whatever runs the guest.
-const QEMU: &str = "QEMU";
-
 /// Where console bytes go.
 pub struct Streams {
     /// The command's output, or everything when `raw`.
@@ -75,7 +72,8 @@ pub fn qemu_command(arch: Arch, arguments: &[std::ffi::OsString]) -> Result<Comm
     Ok(command)
 }
 
-/// Runs QEMU to its end and gives what the console said.
+/// Runs `command`, whose program is to be called `program`, to its end and gives
+/// what the console said.
 ///
 /// # Errors
 ///
@@ -83,6 +81,7 @@ pub fn qemu_command(arch: Arch, arguments: &[std::ffi::OsString]) -> Result<Comm
 /// cannot be written. QEMU is gone in every case.
 pub fn run(
     mut command: Command,
+    program: &str,
     streams: Streams,
     limits: Limits,
     cancel: &Cancel,
@@ -98,7 +97,7 @@ pub fn run(
                 .map_err(Error::file("open", "a temporary file"))?,
         )
         .process_group(0);
-    let child = command.spawn().map_err(Error::file("run", QEMU))?;
+    let child = command.spawn().map_err(Error::file("run", program))?;
     let mut qemu = Qemu(child);
     let stdout = qemu.0.stdout.take().expect("standard output is piped");
     let shared = Arc::new(Shared::default());
@@ -158,7 +157,7 @@ pub fn run(
         }
     }
     reader.join().unwrap_or(Ok(()))?;
-    let status = qemu.wait(LAST_WORDS)?;
+    let status = qemu.wait(program, LAST_WORDS)?;
     let transcript = shared.transcript();
     if !status.success() {
         let mut message = String::new();
@@ -166,7 +165,8 @@ pub fn run(
         let _ = errors
             .rewind()
             .and_then(|()| errors.read_to_string(&mut message));
-        return Err(Error::QemuEnded {
+        return Err(Error::Ended {
+            program: program.to_owned(),
             status: status.to_string(),
             message,
             console: transcript.last_lines(),
@@ -212,7 +212,7 @@ fn read_console(mut from: impl Read, mut streams: Streams, shared: &Shared) -> R
             Ok(0) => break,
             Ok(count) => count,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Error::file("read the console of", QEMU)(error)),
+            Err(error) => return Err(Error::file("read", "the console")(error)),
         };
         let chunk = &buffer[..count];
         if let Some(log) = &mut streams.log {
@@ -252,14 +252,19 @@ fn pass_on(bytes: &[u8], streams: &mut Streams, shared: &Shared) -> Result<()> {
 struct Qemu(Child);
 
 impl Qemu {
-    fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+    fn wait(&mut self, program: &str, limit: Duration) -> Result<ExitStatus> {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.0.try_wait().map_err(Error::file("wait for", QEMU))? {
+            if let Some(status) = self
+                .0
+                .try_wait()
+                .map_err(Error::file("wait for", "the machine"))?
+            {
                 return Ok(status);
             }
             if start.elapsed() > limit {
-                return Err(Error::QemuEnded {
+                return Err(Error::Ended {
+                    program: program.to_owned(),
                     status: "console closed".to_owned(),
                     message: String::new(),
                     console: Vec::new(),
@@ -350,7 +355,14 @@ mod tests {
             log: None,
             raw: false,
         };
-        run(command, streams, limits, &Cancel::default(), &mut |_| ())
+        run(
+            command,
+            "the program",
+            streams,
+            limits,
+            &Cancel::default(),
+            &mut |_| (),
+        )
     }
 
     #[test]

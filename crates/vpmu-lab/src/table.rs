@@ -190,8 +190,8 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
         }
         if !run.deterministic {
             warnings.push(format!(
-                "{design}: measured in real time, so figures differ from run to run; leave out \
-                 --realtime to count instructions instead"
+                "{design}: measured in real time (--realtime, or this machine's own KVM), so figures differ \
+                 from run to run; --runs gives means"
             ));
         }
     }

@@ -157,6 +157,7 @@ impl Context<'_> {
                 .keep
                 .map(|folder| folder.join(format!("{}-{part}", self.name))),
             marked: false,
+            nested: false,
         };
         experiment.check(designs)?;
         let images = Images::prepare(self.cache, arch, self.cancel, self.progress)?;

@@ -113,6 +113,7 @@ mod tests {
             vcpus: 1,
             runs: 1,
             deterministic: true,
+            direct: false,
             command: "x",
         };
         let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;

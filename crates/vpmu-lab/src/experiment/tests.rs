@@ -26,6 +26,7 @@ fn experiment() -> Experiment {
         keep: None,
         // In the lab's KVM host, whatever this machine's own KVM can do.
         marked: true,
+        nested: false,
     }
 }
 
@@ -71,6 +72,26 @@ fn wrong_options_are_named() {
             "--add",
         ),
         (complaint(Pmu::Partitioned, &|_| ()), "does not exist"),
+        (
+            complaint(Pmu::Emulated, &|it| it.machine.memory = 4096),
+            "at most 3G",
+        ),
+        (
+            complaint(Pmu::Emulated, &|it| {
+                it.append = Some("quiet vpmu.pmu=kvm".into());
+            }),
+            "use those",
+        ),
+        (
+            complaint(Pmu::Emulated, &|it| {
+                it.machine.vmm_args = vec!["--save".into(), "x".into()];
+            }),
+            "--save=FILE",
+        ),
+        (
+            complaint(Pmu::Emulated, &|it| it.add.push("/".into())),
+            "is a folder",
+        ),
     ];
     for (said, about) in complaints {
         assert!(said.contains(about), "{about}: {said}");
@@ -110,6 +131,27 @@ fn a_silent_end_is_said_to_be_what_it_was() {
         let said = said(pmu, records);
         assert!(said.contains("powered off or was reset"), "{said}");
     }
+}
+
+#[test]
+fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
+    let mut experiment = experiment();
+    experiment.command = None;
+    let end = |records: Vec<Record>| {
+        let mut transcript = Transcript::default();
+        transcript.records = records;
+        experiment.figures(Pmu::Emulated.into(), &transcript)
+    };
+    let host = |status| {
+        Record::Host(Host {
+            vmm: "vpmu-vmm".to_owned(),
+            status,
+            stuck: false,
+        })
+    };
+    assert!(end(vec![host(0)]).is_ok());
+    assert!(end(vec![host(2)]).is_err());
+    assert!(matches!(end(vec![]), Err(Error::HostReset { .. })));
 }
 
 #[test]

@@ -115,6 +115,8 @@ pub struct HostJob<'a> {
     pub skew: bool,
     /// Whether KVM's tracepoints count while the guest measures.
     pub trace: bool,
+    /// At which moment of the kernel's ticks the guest is started.
+    pub phase: u32,
     /// The guest's own job, an archive on the disk; without one it has no
     /// initrd of ours.
     pub guest: Option<PathBuf>,
@@ -127,7 +129,7 @@ pub struct HostJob<'a> {
 /// What starts programs of this machine, of x86 as far as the lab needs them.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// Seconds of rest between boot and command. Under `-icount` an idle machine
+/// Seconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
 const SETTLE: u32 = 1;
 /// Milliseconds between two phases: no multiple of a tick.
@@ -160,8 +162,8 @@ impl Job {
                 "vpmu/job",
                 0o644,
                 text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={SETTLE}.{:03}\n",
-                    PHASE * self.phase % 1000
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={}\n",
+                    settle(self.phase)
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
@@ -273,7 +275,7 @@ impl HostJob<'_> {
                 0o644,
                 Contents::Bytes(
                     format!(
-                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\ntrace={}\nsettle={SETTLE}\n",
+                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\ntrace={}\nsettle={}\n",
                         match self.vmm {
                             Vmm::Qemu(name) => name,
                             Vmm::Ours(_) => artifacts::VMM,
@@ -283,6 +285,7 @@ impl HostJob<'_> {
                         self.vcpus,
                         yes(self.skew),
                         yes(self.trace),
+                        settle(self.phase),
                     )
                     .into_bytes(),
                 ),
@@ -302,6 +305,10 @@ impl HostJob<'_> {
         }
         archive
     }
+}
+
+fn settle(phase: u32) -> String {
+    format!("{SETTLE}.{:03}", PHASE * phase % 1000)
 }
 
 fn yes(so: bool) -> &'static str {

@@ -1,8 +1,8 @@
 //! A small VMM with a virtual PMU.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
@@ -36,10 +36,10 @@ struct Cli {
         allow_hyphen_values = true
     )]
     append: String,
-    /// Virtual processors
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    /// Virtual processors, 1 to 64
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     vcpus: u8,
-    /// Memory, for example 512M or 2G
+    /// Memory, for example 512M or 2G; 64M to 3G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     memory: u64,
     /// When host events are made and given back
@@ -67,7 +67,7 @@ struct Cli {
     #[arg(long)]
     lazy_deadline: bool,
     /// Offer instructions and branches even where only time can be counted: one per cycle
-    #[arg(long)]
+    #[arg(long, conflicts_with = "no_pmu")]
     approximate_instructions: bool,
     /// Where the statistics go
     #[arg(long, value_name = "FILE", default_value = "-")]
@@ -93,7 +93,33 @@ fn memory(text: &str) -> Result<u64, String> {
         .parse::<u64>()
         .ok()
         .and_then(|n| n.checked_mul(unit))
-        .ok_or_else(|| "a size is a number with M or G, for example 512M".to_owned())
+        .filter(|size| (64 << 20..=3 << 30).contains(size))
+        .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
+}
+
+/// Whether it is standard output.
+fn is_stream(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// What is written at a guest's end can be written, as far as that is known before its begin.
+fn check_outputs(cli: &Cli) -> Result<(), Error> {
+    let error = |path: &Path| {
+        let path = path.display().to_string();
+        |error| Error::File(path, error)
+    };
+    if !is_stream(&cli.statistics) {
+        append(&cli.statistics).map_err(error(&cli.statistics))?;
+    }
+    if let Some(path) = &cli.save {
+        let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+        tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map_err(error(path))?;
+    }
+    Ok(())
 }
 
 fn main() -> ExitCode {
@@ -103,6 +129,10 @@ fn main() -> ExitCode {
         Policy::Reuse => vpmu::counter::Policy::Reuse,
         Policy::Paused => vpmu::counter::Policy::ReusePaused,
     });
+    if let Err(error) = check_outputs(&cli) {
+        eprintln!("vpmu-vmm: {error}");
+        return ExitCode::FAILURE;
+    }
     let result = match (cli.restore, cli.kernel) {
         (Some(file), _) => vmm::restore(&Restore {
             file,
@@ -126,14 +156,10 @@ fn main() -> ExitCode {
     };
     let result = result.and_then(|(ending, report)| {
         let line = format!("\x1e{report}\n");
-        let written = if cli.statistics.as_os_str() == "-" {
+        let written = if is_stream(&cli.statistics) {
             io::stdout().write_all(line.as_bytes())
         } else {
-            OpenOptions::new()
-                .create(true)
-                .append(true)
-                .open(&cli.statistics)
-                .and_then(|mut file| file.write_all(line.as_bytes()))
+            append(&cli.statistics).and_then(|mut file| file.write_all(line.as_bytes()))
         };
         written.map_err(|error| Error::File(cli.statistics.display().to_string(), error))?;
         Ok(ending)

@@ -240,6 +240,7 @@ impl<'a> Lab<'a> {
             programs: Vec::new(),
             phase: cell.boot as u32 + BOOTS.len() as u32 * crashes,
             marked: true,
+            nested: false,
         };
         experiment.check(&[design])?;
         let task = context.progress.task(&cell.to_string());
