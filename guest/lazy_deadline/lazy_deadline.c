@@ -146,6 +146,7 @@ DEFINE_STATIC_CALL(lazy_tick_get_device, lazy_no_device);
 static DEFINE_PER_CPU(struct lazy_cpu *, lazy_cpus);
 static DEFINE_MUTEX(lazy_mutex);	/* changes of the mode */
 static enum lazy_mode lazy_mode;
+static bool lazy_asleep;		/* or about to be: the mode stays off */
 static enum cpuhp_state lazy_hotplug;
 static unsigned int lazy_divisor;	/* TSC ticks in a tick of the device */
 static u64 lazy_same;			/* TSC ticks in a microsecond */
@@ -277,18 +278,32 @@ static bool lazy_interrupt(struct lazy_cpu *t)
 		return true;
 	}
 	t->counters.idle_extra += idle;
-	if (!t->wanted)
+	if (!t->wanted) {
 		t->counters.stray++;
-	else
-		t->counters.early++;
+		/*
+		 * Not stopped, and no event either: the core leaves it to an
+		 * interrupt that is on its way, as after a deep idle state.
+		 */
+		return lazy_mode != GUEST_ONLY || clockevent_state_oneshot(t->evt);
+	}
+	t->counters.early++;
 	if (lazy_mode != GUEST_ONLY)
 		return true;
-	if (t->wanted) {
-		t->armed = t->wanted;
-		lazy_write(t, t->wanted);
-		t->counters.rearmed++;
-	}
+	t->armed = t->wanted;
+	lazy_write(t, t->wanted);
+	t->counters.rearmed++;
 	return false;
+}
+
+static void lazy_event_handler(struct clock_event_device *evt);
+
+/* The core's handler may have changed: to high resolution, after boot. */
+static void lazy_wrap(struct lazy_cpu *t, struct clock_event_device *evt)
+{
+	if (evt->event_handler == lazy_event_handler)
+		return;
+	t->event_handler = evt->event_handler;
+	evt->event_handler = lazy_event_handler;
 }
 
 static void lazy_event_handler(struct clock_event_device *evt)
@@ -296,8 +311,13 @@ static void lazy_event_handler(struct clock_event_device *evt)
 	struct lazy_cpu *t = this_cpu_read(lazy_cpus);
 
 	/* Another device may have inherited this handler; or nobody stops here. */
-	if (evt != t->evt || t->down || lazy_interrupt(t))
-		t->event_handler(evt);
+	if (evt == t->evt && !t->down && !lazy_interrupt(t))
+		return;
+	/* The periodic handler goes on only where it finds itself. */
+	evt->event_handler = t->event_handler;
+	t->event_handler(evt);
+	if (evt == t->evt)
+		lazy_wrap(t, evt);
 }
 
 /*
@@ -322,11 +342,7 @@ static int lazy_set_next_event(unsigned long delta,
 	u64 deadline = rdtsc() + (u64)delta * lazy_divisor;
 	u64 written = t->counters.written;
 
-	/* The core has changed its handler: to high resolution, after boot. */
-	if (unlikely(evt->event_handler != lazy_event_handler)) {
-		t->event_handler = evt->event_handler;
-		evt->event_handler = lazy_event_handler;
-	}
+	lazy_wrap(t, evt);
 	if (lazy_mode != PLAIN)
 		deadline = lazy_deadline(t, evt->next_event, deadline);
 	lazy_ask(t, deadline);
@@ -546,6 +562,7 @@ static int lazy_reboot(struct notifier_block *nb, unsigned long action,
 		       void *data)
 {
 	mutex_lock(&lazy_mutex);
+	lazy_asleep = true;
 	lazy_set_mode(OFF);
 	mutex_unlock(&lazy_mutex);
 	return NOTIFY_DONE;
@@ -569,10 +586,12 @@ static int lazy_sleep(struct notifier_block *nb, unsigned long action,
 	case PM_SUSPEND_PREPARE:
 	case PM_HIBERNATION_PREPARE:
 		before = lazy_mode;
+		lazy_asleep = true;
 		lazy_set_mode(OFF);
 		break;
 	case PM_POST_SUSPEND:
 	case PM_POST_HIBERNATION:
+		lazy_asleep = false;
 		lazy_set_mode(before);
 		break;
 	}
@@ -604,7 +623,7 @@ static ssize_t mode_write(struct file *file, const char __user *text,
 	if (ret < 0)
 		return ret;
 	mutex_lock(&lazy_mutex);
-	ret = lazy_set_mode(ret);
+	ret = lazy_asleep ? -EBUSY : lazy_set_mode(ret);
 	mutex_unlock(&lazy_mutex);
 	return ret ?: count;
 }
@@ -721,18 +740,29 @@ static int histogram_show(struct seq_file *m, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(histogram);
 
-static void lazy_reset(void *unused)
+static void lazy_clear(struct lazy_cpu *t)
 {
-	struct lazy_cpu *t = this_cpu_read(lazy_cpus);
-
 	memset(&t->counters, 0, sizeof(t->counters));
 	memset(&t->latency, 0, sizeof(t->latency));
+}
+
+static void lazy_reset(void *unused)
+{
+	lazy_clear(this_cpu_read(lazy_cpus));
 }
 
 static ssize_t reset_write(struct file *file, const char __user *text,
 			   size_t count, loff_t *pos)
 {
+	int cpu;
+
+	cpus_read_lock();
 	on_each_cpu(lazy_reset, NULL, 1);
+	for_each_possible_cpu(cpu) {
+		if (!cpu_online(cpu))
+			lazy_clear(per_cpu(lazy_cpus, cpu));
+	}
+	cpus_read_unlock();
 	return count;
 }
 

@@ -45,15 +45,19 @@ for mode in guest-only paravirtual; do
     echo 0 > /sys/devices/system/cpu/cpu1/online
     sleep 0.1
     echo 1 > /sys/devices/system/cpu/cpu1/online
-    taskset 2 sleep 0.1 && work 50 && echo "hotplug $mode"
+    echo > $lazy/reset
+    taskset 2 sleep 0.1 && work 50 && awk '$1 == 1 && $2 > 0 { print "hotplug", mode }' mode=$mode $lazy/counters
 done
-echo off > $lazy/mode && work 50 && echo "off works"
+meter --save sleep 0.3 > saved
+work 50 && taskset 2 sleep 0.1 && echo "saved and restored"
+echo off > $lazy/mode && before=$(cat $lazy/counters) && work 50 && [ "$before" = "$(cat $lazy/counters)" ] && echo "off works"
 echo paravirtual > $lazy/mode
 rmmod lazy_deadline && [ ! -e $lazy ] && work 50 && taskset 2 sleep 0.1 && echo "unloaded"
 for i in 1 2 3; do
     insmod /root/lazy_deadline.ko mode=guest-only && sleep 0.05 && rmmod lazy_deadline && echo "again $i"
 done
-dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops' | sed 's/^/complaint /'
+dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|left alone' | sed 's/^/complaint /'
+insmod /root/lazy_deadline.ko mode=paravirtual && echo "left to the power off"
 true
 "#;
 
@@ -67,7 +71,7 @@ true
 "#;
 
 /// vpmu with a guest that has the module, unless something is missing here.
-fn run(pmu: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
+fn run(pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
     let mut vpmu = vpmu("x86_64")?;
     if let Err(error) = DeadlineModule::check() {
         skipped(&error.to_string());
@@ -157,7 +161,8 @@ fn said(text: &str, line: &str) -> usize {
 
 #[test]
 fn every_mode_in_one_guest() {
-    let options = ["--vmm-arg=--no-pmu", "--vmm-arg=--lazy-deadline"];
+    let options = ["--no-pmu", "--lazy-deadline", "--save=/guest/saved"]
+        .map(|option| format!("--vmm-arg={option}"));
     let Some((text, run)) = run("emulated", &options, IN_OURS) else {
         return;
     };
@@ -169,10 +174,12 @@ fn every_mode_in_one_guest() {
             counters.check(mode);
         }
     }
-    for line in text
+    let latencies: Vec<&str> = text
         .lines()
         .filter_map(|line| line.trim_end().strip_prefix("latencies "))
-    {
+        .collect();
+    assert_eq!(latencies.len(), 6);
+    for line in latencies {
         let numbers: Vec<u64> = line
             .split_whitespace()
             .skip(1)
@@ -184,9 +191,11 @@ fn every_mode_in_one_guest() {
         "refused nonsense",
         "hotplug guest-only",
         "hotplug paravirtual",
+        "saved and restored",
         "off works",
         "unloaded",
         "again 3",
+        "left to the power off",
     ];
     for line in lines {
         assert_eq!(said(&text, line), 1, "{line}");

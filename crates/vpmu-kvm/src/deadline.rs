@@ -6,9 +6,14 @@
 //!
 //! KVM keeps the local APIC to itself, and tells of it only between two runs of the vCPU. So what
 //! the LVT timer register says, and how far the vCPU's TSC is from the host's, is looked up at each
-//! write of the deadline register, which is an exit anyway, and holds until the next. A guest that
-//! masks the LVT, or sets its TSC, without writing its deadline anew gets the interrupt once more as
-//! it was.
+//! write of the deadline register, which is an exit anyway, and holds until the next. So these
+//! registers have a rule: what changes the LVT or the TSC is followed by a write of the deadline. A
+//! guest that masks the LVT and does not write gets the interrupt once more; one that unmasks it and
+//! does not write gets none, and one that sets its TSC gets it when it was to come before.
+//!
+//! The TSC may change unseen, too: a host that has slept gives it back to its guests. Then the timer
+//! expires long before its moment by that old offset. The guest is interrupted at once, and what it
+//! writes next brings the new one.
 //!
 //! A thread that waits for a timer runs some microseconds after it, which KVM's own timer does not
 //! need. So the timer is set early by as much as the last expiries came late, and what is left is
@@ -23,7 +28,7 @@ use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{ReadMsrExit, VcpuFd, VmFd, WriteMsrExit};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
-    timerfd_settime,
+    timerfd_gettime, timerfd_settime,
 };
 use serde::{Deserialize, Serialize};
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
@@ -90,13 +95,30 @@ struct Clock {
     offset: u64,
 }
 
+impl Clock {
+    fn now(self) -> u64 {
+        rdtsc().wrapping_add(self.offset)
+    }
+}
+
 /// When the timer was to be there, and how much earlier it was set.
 #[derive(Clone, Copy, Debug, Default)]
 struct Alarm {
     /// In the vCPU's TSC; `None`: not set.
     at: Option<u64>,
+    /// Ticks between the setting and its moment.
+    ahead: u64,
     /// Ticks.
     advance: u64,
+}
+
+/// What an expiry is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expiry {
+    /// The timer's, or of nothing.
+    Due,
+    /// The timer's, long before its moment: the vCPU's TSC is another than it was.
+    Doubtful,
 }
 
 /// The timer, as the engine has it.
@@ -107,7 +129,8 @@ struct Timer<'a> {
 }
 
 impl<M: GuestMemoryBackend> VcpuDeadline<M> {
-    /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's.
+    /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's, and
+    /// KVM_CAP_X2APIC_API be off.
     ///
     /// # Errors
     ///
@@ -233,7 +256,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         state.follow(verdict, vm)
     }
 
-    /// The timer's descriptor has become readable. Answers whether the guest was interrupted.
+    /// The timer's descriptor has become readable.
     ///
     /// # Errors
     ///
@@ -245,10 +268,26 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
             clock: state.clock,
             alarm: &mut state.alarm,
         };
-        timer.wait();
+        let expiry = timer.wait();
         let (deadline, at) = (&mut state.deadline, state.slot);
-        let verdict = with_slot(&self.memory, at, |slot| deadline.expire(slot, timer));
+        let verdict = with_slot(&self.memory, at, |slot| match expiry {
+            Expiry::Due => deadline.expire(slot, timer),
+            Expiry::Doubtful => deadline.lapse(slot),
+        });
         state.follow(verdict, vm)
+    }
+
+    /// The vCPU is reset, by INIT or with its machine: nothing armed, nothing shared.
+    pub fn reset(&self) {
+        let state = &mut *self.state();
+        let timer = &mut Timer {
+            fd: self.timer.as_fd(),
+            clock: state.clock,
+            alarm: &mut state.alarm,
+        };
+        state.deadline.reset(timer);
+        state.slot = None;
+        state.written = None;
     }
 
     /// What is to be saved, while the vCPU does not run. Nothing may expire here any more, unless the
@@ -360,11 +399,12 @@ fn with_slot<M: GuestMemoryBackend, R>(
 
 impl Timer<'_> {
     /// Lets the moment come that the timer was set early for, and learns how early the next is to be.
-    fn wait(&mut self) {
+    fn wait(&mut self) -> Expiry {
         let longest = ticks(ADVANCE_NS, self.clock.khz);
         let Some(at) = self.alarm.at.take() else {
-            return;
+            return Expiry::Due;
         };
+        let ahead = self.alarm.ahead;
         let begin = self.now();
         let advance = &mut self.alarm.advance;
         match at.checked_sub(begin) {
@@ -374,23 +414,34 @@ impl Timer<'_> {
             }
             Some(left) if left <= longest => {
                 *advance -= (left / ADVANCE_STEP).min(*advance);
-                while self.now() < at {
+                // Not until `at`: after the last tick of all comes the first.
+                while self.now().wrapping_sub(begin) < left {
                     std::hint::spin_loop();
                 }
             }
-            // Another wake-up, and the timer is still to come.
+            Some(left) if left > self.difference(ahead) && !is_set(self.fd) => {
+                return Expiry::Doubtful;
+            }
+            // Another wake-up, and the timer is still to come; or its clock is somewhat fast.
             Some(_) => self.alarm.at = Some(at),
         }
+        Expiry::Due
+    }
+
+    /// How far the timer's clock and the TSC may come apart, of themselves, in so many ticks.
+    fn difference(&self, ticks: u64) -> u64 {
+        u64::from(self.clock.khz) + ticks / 1000
     }
 }
 
 impl HostTimer for Timer<'_> {
     fn now(&mut self) -> u64 {
-        rdtsc().wrapping_add(self.clock.offset)
+        self.clock.now()
     }
 
     fn arm(&mut self, deadline: u64) {
         let left = deadline.saturating_sub(self.now());
+        self.alarm.ahead = left;
         let left = left.saturating_sub(self.alarm.advance);
         self.alarm.at = Some(deadline);
         set(self.fd, nanoseconds(left, self.clock.khz).max(1));
@@ -418,6 +469,16 @@ fn set(fd: BorrowedFd<'_>, ns: u64) {
     };
     // It fails for what is no timerfd or no time. These are.
     let _ = timerfd_settime(fd, TimerfdTimerFlags::empty(), &value);
+}
+
+/// Whether it is still to expire.
+fn is_set(fd: BorrowedFd<'_>) -> bool {
+    let zero = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // It fails for what is no timerfd. This is one.
+    timerfd_gettime(fd).is_ok_and(|left| left.it_value != zero)
 }
 
 /// Rounded up, so that the timer is not early. A time beyond these 64 bits is some centuries off.
@@ -570,5 +631,46 @@ mod tests {
         assert!(timer.now() < far);
         timer.disarm();
         assert_eq!(timer.alarm.at, None);
+    }
+
+    #[test]
+    fn no_wait_is_longer_than_what_is_left() {
+        let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK).unwrap();
+        let khz = 1_000_000;
+        let mut alarm = Alarm {
+            at: Some(u64::MAX),
+            ..Alarm::default()
+        };
+        let mut timer = Timer {
+            fd: fd.as_fd(),
+            clock: Clock { khz, offset: 0 },
+            alarm: &mut alarm,
+        };
+        let begin = std::time::Instant::now();
+        // The guest's TSC is about to begin again at 0.
+        timer.clock.offset = (u64::MAX - ticks(ADVANCE_NS, khz) / 2).wrapping_sub(rdtsc());
+        assert_eq!(timer.wait(), Expiry::Due);
+        assert!(begin.elapsed() < std::time::Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_timer_that_expires_long_before_its_moment_is_doubted() {
+        let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::empty()).unwrap();
+        let khz = 1_000_000;
+        let mut alarm = Alarm::default();
+        let mut timer = Timer {
+            fd: fd.as_fd(),
+            clock: Clock { khz, offset: 0 },
+            alarm: &mut alarm,
+        };
+        timer.arm(timer.clock.now() + 1_000_000);
+        let slept = 3600 * u64::from(khz) * 1000;
+        timer.clock.offset = timer.clock.offset.wrapping_sub(slept);
+        let mut bytes = [0; 8];
+        rustix::io::read(&fd, &mut bytes).unwrap();
+        assert_eq!(timer.wait(), Expiry::Doubtful);
+        // One that was set anew in between is not.
+        timer.arm(timer.clock.now() + slept);
+        assert_eq!(timer.wait(), Expiry::Due);
     }
 }

@@ -19,7 +19,7 @@ impl Lapic {
         u32::from_le_bytes(bytes)
     }
 
-    /// The APIC's ID.
+    /// The APIC's ID, unless KVM_CAP_X2APIC_API is on, with which it is the whole register.
     pub(crate) fn id(&self) -> u8 {
         (self.register(0x20) >> 24) as u8
     }

@@ -438,6 +438,62 @@ fn what_fired_before_the_write_came_fires_once_across_migration() {
 }
 
 #[test]
+fn what_fired_in_a_migration_before_the_write_came_fires_once() {
+    let mut vm = Vm::new();
+    let _ = vm.set(2_000);
+    interrupted(&mut vm, 1_500, |vm| vm.migrate(1_000));
+    assert_eq!(vm.host.injected, [(2_000, 1_500)]);
+    assert_eq!(vm.host.timer.statistics().overtaken, 1);
+}
+
+#[test]
+fn a_tsc_that_was_changed_unseen_interrupts_and_then_all_is_written() {
+    let mut vm = Vm::new();
+    let _ = vm.set(2_000);
+    let _ = vm.set(9_000);
+    // The host's timer has expired, and its idea of the TSC has fallen behind.
+    vm.host.clock.tsc = 10;
+    let verdict = vm.host.timer.lapse(Some(vm.slot.words()));
+    vm.host.act(verdict);
+    assert_eq!(vm.host.injected, [(10, 9_000)]);
+    assert_eq!(vm.armed(), 0);
+    let writes = vm.host.timer.statistics().writes;
+    let _ = vm.set(9_500);
+    assert_eq!(vm.host.timer.statistics().writes, writes + 1);
+    // Nothing wanted, nothing injected.
+    vm.cancel();
+    let verdict = vm.host.timer.lapse(Some(vm.slot.words()));
+    assert_eq!(verdict, Verdict::Quiet);
+}
+
+#[test]
+fn a_guest_that_hurries_is_not_followed_as_closely_for_long() {
+    let mut vm = Vm::new();
+    vm.host.timer = DeadlineTimer::new().with_floor(20);
+    vm.host
+        .timer
+        .set_lvt(LvtTimer::decode(0x4_00ec), None, &mut vm.host.clock);
+    vm.attach();
+    let _ = vm.set(2_000);
+    let mut moves = Vec::new();
+    for _ in 0..40 {
+        let at = vm.host.clock.armed.unwrap();
+        vm.slot.words().pending.store(at + 21, SeqCst);
+        vm.host.advance(at, vm.slot.words());
+        moves.push(vm.host.clock.armed.unwrap() - at);
+    }
+    assert_eq!(moves[..16], [21; 16]);
+    assert_eq!(moves[16..], [200; 24]);
+    // A write of its own, and it is.
+    let _ = vm.set(vm.now() + 10);
+    let at = vm.host.clock.armed.unwrap();
+    vm.slot.words().pending.store(at + 21, SeqCst);
+    vm.host.advance(at, vm.slot.words());
+    assert_eq!(vm.host.clock.armed, Some(at + 21));
+    assert_eq!(vm.host.injected, []);
+}
+
+#[test]
 fn only_a_slot_is_shared() {
     let slot = Slot::new();
     let mut timer = DeadlineTimer::new();

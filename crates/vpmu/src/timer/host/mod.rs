@@ -11,6 +11,11 @@ use super::sync::{Fence, Ordering, full_fence};
 pub use lvt::{LvtTimer, TimerMode};
 pub use state::{DeadlineState, RestoreError};
 
+/// A move by fewer floors than this is a short one.
+const SHORT: u64 = 10;
+/// After as many short moves in a row the next are as far as a long one.
+const PATIENCE: u8 = 16;
+
 /// A real timer for one vCPU, and its clock.
 pub trait HostTimer {
     /// The vCPU's TSC, as the guest would read it now.
@@ -87,6 +92,8 @@ pub struct DeadlineTimer {
     fired: u64,
     sharing: bool,
     floor: u64,
+    /// Short moves since the guest's last write.
+    hurry: u8,
     statistics: HostStatistics,
 }
 
@@ -100,6 +107,7 @@ impl DeadlineTimer {
             fired: 0,
             sharing: false,
             floor: 0,
+            hurry: 0,
             statistics: HostStatistics {
                 writes: 0,
                 overtaken: 0,
@@ -119,7 +127,9 @@ impl DeadlineTimer {
     ///
     /// A guest can make the host's timer expire as often as this without an exit of its own, by
     /// always wanting a deadline a moment later. A deadline found closer than this when the timer
-    /// expires fires late by up to `ticks`.
+    /// expires fires late by up to `ticks`; by up to ten times as much after 16 of them in a row,
+    /// until the guest writes its register: so a guest that never does has the host work a tenth as
+    /// often.
     pub const fn with_floor(mut self, ticks: u64) -> Self {
         self.floor = ticks;
         self
@@ -179,6 +189,7 @@ impl DeadlineTimer {
         host: &mut H,
     ) -> Verdict {
         count(&mut self.statistics.writes);
+        self.hurry = 0;
         if self.lvt.mode != TimerMode::TscDeadline {
             return Verdict::Quiet;
         }
@@ -253,20 +264,33 @@ impl DeadlineTimer {
         }
         if pending > now {
             count(&mut self.statistics.moved);
-            self.armed = pending.max(now.saturating_add(self.floor));
+            self.armed = pending.max(now.saturating_add(self.patient_floor(pending - now)));
             self.lazy = true;
             host.arm(self.armed);
             publish(Some(slot), self.armed);
             return Verdict::Quiet;
         }
-        let taken = slot
-            .pending
-            .compare_exchange(pending, 0, Ordering::Relaxed, Ordering::Relaxed);
-        // If the guest was faster, its new deadline comes with a write: it has seen `armed` clear.
-        if taken.is_ok() {
-            self.fired = pending;
-        }
+        self.take(Some(slot), pending);
         self.deliver(pending)
+    }
+
+    /// The host's timer has expired, and by the vCPU's TSC it is not yet time, by more than clocks
+    /// differ: that TSC was changed, and how is not known. The guest is interrupted now, as by a timer
+    /// that knows no TSC, and its next deadline is written. [`expire`](Self::expire) is better where
+    /// the new TSC is known.
+    pub fn lapse(&mut self, slot: Option<SlotRef<'_>>) -> Verdict {
+        count(&mut self.statistics.expiries);
+        let slot = self.shared(slot);
+        publish(slot, 0);
+        full_fence(Fence::Host);
+        let deadline = self.in_force(slot);
+        self.armed = 0;
+        self.lazy = false;
+        if deadline == 0 {
+            count(&mut self.statistics.stale);
+            return Verdict::Quiet;
+        }
+        self.deliver(deadline)
     }
 
     /// The guest has written its LVT timer register. A change of the mode disarms (Intel SDM
@@ -332,6 +356,7 @@ impl DeadlineTimer {
         self.armed = state.deadline;
         if self.armed <= host.now() {
             self.armed = 0;
+            self.take(slot, state.deadline);
             return Ok(self.deliver(state.deadline));
         }
         // The guest may still cancel it without an exit.
@@ -372,6 +397,34 @@ impl DeadlineTimer {
         match slot {
             Some(slot) if self.lazy => slot.pending.load(Ordering::Relaxed),
             _ => self.armed,
+        }
+    }
+
+    /// The floor for a move by `ticks`.
+    fn patient_floor(&mut self, ticks: u64) -> u64 {
+        let long = self.floor.saturating_mul(SHORT);
+        self.hurry = if ticks < long {
+            self.hurry.saturating_add(1)
+        } else {
+            0
+        };
+        if self.hurry > PATIENCE {
+            long
+        } else {
+            self.floor
+        }
+    }
+
+    /// Takes a deadline that fires out of the slot, if it is still there. If the guest was faster,
+    /// its new one comes with a write: it has seen `armed` clear.
+    fn take(&mut self, slot: Option<SlotRef<'_>>, deadline: u64) {
+        let taken = slot.is_some_and(|slot| {
+            let order = Ordering::Relaxed;
+            let taken = slot.pending.compare_exchange(deadline, 0, order, order);
+            taken.is_ok()
+        });
+        if taken {
+            self.fired = deadline;
         }
     }
 
