@@ -59,8 +59,7 @@ pub(crate) enum Verb {
         /// The PMU design
         #[arg(long, value_name = "NAME", default_value = "native", value_parser = design)]
         pmu: Pmu,
-        /// What becomes of a host event that the guest does not use (x86_64, emulated): recreate,
-        /// reuse or paused
+        /// When host events are made and given back (x86_64, emulated): recreate, reuse or paused
         ///
         /// The default is paused.
         #[arg(long, value_name = "NAME", value_parser = policy)]
@@ -72,7 +71,8 @@ pub(crate) enum Verb {
     ///
     /// Designs run side by side: by default time is counted in instructions, so that neither
     /// company nor a slow machine changes any figure, and the same comparison gives the same
-    /// figures again. CMD's output is kept inside the guest until CMD is over.
+    /// figures again. (Where all designs are x86_64's emulated and this machine's own KVM can run
+    /// them, they run there, in real time, one by one.) CMD's output is kept inside the guest until CMD is over.
     #[command(after_help = AFTER)]
     Compare {
         /// The PMU designs, in the order of the table; the first is what others are relative to
@@ -80,8 +80,8 @@ pub(crate) enum Verb {
         /// The default is native,kvm,emulated and, on aarch64, partitioned.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = design)]
         pmu: Vec<Pmu>,
-        /// What becomes of a host event that the guest does not use (x86_64): one row of emulated
-        /// for each of recreate, reuse and paused that is named
+        /// When host events are made and given back (x86_64): one row of emulated for each of
+        /// recreate, reuse and paused that is named
         ///
         /// The default is paused.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
@@ -109,10 +109,10 @@ pub(crate) struct Guest {
     /// Architecture of the guest
     #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
     pub(crate) arch: Arch,
-    /// Processors of the guest
+    /// Processors of the guest, 1 to 8
     #[arg(long, value_name = "N", default_value_t = 1)]
     vcpus: u32,
-    /// Memory of the guest, for example 512M or 2G
+    /// Memory of the guest, for example 512M or 2G; at most 3G for x86_64, emulated
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     memory: u32,
     /// Counters that the hypervisor keeps for itself (partitioned)
@@ -120,7 +120,7 @@ pub(crate) struct Guest {
     /// The default leaves all to the guest, which then has as many as native.
     #[arg(long, value_name = "N", default_value_t = 0)]
     host_counters: u32,
-    /// Run CMD this often, one after the other; times and counts are means
+    /// Run CMD this often, 1 to 100, one after the other; times and counts are means
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
     /// Boot this kernel instead of Debian's (aarch64: an Image or a raw binary; x86_64: a bzImage
@@ -138,13 +138,15 @@ pub(crate) struct Guest {
     /// Put a file into the guest's /root (repeatable)
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
-    /// Give QEMU one more argument (repeatable)
+    /// Give QEMU, where it runs the machine, one more argument (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
     /// Give vpmu-vmm one more argument (x86_64, emulated; repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     vmm_arg: Vec<String>,
     /// Let time pass as it does here, instead of counting instructions
+    ///
+    /// This machine's own KVM, where it runs the guest, knows no other time.
     #[arg(long)]
     realtime: bool,
     /// Give up on a design after this many seconds

@@ -50,6 +50,12 @@ for mode in guest-only paravirtual; do
 done
 meter --save sleep 0.3 > saved
 work 50 && taskset 2 sleep 0.1 && echo "saved and restored"
+for mode in guest-only paravirtual; do
+    echo $mode > $lazy/mode
+    echo disk > /sys/power/state || echo "no swap to hibernate into"
+    echo > $lazy/reset
+    taskset 2 sleep 0.1 && work 50 && awk '$1 == 1 && $2 > 0 { print "slept", mode }' mode=$(cat $lazy/mode) $lazy/counters
+done
 echo off > $lazy/mode && before=$(cat $lazy/counters) && work 50 && [ "$before" = "$(cat $lazy/counters)" ] && echo "off works"
 echo paravirtual > $lazy/mode
 rmmod lazy_deadline && [ ! -e $lazy ] && work 50 && taskset 2 sleep 0.1 && echo "unloaded"
@@ -192,6 +198,8 @@ fn every_mode_in_one_guest() {
         "hotplug guest-only",
         "hotplug paravirtual",
         "saved and restored",
+        "slept guest-only",
+        "slept paravirtual",
         "off works",
         "unloaded",
         "again 3",

@@ -584,6 +584,7 @@ mod tests {
                 vcpus: 1,
                 runs: 1,
                 deterministic,
+                direct: false,
                 command: "true",
             };
             let run = Run::from_records(&settings, &records(&[METER, kvm])).unwrap();

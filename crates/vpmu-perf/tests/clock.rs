@@ -197,7 +197,9 @@ fn storm(counters: u32) {
             write(&mut pmu, &mut host, PMC0 + n, MASK);
         }
     }
-    assert!((1..=5_000).contains(&reports), "{reports} in 100 ms");
+    // The kernel's timer may make up for one that came late.
+    let most = start.elapsed().as_nanos() as u64 / PerfHost::FLOOR * 11 / 10 + u64::from(counters);
+    assert!((1..=most).contains(&reports), "{reports} of {most}");
 }
 
 #[test]

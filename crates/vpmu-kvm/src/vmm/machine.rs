@@ -10,6 +10,7 @@ use std::time::Duration;
 use kvm_ioctls::VmFd;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+use vpmu::x86::Capability;
 use vpmu_perf::Backing;
 
 use super::deadline::{self, Deadline};
@@ -29,7 +30,8 @@ pub(super) struct Machine {
     accounts: Mutex<Vec<Arc<Mutex<Statistics>>>>,
     deadlines: Vec<Deadline>,
     measure: Mutex<Measure>,
-    backing: Mutex<Option<Backing>>,
+    /// Each vCPU's.
+    pmu: Mutex<Option<(Capability, Backing)>>,
 }
 
 #[derive(Default)]
@@ -55,7 +57,7 @@ impl Machine {
                 .filter_map(|vcpu| vcpu.deadline.clone())
                 .collect(),
             measure: Mutex::default(),
-            backing: Mutex::default(),
+            pmu: Mutex::default(),
         }
     }
 
@@ -67,8 +69,8 @@ impl Machine {
         locked(&self.accounts).push(account);
     }
 
-    pub(super) fn say_backing(&self, backing: Backing) {
-        *locked(&self.backing) = Some(backing);
+    pub(super) fn say_pmu(&self, capability: Capability, backing: Backing) {
+        *locked(&self.pmu) = Some((capability, backing));
     }
 
     pub(super) fn begin_measuring(&self) {
@@ -106,7 +108,8 @@ impl Machine {
     pub(super) fn report(&self, pmu: Option<PmuOptions>) -> serde_json::Value {
         let measure = locked(&self.measure);
         let span = measure.span.as_ref();
-        let backing = locked(&self.backing).map(|backing| match backing {
+        let (capability, backing) = locked(&self.pmu).unzip();
+        let backing = backing.map(|backing| match backing {
             Backing::Hardware => "hardware",
             Backing::Clock => "clock",
         });
@@ -115,13 +118,12 @@ impl Machine {
             vpmu::counter::Policy::Reuse => "reuse",
             vpmu::counter::Policy::ReusePaused => "paused",
         });
-        let counters = pmu.map(|_| (2, 4, 3));
         serde_json::json!({"vpmu-vmm": {
             "policy": policy.unwrap_or("none"),
             "backing": backing,
-            "pmu_version": counters.map(|(version, ..)| version),
-            "general": counters.map(|(_, general, _)| general),
-            "fixed": counters.map(|(.., fixed)| fixed),
+            "pmu_version": capability.map(|it| it.version.number()),
+            "general": capability.map(|it| it.general),
+            "fixed": capability.map(|it| it.fixed.count_ones()),
             "measured": span.map(|(span, ..)| span.to_json()),
             "total": self.total().to_json(),
             "host": span.map(|(_, begin, end)| serde_json::json!({

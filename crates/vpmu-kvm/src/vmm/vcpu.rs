@@ -236,7 +236,7 @@ fn new_pmu(
         other_debugctl: BTF,
         ..Capability::new(Version::V2)
     });
-    machine.say_backing(host.backing());
+    machine.say_pmu(capability, host.backing());
     let config = PmuConfig {
         policy: options.policy,
         ..PmuConfig::new(capability)

@@ -5,7 +5,7 @@
 //! What a virtual PMU costs is what it asks of its host, and most of what it could ask is not
 //! needed. A guest profiler stops all counters, looks at one, rewrites it and starts them again,
 //! for each sample; each of these touches host events, and for a host like Linux making an event is
-//! three orders of magnitude dearer than pausing one. Which calls can be left out is a question
+//! an order of magnitude dearer than pausing one. Which calls can be left out is a question
 //! about the life of the event alone, the same for every architecture, so it is answered here:
 //!
 //! ```text

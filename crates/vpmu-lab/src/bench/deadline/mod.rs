@@ -101,7 +101,7 @@ impl Workload {
 }
 
 /// What runs in each boot: more in one would run into QEMU's repeated interrupt
-/// (docs/kvm.md).
+/// (docs/benches.md).
 const BOOTS: [&[Workload]; 2] = [
     &[Workload::RequestResponse],
     &[Workload::Pipe, Workload::Idle, Workload::Sleep],

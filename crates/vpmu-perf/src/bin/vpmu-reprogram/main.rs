@@ -9,7 +9,7 @@
 
 mod check;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -266,6 +266,12 @@ fn check(wanted: Option<Backing>) -> Result<(), String> {
 }
 
 fn report(cli: &Cli, wanted: Option<Backing>) -> Result<(), String> {
+    let file = cli.json.as_ref().filter(|path| path.as_os_str() != "-");
+    if let Some(path) = file {
+        // Before anything is measured for nothing.
+        let opened = File::options().create(true).append(true).open(path);
+        opened.map_err(|error| format!("{}: {error}", path.display()))?;
+    }
     let (backing, all) = measure(cli.overflows, wanted)?;
     let written = match &cli.json {
         None => {
