@@ -544,6 +544,22 @@ mod tests {
         assert_eq!(run.pmu_exits_per_pmi, Some(3.0));
         assert_eq!(run.host_operations_per_pmi, Some(2.0));
         assert_eq!(run.host_share, Some(0.5));
+
+        // Beside others, what their host accounts is not this guest's.
+        let settings = Settings {
+            arch: Arch::X86_64,
+            design: Pmu::Emulated.into(),
+            vcpus: 1,
+            runs: 1,
+            deterministic: false,
+            direct: true,
+            command: "true",
+        };
+        let run = Run::from_records(&settings, &records(&[guest, &meter, vmm])).unwrap();
+        assert_eq!(
+            (run.exits.unwrap().get("kvm"), run.host_share),
+            (None, None)
+        );
     }
 
     #[test]
