@@ -277,19 +277,6 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         state.follow(verdict, vm)
     }
 
-    /// The vCPU is reset, by INIT or with its machine: nothing armed, nothing shared.
-    pub fn reset(&self) {
-        let state = &mut *self.state();
-        let timer = &mut Timer {
-            fd: self.timer.as_fd(),
-            clock: state.clock,
-            alarm: &mut state.alarm,
-        };
-        state.deadline.reset(timer);
-        state.slot = None;
-        state.written = None;
-    }
-
     /// What is to be saved, while the vCPU does not run. Nothing may expire here any more, unless the
     /// guest goes on here.
     pub fn save(&self) -> VcpuDeadlineState {
@@ -358,6 +345,8 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
 
     /// Ends another thread's [`wait`](Self::wait) now.
     pub fn wake(&self) {
+        // The deadline is as far as it was: no reason for doubt.
+        self.state().alarm.ahead = u64::MAX;
         set(self.timer.as_fd(), 1);
     }
 }

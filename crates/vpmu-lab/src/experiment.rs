@@ -161,7 +161,7 @@ impl Experiment {
             )));
         }
         let mut words = self.machine.vmm_args.iter();
-        if words.any(|word| word == "--save" || word == "--restore") {
+        if words.any(|word| word == "--save" || word.starts_with("--restore")) {
             return usage(
                 "--vmm-arg takes --save=FILE as one word; vpmu-vmm --restore runs by itself only",
             );
@@ -565,7 +565,7 @@ impl Experiment {
     }
 }
 
-/// What the KVM host said last.
+/// What the KVM host said.
 fn host(transcript: &Transcript) -> Option<&Host> {
     transcript.records.iter().find_map(|record| match record {
         Record::Host(host) => Some(host),

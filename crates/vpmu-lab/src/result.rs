@@ -163,10 +163,15 @@ pub fn check_writable(path: &Path) -> Result<()> {
 impl Run {
     /// Puts the records of a guest together; `None` without one of `meter`.
     pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
-        let found = Found::in_records(records);
+        let mut found = Found::in_records(records);
+        let alone = found.vmm.cloned().map(|vmm| Vmm {
+            host: vmm.host.filter(|_| !settings.direct),
+            ..vmm
+        });
+        found.vmm = alone.as_ref();
         let meter = found.meter?;
         let pmu = settings.design.pmu;
-        let account = Account::of(settings, &found);
+        let account = Account::of(pmu, settings.vcpus, &found);
         let guest_counters = found.guest.and_then(Guest::event_counters);
         // Without a PMU no interrupts of it are to be had: that is no zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
@@ -183,7 +188,8 @@ impl Run {
                 kinds.map(|(kind, count)| (kind, mean(count))).collect()
             })
         };
-        let exits_per_pmi = per_pmi(&account.exits);
+        // Those that KVM handles by itself are not known then.
+        let exits_per_pmi = per_pmi(&account.exits).filter(|_| !settings.direct);
         let pmu_exits = pmu
             .is_ours()
             .then(|| account.exits.clone())
@@ -326,16 +332,15 @@ struct Account {
 }
 
 impl Account {
-    fn of(settings: &Settings<'_>, found: &Found<'_>) -> Self {
-        let vcpus = settings.vcpus;
-        match settings.design.pmu {
+    fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
+        match pmu {
             Pmu::Native => Self::default(),
             Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
             Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
                 let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
                 let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
                 monitor
-                    .or_else(|| found.vmm.map(|vmm| Self::of_vmm(vmm, settings.direct)))
+                    .or_else(|| found.vmm.map(Self::of_vmm))
                     .unwrap_or_default()
             }
         }
@@ -360,12 +365,12 @@ impl Account {
 
     /// Exits that reach the VMM are its own figures; KVM handles others by
     /// itself, which only its host's accounts know.
-    fn of_vmm(vmm: &Vmm, direct: bool) -> Self {
+    fn of_vmm(vmm: &Vmm) -> Self {
         let Some(span) = &vmm.measured else {
             return Self::default();
         };
         let mut exits = span.exits.clone();
-        let host = vmm.host.as_ref().filter(|_| !direct);
+        let host = vmm.host.as_ref();
         if let Some(all) = host.and_then(Kvm::exits) {
             let ours = exits.values().sum();
             exits.insert("kvm".to_owned(), all.saturating_sub(ours));
@@ -559,6 +564,10 @@ mod tests {
         assert_eq!(
             (run.exits.unwrap().get("kvm"), run.host_share),
             (None, None)
+        );
+        assert_eq!(
+            (run.exits_per_pmi, run.pmu_exits_per_pmi),
+            (None, Some(3.0))
         );
     }
 

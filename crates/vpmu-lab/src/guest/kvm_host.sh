@@ -81,11 +81,13 @@ guard() {
         read -r irqs < /sys/kernel/debug/kvm/irq_exits
         # shellcheck disable=SC2086 # the fields are words
         set -- $cpu
-        [ $((all - irqs)) = "$own" ] || looks=0
-        own=$((all - irqs))
-        looks=$((looks + 1 + 14 * ((${10} - used) > 350)))
-        used=${10}
-        [ $looks -gt 30 ] || continue
+        if [ $((all - irqs)) = "$own" ]; then
+            looks=$((looks + 1 + 14 * ((${10} - used) > 350)))
+        else
+            looks=0
+        fi
+        own=$((all - irqs)) used=${10}
+        [ $looks -ge 30 ] || continue
         report "{\"host\":{\"vmm\":\"$vmm\",\"status\":1,\"stuck\":true}}"
         poweroff -f
     done

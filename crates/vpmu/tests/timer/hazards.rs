@@ -484,6 +484,17 @@ fn a_guest_that_hurries_is_not_followed_as_closely_for_long() {
     }
     assert_eq!(moves[..16], [21; 16]);
     assert_eq!(moves[16..], [200; 24]);
+    // Long moves pay for short ones, one for one, and no further.
+    let mut follow = |wanted: u64| {
+        let at = vm.host.clock.armed.unwrap();
+        vm.slot.words().pending.store(at + wanted, SeqCst);
+        vm.host.advance(at, vm.slot.words());
+        vm.host.clock.armed.unwrap() - at
+    };
+    assert_eq!(
+        [200, 21, 200, 200, 21, 21].map(&mut follow),
+        [200, 200, 200, 200, 21, 200]
+    );
     // A write of its own, and it is.
     let _ = vm.set(vm.now() + 10);
     let at = vm.host.clock.armed.unwrap();

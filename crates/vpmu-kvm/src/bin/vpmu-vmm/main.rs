@@ -97,29 +97,25 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
 }
 
-/// Whether it is standard output.
-fn is_stream(path: &Path) -> bool {
-    path.as_os_str() == "-"
-}
-
-fn append(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
-}
-
-/// What is written at a guest's end can be written, as far as that is known before its begin.
-fn check_outputs(cli: &Cli) -> Result<(), Error> {
+/// What is written at a guest's end can be written, as far as that is known before its begin. `None`:
+/// the statistics go to standard output.
+fn open_outputs(cli: &Cli) -> Result<Option<File>, Error> {
     let error = |path: &Path| {
         let path = path.display().to_string();
         |error| Error::File(path, error)
     };
-    if !is_stream(&cli.statistics) {
-        append(&cli.statistics).map_err(error(&cli.statistics))?;
-    }
     if let Some(path) = &cli.save {
         let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
         tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map_err(error(path))?;
     }
-    Ok(())
+    if cli.statistics.as_os_str() == "-" {
+        return Ok(None);
+    }
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&cli.statistics);
+    file.map(Some).map_err(error(&cli.statistics))
 }
 
 fn main() -> ExitCode {
@@ -129,10 +125,13 @@ fn main() -> ExitCode {
         Policy::Reuse => vpmu::counter::Policy::Reuse,
         Policy::Paused => vpmu::counter::Policy::ReusePaused,
     });
-    if let Err(error) = check_outputs(&cli) {
-        eprintln!("vpmu-vmm: {error}");
-        return ExitCode::FAILURE;
-    }
+    let mut statistics = match open_outputs(&cli) {
+        Ok(statistics) => statistics,
+        Err(error) => {
+            eprintln!("vpmu-vmm: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let result = match (cli.restore, cli.kernel) {
         (Some(file), _) => vmm::restore(&Restore {
             file,
@@ -156,10 +155,9 @@ fn main() -> ExitCode {
     };
     let result = result.and_then(|(ending, report)| {
         let line = format!("\x1e{report}\n");
-        let written = if is_stream(&cli.statistics) {
-            io::stdout().write_all(line.as_bytes())
-        } else {
-            append(&cli.statistics).and_then(|mut file| file.write_all(line.as_bytes()))
+        let written = match &mut statistics {
+            Some(file) => file.write_all(line.as_bytes()),
+            None => io::stdout().write_all(line.as_bytes()),
         };
         written.map_err(|error| Error::File(cli.statistics.display().to_string(), error))?;
         Ok(ending)

@@ -13,7 +13,7 @@ pub use state::{DeadlineState, RestoreError};
 
 /// A move by fewer floors than this is a short one.
 const SHORT: u64 = 10;
-/// After as many short moves in a row the next are as far as a long one.
+/// After as many short moves, with no long ones in between, the next are as far as a long one.
 const PATIENCE: u8 = 16;
 
 /// A real timer for one vCPU, and its clock.
@@ -92,7 +92,8 @@ pub struct DeadlineTimer {
     fired: u64,
     sharing: bool,
     floor: u64,
-    /// Short moves since the guest's last write.
+    /// Short moves since the guest's last write that no long ones have paid for: one more than
+    /// [`PATIENCE`] at most.
     hurry: u8,
     statistics: HostStatistics,
 }
@@ -127,9 +128,9 @@ impl DeadlineTimer {
     ///
     /// A guest can make the host's timer expire as often as this without an exit of its own, by
     /// always wanting a deadline a moment later. A deadline found closer than this when the timer
-    /// expires fires late by up to `ticks`; by up to ten times as much after 16 of them in a row,
-    /// until the guest writes its register: so a guest that never does has the host work a tenth as
-    /// often.
+    /// expires fires late by up to `ticks`; by up to ten times as much after 16 of them, until the guest
+    /// writes its register or wants longer moves: without writes the host moves its timer once in
+    /// seven times `ticks` in the long run, and not once in `ticks`.
     pub const fn with_floor(mut self, ticks: u64) -> Self {
         self.floor = ticks;
         self
@@ -178,6 +179,7 @@ impl DeadlineTimer {
         self.disarm(host);
         self.sharing = false;
         self.fired = 0;
+        self.hurry = 0;
         self.lvt = LvtTimer::RESET;
     }
 
@@ -400,13 +402,13 @@ impl DeadlineTimer {
         }
     }
 
-    /// The floor for a move by `ticks`.
+    /// The floor for a move by `ticks`. Long moves pay for short ones.
     fn patient_floor(&mut self, ticks: u64) -> u64 {
         let long = self.floor.saturating_mul(SHORT);
-        self.hurry = if ticks < long {
-            self.hurry.saturating_add(1)
-        } else {
-            0
+        self.hurry = match ticks.checked_div(long) {
+            None => 0,
+            Some(0) => (self.hurry + 1).min(PATIENCE + 1),
+            Some(times) => self.hurry.saturating_sub(times.min(PATIENCE.into()) as u8),
         };
         if self.hurry > PATIENCE {
             long
