@@ -72,7 +72,8 @@ pub(crate) enum Verb {
     /// Designs run side by side: by default time is counted in instructions, so that neither
     /// company nor a slow machine changes any figure, and the same comparison gives the same
     /// figures again. (Where all designs are x86_64's emulated and this machine's own KVM can run
-    /// them, they run there, in real time, one by one.) CMD's output is kept inside the guest until CMD is over.
+    /// them, they run there, in real time, one by one.) CMD's output is kept inside the guest until
+    /// CMD is over.
     #[command(after_help = AFTER)]
     Compare {
         /// The PMU designs, in the order of the table; the first is what others are relative to

@@ -443,15 +443,16 @@ impl HostTimer for Timer<'_> {
     }
 }
 
+const ZERO: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
 /// Once, after so many nanoseconds; 0: not at all.
 fn set(fd: BorrowedFd<'_>, ns: u64) {
     const SECOND: u64 = 1_000_000_000;
-    let zero = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
     let value = Itimerspec {
-        it_interval: zero,
+        it_interval: ZERO,
         it_value: Timespec {
             tv_sec: (ns / SECOND).cast_signed(),
             tv_nsec: (ns % SECOND).cast_signed(),
@@ -463,12 +464,8 @@ fn set(fd: BorrowedFd<'_>, ns: u64) {
 
 /// Whether it is still to expire.
 fn is_set(fd: BorrowedFd<'_>) -> bool {
-    let zero = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
     // It fails for what is no timerfd. This is one.
-    timerfd_gettime(fd).is_ok_and(|left| left.it_value != zero)
+    timerfd_gettime(fd).is_ok_and(|left| left.it_value != ZERO)
 }
 
 /// Rounded up, so that the timer is not early. A time beyond these 64 bits is some centuries off.

@@ -104,8 +104,13 @@ impl Experiment {
     fn has_kvm_host(&self, pmu: Pmu) -> bool {
         match self.machine.arch {
             Arch::Aarch64 => pmu == Pmu::Kvm,
-            Arch::X86_64 => pmu != Pmu::Native,
+            Arch::X86_64 => pmu != Pmu::Native && !self.is_direct(pmu),
         }
+    }
+
+    /// Whether its time is counted instructions.
+    fn is_counted(&self, pmu: Pmu) -> bool {
+        !self.machine.realtime && !self.is_direct(pmu)
     }
 
     /// Whether the guest runs in this machine's own KVM.
@@ -329,13 +334,13 @@ impl Experiment {
         Limits {
             total: self.timeout,
             boot: self.command.is_some().then_some(self.boot_timeout),
-            quiet: (!self.machine.realtime && !self.is_direct(design.pmu)).then_some(QUIET),
+            quiet: self.is_counted(design.pmu).then_some(QUIET),
         }
     }
 
     /// Names what is known to go wrong in QEMU and is not the guest's fault.
     fn explain(&self, design: Design, error: Error) -> Error {
-        let counted = !self.machine.realtime && !self.is_direct(design.pmu);
+        let counted = self.is_counted(design.pmu);
         let nested = self.machine.arch == Arch::X86_64 && design.pmu != Pmu::Native;
         match error {
             // What comes of a register restored twice; other panics say what they are.
@@ -517,16 +522,13 @@ impl Experiment {
                 console: transcript.last_lines(),
             });
         }
+        let bad_end = supervise::ended_badly(transcript);
         let complete = match self.command {
             Some(_) => transcript.ended && has_meter(&transcript.records),
-            None => {
-                supervise::ended_badly(transcript).is_none()
-                    && self.host_is_content(design, transcript)
-            }
+            None => bad_end.is_none() && self.host_is_content(design, transcript),
         };
         if !complete {
-            return Err(supervise::ended_badly(transcript)
-                .unwrap_or_else(|| self.silent_end(design, transcript)));
+            return Err(bad_end.unwrap_or_else(|| self.silent_end(design, transcript)));
         }
         let Some(command) = &self.command else {
             return Ok(None);
@@ -536,7 +538,7 @@ impl Experiment {
             design,
             vcpus: self.machine.vcpus,
             runs: self.runs,
-            deterministic: !self.machine.realtime && !self.is_direct(design.pmu),
+            deterministic: self.is_counted(design.pmu),
             direct: self.is_direct(design.pmu),
             command: command.as_line(),
         };
@@ -545,15 +547,14 @@ impl Experiment {
 
     /// Whether the machine's KVM host, if it has one, says that its VMM ended well.
     fn host_is_content(&self, design: Design, transcript: &Transcript) -> bool {
-        let nested = self.has_kvm_host(design.pmu) && !self.is_direct(design.pmu);
-        !nested || host(transcript).is_some_and(|host| host.status == 0)
+        !self.has_kvm_host(design.pmu) || host(transcript).is_some_and(|host| host.status == 0)
     }
 
     /// What an end without figures is that nobody complained about.
     fn silent_end(&self, design: Design, transcript: &Transcript) -> Error {
         let console = transcript.last_lines();
         let how = match host(transcript) {
-            None if self.has_kvm_host(design.pmu) && !self.is_direct(design.pmu) => {
+            None if self.has_kvm_host(design.pmu) => {
                 return Error::HostReset { console };
             }
             Some(Host { vmm, status, .. }) if *status != 0 => {

@@ -1,5 +1,6 @@
 //! What a machine is made of, before anything is in it.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use kvm_bindings::{
@@ -18,9 +19,10 @@ use crate::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 /// Where Intel's processors want three pages of their own, below the firmware's.
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
-/// The largest memory: above it is where devices are.
-const MOST_MEMORY: u64 = 3 << 30;
-const LEAST_MEMORY: u64 = 64 << 20;
+/// Bytes of memory that a guest may have. Above the largest is where devices are.
+pub const MEMORY: RangeInclusive<u64> = 64 << 20..=3 << 30;
+/// Virtual processors that a guest may have.
+pub const MOST_VCPUS: u8 = 64;
 
 /// What kind of machine.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +48,10 @@ pub(super) struct Hardware {
 
 impl Hardware {
     pub(super) fn new(shape: Shape) -> Result<Self, Error> {
-        if !(LEAST_MEMORY..=MOST_MEMORY).contains(&shape.memory) {
+        if !MEMORY.contains(&shape.memory) {
             return Err(Error::Config("--memory takes 64M to 3G".to_owned()));
         }
-        if !(1..=64).contains(&shape.vcpus) {
+        if !(1..=MOST_VCPUS.into()).contains(&shape.vcpus) {
             return Err(Error::Config("--vcpus takes 1 to 64".to_owned()));
         }
         let system = Kvm::new().map_err(Error::NoKvm)?;

@@ -148,6 +148,9 @@ struct Life<'a> {
 
 impl Life<'_> {
     fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, Value), Error> {
+        if let Some(file) = self.save {
+            saved::check_place(file)?;
+        }
         let Hardware {
             vm,
             memory,

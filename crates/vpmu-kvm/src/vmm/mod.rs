@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 use vpmu::counter::Policy;
 
+pub use hardware::{MEMORY, MOST_VCPUS};
 pub use life::{restore, run};
 pub use saved::Error as SaveError;
 

@@ -98,19 +98,25 @@ fn wrong_options_are_named() {
     }
 }
 
+fn transcript(records: Vec<Record>) -> Transcript {
+    let mut transcript = Transcript::default();
+    transcript.records = records;
+    transcript
+}
+
+fn host(status: i32, stuck: bool) -> Record {
+    Record::Host(Host {
+        vmm: "vpmu-vmm".to_owned(),
+        status,
+        stuck,
+    })
+}
+
 #[test]
 fn a_silent_end_is_said_to_be_what_it_was() {
     let end = |pmu: Pmu, records: Vec<Record>| {
-        let mut transcript = Transcript::default();
-        transcript.records = records;
-        experiment().figures(pmu.into(), &transcript).unwrap_err()
-    };
-    let host = |status, stuck| {
-        Record::Host(Host {
-            vmm: "vpmu-vmm".to_owned(),
-            status,
-            stuck,
-        })
+        let figures = experiment().figures(pmu.into(), &transcript(records));
+        figures.unwrap_err()
     };
     assert!(matches!(
         end(Pmu::Emulated, vec![]),
@@ -137,20 +143,9 @@ fn a_silent_end_is_said_to_be_what_it_was() {
 fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
     let mut experiment = experiment();
     experiment.command = None;
-    let end = |records: Vec<Record>| {
-        let mut transcript = Transcript::default();
-        transcript.records = records;
-        experiment.figures(Pmu::Emulated.into(), &transcript)
-    };
-    let host = |status| {
-        Record::Host(Host {
-            vmm: "vpmu-vmm".to_owned(),
-            status,
-            stuck: false,
-        })
-    };
-    assert!(end(vec![host(0)]).is_ok());
-    assert!(end(vec![host(2)]).is_err());
+    let end = |records| experiment.figures(Pmu::Emulated.into(), &transcript(records));
+    assert!(end(vec![host(0, false)]).is_ok());
+    assert!(end(vec![host(2, false)]).is_err());
     assert!(matches!(end(vec![]), Err(Error::HostReset { .. })));
 }
 

@@ -37,7 +37,7 @@ struct Cli {
     )]
     append: String,
     /// Virtual processors, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::MOST_VCPUS)))]
     vcpus: u8,
     /// Memory, for example 512M or 2G; 64M to 3G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
@@ -93,29 +93,18 @@ fn memory(text: &str) -> Result<u64, String> {
         .parse::<u64>()
         .ok()
         .and_then(|n| n.checked_mul(unit))
-        .filter(|size| (64 << 20..=3 << 30).contains(size))
+        .filter(|size| vmm::MEMORY.contains(size))
         .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
 }
 
-/// What is written at a guest's end can be written, as far as that is known before its begin. `None`:
-/// the statistics go to standard output.
-fn open_outputs(cli: &Cli) -> Result<Option<File>, Error> {
-    let error = |path: &Path| {
-        let path = path.display().to_string();
-        |error| Error::File(path, error)
-    };
-    if let Some(path) = &cli.save {
-        let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-        tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map_err(error(path))?;
-    }
-    if cli.statistics.as_os_str() == "-" {
+/// Where the statistics go, opened before there are any. `None`: to standard output.
+fn open_statistics(path: &Path) -> Result<Option<File>, Error> {
+    if path.as_os_str() == "-" {
         return Ok(None);
     }
-    let file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&cli.statistics);
-    file.map(Some).map_err(error(&cli.statistics))
+    let file = OpenOptions::new().create(true).append(true).open(path);
+    file.map(Some)
+        .map_err(|error| Error::File(path.display().to_string(), error))
 }
 
 fn main() -> ExitCode {
@@ -125,7 +114,7 @@ fn main() -> ExitCode {
         Policy::Reuse => vpmu::counter::Policy::Reuse,
         Policy::Paused => vpmu::counter::Policy::ReusePaused,
     });
-    let mut statistics = match open_outputs(&cli) {
+    let mut statistics = match open_statistics(&cli.statistics) {
         Ok(statistics) => statistics,
         Err(error) => {
             eprintln!("vpmu-vmm: {error}");

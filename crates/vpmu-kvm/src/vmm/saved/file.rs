@@ -27,6 +27,20 @@ const PAGE: usize = 4096;
 /// Memory goes through a buffer of this size.
 const RUN: usize = 1 << 20;
 
+/// That [`write`] can write there, as far as that is known before there is something to write.
+pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
+    tempfile::tempfile_in(folder(path))
+        .map(drop)
+        .map_err(|error| Error::Write(path.display().to_string(), error))
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
 /// Writes a machine to `path`, whole or not at all.
 pub(crate) fn write(
     path: &Path,
@@ -34,11 +48,7 @@ pub(crate) fn write(
     memory: &GuestMemoryMmap,
 ) -> Result<(), Error> {
     let error = |error| Error::Write(path.display().to_string(), error);
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let file = tempfile::NamedTempFile::new_in(folder).map_err(error)?;
+    let file = tempfile::NamedTempFile::new_in(folder(path)).map_err(error)?;
     write_to(BufWriter::new(file.as_file()), state, memory).map_err(error)?;
     file.as_file().sync_all().map_err(error)?;
     file.persist(path).map_err(|e| error(e.error))?;

@@ -22,7 +22,7 @@ use vpmu::x86::Capability;
 
 pub(super) use clock::Clock;
 pub use error::Error;
-pub(super) use file::{Reader, write};
+pub(super) use file::{Reader, check_place, write};
 pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
