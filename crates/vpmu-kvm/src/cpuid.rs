@@ -55,7 +55,7 @@ pub fn set_deadline_cpuid(cpuid: &mut CpuId) {
 }
 
 /// Puts these subleaves in place of all of `function`.
-pub(crate) fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
+fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
     cpuid.retain(|entry| entry.function != function);
     for (index, leaf) in (0..).zip(subleaves) {
         let entry = kvm_cpuid_entry2 {

@@ -5,12 +5,12 @@
 //!
 //! - [`VcpuPmu`]: one vCPU's PMU. It sets up CPUID and the MSR filter, completes the exits, and
 //!   delivers the interrupt;
-//! - [`kernel`]: takes the vmlinux out of a distribution's kernel image and rewrites its RDPMC
+//! - the crate `vpmu-kernel`: takes the vmlinux out of a distribution's kernel image and rewrites its RDPMC
 //!   instructions into an exit that [`VcpuPmu`] completes;
 //! - a host that counts: anything that implements
 //!   [`CounterHost`](vpmu::counter::CounterHost), such as `vpmu_perf::PerfHost`.
 //!
-//! The binary `vpmu-vmm` is a small VMM on the rust-vmm crates that uses them ([`vmm`]).
+//! The crate `vpmu-vmm` is a small VMM on the rust-vmm crates that uses them.
 //!
 //! # In a VMM of your own
 //!
@@ -69,16 +69,14 @@ mod cpuid;
 mod deadline;
 mod error;
 mod intercept;
-pub mod kernel;
 mod lapic;
 mod pmu;
-mod statistics;
+mod stats;
 mod tsc;
-pub mod vmm;
 
 pub use cpuid::{set_cpuid, set_deadline_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
 pub use intercept::{disable_kvm_pmu, intercept, pmu_msrs};
 pub use pmu::{RDPMC_PORT, VcpuPmu, VcpuPmuState, prepare};
-pub use statistics::{Exit, Statistics};
+pub use stats::{Exit, Statistics};

@@ -5,7 +5,7 @@
 //! With an MSR filter, RDMSR and WRMSR of the PMU's MSRs come to the VMM. The local APIC stays in
 //! the kernel, so the VMM reads LVTPC there when it has an interrupt to deliver, and delivers what
 //! LVTPC asks for. RDPMC never comes: the guest's kernel has been rewritten to execute
-//! `out 0xe6, al` instead ([`kernel`](crate::kernel)), which does.
+//! `out 0xe6, al` instead (`vpmu-kernel`), which does.
 //!
 //! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
 //! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an

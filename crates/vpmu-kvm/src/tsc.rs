@@ -5,7 +5,7 @@ use kvm_ioctls::VcpuFd;
 
 use crate::error::{Error, kvm};
 
-pub(crate) const IA32_TSC: u32 = 0x10;
+const IA32_TSC: u32 = 0x10;
 
 /// What it is now.
 pub(crate) fn tsc(vcpu: &VcpuFd) -> Result<u64, Error> {

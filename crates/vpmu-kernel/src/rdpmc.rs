@@ -110,7 +110,7 @@ fn begins_at(code: &[u8], at: usize) -> Option<bool> {
 mod tests {
     use super::super::tests::elf_with;
     use super::*;
-    use crate::kernel::Kernel;
+    use crate::Kernel;
 
     /// Ordinary code, long enough to begin in the middle of.
     fn filler() -> Vec<u8> {

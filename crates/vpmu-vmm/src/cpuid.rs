@@ -8,7 +8,7 @@
 //! without an exit at a handler's begin, QEMU's repeated interrupt (docs/benches.md) ends most
 //! nested guests.
 
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::{Capability, CpuidLeaf};
 
 /// A model of family 6 that Intel never made: no kernel has special handling for it.
@@ -51,10 +51,10 @@ pub(super) fn guest(
     });
     if let Some(capability) = pmu {
         become_intel(cpuid, tsc_khz);
-        crate::set_cpuid(cpuid, capability);
+        vpmu_kvm::set_cpuid(cpuid, capability);
     }
     if lazy_deadline {
-        crate::set_deadline_cpuid(cpuid);
+        vpmu_kvm::set_deadline_cpuid(cpuid);
     }
 }
 
@@ -96,7 +96,29 @@ fn become_intel(cpuid: &mut CpuId, tsc_khz: u32) {
         edx: 0,
     };
     if u64::from(tsc_khz) * 1000 == u64::from(hz) {
-        crate::cpuid::replace(cpuid, 0x15, &[crystal]);
+        replace(cpuid, 0x15, &[crystal]);
     }
-    crate::cpuid::replace(cpuid, 0x16, &[frequency]);
+    replace(cpuid, 0x16, &[frequency]);
+}
+
+/// Puts these subleaves in place of all of `function`.
+fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
+    cpuid.retain(|entry| entry.function != function);
+    for (index, leaf) in (0..).zip(subleaves) {
+        let entry = kvm_cpuid_entry2 {
+            function,
+            index,
+            flags: if subleaves.len() > 1 {
+                kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX
+            } else {
+                0
+            },
+            eax: leaf.eax,
+            ebx: leaf.ebx,
+            ecx: leaf.ecx,
+            edx: leaf.edx,
+            ..Default::default()
+        };
+        cpuid.push(entry).expect("CPUID has a few dozen leaves");
+    }
 }

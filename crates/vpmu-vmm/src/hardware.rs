@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::deadline::Deadline;
 use super::ports::COM1_IRQ;
 use super::{Error, PmuOptions, kvm};
-use crate::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
+use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 
 /// Where Intel's processors want three pages of their own, below the firmware's.
 const TSS: usize = 0xfffb_d000;
@@ -56,7 +56,7 @@ impl Hardware {
         }
         let system = Kvm::new().map_err(Error::NoKvm)?;
         let vm = kvm("KVM_CREATE_VM", system.create_vm())?;
-        crate::disable_kvm_pmu(&vm)?;
+        vpmu_kvm::disable_kvm_pmu(&vm)?;
         kvm(
             "KVM_SET_IDENTITY_MAP_ADDR",
             vm.set_identity_map_address(IDENTITY_MAP),
@@ -68,12 +68,12 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        let pmu = shape.pmu.iter().flat_map(|_| crate::pmu_msrs());
+        let pmu = shape.pmu.iter().flat_map(|_| vpmu_kvm::pmu_msrs());
         let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
         let deadline = deadline.into_iter().filter(|_| shape.lazy_deadline);
         let ours: Vec<u32> = pmu.chain(deadline).collect();
         if !ours.is_empty() {
-            crate::intercept(&vm, ours.iter().copied())?;
+            vpmu_kvm::intercept(&vm, ours.iter().copied())?;
         }
 
         let size = shape.memory as usize;

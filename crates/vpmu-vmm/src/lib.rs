@@ -1,8 +1,9 @@
-//! A small VMM around [`VcpuPmu`](crate::VcpuPmu): enough of a machine for a stock Linux.
+//! A small VMM around [`VcpuPmu`](vpmu_kvm::VcpuPmu): enough of a machine for a stock Linux.
 //!
 //! Memory, in-kernel interrupt controllers and timers, a serial port, the power button's registers.
 //! No disk, no network: what a guest needs is in its initramfs. It exists to run the engine under
-//! real guests and to measure it; a VMM with devices embeds [`VcpuPmu`](crate::VcpuPmu) itself.
+//! real guests and to measure it; a VMM with devices embeds [`VcpuPmu`](vpmu_kvm::VcpuPmu) itself.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod acpi;
 mod boot;
@@ -10,19 +11,20 @@ mod cpuid;
 mod deadline;
 mod hardware;
 mod host;
-mod life;
 mod machine;
 mod ports;
 mod saved;
+mod tsc;
 mod vcpu;
+mod vm;
 
 use std::path::PathBuf;
 
 use vpmu::counter::Policy;
 
 pub use hardware::{MEMORY, MOST_VCPUS};
-pub use life::{restore, run};
 pub use saved::Error as SaveError;
+pub use vm::{restore, run};
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -39,7 +41,7 @@ pub struct Config {
     pub memory: u64,
     /// The guest's PMU; `None`: it has none.
     pub pmu: Option<PmuOptions>,
-    /// Whether the guest is offered the registers of [`VcpuDeadline`](crate::VcpuDeadline).
+    /// Whether the guest is offered the registers of [`VcpuDeadline`](vpmu_kvm::VcpuDeadline).
     pub lazy_deadline: bool,
     /// Where the machine is saved when its guest or SIGUSR2 asks for it; `None`: it is not.
     pub save: Option<PathBuf>,
@@ -97,7 +99,7 @@ pub enum Error {
     File(String, #[source] std::io::Error),
     /// The kernel is none.
     #[error("{0}: {1}")]
-    Kernel(String, #[source] crate::kernel::Error),
+    Kernel(String, #[source] vpmu_kernel::Error),
     /// The kernel does not go where its headers want it.
     #[error("the kernel cannot be loaded ({0}); does it fit into --memory?")]
     Load(String),
@@ -109,7 +111,7 @@ pub enum Error {
     Config(String),
     /// The PMU part.
     #[error("{0}")]
-    Pmu(#[from] crate::Error),
+    Pmu(#[from] vpmu_kvm::Error),
     /// It cannot be saved, or not go on here.
     #[error("{0}")]
     Save(#[from] SaveError),

@@ -110,7 +110,7 @@ mod tests {
 
     use super::super::tests::elf_with;
     use super::*;
-    use crate::kernel::Kernel;
+    use crate::Kernel;
 
     fn bzimage(data: &[u8], size: Option<usize>) -> Vec<u8> {
         let mut image = vec![0; 1024];

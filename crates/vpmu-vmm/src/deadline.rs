@@ -10,7 +10,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::machine::{Machine, Vital};
 use super::{Ending, Error};
-use crate::VcpuDeadline;
+use vpmu_kvm::VcpuDeadline;
 
 pub(super) type Deadline = Arc<VcpuDeadline<GuestMemoryMmap>>;
 

@@ -18,7 +18,7 @@ use super::host::Snapshot;
 use super::ports::Ports;
 use super::vcpu::Vcpu;
 use super::{Ending, Error, PmuOptions};
-use crate::Statistics;
+use vpmu_kvm::Statistics;
 
 /// What the vCPUs' threads share.
 pub(super) struct Machine {

@@ -8,7 +8,7 @@ use linux_loader::loader::{Elf, KernelLoader};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{Config, Error, acpi};
-use crate::kernel::Kernel;
+use vpmu_kernel::Kernel;
 
 const GDT: u64 = 0x500;
 const ZERO_PAGE: u64 = 0x7000;
@@ -31,14 +31,14 @@ pub(super) struct Entry(u64);
 pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, Error> {
     let name = || config.kernel.display().to_string();
     let kernel_error = |error| match error {
-        crate::kernel::Error::Read(path, error) => Error::File(path, error),
+        vpmu_kernel::Error::Read(path, error) => Error::File(path, error),
         error => Error::Kernel(name(), error),
     };
     let mut kernel = Kernel::open(&config.kernel).map_err(kernel_error)?;
     if config.pmu.is_some() {
         match kernel.rewrite_rdpmc() {
             // A program of our own for bare metal may do without.
-            Err(crate::kernel::Error::NoRdpmc) if config.initrd.is_none() => {}
+            Err(vpmu_kernel::Error::NoRdpmc) if config.initrd.is_none() => {}
             done => done.map_err(kernel_error)?,
         }
     }

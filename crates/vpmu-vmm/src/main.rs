@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use vpmu_kvm::vmm::{self, Config, Ending, Error, PmuOptions, Restore};
+use vpmu_vmm::{Config, Ending, Error, PmuOptions, Restore};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -37,7 +37,7 @@ struct Cli {
     )]
     append: String,
     /// Virtual processors, 1 to 64
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::MOST_VCPUS)))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=i64::from(vpmu_vmm::MOST_VCPUS)))]
     vcpus: u8,
     /// Memory, for example 512M or 2G; 64M to 3G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
@@ -93,7 +93,7 @@ fn memory(text: &str) -> Result<u64, String> {
         .parse::<u64>()
         .ok()
         .and_then(|n| n.checked_mul(unit))
-        .filter(|size| vmm::MEMORY.contains(size))
+        .filter(|size| vpmu_vmm::MEMORY.contains(size))
         .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
 }
 
@@ -122,13 +122,13 @@ fn main() -> ExitCode {
         }
     };
     let result = match (cli.restore, cli.kernel) {
-        (Some(file), _) => vmm::restore(&Restore {
+        (Some(file), _) => vpmu_vmm::restore(&Restore {
             file,
             policy,
             save: cli.save,
         }),
         // clap has seen to it that there is one.
-        (None, kernel) => vmm::run(&Config {
+        (None, kernel) => vpmu_vmm::run(&Config {
             kernel: kernel.unwrap_or_default(),
             initrd: cli.initrd,
             command_line: cli.append,

@@ -14,7 +14,7 @@ use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
 use super::{Ending, Error, PmuOptions, SaveError, cpuid, kvm};
-use crate::{Exit, RDPMC_PORT, Statistics, VcpuPmu, VcpuPmuState};
+use vpmu_kvm::{Exit, RDPMC_PORT, Statistics, VcpuPmu, VcpuPmuState};
 
 /// How long a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
@@ -69,7 +69,7 @@ impl Vcpu {
             self.set_up()?;
         }
         if let Some(pmu) = &mut pmu {
-            crate::prepare(&mut self.fd);
+            vpmu_kvm::prepare(&mut self.fd);
             kick_before_entry(pmu.host(), &mut self.fd);
             if let Some((_, state)) = &saved {
                 pmu.restore(state).map_err(SaveError::from)?;

@@ -10,7 +10,7 @@ use kvm_ioctls::{VcpuFd, VmFd};
 use serde::{Deserialize, Serialize};
 
 use crate::tsc::tsc;
-use crate::vmm::{Error, kvm};
+use crate::{Error, kvm};
 
 /// One moment in the guest's time.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

@@ -18,9 +18,9 @@ use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use crate::kvm;
 use crate::tsc::IA32_TSC;
-use crate::vmm::{self, kvm};
-use crate::{VcpuDeadlineState, VcpuPmuState};
+use vpmu_kvm::{VcpuDeadlineState, VcpuPmuState};
 
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
@@ -52,7 +52,7 @@ impl VcpuState {
         pmu: Option<VcpuPmuState>,
         deadline: Option<VcpuDeadlineState>,
         msrs: &[u32],
-    ) -> Result<Self, vmm::Error> {
+    ) -> Result<Self, crate::Error> {
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
             pmu,
@@ -71,7 +71,7 @@ impl VcpuState {
     }
 
     /// Puts it into a new vCPU. The machine's own state comes after that of all its vCPUs.
-    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), vmm::Error> {
+    pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), crate::Error> {
         let cpuid = self.cpuid()?;
         kvm("KVM_SET_CPUID2", fd.set_cpuid2(&cpuid))?;
         let here = kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?;
@@ -109,9 +109,9 @@ impl VcpuState {
         self.tsc_khz
     }
 
-    pub(crate) fn cpuid(&self) -> Result<CpuId, vmm::Error> {
+    pub(crate) fn cpuid(&self) -> Result<CpuId, crate::Error> {
         CpuId::from_entries(&self.cpuid)
-            .map_err(|_| vmm::Error::Stopped("its CPUID has too many leaves".to_owned()))
+            .map_err(|_| crate::Error::Stopped("its CPUID has too many leaves".to_owned()))
     }
 }
 
@@ -130,7 +130,7 @@ fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
 }
 
 /// Those of `indices` that are there, in an order in which they can be written.
-fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, vmm::Error> {
+fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::Error> {
     let mut wanted: Vec<kvm_msr_entry> = indices
         .iter()
         .map(|&index| kvm_msr_entry {
@@ -151,7 +151,7 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, vmm::Er
     Ok(found)
 }
 
-fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), vmm::Error> {
+fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error> {
     let mut rest = values;
     while !rest.is_empty() {
         let written = kvm("KVM_SET_MSRS", fd.set_msrs(&entries(rest)?))?;
@@ -181,6 +181,6 @@ fn rank(index: u32) -> u8 {
     }
 }
 
-fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, vmm::Error> {
-    Msrs::from_entries(msrs).map_err(|_| vmm::Error::Stopped("too many MSRs".to_owned()))
+fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, crate::Error> {
+    Msrs::from_entries(msrs).map_err(|_| crate::Error::Stopped("too many MSRs".to_owned()))
 }

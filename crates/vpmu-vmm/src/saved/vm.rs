@@ -6,7 +6,7 @@ use kvm_bindings::{
 use kvm_ioctls::VmFd;
 use serde::{Deserialize, Serialize};
 
-use crate::vmm::{Error, kvm};
+use crate::{Error, kvm};
 
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct VmState {

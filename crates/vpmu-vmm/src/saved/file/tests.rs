@@ -1,6 +1,6 @@
 use super::*;
-use crate::vmm::ports::tests::ports;
-use crate::vmm::saved::{Clock, VmState};
+use crate::ports::tests::ports;
+use crate::saved::{Clock, VmState};
 
 const MEMORY: u64 = 4 << 20;
 
