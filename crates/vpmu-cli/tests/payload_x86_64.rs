@@ -1,0 +1,56 @@
+//! Runs the bare-metal x86-64 test program on vpmu-vmm, under every policy: what it finds must be
+//! the same everywhere.
+//!
+//! The program (`guest/payload/x86_64`) checks every PMU register, counting, overflows, PMIs, RDPMC, a
+//! storm and hostile writes, on two CPUs, and that each has a PMU of its own. On a machine whose own
+//! KVM cannot run guests it runs in a stock KVM host under QEMU.
+
+mod common;
+mod guests;
+mod payload;
+
+use guests::vpmu;
+use payload::{passed, program};
+
+/// The console of the payload with these options of vpmu, started with `words`.
+fn run(options: &[&str], words: &str) -> Option<String> {
+    let output = vpmu("x86_64")?
+        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+        .args(["--append", words])
+        .args(options)
+        .arg("--kernel")
+        .arg(program("x86_64/payload.elf")?)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let console = format!("{text}{errors}");
+    assert!(output.status.success(), "{options:?}:\n{console}");
+    assert!(console.contains(" 0 failed,"), "{options:?}:\n{console}");
+    Some(console)
+}
+
+#[test]
+fn every_policy_gives_the_same_pmu() {
+    let mut expected = String::new();
+    for policy in ["recreate", "reuse", "paused"] {
+        let Some(console) = run(&["--policy", policy, "--vcpus", "2"], "") else {
+            return;
+        };
+        let tests = passed(&console);
+        assert!(tests.len() > 150, "{policy}:\n{console}");
+        assert!(tests.contains("isolation.counts"), "{policy}:\n{console}");
+        assert!(!console.contains("no work is done"), "{policy}:\n{console}");
+        if expected.is_empty() {
+            expected = console;
+        } else {
+            assert_eq!(tests, passed(&expected), "{policy}");
+        }
+    }
+}
+
+/// Fixed counter 0 and more events of the general ones.
+#[test]
+fn instructions_by_approximation_are_a_counter_as_any_other() {
+    run(&["--vmm-arg=--approximate-instructions"], "");
+}

@@ -1,0 +1,127 @@
+//! PSCI, and with it the other CPUs: each is started, runs all tests, stops,
+//! and can be started again.
+
+use super::{ANSWERS, ASK, Context, DONE, Test};
+use crate::entry;
+use crate::gic;
+use crate::loops::{interruptible, spin, wait_for_interrupt};
+use crate::{percpu, psci};
+use vpmu_payload_harness::{Pass, Verdict, check, check_range};
+
+pub(super) const TESTS: &[Test] = &[
+    ("psci.version", version),
+    ("psci.unknown_function", unknown_function),
+    ("psci.cpu_on_errors", cpu_on_errors),
+    ("psci.affinity_info", affinity_info),
+    ("psci.other_cpus", other_cpus),
+    ("psci.other_cpus_again", other_cpus_again),
+];
+
+const NOT_SUPPORTED: i64 = -1;
+const INVALID_PARAMETERS: i64 = -2;
+const ALREADY_ON: i64 = -4;
+const ON: i64 = 0;
+const OFF: i64 = 1;
+/// An affinity that no CPU has.
+const NOBODY: u64 = 0xab_00cd_ef00;
+
+/// Fails unless a call gave `want`.
+fn gives(what: &str, got: i64, want: i64) -> Result<(), vpmu_payload_harness::Failure> {
+    // Functions of 32 bits give errors in the lower half only.
+    let low = |value: i64| value as u64 & 0xffff_ffff;
+    check(format_args!("{what}"), low(got), low(want))
+}
+
+fn version(_: &Context) -> Verdict {
+    check_range(format_args!("version"), psci::version() as u64, 2, 0x1_ffff)?;
+    Ok(Pass::Ok)
+}
+
+fn unknown_function(_: &Context) -> Verdict {
+    gives(
+        "function 0x840000ff",
+        psci::call(0x8400_00ff, [0; 3]),
+        NOT_SUPPORTED,
+    )?;
+    gives(
+        "function 0xc40000ff",
+        psci::call(0xc400_00ff, [0; 3]),
+        NOT_SUPPORTED,
+    )?;
+    Ok(Pass::Ok)
+}
+
+fn cpu_on_errors(cx: &Context) -> Verdict {
+    let entry = entry::secondary_address();
+    gives(
+        "CPU_ON of this CPU",
+        psci::cpu_on(cx.machine.cpus[0], entry, 0),
+        ALREADY_ON,
+    )?;
+    gives(
+        "CPU_ON of nobody",
+        psci::cpu_on(NOBODY, entry, 0),
+        INVALID_PARAMETERS,
+    )?;
+    Ok(Pass::Ok)
+}
+
+fn affinity_info(cx: &Context) -> Verdict {
+    gives("this CPU", psci::affinity_info(cx.machine.cpus[0]), ON)?;
+    gives("nobody", psci::affinity_info(NOBODY), INVALID_PARAMETERS)?;
+    for &cpu in &cx.machine.cpus[1..cx.machine.cpu_count] {
+        gives("another CPU", psci::affinity_info(cpu), OFF)?;
+    }
+    Ok(Pass::Ok)
+}
+
+fn other_cpus(cx: &Context) -> Verdict {
+    if cx.machine.cpu_count < 2 {
+        return Ok(Pass::Skip("one CPU"));
+    }
+    cx.gic.enable(DONE);
+    cx.gic.enable(ASK);
+    for index in 1..cx.machine.cpu_count {
+        let cpu = cx.machine.cpus[index];
+        percpu::this().reset();
+        gives(
+            "CPU_ON",
+            psci::cpu_on(cpu, entry::secondary_address(), index as u64),
+            0,
+        )?;
+        // Halted, so that its instructions are not counted as the other's.
+        let mut answered = 0;
+        while percpu::this().taken(DONE) == 0 {
+            wait_for_interrupt();
+            interruptible(|| spin(1));
+            if percpu::this().taken(ASK) > answered {
+                answered += 1;
+                for intid in 0..ANSWERS {
+                    match answered {
+                        1 => gic::send(intid, cpu),
+                        _ => gic::send_to_others(intid),
+                    }
+                }
+            }
+        }
+        check(
+            format_args!("interrupts meanwhile"),
+            percpu::this().taken_any(),
+            1 + answered,
+        )?;
+        for _ in 0..1_000 {
+            if psci::affinity_info(cpu) == OFF {
+                break;
+            }
+            spin(10_000);
+        }
+        gives("AFFINITY_INFO after CPU_OFF", psci::affinity_info(cpu), OFF)?;
+    }
+    // Nothing was sent anywhere else.
+    check(format_args!("waits"), gic::interrupt_waits().into(), 0)?;
+    Ok(Pass::Ok)
+}
+
+fn other_cpus_again(cx: &Context) -> Verdict {
+    other_cpus(cx)
+}

@@ -1,0 +1,122 @@
+//! The tests: lists of names and functions, run on every CPU in turn.
+//!
+//! One CPU runs at a time; the others are off, or halted in WFI (an emulator
+//! that counts instructions may count those of all CPUs).
+
+// UNSAFETY: the other CPUs find the machine through a pointer.
+#![expect(unsafe_code, reason = "the other CPUs find the machine by a pointer")]
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use crate::gic::{self, Gic};
+use crate::machine::Machine;
+use crate::pmu::Pmu;
+use crate::{percpu, uart};
+use vpmu_payload_harness::BootArgs;
+use vpmu_payload_harness::{Failure, Tally, Verdict};
+
+mod access;
+mod counting;
+mod filter;
+mod firmware;
+mod fuzz;
+mod interrupt;
+mod overflow;
+mod register;
+mod sgi;
+mod stray;
+mod user;
+
+/// What a test works with.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    machine: &'static Machine<'static>,
+    pmu: Pmu,
+    gic: Gic,
+}
+
+/// A test's name and what it does. It finds the PMU reset and all interrupts
+/// disabled and masked, and need not clean up.
+type Test = (&'static str, fn(&Context) -> Verdict);
+
+/// Run on every CPU.
+const EVERY_CPU: &[&[Test]] = &[
+    register::TESTS,
+    access::TESTS,
+    user::TESTS,
+    counting::TESTS,
+    filter::TESTS,
+    overflow::TESTS,
+    interrupt::TESTS,
+    sgi::TESTS,
+];
+
+/// Run on the others, which the boot CPU answers.
+const OTHER_CPUS: &[&[Test]] = &[sgi::ANSWERED];
+
+/// Run on the boot CPU; they start the others.
+const BOOT_CPU: &[&[Test]] = &[firmware::TESTS];
+
+static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
+static TALLY: Tally = Tally::new();
+
+/// SGI by which a CPU says that its tests are done.
+pub(crate) const DONE: u32 = 15;
+/// SGI by which a CPU asks the boot CPU for SGIs.
+pub(crate) const ASK: u32 = 14;
+/// The SGIs that it then sends: more than a monitor has list registers.
+pub(crate) const ANSWERS: u32 = 14;
+
+/// Runs what the command line asks for, on the boot CPU.
+pub(crate) fn run(mut machine: Machine<'static>) {
+    MACHINE.store(&raw mut machine, Relaxed);
+    let arguments = BootArgs::parse(machine.bootargs);
+    match arguments.test {
+        Some("fuzzregs") => run_lists(&[fuzz::TESTS], 0),
+        Some("stray") => run_lists(&[stray::TESTS], 0),
+        Some("hang") => stray::hang(),
+        _ => {
+            run_lists(EVERY_CPU, 0);
+            run_lists(BOOT_CPU, 0);
+        }
+    }
+    uart::print(format_args!("{TALLY}\n"));
+}
+
+/// Runs the tests for every CPU on CPU `index`.
+pub(crate) fn run_secondary(index: usize) {
+    run_lists(OTHER_CPUS, index);
+    run_lists(EVERY_CPU, index);
+    gic::send(DONE, context_machine().cpus[0]);
+}
+
+fn context_machine() -> &'static Machine<'static> {
+    // SAFETY: stored before anything else; `run` outlives all tests.
+    unsafe { &*MACHINE.load(Relaxed) }
+}
+
+fn run_lists(lists: &[&[Test]], cpu: usize) {
+    let machine = context_machine();
+    let arguments = BootArgs::parse(machine.bootargs);
+    for (name, test) in lists.iter().copied().flatten() {
+        if arguments.selects(name) {
+            let verdict = prepare(machine).and_then(|context| test(&context));
+            // The UART takes everything.
+            let _ = TALLY.record(&mut uart::Uart, (cpu, name), &verdict, arguments.strict);
+        }
+    }
+    // Nothing of the last test must disturb what follows.
+    let _ = prepare(machine);
+}
+
+/// What every test finds.
+fn prepare(machine: &'static Machine<'static>) -> Result<Context, Failure> {
+    let pmu = Pmu::identify()?;
+    pmu.reset()?;
+    gic::stop_timer();
+    gic::set_split_end(false);
+    let gic = Gic::for_this_cpu(machine);
+    percpu::this().reset();
+    Ok(Context { machine, pmu, gic })
+}

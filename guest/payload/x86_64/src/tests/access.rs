@@ -1,0 +1,86 @@
+//! Which MSRs there are, beside those of the table.
+
+use super::{Context, Test};
+use crate::instructions::{Fault, rdmsr, rdmsr_rcx, wrmsr};
+use crate::msr::*;
+use vpmu_payload_harness::{Deviation, Failure, Pass, Text, Verdict, check_or};
+
+pub(super) const TESTS: &[Test] = &[
+    ("access.counters", counters),
+    ("access.neighbours", neighbours),
+    ("access.upper_half_of_rcx", upper_half_of_rcx),
+];
+
+/// The last counter that CPUID names exists, and the one after it does not:
+/// not its value, its select, its alias.
+fn counters(cx: &Context) -> Verdict {
+    let c = cx.pmu.0;
+    let last = c.general - 1;
+    for (first, there) in [(PMC, true), (PERFEVTSEL, true), (A_PMC, c.full_width())] {
+        expect(first + last, there)?;
+        for n in c.general..GENERAL_ADDRESSES {
+            expect(first + n, false)?;
+        }
+    }
+    for n in 0..FIXED_ADDRESSES {
+        expect(FIXED_CTR + n, c.fixed >> n & 1 != 0)?;
+    }
+    expect(GLOBAL_STATUS_SET, c.version >= 4)?;
+    expect(GLOBAL_INUSE, c.version >= 4)?;
+    Ok(Pass::Ok)
+}
+
+/// What is not there on any processor with this PMU: PEBS, performance metrics,
+/// LBR, and addresses in between that nothing has.
+fn neighbours(_: &Context) -> Verdict {
+    for address in [
+        0x329,  // PERF_METRICS
+        0x3f1,  // PEBS_ENABLE
+        0x3f2,  // PEBS_DATA_CFG
+        0x14ce, // LBR_CTL
+        0x38c, 0x4c0, 0x4c9,
+    ] {
+        expect(address, false)?;
+    }
+    Ok(Pass::Ok)
+}
+
+/// QEMU 10.0's SVM looks up the intercept of an MSR with all of RCX, and finds
+/// none: the access is that of the hypervisor's own processor.
+const RCX: Deviation =
+    Deviation("QEMU: RDMSR with bits in RCX's upper half is not intercepted by a hypervisor");
+
+/// The address is ECX (SDM vol. 2B, RDMSR).
+fn upper_half_of_rcx(_: &Context) -> Verdict {
+    let value = 0x1_2345;
+    wrmsr(PERFEVTSEL, value)?;
+    let mut pass = Pass::Ok;
+    for n in [1, 2, 1 << 31] {
+        let got = rdmsr_rcx(n << 32 | u64::from(PERFEVTSEL))?;
+        pass = pass.and(check_or(
+            format_args!("bits {n:#x} above ECX"),
+            got,
+            value,
+            (0, RCX),
+        )?);
+    }
+    Ok(pass)
+}
+
+/// Fails unless reading `address` gives a value, or both ways give #GP(0) where
+/// it is not to be `there`.
+fn expect(address: u32, there: bool) -> Result<(), Failure> {
+    let got = rdmsr(address);
+    let is_right = if there {
+        got.is_ok()
+    } else {
+        got == Err(Fault::GP) && wrmsr(address, 0) == Err(Fault::GP)
+    };
+    if is_right {
+        return Ok(());
+    }
+    Err(Failure(Text::new(format_args!(
+        "MSR {address:#x} (got {got:x?} want {})",
+        if there { "a value" } else { "#GP(0) both ways" }
+    ))))
+}

@@ -1,0 +1,61 @@
+//! What CPUID says of the PMU. SDM vol. 2A, CPUID leaves 01H and 0AH; vol. 3B,
+//! 20.2.
+
+use super::{Context, Test};
+use crate::instructions::cpuid;
+use crate::msr::{GENERAL_ADDRESSES, PERF_CAPABILITIES};
+use crate::pmu::read;
+use vpmu_payload_harness::{Pass, Verdict, check, check_range};
+
+pub(super) const TESTS: &[Test] = &[
+    ("cpuid.vendor", vendor),
+    ("cpuid.leaf_0a", leaf_0a),
+    ("cpuid.pdcm", pdcm),
+];
+
+/// Kernels drive an architectural PMU on Intel's processors only.
+fn vendor(_: &Context) -> Verdict {
+    let [eax, ebx, ecx, edx] = cpuid(0, 0);
+    check(format_args!("EBX"), ebx.into(), 0x756e_6547)?;
+    check(format_args!("EDX"), edx.into(), 0x4965_6e69)?;
+    check(format_args!("ECX"), ecx.into(), 0x6c65_746e)?;
+    check_range(format_args!("highest leaf"), eax.into(), 0x0a, 0xff)?;
+    Ok(Pass::Ok)
+}
+
+fn leaf_0a(cx: &Context) -> Verdict {
+    let c = cx.pmu.0;
+    check_range(format_args!("version"), c.version.into(), 2, 5)?;
+    let most = GENERAL_ADDRESSES.into();
+    check_range(format_args!("general counters"), c.general.into(), 1, most)?;
+    // 32 bits can be written by any means; at 64 nothing could be reserved.
+    check_range(format_args!("width"), c.general_width.into(), 32, 63)?;
+    check_range(format_args!("fixed width"), c.fixed_width.into(), 32, 63)?;
+    check(
+        format_args!("cycles are offered"),
+        u64::from(c.events) & 1,
+        1,
+    )?;
+    let [eax, _, ecx, edx] = cpuid(0x0a, 0);
+    check_range(format_args!("known events"), (eax >> 24).into(), 7, 31)?;
+    check(
+        format_args!("reserved bits of EDX"),
+        u64::from(edx >> 20),
+        0,
+    )?;
+    if c.version < 5 {
+        check(format_args!("ECX"), ecx.into(), 0)?;
+        check(format_args!("EDX.AnyThread"), u64::from(edx >> 13 & 7), 0)?;
+    }
+    Ok(Pass::Ok)
+}
+
+fn pdcm(cx: &Context) -> Verdict {
+    if !cx.pmu.0.pdcm {
+        return Ok(Pass::Skip("no IA32_PERF_CAPABILITIES"));
+    }
+    // LBR, PEBS and the like are for someone to offer who has them.
+    let value = read(PERF_CAPABILITIES)?;
+    check(format_args!("PERF_CAPABILITIES"), value & !(0b11 << 12), 0)?;
+    Ok(Pass::Ok)
+}

@@ -1,0 +1,152 @@
+//! The tests: lists of names and functions, run on every CPU in turn.
+
+// UNSAFETY: other CPUs find what the boot loader left through a pointer.
+#![expect(unsafe_code, reason = "other CPUs find the machine by a pointer")]
+
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+use vpmu_payload_harness::BootArgs;
+use vpmu_payload_harness::{Failure, Pass, Tally, Verdict};
+
+use crate::boot::Boot;
+use crate::instructions::interruptible;
+use crate::pmu::{Pmu, pass};
+use crate::smp::{self, Job};
+use crate::{percpu, ports};
+
+mod access;
+mod counting;
+mod hostile;
+mod identity;
+mod interrupt;
+mod isolation;
+mod overflow;
+mod rdpmc;
+mod register;
+
+/// What a test works with.
+#[derive(Clone, Copy)]
+pub(crate) struct Context {
+    pmu: Pmu,
+    boot: &'static Boot,
+}
+
+/// A test's name and what it does. It finds the PMU reset and interrupts
+/// masked, and need not clean up.
+type Test = (&'static str, fn(&Context) -> Verdict);
+
+/// Run on every CPU.
+const EVERY_CPU: &[&[Test]] = &[
+    identity::TESTS,
+    register::TESTS,
+    access::TESTS,
+    counting::TESTS,
+    overflow::TESTS,
+    rdpmc::TESTS,
+    interrupt::TESTS,
+    hostile::TESTS,
+];
+
+/// Run on the boot CPU, while another one works.
+const BOOT_CPU: &[&[Test]] = &[isolation::TESTS];
+
+/// Long enough for an interrupt that waits, cycles.
+const DRAIN: u64 = 10_000;
+
+/// What every CPU works with.
+struct Machine {
+    boot: Boot,
+    arguments: BootArgs<'static>,
+}
+
+static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(ptr::null_mut());
+static TALLY: Tally = Tally::new();
+
+/// Runs what the command line asks for, on the boot CPU.
+pub(crate) fn run(boot: Boot, command_line: &'static str) {
+    let arguments = BootArgs::parse(command_line);
+    let mut machine = Machine { boot, arguments };
+    MACHINE.store(&raw mut machine, Relaxed);
+    register::note_reset();
+    run_lists(EVERY_CPU, 0);
+    for cpu in 1..boot.cpus {
+        let started = smp::start(&boot, cpu).map(|()| Pass::Ok);
+        record(cpu, "start", &started);
+        if started.is_ok() {
+            smp::hand_out(&boot, cpu, Job::Tests);
+            smp::wait_for(cpu);
+        }
+    }
+    run_lists(BOOT_CPU, 0);
+    ports::print(format_args!("{TALLY}\n"));
+}
+
+/// Does `work` on another CPU.
+pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
+    match work {
+        Job::None | Job::Start => {}
+        Job::Tests => {
+            register::note_reset();
+            run_lists(EVERY_CPU, cpu);
+        }
+        // Finds what the CPU had before it was started again.
+        Job::CheckFilled => {
+            let left = context().and_then(|context| register::check_filled(&context));
+            isolation::note(cpu, &left);
+        }
+        Job::Fill => {
+            let filled = prepare().and_then(|context| register::fill(&context));
+            isolation::note(cpu, &filled);
+        }
+        Job::Disturb | Job::Storm | Job::Work => {
+            let done = prepare().and_then(|context| isolation::next_door(&context, work));
+            isolation::note(cpu, &done);
+            // Nothing of it must disturb what follows.
+            let _ = prepare();
+        }
+    }
+}
+
+/// The boot CPU's APIC identifier.
+pub(crate) fn boot_cpu_id() -> u8 {
+    machine().boot.apic_ids[0]
+}
+
+fn machine() -> &'static Machine {
+    // SAFETY: stored before anything else; `run` outlives all tests.
+    unsafe { &*MACHINE.load(Relaxed) }
+}
+
+fn run_lists(lists: &[&[Test]], cpu: usize) {
+    for (name, test) in lists.iter().copied().flatten() {
+        if machine().arguments.selects(name) {
+            let verdict = prepare().and_then(|context| test(&context));
+            record(cpu, name, &verdict);
+        }
+    }
+    // Nothing of the last test must disturb what follows.
+    let _ = prepare();
+}
+
+fn record(cpu: usize, name: &str, verdict: &Verdict) {
+    let strict = machine().arguments.strict;
+    // The serial port takes everything.
+    let _ = TALLY.record(&mut ports::Serial, (cpu, name), verdict, strict);
+}
+
+/// What every test finds.
+fn prepare() -> Result<Context, Failure> {
+    let pmu = Pmu::identify()?;
+    pmu.reset()?;
+    // Nothing of the last test must disturb what follows.
+    interruptible(|| pass(DRAIN));
+    percpu::this().reset();
+    context()
+}
+
+fn context() -> Result<Context, Failure> {
+    let pmu = Pmu::identify()?;
+    let boot = &machine().boot;
+    Ok(Context { pmu, boot })
+}
