@@ -2,7 +2,7 @@
 //!
 //! The registers are two MSRs of our own, because KVM answers IA32_TSC_DEADLINE before it looks at
 //! the MSR filter. The timer is a timerfd of ours: KVM's would wake the guest, and what is to be
-//! decided at its expiry is just whether to. The protocol is [`vpmu::timer`]'s.
+//! decided at its expiry is just whether to. The protocol is [`lazy_deadline`]'s.
 //!
 //! KVM keeps the local APIC to itself, and tells of it only between two runs of the vCPU. So what
 //! the LVT timer register says, and how far the vCPU's TSC is from the host's, is looked up at each
@@ -26,16 +26,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{ReadMsrExit, VcpuFd, VmFd, WriteMsrExit};
+use lazy_deadline::{
+    DeadlineState, DeadlineTimer, HostStatistics, HostTimer, LvtTimer, Slot, SlotRef, TimerMode,
+    Verdict,
+};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_gettime, timerfd_settime,
 };
 use serde::{Deserialize, Serialize};
 use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
-use vpmu::timer::{
-    DeadlineState, DeadlineTimer, HostStatistics, HostTimer, LvtTimer, Slot, SlotRef, TimerMode,
-    Verdict,
-};
 
 use crate::error::{Error, kvm};
 use crate::lapic::{self, Lapic};
@@ -272,7 +272,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&self.memory, at, |slot| match expiry {
             Expiry::Due => deadline.expire(slot, timer),
-            Expiry::Doubtful => deadline.lapse(slot),
+            Expiry::Doubtful => deadline.expire_unknown_tsc(slot),
         });
         state.follow(verdict, vm)
     }

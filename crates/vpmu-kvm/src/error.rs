@@ -16,7 +16,7 @@ pub enum Error {
     Timer(#[source] std::io::Error),
     /// A saved deadline that cannot go on here.
     #[error("{0}")]
-    Deadline(#[source] vpmu::timer::RestoreError),
+    Deadline(#[source] lazy_deadline::RestoreError),
     /// The vCPU's TSC was given another rate than the host's.
     #[error(
         "a lazy deadline needs a TSC as fast as the host's, {host} kHz, and the guest's has {guest}"

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use vpmu::{counter, timer};
+use vpmu::counter;
 
 /// Why the guest was left for the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,7 +49,7 @@ pub struct Statistics {
     pub masked_pmis: u64,
     /// What the engine asked of its host.
     pub host: counter::Statistics,
-    /// What became of the lazy deadline, by the names of [`timer::HostStatistics`].
+    /// What became of the lazy deadline, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
 }
 
@@ -69,7 +69,7 @@ impl Statistics {
     }
 
     /// Adds those of a vCPU's lazy deadline.
-    pub fn add_deadline(&mut self, deadline: &timer::HostStatistics) {
+    pub fn add_deadline(&mut self, deadline: &lazy_deadline::HostStatistics) {
         let counts = [
             ("writes", deadline.writes),
             ("overtaken", deadline.overtaken),

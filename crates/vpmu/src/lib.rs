@@ -8,7 +8,6 @@
 //! - [`arm`]: PMUv3, [emulated](arm::emulated) or [partitioned](arm::partition);
 //! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5;
 //! - [`counter`]: what both ask of a host, and when;
-//! - [`timer`]: not a counter, but the other register that costs guests most exits: the TSC deadline.
 //!
 //! This page embeds the emulated Arm one, step by step; the x86 one goes the same way.
 //!
@@ -155,5 +154,4 @@
 
 pub mod arm;
 pub mod counter;
-pub mod timer;
 pub mod x86;

@@ -66,7 +66,7 @@ pub(super) mod mutation {
     }
 
     /// Runs `body` with this thread's `fence` left out.
-    pub(in crate::timer) fn without<R>(fence: Option<Fence>, body: impl FnOnce() -> R) -> R {
+    pub(crate) fn without<R>(fence: Option<Fence>, body: impl FnOnce() -> R) -> R {
         struct Restore;
         impl Drop for Restore {
             fn drop(&mut self) {

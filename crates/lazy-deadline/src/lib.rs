@@ -1,23 +1,25 @@
-//! The lazy TSC deadline: moving a timer later costs no exit.
+//! The lazy TSC deadline: a guest moves its timer later without an exit.
 //!
-//! # Why it is driven this way
+//! # Why
 //!
 //! A local APIC in TSC-deadline mode (Intel SDM vol. 3A, "TSC-Deadline Mode": section 10.5.4.1, in
 //! newer revisions 11.5.4.1 or 12.5.4.1) has one register, IA32_TSC_DEADLINE. A write arms the
-//! timer for an absolute TSC value, it fires once when the TSC gets there, and reads as 0
-//! afterwards. Under a hypervisor each write is an exit. An operating system writes it whenever its
-//! next timer changes, going idle and coming back above all, and nearly always overwrites it before
-//! it fires: what it writes is mostly "later than before".
+//! timer for an absolute TSC value. The timer fires once when the TSC reaches that value, and the
+//! register reads as 0 afterwards. Under a hypervisor each write is an exit. An operating system
+//! writes the register whenever its next timer changes, above all when a CPU goes idle and when it
+//! wakes up, and overwrites most of these deadlines before they fire. Most writes move the deadline
+//! later.
 //!
-//! So: leave the real timer where it is, note the later deadline in memory, and look at the note
-//! when the real timer expires. Then it is either due, or armed again for the noted time. Deadlines
-//! that move *earlier* than the real timer are written as ever. There are two modes:
+//! So the real timer stays where it is, the guest notes the later deadline in memory, and the note
+//! is read when the real timer expires. The noted deadline is then due, or the timer is armed again
+//! for it. A deadline *earlier* than the real timer is written to the register as ever. There are
+//! two modes:
 //!
 //! - *paravirtual* ([`ParavirtualTimer`] in the guest, [`DeadlineTimer`] in the host): guest and
-//!   host share a [`Slot`] with two words, `armed` and `pending`, and the host looks. A halted vCPU
-//!   is not woken for it.
-//! - *guest-only* ([`GuestOnlyTimer`]): the guest's driver keeps both words itself and looks when
-//!   the early interrupt comes. The host does not know, so it works on any.
+//!   host share a [`Slot`] with two words, `armed` and `pending`, and the host reads the note. It
+//!   does not wake a halted vCPU for that.
+//! - *guest-only* ([`GuestOnlyTimer`]): the guest's driver keeps both words to itself and reads the
+//!   note when the early interrupt comes. The host takes no part, so this mode works on any host.
 //!
 //! # The paravirtual protocol
 //!
@@ -32,35 +34,35 @@
 //!   arm deadline, armed = deadline
 //! ```
 //!
-//! *No deadline is lost.* A guest leaves out the WRMSR only if it reads an `armed` that is no later
-//! than its deadline. Whoever published that value will clear it before looking at `pending`. The
-//! guest has read it before it was cleared, so the guest's barrier comes before the host's in the
-//! one order of all such barriers, and so the host's look finds the deadline or a newer one. Without
-//! either barrier a store may be delayed past the load after it (x86 does that), both sides read
-//! the old word, the host fires for the old deadline and the guest waits for ever.
+//! *No deadline is lost.* A guest skips the WRMSR only if it reads an `armed` that is no later than
+//! its deadline. The host that published this `armed` clears it before it reads `pending`. The
+//! guest has read `armed` before it was cleared, so the guest's barrier precedes the host's in the
+//! single order of all such barriers, and the host reads this deadline or a newer one. Without
+//! either barrier a store may be delayed past the load after it (x86 does that): both sides read
+//! the old word, the host fires for the old deadline, and the guest waits for ever.
 //!
-//! *None fires before its time.* The host fires only for a value it has compared with the clock,
-//! and that value is the guest's latest at a moment when the older deadline was due.
+//! *No deadline fires before its time.* The host fires only for a value that it has compared with
+//! the clock, and this value is the guest's latest at a moment when the older deadline was due.
 //!
-//! *None fires twice.* One case remains: the host finds a deadline in `pending` and fires it, all
-//! between the guest's look at `armed` and its WRMSR of the same deadline. The host therefore
-//! replaces what it fired by 0, remembers it, and drops the write of exactly that value while the
-//! 0 stands. (A guest that asks for the same value anew has stored it anew.)
+//! *No deadline fires twice.* One case remains: the host finds a deadline in `pending` and fires
+//! it, all between the guest's load of `armed` and its WRMSR of the same deadline. The host
+//! therefore replaces a deadline that it fired by 0, remembers it, and drops the write of exactly
+//! this value while the 0 stands. (A guest that asks for the same value anew has stored it anew.)
 //!
-//! These three are checked for every interleaving that the memory model permits; see
-//! `docs/lazy-deadline.md` for how, and for the guest's half in C.
+//! The model checker tries these three for every interleaving that the memory model permits;
+//! `docs/lazy-deadline.md` has the method, and the guest's half in C.
 //!
 //! # The host does not trust the slot
 //!
-//! It never reads `armed` back, loads `pending` once for each decision, and treats any value as a
-//! wish: a guest that scribbles over its slot delays, loses or repeats its own interrupts. A write of
-//! the register is the authority: if it is not what the slot says, the writer does not know the slot
-//! (a kernel started by kexec), and its deadline is kept as a plain one.
+//! The host never reads `armed` back, loads `pending` once for each decision, and treats any value
+//! as a request: a guest that scribbles over its slot delays, loses or repeats its own interrupts.
+//! A write of the register has authority over the slot. If the slot holds another value, the writer
+//! does not know the slot (a kernel started by kexec), and its deadline is kept as a plain one.
 //!
-//! # Embedding it
+//! # Embedding
 //!
 //! ```
-//! use vpmu::timer::{
+//! use lazy_deadline::{
 //!     DeadlineTimer, GuestCpu, HostTimer, LvtTimer, ParavirtualTimer, Request, Slot, Verdict,
 //! };
 //!
@@ -116,6 +118,9 @@
 //! # Ok::<(), Box<dyn core::error::Error>>(())
 //! ```
 
+#![no_std]
+#![forbid(unsafe_code)]
+
 mod guest;
 mod host;
 #[cfg(all(test, loom))]
@@ -129,3 +134,8 @@ pub use host::{
     Verdict,
 };
 pub use slot::{AttachError, Slot, SlotRef};
+
+/// Counts an event.
+fn count(n: &mut u64) {
+    *n = n.wrapping_add(1);
+}

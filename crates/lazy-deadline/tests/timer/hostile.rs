@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use proptest::prelude::*;
 
 use crate::machine::Vm;
-use vpmu::timer::{DeadlineTimer, HostTimer, LvtTimer, Slot, Verdict};
+use lazy_deadline::{DeadlineTimer, HostTimer, LvtTimer, Slot, Verdict};
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -1,6 +1,6 @@
 //! IA32_TSC_DEADLINE as the manual has it, with nothing lazy about it: the reference.
 
-use vpmu::timer::{LvtTimer, TimerMode};
+use lazy_deadline::{LvtTimer, TimerMode};
 
 pub(crate) struct PlainTimer {
     pub(crate) deadline: u64,

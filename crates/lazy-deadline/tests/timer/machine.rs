@@ -1,6 +1,6 @@
 //! A vCPU with a paravirtual deadline, a host behind it, and a clock that both read.
 
-use vpmu::timer::{
+use lazy_deadline::{
     DeadlineTimer, GuestCpu, HostTimer, LvtTimer, ParavirtualTimer, Request, Slot, SlotRef, Verdict,
 };
 

@@ -1,12 +1,9 @@
-//! What is known to go wrong with deadlines, one by one.
+//! What is known to go wrong with a paravirtual deadline, case by case.
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use crate::machine::{Cpu, Vm};
-use vpmu::timer::{
-    AttachError, DeadlineState, DeadlineTimer, GuestCpu, GuestOnlyTimer, Interrupt, LvtTimer,
-    ParavirtualTimer, Request, RestoreError, Slot, TimerMode, Verdict,
-};
+use crate::machine::Vm;
+use lazy_deadline::{AttachError, DeadlineTimer, Request, Slot, Verdict};
 
 const MASKED: u32 = 0x5_00ec;
 const UNMASKED: u32 = 0x4_00ec;
@@ -287,85 +284,6 @@ fn suspend_and_resume() {
 }
 
 #[test]
-fn migration_takes_the_deadline_and_clears_armed() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    let _ = vm.set(5_000);
-    vm.migrate(0);
-    assert_eq!((vm.armed(), vm.rdmsr()), (0, 5_000));
-    assert_eq!(vm.host.timer.statistics().injected, 0);
-    assert_eq!(vm.set(6_000), Request::Written);
-    assert_eq!(vm.set(7_000), Request::Avoided);
-    vm.advance(10_000);
-    assert_eq!(vm.host.injected, [(7_000, 7_000)]);
-}
-
-#[test]
-fn migration_that_took_too_long_fires_at_once() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    let _ = vm.set(5_000);
-    vm.migrate(4_500);
-    assert_eq!(vm.host.injected, [(5_500, 5_000)]);
-    vm.advance(10_000);
-    assert_eq!(vm.host.injected.len(), 1);
-}
-
-#[test]
-fn migration_of_a_cancelled_deadline() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    vm.cancel();
-    vm.migrate(0);
-    vm.advance(10_000);
-    assert_eq!(vm.host.injected, []);
-}
-
-#[test]
-fn migration_and_then_cancelled_without_an_exit() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    let _ = vm.set(5_000);
-    vm.migrate(0);
-    vm.cancel();
-    assert_eq!(vm.rdmsr(), 0);
-    vm.advance(10_000);
-    assert_eq!(vm.host.injected, []);
-}
-
-#[test]
-fn a_state_that_cannot_go_on_here_is_refused() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    let state = vm.host.timer.save(Some(vm.slot.words()));
-    assert_eq!(
-        state,
-        DeadlineState {
-            layout: 1,
-            deadline: 2_000,
-            fired: 0,
-            lvt: LvtTimer {
-                mode: TimerMode::TscDeadline,
-                masked: false
-            },
-            shared: true,
-        }
-    );
-    let mut timer = DeadlineTimer::new();
-    assert_eq!(
-        timer.restore(&state, None, &mut vm.host.clock),
-        Err(RestoreError::SlotMissing)
-    );
-    let other = DeadlineState { layout: 2, ..state };
-    let refused = timer.restore(&other, None, &mut vm.host.clock);
-    assert_eq!(refused, Err(RestoreError::Layout { saved: 2 }));
-    assert_eq!(
-        RestoreError::Layout { saved: 2 }.to_string(),
-        "restore a deadline timer of layout 2: this engine reads 1"
-    );
-}
-
-#[test]
 fn a_new_tsc_offset_arms_anew_or_fires() {
     let mut vm = Vm::new();
     let _ = vm.set(5_000);
@@ -390,62 +308,6 @@ fn expiries_for_nothing_do_nothing() {
     assert_eq!(vm.host.timer.statistics().stale, 2);
 }
 
-/// A guest that stands between its look at `armed` and its write while `then` happens.
-fn interrupted(vm: &mut Vm, deadline: u64, then: impl FnOnce(&mut Vm)) {
-    struct Later(Option<u64>);
-    impl GuestCpu for Later {
-        fn tsc(&mut self) -> u64 {
-            0
-        }
-        fn write_deadline(&mut self, deadline: u64) {
-            self.0 = Some(deadline);
-        }
-    }
-    let mut cpu = Later(None);
-    let _ = ParavirtualTimer::new().set(deadline, vm.slot.words(), &mut cpu);
-    then(vm);
-    if let Some(deadline) = cpu.0 {
-        let slot = vm.slot.words();
-        Cpu {
-            host: &mut vm.host,
-            slot,
-        }
-        .write_deadline(deadline);
-    }
-}
-
-#[test]
-fn what_fired_before_the_write_came_fires_once() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    interrupted(&mut vm, 1_500, |vm| vm.advance(2_000));
-    assert_eq!(vm.host.injected, [(2_000, 1_500)]);
-    assert_eq!(vm.host.timer.statistics().overtaken, 1);
-    // The same value asked for anew is another matter.
-    let _ = vm.set(1_500);
-    assert_eq!(vm.host.injected, [(2_000, 1_500), (3_000, 1_500)]);
-}
-
-#[test]
-fn what_fired_before_the_write_came_fires_once_across_migration() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    interrupted(&mut vm, 1_500, |vm| {
-        vm.advance(2_000);
-        vm.migrate(10);
-    });
-    assert_eq!(vm.host.injected, [(2_000, 1_500)]);
-}
-
-#[test]
-fn what_fired_in_a_migration_before_the_write_came_fires_once() {
-    let mut vm = Vm::new();
-    let _ = vm.set(2_000);
-    interrupted(&mut vm, 1_500, |vm| vm.migrate(1_000));
-    assert_eq!(vm.host.injected, [(2_000, 1_500)]);
-    assert_eq!(vm.host.timer.statistics().overtaken, 1);
-}
-
 #[test]
 fn a_tsc_that_was_changed_unseen_interrupts_and_then_all_is_written() {
     let mut vm = Vm::new();
@@ -453,7 +315,7 @@ fn a_tsc_that_was_changed_unseen_interrupts_and_then_all_is_written() {
     let _ = vm.set(9_000);
     // The host's timer has expired, and its idea of the TSC has fallen behind.
     vm.host.clock.tsc = 10;
-    let verdict = vm.host.timer.lapse(Some(vm.slot.words()));
+    let verdict = vm.host.timer.expire_unknown_tsc(Some(vm.slot.words()));
     vm.host.act(verdict);
     assert_eq!(vm.host.injected, [(10, 9_000)]);
     assert_eq!(vm.armed(), 0);
@@ -462,7 +324,7 @@ fn a_tsc_that_was_changed_unseen_interrupts_and_then_all_is_written() {
     assert_eq!(vm.host.timer.statistics().writes, writes + 1);
     // Nothing wanted, nothing injected.
     vm.cancel();
-    let verdict = vm.host.timer.lapse(Some(vm.slot.words()));
+    let verdict = vm.host.timer.expire_unknown_tsc(Some(vm.slot.words()));
     assert_eq!(verdict, Verdict::Quiet);
 }
 
@@ -506,124 +368,6 @@ fn only_a_slot_is_shared() {
     slot.words().armed.store(77, SeqCst);
     assert_eq!(timer.attach(slot.words()), Ok(()));
     assert_eq!(slot.words().armed.load(SeqCst), 0);
-}
-
-/// A CPU with a real IA32_TSC_DEADLINE.
-#[derive(Default)]
-struct Bare {
-    tsc: u64,
-    msr: u64,
-    writes: u64,
-}
-
-impl GuestCpu for Bare {
-    fn tsc(&mut self) -> u64 {
-        self.tsc
-    }
-    fn write_deadline(&mut self, deadline: u64) {
-        self.msr = deadline;
-        self.writes += 1;
-    }
-}
-
-#[test]
-fn guest_only_arms_again_at_the_early_interrupt() {
-    let mut cpu = Bare::default();
-    let mut timer = GuestOnlyTimer::new();
-    assert_eq!(timer.set(100, &mut cpu), Request::Written);
-    assert_eq!(timer.set(300, &mut cpu), Request::Avoided);
-    assert_eq!(timer.deadline(), 300);
-    cpu.tsc = 100;
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Early);
-    assert_eq!((cpu.msr, cpu.writes), (300, 2));
-    cpu.tsc = 301;
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Run);
-    assert_eq!(timer.deadline(), 0);
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Stray);
-}
-
-#[test]
-fn guest_only_does_not_wait_for_an_interrupt_that_was_lost() {
-    let mut cpu = Bare::default();
-    let mut timer = GuestOnlyTimer::new();
-    let _ = timer.set(100, &mut cpu);
-    // The LVT was masked when it came due.
-    cpu.tsc = 200;
-    assert_eq!(timer.set(300, &mut cpu), Request::Written);
-    assert_eq!(cpu.msr, 300);
-}
-
-#[test]
-fn guest_only_forgets_over_sleep() {
-    let mut cpu = Bare::default();
-    let mut timer = GuestOnlyTimer::new();
-    let _ = timer.set(1_000, &mut cpu);
-    timer.forget();
-    cpu.tsc = 5;
-    assert_eq!(timer.set(2_000, &mut cpu), Request::Written);
-}
-
-#[test]
-fn guest_only_takes_over_what_is_armed() {
-    let mut cpu = Bare {
-        msr: 500,
-        ..Bare::default()
-    };
-    let mut timer = GuestOnlyTimer::adopt(500);
-    assert_eq!(timer.set(700, &mut cpu), Request::Avoided);
-    cpu.tsc = 500;
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Early);
-    assert_eq!(cpu.msr, 700);
-    let mut timer = GuestOnlyTimer::adopt(500);
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Run);
-}
-
-#[test]
-fn guest_only_cancels_without_an_exit_and_disarms_with_one() {
-    let mut cpu = Bare::default();
-    let mut timer = GuestOnlyTimer::new();
-    let _ = timer.set(100, &mut cpu);
-    timer.cancel();
-    cpu.tsc = 100;
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Stray);
-    let _ = timer.set(200, &mut cpu);
-    assert_eq!(timer.set(0, &mut cpu), Request::Written);
-    assert_eq!((cpu.msr, timer.deadline()), (0, 0));
-    assert_eq!(timer.statistics().exits(), 3);
-}
-
-#[test]
-fn an_interrupt_on_its_way_is_one_too_many() {
-    let mut cpu = Bare::default();
-    let mut timer = GuestOnlyTimer::new();
-    let _ = timer.set(100, &mut cpu);
-    // It fires with interrupts off, and then the deadline is moved.
-    cpu.tsc = 110;
-    assert_eq!(timer.set(300, &mut cpu), Request::Written);
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Early);
-    assert_eq!(cpu.msr, 300);
-    cpu.tsc = 300;
-    assert_eq!(timer.interrupt(&mut cpu), Interrupt::Run);
-}
-
-/// KVM's timer runs on the host's clock, which is steered: against the TSC it may be early. The
-/// register is disarmed then, although its time is still to come.
-#[test]
-fn guest_only_on_a_host_that_is_early() {
-    for wanted in [100, 300] {
-        let mut cpu = Bare::default();
-        let mut timer = GuestOnlyTimer::new();
-        let _ = timer.set(100, &mut cpu);
-        if wanted == 300 {
-            assert_eq!(timer.set(300, &mut cpu), Request::Avoided);
-        }
-        cpu.tsc = 99;
-        cpu.msr = 0;
-        assert_eq!(timer.interrupt(&mut cpu), Interrupt::Early);
-        assert_eq!(cpu.msr, wanted, "armed again, not waited for");
-        cpu.tsc = wanted;
-        assert_eq!(timer.interrupt(&mut cpu), Interrupt::Run);
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::machine::Vm;
 use crate::plain::PlainTimer;
-use vpmu::timer::{GuestCpu, GuestOnlyTimer, Interrupt, LvtTimer, Request};
+use lazy_deadline::{GuestCpu, GuestOnlyTimer, Interrupt, LvtTimer, Request};
 
 fn cases() -> u32 {
     let from_outside = std::env::var("PROPTEST_CASES").ok();

@@ -50,6 +50,15 @@ pub struct GuestStatistics {
 }
 
 impl GuestStatistics {
+    const ZERO: Self = Self {
+        asked: 0,
+        avoided: 0,
+        written: 0,
+        early: 0,
+        rearmed: 0,
+        stray: 0,
+    };
+
     /// Exits for writing the MSR.
     pub fn exits(&self) -> u64 {
         self.written.wrapping_add(self.rearmed)

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use crate::machine::Vm;
-use vpmu::timer::{GuestCpu, GuestOnlyTimer, Interrupt};
+use lazy_deadline::{GuestCpu, GuestOnlyTimer, Interrupt};
 
 /// TSC ticks in a microsecond, and in a tick of a kernel with HZ = 250.
 const US: u64 = 2_000;

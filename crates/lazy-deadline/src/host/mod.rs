@@ -2,14 +2,16 @@
 
 mod lvt;
 mod state;
+mod stats;
 
-use crate::counter::count;
+use crate::count;
 
 use super::slot::{AttachError, Slot, SlotRef};
 use super::sync::{Fence, Ordering, full_fence};
 
 pub use lvt::{LvtTimer, TimerMode};
 pub use state::{DeadlineState, RestoreError};
+pub use stats::HostStatistics;
 
 /// A move by fewer floors than this is a short one.
 const SHORT: u64 = 10;
@@ -41,31 +43,6 @@ pub enum Verdict {
     /// Inject the LVT timer interrupt, which wakes a halted vCPU. The deadline that is due comes
     /// with it, for those who measure how late it is.
     Inject(u64),
-}
-
-/// How often what happened, since the beginning.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostStatistics {
-    /// Writes of the deadline register: the exits that are left.
-    pub writes: u64,
-    /// Writes of a deadline that had fired between the guest's look at the slot and the write.
-    pub overtaken: u64,
-    /// Writes of a value that is not in the slot: by somebody who does not know it.
-    pub direct: u64,
-    /// Times that the host's timer expired.
-    pub expiries: u64,
-    /// How many of these found a later deadline: the timer was moved, the guest not disturbed.
-    pub moved: u64,
-    /// How many found that the guest wants no interrupt any more.
-    pub cancelled: u64,
-    /// How many came early or for nothing.
-    pub stale: u64,
-    /// Interrupts to inject.
-    pub injected: u64,
-    /// Interrupts that were due while the LVT was masked, and dropped.
-    pub masked: u64,
-    /// Slots that were given up because their tag was gone.
-    pub abandoned: u64,
 }
 
 /// One vCPU's IA32_TSC_DEADLINE, or the paravirtual register that stands for it.
@@ -109,18 +86,7 @@ impl DeadlineTimer {
             sharing: false,
             floor: 0,
             hurry: 0,
-            statistics: HostStatistics {
-                writes: 0,
-                overtaken: 0,
-                direct: 0,
-                expiries: 0,
-                moved: 0,
-                cancelled: 0,
-                stale: 0,
-                injected: 0,
-                masked: 0,
-                abandoned: 0,
-            },
+            statistics: HostStatistics::ZERO,
         }
     }
 
@@ -280,7 +246,7 @@ impl DeadlineTimer {
     /// differ: that TSC was changed, and how is not known. The guest is interrupted now, as by a timer
     /// that knows no TSC, and its next deadline is written. [`expire`](Self::expire) is better where
     /// the new TSC is known.
-    pub fn lapse(&mut self, slot: Option<SlotRef<'_>>) -> Verdict {
+    pub fn expire_unknown_tsc(&mut self, slot: Option<SlotRef<'_>>) -> Verdict {
         count(&mut self.statistics.expiries);
         let slot = self.shared(slot);
         publish(slot, 0);

@@ -1,8 +1,10 @@
 //! The lazy TSC deadline against a naive timer: the same interrupts, fewer exits.
 
+mod guest_only;
 mod hazards;
 mod hostile;
 mod machine;
+mod migration;
 mod plain;
 mod properties;
 mod workload;

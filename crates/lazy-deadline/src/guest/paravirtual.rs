@@ -1,9 +1,9 @@
 //! The guest's half of the protocol with a host that looks at `pending` itself.
 
 use super::{GuestCpu, GuestStatistics, Request};
-use crate::counter::count;
-use crate::timer::slot::{Slot, SlotRef};
-use crate::timer::sync::{Fence, Ordering, full_fence, store_contended};
+use crate::count;
+use crate::slot::{Slot, SlotRef};
+use crate::sync::{Fence, Ordering, full_fence, store_contended};
 
 /// One CPU's half of the *paravirtual* mode.
 ///
@@ -27,14 +27,7 @@ impl ParavirtualTimer {
     /// A half that has done nothing yet.
     pub const fn new() -> Self {
         Self {
-            statistics: GuestStatistics {
-                asked: 0,
-                avoided: 0,
-                written: 0,
-                early: 0,
-                rearmed: 0,
-                stray: 0,
-            },
+            statistics: GuestStatistics::ZERO,
         }
     }
 

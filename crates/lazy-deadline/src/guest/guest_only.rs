@@ -1,7 +1,7 @@
 //! The guest's half without anybody to help it: works on any hypervisor.
 
 use super::{GuestCpu, GuestStatistics, Request};
-use crate::counter::count;
+use crate::count;
 
 /// One CPU's timer in the *guest-only* mode: nothing is shared, and the host does not know.
 ///
@@ -46,14 +46,7 @@ impl GuestOnlyTimer {
         Self {
             armed: deadline,
             wanted: deadline,
-            statistics: GuestStatistics {
-                asked: 0,
-                avoided: 0,
-                written: 0,
-                early: 0,
-                rearmed: 0,
-                stray: 0,
-            },
+            statistics: GuestStatistics::ZERO,
         }
     }
 
