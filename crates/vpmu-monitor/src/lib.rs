@@ -8,16 +8,5 @@
 
 extern crate alloc;
 
-pub mod backing;
-pub mod boot_words;
-pub mod device_tree;
-pub mod exit;
-pub mod guest_image;
-pub mod pmu;
-pub mod psci;
-pub mod redistributor;
-pub mod statistics;
-pub mod vgic;
-
-#[cfg(test)]
-mod fake;
+pub mod boot;
+pub mod world;

@@ -6,12 +6,13 @@ use core::{ops::Range, sync::atomic::AtomicBool};
 use spin::{Mutex, Once};
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
-    boot_words::Settings,
-    device_tree::Machine,
-    pmu::GuestPmu,
-    redistributor::{self, SgiFrame},
-    statistics::{CpuStatistics, Snapshot},
-    vgic::VirtualInterface,
+    boot::{device_tree::Machine, words::Settings},
+    world::{
+        guest_pmu::GuestPmu,
+        redistributor::{self, SgiFrame},
+        statistics::{CpuStatistics, Snapshot},
+        vgic::VirtualInterface,
+    },
 };
 
 use super::{mmu::Translation, sysreg::read_sysreg};

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
-use vpmu_monitor::statistics::Json;
+use vpmu_monitor::world::statistics::Json;
 
 use super::{
     console::{self, say},

@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: writes system registers and redistributor registers.
 
-use vpmu_monitor::vgic::ListRegisters;
+use vpmu_monitor::world::vgic::ListRegisters;
 
 use super::sysreg::{isb, read_sysreg, write_sysreg};
 

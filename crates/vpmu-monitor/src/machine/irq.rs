@@ -2,8 +2,9 @@
 //!
 //! UNSAFETY: called from assembly.
 
-use vpmu_monitor::{
-    pmu::Pmi,
+use vpmu_monitor::world::{
+    guest_pmu::Pmi,
+    redistributor,
     statistics::Kind,
     vgic::{Interrupt, Source},
 };
@@ -11,9 +12,10 @@ use vpmu_monitor::{
 use super::{
     cpu::{Cpu, Local, Monitor},
     end::power_off,
+    frame::Frame,
     gic::{self, ListRegistersOfThisCpu},
+    mmio::read_device,
     pmu_registers::PhysicalPmu,
-    trap::{Frame, leave, show_line},
 };
 
 /// A physical interrupt (group 1) while the guest ran.
@@ -46,7 +48,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         local.holding = true;
     }
     drop(local);
-    leave(cpu, frame, kind);
+    frame.leave(cpu, kind);
 }
 
 fn serve(
@@ -110,4 +112,34 @@ fn serve(
         .interrupts
         .inject(interrupt, &mut ListRegistersOfThisCpu);
     kind
+}
+
+/// Shows the guest the emulated PMU's line.
+pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
+    let (Some(line), Some(intid)) = (
+        local.pmu.as_ref().and_then(|pmu| pmu.line()),
+        monitor.machine.pmu_intid,
+    ) else {
+        return;
+    };
+    let number = Cpu::number();
+    let high = line && monitor.frames[number].enabled(intid);
+    let priority = if high {
+        let priorities = monitor.sgi_frame(number) + redistributor::IPRIORITYR0;
+        read_device(priorities + u64::from(intid), 1) as u8
+    } else {
+        0
+    };
+    let interrupt = Interrupt {
+        intid,
+        priority,
+        group1: true,
+        source: Source::Line,
+    };
+    if local
+        .interrupts
+        .set_line(high, interrupt, &mut ListRegistersOfThisCpu)
+    {
+        cpu.statistics.pmi();
+    }
 }

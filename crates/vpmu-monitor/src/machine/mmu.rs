@@ -15,7 +15,7 @@ use aarch64_paging::{
     idmap::{IdMap, IdTranslation},
     paging::{Constraints, El2, MemoryRegion, RootTable, Stage2},
 };
-use vpmu_monitor::device_tree::Machine;
+use vpmu_monitor::boot::device_tree::Machine;
 
 use super::sysreg::{isb, read_sysreg, write_sysreg};
 

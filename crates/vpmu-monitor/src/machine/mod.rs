@@ -8,13 +8,20 @@
 mod boot;
 mod console;
 mod cpu;
+mod device;
+mod el2;
 mod end;
+mod firmware;
+mod frame;
 mod gic;
+mod hardware;
 mod heap;
 mod irq;
+mod mmio;
 mod mmu;
 mod pmu_registers;
 mod probe;
+mod start;
 mod sysreg;
 mod trap;
 
@@ -25,7 +32,7 @@ global_asm!(
         ".set FRAME, {frame}\n.set STACK_SIZE, {stack}\n.set MAX_CPUS, {cpus}\n",
         include_str!("entry.s")
     ),
-    frame = const size_of::<trap::Frame>(),
+    frame = const size_of::<frame::Frame>(),
     stack = const cpu::STACK_SIZE,
     cpus = const cpu::MAX_CPUS,
 );

@@ -1,6 +1,6 @@
 //! The guest's PMU on one CPU: one of the designs, behind one face.
 
-use core::fmt;
+mod describe;
 
 use vpmu::arm::{
     EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register,
@@ -12,10 +12,9 @@ use vpmu::arm::{
     pmcr, pmuserenr,
 };
 
-use crate::{
-    backing::Backing,
-    boot_words::{Design, Settings},
-};
+use super::backing::Backing;
+use crate::boot::words::{Design, Settings};
+pub use describe::Description;
 
 /// The event that counts the monitor's own instructions: INST_RETIRED.
 const INST_RETIRED: u16 = 0x0008;
@@ -313,49 +312,6 @@ fn report_overflows<R: PmuRegisters>(
     }
 }
 
-/// See [`GuestPmu::describe`].
-pub struct Description<'a>(&'a GuestPmu);
-
-impl fmt::Display for Description<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let pmu = self.0;
-        let Isolation {
-            pmcnten,
-            pminten,
-            pmovs,
-            pmcr_p,
-            pmswinc,
-            indexed,
-            el2_prohibited,
-        } = pmu.hardware.isolation;
-        write!(
-            f,
-            r#""implemented":{},"guest_counters":{},"host_counters":{},"#,
-            pmu.hardware.counters(),
-            pmu.plan.hpmn(),
-            pmu.plan.host_counters().len(),
-        )?;
-        write!(
-            f,
-            r#""isolation":{{"pmcnten":{pmcnten},"pminten":{pminten},"pmovs":{pmovs},"pmcr_p":{pmcr_p},"pmswinc":{pmswinc},"indexed":{indexed},"el2_prohibited":{el2_prohibited}}},"#
-        )?;
-        f.write_str(r#""traps":["#)?;
-        let mut separator = "";
-        // Of the indexed registers, the first stands for all.
-        for register in Register::all()
-            .filter(|r| !matches!(r, Register::Pmevcntr(1..) | Register::Pmevtyper(1..)))
-        {
-            for (write, direction) in [(false, 'r'), (true, 'w')] {
-                if pmu.is_trapped(register, write) {
-                    write!(f, r#"{separator}"{}:{direction}""#, register.name())?;
-                    separator = ",";
-                }
-            }
-        }
-        write!(f, r#"],"switch_register_accesses":{}"#, pmu.switch_accesses)
-    }
-}
-
 /// Counts accesses on their way to the registers.
 struct Counted<'a, R> {
     registers: &'a mut R,
@@ -384,152 +340,4 @@ impl<R: PmuRegisters> PmuRegisters for Counted<'_, R> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fake::FakeRegisters;
-
-    const DESIGNS: [Design; 3] = [Design::Emulated, Design::Partitioned, Design::Untrapped];
-
-    /// Six counters of PMUv3p5 with INST_RETIRED and CPU_CYCLES, as QEMU's.
-    fn hardware(isolation: Isolation) -> Hardware {
-        Hardware {
-            features: Features {
-                version: PmuVersion::V3p5,
-                fgt: true,
-                hpmn0: true,
-                mtpmu: false,
-                multithreaded: false,
-            },
-            isolation,
-            el3: false,
-            pmcr: 6 << pmcr::N_SHIFT,
-            events: [1 << 0x11 | 1 << INST_RETIRED, 0],
-            pmmir: 0,
-        }
-    }
-
-    fn pmu(design: Design, host_counters: u8, registers: &mut FakeRegisters) -> GuestPmu {
-        let settings = Settings {
-            design,
-            host_counters,
-        };
-        GuestPmu::new(settings, &hardware(Isolation::ALL), registers).unwrap()
-    }
-
-    #[test]
-    fn a_guest_that_never_touches_its_pmu_costs_no_register_access_at_a_switch() {
-        for design in DESIGNS {
-            let registers = &mut FakeRegisters::default();
-            let mut pmu = pmu(design, 0, registers);
-            registers.writes.clear();
-            for _ in 0..3 {
-                pmu.load(registers);
-                pmu.put(registers);
-            }
-            assert_eq!(pmu.switch_accesses, 0, "{design:?}");
-            assert!(registers.writes.is_empty(), "{design:?}");
-        }
-    }
-
-    #[test]
-    fn the_emulated_line_follows_the_physical_overflow() {
-        let registers = &mut FakeRegisters::default();
-        let mut pmu = pmu(Design::Emulated, 0, registers);
-        for (register, value) in [
-            (Register::Pmevtyper(1), INST_RETIRED.into()),
-            (Register::Pmevcntr(1), 0xffff_ff00),
-            (Register::PmintenSet, 0b10),
-            (Register::PmcntenSet, 0b10),
-            (Register::Pmcr, pmcr::E),
-        ] {
-            let outcome = pmu.write(register, ExceptionLevel::El1, value, registers);
-            assert_eq!(outcome, Outcome::Done);
-        }
-        assert_eq!(
-            registers.get(Register::Pmevcntr(1)),
-            0x100_u64.wrapping_neg()
-        );
-        assert_eq!(pmu.line(), Some(false));
-
-        registers.count(Register::Pmevcntr(1), 0x100, u64::MAX);
-        registers.set(Register::PmovsSet, 0b10);
-        assert_eq!(pmu.interrupt(registers), Pmi::Line);
-        assert_eq!(pmu.line(), Some(true));
-        assert_eq!(registers.last_write(Register::PmovsClr), Some(0b10));
-
-        let read = pmu.read(Register::PmovsClr, ExceptionLevel::El1, registers);
-        assert_eq!(read, Outcome::Value(0b10));
-        let write = pmu.write(Register::PmovsClr, ExceptionLevel::El1, 0b10, registers);
-        assert_eq!(write, Outcome::Done);
-        assert_eq!(pmu.line(), Some(false));
-    }
-
-    #[test]
-    fn el0_gets_no_physical_permission_beyond_en() {
-        let registers = &mut FakeRegisters::default();
-        let mut pmu = pmu(Design::Emulated, 0, registers);
-        for value in [
-            0,
-            pmuserenr::EN,
-            pmuserenr::ER,
-            pmuserenr::CR | pmuserenr::SW,
-        ] {
-            let _ = pmu.write(Register::Pmuserenr, ExceptionLevel::El1, value, registers);
-            let physical = registers.get(Register::Pmuserenr);
-            assert_eq!(physical, u64::from(value != 0), "guest wrote {value:#x}");
-        }
-    }
-
-    #[test]
-    fn a_partitioned_interrupt_without_a_cause_is_the_guests() {
-        let registers = &mut FakeRegisters::default();
-        let mut pmu = pmu(Design::Partitioned, 2, registers);
-        let _ = pmu.write(Register::Pmcr, ExceptionLevel::El1, pmcr::E, registers);
-        registers.set(Register::PmovsSet, 0);
-        assert_eq!(pmu.interrupt(registers), Pmi::Physical);
-    }
-
-    #[test]
-    fn the_monitors_own_counter_is_the_topmost_and_counts_only_el2() {
-        for design in [Design::Emulated, Design::Partitioned] {
-            let registers = &mut FakeRegisters::default();
-            let pmu = pmu(design, 2, registers);
-            assert_eq!(pmu.own_counter, Some(5));
-            let kind = registers.get(Register::Pmevtyper(5));
-            let filters = RawPmevtyper::P | RawPmevtyper::U | RawPmevtyper::NSH;
-            assert_eq!(kind, filters | u64::from(INST_RETIRED));
-            assert_eq!(
-                pmu.trap_registers().mdcr_el2 & (MDCR_HPME | 0x1f),
-                MDCR_HPME | 4
-            );
-            registers.set(Register::Pmevcntr(5), 77);
-            assert_eq!(pmu.own_instructions(registers), Some(77));
-        }
-    }
-
-    #[test]
-    fn what_is_trapped_is_what_is_told() {
-        for design in DESIGNS {
-            let registers = &mut FakeRegisters::default();
-            let text = pmu(design, 0, registers).describe().to_string();
-            let traps_pmcr = text.contains("\"PMCR_EL0:w\"");
-            assert_eq!(traps_pmcr, design == Design::Emulated, "{text}");
-            assert!(
-                text.contains(r#""implemented":6,"guest_counters":6"#),
-                "{text}"
-            );
-        }
-    }
-
-    #[test]
-    fn an_impossible_reservation_is_an_error_with_both_numbers() {
-        let settings = Settings {
-            design: Design::Partitioned,
-            host_counters: 7,
-        };
-        let registers = &mut FakeRegisters::default();
-        let error = GuestPmu::new(settings, &hardware(Isolation::ALL), registers).unwrap_err();
-        let text = error.to_string();
-        assert!(text.contains('7') && text.contains('6'), "{text}");
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use dtoolkit::{
     model::{DeviceTree, DeviceTreeProperty},
 };
 
-use crate::boot_words::GuestWords;
+use super::words::GuestWords;
 
 /// The facts the monitor needs, taken from the tree and never from a board's name.
 #[derive(Clone, Debug, PartialEq, Eq)]

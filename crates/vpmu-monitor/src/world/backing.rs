@@ -173,7 +173,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         self.report(counter, false);
     }
 
-    /// [`GuestPmu`](crate::pmu::GuestPmu) hands them over before the guest reads its overflow bits.
+    /// [`GuestPmu`](super::guest_pmu::GuestPmu) hands them over before the guest reads its overflow bits.
     fn reports_promptly(&self) -> bool {
         true
     }
@@ -182,7 +182,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::FakeRegisters;
+    use crate::world::fake::FakeRegisters;
 
     fn instructions(el0: bool, el1: bool) -> CounterConfig {
         CounterConfig {

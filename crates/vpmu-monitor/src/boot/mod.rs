@@ -1,0 +1,5 @@
+//! The boot files and tables that a bootloader hands over: device tree, command line, the guest's image.
+
+pub mod device_tree;
+pub mod guest_image;
+pub mod words;

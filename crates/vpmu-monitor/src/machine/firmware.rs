@@ -1,0 +1,71 @@
+//! The guest's firmware calls, performed.
+//!
+//! UNSAFETY: executes WFI.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use smccc::{
+    Call as _, Smc,
+    psci::{PSCI_CPU_OFF, PSCI_SYSTEM_RESET},
+};
+use vpmu_monitor::world::psci::{self, Call};
+
+use super::{
+    cpu::{Cpu, Monitor},
+    end::{power_off, print_statistics},
+    frame::Frame,
+    pmu_registers::PhysicalPmu,
+    start,
+};
+
+/// Serves an SMC; the PC is past it.
+pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
+    let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
+    let answer = match call {
+        Call::CpuOn {
+            target,
+            entry,
+            context,
+        } => match monitor.machine.cpus.iter().position(|&cpu| cpu == target) {
+            Some(number) => start::start_cpu(number, monitor, entry, context),
+            None => psci::INVALID_PARAMETERS,
+        },
+        Call::CpuOff => {
+            let cpu = Cpu::this();
+            let mut local = cpu.local.lock();
+            if let Some(pmu) = &mut local.pmu {
+                pmu.put(&mut PhysicalPmu);
+            }
+            drop(local);
+            cpu.on.store(false, Relaxed);
+            let answer = Smc::call32(PSCI_CPU_OFF, [0; 7])[0];
+            cpu.on.store(true, Relaxed);
+            answer as i32 as i64 as u64
+        }
+        Call::CpuSuspend => {
+            // SAFETY: waits; a pending interrupt wakes it even though EL2 masks interrupts.
+            unsafe {
+                core::arch::asm!("wfi", options(nostack));
+            }
+            psci::SUCCESS
+        }
+        Call::SystemOff => {
+            print_statistics();
+            power_off()
+        }
+        Call::SystemReset => {
+            print_statistics();
+            Smc::call32(PSCI_SYSTEM_RESET, [0; 7]);
+            power_off()
+        }
+        Call::Forward => {
+            let mut arguments = [0; 17];
+            arguments.copy_from_slice(&frame.x[1..18]);
+            let answers = Smc::call64(frame.x[0] as u32, arguments);
+            frame.x[..4].copy_from_slice(&answers[..4]);
+            return;
+        }
+        Call::Unknown => psci::NOT_SUPPORTED,
+    };
+    frame.set_register(0, answer);
+}

@@ -1,0 +1,78 @@
+//! The guest's registers at an exit, and an exception put back into it.
+//!
+//! UNSAFETY: writes EL1's exception registers.
+
+use vpmu::arm::ExceptionLevel;
+use vpmu_monitor::world::{
+    exit::{self, ExceptionEntry},
+    statistics::Kind,
+};
+
+use super::{
+    cpu::Cpu,
+    sysreg::{now, read_sysreg, write_sysreg},
+};
+
+/// The guest's registers at an exit; the layout is known to `entry.s`.
+#[repr(C)]
+pub(crate) struct Frame {
+    pub(super) x: [u64; 31],
+    elr: u64,
+    spsr: u64,
+    /// `CNTPCT_EL0` when the exit began.
+    entered: u64,
+}
+
+const _: () = assert!(
+    size_of::<Frame>() == 272,
+    "entry.s stores pairs at fixed offsets"
+);
+
+impl Frame {
+    pub(super) fn register(&self, n: usize) -> u64 {
+        self.x.get(n).copied().unwrap_or(0)
+    }
+
+    pub(super) fn set_register(&mut self, n: usize, value: u64) {
+        if let Some(register) = self.x.get_mut(n) {
+            *register = value;
+        }
+    }
+
+    /// Steps over the instruction that trapped, as if it had executed; all of them are 32 bits long.
+    pub(super) fn step(&mut self) {
+        self.elr = self.elr.wrapping_add(4);
+        self.spsr = exit::stepped(self.spsr);
+    }
+
+    pub(super) fn exception_level(&self) -> ExceptionLevel {
+        if self.spsr & 0xc == 0 {
+            ExceptionLevel::El0
+        } else {
+            ExceptionLevel::El1
+        }
+    }
+
+    /// Gives the guest an exception with syndrome `esr`.
+    pub(super) fn inject(&mut self, esr: u64, mte: bool) {
+        let entry = ExceptionEntry::synchronous(
+            self.spsr,
+            read_sysreg!("vbar_el1"),
+            read_sysreg!("sctlr_el1"),
+            mte,
+        );
+        // SAFETY: EL1's own exception registers, as the processor would write them.
+        unsafe {
+            write_sysreg!("esr_el1", esr);
+            write_sysreg!("elr_el1", self.elr);
+            write_sysreg!("spsr_el1", self.spsr);
+        }
+        self.elr = entry.pc;
+        self.spsr = entry.pstate;
+    }
+
+    /// Accounts for an exit that is about to end.
+    pub(super) fn leave(&self, cpu: &Cpu, kind: Kind) {
+        cpu.statistics.exit(kind, now().wrapping_sub(self.entered));
+    }
+}

@@ -1,0 +1,108 @@
+//! The start of every CPU but the first, and the entry into the guest on all of them.
+//!
+//! UNSAFETY: hands a block of memory to a CPU whose MMU is off, and sets where the guest begins.
+
+use core::sync::atomic::Ordering::Relaxed;
+
+use smccc::{Call as _, Smc, psci::PSCI_CPU_ON_64};
+use vpmu_monitor::world::psci;
+
+use super::{
+    console::say,
+    cpu::{CPUS, MAX_CPUS, Monitor, STACK_SIZE},
+    el2, end, mmu,
+    sysreg::{isb, write_sysreg},
+};
+
+/// EL1h with every interrupt masked, as an arm64 kernel is to be entered.
+const GUEST_PSTATE: u64 = 0x3c5;
+
+/// What a CPU that starts with its MMU off needs; the layout is known to `entry.s`.
+#[repr(C)]
+struct StartBlock {
+    stack: u64,
+    mair_el2: u64,
+    tcr_el2: u64,
+    ttbr0_el2: u64,
+    sctlr_el2: u64,
+    number: u64,
+}
+
+unsafe extern "C" {
+    static stacks: u8;
+    fn start_secondary();
+    safe fn enter_guest(x0: u64, stack: u64) -> !;
+}
+
+/// Called by `entry.s` on every CPU but the first, with the MMU on.
+#[unsafe(no_mangle)]
+extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
+    let number = block.number as usize;
+    let Some(monitor) = Monitor::installed() else {
+        end::power_off()
+    };
+    if let Err(error) = el2::init_cpu(number, monitor) {
+        say!("error: CPU {number}: {error}");
+        end::power_off();
+    }
+    let (entry, context) = *CPUS[number].start.lock();
+    enter(number, entry, context)
+}
+
+/// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
+pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u64) -> u64 {
+    let cpu = &CPUS[number];
+    if cpu.on.swap(true, Relaxed) {
+        return psci::ALREADY_ON;
+    }
+    *cpu.start.lock() = (entry, context);
+    static BLOCKS: [spin::Mutex<StartBlock>; MAX_CPUS] = [const {
+        spin::Mutex::new(StartBlock {
+            stack: 0,
+            mair_el2: 0,
+            tcr_el2: 0,
+            ttbr0_el2: 0,
+            sctlr_el2: 0,
+            number: 0,
+        })
+    }; MAX_CPUS];
+    let mut block = BLOCKS[number].lock();
+    let translation = &monitor.translation;
+    *block = StartBlock {
+        stack: stack_top(number),
+        mair_el2: translation.mair_el2,
+        tcr_el2: translation.tcr_el2,
+        ttbr0_el2: translation.ttbr0_el2,
+        sctlr_el2: translation.sctlr_el2,
+        number: number as u64,
+    };
+    let at = &raw const *block as u64;
+    mmu::clean_to_memory(at..at + size_of::<StartBlock>() as u64);
+    let mut arguments = [0; 17];
+    arguments[..3].copy_from_slice(&[
+        monitor.machine.cpus[number],
+        start_secondary as *const () as u64,
+        at,
+    ]);
+    let answer = Smc::call64(PSCI_CPU_ON_64, arguments)[0];
+    if answer != psci::SUCCESS {
+        cpu.on.store(false, Relaxed);
+    }
+    answer
+}
+
+fn stack_top(number: usize) -> u64 {
+    (&raw const stacks) as u64 + ((number + 1) * STACK_SIZE) as u64
+}
+
+/// Enters the guest on this CPU for the first time.
+pub(crate) fn enter(number: usize, entry: u64, x0: u64) -> ! {
+    CPUS[number].on.store(true, Relaxed);
+    // SAFETY: where and how the guest starts; stage 2 limits what it can reach.
+    unsafe {
+        write_sysreg!("elr_el2", entry);
+        write_sysreg!("spsr_el2", GUEST_PSTATE);
+    }
+    isb();
+    enter_guest(x0, stack_top(number))
+}

@@ -1,0 +1,12 @@
+//! The guest's world: what an exit means, and what the guest sees of its PMU, its interrupts and its firmware.
+
+pub mod backing;
+pub mod exit;
+pub mod guest_pmu;
+pub mod psci;
+pub mod redistributor;
+pub mod statistics;
+pub mod vgic;
+
+#[cfg(test)]
+mod fake;
