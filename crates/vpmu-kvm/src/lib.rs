@@ -72,7 +72,6 @@ mod intercept;
 mod lapic;
 mod pmu;
 mod stats;
-mod tsc;
 
 pub use cpuid::{set_cpuid, set_deadline_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};

@@ -1,0 +1,113 @@
+//! The vCPU's TSC in terms of the host's, and both in terms of nanoseconds.
+
+use std::os::fd::AsRawFd;
+
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry};
+use kvm_ioctls::VcpuFd;
+
+use crate::error::{Error, kvm};
+
+const IA32_TSC: u32 = 0x10;
+
+/// The vCPU's TSC in terms of the host's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// The rate of both.
+    pub(super) khz: u32,
+    /// The vCPU's TSC less the host's, modulo 2^64.
+    pub(super) offset: u64,
+}
+
+impl Clock {
+    /// The vCPU's TSC when the host's is `host_tsc`.
+    pub(super) fn guest(self, host_tsc: u64) -> u64 {
+        host_tsc.wrapping_add(self.offset)
+    }
+
+    /// Rounds up, so that a timer of this length is not early. A time beyond 64 bits, some centuries,
+    /// becomes the longest.
+    pub(super) fn nanoseconds(self, ticks: u64) -> u64 {
+        let ns = (u128::from(ticks) * 1_000_000).div_ceil(u128::from(self.khz.max(1)));
+        u64::try_from(ns).unwrap_or(u64::MAX)
+    }
+
+    /// Rounds down.
+    pub(super) fn ticks(self, ns: u64) -> u64 {
+        (u128::from(ns) * u128::from(self.khz) / 1_000_000) as u64
+    }
+}
+
+/// The host's TSC.
+#[expect(unsafe_code, reason = "an instruction without a safe wrapper")]
+pub(super) fn rdtsc() -> u64 {
+    // SAFETY: RDTSC reads a counter, and user space may unless it has forbidden that to itself.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// [`Clock::offset`] of a vCPU that does not run.
+///
+/// A KVM before Linux 5.16 does not tell the offset. The offset is then somewhat too small and
+/// deadlines are somewhat late, because time goes by while KVM is asked for the vCPU's TSC.
+pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
+    if let Some(offset) = offset_attribute(vcpu) {
+        return Ok(offset);
+    }
+    Ok(guest_tsc(vcpu)?.wrapping_sub(rdtsc()))
+}
+
+/// `None` before Linux 5.16.
+#[expect(unsafe_code, reason = "kvm-ioctls has no such call for a vCPU")]
+fn offset_attribute(vcpu: &VcpuFd) -> Option<u64> {
+    // _IOW(KVMIO, 0xe2, struct kvm_device_attr)
+    const KVM_GET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee2;
+    let mut offset = 0_u64;
+    let attribute = kvm_device_attr {
+        flags: 0,
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        addr: (&raw mut offset).expose_provenance() as u64,
+    };
+    let (fd, attribute) = (vcpu.as_raw_fd(), &raw const attribute);
+    // SAFETY: the call reads `attribute` and writes 64 bits to its `addr`. Both are locals.
+    let answer = unsafe { libc::ioctl(fd, KVM_GET_DEVICE_ATTR, attribute) };
+    (answer == 0).then_some(offset)
+}
+
+fn guest_tsc(vcpu: &VcpuFd) -> Result<u64, Error> {
+    let entry = kvm_msr_entry {
+        index: IA32_TSC,
+        ..Default::default()
+    };
+    let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR fits");
+    kvm("KVM_GET_MSRS", vcpu.get_msrs(&mut msrs))?;
+    Ok(msrs.as_slice()[0].data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_timer_is_never_early() {
+        let at = |khz| Clock { khz, offset: 0 };
+        assert_eq!(at(2_000_000).nanoseconds(3), 2);
+        assert_eq!(at(2_000_000).nanoseconds(0), 0);
+        assert_eq!(at(1).nanoseconds(u64::MAX), u64::MAX);
+        assert_eq!(at(2_500_000).ticks(20_000), 50_000);
+        for khz in [1, 999_999, 2_100_123, u32::MAX] {
+            for ticks in [0, 1, 7, 1_000_003, 1 << 40] {
+                let clock = at(khz);
+                assert!(clock.ticks(clock.nanoseconds(ticks)) >= ticks);
+            }
+        }
+    }
+
+    #[test]
+    fn a_guest_may_be_younger_or_older_than_its_host() {
+        for (host, guest) in [(5, 3), (3, 5), (0, u64::MAX), (u64::MAX, 0)] {
+            let offset = u64::wrapping_sub(guest, host);
+            let clock = Clock { khz: 1, offset };
+            assert_eq!(clock.guest(host), guest);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! One vCPU's lazy TSC deadline, paravirtual mode, on KVM. The protocol is [`lazy_deadline`]'s.
+//!
+//! The timer is a timerfd of the VMM's. KVM's own timer would wake the guest, and whether to wake it
+//! is what an expiry has to find out.
+//!
+//! KVM keeps the local APIC to itself, and tells its registers only between two runs of the vCPU. So
+//! the LVT timer register and the vCPU's TSC offset are read at each write of the deadline register,
+//! which is an exit anyway, and hold until the next write. This makes a rule for guests: a change of
+//! the LVT or the TSC is followed by a write of the deadline. Without this write, a guest that masks
+//! the LVT gets the interrupt once more; a guest that unmasks it gets none; a guest that sets its TSC
+//! gets the interrupt at the moment that the old TSC gives.
+//!
+//! The TSC may change unseen, too: a host that has slept gives its guests an older one. The timer
+//! then expires far from its deadline by the offset known here. The guest is interrupted at once,
+//! and its next write brings the new offset.
+
+mod clock;
+mod msrs;
+mod timer;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvm_ioctls::{VcpuFd, VmFd};
+use lazy_deadline::{
+    DeadlineState, DeadlineTimer, HostStatistics, LvtTimer, Slot, SlotRef, TimerMode, Verdict,
+};
+use serde::{Deserialize, Serialize};
+use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
+
+use crate::error::{Error, kvm};
+use crate::lapic::{self, Lapic};
+use clock::{Clock, tsc_offset};
+use timer::{Alarm, Expiry, Timer, TimerFd};
+
+pub use msrs::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
+
+/// A move of the timer costs the host some microseconds. No guest makes the host move it more often.
+const FLOOR_NS: u64 = 20_000;
+
+/// One vCPU's deadline. Its exits come from the vCPU's thread, expiries from any other, which waits
+/// for [`as_fd`](AsFd::as_fd) to become readable and calls [`expire`](Self::expire).
+#[derive(Debug)]
+pub struct VcpuDeadline<M> {
+    memory: M,
+    timer: TimerFd,
+    state: Mutex<State>,
+}
+
+/// All that must go with the guest, and its memory, for no deadline to be lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuDeadlineState {
+    deadline: DeadlineState,
+    slot: Option<u64>,
+    written: Option<u64>,
+    apic_id: u8,
+    vector: u8,
+}
+
+#[derive(Debug)]
+struct State {
+    deadline: DeadlineTimer,
+    clock: Clock,
+    alarm: Alarm,
+    /// The slot's address in the guest's memory.
+    slot: Option<u64>,
+    /// A write of the deadline register that has not been acted upon.
+    written: Option<u64>,
+    apic_id: u8,
+    vector: u8,
+}
+
+impl<M: GuestMemoryBackend> VcpuDeadline<M> {
+    /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's, and
+    /// KVM_CAP_X2APIC_API be off.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no timer to give, or does not tell its TSC's rate.
+    pub fn new(vcpu: &VcpuFd, memory: M) -> Result<Self, Error> {
+        let khz = kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?;
+        let timer = TimerFd::new().map_err(Error::Timer)?;
+        let clock = Clock { khz, offset: 0 };
+        Ok(Self {
+            memory,
+            timer,
+            state: Mutex::new(State {
+                deadline: DeadlineTimer::new().with_floor(clock.ticks(FLOOR_NS)),
+                clock,
+                alarm: Alarm::default(),
+                slot: None,
+                written: None,
+                apic_id: 0,
+                vector: 0,
+            }),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often what happened.
+    pub fn statistics(&self) -> HostStatistics {
+        self.state().deadline.statistics()
+    }
+
+    /// Does what the guest has written. To be called on the vCPU's thread before it runs.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn before_run(&self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
+        let state = &mut *self.state();
+        let Some(value) = state.written.take() else {
+            return Ok(());
+        };
+        let lapic = Lapic::of(vcpu)?;
+        state.apic_id = lapic.id();
+        state.vector = lapic.lvt_timer() as u8;
+        if value != 0 {
+            state.clock.offset = tsc_offset(vcpu)?;
+        }
+        let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        let verdict = with_slot(&self.memory, at, |slot| {
+            // The LVT's mode is IA32_TSC_DEADLINE's business: these registers work in each, so
+            // that a guest may have both timers.
+            let lvt = LvtTimer {
+                mode: TimerMode::TscDeadline,
+                masked: LvtTimer::decode(lapic.lvt_timer()).masked,
+            };
+            deadline.set_lvt(lvt, slot, timer);
+            deadline.write(value, slot, timer)
+        });
+        state.inject(verdict, vm)
+    }
+
+    /// The timer's descriptor has become readable.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn expire(&self, vm: &VmFd) -> Result<(), Error> {
+        let state = &mut *self.state();
+        let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+        let expiry = timer.wait();
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        let verdict = with_slot(&self.memory, at, |slot| match expiry {
+            Expiry::Expected => deadline.expire(slot, timer),
+            Expiry::UnknownTsc => deadline.expire_unknown_tsc(slot),
+        });
+        state.inject(verdict, vm)
+    }
+
+    /// What is to be saved, while the vCPU does not run. Nothing may expire here any more, unless the
+    /// guest goes on here.
+    pub fn save(&self) -> VcpuDeadlineState {
+        let state = &mut *self.state();
+        let (deadline, at) = (&mut state.deadline, state.slot);
+        VcpuDeadlineState {
+            deadline: with_slot(&self.memory, at, |slot| deadline.save(slot)),
+            slot: state.slot,
+            written: state.written,
+            apic_id: state.apic_id,
+            vector: state.vector,
+        }
+    }
+
+    /// Goes on from `saved`, before the vCPU runs: when its TSC, its local APIC and its memory are
+    /// what they were.
+    ///
+    /// # Errors
+    ///
+    /// When the slot is not in the guest's memory, the vCPU's TSC has another rate than the host's, or
+    /// KVM refuses.
+    pub fn restore(
+        &self,
+        saved: &VcpuDeadlineState,
+        vm: &VmFd,
+        vcpu: &VcpuFd,
+    ) -> Result<(), Error> {
+        let state = &mut *self.state();
+        let (guest, host) = (kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?, state.clock.khz);
+        if guest != host {
+            return Err(Error::ScaledTsc { guest, host });
+        }
+        state.clock.offset = tsc_offset(vcpu)?;
+        let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+        let deadline = &mut state.deadline;
+        let verdict = with_slot(&self.memory, saved.slot, |slot| {
+            deadline.restore(&saved.deadline, slot, timer)
+        })
+        .map_err(Error::Deadline)?;
+        state.slot = saved.slot;
+        state.written = saved.written;
+        state.apic_id = saved.apic_id;
+        state.vector = saved.vector;
+        state.inject(verdict, vm)
+    }
+
+    /// Waits for the next expiry.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptor cannot be read.
+    pub fn wait(&self) -> io::Result<()> {
+        self.timer.wait()
+    }
+
+    /// Ends another thread's [`wait`](Self::wait) now.
+    pub fn wake(&self) {
+        self.state().alarm.wake(&self.timer);
+    }
+}
+
+impl<M> AsFd for VcpuDeadline<M> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.timer.as_fd()
+    }
+}
+
+impl State {
+    fn inject(&self, verdict: Verdict, vm: &VmFd) -> Result<(), Error> {
+        match verdict {
+            Verdict::Quiet => Ok(()),
+            // The vectors below 16 are reserved: an APIC does not deliver them.
+            Verdict::Inject(_) if self.vector < 16 => Ok(()),
+            Verdict::Inject(_) => lapic::signal(vm, self.apic_id, self.vector),
+        }
+    }
+}
+
+/// The slot at this address, if the guest has memory there.
+fn with_slot<M: GuestMemoryBackend, R>(
+    memory: &M,
+    at: Option<u64>,
+    body: impl FnOnce(Option<SlotRef<'_>>) -> R,
+) -> R {
+    let slice = at.and_then(|at| memory.get_slice(GuestAddress(at), Slot::SIZE).ok());
+    let word = |offset| slice.as_ref()?.get_atomic_ref::<AtomicU64>(offset).ok();
+    let slot = word(Slot::ARMED)
+        .zip(word(Slot::PENDING))
+        .zip(word(Slot::TAG_WORD));
+    body(slot.map(|((armed, pending), tag)| SlotRef {
+        armed,
+        pending,
+        tag,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vm_memory::{Bytes, GuestMemoryMmap};
+
+    fn memory() -> GuestMemoryMmap {
+        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap()
+    }
+
+    #[test]
+    fn a_slot_is_the_guests_memory() {
+        let memory = memory();
+        memory
+            .write_obj(Slot::TAG, GuestAddress(64 + 0x10))
+            .unwrap();
+        with_slot(&memory, Some(64), |slot| {
+            let slot = slot.unwrap();
+            let order = std::sync::atomic::Ordering::Relaxed;
+            assert_eq!(slot.tag.load(order), Slot::TAG);
+            slot.armed.store(7, order);
+        });
+        assert_eq!(memory.read_obj::<u64>(GuestAddress(64)).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_is_no_memory_is_no_slot() {
+        for at in [
+            None,
+            Some(4096),
+            Some(4096 - 32),
+            Some(u64::MAX - 63),
+            Some(1 << 52),
+        ] {
+            assert!(with_slot(&memory(), at, |slot| slot.is_none()), "{at:x?}");
+        }
+    }
+}
