@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_lab::bench::BENCHES;
-use vpmu_lab::cache::Cache;
-use vpmu_lab::cancel::Cancel;
-use vpmu_lab::progress::Progress;
-use vpmu_lab::result::check_writable;
-use vpmu_lab::table;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::files::check_writable;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::report::table;
 use vpmu_lab::{Error, Result};
 
 use crate::print;

@@ -2,14 +2,15 @@
 
 use std::process::ExitCode;
 
-use vpmu_lab::cache::Cache;
-use vpmu_lab::cancel::Cancel;
-use vpmu_lab::compare::{Comparison, Row};
-use vpmu_lab::design::{Pmu, Policy};
-use vpmu_lab::guest::images::Images;
-use vpmu_lab::progress::Progress;
-use vpmu_lab::result::{Results, check_writable};
-use vpmu_lab::table;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::files::check_writable;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::images::Images;
+use vpmu_lab::report::result::{Results, Row};
+use vpmu_lab::report::table;
+use vpmu_lab::run::compare::Comparison;
+use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
 use crate::FAILED;
@@ -40,7 +41,7 @@ pub(crate) fn compare(
     let progress = Progress::stderr();
     let cache = Cache::open()?;
     let images = Images::prepare(&cache, guest.arch, cancel, &progress)?;
-    let comparison = vpmu_lab::compare::compare(
+    let comparison = vpmu_lab::run::compare::compare(
         &experiment,
         &designs,
         &cache,

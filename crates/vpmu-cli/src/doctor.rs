@@ -7,11 +7,11 @@ use std::process::{Command, ExitCode};
 use std::thread;
 
 use vpmu_lab::Result;
-use vpmu_lab::arch::Arch;
-use vpmu_lab::cache::Cache;
-use vpmu_lab::debian::{Pool, RELEASE, Selection, apt, sources};
-use vpmu_lab::guest::{artifacts, images, module};
-use vpmu_lab::tool::{SETPRIV_FIX, is_installed};
+use vpmu_lab::host::tool::{SETPRIV_FIX, is_installed};
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::debian::{Pool, RELEASE, Selection, apt, sources};
+use vpmu_lab::image::{artifacts, images, module};
+use vpmu_lab::spec::arch::Arch;
 
 use crate::print;
 

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use vpmu_lab::Error;
-use vpmu_lab::cancel::Cancel;
+use vpmu_lab::host::cancel::Cancel;
 
 use options::{Cli, Verb};
 

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use vpmu_lab::arch::Arch;
-use vpmu_lab::design::{Design, Pmu, Policy};
-use vpmu_lab::experiment::Experiment;
-use vpmu_lab::guest::job::Command;
-use vpmu_lab::machine::Machine;
+use vpmu_lab::backend::qemu::Machine;
+use vpmu_lab::run::experiment::Experiment;
+use vpmu_lab::spec::arch::Arch;
+use vpmu_lab::spec::command::Command;
+use vpmu_lab::spec::design::{Design, Pmu, Policy};
 
 const AFTER: &str = "\
 Examples:

@@ -2,16 +2,17 @@
 
 use std::process::ExitCode;
 
-use vpmu_lab::cache::Cache;
-use vpmu_lab::cancel::Cancel;
-use vpmu_lab::design::{Pmu, Policy};
-use vpmu_lab::experiment::Sink;
-use vpmu_lab::guest::images::Images;
-use vpmu_lab::guest::job::Output;
-use vpmu_lab::progress::Progress;
-use vpmu_lab::result::{Results, check_writable};
-use vpmu_lab::supervise::Stage;
-use vpmu_lab::table;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::files::check_writable;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::images::Images;
+use vpmu_lab::image::job::Output;
+use vpmu_lab::report::result::Results;
+use vpmu_lab::report::table;
+use vpmu_lab::run::experiment::Sink;
+use vpmu_lab::run::supervise::Stage;
+use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
 use crate::options::{Guest, check_policies, designs};

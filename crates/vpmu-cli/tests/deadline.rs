@@ -14,11 +14,11 @@ use std::process::Command;
 use common::skipped;
 use guests::vpmu;
 use serde_json::Value;
-use vpmu_lab::arch::Arch;
-use vpmu_lab::cache::Cache;
-use vpmu_lab::cancel::Cancel;
-use vpmu_lab::guest::module::DeadlineModule;
-use vpmu_lab::progress::Progress;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::module::DeadlineModule;
+use vpmu_lab::spec::arch::Arch;
 
 const TRANSACTIONS: u64 = 400;
 

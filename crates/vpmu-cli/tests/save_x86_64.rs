@@ -12,7 +12,7 @@ use std::thread;
 
 use guests::vpmu;
 use serde_json::Value;
-use vpmu_lab::arch::Arch;
+use vpmu_lab::spec::arch::Arch;
 
 /// Cycles between two samples: some 200 of them in [`SCRIPT`].
 const PERIOD: u64 = 4_000_000;

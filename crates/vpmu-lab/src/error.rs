@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::tool::NO_SPACE;
-
+/// What to do when the disk is full.
+pub(crate) const NO_SPACE: &str = "free some space, or move the cache with XDG_CACHE_HOME";
 /// What a guest looked like that never comes to its end.
 pub(crate) const STUCK: &str =
     "the guest's kernel turned in a circle with its interrupts off, or waits for one that was lost";
@@ -220,7 +220,7 @@ pub enum Error {
     #[error("the command ended with status {status} under {design}:\n{output}")]
     CommandFailed {
         /// The design.
-        design: crate::design::Design,
+        design: crate::spec::design::Design,
         /// Its exit status.
         status: i32,
         /// What it printed.

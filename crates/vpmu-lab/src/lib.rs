@@ -1,36 +1,26 @@
 //! The lab: boots a stock Linux guest under one PMU design or another, runs a
 //! command in it, and says what it cost.
 //!
-//! A guest is made of Debian packages ([`debian`], [`guest::images`]), run in
-//! QEMU ([`machine`], [`supervise`]), and reports on its console ([`console`],
-//! [`record`]). An [`experiment::Experiment`] puts these together for one
-//! design; [`compare`] runs several side by side. The figures are a
-//! [`result::Run`] each. [`mod@bench`] repeats published experiments.
+//! | room | what it holds |
+//! |---|---|
+//! | [`spec`] | what to run: architecture, design, command |
+//! | [`host`] | this machine: programs, files, progress, cancellation |
+//! | [`report`] | records of guests, figures, tables, JSON |
+//! | [`image`] | guests from Debian packages: cache, archives, jobs |
+//! | [`backend`] | the ways to run a guest |
+//! | [`run`] | supervision, retries, comparisons |
+//! | [`mod@bench`] | published experiments, done again |
 //!
-//! The lab drives built programs and links no hypervisor: of the engine it takes the MSRs' names.
+//! A room uses those above it and none below it. The lab drives built programs
+//! and links no hypervisor: of the engine it takes the MSRs' names.
 
-pub mod arch;
-pub mod archive;
+pub mod backend;
 pub mod bench;
-pub mod boot_file;
-pub mod cache;
-pub mod cancel;
-pub mod compare;
-pub mod console;
-pub mod debian;
-pub mod design;
-pub mod digest;
-pub mod elf;
 mod error;
-pub mod experiment;
-pub mod guest;
-pub mod machine;
-mod parallel;
-pub mod progress;
-pub mod record;
-pub mod result;
-pub mod supervise;
-pub mod table;
-pub mod tool;
+pub mod host;
+pub mod image;
+pub mod report;
+pub mod run;
+pub mod spec;
 
 pub use error::{Error, Result};

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 
 use super::{Bench, Context, Row, emulated, mode};
 use crate::Result;
-use crate::arch::Arch;
-use crate::design::Policy;
-use crate::record::Kvm;
-use crate::result::Run;
+use crate::report::record::Kvm;
+use crate::report::result::Run;
+use crate::spec::arch::Arch;
+use crate::spec::design::Policy;
 
 pub(super) const BENCH: Bench = Bench {
     name: "exits",

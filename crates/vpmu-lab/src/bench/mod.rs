@@ -14,18 +14,18 @@ mod sampling;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
-
-use crate::arch::Arch;
-use crate::cache::{Cache, write_whole};
-use crate::cancel::Cancel;
-use crate::compare::{self, compare};
-use crate::design::{Design, Pmu, Policy};
-use crate::experiment::Experiment;
-use crate::guest::images::Images;
-use crate::guest::job::Command;
-use crate::machine::Machine;
-use crate::progress::Progress;
+use crate::backend::qemu::Machine;
+use crate::host::cancel::Cancel;
+use crate::host::progress::Progress;
+use crate::image::cache::Cache;
+use crate::image::images::Images;
+use crate::report::figures::{Report, Row};
+use crate::report::result;
+use crate::run::compare::compare;
+use crate::run::experiment::Experiment;
+use crate::spec::arch::Arch;
+use crate::spec::command::Command;
+use crate::spec::design::{Design, Pmu, Policy};
 use crate::{Error, Result};
 
 /// One published experiment.
@@ -48,29 +48,6 @@ pub const BENCHES: &[Bench] = &[
     exits::BENCH,
     deadline::BENCH,
 ];
-
-/// One line of a bench's result.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
-    /// What was measured.
-    pub figure: String,
-    /// Under which design or policy.
-    pub mode: &'static str,
-    /// The result; `None` where it cannot be known.
-    pub measured: Option<f64>,
-    /// The published result; `None` where there is none.
-    pub published: Option<f64>,
-    /// Of both.
-    pub unit: &'static str,
-}
-
-/// What `--json` writes.
-#[derive(Debug, Serialize)]
-pub struct Report {
-    schema: u32,
-    bench: &'static str,
-    rows: Vec<Row>,
-}
 
 /// What a bench works with.
 struct Context<'a> {
@@ -101,11 +78,7 @@ impl Bench {
             cancel,
             progress,
         };
-        Ok(Report {
-            schema: 1,
-            bench: self.name,
-            rows: (self.rows)(&context)?,
-        })
+        Ok(Report::new(self.name, (self.rows)(&context)?))
     }
 }
 
@@ -119,7 +92,7 @@ impl Context<'_> {
         designs: &[Design],
         vmm_args: &[&str],
         command: &str,
-    ) -> Result<Vec<compare::Row>> {
+    ) -> Result<Vec<result::Row>> {
         self.compare_with(&[], part, arch, designs, vmm_args, command)
     }
 
@@ -132,7 +105,7 @@ impl Context<'_> {
         designs: &[Design],
         vmm_args: &[&str],
         command: &str,
-    ) -> Result<Vec<compare::Row>> {
+    ) -> Result<Vec<result::Row>> {
         let experiment = Experiment {
             machine: Machine {
                 arch,
@@ -210,24 +183,6 @@ fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
     line.split_whitespace()
         .map(|word| word.parse().ok())
         .collect()
-}
-
-impl Report {
-    /// One line for each figure and design.
-    pub fn rows(&self) -> &[Row] {
-        &self.rows
-    }
-
-    /// Writes the file, whole or not at all.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
-    pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
-        text.push(b'\n');
-        write_whole(path, &text)
-    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 
 use super::{Bench, Context, Row, mode};
 use crate::Result;
-use crate::arch::Arch;
-use crate::design::{Design, Pmu};
-use crate::result::Run;
+use crate::report::result::Run;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu};
 
 pub(super) const BENCH: Bench = Bench {
     name: "partition",
@@ -102,8 +102,8 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Record;
-    use crate::result::Settings;
+    use crate::report::record::Record;
+    use crate::report::result::Settings;
 
     #[test]
     fn rows_have_what_was_published() {

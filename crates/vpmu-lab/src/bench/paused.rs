@@ -5,10 +5,10 @@
 //! figure holds every exit that the handler causes.
 
 use super::{Bench, Context, Row, emulated, mode, numbers};
-use crate::arch::Arch;
-use crate::compare;
-use crate::design::Policy;
-use crate::result::Run;
+use crate::report::result;
+use crate::report::result::Run;
+use crate::spec::arch::Arch;
+use crate::spec::design::Policy;
 use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
@@ -130,7 +130,7 @@ fn times(before: f64, after: f64) -> f64 {
 }
 
 /// Of what the guest's tracepoint said; `None` when its handler never ran.
-fn handler_mean(row: &compare::Row) -> Result<Option<f64>> {
+fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     let numbers = numbers(&row.output, "handlers");
     let Some([count, sum]) = numbers.as_deref().and_then(pair) else {
         return Err(Error::CommandFailed {

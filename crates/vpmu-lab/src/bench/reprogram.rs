@@ -11,9 +11,9 @@ use std::process::Command;
 use serde::Deserialize;
 
 use super::{Bench, Context, Row, emulated};
-use crate::arch::Arch;
-use crate::design::Policy;
-use crate::guest::artifacts;
+use crate::image::artifacts;
+use crate::spec::arch::Arch;
+use crate::spec::design::Policy;
 use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {

@@ -7,9 +7,9 @@
 //! nanosecond, so both profiles have to show the same weights.
 
 use super::{Bench, Context, Row, emulated, mode, numbers};
-use crate::arch::Arch;
-use crate::compare;
-use crate::design::{Design, Pmu, Policy};
+use crate::report::result;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu, Policy};
 use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
@@ -92,7 +92,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 struct Profile([f64; 4]);
 
 impl Profile {
-    fn of(row: &compare::Row) -> Result<Self> {
+    fn of(row: &result::Row) -> Result<Self> {
         let share = |(function, _, _): (&str, f64, f64)| {
             numbers(&row.output, &format!("share:{function}"))
                 .and_then(|numbers| numbers.first().copied())

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::Row;
-use crate::record::Trace;
+use crate::report::record::Trace;
 
 /// KVM's numbers (AMD's exit codes) and the published names.
 const EXITS: [(u64, &str); 10] = [
@@ -345,7 +345,7 @@ fn octave(ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Record;
+    use crate::report::record::Record;
 
     /// What the KVM host prints.
     const TRACE: &[u8] = br#"{"trace":{

@@ -18,16 +18,17 @@ use std::time::Duration;
 use account::Account;
 
 use super::{Bench, Context, Row};
-use crate::arch::Arch;
-use crate::compare::run_one;
-use crate::design::{Design, Pmu};
-use crate::experiment::Experiment;
-use crate::guest::images::Images;
-use crate::guest::job::Command;
-use crate::guest::module::DeadlineModule;
-use crate::machine::Machine;
-use crate::result::Run;
-use crate::{Error, Result, parallel};
+use crate::backend::qemu::Machine;
+use crate::host::parallel;
+use crate::image::images::Images;
+use crate::image::module::DeadlineModule;
+use crate::report::result::Run;
+use crate::run::compare::run_one;
+use crate::run::experiment::Experiment;
+use crate::spec::arch::Arch;
+use crate::spec::command::Command;
+use crate::spec::design::{Design, Pmu};
+use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",

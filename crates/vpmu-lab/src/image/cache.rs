@@ -14,8 +14,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use crate::cancel::Cancel;
-use crate::progress::Progress;
+use crate::host::cancel::Cancel;
+use crate::host::progress::Progress;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(50);
@@ -131,39 +131,6 @@ impl RunDir {
     }
 }
 
-/// Writes `contents` to `path` so that a reader sees all of it or none.
-///
-/// # Errors
-///
-/// When the folder of `path` cannot be written.
-pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
-    fs::write(file.path(), contents).map_err(Error::file("write", path))?;
-    publish(file, path)
-}
-
-/// Gives a finished temporary file its name, readable as a created file is.
-///
-/// # Errors
-///
-/// When it cannot be renamed.
-pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    file.as_file()
-        .set_permissions(fs::Permissions::from_mode(0o644))
-        .map_err(Error::file("write", path))?;
-    file.as_file()
-        .sync_data()
-        .map_err(Error::file("write", path))?;
-    file.persist(path)
-        .map_err(|error| Error::file("write", path)(error.error))?;
-    Ok(())
-}
-
 fn remove_abandoned(runs: &Path) {
     for entry in fs::read_dir(runs).into_iter().flatten().flatten() {
         let abandoned = match File::open(entry.path().join("lock")) {
@@ -197,16 +164,5 @@ mod tests {
         let path = live.path().to_owned();
         drop(live);
         assert!(!path.exists());
-    }
-
-    #[test]
-    fn whole_or_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.json");
-        write_whole(&path, b"1").unwrap();
-        write_whole(&path, b"2").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"2");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(write_whole(&folder.path().join("no/such"), b"").is_err());
     }
 }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::sources;
-use crate::cancel::Cancel;
-use crate::tool::Tool;
+use crate::host::cancel::Cancel;
+use crate::host::tool::Tool;
 use crate::{Error, Result};
 
 /// The keys of Debian's archive, from the package of the same name.

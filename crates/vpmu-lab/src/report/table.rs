@@ -5,11 +5,11 @@ use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::arch::Arch;
-use crate::bench;
-use crate::compare::Row;
-use crate::design::{Design, Pmu};
-use crate::result::Run;
+use super::figures;
+use super::result::Row;
+use crate::report::result::Run;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu};
 
 const COLUMNS: [&str; 12] = [
     "design",
@@ -80,7 +80,7 @@ pub fn table(rows: &[Row]) -> String {
 }
 
 /// The table of a bench.
-pub fn bench(rows: &[bench::Row]) -> String {
+pub fn bench(rows: &[figures::Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header([
         "figure",

@@ -9,8 +9,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::arch::Arch;
-use crate::design::Policy;
+use crate::spec::arch::Arch;
+use crate::spec::design::Policy;
 
 /// What a user chooses about the machine.
 #[derive(Debug, Clone)]

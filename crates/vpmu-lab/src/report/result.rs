@@ -5,17 +5,17 @@
 //! deterministic comparison write the same bytes.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
-use vpmu::x86::Msr;
 
-use crate::arch::Arch;
-use crate::cache::write_whole;
-use crate::design::{Design, Pmu, Policy};
-use crate::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Snapshot, Span, Trace, Vmm};
-use crate::{Error, Result};
+use super::stats::{Stats, serves_pmu};
+use crate::Result;
+use crate::host::files::write_whole;
+use crate::report::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu, Policy};
 
 /// What `--json` writes.
 #[derive(Debug, Clone, Serialize)]
@@ -24,6 +24,21 @@ pub struct Results {
     pub schema: u32,
     /// One for each design.
     pub runs: Vec<Run>,
+}
+
+/// What came of one design.
+#[derive(Debug)]
+pub struct Row {
+    /// The design.
+    pub design: Design,
+    /// The figures.
+    pub run: Run,
+    /// What the command printed.
+    pub output: Vec<u8>,
+    /// Wall-clock time of the whole.
+    pub wall: Duration,
+    /// Wall-clock time until the command began.
+    pub boot_wall: Duration,
 }
 
 /// What was run.
@@ -40,7 +55,7 @@ pub struct Settings<'a> {
     /// Whether the same run gives the same figures.
     pub deterministic: bool,
     /// Whether this machine's own KVM ran the guest, beside whatever else it
-    /// does: what the machine accounts is then not the guest's alone.
+    /// does: what the machine statss is then not the guest's alone.
     pub direct: bool,
     /// As a line for the shell.
     pub command: &'a str,
@@ -137,29 +152,6 @@ impl Results {
     }
 }
 
-/// Finds out before the long work whether `path` can be written at its end.
-///
-/// # Errors
-///
-/// When it cannot.
-pub fn check_writable(path: &Path) -> Result<()> {
-    if path.is_dir() {
-        return Err(Error::format(path, "is a folder; name a file"));
-    }
-    if path.exists() {
-        File::options()
-            .append(true)
-            .open(path)
-            .map_err(Error::file("write", path))?;
-    }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
-    tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
-    Ok(())
-}
-
 impl Run {
     /// Puts the records of a guest together; `None` without one of `meter`.
     pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
@@ -171,7 +163,7 @@ impl Run {
         found.vmm = alone.as_ref();
         let meter = found.meter?;
         let pmu = settings.design.pmu;
-        let account = Account::of(pmu, settings.vcpus, &found);
+        let stats = Stats::of(pmu, settings.vcpus, &found);
         let guest_counters = found.guest.and_then(Guest::event_counters);
         // Without a PMU no interrupts of it are to be had: that is no zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
@@ -189,17 +181,17 @@ impl Run {
             })
         };
         // Those that KVM handles by itself are not known then.
-        let exits_per_pmi = per_pmi(&account.exits).filter(|_| !settings.direct);
+        let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.direct);
         let pmu_exits = pmu
             .is_ours()
-            .then(|| account.exits.clone())
+            .then(|| stats.exits.clone())
             .flatten()
             .map(|mut exits| {
                 exits.retain(|kind, _| serves_pmu(kind));
                 exits
             });
         let pmu_exits_per_pmi = per_pmi(&pmu_exits);
-        let host_operations_per_pmi = per_pmi(&account.host_operations);
+        let host_operations_per_pmi = per_pmi(&stats.host_operations);
         Some(Self {
             arch: settings.arch,
             pmu,
@@ -218,14 +210,14 @@ impl Run {
             throttled: found.perf.as_ref().map(|perf| mean(perf.throttled)),
             max_sample_rate: found.perf.as_ref().map(|perf| perf.max_sample_rate),
             pmis: pmis.map(mean),
-            exits: means(account.exits),
+            exits: means(stats.exits),
             exits_per_pmi,
             pmu_exits_per_pmi,
-            host_share: account
+            host_share: stats
                 .host_share
                 .filter(|_| has_fair_shares(settings.arch, pmu, settings.deterministic)),
-            exit_share: account.exit_share,
-            host_operations: means(account.host_operations),
+            exit_share: stats.exit_share,
+            host_operations: means(stats.host_operations),
             host_operations_per_pmi,
             deterministic: settings.deterministic,
             monitor: found.monitor.cloned(),
@@ -248,7 +240,7 @@ impl Run {
     }
 }
 
-/// Whether a KVM host's accounts tell its share fairly.
+/// Whether a KVM host's statss tell its share fairly.
 ///
 /// It ticks as often as its guest, and so looks at the same moment of the
 /// guest's tick each time, unless its clock is made a little fast. Under stock
@@ -259,38 +251,20 @@ pub(crate) fn has_fair_shares(arch: Arch, pmu: Pmu, deterministic: bool) -> bool
     !(arch == Arch::X86_64 && pmu == Pmu::Kvm && deterministic)
 }
 
-/// Whether an exit of this kind, as our monitor and our VMM name it, serves the
-/// guest's PMU: the overflow of a counter, and accesses to the PMU's registers.
-/// Timers, other devices and the command's own begin and end do not.
-fn serves_pmu(kind: &str) -> bool {
-    match kind.split(':').collect::<Vec<_>>()[..] {
-        // Arm: the interrupt; registers by their architectural names.
-        ["irq", "pmu"] => true,
-        ["sysreg", register, _] => register.starts_with("PM"),
-        // x86: the signal of a host event; RDPMC; MSRs by their addresses.
-        ["kick" | "rdpmc"] => true,
-        ["msr", _, address] => address
-            .strip_prefix("0x")
-            .and_then(|digits| u32::from_str_radix(digits, 16).ok())
-            .is_some_and(|address| Msr::decode(address).is_some()),
-        _ => false,
-    }
-}
-
 /// Known when perf wrote how many; not when it only wrote that there were some.
 fn lost_samples(perf: &Perf) -> Option<u64> {
     (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
 }
 
 #[derive(Default)]
-struct Found<'a> {
+pub(super) struct Found<'a> {
     guest: Option<&'a Guest>,
     meter: Option<&'a Meter>,
     /// All perf.data together.
     perf: Option<Perf>,
-    kvm: Option<&'a Kvm>,
-    monitor: Option<&'a Monitor>,
-    vmm: Option<&'a Vmm>,
+    pub(super) kvm: Option<&'a Kvm>,
+    pub(super) monitor: Option<&'a Monitor>,
+    pub(super) vmm: Option<&'a Vmm>,
     traces: Vec<&'a Trace>,
 }
 
@@ -322,123 +296,8 @@ impl<'a> Found<'a> {
     }
 }
 
-/// What the hypervisor did meanwhile, in its own words.
-#[derive(Default)]
-struct Account {
-    exits: Option<BTreeMap<String, u64>>,
-    host_share: Option<f64>,
-    exit_share: Option<BTreeMap<String, f64>>,
-    host_operations: Option<BTreeMap<String, u64>>,
-}
-
-impl Account {
-    fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
-        match pmu {
-            Pmu::Native => Self::default(),
-            Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
-            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
-                let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
-                let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
-                monitor
-                    .or_else(|| found.vmm.map(Self::of_vmm))
-                    .unwrap_or_default()
-            }
-        }
-    }
-
-    fn of_monitor(span: &Span, vcpus: u32) -> Self {
-        let all = span.ticks as f64 * f64::from(vcpus);
-        let share = |ticks: u64| round(ticks as f64 / all);
-        let known = span.ticks > 0;
-        Self {
-            exits: Some(span.exits.clone()),
-            host_share: known.then(|| share(span.el2_ticks)),
-            exit_share: known.then(|| {
-                span.exit_ticks
-                    .iter()
-                    .map(|(kind, &ticks)| (kind.clone(), share(ticks)))
-                    .collect()
-            }),
-            host_operations: None,
-        }
-    }
-
-    /// Exits that reach the VMM are its own figures; KVM handles others by
-    /// itself, which only its host's accounts know.
-    fn of_vmm(vmm: &Vmm) -> Self {
-        let Some(span) = &vmm.measured else {
-            return Self::default();
-        };
-        let mut exits = span.exits.clone();
-        let host = vmm.host.as_ref();
-        if let Some(all) = host.and_then(Kvm::exits) {
-            let ours = exits.values().sum();
-            exits.insert("kvm".to_owned(), all.saturating_sub(ours));
-        }
-        Self {
-            exits: Some(exits),
-            host_share: host.and_then(|host| kvm_host_share(&host.begin, &host.end)),
-            exit_share: None,
-            host_operations: Some(span.host_operations.clone()),
-        }
-    }
-
-    fn of_kvm(kvm: &Kvm) -> Self {
-        let mut exits = BTreeMap::new();
-        let mut named = 0;
-        let mut all = 0;
-        for (name, &end) in &kvm.end.exits {
-            let begin = kvm.begin.exits.get(name).copied().unwrap_or(0);
-            let count = end.saturating_sub(begin);
-            match name.as_str() {
-                "exits" => all = count,
-                // Signals end a run of the vCPU from outside: no exit of the
-                // guest's, and not counted among them.
-                "signal_exits" => {}
-                _ => {
-                    named += count;
-                    let kind = name.replace("_exit_stat", "").replace("_exit", "");
-                    if count > 0 {
-                        exits.insert(kind, count);
-                    }
-                }
-            }
-        }
-        // KVM does not count its system register traps, interrupts and page
-        // faults apart.
-        exits.insert("other".to_owned(), all.saturating_sub(named));
-        Self {
-            exits: Some(exits),
-            host_share: kvm_host_share(&kvm.begin, &kvm.end),
-            exit_share: None,
-            host_operations: None,
-        }
-    }
-}
-
-/// All processor time but the guest's and idle time, by the host's own
-/// accounts (proc_stat(5): user time includes guest time).
-fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
-    let fields = |snapshot: &Snapshot| -> Option<Vec<u64>> {
-        let words = snapshot.cpu.split_whitespace().skip(1);
-        words.map(|word| word.parse().ok()).collect()
-    };
-    let (begin, end) = (fields(begin)?, fields(end)?);
-    let grown: Vec<u64> = end
-        .iter()
-        .zip(&begin)
-        .map(|(end, begin)| end.saturating_sub(*begin))
-        .collect();
-    let [_, _, _, idle, iowait, _, _, _, guest, guest_nice, ..] = grown[..] else {
-        return None;
-    };
-    let all: u64 = grown[..8].iter().sum();
-    let host = all.saturating_sub(idle + iowait + guest + guest_nice);
-    (all > 0).then(|| round(host as f64 / all as f64))
-}
-
 /// Six digits behind the point: more would be noise of the division.
-fn round(value: f64) -> f64 {
+pub(super) fn round(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
@@ -507,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn kvm_accounts() {
+    fn kvm_statss() {
         let kvm = r#"{"kvm":{
             "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1000,"hvc_exit_stat":1,"signal_exits":5}},
             "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":1860,"hvc_exit_stat":11,"signal_exits":9}}}}"#;
@@ -521,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn monitor_accounts() {
+    fn monitor_statss() {
         let monitor = r#"{"vpmu-monitor":{"guest_counters":4,"host_counters":2,
             "measured":{"ticks":1000,"el2_ticks":100,"pmis":100,"exits":{"irq:pmu":100,"hvc":20},"exit_ticks":{"irq:pmu":90}},
             "total":{"ticks":9000,"el2_ticks":900,"pmis":100,"exits":{}}}}"#;
@@ -534,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn vmm_accounts() {
+    fn vmm_statss() {
         let vmm = r#"{"vpmu-vmm":{"policy":"reuse","backing":"clock","pmu_version":2,"general":4,"fixed":3,
             "measured":{"pmis":10,"exits":{"msr:write:0x38f":20,"kick":10},"host_operations":{"pause":10,"set_period":10}},
             "total":{"pmis":12,"exits":{},"host_operations":{}},
@@ -550,7 +409,7 @@ mod tests {
         assert_eq!(run.host_operations_per_pmi, Some(2.0));
         assert_eq!(run.host_share, Some(0.5));
 
-        // Beside others, what their host accounts is not this guest's.
+        // Beside others, what their host statss is not this guest's.
         let settings = Settings {
             arch: Arch::X86_64,
             design: Pmu::Emulated.into(),
@@ -569,32 +428,6 @@ mod tests {
             (run.exits_per_pmi, run.pmu_exits_per_pmi),
             (None, Some(3.0))
         );
-    }
-
-    #[test]
-    fn exits_that_serve_the_pmu() {
-        for kind in [
-            "irq:pmu",
-            "sysreg:PMCR_EL0:w",
-            "sysreg:PMEVTYPERn_EL0:r",
-            "kick",
-            "rdpmc",
-            "msr:read:0x38e",
-            "msr:write:0x4c1",
-        ] {
-            assert!(serves_pmu(kind), "{kind}");
-        }
-        for kind in [
-            "irq:timer",
-            "sysreg:unknown",
-            "sysreg:ICC_SGI1R_EL1:w",
-            "msr:write:0x6e0",
-            "io:0x3f8",
-            "kvm",
-            "mmio",
-        ] {
-            assert!(!serves_pmu(kind), "{kind}");
-        }
     }
 
     #[test]
@@ -648,14 +481,5 @@ mod tests {
         let run = run_of(2, Pmu::Native, &[GUEST, METER, perf, perf]);
         assert_eq!((run.real_s, run.user_s), (1.25, 0.35));
         assert_eq!((run.samples, run.pmis), (Some(50), Some(50)));
-    }
-
-    #[test]
-    fn writable_is_found_out_early() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(check_writable(&folder.path().join("a.json")).is_ok());
-        assert!(check_writable(&folder.path().join("no/a.json")).is_err());
-        assert!(check_writable(folder.path()).is_err());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

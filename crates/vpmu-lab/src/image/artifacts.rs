@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::arch::Arch;
+use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
 /// The variable that names the folder in which they are.

@@ -3,40 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use super::artifacts;
-use crate::arch::Arch;
-use crate::archive::{Archive, Contents, add_file};
-use crate::{Error, Result, elf};
+use super::elf;
+use crate::image::archive::{Archive, Contents, add_file};
+use crate::spec::arch::Arch;
+use crate::spec::command::{Command, quote};
+use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 const KVM_HOST_INIT: &str = include_str!("kvm_host.sh");
-
-/// A command for the guest's shell.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command(String);
-
-impl Command {
-    /// From the words after `--`: several are a program and its arguments, as
-    /// they are; a single one is a line for the shell (`a | b > c`).
-    /// `None` when there are none.
-    pub fn from_words(words: &[String]) -> Option<Self> {
-        match words {
-            [] => None,
-            [line] => Some(Self(line.clone())),
-            words => Some(Self(
-                words
-                    .iter()
-                    .map(|word| quote(word))
-                    .collect::<Vec<_>>()
-                    .join(" "),
-            )),
-        }
-    }
-
-    /// As a line for the shell.
-    pub fn as_line(&self) -> &str {
-        &self.0
-    }
-}
 
 /// What happens to the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -315,43 +289,15 @@ fn yes(so: bool) -> &'static str {
     if so { "yes" } else { "no" }
 }
 
-/// A word as the shell reads it back, quoted only when it has to be.
-pub fn quote(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn words(words: &[&str]) -> Option<Command> {
-        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        Command::from_words(&words)
-    }
-
-    #[test]
-    fn one_word_is_a_shell_line() {
-        let command = words(&["gzip -c random.bin > /dev/null"]).unwrap();
-        assert_eq!(command.as_line(), "gzip -c random.bin > /dev/null");
-        assert_eq!(words(&[]), None);
-    }
-
-    #[test]
-    fn several_words_stay_words() {
-        let command = words(&["printf", "%s\n", "it's", "", "a>b", "x=y"]).unwrap();
-        assert_eq!(command.as_line(), "printf '%s\n' 'it'\\''s' '' 'a>b' x=y");
-    }
 
     #[test]
     fn scripts_are_valid_shell() {
         let job = |runs| Job {
             arch: Arch::Aarch64,
-            command: words(&["echo 'it'"]).unwrap(),
+            command: Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
             runs,
             output: Output::Buffer,
             notify: Notify::Nobody,

@@ -2,7 +2,7 @@
 //! unnoticed.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
-//! which then ends it; when vpmu is killed, the kernel ends it ([`crate::tool::Tool::command`]). One thread reads the console and
+//! which then ends it; when vpmu is killed, the kernel ends it ([`crate::host::tool::Tool::command`]). One thread reads the console and
 //! may block on the user's standard output as long as it likes; the other
 //! watches the clock.
 
@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::arch::Arch;
-use crate::cancel::Cancel;
-use crate::console::{Piece, Splitter, Transcript};
+use crate::host::cancel::Cancel;
+use crate::run::console::{Piece, Splitter, Transcript};
+use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);

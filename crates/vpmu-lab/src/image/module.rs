@@ -9,13 +9,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::images::{self, DPKG_DEB};
-use crate::arch::Arch;
-use crate::cache::Cache;
-use crate::cancel::Cancel;
-use crate::debian::{Pool, Selection, TEMPORARY};
-use crate::progress::Progress;
-use crate::tool::{Tool, is_installed};
-use crate::{Error, Result, digest};
+use crate::host::cancel::Cancel;
+use crate::host::digest;
+use crate::host::progress::Progress;
+use crate::host::tool::{Tool, is_installed};
+use crate::image::cache::Cache;
+use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::spec::arch::Arch;
+use crate::{Error, Result};
 
 /// The release of its kernel.
 pub const RELEASE: &str = "bookworm";

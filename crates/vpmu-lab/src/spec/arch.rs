@@ -1,13 +1,13 @@
 //! What differs between the architectures of guests, in one place: names,
-//! packages, programs. What a machine is made of is in [`crate::machine`].
+//! packages, programs. What a machine is made of is in [`crate::backend::qemu`].
 
 use std::fmt;
 use std::path::Path;
 
 use serde::Serialize;
 
-use crate::design::Pmu;
-use crate::tool::Tool;
+use crate::host::tool::Tool;
+use crate::spec::design::Pmu;
 
 /// The architecture of a guest and of the machine it runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]

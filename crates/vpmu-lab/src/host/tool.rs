@@ -7,13 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use crate::cancel::Cancel;
+use crate::error::NO_SPACE;
+use crate::host::cancel::Cancel;
 use crate::{Error, Result};
 
 /// How to install setpriv.
 pub const SETPRIV_FIX: &str = "apt-get install util-linux";
-/// What to do when the disk is full.
-pub const NO_SPACE: &str = "free some space, or move the cache with XDG_CACHE_HOME";
 
 const POLL: Duration = Duration::from_millis(50);
 

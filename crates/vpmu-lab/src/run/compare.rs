@@ -2,33 +2,18 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use crate::cache::Cache;
-use crate::cancel::Cancel;
-use crate::design::{Design, Pmu};
-use crate::experiment::{Experiment, Sink};
-use crate::guest::images::Images;
-use crate::guest::job::Output;
-use crate::progress::{Progress, Task};
-use crate::result::Run;
-use crate::supervise::Stage;
-use crate::{Error, Result, parallel};
-
-/// What came of one design.
-#[derive(Debug)]
-pub struct Row {
-    /// The design.
-    pub design: Design,
-    /// The figures.
-    pub run: Run,
-    /// What the command printed.
-    pub output: Vec<u8>,
-    /// Wall-clock time of the whole.
-    pub wall: Duration,
-    /// Wall-clock time until the command began.
-    pub boot_wall: Duration,
-}
+use crate::host::cancel::Cancel;
+use crate::host::parallel;
+use crate::host::progress::{Progress, Task};
+use crate::image::cache::Cache;
+use crate::image::images::Images;
+use crate::image::job::Output;
+use crate::report::result::Row;
+use crate::run::experiment::{Experiment, Sink};
+use crate::run::supervise::Stage;
+use crate::spec::design::{Design, Pmu};
+use crate::{Error, Result};
 
 /// What came of all.
 #[derive(Debug)]

@@ -5,22 +5,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::arch::Arch;
-use crate::archive::concatenate;
-use crate::cache::{Cache, RunDir};
-use crate::cancel::Cancel;
-use crate::console::Transcript;
-use crate::design::{Design, Pmu};
+use super::supervise::{self, Limits, Stage, Streams};
+use crate::backend::boot_file;
+use crate::backend::qemu::{Boot, Machine, guest_command_line, vmm_arguments};
 use crate::error::STUCK;
-use crate::guest::artifacts;
-use crate::guest::images::Images;
-use crate::guest::job::{Command, HostJob, Job, Notify, Output, OwnProgram, Vmm, quote};
-use crate::machine::{Boot, Machine, guest_command_line, vmm_arguments};
-use crate::record::{Host, Monitor, Record};
-use crate::result::{Run, Settings, has_fair_shares};
-use crate::supervise::{self, Limits, Stage, Streams};
-use crate::tool;
-use crate::{Error, Result, boot_file};
+use crate::host::cancel::Cancel;
+use crate::host::tool;
+use crate::image::archive::concatenate;
+use crate::image::artifacts;
+use crate::image::cache::{Cache, RunDir};
+use crate::image::images::Images;
+use crate::image::job::{HostJob, Job, Notify, Output, OwnProgram, Vmm};
+use crate::report::record::{Host, Monitor, Record};
+use crate::report::result::{Run, Settings, has_fair_shares};
+use crate::run::console::Transcript;
+use crate::spec::arch::Arch;
+use crate::spec::command::{Command, quote};
+use crate::spec::design::{Design, Pmu};
+use crate::{Error, Result};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
 /// twice while it is unpacked, and the guest's.

@@ -11,14 +11,17 @@ use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
 
-use crate::arch::Arch;
-use crate::archive::{Archive, Contents};
-use crate::cache::{Cache, write_whole};
-use crate::cancel::Cancel;
-use crate::debian::{Pool, Selection, TEMPORARY};
-use crate::progress::Progress;
-use crate::tool::Tool;
-use crate::{Error, Result, digest, elf};
+use super::elf;
+use crate::host::cancel::Cancel;
+use crate::host::digest;
+use crate::host::files::write_whole;
+use crate::host::progress::Progress;
+use crate::host::tool::Tool;
+use crate::image::archive::{Archive, Contents};
+use crate::image::cache::Cache;
+use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::spec::arch::Arch;
+use crate::{Error, Result};
 
 /// To be changed with everything below that changes an image's contents.
 const LAYOUT: u32 = 3;

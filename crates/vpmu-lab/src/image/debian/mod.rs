@@ -14,11 +14,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::arch::Arch;
-use crate::cache::{Cache, write_whole};
-use crate::cancel::Cancel;
-use crate::progress::Progress;
-use crate::{Error, Result, digest};
+use crate::host::cancel::Cancel;
+use crate::host::digest;
+use crate::host::files::write_whole;
+use crate::host::progress::Progress;
+use crate::image::cache::Cache;
+use crate::spec::arch::Arch;
+use crate::{Error, Result};
 use apt::{Apt, Package};
 
 /// The Debian release guests are made of, unless a bench says otherwise.

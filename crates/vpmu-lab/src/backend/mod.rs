@@ -1,0 +1,4 @@
+//! The ways to run a guest.
+
+pub mod boot_file;
+pub mod qemu;

@@ -1,0 +1,87 @@
+//! Files that others read: written whole or not at all.
+
+use std::fs::{self, File};
+use std::path::Path;
+
+use crate::{Error, Result};
+
+/// Writes `contents` to `path` so that a reader sees all of it or none.
+///
+/// # Errors
+///
+/// When the folder of `path` cannot be written.
+pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    let file = tempfile::NamedTempFile::new_in(folder).map_err(Error::file("write in", folder))?;
+    fs::write(file.path(), contents).map_err(Error::file("write", path))?;
+    publish(file, path)
+}
+
+/// Gives a finished temporary file its name, readable as a created file is.
+///
+/// # Errors
+///
+/// When it cannot be renamed.
+pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    file.as_file()
+        .set_permissions(fs::Permissions::from_mode(0o644))
+        .map_err(Error::file("write", path))?;
+    file.as_file()
+        .sync_data()
+        .map_err(Error::file("write", path))?;
+    file.persist(path)
+        .map_err(|error| Error::file("write", path)(error.error))?;
+    Ok(())
+}
+
+/// Finds out before the long work whether `path` can be written at its end.
+///
+/// # Errors
+///
+/// When it cannot.
+pub fn check_writable(path: &Path) -> Result<()> {
+    if path.is_dir() {
+        return Err(Error::format(path, "is a folder; name a file"));
+    }
+    if path.exists() {
+        File::options()
+            .append(true)
+            .open(path)
+            .map_err(Error::file("write", path))?;
+    }
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    tempfile::tempfile_in(folder).map_err(Error::file("write in", folder))?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_or_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write_whole(&path, b"1").unwrap();
+        write_whole(&path, b"2").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"2");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert!(write_whole(&folder.path().join("no/such"), b"").is_err());
+    }
+
+    #[test]
+    fn writable_is_found_out_early() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_writable(&folder.path().join("a.json")).is_ok());
+        assert!(check_writable(&folder.path().join("no/a.json")).is_err());
+        assert!(check_writable(folder.path()).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,8 @@
+//! This machine: its programs, its files, its processors, and the user who waits.
+
+pub mod cancel;
+pub mod digest;
+pub mod files;
+pub(crate) mod parallel;
+pub mod progress;
+pub mod tool;

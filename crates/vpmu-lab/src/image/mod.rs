@@ -1,0 +1,10 @@
+//! What guests are made of: packages, a kernel, a file tree, the job to do.
+
+pub mod archive;
+pub mod artifacts;
+pub mod cache;
+pub mod debian;
+pub mod elf;
+pub mod images;
+pub mod job;
+pub mod module;

@@ -1,0 +1,58 @@
+//! The figures of a bench, and the file that its `--json` writes.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::Result;
+use crate::host::files::write_whole;
+
+/// One line of a bench's result.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// What was measured.
+    pub figure: String,
+    /// Under which design or policy.
+    pub mode: &'static str,
+    /// The result; `None` where it cannot be known.
+    pub measured: Option<f64>,
+    /// The published result; `None` where there is none.
+    pub published: Option<f64>,
+    /// Of both.
+    pub unit: &'static str,
+}
+
+/// What `--json` writes.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    schema: u32,
+    bench: &'static str,
+    rows: Vec<Row>,
+}
+
+impl Report {
+    /// Of the bench called `bench`.
+    pub fn new(bench: &'static str, rows: Vec<Row>) -> Self {
+        Self {
+            schema: 1,
+            bench,
+            rows,
+        }
+    }
+
+    /// One line for each figure and design.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+}

@@ -1,0 +1,178 @@
+//! What the hypervisor said of its own work, in the terms of [`super::result::Run`].
+
+use std::collections::BTreeMap;
+
+use vpmu::x86::Msr;
+
+use super::record::{Kvm, Snapshot, Span, Vmm};
+use super::result::{Found, round};
+use crate::spec::design::Pmu;
+
+/// What the hypervisor did meanwhile, in its own words.
+#[derive(Default)]
+pub(super) struct Stats {
+    /// Exits by kind.
+    pub(super) exits: Option<BTreeMap<String, u64>>,
+    /// Part of the machine's time that it took.
+    pub(super) host_share: Option<f64>,
+    /// The part that each kind of exit took.
+    pub(super) exit_share: Option<BTreeMap<String, f64>>,
+    /// Operations on host events, by kind.
+    pub(super) host_operations: Option<BTreeMap<String, u64>>,
+}
+
+impl Stats {
+    /// Of the hypervisor below `pmu`, which had `vcpus` processors to give.
+    pub(super) fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
+        match pmu {
+            Pmu::Native => Self::default(),
+            Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
+            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
+                let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
+                let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
+                monitor
+                    .or_else(|| found.vmm.map(Self::of_vmm))
+                    .unwrap_or_default()
+            }
+        }
+    }
+
+    fn of_monitor(span: &Span, vcpus: u32) -> Self {
+        let all = span.ticks as f64 * f64::from(vcpus);
+        let share = |ticks: u64| round(ticks as f64 / all);
+        let known = span.ticks > 0;
+        Self {
+            exits: Some(span.exits.clone()),
+            host_share: known.then(|| share(span.el2_ticks)),
+            exit_share: known.then(|| {
+                span.exit_ticks
+                    .iter()
+                    .map(|(kind, &ticks)| (kind.clone(), share(ticks)))
+                    .collect()
+            }),
+            host_operations: None,
+        }
+    }
+
+    /// Exits that reach the VMM are its own figures; KVM handles others by
+    /// itself, which only its host's accounts know.
+    fn of_vmm(vmm: &Vmm) -> Self {
+        let Some(span) = &vmm.measured else {
+            return Self::default();
+        };
+        let mut exits = span.exits.clone();
+        let host = vmm.host.as_ref();
+        if let Some(all) = host.and_then(Kvm::exits) {
+            let ours = exits.values().sum();
+            exits.insert("kvm".to_owned(), all.saturating_sub(ours));
+        }
+        Self {
+            exits: Some(exits),
+            host_share: host.and_then(|host| kvm_host_share(&host.begin, &host.end)),
+            exit_share: None,
+            host_operations: Some(span.host_operations.clone()),
+        }
+    }
+
+    fn of_kvm(kvm: &Kvm) -> Self {
+        let mut exits = BTreeMap::new();
+        let mut named = 0;
+        let mut all = 0;
+        for (name, &end) in &kvm.end.exits {
+            let begin = kvm.begin.exits.get(name).copied().unwrap_or(0);
+            let count = end.saturating_sub(begin);
+            match name.as_str() {
+                "exits" => all = count,
+                // Signals end a run of the vCPU from outside: no exit of the
+                // guest's, and not counted among them.
+                "signal_exits" => {}
+                _ => {
+                    named += count;
+                    let kind = name.replace("_exit_stat", "").replace("_exit", "");
+                    if count > 0 {
+                        exits.insert(kind, count);
+                    }
+                }
+            }
+        }
+        // KVM does not count its system register traps, interrupts and page
+        // faults apart.
+        exits.insert("other".to_owned(), all.saturating_sub(named));
+        Self {
+            exits: Some(exits),
+            host_share: kvm_host_share(&kvm.begin, &kvm.end),
+            exit_share: None,
+            host_operations: None,
+        }
+    }
+}
+
+/// All processor time but the guest's and idle time, by the host's own
+/// accounts (proc_stat(5): user time includes guest time).
+fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
+    let fields = |snapshot: &Snapshot| -> Option<Vec<u64>> {
+        let words = snapshot.cpu.split_whitespace().skip(1);
+        words.map(|word| word.parse().ok()).collect()
+    };
+    let (begin, end) = (fields(begin)?, fields(end)?);
+    let grown: Vec<u64> = end
+        .iter()
+        .zip(&begin)
+        .map(|(end, begin)| end.saturating_sub(*begin))
+        .collect();
+    let [_, _, _, idle, iowait, _, _, _, guest, guest_nice, ..] = grown[..] else {
+        return None;
+    };
+    let all: u64 = grown[..8].iter().sum();
+    let host = all.saturating_sub(idle + iowait + guest + guest_nice);
+    (all > 0).then(|| round(host as f64 / all as f64))
+}
+
+/// Whether an exit of this kind, as our monitor and our VMM name it, serves the
+/// guest's PMU: the overflow of a counter, and accesses to the PMU's registers.
+/// Timers, other devices and the command's own begin and end do not.
+pub(super) fn serves_pmu(kind: &str) -> bool {
+    match kind.split(':').collect::<Vec<_>>()[..] {
+        // Arm: the interrupt; registers by their architectural names.
+        ["irq", "pmu"] => true,
+        ["sysreg", register, _] => register.starts_with("PM"),
+        // x86: the signal of a host event; RDPMC; MSRs by their addresses.
+        ["kick" | "rdpmc"] => true,
+        ["msr", _, address] => address
+            .strip_prefix("0x")
+            .and_then(|digits| u32::from_str_radix(digits, 16).ok())
+            .is_some_and(|address| Msr::decode(address).is_some()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exits_that_serve_the_pmu() {
+        for kind in [
+            "irq:pmu",
+            "sysreg:PMCR_EL0:w",
+            "sysreg:PMEVTYPERn_EL0:r",
+            "kick",
+            "rdpmc",
+            "msr:read:0x38e",
+            "msr:write:0x4c1",
+        ] {
+            assert!(serves_pmu(kind), "{kind}");
+        }
+        for kind in [
+            "irq:timer",
+            "sysreg:unknown",
+            "sysreg:ICC_SGI1R_EL1:w",
+            "msr:write:0x6e0",
+            "io:0x3f8",
+            "kvm",
+            "mmio",
+        ] {
+            assert!(!serves_pmu(kind), "{kind}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What runs in the guest, as a line for its shell.
+
+/// A command for the guest's shell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Command(String);
+
+impl Command {
+    /// From the words after `--`: several are a program and its arguments, as
+    /// they are; a single one is a line for the shell (`a | b > c`).
+    /// `None` when there are none.
+    pub fn from_words(words: &[String]) -> Option<Self> {
+        match words {
+            [] => None,
+            [line] => Some(Self(line.clone())),
+            words => Some(Self(
+                words
+                    .iter()
+                    .map(|word| quote(word))
+                    .collect::<Vec<_>>()
+                    .join(" "),
+            )),
+        }
+    }
+
+    /// As a line for the shell.
+    pub fn as_line(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A word as the shell reads it back, quoted only when it has to be.
+pub fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Option<Command> {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        Command::from_words(&words)
+    }
+
+    #[test]
+    fn one_word_is_a_shell_line() {
+        let command = words(&["gzip -c random.bin > /dev/null"]).unwrap();
+        assert_eq!(command.as_line(), "gzip -c random.bin > /dev/null");
+        assert_eq!(words(&[]), None);
+    }
+
+    #[test]
+    fn several_words_stay_words() {
+        let command = words(&["printf", "%s\n", "it's", "", "a>b", "x=y"]).unwrap();
+        assert_eq!(command.as_line(), "printf '%s\n' 'it'\\''s' '' 'a>b' x=y");
+    }
+}
