@@ -77,6 +77,9 @@
 //!     fn now(&mut self) -> u64 {
 //!         self.tsc
 //!     }
+//!     fn host_clock(&mut self) -> u64 {
+//!         self.tsc // this guest's TSC is the host's
+//!     }
 //!     fn arm(&mut self, deadline: u64) {
 //!         self.armed = Some(deadline);
 //!     }

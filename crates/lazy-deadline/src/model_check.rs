@@ -50,6 +50,9 @@ impl HostTimer for Clock {
     fn now(&mut self) -> u64 {
         self.tsc
     }
+    fn host_clock(&mut self) -> u64 {
+        self.tsc
+    }
     fn arm(&mut self, deadline: u64) {
         self.armed = Some(deadline);
     }

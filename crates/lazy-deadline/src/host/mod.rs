@@ -1,5 +1,6 @@
 //! The host's half: a timer for each vCPU that looks before it fires.
 
+mod budget;
 mod lvt;
 mod state;
 mod stats;
@@ -9,19 +10,20 @@ use crate::count;
 use super::slot::{AttachError, Slot, SlotRef};
 use super::sync::{Fence, Ordering, full_fence};
 
+use budget::MoveBudget;
+
 pub use lvt::{LvtTimer, TimerMode};
 pub use state::{DeadlineState, RestoreError};
 pub use stats::HostStatistics;
-
-/// A move by fewer floors than this is a short one.
-const SHORT: u64 = 10;
-/// After as many short moves, with no long ones in between, the next are as far as a long one.
-const PATIENCE: u8 = 16;
 
 /// A real timer for one vCPU, and its clock.
 pub trait HostTimer {
     /// The vCPU's TSC, as the guest would read it now.
     fn now(&mut self) -> u64;
+
+    /// A clock that the guest cannot set, in ticks as long as the TSC's: the host's own TSC. It bounds
+    /// how often a guest has its timer moved ([`DeadlineTimer::with_floor`]).
+    fn host_clock(&mut self) -> u64;
 
     /// Has [`DeadlineTimer::expire`] called once when the vCPU's TSC has reached `deadline`, in
     /// place of an earlier wish. The vCPU is not woken for it.
@@ -68,10 +70,7 @@ pub struct DeadlineTimer {
     /// the MSR too; 0: nothing.
     fired: u64,
     sharing: bool,
-    floor: u64,
-    /// Short moves since the guest's last write that no long ones have paid for: one more than
-    /// [`PATIENCE`] at most.
-    hurry: u8,
+    budget: MoveBudget,
     statistics: HostStatistics,
 }
 
@@ -84,21 +83,20 @@ impl DeadlineTimer {
             lazy: false,
             fired: 0,
             sharing: false,
-            floor: 0,
-            hurry: 0,
+            budget: MoveBudget::new(0),
             statistics: HostStatistics::ZERO,
         }
     }
 
-    /// Moves an expired timer by no less than `ticks` of the TSC (default 0: to the very deadline).
+    /// Bounds how often the timer is moved, in `ticks` of the TSC (default 0: no bound).
     ///
-    /// A guest can make the host's timer expire as often as this without an exit of its own, by
-    /// always wanting a deadline a moment later. A deadline found closer than this when the timer
-    /// expires fires late by up to `ticks`; by up to ten times as much after 16 of them, until the guest
-    /// writes its register or wants longer moves: without writes the host moves its timer once in
-    /// seven times `ticks` in the long run, and not once in `ticks`.
+    /// By always wanting a deadline a moment later, a guest can make the host's timer expire and be
+    /// moved without an exit of its own. With a floor, two such moves are `ticks` apart at least, and
+    /// in any span of time there are 16 of them, one for each ten times `ticks`, and one for each of
+    /// the guest's own exits, no more. A deadline that would need more moves fires late by ten times
+    /// `ticks` at most.
     pub const fn with_floor(mut self, ticks: u64) -> Self {
-        self.floor = ticks;
+        self.budget = MoveBudget::new(ticks);
         self
     }
 
@@ -145,7 +143,6 @@ impl DeadlineTimer {
         self.disarm(host);
         self.sharing = false;
         self.fired = 0;
-        self.hurry = 0;
         self.lvt = LvtTimer::RESET;
     }
 
@@ -157,7 +154,6 @@ impl DeadlineTimer {
         host: &mut H,
     ) -> Verdict {
         count(&mut self.statistics.writes);
-        self.hurry = 0;
         if self.lvt.mode != TimerMode::TscDeadline {
             return Verdict::Quiet;
         }
@@ -232,7 +228,8 @@ impl DeadlineTimer {
         }
         if pending > now {
             count(&mut self.statistics.moved);
-            self.armed = pending.max(now.saturating_add(self.patient_floor(pending - now)));
+            let soonest = self.budget.take(host.host_clock());
+            self.armed = pending.max(now.saturating_add(soonest));
             self.lazy = true;
             host.arm(self.armed);
             publish(Some(slot), self.armed);
@@ -365,21 +362,6 @@ impl DeadlineTimer {
         match slot {
             Some(slot) if self.lazy => slot.pending.load(Ordering::Relaxed),
             _ => self.armed,
-        }
-    }
-
-    /// The floor for a move by `ticks`. Long moves pay for short ones.
-    fn patient_floor(&mut self, ticks: u64) -> u64 {
-        let long = self.floor.saturating_mul(SHORT);
-        self.hurry = match ticks.checked_div(long) {
-            None => 0,
-            Some(0) => (self.hurry + 1).min(PATIENCE + 1),
-            Some(times) => self.hurry.saturating_sub(times.min(PATIENCE.into()) as u8),
-        };
-        if self.hurry > PATIENCE {
-            long
-        } else {
-            self.floor
         }
     }
 

@@ -329,33 +329,6 @@ fn a_tsc_that_was_changed_unseen_interrupts_and_then_all_is_written() {
 }
 
 #[test]
-fn a_guest_that_hurries_is_not_followed_as_closely_for_long() {
-    let mut vm = Vm::new();
-    vm.host.timer = DeadlineTimer::new().with_floor(20);
-    vm.set_lvt(UNMASKED);
-    vm.attach();
-    let follow = |vm: &mut Vm, wanted: u64| {
-        let at = vm.host.clock.armed.unwrap();
-        vm.slot.words().pending.store(at + wanted, SeqCst);
-        vm.host.advance(at, vm.slot.words());
-        vm.host.clock.armed.unwrap() - at
-    };
-    let _ = vm.set(2_000);
-    let moves: Vec<u64> = (0..40).map(|_| follow(&mut vm, 21)).collect();
-    assert_eq!(moves[..16], [21; 16]);
-    assert_eq!(moves[16..], [200; 24]);
-    // Long moves pay for short ones, one for one, and no further.
-    assert_eq!(
-        [200, 21, 200, 200, 21, 21].map(|wanted| follow(&mut vm, wanted)),
-        [200, 200, 200, 200, 21, 200]
-    );
-    // A write of its own, and it is.
-    let _ = vm.set(vm.now() + 10);
-    assert_eq!(follow(&mut vm, 21), 21);
-    assert_eq!(vm.host.injected, []);
-}
-
-#[test]
 fn only_a_slot_is_shared() {
     let slot = Slot::new();
     let mut timer = DeadlineTimer::new();

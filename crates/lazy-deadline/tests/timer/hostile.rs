@@ -110,6 +110,9 @@ fn a_slot_that_never_holds_still() {
         fn now(&mut self) -> u64 {
             self.0
         }
+        fn host_clock(&mut self) -> u64 {
+            self.0
+        }
         fn arm(&mut self, _: u64) {}
         fn disarm(&mut self) {}
     }

@@ -8,6 +8,8 @@ use lazy_deadline::{
 pub(crate) struct Clock {
     /// The vCPU's TSC.
     pub(crate) tsc: u64,
+    /// The vCPU's TSC less the host's clock: what the guest has changed.
+    pub(crate) offset: u64,
     pub(crate) armed: Option<u64>,
     /// How late the host's timer expires.
     pub(crate) late: u64,
@@ -17,6 +19,9 @@ pub(crate) struct Clock {
 impl HostTimer for Clock {
     fn now(&mut self) -> u64 {
         self.tsc
+    }
+    fn host_clock(&mut self) -> u64 {
+        self.tsc.wrapping_sub(self.offset)
     }
     fn arm(&mut self, deadline: u64) {
         self.arms += 1;
@@ -64,6 +69,13 @@ impl Host {
     pub(crate) fn expire(&mut self, slot: SlotRef<'_>) {
         let verdict = self.timer.expire(Some(slot), &mut self.clock);
         self.act(verdict);
+    }
+
+    /// Runs to the next expiry of the host's timer.
+    pub(crate) fn advance_to_expiry(&mut self, slot: SlotRef<'_>) {
+        if let Some(at) = self.clock.armed {
+            self.advance(at.saturating_add(self.clock.late), slot);
+        }
     }
 
     /// Runs to `to`, with every expiry of the host's timer on the way.

@@ -7,4 +7,5 @@ mod machine;
 mod migration;
 mod plain;
 mod properties;
+mod rate;
 mod workload;

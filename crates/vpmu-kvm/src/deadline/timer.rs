@@ -209,6 +209,10 @@ impl<C: Clocks> HostTimer for Timer<'_, C> {
         }
     }
 
+    fn host_clock(&mut self) -> u64 {
+        self.clocks.tsc()
+    }
+
     fn arm(&mut self, deadline: u64) {
         let since = self.now();
         let ahead = deadline.saturating_sub(since);
