@@ -17,7 +17,8 @@ use libfuzzer_sys::fuzz_target;
 use pair::{Pair, Step};
 use support::Happening;
 use vpmu::counter::{Lost, Policy, Report};
-use vpmu::x86::{ArchEvent, Capability, Msr, PmuConfig, Ring, Version};
+use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
+use vpmu::x86::{ArchEvent, Ring};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -63,7 +64,7 @@ fn capability(input: &mut Unstructured<'_>) -> Result<Capability> {
 }
 
 fn step(input: &mut Unstructured<'_>) -> Result<Step> {
-    Ok(match input.int_in_range(0..=19)? {
+    Ok(match input.int_in_range(0..=20)? {
         0..=6 => Step::Write(address(input)?, value(input)?),
         7 => Step::Read(address(input)?),
         8 => {
@@ -87,6 +88,7 @@ fn step(input: &mut Unstructured<'_>) -> Result<Step> {
         17 if input.arbitrary()? => Step::EndSlice,
         17 => Step::Filter(input.arbitrary()?),
         18 => Step::Refuse(*input.choose(&[None, Some(Lost::Busy), Some(Lost::Unsupported)])?),
+        19 => Step::TakePmi,
         _ => Step::Migrate,
     })
 }

@@ -1,7 +1,8 @@
 //! What CPUID says of the PMU.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
-use vpmu::x86::{Capability, CpuidLeaf};
+use vpmu::x86::CpuidLeaf;
+use vpmu::x86::intel::Capability;
 
 /// Puts what `capability` says into `cpuid`, in place of what KVM said of its own PMU: leaf 0AH, the
 /// bits of leaves 01H and 07H, and leaf 23H if it is offered. A guest looks at leaf 0AH only if the
@@ -79,7 +80,7 @@ fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu::x86::Version;
+    use vpmu::x86::intel::Version;
 
     fn leaf(cpuid: &CpuId, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
         cpuid

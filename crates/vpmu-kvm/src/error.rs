@@ -1,6 +1,6 @@
 //! What can go wrong between the engine and KVM.
 
-use vpmu::x86::ConfigError;
+use vpmu::x86::intel::ConfigError;
 
 /// What can go wrong between the engine and KVM.
 #[derive(Debug, thiserror::Error)]

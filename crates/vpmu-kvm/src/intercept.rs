@@ -6,7 +6,7 @@ use kvm_bindings::{
 use kvm_ioctls::{
     Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
 };
-use vpmu::x86::Msr;
+use vpmu::x86::intel::Msr;
 
 use crate::error::{Error, kvm};
 

@@ -16,7 +16,7 @@
 //!
 //! ```no_run
 //! use kvm_ioctls::{Kvm, VcpuExit};
-//! use vpmu::x86::{Capability, PmuConfig, Version};
+//! use vpmu::x86::intel::{Capability, PmuConfig, Version};
 //! use vpmu_kvm::VcpuPmu;
 //! use vpmu_perf::{PerfHost, PerfOptions};
 //!
@@ -77,5 +77,5 @@ pub use cpuid::{set_cpuid, set_deadline_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
 pub use intercept::{disable_kvm_pmu, intercept, pmu_msrs};
-pub use pmu::{RDPMC_PORT, VcpuPmu, VcpuPmuState, prepare};
+pub use pmu::{RDPMC_PORT, VcpuPmu, prepare};
 pub use stats::{Exit, Statistics};

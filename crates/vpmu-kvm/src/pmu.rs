@@ -16,9 +16,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_ioctls::{ReadMsrExit, SyncReg, VcpuFd, VmFd, WriteMsrExit};
-use serde::{Deserialize, Serialize};
 use vpmu::counter::{CounterHost, Report};
-use vpmu::x86::{CounterConfig, Outcome, PmiEdge, Pmu, PmuConfig, PmuState, RestoreError, Ring};
+use vpmu::x86::intel::{Pmu, PmuConfig, PmuState, RestoreError};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
 use vpmu_perf::PerfHost;
 
 use crate::error::{Error, kvm};
@@ -33,23 +33,11 @@ pub fn prepare(vcpu: &mut VcpuFd) {
     vcpu.set_sync_valid_reg(SyncReg::Register);
 }
 
-/// One vCPU's PMU as a value: all that its guest could find out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VcpuPmuState {
-    /// The registers, with all that has been counted.
-    pub pmu: PmuState,
-    /// A PMI has become due and was not delivered.
-    pub pending: bool,
-}
-
 /// One vCPU's PMU and its host.
 #[derive(Debug)]
 pub struct VcpuPmu<H> {
     pmu: Pmu,
     host: H,
-    edge: PmiEdge,
-    /// A PMI is to be delivered.
-    pending: bool,
     account: Arc<Mutex<Statistics>>,
 }
 
@@ -63,8 +51,6 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         Ok(Self {
             pmu: Pmu::new(config).map_err(Error::Config)?,
             host,
-            edge: PmiEdge::new(),
-            pending: false,
             account: Arc::default(),
         })
     }
@@ -77,13 +63,10 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
     ///
     /// Overflows that the host has reported must have been handed over before.
-    pub fn save(&mut self) -> VcpuPmuState {
-        let pmu = self.pmu.save(&mut self.host);
-        self.look_at_line();
-        VcpuPmuState {
-            pmu,
-            pending: self.pending,
-        }
+    pub fn save(&mut self) -> PmuState {
+        let state = self.pmu.save(&mut self.host);
+        self.count_calls();
+        state
     }
 
     /// Goes on from `state`, in place of what was here: what is enabled counts at once. The account
@@ -92,12 +75,9 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// # Errors
     ///
     /// Refuses the state of a PMU that this one is not. This one is then as it was.
-    pub fn restore(&mut self, state: &VcpuPmuState) -> Result<(), RestoreError> {
-        self.pmu.restore(&state.pmu, &mut self.host)?;
-        // What held the line when it was saved has made its edge.
-        self.edge = PmiEdge::new();
-        self.look_at_line();
-        self.pending = state.pending;
+    pub fn restore(&mut self, state: &PmuState) -> Result<(), RestoreError> {
+        self.pmu.restore(state, &mut self.host)?;
+        self.count_calls();
         Ok(())
     }
 
@@ -119,7 +99,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// moment, as this host's events follow the vCPU's thread.
     pub fn end_slice(&mut self) {
         self.pmu.end_slice(&mut self.host);
-        self.look_at_line();
+        self.count_calls();
     }
 
     /// Completes an RDMSR. `false`: no MSR of the PMU, and the guest gets #GP unless the caller
@@ -127,7 +107,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     pub fn rdmsr(&mut self, exit: &mut ReadMsrExit<'_>) -> bool {
         self.statistics().count(Exit::MsrRead(exit.index));
         let outcome = self.pmu.rdmsr(exit.index, &mut self.host);
-        self.look_at_line();
+        self.count_calls();
         let (value, error) = match outcome {
             Outcome::Value(value) => (value, 0),
             Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => (0, 1),
@@ -142,7 +122,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     pub fn wrmsr(&mut self, exit: &mut WriteMsrExit<'_>) -> bool {
         self.statistics().count(Exit::MsrWrite(exit.index));
         let outcome = self.pmu.wrmsr(exit.index, exit.data, &mut self.host);
-        self.look_at_line();
+        self.count_calls();
         *exit.error = u8::from(outcome != Outcome::Done);
         outcome != Outcome::NotHandled
     }
@@ -170,7 +150,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     pub fn rdpmc_value(&mut self, index: u32) -> Option<u64> {
         self.statistics().count(Exit::Rdpmc);
         let outcome = self.pmu.rdpmc(index, Ring::Kernel, true, &mut self.host);
-        self.look_at_line();
+        self.count_calls();
         match outcome {
             Outcome::Value(value) => Some(value),
             Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => None,
@@ -180,7 +160,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// A host event has overflowed.
     pub fn overflow(&mut self, counter: u8, report: Report) {
         self.pmu.overflow(counter, report, &mut self.host);
-        self.look_at_line();
+        self.count_calls();
     }
 
     /// Delivers a PMI that has become due, as LVTPC has it. To be called on the vCPU's thread before
@@ -190,20 +170,22 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     ///
     /// When KVM refuses.
     pub fn before_run(&mut self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
-        if !self.pending {
+        if !self.pmu.pmi_due() {
             return Ok(());
         }
         let lapic = Lapic::of(vcpu)?;
-        match self.deliver(lapic.lvtpc()) {
-            Delivery::Masked => Ok(()),
-            Delivery::Nmi => kvm("KVM_NMI", vcpu.nmi()),
-            Delivery::Vector(vector) => lapic::signal(vm, lapic.id(), vector),
+        match self.take_pmi(lapic.lvtpc()) {
+            None | Some(Delivery::Masked) => Ok(()),
+            Some(Delivery::Nmi) => kvm("KVM_NMI", vcpu.nmi()),
+            Some(Delivery::Vector(vector)) => lapic::signal(vm, lapic.id(), vector),
         }
     }
 
-    /// How the PMI that is due has to be delivered. It is not due any more.
-    fn deliver(&mut self, lvtpc: u32) -> Delivery {
-        self.pending = false;
+    /// How the PMI that is due, if one is, has to be delivered. It is not due any more.
+    fn take_pmi(&mut self, lvtpc: u32) -> Option<Delivery> {
+        if !self.pmu.take_pmi() {
+            return None;
+        }
         let delivery = Delivery::of(lvtpc);
         let mut account = self.statistics();
         match delivery {
@@ -211,11 +193,10 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             Delivery::Nmi | Delivery::Vector(_) => account.pmis += 1,
         }
         drop(account);
-        delivery
+        Some(delivery)
     }
 
-    fn look_at_line(&mut self) {
-        self.pending |= self.edge.rises(self.pmu.pmi_sources());
+    fn count_calls(&self) {
         self.statistics().host = self.pmu.statistics();
     }
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu::counter::{CounterHost, CounterSet, CounterState, Lost, Policy, Report};
-use vpmu::x86::{ArchEvent, Capability, Outcome, Pmu, PmuConfig, RawPerfEvtSel, Version};
+use vpmu::x86::intel::{Capability, Pmu, PmuConfig, RawPerfEvtSel, Version};
+use vpmu::x86::{ArchEvent, Outcome};
 use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;
@@ -63,7 +64,7 @@ fn overflow(pmu: &mut Pmu, host: &mut PerfHost) -> Duration {
         for (counter, report) in host.take_overflows() {
             pmu.overflow(counter, report, host);
         }
-        if pmu.line() {
+        if pmu.take_pmi() {
             return start.elapsed();
         }
         assert!(start.elapsed() < Duration::from_secs(10), "no overflow");
@@ -89,7 +90,7 @@ fn a_counter_overflows_again_and_again_under_each_policy() {
             assert!(beyond < HZ, "it has wrapped: {beyond}");
             write(&mut pmu, &mut host, PMC0, MASK + 1 - period);
             write(&mut pmu, &mut host, OVF_CTRL, 1);
-            assert!(!pmu.line());
+            assert!(!pmu.pmi_due());
             write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
         }
         assert_eq!(pmu.statistics().lost, 0);
@@ -190,7 +191,7 @@ fn storm(counters: u32) {
             pmu.overflow(counter, report, &mut host);
             reports += 1;
         }
-        let status = pmu.pmi_sources();
+        let status = read(&mut pmu, &mut host, GLOBAL_STATUS);
         for n in (0..counters).filter(|n| status >> n & 1 != 0) {
             // In this order: the other way round the next overflow may be acknowledged too.
             write(&mut pmu, &mut host, OVF_CTRL, 1 << n);

@@ -9,7 +9,8 @@
 //! nested guests.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
-use vpmu::x86::{Capability, CpuidLeaf};
+use vpmu::x86::CpuidLeaf;
+use vpmu::x86::intel::Capability;
 
 /// A model of family 6 that Intel never made: no kernel has special handling for it.
 const SIGNATURE: u32 = 0x000f_06e1;

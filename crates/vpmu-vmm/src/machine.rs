@@ -10,7 +10,7 @@ use std::time::Duration;
 use kvm_ioctls::VmFd;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
-use vpmu::x86::Capability;
+use vpmu::x86::intel::Capability;
 use vpmu_perf::Backing;
 
 use super::deadline::{self, Deadline};

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu::x86::{ArchEvent, Capability, PmuConfig, Version};
+use vpmu::x86::ArchEvent;
+use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
 use vpmu_perf::{PerfHost, PerfOptions};
 
 use super::boot::{self, Entry};
@@ -14,7 +15,7 @@ use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
 use super::{Ending, Error, PmuOptions, SaveError, cpuid, kvm};
-use vpmu_kvm::{Exit, RDPMC_PORT, Statistics, VcpuPmu, VcpuPmuState};
+use vpmu_kvm::{Exit, RDPMC_PORT, Statistics, VcpuPmu};
 
 /// How long a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
@@ -33,7 +34,7 @@ pub(super) struct Vcpu {
     pub(super) cpuid: CpuId,
     pub(super) deadline: Option<Deadline>,
     /// Its PMU, when it has run.
-    pub(super) pmu: Option<(Capability, VcpuPmuState)>,
+    pub(super) pmu: Option<(Capability, PmuState)>,
 }
 
 /// How a vCPU begins.

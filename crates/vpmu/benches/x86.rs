@@ -6,7 +6,8 @@ use std::num::NonZeroU64;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
-use vpmu::x86::{Capability, CounterConfig, Outcome, Pmu, PmuConfig, Ring, Version};
+use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
 
 /// Totals that only the bench moves.
 #[derive(Default)]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vpmu::x86::Msr;
+use vpmu::x86::intel::Msr;
 
 use super::record::{Kvm, Snapshot, Span, Vmm};
 use super::result::{Found, round};

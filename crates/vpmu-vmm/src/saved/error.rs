@@ -2,7 +2,8 @@
 
 use std::io;
 
-use vpmu::x86::{ArchEvent, RestoreError};
+use vpmu::x86::ArchEvent;
+use vpmu::x86::intel::RestoreError;
 
 /// Why a machine cannot be saved, or a saved one cannot go on here.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,8 @@
 //! Whether this host has what a saved guest has been told of.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
-use vpmu::x86::{ArchEvent, Capability};
+use vpmu::x86::ArchEvent;
+use vpmu::x86::intel::Capability;
 use vpmu_perf::PerfHost;
 
 use super::Error;

@@ -18,7 +18,7 @@ mod vm;
 
 use serde::{Deserialize, Serialize};
 use vpmu::counter::Policy;
-use vpmu::x86::Capability;
+use vpmu::x86::intel::Capability;
 
 pub(super) use clock::Clock;
 pub use error::Error;

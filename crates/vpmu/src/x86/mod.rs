@@ -1,63 +1,15 @@
-//! Intel's architectural performance monitoring, versions 2 to 5, as a guest sees it.
+//! PMUs of x86 processors, as a guest sees them.
 //!
-//! # Why it is driven this way
-//!
-//! Architectural performance monitoring (Intel SDM vol. 3B, section 20.2, chapter "Performance
-//! Monitoring"; section 18.2 in older editions) is a set of MSRs: general counters that count what
-//! their IA32_PERFEVTSELx says, fixed counters that always count the same event, and global
-//! registers that gate them all and collect their overflow bits. Which of it a processor has is in
-//! CPUID leaf 0AH. A guest asks that leaf, and a later version always contains the earlier ones, so
-//! here one value, [`Capability`], decides everything: which MSRs exist, which of their bits are
-//! reserved, what CPUID says.
-//!
-//! Linux's handler for one sample touches six MSRs and executes one RDPMC, and each of these leaves
-//! the guest. What the exits cost cannot be changed here; what the host does because of them can.
-//! [`Pmu`] therefore tells [`HostEvents`](crate::counter::HostEvents) only what really changed, and
-//! that decides, under a [`Policy`](crate::counter::Policy), which calls are left to make.
-//!
-//! # The interrupt
-//!
-//! The engine computes a level, [`Pmu::line`]: an overflow bit is set, its counter asks for an
-//! interrupt, and the counter is enabled globally. It latches nothing. A local APIC wants edges:
-//! [`PmiEdge`] makes them. Setting the mask bit of LVTPC with the delivery, as Intel's processors do
-//! (section 11.5.1), is the business of whoever has the local APIC.
-//!
-//! # What is not offered
-//!
-//! Last-branch records, PEBS, performance metrics and the uncore: their bits are reserved, so a
-//! guest that looks finds a processor without them.
+//! Each vendor has a model of its own: [`intel`] is architectural performance monitoring. What is
+//! here is what the models share: what a host is told to count ([`CounterConfig`]), which events a
+//! guest may count ([`EventFilter`]), and how an access ends ([`Outcome`]).
 
-mod accesses;
-mod capability;
 mod config;
-mod counters;
 mod filter;
-mod msr;
-mod pmi;
-mod pmu;
-mod save;
-mod state;
+pub mod intel;
 
-use crate::counter::CounterSet;
-
-pub use capability::{Capability, ConfigError, CpuidLeaf, Version, perf_capabilities};
-pub use config::{ArchEvent, CounterConfig, EventKind, RawPerfEvtSel, fixed_ctrl};
+pub use config::{ArchEvent, CounterConfig, EventKind};
 pub use filter::{EventFilter, MaskedEvent, TooManyEvents};
-pub use msr::{Msr, debugctl, global_status};
-pub use pmi::PmiEdge;
-pub use pmu::{Pmu, PmuConfig};
-pub use state::{PmuState, RestoreError};
-
-/// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
-/// architectural.
-pub const MAX_GENERAL: u8 = 8;
-
-/// No PMU here has more fixed counters: 0 to 6 have a meaning.
-pub const MAX_FIXED: u8 = 7;
-
-/// The number that fixed counter 0 has in [`CounterSet`]s and for a host; the others follow.
-/// General counters begin at 0.
-pub const FIXED: u8 = 16;
 
 /// Who runs: the guest's kernel (CPL 0) or its user space (any other).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,25 +35,15 @@ pub enum Outcome {
     GeneralProtection,
 }
 
-/// Counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
-const fn to_global(counters: CounterSet) -> u64 {
-    let bits = counters.bits();
-    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
-}
-
-/// The other way round. Bits that are no counter's are dropped.
-const fn from_global(bits: u64) -> CounterSet {
-    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counters_have_their_places_in_the_global_registers() {
-        let some = CounterSet::from_bits(1 << 3 | 1 << (FIXED + 2));
-        assert_eq!(to_global(some), 1 << 3 | 1 << 34);
-        assert_eq!(from_global(1 << 3 | 1 << 34 | 1 << 59 | 1 << 20), some);
-    }
+/// What one CPUID leaf answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuidLeaf {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
 }

@@ -2,8 +2,9 @@
 
 use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, SAMPLE, set};
 use vpmu::counter::{CounterSet, Policy, Report, Statistics};
-use vpmu::x86::Msr::*;
-use vpmu::x86::{Capability, Msr, Outcome, PmuConfig, Ring, Version};
+use vpmu::x86::intel::Msr::*;
+use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
+use vpmu::x86::{Outcome, Ring};
 
 #[test]
 fn a_guest_that_never_enables_a_counter_costs_no_call() {
@@ -62,7 +63,6 @@ fn operations_per_pmi(policy: Policy, atomic: bool) -> [u64; 6] {
         assert!(guest.interrupt());
         guest.execute(20);
         linux_handler(&mut guest, 1000);
-        assert!(!guest.pmu.line());
         operations.push(since(guest.pmu.statistics(), before));
     }
     assert!(operations.iter().all(|each| *each == operations[0]));

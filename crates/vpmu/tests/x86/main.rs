@@ -4,6 +4,7 @@
 mod behaviour;
 mod host_calls;
 mod model;
+mod orders;
 mod pair;
 mod policy;
 mod reference;

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use crate::pair::{Pair, Step};
 use crate::support::Happening;
 use vpmu::counter::{Lost, Policy, Report};
-use vpmu::x86::{ArchEvent, Capability, Msr, PmuConfig, Ring, Version};
+use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
+use vpmu::x86::{ArchEvent, Ring};
 
 fn ring() -> impl Strategy<Value = Ring> {
     prop_oneof![Just(Ring::User), Just(Ring::Kernel)]
@@ -175,6 +176,7 @@ fn step() -> BoxedStrategy<Step> {
         1 => Just(Step::EndSlice),
         1 => any::<bool>().prop_map(Step::Filter),
         1 => refuse.prop_map(Step::Refuse),
+        1 => Just(Step::TakePmi),
         1 => Just(Step::Migrate),
     ]
     .boxed()

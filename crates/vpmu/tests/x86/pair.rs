@@ -3,12 +3,13 @@
 //! Invariants, each checked after every step:
 //!
 //! - **same registers**: every MSR reads the same in the engine and in the reference.
-//! - **line on time**: once the host's reports are delivered, the engine's line is the reference's.
-//! - **line never early**: before that, the engine's line is high only if the reference's is.
+//! - **PMI on time**: once the host's reports are delivered, the engine has a PMI due if and only
+//!   if the reference has.
+//! - **PMI never early**: before that, the engine has one due only if the reference has.
 //! - **comparing disturbs nothing**: these are checked on copies, so what the engine puts off stays
 //!   put off.
 //! - **put stops**: after a put no host event runs.
-//! - **put settles**: after a put the line needs no report to be right.
+//! - **put settles**: after a put the PMI needs no report to be due.
 //! - **orderly**: the host is called in the order `CounterHost` promises (the fake host checks it).
 //! - **quiet**: a report is asked for only for a counter that asks for an interrupt.
 //! - **honest loss**: a counter is lost only if the host refused it or nobody could count it, and
@@ -17,7 +18,12 @@
 use crate::reference::{Reference, Told};
 use crate::support::{Call, Guest, Happening};
 use vpmu::counter::{CounterState, Lost, Report};
-use vpmu::x86::{ArchEvent, EventFilter, FIXED, MaskedEvent, Msr, Outcome, PmuConfig, Ring};
+use vpmu::x86::intel::{FIXED, Msr, PmuConfig};
+use vpmu::x86::{ArchEvent, EventFilter, MaskedEvent, Outcome, Ring};
+
+/// A counter that is further from its overflow than this is looked at by the end of a slice, at the
+/// latest: so many events take longer than a slice.
+const MORE_THAN_A_SLICE: u64 = 1 << 32;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -40,6 +46,8 @@ pub(crate) enum Step {
     EndSlice,
     Filter(bool),
     Refuse(Option<Lost>),
+    /// The local APIC takes the PMI that is due, if one is.
+    TakePmi,
     /// Save, and restore into a new PMU on a new host.
     Migrate,
 }
@@ -114,6 +122,10 @@ impl Pair {
             Step::Happen(what, ring, times) => {
                 reference.happen(what, ring, times);
                 self.guest.happen(what, ring, times);
+                if times >= MORE_THAN_A_SLICE {
+                    let Guest { pmu, host } = &mut self.guest;
+                    pmu.end_slice(host);
+                }
                 if reference.freezes() {
                     // Counters stop with the interrupt, not before it: it is here at once.
                     self.guest.interrupt();
@@ -127,9 +139,9 @@ impl Pair {
                     ArchEvent::Branches => Happening::Other(0xc4, 0),
                     _ => return,
                 };
-                let line = pmu.emulated(event, times, ring, host);
+                let due = pmu.emulated(event, times, ring, host);
                 reference.emulate(what, ring, times);
-                assert!(!line || reference.line(), "line never early: {step:?}");
+                assert!(!due || reference.pmi, "PMI never early: {step:?}");
             }
             Step::Deliver(mask, wished) => {
                 for (n, report) in host.take_reports(mask, wished) {
@@ -146,7 +158,7 @@ impl Pair {
                 pmu.put(host);
                 reference.loaded = false;
                 assert!(host.running().is_empty(), "put stops");
-                assert_eq!(pmu.line(), reference.line(), "put settles");
+                assert_eq!(pmu.pmi_due(), reference.pmi, "put settles");
             }
             Step::Load => {
                 pmu.load(host);
@@ -168,6 +180,12 @@ impl Pair {
                 };
             }
             Step::Refuse(refuse) => host.refuse = refuse,
+            Step::TakePmi => {
+                self.guest.interrupt();
+                let taken = self.guest.pmu.take_pmi();
+                let reference = std::mem::take(&mut self.reference.pmi);
+                assert_eq!(taken, reference, "one PMI each: {step:?}");
+            }
             Step::Migrate => {
                 let state = pmu.save(host);
                 let mut next = Guest::with(self.config.clone());
@@ -188,9 +206,9 @@ impl Pair {
 
     fn check(&mut self, step: &Step) {
         let mut copy = self.guest.clone();
-        let high = self.reference.line();
-        assert!(!copy.pmu.line() || high, "line never early: {step:?}");
-        assert_eq!(copy.interrupt(), high, "line on time: {step:?}");
+        let due = self.reference.pmi;
+        assert!(!copy.pmu.pmi_due() || due, "PMI never early: {step:?}");
+        assert_eq!(copy.interrupt(), due, "PMI on time: {step:?}");
 
         // Reading one register settles things for the next, so the order is both ways.
         let mut addresses: Vec<u32> = Msr::all().map(Msr::address).collect();

@@ -37,8 +37,8 @@ pub(crate) struct Reference {
     global: u64,
     status: u64,
     debug: u64,
-    /// What a PMI took out of `global`.
-    frozen: u64,
+    /// An overflow has requested a PMI that nobody has taken.
+    pub(crate) pmi: bool,
 }
 
 const FREEZE: u64 = 1 << 59;
@@ -55,7 +55,7 @@ impl Reference {
             global: (1 << told.general) - 1,
             status: 0,
             debug: 0,
-            frozen: 0,
+            pmi: false,
             told,
         }
     }
@@ -90,13 +90,7 @@ impl Reference {
         }
     }
 
-    pub(crate) fn line(&self) -> bool {
-        (0..64)
-            .filter(|&n| self.exists(n))
-            .any(|n| self.status & (self.global | self.frozen) & 1 << n != 0 && self.interrupts(n))
-    }
-
-    /// Whether a PMI stops the counters.
+    /// Whether a PMI request stops the counters (19.4.7).
     pub(crate) fn freezes(&self) -> bool {
         self.debug >> 12 & 1 != 0
     }
@@ -167,17 +161,18 @@ impl Reference {
             let sum = u128::from(self.counter[n as usize]) + u128::from(times);
             self.counter[n as usize] = (sum % self.end(n)) as u64;
             if sum >= self.end(n) {
-                pmi |= self.interrupts(n) && self.status >> n & 1 == 0;
+                // 20.2.2: the counter "will generate an interrupt on overflow". Nothing is said
+                // of the status bit, and nothing of it being clear before.
                 self.status |= 1 << n;
+                pmi |= self.interrupts(n);
             }
         }
-        if pmi && self.freezes() {
-            if self.told.version >= 4 {
-                self.status |= FREEZE;
-            } else {
-                self.frozen |= self.global;
-                self.global = 0;
-            }
+        self.pmi |= pmi;
+        // 19.4.7: the legacy way clears the enables, the streamlined way of version 4 sets a bit.
+        match (pmi && self.freezes(), self.told.version) {
+            (false, _) => {}
+            (true, ..=3) => self.global = 0,
+            (true, _) => self.status |= FREEZE,
         }
     }
 
@@ -265,7 +260,10 @@ impl Reference {
             0x390 if v4 => counters | 3 << 62 | 3 << 58,
             0x390 => counters | 3 << 62,
             0x391 if v4 => counters | 1 << 62 | 3 << 58,
-            0x1d9 => 1 << 12 | u64::from(self.told.smm) << 14 | self.told.other_debugctl,
+            0x1d9 => {
+                let freeze = u64::from(self.told.pdcm) << 12 | u64::from(self.told.smm) << 14;
+                freeze | self.told.other_debugctl
+            }
             0xc1..=0xc8
             | 0x4c1..=0x4c8
             | 0x186..=0x18d
@@ -291,10 +289,7 @@ impl Reference {
             0x186..=0x18d => self.select[index - 0x186] = value,
             0x309..=0x30f => self.counter[index - 0x309 + 32] = value,
             0x38d => self.fixed_control = value,
-            0x38f => {
-                self.global = value;
-                self.frozen = 0;
-            }
+            0x38f => self.global = value,
             0x390 => self.status &= !value,
             0x391 => self.status |= value,
             _ => self.debug = value,

@@ -3,8 +3,9 @@
 
 use crate::support::Guest;
 use vpmu::x86::Outcome::{Done, GeneralProtection, NotHandled, Value};
-use vpmu::x86::Version::{V2, V3, V4, V5};
-use vpmu::x86::{Capability, Msr, PmuConfig, Ring, Version};
+use vpmu::x86::Ring;
+use vpmu::x86::intel::Version::{V2, V3, V4, V5};
+use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
 
 /// What is at one address.
 struct Row {

@@ -4,9 +4,8 @@
 use std::num::NonZeroU64;
 
 use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
-use vpmu::x86::{
-    Capability, CounterConfig, EventKind, Msr, Outcome, Pmu, PmuConfig, Ring, Version,
-};
+use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
+use vpmu::x86::{CounterConfig, EventKind, Outcome, Ring};
 
 /// One call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,12 +343,18 @@ impl Guest {
         self.happen(Happening::Instructions, Ring::User, times);
     }
 
-    /// Delivers what the host has to report, and answers the line.
+    /// Delivers what the host has to report, and answers whether a PMI is due.
     pub(crate) fn interrupt(&mut self) -> bool {
         for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
             let _ = self.pmu.overflow(n, report, &mut self.host);
         }
-        self.pmu.line()
+        self.pmu.pmi_due()
+    }
+
+    /// Delivers what the host has to report, and takes the PMI that is due, if one is.
+    pub(crate) fn take_pmi(&mut self) -> bool {
+        self.interrupt();
+        self.pmu.take_pmi()
     }
 
     /// General counter `n` samples `event` every `period` times, once it is enabled globally.

@@ -259,10 +259,11 @@ fn single(c: Capability) -> [Row; 8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu::x86::{self, Msr, Version};
+    use vpmu::x86::intel;
+    use vpmu::x86::intel::{Msr, Version};
 
-    fn engine(version: Version) -> (x86::Capability, Capability) {
-        let theirs = x86::Capability {
+    fn engine(version: Version) -> (intel::Capability, Capability) {
+        let theirs = intel::Capability {
             fixed: if version == Version::V5 {
                 0b1101
             } else {
@@ -270,7 +271,7 @@ mod tests {
             },
             events: 0b101,
             other_debugctl: BTF,
-            ..x86::Capability::new(version)
+            ..intel::Capability::new(version)
         };
         let leaf = theirs.leaf_0a();
         let ours = Capability::new(

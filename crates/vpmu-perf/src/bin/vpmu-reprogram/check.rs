@@ -9,7 +9,8 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
-use vpmu::x86::{CounterConfig, RawPerfEvtSel, Version};
+use vpmu::x86::CounterConfig;
+use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfHost};
 
 use crate::options;

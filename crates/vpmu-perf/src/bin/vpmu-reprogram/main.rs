@@ -18,7 +18,8 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 use vpmu::counter::Policy;
-use vpmu::x86::{Capability, Outcome, Pmu, PmuConfig, Ring, Version};
+use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
+use vpmu::x86::{Outcome, Ring};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
 use crate::check::{CHECKS, Outcome as Checked};
@@ -129,7 +130,7 @@ impl Guest {
                 self.pmu.overflow(counter, report, &mut self.host);
                 took += start.elapsed();
             }
-            if self.pmu.line() {
+            if self.pmu.take_pmi() {
                 return Ok(took);
             }
             if waiting.elapsed() > Duration::from_secs(5) {

@@ -2,13 +2,13 @@
 
 use super::config::fixed_index;
 use super::{
-    ArchEvent, Capability, ConfigError, CounterConfig, EventFilter, FIXED, RawPerfEvtSel, Ring,
-    Version, debugctl, fixed_ctrl, global_status, to_global,
+    Capability, ConfigError, FIXED, RawPerfEvtSel, Version, debugctl, fixed_ctrl, global_status,
 };
 use crate::counter::{
     CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Slots,
     Statistics, count,
 };
+use crate::x86::{ArchEvent, CounterConfig, EventFilter, EventKind, Ring};
 
 /// What a [`Pmu`] is, as opposed to what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,11 +62,11 @@ pub(super) struct Slot {
 /// #     fn release(&mut self, _: u8) {}
 /// # }
 /// use vpmu::counter::Report;
-/// use vpmu::x86::{Capability, Outcome, Pmu, PmuConfig, PmiEdge, Ring, Version};
+/// use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
+/// use vpmu::x86::{Outcome, Ring};
 ///
 /// let mut host = Host::default();
 /// let mut pmu = Pmu::new(PmuConfig::new(Capability::new(Version::V2)))?;
-/// let mut edge = PmiEdge::new();
 ///
 /// // The guest samples every 1000 instructions in counter 0.
 /// for (msr, value) in [
@@ -84,14 +84,14 @@ pub(super) struct Slot {
 /// // The host has counted them, and says so.
 /// host.0 = 1000;
 /// assert!(pmu.overflow(0, Report::Due, &mut host));
-/// assert!(edge.rises(pmu.pmi_sources()), "deliver what LVTPC says");
+/// assert!(pmu.take_pmi(), "deliver what LVTPC says");
+/// assert!(!pmu.take_pmi(), "once for each overflow");
 ///
 /// // The guest's handler looks and acknowledges.
 /// assert_eq!(pmu.rdmsr(0x38e, &mut host), Outcome::Value(1));
 /// assert_eq!(pmu.rdpmc(0, Ring::Kernel, false, &mut host), Outcome::Value(0));
 /// assert_eq!(pmu.wrmsr(0x390, 1, &mut host), Outcome::Done);
-/// assert!(!pmu.line());
-/// # Ok::<(), vpmu::x86::ConfigError>(())
+/// # Ok::<(), vpmu::x86::intel::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Pmu<V = ()> {
@@ -109,8 +109,8 @@ pub struct Pmu<V = ()> {
     /// The other bits in it.
     pub(super) status: u64,
     pub(super) debugctl: u64,
-    /// Before version 4: what a PMI has taken out of `global`, until the guest writes it again.
-    pub(super) frozen: CounterSet,
+    /// An overflow has requested a PMI that nobody has taken.
+    pub(super) pmi_due: bool,
 
     /// Whether the vCPU runs, so that counters may.
     pub(super) loaded: bool,
@@ -151,7 +151,7 @@ impl<V: Events> Pmu<V> {
             overflowed: CounterSet::EMPTY,
             status: 0,
             debugctl: 0,
-            frozen: CounterSet::EMPTY,
+            pmi_due: false,
             loaded: true,
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
@@ -161,8 +161,8 @@ impl<V: Events> Pmu<V> {
         Ok(pmu)
     }
 
-    /// The host reports that `counter` has counted as far as was asked. Answers the level of
-    /// [`line`](Self::line).
+    /// The host reports that `counter` has counted as far as was asked. Answers whether a PMI
+    /// [is due](Self::pmi_due).
     ///
     /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
     /// [`put`](Self::put) and [`load`](Self::load) too, so that a report that arrives after its vCPU
@@ -173,19 +173,22 @@ impl<V: Events> Pmu<V> {
         report: Report,
         host: &mut H,
     ) -> bool {
-        let before = self.overflowed;
         let counted = self.hosted.report(counter, report, host);
         self.note_deficit(counter);
-        self.advance(counter, counted);
-        if before == self.overflowed {
+        if !self.advance(counter, counted) {
             count(&mut self.hosted.statistics_mut().spurious_reports);
         }
+        if self.due(counter).is_some() {
+            // The host event may be further than what it reported, and is asked again from there.
+            self.settle(CounterSet::of(counter), host);
+        }
         self.apply(host);
-        self.line()
+        self.pmi_due
     }
 
     /// The embedder has emulated instructions for the guest, and so did `times` times what `event`
-    /// counts, in `ring`: no host event has seen it. Answers the level of [`line`](Self::line).
+    /// counts, in `ring`: no host event has seen it. Answers whether a PMI
+    /// [is due](Self::pmi_due).
     ///
     /// A guest that has no such event enabled costs no call of the host.
     pub fn emulated<H: CounterHost<CounterConfig>>(
@@ -206,29 +209,29 @@ impl<V: Events> Pmu<V> {
         }
         if !concerned.is_empty() {
             // Only a counter whose report must move has to be read for it.
-            self.settle(concerned & self.reporting(), host);
+            self.settle(concerned & self.interrupting, host);
             for n in concerned {
                 self.advance(n, times);
             }
             self.apply(host);
         }
-        self.line()
+        self.pmi_due
     }
 
-    /// The level of the interrupt: an overflow bit is set of a counter that asks for an interrupt
-    /// and is enabled in IA32_PERF_GLOBAL_CTRL. It can change with every call of this PMU that takes
-    /// a host, and with nothing else.
+    /// Whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken.
+    /// Every call of this PMU that takes a host can set it.
+    pub const fn pmi_due(&self) -> bool {
+        self.pmi_due
+    }
+
+    /// Takes the PMI that is due, if one is. The caller delivers it as LVTPC says; if LVTPC is
+    /// masked, it is lost, and the next overflow requests the next.
     ///
-    /// A counter that a PMI has frozen (IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI) still holds it, until
-    /// the guest writes IA32_PERF_GLOBAL_CTRL.
-    pub fn line(&self) -> bool {
-        self.pmi_sources() != 0
-    }
-
-    /// The counters that hold the line, as IA32_PERF_GLOBAL_STATUS names them: for
-    /// [`PmiEdge`](super::PmiEdge).
-    pub fn pmi_sources(&self) -> u64 {
-        to_global(self.overflowed & self.interrupting & (self.global | self.frozen))
+    /// Overflows that were counted since the last call are one PMI, as they are in a local APIC
+    /// that has not delivered the first of them.
+    #[must_use = "the PMI is gone unless the caller delivers it"]
+    pub const fn take_pmi(&mut self) -> bool {
+        core::mem::replace(&mut self.pmi_due, false)
     }
 
     /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
@@ -242,7 +245,7 @@ impl<V: Events> Pmu<V> {
     }
 
     /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
-    /// [`line`](Self::line) is exact. It is the end of a slice (see
+    /// [`pmi_due`](Self::pmi_due) is exact. It is the end of a slice (see
     /// [`end_slice`](Self::end_slice)). No call of the host for a guest that uses no counter.
     ///
     /// Not needed where host events stop and start with the vCPU's thread by themselves.
@@ -257,8 +260,9 @@ impl<V: Events> Pmu<V> {
 
     /// A scheduling slice has ended: host events that the guest did not use in it are released, so a
     /// guest that stops profiling costs nothing again. For hosts that have no use for
-    /// [`put`](Self::put), at any regular moment.
+    /// [`put`](Self::put), at any regular moment, minutes apart at most.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.settle_unreported(host);
         self.hosted.end_slice(host);
         self.ask_again();
         self.apply(host);
@@ -327,11 +331,6 @@ impl<V: Events> Pmu<V> {
         self.global & self.enabled & self.countable
     }
 
-    /// Counters whose next overflow has to be reported.
-    pub(super) fn reporting(&self) -> CounterSet {
-        self.interrupting - self.overflowed
-    }
-
     pub(super) fn counter_config(&self, n: u8) -> CounterConfig {
         match fixed_index(n) {
             Some(fixed) => fixed_ctrl::config(self.fixed_ctrl, fixed),
@@ -373,9 +372,7 @@ impl<V: Events> Pmu<V> {
         };
         let config = self.counter_config(n);
         let absent = match (config.event, config.event.architectural()) {
-            (super::EventKind::General { .. }, Some(event)) => {
-                !self.config.capability.has_event(event)
-            }
+            (EventKind::General { .. }, Some(event)) => !self.config.capability.has_event(event),
             _ => false,
         };
         // The other threads of the core are not the guest's, whatever it is told.
@@ -408,19 +405,20 @@ impl<V: Events> Pmu<V> {
         self.overflowed = CounterSet::EMPTY;
         self.status = 0;
         self.debugctl = 0;
-        self.frozen = CounterSet::EMPTY;
+        self.pmi_due = false;
         self.classify(self.implemented());
     }
 
-    /// Stops the counters because of a PMI, if the guest wants that (SDM 19.4.7).
-    pub(super) fn freeze(&mut self) {
+    /// Requests a PMI. The request, not its delivery, stops the counters if the guest wants that
+    /// (SDM 19.4.7): LVTPC may be masked.
+    pub(super) fn request_pmi(&mut self) {
+        self.pmi_due = true;
         if self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI == 0 {
             return;
         }
         if self.config.capability.version >= Version::V4 {
             self.status |= global_status::CTR_FRZ;
         } else {
-            self.frozen |= self.global;
             self.global = CounterSet::EMPTY;
         }
     }

@@ -33,14 +33,13 @@ pub struct PmuState {
     pub global_status: u64,
     /// IA32_DEBUGCTL.
     pub debugctl: u64,
-    /// What a PMI has cleared in IA32_PERF_GLOBAL_CTRL and the guest has not written since: only
-    /// with IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI before version 4.
-    pub frozen: u64,
+    /// A PMI has been requested and not taken.
+    pub pmi_due: bool,
 }
 
 impl PmuState {
     /// The layout this engine writes and reads.
-    pub const LAYOUT: u16 = 1;
+    pub const LAYOUT: u16 = 2;
 }
 
 /// Why a saved PMU cannot go on here.

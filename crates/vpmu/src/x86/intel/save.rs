@@ -1,10 +1,8 @@
 //! A PMU as a value.
 
-use super::{
-    CounterConfig, FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, Version, from_global,
-    to_global,
-};
-use crate::counter::{CounterHost, CounterSet, Events};
+use super::{FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, from_global, to_global};
+use crate::counter::{CounterHost, Events};
+use crate::x86::CounterConfig;
 
 impl<V: Events> Pmu<V> {
     /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
@@ -26,7 +24,7 @@ impl<V: Events> Pmu<V> {
             global_ctrl: to_global(self.global),
             global_status: to_global(self.overflowed) | self.status,
             debugctl: self.debugctl,
-            frozen: to_global(self.frozen),
+            pmi_due: self.pmi_due,
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
             *value = self.slots[n].value;
@@ -64,7 +62,7 @@ impl<V: Events> Pmu<V> {
         self.overflowed = from_global(state.global_status);
         self.status = state.global_status & self.status_bits();
         self.debugctl = state.debugctl;
-        self.frozen = from_global(state.frozen);
+        self.pmi_due = state.pmi_due;
         self.classify(self.implemented());
         self.apply(host);
         Ok(())
@@ -131,11 +129,6 @@ impl<V: Events> Pmu<V> {
             "IA32_DEBUGCTL",
             state.debugctl,
             capability.debugctl_reserved(),
-        )?;
-        let frozen = match capability.version {
-            Version::V2 | Version::V3 => self.implemented(),
-            Version::V4 | Version::V5 => CounterSet::EMPTY,
-        };
-        fits("frozen counters", state.frozen, !to_global(frozen))
+        )
     }
 }

@@ -2,8 +2,13 @@
 
 use core::num::NonZeroU64;
 
-use super::{CounterConfig, Pmu, debugctl};
+use super::{Pmu, debugctl};
 use crate::counter::{CounterHost, CounterSet, Events};
+use crate::x86::CounterConfig;
+
+/// A counter that is so many events from its overflow does not reach it within minutes. The end of
+/// each slice looks at it, which is then soon enough.
+const FAR: u64 = 1 << 40;
 
 impl<V: Events> Pmu<V> {
     /// Brings the host to what the registers say. Does nothing where nothing changed.
@@ -84,7 +89,7 @@ impl<V: Events> Pmu<V> {
         }
     }
 
-    /// As [`settle`](Self::settle), because the guest wants to know: a policy may make more of it.
+    /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
     pub(super) fn look<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
         let counted = self.hosted.read(n, host);
         self.note_deficit(n);
@@ -94,38 +99,53 @@ impl<V: Events> Pmu<V> {
     /// An overflow that stops all counters must be known before anything that comes after it.
     pub(super) fn settle_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0 {
-            self.settle(self.hosted.in_doubt(self.reporting(), host), host);
+            self.settle(self.hosted.in_doubt(self.interrupting, host), host);
         }
     }
 
-    /// `n` counts `events` more.
-    pub(super) fn advance(&mut self, n: u8, events: u64) {
+    /// `n` counts `events` more. Answers whether it overflows.
+    pub(super) fn advance(&mut self, n: u8, events: u64) -> bool {
         if events == 0 || !self.implemented().contains(n) {
-            return;
+            return false;
         }
         let mask = self.config.capability.counter_mask(n);
         let slot = &mut self.slots[n];
         let room = mask - slot.value;
         slot.value = slot.value.wrapping_add(events) & mask;
-        if events > room {
-            // A PMI is the rise of the line, so a bit that is set already makes none.
-            let pmi = self.reporting().contains(n);
+        let overflows = events > room;
+        if overflows {
             self.overflowed.insert(n);
             self.events.overflowed(n);
-            if pmi {
-                self.freeze();
+            // What was counted was counted while `n` was enabled and under the controls that are
+            // still here: every change of them settles first.
+            if self.interrupting.contains(n) {
+                self.request_pmi();
             }
         }
+        overflows
     }
 
-    /// In how many events the host has to report that `n` overflows: 1 to 2^63; `None`: nobody
-    /// waits for it.
-    fn due(&self, n: u8) -> Option<NonZeroU64> {
-        if !self.reporting().contains(n) {
+    /// In how many events the host has to report that `n` overflows: 1 to 2^63; `None`: no report
+    /// is wanted.
+    pub(super) fn due(&self, n: u8) -> Option<NonZeroU64> {
+        if !self.interrupting.contains(n) {
             return None;
         }
         let mask = self.config.capability.counter_mask(n);
-        NonZeroU64::new((mask - self.slots[n].value).wrapping_add(1))
+        let distance = (mask - self.slots[n].value).wrapping_add(1);
+        // A counter that has just overflowed is about to be written by the guest's handler. Asking
+        // the host for what nobody expects would be a call for each PMI.
+        let unexpected = self.overflowed.contains(n) && distance >= FAR;
+        NonZeroU64::new(distance).filter(|_| !unexpected)
+    }
+
+    /// Looks at the counters whose overflow the host has not been asked to report.
+    pub(super) fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        for n in self.interrupting & self.overflowed {
+            if self.hosted.armed(n).is_none() {
+                self.settle(CounterSet::of(n), host);
+            }
+        }
     }
 
     pub(super) fn note_deficit(&mut self, n: u8) {

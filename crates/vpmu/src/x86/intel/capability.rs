@@ -3,9 +3,10 @@
 use core::fmt;
 
 use super::config::fixed_index;
-use super::{ArchEvent, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
+use super::{FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
 use super::{global_status, to_global};
 use crate::counter::CounterSet;
+use crate::x86::{ArchEvent, CpuidLeaf};
 
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
 /// higher, and contain the earlier ones.
@@ -54,23 +55,10 @@ pub mod perf_capabilities {
     pub const FW_WRITE: u64 = 1 << 13;
 }
 
-/// What one CPUID leaf answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CpuidLeaf {
-    /// EAX.
-    pub eax: u32,
-    /// EBX.
-    pub ebx: u32,
-    /// ECX.
-    pub ecx: u32,
-    /// EDX.
-    pub edx: u32,
-}
-
 /// What a guest is told about its PMU. It decides which MSRs and which of their bits exist.
 ///
 /// ```
-/// use vpmu::x86::{Capability, Version};
+/// use vpmu::x86::intel::{Capability, Version};
 ///
 /// let capability = Capability::new(Version::V2);
 /// assert_eq!(capability.leaf_0a().eax, 0x0730_0402); // 7 events, 48 bits, 4 counters, version 2
@@ -303,7 +291,13 @@ impl Capability {
         } else {
             0
         };
-        !(debugctl::FREEZE_PERFMON_ON_PMI | smm | self.other_debugctl)
+        // Freezing came with PDCM and version 2, and PDCM is how software finds it (SDM 19.4.7).
+        let freeze = if self.pdcm {
+            debugctl::FREEZE_PERFMON_ON_PMI
+        } else {
+            0
+        };
+        !(freeze | smm | self.other_debugctl)
     }
 
     /// Status bits that came with version 4.

@@ -6,10 +6,11 @@
 
 use super::config::fixed_index;
 use super::{
-    CounterConfig, FIXED, MAX_FIXED, Msr, Outcome, Pmu, RawPerfEvtSel, Ring, Version, fixed_ctrl,
-    from_global, global_status, to_global,
+    FIXED, MAX_FIXED, Msr, Pmu, RawPerfEvtSel, Version, fixed_ctrl, from_global, global_status,
+    to_global,
 };
 use crate::counter::{CounterHost, CounterSet, Events};
+use crate::x86::{CounterConfig, Outcome, Ring};
 
 impl<V: Events> Pmu<V> {
     /// Performs RDMSR of `address`. The caller has made sure that the guest is at CPL 0.
@@ -157,7 +158,6 @@ impl<V: Events> Pmu<V> {
                 let changed = (new - self.global) | (self.global - new);
                 self.hosted.touch(changed & self.enabled, host);
                 self.global = new;
-                self.frozen = CounterSet::EMPTY;
             }
             Msr::GlobalOvfCtrl => {
                 fits(capability.ovf_ctrl_reserved())?;
@@ -179,7 +179,7 @@ impl<V: Events> Pmu<V> {
                 fits(capability.debugctl_reserved())?;
                 // What overflowed before the guest wanted it to freeze does not freeze.
                 if self.debugctl != value {
-                    self.settle(self.reporting(), host);
+                    self.settle(self.interrupting, host);
                 }
                 self.debugctl = value;
             }
@@ -190,11 +190,8 @@ impl<V: Events> Pmu<V> {
 
     fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
         self.settle_freeze(host);
-        let before = self.overflowed;
         self.look(n, host);
-        if before != self.overflowed {
-            self.apply(host);
-        }
+        self.apply(host);
         self.slots[n].value
     }
 

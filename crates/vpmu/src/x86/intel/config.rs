@@ -1,0 +1,146 @@
+//! What a counter is told to count: the raw registers.
+
+use super::{FIXED, Version};
+use crate::x86::{CounterConfig, EventKind};
+
+/// The image of IA32_PERFEVTSELx as a guest wrote it (SDM 20.2.1.1, figures 20-1 and 20-6). Any
+/// 64-bit value is possible.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RawPerfEvtSel(pub u64);
+
+impl RawPerfEvtSel {
+    /// Count at CPL 1 to 3.
+    pub const USR: u64 = 1 << 16;
+    /// Count at CPL 0.
+    pub const OS: u64 = 1 << 17;
+    /// Count the moments at which the condition becomes true.
+    pub const EDGE: u64 = 1 << 18;
+    /// Pin control: there are no pins in a virtual machine. Kept, and without effect.
+    pub const PC: u64 = 1 << 19;
+    /// Interrupt on overflow.
+    pub const INT: u64 = 1 << 20;
+    /// Count for all threads of the core. Versions 3 and 4 only.
+    pub const ANY_THREAD: u64 = 1 << 21;
+    /// The counter is enabled.
+    pub const EN: u64 = 1 << 22;
+    /// Invert the comparison with the counter mask.
+    pub const INV: u64 = 1 << 23;
+
+    /// Bits 7:0, the event select.
+    pub const fn select(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Bits 15:8, the unit mask.
+    pub const fn umask(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// Bits 31:24, the counter mask.
+    pub const fn threshold(self) -> u8 {
+        (self.0 >> 24) as u8
+    }
+
+    /// Whether all of `bits` are set.
+    pub const fn has(self, bits: u64) -> bool {
+        self.0 & bits == bits
+    }
+
+    /// Bits that must be written as zero.
+    pub const fn reserved(version: Version) -> u64 {
+        match version {
+            Version::V2 | Version::V5 => 0xffff_ffff_0020_0000,
+            Version::V3 | Version::V4 => 0xffff_ffff_0000_0000,
+        }
+    }
+
+    /// What a counter with this register is to count.
+    pub const fn config(self, version: Version) -> CounterConfig {
+        CounterConfig {
+            event: EventKind::General {
+                select: self.select(),
+                umask: self.umask(),
+            },
+            user: self.has(Self::USR),
+            kernel: self.has(Self::OS),
+            edge: self.has(Self::EDGE),
+            invert: self.has(Self::INV),
+            threshold: self.threshold(),
+            only_c0: matches!(version, Version::V5) && self.has(Self::INV),
+        }
+    }
+}
+
+/// Fields of IA32_FIXED_CTR_CTRL, four bits for each counter (SDM 20.2.2, figure 20-2).
+pub mod fixed_ctrl {
+    use super::{CounterConfig, EventKind};
+
+    /// Count at CPL 0.
+    pub const OS: u64 = 1 << 0;
+    /// Count at CPL 1 to 3.
+    pub const USR: u64 = 1 << 1;
+    /// Count for all threads of the core. Versions 3 and 4 only.
+    pub const ANY_THREAD: u64 = 1 << 2;
+    /// Interrupt on overflow.
+    pub const PMI: u64 = 1 << 3;
+
+    /// The field of fixed counter `n`; a counter that the register has no room for has zero.
+    pub const fn field(register: u64, n: u8) -> u64 {
+        match register.checked_shr(n as u32 * 4) {
+            Some(shifted) => shifted & 0xf,
+            None => 0,
+        }
+    }
+
+    /// `bits` in the field of fixed counter `n`.
+    pub const fn place(bits: u64, n: u8) -> u64 {
+        match (bits & 0xf).checked_shl(n as u32 * 4) {
+            Some(placed) => placed,
+            None => 0,
+        }
+    }
+
+    /// What fixed counter `n` with this register is to count.
+    pub const fn config(register: u64, n: u8) -> CounterConfig {
+        let field = field(register, n);
+        CounterConfig {
+            event: EventKind::Fixed(n),
+            user: field & USR != 0,
+            kernel: field & OS != 0,
+            edge: false,
+            invert: false,
+            threshold: 0,
+            only_c0: false,
+        }
+    }
+}
+
+/// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
+/// is a general one.
+pub(super) const fn fixed_index(counter: u8) -> Option<u8> {
+    counter.checked_sub(FIXED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_raw_event_is_what_the_guest_wrote_without_the_controls() {
+        let written = RawPerfEvtSel(0x0ad7_41c0);
+        let config = written.config(Version::V2);
+        assert_eq!(config.raw(), Some(0x0a84_41c0));
+        assert_eq!(config.architectural(), None);
+        assert!(config.user && config.kernel && config.edge && config.invert);
+        assert!(!config.only_c0 && written.config(Version::V5).only_c0);
+    }
+
+    #[test]
+    fn fixed_fields_outside_the_register_are_empty() {
+        assert_eq!(fixed_ctrl::field(u64::MAX, 15), 0xf);
+        assert_eq!(fixed_ctrl::field(u64::MAX, 16), 0);
+        assert_eq!(fixed_ctrl::field(u64::MAX, 255), 0);
+        assert_eq!(fixed_ctrl::place(0xb, 2), 0xb00);
+        assert_eq!(fixed_ctrl::place(0xb, 255), 0);
+    }
+}
