@@ -242,7 +242,7 @@ fn optional(line: Line) -> Line {
     Line { verdict, ..line }
 }
 
-fn found(file: &'static str, path: vpmu_lab::Result<PathBuf>) -> Line {
+fn found(file: &'static str, path: Result<PathBuf>) -> Line {
     match path {
         Ok(path) => line(Verdict::Ok, file, path.display().to_string(), ""),
         Err(error) => line(Verdict::Missing, file, error.to_string(), ""),

@@ -67,5 +67,5 @@ fn print(text: &str) -> vpmu_lab::Result<()> {
 
 /// `vpmu run ... | head` is no error worth a message.
 fn is_closed_output(error: &Error) -> bool {
-    matches!(error, Error::File { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe)
+    matches!(error, Error::File { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
 }

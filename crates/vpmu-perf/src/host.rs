@@ -85,7 +85,7 @@ impl PerfError {
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => {
                 let path = "/proc/sys/kernel/perf_event_paranoid";
-                let level = std::fs::read_to_string(path).unwrap_or_default();
+                let level = fs::read_to_string(path).unwrap_or_default();
                 Self::Forbidden(level.trim().to_owned())
             }
             // The second one: while a guest has it.

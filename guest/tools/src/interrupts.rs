@@ -61,7 +61,7 @@ impl Interrupts {
 }
 
 fn words(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    line.split(|byte| byte.is_ascii_whitespace())
+    line.split(u8::is_ascii_whitespace)
         .filter(|word| !word.is_empty())
 }
 

@@ -49,6 +49,10 @@ pub struct Meter<'a> {
 
 impl<'a> Meter<'a> {
     /// Parses all arguments, the program's own name first.
+    ///
+    /// # Errors
+    ///
+    /// Names the first argument that is wrong, and how.
     pub fn parse(arguments: impl Iterator<Item = &'a CStr>) -> Result<Self, UsageError> {
         let mut options = Self::default();
         let mut arguments = arguments.enumerate().skip(1).peekable();
@@ -85,6 +89,10 @@ impl Workload {
     pub const DEFAULT_SCALE: u64 = 1000;
 
     /// Parses all arguments, the program's own name first.
+    ///
+    /// # Errors
+    ///
+    /// Names the first argument that is wrong, and how.
     pub fn parse<'a>(arguments: impl Iterator<Item = &'a CStr>) -> Result<Self, UsageError> {
         let mut options = Self {
             scale: Self::DEFAULT_SCALE,

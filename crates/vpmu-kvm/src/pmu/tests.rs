@@ -261,12 +261,12 @@ fn at_any_moment_a_guest_goes_on_with_another_host() {
     assert_eq!(seen.iter().filter(|&&n| n == 1).count(), 5, "{seen:?}");
     assert_eq!(seen[15], 20, "50 of 70 were up to the overflow");
     for moment in 0..STEPS.len() {
-        let mut first = super::tests::pmu();
+        let mut first = tests::pmu();
         let mut seen_here: Vec<u64> = STEPS[..moment]
             .iter()
             .map(|step| step(&mut first))
             .collect();
-        let mut second = super::tests::pmu();
+        let mut second = tests::pmu();
         second.restore(&first.save()).unwrap();
         seen_here.extend(STEPS[moment..].iter().map(|step| step(&mut second)));
         assert_eq!(seen_here, seen, "saved before step {moment}");

@@ -70,7 +70,7 @@ fn values() -> impl Strategy<Value = u64> {
         0..64_u64,
         types(),
         // Counters about to overflow.
-        (1..4_u64).prop_map(|n| n.wrapping_neg()),
+        (1..4_u64).prop_map(u64::wrapping_neg),
         (1..4_u32).prop_map(|n| n.wrapping_neg().into()),
     ]
 }

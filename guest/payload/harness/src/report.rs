@@ -66,7 +66,11 @@ pub enum Pass {
 /// What a test returns.
 pub type Verdict = Result<Pass, Failure>;
 
-/// Fails with a message unless `got` is `want`.
+/// Compares `got` with `want`.
+///
+/// # Errors
+///
+/// A message with both, unless they are equal.
 pub fn check(what: fmt::Arguments<'_>, got: u64, want: u64) -> Result<(), Failure> {
     if got == want {
         return Ok(());
@@ -76,7 +80,11 @@ pub fn check(what: fmt::Arguments<'_>, got: u64, want: u64) -> Result<(), Failur
     ))))
 }
 
-/// Fails with a message unless `got` lies in `least..=most`.
+/// Compares `got` with the range `least..=most`.
+///
+/// # Errors
+///
+/// A message with all three, unless `got` lies in the range.
 pub fn check_range(
     what: fmt::Arguments<'_>,
     got: u64,
@@ -92,6 +100,10 @@ pub fn check_range(
 }
 
 /// As [`check`], with one more value that a known machine gives.
+///
+/// # Errors
+///
+/// A message, unless `got` is one of the two.
 pub fn check_or(
     what: fmt::Arguments<'_>,
     got: u64,
@@ -134,6 +146,10 @@ impl Tally {
 
     /// Counts the `verdict` of the test `name` on CPU number `cpu` and writes the test's line; with
     /// `strict`, known deviations are failures.
+    ///
+    /// # Errors
+    ///
+    /// What `out` answers.
     pub fn record(
         &self,
         out: &mut impl Write,

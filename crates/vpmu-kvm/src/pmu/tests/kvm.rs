@@ -195,7 +195,7 @@ fn reports(code: Code, lvtpc: u32) -> Option<Vec<(u8, u32)>> {
                 let value = u32::from_le_bytes(data.try_into().unwrap());
                 match port as u8 {
                     END => return Some(reports),
-                    RUN => super::run(&mut pmu, value.into()),
+                    RUN => run(&mut pmu, value.into()),
                     port => reports.push((port, value)),
                 }
             }
