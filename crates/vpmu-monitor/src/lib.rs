@@ -9,4 +9,5 @@
 extern crate alloc;
 
 pub mod boot;
+pub mod regs;
 pub mod world;

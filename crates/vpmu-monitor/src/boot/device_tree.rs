@@ -21,6 +21,8 @@ pub struct Machine {
     pub ram: Vec<Range<u64>>,
     /// The console: registers of a PL011, when `stdout-path` names one.
     pub uart: Option<u64>,
+    /// The GICv3 distributor.
+    pub distributor: Range<u64>,
     /// GICv3 redistributors, one region of two 64 KiB frames for each CPU.
     pub redistributors: Range<u64>,
     /// INTID of the GIC's maintenance interrupt.
@@ -80,6 +82,9 @@ impl Machine {
 
         let gic = compatible(root, "arm,gic-v3").ok_or(TreeError::Missing("GICv3 node"))?;
         // `reg` of a GICv3: the distributor, then the redistributor regions.
+        let distributor = regions(&gic)
+            .next()
+            .ok_or(TreeError::Missing("GICv3 distributor"))?;
         let redistributors = regions(&gic)
             .nth(1)
             .ok_or(TreeError::Missing("GICv3 redistributor region"))?;
@@ -103,6 +108,7 @@ impl Machine {
         Ok(Self {
             ram,
             uart: console(tree),
+            distributor,
             redistributors,
             maintenance_intid,
             pmu_intid: compatible(root, "arm,armv8-pmuv3")

@@ -19,7 +19,7 @@ use super::{
     console::{self, say},
     cpu::{self, MARKS, MAX_CPUS, Monitor},
     device::DOORBELL,
-    el2, end, heap, mmu, start,
+    el2, end, gic, heap, mmu, start,
     sysreg::read_sysreg,
 };
 
@@ -93,6 +93,7 @@ fn boot(tree_at: u64, base: u64) -> Result<u64, String> {
         translation,
         memory,
         frames,
+        group0: gic::owns_group0(),
         mte,
     });
     el2::init_cpu(0, monitor).map_err(|error| format!("{error}"))?;

@@ -32,6 +32,8 @@ pub(crate) struct Monitor {
     pub(crate) memory: Range<u64>,
     /// The guest's view of each CPU's redistributor.
     pub(crate) frames: Vec<SgiFrame>,
+    /// Interrupt group 0 is the monitor's; else it is the firmware's.
+    pub(crate) group0: bool,
     /// PSTATE.TCO exists.
     pub(crate) mte: bool,
 }
@@ -81,8 +83,6 @@ pub(crate) struct Local {
     pub(crate) traps: TrapRegisters,
     /// Bits of `MDCR_EL2` that are not the PMU's.
     pub(crate) mdcr: u64,
-    /// Physical interrupts are left pending because [`VirtualInterface::is_full`].
-    pub(crate) holding: bool,
 }
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
@@ -100,7 +100,6 @@ pub(crate) static CPUS: [Cpu; MAX_CPUS] = [const {
                 hdfgwtr_el2: 0,
             },
             mdcr: 0,
-            holding: false,
         }),
     }
 }; MAX_CPUS];

@@ -2,12 +2,17 @@
 
 use core::ops::Range;
 
-use vpmu_monitor::world::{exit::DataAbort, redistributor, statistics::Kind};
+use vpmu_monitor::world::{
+    exit::DataAbort,
+    redistributor::{self, IPRIORITYR0},
+    statistics::Kind,
+};
 
 use super::{
     cpu::{self, Cpu, MARKS, Monitor},
     end::{guest_stopped, note_instructions},
     frame::Frame,
+    gic::OWN_PRIORITY,
     irq::show_line,
     mmio::{read_device, write_device},
     sysreg::read_sysreg,
@@ -69,6 +74,9 @@ pub(super) fn data_abort(
     if abort.write {
         let value = view.write(offset, frame.register(access.rt));
         write_device(address, access.bytes, value);
+        if (IPRIORITYR0..IPRIORITYR0 + 32).contains(&offset) {
+            own_priorities(monitor, number);
+        }
     } else {
         let value = view.read(offset, read_device(address, access.bytes));
         frame.set_register(access.rt, access.extend(value));
@@ -76,6 +84,15 @@ pub(super) fn data_abort(
     frame.step();
     show_line(&mut cpu.local.lock(), cpu, monitor);
     Kind::Redistributor
+}
+
+/// Gives the monitor's interrupts of CPU `number` the priority that no mask keeps out.
+pub(super) fn own_priorities(monitor: &Monitor, number: usize) {
+    let owned = monitor.frames[number].owned();
+    for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
+        let at = monitor.sgi_frame(number) + IPRIORITYR0 + intid;
+        write_device(at, 1, OWN_PRIORITY.into());
+    }
 }
 
 /// The guest marks the beginning (1) or the end (2) of what is measured.

@@ -13,6 +13,7 @@ use vpmu_monitor::world::{
 
 use super::{
     cpu::{Cpu, Local, Monitor},
+    device::own_priorities,
     gic, hardware,
     pmu_registers::PhysicalPmu,
     sysreg::{isb, read_sysreg, write_sysreg},
@@ -27,7 +28,6 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     local.interrupts = VirtualInterface::new();
-    local.holding = false;
     init_el1();
     let mdcr = open_to_the_guest();
 
@@ -43,25 +43,20 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     apply_traps(&mut local, true);
 
     monitor.translation.enable_stage_2();
-    gic::init_cpu_interface();
+    gic::init_cpu_interface(monitor.group0);
     own_interrupts(number, monitor);
     Ok(())
 }
 
 /// Enables this CPU's interrupts that belong to the monitor, in its redistributor.
 fn own_interrupts(number: usize, monitor: &Monitor) {
+    own_priorities(monitor, number);
     let frame = monitor.sgi_frame(number);
     let owned = monitor.frames[number].owned();
     // SAFETY: this CPU's redistributor, as the device tree says; the guest is not running on it.
     unsafe {
         let group = (frame + redistributor::IGROUPR0) as *mut u32;
         ptr::write_volatile(group, ptr::read_volatile(group) | owned);
-        for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
-            ptr::write_volatile(
-                (frame + redistributor::IPRIORITYR0 + intid) as *mut u8,
-                0xa0,
-            );
-        }
         ptr::write_volatile((frame + redistributor::ISENABLER0) as *mut u32, owned);
     }
 }

@@ -12,8 +12,10 @@ use vpmu_monitor::world::psci::{self, Call};
 
 use super::{
     cpu::{Cpu, Monitor},
+    el2::apply_traps,
     end::{power_off, print_statistics},
     frame::Frame,
+    gic::PhysicalInterface,
     pmu_registers::PhysicalPmu,
     start,
 };
@@ -30,23 +32,9 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
             Some(number) => start::start_cpu(number, monitor, entry, context),
             None => psci::INVALID_PARAMETERS,
         },
-        Call::CpuOff => {
-            let cpu = Cpu::this();
-            let mut local = cpu.local.lock();
-            if let Some(pmu) = &mut local.pmu {
-                pmu.put(&mut PhysicalPmu);
-            }
-            drop(local);
-            cpu.on.store(false, Relaxed);
-            let answer = Smc::call32(PSCI_CPU_OFF, [0; 7])[0];
-            cpu.on.store(true, Relaxed);
-            answer as i32 as i64 as u64
-        }
+        Call::CpuOff => cpu_off(),
         Call::CpuSuspend => {
-            // SAFETY: waits; a pending interrupt wakes it even though EL2 masks interrupts.
-            unsafe {
-                core::arch::asm!("wfi", options(nostack));
-            }
+            suspend();
             psci::SUCCESS
         }
         Call::SystemOff => {
@@ -61,11 +49,43 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
         Call::Forward => {
             let mut arguments = [0; 17];
             arguments.copy_from_slice(&frame.x[1..18]);
-            let answers = Smc::call64(frame.x[0] as u32, arguments);
+            let answers = Smc::call64(psci::function(frame.x[0]), arguments);
             frame.x[..4].copy_from_slice(&answers[..4]);
             return;
         }
         Call::Unknown => psci::NOT_SUPPORTED,
     };
     frame.set_register(0, answer);
+}
+
+/// Stops this CPU. Returns only when the firmware refuses, with its answer.
+fn cpu_off() -> u64 {
+    let cpu = Cpu::this();
+    let mut local = cpu.local.lock();
+    local.interrupts.give_all_back(&mut PhysicalInterface);
+    if let Some(pmu) = &mut local.pmu {
+        pmu.put(&mut PhysicalPmu);
+    }
+    drop(local);
+    cpu.on.store(false, Relaxed);
+    let answer = Smc::call32(PSCI_CPU_OFF, [0; 7])[0];
+    cpu.on.store(true, Relaxed);
+    let mut local = cpu.local.lock();
+    if let Some(pmu) = &mut local.pmu {
+        pmu.load(&mut PhysicalPmu);
+    }
+    apply_traps(&mut local, false);
+    answer as i32 as i64 as u64
+}
+
+/// Waits for an interrupt, in stand-by.
+fn suspend() {
+    let local = Cpu::this().local.lock();
+    // What waits in a list register is no physical interrupt any more and need not wake a CPU at EL2.
+    if local.interrupts.may_wait(&PhysicalInterface) {
+        // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
+        unsafe {
+            core::arch::asm!("wfi", options(nostack));
+        }
+    }
 }

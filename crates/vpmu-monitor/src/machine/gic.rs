@@ -1,38 +1,54 @@
 //! GICv3: the physical CPU interface at EL2, and the list registers.
 //!
-//! UNSAFETY: writes system registers and redistributor registers.
+//! UNSAFETY: writes system registers, distributor and redistributor registers.
 
-use vpmu_monitor::world::vgic::ListRegisters;
+use vpmu_monitor::{
+    regs::{IccCtlrEl1, IchHcrEl2},
+    world::{
+        redistributor::{IPRIORITYR0, ISPENDR0},
+        vgic::{CpuInterface, FIRST_LPI, Interrupt, Limit, Source},
+    },
+};
 
-use super::sysreg::{isb, read_sysreg, write_sysreg};
+use super::{
+    cpu::{Cpu, Monitor},
+    mmio::write_device,
+    sysreg::{isb, read_sysreg, write_sysreg},
+};
 
 /// INTIDs from here on are special: nothing to acknowledge.
-pub(crate) const SPECIAL: u32 = 1020;
-/// LPIs begin here; they have no active state.
-pub(crate) const FIRST_LPI: u32 = 8192;
+const SPECIAL: u32 = 1020;
 
-const ICH_HCR_EN: u64 = 1 << 0;
-const ICH_HCR_UIE: u64 = 1 << 1;
-const ICC_CTLR_EOIMODE: u64 = 1 << 1;
+/// Priority of the monitor's own interrupts, which no priority mask keeps out.
+pub(crate) const OWN_PRIORITY: u8 = 0;
 
-/// Opens this CPU's interface: every priority, both groups, end-of-interrupt split into priority drop and
-/// deactivation, the guest's virtual interface on.
-pub(crate) fn init_cpu_interface() {
+/// Opens this CPU's interface: every priority, end-of-interrupt split into priority drop and deactivation,
+/// the guest's virtual interface on. Group 0 is touched only where `group0` says that it is the monitor's.
+pub(crate) fn init_cpu_interface(group0: bool) {
     // SAFETY: interrupts are masked at EL2, and the guest is not running yet.
     unsafe {
         write_sysreg!("icc_sre_el2", 0xf_u64);
         isb();
         write_sysreg!("icc_pmr_el1", 0xff_u64);
-        write_sysreg!("icc_ctlr_el1", ICC_CTLR_EOIMODE);
-        write_sysreg!("icc_igrpen0_el1", 1_u64);
+        write_sysreg!("icc_bpr1_el1", 0_u64);
+        write_sysreg!("icc_ctlr_el1", IccCtlrEl1::EOIMODE.bits());
+        if group0 {
+            write_sysreg!("icc_igrpen0_el1", 1_u64);
+        }
         write_sysreg!("icc_igrpen1_el1", 1_u64);
         write_sysreg!("ich_vmcr_el2", 0_u64);
-        write_sysreg!("ich_hcr_el2", ICH_HCR_EN);
-        for n in 0..ListRegistersOfThisCpu.count() {
-            ListRegistersOfThisCpu.write(n, 0);
+        write_sysreg!("ich_hcr_el2", IchHcrEl2::EN.bits());
+        for n in 0..PhysicalInterface.count() {
+            PhysicalInterface.write(n, 0);
         }
     }
     isb();
+}
+
+/// Whether group 0 is the monitor's. With an EL3, group 0 is the firmware's: SCR_EL3.FIQ sends it there,
+/// and an access to its registers from EL2 as well.
+pub(crate) fn owns_group0() -> bool {
+    read_sysreg!("id_aa64pfr0_el1") >> 12 & 0xf == 0
 }
 
 /// An acknowledged physical interrupt.
@@ -77,21 +93,27 @@ impl Acknowledged {
     pub(crate) fn finish(&self) {
         self.drop_priority();
         if self.intid < FIRST_LPI {
-            // SAFETY: as above.
-            unsafe {
-                write_sysreg!("icc_dir_el1", u64::from(self.intid));
-            }
+            deactivate(self.intid);
         }
     }
 }
 
-/// Leaves further interrupts pending in the physical GIC, or takes them again.
-pub(crate) fn hold_interrupts(hold: bool) {
-    let mask = if hold { 0_u64 } else { 0xff };
+fn deactivate(intid: u32) {
+    // SAFETY: ends an interrupt that this CPU has acknowledged.
+    unsafe {
+        write_sysreg!("icc_dir_el1", u64::from(intid));
+    }
+}
+
+/// The smallest priority mask that lets [`OWN_PRIORITY`] in. A machine has 4 to 8 bits of priority, and the
+/// low bits of the mask that it lacks read as zero.
+fn least_mask() -> u8 {
     // SAFETY: a priority mask loses no interrupt.
     unsafe {
-        write_sysreg!("icc_pmr_el1", mask);
+        write_sysreg!("icc_pmr_el1", 0xff_u64);
     }
+    let bits = read_sysreg!("icc_pmr_el1") as u8;
+    1 << bits.trailing_zeros().min(7)
 }
 
 /// Performs the guest's write of ICC_SGI1R_EL1 (op2 = 5), ICC_ASGI1R_EL1 (6) or ICC_SGI0R_EL1 (7).
@@ -107,8 +129,8 @@ pub(crate) fn send_sgi(op2: u8, value: u64) {
     isb();
 }
 
-/// `ICH_HCR_EL2` and the list registers of the CPU this runs on.
-pub(crate) struct ListRegistersOfThisCpu;
+/// The interrupt interface of the CPU this runs on.
+pub(crate) struct PhysicalInterface;
 
 macro_rules! list_register {
     ($n:expr, $each:ident) => {
@@ -133,7 +155,7 @@ macro_rules! list_register {
     };
 }
 
-impl ListRegisters for ListRegistersOfThisCpu {
+impl CpuInterface for PhysicalInterface {
     fn count(&self) -> usize {
         (read_sysreg!("ich_vtr_el2") & 0x1f) as usize + 1
     }
@@ -161,18 +183,43 @@ impl ListRegisters for ListRegistersOfThisCpu {
         read_sysreg!("ich_eisr_el2") as u32
     }
 
-    fn want_underflow(&mut self, enable: bool) {
-        let hcr = read_sysreg!("ich_hcr_el2");
-        let wanted = if enable {
-            hcr | ICH_HCR_UIE
-        } else {
-            hcr & !ICH_HCR_UIE
+    fn admit(&mut self, limit: Limit) {
+        let (mask, notice) = match limit {
+            Limit::None => (0xff, IchHcrEl2::empty()),
+            Limit::MoreUrgentThan(priority) => (priority.max(least_mask()), IchHcrEl2::NPIE),
+            Limit::Own => (least_mask(), IchHcrEl2::UIE),
         };
-        if wanted != hcr {
-            // SAFETY: only says when the maintenance interrupt is raised.
-            unsafe {
-                write_sysreg!("ich_hcr_el2", wanted);
-            }
+        // SAFETY: a priority mask loses no interrupt, and the rest only says when the maintenance
+        // interrupt is raised.
+        unsafe {
+            write_sysreg!("icc_pmr_el1", mask);
+            write_sysreg!("ich_hcr_el2", (IchHcrEl2::EN | notice).bits());
+        }
+    }
+
+    fn give_back(&mut self, interrupt: Interrupt) {
+        let Some(monitor) = Monitor::installed() else {
+            return;
+        };
+        let Interrupt { intid, source, .. } = interrupt;
+        // A computed line is shown again later, and an LPI has no register that makes it pending.
+        if source == Source::Line || intid >= FIRST_LPI {
+            return;
+        }
+        let frame = if intid < 32 {
+            monitor.sgi_frame(Cpu::number())
+        } else {
+            monitor.machine.distributor.start
+        };
+        let priority = least_mask();
+        if interrupt.priority < priority {
+            // At the monitor's own priority it would pass every mask and come back at once, for ever.
+            write_device(frame + IPRIORITYR0 + u64::from(intid), 1, priority.into());
+        }
+        let word = frame + ISPENDR0 + u64::from(intid / 32 * 4);
+        write_device(word, 4, 1 << (intid % 32));
+        if source == Source::Hardware {
+            deactivate(intid);
         }
     }
 }

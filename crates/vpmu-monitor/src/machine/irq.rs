@@ -6,14 +6,14 @@ use vpmu_monitor::world::{
     guest_pmu::Pmi,
     redistributor,
     statistics::Kind,
-    vgic::{Interrupt, Source},
+    vgic::{FIRST_LPI, Interrupt, Source},
 };
 
 use super::{
     cpu::{Cpu, Local, Monitor},
     end::power_off,
     frame::Frame,
-    gic::{self, ListRegistersOfThisCpu},
+    gic::{self, PhysicalInterface},
     mmio::read_device,
     pmu_registers::PhysicalPmu,
 };
@@ -37,15 +37,8 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     let mut kind = Kind::Other;
-    while !local.interrupts.is_full() {
-        let Some(irq) = gic::acknowledge(group1) else {
-            break;
-        };
+    while let Some(irq) = gic::acknowledge(group1) {
         kind = serve(&irq, group1, monitor, cpu, &mut local);
-    }
-    if local.interrupts.is_full() && !local.holding {
-        gic::hold_interrupts(true);
-        local.holding = true;
     }
     drop(local);
     frame.leave(cpu, kind);
@@ -67,11 +60,7 @@ fn serve(
     };
     if intid == monitor.machine.maintenance_intid {
         irq.finish();
-        local.interrupts.refill(&mut ListRegistersOfThisCpu);
-        if local.holding && !local.interrupts.is_full() {
-            gic::hold_interrupts(false);
-            local.holding = false;
-        }
+        local.interrupts.refill(&mut PhysicalInterface);
         show_line(local, cpu, monitor);
         return Kind::IrqMaintenance;
     }
@@ -81,9 +70,7 @@ fn serve(
         match pmu.interrupt(&mut PhysicalPmu) {
             Pmi::Physical => {
                 irq.drop_priority();
-                local
-                    .interrupts
-                    .inject(interrupt, &mut ListRegistersOfThisCpu);
+                local.interrupts.inject(interrupt, &mut PhysicalInterface);
                 cpu.statistics.pmi();
             }
             Pmi::None => irq.finish(),
@@ -101,16 +88,14 @@ fn serve(
     } else {
         Kind::IrqOther
     };
-    if (16..gic::FIRST_LPI).contains(&intid) {
+    if (16..FIRST_LPI).contains(&intid) {
         irq.drop_priority();
     } else {
         // SGIs and LPIs have nothing for the guest to deactivate.
         irq.finish();
         interrupt.source = Source::Software;
     }
-    local
-        .interrupts
-        .inject(interrupt, &mut ListRegistersOfThisCpu);
+    local.interrupts.inject(interrupt, &mut PhysicalInterface);
     kind
 }
 
@@ -138,7 +123,7 @@ pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     };
     if local
         .interrupts
-        .set_line(high, interrupt, &mut ListRegistersOfThisCpu)
+        .set_line(high, interrupt, &mut PhysicalInterface)
     {
         cpu.statistics.pmi();
     }

@@ -107,7 +107,10 @@ pub(crate) fn build(
     let uart = machine
         .uart
         .map(|base| base & !0xfff..(base & !0xfff) + 0x1000);
-    for device in uart.iter().chain([&machine.redistributors]) {
+    for device in uart
+        .iter()
+        .chain([&machine.distributor, &machine.redistributors])
+    {
         own.map_range(&region(device), DEVICE)?;
     }
     let ttbr0_el2 = own.root_address().0 as u64;

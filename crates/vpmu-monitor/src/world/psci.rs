@@ -47,17 +47,32 @@ pub enum Call {
     Unknown,
 }
 
+/// Set in a fast call's function identifier.
+const FAST: u32 = 1 << 31;
+/// In a fast call: the caller keeps nothing in its SVE registers (DEN 0028, version 1.3). Linux sets it on any
+/// call where the firmware says that it is of version 1.3.
+const SVE_HINT: u32 = 1 << 16;
 /// Set in the 64-bit form of a function identifier.
 const SMC64: u32 = 1 << 30;
 /// The architecture services of the calling convention: version, features, errata workarounds.
 const ARCHITECTURE_SERVICES: RangeInclusive<u32> = 0x8000_0000..=0x8000_ffff;
+
+/// The function identifier in `x0` of an SMC, without the hint that a caller may give in it.
+pub const fn function(x0: u64) -> u32 {
+    let function = x0 as u32;
+    if function & FAST != 0 {
+        function & !SVE_HINT
+    } else {
+        function
+    }
+}
 
 impl Call {
     /// Decodes `x0..x3` of an SMC.
     ///
     /// In the 32-bit form only the low words count.
     pub fn decode(x: [u64; 4]) -> Self {
-        let function = x[0] as u32;
+        let function = function(x[0]);
         let narrow = if function & SMC64 == 0 {
             0xffff_ffff
         } else {
@@ -114,6 +129,18 @@ mod tests {
                 context: 7
             }
         );
+    }
+
+    #[test]
+    fn the_sve_hint_changes_no_call() {
+        for id in [0x8400_0002_u64, 0xc400_0003, 0x8000_0000, 0x8400_00ff] {
+            let call = [id, 1, 2, 3];
+            let hinted = [id | 1 << 16, 1, 2, 3];
+            assert_eq!(Call::decode(hinted), Call::decode(call), "{id:#x}");
+            assert_eq!(function(hinted[0]), id as u32);
+        }
+        // Bit 16 of a yielding call is part of its number.
+        assert_eq!(function(0x0001_0000), 0x0001_0000);
     }
 
     #[test]

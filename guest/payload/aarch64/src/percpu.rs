@@ -16,9 +16,9 @@ use crate::machine::MAX_CPUS;
 /// Bytes of stack a CPU has.
 pub(crate) const STACK_SIZE: usize = 0x1_0000;
 
-/// Interrupts counted one by one: SGIs, PPIs and the first SPIs.
-pub(crate) const COUNTED: usize = 128;
-const LOG: usize = 32;
+/// Interrupts counted one by one: SGIs, PPIs and all SPIs of the `virt` machine.
+pub(crate) const COUNTED: usize = 288;
+const LOG: usize = 128;
 
 /// What the handler does about a PMU interrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]

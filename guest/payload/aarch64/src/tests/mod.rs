@@ -23,6 +23,7 @@ mod firmware;
 mod fuzz;
 mod interrupt;
 mod overflow;
+mod pending;
 mod register;
 mod sgi;
 mod stray;
@@ -50,13 +51,14 @@ const EVERY_CPU: &[&[Test]] = &[
     overflow::TESTS,
     interrupt::TESTS,
     sgi::TESTS,
+    pending::TESTS,
 ];
 
 /// Run on the others, which the boot CPU answers.
 const OTHER_CPUS: &[&[Test]] = &[sgi::ANSWERED];
 
 /// Run on the boot CPU; they start the others.
-const BOOT_CPU: &[&[Test]] = &[firmware::TESTS];
+const BOOT_CPU: &[&[Test]] = &[firmware::TESTS, pending::BOOT_CPU];
 
 static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
 static TALLY: Tally = Tally::new();
@@ -86,6 +88,9 @@ pub(crate) fn run(mut machine: Machine<'static>) {
 
 /// Runs the tests for every CPU on CPU `index`.
 pub(crate) fn run_secondary(index: usize) {
+    if pending::leave_behind(context_machine()) {
+        return;
+    }
     run_lists(OTHER_CPUS, index);
     run_lists(EVERY_CPU, index);
     gic::send(DONE, context_machine().cpus[0]);
