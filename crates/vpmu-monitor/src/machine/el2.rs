@@ -82,6 +82,8 @@ fn init_el1() {
 pub(crate) const HCR_OPEN: u64 =
     1 << 56 | 1 << 53 | 1 << 47 | 1 << 41 | 1 << 40 | 1 << 31 | 1 << 19 | 1 << 4 | 1 << 3;
 pub(crate) const HCR_VM: u64 = 1 << 0;
+/// Those of [`HCR_OPEN`] that route interrupts to EL2: FMO and IMO.
+pub(crate) const HCR_INTERRUPTS: u64 = 3 << 3;
 
 /// Opens every feature that the CPU has to the guest, and returns the bits of `MDCR_EL2` for that.
 fn open_to_the_guest() -> u64 {

@@ -263,13 +263,24 @@ probe_done:
     hvc     #0
     b       probe_done
 
-// For EL1 (an undefined access lands at 0x200) and for EL2 (everything from EL1 lands at 0x400).
+// For EL1 (an undefined access lands at 0x200) and for EL2 (what EL1 causes lands at 0x400). Interrupts
+// are neither routed to EL2 during the probe nor unmasked at EL1, so one that comes all the same is a fault.
 .balign 0x800
 probe_vectors:
-    .skip   0x200
+    own_vector 0
+    own_vector 1
+    own_vector 2
+    own_vector 3
+    .balign 0x80
     hvc     #0
-    .balign 0x200
+    own_vector 5
+    own_vector 6
+    own_vector 7
+    .balign 0x80
     b       probe_return
+    own_vector 9
+    own_vector 10
+    own_vector 11
 
 // ---- Stacks: one for each CPU, the boot CPU's first ---------------------------------------------
 .section .bss, "aw", @nobits

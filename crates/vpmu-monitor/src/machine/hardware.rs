@@ -9,7 +9,7 @@ use vpmu::arm::{
 use vpmu_monitor::world::guest_pmu::Hardware;
 
 use super::{
-    el2::{HCR_OPEN, HCR_VM},
+    el2::{HCR_INTERRUPTS, HCR_OPEN, HCR_VM},
     pmu_registers::PhysicalPmu,
     probe,
     sysreg::{isb, read_sysreg, write_sysreg},
@@ -27,10 +27,11 @@ pub(crate) fn detect_pmu() -> Option<Hardware> {
     let pmu = &mut PhysicalPmu;
     let pmcr = pmu.read(Register::Pmcr);
     let counters = (pmcr >> 11 & 0x1f) as u8;
-    // The trial's own accesses at EL1 must neither trap nor see a stage 2.
+    // The trial's own accesses at EL1 must neither trap nor see a stage 2. Interrupts are not routed to EL2
+    // either: an interrupt that ends an access before it is made would look like isolation.
     // SAFETY: the guest is not running.
     unsafe {
-        write_sysreg!("hcr_el2", HCR_OPEN);
+        write_sysreg!("hcr_el2", HCR_OPEN & !HCR_INTERRUPTS);
     }
     isb();
     let isolation = probe::isolation(counters, &features);
