@@ -10,6 +10,7 @@ use super::{MAX_EVENT_COUNTERS, PmuVersion};
 ///
 /// Registers are held as the guest reads them. Fields of counters that do not exist are zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PmuState {
     /// The layout of this value: [`PmuState::LAYOUT`].
     pub layout: u16,

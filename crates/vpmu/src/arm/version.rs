@@ -1,5 +1,6 @@
 /// Which PMUv3 a guest sees. Later ones order higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum PmuVersion {
     /// PMUv3: event numbers of 10 bits.
     V3,

@@ -1,0 +1,653 @@
+/*
+ * vpmu: performance counters for virtual machines, for hypervisors written in C.
+ *
+ * Give the engine a host (functions that make, start, stop and read counters), hand it each
+ * trapped access of the guest, act on the outcome, and deliver the interrupt. The library allocates
+ * nothing and keeps no state of its own: each PMU is a struct of the caller's, one for each vCPU.
+ * Calls for the same PMU must not overlap. A null pointer, or a PMU that was not initialized, is
+ * answered with VPMU_STATUS_MISUSE (or false), and nothing happens.
+ *
+ * Made from the Rust sources by cbindgen. Do not edit.
+ */
+
+#ifndef VPMU_H
+#define VPMU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/**
+ * `struct vpmu_event.kind`: an x86 event by event select (bits 7:0 of `number`) and unit mask
+ * (bits 15:8).
+ */
+#define VPMU_EVENT_X86 0
+
+/**
+ * `struct vpmu_event.kind`: the event of the x86 fixed counter `number`.
+ */
+#define VPMU_EVENT_X86_FIXED 1
+
+/**
+ * `struct vpmu_event.kind`: the PMUv3 event `number`.
+ */
+#define VPMU_EVENT_ARM 2
+
+/**
+ * `struct vpmu_event.kind`: processor cycles, for the Arm cycle counter.
+ */
+#define VPMU_EVENT_ARM_CYCLES 3
+
+/**
+ * `create` answers: the counter is backed.
+ */
+#define VPMU_BACKED 0
+
+/**
+ * `create` answers: the host has no such event, or cannot restrict it as asked.
+ */
+#define VPMU_LOST_UNSUPPORTED 1
+
+/**
+ * `create` answers: every host counter that could count it is taken.
+ */
+#define VPMU_LOST_BUSY 2
+
+/**
+ * `create` answers: the host would count it only part of the time.
+ */
+#define VPMU_LOST_MULTIPLEXED 3
+
+/**
+ * `create` answers: the host failed for a reason of its own. Any other number says the same.
+ */
+#define VPMU_LOST_FAILED 4
+
+/**
+ * No saved state is longer, in bytes.
+ */
+#define VPMU_STATE_SIZE 1024
+
+/**
+ * What the host knows when it reports an overflow: all the events asked for have been counted, and
+ * the host counter goes on counting on the CPU where this is reported.
+ */
+#define VPMU_REPORT_DUE 0
+
+/**
+ * As `VPMU_REPORT_DUE`, but the vCPU has left the CPU on which the host counter counts.
+ */
+#define VPMU_REPORT_MOVED 1
+
+/**
+ * The report may be early, late, or meant for an earlier period: the counter is read to find out.
+ */
+#define VPMU_REPORT_UNSURE 2
+
+/**
+ * Nothing is counted: the counter is disabled, filtered away, or its vCPU does not run.
+ */
+#define VPMU_COUNTER_PAUSED 0
+
+/**
+ * Events are counted.
+ */
+#define VPMU_COUNTER_COUNTING 1
+
+/**
+ * The counter should count and does not, or not all the time: its value is wrong.
+ */
+#define VPMU_COUNTER_LOST 2
+
+/**
+ * How a call ended that is not an access of the guest.
+ */
+enum vpmu_status {
+  /**
+   * It is done.
+   */
+  VPMU_STATUS_OK = 0,
+  /**
+   * A null pointer, a number out of its range, or a PMU that was not initialized. A fault of the
+   * caller's.
+   */
+  VPMU_STATUS_MISUSE = -1,
+  /**
+   * There can be no PMU of this configuration.
+   */
+  VPMU_STATUS_CONFIG = -2,
+  /**
+   * The saved state is damaged, or this PMU cannot go on from it. The PMU is unchanged.
+   */
+  VPMU_STATUS_STATE = -3,
+  /**
+   * The buffer is too small: `VPMU_STATE_SIZE` bytes always suffice.
+   */
+  VPMU_STATUS_ROOM = -4,
+};
+
+/**
+ * How a guest's access ended, and so what the caller does next. The library injects nothing.
+ */
+enum vpmu_outcome {
+  /**
+   * As `VPMU_STATUS_MISUSE`.
+   */
+  VPMU_OUTCOME_MISUSE = -1,
+  /**
+   * No register of this PMU: go on as for any register that the caller does not know.
+   */
+  VPMU_OUTCOME_NOT_HANDLED = 0,
+  /**
+   * A read is complete: the value is where the caller wanted it. Give it to the guest and step
+   * over the instruction.
+   */
+  VPMU_OUTCOME_VALUE = 1,
+  /**
+   * A write is complete: step over the instruction.
+   */
+  VPMU_OUTCOME_DONE = 2,
+  /**
+   * x86: inject #GP(0).
+   */
+  VPMU_OUTCOME_GENERAL_PROTECTION = 3,
+  /**
+   * Arm: inject an Undefined Instruction exception (EC 0x00) into EL1.
+   */
+  VPMU_OUTCOME_UNDEFINED = 4,
+  /**
+   * Arm: inject the trapped access (EC 0x18, with the same ISS) into EL1.
+   */
+  VPMU_OUTCOME_TRAP_TO_EL1 = 5,
+};
+
+/**
+ * Room for one vCPU's emulated Arm PMU.
+ */
+struct vpmu_arm {
+  uint64_t opaque[512];
+};
+
+/**
+ * What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13).
+ */
+struct vpmu_arm_config {
+  /**
+   * The guest's ID_AA64DFR0_EL1, of which PMUVer is used.
+   */
+  uint64_t id_aa64dfr0;
+  /**
+   * Event counters, 0 to 31. The cycle counter comes on top.
+   */
+  uint8_t counters;
+  /**
+   * Whether the guest's ID_AA64PFR0_EL1 says that EL3 exists.
+   */
+  bool el3;
+  /**
+   * PMCR_EL0.IMP.
+   */
+  uint8_t implementer;
+  /**
+   * PMCR_EL0.IDCODE.
+   */
+  uint8_t idcode;
+  /**
+   * PMCEID0_EL0 and PMCEID1_EL0: the common events that the host can count.
+   */
+  uint64_t pmceid[2];
+  /**
+   * PMMIR_EL1, seen from PMUv3p4 on.
+   */
+  uint64_t pmmir;
+};
+
+/**
+ * What a host counter is to count, while the guest runs.
+ */
+struct vpmu_event {
+  /**
+   * One of `VPMU_EVENT_*`.
+   */
+  uint32_t kind;
+  /**
+   * The event, as `kind` says.
+   */
+  uint32_t number;
+  /**
+   * Count in user space: CPL 1 to 3, or EL0.
+   */
+  bool user;
+  /**
+   * Count in the guest's kernel: CPL 0, or EL1.
+   */
+  bool kernel;
+  /**
+   * x86: count rising edges of the condition.
+   */
+  bool edge;
+  /**
+   * x86: with `threshold`, count cycles with fewer events.
+   */
+  bool invert;
+  /**
+   * x86: 0, or count cycles in which at least so many events happen.
+   */
+  uint8_t threshold;
+};
+
+/**
+ * The caller's counters. All functions are called from within a call of this library, on the same
+ * thread, with `context` first. Counters are named by the guest's numbers: on x86 general counter
+ * *n* is *n* and fixed counter *n* is 16 + *n*; on Arm the cycle counter is 31.
+ *
+ * The engine calls `create` first, then any of the others, then `release`.
+ */
+struct vpmu_host {
+  /**
+   * Handed to each function.
+   */
+  void *context;
+  /**
+   * Backs `counter` with a stopped host counter for `event`, its total zero. Answers
+   * `VPMU_BACKED` or one of `VPMU_LOST_*`.
+   */
+  int32_t (*create)(void *context, uint8_t counter, const struct vpmu_event *event);
+  /**
+   * Asks for one report (`vpmu_*_overflow`) when `events` more have been counted; 0: no report.
+   */
+  void (*set_period)(void *context, uint8_t counter, uint64_t events);
+  /**
+   * Starts the counters whose bits are set.
+   */
+  void (*resume)(void *context, uint32_t counters);
+  /**
+   * Stops the counters whose bits are set. Their totals stay readable.
+   */
+  void (*pause)(void *context, uint32_t counters);
+  /**
+   * The number of events counted since `create`, modulo 2^64.
+   */
+  uint64_t (*read)(void *context, uint8_t counter);
+  /**
+   * Takes the host counter away.
+   */
+  void (*release)(void *context, uint8_t counter);
+  /**
+   * Whether each due report reaches the PMU before the guest's next access does. Status
+   * registers can then be read without reading counters. When in doubt: false.
+   */
+  bool reports_promptly;
+};
+
+/**
+ * Room for one vCPU's partitioned PMU.
+ */
+struct vpmu_partition {
+  uint64_t opaque[256];
+};
+
+/**
+ * What the plan is made from, one for each physical CPU.
+ */
+struct vpmu_partition_config {
+  /**
+   * ID_AA64DFR0_EL1 of the CPU.
+   */
+  uint64_t id_aa64dfr0;
+  /**
+   * ID_AA64MMFR0_EL1 of the CPU.
+   */
+  uint64_t id_aa64mmfr0;
+  /**
+   * MPIDR_EL1 of the CPU.
+   */
+  uint64_t mpidr;
+  /**
+   * PMCEID0_EL0 and PMCEID1_EL0 of the CPU.
+   */
+  uint64_t pmceid[2];
+  /**
+   * How many event counters the CPU has: PMCR_EL0.N as EL2 reads it.
+   */
+  uint8_t implemented;
+  /**
+   * How many of them the host keeps, counted from the top.
+   */
+  uint8_t host_counters;
+  /**
+   * Whether the CPU keeps host counters from EL1 as the architecture says, as a probe has found.
+   * `false` is always safe, and traps more.
+   */
+  bool isolates;
+};
+
+/**
+ * The registers of the CPU that executes this, at EL2. `write` has an ISB behind it.
+ *
+ * Registers are named by the ISS of their own access: op0, op2, op1, CRn and CRm at their places,
+ * Rt and the direction zero (`VPMU_REGISTER` makes such a number).
+ */
+struct vpmu_registers {
+  /**
+   * Handed to both functions.
+   */
+  void *context;
+  /**
+   * Executes an MRS.
+   */
+  uint64_t (*read)(void *context, uint32_t iss);
+  /**
+   * Executes an MSR and an ISB.
+   */
+  void (*write)(void *context, uint32_t iss, uint64_t value);
+};
+
+/**
+ * What the trap registers must hold while the guest runs. See `vpmu_partition_traps`.
+ */
+struct vpmu_traps {
+  /**
+   * The PMU's fields of MDCR_EL2: HPMN, TPM, TPMCR, HPMD, HCCD, HPME and HLP.
+   */
+  uint64_t mdcr_el2;
+  /**
+   * The PMU's bits of HDFGRTR_EL2. Not to be written where FEAT_FGT is missing.
+   */
+  uint64_t hdfgrtr_el2;
+  /**
+   * The PMU's bits of HDFGWTR_EL2. Not to be written where FEAT_FGT is missing.
+   */
+  uint64_t hdfgwtr_el2;
+};
+
+/**
+ * What a guest is told about its x86 PMU (Intel SDM vol. 3B, section 20.2).
+ */
+struct vpmu_x86_config {
+  /**
+   * The version of architectural performance monitoring: 2 to 5.
+   */
+  uint8_t version;
+  /**
+   * General counters: 1 to 8.
+   */
+  uint8_t general;
+  /**
+   * Their width in bits: 32 to 63.
+   */
+  uint8_t general_width;
+  /**
+   * The width of fixed counters in bits: 32 to 63.
+   */
+  uint8_t fixed_width;
+  /**
+   * Fixed counters, bit *n* for counter *n*.
+   */
+  uint32_t fixed;
+  /**
+   * The architectural events that can be counted, in the order of CPUID.0AH:EBX, but 1: it can.
+   */
+  uint32_t events;
+  /**
+   * Whether IA32_PERF_CAPABILITIES exists.
+   */
+  bool pdcm;
+  /**
+   * Whether general counters can be written in full width. Needs `pdcm`.
+   */
+  bool full_width_writes;
+};
+
+/**
+ * Room for one vCPU's x86 PMU.
+ */
+struct vpmu_x86 {
+  uint64_t opaque[512];
+};
+
+/**
+ * One CPUID leaf. For leaves 1 and 7 only the bits that concern the PMU: set those, and clear the
+ * PMU's others (PDCM, DS, DTES64).
+ */
+struct vpmu_cpuid {
+  /**
+   * EAX.
+   */
+  uint32_t eax;
+  /**
+   * EBX.
+   */
+  uint32_t ebx;
+  /**
+   * ECX.
+   */
+  uint32_t ecx;
+  /**
+   * EDX.
+   */
+  uint32_t edx;
+};
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
+ * says that there is no PMUv3, or there are too many counters.
+ *
+ * The functions of `host` may be called with its context until the PMU is
+ * used no more.
+ */
+enum vpmu_status vpmu_arm_init(struct vpmu_arm *pmu,
+                               const struct vpmu_arm_config *config,
+                               const struct vpmu_host *host);
+
+/**
+ * Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
+ * takes `*value`, a read puts its result there.
+ */
+enum vpmu_outcome vpmu_arm_access(struct vpmu_arm *pmu, uint32_t iss, bool el0, uint64_t *value);
+
+/**
+ * The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
+ * `vpmu_arm_line` next.
+ */
+enum vpmu_status vpmu_arm_overflow(struct vpmu_arm *pmu, uint8_t counter, uint32_t what);
+
+/**
+ * The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
+ */
+bool vpmu_arm_line(struct vpmu_arm *pmu);
+
+/**
+ * The vCPU starts to run: what the guest has enabled counts again.
+ */
+enum vpmu_status vpmu_arm_load(struct vpmu_arm *pmu);
+
+/**
+ * The vCPU stops running: nothing counts, and all that was counted is in the registers.
+ */
+enum vpmu_status vpmu_arm_put(struct vpmu_arm *pmu);
+
+/**
+ * The vCPU is reset. No host counter is left.
+ */
+enum vpmu_status vpmu_arm_reset(struct vpmu_arm *pmu);
+
+/**
+ * One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+ */
+int32_t vpmu_arm_counter_state(struct vpmu_arm *pmu, uint8_t counter);
+
+/**
+ * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+ * `length`. Nothing stops: the PMU can go on.
+ */
+enum vpmu_status vpmu_arm_save(struct vpmu_arm *pmu, uint8_t *buffer, size_t room, size_t *length);
+
+/**
+ * Goes on from the `length` bytes at `buffer`, which a save has written.
+ */
+enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, size_t length);
+
+/**
+ * Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided
+ * so, or has no PMUv3.
+ *
+ * The functions of `registers` may be called with its context until the PMU
+ * is used no more.
+ */
+enum vpmu_status vpmu_partition_init(struct vpmu_partition *pmu,
+                                     const struct vpmu_partition_config *config,
+                                     const struct vpmu_registers *registers);
+
+/**
+ * What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
+ * after each other call: it may have changed.
+ */
+enum vpmu_status vpmu_partition_traps(struct vpmu_partition *pmu, struct vpmu_traps *traps);
+
+/**
+ * Performs a trapped MRS or MSR, as `vpmu_arm_access` does.
+ */
+enum vpmu_outcome vpmu_partition_access(struct vpmu_partition *pmu,
+                                        uint32_t iss,
+                                        bool el0,
+                                        uint64_t *value);
+
+/**
+ * Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`
+ * the host's counters that overflowed, whose overflow bits are cleared.
+ */
+enum vpmu_status vpmu_partition_overflow(struct vpmu_partition *pmu, bool *guest, uint32_t *host);
+
+/**
+ * The level of the guest's PMU interrupt, wherever its registers are.
+ */
+bool vpmu_partition_line(struct vpmu_partition *pmu);
+
+/**
+ * The guest is about to run on this CPU.
+ */
+enum vpmu_status vpmu_partition_load(struct vpmu_partition *pmu);
+
+/**
+ * The guest no longer runs on this CPU. Its counters stop and are in memory.
+ */
+enum vpmu_status vpmu_partition_put(struct vpmu_partition *pmu);
+
+/**
+ * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+ * `length`. A loaded PMU is put first.
+ */
+enum vpmu_status vpmu_partition_save(struct vpmu_partition *pmu,
+                                     uint8_t *buffer,
+                                     size_t room,
+                                     size_t *length);
+
+/**
+ * Goes on from the `length` bytes at `buffer`, which a save has written.
+ */
+enum vpmu_status vpmu_partition_restore(struct vpmu_partition *pmu,
+                                        const uint8_t *buffer,
+                                        size_t length);
+
+/**
+ * Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version
+ * is not 2 to 5.
+ */
+enum vpmu_status vpmu_x86_config(uint8_t version, struct vpmu_x86_config *config);
+
+/**
+ * Makes a PMU out of reset in `pmu`, on a vCPU that runs.
+ *
+ * The functions of `host` may be called with its context until the PMU is
+ * used no more.
+ */
+enum vpmu_status vpmu_x86_init(struct vpmu_x86 *pmu,
+                               const struct vpmu_x86_config *config,
+                               const struct vpmu_host *host);
+
+/**
+ * What CPUID says of the PMU in leaves 01H, 07H (subleaf 1), 0AH and 23H. Any other leaf is zero.
+ */
+enum vpmu_status vpmu_x86_cpuid(struct vpmu_x86 *pmu,
+                                uint32_t leaf,
+                                uint32_t subleaf,
+                                struct vpmu_cpuid *answer);
+
+/**
+ * Performs a guest's RDMSR.
+ */
+enum vpmu_outcome vpmu_x86_rdmsr(struct vpmu_x86 *pmu, uint32_t msr, uint64_t *value);
+
+/**
+ * Performs a guest's WRMSR.
+ */
+enum vpmu_outcome vpmu_x86_wrmsr(struct vpmu_x86 *pmu, uint32_t msr, uint64_t value);
+
+/**
+ * Performs a guest's RDPMC with `index` in ECX. `user`: its CPL is not 0; `pce`: its CR4.PCE is
+ * set.
+ */
+enum vpmu_outcome vpmu_x86_rdpmc(struct vpmu_x86 *pmu,
+                                 uint32_t index,
+                                 bool user,
+                                 bool pce,
+                                 uint64_t *value);
+
+/**
+ * The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
+ * `vpmu_x86_take_pmi` next.
+ */
+enum vpmu_status vpmu_x86_overflow(struct vpmu_x86 *pmu, uint8_t counter, uint32_t what);
+
+/**
+ * Whether a PMI is due; it is not any more. Deliver what LVTPC says, and set its mask bit. Ask after
+ * each other call, and before the vCPU runs.
+ */
+bool vpmu_x86_take_pmi(struct vpmu_x86 *pmu);
+
+/**
+ * The vCPU starts to run: what the guest has enabled counts again.
+ */
+enum vpmu_status vpmu_x86_load(struct vpmu_x86 *pmu);
+
+/**
+ * The vCPU stops running: nothing counts, and all that was counted is in the registers.
+ */
+enum vpmu_status vpmu_x86_put(struct vpmu_x86 *pmu);
+
+/**
+ * The vCPU is reset. No host counter is left.
+ */
+enum vpmu_status vpmu_x86_reset(struct vpmu_x86 *pmu);
+
+/**
+ * A scheduling slice is over: host counters that the guest did not use in it are released.
+ */
+enum vpmu_status vpmu_x86_end_slice(struct vpmu_x86 *pmu);
+
+/**
+ * One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+ */
+int32_t vpmu_x86_counter_state(struct vpmu_x86 *pmu, uint8_t counter);
+
+/**
+ * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+ * `length`. Nothing stops: the PMU can go on.
+ */
+enum vpmu_status vpmu_x86_save(struct vpmu_x86 *pmu, uint8_t *buffer, size_t room, size_t *length);
+
+/**
+ * Goes on from the `length` bytes at `buffer`, which a save has written.
+ */
+enum vpmu_status vpmu_x86_restore(struct vpmu_x86 *pmu, const uint8_t *buffer, size_t length);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* VPMU_H */

@@ -1,0 +1,42 @@
+//! The vpmu engine for hypervisors written in C.
+//!
+//! `include/vpmu.h` is made from this crate and says what each function does; this page says what
+//! holds for all of them. The library allocates nothing and keeps no state of its own: the caller
+//! gives the room for each PMU, and a PMU may be moved with `memcpy` between two calls.
+//!
+//! One PMU is one vCPU's. Calls for the same PMU must not overlap; different PMUs are independent.
+//!
+//! # Safety
+//!
+//! Every function here is unsafe in Rust's sense, for one reason that C programs know: a pointer
+//! must point to what its type says, or be null. A null pointer, or room that no `vpmu_*_init` has
+//! filled, is answered with `VPMU_STATUS_MISUSE`, and nothing happens.
+//!
+//! UNSAFETY: C hands over raw pointers and functions.
+#![expect(unsafe_code, reason = "an interface for C")]
+#![cfg_attr(not(feature = "std"), no_std)]
+
+mod arm;
+mod host;
+mod partition;
+mod room;
+mod state;
+mod status;
+mod x86;
+
+pub use arm::*;
+pub use host::*;
+pub use partition::*;
+pub use state::VPMU_STATE_SIZE;
+pub use status::*;
+pub use x86::*;
+
+// The engine cannot panic (its release build holds no call of a panic function), but the compiler
+// wants a handler where there is no standard library to bring it.
+#[cfg(all(not(feature = "std"), not(test)))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {
+        core::hint::spin_loop();
+    }
+}

@@ -1,0 +1,67 @@
+//! Room in the caller's memory for a value whose layout C does not know.
+
+/// Memory of the caller's that a C struct describes as opaque words.
+pub(crate) trait Room: Sized {
+    /// What is kept there.
+    type Value;
+
+    /// Marks room that holds a [`Value`](Self::Value), so that a PMU that was never initialized is
+    /// told from one that was.
+    const MARK: u64;
+}
+
+/// What the room really holds.
+#[repr(C)]
+struct Filled<T> {
+    mark: u64,
+    value: T,
+}
+
+/// Puts `value` into `room`.
+///
+/// # Safety
+///
+/// `room` may be written, or is null; then the answer is `false`.
+pub(crate) unsafe fn fill<R: Room>(room: *mut R, value: R::Value) -> bool {
+    const {
+        assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
+        assert!(align_of::<Filled<R::Value>>() <= align_of::<R>());
+    }
+    if room.is_null() {
+        return false;
+    }
+    let filled = Filled {
+        mark: R::MARK,
+        value,
+    };
+    // SAFETY: large and aligned enough, as asserted above, and writable, as the caller promises.
+    unsafe { room.cast::<Filled<R::Value>>().write(filled) };
+    true
+}
+
+/// What `room` holds; `None`: nothing, or there is no room.
+///
+/// # Safety
+///
+/// `room` is null or points to initialized memory of its size, and nobody else uses it during `'a`.
+pub(crate) unsafe fn value<'a, R: Room>(room: *mut R) -> Option<&'a mut R::Value> {
+    if room.is_null() {
+        return None;
+    }
+    // SAFETY: the mark is the first word, and any word is a u64.
+    if unsafe { room.cast::<u64>().read() } != R::MARK {
+        return None;
+    }
+    // SAFETY: only `fill` writes the mark, and a value with it.
+    Some(unsafe { &mut (*room.cast::<Filled<R::Value>>()).value })
+}
+
+/// What `pointer` points to.
+///
+/// # Safety
+///
+/// `pointer` is null or points to a `T` that nobody else uses during `'a`.
+pub(crate) unsafe fn out<'a, T>(pointer: *mut T) -> Option<&'a mut T> {
+    // SAFETY: as the caller promises.
+    unsafe { pointer.as_mut() }
+}

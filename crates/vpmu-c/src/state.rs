@@ -1,0 +1,76 @@
+//! Saved states as bytes.
+
+use core::slice;
+
+use vpmu::{arm, x86};
+
+use crate::VpmuStatus;
+
+/// No saved state is longer, in bytes.
+pub const VPMU_STATE_SIZE: usize = 1024;
+
+/// A state that can be written to bytes and read from them.
+pub(crate) trait Bytes: Sized {
+    fn write(&self, to: &mut [u8]) -> Option<usize>;
+    fn read(from: &[u8]) -> Option<Self>;
+}
+
+macro_rules! bytes {
+    ($state:ty) => {
+        impl Bytes for $state {
+            fn write(&self, to: &mut [u8]) -> Option<usize> {
+                postcard::to_slice(self, to)
+                    .ok()
+                    .map(|written| written.len())
+            }
+
+            fn read(from: &[u8]) -> Option<Self> {
+                // Bytes that are left over belong to another state.
+                postcard::take_from_bytes(from)
+                    .ok()
+                    .filter(|(_, rest)| rest.is_empty())
+                    .map(|(state, _)| state)
+            }
+        }
+    };
+}
+
+bytes!(arm::PmuState);
+bytes!(x86::intel::PmuState);
+
+/// Writes `state` to the `room` bytes at `buffer` and their number to `length`.
+///
+/// # Safety
+///
+/// `buffer` is null or has `room` writable bytes; `length` is null or may be written.
+pub(crate) unsafe fn save<S: Bytes>(
+    state: &S,
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> VpmuStatus {
+    if buffer.is_null() || length.is_null() {
+        return VpmuStatus::Misuse;
+    }
+    // SAFETY: as the caller promises.
+    let to = unsafe { slice::from_raw_parts_mut(buffer, room) };
+    let Some(written) = state.write(to) else {
+        return VpmuStatus::Room;
+    };
+    // SAFETY: not null, and as the caller promises.
+    unsafe { length.write(written) };
+    VpmuStatus::Ok
+}
+
+/// The state in the `length` bytes at `buffer`.
+///
+/// # Safety
+///
+/// `buffer` is null or has `length` readable bytes.
+pub(crate) unsafe fn load<S: Bytes>(buffer: *const u8, length: usize) -> Result<S, VpmuStatus> {
+    if buffer.is_null() {
+        return Err(VpmuStatus::Misuse);
+    }
+    // SAFETY: as the caller promises.
+    S::read(unsafe { slice::from_raw_parts(buffer, length) }).ok_or(VpmuStatus::State)
+}

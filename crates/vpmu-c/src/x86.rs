@@ -1,0 +1,455 @@
+//! Intel's architectural performance monitoring.
+
+use vpmu::counter::{CounterState, Policy, Report};
+use vpmu::x86::intel::{Capability, Pmu, PmuConfig, PmuState, Version};
+use vpmu::x86::{EventFilter, Outcome, Ring};
+
+use crate::host::Host;
+use crate::room::{self, Room};
+use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
+
+/// What the host knows when it reports an overflow: all the events asked for have been counted, and
+/// the host counter goes on counting on the CPU where this is reported.
+pub const VPMU_REPORT_DUE: u32 = 0;
+/// As `VPMU_REPORT_DUE`, but the vCPU has left the CPU on which the host counter counts.
+pub const VPMU_REPORT_MOVED: u32 = 1;
+/// The report may be early, late, or meant for an earlier period: the counter is read to find out.
+pub const VPMU_REPORT_UNSURE: u32 = 2;
+
+/// Nothing is counted: the counter is disabled, filtered away, or its vCPU does not run.
+pub const VPMU_COUNTER_PAUSED: i32 = 0;
+/// Events are counted.
+pub const VPMU_COUNTER_COUNTING: i32 = 1;
+/// The counter should count and does not, or not all the time: its value is wrong.
+pub const VPMU_COUNTER_LOST: i32 = 2;
+
+pub(crate) fn report(number: u32) -> Option<Report> {
+    Some(match number {
+        VPMU_REPORT_DUE => Report::Due,
+        VPMU_REPORT_MOVED => Report::Moved,
+        VPMU_REPORT_UNSURE => Report::Unsure,
+        _ => return None,
+    })
+}
+
+pub(crate) fn counter_state(state: Option<CounterState>) -> i32 {
+    match state {
+        None => VpmuStatus::Misuse as i32,
+        Some(CounterState::Paused) => VPMU_COUNTER_PAUSED,
+        Some(CounterState::Counting) => VPMU_COUNTER_COUNTING,
+        Some(CounterState::Lost(_)) => VPMU_COUNTER_LOST,
+    }
+}
+
+/// What a guest is told about its x86 PMU (Intel SDM vol. 3B, section 20.2).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VpmuX86Config {
+    /// The version of architectural performance monitoring: 2 to 5.
+    pub version: u8,
+    /// General counters: 1 to 8.
+    pub general: u8,
+    /// Their width in bits: 32 to 63.
+    pub general_width: u8,
+    /// The width of fixed counters in bits: 32 to 63.
+    pub fixed_width: u8,
+    /// Fixed counters, bit *n* for counter *n*.
+    pub fixed: u32,
+    /// The architectural events that can be counted, in the order of CPUID.0AH:EBX, but 1: it can.
+    pub events: u32,
+    /// Whether IA32_PERF_CAPABILITIES exists.
+    pub pdcm: bool,
+    /// Whether general counters can be written in full width. Needs `pdcm`.
+    pub full_width_writes: bool,
+}
+
+/// One CPUID leaf. For leaves 1 and 7 only the bits that concern the PMU: set those, and clear the
+/// PMU's others (PDCM, DS, DTES64).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VpmuCpuid {
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+}
+
+/// Room for one vCPU's x86 PMU.
+#[repr(C)]
+#[derive(Debug)]
+pub struct VpmuX86 {
+    opaque: [u64; 512],
+}
+
+#[derive(Debug)]
+pub(crate) struct X86 {
+    pmu: Pmu,
+    host: Host,
+}
+
+impl Room for VpmuX86 {
+    type Value = X86;
+    const MARK: u64 = u64::from_le_bytes(*b"vpmu-x86");
+}
+
+impl VpmuX86Config {
+    fn capability(&self) -> Option<Capability> {
+        let version = Version::from_number(self.version).filter(|_| self.version <= 5)?;
+        Some(Capability {
+            general: self.general,
+            general_width: self.general_width,
+            fixed: self.fixed,
+            fixed_width: self.fixed_width,
+            events: self.events,
+            pdcm: self.pdcm,
+            full_width_writes: self.full_width_writes,
+            ..Capability::new(version)
+        })
+    }
+}
+
+/// Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version
+/// is not 2 to 5.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(config) = (unsafe { room::out(config) }) else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(known) = Version::from_number(version).filter(|_| version <= 5) else {
+        return VpmuStatus::Config;
+    };
+    let Capability {
+        general,
+        general_width,
+        fixed,
+        fixed_width,
+        events,
+        pdcm,
+        full_width_writes,
+        ..
+    } = Capability::new(known);
+    *config = VpmuX86Config {
+        version,
+        general,
+        general_width,
+        fixed_width,
+        fixed,
+        events,
+        pdcm,
+        full_width_writes,
+    };
+    VpmuStatus::Ok
+}
+
+/// Makes a PMU out of reset in `pmu`, on a vCPU that runs.
+///
+/// # Safety
+///
+/// See the crate's page. The functions of `host` may be called with its context until the PMU is
+/// used no more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_init(
+    pmu: *mut VpmuX86,
+    config: *const VpmuX86Config,
+    host: *const VpmuHost,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let (Some(config), Some(host)) = (unsafe { (config.as_ref(), host.as_ref()) }) else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(host) = Host::new(host) else {
+        return VpmuStatus::Misuse;
+    };
+    let made = config.capability().and_then(|capability| {
+        Pmu::new(PmuConfig {
+            capability,
+            filter: EventFilter::deny_listed(),
+            policy: Policy::default(),
+        })
+        .ok()
+    });
+    let Some(made) = made else {
+        return VpmuStatus::Config;
+    };
+    // SAFETY: as the caller promises.
+    if unsafe { room::fill(pmu, X86 { pmu: made, host }) } {
+        VpmuStatus::Ok
+    } else {
+        VpmuStatus::Misuse
+    }
+}
+
+/// What CPUID says of the PMU in leaves 01H, 07H (subleaf 1), 0AH and 23H. Any other leaf is zero.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_cpuid(
+    pmu: *mut VpmuX86,
+    leaf: u32,
+    subleaf: u32,
+    answer: *mut VpmuCpuid,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let (Some(x86), Some(answer)) = (unsafe { (room::value(pmu), room::out(answer)) }) else {
+        return VpmuStatus::Misuse;
+    };
+    let capability = x86.pmu.capability();
+    *answer = VpmuCpuid::default();
+    match (leaf, subleaf) {
+        (0x01, _) => answer.ecx = capability.leaf_01_ecx(),
+        (0x07, 1) => answer.eax = capability.leaf_07_1_eax(),
+        (0x0a, _) | (0x23, _) => {
+            let leaf = if leaf == 0x0a {
+                capability.leaf_0a()
+            } else {
+                capability.leaf_23(subleaf)
+            };
+            *answer = VpmuCpuid {
+                eax: leaf.eax,
+                ebx: leaf.ebx,
+                ecx: leaf.ecx,
+                edx: leaf.edx,
+            };
+        }
+        _ => {}
+    }
+    VpmuStatus::Ok
+}
+
+/// An access, whose value goes to `value`.
+///
+/// # Safety
+///
+/// As for the exported functions.
+unsafe fn access(
+    pmu: *mut VpmuX86,
+    value: *mut u64,
+    perform: impl FnOnce(&mut Pmu, &mut Host) -> Outcome,
+) -> VpmuOutcome {
+    // SAFETY: as the caller promises.
+    let (Some(x86), Some(value)) = (unsafe { (room::value(pmu), room::out(value)) }) else {
+        return VpmuOutcome::Misuse;
+    };
+    VpmuOutcome::of_x86(perform(&mut x86.pmu, &mut x86.host), value)
+}
+
+/// Performs a guest's RDMSR.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_rdmsr(
+    pmu: *mut VpmuX86,
+    msr: u32,
+    value: *mut u64,
+) -> VpmuOutcome {
+    // SAFETY: as the caller promises.
+    unsafe { access(pmu, value, |pmu, host| pmu.rdmsr(msr, host)) }
+}
+
+/// Performs a guest's WRMSR.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_wrmsr(pmu: *mut VpmuX86, msr: u32, value: u64) -> VpmuOutcome {
+    let mut unused = 0;
+    // SAFETY: as the caller promises.
+    unsafe {
+        access(pmu, &raw mut unused, |pmu, host| {
+            pmu.wrmsr(msr, value, host)
+        })
+    }
+}
+
+/// Performs a guest's RDPMC with `index` in ECX. `user`: its CPL is not 0; `pce`: its CR4.PCE is
+/// set.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_rdpmc(
+    pmu: *mut VpmuX86,
+    index: u32,
+    user: bool,
+    pce: bool,
+    value: *mut u64,
+) -> VpmuOutcome {
+    let ring = if user { Ring::User } else { Ring::Kernel };
+    // SAFETY: as the caller promises.
+    unsafe { access(pmu, value, |pmu, host| pmu.rdpmc(index, ring, pce, host)) }
+}
+
+/// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
+/// `vpmu_x86_take_pmi` next.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_overflow(
+    pmu: *mut VpmuX86,
+    counter: u8,
+    what: u32,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(report) = report(what) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.overflow(counter, report, &mut held.host);
+    VpmuStatus::Ok
+}
+
+/// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and set its mask bit. Ask after
+/// each other call, and before the vCPU runs.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return false;
+    };
+    held.pmu.take_pmi()
+}
+
+/// The vCPU starts to run: what the guest has enabled counts again.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.load(&mut held.host);
+    VpmuStatus::Ok
+}
+
+/// The vCPU stops running: nothing counts, and all that was counted is in the registers.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.put(&mut held.host);
+    VpmuStatus::Ok
+}
+
+/// The vCPU is reset. No host counter is left.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.reset(&mut held.host);
+    VpmuStatus::Ok
+}
+
+/// A scheduling slice is over: host counters that the guest did not use in it are released.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.end_slice(&mut held.host);
+    VpmuStatus::Ok
+}
+
+/// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_counter_state(pmu: *mut VpmuX86, counter: u8) -> i32 {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse as i32;
+    };
+    counter_state(held.pmu.counter_state(counter))
+}
+
+/// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+/// `length`. Nothing stops: the PMU can go on.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_save(
+    pmu: *mut VpmuX86,
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    let state = held.pmu.save(&mut held.host);
+    // SAFETY: as the caller promises.
+    unsafe { state::save(&state, buffer, room, length) }
+}
+
+/// Goes on from the `length` bytes at `buffer`, which a save has written.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_restore(
+    pmu: *mut VpmuX86,
+    buffer: *const u8,
+    length: usize,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    // SAFETY: as the caller promises.
+    let state: PmuState = match unsafe { state::load(buffer, length) } {
+        Ok(state) => state,
+        Err(status) => return status,
+    };
+    match held.pmu.restore(&state, &mut held.host) {
+        Ok(()) => VpmuStatus::Ok,
+        Err(_) => VpmuStatus::State,
+    }
+}

@@ -1,0 +1,177 @@
+/* The two Arm designs: emulated on an array of numbers, partitioned on fake registers. */
+#include <stdio.h>
+
+#include "vpmu.h"
+
+#define CHECK(what)                                                        \
+	do {                                                               \
+		if (!(what)) {                                             \
+			printf("%s:%d: %s\n", __FILE__, __LINE__, #what);  \
+			return 1;                                          \
+		}                                                          \
+	} while (0)
+
+/* ISS of a trapped MSR; bit 0 makes it an MRS (Arm ARM DDI 0487, ISS of exception class 0x18). */
+#define ISS(op0, op1, crn, crm, op2) \
+	((op0) << 20 | (op2) << 17 | (op1) << 14 | (crn) << 10 | (crm) << 1)
+#define READ 1u
+#define PMCR ISS(3, 3, 9, 12, 0)
+#define PMCNTENSET ISS(3, 3, 9, 12, 1)
+#define PMCNTENCLR ISS(3, 3, 9, 12, 2)
+#define PMOVSCLR ISS(3, 3, 9, 12, 3)
+#define PMINTENSET ISS(3, 0, 9, 14, 1)
+#define PMEVCNTR0 ISS(3, 3, 14, 8, 0)
+#define PMEVTYPER0 ISS(3, 3, 14, 12, 0)
+#define SCTLR ISS(3, 0, 1, 0, 0)
+
+static uint64_t total, period;
+static uint32_t running;
+
+static int32_t create(void *context, uint8_t counter, const struct vpmu_event *event)
+{
+	(void)context, (void)counter;
+	total = 0;
+	return event->kind == VPMU_EVENT_ARM && event->number == 0x08 ? VPMU_BACKED
+								       : VPMU_LOST_UNSUPPORTED;
+}
+
+static void set_period(void *context, uint8_t counter, uint64_t events)
+{
+	(void)context, (void)counter;
+	period = events;
+}
+
+static void resume(void *context, uint32_t counters)
+{
+	(void)context;
+	running |= counters;
+}
+
+static void pause_them(void *context, uint32_t counters)
+{
+	(void)context;
+	running &= ~counters;
+}
+
+static uint64_t read_total(void *context, uint8_t counter)
+{
+	(void)context, (void)counter;
+	return total;
+}
+
+static void release(void *context, uint8_t counter)
+{
+	(void)context;
+	running &= ~(1u << counter);
+}
+
+static int emulated(void)
+{
+	struct vpmu_host host = {
+		.create = create,
+		.set_period = set_period,
+		.resume = resume,
+		.pause = pause_them,
+		.read = read_total,
+		.release = release,
+	};
+	struct vpmu_arm_config config = {
+		.id_aa64dfr0 = 6 << 8, /* PMUv3p5 */
+		.counters = 6,
+		.pmceid = {1 << 0x08 | 1 << 0x11, 0},
+	};
+	static const struct {
+		uint32_t register_;
+		uint64_t value;
+	} writes[] = {
+		{PMEVTYPER0, 0x08}, {PMEVCNTR0, 0xffffffff - 999}, {PMINTENSET, 1},
+		{PMCNTENSET, 1},    {PMCR, 1},
+	};
+	struct vpmu_arm pmu;
+	uint64_t value = 0;
+
+	CHECK(vpmu_arm_init(&pmu, &config, &host) == VPMU_STATUS_OK);
+	CHECK(vpmu_arm_access(&pmu, SCTLR | READ, false, &value) == VPMU_OUTCOME_NOT_HANDLED);
+	for (size_t i = 0; i < sizeof(writes) / sizeof(writes[0]); i++) {
+		value = writes[i].value;
+		CHECK(vpmu_arm_access(&pmu, writes[i].register_, false, &value) ==
+		      VPMU_OUTCOME_DONE);
+	}
+	CHECK(running == 1 && period == 1000);
+	total = 1000;
+	CHECK(!vpmu_arm_line(&pmu));
+	CHECK(vpmu_arm_overflow(&pmu, 0, VPMU_REPORT_UNSURE) == VPMU_STATUS_OK);
+	CHECK(vpmu_arm_line(&pmu));
+	CHECK(vpmu_arm_access(&pmu, PMOVSCLR | READ, false, &value) == VPMU_OUTCOME_VALUE);
+	CHECK(value == 1);
+	CHECK(vpmu_arm_access(&pmu, PMOVSCLR, false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(!vpmu_arm_line(&pmu));
+	/* PMUSERENR_EL0 is zero: the guest's kernel hears of it. */
+	CHECK(vpmu_arm_access(&pmu, PMCR | READ, true, &value) == VPMU_OUTCOME_TRAP_TO_EL1);
+	CHECK(vpmu_arm_reset(&pmu) == VPMU_STATUS_OK && running == 0);
+	return 0;
+}
+
+/* Plain memory in place of registers, but for the pair that enables counters. */
+static uint64_t file[1 << 22];
+
+static uint64_t register_read(void *context, uint32_t iss)
+{
+	(void)context;
+	return file[iss == PMCNTENCLR ? PMCNTENSET : iss];
+}
+
+static void register_write(void *context, uint32_t iss, uint64_t value)
+{
+	(void)context;
+	if (iss == PMCNTENSET)
+		file[PMCNTENSET] |= value;
+	else if (iss == PMCNTENCLR)
+		file[PMCNTENSET] &= ~value;
+	else
+		file[iss] = value;
+}
+
+static int partitioned(void)
+{
+	struct vpmu_registers registers = {.read = register_read, .write = register_write};
+	struct vpmu_partition_config config = {
+		.id_aa64dfr0 = 6 << 8,
+		.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
+		.implemented = 6,
+		.host_counters = 2,
+		.isolates = true,
+	};
+	struct vpmu_partition pmu;
+	struct vpmu_traps traps;
+	unsigned char saved[VPMU_STATE_SIZE];
+	size_t length = 0;
+	uint64_t value = 1 << 5 | 1 << 1;
+	uint32_t host = 0;
+	bool guest = true;
+
+	config.host_counters = 7;
+	CHECK(vpmu_partition_init(&pmu, &config, &registers) == VPMU_STATUS_CONFIG);
+	config.host_counters = 2;
+	CHECK(vpmu_partition_init(&pmu, &config, &registers) == VPMU_STATUS_OK);
+	CHECK(vpmu_partition_traps(&pmu, &traps) == VPMU_STATUS_OK);
+	CHECK((traps.mdcr_el2 & 0x1f) == 4); /* HPMN: 6 counters less the host's two */
+
+	/* Everything traps until the first access; it reaches counter 1, and not the host's 5. */
+	CHECK(vpmu_partition_access(&pmu, PMCNTENSET, false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(file[PMCNTENSET] == 1 << 1);
+	CHECK(vpmu_partition_access(&pmu, PMCR | READ, false, &value) == VPMU_OUTCOME_VALUE);
+	CHECK((value >> 11 & 0x1f) == 4);
+	CHECK(vpmu_partition_overflow(&pmu, &guest, &host) == VPMU_STATUS_OK);
+	CHECK(!guest && host == 0);
+	CHECK(vpmu_partition_put(&pmu) == VPMU_STATUS_OK && file[PMCNTENSET] == 0);
+	CHECK(vpmu_partition_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
+	CHECK(vpmu_partition_restore(&pmu, saved, length) == VPMU_STATUS_OK);
+	CHECK(!vpmu_partition_line(&pmu));
+	return 0;
+}
+
+int main(void)
+{
+	return emulated() || partitioned();
+}

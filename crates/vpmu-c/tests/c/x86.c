@@ -1,0 +1,150 @@
+/* A guest samples every 1000 instructions; the host is an array of numbers. */
+#include <stdio.h>
+#include <string.h>
+
+#include "vpmu.h"
+
+#define CHECK(what)                                                        \
+	do {                                                               \
+		if (!(what)) {                                             \
+			printf("%s:%d: %s\n", __FILE__, __LINE__, #what);  \
+			return 1;                                          \
+		}                                                          \
+	} while (0)
+
+struct host {
+	struct vpmu_event events[32];
+	uint64_t totals[32];
+	uint64_t periods[32];
+	uint32_t running;
+	int calls;
+};
+
+static int32_t host_create(void *context, uint8_t counter, const struct vpmu_event *event)
+{
+	struct host *host = context;
+
+	host->calls++;
+	if (event->kind == VPMU_EVENT_X86 && event->number == 0x412e)
+		return VPMU_LOST_UNSUPPORTED;
+	host->events[counter] = *event;
+	host->totals[counter] = 0;
+	return VPMU_BACKED;
+}
+
+static void host_set_period(void *context, uint8_t counter, uint64_t events)
+{
+	struct host *host = context;
+
+	host->calls++;
+	host->periods[counter] = events;
+}
+
+static void host_resume(void *context, uint32_t counters)
+{
+	struct host *host = context;
+
+	host->calls++;
+	host->running |= counters;
+}
+
+static void host_pause(void *context, uint32_t counters)
+{
+	struct host *host = context;
+
+	host->calls++;
+	host->running &= ~counters;
+}
+
+static uint64_t host_read(void *context, uint8_t counter)
+{
+	struct host *host = context;
+
+	host->calls++;
+	return host->totals[counter];
+}
+
+static void host_release(void *context, uint8_t counter)
+{
+	struct host *host = context;
+
+	host->calls++;
+	host->running &= ~(1u << counter);
+}
+
+int main(void)
+{
+	struct host state = {0};
+	struct vpmu_host host = {
+		.context = &state,
+		.create = host_create,
+		.set_period = host_set_period,
+		.resume = host_resume,
+		.pause = host_pause,
+		.read = host_read,
+		.release = host_release,
+		.reports_promptly = true,
+	};
+	struct vpmu_x86_config config;
+	struct vpmu_x86 pmu, other;
+	struct vpmu_cpuid leaf;
+	unsigned char saved[VPMU_STATE_SIZE];
+	size_t length = 0;
+	uint64_t value = 0;
+
+	/* What a careless caller does. */
+	memset(&pmu, 0xa5, sizeof(pmu));
+	CHECK(vpmu_x86_rdmsr(&pmu, 0x38f, &value) == VPMU_OUTCOME_MISUSE);
+	CHECK(vpmu_x86_rdmsr(NULL, 0x38f, &value) == VPMU_OUTCOME_MISUSE);
+	CHECK(vpmu_x86_config(9, &config) == VPMU_STATUS_CONFIG);
+	CHECK(vpmu_x86_config(2, &config) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_init(&pmu, &config, NULL) == VPMU_STATUS_MISUSE);
+	config.general = 9;
+	CHECK(vpmu_x86_init(&pmu, &config, &host) == VPMU_STATUS_CONFIG);
+	config.general = 4;
+
+	CHECK(vpmu_x86_init(&pmu, &config, &host) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_cpuid(&pmu, 0x0a, 0, &leaf) == VPMU_STATUS_OK);
+	CHECK((leaf.eax & 0xffff) == 0x0402);
+	CHECK(vpmu_x86_rdmsr(&pmu, 0x10, &value) == VPMU_OUTCOME_NOT_HANDLED);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 1ull << 40) == VPMU_OUTCOME_GENERAL_PROTECTION);
+
+	/* Out of reset IA32_PERF_GLOBAL_CTRL enables the general counters. */
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 0) == VPMU_OUTCOME_DONE);
+	/* EN, INT, OS, USR, instructions; 1000 to go; global enable. */
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x186, 0x005300c0) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x4c1, (1ull << 48) - 1000) == VPMU_OUTCOME_DONE);
+	CHECK(state.calls == 0);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 1) == VPMU_OUTCOME_DONE);
+	CHECK(state.running == 1 && state.periods[0] == 1000);
+	CHECK(state.events[0].number == 0xc0 && state.events[0].user && state.events[0].kernel);
+	CHECK(vpmu_x86_counter_state(&pmu, 0) == VPMU_COUNTER_COUNTING);
+	CHECK(vpmu_x86_counter_state(&pmu, 15) == VPMU_STATUS_MISUSE);
+
+	state.totals[0] = 1000;
+	CHECK(vpmu_x86_overflow(&pmu, 0, 7) == VPMU_STATUS_MISUSE);
+	CHECK(!vpmu_x86_take_pmi(&pmu));
+	CHECK(vpmu_x86_overflow(&pmu, 0, VPMU_REPORT_DUE) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_take_pmi(&pmu));
+	CHECK(!vpmu_x86_take_pmi(&pmu));
+	CHECK(vpmu_x86_rdmsr(&pmu, 0x38e, &value) == VPMU_OUTCOME_VALUE && value == 1);
+	CHECK(vpmu_x86_rdpmc(&pmu, 0, false, false, &value) == VPMU_OUTCOME_VALUE && value == 0);
+	CHECK(vpmu_x86_rdpmc(&pmu, 0, true, false, &value) == VPMU_OUTCOME_GENERAL_PROTECTION);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x390, 1) == VPMU_OUTCOME_DONE);
+
+	/* An event that this host lacks is lost, and said to be. */
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x187, 0x0053412e) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 3) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_x86_counter_state(&pmu, 1) == VPMU_COUNTER_LOST);
+
+	/* A snapshot goes on elsewhere; a damaged one does not. */
+	CHECK(vpmu_x86_save(&pmu, saved, 3, &length) == VPMU_STATUS_ROOM);
+	CHECK(vpmu_x86_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_put(&pmu) == VPMU_STATUS_OK && state.running == 0);
+	CHECK(vpmu_x86_init(&other, &config, &host) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_restore(&other, saved, length - 1) == VPMU_STATUS_STATE);
+	CHECK(vpmu_x86_restore(&other, saved, length) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_rdmsr(&other, 0x186, &value) == VPMU_OUTCOME_VALUE && value == 0x005300c0);
+	CHECK(vpmu_x86_reset(&other) == VPMU_STATUS_OK && state.running == 0);
+	return 0;
+}

@@ -1,0 +1,136 @@
+//! C programs embed the library: with a C library around them, and with none.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+const WARNINGS: [&str; 5] = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1"];
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Where cargo has put this test: the profile's folder is above `deps`.
+fn target() -> PathBuf {
+    let test = env::current_exe().expect("this test's path");
+    let deps = test.parent().expect("deps");
+    deps.parent()
+        .and_then(Path::parent)
+        .expect("target")
+        .to_path_buf()
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("failed to start {command:?}: {error}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?} failed\n{}{}",
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+/// Builds the static library with these flags of cargo's, and gives the folder that holds it.
+fn library<S: AsRef<OsStr>>(flags: &[S], built: &str) -> PathBuf {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    run(Command::new(cargo)
+        .args(["build", "--locked", "-q", "-p", "vpmu-c", "--target-dir"])
+        .arg(target())
+        .args(flags)
+        .current_dir(folder()));
+    target().join(built)
+}
+
+fn compiler() -> Command {
+    let mut cc = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    cc.args(WARNINGS).arg("-I").arg(folder().join("include"));
+    cc
+}
+
+#[test]
+fn c_programs_embed_the_engine() {
+    let library = library::<&str>(&[], "debug");
+    let room = tempfile::tempdir().expect("a folder");
+    for program in ["x86", "arm"] {
+        let binary = room.path().join(program);
+        run(compiler()
+            .arg(folder().join("tests/c").join(program).with_extension("c"))
+            .arg(library.join("libvpmu_c.a"))
+            .args(["-lpthread", "-ldl", "-lm", "-o"])
+            .arg(&binary));
+        run(&mut Command::new(&binary));
+    }
+}
+
+#[test]
+fn an_installed_library_is_found_by_pkg_config() {
+    let found = Command::new("pkg-config").arg("--version").output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        println!("skipped: pkg-config is not installed");
+        return;
+    }
+    let room = tempfile::tempdir().expect("a folder");
+    let (prefix, binary) = (room.path().join("usr"), room.path().join("x86"));
+    run(Command::new(folder().join("install"))
+        .arg(&prefix)
+        .env("CARGO_TARGET_DIR", target()));
+    let flags = run(Command::new("pkg-config")
+        .args(["--cflags", "--libs", "vpmu"])
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")));
+    run(Command::new("cc")
+        .args(WARNINGS)
+        .arg(folder().join("tests/c/x86.c"))
+        .args(flags.split_whitespace())
+        .arg("-o")
+        .arg(&binary));
+    run(Command::new(&binary).env("LD_LIBRARY_PATH", prefix.join("lib")));
+}
+
+#[test]
+fn the_header_is_good_cplusplus() {
+    let room = tempfile::tempdir().expect("a folder");
+    let source = room.path().join("header.cc");
+    fs::write(
+        &source,
+        "#include \"vpmu.h\"\nint main() { return VPMU_STATUS_OK; }\n",
+    )
+    .expect("a file");
+    run(
+        Command::new(env::var_os("CXX").unwrap_or_else(|| "c++".into()))
+            .args(["-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])
+            .arg(folder().join("include"))
+            .arg(&source),
+    );
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn a_program_without_a_c_library_embeds_the_engine() {
+    let triple = "x86_64-unknown-none";
+    let library = library(
+        &["--release", "--no-default-features", "--target", triple],
+        "x86_64-unknown-none/release",
+    );
+    let room = tempfile::tempdir().expect("a folder");
+    let binary = room.path().join("bare");
+    // Nothing but the library is linked: a symbol that it lacks is an error here.
+    run(compiler()
+        .args([
+            "-ffreestanding",
+            "-nostdlib",
+            "-static",
+            "-fno-pie",
+            "-no-pie",
+            "-mgeneral-regs-only",
+        ])
+        .arg(folder().join("tests/c/bare.c"))
+        .arg(library.join("libvpmu_c.a"))
+        .arg("-o")
+        .arg(&binary));
+    assert_eq!(run(&mut Command::new(&binary)), "one PMI\n");
+}
