@@ -5,13 +5,14 @@
 //! several places before it. x86 code falls into step with itself within a few instructions
 //! wherever decoding begins, so the decodings agree on whether one begins at the pair. Where they
 //! do not agree, the kernel is refused.
+//!
+//! The decodings of one pair share their ends with each other and with those of the next pair, so
+//! each byte of code is decoded at most once, whatever the code is.
 
-use elf::ElfBytes;
-use elf::abi::{SHF_EXECINSTR, SHT_NOBITS};
-use elf::endian::LittleEndian;
-use iced_x86::{Code, Decoder, DecoderOptions};
+use iced_x86::{Code as Opcode, Decoder, DecoderOptions, Instruction};
 
-use super::Error;
+use super::elf::Code;
+use super::{Error, MOST_PAIRS};
 
 const RDPMC: [u8; 2] = [0x0f, 0x33];
 /// `out 0xe6, al`.
@@ -20,45 +21,52 @@ pub(super) const EXIT: [u8; 2] = [0xe6, 0xe6];
 const RUN_UP: usize = 256;
 /// How much of the run-up is left to fall into step: more than ten of the longest instructions.
 const IN_STEP: usize = 160;
+/// Steps that are kept: those of a pair's run-up and of the pair.
+const KEPT: usize = (RUN_UP + 1).next_power_of_two();
+
+/// What was looked at, and the instructions found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// Where an RDPMC begins.
+    pub sites: Vec<Site>,
+    /// Places that hold the two bytes.
+    pub pairs: usize,
+    /// Instructions decoded to tell the two apart: at most one for each byte of code, and at most
+    /// 257 for each pair.
+    pub decoded: u64,
+}
 
 /// An RDPMC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Site {
+pub struct Site {
     /// In the file.
-    pub(super) offset: usize,
+    pub offset: usize,
     /// In the running kernel.
-    pub(super) address: u64,
+    pub address: u64,
 }
 
-/// All of `file`, which is not empty-handed: a kernel without any is an error.
-pub(super) fn find(file: &[u8]) -> Result<Vec<Site>, Error> {
-    let elf = ElfBytes::<LittleEndian>::minimal_parse(file)?;
-    let sections = elf.section_headers().ok_or(Error::NoSections)?;
-    let mut sites = Vec::new();
-    for section in sections {
-        if section.sh_flags & u64::from(SHF_EXECINSTR) == 0 || section.sh_type == SHT_NOBITS {
-            continue;
-        }
-        let start = usize::try_from(section.sh_offset).map_err(|_| Error::Header)?;
-        let size = usize::try_from(section.sh_size).map_err(|_| Error::Header)?;
-        let code = file
-            .get(start..)
-            .and_then(|rest| rest.get(..size))
-            .ok_or(Error::Truncated("it ends within its code"))?;
-        for at in pairs(code) {
-            let address = section.sh_addr.wrapping_add(at as u64);
-            if begins_at(code, at).ok_or(Error::Ambiguous(address))? {
-                sites.push(Site {
-                    offset: start + at,
+/// All RDPMCs in `code`, parts of `file` in ascending order that share no bytes.
+pub(super) fn find(file: &[u8], code: &[Code]) -> Result<Search, Error> {
+    let mut search = Search::default();
+    for part in code {
+        let bytes = &file[part.file.clone()];
+        let mut steps = Steps::of(bytes);
+        for at in pairs(bytes) {
+            search.pairs += 1;
+            if search.pairs > MOST_PAIRS {
+                return Err(Error::Pairs);
+            }
+            let address = part.address.wrapping_add(at as u64);
+            if steps.begins_at(at).ok_or(Error::Ambiguous(address))? {
+                search.sites.push(Site {
+                    offset: part.file.start + at,
                     address,
                 });
             }
         }
+        search.decoded += steps.decoded;
     }
-    if sites.is_empty() {
-        return Err(Error::NoRdpmc);
-    }
-    Ok(sites)
+    Ok(search)
 }
 
 fn pairs(code: &[u8]) -> impl Iterator<Item = usize> {
@@ -68,104 +76,75 @@ fn pairs(code: &[u8]) -> impl Iterator<Item = usize> {
         .map(|(at, _)| at)
 }
 
-/// Whether an RDPMC begins at `at`; `None`: cannot be told.
-fn begins_at(code: &[u8], at: usize) -> Option<bool> {
-    let end = code.len().min(at + 16);
-    let first = at.saturating_sub(RUN_UP);
-    // The section's own beginning is in step; from elsewhere it takes a while.
-    let starts = if first == 0 {
-        0..=0
-    } else {
-        first..=at - IN_STEP
-    };
-    let mut answer = None;
-    for start in starts {
-        let mut decoder =
-            Decoder::with_ip(64, &code[start..end], start as u64, DecoderOptions::NONE);
-        let begins = loop {
-            let instruction = decoder.decode();
-            if instruction.is_invalid() {
-                // Began inside an instruction, and ran into nonsense: says nothing.
-                break None;
-            }
-            let here = instruction.ip() as usize;
-            if here == at {
-                break Some(instruction.code() == Code::Rdpmc);
-            }
-            if instruction.next_ip() as usize > at {
-                break Some(false);
-            }
-        };
-        match (answer, begins) {
-            (_, None) => {}
-            (None, Some(_)) => answer = begins,
-            (Some(before), Some(now)) if before == now => {}
-            _ => return None,
+/// What decoding at one byte gives.
+#[derive(Clone, Copy, Debug, Default)]
+struct Step {
+    /// Of the instruction, in bytes; 0: there is none.
+    length: u8,
+    rdpmc: bool,
+}
+
+/// A part of the code, decoded from each of its bytes as far as somebody asked.
+struct Steps<'a> {
+    decoder: Decoder<'a>,
+    /// By offset, modulo its length.
+    kept: [Step; KEPT],
+    /// The first offset that is not decoded yet.
+    next: usize,
+    decoded: u64,
+}
+
+impl<'a> Steps<'a> {
+    fn of(code: &'a [u8]) -> Self {
+        Self {
+            decoder: Decoder::new(64, code, DecoderOptions::NONE),
+            kept: [Step::default(); KEPT],
+            next: 0,
+            decoded: 0,
         }
     }
-    answer
+
+    /// Whether an RDPMC begins at `at`, which is later than any before; `None`: cannot be told.
+    fn begins_at(&mut self, at: usize) -> Option<bool> {
+        let first = at.saturating_sub(RUN_UP);
+        for offset in self.next.max(first)..=at {
+            self.kept[offset % KEPT] = self.decode(offset);
+        }
+        self.next = at + 1;
+        // Backwards, each answer leads to one that is known. Invalid: decoding began inside an
+        // instruction and ran into nonsense, which says nothing.
+        let mut answers = [None; RUN_UP + 1];
+        for offset in (first..=at).rev() {
+            let step = self.kept[offset % KEPT];
+            answers[offset - first] = match offset + usize::from(step.length) {
+                _ if step.length == 0 => None,
+                _ if offset == at => Some(step.rdpmc),
+                next if next > at => Some(false),
+                next => answers[next - first],
+            };
+        }
+        // The section's own beginning is in step; from elsewhere it takes a while.
+        let starts = if first == 0 { 1 } else { RUN_UP - IN_STEP + 1 };
+        let mut known = answers[..starts].iter().flatten();
+        let answer = *known.next()?;
+        known.all(|other| *other == answer).then_some(answer)
+    }
+
+    fn decode(&mut self, offset: usize) -> Step {
+        self.decoded += 1;
+        let mut instruction = Instruction::default();
+        if self.decoder.set_position(offset).is_ok() {
+            self.decoder.decode_out(&mut instruction);
+        }
+        match instruction.code() {
+            Opcode::INVALID => Step::default(),
+            opcode => Step {
+                length: instruction.len() as u8,
+                rdpmc: opcode == Opcode::Rdpmc,
+            },
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tests::elf_with;
-    use super::*;
-    use crate::Kernel;
-
-    /// Ordinary code, long enough to begin in the middle of.
-    fn filler() -> Vec<u8> {
-        let one = [
-            0x55, 0x48, 0x89, 0xe5, 0x41, 0x54, 0x48, 0x83, 0xec, 0x10, 0x48, 0x8b, 0x07, 0x48,
-            0x85, 0xc0, 0x74, 0x05, 0xe8, 0x10, 0x20, 0x30, 0x00, 0x5d, 0xc3,
-        ];
-        one.repeat(40)
-    }
-
-    fn offsets(code: &[u8]) -> Vec<usize> {
-        find(&elf_with(code))
-            .map(|sites| sites.iter().map(|site| site.offset - 64).collect())
-            .unwrap_or_default()
-    }
-
-    #[test]
-    fn an_instruction_is_found_and_the_same_bytes_in_a_constant_are_not() {
-        let mut code = filler();
-        code.extend([0xb8, 0x0f, 0x33, 0x00, 0x00]); // mov eax, 0x330f
-        code.extend([0x48, 0x8d, 0x05, 0x0f, 0x33, 0x0f, 0x33]); // lea rax, [rip+0x330f330f]
-        code.extend(filler());
-        assert!(matches!(find(&elf_with(&code)), Err(Error::NoRdpmc)));
-        let real = code.len();
-        code.extend([0x0f, 0x33]);
-        code.extend(filler());
-        assert_eq!(offsets(&code), [real]);
-    }
-
-    #[test]
-    fn at_the_very_beginning_and_end_too() {
-        let mut code = vec![0x0f, 0x33];
-        code.extend(filler());
-        let end = code.len();
-        code.extend([0x0f, 0x33]);
-        assert_eq!(offsets(&code), [0, end]);
-        // Half of one is none.
-        assert!(offsets(&code[..1]).is_empty());
-    }
-
-    #[test]
-    fn nothing_but_the_instructions_changes() {
-        let mut code = filler();
-        code.extend([0x0f, 0x33]);
-        code.extend(filler());
-        let file = elf_with(&code);
-        let mut kernel = Kernel::from_bytes(file.clone()).unwrap();
-        kernel.rewrite_rdpmc().unwrap();
-        let changed: Vec<usize> = (0..file.len())
-            .filter(|&n| file[n] != kernel.elf()[n])
-            .collect();
-        let at = 64 + filler().len();
-        assert_eq!(changed, [at, at + 1]);
-        assert_eq!(kernel.elf()[at..at + 2], EXIT);
-        assert_eq!(kernel.rdpmc_addresses().len(), 1);
-        assert!(kernel.rewrite_rdpmc().is_err(), "there is none any more");
-    }
-}
+mod tests;

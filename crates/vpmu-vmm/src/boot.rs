@@ -1,10 +1,8 @@
 //! Memory as a kernel wants to find it: the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
 
 use std::fs;
-use std::io::Cursor;
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
-use linux_loader::loader::{Elf, KernelLoader};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{Config, Error, acpi};
@@ -36,19 +34,23 @@ pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, E
     };
     let mut kernel = Kernel::open(&config.kernel).map_err(kernel_error)?;
     if config.pmu.is_some() {
-        match kernel.rewrite_rdpmc() {
-            // A program of our own for bare metal may do without.
-            Err(vpmu_kernel::Error::NoRdpmc) if config.initrd.is_none() => {}
-            done => done.map_err(kernel_error)?,
-        }
+        kernel.rewrite_rdpmc().map_err(kernel_error)?;
     }
-    let loaded = Elf::load(
-        memory,
-        None,
-        &mut Cursor::new(kernel.elf()),
-        Some(GuestAddress(HIGH)),
-    )
-    .map_err(|error| Error::Load(error.to_string()))?;
+    for segment in kernel.segments() {
+        let fits = HIGH <= segment.address && segment.end() <= config.memory;
+        if !fits {
+            return Err(Error::Load(segment.address, segment.end()));
+        }
+        let bytes = &kernel.elf()[segment.file.clone()];
+        write(memory, segment.address, bytes, "the kernel")?;
+    }
+    if !kernel
+        .segments()
+        .iter()
+        .any(|segment| segment.holds(kernel.entry()))
+    {
+        return Err(Error::Entry(kernel.entry()));
+    }
 
     let mut zero_page = vec![0_u8; 4096];
     let mut put = |at: usize, bytes: &[u8]| zero_page[at..at + bytes.len()].copy_from_slice(bytes);
@@ -94,7 +96,7 @@ pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, E
     write_page_tables(memory)?;
     let gdt = [0_u64, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     write(memory, GDT, &gdt.map(u64::to_le_bytes).concat(), "the GDT")?;
-    Ok(Entry(loaded.kernel_load.0))
+    Ok(Entry(kernel.entry()))
 }
 
 /// The first 4 GiB onto themselves, in pages of 2 MiB.

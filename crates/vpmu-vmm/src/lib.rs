@@ -100,9 +100,15 @@ pub enum Error {
     /// The kernel is none.
     #[error("{0}: {1}")]
     Kernel(String, #[source] vpmu_kernel::Error),
-    /// The kernel does not go where its headers want it.
-    #[error("the kernel cannot be loaded ({0}); does it fit into --memory?")]
-    Load(String),
+    /// A part of the kernel does not go where its headers want it.
+    #[error(
+        "the kernel wants memory from {0:#x} to {1:#x}: below 0x100000 it is the VMM's, and above \
+         --memory there is none"
+    )]
+    Load(u64, u64),
+    /// The kernel begins where nothing is loaded.
+    #[error("the kernel begins at {0:#x}, where none of its segments is loaded")]
+    Entry(u64),
     /// Too little memory for kernel and initramfs.
     #[error("{0} does not fit into the guest's memory: give more with --memory")]
     Memory(&'static str),
