@@ -18,6 +18,7 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use pair::{Pair, Step};
 use vpmu::arm::{ExceptionLevel, PmuVersion, Register};
+use vpmu::counter::Policy;
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Unstructured::new(data);
@@ -31,7 +32,8 @@ fuzz_target!(|data: &[u8]| {
 
 fn emulated(input: &mut Unstructured<'_>) -> Result<()> {
     let counters = *input.choose(&[4, 4, 0, 1, 6, 31])?;
-    let mut pair = Pair::new(version(input)?, counters, input.arbitrary()?);
+    let policy = *input.choose(&Policy::ALL)?;
+    let mut pair = Pair::new(version(input)?, counters, input.arbitrary()?, policy);
     while !input.is_empty() {
         pair.step(&step(input)?);
     }

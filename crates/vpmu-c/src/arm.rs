@@ -2,6 +2,7 @@
 
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 use vpmu::arm::{Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register};
+use vpmu::counter::Policy;
 
 use crate::host::Host;
 use crate::room::{self, Room};
@@ -92,6 +93,7 @@ pub unsafe extern "C" fn vpmu_arm_init(
             events: config.pmceid,
             pmmir: config.pmmir,
             filter: EventFilter::default(),
+            policy: Policy::default(),
         })
         .ok()
     });
@@ -150,10 +152,7 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    {
-        let _ = report;
-        held.pmu.overflow(counter, &mut held.host);
-    }
+    held.pmu.overflow(counter, report, &mut held.host);
     VpmuStatus::Ok
 }
 

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use criterion::{Criterion, criterion_group, criterion_main};
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 use vpmu::arm::{CounterConfig, EventFilter, ExceptionLevel, Outcome, PmuVersion, Register, pmcr};
-use vpmu::counter::{CounterHost, CounterSet, Lost};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
 
 /// Totals that only the bench moves.
 #[derive(Default)]
@@ -56,6 +56,7 @@ fn sampling() -> (EmulatedPmu, Totals) {
         events: [u64::MAX; 2],
         pmmir: 0,
         filter: EventFilter::default(),
+        policy: Policy::default(),
     })
     .expect("six counters are possible");
     let mut host = Totals::default();
@@ -72,7 +73,7 @@ fn sampling() -> (EmulatedPmu, Totals) {
 /// The register accesses of Linux's handler (drivers/perf/arm_pmuv3.c) for one overflow.
 fn linux_handler(pmu: &mut EmulatedPmu, host: &mut Totals) {
     host.0[0] = host.0[0].wrapping_add(PERIOD);
-    assert!(pmu.overflow(0, host));
+    assert!(pmu.overflow(0, Report::Unsure, host));
     let overflowed = read(pmu, host, Register::PmovsClr);
     write(pmu, host, Register::PmovsClr, overflowed);
     let control = read(pmu, host, Register::Pmcr);

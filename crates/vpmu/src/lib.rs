@@ -73,7 +73,7 @@
 //! ```
 //! # use core::num::NonZeroU64;
 //! # use vpmu::arm::CounterConfig;
-//! # use vpmu::counter::{CounterHost, CounterSet, Lost};
+//! use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
 //! # #[derive(Default)]
 //! # struct Host { totals: [u64; 32], running: CounterSet }
 //! # impl CounterHost<CounterConfig> for Host {
@@ -98,6 +98,7 @@
 //!     events: [1 << 0x08 | 1 << 0x11, 0], // INST_RETIRED, CPU_CYCLES
 //!     pmmir: 0,
 //!     filter: EventFilter::default(),
+//!     policy: Policy::default(),
 //! })?;
 //!
 //! // The guest's `msr PMEVTYPER0_EL0, x0` traps with this in ESR_EL2.ISS.
@@ -124,7 +125,7 @@
 //!
 //! // The guest runs, the host counts 1000 instructions and reports it.
 //! host.totals[0] += 1000;
-//! assert!(pmu.overflow(0, &mut host), "raise the guest's PMU interrupt");
+//! assert!(pmu.overflow(0, Report::Unsure, &mut host), "raise the guest's PMU interrupt");
 //!
 //! // The guest's handler acknowledges.
 //! let _ = pmu.write(Register::PmovsClr, ExceptionLevel::El1, 1, &mut host);

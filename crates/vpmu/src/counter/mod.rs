@@ -12,6 +12,7 @@
 //!
 //! When the calls are made is the business of [`HostEvents`], under a [`Policy`].
 
+mod bank;
 mod host_events;
 mod policy;
 mod set;
@@ -21,6 +22,7 @@ mod statistics;
 use core::fmt;
 use core::num::NonZeroU64;
 
+pub(crate) use bank::{Bank, FAR, Model};
 pub use host_events::HostEvents;
 pub use policy::{Policy, Report};
 pub use set::{CounterSet, Iter};

@@ -55,6 +55,15 @@ impl CounterSet {
         self.0 |= Self::of(counter).0;
     }
 
+    /// Makes `counter` a member or none.
+    pub(crate) const fn put(&mut self, counter: u8, member: bool) {
+        if member {
+            self.insert(counter);
+        } else {
+            self.remove(counter);
+        }
+    }
+
     /// Makes `counter` no member.
     pub const fn remove(&mut self, counter: u8) {
         self.0 &= !Self::of(counter).0;

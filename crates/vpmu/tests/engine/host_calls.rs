@@ -4,7 +4,7 @@ use crate::support::{Call, Guest, INST_RETIRED};
 use vpmu::arm::ExceptionLevel::El1;
 use vpmu::arm::Register::*;
 use vpmu::arm::{CounterConfig, EventKind, PmuVersion, RawPmevtyper, Register, pmcr};
-use vpmu::counter::{CounterSet, CounterState};
+use vpmu::counter::{CounterSet, CounterState, Report};
 
 fn guest() -> Guest {
     Guest::new(PmuVersion::V3p5)
@@ -121,18 +121,18 @@ fn early_stray_and_repeated_reports_do_no_harm() {
     guest.write(Pmcr, pmcr::E);
     guest.execute(4);
     guest.host.calls();
-    assert!(!guest.pmu.overflow(0, &mut guest.host));
+    assert!(!guest.pmu.overflow(0, Report::Unsure, &mut guest.host));
     assert_eq!(
         guest.host.calls(),
         [Call::Read(0), Call::SetPeriod(0, Some(12))]
     );
     for stray in [1, 5, 6, 31, 32, 255] {
-        assert!(!guest.pmu.overflow(stray, &mut guest.host));
+        assert!(!guest.pmu.overflow(stray, Report::Unsure, &mut guest.host));
     }
     guest.execute(12);
     assert!(guest.interrupt());
     assert!(
-        guest.pmu.overflow(0, &mut guest.host),
+        guest.pmu.overflow(0, Report::Unsure, &mut guest.host),
         "still high, still one overflow"
     );
     assert_eq!(guest.pmu.statistics().reports, 9);

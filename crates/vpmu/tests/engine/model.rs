@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use crate::pair::{Pair, Step};
 use crate::support::INST_RETIRED;
 use vpmu::arm::{CHAIN, CPU_CYCLES, ExceptionLevel, PmuVersion, Register, SW_INCR, pmcr};
+use vpmu::counter::Policy;
 
 const OTHER: u16 = 0x13;
 
@@ -167,10 +168,11 @@ proptest! {
         version in version(),
         counters in prop_oneof![6 => Just(4_u8), 1 => 0..32_u8],
         el3: bool,
+        policy in prop::sample::select(Policy::ALL.to_vec()),
         set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
         steps in prop::collection::vec(step(), 1..80),
     ) {
-        let mut pair = Pair::new(version, counters, el3);
+        let mut pair = Pair::new(version, counters, el3, policy);
         for (register, value) in set_up {
             // What does not exist in this PMU is refused, by both.
             pair.step(&Step::Write(register, ExceptionLevel::El1, value));

@@ -18,7 +18,7 @@ use crate::reference::Reference;
 use crate::support::{Call, Guest, config};
 use vpmu::arm::emulated::EmulatedConfig;
 use vpmu::arm::{CPU_CYCLES, EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
-use vpmu::counter::{CounterState, Lost};
+use vpmu::counter::{CounterState, Lost, Policy, Report};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -46,10 +46,11 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn new(version: PmuVersion, counters: u8, el3: bool) -> Self {
+    pub(crate) fn new(version: PmuVersion, counters: u8, el3: bool, policy: Policy) -> Self {
         let config = EmulatedConfig {
             counters,
             el3,
+            policy,
             ..config(version)
         };
         let minor = match version {
@@ -104,13 +105,13 @@ impl Pair {
                     if mask & 1 << n == 0 {
                         host.reports.insert(n);
                     } else {
-                        let _ = pmu.overflow(n, host);
+                        let _ = pmu.overflow(n, Report::Unsure, host);
                     }
                 }
             }
             Step::Early(n) => {
                 host.forget(n);
-                let _ = pmu.overflow(n, host);
+                let _ = pmu.overflow(n, Report::Unsure, host);
             }
             Step::Put => {
                 pmu.put(host);

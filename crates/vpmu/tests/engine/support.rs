@@ -8,7 +8,7 @@ use vpmu::arm::{
     CPU_CYCLES, CounterConfig, EventFilter, EventKind, ExceptionLevel, Outcome, PmuVersion,
     Register,
 };
-use vpmu::counter::{CounterHost, CounterSet, Lost};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
 
 /// One call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) struct FakeHost {
     /// Answer to every create.
     pub(crate) refuse: Option<Lost>,
     pub(crate) refused: u64,
+    /// Whether pausing a paused counter is no mistake.
+    pub(crate) pauses_twice: bool,
 }
 
 impl FakeHost {
@@ -145,9 +147,10 @@ impl CounterHost<CounterConfig> for FakeHost {
     fn pause(&mut self, counters: CounterSet) {
         self.calls.push(Call::Pause(counters));
         assert!(!counters.is_empty());
+        let again = self.pauses_twice;
         for n in counters {
             let counter = self.counter(n);
-            assert!(counter.running, "counter {n} paused twice");
+            assert!(counter.running || again, "counter {n} paused twice");
             counter.running = false;
         }
     }
@@ -180,6 +183,7 @@ pub(crate) fn config(version: PmuVersion) -> EmulatedConfig {
         events: [1 << CPU_CYCLES | 1 << INST_RETIRED, 0],
         pmmir: 0x1234,
         filter: EventFilter::default(),
+        policy: Policy::default(),
     }
 }
 
@@ -198,11 +202,12 @@ impl Guest {
     }
 
     pub(crate) fn with(config: EmulatedConfig) -> Self {
+        let host = FakeHost {
+            pauses_twice: config.policy == Policy::Reuse,
+            ..FakeHost::default()
+        };
         let pmu = EmulatedPmu::new(config).expect("a possible configuration");
-        Self {
-            pmu,
-            host: FakeHost::default(),
-        }
+        Self { pmu, host }
     }
 
     pub(crate) fn read(&mut self, register: Register) -> u64 {
@@ -236,7 +241,7 @@ impl Guest {
     /// Delivers what the host has to report, and answers the line.
     pub(crate) fn interrupt(&mut self) -> bool {
         for n in self.host.take_reports() {
-            let _ = self.pmu.overflow(n, &mut self.host);
+            let _ = self.pmu.overflow(n, Report::Unsure, &mut self.host);
         }
         self.pmu.line()
     }

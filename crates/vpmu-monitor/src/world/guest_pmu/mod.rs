@@ -11,6 +11,7 @@ use vpmu::arm::{
     },
     pmcr, pmuserenr,
 };
+use vpmu::counter::{Policy, Report};
 
 use super::backing::Backing;
 use crate::boot::words::{Design, Settings};
@@ -132,6 +133,7 @@ impl GuestPmu {
                     events: hardware.events,
                     pmmir: hardware.pmmir,
                     filter: EventFilter::default(),
+                    policy: Policy::default(),
                 })?;
                 let long = if version >= PmuVersion::V3p5 {
                     pmcr::LP
@@ -308,7 +310,7 @@ fn report_overflows<R: PmuRegisters>(
     registers: &mut R,
 ) {
     for counter in backing.take_overflows(registers) {
-        pmu.overflow(counter, &mut backing.host(registers));
+        pmu.overflow(counter, Report::Unsure, &mut backing.host(registers));
     }
 }
 

@@ -6,7 +6,7 @@ use crate::arm::{
     CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper,
     Register, SW_INCR, pmcr, pmuserenr,
 };
-use crate::counter::{CounterHost, CounterSet, Events};
+use crate::counter::{CounterHost, CounterSet, Events, Model};
 
 impl<V: Events> EmulatedPmu<V> {
     /// Performs a read at exception level `level` of the guest.
@@ -33,8 +33,8 @@ impl<V: Events> EmulatedPmu<V> {
                 self.overflowed.bits().into()
             }
             Register::Pmselr => self.pmselr.into(),
-            Register::Pmevtyper(n) => self.slots[n].raw.0,
-            Register::Pmccfiltr => self.slots[CYCLE_COUNTER].raw.0,
+            Register::Pmevtyper(n) => self.types[n].0,
+            Register::Pmccfiltr => self.types[CYCLE_COUNTER].0,
             Register::Pmevcntr(n) => self.counter(n, host),
             Register::Pmccntr => self.counter(CYCLE_COUNTER, host),
             Register::Pmuserenr => self.pmuserenr,
@@ -66,24 +66,25 @@ impl<V: Events> EmulatedPmu<V> {
             Register::Pmcr => self.write_pmcr(value, host),
             Register::PmcntenSet => self.enable(counters - self.enabled, host),
             Register::PmcntenClr => {
+                self.bank.hosted.touch(counters & self.enabled, host);
                 self.settle_carries_into(counters & self.enabled, host);
                 self.enabled -= counters;
             }
             Register::PmintenSet => {
-                self.look(counters - self.interrupting, host);
+                self.look_at(counters - self.interrupting, host);
                 self.interrupting |= counters;
             }
             Register::PmintenClr => {
-                self.look(counters & self.interrupting, host);
+                self.look_at(counters & self.interrupting, host);
                 self.interrupting -= counters;
             }
             Register::PmovsSet => {
-                self.look(counters - self.overflowed, host);
+                self.look_at(counters - self.overflowed, host);
                 self.overflowed |= counters;
             }
             Register::PmovsClr => {
                 // What wrapped before this write is cleared by it, noticed or not.
-                self.look(counters, host);
+                self.look_at(counters, host);
                 self.overflowed -= counters;
             }
             Register::Pmswinc => {
@@ -154,8 +155,11 @@ impl<V: Events> EmulatedPmu<V> {
         use pmcr::{C, D, E, LC, LP, P};
         let new = value & self.pmcr_bits();
         let changed = self.pmcr ^ new;
+        if changed & E != 0 {
+            self.bank.hosted.touch(self.enabled, host);
+        }
         if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {
-            self.settle(self.hosted.unsettled(), host);
+            self.settle(self.unsettled(), host);
         } else if changed & E != 0 {
             // Carries so far belong to the time when the CHAIN counters still counted.
             self.settle_carries(host);
@@ -166,56 +170,63 @@ impl<V: Events> EmulatedPmu<V> {
         self.pmcr = new;
         if value & P != 0 {
             for n in CounterSet::first(self.config.counters) {
-                self.slots[n].value = 0;
+                self.bank.counters[n].value = 0;
             }
         }
         if value & C != 0 {
-            self.slots[CYCLE_COUNTER].value = 0;
+            self.bank.counters[CYCLE_COUNTER].value = 0;
         }
     }
 
     fn enable<H: CounterHost<CounterConfig>>(&mut self, counters: CounterSet, host: &mut H) {
+        self.bank.hosted.touch(counters, host);
         self.settle_carries_into(counters, host);
         self.enabled |= counters;
         // A host that could not back one before is asked again.
-        self.classify(counters);
+        self.reclassify(counters);
     }
 
     fn configure<H: CounterHost<CounterConfig>>(&mut self, n: u8, raw: RawPmevtyper, host: &mut H) {
-        if self.slots[n].raw != raw {
+        if self.types[n] != raw {
             let mut concerned = CounterSet::of(n);
             if n != CYCLE_COUNTER {
                 // An odd counter may have been, or become, the CHAIN counter of the one below.
                 concerned.insert(n & !1);
             }
-            let before = self.slots[n].raw;
+            let before = self.types[n];
+            self.bank.hosted.touch(CounterSet::of(n), host);
             if self.config_of(n, before) != self.config_of(n, raw) {
-                self.hosted.stop(CounterSet::of(n), host);
+                self.bank.hosted.stop(CounterSet::of(n), host);
             }
             self.settle(concerned, host);
-            self.slots[n].raw = raw;
-            self.classify(CounterSet::of(n));
+            self.types[n] = raw;
+            self.reclassify(CounterSet::of(n));
         }
     }
 
     fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
-        self.look(CounterSet::of(n), host);
-        self.slots[n].value
+        self.settle_carries_into(CounterSet::of(n), host);
+        self.look(n, host);
+        self.bank.counters[n].value
     }
 
     fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
-        self.look(CounterSet::of(n), host);
-        self.slots[n].value = value;
+        self.look_at(CounterSet::of(n), host);
+        self.bank.counters[n].value = value;
         if n == CYCLE_COUNTER {
             self.prescaler = 0;
         }
+        self.rearm(n, host);
     }
 
     fn software_increment(&mut self, counters: CounterSet, level: ExceptionLevel) {
         for n in counters - CounterSet::of(CYCLE_COUNTER) {
-            let levels = Levels::of(&self.counter_config(n)) & Levels::from(level);
-            if self.event(n) == Some(SW_INCR) && self.is_enabled(n) && !levels.is_empty() {
-                self.advance(n, 1, levels);
+            let levels = Levels::of(&self.event(n)) & Levels::from(level);
+            if self.event_number(n) == Some(SW_INCR)
+                && self.enabled().contains(n)
+                && !levels.is_empty()
+            {
+                self.count_at(n, 1, levels);
             }
         }
     }

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::arm::{EventFilter, MAX_EVENT_COUNTERS, PmuVersion, pmcr};
+use crate::counter::Policy;
 
 /// What an emulated PMU tells its guest about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,8 @@ pub struct EmulatedConfig {
     pub pmmir: u64,
     /// Which events the guest may count.
     pub filter: EventFilter,
+    /// What is asked of the host when.
+    pub policy: Policy,
 }
 
 /// Who made the PMU, as PMCR_EL0 says it. Zero is a good answer: software then looks at MIDR_EL1.

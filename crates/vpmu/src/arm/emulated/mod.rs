@@ -18,9 +18,8 @@
 //!   is true. All other wraps are found when PMOVS or the counter is looked at, by arithmetic on
 //!   totals, however many there were.
 //!
-//! Every write first *settles* what the host has counted for the counters it concerns, under the
-//! configuration it was counted with; then it changes registers; then `apply` brings the host to
-//! the new state, through the [life of a host event](crate::counter::HostEvents) that x86 shares. And the interrupt line is computed from the
+//! The counters and the host events behind them are a bank that the models of x86 have, too
+//! (`counter/bank.rs`); here are the registers over it. The interrupt line is computed from the
 //! registers alone.
 //!
 //! # Choices where the architecture leaves one
@@ -40,13 +39,13 @@ mod counters;
 mod save;
 
 use super::{
-    CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventFilter, EventKind, MAX_EVENT_COUNTERS,
-    PmuVersion, RawPmevtyper, SW_INCR, pmcr,
+    CHAIN, CYCLE_COUNTER, CounterConfig, EventFilter, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper,
+    SW_INCR, pmcr,
 };
 use crate::counter::{
-    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Slots, Statistics,
+    Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
 };
-use counters::{Levels, Slot};
+use counters::Levels;
 
 pub use config::{ConfigError, EmulatedConfig, Identity};
 
@@ -57,7 +56,7 @@ pub use config::{ConfigError, EmulatedConfig, Identity};
 pub struct EmulatedPmu<V = ()> {
     config: EmulatedConfig,
     events: V,
-    hosted: HostEvents<CounterConfig>,
+    bank: Bank<CounterConfig>,
 
     /// PMCR_EL0's readable and writable bits.
     pmcr: u64,
@@ -66,14 +65,10 @@ pub struct EmulatedPmu<V = ()> {
     enabled: CounterSet,
     interrupting: CounterSet,
     overflowed: CounterSet,
-    slots: Slots<Slot>,
+    /// PMEVTYPERn_EL0 and PMCCFILTR_EL0.
+    types: Slots<RawPmevtyper>,
     /// Cycles towards the next increment while PMCR_EL0.D divides: 0 to 63.
     prescaler: u8,
-
-    /// Whether the vCPU runs, so that counters may.
-    loaded: bool,
-    /// Counters for which a host counter is to run when they are enabled.
-    countable: CounterSet,
 }
 
 impl EmulatedPmu {
@@ -98,33 +93,34 @@ impl<V: Events> EmulatedPmu<V> {
             return Err(ConfigError::Counters(config.counters));
         }
         let mut pmu = Self {
+            bank: Bank::new(config.policy),
             config,
             events,
-            // The cheapest one: the others are what x86 is measured against.
-            hosted: HostEvents::new(Policy::ReusePaused),
             pmcr: 0,
             pmselr: 0,
             pmuserenr: 0,
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             overflowed: CounterSet::EMPTY,
-            slots: Slots::default(),
+            types: Slots::default(),
             prescaler: 0,
-            loaded: true,
-            countable: CounterSet::EMPTY,
         };
-        pmu.classify(pmu.implemented());
+        pmu.reclassify(pmu.implemented());
         Ok(pmu)
     }
 
     /// The host reports that `counter` has counted as far as was asked. Answers the interrupt line.
     ///
-    /// Reports may come late, early or for nothing: whether the guest's counter overflowed is found
-    /// by reading it. Works between [`put`](Self::put) and [`load`](Self::load) too, so that a
-    /// report that arrives after its vCPU stopped still wakes it.
-    pub fn overflow<H: CounterHost<CounterConfig>>(&mut self, counter: u8, host: &mut H) -> bool {
-        self.report(counter, host);
-        self.apply(host);
+    /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
+    /// [`put`](Self::put) and [`load`](Self::load) too, so that a report that arrives after its vCPU
+    /// stopped still wakes it.
+    pub fn overflow<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counter: u8,
+        report: Report,
+        host: &mut H,
+    ) -> bool {
+        self.report(counter, report, host);
         self.line()
     }
 
@@ -135,53 +131,42 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
-    /// guest that has nothing enabled.
+    /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if !self.loaded {
-            self.loaded = true;
-            self.apply(host);
-        }
+        self.start_vcpu(host);
     }
 
     /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
     /// [`line`](Self::line) is exact. Host counters that did not run since the load are released.
     /// No call of the host for a guest that uses no counter.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.loaded {
-            self.loaded = false;
-            self.apply(host);
-            self.settle(self.hosted.unsettled(), host);
-            self.hosted.end_slice(host);
-        }
+        self.stop_vcpu(host);
     }
 
     /// Back to reset, with every host counter released: for a vCPU that is reset or goes away.
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.hosted.release(self.hosted.backed(), host);
-        for n in self.hosted.unsettled() {
-            let _ = self.hosted.collect(n, host);
-        }
+        self.bank.reset(host);
         self.pmcr = 0;
         self.pmselr = 0;
         self.pmuserenr = 0;
         self.enabled = CounterSet::EMPTY;
         self.interrupting = CounterSet::EMPTY;
         self.overflowed = CounterSet::EMPTY;
-        self.slots = Slots::default();
+        self.types = Slots::default();
         self.prescaler = 0;
-        self.classify(self.implemented());
+        self.reclassify(self.implemented());
     }
 
     /// Changes which events the guest may count, from now on: what was counted stays counted.
     pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
         self.config.filter = filter;
-        self.classify(self.implemented());
+        self.reclassify(self.implemented());
         self.apply(host);
     }
 
     /// How often the host was called, and what it could not do.
     pub fn statistics(&self) -> Statistics {
-        self.hosted.statistics()
+        self.bank.hosted.statistics()
     }
 
     /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
@@ -189,15 +174,10 @@ impl<V: Events> EmulatedPmu<V> {
         if !self.implemented().contains(counter) {
             return None;
         }
-        let slot = &self.slots[counter];
-        let in_software = matches!(self.event(counter), Some(SW_INCR | CHAIN));
-        let counting = self.hosted.running().contains(counter)
-            || in_software && self.loaded && self.is_enabled(counter);
-        Some(match slot.lost {
-            Some(reason) => CounterState::Lost(reason),
-            None if counting => CounterState::Counting,
-            None => CounterState::Paused,
-        })
+        let in_software = matches!(self.event_number(counter), Some(SW_INCR | CHAIN))
+            && self.bank.loaded
+            && self.enabled().contains(counter);
+        Some(self.bank.state(counter, in_software))
     }
 
     /// The observer given at the beginning.
@@ -216,23 +196,9 @@ impl<V: Events> EmulatedPmu<V> {
         E | D | X | DP | LC | lp
     }
 
-    /// Every counter there is, the cycle counter included.
-    fn implemented(&self) -> CounterSet {
-        CounterSet::first(self.config.counters) | CounterSet::of(CYCLE_COUNTER)
-    }
-
-    /// Whether the guest has `n` enabled, by its own bit and PMCR_EL0.E.
-    fn is_enabled(&self, n: u8) -> bool {
-        self.pmcr & pmcr::E != 0 && self.enabled.contains(n)
-    }
-
     /// The event number of event counter `n`; `None` for the cycle counter.
-    fn event(&self, n: u8) -> Option<u16> {
-        (n != CYCLE_COUNTER).then(|| self.slots[n].raw.event(self.config.version))
-    }
-
-    fn counter_config(&self, n: u8) -> CounterConfig {
-        self.config_of(n, self.slots[n].raw)
+    fn event_number(&self, n: u8) -> Option<u16> {
+        (n != CYCLE_COUNTER).then(|| self.types[n].event(self.config.version))
     }
 
     /// What `raw` makes counter `n` count.
@@ -242,30 +208,5 @@ impl<V: Events> EmulatedPmu<V> {
         } else {
             raw.config(self.config.version)
         }
-    }
-
-    /// Finds out anew which of `counters` want a host counter, now that their configuration may
-    /// have changed. Losses are forgotten: the host is asked again.
-    fn classify(&mut self, counters: CounterSet) {
-        for n in counters {
-            let config = self.counter_config(n);
-            let allowed = match config.event {
-                EventKind::Cycles => self.config.filter.allows(CPU_CYCLES),
-                EventKind::Event(SW_INCR | CHAIN) => false,
-                EventKind::Event(event) => self.config.filter.allows(event),
-            };
-            self.slots[n].lost = None;
-            if allowed && (config.el0 || config.el1) {
-                self.countable.insert(n);
-            } else {
-                self.countable.remove(n);
-            }
-        }
-    }
-
-    fn lose(&mut self, n: u8, reason: Lost) {
-        self.slots[n].lost = Some(reason);
-        self.countable.remove(n);
-        self.events.lost(n, reason);
     }
 }

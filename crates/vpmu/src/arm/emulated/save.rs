@@ -4,7 +4,7 @@ use super::EmulatedPmu;
 use crate::arm::{
     CYCLE_COUNTER, CounterConfig, PmuState, RawPmevtyper, RestoreError, pmcr, pmuserenr,
 };
-use crate::counter::{CounterHost, CounterSet, Events};
+use crate::counter::{CounterHost, CounterSet, Events, Model};
 
 impl<V: Events> EmulatedPmu<V> {
     /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
@@ -12,7 +12,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
     /// the machine rather than the guest (identity, events, filter).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        self.settle(self.hosted.unsettled(), host);
+        self.settle(self.unsettled(), host);
         let mut state = PmuState::reset(self.config.version, self.config.counters);
         state.pmcr |= self.pmcr;
         state.pmcnten = self.enabled.bits().into();
@@ -20,11 +20,11 @@ impl<V: Events> EmulatedPmu<V> {
         state.pmovs = self.overflowed.bits().into();
         state.pmselr = self.pmselr.into();
         state.pmuserenr = self.pmuserenr;
-        state.pmccntr = self.slots[CYCLE_COUNTER].value;
-        state.pmccfiltr = self.slots[CYCLE_COUNTER].raw.0;
+        state.pmccntr = self.bank.counters[CYCLE_COUNTER].value;
+        state.pmccfiltr = self.types[CYCLE_COUNTER].0;
         for ((n, value), raw) in (0..).zip(&mut state.pmevcntr).zip(&mut state.pmevtyper) {
-            *value = self.slots[n].value;
-            *raw = self.slots[n].raw.0;
+            *value = self.bank.counters[n].value;
+            *raw = self.types[n].0;
         }
         state
     }
@@ -49,13 +49,13 @@ impl<V: Events> EmulatedPmu<V> {
         self.overflowed = CounterSet::from_bits(state.pmovs as u32);
         self.pmselr = state.pmselr as u8;
         self.pmuserenr = state.pmuserenr;
-        self.slots[CYCLE_COUNTER].value = state.pmccntr;
-        self.slots[CYCLE_COUNTER].raw = RawPmevtyper(state.pmccfiltr);
+        self.bank.counters[CYCLE_COUNTER].value = state.pmccntr;
+        self.types[CYCLE_COUNTER] = RawPmevtyper(state.pmccfiltr);
         for ((n, &value), &raw) in (0..).zip(&state.pmevcntr).zip(&state.pmevtyper) {
-            self.slots[n].value = value;
-            self.slots[n].raw = RawPmevtyper(raw);
+            self.bank.counters[n].value = value;
+            self.types[n] = RawPmevtyper(raw);
         }
-        self.classify(self.implemented());
+        self.reclassify(self.implemented());
         self.apply(host);
         Ok(())
     }

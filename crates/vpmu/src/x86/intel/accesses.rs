@@ -9,7 +9,7 @@ use super::{
     FIXED, MAX_FIXED, Msr, Pmu, RawPerfEvtSel, Version, fixed_ctrl, from_global, global_status,
     to_global,
 };
-use crate::counter::{CounterHost, CounterSet, Events};
+use crate::counter::{CounterHost, CounterSet, Events, Model};
 use crate::x86::{CounterConfig, Outcome, Ring};
 
 impl<V: Events> Pmu<V> {
@@ -90,7 +90,7 @@ impl<V: Events> Pmu<V> {
         host: &mut H,
     ) -> Option<u64> {
         Some(match msr {
-            Msr::PerfEvtSel(n) => self.slots[self.general(n)?].raw.0,
+            Msr::PerfEvtSel(n) => self.selects[self.general(n)?].0,
             Msr::Pmc(n) => self.counter(self.general(n)?, host),
             Msr::FullWidthPmc(n) => self.counter(self.full_width(n)?, host),
             Msr::FixedCtr(n) => self.counter(self.fixed(n)?, host),
@@ -98,7 +98,7 @@ impl<V: Events> Pmu<V> {
             Msr::GlobalStatus => {
                 // A counter whose bit is set already cannot change anything.
                 let clear = self.implemented() - self.overflowed;
-                self.settle(self.hosted.in_doubt(clear, host), host);
+                self.settle(self.bank.hosted.in_doubt(clear, host), host);
                 self.apply(host);
                 to_global(self.overflowed) | self.status
             }
@@ -156,14 +156,14 @@ impl<V: Events> Pmu<V> {
                 fits(capability.global_ctrl_reserved())?;
                 let new = from_global(value);
                 let changed = (new - self.global) | (self.global - new);
-                self.hosted.touch(changed & self.enabled, host);
+                self.bank.hosted.touch(changed & self.enabled, host);
                 self.global = new;
             }
             Msr::GlobalOvfCtrl => {
                 fits(capability.ovf_ctrl_reserved())?;
                 // What overflowed before this write is cleared by it, noticed or not.
                 let cleared = from_global(value);
-                self.settle(self.hosted.in_doubt(cleared, host), host);
+                self.settle(self.bank.hosted.in_doubt(cleared, host), host);
                 self.overflowed -= cleared;
                 self.status &= !value;
             }
@@ -192,12 +192,12 @@ impl<V: Events> Pmu<V> {
         self.settle_freeze(host);
         self.look(n, host);
         self.apply(host);
-        self.slots[n].value
+        self.bank.counters[n].value
     }
 
     fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
         self.look(n, host);
-        self.slots[n].value = value;
+        self.bank.counters[n].value = value;
         self.rearm(n, host);
     }
 
@@ -207,20 +207,20 @@ impl<V: Events> Pmu<V> {
         raw: RawPerfEvtSel,
         host: &mut H,
     ) {
-        let old = self.slots[n].raw;
+        let old = self.selects[n];
         if old == raw {
             return;
         }
         let only = CounterSet::of(n);
         let version = self.config.capability.version;
         let any_thread = (old.0 ^ raw.0) & RawPerfEvtSel::ANY_THREAD != 0;
-        self.hosted.touch(only, host);
+        self.bank.hosted.touch(only, host);
         if any_thread || old.config(version) != raw.config(version) || !raw.has(RawPerfEvtSel::EN) {
-            self.hosted.stop(only, host);
+            self.bank.hosted.stop(only, host);
         }
         // Under the old register, and after the pause, so that once is enough.
         self.settle(only, host);
-        self.slots[n].raw = raw;
+        self.selects[n] = raw;
         self.classify(only);
     }
 
@@ -237,8 +237,8 @@ impl<V: Events> Pmu<V> {
                 otherwise.insert(FIXED + n);
             }
         }
-        self.hosted.touch(changed, host);
-        self.hosted.stop(otherwise, host);
+        self.bank.hosted.touch(changed, host);
+        self.bank.hosted.stop(otherwise, host);
         self.settle(changed, host);
         self.fixed_ctrl = value;
         self.classify(changed);
@@ -263,7 +263,7 @@ impl<V: Events> Pmu<V> {
                     let field = fixed_ctrl::field(self.fixed_ctrl, fixed);
                     field & (fixed_ctrl::OS | fixed_ctrl::USR) != 0
                 }
-                None => self.slots[n].raw.select() != 0,
+                None => self.selects[n].select() != 0,
             };
             if is_used {
                 used.insert(n);

@@ -5,10 +5,9 @@ use super::{
     Capability, ConfigError, FIXED, RawPerfEvtSel, Version, debugctl, fixed_ctrl, global_status,
 };
 use crate::counter::{
-    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Slots,
-    Statistics, count,
+    Bank, CounterHost, CounterSet, CounterState, Events, Model, Policy, Report, Slots, Statistics,
 };
-use crate::x86::{ArchEvent, CounterConfig, EventFilter, EventKind, Ring};
+use crate::x86::{ArchEvent, CounterConfig, EventFilter, Ring};
 
 /// What a [`Pmu`] is, as opposed to what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,17 +29,6 @@ impl PmuConfig {
             policy: Policy::ReusePaused,
         }
     }
-}
-
-/// What the guest's registers say of one counter.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Slot {
-    /// IA32_PERFEVTSELx; nothing for a fixed counter.
-    pub(super) raw: RawPerfEvtSel,
-    /// The guest's counter, without what the host has counted since it was last asked.
-    pub(super) value: u64,
-    /// Why the value is wrong.
-    pub(super) lost: Option<Lost>,
 }
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
@@ -97,9 +85,10 @@ pub(super) struct Slot {
 pub struct Pmu<V = ()> {
     pub(super) config: PmuConfig,
     pub(super) events: V,
-    pub(super) hosted: HostEvents<CounterConfig>,
+    pub(super) bank: Bank<CounterConfig>,
 
-    pub(super) slots: Slots<Slot>,
+    /// IA32_PERFEVTSELx.
+    pub(super) selects: Slots<RawPerfEvtSel>,
     /// IA32_FIXED_CTR_CTRL.
     pub(super) fixed_ctrl: u64,
     /// IA32_PERF_GLOBAL_CTRL.
@@ -112,14 +101,10 @@ pub struct Pmu<V = ()> {
     /// An overflow has requested a PMI that nobody has taken.
     pub(super) pmi_due: bool,
 
-    /// Whether the vCPU runs, so that counters may.
-    pub(super) loaded: bool,
     /// Counters that the guest has enabled by their own controls.
     pub(super) enabled: CounterSet,
     /// Counters that ask for an interrupt.
     pub(super) interrupting: CounterSet,
-    /// Counters for which a host event is to run when they are enabled.
-    pub(super) countable: CounterSet,
 }
 
 impl Pmu {
@@ -142,20 +127,18 @@ impl<V: Events> Pmu<V> {
     pub fn with_events(config: PmuConfig, events: V) -> Result<Self, ConfigError> {
         config.capability.check()?;
         let mut pmu = Self {
-            hosted: HostEvents::new(config.policy),
+            bank: Bank::new(config.policy),
             config,
             events,
-            slots: Slots::default(),
+            selects: Slots::default(),
             fixed_ctrl: 0,
             global: CounterSet::EMPTY,
             overflowed: CounterSet::EMPTY,
             status: 0,
             debugctl: 0,
             pmi_due: false,
-            loaded: true,
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
-            countable: CounterSet::EMPTY,
         };
         pmu.clear();
         Ok(pmu)
@@ -173,16 +156,7 @@ impl<V: Events> Pmu<V> {
         report: Report,
         host: &mut H,
     ) -> bool {
-        let counted = self.hosted.report(counter, report, host);
-        self.note_deficit(counter);
-        if !self.advance(counter, counted) {
-            count(&mut self.hosted.statistics_mut().spurious_reports);
-        }
-        if self.due(counter).is_some() {
-            // The host event may be further than what it reported, and is asked again from there.
-            self.settle(CounterSet::of(counter), host);
-        }
-        self.apply(host);
+        self.report(counter, report, host);
         self.pmi_due
     }
 
@@ -200,10 +174,10 @@ impl<V: Events> Pmu<V> {
     ) -> bool {
         self.settle_freeze(host);
         let mut concerned = CounterSet::EMPTY;
-        for n in self.active() {
-            let config = self.counter_config(n);
+        for n in self.enabled() & self.bank.countable {
+            let config = self.event(n);
             let same = config.architectural() == Some(event) && config.counts_in(ring);
-            if same && self.slots[n].lost.is_none() && self.unsupported(n).is_none() {
+            if same && self.bank.counters[n].lost.is_none() && self.unsupported(n).is_none() {
                 concerned.insert(n);
             }
         }
@@ -211,7 +185,7 @@ impl<V: Events> Pmu<V> {
             // Only a counter whose report must move has to be read for it.
             self.settle(concerned & self.interrupting, host);
             for n in concerned {
-                self.advance(n, times);
+                self.take(n, times);
             }
             self.apply(host);
         }
@@ -237,11 +211,7 @@ impl<V: Events> Pmu<V> {
     /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
     /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if !self.loaded {
-            self.loaded = true;
-            self.ask_again();
-            self.apply(host);
-        }
+        self.start_vcpu(host);
     }
 
     /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
@@ -250,12 +220,7 @@ impl<V: Events> Pmu<V> {
     ///
     /// Not needed where host events stop and start with the vCPU's thread by themselves.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.loaded {
-            self.loaded = false;
-            self.apply(host);
-            self.settle(self.hosted.unsettled(), host);
-            self.hosted.end_slice(host);
-        }
+        self.stop_vcpu(host);
     }
 
     /// A scheduling slice has ended: host events that the guest did not use in it are released, so a
@@ -263,7 +228,7 @@ impl<V: Events> Pmu<V> {
     /// [`put`](Self::put), at any regular moment, minutes apart at most.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.settle_unreported(host);
-        self.hosted.end_slice(host);
+        self.bank.hosted.end_slice(host);
         self.ask_again();
         self.apply(host);
     }
@@ -271,10 +236,7 @@ impl<V: Events> Pmu<V> {
     /// Back to power-on reset, with every host event released: for a vCPU that is reset or goes
     /// away. INIT leaves a PMU as it is (SDM vol. 3A, table 10-1).
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.hosted.release(self.hosted.backed(), host);
-        for n in self.hosted.unsettled() {
-            let _ = self.hosted.collect(n, host);
-        }
+        self.bank.reset(host);
         self.clear();
     }
 
@@ -298,19 +260,13 @@ impl<V: Events> Pmu<V> {
 
     /// How often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
-        self.hosted.statistics()
+        self.bank.hosted.statistics()
     }
 
     /// What `counter` is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
-        if !self.implemented().contains(counter) {
-            return None;
-        }
-        Some(match self.slots[counter].lost {
-            Some(reason) => CounterState::Lost(reason),
-            None if self.hosted.running().contains(counter) => CounterState::Counting,
-            None => CounterState::Paused,
-        })
+        let exists = self.implemented().contains(counter);
+        exists.then(|| self.bank.state(counter, false))
     }
 
     /// The observer given at the beginning.
@@ -318,88 +274,31 @@ impl<V: Events> Pmu<V> {
         &mut self.events
     }
 
-    /// Every counter there is.
-    pub(super) const fn implemented(&self) -> CounterSet {
-        self.config.capability.counters()
-    }
-
-    /// Counters that the guest has enabled in every way, and that may count.
-    pub(super) fn active(&self) -> CounterSet {
-        if self.status & global_status::CTR_FRZ != 0 {
-            return CounterSet::EMPTY;
-        }
-        self.global & self.enabled & self.countable
-    }
-
-    pub(super) fn counter_config(&self, n: u8) -> CounterConfig {
-        match fixed_index(n) {
-            Some(fixed) => fixed_ctrl::config(self.fixed_ctrl, fixed),
-            None => self.slots[n].raw.config(self.config.capability.version),
-        }
-    }
-
     /// Finds out anew what the registers of `counters` say, now that they may have changed. Losses
     /// are forgotten: the host is asked again.
     pub(super) fn classify(&mut self, counters: CounterSet) {
         for n in counters {
-            let config = self.counter_config(n);
+            let config = self.event(n);
             let (on, interrupting) = match fixed_index(n) {
                 Some(fixed) => {
                     let field = fixed_ctrl::field(self.fixed_ctrl, fixed);
                     (true, field & fixed_ctrl::PMI != 0)
                 }
                 None => {
-                    let raw = self.slots[n].raw;
+                    let raw = self.selects[n];
                     (raw.has(RawPerfEvtSel::EN), raw.has(RawPerfEvtSel::INT))
                 }
             };
-            put(&mut self.enabled, n, on && (config.user || config.kernel));
-            put(&mut self.interrupting, n, interrupting);
-            put(
-                &mut self.countable,
-                n,
-                self.config.filter.allows(config.event),
-            );
-            self.slots[n].lost = None;
+            self.enabled.put(n, on && (config.user || config.kernel));
+            self.interrupting.put(n, interrupting);
         }
-    }
-
-    /// Why no host can count what `n` is to count, as far as the PMU itself knows.
-    pub(super) fn unsupported(&self, n: u8) -> Option<Lost> {
-        let any_thread = match fixed_index(n) {
-            Some(fixed) => fixed_ctrl::field(self.fixed_ctrl, fixed) & fixed_ctrl::ANY_THREAD != 0,
-            None => self.slots[n].raw.has(RawPerfEvtSel::ANY_THREAD),
-        };
-        let config = self.counter_config(n);
-        let absent = match (config.event, config.event.architectural()) {
-            (EventKind::General { .. }, Some(event)) => !self.config.capability.has_event(event),
-            _ => false,
-        };
-        // The other threads of the core are not the guest's, whatever it is told.
-        (any_thread || absent).then_some(Lost::Unsupported)
-    }
-
-    pub(super) fn lose(&mut self, n: u8, reason: Lost) {
-        self.slots[n].lost = Some(reason);
-        self.countable.remove(n);
-        self.events.lost(n, reason);
-    }
-
-    /// Counters that the host could not back for a reason that may pass.
-    fn ask_again(&mut self) {
-        let mut again = CounterSet::EMPTY;
-        for n in self.implemented() - self.countable {
-            if matches!(self.slots[n].lost, Some(Lost::Busy | Lost::Failed)) {
-                again.insert(n);
-            }
-        }
-        self.classify(again);
+        self.reclassify(counters);
     }
 
     /// Registers as after power-on reset: general counters are enabled globally (SDM vol. 3A, table
     /// 10-1), everything else is zero.
     pub(super) fn clear(&mut self) {
-        self.slots = Slots::default();
+        self.selects = Slots::default();
         self.fixed_ctrl = 0;
         self.global = CounterSet::first(self.config.capability.general);
         self.overflowed = CounterSet::EMPTY;
@@ -432,13 +331,5 @@ impl<V: Events> Pmu<V> {
     pub(super) fn fixed(&self, n: u8) -> Option<u8> {
         let counter = n.checked_add(FIXED)?;
         self.implemented().contains(counter).then_some(counter)
-    }
-}
-
-fn put(set: &mut CounterSet, n: u8, member: bool) {
-    if member {
-        set.insert(n);
-    } else {
-        set.remove(n);
     }
 }

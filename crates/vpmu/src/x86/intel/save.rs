@@ -1,7 +1,7 @@
 //! A PMU as a value.
 
 use super::{FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, from_global, to_global};
-use crate::counter::{CounterHost, Events};
+use crate::counter::{CounterHost, Events, Model};
 use crate::x86::CounterConfig;
 
 impl<V: Events> Pmu<V> {
@@ -9,7 +9,7 @@ impl<V: Events> Pmu<V> {
     ///
     /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        self.settle(self.hosted.unsettled(), host);
+        self.settle(self.unsettled(), host);
         self.apply(host);
         let capability = &self.config.capability;
         let mut state = PmuState {
@@ -27,11 +27,11 @@ impl<V: Events> Pmu<V> {
             pmi_due: self.pmi_due,
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
-            *value = self.slots[n].value;
-            *raw = self.slots[n].raw.0;
+            *value = self.bank.counters[n].value;
+            *raw = self.selects[n].0;
         }
         for (n, value) in (FIXED..).zip(&mut state.fixed_ctr) {
-            *value = self.slots[n].value;
+            *value = self.bank.counters[n].value;
         }
         state
     }
@@ -51,11 +51,11 @@ impl<V: Events> Pmu<V> {
         self.check(state)?;
         self.reset(host);
         for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
-            self.slots[n].value = value;
-            self.slots[n].raw = RawPerfEvtSel(raw);
+            self.bank.counters[n].value = value;
+            self.selects[n] = RawPerfEvtSel(raw);
         }
         for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
-            self.slots[n].value = value;
+            self.bank.counters[n].value = value;
         }
         self.fixed_ctrl = state.fixed_ctr_ctrl;
         self.global = from_global(state.global_ctrl);

@@ -1,0 +1,284 @@
+//! One bank of guest counters: their values, and the host events behind them.
+//!
+//! # Why it is apart from the registers
+//!
+//! What a guest writes to enable a counter, and what a counter does at its end, is the architecture's
+//! and differs. That a counter is a value plus what its host event has counted since, when that is
+//! taken, when an event is started and when it is asked for a report is the same everywhere. So each
+//! PMU is a [`Model`] of its registers over a [`Bank`], and the bank alone calls the host.
+//!
+//! A model first *settles* what the host has counted for the counters that an access concerns, under
+//! the registers it was counted with; then it changes registers; then [`Model::apply`] brings the
+//! host to the new state.
+
+use core::num::NonZeroU64;
+
+use super::{
+    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Slots, count,
+};
+
+/// So many events take minutes. A report that far ahead may come early rather than be asked for
+/// again: a 64-bit counter at 0, further from its end than a period can say, would be asked for at
+/// each look.
+pub(crate) const FAR: u64 = 1 << 40;
+
+/// One guest counter.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counter {
+    /// Without what the host has counted since it was last asked.
+    pub(crate) value: u64,
+    /// Why the value is wrong.
+    pub(crate) lost: Option<Lost>,
+}
+
+/// The counters of one PMU. `E` describes what a host event counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Bank<E> {
+    pub(crate) hosted: HostEvents<E>,
+    pub(crate) counters: Slots<Counter>,
+    /// Counters for which a host event is to run when they are enabled.
+    pub(crate) countable: CounterSet,
+    /// Whether the vCPU runs, so that counters may.
+    pub(crate) loaded: bool,
+}
+
+impl<E: Copy + PartialEq> Bank<E> {
+    pub(crate) fn new(policy: Policy) -> Self {
+        Self {
+            hosted: HostEvents::new(policy),
+            counters: Slots::default(),
+            countable: CounterSet::EMPTY,
+            loaded: true,
+        }
+    }
+
+    /// All counters are zero, and no host event is left.
+    pub(crate) fn reset<H: CounterHost<E>>(&mut self, host: &mut H) {
+        self.hosted.release(self.hosted.backed(), host);
+        for n in self.hosted.unsettled() {
+            let _ = self.hosted.collect(n, host);
+        }
+        self.counters = Slots::default();
+    }
+
+    /// What `n`, which exists, is doing. `in_software`: the model counts for it.
+    pub(crate) fn state(&self, n: u8, in_software: bool) -> CounterState {
+        match self.counters[n].lost {
+            Some(reason) => CounterState::Lost(reason),
+            None if in_software || self.hosted.running().contains(n) => CounterState::Counting,
+            None => CounterState::Paused,
+        }
+    }
+}
+
+/// The registers of a PMU, as its [`Bank`] asks for them.
+pub(crate) trait Model {
+    /// What a host event counts.
+    type Event: Copy + PartialEq;
+
+    fn bank(&self) -> &Bank<Self::Event>;
+
+    fn bank_mut(&mut self) -> &mut Bank<Self::Event>;
+
+    /// Who is told what happens.
+    fn observer(&mut self) -> &mut impl Events;
+
+    /// Every counter there is.
+    fn implemented(&self) -> CounterSet;
+
+    /// Counters that the guest has enabled in every way.
+    fn enabled(&self) -> CounterSet;
+
+    /// What `n` is to count.
+    fn event(&self, n: u8) -> Self::Event;
+
+    /// Whether `n` is to have a host event while it is enabled.
+    fn is_countable(&self, n: u8) -> bool;
+
+    /// Why no host can count what `n` is to count, as far as the model itself knows.
+    fn unsupported(&self, n: u8) -> Option<Lost> {
+        let _ = n;
+        None
+    }
+
+    /// In how many events, from what has been taken on, the host has to report `n`; `None`: nobody
+    /// waits for it.
+    fn report_wanted(&self, n: u8) -> Option<NonZeroU64>;
+
+    /// `n`, which exists, counts `events` more, which are not 0. Answers whether it overflows.
+    fn advance(&mut self, n: u8, events: u64) -> bool;
+
+    /// Brings the host to what the registers say. Does nothing where nothing changed.
+    fn apply<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        self.stop_unwanted(host);
+        // What a counter has counted decides how far it is from its overflow, and may even be one,
+        // which may stop all others. One that goes on as it was need not be asked.
+        let mut owing = (self.wanted() - self.bank().hosted.running()) & self.unsettled();
+        for n in owing {
+            let (event, due) = (self.event(n), self.due(n));
+            if self.bank().hosted.keeps_period(n, &event, due) {
+                owing.remove(n);
+            }
+        }
+        self.settle(owing, host);
+        self.stop_unwanted(host);
+
+        for n in self.wanted() - self.bank().hosted.running() {
+            let started = match self.unsupported(n) {
+                Some(reason) => Err(reason),
+                None => {
+                    let (event, due) = (self.event(n), self.due(n));
+                    self.bank_mut().hosted.start(n, event, due, host)
+                }
+            };
+            if let Err(reason) = started {
+                self.lose(n, reason);
+            }
+        }
+        for n in self.bank().hosted.running() {
+            self.rearm(n, host);
+        }
+        self.bank_mut().hosted.resume_started(host);
+    }
+
+    fn stop_unwanted<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        let unwanted = self.bank().hosted.running() - self.wanted();
+        self.bank_mut().hosted.stop(unwanted, host);
+        for n in self.bank().hosted.owing() {
+            // It was read with the pause, so its report may never come.
+            let counted = self.bank_mut().hosted.take_owed(n);
+            self.take(n, counted);
+        }
+    }
+
+    /// Counters for which a host event is to run.
+    fn wanted(&self) -> CounterSet {
+        if self.bank().loaded {
+            self.enabled() & self.bank().countable
+        } else {
+            CounterSet::EMPTY
+        }
+    }
+
+    /// Counters of which the host may know more than has been taken.
+    fn unsettled(&self) -> CounterSet {
+        self.bank().hosted.unsettled()
+    }
+
+    /// The report that is wanted of `n`, or the one that its host event has been asked for already
+    /// if that will do.
+    fn due(&self, n: u8) -> Option<NonZeroU64> {
+        let wanted = self.report_wanted(n);
+        let hosted = &self.bank().hosted;
+        let armed = hosted
+            .armed(n)
+            .filter(|&armed| armed.get() >= FAR && wanted.is_some_and(|wanted| armed <= wanted));
+        if armed.is_some() && hosted.keeps_period(n, &self.event(n), armed) {
+            armed
+        } else {
+            wanted
+        }
+    }
+
+    /// The guest has given `n` another value or another wish for an interrupt.
+    fn rearm<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
+        let due = self.due(n);
+        if let Err(reason) = self.bank_mut().hosted.rearm(n, due, host) {
+            self.lose(n, reason);
+        }
+    }
+
+    /// Takes note of what the host has counted for `counters` since last time, as far as there can
+    /// be anything.
+    fn settle<H: CounterHost<Self::Event>>(&mut self, counters: CounterSet, host: &mut H) {
+        for n in counters & self.unsettled() {
+            let counted = self.bank_mut().hosted.collect(n, host);
+            self.take(n, counted);
+        }
+    }
+
+    /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
+    fn look<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
+        let counted = self.bank_mut().hosted.read(n, host);
+        self.take(n, counted);
+    }
+
+    /// The host has counted so many events for `n`. Answers whether it overflows.
+    fn take(&mut self, n: u8, counted: u64) -> bool {
+        if !self.implemented().contains(n) {
+            return false;
+        }
+        if let Some(reason) = self.bank().hosted.deficit(n)
+            && self.bank().counters[n].lost.is_none()
+        {
+            // It goes on counting: too little is better than nothing, and known to be too little.
+            self.bank_mut().counters[n].lost = Some(reason);
+            self.observer().lost(n, reason);
+        }
+        counted != 0 && self.advance(n, counted)
+    }
+
+    /// The host reports that `n` has counted as far as was asked.
+    fn report<H: CounterHost<Self::Event>>(&mut self, n: u8, report: Report, host: &mut H) {
+        let counted = self.bank_mut().hosted.report(n, report, host);
+        if !self.take(n, counted) {
+            count(&mut self.bank_mut().hosted.statistics_mut().spurious_reports);
+        }
+        if report == Report::Due && self.implemented().contains(n) && self.due(n).is_some() {
+            // The host event may be further than what it reported, and is asked again from there.
+            self.settle(CounterSet::of(n), host);
+        }
+        self.apply(host);
+    }
+
+    fn lose(&mut self, n: u8, reason: Lost) {
+        let bank = self.bank_mut();
+        bank.counters[n].lost = Some(reason);
+        bank.countable.remove(n);
+        self.observer().lost(n, reason);
+    }
+
+    /// Finds out anew which of `counters` are to have a host event, now that what they count may
+    /// have changed. Losses are forgotten: the host is asked again.
+    fn reclassify(&mut self, counters: CounterSet) {
+        for n in counters {
+            let countable = self.is_countable(n);
+            let bank = self.bank_mut();
+            bank.counters[n].lost = None;
+            bank.countable.put(n, countable);
+        }
+    }
+
+    /// Counters that the host could not back for a reason that may pass get a new chance.
+    fn ask_again(&mut self) {
+        let mut again = CounterSet::EMPTY;
+        for n in self.implemented() - self.bank().countable {
+            if matches!(
+                self.bank().counters[n].lost,
+                Some(Lost::Busy | Lost::Failed)
+            ) {
+                again.insert(n);
+            }
+        }
+        self.reclassify(again);
+    }
+
+    /// The vCPU starts to run.
+    fn start_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        if !self.bank().loaded {
+            self.bank_mut().loaded = true;
+            self.ask_again();
+            self.apply(host);
+        }
+    }
+
+    /// The vCPU stops running: nothing counts, and all that was counted is taken.
+    fn stop_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        if self.bank().loaded {
+            self.bank_mut().loaded = false;
+            self.apply(host);
+            self.settle(self.unsettled(), host);
+            self.bank_mut().hosted.end_slice(host);
+        }
+    }
+}
