@@ -9,6 +9,7 @@ use vpmu_monitor::{
     boot::{device_tree::Machine, words::Settings},
     world::{
         guest_pmu::GuestPmu,
+        offer,
         redistributor::{self, SgiFrame},
         statistics::{CpuStatistics, Snapshot},
         vgic::VirtualInterface,
@@ -81,8 +82,8 @@ pub(crate) struct Local {
     pub(crate) interrupts: VirtualInterface,
     /// What the trap registers hold.
     pub(crate) traps: TrapRegisters,
-    /// Bits of `MDCR_EL2` that are not the PMU's.
-    pub(crate) mdcr: u64,
+    /// What the CPU's ID registers say.
+    pub(crate) machine: offer::Machine,
 }
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
@@ -99,7 +100,7 @@ pub(crate) static CPUS: [Cpu; MAX_CPUS] = [const {
                 hdfgrtr_el2: 0,
                 hdfgwtr_el2: 0,
             },
-            mdcr: 0,
+            machine: offer::Machine::NONE,
         }),
     }
 }; MAX_CPUS];

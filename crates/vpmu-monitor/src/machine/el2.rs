@@ -5,10 +5,14 @@
 use core::ptr;
 
 use vpmu::arm::partition::TrapRegisters;
-use vpmu_monitor::world::{
-    guest_pmu::{GuestPmu, PmuError},
-    redistributor,
-    vgic::VirtualInterface,
+use vpmu_monitor::{
+    regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2},
+    world::{
+        guest_pmu::{GuestPmu, PmuError},
+        offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine},
+        redistributor,
+        vgic::VirtualInterface,
+    },
 };
 
 use super::{
@@ -29,10 +33,10 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     let mut local = cpu.local.lock();
     local.interrupts = VirtualInterface::new();
     init_el1();
-    let mdcr = open_to_the_guest();
+    local.machine = identify();
+    write_controls(&local.machine);
 
     let hardware = hardware::detect_pmu();
-    local.mdcr = mdcr;
     local.pmu = match &hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
         None => None,
@@ -77,58 +81,91 @@ fn init_el1() {
     }
 }
 
-/// `HCR_EL2` without stage 2: EL1 is AArch64, physical interrupts and SMC come here, and nothing else
-/// that the guest may use traps (pointer authentication, allocation tags, SCXTNUM, RAS fault injection).
-pub(crate) const HCR_OPEN: u64 =
-    1 << 56 | 1 << 53 | 1 << 47 | 1 << 41 | 1 << 40 | 1 << 31 | 1 << 19 | 1 << 4 | 1 << 3;
-pub(crate) const HCR_VM: u64 = 1 << 0;
-/// Those of [`HCR_OPEN`] that route interrupts to EL2: FMO and IMO.
-pub(crate) const HCR_INTERRUPTS: u64 = 3 << 3;
+/// What the ID registers of this CPU say.
+fn identify() -> Machine {
+    Machine {
+        pfr0: read_sysreg!("id_aa64pfr0_el1"),
+        pfr1: read_sysreg!("id_aa64pfr1_el1"),
+        dfr0: read_sysreg!("id_aa64dfr0_el1"),
+        mmfr0: read_sysreg!("id_aa64mmfr0_el1"),
+        mmfr1: read_sysreg!("id_aa64mmfr1_el1"),
+        mmfr3: read_sysreg!("id_aa64mmfr3_el1"),
+    }
+}
 
-/// Opens every feature that the CPU has to the guest, and returns the bits of `MDCR_EL2` for that.
-fn open_to_the_guest() -> u64 {
-    let pfr0 = read_sysreg!("id_aa64pfr0_el1");
-    let pfr1 = read_sysreg!("id_aa64pfr1_el1");
-    let dfr0 = read_sysreg!("id_aa64dfr0_el1");
-    let mmfr0 = read_sysreg!("id_aa64mmfr0_el1");
-    let mmfr1 = read_sysreg!("id_aa64mmfr1_el1");
-    let field = |register: u64, at: u32| register >> at & 0xf;
+/// Writes the control registers that say what of the guest traps. Registers that an assembler may not know
+/// are named by their operands.
+fn write_controls(machine: &Machine) {
+    offer::controls(machine, |control, value| {
+        // SAFETY: these registers exist, as `machine` says, and say what traps; none gives the guest the
+        // monitor's memory.
+        unsafe {
+            match control {
+                Control::HcrEl2 => write_sysreg!("hcr_el2", value),
+                Control::CptrEl2 => write_sysreg!("cptr_el2", value),
+                Control::HstrEl2 => write_sysreg!("hstr_el2", value),
+                Control::HacrEl2 => write_sysreg!("hacr_el2", value),
+                Control::CnthctlEl2 => write_sysreg!("cnthctl_el2", value),
+                Control::CnthpCtlEl2 => write_sysreg!("cnthp_ctl_el2", value),
+                Control::CnthvCtlEl2 => write_sysreg!("s3_4_c14_c3_1", value),
+                Control::CntpoffEl2 => write_sysreg!("s3_4_c14_c0_6", value),
+                Control::ZcrEl2 => {
+                    // CPTR_EL2.TZ holds for EL2, too.
+                    isb();
+                    write_sysreg!("s3_4_c1_c2_0", value);
+                }
+                Control::SmcrEl2 => {
+                    isb();
+                    write_sysreg!("s3_4_c1_c2_6", value);
+                }
+                Control::HcrxEl2 => write_sysreg!("s3_4_c1_c2_2", value),
+                Control::Sctlr2El2 => write_sysreg!("s3_4_c1_c0_3", value),
+                Control::Tcr2El2 => write_sysreg!("s3_4_c2_c0_3", value),
+                Control::HfgrtrEl2 => write_sysreg!("s3_4_c1_c1_4", value),
+                Control::HfgwtrEl2 => write_sysreg!("s3_4_c1_c1_5", value),
+                Control::HfgitrEl2 => write_sysreg!("s3_4_c1_c1_6", value),
+                Control::HafgrtrEl2 => write_sysreg!("s3_4_c3_c1_6", value),
+                Control::Hfgrtr2El2 => write_sysreg!("s3_4_c3_c1_2", value),
+                Control::Hfgwtr2El2 => write_sysreg!("s3_4_c3_c1_3", value),
+                Control::Hfgitr2El2 => write_sysreg!("s3_4_c3_c1_7", value),
+                Control::Hdfgrtr2El2 => write_sysreg!("s3_4_c3_c1_0", value),
+                Control::Hdfgwtr2El2 => write_sysreg!("s3_4_c3_c1_1", value),
+                Control::TrfcrEl1 => write_sysreg!("s3_0_c1_c2_1", value),
+                Control::TrfcrEl2 => write_sysreg!("s3_4_c1_c2_1", value),
+                Control::BrbcrEl1 => write_sysreg!("s2_1_c9_c0_0", value),
+                Control::BrbcrEl2 => write_sysreg!("s2_4_c9_c0_0", value),
+                Control::Mpam2El2 => write_sysreg!("s3_4_c10_c5_0", value),
+            }
+        }
+    });
+    stop_buffers(machine);
+    isb();
+}
 
-    // SAFETY: these registers say what of the guest traps; none gives it the monitor's memory.
+/// Switches the profiling and the trace buffer off, where they are not a higher exception level's, and lets
+/// reads of MPAMIDR_EL1 trap.
+fn stop_buffers(machine: &Machine) {
+    // PMBIDR_EL1, TRBIDR_EL1, MPAMIDR_EL1.
+    let spe = machine.spe() && read_sysreg!("s3_0_c9_c10_7") & BUFFER_IS_NOT_OURS == 0;
+    let trbe = machine.trbe() && read_sysreg!("s3_0_c9_c11_7") & BUFFER_IS_NOT_OURS == 0;
+    let mpamhcr = machine.mpam() && read_sysreg!("s3_0_c10_c4_4") & MPAMIDR_HAS_HCR != 0;
+    // SAFETY: registers of features that exist, which only stop and trap.
     unsafe {
-        write_sysreg!("hcr_el2", HCR_OPEN | HCR_VM);
-        // Floating point, SVE, SME and trace untrapped; the rest of the bits are RES1.
-        write_sysreg!("cptr_el2", 0x22ff_u64);
-        write_sysreg!("hstr_el2", 0_u64);
-        // EL1 uses the physical counter and timer as well as the virtual ones.
-        write_sysreg!("cnthctl_el2", 3_u64);
-        isb();
-        if field(pfr0, 32) != 0 {
-            write_sysreg!("s3_4_c1_c2_0", 0xf_u64); // ZCR_EL2: every vector length
+        if spe {
+            // PMSCR_EL1, PMSCR_EL2, PMBLIMITR_EL1.
+            write_sysreg!("s3_0_c9_c9_0", 0_u64);
+            write_sysreg!("s3_4_c9_c9_0", 0_u64);
+            write_sysreg!("s3_0_c9_c10_0", 0_u64);
         }
-        if field(pfr1, 24) != 0 {
-            write_sysreg!("s3_4_c1_c2_6", 0xc000_000f_u64); // SMCR_EL2: the same, FA64 and ZT0
+        if trbe {
+            // TRBLIMITR_EL1.
+            write_sysreg!("s3_0_c9_c11_0", 0_u64);
         }
-        if field(mmfr1, 40) != 0 {
-            // HCRX_EL2: EnAS0, EnALS, EnASR, MSCEn, TCR2En, SCTLR2En, D128En, EnIDCP128, GCSEn, EnFPM
-            let open = [0, 1, 2, 11, 14, 15, 17, 21, 22, 23];
-            write_sysreg!(
-                "s3_4_c1_c2_2",
-                open.iter().fold(0_u64, |bits, n| bits | 1 << n)
-            );
-        }
-        if field(mmfr0, 56) != 0 {
-            // Fine-grained traps whose *zero* means "trap" (their names begin with n).
-            write_sysreg!("s3_4_c1_c1_4", 0xfffc_0000_0000_0000_u64); // HFGRTR_EL2
-            write_sysreg!("s3_4_c1_c1_5", 0xfffc_0000_0000_0000_u64); // HFGWTR_EL2
-            write_sysreg!("s3_4_c1_c1_6", 0x0f80_0000_0000_0000_u64); // HFGITR_EL2
+        if mpamhcr {
+            // MPAMHCR_EL2.
+            write_sysreg!("s3_4_c10_c4_0", MPAMHCR_TRAP_MPAMIDR);
         }
     }
-    isb();
-    // MDCR_EL2.E2PB and E2TB = 0b11: profiling and trace buffers belong to EL1.
-    let spe = if field(dfr0, 32) != 0 { 3 << 12 } else { 0 };
-    let trbe = if field(dfr0, 44) != 0 { 3 << 24 } else { 0 };
-    spe | trbe
 }
 
 /// Makes the trap registers agree with the PMU's wishes; `always` writes them unseen.
@@ -137,7 +174,7 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
         Some(pmu) => pmu.trap_registers(),
         // No PMU: MDCR_EL2.TPM and TPMCR, so that every access is undefined.
         None => TrapRegisters {
-            mdcr_el2: 3 << 5,
+            mdcr_el2: MdcrEl2::TPM.union(MdcrEl2::TPMCR).bits(),
             hdfgrtr_el2: 0,
             hdfgwtr_el2: 0,
         },
@@ -146,16 +183,17 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
         return;
     }
     local.traps = wanted;
-    // Trace, branch records and profiling registers whose *zero* bit means "trap".
-    const READS: u64 = 0xf << 59;
-    const WRITES: u64 = 0x7 << 60;
-    let fine_grained = read_sysreg!("id_aa64mmfr0_el1") >> 56 & 0xf != 0;
+    let fine_grained = local.machine.fgt();
     // SAFETY: the plan says which accesses may go untrapped.
     unsafe {
-        write_sysreg!("mdcr_el2", wanted.mdcr_el2 | local.mdcr);
+        write_sysreg!(
+            "mdcr_el2",
+            wanted.mdcr_el2 | offer::mdcr(&local.machine).bits()
+        );
         if fine_grained {
-            write_sysreg!("s3_4_c3_c1_4", wanted.hdfgrtr_el2 | READS); // HDFGRTR_EL2
-            write_sysreg!("s3_4_c3_c1_5", wanted.hdfgwtr_el2 | WRITES); // HDFGWTR_EL2
+            // HDFGRTR_EL2 and HDFGWTR_EL2.
+            write_sysreg!("s3_4_c3_c1_4", wanted.hdfgrtr_el2 | HDFGRTR_OPEN.bits());
+            write_sysreg!("s3_4_c3_c1_5", wanted.hdfgwtr_el2 | HDFGWTR_OPEN.bits());
         }
     }
     isb();

@@ -75,7 +75,7 @@ fn cpu_off() -> u64 {
         pmu.load(&mut PhysicalPmu);
     }
     apply_traps(&mut local, false);
-    answer as i32 as i64 as u64
+    i64::from(answer as i32) as u64
 }
 
 /// Waits for an interrupt, in stand-by.

@@ -6,14 +6,19 @@ use vpmu::arm::{
     PmuVersion, Register,
     partition::{Features, PmuRegisters},
 };
-use vpmu_monitor::world::guest_pmu::Hardware;
+use vpmu_monitor::{
+    regs::HcrEl2,
+    world::{guest_pmu::Hardware, offer::HCR_OPEN},
+};
 
 use super::{
-    el2::{HCR_INTERRUPTS, HCR_OPEN, HCR_VM},
     pmu_registers::PhysicalPmu,
     probe,
     sysreg::{isb, read_sysreg, write_sysreg},
 };
+
+/// Those bits of [`HCR_OPEN`] that route interrupts to EL2.
+const HCR_INTERRUPTS: HcrEl2 = HcrEl2::FMO.union(HcrEl2::IMO);
 
 /// This CPU's PMU, after trying its partition; `None` when there is no PMUv3.
 pub(crate) fn detect_pmu() -> Option<Hardware> {
@@ -31,13 +36,13 @@ pub(crate) fn detect_pmu() -> Option<Hardware> {
     // either: an interrupt that ends an access before it is made would look like isolation.
     // SAFETY: the guest is not running.
     unsafe {
-        write_sysreg!("hcr_el2", HCR_OPEN & !HCR_INTERRUPTS);
+        write_sysreg!("hcr_el2", HCR_OPEN.difference(HCR_INTERRUPTS).bits());
     }
     isb();
     let isolation = probe::isolation(counters, &features);
     // SAFETY: as above.
     unsafe {
-        write_sysreg!("hcr_el2", HCR_OPEN | HCR_VM);
+        write_sysreg!("hcr_el2", HCR_OPEN.union(HcrEl2::VM).bits());
     }
     isb();
     Some(Hardware {

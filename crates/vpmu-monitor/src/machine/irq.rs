@@ -3,7 +3,7 @@
 //! UNSAFETY: called from assembly.
 
 use vpmu_monitor::world::{
-    guest_pmu::Pmi,
+    guest_pmu::{GuestPmu, Pmi},
     redistributor,
     statistics::Kind,
     vgic::{FIRST_LPI, Interrupt, Source},
@@ -102,7 +102,7 @@ fn serve(
 /// Shows the guest the emulated PMU's line.
 pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     let (Some(line), Some(intid)) = (
-        local.pmu.as_ref().and_then(|pmu| pmu.line()),
+        local.pmu.as_ref().and_then(GuestPmu::line),
         monitor.machine.pmu_intid,
     ) else {
         return;

@@ -34,3 +34,32 @@ pub(crate) use {read_sysreg, write_sysreg};
 pub(crate) fn now() -> u64 {
     read_sysreg!("cntpct_el0")
 }
+
+/// Reads the ID register S3_0_C0_C`crm`_`op2`; 0 where `crm` is not 1 to 7. Those without a name read as zero
+/// (DDI 0487, D24.2).
+pub(crate) fn read_id_register(crm: u8, op2: u8) -> u64 {
+    macro_rules! by_op2 {
+        ($crm:literal) => {
+            match op2 {
+                0 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_0")),
+                1 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_1")),
+                2 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_2")),
+                3 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_3")),
+                4 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_4")),
+                5 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_5")),
+                6 => read_sysreg!(concat!("s3_0_c0_c", $crm, "_6")),
+                _ => read_sysreg!(concat!("s3_0_c0_c", $crm, "_7")),
+            }
+        };
+    }
+    match crm {
+        1 => by_op2!(1),
+        2 => by_op2!(2),
+        3 => by_op2!(3),
+        4 => by_op2!(4),
+        5 => by_op2!(5),
+        6 => by_op2!(6),
+        7 => by_op2!(7),
+        _ => 0,
+    }
+}

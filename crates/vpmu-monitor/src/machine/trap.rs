@@ -5,7 +5,7 @@
 use vpmu::arm::{Outcome, Register};
 use vpmu_monitor::world::{
     exit::{ESR_UNDEFINED, Exit, RegisterAccess},
-    psci,
+    offer, psci,
     statistics::Kind,
 };
 
@@ -19,7 +19,7 @@ use super::{
     gic,
     irq::show_line,
     pmu_registers::PhysicalPmu,
-    sysreg::read_sysreg,
+    sysreg::{read_id_register, read_sysreg},
 };
 
 /// A synchronous exception of the guest.
@@ -98,6 +98,12 @@ fn system_register(
             Outcome::Undefined | Outcome::NotHandled => frame.inject(ESR_UNDEFINED, monitor.mte),
         }
         return Kind::Pmu(register, access.write);
+    }
+    if !access.write && offer::is_id_register(encoding) {
+        let value = offer::id_register(encoding, read_id_register(encoding.crm, encoding.op2));
+        frame.set_register(access.rt, value);
+        frame.step();
+        return Kind::IdRegister;
     }
     // ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 trap because interrupts are virtual.
     if access.write && (encoding.op0, encoding.op1, encoding.crn, encoding.crm) == (3, 0, 12, 11) {

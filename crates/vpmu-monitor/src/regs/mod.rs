@@ -5,4 +5,31 @@
 
 pub mod list_register;
 
-pub use arm_sysregs::{el1::registers::IccCtlrEl1, el2::registers::IchHcrEl2};
+pub use arm_sysregs::{
+    el1::registers::{
+        IccCtlrEl1, IdAa64dfr0El1, IdAa64dfr1El1, IdAa64mmfr0El1, IdAa64mmfr1El1, IdAa64mmfr2El1,
+        IdAa64mmfr3El1, IdAa64mmfr4El1, IdAa64pfr0El1, IdAa64pfr1El1, IdAa64pfr2El1,
+    },
+    el2::registers::{
+        CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HdfgwtrEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2,
+        HfgwtrEl2, IchHcrEl2, MdcrEl2, Mpam2El2,
+    },
+};
+
+/// `CPTR_EL2.TTA` where `HCR_EL2.E2H` is 0: accesses to the trace unit's registers trap.
+pub const CPTR_TTA: u64 = 1 << 20;
+
+/// `CNTHCTL_EL2` where `HCR_EL2.E2H` is 0: EL1PCTEN and EL1PCEN, the physical counter and timer do not trap.
+pub const CNTHCTL_EL1_PHYSICAL: u64 = 0b11;
+
+/// `ZCR_EL2.LEN` and `SMCR_EL2.LEN`: as long as the machine has vectors.
+pub const VECTOR_LENGTH: u64 = 0xf;
+/// `SMCR_EL2.FA64` and `EZT0`: all instructions in streaming mode, and ZT0, do not trap.
+pub const SMCR_OPEN: u64 = 0b11 << 30;
+
+/// `MPAMIDR_EL1.HAS_HCR`: `MPAMHCR_EL2` exists.
+pub const MPAMIDR_HAS_HCR: u64 = 1 << 17;
+/// `MPAMHCR_EL2.TRAP_MPAMIDR_EL1`.
+pub const MPAMHCR_TRAP_MPAMIDR: u64 = 1 << 31;
+/// `PMBIDR_EL1.P` and `TRBIDR_EL1.P`: the buffer belongs to a higher exception level, and its registers trap.
+pub const BUFFER_IS_NOT_OURS: u64 = 1 << 4;

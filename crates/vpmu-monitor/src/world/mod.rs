@@ -3,6 +3,7 @@
 pub mod backing;
 pub mod exit;
 pub mod guest_pmu;
+pub mod offer;
 pub mod psci;
 pub mod redistributor;
 pub mod statistics;

@@ -28,6 +28,8 @@ pub enum Kind {
     Pmu(Register, bool),
     /// The guest sends an SGI.
     SendSgi,
+    /// An ID register.
+    IdRegister,
     /// A system register that does not exist for the guest.
     UnknownRegister,
     /// A hypervisor call.
@@ -42,13 +44,14 @@ pub enum Kind {
     Other,
 }
 
-const FIXED: [(Kind, &str); 12] = [
+const FIXED: [(Kind, &str); 13] = [
     (Kind::IrqPmu, "irq:pmu"),
     (Kind::IrqTimer, "irq:timer"),
     (Kind::IrqSgi, "irq:sgi"),
     (Kind::IrqMaintenance, "irq:maintenance"),
     (Kind::IrqOther, "irq:other"),
     (Kind::SendSgi, "sysreg:ICC_SGI1R_EL1:w"),
+    (Kind::IdRegister, "sysreg:ID:r"),
     (Kind::UnknownRegister, "sysreg:unknown"),
     (Kind::Hvc, "hvc"),
     (Kind::Smc, "smc"),
@@ -70,12 +73,13 @@ impl Kind {
             Self::IrqMaintenance => 3,
             Self::IrqOther => 4,
             Self::SendSgi => 5,
-            Self::UnknownRegister => 6,
-            Self::Hvc => 7,
-            Self::Smc => 8,
-            Self::Redistributor => 9,
-            Self::Doorbell => 10,
-            Self::Other => 11,
+            Self::IdRegister => 6,
+            Self::UnknownRegister => 7,
+            Self::Hvc => 8,
+            Self::Smc => 9,
+            Self::Redistributor => 10,
+            Self::Doorbell => 11,
+            Self::Other => 12,
             Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }

@@ -133,7 +133,9 @@ registers! {
     PMMIR_EL1 = 0 9 14 6;
     PMCCFILTR_EL0 = 3 14 15 7;
     ID_AA64PFR0_EL1 = 0 0 4 0;
+    ID_AA64PFR1_EL1 = 0 0 4 1;
     ID_AA64DFR0_EL1 = 0 0 5 0;
+    ID_AA64DFR1_EL1 = 0 0 5 1;
     ID_AA64MMFR0_EL1 = 0 0 7 0;
     TPIDR_EL1 = 0 13 0 4;
 }

@@ -22,6 +22,7 @@ mod filter;
 mod firmware;
 mod fuzz;
 mod interrupt;
+mod offer;
 mod overflow;
 mod pending;
 mod register;
@@ -44,6 +45,7 @@ type Test = (&'static str, fn(&Context) -> Verdict);
 /// Run on every CPU.
 const EVERY_CPU: &[&[Test]] = &[
     register::TESTS,
+    offer::TESTS,
     access::TESTS,
     user::TESTS,
     counting::TESTS,
