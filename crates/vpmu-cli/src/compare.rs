@@ -6,10 +6,10 @@ use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::check_writable;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::images::Images;
 use vpmu_lab::report::result::{Results, Row};
 use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
+use vpmu_lab::run::{self, Lab};
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
@@ -26,29 +26,22 @@ pub(crate) fn compare(
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let experiment = guest.experiment();
+    let request = guest.request();
     check_policies(pmus, !policies.is_empty())?;
-    let designs = designs(guest.arch, pmus, policies);
-    if experiment.command.is_none() {
+    if request.command.is_none() {
         return Err(Error::Usage(
             "nothing to compare: give a command after --".to_owned(),
         ));
     }
-    experiment.check(&designs)?;
+    let spec = request.check(&designs(guest.arch, pmus, policies))?;
+    run::check(&spec)?;
     if let Some(path) = &guest.json {
         check_writable(path)?;
     }
-    let progress = Progress::stderr();
     let cache = Cache::open()?;
-    let images = Images::prepare(&cache, guest.arch, cancel, &progress)?;
-    let comparison = vpmu_lab::run::compare::compare(
-        &experiment,
-        &designs,
-        &cache,
-        Some(&images),
-        cancel,
-        &progress,
-    )?;
+    let progress = Progress::stderr();
+    let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
+    let comparison = vpmu_lab::run::compare::compare(&lab, &spec)?;
     if let Some(path) = &guest.json {
         let runs = comparison.rows.iter().map(|row| row.run.clone()).collect();
         Results::new(runs).write(path)?;

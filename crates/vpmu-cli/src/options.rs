@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use vpmu_lab::backend::qemu::Machine;
-use vpmu_lab::run::experiment::Experiment;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Pmu, Policy};
+use vpmu_lab::spec::{Machine, Request};
 
 const AFTER: &str = "\
 Examples:
@@ -168,16 +167,16 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn experiment(&self) -> Experiment {
-        Experiment {
+    pub(crate) fn request(&self) -> Request {
+        Request {
             machine: Machine {
                 arch: self.arch,
                 vcpus: self.vcpus,
                 memory: self.memory,
                 realtime: self.realtime,
                 qemu_args: self.qemu_arg.clone(),
-                vmm_args: self.vmm_arg.clone(),
             },
+            vmm_args: self.vmm_arg.clone(),
             host_counters: self.host_counters,
             command: Command::from_words(&self.command),
             runs: self.runs,
@@ -185,13 +184,10 @@ impl Guest {
             initrd: self.initrd.clone(),
             append: self.append.clone(),
             add: self.add.clone(),
-            programs: Vec::new(),
-            phase: 0,
             timeout: self.timeout,
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),
-            marked: false,
-            nested: false,
+            ..Request::new(self.arch)
         }
     }
 }

@@ -6,12 +6,12 @@ use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::check_writable;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::images::Images;
 use vpmu_lab::image::job::Output;
 use vpmu_lab::report::result::Results;
 use vpmu_lab::report::table;
-use vpmu_lab::run::experiment::Sink;
 use vpmu_lab::run::supervise::Stage;
+use vpmu_lab::run::{self, Lab, Sink};
+use vpmu_lab::spec::Payload;
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
@@ -23,42 +23,33 @@ pub(crate) fn run(
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let experiment = guest.experiment();
-    if experiment.command.is_none() && guest.json.is_some() {
+    let request = guest.request();
+    if request.command.is_none() && guest.json.is_some() {
         return Err(Error::Usage(
             "--json holds a command's figures: give a command after --".to_owned(),
         ));
     }
     check_policies(&[pmu], policy.is_some())?;
-    let designs = designs(guest.arch, &[pmu], policy.as_slice());
-    experiment.check(&designs)?;
+    let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice()))?;
+    run::check(&spec)?;
     if let Some(path) = &guest.json {
         check_writable(path)?;
     }
     let progress = Progress::stderr();
     let cache = Cache::open()?;
-    let images = experiment
-        .needs_images(&designs)
-        .then(|| Images::prepare(&cache, guest.arch, cancel, &progress))
-        .transpose()?;
+    let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
     let sink = Sink {
         output: Output::Stream,
         to: Box::new(std::io::stdout()),
     };
     let task = Progress::terminal().task(&format!("booting {pmu}"));
-    let outcome = experiment.run(
-        designs[0],
-        &cache,
-        images.as_ref(),
-        sink,
-        cancel,
-        &mut |stage| {
-            // The bar makes way for the command's output, or a bare kernel's.
-            if stage != Stage::Boot || experiment.command.is_none() {
-                task.done();
-            }
-        },
-    )?;
+    let has_command = matches!(spec.payload, Payload::Command(_));
+    let outcome = run::run(&lab, &spec, &spec.guests[0], 0, sink, &mut |stage| {
+        // The bar makes way for the command's output, or a bare kernel's.
+        if stage != Stage::Boot || !has_command {
+            task.done();
+        }
+    })?;
     task.done();
     let Some(run) = outcome.run else {
         if let Some(monitor) = outcome.monitor {

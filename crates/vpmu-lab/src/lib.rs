@@ -3,11 +3,11 @@
 //!
 //! | room | what it holds |
 //! |---|---|
-//! | [`spec`] | what to run: architecture, design, command |
 //! | [`host`] | this machine: programs, files, progress, cancellation |
+//! | [`spec`] | what to run: a request, and the checked description made of it |
 //! | [`report`] | records of guests, figures, tables, JSON |
 //! | [`image`] | guests from Debian packages: cache, archives, jobs |
-//! | [`backend`] | the ways to run a guest |
+//! | [`backend`] | the ways to run a guest: native, monitor, nested, direct |
 //! | [`run`] | supervision, retries, comparisons |
 //! | [`mod@bench`] | published experiments, done again |
 //!

@@ -1,4 +1,124 @@
-//! The ways to run a guest.
+//! The ways to run a guest: each puts together what is started, and knows what
+//! an end of it means.
+//!
+//! | way | what is started | below the guest |
+//! |---|---|---|
+//! | `native` | QEMU | nothing |
+//! | `monitor` | QEMU | this project's EL2 monitor |
+//! | `nested` | QEMU | a stock KVM host with stock QEMU or vpmu-vmm |
+//! | `direct` | vpmu-vmm | this machine's own KVM |
 
 pub mod boot_file;
-pub mod qemu;
+mod direct;
+mod monitor;
+mod native;
+mod nested;
+mod parts;
+mod qemu;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use crate::Result;
+use crate::error::Error;
+use crate::image::job::Notify;
+use crate::report::record::Record;
+use crate::spec::{Guest, Machine, Way};
+
+pub use parts::Parts;
+
+/// One way to run a guest.
+pub trait Backend {
+    /// Finds out, before anything is downloaded, whether this machine has the
+    /// programs.
+    ///
+    /// # Errors
+    ///
+    /// When one is missing.
+    fn check(&self) -> Result<()>;
+
+    /// Whom the guest tells when its command begins and ends.
+    fn notify(&self) -> Notify {
+        Notify::Nobody
+    }
+
+    /// Puts together what is started, with files in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be used.
+    fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
+
+    /// What an end means about which neither the guest's kernel nor a
+    /// hypervisor complained.
+    fn end(&self, records: &[Record]) -> End {
+        let _ = records;
+        End::PoweredOff
+    }
+
+    /// The error, by the name of its likely cause.
+    fn explain(&self, error: Error) -> Error {
+        error
+    }
+}
+
+/// A program to start.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program, as it is called in messages.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    command: process::Command,
+}
+
+/// How a guest ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// It powered off, or was reset.
+    PoweredOff,
+    /// The VMM in the KVM host says that it failed.
+    VmmFailed {
+        /// Which.
+        vmm: String,
+        /// Its exit status.
+        status: i32,
+    },
+    /// The KVM host went down and said nothing.
+    HostReset,
+}
+
+/// The backend that runs `guest`.
+pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
+    match &guest.way {
+        Way::Native => Box::new(native::Native(machine)),
+        Way::Monitor { host_counters } => Box::new(monitor::Monitor {
+            machine,
+            pmu: guest.design.pmu,
+            host_counters: *host_counters,
+        }),
+        Way::Nested(vmm) => Box::new(nested::Nested {
+            machine,
+            guest,
+            vmm,
+        }),
+        Way::Direct(vmm) => Box::new(direct::Direct { machine, vmm }),
+    }
+}
+
+impl Launch {
+    fn new(mut command: process::Command, program: PathBuf, arguments: Vec<OsString>) -> Self {
+        command.args(&arguments);
+        Self {
+            program,
+            arguments,
+            command,
+        }
+    }
+
+    /// The program with its arguments, ended by the kernel when vpmu is killed.
+    pub fn into_command(self) -> process::Command {
+        self.command
+    }
+}

@@ -14,15 +14,14 @@ mod sampling;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::backend::qemu::Machine;
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::image::cache::Cache;
-use crate::image::images::Images;
 use crate::report::figures::{Report, Row};
 use crate::report::result;
 use crate::run::compare::compare;
-use crate::run::experiment::Experiment;
+use crate::run::{self, Lab};
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::command::Command;
 use crate::spec::design::{Design, Pmu, Policy};
@@ -106,42 +105,21 @@ impl Context<'_> {
         vmm_args: &[&str],
         command: &str,
     ) -> Result<Vec<result::Row>> {
-        let experiment = Experiment {
-            machine: Machine {
-                arch,
-                vcpus: 1,
-                memory: 1024,
-                realtime: false,
-                qemu_args: Vec::new(),
-                vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
-            },
-            host_counters: 0,
+        let spec = Request {
+            vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
             command: Command::from_words(&[command.to_owned()]),
-            runs: 1,
-            kernel: None,
-            initrd: None,
-            append: None,
-            add: Vec::new(),
             programs: programs.to_vec(),
-            phase: 0,
             timeout: Duration::from_secs(1800),
             boot_timeout: Duration::from_secs(300),
             keep: self
                 .keep
                 .map(|folder| folder.join(format!("{}-{part}", self.name))),
-            marked: false,
-            nested: false,
-        };
-        experiment.check(designs)?;
-        let images = Images::prepare(self.cache, arch, self.cancel, self.progress)?;
-        let comparison = compare(
-            &experiment,
-            designs,
-            self.cache,
-            Some(&images),
-            self.cancel,
-            self.progress,
-        )?;
+            ..Request::new(arch)
+        }
+        .check(designs)?;
+        run::check(&spec)?;
+        let lab = Lab::prepare(&spec, self.cache, self.cancel, self.progress)?;
+        let comparison = compare(&lab, &spec)?;
         if let Some((_, error)) = comparison.failures.into_iter().next() {
             return Err(error);
         }

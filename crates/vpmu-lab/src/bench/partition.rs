@@ -104,16 +104,20 @@ mod tests {
     use super::*;
     use crate::report::record::Record;
     use crate::report::result::Settings;
+    use crate::spec::{Guest, Time, Way};
 
     #[test]
     fn rows_have_what_was_published() {
+        let guest = Guest {
+            design: Pmu::Kvm.into(),
+            way: Way::Native,
+            time: Time::Counted,
+        };
         let settings = Settings {
             arch: Arch::Aarch64,
-            design: Pmu::Kvm.into(),
             vcpus: 1,
+            guest: &guest,
             runs: 1,
-            deterministic: true,
-            direct: false,
             command: "x",
         };
         let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use super::artifacts;
 use super::elf;
 use crate::image::archive::{Archive, Contents, add_file};
+use crate::spec::Work;
 use crate::spec::arch::Arch;
-use crate::spec::command::{Command, quote};
+use crate::spec::command::quote;
 use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
@@ -34,21 +35,15 @@ pub enum Notify {
 
 /// One job for a guest.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct Job<'a> {
     /// Of the guest.
     pub arch: Arch,
     /// What to run.
-    pub command: Command,
-    /// How often, one after the other.
-    pub runs: u32,
+    pub work: &'a Work,
     /// What to do with its output.
     pub output: Output,
     /// Whom to tell.
     pub notify: Notify,
-    /// The user's files, put into `/root`.
-    pub add: Vec<PathBuf>,
-    /// Programs of this machine that the command may call.
-    pub programs: Vec<OwnProgram>,
     /// At which moment of the kernel's ticks the command begins: another
     /// number, another moment.
     pub phase: u32,
@@ -93,11 +88,11 @@ pub struct HostJob<'a> {
     pub phase: u32,
     /// The guest's own job, an archive on the disk; without one it has no
     /// initrd of ours.
-    pub guest: Option<PathBuf>,
+    pub guest: Option<&'a Path>,
     /// Its own initrd instead.
-    pub initrd: Option<PathBuf>,
+    pub initrd: Option<&'a Path>,
     /// A kernel for the guest instead of the host's own.
-    pub kernel: Option<PathBuf>,
+    pub kernel: Option<&'a Path>,
 }
 
 /// What starts programs of this machine, of x86 as far as the lab needs them.
@@ -109,7 +104,7 @@ const SETTLE: u32 = 1;
 /// Milliseconds between two phases: no multiple of a tick.
 const PHASE: u32 = 37;
 
-impl Job {
+impl Job<'_> {
     /// The archive with this job.
     ///
     /// # Errors
@@ -141,10 +136,11 @@ impl Job {
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
-        for path in &self.add {
+        for path in &self.work.add {
             add_file(&mut archive, "root", path)?;
         }
-        for program in &self.programs {
+        for name in &self.work.programs {
+            let program = OwnProgram::find(name)?;
             program.put(&mut archive);
             archive.file(
                 &format!("usr/bin/{}", program.name),
@@ -159,13 +155,13 @@ impl Job {
     }
 }
 
-impl Job {
+impl Job<'_> {
     /// What meter runs. One run costs no process beside the command's own
     /// shell; of several, each one's perf.data is put aside.
     fn script(&self, output: &str) -> String {
         let redirect = format!("exec < /dev/null > {output} 2>&1");
-        let command = self.command.as_line();
-        let Some(more @ 1..) = self.runs.checked_sub(1) else {
+        let command = self.work.command.as_line();
+        let Some(more @ 1..) = self.work.runs.checked_sub(1) else {
             return format!("{redirect}\n{command}\n");
         };
         format!(
@@ -268,13 +264,13 @@ impl HostJob<'_> {
             program.put(&mut archive);
         }
         let files = [
-            ("guest/job.cpio", &self.guest),
-            ("guest/own.cpio", &self.initrd),
-            ("guest/kernel", &self.kernel),
+            ("guest/job.cpio", self.guest),
+            ("guest/own.cpio", self.initrd),
+            ("guest/kernel", self.kernel),
         ];
         for (place, path) in files {
             if let Some(path) = path {
-                archive.file(place, 0o644, Contents::Disk(path.clone()));
+                archive.file(place, 0o644, Contents::Disk(path.to_owned()));
             }
         }
         archive
@@ -292,20 +288,29 @@ fn yes(so: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::command::Command;
 
     #[test]
     fn scripts_are_valid_shell() {
-        let job = |runs| Job {
-            arch: Arch::Aarch64,
-            command: Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
-            runs,
-            output: Output::Buffer,
-            notify: Notify::Nobody,
-            add: Vec::new(),
-            programs: Vec::new(),
-            phase: 0,
+        let script = |runs| {
+            let work = Work {
+                command: Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
+                runs,
+                kernel: None,
+                add: Vec::new(),
+                programs: Vec::new(),
+                marked: false,
+            };
+            let job = Job {
+                arch: Arch::Aarch64,
+                work: &work,
+                output: Output::Buffer,
+                notify: Notify::Nobody,
+                phase: 0,
+            };
+            job.script("/vpmu/output")
         };
-        let (once, thrice) = (job(1).script("/vpmu/output"), job(3).script("/vpmu/output"));
+        let (once, thrice) = (script(1), script(3));
         assert_eq!(once, "exec < /dev/null > /vpmu/output 2>&1\necho 'it'\n");
         assert!(thrice.contains("$(seq 2)"), "{thrice}");
         for script in [GUEST_INIT, KVM_HOST_INIT, &once, &thrice] {

@@ -13,9 +13,10 @@ use serde::Serialize;
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
-use crate::report::record::{Guest, Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
+use crate::report::record::{self, Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::{Guest, Time};
 
 /// What `--json` writes.
 #[derive(Debug, Clone, Serialize)]
@@ -46,17 +47,12 @@ pub struct Row {
 pub struct Settings<'a> {
     /// Of the guest.
     pub arch: Arch,
-    /// What is below it.
-    pub design: Design,
     /// Processors of the guest.
     pub vcpus: u32,
+    /// The guest.
+    pub guest: &'a Guest,
     /// How often the command ran.
     pub runs: u32,
-    /// Whether the same run gives the same figures.
-    pub deterministic: bool,
-    /// Whether this machine's own KVM ran the guest, beside whatever else it
-    /// does: what the machine statss is then not the guest's alone.
-    pub direct: bool,
     /// As a line for the shell.
     pub command: &'a str,
 }
@@ -157,14 +153,14 @@ impl Run {
     pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
         let mut found = Found::in_records(records);
         let alone = found.vmm.cloned().map(|vmm| Vmm {
-            host: vmm.host.filter(|_| !settings.direct),
+            host: vmm.host.filter(|_| !settings.guest.is_direct()),
             ..vmm
         });
         found.vmm = alone.as_ref();
         let meter = found.meter?;
-        let pmu = settings.design.pmu;
+        let pmu = settings.guest.design.pmu;
         let stats = Stats::of(pmu, settings.vcpus, &found);
-        let guest_counters = found.guest.and_then(Guest::event_counters);
+        let guest_counters = found.guest.and_then(record::Guest::event_counters);
         // Without a PMU no interrupts of it are to be had: that is no zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
         let runs = u64::from(settings.runs.max(1));
@@ -181,7 +177,7 @@ impl Run {
             })
         };
         // Those that KVM handles by itself are not known then.
-        let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.direct);
+        let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
         let pmu_exits = pmu
             .is_ours()
             .then(|| stats.exits.clone())
@@ -195,7 +191,7 @@ impl Run {
         Some(Self {
             arch: settings.arch,
             pmu,
-            policy: settings.design.policy,
+            policy: settings.guest.design.policy,
             vcpus: settings.vcpus,
             guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
@@ -215,11 +211,11 @@ impl Run {
             pmu_exits_per_pmi,
             host_share: stats
                 .host_share
-                .filter(|_| has_fair_shares(settings.arch, pmu, settings.deterministic)),
+                .filter(|_| settings.guest.has_fair_shares(settings.arch)),
             exit_share: stats.exit_share,
             host_operations: means(stats.host_operations),
             host_operations_per_pmi,
-            deterministic: settings.deterministic,
+            deterministic: settings.guest.time == Time::Counted,
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
             traces: found.traces.into_iter().cloned().collect(),
@@ -240,17 +236,6 @@ impl Run {
     }
 }
 
-/// Whether a KVM host's statss tell its share fairly.
-///
-/// It ticks as often as its guest, and so looks at the same moment of the
-/// guest's tick each time, unless its clock is made a little fast. Under stock
-/// QEMU for x86 with counted instructions it must not be: there a guest without
-/// a PMU samples by timers, and a host's tick that comes while the guest's
-/// kernel handles one makes QEMU 10.0 deliver that interrupt twice.
-pub(crate) fn has_fair_shares(arch: Arch, pmu: Pmu, deterministic: bool) -> bool {
-    !(arch == Arch::X86_64 && pmu == Pmu::Kvm && deterministic)
-}
-
 /// Known when perf wrote how many; not when it only wrote that there were some.
 fn lost_samples(perf: &Perf) -> Option<u64> {
     (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
@@ -258,7 +243,7 @@ fn lost_samples(perf: &Perf) -> Option<u64> {
 
 #[derive(Default)]
 pub(super) struct Found<'a> {
-    guest: Option<&'a Guest>,
+    guest: Option<&'a record::Guest>,
     meter: Option<&'a Meter>,
     /// All perf.data together.
     perf: Option<Perf>,
@@ -302,184 +287,4 @@ pub(super) fn round(value: f64) -> f64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn records(lines: &[&str]) -> Vec<Record> {
-        lines
-            .iter()
-            .map(|line| Record::parse(line.as_bytes()).unwrap())
-            .collect()
-    }
-
-    const METER: &str = r#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":700000,"sys_us":500000,"pmis":100}}"#;
-    const GUEST: &str = r#"{"guest":{"kernel":"6.12","counters":"7 (0,8000003f)"}}"#;
-
-    fn run(pmu: Pmu, lines: &[&str]) -> Run {
-        run_of(1, pmu, lines)
-    }
-
-    fn run_of(runs: u32, pmu: Pmu, lines: &[&str]) -> Run {
-        let settings = Settings {
-            arch: Arch::Aarch64,
-            design: pmu.into(),
-            vcpus: 1,
-            runs,
-            deterministic: true,
-            direct: false,
-            command: "true",
-        };
-        Run::from_records(&settings, &records(lines)).unwrap()
-    }
-
-    #[test]
-    fn native_knows_no_exits() {
-        let run = run(Pmu::Native, &[GUEST, METER]);
-        assert_eq!((run.real_s, run.guest_counters), (2.5, Some(6)));
-        assert_eq!((run.samples, run.host_share), (None, None));
-        let json = serde_json::to_value(Results::new(vec![run])).unwrap();
-        assert_eq!(json["schema"], 1);
-        let fields = json["runs"][0].as_object().unwrap();
-        for name in [
-            "arch",
-            "pmu",
-            "vcpus",
-            "guest_counters",
-            "host_counters",
-            "command",
-            "status",
-            "real_s",
-            "user_s",
-            "sys_s",
-            "samples",
-            "lost_samples",
-            "pmis",
-            "exits",
-            "exits_per_pmi",
-            "pmu_exits_per_pmi",
-            "host_share",
-            "deterministic",
-        ] {
-            assert!(fields.contains_key(name), "{name}");
-        }
-        assert!(fields["exits"].is_null() && fields["lost_samples"].is_null());
-    }
-
-    #[test]
-    fn kvm_statss() {
-        let kvm = r#"{"kvm":{
-            "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1000,"hvc_exit_stat":1,"signal_exits":5}},
-            "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":1860,"hvc_exit_stat":11,"signal_exits":9}}}}"#;
-        let run = run(Pmu::Kvm, &[GUEST, METER, kvm]);
-        let exits = run.exits.unwrap();
-        assert_eq!((exits["hvc"], exits["other"]), (10, 850));
-        assert_eq!(run.exits_per_pmi, Some(8.6));
-        assert_eq!(run.pmu_exits_per_pmi, None, "KVM does not count them apart");
-        // 200 in all: 50 idle, 50 in the guest.
-        assert_eq!(run.host_share, Some(0.5));
-    }
-
-    #[test]
-    fn monitor_statss() {
-        let monitor = r#"{"vpmu-monitor":{"guest_counters":4,"host_counters":2,
-            "measured":{"ticks":1000,"el2_ticks":100,"pmis":100,"exits":{"irq:pmu":100,"hvc":20},"exit_ticks":{"irq:pmu":90}},
-            "total":{"ticks":9000,"el2_ticks":900,"pmis":100,"exits":{}}}}"#;
-        let run = run(Pmu::Partitioned, &[GUEST, METER, monitor]);
-        assert_eq!(run.host_counters, Some(2));
-        assert_eq!(run.exits_per_pmi, Some(1.2));
-        assert_eq!(run.pmu_exits_per_pmi, Some(1.0));
-        assert_eq!(run.host_share, Some(0.1));
-        assert_eq!(run.exit_share.unwrap()["irq:pmu"], 0.09);
-    }
-
-    #[test]
-    fn vmm_statss() {
-        let vmm = r#"{"vpmu-vmm":{"policy":"reuse","backing":"clock","pmu_version":2,"general":4,"fixed":3,
-            "measured":{"pmis":10,"exits":{"msr:write:0x38f":20,"kick":10},"host_operations":{"pause":10,"set_period":10}},
-            "total":{"pmis":12,"exits":{},"host_operations":{}},
-            "host":{"begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":100}},
-                    "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":200}}}}}"#;
-        let guest = r#"{"guest":{"kernel":"6.12","counters":"","general":"4"}}"#;
-        let meter = METER.replace(r#""pmis":100"#, r#""pmis":10"#);
-        let run = run(Pmu::Emulated, &[guest, &meter, vmm]);
-        let exits = run.exits.unwrap();
-        assert_eq!((exits["msr:write:0x38f"], exits["kvm"]), (20, 70));
-        assert_eq!(run.exits_per_pmi, Some(10.0));
-        assert_eq!(run.pmu_exits_per_pmi, Some(3.0));
-        assert_eq!(run.host_operations_per_pmi, Some(2.0));
-        assert_eq!(run.host_share, Some(0.5));
-
-        // Beside others, what their host statss is not this guest's.
-        let settings = Settings {
-            arch: Arch::X86_64,
-            design: Pmu::Emulated.into(),
-            vcpus: 1,
-            runs: 1,
-            deterministic: false,
-            direct: true,
-            command: "true",
-        };
-        let run = Run::from_records(&settings, &records(&[guest, &meter, vmm])).unwrap();
-        assert_eq!(
-            (run.exits.unwrap().get("kvm"), run.host_share),
-            (None, None)
-        );
-        assert_eq!(
-            (run.exits_per_pmi, run.pmu_exits_per_pmi),
-            (None, Some(3.0))
-        );
-    }
-
-    #[test]
-    fn unfair_shares_are_not_told() {
-        let kvm = r#"{"kvm":{
-            "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1}},
-            "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":2}}}}"#;
-        let share = |arch, deterministic| {
-            let settings = Settings {
-                arch,
-                design: Pmu::Kvm.into(),
-                vcpus: 1,
-                runs: 1,
-                deterministic,
-                direct: false,
-                command: "true",
-            };
-            let run = Run::from_records(&settings, &records(&[METER, kvm])).unwrap();
-            run.host_share
-        };
-        assert_eq!(share(Arch::X86_64, true), None);
-        assert_eq!(share(Arch::X86_64, false), Some(0.5));
-        assert_eq!(share(Arch::Aarch64, true), Some(0.5));
-    }
-
-    #[test]
-    fn no_pmu_no_interrupts() {
-        let run = run(Pmu::Native, &[METER]);
-        assert_eq!((run.guest_counters, run.pmis), (None, None));
-    }
-
-    #[test]
-    fn lost_samples_are_known_or_not() {
-        let perf = |lost_records, lost_samples| {
-            super::lost_samples(&Perf {
-                samples: 1,
-                lost_records,
-                lost_samples,
-                throttled: 0,
-                max_sample_rate: 100_000,
-            })
-        };
-        assert_eq!(perf(0, 0), Some(0));
-        assert_eq!(perf(2, 7), Some(7));
-        assert_eq!(perf(2, 0), None);
-    }
-
-    #[test]
-    fn several_runs_are_means() {
-        let perf = r#"{"perf":{"samples":50,"lost_records":0,"lost_samples":0,"throttled":0,"max_sample_rate":100000}}"#;
-        let run = run_of(2, Pmu::Native, &[GUEST, METER, perf, perf]);
-        assert_eq!((run.real_s, run.user_s), (1.25, 0.35));
-        assert_eq!((run.samples, run.pmis), (Some(50), Some(50)));
-    }
-}
+mod tests;

@@ -3,16 +3,14 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::host::cancel::Cancel;
+use super::supervise::Stage;
+use super::{Lab, Sink};
 use crate::host::parallel;
-use crate::host::progress::{Progress, Task};
-use crate::image::cache::Cache;
-use crate::image::images::Images;
+use crate::host::progress::Task;
 use crate::image::job::Output;
 use crate::report::result::Row;
-use crate::run::experiment::{Experiment, Sink};
-use crate::run::supervise::Stage;
 use crate::spec::design::{Design, Pmu};
+use crate::spec::{Guest, Spec, Time};
 use crate::{Error, Result};
 
 /// What came of all.
@@ -24,50 +22,41 @@ pub struct Comparison {
     pub failures: Vec<(Design, Error)>,
 }
 
-/// How often a design is tried whose guest was ended by a fault of QEMU's that
-/// depends on what happens at which moment.
+/// Attempts for each design. QEMU sometimes delivers an interrupt twice and
+/// kills the guest; a later start avoids it.
 const TRIES: u32 = 3;
 
-/// Runs `experiment` under each of `designs`.
+/// Runs the guests of `spec`.
 ///
 /// Counted instructions do not mind company, so that many run at once as
-/// there are processors; in real time only one does. A guest that this machine's
-/// own KVM could run is nested like the others where there are others.
+/// there are processors; in real time only one does.
 ///
 /// # Errors
 ///
 /// Only when interrupted; what fails in one design leaves the others alone.
-pub fn compare(
-    experiment: &Experiment,
-    designs: &[Design],
-    cache: &Cache,
-    images: Option<&Images>,
-    cancel: &Cancel,
-    progress: &Progress,
-) -> Result<Comparison> {
-    let mut experiment = experiment.clone();
-    experiment.nested |= !experiment.are_direct(designs);
-    let in_real_time = experiment.machine.realtime || !experiment.nested;
+pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
+    let in_real_time = spec.guests.iter().any(|guest| guest.time == Time::Real);
     let at_once = if in_real_time {
         1
     } else {
         parallel::processors()
     };
-    let mut finished = parallel::map(&starting_order(designs), at_once, |&design| {
-        let task = progress.task(&design.to_string());
-        let row = run_tries(&experiment, design, cache, images, cancel, &task);
+    let mut finished = parallel::map(&starting_order(&spec.guests), at_once, |guest| {
+        let task = lab.progress.task(&guest.design.to_string());
+        let row = run_tries(lab, spec, guest, &task);
         if let Ok(row) = &row {
             task.say(&format!("done in {:.0} s", row.wall.as_secs_f64()));
         }
         task.done();
-        (design, row)
+        (guest.design, row)
     });
-    cancel.check()?;
+    lab.cancel.check()?;
     let mut comparison = Comparison {
         rows: Vec::new(),
         failures: Vec::new(),
     };
-    finished.sort_by_key(|(design, _)| designs.iter().position(|asked| asked == design));
+    let place = |design| spec.guests.iter().position(|guest| guest.design == design);
+    finished.sort_by_key(|(design, _)| place(*design));
     for (design, row) in finished {
         match row {
             Ok(row) => comparison.rows.push(row),
@@ -77,47 +66,37 @@ pub fn compare(
     Ok(comparison)
 }
 
-fn run_tries(
-    experiment: &Experiment,
-    design: Design,
-    cache: &Cache,
-    images: Option<&Images>,
-    cancel: &Cancel,
-    task: &Task,
-) -> Result<Row> {
-    let mut experiment = experiment.clone();
-    loop {
-        match run_one(&experiment, design, cache, images, cancel, task) {
-            // Each phase is as deterministic as the first.
-            Err(Error::RepeatedInterrupt { .. }) if experiment.phase + 1 < TRIES => {
-                experiment.phase += 1;
-                task.say("QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later");
-            }
-            Err(Error::HostReset { .. }) if experiment.phase + 1 < TRIES => {
-                experiment.phase += 1;
+fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<Row> {
+    // Each phase is as deterministic as the first.
+    for phase in 0..TRIES - 1 {
+        match run_one(lab, spec, guest, phase, task) {
+            Err(Error::RepeatedInterrupt { .. }) => task.say(
+                "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
+            ),
+            Err(Error::HostReset { .. }) => {
                 task.say("QEMU seems to have reset the KVM host; once more");
             }
             result => return result,
         }
     }
+    run_one(lab, spec, guest, TRIES - 1, task)
 }
 
-/// One design, its output captured.
+/// One guest, its output captured.
 pub(crate) fn run_one(
-    experiment: &Experiment,
-    design: Design,
-    cache: &Cache,
-    images: Option<&Images>,
-    cancel: &Cancel,
+    lab: &Lab<'_>,
+    spec: &Spec,
+    guest: &Guest,
+    phase: u32,
     task: &Task,
 ) -> Result<Row> {
-    cancel.check()?;
+    lab.cancel.check()?;
     let output = Captured::default();
     let sink = Sink {
         output: Output::Buffer,
         to: Box::new(output.clone()),
     };
-    let outcome = experiment.run(design, cache, images, sink, cancel, &mut |stage| {
+    let outcome = super::run(lab, spec, guest, phase, sink, &mut |stage| {
         task.say(match stage {
             Stage::Boot => "booting",
             Stage::Command => "running the command",
@@ -129,7 +108,7 @@ pub(crate) fn run_one(
         console: Vec::new(),
     })?;
     Ok(Row {
-        design,
+        design: guest.design,
         run,
         output: output.take(),
         wall: outcome.wall,
@@ -138,9 +117,9 @@ pub(crate) fn run_one(
 }
 
 /// The longest first, so that none is left to run alone.
-fn starting_order(designs: &[Design]) -> Vec<Design> {
-    let mut order = designs.to_vec();
-    order.sort_by_key(|design| match design.pmu {
+fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
+    let mut order: Vec<&Guest> = guests.iter().collect();
+    order.sort_by_key(|guest| match guest.design.pmu {
         Pmu::Untrapped => 4,
         Pmu::Partitioned => 3,
         Pmu::Native => 2,

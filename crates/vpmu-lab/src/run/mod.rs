@@ -2,5 +2,80 @@
 
 pub mod compare;
 pub mod console;
-pub mod experiment;
+mod guest;
 pub mod supervise;
+
+use std::io::Write;
+use std::time::Duration;
+
+pub use guest::{check, run};
+
+use crate::Result;
+use crate::host::cancel::Cancel;
+use crate::host::progress::Progress;
+use crate::image::cache::Cache;
+use crate::image::images::Images;
+use crate::image::job::Output;
+use crate::report::record::Monitor;
+use crate::report::result::Run;
+use crate::spec::Spec;
+
+/// What runs of guests share.
+#[derive(Debug)]
+pub struct Lab<'a> {
+    /// Where files are kept.
+    pub cache: &'a Cache,
+    /// Debian's; `None` when nothing of it is needed.
+    pub images: Option<Images>,
+    /// The user's wish to stop.
+    pub cancel: &'a Cancel,
+    /// What the user sees meanwhile.
+    pub progress: &'a Progress,
+}
+
+impl<'a> Lab<'a> {
+    /// Whatever `spec` needs of Debian's packages, downloaded and made first when
+    /// it is not there.
+    ///
+    /// # Errors
+    ///
+    /// When packages cannot be had or lack something.
+    pub fn prepare(
+        spec: &Spec,
+        cache: &'a Cache,
+        cancel: &'a Cancel,
+        progress: &'a Progress,
+    ) -> Result<Self> {
+        let images = spec
+            .needs_images()
+            .then(|| Images::prepare(cache, spec.machine.arch, cancel, progress))
+            .transpose()?;
+        Ok(Self {
+            cache,
+            images,
+            cancel,
+            progress,
+        })
+    }
+}
+
+/// How the command's output is treated.
+pub struct Sink {
+    /// Whether it is kept until the command is over.
+    pub output: Output,
+    /// Where it goes.
+    pub to: Box<dyn Write + Send>,
+}
+
+/// What came of a guest.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures; `None` when no command ran.
+    pub run: Option<Run>,
+    /// What the monitor said, when there is one.
+    pub monitor: Option<Monitor>,
+    /// Wall-clock time of the whole.
+    pub wall: Duration,
+    /// Wall-clock time until the command began.
+    pub boot_wall: Option<Duration>,
+}

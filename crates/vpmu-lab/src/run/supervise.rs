@@ -19,7 +19,6 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::host::cancel::Cancel;
 use crate::run::console::{Piece, Splitter, Transcript};
-use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
@@ -59,17 +58,6 @@ pub enum Stage {
     Command,
     /// Afterwards.
     Report,
-}
-
-/// The command line that starts the QEMU for `arch` with `arguments`.
-///
-/// # Errors
-///
-/// When QEMU or setpriv is missing.
-pub fn qemu_command(arch: Arch, arguments: &[std::ffi::OsString]) -> Result<Command> {
-    let mut command = arch.qemu().command()?;
-    command.args(arguments);
-    Ok(command)
 }
 
 /// Runs `command`, whose program is to be called `program`, to its end and gives

@@ -1,5 +1,5 @@
 //! What differs between the architectures of guests, in one place: names,
-//! packages, programs. What a machine is made of is in [`crate::backend::qemu`].
+//! packages, programs. What a machine is made of is in `backend::qemu`.
 
 use std::fmt;
 use std::path::Path;

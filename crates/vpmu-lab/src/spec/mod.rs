@@ -1,5 +1,175 @@
 //! What to run, and on what.
+//!
+//! A [`Request`] is what a user or a bench asks for. [`Request::check`] makes a
+//! [`Spec`] of it, in which every fact that follows from others is settled: how
+//! each design's guest runs ([`Way`]), and in whose time ([`Time`]).
 
 pub mod arch;
 pub mod command;
 pub mod design;
+mod request;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use request::Request;
+
+use arch::Arch;
+use command::Command;
+use design::{Design, Pmu, Policy};
+
+/// The machine that a guest runs on; for a nested guest, the guest itself.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Of its processors.
+    pub arch: Arch,
+    /// Processors.
+    pub vcpus: u32,
+    /// Memory, MiB.
+    pub memory: u32,
+    /// Real time instead of counted instructions.
+    pub realtime: bool,
+    /// More options for QEMU.
+    pub qemu_args: Vec<String>,
+}
+
+/// A checked request.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// The machine.
+    pub machine: Machine,
+    /// What runs on it.
+    pub payload: Payload,
+    /// More words for the guest's kernel command line.
+    pub append: Option<String>,
+    /// One guest for each design, in the order asked for.
+    pub guests: Vec<Guest>,
+    /// Wall-clock limit for one guest.
+    pub timeout: Duration,
+    /// Wall-clock limit for its boot.
+    pub boot_timeout: Duration,
+    /// Where logs are kept, a folder for each design.
+    pub keep: Option<PathBuf>,
+}
+
+/// What runs in a guest.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// A command, in a small Debian system.
+    Command(Work),
+    /// The user's kernel by itself, until it powers off.
+    Kernel {
+        /// The kernel's file.
+        kernel: PathBuf,
+        /// Its initrd, if it wants one.
+        initrd: Option<PathBuf>,
+    },
+}
+
+/// A command and what goes with it.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// The command.
+    pub command: Command,
+    /// How often it runs, 1 to 100; times and counts are means of that.
+    pub runs: u32,
+    /// Instead of Debian's kernel.
+    pub kernel: Option<PathBuf>,
+    /// Files for `/root`.
+    pub add: Vec<PathBuf>,
+    /// Names of programs that stand beside `vpmu` and that the command calls.
+    pub programs: Vec<&'static str>,
+    /// Whether the command itself marks the parts to be measured (`meter
+    /// --doorbell`), each with some rest behind it. The KVM host then counts by
+    /// tracepoints.
+    pub marked: bool,
+}
+
+/// A guest under one design.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guest {
+    /// The design.
+    pub design: Design,
+    /// What is below it.
+    pub way: Way,
+    /// What its clock counts.
+    pub time: Time,
+}
+
+/// The ways to run a guest, each with what is known of it alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// Directly on the machine that QEMU emulates.
+    Native,
+    /// On this project's monitor, on that machine.
+    Monitor {
+        /// Counters that the monitor keeps, where that is a choice.
+        host_counters: Option<u32>,
+    },
+    /// In a stock KVM host on that machine, under this VMM.
+    Nested(Vmm),
+    /// In this machine's own KVM, under this project's VMM.
+    Direct(OurVmm),
+}
+
+/// A VMM on stock KVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vmm {
+    /// QEMU, from the host's packages.
+    Stock,
+    /// This project's.
+    Ours(OurVmm),
+}
+
+/// How this project's x86 VMM is called.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OurVmm {
+    /// What becomes of a host event that the guest does not use.
+    pub policy: Policy,
+    /// The user's options.
+    pub options: Vec<String>,
+}
+
+/// What a guest's clock counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// Instructions: the same run gives the same figures.
+    Counted,
+    /// Real time.
+    Real,
+}
+
+impl Spec {
+    /// Whether Debian packages are needed for it.
+    pub fn needs_images(&self) -> bool {
+        matches!(self.payload, Payload::Command(_))
+            || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
+    }
+}
+
+impl Guest {
+    /// Whether this machine's own KVM runs the guest, beside whatever else this
+    /// machine does: what the machine accounts is then not the guest's alone.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.way, Way::Direct(_))
+    }
+
+    /// Whether a KVM host's accounts tell its share fairly.
+    ///
+    /// It ticks as often as its guest, and so looks at the same moment of the
+    /// guest's tick each time, unless its clock is made a little fast. Under stock
+    /// QEMU for x86 with counted instructions it must not be: there a guest without
+    /// a PMU samples by timers, and a host's tick that comes while the guest's
+    /// kernel handles one makes QEMU 10.0 deliver that interrupt twice.
+    pub fn has_fair_shares(&self, arch: Arch) -> bool {
+        let is_stock = self.design.pmu == Pmu::Kvm;
+        !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)
+    }
+}
+
+impl OurVmm {
+    /// Whether its guest may ask to be saved, and goes on in another process.
+    pub fn saves(&self) -> bool {
+        self.options.iter().any(|word| word.starts_with("--save"))
+    }
+}

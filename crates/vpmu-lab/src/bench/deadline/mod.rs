@@ -18,13 +18,13 @@ use std::time::Duration;
 use account::Account;
 
 use super::{Bench, Context, Row};
-use crate::backend::qemu::Machine;
 use crate::host::parallel;
 use crate::image::images::Images;
 use crate::image::module::DeadlineModule;
 use crate::report::result::Run;
+use crate::run;
 use crate::run::compare::run_one;
-use crate::run::experiment::Experiment;
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::command::Command;
 use crate::spec::design::{Design, Pmu};
@@ -217,22 +217,10 @@ impl<'a> Lab<'a> {
     fn attempt(&self, cell: Cell, crashes: u32) -> Result<Accounts> {
         let context = self.context;
         let design = Design::from(Pmu::Emulated);
-        let experiment = Experiment {
-            machine: Machine {
-                arch: Arch::X86_64,
-                vcpus: 2,
-                memory: 512,
-                realtime: false,
-                // One processor, or QEMU, which would execute several in turn, has been seen to
-                // turn in a circle with them.
-                qemu_args: ["-smp", "1"].map(str::to_owned).into(),
-                vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
-            },
-            host_counters: 0,
+        let mut request = Request {
+            vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
             command: Command::from_words(&[script(cell)]),
-            runs: 1,
             kernel: Some(self.module.kernel()),
-            initrd: None,
             append: Some(DeadlineModule::COMMAND_LINE.to_owned()),
             add: self.module.files(),
             timeout: LIMIT,
@@ -240,21 +228,25 @@ impl<'a> Lab<'a> {
             keep: context
                 .keep
                 .map(|folder| folder.join(format!("{}-{cell}", context.name))),
-            programs: Vec::new(),
-            phase: cell.boot as u32 + BOOTS.len() as u32 * crashes,
             marked: true,
-            nested: false,
+            ..Request::new(Arch::X86_64)
         };
-        experiment.check(&[design])?;
+        request.machine.vcpus = 2;
+        request.machine.memory = 512;
+        // One processor, or QEMU, which would execute several in turn, has been seen to turn in a
+        // circle with them.
+        request.machine.qemu_args = ["-smp", "1"].map(str::to_owned).into();
+        let spec = request.check(&[design])?;
+        run::check(&spec)?;
+        let lab = run::Lab {
+            cache: context.cache,
+            images: Some(self.images.clone()),
+            cancel: context.cancel,
+            progress: context.progress,
+        };
+        let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
         let task = context.progress.task(&cell.to_string());
-        let row = run_one(
-            &experiment,
-            design,
-            context.cache,
-            Some(&self.images),
-            context.cancel,
-            &task,
-        );
+        let row = run_one(&lab, &spec, &spec.guests[0], phase, &task);
         task.done();
         let row = row?;
         accounts(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {

@@ -1,0 +1,55 @@
+//! A guest in this machine's own KVM, under this project's x86 VMM.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use super::{Backend, Launch, Parts};
+use crate::Result;
+use crate::host::tool;
+use crate::image::artifacts;
+use crate::image::job::Notify;
+use crate::spec::{Machine, OurVmm};
+
+/// In real time, at the speed of the machine.
+pub(super) struct Direct<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) vmm: &'a OurVmm,
+}
+
+impl Backend for Direct<'_> {
+    fn check(&self) -> Result<()> {
+        artifacts::find_beside(artifacts::VMM).map(drop)
+    }
+
+    fn notify(&self) -> Notify {
+        Notify::Doorbell
+    }
+
+    fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
+        let boot = parts.boot(self.machine.arch, folder)?;
+        let options = arguments(self.machine, self.vmm);
+        let mut arguments: Vec<OsString> = options.iter().map(OsString::from).collect();
+        arguments.extend(["--kernel".into(), boot.kernel.into_os_string()]);
+        if let Some(initrd) = boot.initrd {
+            arguments.extend(["--initrd".into(), initrd.into_os_string()]);
+        }
+        arguments.extend(["--append".into(), OsString::from(boot.append)]);
+        let program = artifacts::find_beside(artifacts::VMM)?;
+        let command = tool::bound_to_us(&program)?;
+        Ok(Launch::new(command, program, arguments))
+    }
+}
+
+/// Arguments of this project's x86 VMM, kernel and initrd left out.
+pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
+    let words = [
+        "--vcpus",
+        &machine.vcpus.to_string(),
+        "--memory",
+        &format!("{}M", machine.memory),
+        "--policy",
+        vmm.policy.name(),
+    ];
+    let words = words.into_iter().map(str::to_owned);
+    words.chain(vmm.options.iter().cloned()).collect()
+}

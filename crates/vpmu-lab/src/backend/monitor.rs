@@ -1,0 +1,80 @@
+//! A guest on this project's EL2 monitor, on the machine that QEMU emulates.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Backend, Launch, Parts, boot_file, qemu};
+use crate::image::artifacts;
+use crate::image::job::Notify;
+use crate::spec::Machine;
+use crate::spec::design::Pmu;
+use crate::{Error, Result};
+
+/// The monitor and its guest in one boot file.
+pub(super) struct Monitor<'a> {
+    pub(super) machine: &'a Machine,
+    /// Which of the monitor's designs.
+    pub(super) pmu: Pmu,
+    /// Counters that it keeps, where that is a choice.
+    pub(super) host_counters: Option<u32>,
+}
+
+impl Monitor<'_> {
+    /// The monitor's words on the kernel command line, which it takes out.
+    fn words(&self) -> String {
+        let words = format!("vpmu.pmu={}", self.pmu);
+        match self.host_counters {
+            Some(count) => format!("{words} vpmu.host_counters={count}"),
+            None => words,
+        }
+    }
+}
+
+impl Backend for Monitor<'_> {
+    fn check(&self) -> Result<()> {
+        artifacts::find(self.machine.arch, artifacts::MONITOR)?;
+        qemu::check(self.machine)
+    }
+
+    fn notify(&self) -> Notify {
+        Notify::Doorbell
+    }
+
+    fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
+        let arch = self.machine.arch;
+        let mut boot = parts.boot(arch, folder)?;
+        let monitor = artifacts::find(arch, artifacts::MONITOR)?;
+        let file = boot_file::build(&monitor, &boot.kernel)?;
+        boot.kernel = folder.join("boot");
+        fs::write(&boot.kernel, file).map_err(Error::file("write", &boot.kernel))?;
+        boot.append = format!("{} {}", self.words(), boot.append)
+            .trim()
+            .to_owned();
+        qemu::launch(self.machine, self.machine.memory, &boot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Request;
+    use crate::spec::arch::Arch;
+
+    #[test]
+    fn words_for_the_monitor() {
+        let machine = Request::new(Arch::Aarch64).machine;
+        let words = |pmu, host_counters| {
+            Monitor {
+                machine: &machine,
+                pmu,
+                host_counters,
+            }
+            .words()
+        };
+        assert_eq!(words(Pmu::Emulated, None), "vpmu.pmu=emulated");
+        assert_eq!(
+            words(Pmu::Partitioned, Some(2)),
+            "vpmu.pmu=partitioned vpmu.host_counters=2"
+        );
+    }
+}

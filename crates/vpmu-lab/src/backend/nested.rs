@@ -1,0 +1,137 @@
+//! A guest in a stock KVM host, on the machine that QEMU emulates.
+
+use std::path::Path;
+
+use super::parts::{Boot, command_line};
+use super::{Backend, End, Launch, Parts, direct, qemu};
+use crate::error::STUCK;
+use crate::image::archive::concatenate;
+use crate::image::artifacts;
+use crate::image::job::{self, HostJob, Notify};
+use crate::report::record::{Host, Record};
+use crate::spec::arch::Arch;
+use crate::spec::{Guest, Machine, Payload, Time, Vmm};
+use crate::{Error, Result};
+
+/// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
+/// twice while it is unpacked, and the guest's.
+const KVM_HOST_MEMORY: u32 = 1024;
+
+/// One level further down than the other designs.
+pub(super) struct Nested<'a> {
+    pub(super) machine: &'a Machine,
+    pub(super) guest: &'a Guest,
+    pub(super) vmm: &'a Vmm,
+}
+
+impl Nested<'_> {
+    /// Of the machine below the host, MiB.
+    fn memory(&self) -> u32 {
+        let guest = match self.vmm {
+            // A saved guest is a file, beside the guest that is made of it.
+            Vmm::Ours(vmm) if vmm.saves() => 3 * self.machine.memory,
+            _ => self.machine.memory,
+        };
+        guest + KVM_HOST_MEMORY
+    }
+
+    /// Of the stock QEMU in the host, console and kernel left out.
+    fn stock_arguments(&self) -> Vec<String> {
+        let machine = match self.machine.arch {
+            Arch::Aarch64 => "virt,gic-version=3",
+            Arch::X86_64 => "pc",
+        };
+        let vcpus = self.machine.vcpus.to_string();
+        let memory = format!("{}M", self.machine.memory);
+        let words = ["-M", machine, "-accel", "kvm", "-cpu", "host"];
+        let size = ["-smp", &vcpus, "-m", &memory];
+        let fixed =
+            "-nodefaults -display none -nic none -no-reboot -name guest,debug-threads=on -seed 42";
+        let words = words.into_iter().chain(size).chain(fixed.split(' '));
+        words.map(str::to_owned).collect()
+    }
+}
+
+impl Backend for Nested<'_> {
+    fn check(&self) -> Result<()> {
+        if let Vmm::Ours(_) = self.vmm {
+            artifacts::find_beside(artifacts::VMM)?;
+        }
+        qemu::check(self.machine)
+    }
+
+    fn notify(&self) -> Notify {
+        match self.vmm {
+            Vmm::Stock => Notify::KvmHost,
+            Vmm::Ours(_) => Notify::Doorbell,
+        }
+    }
+
+    fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
+        let Some(images) = parts.images else {
+            unreachable!("a KVM host needs images");
+        };
+        let arch = self.machine.arch;
+        let (vmm, options) = match self.vmm {
+            Vmm::Stock => (job::Vmm::Qemu(arch.qemu().program), self.stock_arguments()),
+            Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
+        };
+        let host_file = folder.join("host.cpio");
+        HostJob {
+            vmm,
+            options: &options,
+            append: &parts.command_line(arch),
+            vcpus: self.machine.vcpus,
+            skew: self.guest.has_fair_shares(arch),
+            trace: matches!(parts.payload, Payload::Command(work) if work.marked),
+            phase: parts.phase,
+            guest: parts.job.as_deref(),
+            initrd: parts.own_initrd(),
+            kernel: parts.own_kernel(),
+        }
+        .archive()
+        .write_file(&host_file)?;
+        let initrd = folder.join("initrd");
+        concatenate(&[&images.kvm_host(), &host_file], &initrd)?;
+        let boot = Boot {
+            kernel: images.kernel(),
+            initrd: Some(initrd),
+            append: command_line(arch),
+        };
+        qemu::launch(self.machine, self.memory(), &boot)
+    }
+
+    fn end(&self, records: &[Record]) -> End {
+        let host = records.iter().find_map(|record| match record {
+            Record::Host(host) => Some(host),
+            _ => None,
+        });
+        match host {
+            None => End::HostReset,
+            Some(Host { status: 0, .. }) => End::PoweredOff,
+            Some(Host { vmm, status, .. }) => End::VmmFailed {
+                vmm: vmm.clone(),
+                status: *status,
+            },
+        }
+    }
+
+    /// QEMU 10.0 sometimes delivers an interrupt twice to a nested x86 guest
+    /// when it counts instructions, or not at all.
+    fn explain(&self, error: Error) -> Error {
+        if self.machine.arch != Arch::X86_64 || self.guest.time == Time::Real {
+            return error;
+        }
+        match error {
+            // The panic that follows when a register is restored twice.
+            Error::Panic { line, console } if line.contains("Fatal exception") => {
+                Error::RepeatedInterrupt { line, console }
+            }
+            Error::Stuck { console } => Error::RepeatedInterrupt {
+                line: STUCK.to_owned(),
+                console,
+            },
+            error => error,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a guest is made of under every design.
+
+use std::path::{Path, PathBuf};
+
+use crate::Result;
+use crate::image::archive::concatenate;
+use crate::image::images::Images;
+use crate::spec::Payload;
+use crate::spec::arch::Arch;
+
+/// What a guest is made of, before a backend puts something below it.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// What runs in it.
+    pub payload: &'a Payload,
+    /// Of Debian packages; there when [`crate::spec::Spec::needs_images`] says so.
+    pub images: Option<&'a Images>,
+    /// The second archive of our own file tree, when a command runs.
+    pub job: Option<PathBuf>,
+    /// More words for the kernel command line.
+    pub append: Option<&'a str>,
+    /// At which moment of the kernel's ticks the command begins, and a KVM
+    /// host's guest: another number, another moment.
+    pub phase: u32,
+}
+
+/// What a machine boots.
+#[derive(Debug, Clone)]
+pub(super) struct Boot {
+    /// The kernel's file.
+    pub(super) kernel: PathBuf,
+    /// Its initrd's.
+    pub(super) initrd: Option<PathBuf>,
+    /// Its command line.
+    pub(super) append: String,
+}
+
+impl Parts<'_> {
+    /// The user's kernel, where there is one.
+    pub(super) fn own_kernel(&self) -> Option<&Path> {
+        match self.payload {
+            Payload::Command(work) => work.kernel.as_deref(),
+            Payload::Kernel { kernel, .. } => Some(kernel),
+        }
+    }
+
+    /// The user's initrd, where there is one.
+    pub(super) fn own_initrd(&self) -> Option<&Path> {
+        match self.payload {
+            Payload::Command(_) => None,
+            Payload::Kernel { initrd, .. } => initrd.as_deref(),
+        }
+    }
+
+    /// The kernel command line of the guest.
+    pub(super) fn command_line(&self, arch: Arch) -> String {
+        let user = self.append.unwrap_or_default().trim();
+        match self.payload {
+            Payload::Command(_) => format!("{} {user}", command_line(arch)).trim().to_owned(),
+            Payload::Kernel { .. } => user.to_owned(),
+        }
+    }
+
+    /// What boots the guest itself, its initrd put into `folder`.
+    pub(super) fn boot(&self, arch: Arch, folder: &Path) -> Result<Boot> {
+        let kernel = match (self.own_kernel(), self.images) {
+            (Some(kernel), _) => kernel.to_owned(),
+            (None, Some(images)) => images.kernel(),
+            (None, None) => unreachable!("a command without a kernel needs images"),
+        };
+        let initrd = match (&self.job, self.images) {
+            (Some(job), Some(images)) => {
+                let initrd = folder.join("initrd");
+                concatenate(&[&images.guest(), job], &initrd)?;
+                Some(initrd)
+            }
+            _ => self.own_initrd().map(Path::to_owned),
+        };
+        Ok(Boot {
+            kernel,
+            initrd,
+            append: self.command_line(arch),
+        })
+    }
+}
+
+/// The kernel command line of one of our systems.
+///
+/// - `cryptomgr.notests`: otherwise the kernel tests its ciphers in the
+///   background for half a second, partly while the command runs.
+/// - `panic=-1 oops=panic`: a broken kernel ends at once instead of hanging.
+pub(super) fn command_line(arch: Arch) -> String {
+    format!(
+        "console={} nokaslr quiet cryptomgr.notests panic=-1 oops=panic rdinit=/init",
+        arch.serial(0)
+    )
+}

@@ -1,0 +1,181 @@
+//! Figures of given records.
+
+use super::*;
+use crate::spec::{OurVmm, Way};
+
+fn records(lines: &[&str]) -> Vec<Record> {
+    lines
+        .iter()
+        .map(|line| Record::parse(line.as_bytes()).unwrap())
+        .collect()
+}
+
+const METER: &str = r#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":700000,"sys_us":500000,"pmis":100}}"#;
+const GUEST: &str = r#"{"guest":{"kernel":"6.12","counters":"7 (0,8000003f)"}}"#;
+
+fn guest_under(pmu: Pmu, time: Time) -> Guest {
+    Guest {
+        design: pmu.into(),
+        way: Way::Native,
+        time,
+    }
+}
+
+fn run_on(arch: Arch, runs: u32, guest: &Guest, lines: &[&str]) -> Run {
+    let settings = Settings {
+        arch,
+        vcpus: 1,
+        guest,
+        runs,
+        command: "true",
+    };
+    Run::from_records(&settings, &records(lines)).unwrap()
+}
+
+fn run(pmu: Pmu, lines: &[&str]) -> Run {
+    run_of(1, pmu, lines)
+}
+
+fn run_of(runs: u32, pmu: Pmu, lines: &[&str]) -> Run {
+    run_on(Arch::Aarch64, runs, &guest_under(pmu, Time::Counted), lines)
+}
+
+#[test]
+fn native_knows_no_exits() {
+    let run = run(Pmu::Native, &[GUEST, METER]);
+    assert_eq!((run.real_s, run.guest_counters), (2.5, Some(6)));
+    assert_eq!((run.samples, run.host_share), (None, None));
+    let json = serde_json::to_value(Results::new(vec![run])).unwrap();
+    assert_eq!(json["schema"], 1);
+    let fields = json["runs"][0].as_object().unwrap();
+    for name in [
+        "arch",
+        "pmu",
+        "vcpus",
+        "guest_counters",
+        "host_counters",
+        "command",
+        "status",
+        "real_s",
+        "user_s",
+        "sys_s",
+        "samples",
+        "lost_samples",
+        "pmis",
+        "exits",
+        "exits_per_pmi",
+        "pmu_exits_per_pmi",
+        "host_share",
+        "deterministic",
+    ] {
+        assert!(fields.contains_key(name), "{name}");
+    }
+    assert!(fields["exits"].is_null() && fields["lost_samples"].is_null());
+}
+
+#[test]
+fn kvm_accounts() {
+    let kvm = r#"{"kvm":{
+        "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1000,"hvc_exit_stat":1,"signal_exits":5}},
+        "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":1860,"hvc_exit_stat":11,"signal_exits":9}}}}"#;
+    let run = run(Pmu::Kvm, &[GUEST, METER, kvm]);
+    let exits = run.exits.unwrap();
+    assert_eq!((exits["hvc"], exits["other"]), (10, 850));
+    assert_eq!(run.exits_per_pmi, Some(8.6));
+    assert_eq!(run.pmu_exits_per_pmi, None, "KVM does not count them apart");
+    // 200 in all: 50 idle, 50 in the guest.
+    assert_eq!(run.host_share, Some(0.5));
+}
+
+#[test]
+fn monitor_accounts() {
+    let monitor = r#"{"vpmu-monitor":{"guest_counters":4,"host_counters":2,
+        "measured":{"ticks":1000,"el2_ticks":100,"pmis":100,"exits":{"irq:pmu":100,"hvc":20},"exit_ticks":{"irq:pmu":90}},
+        "total":{"ticks":9000,"el2_ticks":900,"pmis":100,"exits":{}}}}"#;
+    let run = run(Pmu::Partitioned, &[GUEST, METER, monitor]);
+    assert_eq!(run.host_counters, Some(2));
+    assert_eq!(run.exits_per_pmi, Some(1.2));
+    assert_eq!(run.pmu_exits_per_pmi, Some(1.0));
+    assert_eq!(run.host_share, Some(0.1));
+    assert_eq!(run.exit_share.unwrap()["irq:pmu"], 0.09);
+}
+
+#[test]
+fn vmm_accounts() {
+    let vmm = r#"{"vpmu-vmm":{"policy":"reuse","backing":"clock","pmu_version":2,"general":4,"fixed":3,
+        "measured":{"pmis":10,"exits":{"msr:write:0x38f":20,"kick":10},"host_operations":{"pause":10,"set_period":10}},
+        "total":{"pmis":12,"exits":{},"host_operations":{}},
+        "host":{"begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":100}},
+                "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":200}}}}}"#;
+    let guest = r#"{"guest":{"kernel":"6.12","counters":"","general":"4"}}"#;
+    let meter = METER.replace(r#""pmis":100"#, r#""pmis":10"#);
+    let run = run(Pmu::Emulated, &[guest, &meter, vmm]);
+    let exits = run.exits.unwrap();
+    assert_eq!((exits["msr:write:0x38f"], exits["kvm"]), (20, 70));
+    assert_eq!(run.exits_per_pmi, Some(10.0));
+    assert_eq!(run.pmu_exits_per_pmi, Some(3.0));
+    assert_eq!(run.host_operations_per_pmi, Some(2.0));
+    assert_eq!(run.host_share, Some(0.5));
+
+    // Beside others, what their host accounts is not this guest's.
+    let direct = Guest {
+        way: Way::Direct(OurVmm {
+            policy: Policy::Paused,
+            options: Vec::new(),
+        }),
+        ..guest_under(Pmu::Emulated, Time::Real)
+    };
+    let run = run_on(Arch::X86_64, 1, &direct, &[guest, &meter, vmm]);
+    assert_eq!(
+        (run.exits.unwrap().get("kvm"), run.host_share),
+        (None, None)
+    );
+    assert_eq!(
+        (run.exits_per_pmi, run.pmu_exits_per_pmi),
+        (None, Some(3.0))
+    );
+}
+
+#[test]
+fn unfair_shares_are_not_told() {
+    let kvm = r#"{"kvm":{
+        "begin":{"cpu":"cpu  100 0 50 10 0 0 0 0 90 0","exits":{"exits":1}},
+        "end":{"cpu":"cpu  200 0 100 60 0 0 0 0 140 0","exits":{"exits":2}}}}"#;
+    let share = |arch, time| {
+        let guest = guest_under(Pmu::Kvm, time);
+        run_on(arch, 1, &guest, &[METER, kvm]).host_share
+    };
+    assert_eq!(share(Arch::X86_64, Time::Counted), None);
+    assert_eq!(share(Arch::X86_64, Time::Real), Some(0.5));
+    assert_eq!(share(Arch::Aarch64, Time::Counted), Some(0.5));
+}
+
+#[test]
+fn no_pmu_no_interrupts() {
+    let run = run(Pmu::Native, &[METER]);
+    assert_eq!((run.guest_counters, run.pmis), (None, None));
+}
+
+#[test]
+fn lost_samples_are_known_or_not() {
+    let perf = |lost_records, lost_samples| {
+        super::lost_samples(&Perf {
+            samples: 1,
+            lost_records,
+            lost_samples,
+            throttled: 0,
+            max_sample_rate: 100_000,
+        })
+    };
+    assert_eq!(perf(0, 0), Some(0));
+    assert_eq!(perf(2, 7), Some(7));
+    assert_eq!(perf(2, 0), None);
+}
+
+#[test]
+fn several_runs_are_means() {
+    let perf = r#"{"perf":{"samples":50,"lost_records":0,"lost_samples":0,"throttled":0,"max_sample_rate":100000}}"#;
+    let run = run_of(2, Pmu::Native, &[GUEST, METER, perf, perf]);
+    assert_eq!((run.real_s, run.user_s), (1.25, 0.35));
+    assert_eq!((run.samples, run.pmis), (Some(50), Some(50)));
+}

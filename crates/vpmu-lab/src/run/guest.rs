@@ -1,0 +1,329 @@
+//! One guest: constructed, started, watched to its end, its figures taken.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::console::Transcript;
+use super::supervise::{self, Limits, Stage, Streams};
+use super::{Lab, Outcome, Sink};
+use crate::backend::{self, Backend, End, Launch, Parts};
+use crate::image::artifacts;
+use crate::image::job::{Job, Notify, Output};
+use crate::report::record::Record;
+use crate::report::result::{Run, Settings};
+use crate::spec::command::quote;
+use crate::spec::design::Design;
+use crate::spec::{Guest, Payload, Spec, Time};
+use crate::{Error, Result};
+
+/// A stopped machine is called so after this.
+const QUIET: Duration = Duration::from_secs(20);
+
+/// Finds out, before anything is downloaded, whether the programs are there
+/// that the guests of `spec` need.
+///
+/// # Errors
+///
+/// When one is missing.
+pub fn check(spec: &Spec) -> Result<()> {
+    if let Payload::Command(work) = &spec.payload {
+        artifacts::find(spec.machine.arch, artifacts::METER)?;
+        for program in &work.programs {
+            artifacts::find_beside(program)?;
+        }
+    }
+    for guest in &spec.guests {
+        backend::of(&spec.machine, guest).check()?;
+    }
+    Ok(())
+}
+
+/// Boots `guest`, one of those of `spec`, runs what there is to run, and gives
+/// the figures. Each `phase` is another moment of the kernel's ticks at which
+/// the command begins.
+///
+/// # Errors
+///
+/// When the lab or the guest fails; never because the command did.
+pub fn run(
+    lab: &Lab<'_>,
+    spec: &Spec,
+    guest: &Guest,
+    phase: u32,
+    sink: Sink,
+    stage: &mut dyn FnMut(Stage),
+) -> Result<Outcome> {
+    let backend = backend::of(&spec.machine, guest);
+    let folder = lab.cache.run_dir()?;
+    let parts = parts(
+        lab,
+        spec,
+        backend.notify(),
+        phase,
+        sink.output,
+        folder.path(),
+    )?;
+    let launch = backend.construct(&parts, folder.path())?;
+    let kept = Kept::new(spec, guest.design, &launch)?;
+
+    let has_command = matches!(spec.payload, Payload::Command(_));
+    let limits = Limits {
+        total: spec.timeout,
+        boot: has_command.then_some(spec.boot_timeout),
+        quiet: (guest.time == Time::Counted).then_some(QUIET),
+    };
+    let streams = Streams {
+        output: sink.to,
+        log: kept.console()?,
+        raw: !has_command,
+    };
+    let program = launch.program.display().to_string();
+    let start = Instant::now();
+    let mut boot_wall = None;
+    let ran = supervise::run(
+        launch.into_command(),
+        &program,
+        streams,
+        limits,
+        lab.cancel,
+        &mut |now| {
+            if now == Stage::Command {
+                boot_wall = Some(start.elapsed());
+            }
+            stage(now);
+        },
+    );
+    let transcript = ran.map_err(|error| backend.explain(error))?;
+    kept.records(&transcript.records)?;
+    Ok(Outcome {
+        run: figures(spec, guest, &*backend, &transcript)
+            .map_err(|error| backend.explain(error))?,
+        monitor: (transcript.records.into_iter()).find_map(|record| match record {
+            Record::VpmuMonitor(monitor) => Some(*monitor),
+            _ => None,
+        }),
+        wall: start.elapsed(),
+        boot_wall,
+    })
+}
+
+/// What the guest is made of; its job is written into `folder`.
+fn parts<'a>(
+    lab: &'a Lab<'_>,
+    spec: &'a Spec,
+    notify: Notify,
+    phase: u32,
+    output: Output,
+    folder: &Path,
+) -> Result<Parts<'a>> {
+    let job = match &spec.payload {
+        Payload::Kernel { .. } => None,
+        Payload::Command(work) => {
+            let path = folder.join("job.cpio");
+            let job = Job {
+                arch: spec.machine.arch,
+                work,
+                output,
+                notify: if work.marked { Notify::Nobody } else { notify },
+                phase,
+            };
+            job.archive()?.write_file(&path)?;
+            Some(path)
+        }
+    };
+    Ok(Parts {
+        payload: &spec.payload,
+        images: lab.images.as_ref(),
+        job,
+        append: spec.append.as_deref(),
+        phase,
+    })
+}
+
+/// The folder in which a user wants to find what a guest left behind.
+struct Kept(Option<PathBuf>);
+
+impl Kept {
+    fn new(spec: &Spec, design: Design, launch: &Launch) -> Result<Self> {
+        let Some(keep) = &spec.keep else {
+            return Ok(Self(None));
+        };
+        let folder = keep.join(design.to_string());
+        fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
+        let arguments = launch.arguments.iter();
+        let words: Vec<String> = std::iter::once(launch.program.display().to_string())
+            .chain(arguments.map(|word| quote(&word.to_string_lossy())))
+            .collect();
+        let path = folder.join("command.txt");
+        fs::write(&path, words.join(" ") + "\n").map_err(Error::file("write", &path))?;
+        Ok(Self(Some(folder)))
+    }
+
+    fn console(&self) -> Result<Option<File>> {
+        let create = |folder: &PathBuf| {
+            let path = folder.join("console.log");
+            File::create(&path).map_err(Error::file("create", &path))
+        };
+        self.0.as_ref().map(create).transpose()
+    }
+
+    fn records(&self, records: &[Record]) -> Result<()> {
+        let Some(folder) = &self.0 else {
+            return Ok(());
+        };
+        let path = folder.join("records.json");
+        let text = serde_json::to_vec_pretty(records).expect("records are plain data");
+        fs::write(&path, text).map_err(Error::file("write", &path))
+    }
+}
+
+/// The figures, if the guest came to a good end.
+fn figures(
+    spec: &Spec,
+    guest: &Guest,
+    backend: &dyn Backend,
+    transcript: &Transcript,
+) -> Result<Option<Run>> {
+    let stuck = |record: &Record| matches!(record, Record::Host(host) if host.stuck);
+    if transcript.records.iter().any(stuck) {
+        return Err(Error::Stuck {
+            console: transcript.last_lines(),
+        });
+    }
+    let bad_end = supervise::ended_badly(transcript);
+    let end = backend.end(&transcript.records);
+    let has_meter = |record: &Record| matches!(record, Record::Meter(_));
+    let complete = match spec.payload {
+        Payload::Command(_) => transcript.ended && transcript.records.iter().any(has_meter),
+        Payload::Kernel { .. } => bad_end.is_none() && end == End::PoweredOff,
+    };
+    if !complete {
+        return Err(bad_end.unwrap_or_else(|| silent_end(end, transcript)));
+    }
+    let Payload::Command(work) = &spec.payload else {
+        return Ok(None);
+    };
+    let settings = Settings {
+        arch: spec.machine.arch,
+        vcpus: spec.machine.vcpus,
+        guest,
+        runs: work.runs,
+        command: work.command.as_line(),
+    };
+    Ok(Run::from_records(&settings, &transcript.records))
+}
+
+/// What an end without figures is that nobody complained about.
+fn silent_end(end: End, transcript: &Transcript) -> Error {
+    let console = transcript.last_lines();
+    let how = match end {
+        End::HostReset => return Error::HostReset { console },
+        End::VmmFailed { vmm, status } => format!("{vmm} ended with status {status}"),
+        End::PoweredOff => "it powered off or was reset".to_owned(),
+    };
+    Error::NoReport { how, console }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::record::Host;
+    use crate::spec::Request;
+    use crate::spec::arch::Arch;
+    use crate::spec::command::Command;
+    use crate::spec::design::Pmu;
+
+    fn request() -> Request {
+        Request {
+            command: Command::from_words(&["true".to_owned()]),
+            // In the lab's KVM host, whatever this machine's own KVM can do.
+            marked: true,
+            ..Request::new(Arch::X86_64)
+        }
+    }
+
+    fn judge(request: Request, pmu: Pmu, records: Vec<Record>) -> Result<Option<Run>> {
+        let spec = request.check(&[pmu.into()]).unwrap();
+        judge_spec(&spec, records)
+    }
+
+    fn judge_spec(spec: &Spec, records: Vec<Record>) -> Result<Option<Run>> {
+        let guest = &spec.guests[0];
+        let mut transcript = Transcript::default();
+        transcript.records = records;
+        figures(
+            spec,
+            guest,
+            &*backend::of(&spec.machine, guest),
+            &transcript,
+        )
+    }
+
+    fn host(status: i32, stuck: bool) -> Record {
+        Record::Host(Host {
+            vmm: "vpmu-vmm".to_owned(),
+            status,
+            stuck,
+        })
+    }
+
+    #[test]
+    fn a_silent_end_is_said_to_be_what_it_was() {
+        let end = |pmu: Pmu, records: Vec<Record>| judge(request(), pmu, records).unwrap_err();
+        assert!(matches!(
+            end(Pmu::Emulated, vec![]),
+            Error::HostReset { .. }
+        ));
+        assert!(matches!(
+            end(Pmu::Emulated, vec![host(0, true)]),
+            Error::Stuck { .. }
+        ));
+        let said = |pmu, records| end(pmu, records).to_string();
+        let failed = said(Pmu::Emulated, vec![host(3, false)]);
+        assert!(failed.contains("vpmu-vmm ended with status 3"), "{failed}");
+        for (pmu, records) in [
+            (Pmu::Emulated, vec![host(0, false)]),
+            (Pmu::Native, Vec::new()),
+        ] {
+            let said = said(pmu, records);
+            assert!(said.contains("powered off or was reset"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_bare_kernel_ends_well_only_if_its_vmm_does() {
+        let mut spec = request().check(&[Pmu::Emulated.into()]).unwrap();
+        spec.payload = Payload::Kernel {
+            kernel: "kernel".into(),
+            initrd: None,
+        };
+        assert!(judge_spec(&spec, vec![host(0, false)]).is_ok());
+        assert!(judge_spec(&spec, vec![host(2, false)]).is_err());
+        assert!(matches!(
+            judge_spec(&spec, vec![]),
+            Err(Error::HostReset { .. })
+        ));
+    }
+
+    #[test]
+    fn qemus_fault_is_named_where_it_can_be() {
+        let explain = |request: Request, pmu: Pmu, line: &str| {
+            let spec = request.check(&[pmu.into()]).unwrap();
+            let backend = backend::of(&spec.machine, &spec.guests[0]);
+            let explained = backend.explain(Error::Panic {
+                line: line.to_owned(),
+                console: Vec::new(),
+            });
+            matches!(explained, Error::RepeatedInterrupt { .. })
+        };
+        let fatal = "Kernel panic - not syncing: Fatal exception in interrupt";
+        assert!(explain(request(), Pmu::Emulated, fatal));
+        assert!(!explain(request(), Pmu::Native, fatal), "nothing is nested");
+        let other = "Kernel panic - not syncing: Attempted to kill init!";
+        assert!(!explain(request(), Pmu::Emulated, other));
+        let mut in_time = request();
+        in_time.machine.realtime = true;
+        assert!(!explain(in_time, Pmu::Emulated, fatal));
+    }
+}

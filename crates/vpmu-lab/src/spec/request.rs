@@ -1,0 +1,415 @@
+//! What is asked for, and the check that makes a [`Spec`] of it.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::arch::Arch;
+use super::command::Command;
+use super::design::{Design, Pmu};
+use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
+use crate::{Error, Result};
+
+/// Less does not hold a guest's file tree, MiB.
+const LEAST_MEMORY: u32 = 384;
+/// More is not in vpmu-vmm's memory map, MiB.
+const MOST_VMM_MEMORY: u32 = 3 << 10;
+
+/// What a user or a bench asks for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The machine.
+    pub machine: Machine,
+    /// More options for this project's x86 VMM.
+    pub vmm_args: Vec<String>,
+    /// Counters that a partitioning monitor keeps.
+    pub host_counters: u32,
+    /// `None`: the kernel runs by itself until it powers off.
+    pub command: Option<Command>,
+    /// How often the command runs.
+    pub runs: u32,
+    /// Instead of Debian's kernel.
+    pub kernel: Option<PathBuf>,
+    /// Instead of our file tree; goes with no command.
+    pub initrd: Option<PathBuf>,
+    /// More words for the kernel command line.
+    pub append: Option<String>,
+    /// Files for `/root`.
+    pub add: Vec<PathBuf>,
+    /// As in [`Work::programs`].
+    pub programs: Vec<&'static str>,
+    /// As in [`Work::marked`].
+    pub marked: bool,
+    /// Wall-clock limit for one design.
+    pub timeout: Duration,
+    /// Wall-clock limit for the boot.
+    pub boot_timeout: Duration,
+    /// Where logs are kept, a folder for each design.
+    pub keep: Option<PathBuf>,
+}
+
+fn usage<T>(text: impl Into<String>) -> Result<T> {
+    Err(Error::Usage(text.into()))
+}
+
+impl Request {
+    /// One processor of `arch`, 1 GiB, counted time, nothing to run.
+    pub fn new(arch: Arch) -> Self {
+        Self {
+            machine: Machine {
+                arch,
+                vcpus: 1,
+                memory: 1024,
+                realtime: false,
+                qemu_args: Vec::new(),
+            },
+            vmm_args: Vec::new(),
+            host_counters: 0,
+            command: None,
+            runs: 1,
+            kernel: None,
+            initrd: None,
+            append: None,
+            add: Vec::new(),
+            programs: Vec::new(),
+            marked: false,
+            timeout: Duration::from_secs(900),
+            boot_timeout: Duration::from_secs(240),
+            keep: None,
+        }
+    }
+
+    /// Checks what can be checked without this project's or the machine's
+    /// programs, and settles how the guest of each of `designs` runs.
+    ///
+    /// # Errors
+    ///
+    /// When options contradict each other or a file is missing.
+    pub fn check(self, designs: &[Design]) -> Result<Spec> {
+        self.check_designs(designs)?;
+        self.check_vmm(designs)?;
+        self.check_append()?;
+        let own_kvm = self.machine.arch.has_hardware_kvm() && !self.marked;
+        let guests = self.guests(designs, own_kvm)?;
+        self.check_payload(designs)?;
+        self.check_numbers(designs)?;
+        self.check_files()?;
+        let payload = match (self.command, self.kernel) {
+            (Some(command), kernel) => Payload::Command(Work {
+                command,
+                runs: self.runs,
+                kernel,
+                add: self.add,
+                programs: self.programs,
+                marked: self.marked,
+            }),
+            (None, Some(kernel)) => Payload::Kernel {
+                kernel,
+                initrd: self.initrd,
+            },
+            (None, None) => {
+                return usage("nothing to run: give a command after --, or --kernel FILE");
+            }
+        };
+        Ok(Spec {
+            machine: self.machine,
+            payload,
+            append: self.append,
+            guests,
+            timeout: self.timeout,
+            boot_timeout: self.boot_timeout,
+            keep: self.keep,
+        })
+    }
+
+    fn check_designs(&self, designs: &[Design]) -> Result<()> {
+        let arch = self.machine.arch;
+        for design in designs {
+            if !arch.designs().contains(&design.pmu) {
+                let names: Vec<&str> = arch.designs().iter().map(|pmu| pmu.name()).collect();
+                return usage(format!(
+                    "--pmu {} does not exist on {arch}; there are {}",
+                    design.pmu,
+                    names.join(", ")
+                ));
+            }
+            if arch == Arch::Aarch64 && design.policy.is_some() {
+                return usage("--policy is about --arch x86_64 --pmu emulated");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_vmm(&self, designs: &[Design]) -> Result<()> {
+        let is_ours = |design: &Design| design.pmu == Pmu::Emulated;
+        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(is_ours);
+        if !has_vmm && !self.vmm_args.is_empty() {
+            return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
+        }
+        for word in &self.vmm_args {
+            if word.contains(char::is_whitespace) {
+                return usage(format!(
+                    "--vmm-arg takes one word, without a space in it: {word}"
+                ));
+            }
+            if word == "--save" || word.starts_with("--restore") {
+                return usage(
+                    "--vmm-arg takes --save=FILE as one word; vpmu-vmm --restore runs by itself only",
+                );
+            }
+        }
+        if has_vmm && self.machine.memory > MOST_VMM_MEMORY {
+            return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
+        }
+        Ok(())
+    }
+
+    fn check_append(&self) -> Result<()> {
+        let mut words = self
+            .append
+            .iter()
+            .flat_map(|words| words.split_whitespace());
+        match words.find(|word| word.starts_with("vpmu.")) {
+            None => Ok(()),
+            Some(word) => usage(format!(
+                "--append {word} would contradict --pmu and --host-counters: use those"
+            )),
+        }
+    }
+
+    /// In this machine's own KVM only if all can: real time is not compared
+    /// with counted instructions.
+    fn guests(&self, designs: &[Design], own_kvm: bool) -> Result<Vec<Guest>> {
+        let is_direct = own_kvm && designs.iter().all(|design| design.pmu == Pmu::Emulated);
+        if is_direct && !self.machine.qemu_args.is_empty() {
+            return usage("--qemu-arg: this machine's own KVM runs the guest, without QEMU");
+        }
+        let guests = designs.iter().map(|&design| {
+            let way = self.way(design, is_direct);
+            if let Way::Direct(vmm) = &way
+                && vmm.saves()
+            {
+                return usage(
+                    "--vmm-arg=--save=FILE goes on with the saved guest in the lab's own KVM host only; here \
+                     run vpmu-vmm itself",
+                );
+            }
+            let in_real_time = self.machine.realtime || is_direct;
+            let time = if in_real_time { Time::Real } else { Time::Counted };
+            Ok(Guest { design, way, time })
+        });
+        guests.collect()
+    }
+
+    fn way(&self, design: Design, is_direct: bool) -> Way {
+        let vmm = || OurVmm {
+            policy: design.policy.unwrap_or_default(),
+            options: self.vmm_args.clone(),
+        };
+        match (self.machine.arch, design.pmu) {
+            (_, Pmu::Native) => Way::Native,
+            (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
+            (Arch::Aarch64, pmu) => Way::Monitor {
+                host_counters: (pmu == Pmu::Partitioned).then_some(self.host_counters),
+            },
+            (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
+            (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
+        }
+    }
+
+    fn check_payload(&self, designs: &[Design]) -> Result<()> {
+        match (&self.command, &self.kernel) {
+            (Some(_), _) if self.initrd.is_some() => {
+                usage("a command runs in vpmu's own initrd: give either --initrd or a command")
+            }
+            (None, Some(_)) if designs.iter().any(|design| design.pmu == Pmu::Kvm) => {
+                usage("kvm needs a command: its machine holds a host that starts the guest")
+            }
+            (None, Some(_)) if !self.add.is_empty() => {
+                usage("--add puts files into vpmu's own initrd: it needs a command")
+            }
+            (None, Some(_)) if self.runs > 1 => {
+                usage("--runs repeats a command: give one after --")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_numbers(&self, designs: &[Design]) -> Result<()> {
+        if !(1..=8).contains(&self.machine.vcpus) {
+            return usage("--vcpus takes a number from 1 to 8");
+        }
+        if !(1..=100).contains(&self.runs) {
+            return usage("--runs takes a number from 1 to 100");
+        }
+        if self.command.is_some() && self.machine.memory < LEAST_MEMORY {
+            return usage(format!(
+                "--memory is too small for a guest: give at least {LEAST_MEMORY}M"
+            ));
+        }
+        let is_partitioned = |design: &Design| design.pmu == Pmu::Partitioned;
+        if self.host_counters > 0 && !designs.iter().any(is_partitioned) {
+            return usage("--host-counters is about --pmu partitioned");
+        }
+        Ok(())
+    }
+
+    fn check_files(&self) -> Result<()> {
+        for path in self.kernel.iter().chain(&self.initrd).chain(&self.add) {
+            let file = File::open(path).map_err(Error::file("open", path))?;
+            if file.metadata().is_ok_and(|file| file.is_dir()) {
+                return usage(format!("{} is a folder", path.display()));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::design::Policy;
+    use super::*;
+
+    fn request() -> Request {
+        Request {
+            command: Command::from_words(&["true".to_owned()]),
+            ..Request::new(Arch::X86_64)
+        }
+    }
+
+    type Change = &'static dyn Fn(&mut Request);
+
+    fn complaint(pmu: Pmu, change: Change) -> String {
+        let mut request = request();
+        change(&mut request);
+        request.check(&[pmu.into()]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn wrong_numbers_and_files_are_named() {
+        let cases: [(Change, &str); 8] = [
+            (&|it| it.machine.vcpus = 9, "--vcpus"),
+            (&|it| it.machine.vcpus = 0, "--vcpus"),
+            (&|it| it.runs = 101, "--runs"),
+            (&|it| it.machine.memory = 4096, "at most 3G"),
+            (&|it| it.machine.memory = 100, "at least 384M"),
+            (&|it| it.host_counters = 1, "--host-counters"),
+            (&|it| it.add.push("/".into()), "is a folder"),
+            (&|it| it.kernel = Some("/no/such".into()), "/no/such"),
+        ];
+        for (change, about) in cases {
+            let said = complaint(Pmu::Emulated, change);
+            assert!(said.contains(about), "{about}: {said}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let cases: [(Pmu, Change, &str); 9] = [
+            (
+                Pmu::Native,
+                &|it| it.vmm_args.push("-x".into()),
+                "--vmm-arg",
+            ),
+            (
+                Pmu::Emulated,
+                &|it| it.vmm_args.push("a b".into()),
+                "one word",
+            ),
+            (Pmu::Emulated, &|it| it.command = None, "nothing to run"),
+            (
+                Pmu::Emulated,
+                &|it| it.initrd = Some("x".into()),
+                "--initrd",
+            ),
+            (
+                Pmu::Emulated,
+                &|it| {
+                    it.command = None;
+                    it.kernel = Some("x".into());
+                    it.add.push("x".into());
+                },
+                "--add",
+            ),
+            (
+                Pmu::Kvm,
+                &|it| {
+                    it.command = None;
+                    it.kernel = Some("x".into());
+                },
+                "kvm needs a command",
+            ),
+            (Pmu::Partitioned, &|_| (), "does not exist"),
+            (
+                Pmu::Emulated,
+                &|it| it.append = Some("quiet vpmu.pmu=kvm".into()),
+                "use those",
+            ),
+            (
+                Pmu::Emulated,
+                &|it| it.vmm_args = vec!["--save".into(), "x".into()],
+                "--save=FILE",
+            ),
+        ];
+        for (pmu, change, about) in cases {
+            let said = complaint(pmu, change);
+            assert!(said.contains(about), "{about}: {said}");
+        }
+    }
+
+    #[test]
+    fn each_design_has_its_way() {
+        let arm = Request {
+            host_counters: 2,
+            ..Request {
+                command: request().command,
+                ..Request::new(Arch::Aarch64)
+            }
+        };
+        let guests = arm.guests(&Pmu::ALL.map(Design::from), false).unwrap();
+        let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
+        let monitor = |host_counters| Way::Monitor { host_counters };
+        assert_eq!(
+            ways,
+            [
+                Way::Native,
+                Way::Nested(Vmm::Stock),
+                monitor(None),
+                monitor(Some(2)),
+                monitor(None)
+            ]
+        );
+    }
+
+    #[test]
+    fn this_machines_kvm_runs_all_guests_or_none() {
+        let emulated = |policy| Design {
+            pmu: Pmu::Emulated,
+            policy: Some(policy),
+        };
+        let both = [emulated(Policy::Reuse), emulated(Policy::Paused)];
+        let guests = request().guests(&both, true).unwrap();
+        assert!(guests.iter().all(Guest::is_direct));
+        assert!(guests.iter().all(|guest| guest.time == Time::Real));
+        let mixed = [Pmu::Native.into(), both[0]];
+        let guests = request().guests(&mixed, true).unwrap();
+        assert!(!guests.iter().any(Guest::is_direct));
+        assert!(guests.iter().all(|guest| guest.time == Time::Counted));
+        let mut wrong = request();
+        wrong.vmm_args.push("--save=x".into());
+        assert!(wrong.guests(&both, true).is_err());
+        assert!(wrong.guests(&both, false).is_ok());
+    }
+
+    #[test]
+    fn stock_kvms_shares_are_fair_in_real_time_only() {
+        let fair = |realtime, arch| {
+            let mut request = request();
+            request.machine.realtime = realtime;
+            request.guests(&[Pmu::Kvm.into()], false).unwrap()[0].has_fair_shares(arch)
+        };
+        assert!(!fair(false, Arch::X86_64));
+        assert!(fair(true, Arch::X86_64));
+        assert!(fair(false, Arch::Aarch64));
+    }
+}
