@@ -115,6 +115,13 @@ pub(crate) struct Guest {
     /// Memory of the guest, for example 512M or 2G; at most 3G for x86_64, emulated
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     memory: u32,
+    /// Model of the processor that QEMU emulates, by QEMU's name, such as neoverse-n1; kvm and
+    /// emulated need SVM of it on x86_64, as EPYC has
+    ///
+    /// The default is max, which has all that QEMU emulates. Options of QEMU's may follow behind
+    /// commas (max,sve=off).
+    #[arg(long, value_name = "NAME")]
+    cpu: Option<String>,
     /// Counters that the hypervisor keeps for itself (partitioned)
     ///
     /// The default leaves all to the guest, which then has as many as native.
@@ -173,6 +180,7 @@ impl Guest {
                 arch: self.arch,
                 vcpus: self.vcpus,
                 memory: self.memory,
+                cpu: self.cpu.clone(),
                 realtime: self.realtime,
                 qemu_args: self.qemu_arg.clone(),
             },

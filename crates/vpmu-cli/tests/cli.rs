@@ -1,6 +1,7 @@
 //! The command line itself: what is refused, and what is said about it.
 //! Nothing here boots anything or needs the network.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -227,6 +228,25 @@ fn programs_that_are_not_installed() {
     let (status, report) = run(&["doctor", "--arch", "x86_64"]);
     assert_eq!(status, Some(1));
     assert!(report.contains("missing  qemu-system-x86_64"), "{report}");
+}
+
+#[test]
+fn a_model_of_processor_that_qemu_does_not_have() {
+    let home = tempfile::tempdir().unwrap();
+    let qemu = home.path().join("qemu-system-aarch64");
+    let script = "#!/bin/sh\nprintf 'Available CPUs:\\n  cortex-a72\\n  max\\n'\n";
+    std::fs::write(&qemu, script).unwrap();
+    std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::var("PATH").unwrap();
+    let output = vpmu(home.path())
+        .env("PATH", format!("{}:{path}", home.path().display()))
+        .args(["run", "--cpu", "cortex-a73", "--", "true"])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("--cpu cortex-a73"), "{errors}");
+    assert!(errors.contains("qemu-system-aarch64 -cpu help"), "{errors}");
 }
 
 #[test]

@@ -11,17 +11,62 @@ use std::path::Path;
 
 use super::Launch;
 use super::parts::Boot;
-use crate::Result;
+use crate::host::cancel::Cancel;
 use crate::spec::Machine;
 use crate::spec::arch::Arch;
+use crate::{Error, Result};
+
+/// The model of processor with all that QEMU emulates.
+const MAX: &str = "max";
 
 /// Finds out whether `machine` can be emulated here.
 ///
 /// # Errors
 ///
-/// When QEMU or setpriv is missing.
+/// When QEMU or setpriv is missing, or QEMU does not know the processor's model.
 pub(super) fn check(machine: &Machine) -> Result<()> {
-    machine.arch.qemu().command().map(drop)
+    let tool = machine.arch.qemu();
+    let mut command = tool.command()?;
+    let Some(cpu) = &machine.cpu else {
+        return Ok(());
+    };
+    command.args(["-cpu", "help"]);
+    let help = tool.run(command, &Cancel::default(), &|| ())?;
+    let model = cpu.split(',').next().unwrap_or_default();
+    if models(&help).any(|known| known == model) {
+        return Ok(());
+    }
+    let program = tool.program;
+    Err(Error::Usage(format!(
+        "--cpu {cpu}: {program} has no such model; `{program} -cpu help` lists its models"
+    )))
+}
+
+/// The models of processors in the answer to `-cpu help`, each the first word
+/// of a line up to the first empty one. QEMU 8 put `x86` before those of x86.
+fn models(help: &str) -> impl Iterator<Item = &str> {
+    let lines = help.lines().skip(1);
+    lines
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| {
+            line.trim_start()
+                .trim_start_matches("x86 ")
+                .split_whitespace()
+                .next()
+        })
+}
+
+/// QEMU's `-cpu`.
+fn cpu(machine: &Machine) -> String {
+    let cpu = machine.cpu.as_deref().unwrap_or(MAX);
+    let (model, options) = cpu.split_once(',').unwrap_or((cpu, ""));
+    // Pointer authentication with a cheap hash: QEMU computes it in software,
+    // and the architected one is slow.
+    if machine.arch == Arch::Aarch64 && model == MAX && !options.contains("pauth") {
+        format!("{cpu},pauth-impdef=on")
+    } else {
+        cpu.to_owned()
+    }
 }
 
 /// QEMU that boots `boot` on `machine` with `memory` MiB.
@@ -37,18 +82,12 @@ pub(super) fn launch(machine: &Machine, memory: u32, boot: &Boot) -> Result<Laun
 
 /// An Armv9 machine with EL2 or a PC with SVM, the console on standard output.
 fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
+    let cpu = cpu(machine);
     let mut arguments: Vec<OsString> = Vec::new();
     let mut push = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
     match machine.arch {
-        Arch::Aarch64 => push(&[
-            "-M",
-            "virt,virtualization=on,gic-version=3",
-            "-cpu",
-            // Pointer authentication with a cheap hash: QEMU computes it
-            // in software, and the architected one is slow.
-            "max,pauth-impdef=on",
-        ]),
-        Arch::X86_64 => push(&["-M", "pc", "-accel", "tcg", "-cpu", "max", "-vga", "none"]),
+        Arch::Aarch64 => push(&["-M", "virt,virtualization=on,gic-version=3", "-cpu", &cpu]),
+        Arch::X86_64 => push(&["-M", "pc", "-accel", "tcg", "-cpu", &cpu, "-vga", "none"]),
     }
     push(&["-nic", "none", "-display", "none", "-monitor", "none"]);
     push(&["-serial", "stdio", "-no-reboot"]);
@@ -106,5 +145,33 @@ mod tests {
         machine.arch = Arch::X86_64;
         assert!(line(&machine).starts_with("-M pc -accel tcg -cpu max"));
         assert!(line(&machine).contains("console=ttyS0"));
+    }
+
+    #[test]
+    fn a_models_options_are_kept() {
+        let of = |arch, name: Option<&str>| {
+            let mut machine = Request::new(arch).machine;
+            machine.cpu = name.map(str::to_owned);
+            cpu(&machine)
+        };
+        assert_eq!(of(Arch::Aarch64, None), "max,pauth-impdef=on");
+        let without = of(Arch::Aarch64, Some("max,sve=off"));
+        assert_eq!(without, "max,sve=off,pauth-impdef=on");
+        assert_eq!(of(Arch::Aarch64, Some("max,pauth=off")), "max,pauth=off");
+        assert_eq!(of(Arch::Aarch64, Some("cortex-a72")), "cortex-a72");
+        assert_eq!(of(Arch::X86_64, None), "max");
+        assert_eq!(of(Arch::X86_64, Some("EPYC")), "EPYC");
+    }
+
+    #[test]
+    fn models_are_read_from_qemus_help() {
+        let arm = "Available CPUs:\n  a64fx\n  max\n  pxa250 (deprecated)\n";
+        assert_eq!(models(arm).collect::<Vec<_>>(), ["a64fx", "max", "pxa250"]);
+        for x86 in [
+            "Available CPUs:\n  EPYC  (alias)\n  max   All\n\nRecognized CPUID flags:\n  3dnow\n",
+            "Available CPUs:\nx86 EPYC  (alias)\nx86 max   All\n\nRecognized CPUID flags:\n  3dnow\n",
+        ] {
+            assert_eq!(models(x86).collect::<Vec<_>>(), ["EPYC", "max"]);
+        }
     }
 }

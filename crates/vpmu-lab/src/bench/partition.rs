@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::report::record::Record;
     use crate::report::result::Settings;
-    use crate::spec::{Guest, Time, Way};
+    use crate::spec::{Guest, Request, Time, Way};
 
     #[test]
     fn rows_have_what_was_published() {
@@ -114,8 +114,7 @@ mod tests {
             time: Time::Counted,
         };
         let settings = Settings {
-            arch: Arch::Aarch64,
-            vcpus: 1,
+            machine: &Request::new(Arch::Aarch64).machine,
             guest: &guest,
             runs: 1,
             command: "x",

@@ -16,7 +16,7 @@ use crate::host::files::write_whole;
 use crate::report::record::{self, Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
-use crate::spec::{Guest, Time};
+use crate::spec::{Guest, Machine, Time};
 
 /// What `--json` writes.
 #[derive(Debug, Clone, Serialize)]
@@ -45,10 +45,8 @@ pub struct Row {
 /// What was run.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings<'a> {
-    /// Of the guest.
-    pub arch: Arch,
-    /// Processors of the guest.
-    pub vcpus: u32,
+    /// The machine.
+    pub machine: &'a Machine,
     /// The guest.
     pub guest: &'a Guest,
     /// How often the command ran.
@@ -71,6 +69,9 @@ pub struct Run {
     pub policy: Option<Policy>,
     /// Processors of the guest.
     pub vcpus: u32,
+    /// QEMU's model of the processor, where the user has named one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
     /// Event counters that the guest's kernel found.
     pub guest_counters: Option<u32>,
     /// Event counters that the hypervisor kept.
@@ -159,7 +160,7 @@ impl Run {
         found.vmm = alone.as_ref();
         let meter = found.meter?;
         let pmu = settings.guest.design.pmu;
-        let stats = Stats::of(pmu, settings.vcpus, &found);
+        let stats = Stats::of(pmu, settings.machine.vcpus, &found);
         let guest_counters = found.guest.and_then(record::Guest::event_counters);
         // Without a PMU no interrupts of it are to be had: that is no zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
@@ -189,10 +190,11 @@ impl Run {
         let pmu_exits_per_pmi = per_pmi(&pmu_exits);
         let host_operations_per_pmi = per_pmi(&stats.host_operations);
         Some(Self {
-            arch: settings.arch,
+            arch: settings.machine.arch,
             pmu,
             policy: settings.guest.design.policy,
-            vcpus: settings.vcpus,
+            vcpus: settings.machine.vcpus,
+            cpu: settings.machine.cpu.clone(),
             guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
             command: settings.command.to_owned(),
@@ -211,7 +213,7 @@ impl Run {
             pmu_exits_per_pmi,
             host_share: stats
                 .host_share
-                .filter(|_| settings.guest.has_fair_shares(settings.arch)),
+                .filter(|_| settings.guest.has_fair_shares(settings.machine.arch)),
             exit_share: stats.exit_share,
             host_operations: means(stats.host_operations),
             host_operations_per_pmi,

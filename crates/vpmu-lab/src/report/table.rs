@@ -240,6 +240,7 @@ mod tests {
                 pmu,
                 policy: None,
                 vcpus: 1,
+                cpu: None,
                 guest_counters: Some(6),
                 host_counters: None,
                 command: "true".to_owned(),

@@ -205,8 +205,7 @@ fn figures(
         return Ok(None);
     };
     let settings = Settings {
-        arch: spec.machine.arch,
-        vcpus: spec.machine.vcpus,
+        machine: &spec.machine,
         guest,
         runs: work.runs,
         command: work.command.as_line(),

@@ -27,6 +27,9 @@ pub struct Machine {
     pub vcpus: u32,
     /// Memory, MiB.
     pub memory: u32,
+    /// QEMU's name of the processor's model, with options behind commas;
+    /// `None` for the model with everything QEMU has.
+    pub cpu: Option<String>,
     /// Real time instead of counted instructions.
     pub realtime: bool,
     /// More options for QEMU.

@@ -60,6 +60,7 @@ impl Request {
                 arch,
                 vcpus: 1,
                 memory: 1024,
+                cpu: None,
                 realtime: false,
                 qemu_args: Vec::new(),
             },
@@ -183,6 +184,9 @@ impl Request {
         let is_direct = own_kvm && designs.iter().all(|design| design.pmu == Pmu::Emulated);
         if is_direct && !self.machine.qemu_args.is_empty() {
             return usage("--qemu-arg: this machine's own KVM runs the guest, without QEMU");
+        }
+        if is_direct && self.machine.cpu.is_some() {
+            return usage("--cpu: this machine's own KVM runs the guest, on its own processors");
         }
         let guests = designs.iter().map(|&design| {
             let way = self.way(design, is_direct);
@@ -399,6 +403,10 @@ mod tests {
         wrong.vmm_args.push("--save=x".into());
         assert!(wrong.guests(&both, true).is_err());
         assert!(wrong.guests(&both, false).is_ok());
+        let mut other = request();
+        other.machine.cpu = Some("EPYC".into());
+        assert!(other.guests(&both, true).is_err());
+        assert!(other.guests(&both, false).is_ok());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Figures of given records.
 
 use super::*;
-use crate::spec::{OurVmm, Way};
+use crate::spec::{OurVmm, Request, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
     lines
@@ -23,8 +23,7 @@ fn guest_under(pmu: Pmu, time: Time) -> Guest {
 
 fn run_on(arch: Arch, runs: u32, guest: &Guest, lines: &[&str]) -> Run {
     let settings = Settings {
-        arch,
-        vcpus: 1,
+        machine: &Request::new(arch).machine,
         guest,
         runs,
         command: "true",
