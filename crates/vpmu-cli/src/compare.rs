@@ -41,7 +41,7 @@ pub(crate) fn compare(
     let cache = Cache::open()?;
     let progress = Progress::stderr();
     let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
-    let comparison = vpmu_lab::run::compare::compare(&lab, &spec)?;
+    let comparison = run::compare::compare(&lab, &spec)?;
     if let Some(path) = &guest.json {
         let runs = comparison.rows.iter().map(|row| row.run.clone()).collect();
         Results::new(runs).write(path)?;
