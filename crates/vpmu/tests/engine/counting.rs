@@ -316,11 +316,28 @@ fn an_event_that_becomes_chain_does_not_count_old_carries() {
 
 #[test]
 fn long_counters_do_not_carry() {
-    let mut guest = chained(PmuVersion::V3p5);
-    guest.write(Pmcr, pmcr::E | pmcr::LP);
-    guest.write(Pmevcntr(0), u64::MAX);
-    guest.execute(1);
-    assert_eq!((guest.read(Pmevcntr(0)), guest.read(Pmevcntr(1))), (0, 0));
+    // Neither where a counter without LP would overflow, nor at their own end; counted by the host
+    // and by software.
+    for (start, passed) in [(0xffff_ffff, 0), (u64::MAX, 1)] {
+        for software in [false, true] {
+            let mut guest = chained(PmuVersion::V3p5);
+            if software {
+                guest.write(Pmevtyper(0), SW_INCR.into());
+            }
+            guest.write(Pmcr, pmcr::E | pmcr::LP);
+            guest.write(PmovsClr, 0xffff_ffff);
+            guest.write(Pmevcntr(0), start);
+            guest.write(Pmevcntr(1), u64::MAX);
+            if software {
+                guest.write(Pmswinc, 1);
+            } else {
+                guest.execute(1);
+            }
+            assert_eq!(guest.read(Pmevcntr(0)), start.wrapping_add(1));
+            assert_eq!(guest.read(Pmevcntr(1)), u64::MAX);
+            assert_eq!(guest.read(PmovsSet), passed);
+        }
+    }
 }
 
 #[test]

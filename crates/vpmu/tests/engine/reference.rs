@@ -118,7 +118,10 @@ impl Reference {
         }
         self.overflow |= 1 << n;
         let odd = n + 1;
-        let chains = n & 1 == 0 && odd < usize::from(self.n) && !long && self.event(odd) == 0x1e;
+        // The pseudocode (J1.1.1) raises event 0x1e for idx<0> == '0', lp == '0' and a counter above
+        // that exists. PMCR_EL0.LP is `lp` from PMUv3p5 on, before that `lp` is '0'.
+        let lp = self.minor >= 5 && self.bit(7);
+        let chains = n & 1 == 0 && odd < usize::from(self.n) && !lp && self.event(odd) == 0x1e;
         if chains && self.bit(0) && self.enabled & 1 << odd != 0 {
             let el0 = from[0] && self.passes(odd, ExceptionLevel::El0);
             let el1 = from[1] && self.passes(odd, ExceptionLevel::El1);

@@ -216,7 +216,9 @@ impl<V: Events> EmulatedPmu<V> {
         self.pmcr & bit != 0
     }
 
-    /// The CHAIN counter that counts the overflows of `n` now.
+    /// The CHAIN counter that counts the overflows of `n` now. With PMCR_EL0.LP set there is none:
+    /// only an overflow of 32 bits is a CHAIN event (DDI 0487, J1.1.1,
+    /// `AArch64.IncrementEventCounter`).
     fn carries_to(&self, n: u8) -> Option<u8> {
         let odd = n.wrapping_add(1);
         (n & 1 == 0

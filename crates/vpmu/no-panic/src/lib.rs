@@ -1,0 +1,82 @@
+//! Every entry point of the engine, with hosts of which the compiler knows nothing.
+//!
+//! `script/no-panic` builds this for bare metal with all optimization across crates, and looks for
+//! functions of `core::panicking` in what is left: a bounds check, an unwrap or an overflow check
+//! that the compiler cannot prove superfluous stays, and calls one. So a new `pub fn` that guests or
+//! hosts feed belongs here.
+//!
+//! Not here: `Display` of errors and names. Formatting is the embedder's to call, on a path where
+//! allocating and panicking are possible anyway.
+#![no_std]
+// UNSAFETY: symbols that keep their names. Nothing else in this crate is unsafe.
+#![expect(unsafe_code, reason = "without `no_mangle` the functions are not kept")]
+#![expect(unreachable_pub, reason = "they are named by the linker alone")]
+
+mod arm;
+mod partition;
+mod x86;
+
+use core::hint::black_box;
+use core::num::NonZeroU64;
+
+use vpmu::counter::{CounterHost, CounterSet, Events, Lost};
+
+/// A host that may answer anything.
+pub struct Host;
+
+impl<E> CounterHost<E> for Host {
+    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost> {
+        black_box((counter, core::ptr::from_ref(event)));
+        black_box(Ok(()))
+    }
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        black_box((counter, events));
+    }
+    fn resume(&mut self, counters: CounterSet) {
+        black_box(counters);
+    }
+    fn pause(&mut self, counters: CounterSet) {
+        black_box(counters);
+    }
+    fn read(&mut self, counter: u8) -> u64 {
+        black_box(u64::from(counter))
+    }
+    fn release(&mut self, counter: u8) {
+        black_box(counter);
+    }
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+        *totals = black_box([u64::from(counters.bits()); 32]);
+        black_box(true)
+    }
+    fn reports_promptly(&self) -> bool {
+        black_box(true)
+    }
+    fn deficit(&self, counter: u8) -> Option<Lost> {
+        black_box((counter != 0).then_some(Lost::Multiplexed))
+    }
+}
+
+/// An observer that sees everything.
+pub struct Watch;
+
+impl Events for Watch {
+    fn overflowed(&mut self, counter: u8) {
+        black_box(counter);
+    }
+    fn lost(&mut self, counter: u8, reason: Lost) {
+        black_box((counter, reason));
+    }
+}
+
+/// A bounds check that cannot be proven superfluous.
+#[cfg(feature = "panics")]
+#[unsafe(no_mangle)]
+pub fn can_panic(totals: &[u64; 32], n: u8) -> u64 {
+    totals[usize::from(n)]
+}
+
+#[cfg(target_os = "none")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {}
+}

@@ -1,0 +1,150 @@
+//! Intel's model, and what it decodes.
+
+use vpmu::counter::{CounterState, Report, Statistics};
+use vpmu::x86::intel::{Capability, ConfigError, Msr, Pmu, PmuConfig, PmuState, RestoreError};
+use vpmu::x86::{
+    ArchEvent, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent, Outcome, Ring,
+    TooManyEvents,
+};
+
+use crate::{Host, Watch};
+
+type Watched = Pmu<Watch>;
+
+#[unsafe(no_mangle)]
+pub fn x86_new(config: PmuConfig) -> Result<Watched, ConfigError> {
+    Pmu::with_events(config, Watch)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_rdmsr(pmu: &mut Watched, address: u32, host: &mut Host) -> Outcome {
+    pmu.rdmsr(address, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_wrmsr(pmu: &mut Watched, address: u32, value: u64, host: &mut Host) -> Outcome {
+    pmu.wrmsr(address, value, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_read(pmu: &mut Watched, msr: Msr, host: &mut Host) -> Outcome {
+    pmu.read(msr, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_write(pmu: &mut Watched, msr: Msr, value: u64, host: &mut Host) -> Outcome {
+    pmu.write(msr, value, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_rdpmc(pmu: &mut Watched, ecx: u32, ring: Ring, pce: bool, host: &mut Host) -> Outcome {
+    pmu.rdpmc(ecx, ring, pce, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_overflow(pmu: &mut Watched, counter: u8, report: Report, host: &mut Host) -> bool {
+    pmu.overflow(counter, report, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_emulated(
+    pmu: &mut Watched,
+    event: ArchEvent,
+    times: u64,
+    ring: Ring,
+    host: &mut Host,
+) -> bool {
+    pmu.emulated(event, times, ring, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_take_pmi(pmu: &mut Watched) -> bool {
+    pmu.pmi_due() && pmu.take_pmi()
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_load(pmu: &mut Watched, host: &mut Host) {
+    pmu.load(host);
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_put(pmu: &mut Watched, host: &mut Host) {
+    pmu.put(host);
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_end_slice(pmu: &mut Watched, host: &mut Host) {
+    pmu.end_slice(host);
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_reset(pmu: &mut Watched, host: &mut Host) {
+    pmu.reset(host);
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_set_filter(pmu: &mut Watched, filter: EventFilter, host: &mut Host) {
+    pmu.set_filter(filter, host);
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_save(pmu: &mut Watched, host: &mut Host) -> PmuState {
+    pmu.save(host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_restore(
+    pmu: &mut Watched,
+    state: &PmuState,
+    host: &mut Host,
+) -> Result<(), RestoreError> {
+    pmu.restore(state, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, u64, Statistics) {
+    (pmu.counter_state(counter), pmu.debugctl(), pmu.statistics())
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_cpuid(capability: &Capability, subleaf: u32) -> [CpuidLeaf; 2] {
+    [capability.leaf_0a(), capability.leaf_23(subleaf)]
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_capability(capability: &Capability, n: u8) -> [u64; 9] {
+    [
+        capability.perf_capabilities(),
+        capability.counter_mask(n),
+        capability.perfevtsel_reserved(),
+        capability.fixed_ctrl_reserved(),
+        capability.global_ctrl_reserved(),
+        capability.ovf_ctrl_reserved(),
+        capability.status_set_reserved(),
+        capability.debugctl_reserved(),
+        u64::from(capability.leaf_01_ecx() | capability.leaf_07_1_eax()),
+    ]
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_filter(filter: EventFilter, entry: u64) -> Result<EventFilter, TooManyEvents> {
+    match MaskedEvent::from_kvm(entry) {
+        Some(event) => filter.with(event),
+        None => Ok(filter),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_allows(filter: &EventFilter, event: EventKind) -> bool {
+    filter.allows(event)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_config(config: &CounterConfig) -> (Option<u64>, Option<ArchEvent>) {
+    (config.raw(), config.architectural())
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_msr(address: u32) -> Option<u32> {
+    Msr::decode(address).map(Msr::address)
+}
