@@ -4,6 +4,7 @@
 
 use vpmu::arm::ExceptionLevel;
 use vpmu_monitor::world::{
+    aarch32,
     exit::{self, ExceptionEntry},
     statistics::Kind,
 };
@@ -43,6 +44,11 @@ impl Frame {
     pub(super) fn step(&mut self) {
         self.elr = self.elr.wrapping_add(4);
         self.spsr = exit::stepped(self.spsr);
+    }
+
+    /// Whether an AArch32 instruction does nothing, because its condition fails.
+    pub(super) fn is_skipped(&self, access: &aarch32::Access) -> bool {
+        !access.is_executed(self.spsr)
     }
 
     pub(super) fn exception_level(&self) -> ExceptionLevel {

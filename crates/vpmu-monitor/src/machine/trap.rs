@@ -2,8 +2,9 @@
 //!
 //! UNSAFETY: called from assembly, reads system registers.
 
-use vpmu::arm::{Outcome, Register};
+use vpmu::arm::{ExceptionLevel, Outcome, Register};
 use vpmu_monitor::world::{
+    aarch32::{self, Part},
     exit::{ESR_UNDEFINED, Exit, RegisterAccess},
     offer, psci,
     statistics::Kind,
@@ -34,6 +35,10 @@ extern "C" fn guest_synchronous(frame: &mut Frame) {
         Exit::SystemRegister(access) => {
             let mut local = cpu.local.lock();
             system_register(frame, access, esr, monitor, cpu, &mut local)
+        }
+        Exit::Aarch32(access) => {
+            let mut local = cpu.local.lock();
+            aarch32_access(frame, access, esr, monitor, cpu, &mut local)
         }
         Exit::Smc => {
             frame.step();
@@ -68,27 +73,8 @@ fn system_register(
 ) -> Kind {
     let encoding = access.encoding;
     if let Some(register) = Register::decode(encoding) {
-        let level = frame.exception_level();
-        let outcome = match &mut local.pmu {
-            None => Outcome::NotHandled,
-            Some(pmu) => {
-                let line = pmu.line();
-                let outcome = if access.write {
-                    pmu.write(register, level, frame.register(access.rt), &mut PhysicalPmu)
-                } else {
-                    pmu.read(register, level, &mut PhysicalPmu)
-                };
-                let (lazy, line_moved) = (pmu.is_lazy(), pmu.line() != line);
-                if lazy {
-                    apply_traps(local, false);
-                }
-                if line_moved {
-                    show_line(local, cpu, monitor);
-                }
-                outcome
-            }
-        };
-        match outcome {
+        let written = access.write.then(|| frame.register(access.rt));
+        match pmu_access(register, frame.exception_level(), written, cpu, local) {
             Outcome::Value(value) => {
                 frame.set_register(access.rt, value);
                 frame.step();
@@ -113,6 +99,82 @@ fn system_register(
     }
     frame.inject(ESR_UNDEFINED, monitor.mte);
     Kind::UnknownRegister
+}
+
+/// Reads a PMU register of the guest's, or writes `written` to it.
+fn pmu_access(
+    register: Register,
+    level: ExceptionLevel,
+    written: Option<u64>,
+    cpu: &Cpu,
+    local: &mut Local,
+) -> Outcome {
+    let (Some(monitor), Some(pmu)) = (Monitor::installed(), &mut local.pmu) else {
+        return Outcome::NotHandled;
+    };
+    let line = pmu.line();
+    let outcome = match written {
+        Some(value) => pmu.write(register, level, value, &mut PhysicalPmu),
+        None => pmu.read(register, level, &mut PhysicalPmu),
+    };
+    let (lazy, line_moved) = (pmu.is_lazy(), pmu.line() != line);
+    if lazy {
+        apply_traps(local, false);
+    }
+    if line_moved {
+        show_line(local, cpu, monitor);
+    }
+    outcome
+}
+
+/// A PMU access of an AArch32 EL0.
+fn aarch32_access(
+    frame: &mut Frame,
+    access: aarch32::Access,
+    esr: u64,
+    monitor: &Monitor,
+    cpu: &Cpu,
+    local: &mut Local,
+) -> Kind {
+    let level = frame.exception_level();
+    let Some(register) = access.register else {
+        frame.inject(ESR_UNDEFINED, monitor.mte);
+        return Kind::UnknownRegister;
+    };
+    if frame.is_skipped(&access) {
+        frame.step();
+        return Kind::Pmu(register, access.write);
+    }
+    let written = access.write.then(|| {
+        let before = if access.keeps_upper_half() {
+            pmu_access(register, ExceptionLevel::El1, None, cpu, local)
+        } else {
+            Outcome::Done
+        };
+        let before = match before {
+            Outcome::Value(before) => before,
+            _ => 0,
+        };
+        access.written(
+            frame.register(access.rt),
+            frame.register(access.rt2),
+            before,
+        )
+    });
+    match pmu_access(register, level, written, cpu, local) {
+        Outcome::Value(value) => {
+            let (low, high) = access.halves(value);
+            frame.set_register(access.rt, low);
+            if access.part == Part::Whole {
+                frame.set_register(access.rt2, high);
+            }
+            frame.step();
+        }
+        Outcome::Done => frame.step(),
+        Outcome::TrapToEl1 => frame.inject(esr, monitor.mte),
+        Outcome::Undefined | Outcome::NotHandled => frame.inject(ESR_UNDEFINED, monitor.mte),
+    }
+    Kind::Pmu(register, access.write)
 }
 
 /// An SError of the guest's. `HCR_EL2.AMO` is clear, so that it goes to EL1 and never here.

@@ -5,6 +5,8 @@
 
 use vpmu::arm::Encoding;
 
+use super::aarch32;
+
 /// A decoded `ESR_EL2` of an exception from the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -14,6 +16,8 @@ pub enum Exit {
     Smc,
     /// A trapped MRS or MSR.
     SystemRegister(RegisterAccess),
+    /// A trapped MRC, MCR, MRRC or MCRR of coprocessor 15, in AArch32.
+    Aarch32(aarch32::Access),
     /// A stage-2 fault on data.
     DataAbort(DataAbort),
     /// A stage-2 fault on an instruction fetch.
@@ -62,6 +66,8 @@ impl Exit {
         let iss = esr as u32 & 0x01ff_ffff;
         let bit = |n: u32| iss >> n & 1 != 0;
         match (esr >> 26 & 0x3f) as u8 {
+            0x03 => Self::Aarch32(aarch32::Access::from_mcr(iss)),
+            0x04 => Self::Aarch32(aarch32::Access::from_mcrr(iss)),
             0x16 => Self::Hvc,
             0x17 => Self::Smc,
             0x18 => Self::SystemRegister(RegisterAccess {
@@ -105,10 +111,10 @@ impl MemoryAccess {
 pub const ESR_UNDEFINED: u64 = 1 << 25;
 
 /// PSTATE after the instruction that trapped in state `spsr` has been completed for the guest: its
-/// branch type is used up, and so is a debugger's single step.
+/// branch type is used up, a debugger's single step, and in AArch32 one instruction of an IT block.
 pub const fn stepped(spsr: u64) -> u64 {
     if spsr & PSTATE_AARCH32 != 0 {
-        return spsr & !PSTATE_SS;
+        return aarch32::advance_it(spsr & !PSTATE_SS);
     }
     spsr & !(PSTATE_SS | PSTATE_BTYPE)
 }
@@ -213,7 +219,7 @@ mod tests {
     fn a_completed_instruction_uses_up_branch_type_and_single_step() {
         let spsr = PSTATE_NZCV | PSTATE_SS | PSTATE_BTYPE | MODE_EL1H;
         assert_eq!(stepped(spsr), PSTATE_NZCV | MODE_EL1H);
-        // In AArch32 the bits of BTYPE are the condition bits of an IT block.
+        // In AArch32 the bits of BTYPE are of an IT block, which only T32 has.
         let aarch32 = PSTATE_BTYPE | PSTATE_AARCH32;
         assert_eq!(stepped(aarch32), aarch32);
     }

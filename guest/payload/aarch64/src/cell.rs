@@ -16,6 +16,9 @@ const RET: u32 = 0xd65f_03c0;
 /// `SVC #0`
 const SVC: u32 = 0xd400_0001;
 
+/// `SVC #0` in A32.
+const A32_SVC: u32 = 0xef00_0000;
+
 /// A page of its own, so that an emulator that translates code need not throw
 /// away more than this.
 #[repr(align(4096))]
@@ -44,6 +47,13 @@ pub(crate) fn read_at_el0(register: Encoding) -> Result<u64, Fault> {
 /// Writes a register at EL0.
 pub(crate) fn write_at_el0(register: Encoding, value: u64) -> Result<(), Fault> {
     at_el0(register.msr_x0(), value).map(drop)
+}
+
+/// Executes one A32 instruction at EL0 with r0 = `value`; r0 after it.
+pub(crate) fn a32_at_el0(instruction: u32, value: u64) -> Result<u64, Fault> {
+    let code = assemble([instruction, A32_SVC]);
+    // SAFETY: the cell holds one register access and SVC; the tests have asked whether EL0 has AArch32.
+    unsafe { el0::run_aarch32(code, value) }.map(|r0| r0 & 0xffff_ffff)
 }
 
 fn at_el1(instruction: u32, value: u64) -> Result<u64, Fault> {

@@ -8,8 +8,11 @@ use core::arch::naked_asm;
 use crate::fault::Fault;
 use crate::percpu;
 
-/// `SVC #0`
-const SVC: u64 = 0x15 << 26 | 1 << 25;
+/// `SVC #0`, in AArch64 and in AArch32.
+const SVC: [u64; 2] = [0x15 << 26 | 1 << 25, 0x11 << 26 | 1 << 25];
+
+/// PSTATE of EL0, interrupts masked: EL0t in AArch64; User mode, A32, in AArch32.
+const STATE: [u64; 2] = [0x3c0, 0x1d0];
 
 /// Runs `code` at EL0 with x0 = `argument`, interrupts masked, until it raises
 /// an exception. `SVC #0` ends it well, with x0; anything else is the fault.
@@ -19,8 +22,21 @@ const SVC: u64 = 0x15 << 26 | 1 << 25;
 /// `code` must be code that uses no stack and ends in an exception.
 pub(crate) unsafe fn run(code: usize, argument: u64) -> Result<u64, Fault> {
     // SAFETY: the caller's duty.
-    let syndrome = unsafe { enter(code, argument) };
-    if syndrome == SVC {
+    end(unsafe { enter(code, argument, STATE[0]) })
+}
+
+/// The same for A32 code, with r0 = `argument`.
+///
+/// # Safety
+///
+/// As for [`run`]; and EL0 must have AArch32.
+pub(crate) unsafe fn run_aarch32(code: usize, argument: u64) -> Result<u64, Fault> {
+    // SAFETY: the caller's duty.
+    end(unsafe { enter(code, argument, STATE[1]) })
+}
+
+fn end(syndrome: u64) -> Result<u64, Fault> {
+    if SVC.contains(&syndrome) {
         Ok(percpu::this().el0_result())
     } else {
         Err(Fault { syndrome })
@@ -29,7 +45,7 @@ pub(crate) unsafe fn run(code: usize, argument: u64) -> Result<u64, Fault> {
 
 /// Returns, through the vectors, with ESR_EL1.
 #[unsafe(naked)]
-unsafe extern "C" fn enter(code: usize, argument: u64) -> u64 {
+unsafe extern "C" fn enter(code: usize, argument: u64, state: u64) -> u64 {
     naked_asm!(
         "stp x29, x30, [sp, #-96]!",
         "stp x19, x20, [sp, #16]",
@@ -38,9 +54,7 @@ unsafe extern "C" fn enter(code: usize, argument: u64) -> u64 {
         "stp x25, x26, [sp, #64]",
         "stp x27, x28, [sp, #80]",
         "msr elr_el1, x0",
-        // EL0t, interrupts masked.
-        "mov x9, #0x3c0",
-        "msr spsr_el1, x9",
+        "msr spsr_el1, x2",
         "mov x0, x1",
         "eret",
     )

@@ -34,8 +34,8 @@ vectors:
     vector  interrupt
     vector  fatal_exception
     vector  fatal_exception
-    vector  fatal_exception     // from EL0, AArch32
-    vector  fatal_exception
+    vector  el0_synchronous     // from EL0, AArch32
+    vector  interrupt
     vector  fatal_exception
     vector  fatal_exception
 

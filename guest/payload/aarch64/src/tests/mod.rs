@@ -16,6 +16,7 @@ use crate::{percpu, uart};
 use vpmu_payload_harness::BootArgs;
 use vpmu_payload_harness::{Failure, Tally, Verdict};
 
+mod aarch32;
 mod access;
 mod counting;
 mod filter;
@@ -48,6 +49,7 @@ const EVERY_CPU: &[&[Test]] = &[
     offer::TESTS,
     access::TESTS,
     user::TESTS,
+    aarch32::TESTS,
     counting::TESTS,
     filter::TESTS,
     overflow::TESTS,
