@@ -1,25 +1,31 @@
 //! What CPUID says of the PMU.
 
+mod promises;
+
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::CpuidLeaf;
 use vpmu::x86::intel::Capability;
 
 /// Puts what `capability` says into `cpuid`, in place of what KVM said of its own PMU: leaf 0AH, the
-/// bits of leaves 01H and 07H, and leaf 23H if it is offered. A guest looks at leaf 0AH only if the
+/// bits of leaves 01H and 07H, and leaf 23H if it is offered. What no guest with this PMU can use, as its MSRs
+/// are the PMU's, is not offered: Intel PT, the debug store, bus lock detection and their kin. A guest looks at leaf 0AH only if the
 /// vendor is Intel's.
 pub fn set_cpuid(cpuid: &mut CpuId, capability: &Capability) {
-    const PDCM: u32 = 1 << 15;
-    const LEAF_23: u32 = 1 << 8;
+    cpuid.retain(|entry| !promises::is_nobodys(entry.function));
     for entry in cpuid.as_mut_slice() {
-        match (entry.function, entry.index) {
-            (0, _) => {
-                let highest = if capability.leaf_23 { 0x23 } else { 0x0a };
-                entry.eax = entry.eax.max(highest);
-            }
-            (1, _) => entry.ecx = entry.ecx & !PDCM | capability.leaf_01_ecx(),
-            (7, 1) => entry.eax = entry.eax & !LEAF_23 | capability.leaf_07_1_eax(),
-            _ => {}
+        if entry.function == 0 {
+            let highest = if capability.leaf_23 { 0x23 } else { 0x0a };
+            entry.eax = entry.eax.max(highest);
         }
+        let mut answer = CpuidLeaf {
+            eax: entry.eax,
+            ebx: entry.ebx,
+            ecx: entry.ecx,
+            edx: entry.edx,
+        };
+        promises::keep(entry.function, entry.index, &mut answer, capability);
+        (entry.eax, entry.ebx) = (answer.eax, answer.ebx);
+        (entry.ecx, entry.edx) = (answer.ecx, answer.edx);
     }
     replace(cpuid, 0x0a, &[capability.leaf_0a()]);
     if capability.leaf_23 {
@@ -110,6 +116,25 @@ mod tests {
         assert!(leaf(&cpuid, 0x23, 0).is_none());
         set_cpuid(&mut cpuid, &capability);
         assert_eq!(cpuid.as_slice().len(), 4, "the same again is nothing");
+    }
+
+    #[test]
+    fn what_would_use_the_pmus_registers_is_not_offered() {
+        let all = |function, index| kvm_cpuid_entry2 {
+            function,
+            index,
+            eax: u32::MAX,
+            ebx: u32::MAX,
+            ecx: u32::MAX,
+            edx: u32::MAX,
+            ..Default::default()
+        };
+        let mut cpuid =
+            CpuId::from_entries(&[all(1, 0), all(7, 0), all(7, 1), all(0x14, 0)]).unwrap();
+        set_cpuid(&mut cpuid, &Capability::new(Version::V2));
+        let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
+        assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
+        assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
     }
 
     #[test]

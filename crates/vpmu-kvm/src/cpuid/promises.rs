@@ -1,0 +1,228 @@
+//! What CPUID promises of performance monitoring and of what shares its registers, and who keeps it.
+//!
+//! With the PMU's MSRs intercepted, the engine answers for all of IA32_DEBUGCTL too, and KVM for none
+//! of it. A feature that KVM offers may so lose the register that it works by. Each is either kept or
+//! not offered.
+
+use vpmu::x86::CpuidLeaf;
+use vpmu::x86::intel::Capability;
+
+/// Who keeps a promise.
+#[derive(Clone, Copy, Debug)]
+enum Keeper {
+    /// The engine, where the capability has it.
+    Engine(fn(&Capability) -> bool),
+    /// KVM, without a register of the PMU.
+    Kvm,
+    /// Nobody: the bit is cleared.
+    Nobody,
+}
+
+/// What the guest may do if the bit is set: read an MSR, and set these bits of it.
+type Uses = Option<(u32, u64)>;
+
+/// Leaf, subleaf.
+type Leaf = (u32, u32);
+
+/// One bit of CPUID.
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    #[cfg_attr(not(test), expect(dead_code, reason = "the test walks the table"))]
+    name: &'static str,
+    leaf: Leaf,
+    register: Register,
+    bit: u32,
+    #[cfg_attr(not(test), expect(dead_code, reason = "the test walks the table"))]
+    uses: Uses,
+    keeper: Keeper,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+const fn row(
+    name: &'static str,
+    (leaf, register, bit): (Leaf, Register, u32),
+    uses: Uses,
+    keeper: Keeper,
+) -> Promise {
+    Promise {
+        name,
+        leaf,
+        register,
+        bit,
+        uses,
+        keeper,
+    }
+}
+
+const fn debugctl(bits: u64) -> Uses {
+    Some((0x1d9, bits))
+}
+
+const fn msr(index: u32) -> Uses {
+    Some((index, 0))
+}
+
+/// SDM vol. 2A, CPUID; APM vol. 3, appendix E. Leaves 0AH and 23H as a whole are the engine's.
+const PROMISES: &[Promise] = {
+    use Keeper::{Engine, Kvm, Nobody};
+    use Register::{Eax, Ebx, Ecx, Edx};
+    const ONE: Leaf = (1, 0);
+    const SEVEN: Leaf = (7, 0);
+    const AMD: Leaf = (0x8000_0001, 0);
+    // GLOBAL_STATUS_RESET of the bit that is Intel PT's PMI.
+    const PT: Uses = Some((0x390, 1 << 55));
+    &[
+        row("DTES64", (ONE, Ecx, 2), debugctl(3 << 6), Nobody),
+        row("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
+        row("PDCM", (ONE, Ecx, 15), msr(0x345), Engine(|c| c.pdcm)),
+        // CR4.DE and I/O breakpoints, no MSR.
+        row("DE", (ONE, Edx, 2), None, Kvm),
+        row("DS", (ONE, Edx, 21), debugctl(3 << 6), Nobody),
+        // Debugging inside transactions is part of the feature, so it goes as a whole.
+        row("RTM", (SEVEN, Ebx, 11), debugctl(1 << 15), Nobody),
+        row("Intel PT", (SEVEN, Ebx, 25), PT, Nobody),
+        row(
+            "BUS_LOCK_DETECT",
+            (SEVEN, Ecx, 24),
+            debugctl(1 << 2),
+            Nobody,
+        ),
+        row("LBR", (SEVEN, Edx, 19), debugctl(1 << 0), Nobody),
+        row("leaf 23H", ((7, 1), Eax, 8), None, Engine(|c| c.leaf_23)),
+        row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
+        row("PerfCtrExtCore", (AMD, Ecx, 23), msr(0xc001_0200), Nobody),
+        row("PerfCtrExtNB", (AMD, Ecx, 24), msr(0xc001_0240), Nobody),
+        row("PerfCtrExtLLC", (AMD, Ecx, 28), msr(0xc001_0230), Nobody),
+        row("BRS", ((0x8000_0008, 0), Ebx, 31), msr(0xc001_010f), Nobody),
+    ]
+};
+
+/// Leaves that only describe what nobody keeps: Intel PT, architectural LBR, IBS, PerfMonV2.
+const NOBODYS_LEAVES: [u32; 4] = [0x14, 0x1c, 0x8000_001b, 0x8000_0022];
+
+/// Whether `function` describes only what no guest with this PMU has.
+pub(super) fn is_nobodys(function: u32) -> bool {
+    NOBODYS_LEAVES.contains(&function)
+}
+
+/// Takes from an answer of CPUID what nobody keeps, and puts in what the engine keeps.
+pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability: &Capability) {
+    for promise in PROMISES {
+        if promise.leaf != (function, index) {
+            continue;
+        }
+        let offered = match promise.keeper {
+            Keeper::Engine(offers) => offers(capability),
+            Keeper::Kvm => continue,
+            Keeper::Nobody => false,
+        };
+        let register = match promise.register {
+            Register::Eax => &mut answer.eax,
+            Register::Ebx => &mut answer.ebx,
+            Register::Ecx => &mut answer.ecx,
+            Register::Edx => &mut answer.edx,
+        };
+        *register = *register & !(1 << promise.bit) | u32::from(offered) << promise.bit;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use vpmu::counter::{CounterHost, CounterSet, Lost};
+    use vpmu::x86::intel::{Pmu, PmuConfig, Version};
+    use vpmu::x86::{CounterConfig, Outcome};
+
+    use super::*;
+
+    struct NoHost;
+
+    impl CounterHost<CounterConfig> for NoHost {
+        fn create(&mut self, _: u8, _: &CounterConfig) -> Result<(), Lost> {
+            Err(Lost::Unsupported)
+        }
+        fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+        fn resume(&mut self, _: CounterSet) {}
+        fn pause(&mut self, _: CounterSet) {}
+        fn read(&mut self, _: u8) -> u64 {
+            0
+        }
+        fn release(&mut self, _: u8) {}
+    }
+
+    fn offered(promise: &Promise, capability: &Capability, before: u32) -> bool {
+        let mut answer = CpuidLeaf {
+            eax: before,
+            ebx: before,
+            ecx: before,
+            edx: before,
+        };
+        keep(promise.leaf.0, promise.leaf.1, &mut answer, capability);
+        let register = match promise.register {
+            Register::Eax => answer.eax,
+            Register::Ebx => answer.ebx,
+            Register::Ecx => answer.ecx,
+            Register::Edx => answer.edx,
+        };
+        register >> promise.bit & 1 != 0
+    }
+
+    /// Whether the guest can use what a promise is about: read the MSR, set the bits.
+    fn works((msr, bits): (u32, u64), capability: &Capability) -> bool {
+        let mut pmu = Pmu::new(PmuConfig::new(*capability)).unwrap();
+        let read = matches!(pmu.rdmsr(msr, &mut NoHost), Outcome::Value(_));
+        let mut bits = (0..64).map(|n| bits & 1 << n).filter(|&bit| bit != 0);
+        read && bits.all(|bit| pmu.wrmsr(msr, bit, &mut NoHost) == Outcome::Done)
+    }
+
+    #[test]
+    fn what_is_offered_works_and_what_does_not_work_is_not_offered() {
+        for version in [Version::V2, Version::V5] {
+            for (pdcm, leaf_23) in [(false, false), (true, version == Version::V5)] {
+                let capability = Capability {
+                    pdcm,
+                    full_width_writes: pdcm,
+                    leaf_23,
+                    ..Capability::new(version)
+                };
+                for promise in PROMISES {
+                    for before in [0, u32::MAX] {
+                        let offered = offered(promise, &capability, before);
+                        match (promise.keeper, promise.uses) {
+                            (Keeper::Kvm, None) => assert_eq!(offered, before != 0),
+                            (Keeper::Engine(offers), None) => {
+                                assert_eq!(offered, offers(&capability), "{}", promise.name);
+                            }
+                            (_, Some(uses)) => {
+                                let works = works(uses, &capability);
+                                assert_eq!(offered, works, "{}: {uses:x?}", promise.name);
+                            }
+                            (Keeper::Nobody, None) => {
+                                panic!("{}: unkept for no reason", promise.name)
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_bit_is_in_the_table_once() {
+        let place = |promise: &Promise| (promise.leaf, promise.register as u32, promise.bit);
+        for (n, promise) in PROMISES.iter().enumerate() {
+            let twice = PROMISES[..n]
+                .iter()
+                .any(|other| place(other) == place(promise));
+            assert!(!twice, "{}", promise.name);
+        }
+    }
+}
