@@ -66,6 +66,7 @@ fn boot(tree_at: u64, base: u64) -> Result<u64, String> {
     holes.push(DOORBELL);
     let translation = mmu::build(&machine, &memory, &holes)
         .map_err(|error| format!("cannot map memory: {error}"))?;
+    mmu::forget_cached(&memory);
     translation.enable();
 
     let entry = place_guest(&machine, base)?;

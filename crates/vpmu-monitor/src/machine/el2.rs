@@ -6,7 +6,7 @@ use core::ptr;
 
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
-    regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2},
+    regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
         offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine},
@@ -70,7 +70,7 @@ fn init_el1() {
     let (midr, mpidr) = (read_sysreg!("midr_el1"), read_sysreg!("mpidr_el1"));
     // SAFETY: EL1 does not run yet.
     unsafe {
-        write_sysreg!("sctlr_el1", 0x30d0_0800_u64);
+        write_sysreg!("sctlr_el1", SCTLR_EL1_RESET);
         write_sysreg!("cpacr_el1", 0_u64);
         write_sysreg!("cntkctl_el1", 0_u64);
         write_sysreg!("cntv_ctl_el0", 0_u64);

@@ -25,6 +25,10 @@ start:
     mrs     x1, CurrentEL
     cmp     x1, #(2 << 2)
     b.ne    wait_forever            // not at EL2: nothing can be done, and nothing said
+    // First of all HCR_EL2 = RW: its E2H decides what the bits of EL2's other registers mean.
+    mov     x1, #(1 << 31)
+    msr     hcr_el2, x1
+    isb
     mov     x19, x0
     adrp    x20, head               // where we are; linked at 0, so also the offset
 
@@ -67,6 +71,9 @@ wait_forever:
 // ---- Start of every other CPU: x0 = its `StartBlock`, MMU off ----------------------------------
 .global start_secondary
 start_secondary:
+    mov     x1, #(1 << 31)          // HCR_EL2.RW, as on the boot CPU
+    msr     hcr_el2, x1
+    isb
     msr     SPSel, #1
     ldp     x1, x2, [x0]            // stack, MAIR_EL2
     ldp     x3, x4, [x0, #16]       // TCR_EL2, TTBR0_EL2

@@ -190,6 +190,26 @@ impl Translation {
     }
 }
 
+/// Makes the caches forget `range`, which this CPU has written with its MMU off, past them: a line that was
+/// there before would hide what was written once the MMU is on (Linux, Documentation/arch/arm64/booting.rst:
+/// the bootloader has cleaned the image, so that no line is dirty).
+pub(crate) fn forget_cached(range: &Range<u64>) {
+    // CTR_EL0.DminLine: log2 of the words in the smallest line.
+    let line = 4_u64 << (read_sysreg!("ctr_el0") >> 16 & 0xf);
+    let mut at = range.start & !(line - 1);
+    while at < range.end {
+        // SAFETY: no line of the range is dirty, so memory keeps its value.
+        unsafe {
+            core::arch::asm!("dc ivac, {}", in(reg) at, options(nostack));
+        }
+        at += line;
+    }
+    // SAFETY: a barrier only orders.
+    unsafe {
+        core::arch::asm!("dsb sy", options(nostack));
+    }
+}
+
 /// Writes `range` back from the caches, for who reads it with its caches off.
 pub(crate) fn clean_to_memory(range: Range<u64>) {
     const LINE: u64 = 16;

@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 
 use smccc::{Call as _, Smc, psci::PSCI_CPU_ON_64};
-use vpmu_monitor::world::psci;
+use vpmu_monitor::{regs::SPSR_EL1H_MASKED, world::psci};
 
 use super::{
     console::say,
@@ -13,9 +13,6 @@ use super::{
     el2, end, mmu,
     sysreg::{isb, write_sysreg},
 };
-
-/// EL1h with every interrupt masked, as an arm64 kernel is to be entered.
-const GUEST_PSTATE: u64 = 0x3c5;
 
 /// What a CPU that starts with its MMU off needs; the layout is known to `entry.s`.
 #[repr(C)]
@@ -101,7 +98,7 @@ pub(crate) fn enter(number: usize, entry: u64, x0: u64) -> ! {
     // SAFETY: where and how the guest starts; stage 2 limits what it can reach.
     unsafe {
         write_sysreg!("elr_el2", entry);
-        write_sysreg!("spsr_el2", GUEST_PSTATE);
+        write_sysreg!("spsr_el2", SPSR_EL1H_MASKED);
     }
     isb();
     enter_guest(x0, stack_top(number))

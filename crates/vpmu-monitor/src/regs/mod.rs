@@ -33,3 +33,9 @@ pub const MPAMIDR_HAS_HCR: u64 = 1 << 17;
 pub const MPAMHCR_TRAP_MPAMIDR: u64 = 1 << 31;
 /// `PMBIDR_EL1.P` and `TRBIDR_EL1.P`: the buffer belongs to a higher exception level, and its registers trap.
 pub const BUFFER_IS_NOT_OURS: u64 = 1 << 4;
+
+/// `SCTLR_EL1` with its RES1 bits and nothing else: MMU and caches off, little-endian.
+pub const SCTLR_EL1_RESET: u64 = 0x30d0_0800;
+
+/// `SPSR_EL2` of a CPU that enters an arm64 kernel: EL1 on SP_EL1, D, A, I and F masked.
+pub const SPSR_EL1H_MASKED: u64 = 0x3c5;

@@ -14,14 +14,17 @@ use vpmu::arm::{
 use vpmu::counter::{Policy, Report};
 
 use super::backing::Backing;
-use crate::boot::words::{Design, Settings};
+use crate::{
+    boot::words::{Design, Settings},
+    regs::MdcrEl2,
+};
 pub use describe::Description;
 
 /// The event that counts the monitor's own instructions: INST_RETIRED.
 const INST_RETIRED: u16 = 0x0008;
 
-/// `MDCR_EL2.HPME`: counters from HPMN on are enabled.
-const MDCR_HPME: u64 = 1 << 7;
+/// Counters from HPMN on are enabled.
+const MDCR_HPME: u64 = MdcrEl2::HPME.bits();
 
 /// What a CPU's PMU is and can do.
 #[derive(Clone, Copy, Debug)]
