@@ -1,44 +1,95 @@
-//! What CPUID says of the PMU.
+//! What CPUID says of the PMU, and of the processor that has it.
+//!
+//! Linux drives an architectural PMU only on Intel's processors, and knows quirks of most models. So the guest's
+//! processor is one that Intel never made. Where the host is AMD's, AMD's own leaves go, and with them features
+//! that only they explain. Of KVM's paravirtual features the clock stays: others would have the guest execute
+//! VMCALL, which is an invalid opcode on AMD. What is missed most are paravirtual spinlocks, where two vCPUs
+//! share one processor.
 
 mod promises;
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::CpuidLeaf;
 use vpmu::x86::intel::Capability;
 
-/// Puts what `capability` says into `cpuid`, in place of what KVM said of its own PMU: leaf 0AH, the
-/// bits of leaves 01H and 07H, and leaf 23H if it is offered. What no guest with this PMU can use, as its MSRs
-/// are the PMU's, is not offered: Intel PT, the debug store, bus lock detection and their kin. A guest looks at leaf 0AH only if the
-/// vendor is Intel's.
-pub fn set_cpuid(cpuid: &mut CpuId, capability: &Capability) {
-    cpuid.retain(|entry| !promises::is_nobodys(entry.function));
-    for entry in cpuid.as_mut_slice() {
-        if entry.function == 0 {
-            let highest = if capability.leaf_23 { 0x23 } else { 0x0a };
-            entry.eax = entry.eax.max(highest);
+/// A model of family 6 that Intel never made: no kernel has special handling for it.
+const SIGNATURE: u32 = 0x000f_06e1;
+/// "GenuineIntel" in EBX, EDX, ECX.
+const INTEL: (u32, u32, u32) = (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+
+const KVMCLOCK: u32 = 1 << 0;
+const KVMCLOCK2: u32 = 1 << 3;
+const KVMCLOCK_STABLE: u32 = 1 << 24;
+
+/// One entry of a vCPU's CPUID: the fields of KVM's `kvm_cpuid_entry2`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuidEntry {
+    /// The leaf: EAX.
+    pub function: u32,
+    /// The subleaf: ECX.
+    pub index: u32,
+    /// Bit 0: the subleaf matters.
+    pub flags: u32,
+    /// What is answered.
+    pub leaf: CpuidLeaf,
+}
+
+/// As KVM orders the numbers: function, index, flags, EAX, EBX, ECX, EDX.
+impl From<[u32; 7]> for CpuidEntry {
+    fn from([function, index, flags, eax, ebx, ecx, edx]: [u32; 7]) -> Self {
+        Self {
+            function,
+            index,
+            flags,
+            leaf: CpuidLeaf { eax, ebx, ecx, edx },
         }
-        let mut answer = CpuidLeaf {
-            eax: entry.eax,
-            ebx: entry.ebx,
-            ecx: entry.ecx,
-            edx: entry.edx,
-        };
-        promises::keep(entry.function, entry.index, &mut answer, capability);
-        (entry.eax, entry.ebx) = (answer.eax, answer.ebx);
-        (entry.ecx, entry.edx) = (answer.ecx, answer.edx);
     }
-    replace(cpuid, 0x0a, &[capability.leaf_0a()]);
-    if capability.leaf_23 {
-        let subleaves: Vec<CpuidLeaf> = (0..4).map(|n| capability.leaf_23(n)).collect();
-        replace(cpuid, 0x23, &subleaves);
-    } else {
-        replace(cpuid, 0x23, &[]);
+}
+
+impl From<CpuidEntry> for [u32; 7] {
+    fn from(entry: CpuidEntry) -> Self {
+        let CpuidLeaf { eax, ebx, ecx, edx } = entry.leaf;
+        [entry.function, entry.index, entry.flags, eax, ebx, ecx, edx]
     }
+}
+
+/// The leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered.
+/// [`set_cpuid`] puts them in, and what else belongs to them.
+pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, CpuidLeaf)> {
+    let subleaves = if capability.leaf_23 { 4 } else { 0 };
+    let leaf_0a = (0x0a, 0, capability.leaf_0a());
+    let leaf_23 = (0..subleaves).map(|n| (0x23, n, capability.leaf_23(n)));
+    std::iter::once(leaf_0a).chain(leaf_23)
+}
+
+/// Makes `cpuid`, what a guest would be told without a PMU, that of an Intel processor of no known model with
+/// this PMU. On an AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. To be called after the
+/// VMM's own changes, many of which clear leaf 0AH. Doing it twice is doing it once.
+///
+/// What no guest with this PMU can use, as its MSRs are the PMU's, is not offered: Intel PT, the debug store, bus lock
+/// detection and their kin.
+pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: u32) {
+    let vendor = cpuid.iter().find(|entry| entry.function == 0);
+    if vendor.is_none_or(|entry| (entry.leaf.ebx, entry.leaf.edx, entry.leaf.ecx) != INTEL) {
+        become_intel(cpuid, tsc_khz);
+    }
+    for entry in cpuid.iter_mut() {
+        let leaf = &mut entry.leaf;
+        match entry.function {
+            0 => leaf.eax = leaf.eax.max(if capability.leaf_23 { 0x23 } else { 0x0a }),
+            1 => leaf.eax = SIGNATURE,
+            _ => {}
+        }
+        promises::keep(entry.function, entry.index, leaf, capability);
+    }
+    cpuid.retain(|entry| {
+        !matches!(entry.function, 0x0a | 0x23) && !promises::is_nobodys(entry.function)
+    });
+    put(cpuid, cpuid_leaves(capability));
 }
 
 /// Says that the guest has the registers of [`VcpuDeadline`](crate::VcpuDeadline): leaves 40000100H
 /// and 40000101H (docs/lazy-deadline.md).
-pub fn set_deadline_cpuid(cpuid: &mut CpuId) {
+pub fn set_deadline_cpuid(cpuid: &mut Vec<CpuidEntry>) {
     const BASE: u32 = 0x4000_0100;
     const FEATURE_DEADLINE: u32 = 1 << 0;
     let word = |at: usize| {
@@ -53,34 +104,70 @@ pub fn set_deadline_cpuid(cpuid: &mut CpuId) {
     };
     let features = CpuidLeaf {
         eax: FEATURE_DEADLINE,
-        ebx: 0,
-        ecx: 0,
-        edx: 0,
+        ..CpuidLeaf::default()
     };
-    replace(cpuid, BASE, &[signature]);
-    replace(cpuid, BASE + 1, &[features]);
+    cpuid.retain(|entry| !matches!(entry.function, BASE | 0x4000_0101));
+    put(cpuid, [(BASE, 0, signature), (BASE + 1, 0, features)]);
 }
 
-/// Puts these subleaves in place of all of `function`.
-fn replace(cpuid: &mut CpuId, function: u32, subleaves: &[CpuidLeaf]) {
-    cpuid.retain(|entry| entry.function != function);
-    for (index, leaf) in (0..).zip(subleaves) {
-        let entry = kvm_cpuid_entry2 {
-            function,
-            index,
-            flags: if subleaves.len() > 1 {
-                kvm_bindings::KVM_CPUID_FLAG_SIGNIFCANT_INDEX
-            } else {
-                0
-            },
-            eax: leaf.eax,
-            ebx: leaf.ebx,
-            ecx: leaf.ecx,
-            edx: leaf.edx,
-            ..Default::default()
-        };
-        cpuid.push(entry).expect("CPUID has a few dozen leaves");
+fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, CpuidLeaf)>) {
+    const SIGNIFICANT_INDEX: u32 = 1 << 0;
+    cpuid.extend(
+        leaves
+            .into_iter()
+            .map(|(function, index, leaf)| CpuidEntry {
+                function,
+                index,
+                flags: if function == 0x23 {
+                    SIGNIFICANT_INDEX
+                } else {
+                    0
+                },
+                leaf,
+            }),
+    );
+}
+
+/// What the guest's drivers of an architectural PMU look for.
+fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
+    cpuid.retain(|entry| entry.function <= 0x8000_0008 && !matches!(entry.function, 0x15 | 0x16));
+    for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
+        match *function {
+            0 => {
+                leaf.eax = 0x16;
+                (leaf.ebx, leaf.edx, leaf.ecx) = INTEL;
+            }
+            0x4000_0001 => leaf.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
+            // Address widths and the extended features that Intel has too.
+            0x8000_0000 => leaf.eax = 0x8000_0008,
+            0x8000_0001 => {
+                leaf.eax = 0;
+                leaf.ebx = 0;
+                leaf.ecx &= 1 << 0 | 1 << 5 | 1 << 8; // LAHF, LZCNT, PREFETCHW
+                leaf.edx &= 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29;
+            }
+            0x8000_0008 => (leaf.ebx, leaf.edx) = (0, 0),
+            _ => {}
+        }
     }
+    let (hz, mhz) = (tsc_khz.saturating_mul(1000), tsc_khz / 1000);
+    let crystal = CpuidLeaf {
+        eax: 1,
+        ebx: 1,
+        ecx: hz,
+        edx: 0,
+    };
+    let frequency = CpuidLeaf {
+        eax: mhz,
+        ebx: mhz,
+        ecx: 100,
+        edx: 0,
+    };
+    // The crystal's rate has 32 bits.
+    if u64::from(tsc_khz) * 1000 == u64::from(hz) {
+        put(cpuid, [(0x15, 0, crystal)]);
+    }
+    put(cpuid, [(0x16, 0, frequency)]);
 }
 
 #[cfg(test)]
@@ -88,50 +175,67 @@ mod tests {
     use super::*;
     use vpmu::x86::intel::Version;
 
-    fn leaf(cpuid: &CpuId, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
+    const KHZ: u32 = 2_400_000;
+
+    fn leaf(cpuid: &[CpuidEntry], function: u32, index: u32) -> Option<CpuidLeaf> {
         cpuid
-            .as_slice()
             .iter()
             .find(|entry| (entry.function, entry.index) == (function, index))
-            .copied()
+            .map(|entry| entry.leaf)
     }
 
-    fn supported() -> CpuId {
-        let entry = |function, eax| kvm_cpuid_entry2 {
-            function,
-            eax,
-            ..Default::default()
-        };
-        CpuId::from_entries(&[entry(0, 7), entry(1, 0), entry(0x0a, 0xffff), entry(7, 0)]).unwrap()
+    fn entry(function: u32, eax: u32) -> CpuidEntry {
+        CpuidEntry::from([function, 0, 0, eax, 0, 0, 0])
+    }
+
+    /// What KVM supports on a host of this vendor.
+    fn supported((ebx, edx, ecx): (u32, u32, u32)) -> Vec<CpuidEntry> {
+        vec![
+            CpuidEntry::from([0, 0, 0, 7, ebx, ecx, edx]),
+            entry(1, 0x306a9),
+            entry(0x0a, 0xffff),
+            entry(7, 0),
+            entry(0x8000_0022, 1),
+        ]
     }
 
     #[test]
     fn the_guest_sees_the_engines_pmu_and_no_other() {
-        let mut cpuid = supported();
+        let mut cpuid = supported(INTEL);
         let capability = Capability::new(Version::V2);
-        set_cpuid(&mut cpuid, &capability);
-        assert_eq!(leaf(&cpuid, 0x0a, 0).unwrap().eax, capability.leaf_0a().eax);
+        set_cpuid(&mut cpuid, &capability, KHZ);
+        assert_eq!(leaf(&cpuid, 0x0a, 0), Some(capability.leaf_0a()));
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x0a, "the highest leaf");
         assert_eq!(leaf(&cpuid, 1, 0).unwrap().ecx, 1 << 15, "PDCM");
+        assert_eq!(leaf(&cpuid, 1, 0).unwrap().eax, SIGNATURE);
         assert!(leaf(&cpuid, 0x23, 0).is_none());
-        set_cpuid(&mut cpuid, &capability);
-        assert_eq!(cpuid.as_slice().len(), 4, "the same again is nothing");
+        let once = cpuid.clone();
+        set_cpuid(&mut cpuid, &capability, KHZ);
+        assert_eq!(cpuid, once);
+    }
+
+    #[test]
+    fn a_guest_of_an_amd_host_sees_intels() {
+        let mut cpuid = supported((0x6874_7541, 0x6974_6e65, 0x444d_4163));
+        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
+        let vendor = leaf(&cpuid, 0, 0).unwrap();
+        assert_eq!((vendor.ebx, vendor.edx, vendor.ecx), INTEL);
+        assert_eq!(leaf(&cpuid, 0x16, 0).unwrap().eax, 2400, "MHz");
+        assert_eq!(leaf(&cpuid, 0x15, 0).unwrap().ecx, 2_400_000_000);
+        assert!(leaf(&cpuid, 0x8000_0022, 0).is_none(), "AMD's PMU");
+        let once = cpuid.clone();
+        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
+        assert_eq!(cpuid, once);
     }
 
     #[test]
     fn what_would_use_the_pmus_registers_is_not_offered() {
-        let all = |function, index| kvm_cpuid_entry2 {
-            function,
-            index,
-            eax: u32::MAX,
-            ebx: u32::MAX,
-            ecx: u32::MAX,
-            edx: u32::MAX,
-            ..Default::default()
+        let all = |function, index| {
+            let ones = u32::MAX;
+            CpuidEntry::from([function, index, 0, ones, ones, ones, ones])
         };
-        let mut cpuid =
-            CpuId::from_entries(&[all(1, 0), all(7, 0), all(7, 1), all(0x14, 0)]).unwrap();
-        set_cpuid(&mut cpuid, &Capability::new(Version::V2));
+        let mut cpuid = vec![all(1, 0), all(7, 0), all(7, 1), all(0x14, 0)];
+        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
         let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
         assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
         assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
@@ -139,12 +243,12 @@ mod tests {
 
     #[test]
     fn leaf_23_has_its_subleaves() {
-        let mut cpuid = supported();
+        let mut cpuid = supported(INTEL);
         let capability = Capability {
             leaf_23: true,
             ..Capability::new(Version::V5)
         };
-        set_cpuid(&mut cpuid, &capability);
+        set_cpuid(&mut cpuid, &capability, KHZ);
         assert_eq!(leaf(&cpuid, 0x23, 1).unwrap().eax, 0xff);
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x23);
     }

@@ -1,25 +1,50 @@
-//! What can go wrong between the engine and KVM.
+//! What can go wrong between the engine, KVM and perf.
 
-use vpmu::x86::intel::ConfigError;
+use std::io;
 
-/// What can go wrong between the engine and KVM.
-#[derive(Debug, thiserror::Error)]
+use vpmu::x86::ArchEvent;
+use vpmu::x86::intel::{ConfigError, RestoreError};
+use vpmu_perf::PerfError;
+
+/// What can go wrong between the engine, KVM and perf. Each text ends with what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// KVM is too old.
-    #[error("this KVM cannot hand MSRs to a VMM: it needs Linux 5.10 or newer")]
+    #[error("this KVM cannot hand MSRs to a VMM: use Linux 5.10 or newer on the host")]
     NoUserSpaceMsr,
-    /// KVM said no.
-    #[error("KVM: {0} failed: {1}")]
-    Kvm(&'static str, #[source] kvm_ioctls::Error),
+    /// KVM's own PMU cannot be switched off any more.
+    #[error(
+        "KVM's own PMU cannot be switched off once there is a vCPU: call intercept before \
+         KVM_CREATE_VCPU"
+    )]
+    LateIntercept,
+    /// The local APIC is not KVM's, or the descriptor is no vCPU's.
+    #[error(
+        "KVM does not give this vCPU's local APIC ({errno}): create the interrupt controller \
+         (KVM_CREATE_IRQCHIP or KVM_CAP_SPLIT_IRQCHIP) before the vCPU, and pass the vCPU's descriptor",
+        errno = io::Error::from_raw_os_error(*.0)
+    )]
+    NoLapic(i32),
+    /// KVM said no: to which call, and its error number.
+    #[error(
+        "KVM: {0} failed: {errno}; see Documentation/virt/kvm/api.rst for its reasons",
+        errno = io::Error::from_raw_os_error(*.1)
+    )]
+    Kvm(&'static str, i32),
     /// The host has no timer to give.
-    #[error("timerfd: {0}")]
-    Timer(#[source] std::io::Error),
+    #[error(
+        "timerfd: {errno}; raise the limit of open files (ulimit -n)",
+        errno = io::Error::from_raw_os_error(*.0)
+    )]
+    Timer(i32),
     /// A saved deadline that cannot go on here.
-    #[error("{0}")]
-    Deadline(#[source] lazy_deadline::RestoreError),
+    #[error("{0}; restore the guest's memory before its deadline")]
+    Deadline(lazy_deadline::RestoreError),
     /// The vCPU's TSC was given another rate than the host's.
     #[error(
-        "a lazy deadline needs a TSC as fast as the host's, {host} kHz, and the guest's has {guest}"
+        "a lazy deadline needs a TSC as fast as the host's, {host} kHz, and the guest's has {guest}: \
+         leave the TSC's rate alone, or offer no lazy deadline"
     )]
     ScaledTsc {
         /// The guest's rate, kHz.
@@ -28,10 +53,31 @@ pub enum Error {
         host: u32,
     },
     /// There can be no such PMU.
-    #[error("PMU: {0}")]
+    #[error("{0}; use what detect() gives")]
     Config(ConfigError),
+    /// perf refuses.
+    #[error(transparent)]
+    Perf(#[from] PerfError),
+    /// The guest has been offered an event that this host cannot count.
+    #[error(
+        "this host cannot count {0:?}, which the guest is offered: use a host that can, or \
+         Options::approximate_instructions if the guest was offered them so"
+    )]
+    Event(ArchEvent),
+    /// The registers are not those of the PMU that the guest is offered.
+    #[error("{0}; restore the state of the same kind of PMU")]
+    State(RestoreError),
+    /// The state was saved by a later version of this crate.
+    #[error("a saved PMU of version {0} is not known here: restore with the version that saved it")]
+    StateVersion(u32),
+    /// A PMU without descriptors was told too little.
+    #[error("a PMU without descriptors cannot know {0}: give it in Options")]
+    Missing(&'static str),
 }
 
-pub(crate) fn kvm<T>(what: &'static str, result: Result<T, kvm_ioctls::Error>) -> Result<T, Error> {
-    result.map_err(|error| Error::Kvm(what, error))
+impl Error {
+    /// The system's last error, of this call of KVM's.
+    pub(crate) fn last(call: &'static str) -> Self {
+        Self::Kvm(call, io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
 }

@@ -1,71 +1,115 @@
 //! Which MSRs come to the VMM, and that they are nobody else's.
 
+use std::os::fd::AsRawFd;
+
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_USER_SPACE_MSR, KVM_PMU_CAP_DISABLE, kvm_enable_cap,
-};
-use kvm_ioctls::{
-    Cap, MsrExitReason, MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VmFd,
+    KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_MSR_FILTER, KVM_CAP_X86_USER_SPACE_MSR,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_FILTER_DEFAULT_ALLOW, KVM_MSR_FILTER_MAX_RANGES,
+    KVM_MSR_FILTER_READ, KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
+    kvm_msr_filter_range,
 };
 use vpmu::x86::intel::Msr;
 
-use crate::error::{Error, kvm};
+use crate::error::Error;
+use crate::sys;
 
 /// Every MSR of a PMU, for [`intercept`].
-pub fn pmu_msrs() -> impl Iterator<Item = u32> {
-    Msr::all().map(Msr::address)
+pub fn pmu_msrs() -> Vec<u32> {
+    Msr::all().map(Msr::address).collect()
 }
 
-/// Switches off the PMU that KVM itself may have for this VM's guest. Before the first vCPU is created:
-/// with that, a KVM that gives its guests the host's PMU (mediated vPMU) takes it from perf.
+/// Has KVM hand all accesses of `msrs` to the VMM, and of no others; nothing is asked for an empty list. Switches
+/// off the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated
+/// vPMU) would take it from perf. To be called before the first vCPU is created.
+///
+/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list.
 ///
 /// # Errors
 ///
-/// When KVM refuses. One without a PMU has nothing to switch off.
-pub fn disable_kvm_pmu(vm: &VmFd) -> Result<(), Error> {
-    let known = vm.check_extension_raw(KVM_CAP_PMU_CAPABILITY.into());
-    if known & KVM_PMU_CAP_DISABLE.cast_signed() == 0 {
+/// A KVM before Linux 5.10 cannot; nor can any when there is a vCPU already.
+pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
+    disable_kvm_pmu(vm)?;
+    if msrs.is_empty() {
         return Ok(());
     }
-    let cap = capability(KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into());
-    kvm("KVM_CAP_PMU_CAPABILITY", vm.enable_cap(&cap))
-}
-
-fn capability(cap: u32, argument: u64) -> kvm_enable_cap {
-    kvm_enable_cap {
-        cap,
-        args: [argument, 0, 0, 0],
-        ..Default::default()
-    }
-}
-
-/// Has KVM hand all accesses of `msrs` to the VMM, and of no others. Before the first vCPU runs.
-///
-/// # Errors
-///
-/// A KVM before Linux 5.10 cannot.
-pub fn intercept(vm: &VmFd, msrs: impl IntoIterator<Item = u32>) -> Result<(), Error> {
-    if !vm.check_extension(Cap::X86UserSpaceMsr) || !vm.check_extension(Cap::X86MsrFilter) {
+    let has = |capability| sys::check_extension(vm, capability) != 0;
+    if !has(KVM_CAP_X86_USER_SPACE_MSR) || !has(KVM_CAP_X86_MSR_FILTER) {
         return Err(Error::NoUserSpaceMsr);
     }
-    let reasons = MsrExitReason::Filter.bits();
-    let cap = capability(KVM_CAP_X86_USER_SPACE_MSR, reasons.into());
-    kvm("KVM_CAP_X86_USER_SPACE_MSR", vm.enable_cap(&cap))?;
+    let reasons = KVM_MSR_EXIT_REASON_FILTER.into();
+    sys::enable_cap(vm, KVM_CAP_X86_USER_SPACE_MSR, reasons)?;
 
-    let mut addresses: Vec<u32> = msrs.into_iter().collect();
+    // A clear bit denies, and what is denied comes to the VMM.
+    let mut denied = [0_u8; DENIED];
+    let mut filter = kvm_msr_filter {
+        flags: KVM_MSR_FILTER_DEFAULT_ALLOW,
+        ..Default::default()
+    };
+    let runs = runs(msrs);
+    if runs.len() > filter.ranges.len() {
+        return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG));
+    }
+    for (range, (base, nmsrs)) in filter.ranges.iter_mut().zip(runs) {
+        *range = kvm_msr_filter_range {
+            flags: KVM_MSR_FILTER_READ | KVM_MSR_FILTER_WRITE,
+            base,
+            nmsrs,
+            bitmap: denied.as_mut_ptr(),
+        };
+    }
+    sys::set_msr_filter(vm, &filter)
+}
+
+const _: () = assert!(KVM_MSR_FILTER_MAX_RANGES == 16);
+/// Bytes of a bitmap for the longest run.
+const DENIED: usize = LONGEST.div_ceil(8) as usize;
+/// MSRs in a run.
+const LONGEST: u32 = 256;
+
+/// First MSRs, and how many follow each other.
+fn runs(msrs: &[u32]) -> Vec<(u32, u32)> {
+    let mut addresses = msrs.to_vec();
     addresses.sort_unstable();
     addresses.dedup();
-    let ranges: Vec<MsrFilterRange<'_>> = addresses
+    addresses
         .chunk_by(|a, b| b - a == 1)
-        .map(|run| MsrFilterRange {
-            flags: MsrFilterRangeFlags::READ | MsrFilterRangeFlags::WRITE,
-            base: run[0],
-            msr_count: run.len() as u32,
-            // A clear bit denies, and what is denied comes to us. No run is longer than 8.
-            bitmap: &[0; 4],
-        })
-        .collect();
-    kvm(
-        "KVM_X86_SET_MSR_FILTER",
-        vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &ranges),
-    )
+        .flat_map(|run| run.chunks(LONGEST as usize))
+        .map(|run| (run[0], run.len() as u32))
+        .collect()
+}
+
+fn disable_kvm_pmu(vm: &impl AsRawFd) -> Result<(), Error> {
+    let known = sys::check_extension(vm, KVM_CAP_PMU_CAPABILITY);
+    if known & KVM_PMU_CAP_DISABLE == 0 {
+        return Ok(());
+    }
+    match sys::enable_cap(vm, KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE.into()) {
+        Err(Error::Kvm(_, libc::EINVAL)) => Err(Error::LateIntercept),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pmus_msrs_are_few_runs() {
+        let runs = runs(&pmu_msrs());
+        assert!(
+            runs.len() <= KVM_MSR_FILTER_MAX_RANGES as usize - 8,
+            "{runs:x?}"
+        );
+        assert!(runs.contains(&(0x38d, 6)));
+        assert_eq!(
+            runs.iter().map(|run| run.1 as usize).sum::<usize>(),
+            pmu_msrs().len()
+        );
+    }
+
+    #[test]
+    fn a_long_run_is_cut() {
+        let msrs: Vec<u32> = (0..300).rev().chain([7]).collect();
+        assert_eq!(runs(&msrs), [(0, 256), (256, 44)]);
+    }
 }

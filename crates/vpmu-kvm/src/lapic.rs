@@ -1,17 +1,19 @@
 //! The local APIC, which KVM keeps: what its registers say, and an interrupt for it.
 
-use kvm_bindings::{kvm_lapic_state, kvm_msi};
-use kvm_ioctls::{VcpuFd, VmFd};
+use std::os::fd::AsRawFd;
 
-use crate::error::{Error, kvm};
+use kvm_bindings::{kvm_lapic_state, kvm_msi};
+
+use crate::error::Error;
+use crate::sys;
 
 /// The registers (SDM vol. 3A, table 11-1), as KVM_GET_LAPIC gives them.
 pub(crate) struct Lapic(kvm_lapic_state);
 
 impl Lapic {
     /// Those of a vCPU that does not run.
-    pub(crate) fn of(vcpu: &VcpuFd) -> Result<Self, Error> {
-        Ok(Self(kvm("KVM_GET_LAPIC", vcpu.get_lapic())?))
+    pub(crate) fn of(vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        sys::lapic(vcpu).map(Self)
     }
 
     fn register(&self, offset: usize) -> u32 {
@@ -35,37 +37,35 @@ impl Lapic {
 
 /// Sends a fixed interrupt to the processor with this APIC, if there is one: a guest may give its APIC
 /// another ID at any time.
-pub(crate) fn signal(vm: &VmFd, id: u8, vector: u8) -> Result<(), Error> {
+pub(crate) fn signal(vm: &impl AsRawFd, id: u8, vector: u8) -> Result<(), Error> {
     let message = kvm_msi {
         address_lo: 0xfee0_0000 | u32::from(id) << 12,
         data: vector.into(),
         ..Default::default()
     };
-    match vm.signal_msi(message) {
-        // KVM's -1 for "nobody".
-        Err(error) if error.errno() == libc::EPERM => Ok(()),
-        result => kvm("KVM_SIGNAL_MSI", result).map(drop),
-    }
+    sys::signal_msi(vm, &message).map(drop)
 }
 
-/// What LVTPC asks for (SDM vol. 3A, figure 11-8).
+/// How a PMI reaches the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivery {
-    Masked,
+pub enum Pmi {
+    /// As an NMI.
     Nmi,
+    /// As a fixed interrupt of this vector, 16 or above.
     Vector(u8),
 }
 
-impl Delivery {
-    pub(crate) fn of(lvtpc: u32) -> Self {
+impl Pmi {
+    /// What LVTPC asks for (SDM vol. 3A, figure 11-8); `None`: it is masked.
+    pub(crate) fn of(lvtpc: u32) -> Option<Self> {
         const MASKED: u32 = 1 << 16;
         match (lvtpc >> 8 & 0b111, lvtpc as u8) {
-            _ if lvtpc & MASKED != 0 => Self::Masked,
-            (0b100, _) => Self::Nmi,
+            _ if lvtpc & MASKED != 0 => None,
+            (0b100, _) => Some(Self::Nmi),
             // A vector below 16 is an illegal one: nothing is delivered.
-            (0b000, vector @ 16..) => Self::Vector(vector),
+            (0b000, vector @ 16..) => Some(Self::Vector(vector)),
             // SMI and INIT are legal and not offered; the rest is reserved.
-            _ => Self::Masked,
+            _ => None,
         }
     }
 }
@@ -76,11 +76,11 @@ mod tests {
 
     #[test]
     fn lvtpc_says_what_is_delivered() {
-        assert_eq!(Delivery::of(0x400), Delivery::Nmi);
-        assert_eq!(Delivery::of(0x4fe), Delivery::Nmi);
-        assert_eq!(Delivery::of(0x1_0400), Delivery::Masked);
-        assert_eq!(Delivery::of(0xee), Delivery::Vector(0xee));
-        assert_eq!(Delivery::of(0x0f), Delivery::Masked);
-        assert_eq!(Delivery::of(0x7ee), Delivery::Masked, "ExtINT");
+        assert_eq!(Pmi::of(0x400), Some(Pmi::Nmi));
+        assert_eq!(Pmi::of(0x4fe), Some(Pmi::Nmi));
+        assert_eq!(Pmi::of(0x1_0400), None);
+        assert_eq!(Pmi::of(0xee), Some(Pmi::Vector(0xee)));
+        assert_eq!(Pmi::of(0x0f), None);
+        assert_eq!(Pmi::of(0x7ee), None, "ExtINT");
     }
 }

@@ -1,81 +1,99 @@
-//! The vpmu engine on stock KVM: a PMU for guests of any VMM, where KVM offers none.
+//! The vpmu engine on stock KVM: a PMU for the guests of any VMM, where KVM offers none.
 //!
-//! KVM hands every access to the PMU's MSRs to the VMM if it is asked to; what it never hands over
-//! is RDPMC. So a VMM needs three things, and they are here:
+//! KVM hands every access to the PMU's MSRs to the VMM if it is asked to. So a VMM needs:
 //!
-//! - [`VcpuPmu`]: one vCPU's PMU. It sets up CPUID and the MSR filter, completes the exits, and
-//!   delivers the interrupt;
-//! - the crate `vpmu-kernel`: takes the vmlinux out of a distribution's kernel image and rewrites its RDPMC
-//!   instructions into an exit that [`VcpuPmu`] completes;
-//! - a host that counts: anything that implements
-//!   [`CounterHost`](vpmu::counter::CounterHost), such as `vpmu_perf::PerfHost`.
+//! - this crate: what KVM hands over is completed, counted by perf events of the vCPU's thread, and the
+//!   interrupt is delivered;
+//! - a kernel whose RDPMC instructions are exits, because KVM never hands these over: the crate
+//!   `vpmu-kernel` or the command `vpmu rewrite-kernel` makes one out of a distribution's;
+//! - perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
 //!
-//! The crate `vpmu-vmm` is a small VMM on the rust-vmm crates that uses them.
+//! The VMM's binding to KVM does not matter: descriptors are taken as [`AsRawFd`](std::os::fd::AsRawFd), everything else is
+//! plain. No call is unsafe. `docs/embedding.md` has the rules that a VMM with jails, snapshots and pauses looks for.
 //!
 //! # In a VMM of your own
 //!
 //! ```no_run
+//! use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 //! use kvm_ioctls::{Kvm, VcpuExit};
-//! use vpmu::x86::intel::{Capability, PmuConfig, Version};
-//! use vpmu_kvm::VcpuPmu;
-//! use vpmu_perf::{PerfHost, PerfOptions};
+//! use vpmu_kvm::{CpuidEntry, Options, VcpuPmu};
 //!
+//! // 1. On any thread, before there is a VM: what can this host back?
+//! let capability = vpmu_kvm::detect(&Options::default())?;
+//!
+//! // 2. Before the first vCPU is created: the PMU's MSRs, and no others, come to the VMM.
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
-//! vpmu_kvm::disable_kvm_pmu(&vm)?;
+//! vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs())?;
 //! vm.create_irq_chip()?;
-//! vpmu_kvm::intercept(&vm, vpmu_kvm::pmu_msrs())?; // these, and no others, come to the VMM
-//!
-//! let capability = Capability::new(Version::V2);
 //! let mut vcpu = vm.create_vcpu(0)?;
-//! let mut cpuid = kvm.get_supported_cpuid(80)?;
-//! vpmu_kvm::set_cpuid(&mut cpuid, &capability);
-//! vcpu.set_cpuid2(&cpuid)?;
-//! // From here on, all on the vCPU's thread.
-//! let mut host = PerfHost::new(PerfOptions {
-//!     tsc_hz: u64::from(vcpu.get_tsc_khz()?) * 1000,
-//!     backing: None,
-//!     approximate_instructions: false,
-//! })?;
-//! // SAFETY: kvm_run outlives the host, and only this thread touches this byte of it.
-//! unsafe { host.set_kick(&raw mut vcpu.get_kvm_run().immediate_exit) };
-//! let mut pmu = VcpuPmu::new(PmuConfig::new(capability), host)?;
-//! vpmu_kvm::prepare(&mut vcpu);
 //!
+//! // 3. After the VMM's own changes of CPUID: the processor and its PMU.
+//! let cpuid = kvm.get_supported_cpuid(80)?;
+//! let entry = |e: &kvm_cpuid_entry2| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx];
+//! let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(|e| entry(e).into()).collect();
+//! vpmu_kvm::set_cpuid(&mut leaves, &capability, vcpu.get_tsc_khz()?);
+//! let leaves = leaves.into_iter().map(|leaf| {
+//!     let [function, index, flags, eax, ebx, ecx, edx] = leaf.into();
+//!     kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, ..Default::default() }
+//! });
+//! vcpu.set_cpuid2(&CpuId::from_entries(&leaves.collect::<Vec<_>>()).unwrap())?;
+//!
+//! // 4. Before the seccomp filter, on any thread.
+//! let options = Options { capability: Some(capability), ..Options::default() };
+//! let mut pmu = VcpuPmu::attach(&vm, &vcpu, options)?;
+//!
+//! // 5. On the vCPU's thread: around each KVM_RUN.
 //! loop {
-//!     pmu.take_overflows();
-//!     pmu.before_run(&vm, &vcpu)?; // delivers the interrupt
-//!     let exit = match vcpu.run() {
-//!         // An overflow's signal has taken the vCPU out of the guest.
-//!         Err(error) if error.errno() == libc::EINTR => {
-//!             vcpu.set_kvm_immediate_exit(0);
-//!             continue;
-//!         }
-//!         exit => exit?,
-//!     };
-//!     pmu.take_overflows(); // what was counted up to this exit comes before the access
+//!     pmu.before_run()?;
+//!     let exit = vcpu.run();
+//!     if pmu.after_run()? {
+//!         continue; // the exit was the PMU's, and is completed
+//!     }
 //!     match exit {
-//!         VcpuExit::X86Rdmsr(mut exit) => { pmu.rdmsr(&mut exit); }
-//!         VcpuExit::X86Wrmsr(mut exit) => { pmu.wrmsr(&mut exit); }
-//!         VcpuExit::IoOut(vpmu_kvm::RDPMC_PORT, _) => pmu.rdpmc(&mut vcpu)?,
-//!         exit => break, // yours
+//!         // A signal: the VMM's, or an overflow's. The same is done for both.
+//!         Err(error) if error.errno() == libc::EINTR => vcpu.set_kvm_immediate_exit(0),
+//!         exit => match exit? {
+//!             VcpuExit::Hlt => break,
+//!             _yours => {}
+//!         },
 //!     }
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! A VMM that reaches its vCPUs by an abstraction of its own makes its PMUs by
+//! [`VcpuPmu::without_descriptors`], and hands over what its abstraction gives it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+#[cfg(test)]
+extern crate self as vpmu_kvm;
 
 mod cpuid;
 mod deadline;
 mod error;
+mod host;
 mod intercept;
 mod lapic;
+mod options;
 mod pmu;
+mod run;
+mod seccomp;
 mod stats;
+mod sys;
+mod vcpu;
 
-pub use cpuid::{set_cpuid, set_deadline_cpuid};
-pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline, VcpuDeadlineState};
+pub use cpuid::{CpuidEntry, cpuid_leaves, set_cpuid, set_deadline_cpuid};
+pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, SlotMemory, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
-pub use intercept::{disable_kvm_pmu, intercept, pmu_msrs};
-pub use pmu::{RDPMC_PORT, VcpuPmu, prepare};
+pub use intercept::{intercept, pmu_msrs};
+pub use lapic::Pmi;
+pub use options::{Options, detect};
+pub use pmu::{Gp, State};
+pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
 pub use stats::{Exit, Statistics};
+pub use vcpu::{RDPMC_PORT, VcpuPmu};
+pub use vpmu::counter::Policy;
+pub use vpmu::x86::CpuidLeaf;
+pub use vpmu::x86::intel::Capability;
+pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, overrun};

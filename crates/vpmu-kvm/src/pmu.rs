@@ -1,235 +1,215 @@
-//! One vCPU's PMU on KVM.
-//!
-//! # What KVM hands over, and what not
-//!
-//! With an MSR filter, RDMSR and WRMSR of the PMU's MSRs come to the VMM. The local APIC stays in
-//! the kernel, so the VMM reads LVTPC there when it has an interrupt to deliver, and delivers what
-//! LVTPC asks for. RDPMC never comes: the guest's kernel has been rewritten to execute
-//! `out 0xe6, al` instead (`vpmu-kernel`), which does.
-//!
-//! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
-//! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an
-//! interrupt that another vCPU sends meanwhile. Between delivery and the handler's write of LVTPC a
-//! second PMI may thus be delivered. It is an NMI that the guest's processor keeps until the first
-//! one's handler is through, and that finds nothing to do.
+//! One vCPU's PMU and its host: what no descriptor is needed for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kvm_ioctls::{ReadMsrExit, SyncReg, VcpuFd, VmFd, WriteMsrExit};
-use vpmu::counter::{CounterHost, Report};
-use vpmu::x86::intel::{Pmu, PmuConfig, PmuState, RestoreError};
+use serde::{Deserialize, Serialize};
+use vpmu::counter::{CounterHost, Policy, Report};
+use vpmu::x86::intel::{Capability, Pmu, PmuConfig, PmuState};
 use vpmu::x86::{CounterConfig, Outcome, Ring};
-use vpmu_perf::PerfHost;
 
-use crate::error::{Error, kvm};
-use crate::lapic::{self, Delivery, Lapic};
+use crate::error::Error;
+use crate::host::Host;
+use crate::lapic::Pmi;
 use crate::{Exit, Statistics};
 
-/// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
-pub const RDPMC_PORT: u16 = 0xe6;
-
-/// Has `vcpu` give its registers with each exit, so that RDPMC costs no further system call.
-pub fn prepare(vcpu: &mut VcpuFd) {
-    vcpu.set_sync_valid_reg(SyncReg::Register);
+/// One vCPU's PMU as a value: all that its guest could find out, and what it was offered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct State {
+    /// Of this layout.
+    pub version: u32,
+    /// What the guest was offered.
+    pub capability: Capability,
+    /// The registers, with all that has been counted.
+    pub pmu: PmuState,
 }
 
-/// One vCPU's PMU and its host.
+impl State {
+    const VERSION: u32 = 1;
+}
+
+/// The access is a general protection fault: inject #GP(0), and do not step over the instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gp;
+
+/// The engine, what counts for it, and what it cost.
 #[derive(Debug)]
-pub struct VcpuPmu<H> {
+pub(crate) struct Core<H> {
     pmu: Pmu,
-    host: H,
-    account: Arc<Mutex<Statistics>>,
+    pub(crate) host: H,
+    policy: Policy,
+    statistics: Arc<Mutex<Statistics>>,
 }
 
-impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
-    /// A PMU out of reset.
-    ///
-    /// # Errors
-    ///
-    /// When there can be no such PMU.
-    pub fn new(config: PmuConfig, host: H) -> Result<Self, Error> {
+fn engine(capability: Capability, policy: Policy) -> Result<Pmu, Error> {
+    Pmu::new(PmuConfig {
+        policy,
+        ..PmuConfig::new(capability)
+    })
+    .map_err(Error::Config)
+}
+
+impl<H: CounterHost<CounterConfig>> Core<H> {
+    /// A PMU out of reset. Nothing counts before [`load`](Self::load).
+    pub(crate) fn new(capability: Capability, policy: Policy, mut host: H) -> Result<Self, Error> {
+        let mut pmu = engine(capability, policy)?;
+        pmu.put(&mut host);
         Ok(Self {
-            pmu: Pmu::new(config).map_err(Error::Config)?,
+            pmu,
             host,
-            account: Arc::default(),
+            policy,
+            statistics: Arc::new(Mutex::new(Statistics::new())),
         })
     }
 
-    /// What counts.
-    pub fn host(&mut self) -> &mut H {
-        &mut self.host
+    /// What is enabled counts from now on.
+    pub(crate) fn load(&mut self) {
+        self.pmu.load(&mut self.host);
+        self.note_calls();
     }
 
-    /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
-    ///
-    /// Overflows that the host has reported must have been handed over before.
-    pub fn save(&mut self) -> PmuState {
-        let state = self.pmu.save(&mut self.host);
-        self.count_calls();
-        state
+    pub(crate) fn pmu(&self) -> &Pmu {
+        &self.pmu
     }
 
-    /// Goes on from `state`, in place of what was here: what is enabled counts at once. The account
-    /// is not the guest's, and stays.
-    ///
-    /// # Errors
-    ///
-    /// Refuses the state of a PMU that this one is not. This one is then as it was.
-    pub fn restore(&mut self, state: &PmuState) -> Result<(), RestoreError> {
-        self.pmu.restore(state, &mut self.host)?;
-        self.count_calls();
-        Ok(())
-    }
-
-    /// The engine, for looking.
-    pub fn pmu(&mut self) -> (&mut Pmu, &mut H) {
-        (&mut self.pmu, &mut self.host)
-    }
-
-    /// The account, which any thread may look into. A VMM may count exits of its own in it.
-    pub fn account(&self) -> Arc<Mutex<Statistics>> {
-        Arc::clone(&self.account)
+    pub(crate) fn shared_statistics(&self) -> Arc<Mutex<Statistics>> {
+        Arc::clone(&self.statistics)
     }
 
     fn statistics(&self) -> MutexGuard<'_, Statistics> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        self.statistics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Host events that the guest has not used since the last call are given back: for any regular
-    /// moment, as this host's events follow the vCPU's thread.
-    pub fn end_slice(&mut self) {
-        self.pmu.end_slice(&mut self.host);
-        self.count_calls();
+    pub(crate) fn count(&self, exit: Exit) {
+        self.statistics().count(exit);
     }
 
-    /// Completes an RDMSR. `false`: no MSR of the PMU, and the guest gets #GP unless the caller
-    /// knows better.
-    pub fn rdmsr(&mut self, exit: &mut ReadMsrExit<'_>) -> bool {
-        self.statistics().count(Exit::MsrRead(exit.index));
-        let outcome = self.pmu.rdmsr(exit.index, &mut self.host);
-        self.count_calls();
-        let (value, error) = match outcome {
-            Outcome::Value(value) => (value, 0),
-            Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => (0, 1),
-        };
-        *exit.data = value;
-        *exit.error = error;
-        outcome != Outcome::NotHandled
+    /// What the guest has, up to this moment, in which it does not run. Nothing stops.
+    pub(crate) fn save(&mut self) -> State {
+        let pmu = self.pmu.save(&mut self.host);
+        self.note_calls();
+        State {
+            version: State::VERSION,
+            capability: *self.pmu.capability(),
+            pmu,
+        }
     }
 
-    /// Completes a WRMSR. `false`: no MSR of the PMU, and the guest gets #GP unless the caller knows
-    /// better.
-    pub fn wrmsr(&mut self, exit: &mut WriteMsrExit<'_>) -> bool {
-        self.statistics().count(Exit::MsrWrite(exit.index));
-        let outcome = self.pmu.wrmsr(exit.index, exit.data, &mut self.host);
-        self.count_calls();
-        *exit.error = u8::from(outcome != Outcome::Done);
-        outcome != Outcome::NotHandled
-    }
-
-    /// Completes a rewritten RDPMC, which has exited as a write to [`RDPMC_PORT`]. Only the guest's
-    /// kernel was rewritten, and user space has no ports, so it is the kernel that executes it.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses an exception.
-    pub fn rdpmc(&mut self, vcpu: &mut VcpuFd) -> Result<(), Error> {
-        let index = vcpu.sync_regs().regs.rcx as u32;
-        let Some(value) = self.rdpmc_value(index) else {
-            return general_protection(vcpu);
-        };
-        let regs = &mut vcpu.sync_regs_mut().regs;
-        regs.rax = value & 0xffff_ffff;
-        regs.rdx = value >> 32;
-        vcpu.set_sync_dirty_reg(SyncReg::Register);
+    /// Goes on from `state`. An error leaves all as it was.
+    pub(crate) fn restore(&mut self, state: &State, loaded: bool) -> Result<(), Error> {
+        if state.version != State::VERSION {
+            return Err(Error::StateVersion(state.version));
+        }
+        if state.capability == *self.pmu.capability() {
+            let done = self.pmu.restore(&state.pmu, &mut self.host);
+            done.map_err(Error::State)?;
+        } else {
+            let mut other = engine(state.capability, self.policy)?;
+            // It asks nothing of the host, which still works for the one that is here.
+            other.put(&mut self.host);
+            let done = other.restore(&state.pmu, &mut self.host);
+            done.map_err(Error::State)?;
+            self.pmu.reset(&mut self.host);
+            self.pmu = other;
+            if loaded {
+                self.pmu.load(&mut self.host);
+            }
+        }
+        self.note_calls();
         Ok(())
     }
 
-    /// What RDPMC gives the guest's kernel with `index` in ECX; `None`: #GP. For a VMM that has
-    /// found the instruction by itself.
-    pub fn rdpmc_value(&mut self, index: u32) -> Option<u64> {
-        self.statistics().count(Exit::Rdpmc);
+    /// Gives back host events that the guest has not used since the last call.
+    pub(crate) fn end_slice(&mut self) {
+        self.pmu.end_slice(&mut self.host);
+        self.note_calls();
+    }
+
+    pub(crate) fn rdmsr(&mut self, index: u32) -> Option<Result<u64, Gp>> {
+        let outcome = self.pmu.rdmsr(index, &mut self.host);
+        self.note_calls();
+        let result = match outcome {
+            Outcome::NotHandled => return None,
+            Outcome::Value(value) => Ok(value),
+            Outcome::Done | Outcome::GeneralProtection => Err(Gp),
+        };
+        self.count(Exit::MsrRead(index));
+        Some(result)
+    }
+
+    pub(crate) fn wrmsr(&mut self, index: u32, value: u64) -> Option<Result<(), Gp>> {
+        let outcome = self.pmu.wrmsr(index, value, &mut self.host);
+        self.note_calls();
+        let result = match outcome {
+            Outcome::NotHandled => return None,
+            Outcome::Done => Ok(()),
+            Outcome::Value(_) | Outcome::GeneralProtection => Err(Gp),
+        };
+        self.count(Exit::MsrWrite(index));
+        Some(result)
+    }
+
+    pub(crate) fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
         let outcome = self.pmu.rdpmc(index, Ring::Kernel, true, &mut self.host);
-        self.count_calls();
+        self.note_calls();
+        self.count(Exit::Rdpmc);
         match outcome {
-            Outcome::Value(value) => Some(value),
-            Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => None,
+            Outcome::Value(value) => Ok(value),
+            Outcome::Done | Outcome::GeneralProtection | Outcome::NotHandled => Err(Gp),
         }
     }
 
     /// A host event has overflowed.
-    pub fn overflow(&mut self, counter: u8, report: Report) {
+    pub(crate) fn overflow(&mut self, counter: u8, report: Report) {
         self.pmu.overflow(counter, report, &mut self.host);
-        self.count_calls();
+        self.note_calls();
     }
 
-    /// Delivers a PMI that has become due, as LVTPC has it. To be called on the vCPU's thread before
-    /// it runs.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    pub fn before_run(&mut self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
-        if !self.pmu.pmi_due() {
-            return Ok(());
-        }
-        let lapic = Lapic::of(vcpu)?;
-        match self.take_pmi(lapic.lvtpc()) {
-            None | Some(Delivery::Masked) => Ok(()),
-            Some(Delivery::Nmi) => kvm("KVM_NMI", vcpu.nmi()),
-            Some(Delivery::Vector(vector)) => lapic::signal(vm, lapic.id(), vector),
-        }
+    pub(crate) fn pmi_is_due(&self) -> bool {
+        self.pmu.pmi_due()
     }
 
-    /// How the PMI that is due, if one is, has to be delivered. It is not due any more.
-    fn take_pmi(&mut self, lvtpc: u32) -> Option<Delivery> {
+    /// How the PMI that is due has to be delivered. It is not due any more.
+    pub(crate) fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
         if !self.pmu.take_pmi() {
             return None;
         }
-        let delivery = Delivery::of(lvtpc);
-        let mut account = self.statistics();
-        match delivery {
-            Delivery::Masked => account.masked_pmis += 1,
-            Delivery::Nmi | Delivery::Vector(_) => account.pmis += 1,
+        let pmi = Pmi::of(lvtpc);
+        let mut statistics = self.statistics();
+        match pmi {
+            None => statistics.masked_pmis += 1,
+            Some(_) => statistics.pmis += 1,
         }
-        drop(account);
-        Some(delivery)
+        drop(statistics);
+        pmi
     }
 
-    fn count_calls(&self) {
+    fn note_calls(&self) {
         self.statistics().host = self.pmu.statistics();
     }
 }
 
-impl VcpuPmu<PerfHost> {
-    /// Hands over the overflows that perf has signalled. To be called before the vCPU runs, and after
-    /// an exit, before it is completed: what was counted up to the exit comes before the access.
-    pub fn take_overflows(&mut self) {
-        let overflows = self.host.take_overflows();
-        for (counter, report) in overflows {
+impl Core<Host> {
+    /// Hands over the overflows that perf has signalled.
+    pub(crate) fn take_overflows(&mut self) {
+        for (counter, report) in self.host.overflows().into_iter().flatten() {
             self.overflow(counter, report);
         }
     }
-}
 
-/// Injects #GP(0) in place of the port write that has exited.
-fn general_protection(vcpu: &mut VcpuFd) -> Result<(), Error> {
-    const GP: u8 = 13;
-    let at = vcpu.sync_regs().regs.rip;
-    // KVM steps over the instruction when it is entered again: let it, without running the guest.
-    vcpu.set_kvm_immediate_exit(1);
-    let _ = vcpu.run();
-    vcpu.set_kvm_immediate_exit(0);
-    let mut regs = kvm("KVM_GET_REGS", vcpu.get_regs())?;
-    regs.rip = at;
-    kvm("KVM_SET_REGS", vcpu.set_regs(&regs))?;
-    let mut events = kvm("KVM_GET_VCPU_EVENTS", vcpu.get_vcpu_events())?;
-    events.exception.injected = 1;
-    events.exception.nr = GP;
-    events.exception.has_error_code = 1;
-    events.exception.error_code = 0;
-    kvm("KVM_SET_VCPU_EVENTS", vcpu.set_vcpu_events(&events))
+    /// Lets go of the thread whose perf events count. All that was counted is in the registers.
+    pub(crate) fn unbind(&mut self) {
+        self.take_overflows();
+        self.pmu.put(&mut self.host);
+        let state = self.pmu.save(&mut self.host);
+        self.note_calls();
+        self.pmu.reset(&mut self.host);
+        self.host = Host::Unbound;
+        let restored = self.pmu.restore(&state, &mut self.host);
+        debug_assert_eq!(restored, Ok(()), "it is its own");
+    }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,7 +10,10 @@ use perf_event_open_sys::bindings::{
 };
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 
-use crate::notes::signal;
+use crate::notes::Notes;
+
+/// Longer than any machine runs.
+pub(crate) const ENDLESS: u64 = i64::MAX as u64;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +40,7 @@ pub(crate) struct Total {
     pub(crate) running: u64,
 }
 
-/// An open perf event of the calling thread.
+/// An open perf event of one thread.
 #[derive(Debug)]
 pub(crate) struct PerfEvent(File);
 
@@ -46,15 +49,29 @@ pub(crate) struct PerfEvent(File);
     reason = "perf_event_open, its ioctls and fcntl are C interfaces"
 )]
 impl PerfEvent {
-    /// Opened, stopped, with no signal for an overflow before `period`.
-    pub(crate) fn open(kind: Kind, period: u64) -> io::Result<Self> {
+    /// Opened, stopped, for the thread of `notes`, which gets `signal` for each overflow. Its first period is
+    /// endless.
+    pub(crate) fn open(kind: Kind, notes: &Notes, signal: libc::c_int) -> io::Result<Self> {
+        let thread = notes.thread();
+        // The kernel asks for fewer rights for the calling thread than for another of its process.
+        let event = Self::of(kind, if notes.is_here() { 0 } else { thread })?;
+        event.signal_thread(thread, signal)?;
+        Ok(event)
+    }
+
+    /// Whether it can be opened.
+    pub(crate) fn try_open(kind: Kind) -> io::Result<()> {
+        Self::of(kind, 0).map(drop)
+    }
+
+    fn of(kind: Kind, thread: libc::pid_t) -> io::Result<Self> {
         let mut attr = perf_event_attr::default();
         attr.type_ = kind.type_;
         attr.size = size_of::<perf_event_attr>() as u32;
         attr.config = kind.config;
         attr.read_format =
             u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED) | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING);
-        attr.__bindgen_anon_1.sample_period = period;
+        attr.__bindgen_anon_1.sample_period = ENDLESS;
         // A signal at each overflow.
         attr.__bindgen_anon_2.wakeup_events = 1;
         attr.set_disabled(1);
@@ -65,17 +82,15 @@ impl PerfEvent {
             attr.set_exclude_kernel(u64::from(!rings.kernel));
         }
         // SAFETY: `attr` is initialised and its size is in it.
-        let fd = unsafe { perf_event_open(&mut attr, 0, -1, -1, PERF_FLAG_FD_CLOEXEC.into()) };
+        let fd = unsafe { perf_event_open(&mut attr, thread, -1, -1, PERF_FLAG_FD_CLOEXEC.into()) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new, and nobody else's.
-        let event = Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) }));
-        event.signal_this_thread()?;
-        Ok(event)
+        Ok(Self(File::from(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
-    fn signal_this_thread(&self) -> io::Result<()> {
+    fn signal_thread(&self, thread: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
         #[repr(C)]
         struct Owner {
             kind: libc::c_int,
@@ -89,10 +104,10 @@ impl PerfEvent {
         let done = unsafe {
             let owner = Owner {
                 kind: F_OWNER_TID,
-                pid: libc::gettid(),
+                pid: thread,
             };
             libc::fcntl(fd, F_SETOWN_EX, &raw const owner) == 0
-                && libc::fcntl(fd, F_SETSIG, signal()) == 0
+                && libc::fcntl(fd, F_SETSIG, signal) == 0
                 && libc::fcntl(fd, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
         };
         if done {

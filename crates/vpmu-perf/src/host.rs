@@ -7,39 +7,23 @@
 //! So it is let go on: the guest's handler usually gives it another period at once, and if a second
 //! overflow comes that nobody waits for, only then is the period made endless.
 
-use std::fs;
-use std::io;
 use std::num::NonZeroU64;
-use std::sync::OnceLock;
+use std::sync::Arc;
 
-use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
-    PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
-    PERF_COUNT_HW_REF_CPU_CYCLES, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
-    PERF_TYPE_SOFTWARE,
-};
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
 use vpmu::x86::{ArchEvent, CounterConfig};
 
-use crate::event::{Kind, PerfEvent, Rings, Total};
-use crate::notes;
+use crate::choose::{Backing, Chooser, is_intel};
+use crate::error::PerfError;
+use crate::event::{ENDLESS, PerfEvent, Rings, Total};
+use crate::kick::Kick;
+use crate::notes::{self, Notes};
 
 const COUNTERS: usize = 32;
-/// Longer than any machine runs.
-const ENDLESS: u64 = i64::MAX as u64;
 const NS: u64 = 1_000_000_000;
 
-/// What counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// The processor's counters.
-    Hardware,
-    /// The thread's time on the CPU.
-    Clock,
-}
-
 /// How to count.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PerfOptions {
     /// The guest's TSC frequency, Hz: what a clock's cycles are.
     pub tsc_hz: u64,
@@ -48,52 +32,58 @@ pub struct PerfOptions {
     /// With a clock: instructions and branches too, one for each cycle. Their distribution is that
     /// of time, their number means nothing.
     pub approximate_instructions: bool,
+    /// The real-time signal that reports overflows to the thread. `None`: SIGRTMIN+1.
+    pub signal: Option<i32>,
+    /// What else the signal does.
+    pub kick: Kick,
 }
 
-/// Why there can be no perf events.
-#[derive(Debug, thiserror::Error)]
-pub enum PerfError {
-    /// The kernel forbids it.
-    #[error(
-        "the kernel does not let this user count the guest's kernel (perf_event_paranoid is {0}): \
-         run as root, give the program CAP_PERFMON, or write 1 to \
-         /proc/sys/kernel/perf_event_paranoid"
-    )]
-    Forbidden(String),
-    /// Someone else has the PMU for the guest.
-    #[error(
-        "the host's PMU is taken: KVM gives it to guests itself (mediated vPMU); switch that off \
-         with the module parameter enable_mediated_pmu=0 of kvm_intel or kvm_amd, or use KVM's PMU"
-    )]
-    Mediated,
-    /// No perf in this kernel.
-    #[error("this kernel has no perf events (CONFIG_PERF_EVENTS), or a container forbids them")]
-    NoPerf,
-    /// Anything else.
-    #[error("perf_event_open: {0}")]
-    Open(#[source] io::Error),
-    /// One for each thread, which has its overflows.
-    #[error("this thread has a PerfHost already")]
-    Taken,
-    /// A clock that stands still.
-    #[error("a TSC frequency of 0")]
-    NoFrequency,
+/// What this machine can count for guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// What counts.
+    pub backing: Backing,
+    /// The architectural events that can be counted: bit [`ArchEvent::cpuid_bit`] for each.
+    pub events: u32,
 }
 
-impl PerfError {
-    fn from_open(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM) => {
-                let path = "/proc/sys/kernel/perf_event_paranoid";
-                let level = fs::read_to_string(path).unwrap_or_default();
-                Self::Forbidden(level.trim().to_owned())
-            }
-            // The second one: while a guest has it.
-            Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::Mediated,
-            Some(libc::ENOSYS) => Self::NoPerf,
-            _ => Self::Open(error),
-        }
+/// Finds out what this machine can count for guests. Takes nothing, from any thread: each event is opened
+/// and closed again. `tsc_hz`, the signal and the kick do not matter.
+///
+/// # Errors
+///
+/// Says why perf events cannot be had, and what to do.
+pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
+    let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
+    let events = ArchEvent::ENUMERATED
+        .into_iter()
+        .filter(|&event| chooser.counts(event))
+        .filter_map(ArchEvent::cpuid_bit)
+        .fold(0, |bits, bit| bits | 1 << bit);
+    Ok(Support {
+        backing: chooser.backing,
+        events,
+    })
+}
+
+/// Does what a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
+/// looks at /proc/cpuinfo. Whoever puts a thread into a jail calls this before; [`PerfHost::new`] then makes
+/// neither call.
+///
+/// # Errors
+///
+/// When the signal is no real-time signal, or the system refuses a handler.
+pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
+    let signal = signal(options);
+    if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
+        return Err(PerfError::Signal(signal));
     }
+    is_intel();
+    notes::install(signal).map_err(|error| PerfError::Open(error.raw_os_error().unwrap_or(0)))
+}
+
+fn signal(options: &PerfOptions) -> i32 {
+    options.signal.unwrap_or_else(notes::default_signal)
 }
 
 /// The perf event behind one counter.
@@ -116,17 +106,17 @@ struct Slot {
     wanted: Option<NonZeroU64>,
 }
 
-/// A [`CounterHost`] of the calling thread.
+/// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run
+/// its guest, and drop it.
 #[derive(Debug)]
 pub struct PerfHost {
-    backing: Backing,
-    /// Count only while the thread runs a guest.
-    guest: bool,
+    chooser: Chooser,
     tsc_hz: u64,
-    approximate: bool,
+    signal: i32,
     slots: [Option<Slot>; COUNTERS],
-    /// It belongs to a thread: its events are that thread's.
-    _thread: std::marker::PhantomData<*mut ()>,
+    notes: Arc<Notes>,
+    /// Keeps what the handler kicks.
+    _kick: Kick,
 }
 
 impl PerfHost {
@@ -136,8 +126,7 @@ impl PerfHost {
     /// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
     pub const FLOOR: u64 = 50_000;
 
-    /// For the guest that the calling thread runs. SIGRTMIN+1 becomes the process's signal for
-    /// overflows, and SIGIO one for when too many of them wait.
+    /// For the guest that the calling thread runs. Does what [`prepare`] does, unless that is done.
     ///
     /// # Errors
     ///
@@ -160,56 +149,38 @@ impl PerfHost {
         if options.tsc_hz == 0 {
             return Err(PerfError::NoFrequency);
         }
-        notes::install().map_err(PerfError::Open)?;
-        let open = |backing| PerfEvent::open(probe(backing, guest), ENDLESS);
-        let backing = match options.backing {
-            Some(backing) => {
-                open(backing).map_err(PerfError::from_open)?;
-                backing
-            }
-            None => match open(Backing::Hardware) {
-                Ok(_) => Backing::Hardware,
-                Err(error) if is_absence(&error) => {
-                    open(Backing::Clock).map_err(PerfError::from_open)?;
-                    Backing::Clock
-                }
-                Err(error) => return Err(PerfError::from_open(error)),
-            },
-        };
-        if !notes::claim() {
-            return Err(PerfError::Taken);
-        }
+        prepare(&options)?;
+        let chooser = Chooser::new(options.backing, guest, options.approximate_instructions)?;
         Ok(Self {
-            backing,
-            guest,
+            chooser,
             tsc_hz: options.tsc_hz,
-            approximate: options.approximate_instructions,
+            signal: signal(&options),
             slots: [const { None }; COUNTERS],
-            _thread: std::marker::PhantomData,
+            notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
+            _kick: options.kick,
         })
     }
 
     /// What counts.
     pub fn backing(&self) -> Backing {
-        self.backing
+        self.chooser.backing
     }
 
     /// Whether `event` can be counted: what CPUID may offer.
     pub fn counts(&self, event: ArchEvent) -> bool {
-        let rings = Rings {
-            user: true,
-            kernel: true,
-            guest: self.guest,
-        };
-        self.kind(Some(event), None, rings)
-            .is_ok_and(|kind| PerfEvent::open(kind, ENDLESS).is_ok())
+        self.chooser.counts(event)
+    }
+
+    /// Whether the calling thread is the one that made this host.
+    pub fn is_here(&self) -> bool {
+        self.notes.is_here()
     }
 
     /// Overflows that have been signalled since the last call. Costs a look into memory when there
     /// are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
         let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
-        for counter in notes::take() {
+        for counter in self.notes.take() {
             let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
                 continue;
             };
@@ -224,7 +195,7 @@ impl PerfHost {
                 slot.endless = slot.event.set_period(ENDLESS);
             }
         }
-        if notes::take_overrun() {
+        if self.notes.take_overrun() {
             for (counter, slot) in (0..).zip(&mut self.slots) {
                 if let Some(slot) = slot.as_mut().filter(|slot| slot.armed) {
                     slot.armed = false;
@@ -236,64 +207,9 @@ impl PerfHost {
         due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
     }
 
-    /// Has each overflow's signal write 1 to `flag`: `kvm_run.immediate_exit`, so that a signal is
-    /// not missed that comes just before the guest is entered. Null: nothing is written.
-    ///
-    /// # Safety
-    ///
-    /// `flag` must stay valid for writes until another call or the end of this host, and nobody but
-    /// this thread may access it except by volatile or atomic accesses.
-    #[expect(unsafe_code, reason = "a signal handler writes through a pointer")]
-    pub unsafe fn set_kick(&mut self, flag: *mut u8) {
-        notes::set_kick(flag);
-    }
-
-    /// The perf event for what is to be counted.
-    fn kind(&self, event: Option<ArchEvent>, raw: Option<u64>, rings: Rings) -> Result<Kind, Lost> {
-        match self.backing {
-            Backing::Clock => match event {
-                _ if !rings.user || !rings.kernel => Err(Lost::Unsupported),
-                Some(ArchEvent::CoreCycles | ArchEvent::ReferenceCycles | ArchEvent::TscCycles) => {
-                    Ok(probe(Backing::Clock, self.guest))
-                }
-                Some(ArchEvent::Instructions | ArchEvent::Branches) if self.approximate => {
-                    Ok(probe(Backing::Clock, self.guest))
-                }
-                _ => Err(Lost::Unsupported),
-            },
-            Backing::Hardware => {
-                let generic = event.and_then(|event| {
-                    Some(match event {
-                        ArchEvent::CoreCycles => PERF_COUNT_HW_CPU_CYCLES,
-                        ArchEvent::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
-                        ArchEvent::ReferenceCycles | ArchEvent::TscCycles => {
-                            PERF_COUNT_HW_REF_CPU_CYCLES
-                        }
-                        ArchEvent::LlcReferences => PERF_COUNT_HW_CACHE_REFERENCES,
-                        ArchEvent::LlcMisses => PERF_COUNT_HW_CACHE_MISSES,
-                        ArchEvent::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
-                        ArchEvent::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
-                        ArchEvent::TopdownSlots => return None,
-                    })
-                });
-                let (type_, config) = match (generic, raw) {
-                    (Some(generic), _) => (PERF_TYPE_HARDWARE, u64::from(generic)),
-                    // The guest's processor is an Intel one; so must the host's be for its events.
-                    (None, Some(raw)) if is_intel() => (PERF_TYPE_RAW, raw),
-                    _ => return Err(Lost::Unsupported),
-                };
-                Ok(Kind {
-                    type_,
-                    config,
-                    rings: Some(rings),
-                })
-            }
-        }
-    }
-
     /// `events` as what the perf event counts, rounded up.
     fn to_host(&self, events: u64) -> u64 {
-        let count = match self.backing {
+        let count = match self.chooser.backing {
             Backing::Hardware => u128::from(events),
             Backing::Clock => {
                 let ns = u128::from(events) * u128::from(NS);
@@ -308,7 +224,7 @@ impl PerfHost {
 
     /// What the perf event has counted as the guest's events.
     fn to_guest(&self, count: u64) -> u64 {
-        match self.backing {
+        match self.chooser.backing {
             Backing::Hardware => count,
             // Modulo 2^64, as every total.
             Backing::Clock => (u128::from(count) * u128::from(self.tsc_hz) / u128::from(NS)) as u64,
@@ -331,44 +247,8 @@ impl PerfHost {
 
 impl Drop for PerfHost {
     fn drop(&mut self) {
-        notes::give_back();
+        self.notes.retire();
     }
-}
-
-/// The event that shows whether a backing works.
-fn probe(backing: Backing, guest: bool) -> Kind {
-    match backing {
-        Backing::Hardware => Kind {
-            type_: PERF_TYPE_HARDWARE,
-            config: PERF_COUNT_HW_CPU_CYCLES.into(),
-            rings: Some(Rings {
-                user: true,
-                kernel: true,
-                guest,
-            }),
-        },
-        Backing::Clock => Kind {
-            type_: PERF_TYPE_SOFTWARE,
-            config: PERF_COUNT_SW_TASK_CLOCK.into(),
-            rings: None,
-        },
-    }
-}
-
-/// No hardware PMU, or none that can be restricted to guests.
-fn is_absence(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL)
-    )
-}
-
-/// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
-fn is_intel() -> bool {
-    static INTEL: OnceLock<bool> = OnceLock::new();
-    *INTEL.get_or_init(|| {
-        fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
-    })
 }
 
 impl CounterHost<CounterConfig> for PerfHost {
@@ -376,10 +256,14 @@ impl CounterHost<CounterConfig> for PerfHost {
         let rings = Rings {
             user: config.user,
             kernel: config.kernel,
-            guest: self.guest,
+            guest: self.chooser.guest,
         };
-        let kind = self.kind(config.architectural(), config.raw(), rings)?;
-        let event = PerfEvent::open(kind, ENDLESS).map_err(|error| match error.raw_os_error() {
+        let kind = self
+            .chooser
+            .kind(config.architectural(), config.raw(), rings)?;
+        let event = PerfEvent::open(kind, &self.notes, self.signal).map_err(|error| match error
+            .raw_os_error()
+        {
             Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
             Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
             _ => Lost::Failed,
@@ -388,7 +272,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             .slots
             .get_mut(usize::from(counter))
             .ok_or(Lost::Unsupported)?;
-        notes::watch(counter, event.fd());
+        self.notes.watch(counter, Some(event.fd()));
         *slot = Some(Slot {
             event,
             armed: false,
@@ -418,7 +302,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             slot.armed = events.is_some();
             slot.certain = true;
             // A signal of the period before has come by now, and is of no interest.
-            notes::forget(counter);
+            self.notes.forget(counter);
         }
     }
 
@@ -465,7 +349,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn release(&mut self, counter: u8) {
-        notes::watch(counter, -1);
+        self.notes.watch(counter, None);
         if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
             *slot = None;
         }

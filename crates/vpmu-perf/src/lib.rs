@@ -1,9 +1,9 @@
 //! A host for the vpmu engine: Linux perf events behind the guest's counters.
 //!
-//! A [`PerfHost`] belongs to one vCPU and lives on that vCPU's thread. Each guest counter that has
+//! A [`PerfHost`] belongs to one vCPU and is made on that vCPU's thread. Each guest counter that has
 //! to count gets a perf event of that thread, so the kernel itself stops and starts it with the
-//! thread. An overflow is a signal to the thread, SIGRTMIN+1: it takes the vCPU out of KVM_RUN, and is
-//! noted for [`PerfHost::take_overflows`].
+//! thread. An overflow is a signal to the thread ([`PerfOptions::signal`]): it takes the vCPU out of
+//! KVM_RUN, and is noted for [`PerfHost::take_overflows`].
 //!
 //! # What counts
 //!
@@ -25,8 +25,15 @@
 //! signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]
 
+mod choose;
+mod error;
 mod event;
 mod host;
+mod kick;
 mod notes;
 
-pub use host::{Backing, PerfError, PerfHost, PerfOptions};
+pub use choose::Backing;
+pub use error::PerfError;
+pub use host::{PerfHost, PerfOptions, Support, prepare, support};
+pub use kick::{Flag, KICKED, Kick};
+pub use notes::overrun;

@@ -1,55 +1,249 @@
 //! What the signal handler notes for the thread it interrupts: which perf events have overflowed.
 //!
-//! The handler finds the counter by its file descriptor and does nothing but two atomic writes. The
-//! second one tells KVM not to enter the guest: without it, a signal that comes between the last
-//! look and KVM_RUN would be seen at the next exit only, which may be never.
+//! The handler finds the counter by its file descriptor, notes it in a word of memory, and kicks: without
+//! the kick, a signal that comes between the last look and KVM_RUN would be seen at the next exit only,
+//! which may be never.
 //!
 //! It is a real-time signal, because these queue: of two overflows at one time, a second SIGUSR1
 //! would be dropped, and with it the report that was promised. A queue that is full makes the kernel
 //! send SIGIO instead, which says of no counter in particular that it has overflowed, and would end
 //! the process if nobody expected it.
+//!
+//! Notes are shared by the handler's thread and the host, which may be on another thread by then. The
+//! thread keeps its notes until it ends or takes others, so the handler never finds them gone; what the
+//! kick points to is the host's, which lets go of it only when no handler is at work (`retire`).
 
+use std::cell::RefCell;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use vpmu::counter::CounterSet;
 
-const COUNTERS: usize = 32;
+use crate::kick::{KICKED, Kick};
 
-struct Notes {
-    /// The perf event of each counter; -1: none.
+const COUNTERS: usize = 32;
+const NO_FD: i32 = -1;
+const NO_SIGNAL: i32 = 0;
+
+#[derive(Debug)]
+pub(crate) struct Notes {
+    /// The perf event of each counter.
     fds: [AtomicI32; COUNTERS],
     pending: AtomicU32,
     /// Any counter may have overflowed.
     overrun: AtomicBool,
-    /// Written 1 with each note, unless null.
-    kick: AtomicPtr<u8>,
+    /// Handlers at work.
+    busy: AtomicU32,
+    /// Set to [`KICKED`] with each note, unless null.
+    flag: AtomicPtr<AtomicU8>,
+    /// Written to with each note.
+    eventfd: AtomicI32,
+    /// Sent with each note.
+    signal: AtomicI32,
+    process: libc::pid_t,
+    thread: libc::pid_t,
     /// Somebody uses them.
     claimed: AtomicBool,
 }
 
 thread_local! {
     // Constant and without a destructor: a signal handler may look at it at any time.
-    static NOTES: Notes = const {
-        Notes {
-            fds: [const { AtomicI32::new(-1) }; COUNTERS],
-            pending: AtomicU32::new(0),
-            overrun: AtomicBool::new(false),
-            kick: AtomicPtr::new(ptr::null_mut()),
-            claimed: AtomicBool::new(false),
-        }
-    };
+    static CURRENT: AtomicPtr<Notes> = const { AtomicPtr::new(ptr::null_mut()) };
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// Not the first of them, which VMMs use to take a vCPU out of the guest.
-pub(crate) fn signal() -> libc::c_int {
+/// What keeps this thread's notes where its handler looks.
+struct Kept(Arc<Notes>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // The handler runs on this thread: it has either ended or not begun.
+        CURRENT.with(|current| current.store(ptr::null_mut(), Ordering::Relaxed));
+    }
+}
+
+impl Notes {
+    /// Takes the calling thread's notes. `None`: somebody else has them.
+    pub(crate) fn claim(kick: &Kick) -> Option<Arc<Self>> {
+        KEPT.with(|kept| {
+            let mut kept = kept.borrow_mut();
+            let taken = |kept: &Kept| kept.0.claimed.load(Ordering::Relaxed);
+            if kept.as_ref().is_some_and(taken) {
+                return None;
+            }
+            let notes = Arc::new(Self::new(kick));
+            *kept = Some(Kept(Arc::clone(&notes)));
+            let pointer = Arc::as_ptr(&notes).cast_mut();
+            CURRENT.with(|current| current.store(pointer, Ordering::Relaxed));
+            Some(notes)
+        })
+    }
+
+    #[expect(unsafe_code, reason = "getpid and gettid are C functions")]
+    fn new(kick: &Kick) -> Self {
+        // SAFETY: both take nothing and cannot fail.
+        let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+        let flag = match kick {
+            Kick::Flag(flag) => ptr::from_ref(flag.flag()).cast_mut(),
+            _ => ptr::null_mut(),
+        };
+        Self {
+            fds: [const { AtomicI32::new(NO_FD) }; COUNTERS],
+            pending: AtomicU32::new(0),
+            overrun: AtomicBool::new(false),
+            busy: AtomicU32::new(0),
+            flag: AtomicPtr::new(flag),
+            eventfd: AtomicI32::new(match kick {
+                Kick::EventFd(fd) => fd.as_raw_fd(),
+                _ => NO_FD,
+            }),
+            signal: AtomicI32::new(match kick {
+                Kick::Signal(signal) => *signal,
+                _ => NO_SIGNAL,
+            }),
+            process,
+            thread,
+            claimed: AtomicBool::new(true),
+        }
+    }
+
+    /// The thread whose overflows are noted.
+    pub(crate) fn thread(&self) -> libc::pid_t {
+        self.thread
+    }
+
+    /// Whether that is the calling one.
+    pub(crate) fn is_here(&self) -> bool {
+        CURRENT.with(|current| ptr::eq(current.load(Ordering::Relaxed), self))
+    }
+
+    /// The perf event of `counter`; `None`: none.
+    pub(crate) fn watch(&self, counter: u8, fd: Option<libc::c_int>) {
+        if let Some(slot) = self.fds.get(usize::from(counter)) {
+            slot.store(fd.unwrap_or(NO_FD), Ordering::Relaxed);
+        }
+    }
+
+    /// Drops what has been noted of `counter`.
+    pub(crate) fn forget(&self, counter: u8) {
+        let others = !CounterSet::of(counter).bits();
+        self.pending.fetch_and(others, Ordering::Relaxed);
+    }
+
+    /// The counters noted since the last time.
+    pub(crate) fn take(&self) -> CounterSet {
+        if self.pending.load(Ordering::Relaxed) == 0 {
+            return CounterSet::EMPTY;
+        }
+        CounterSet::from_bits(self.pending.swap(0, Ordering::Relaxed))
+    }
+
+    /// Whether since the last time any counter may have overflowed without a note.
+    pub(crate) fn take_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Relaxed) && self.overrun.swap(false, Ordering::Relaxed)
+    }
+
+    /// Notes nothing and kicks nobody any more. What the kick points to may go after this.
+    pub(crate) fn retire(&self) {
+        (0..COUNTERS as u8).for_each(|counter| self.watch(counter, None));
+        self.flag.store(ptr::null_mut(), Ordering::SeqCst);
+        self.eventfd.store(NO_FD, Ordering::SeqCst);
+        self.signal.store(NO_SIGNAL, Ordering::SeqCst);
+        // A handler that has said that it is at work may have seen what was there before; one that says so
+        // later sees none of it. It is at work only if this is another thread than its own.
+        while self.busy.load(Ordering::SeqCst) != 0 {
+            std::thread::yield_now();
+        }
+        self.claimed.store(false, Ordering::Relaxed);
+    }
+
+    /// The handler's part.
+    fn note(&self, fd: Option<libc::c_int>) {
+        self.busy.fetch_add(1, Ordering::SeqCst);
+        let found = match fd {
+            None => {
+                self.overrun.store(true, Ordering::Relaxed);
+                true
+            }
+            Some(fd) => {
+                let counter = |slot: &AtomicI32| slot.load(Ordering::Relaxed) == fd;
+                let counter = self.fds.iter().position(counter);
+                if let Some(counter) = counter {
+                    self.pending.fetch_or(1 << counter, Ordering::Relaxed);
+                }
+                counter.is_some()
+            }
+        };
+        if found {
+            self.kick();
+        }
+        self.busy.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    #[expect(
+        unsafe_code,
+        reason = "the flag is behind a pointer, the rest are system calls"
+    )]
+    fn kick(&self) {
+        let flag = self.flag.load(Ordering::SeqCst);
+        // SAFETY: null or the flag of the `Kick`, which the host keeps until `retire` has seen that no
+        // handler is at work.
+        if let Some(flag) = unsafe { flag.as_ref() } {
+            // Not over a VMM's own wish, which the VMM clears by itself.
+            let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            return;
+        }
+        let (fd, signal) = (
+            self.eventfd.load(Ordering::SeqCst),
+            self.signal.load(Ordering::SeqCst),
+        );
+        if fd == NO_FD && signal == NO_SIGNAL {
+            return;
+        }
+        // SAFETY: errno is this thread's, and what the handler has interrupted may look at it. The write
+        // reads 8 bytes of a local. raise() would change the signal mask, by further system calls.
+        unsafe {
+            let errno = *libc::__errno_location();
+            if fd == NO_FD {
+                libc::syscall(libc::SYS_tgkill, self.process, self.thread, signal);
+            } else {
+                libc::write(fd, (&raw const ONE).cast(), size_of::<u64>());
+            }
+            *libc::__errno_location() = errno;
+        }
+    }
+}
+
+static ONE: u64 = 1;
+
+#[expect(unsafe_code, reason = "the notes are behind a thread's pointer")]
+fn with_current(body: impl FnOnce(&Notes)) {
+    let notes = CURRENT.with(|current| current.load(Ordering::Relaxed));
+    // SAFETY: null or this thread's notes, which `KEPT` keeps as long as `CURRENT` has them.
+    if let Some(notes) = unsafe { notes.as_ref() } {
+        body(notes);
+    }
+}
+
+/// The signal for overflows unless the VMM gives another. Not the first of the real-time signals, which
+/// VMMs use to take a vCPU out of the guest.
+pub(crate) fn default_signal() -> libc::c_int {
     libc::SIGRTMIN() + 1
 }
 
+/// Notes that any counter of the calling thread may have overflowed: for the SIGIO handler of a VMM that has
+/// one. The kernel sends SIGIO in place of an overflow's own signal when too many signals wait. May be called
+/// in a signal handler.
+pub fn overrun() {
+    with_current(|notes| notes.note(None));
+}
+
 #[expect(unsafe_code, reason = "a signal handler gets raw pointers")]
-extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     /// What the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).
     #[repr(C)]
     struct SigPoll {
@@ -65,106 +259,35 @@ extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     // longs; SigPoll is a prefix of it. Whoever sent the signal, these bytes are initialised, and
     // `fd` is only compared.
     let fd = unsafe { (*info.cast::<SigPoll>()).fd };
-    NOTES.with(|notes| {
-        if signal == libc::SIGIO {
-            notes.overrun.store(true, Ordering::Relaxed);
-        } else {
-            let Some(counter) = notes
-                .fds
-                .iter()
-                .position(|slot| slot.load(Ordering::Relaxed) == fd)
-            else {
-                return;
-            };
-            notes.pending.fetch_or(1 << counter, Ordering::Relaxed);
-        }
-        let kick = notes.kick.load(Ordering::Relaxed);
-        if !kick.is_null() {
-            // SAFETY: `set_kick`'s caller keeps it valid as long as it is set, and only this thread
-            // and the kernel, within this thread's system calls, write to it.
-            unsafe { kick.write_volatile(1) };
-        }
-    });
+    with_current(|notes| notes.note((signal != libc::SIGIO).then_some(fd)));
 }
 
-/// Installs the handler, once for the process: for our signal, and for SIGIO unless somebody else has
-/// a handler for it.
+/// Installs the handler, once for each signal: for `signal`, and for SIGIO unless somebody else has a
+/// handler for that.
 #[expect(unsafe_code, reason = "sigaction is a C interface")]
-pub(crate) fn install() -> io::Result<()> {
-    static INSTALLED: OnceLock<i32> = OnceLock::new();
-    let errno = *INSTALLED.get_or_init(|| {
-        // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = note as *const () as usize;
-        // Not SA_RESTART: the signal is there to end KVM_RUN.
-        action.sa_flags = libc::SA_SIGINFO;
-        // SAFETY: as above.
-        let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: `note` has the signature of SA_SIGINFO, and does only what a handler may.
-        let done = unsafe {
-            libc::sigaction(signal(), &action, ptr::null_mut()) == 0
-                && libc::sigaction(libc::SIGIO, ptr::null(), &mut before) == 0
-                && (before.sa_sigaction != libc::SIG_DFL
-                    || libc::sigaction(libc::SIGIO, &action, ptr::null_mut()) == 0)
-        };
-        if done {
-            return 0;
-        }
-        io::Error::last_os_error()
-            .raw_os_error()
-            .unwrap_or(libc::EINVAL)
-    });
-    match errno {
-        0 => Ok(()),
-        errno => Err(io::Error::from_raw_os_error(errno)),
+pub(crate) fn install(signal: libc::c_int) -> io::Result<()> {
+    static INSTALLED: Mutex<Vec<libc::c_int>> = Mutex::new(Vec::new());
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if installed.contains(&signal) {
+        return Ok(());
     }
-}
-
-/// Takes this thread's notes. `false`: somebody else has them.
-pub(crate) fn claim() -> bool {
-    NOTES.with(|notes| !notes.claimed.swap(true, Ordering::Relaxed))
-}
-
-/// Leaves this thread's notes as they were before [`claim`].
-pub(crate) fn give_back() {
-    set_kick(ptr::null_mut());
-    (0..COUNTERS as u8).for_each(|counter| watch(counter, -1));
-    NOTES.with(|notes| notes.claimed.store(false, Ordering::Relaxed));
-}
-
-/// The perf event of `counter` on this thread; -1: none.
-pub(crate) fn watch(counter: u8, fd: libc::c_int) {
-    NOTES.with(|notes| {
-        if let Some(slot) = notes.fds.get(usize::from(counter)) {
-            slot.store(fd, Ordering::Relaxed);
-        }
-    });
-}
-
-/// Where the handler writes 1; null: nowhere.
-pub(crate) fn set_kick(kick: *mut u8) {
-    NOTES.with(|notes| notes.kick.store(kick, Ordering::Relaxed));
-}
-
-/// Drops what has been noted of `counter`.
-pub(crate) fn forget(counter: u8) {
-    let others = !CounterSet::of(counter).bits();
-    NOTES.with(|notes| notes.pending.fetch_and(others, Ordering::Relaxed));
-}
-
-/// The counters noted since the last time.
-pub(crate) fn take() -> CounterSet {
-    NOTES.with(|notes| {
-        if notes.pending.load(Ordering::Relaxed) == 0 {
-            return CounterSet::EMPTY;
-        }
-        CounterSet::from_bits(notes.pending.swap(0, Ordering::Relaxed))
-    })
-}
-
-/// Whether since the last time any counter may have overflowed without a note.
-pub(crate) fn take_overrun() -> bool {
-    NOTES.with(|notes| {
-        notes.overrun.load(Ordering::Relaxed) && notes.overrun.swap(false, Ordering::Relaxed)
-    })
+    // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_signal as *const () as usize;
+    // Not SA_RESTART: the signal is there to end KVM_RUN.
+    action.sa_flags = libc::SA_SIGINFO;
+    // SAFETY: as above.
+    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: `on_signal` has the signature of SA_SIGINFO, and does only what a handler may.
+    let done = unsafe {
+        libc::sigaction(signal, &action, ptr::null_mut()) == 0
+            && libc::sigaction(libc::SIGIO, ptr::null(), &mut before) == 0
+            && (before.sa_sigaction != libc::SIG_DFL
+                || libc::sigaction(libc::SIGIO, &action, ptr::null_mut()) == 0)
+    };
+    if !done {
+        return Err(io::Error::last_os_error());
+    }
+    installed.push(signal);
+    Ok(())
 }

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu::counter::{CounterHost, CounterSet, CounterState, Lost, Policy, Report};
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, RawPerfEvtSel, Version};
 use vpmu::x86::{ArchEvent, Outcome};
-use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
+use vpmu_perf::{Backing, Kick, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;
 const GLOBAL_CTRL: u32 = 0x38f;
@@ -24,6 +24,8 @@ const OPTIONS: PerfOptions = PerfOptions {
     tsc_hz: HZ,
     backing: Some(Backing::Clock),
     approximate_instructions: false,
+    signal: None,
+    kick: Kick::Nothing,
 };
 
 /// `None`: this machine has no perf events, which is said.

@@ -11,7 +11,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::deadline::Deadline;
+use super::deadline::{Deadline, Memory};
 use super::ports::COM1_IRQ;
 use super::{Error, PmuOptions, kvm};
 use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
@@ -56,7 +56,6 @@ impl Hardware {
         }
         let system = Kvm::new().map_err(Error::NoKvm)?;
         let vm = kvm("KVM_CREATE_VM", system.create_vm())?;
-        vpmu_kvm::disable_kvm_pmu(&vm)?;
         kvm(
             "KVM_SET_IDENTITY_MAP_ADDR",
             vm.set_identity_map_address(IDENTITY_MAP),
@@ -72,9 +71,7 @@ impl Hardware {
         let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
         let deadline = deadline.into_iter().filter(|_| shape.lazy_deadline);
         let ours: Vec<u32> = pmu.chain(deadline).collect();
-        if !ours.is_empty() {
-            vpmu_kvm::intercept(&vm, ours.iter().copied())?;
-        }
+        vpmu_kvm::intercept(&vm, &ours)?;
 
         let size = shape.memory as usize;
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), size)])
@@ -87,7 +84,7 @@ impl Hardware {
             .map(|id| {
                 let fd = kvm("KVM_CREATE_VCPU", vm.create_vcpu(id as u64))?;
                 let deadline = match shape.lazy_deadline {
-                    true => Some(Arc::new(VcpuDeadline::new(&fd, memory.clone())?)),
+                    true => Some(Arc::new(VcpuDeadline::new(&fd, Memory(memory.clone()))?)),
                     false => None,
                 };
                 Ok((fd, deadline))

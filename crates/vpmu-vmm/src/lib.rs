@@ -14,13 +14,14 @@ mod host;
 mod machine;
 mod ports;
 mod saved;
+mod stats;
 mod tsc;
 mod vcpu;
 mod vm;
 
 use std::path::PathBuf;
 
-use vpmu::counter::Policy;
+use vpmu_kvm::Policy;
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -121,9 +122,6 @@ pub enum Error {
     /// It cannot be saved, or not go on here.
     #[error("{0}")]
     Save(#[from] SaveError),
-    /// The host's perf events.
-    #[error("{0}")]
-    Perf(String),
     /// The operating system.
     #[error("{0}: {1}")]
     Os(&'static str, #[source] std::io::Error),

@@ -10,12 +10,12 @@ use std::time::Duration;
 use kvm_ioctls::VmFd;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
 use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
-use vpmu::x86::intel::Capability;
-use vpmu_perf::Backing;
+use vpmu_kvm::{Backing, Capability};
 
 use super::deadline::{self, Deadline};
 use super::host::Snapshot;
 use super::ports::Ports;
+use super::stats;
 use super::vcpu::Vcpu;
 use super::{Ending, Error, PmuOptions};
 use vpmu_kvm::Statistics;
@@ -124,8 +124,8 @@ impl Machine {
             "pmu_version": capability.map(|it| it.version.number()),
             "general": capability.map(|it| it.general),
             "fixed": capability.map(|it| it.fixed.count_ones()),
-            "measured": span.map(|(span, ..)| span.to_json()),
-            "total": self.total().to_json(),
+            "measured": span.map(|(span, ..)| stats::to_json(span)),
+            "total": stats::to_json(&self.total()),
             "host": span.map(|(_, begin, end)| serde_json::json!({
                 "begin": begin.to_json(),
                 "end": end.to_json(),

@@ -2,28 +2,16 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu::x86::ArchEvent;
-use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
-use vpmu_perf::{PerfHost, PerfOptions};
+use vpmu_kvm::{Capability, Exit, Options, State, Statistics, VcpuPmu};
 
 use super::boot::{self, Entry};
 use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
-use super::{Ending, Error, PmuOptions, SaveError, cpuid, kvm};
-use vpmu_kvm::{Exit, RDPMC_PORT, Statistics, VcpuPmu};
-
-/// How long a host event is kept for a guest that does not use it.
-const SLICE: Duration = Duration::from_millis(100);
-/// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes here with
-/// it. KVM takes the bit and does nothing for it.
-const BTF: u64 = 1 << 1;
-/// Exits between two looks at the clock.
-const LOOK_AT_CLOCK: u32 = 64;
+use super::{Ending, Error, PmuOptions, cpuid, kvm};
 
 /// A vCPU that does not run.
 pub(super) struct Vcpu {
@@ -33,8 +21,8 @@ pub(super) struct Vcpu {
     /// What KVM supports, and once it has run, what the guest was told.
     pub(super) cpuid: CpuId,
     pub(super) deadline: Option<Deadline>,
-    /// Its PMU, when it has run.
-    pub(super) pmu: Option<(Capability, PmuState)>,
+    /// Its PMU's state, when it has run, or is to go on.
+    pub(super) pmu: Option<State>,
 }
 
 /// How a vCPU begins.
@@ -58,26 +46,30 @@ impl Vcpu {
     ) -> Result<Ending, Error> {
         let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
         let saved = self.pmu.take();
-        let told = saved.as_ref().map(|(capability, _)| *capability);
-        let mut pmu = options
-            .map(|options| new_pmu(options, tsc_khz, told, machine))
-            .transpose()?;
-        let capability = pmu.as_mut().map(|pmu| *pmu.pmu().0.capability());
+        let told = saved.as_ref().map(|state| state.capability);
+        let mut pmu = match options {
+            Some(options) => Some(VcpuPmu::attach(
+                &machine.vm,
+                &self.fd,
+                options.for_guest(told),
+            )?),
+            None => None,
+        };
+        if let Some(pmu) = &pmu {
+            machine.say_pmu(*pmu.capability(), pmu.backing());
+        }
         if !matches!(self.start, Start::Saved) {
             let lazy = self.deadline.is_some();
-            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability.as_ref(), lazy);
+            let capability = pmu.as_ref().map(VcpuPmu::capability);
+            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy)?;
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
             self.set_up()?;
         }
-        if let Some(pmu) = &mut pmu {
-            vpmu_kvm::prepare(&mut self.fd);
-            kick_before_entry(pmu.host(), &mut self.fd);
-            if let Some((_, state)) = &saved {
-                pmu.restore(state).map_err(SaveError::from)?;
-            }
+        if let (Some(pmu), Some(state)) = (&mut pmu, &saved) {
+            pmu.restore(state)?;
         }
         let account = match &pmu {
-            Some(pmu) => pmu.account(),
+            Some(pmu) => pmu.statistics(),
             None => Arc::default(),
         };
         machine.add_account(Arc::clone(&account));
@@ -86,69 +78,57 @@ impl Vcpu {
             Statistics::count(&mut account, exit);
         };
 
-        let (mut slice, mut exits) = (Instant::now(), 0_u32);
         let mut ending = Ending::Interrupted;
         loop {
             let stop = machine.stop.load(Ordering::Relaxed);
+            if let Some(pmu) = &mut pmu {
+                pmu.before_run()?;
+            }
             if stop {
                 // The exit before is still to be completed, without the guest going on.
                 self.fd.set_kvm_immediate_exit(1);
-            } else if let Some(pmu) = &mut pmu {
-                exits = exits.wrapping_add(1);
-                if exits % LOOK_AT_CLOCK == 0 && slice.elapsed() >= SLICE {
-                    slice = Instant::now();
-                    pmu.end_slice();
-                }
-                pmu.take_overflows();
-                pmu.before_run(&machine.vm, &self.fd)?;
-            }
-            if let (false, Some(deadline)) = (stop, &self.deadline) {
+            } else if let Some(deadline) = &self.deadline {
                 deadline.before_run(&machine.vm, &self.fd)?;
             }
-            let exit = match self.fd.run() {
+            let exit = self.fd.run();
+            let ours = match &mut pmu {
+                Some(pmu) => pmu.after_run()?,
+                None => false,
+            };
+            let exit = match exit {
+                Ok(_) if ours => continue,
                 Ok(exit) => exit,
                 // EINTR: a signal. EAGAIN: a vCPU that has not been started.
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                    // Before the look for overflows, so that none is without its kick.
                     self.fd.set_kvm_immediate_exit(0);
                     if stop {
                         break;
                     }
-                    count(Exit::Kick);
+                    if pmu.is_none() {
+                        count(Exit::Kick);
+                    }
                     continue;
                 }
                 Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
             };
-            if let Some(pmu) = &mut pmu {
-                pmu.take_overflows();
-            }
-            match (exit, &mut pmu) {
-                (VcpuExit::X86Rdmsr(mut exit), pmu) => {
-                    let deadline = self.deadline.as_ref();
-                    if deadline.is_some_and(|deadline| deadline.rdmsr(&mut exit)) {
-                        count(Exit::MsrRead(exit.index));
-                    } else if let Some(pmu) = pmu {
-                        pmu.rdmsr(&mut exit);
-                    } else {
-                        *exit.error = 1;
-                    }
+            let deadline = self.deadline.as_ref();
+            match exit {
+                VcpuExit::X86Rdmsr(exit) => {
+                    count(Exit::MsrRead(exit.index));
+                    let value = deadline.and_then(|deadline| deadline.rdmsr(exit.index));
+                    *exit.error = u8::from(value.is_none());
+                    *exit.data = value.unwrap_or_default();
                 }
-                (VcpuExit::X86Wrmsr(mut exit), pmu) => {
-                    let deadline = self.deadline.as_ref();
-                    if deadline.is_some_and(|deadline| deadline.wrmsr(&mut exit)) {
-                        count(Exit::MsrWrite(exit.index));
-                    } else if let Some(pmu) = pmu {
-                        pmu.wrmsr(&mut exit);
-                    } else {
-                        *exit.error = 1;
-                    }
+                VcpuExit::X86Wrmsr(exit) => {
+                    count(Exit::MsrWrite(exit.index));
+                    let done = deadline.and_then(|deadline| deadline.wrmsr(exit.index, exit.data));
+                    *exit.error = u8::from(done != Some(Ok(())));
                 }
-                (VcpuExit::IoOut(RDPMC_PORT, _), Some(pmu)) => pmu.rdpmc(&mut self.fd)?,
-                (VcpuExit::IoIn(port, data), _) => {
+                VcpuExit::IoIn(port, data) => {
                     count(Exit::Port(port));
                     machine.ports().read(port, data);
                 }
-                (VcpuExit::IoOut(port, data), _) => {
+                VcpuExit::IoOut(port, data) => {
                     count(Exit::Port(port));
                     let request = machine.ports().write(port, data);
                     match request {
@@ -163,21 +143,18 @@ impl Vcpu {
                         Some(Request::Save) => {}
                     }
                 }
-                (VcpuExit::MmioRead(_, data), _) => {
+                VcpuExit::MmioRead(_, data) => {
                     count(Exit::Memory);
                     data.fill(0xff);
                 }
-                (VcpuExit::MmioWrite(..), _) => count(Exit::Memory),
-                (VcpuExit::Shutdown, _) => return Ok(Ending::TripleFault),
-                (VcpuExit::SystemEvent(..), _) => return Ok(Ending::PowerOff),
-                (VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen, _) => count(Exit::Other),
-                (exit, _) => return Err(Error::Stopped(format!("{exit:?}"))),
+                VcpuExit::MmioWrite(..) => count(Exit::Memory),
+                VcpuExit::Shutdown => return Ok(Ending::TripleFault),
+                VcpuExit::SystemEvent(..) => return Ok(Ending::PowerOff),
+                VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => count(Exit::Other),
+                exit => return Err(Error::Stopped(format!("{exit:?}"))),
             }
         }
-        if let Some(pmu) = &mut pmu {
-            pmu.take_overflows();
-            self.pmu = capability.map(|capability| (capability, pmu.save()));
-        }
+        self.pmu = pmu.as_mut().map(VcpuPmu::save);
         Ok(ending)
     }
 
@@ -207,50 +184,14 @@ impl Vcpu {
     }
 }
 
-/// Has an overflow that comes just before the guest is entered keep it from being entered.
-#[expect(unsafe_code, reason = "a signal handler writes into kvm_run")]
-fn kick_before_entry(host: &mut PerfHost, vcpu: &mut VcpuFd) {
-    let flag = &raw mut vcpu.get_kvm_run().immediate_exit;
-    // SAFETY: kvm_run is mapped as long as `vcpu` lives. In `Vcpu::run` that is longer than `host`,
-    // which forgets the flag when it goes. The signal's handler runs on this thread, so nothing is
-    // written at the same time. It is written by `set_kvm_immediate_exit` too, and what is read of it
-    // is read by the kernel: whichever of the two writes is last, the overflow is noted before, and
-    // is looked for after (`take_overflows`, behind a lock of the account).
-    unsafe { host.set_kick(flag) };
-}
-
-/// A PMU as the guest was told before, or of all that this host can count.
-fn new_pmu(
-    options: PmuOptions,
-    tsc_khz: u32,
-    told: Option<Capability>,
-    machine: &Machine,
-) -> Result<VcpuPmu<PerfHost>, Error> {
-    let host = perf_host(options, tsc_khz)?;
-    let capability = told.unwrap_or_else(|| Capability {
-        events: ArchEvent::ENUMERATED
-            .iter()
-            .filter(|&&event| host.counts(event))
-            .filter_map(|event| event.cpuid_bit())
-            .filter(|&bit| bit < 7)
-            .fold(0, |bits, bit| bits | 1 << bit),
-        other_debugctl: BTF,
-        ..Capability::new(Version::V2)
-    });
-    machine.say_pmu(capability, host.backing());
-    let config = PmuConfig {
-        policy: options.policy,
-        ..PmuConfig::new(capability)
-    };
-    Ok(VcpuPmu::new(config, host)?)
-}
-
-/// What counts for the calling thread.
-pub(super) fn perf_host(options: PmuOptions, tsc_khz: u32) -> Result<PerfHost, Error> {
-    PerfHost::new(PerfOptions {
-        tsc_hz: u64::from(tsc_khz) * 1000,
-        backing: None,
-        approximate_instructions: options.approximate_instructions,
-    })
-    .map_err(|error| Error::Perf(error.to_string()))
+impl PmuOptions {
+    /// For a guest that was told this before; `None`: of all that this host can count.
+    pub(super) fn for_guest(self, told: Option<Capability>) -> Options {
+        Options {
+            capability: told,
+            policy: self.policy,
+            approximate_instructions: self.approximate_instructions,
+            ..Options::default()
+        }
+    }
 }

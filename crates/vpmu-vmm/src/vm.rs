@@ -12,7 +12,7 @@ use super::hardware::{Hardware, Shape};
 use super::machine::{self, Machine};
 use super::ports::{COM1_IRQ, Interrupt, Ports};
 use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
-use super::vcpu::{Start, Vcpu, perf_host};
+use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
@@ -80,8 +80,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     let mut vcpus = vcpus(&mut hardware, |_| Start::Saved);
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
         vcpu.cpuid = saved.cpuid()?;
-        let capability = state.pmu.map(|pmu| pmu.capability);
-        vcpu.pmu = capability.zip(saved.pmu.clone());
+        vcpu.pmu = saved.pmu.clone();
     }
     let interrupt = Interrupt(line(&hardware.interrupt)?);
     let ports = Ports::from_state(&state.ports, interrupt, io::stdout())?;
@@ -104,17 +103,17 @@ fn check(
     let Some(first) = state.vcpus.first() else {
         return Ok(());
     };
-    let host = options
-        .map(|options| perf_host(options, first.tsc_khz()))
+    let best = options
+        .map(|options| vpmu_kvm::detect(&options.for_guest(None)))
         .transpose()?;
     let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
     let mut here = hardware.cpuid.clone();
     let lazy = state.lazy_deadline();
-    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, lazy);
+    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, lazy)?;
     Ok(saved::check_host(
         &first.cpuid,
         &here,
-        capability.zip(host.as_ref()),
+        capability.zip(best.as_ref()),
     )?)
 }
 
@@ -173,7 +172,7 @@ impl Life<'_> {
                 machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
             )?;
             let states = vcpus.iter().map(|vcpu| {
-                let pmu = vcpu.pmu.as_ref().map(|(_, state)| state.clone());
+                let pmu = vcpu.pmu.clone();
                 let deadline = vcpu.deadline.as_ref().map(|deadline| deadline.save());
                 VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, deadline, &msrs)
             });
@@ -196,9 +195,9 @@ impl Life<'_> {
 
 /// What the guest has been told of its PMU.
 fn told(vcpu: &Vcpu, options: Option<PmuOptions>) -> Option<Pmu> {
-    let (capability, _) = vcpu.pmu.as_ref()?;
+    let state = vcpu.pmu.as_ref()?;
     options.map(|options| Pmu {
-        capability: *capability,
+        capability: state.capability,
         policy: options.policy,
         approximate_instructions: options.approximate_instructions,
     })

@@ -2,10 +2,10 @@
 
 use std::os::fd::AsRawFd;
 
-use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, Msrs, kvm_device_attr, kvm_msr_entry};
-use kvm_ioctls::VcpuFd;
+use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 
-use crate::error::{Error, kvm};
+use crate::error::Error;
+use crate::sys;
 
 const IA32_TSC: u32 = 0x10;
 
@@ -48,16 +48,16 @@ pub(super) fn rdtsc() -> u64 {
 ///
 /// A KVM before Linux 5.16 does not tell the offset. The offset is then somewhat too small and
 /// deadlines are somewhat late, because time goes by while KVM is asked for the vCPU's TSC.
-pub(super) fn tsc_offset(vcpu: &VcpuFd) -> Result<u64, Error> {
+pub(super) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
     if let Some(offset) = offset_attribute(vcpu) {
         return Ok(offset);
     }
-    Ok(guest_tsc(vcpu)?.wrapping_sub(rdtsc()))
+    Ok(sys::msr(vcpu, IA32_TSC)?.wrapping_sub(rdtsc()))
 }
 
 /// `None` before Linux 5.16.
 #[expect(unsafe_code, reason = "kvm-ioctls has no such call for a vCPU")]
-fn offset_attribute(vcpu: &VcpuFd) -> Option<u64> {
+fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
     // _IOW(KVMIO, 0xe2, struct kvm_device_attr)
     const KVM_GET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee2;
     let mut offset = 0_u64;
@@ -71,16 +71,6 @@ fn offset_attribute(vcpu: &VcpuFd) -> Option<u64> {
     // SAFETY: the call reads `attribute` and writes 64 bits to its `addr`. Both are locals.
     let answer = unsafe { libc::ioctl(fd, KVM_GET_DEVICE_ATTR, attribute) };
     (answer == 0).then_some(offset)
-}
-
-fn guest_tsc(vcpu: &VcpuFd) -> Result<u64, Error> {
-    let entry = kvm_msr_entry {
-        index: IA32_TSC,
-        ..Default::default()
-    };
-    let mut msrs = Msrs::from_entries(&[entry]).expect("one MSR fits");
-    kvm("KVM_GET_MSRS", vcpu.get_msrs(&mut msrs))?;
-    Ok(msrs.as_slice()[0].data)
 }
 
 #[cfg(test)]

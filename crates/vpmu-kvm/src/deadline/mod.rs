@@ -19,19 +19,17 @@ mod msrs;
 mod timer;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::AtomicU64;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvm_ioctls::{VcpuFd, VmFd};
 use lazy_deadline::{
-    DeadlineState, DeadlineTimer, HostStatistics, LvtTimer, Slot, SlotRef, TimerMode, Verdict,
+    DeadlineState, DeadlineTimer, HostStatistics, LvtTimer, SlotRef, TimerMode, Verdict,
 };
 use serde::{Deserialize, Serialize};
-use vm_memory::{GuestAddress, GuestMemoryBackend, VolatileMemory};
 
-use crate::error::{Error, kvm};
+use crate::error::Error;
 use crate::lapic::{self, Lapic};
+use crate::sys;
 use clock::{Clock, tsc_offset};
 use timer::{Alarm, Expiry, Timer, TimerFd};
 
@@ -39,6 +37,13 @@ pub use msrs::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 
 /// A move of the timer costs the host some microseconds. No guest makes the host move it more often.
 const FLOOR_NS: u64 = 20_000;
+
+/// The guest's memory, as far as a slot needs it.
+pub trait SlotMemory {
+    /// Hands over the slot at this guest physical address, a multiple of [`Slot::SIZE`](lazy_deadline::Slot::SIZE); `None` where no address is
+    /// given, or the guest has no memory for all of a slot.
+    fn with_slot<R>(&self, at: Option<u64>, body: impl FnOnce(Option<SlotRef<'_>>) -> R) -> R;
+}
 
 /// One vCPU's deadline. Its exits come from the vCPU's thread, expiries from any other, which waits
 /// for [`as_fd`](AsFd::as_fd) to become readable and calls [`expire`](Self::expire).
@@ -72,16 +77,17 @@ struct State {
     vector: u8,
 }
 
-impl<M: GuestMemoryBackend> VcpuDeadline<M> {
+impl<M: SlotMemory> VcpuDeadline<M> {
     /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's, and
     /// KVM_CAP_X2APIC_API be off.
     ///
     /// # Errors
     ///
     /// When the host has no timer to give, or does not tell its TSC's rate.
-    pub fn new(vcpu: &VcpuFd, memory: M) -> Result<Self, Error> {
-        let khz = kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?;
-        let timer = TimerFd::new().map_err(Error::Timer)?;
+    pub fn new(vcpu: &impl AsRawFd, memory: M) -> Result<Self, Error> {
+        let khz = sys::tsc_khz(vcpu)?;
+        let timer =
+            TimerFd::new().map_err(|error| Error::Timer(error.raw_os_error().unwrap_or(0)))?;
         let clock = Clock { khz, offset: 0 };
         Ok(Self {
             memory,
@@ -112,7 +118,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn before_run(&self, vm: &VmFd, vcpu: &VcpuFd) -> Result<(), Error> {
+    pub fn before_run(&self, vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<(), Error> {
         let state = &mut *self.state();
         let Some(value) = state.written.take() else {
             return Ok(());
@@ -125,7 +131,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         }
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let (deadline, at) = (&mut state.deadline, state.slot);
-        let verdict = with_slot(&self.memory, at, |slot| {
+        let verdict = self.memory.with_slot(at, |slot| {
             // The LVT's mode is IA32_TSC_DEADLINE's business: these registers work in each, so
             // that a guest may have both timers.
             let lvt = LvtTimer {
@@ -143,12 +149,12 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn expire(&self, vm: &VmFd) -> Result<(), Error> {
+    pub fn expire(&self, vm: &impl AsRawFd) -> Result<(), Error> {
         let state = &mut *self.state();
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let expiry = timer.wait();
         let (deadline, at) = (&mut state.deadline, state.slot);
-        let verdict = with_slot(&self.memory, at, |slot| match expiry {
+        let verdict = self.memory.with_slot(at, |slot| match expiry {
             Expiry::Expected => deadline.expire(slot, timer),
             Expiry::UnknownTsc => deadline.expire_unknown_tsc(slot),
         });
@@ -161,7 +167,7 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
         let state = &mut *self.state();
         let (deadline, at) = (&mut state.deadline, state.slot);
         VcpuDeadlineState {
-            deadline: with_slot(&self.memory, at, |slot| deadline.save(slot)),
+            deadline: self.memory.with_slot(at, |slot| deadline.save(slot)),
             slot: state.slot,
             written: state.written,
             apic_id: state.apic_id,
@@ -179,21 +185,23 @@ impl<M: GuestMemoryBackend> VcpuDeadline<M> {
     pub fn restore(
         &self,
         saved: &VcpuDeadlineState,
-        vm: &VmFd,
-        vcpu: &VcpuFd,
+        vm: &impl AsRawFd,
+        vcpu: &impl AsRawFd,
     ) -> Result<(), Error> {
         let state = &mut *self.state();
-        let (guest, host) = (kvm("KVM_GET_TSC_KHZ", vcpu.get_tsc_khz())?, state.clock.khz);
+        let (guest, host) = (sys::tsc_khz(vcpu)?, state.clock.khz);
         if guest != host {
             return Err(Error::ScaledTsc { guest, host });
         }
         state.clock.offset = tsc_offset(vcpu)?;
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let deadline = &mut state.deadline;
-        let verdict = with_slot(&self.memory, saved.slot, |slot| {
-            deadline.restore(&saved.deadline, slot, timer)
-        })
-        .map_err(Error::Deadline)?;
+        let verdict = self
+            .memory
+            .with_slot(saved.slot, |slot| {
+                deadline.restore(&saved.deadline, slot, timer)
+            })
+            .map_err(Error::Deadline)?;
         state.slot = saved.slot;
         state.written = saved.written;
         state.apic_id = saved.apic_id;
@@ -223,68 +231,12 @@ impl<M> AsFd for VcpuDeadline<M> {
 }
 
 impl State {
-    fn inject(&self, verdict: Verdict, vm: &VmFd) -> Result<(), Error> {
+    fn inject(&self, verdict: Verdict, vm: &impl AsRawFd) -> Result<(), Error> {
         match verdict {
             Verdict::Quiet => Ok(()),
             // The vectors below 16 are reserved: an APIC does not deliver them.
             Verdict::Inject(_) if self.vector < 16 => Ok(()),
             Verdict::Inject(_) => lapic::signal(vm, self.apic_id, self.vector),
-        }
-    }
-}
-
-/// The slot at this address, if the guest has memory there.
-fn with_slot<M: GuestMemoryBackend, R>(
-    memory: &M,
-    at: Option<u64>,
-    body: impl FnOnce(Option<SlotRef<'_>>) -> R,
-) -> R {
-    let slice = at.and_then(|at| memory.get_slice(GuestAddress(at), Slot::SIZE).ok());
-    let word = |offset| slice.as_ref()?.get_atomic_ref::<AtomicU64>(offset).ok();
-    let slot = word(Slot::ARMED)
-        .zip(word(Slot::PENDING))
-        .zip(word(Slot::TAG_WORD));
-    body(slot.map(|((armed, pending), tag)| SlotRef {
-        armed,
-        pending,
-        tag,
-    }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use vm_memory::{Bytes, GuestMemoryMmap};
-
-    fn memory() -> GuestMemoryMmap {
-        GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap()
-    }
-
-    #[test]
-    fn a_slot_is_the_guests_memory() {
-        let memory = memory();
-        memory
-            .write_obj(Slot::TAG, GuestAddress(64 + 0x10))
-            .unwrap();
-        with_slot(&memory, Some(64), |slot| {
-            let slot = slot.unwrap();
-            let order = std::sync::atomic::Ordering::Relaxed;
-            assert_eq!(slot.tag.load(order), Slot::TAG);
-            slot.armed.store(7, order);
-        });
-        assert_eq!(memory.read_obj::<u64>(GuestAddress(64)).unwrap(), 7);
-    }
-
-    #[test]
-    fn what_is_no_memory_is_no_slot() {
-        for at in [
-            None,
-            Some(4096),
-            Some(4096 - 32),
-            Some(u64::MAX - 63),
-            Some(1 << 52),
-        ] {
-            assert!(with_slot(&memory(), at, |slot| slot.is_none()), "{at:x?}");
         }
     }
 }

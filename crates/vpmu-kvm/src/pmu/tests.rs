@@ -1,8 +1,7 @@
 use std::num::NonZeroU64;
 
-use kvm_ioctls::MsrExitReason;
 use vpmu::counter::{CounterSet, Lost};
-use vpmu::x86::intel::{Capability, Version};
+use vpmu::x86::intel::{RestoreError, Version};
 
 use super::*;
 
@@ -19,7 +18,7 @@ const MASKED: u32 = 1 << 16;
 
 /// A host that counts what it is told to.
 #[derive(Debug, Default)]
-struct Host {
+pub(crate) struct Host {
     total: [u64; 32],
     /// How many events are left until a report is due.
     left: [Option<u64>; 32],
@@ -51,39 +50,23 @@ impl CounterHost<CounterConfig> for Host {
     }
 }
 
-fn pmu() -> VcpuPmu<Host> {
-    VcpuPmu::new(
-        PmuConfig::new(Capability::new(Version::V2)),
-        Host::default(),
-    )
-    .unwrap()
+pub(crate) fn pmu() -> Core<Host> {
+    let capability = Capability::new(Version::V2);
+    let mut pmu = Core::new(capability, Policy::default(), Host::default()).unwrap();
+    pmu.load();
+    pmu
 }
 
-/// Value, error byte, whether it was an MSR of the PMU.
-fn rdmsr(pmu: &mut VcpuPmu<Host>, index: u32) -> (u64, u8, bool) {
-    let (mut error, mut data) = (0xee, 0xdddd);
-    let handled = pmu.rdmsr(&mut ReadMsrExit {
-        error: &mut error,
-        reason: MsrExitReason::Filter,
-        index,
-        data: &mut data,
-    });
-    (data, error, handled)
+fn rdmsr(pmu: &mut Core<Host>, index: u32) -> Result<u64, Gp> {
+    pmu.rdmsr(index).expect("the PMU has it")
 }
 
-fn wrmsr(pmu: &mut VcpuPmu<Host>, index: u32, data: u64) -> (u8, bool) {
-    let mut error = 0xee;
-    let handled = pmu.wrmsr(&mut WriteMsrExit {
-        error: &mut error,
-        reason: MsrExitReason::Filter,
-        index,
-        data,
-    });
-    (error, handled)
+fn wrmsr(pmu: &mut Core<Host>, index: u32, data: u64) -> Result<(), Gp> {
+    pmu.wrmsr(index, data).expect("the PMU has it")
 }
 
 /// The guest runs for so many cycles, and the VMM hands over what the host reports.
-fn run(pmu: &mut VcpuPmu<Host>, cycles: u64) {
+pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     let mut due = Vec::new();
     for n in pmu.host.running {
         let n = usize::from(n);
@@ -100,44 +83,44 @@ fn run(pmu: &mut VcpuPmu<Host>, cycles: u64) {
     }
 }
 
-fn sample_every(pmu: &mut VcpuPmu<Host>, cycles: u64) {
+fn sample_every(pmu: &mut Core<Host>, cycles: u64) {
     for (index, data) in [
         (PERFEVTSEL0, CYCLES),
         (PMC0, (1 << 48) - cycles),
         (GLOBAL_CTRL, 1),
     ] {
-        assert_eq!(wrmsr(pmu, index, data), (0, true));
+        assert_eq!(wrmsr(pmu, index, data), Ok(()));
     }
 }
 
 #[test]
-fn an_access_is_completed_as_kvm_wants_it() {
+fn an_access_is_answered_and_counted() {
     let mut pmu = pmu();
-    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, CYCLES), (0, true));
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), (CYCLES, 0, true));
-    let account = pmu.account();
-    let account = account.lock().unwrap();
-    assert_eq!(account.exits[&Exit::MsrWrite(PERFEVTSEL0)], 1);
-    assert_eq!(account.exits[&Exit::MsrRead(PERFEVTSEL0)], 1);
+    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, CYCLES), Ok(()));
+    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), Ok(CYCLES));
+    let statistics = pmu.shared_statistics();
+    let statistics = statistics.lock().unwrap();
+    assert_eq!(statistics.exits[&Exit::MsrWrite(PERFEVTSEL0)], 1);
+    assert_eq!(statistics.exits[&Exit::MsrRead(PERFEVTSEL0)], 1);
 }
 
 #[test]
-fn what_the_guest_may_not_do_is_an_error_byte() {
+fn what_the_guest_may_not_do_is_a_fault() {
     let mut pmu = pmu();
-    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, 1 << 40), (1, true));
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), (0, 0, true), "unchanged");
-    assert_eq!(wrmsr(&mut pmu, GLOBAL_STATUS, 0), (1, true), "read-only");
-    assert_eq!(wrmsr(&mut pmu, PERF_CAPABILITIES, 0), (1, true));
+    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, 1 << 40), Err(Gp));
+    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), Ok(0), "unchanged");
+    assert_eq!(wrmsr(&mut pmu, GLOBAL_STATUS, 0), Err(Gp), "read-only");
+    assert_eq!(wrmsr(&mut pmu, PERF_CAPABILITIES, 0), Err(Gp));
     // Five counters there are not.
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0 + 4), (0, 1, true));
+    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0 + 4), Err(Gp));
 }
 
 #[test]
-fn another_msr_is_left_to_the_caller_and_fails_if_he_does_nothing() {
+fn another_msr_is_left_to_the_caller() {
     let mut pmu = pmu();
     for index in [0x10, 0x1a0, 0x4b56_4d57, u32::MAX] {
-        assert_eq!(rdmsr(&mut pmu, index), (0, 1, false), "{index:#x}");
-        assert_eq!(wrmsr(&mut pmu, index, 0), (1, false), "{index:#x}");
+        assert_eq!(pmu.rdmsr(index), None, "{index:#x}");
+        assert_eq!(pmu.wrmsr(index, 0), None, "{index:#x}");
     }
 }
 
@@ -146,13 +129,16 @@ fn rdpmc_gives_the_count_or_a_fault() {
     let mut pmu = pmu();
     sample_every(&mut pmu, 1000);
     run(&mut pmu, 300);
-    assert_eq!(pmu.rdpmc_value(0), Some((1 << 48) - 700));
-    assert_eq!(pmu.rdpmc_value(3), Some(0));
-    assert_eq!(pmu.rdpmc_value(1 << 30), Some(0), "a fixed counter");
+    assert_eq!(pmu.rdpmc(0), Ok((1 << 48) - 700));
+    assert_eq!(pmu.rdpmc(3), Ok(0));
+    assert_eq!(pmu.rdpmc(1 << 30), Ok(0), "a fixed counter");
     for index in [4, 1 << 30 | 3, 1 << 29, u32::MAX] {
-        assert_eq!(pmu.rdpmc_value(index), None, "{index:#x}");
+        assert_eq!(pmu.rdpmc(index), Err(Gp), "{index:#x}");
     }
-    assert_eq!(pmu.account().lock().unwrap().exits[&Exit::Rdpmc], 7);
+    assert_eq!(
+        pmu.shared_statistics().lock().unwrap().exits[&Exit::Rdpmc],
+        7
+    );
 }
 
 #[test]
@@ -162,16 +148,16 @@ fn an_overflow_is_one_interrupt() {
     run(&mut pmu, 999);
     assert_eq!(pmu.take_pmi(NMI), None);
     run(&mut pmu, 1);
-    assert_eq!(pmu.take_pmi(NMI), Some(Delivery::Nmi));
+    assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
     run(&mut pmu, 5000);
-    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), (1, 0, true));
+    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
     assert_eq!(pmu.take_pmi(NMI), None);
     // A handler that does not acknowledge gets the next, too.
-    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), (0, true));
+    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
     run(&mut pmu, 10);
-    assert_eq!(pmu.take_pmi(0xee), Some(Delivery::Vector(0xee)));
-    let account = pmu.account();
-    assert_eq!(account.lock().unwrap().pmis, 2);
+    assert_eq!(pmu.take_pmi(0xee), Some(Pmi::Vector(0xee)));
+    let statistics = pmu.shared_statistics();
+    assert_eq!(statistics.lock().unwrap().pmis, 2);
 }
 
 #[test]
@@ -179,16 +165,16 @@ fn an_interrupt_that_finds_lvtpc_masked_is_lost_and_its_status_stays() {
     let mut pmu = pmu();
     sample_every(&mut pmu, 10);
     run(&mut pmu, 10);
-    assert_eq!(pmu.take_pmi(NMI | MASKED), Some(Delivery::Masked));
+    assert_eq!(pmu.take_pmi(NMI | MASKED), None);
     assert_eq!(pmu.take_pmi(NMI), None);
-    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), (1, 0, true));
+    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
     // It does not silence its counter.
-    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), (0, true));
+    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
     run(&mut pmu, 10);
-    assert_eq!(pmu.take_pmi(NMI), Some(Delivery::Nmi));
-    let account = pmu.account();
-    let account = account.lock().unwrap();
-    assert_eq!((account.pmis, account.masked_pmis), (1, 1));
+    assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
+    let statistics = pmu.shared_statistics();
+    let statistics = statistics.lock().unwrap();
+    assert_eq!((statistics.pmis, statistics.masked_pmis), (1, 1));
 }
 
 #[test]
@@ -197,9 +183,9 @@ fn a_state_is_read_as_it_was_written() {
     sample_every(&mut pmu, 10);
     run(&mut pmu, 25);
     let state = pmu.save();
-    assert!(state.pmi_due);
+    assert!(state.pmu.pmi_due);
     let bytes = postcard::to_stdvec(&state).unwrap();
-    assert_eq!(postcard::from_bytes::<PmuState>(&bytes).unwrap(), state);
+    assert_eq!(postcard::from_bytes::<State>(&bytes).unwrap(), state);
 }
 
 #[test]
@@ -208,22 +194,22 @@ fn the_state_of_another_pmu_is_refused() {
     sample_every(&mut pmu, 1000);
     let before = pmu.save();
     let mut other = before.clone();
-    other.general.0 = 2;
-    other.pmi_due = true;
+    other.pmu.general.0 = 2;
+    other.pmu.pmi_due = true;
     assert!(matches!(
-        pmu.restore(&other),
-        Err(RestoreError::General { .. })
+        pmu.restore(&other, true),
+        Err(Error::State(RestoreError::General { .. }))
     ));
     assert_eq!(pmu.save(), before);
 }
 
 /// What a profiler does, each step with what the guest sees of it.
-const STEPS: [fn(&mut VcpuPmu<Host>) -> u64; 16] = {
-    fn delivered(pmu: &mut VcpuPmu<Host>) -> u64 {
-        u64::from(pmu.take_pmi(NMI) == Some(Delivery::Nmi))
+const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
+    fn delivered(pmu: &mut Core<Host>) -> u64 {
+        u64::from(pmu.take_pmi(NMI) == Some(Pmi::Nmi))
     }
-    fn write(pmu: &mut VcpuPmu<Host>, index: u32, data: u64) -> u64 {
-        u64::from(wrmsr(pmu, index, data).0)
+    fn write(pmu: &mut Core<Host>, index: u32, data: u64) -> u64 {
+        u64::from(wrmsr(pmu, index, data).is_err())
     }
     [
         |pmu| write(pmu, PERFEVTSEL0, CYCLES),
@@ -235,22 +221,22 @@ const STEPS: [fn(&mut VcpuPmu<Host>) -> u64; 16] = {
         },
         |pmu| {
             run(pmu, 600);
-            u64::from(pmu.pmu.pmi_due())
+            u64::from(pmu.pmi_is_due())
         },
         delivered,
         delivered,
-        |pmu| rdmsr(pmu, GLOBAL_STATUS).0,
+        |pmu| rdmsr(pmu, GLOBAL_STATUS).unwrap_or(u64::MAX),
         |pmu| write(pmu, GLOBAL_CTRL, 0),
-        |pmu| pmu.rdpmc_value(0).unwrap_or(u64::MAX),
+        |pmu| pmu.rdpmc(0).unwrap_or(u64::MAX),
         |pmu| write(pmu, PMC0, (1 << 48) - 50),
         |pmu| write(pmu, GLOBAL_OVF_CTRL, 1),
         |pmu| write(pmu, GLOBAL_CTRL, 1),
         |pmu| {
             run(pmu, 70);
-            rdmsr(pmu, GLOBAL_STATUS).0
+            rdmsr(pmu, GLOBAL_STATUS).unwrap_or(u64::MAX)
         },
         delivered,
-        |pmu| pmu.rdpmc_value(0).unwrap_or(u64::MAX),
+        |pmu| pmu.rdpmc(0).unwrap_or(u64::MAX),
     ]
 };
 
@@ -267,10 +253,29 @@ fn at_any_moment_a_guest_goes_on_with_another_host() {
             .map(|step| step(&mut first))
             .collect();
         let mut second = tests::pmu();
-        second.restore(&first.save()).unwrap();
+        second.restore(&first.save(), true).unwrap();
         seen_here.extend(STEPS[moment..].iter().map(|step| step(&mut second)));
         assert_eq!(seen_here, seen, "saved before step {moment}");
     }
 }
 
-mod kvm;
+#[test]
+fn a_state_brings_what_its_guest_was_offered() {
+    let mut first = pmu();
+    sample_every(&mut first, 1000);
+    run(&mut first, 300);
+    let state = first.save();
+    let other = Capability::new(Version::V4);
+    let mut second = Core::new(other, Policy::default(), Host::default()).unwrap();
+    second.load();
+    second.wrmsr(GLOBAL_CTRL, 1);
+    second.restore(&state, true).unwrap();
+    assert_eq!(second.save(), state);
+    run(&mut second, 700);
+    assert!(second.pmi_is_due(), "it counts at once");
+    let foreign = State {
+        version: 2,
+        ..state
+    };
+    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(2)));
+}

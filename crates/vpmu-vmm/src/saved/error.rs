@@ -3,7 +3,6 @@
 use std::io;
 
 use vpmu::x86::ArchEvent;
-use vpmu::x86::intel::RestoreError;
 
 /// Why a machine cannot be saved, or a saved one cannot go on here.
 #[derive(Debug, thiserror::Error)]
@@ -75,7 +74,4 @@ pub enum Error {
          there is such a PMU"
     )]
     Event(ArchEvent),
-    /// The PMU's registers.
-    #[error("{0}")]
-    Pmu(#[from] RestoreError),
 }

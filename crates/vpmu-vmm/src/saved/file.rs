@@ -20,7 +20,7 @@ use super::{Error, MachineState};
 
 const MAGIC: &[u8; 8] = b"vpmu-vmm";
 /// To be changed with everything in [`MachineState`].
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// 64 vCPUs, the largest machine, need about 700 KiB.
 const LONGEST_STATE: u32 = 16 << 20;
 const PAGE: usize = 4096;

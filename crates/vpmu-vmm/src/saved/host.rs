@@ -2,8 +2,7 @@
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::ArchEvent;
-use vpmu::x86::intel::Capability;
-use vpmu_perf::PerfHost;
+use vpmu_kvm::Capability;
 
 use super::Error;
 
@@ -23,7 +22,7 @@ const FEATURES: [(u32, u32, [u32; 4]); 6] = [
 pub(crate) fn check(
     saved: &[kvm_cpuid_entry2],
     here: &CpuId,
-    pmu: Option<(&Capability, &PerfHost)>,
+    pmu: Option<(&Capability, &Capability)>,
 ) -> Result<(), Error> {
     for (leaf, subleaf, masks) in FEATURES {
         let registers = |entries: &[kvm_cpuid_entry2]| {
@@ -45,13 +44,11 @@ pub(crate) fn check(
             }
         }
     }
-    let Some((capability, host)) = pmu else {
+    let Some((told, best)) = pmu else {
         return Ok(());
     };
-    let told = ArchEvent::ENUMERATED
-        .into_iter()
-        .filter(|&event| capability.has_event(event));
-    match told.into_iter().find(|&event| !host.counts(event)) {
+    let lost = |&event: &ArchEvent| told.has_event(event) && !best.has_event(event);
+    match ArchEvent::ENUMERATED.into_iter().find(lost) {
         Some(event) => Err(Error::Event(event)),
         None => Ok(()),
     }

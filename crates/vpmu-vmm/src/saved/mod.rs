@@ -18,7 +18,6 @@ mod vm;
 
 use serde::{Deserialize, Serialize};
 use vpmu::counter::Policy;
-use vpmu::x86::intel::Capability;
 
 pub(super) use clock::Clock;
 pub use error::Error;
@@ -26,6 +25,8 @@ pub(super) use file::{Reader, check_place, write};
 pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
+
+use vpmu_kvm::Capability;
 
 use super::PmuOptions;
 use super::ports::PortsState;

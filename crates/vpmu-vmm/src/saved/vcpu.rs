@@ -16,12 +16,11 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
-use vpmu::x86::intel::PmuState;
 
 use super::Error;
 use crate::kvm;
 use crate::tsc::IA32_TSC;
-use vpmu_kvm::VcpuDeadlineState;
+use vpmu_kvm::{State, VcpuDeadlineState};
 
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
@@ -30,7 +29,7 @@ const TSC_TOLERANCE_PPM: u32 = 250;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
-    pub(crate) pmu: Option<PmuState>,
+    pub(crate) pmu: Option<State>,
     pub(crate) deadline: Option<VcpuDeadlineState>,
     tsc_khz: u32,
     mp_state: kvm_mp_state,
@@ -50,7 +49,7 @@ impl VcpuState {
     pub(crate) fn of(
         fd: &VcpuFd,
         cpuid: &CpuId,
-        pmu: Option<PmuState>,
+        pmu: Option<State>,
         deadline: Option<VcpuDeadlineState>,
         msrs: &[u32],
     ) -> Result<Self, crate::Error> {

@@ -80,7 +80,7 @@ fn options(backing: Option<Backing>) -> PerfOptions {
     PerfOptions {
         tsc_hz: TSC_HZ,
         backing,
-        approximate_instructions: false,
+        ..PerfOptions::default()
     }
 }
 

@@ -1,0 +1,94 @@
+//! The host of a PMU that may not have a thread yet.
+
+use std::num::NonZeroU64;
+
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::x86::CounterConfig;
+use vpmu_perf::PerfHost;
+
+/// A vCPU thread's perf events, or none before there is a thread. The PMU is put (`Pmu::put`) as long as there is
+/// none, so that nothing is asked of it.
+#[derive(Debug, Default)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is a thread nearly always, and it is to allocate nothing"
+)]
+pub(crate) enum Host {
+    #[default]
+    Unbound,
+    Bound(PerfHost),
+}
+
+impl Host {
+    /// Whether it is the calling thread's.
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(self, Self::Bound(host) if host.is_here())
+    }
+
+    pub(crate) fn overflows(&mut self) -> Option<impl Iterator<Item = (u8, Report)> + use<>> {
+        match self {
+            Self::Unbound => None,
+            Self::Bound(host) => Some(host.take_overflows()),
+        }
+    }
+
+    fn bound(&mut self) -> Option<&mut PerfHost> {
+        match self {
+            Self::Unbound => None,
+            Self::Bound(host) => Some(host),
+        }
+    }
+}
+
+impl CounterHost<CounterConfig> for Host {
+    fn create(&mut self, counter: u8, event: &CounterConfig) -> Result<(), Lost> {
+        match self {
+            Self::Unbound => Err(Lost::Busy),
+            Self::Bound(host) => host.create(counter, event),
+        }
+    }
+
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        if let Some(host) = self.bound() {
+            host.set_period(counter, events);
+        }
+    }
+
+    fn resume(&mut self, counters: CounterSet) {
+        if let Some(host) = self.bound() {
+            host.resume(counters);
+        }
+    }
+
+    fn pause(&mut self, counters: CounterSet) {
+        if let Some(host) = self.bound() {
+            host.pause(counters);
+        }
+    }
+
+    fn read(&mut self, counter: u8) -> u64 {
+        self.bound().map_or(0, |host| host.read(counter))
+    }
+
+    fn release(&mut self, counter: u8) {
+        if let Some(host) = self.bound() {
+            host.release(counter);
+        }
+    }
+
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+        self.bound()
+            .is_some_and(|host| host.pause_and_read(counters, totals))
+    }
+
+    fn reports_promptly(&self) -> bool {
+        true
+    }
+
+    fn deficit(&self, counter: u8) -> Option<Lost> {
+        match self {
+            Self::Unbound => None,
+            Self::Bound(host) => host.deficit(counter),
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The page that a vCPU shares with user space: `struct kvm_run`.
+//!
+//! A mapping of its own, beside the VMM's: the VMM need not hand a reference out, whatever binding it uses. All
+//! that this crate reads and writes is in the first page; the data of port accesses behind it is not used.
+//!
+//! UNSAFETY: maps and reads memory that the kernel and the VMM write too.
+#![expect(unsafe_code, reason = "see UNSAFETY above")]
+
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU8;
+
+use kvm_bindings::{
+    KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
+    KVM_SYNC_X86_REGS, kvm_run,
+};
+use vpmu_perf::Flag;
+
+use crate::error::Error;
+
+const PAGE: usize = 4096;
+/// No vCPU has it: it is not canonical.
+const NO_RIP: u64 = 1 << 63;
+const _: () = assert!(size_of::<kvm_run>() <= PAGE);
+
+/// The mapped page.
+#[derive(Debug)]
+pub(crate) struct RunPage(NonNull<kvm_run>);
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for RunPage {}
+// SAFETY: every access through a shared reference is atomic or volatile, and the page holds integers only: what
+// another thread writes meanwhile can be any value, which all readers here expect of a page that a kernel
+// shares.
+unsafe impl Sync for RunPage {}
+
+/// Why KVM_RUN has returned, as far as this crate cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Returned {
+    /// By no exit: a signal, or `immediate_exit`.
+    NoExit,
+    Rdmsr(u32),
+    Wrmsr(u32, u64),
+    /// A write of one byte to this port.
+    Out(u16),
+    Other,
+}
+
+/// A pointer to a field of the page.
+macro_rules! field {
+    ($page:expr, $($field:tt)+) => {{
+        let page = $page.0.as_ptr();
+        // SAFETY: `page` is mapped for reads and writes as long as `self`, a whole kvm_run fits in it, and no
+        // reference is made.
+        unsafe { &raw mut (*page).$($field)+ }
+    }};
+}
+
+impl RunPage {
+    /// Of this vCPU.
+    pub(crate) fn map(vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let page = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                vcpu.as_raw_fd(),
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(Error::last("mmap of kvm_run"));
+        }
+        NonNull::new(page.cast())
+            .map(Self)
+            .ok_or(Error::Kvm("mmap of kvm_run", libc::EFAULT))
+    }
+
+    fn get<T: Copy>(field: *mut T) -> T {
+        // SAFETY: `field` comes from `field!`, which see; any bits are a value of the integers there.
+        unsafe { field.read_volatile() }
+    }
+
+    fn put<T: Copy>(field: *mut T, value: T) {
+        // SAFETY: as in `get`.
+        unsafe { field.write_volatile(value) }
+    }
+
+    /// Makes [`returned`](Self::returned) tell an exit to come from one that is over, and has the vCPU give its
+    /// general registers with each exit.
+    pub(crate) fn before_run(&self) {
+        Self::put(field!(self, exit_reason), KVM_EXIT_INTR);
+        let valid = field!(self, kvm_valid_regs);
+        let regs = u64::from(KVM_SYNC_X86_REGS);
+        if Self::get(valid) & regs == 0 {
+            Self::put(valid, Self::get(valid) | regs);
+        }
+    }
+
+    /// Since the last [`before_run`](Self::before_run).
+    pub(crate) fn returned(&self) -> Returned {
+        match Self::get(field!(self, exit_reason)) {
+            // Kernels differ in whether they write the reason when there is none.
+            KVM_EXIT_UNKNOWN | KVM_EXIT_INTR => Returned::NoExit,
+            KVM_EXIT_X86_RDMSR => {
+                Returned::Rdmsr(Self::get(field!(self, __bindgen_anon_1.msr.index)))
+            }
+            KVM_EXIT_X86_WRMSR => Returned::Wrmsr(
+                Self::get(field!(self, __bindgen_anon_1.msr.index)),
+                Self::get(field!(self, __bindgen_anon_1.msr.data)),
+            ),
+            KVM_EXIT_IO => {
+                const OUT: u8 = 1;
+                let io = Self::get(field!(self, __bindgen_anon_1.io));
+                match (io.direction, io.size, io.count) {
+                    (OUT, 1, 1) => Returned::Out(io.port),
+                    _ => Returned::Other,
+                }
+            }
+            _ => Returned::Other,
+        }
+    }
+
+    /// Completes an RDMSR or a WRMSR; `None`: with #GP.
+    pub(crate) fn complete_msr(&self, value: Option<u64>) {
+        if let Some(value) = value {
+            Self::put(field!(self, __bindgen_anon_1.msr.data), value);
+        }
+        let error = u8::from(value.is_none());
+        Self::put(field!(self, __bindgen_anon_1.msr.error), error);
+    }
+
+    /// RCX and RIP of the vCPU that has exited.
+    pub(crate) fn rcx_and_rip(&self) -> (u64, u64) {
+        (
+            Self::get(field!(self, s.regs.regs.rcx)),
+            Self::get(field!(self, s.regs.regs.rip)),
+        )
+    }
+
+    /// Makes [`has_regs`](Self::has_regs) tell whether KVM_RUN has been called since.
+    pub(crate) fn expect_regs(&self) {
+        let regs = u64::from(KVM_SYNC_X86_REGS);
+        // Registers that the VMM has written for the vCPU are not to be spoilt.
+        if Self::get(field!(self, kvm_dirty_regs)) & regs == 0 {
+            Self::put(field!(self, s.regs.regs.rip), NO_RIP);
+        }
+    }
+
+    /// Whether KVM has given registers since [`expect_regs`](Self::expect_regs).
+    pub(crate) fn has_regs(&self) -> bool {
+        Self::get(field!(self, s.regs.regs.rip)) != NO_RIP
+    }
+
+    /// Gives the vCPU this RAX and RDX with its next KVM_RUN.
+    pub(crate) fn set_rax_and_rdx(&self, rax: u64, rdx: u64) {
+        Self::put(field!(self, s.regs.regs.rax), rax);
+        Self::put(field!(self, s.regs.regs.rdx), rdx);
+        let dirty = field!(self, kvm_dirty_regs);
+        let regs = u64::from(KVM_SYNC_X86_REGS);
+        Self::put(dirty, Self::get(dirty) | regs);
+    }
+}
+
+impl Flag for RunPage {
+    /// `immediate_exit`.
+    fn flag(&self) -> &AtomicU8 {
+        let byte = field!(self, immediate_exit);
+        // SAFETY: mapped as long as `self`; a byte is aligned. This crate accesses it atomically only, and what
+        // the VMM writes through its own mapping are single bytes.
+        unsafe { AtomicU8::from_ptr(byte) }
+    }
+}
+
+impl Drop for RunPage {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map`, and nobody has a reference any more.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), PAGE) };
+    }
+}

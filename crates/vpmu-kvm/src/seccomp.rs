@@ -1,0 +1,185 @@
+//! The system calls that a vCPU's thread makes for its PMU, for the VMM's seccomp filter.
+
+use std::fmt::Write;
+
+use crate::sys;
+
+/// A system call, allowed where all of the arguments are as said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Syscall {
+    /// Its name in the kernel's table.
+    pub name: &'static str,
+    /// Its number on x86-64.
+    pub number: i64,
+    /// What the arguments are. Those that are not named may be anything.
+    pub arguments: &'static [Argument],
+    /// What for.
+    pub why: &'static str,
+}
+
+/// The low 32 bits of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Argument {
+    /// Which: 0 to 5.
+    pub index: u8,
+    /// What it has to be.
+    pub value: u32,
+}
+
+const fn argument(index: u8, value: u32) -> Argument {
+    Argument { index, value }
+}
+
+const fn any(name: &'static str, number: i64, why: &'static str) -> Syscall {
+    Syscall {
+        name,
+        number,
+        arguments: &[],
+        why,
+    }
+}
+
+macro_rules! ioctl {
+    ($request:expr, $why:literal) => {
+        Syscall {
+            name: "ioctl",
+            number: libc::SYS_ioctl,
+            arguments: &[argument(1, $request as u32)],
+            why: $why,
+        }
+    };
+}
+
+macro_rules! fcntl {
+    ($why:literal, $($argument:expr),+) => {
+        Syscall {
+            name: "fcntl",
+            number: libc::SYS_fcntl,
+            arguments: &[$($argument),+],
+            why: $why,
+        }
+    };
+}
+
+const PERF_ENABLE: u32 = 0x2400;
+const PERF_DISABLE: u32 = 0x2401;
+const PERF_PERIOD: u32 = 0x4008_2404;
+const F_SETSIG: u32 = 10;
+const F_SETOWN_EX: u32 = 15;
+
+/// What a vCPU's thread calls for its PMU after [`VcpuPmu::attach`](crate::VcpuPmu::attach), beside KVM_RUN and what its
+/// memory allocator needs. Everything else comes before: [`detect`](crate::detect), `attach` (rt_sigaction, mmap, fcntl)
+/// and, with a state of another host, [`VcpuPmu::restore`](crate::VcpuPmu::restore).
+pub const SYSCALLS: &[Syscall] = &[
+    Syscall {
+        name: "perf_event_open",
+        number: libc::SYS_perf_event_open,
+        // Any CPU, no group, PERF_FLAG_FD_CLOEXEC.
+        arguments: &[argument(2, u32::MAX), argument(3, u32::MAX), argument(4, 8)],
+        why: "a guest's counter begins to count",
+    },
+    fcntl!(
+        "the counter's overflows go to the thread",
+        argument(1, F_SETOWN_EX)
+    ),
+    fcntl!(
+        "the counter's overflows are a signal",
+        argument(1, F_SETSIG)
+    ),
+    fcntl!(
+        "the counter's overflows are reported",
+        argument(1, libc::F_SETFL as u32),
+        argument(2, (libc::O_ASYNC | libc::O_NONBLOCK) as u32)
+    ),
+    ioctl!(PERF_ENABLE, "PERF_EVENT_IOC_ENABLE: a counter counts"),
+    ioctl!(
+        PERF_DISABLE,
+        "PERF_EVENT_IOC_DISABLE: a counter stands still"
+    ),
+    ioctl!(
+        PERF_PERIOD,
+        "PERF_EVENT_IOC_PERIOD: events to the next overflow"
+    ),
+    any("read", libc::SYS_read, "a counter is read"),
+    any("close", libc::SYS_close, "a counter is given back"),
+    any(
+        "rt_sigreturn",
+        libc::SYS_rt_sigreturn,
+        "an overflow's signal",
+    ),
+    any("getpid", libc::SYS_getpid, "the thread's first run"),
+    any("gettid", libc::SYS_gettid, "the thread's first run"),
+    ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: LVTPC is read for a PMI"),
+    ioctl!(sys::NMI, "KVM_NMI: a PMI is delivered"),
+    ioctl!(
+        sys::SIGNAL_MSI,
+        "KVM_SIGNAL_MSI: a PMI is delivered as a vector"
+    ),
+    ioctl!(sys::GET_REGS, "KVM_GET_REGS: an RDPMC faults"),
+    ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
+    ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
+    ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),
+    any("tgkill", libc::SYS_tgkill, "with Kick::Signal only"),
+    any("write", libc::SYS_write, "with Kick::EventFd only"),
+    fcntl!(
+        "each close, in builds with debug assertions only",
+        argument(1, libc::F_GETFD as u32)
+    ),
+    any(
+        "futex",
+        libc::SYS_futex,
+        "another thread looks into the statistics",
+    ),
+    any(
+        "clock_gettime",
+        libc::SYS_clock_gettime,
+        "a slice ends, on hosts whose vDSO cannot tell the time",
+    ),
+];
+
+/// [`SYSCALLS`] as a JSON array, in the form that seccompiler and the filters of microVM monitors have: to be added to the
+/// `filter` of a vCPU thread whose `filter_action` is `allow`.
+pub fn seccomp_rules() -> String {
+    rules(SYSCALLS)
+}
+
+fn rules(calls: &[Syscall]) -> String {
+    let mut text = String::from("[");
+    for (n, call) in calls.iter().enumerate() {
+        let comma = if n == 0 { "" } else { "," };
+        // Names and reasons are ours, and have nothing in them that JSON would escape.
+        let (name, why) = (call.name, call.why);
+        let _ = write!(
+            text,
+            "{comma}\n{{\"syscall\":\"{name}\",\"comment\":\"{why}\""
+        );
+        for (n, Argument { index, value }) in call.arguments.iter().enumerate() {
+            text.push_str(if n == 0 { ",\"args\":[" } else { "," });
+            let _ = write!(
+                text,
+                "{{\"index\":{index},\"type\":\"dword\",\"op\":\"eq\",\"val\":{value}}}"
+            );
+        }
+        text.push_str(if call.arguments.is_empty() { "}" } else { "]}" });
+    }
+    text.push_str("\n]\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_json() {
+        let rules: serde_json::Value = serde_json::from_str(&seccomp_rules()).unwrap();
+        let rules = rules.as_array().unwrap();
+        assert_eq!(rules.len(), SYSCALLS.len());
+        for (rule, call) in rules.iter().zip(SYSCALLS) {
+            assert_eq!(rule["syscall"], call.name);
+            assert_eq!(rule["comment"], call.why);
+            let arguments = rule["args"].as_array().map_or(0, Vec::len);
+            assert_eq!(arguments, call.arguments.len());
+        }
+    }
+}

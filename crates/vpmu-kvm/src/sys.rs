@@ -1,0 +1,193 @@
+//! KVM's interface, as far as this crate uses it: ioctls on the VMM's descriptors.
+//!
+//! Raw calls, because a binding's types would tie the VMM to the binding's version.
+//!
+//! UNSAFETY: ioctl is a C interface. Each wrapper names its request once, by the type that the kernel reads
+//! or writes, so that the size in the request and the memory are the same.
+#![expect(unsafe_code, reason = "see UNSAFETY above")]
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use kvm_bindings::{
+    kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs,
+    kvm_vcpu_events,
+};
+
+use crate::error::Error;
+
+const KVMIO: u64 = 0xae;
+pub(crate) const CHECK_EXTENSION: u64 = none(0x03);
+pub(crate) const SIGNAL_MSI: u64 = write::<kvm_msi>(0xa5);
+pub(crate) const GET_TSC_KHZ: u64 = none(0xa3);
+pub(crate) const NMI: u64 = none(0x9a);
+pub(crate) const GET_LAPIC: u64 = read::<kvm_lapic_state>(0x8e);
+pub(crate) const GET_REGS: u64 = read::<kvm_regs>(0x81);
+pub(crate) const SET_REGS: u64 = write::<kvm_regs>(0x82);
+pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
+pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
+const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
+const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
+const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
+
+const fn none(number: u64) -> u64 {
+    KVMIO << 8 | number
+}
+
+/// A request in which the kernel reads a `T`.
+const fn write<T>(number: u64) -> u64 {
+    1 << 30 | (size_of::<T>() as u64) << 16 | none(number)
+}
+
+/// A request in which the kernel writes a `T`.
+const fn read<T>(number: u64) -> u64 {
+    2 << 30 | (size_of::<T>() as u64) << 16 | none(number)
+}
+
+/// A descriptor of its own for `fd`, which the VMM may close.
+pub(crate) fn duplicate(fd: &impl AsRawFd) -> Result<OwnedFd, Error> {
+    let fd = fd.as_raw_fd();
+    if fd < 0 {
+        return Err(Error::Kvm("fcntl", libc::EBADF));
+    }
+    // SAFETY: it is used for one call, which duplicates it, or says that it is closed. No number of a
+    // descriptor is one that this crate's own calls could not also be handed by the kernel's rules.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    fd.try_clone_to_owned().map_err(|_| Error::last("fcntl"))
+}
+
+fn done(call: &'static str, result: libc::c_int) -> Result<u32, Error> {
+    u32::try_from(result).map_err(|_| Error::last(call))
+}
+
+fn no_memory(
+    fd: &impl AsRawFd,
+    call: &'static str,
+    request: u64,
+    argument: libc::c_ulong,
+) -> Result<u32, Error> {
+    // SAFETY: the callers' requests take a number, and no memory.
+    done(call, unsafe {
+        libc::ioctl(fd.as_raw_fd(), request as _, argument)
+    })
+}
+
+fn get<T: Default>(fd: &impl AsRawFd, call: &'static str, request: u64) -> Result<T, Error> {
+    let mut value = T::default();
+    // SAFETY: the callers' requests have the size of a `T` in them, which the kernel fills: a structure of
+    // integers of the kernel's interface.
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &raw mut value) };
+    done(call, result)?;
+    Ok(value)
+}
+
+fn set<T>(fd: &impl AsRawFd, call: &'static str, request: u64, value: &T) -> Result<u32, Error> {
+    // SAFETY: the callers' requests have the size of a `T` in them, which the kernel reads.
+    done(call, unsafe {
+        libc::ioctl(fd.as_raw_fd(), request as _, &raw const *value)
+    })
+}
+
+/// What a VM's KVM answers about a capability; 0: it has none.
+pub(crate) fn check_extension(vm: &impl AsRawFd, capability: u32) -> u32 {
+    let capability = libc::c_ulong::from(capability);
+    no_memory(vm, "KVM_CHECK_EXTENSION", CHECK_EXTENSION, capability).unwrap_or(0)
+}
+
+pub(crate) fn enable_cap(vm: &impl AsRawFd, cap: u32, argument: u64) -> Result<(), Error> {
+    let cap = kvm_enable_cap {
+        cap,
+        args: [argument, 0, 0, 0],
+        ..Default::default()
+    };
+    set(vm, "KVM_ENABLE_CAP", ENABLE_CAP, &cap).map(drop)
+}
+
+pub(crate) fn tsc_khz(vcpu: &impl AsRawFd) -> Result<u32, Error> {
+    no_memory(vcpu, "KVM_GET_TSC_KHZ", GET_TSC_KHZ, 0)
+}
+
+/// An MSR of a vCPU that does not run.
+pub(crate) fn msr(vcpu: &impl AsRawFd, index: u32) -> Result<u64, Error> {
+    let mut msrs = OneMsr {
+        head: kvm_msrs {
+            nmsrs: 1,
+            ..Default::default()
+        },
+        entry: kvm_msr_entry {
+            index,
+            ..Default::default()
+        },
+    };
+    // SAFETY: the kernel reads the head, then reads and writes as many entries as the head says: one.
+    let result = unsafe { libc::ioctl(vcpu.as_raw_fd(), GET_MSRS as _, &raw mut msrs) };
+    match done("KVM_GET_MSRS", result)? {
+        1 => Ok(msrs.entry.data),
+        _ => Err(Error::Kvm("KVM_GET_MSRS", libc::ENOENT)),
+    }
+}
+
+#[repr(C)]
+struct OneMsr {
+    head: kvm_msrs,
+    entry: kvm_msr_entry,
+}
+
+pub(crate) fn nmi(vcpu: &impl AsRawFd) -> Result<(), Error> {
+    no_memory(vcpu, "KVM_NMI", NMI, 0).map(drop)
+}
+
+/// Whether anybody has taken the message.
+pub(crate) fn signal_msi(vm: &impl AsRawFd, message: &kvm_msi) -> Result<bool, Error> {
+    match set(vm, "KVM_SIGNAL_MSI", SIGNAL_MSI, message) {
+        // KVM's -1 for "nobody".
+        Err(Error::Kvm(_, libc::EPERM)) => Ok(false),
+        result => result.map(|taken| taken > 0),
+    }
+}
+
+pub(crate) fn lapic(vcpu: &impl AsRawFd) -> Result<kvm_lapic_state, Error> {
+    get(vcpu, "KVM_GET_LAPIC", GET_LAPIC)
+}
+
+pub(crate) fn regs(vcpu: &impl AsRawFd) -> Result<kvm_regs, Error> {
+    get(vcpu, "KVM_GET_REGS", GET_REGS)
+}
+
+pub(crate) fn set_regs(vcpu: &impl AsRawFd, regs: &kvm_regs) -> Result<(), Error> {
+    set(vcpu, "KVM_SET_REGS", SET_REGS, regs).map(drop)
+}
+
+pub(crate) fn events(vcpu: &impl AsRawFd) -> Result<kvm_vcpu_events, Error> {
+    get(vcpu, "KVM_GET_VCPU_EVENTS", GET_VCPU_EVENTS)
+}
+
+pub(crate) fn set_events(vcpu: &impl AsRawFd, events: &kvm_vcpu_events) -> Result<(), Error> {
+    set(vcpu, "KVM_SET_VCPU_EVENTS", SET_VCPU_EVENTS, events).map(drop)
+}
+
+pub(crate) fn set_msr_filter(vm: &impl AsRawFd, filter: &kvm_msr_filter) -> Result<(), Error> {
+    // The filter's bitmaps are read too: `intercept` keeps them while this runs.
+    set(vm, "KVM_X86_SET_MSR_FILTER", SET_MSR_FILTER, filter).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_the_kernels() {
+        // As strace prints them for QEMU.
+        assert_eq!(CHECK_EXTENSION, 0xae03);
+        assert_eq!(SIGNAL_MSI, 0x4020_aea5);
+        assert_eq!(NMI, 0xae9a);
+        assert_eq!(GET_LAPIC, 0x8400_ae8e);
+        assert_eq!((GET_REGS, SET_REGS), (0x8090_ae81, 0x4090_ae82));
+        assert_eq!(
+            (GET_VCPU_EVENTS, SET_VCPU_EVENTS),
+            (0x8040_ae9f, 0x4040_aea0)
+        );
+        assert_eq!(GET_MSRS, 0xc008_ae88);
+        assert_eq!(ENABLE_CAP, 0x4068_aea3);
+        assert_eq!(SET_MSR_FILTER, 0x4188_aec6);
+    }
+}

@@ -1,0 +1,358 @@
+//! One vCPU's PMU on KVM, over the VMM's descriptors.
+//!
+//! # What KVM hands over, and what not
+//!
+//! With an MSR filter, RDMSR and WRMSR of the PMU's MSRs come to the VMM. The local APIC stays in
+//! the kernel, so LVTPC is read there when there is an interrupt to deliver, and what LVTPC asks for is
+//! delivered. RDPMC never comes: the guest's kernel has been rewritten to execute
+//! `out 0xe6, al` instead (`vpmu-kernel`), which does.
+//!
+//! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
+//! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an
+//! interrupt that another vCPU sends meanwhile. Between delivery and the handler's write of LVTPC a
+//! second PMI may thus be delivered. It is an NMI that the guest's processor keeps until the first
+//! one's handler is through, and that finds nothing to do.
+//!
+//! # A fault of a rewritten RDPMC
+//!
+//! KVM completes a port write in one of two ways: where its emulator has decoded the instruction, RIP is behind it
+//! at the exit; else KVM steps over it when KVM_RUN is called again. A fault injected before would then have the
+//! wrong RIP. So the next KVM_RUN, which is the VMM's, is kept from entering the guest by `immediate_exit`; RIP tells
+//! which way it was, and the fault is injected. The VMM sees EINTR, which it knows. Its own wishes stay: this crate
+//! sets the byte to 2 where it is 0, and takes nothing but a 2 back.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use vpmu::counter::{CounterHost, CounterState};
+use vpmu::x86::CounterConfig;
+use vpmu::x86::intel::Capability;
+use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost, PerfOptions};
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::lapic::{self, Lapic, Pmi};
+use crate::options::{self, Options};
+use crate::pmu::{Core, Gp, State};
+use crate::run::{Returned, RunPage};
+use crate::{Exit, Statistics, sys};
+
+/// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
+pub const RDPMC_PORT: u16 = 0xe6;
+const RDPMC_LENGTH: u64 = 2;
+
+/// How long a host event is kept for a guest that does not use it.
+const SLICE: Duration = Duration::from_millis(100);
+/// Runs between two looks at the clock.
+const LOOK_AT_CLOCK: u32 = 64;
+
+/// One vCPU's PMU, counted by perf events of the vCPU's thread.
+///
+/// The thread is the one that calls [`before_run`](Self::before_run); another that calls it later takes the PMU
+/// over. All else may be called from any thread while the vCPU does not run.
+#[derive(Debug)]
+pub struct VcpuPmu {
+    core: Core<Host>,
+    backing: Backing,
+    kvm: Option<OnKvm>,
+    options: Options,
+    perf: PerfOptions,
+    slice: Instant,
+    runs: u32,
+}
+
+impl VcpuPmu {
+    /// The PMU of a vCPU of KVM's, out of reset. Installs the handler of the overflows' signal; from here on, a vCPU's
+    /// thread makes no other calls than [`SYSCALLS`](crate::SYSCALLS). The descriptors are duplicated.
+    ///
+    /// # Errors
+    ///
+    /// When this process may not count guests, the host cannot count what `options` offer, or KVM refuses.
+    pub fn attach(vm: &impl AsRawFd, vcpu: &impl AsRawFd, options: Options) -> Result<Self, Error> {
+        let kvm = OnKvm::new(vm, vcpu)?;
+        let tsc_hz = match options.tsc_hz {
+            Some(hz) => hz,
+            None => u64::from(sys::tsc_khz(&kvm.vcpu)?) * 1000,
+        };
+        let kick = options.kick.clone();
+        let kick = kick.unwrap_or_else(|| options::flag(&kvm.run));
+        Self::with(options, Some(kvm), tsc_hz, kick)
+    }
+
+    /// The PMU of a vCPU that the VMM reaches by an abstraction of its own. The VMM hands over each access
+    /// ([`rdmsr`](Self::rdmsr), [`wrmsr`](Self::wrmsr), [`rdpmc`](Self::rdpmc)) and delivers each interrupt
+    /// ([`take_pmi`](Self::take_pmi)). `options` say how fast the guest's TSC is, and how an overflow is to
+    /// keep the vCPU from running.
+    ///
+    /// # Errors
+    ///
+    /// As for [`attach`](Self::attach), and when `options` say too little.
+    pub fn without_descriptors(options: Options) -> Result<Self, Error> {
+        let tsc_hz = options.tsc_hz.ok_or(Error::Missing("the guest's TSC"))?;
+        let kick = options.kick.clone().ok_or(Error::Missing("a kick"))?;
+        Self::with(options, None, tsc_hz, kick)
+    }
+
+    fn with(options: Options, kvm: Option<OnKvm>, tsc_hz: u64, kick: Kick) -> Result<Self, Error> {
+        let (capability, backing) = options::offer(&options)?;
+        let perf = options.perf(kick, tsc_hz);
+        vpmu_perf::prepare(&perf)?;
+        Ok(Self {
+            core: Core::new(capability, options.policy, Host::Unbound)?,
+            backing,
+            kvm,
+            options,
+            perf,
+            slice: Instant::now(),
+            runs: 0,
+        })
+    }
+
+    /// What the guest is offered.
+    pub fn capability(&self) -> &Capability {
+        self.core.pmu().capability()
+    }
+
+    /// What counts.
+    pub fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// What `counter` is doing; `None` if there is no such counter. Numbered as the engine does.
+    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+        self.core.pmu().counter_state(counter)
+    }
+
+    /// What the PMU cost, which any thread may look into.
+    pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
+        self.core.shared_statistics()
+    }
+
+    /// Takes what has overflowed and delivers the interrupt that is due. To be called on the vCPU's thread right
+    /// before each KVM_RUN, also one that is only to complete an exit; nothing may clear the kick's flag in between.
+    ///
+    /// # Errors
+    ///
+    /// When perf or KVM refuses.
+    pub fn before_run(&mut self) -> Result<(), Error> {
+        if !self.core.host.is_here() {
+            self.bind()?;
+        }
+        // Before the look for overflows, so that none is without its kick.
+        if let Kick::Flag(flag) = &self.perf.kick {
+            unset(&**flag);
+        }
+        self.runs = self.runs.wrapping_add(1);
+        if self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.slice.elapsed() >= SLICE {
+            self.slice = Instant::now();
+            self.core.end_slice();
+        }
+        self.core.take_overflows();
+        match &mut self.kvm {
+            None => Ok(()),
+            Some(kvm) => kvm.before_run(&mut self.core),
+        }
+    }
+
+    /// Completes the exit if it is one of the PMU's. To be called right after each KVM_RUN, however it ended.
+    /// `false`: the exit, or the interruption by a signal, is the VMM's. An RDMSR or WRMSR then is #GP unless the
+    /// VMM knows better.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn after_run(&mut self) -> Result<bool, Error> {
+        // What was counted up to this exit comes before the access.
+        self.core.take_overflows();
+        match &mut self.kvm {
+            None => Ok(false),
+            Some(kvm) => kvm.after_run(&mut self.core),
+        }
+    }
+
+    /// RDMSR of `index`; `None`: no MSR of the PMU.
+    pub fn rdmsr(&mut self, index: u32) -> Option<Result<u64, Gp>> {
+        self.core.take_overflows();
+        self.core.rdmsr(index)
+    }
+
+    /// WRMSR of `index`; `None`: no MSR of the PMU.
+    pub fn wrmsr(&mut self, index: u32, value: u64) -> Option<Result<(), Gp>> {
+        self.core.take_overflows();
+        self.core.wrmsr(index, value)
+    }
+
+    /// What RDPMC gives the guest's kernel with `index` in ECX.
+    ///
+    /// # Errors
+    ///
+    /// There is no such counter.
+    pub fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
+        self.core.take_overflows();
+        self.core.rdpmc(index)
+    }
+
+    /// Whether a PMI is due, so that LVTPC has to be looked at.
+    pub fn pmi_is_due(&self) -> bool {
+        self.core.pmi_is_due()
+    }
+
+    /// Takes the PMI that is due, for the VMM to deliver as `lvtpc` has it; `None`: none is due, or LVTPC masks it.
+    /// [`before_run`](Self::before_run) does both where it has descriptors.
+    pub fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
+        self.core.take_pmi(lvtpc)
+    }
+
+    /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
+    pub fn save(&mut self) -> State {
+        self.core.take_overflows();
+        self.core.save()
+    }
+
+    /// Goes on from `state`, in place of what was here, with what its guest was offered. The statistics stay.
+    ///
+    /// # Errors
+    ///
+    /// When this host cannot count what the guest was offered, or the state is none of such a PMU. All is then as
+    /// it was.
+    pub fn restore(&mut self, state: &State) -> Result<(), Error> {
+        if state.capability != *self.capability() {
+            options::check_host(&self.options, &state.capability)?;
+        }
+        self.core.take_overflows();
+        let loaded = matches!(self.core.host, Host::Bound(_));
+        self.core.restore(state, loaded)
+    }
+
+    /// Makes the calling thread the one whose perf events count.
+    fn bind(&mut self) -> Result<(), Error> {
+        if matches!(self.core.host, Host::Bound(_)) {
+            self.core.unbind();
+        }
+        self.core.host = Host::Bound(PerfHost::new(self.perf.clone())?);
+        self.core.load();
+        Ok(())
+    }
+}
+
+/// Takes back what this crate has set, and nothing else.
+fn unset(flag: &dyn Flag) {
+    let _ = flag
+        .flag()
+        .compare_exchange(KICKED, 0, Ordering::SeqCst, Ordering::Relaxed);
+}
+
+/// A vCPU of KVM's.
+#[derive(Debug)]
+pub(crate) struct OnKvm {
+    vm: OwnedFd,
+    vcpu: OwnedFd,
+    run: Arc<RunPage>,
+    /// An RDPMC that exited with this RIP is to fault, once KVM has stepped over it.
+    fault: Option<u64>,
+}
+
+impl OnKvm {
+    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
+        // No other descriptor has this call.
+        sys::lapic(&vcpu).map_err(|error| match error {
+            Error::Kvm(_, errno) => Error::NoLapic(errno),
+            error => error,
+        })?;
+        Ok(Self {
+            run: Arc::new(RunPage::map(&vcpu)?),
+            vm,
+            vcpu,
+            fault: None,
+        })
+    }
+
+    pub(crate) fn before_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        core: &mut Core<H>,
+    ) -> Result<(), Error> {
+        if core.pmi_is_due() {
+            let lapic = Lapic::of(&self.vcpu)?;
+            match core.take_pmi(lapic.lvtpc()) {
+                None => {}
+                Some(Pmi::Nmi) => sys::nmi(&self.vcpu)?,
+                Some(Pmi::Vector(vector)) => lapic::signal(&self.vm, lapic.id(), vector)?,
+            }
+        }
+        self.run.before_run();
+        if self.fault.is_some() {
+            // The VMM's own wish is as good.
+            let flag = self.run.flag();
+            let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            self.run.expect_regs();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn after_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        core: &mut Core<H>,
+    ) -> Result<bool, Error> {
+        let result = match self.run.returned() {
+            Returned::NoExit => {
+                core.count(Exit::Kick);
+                self.inject_fault()?;
+                return Ok(false);
+            }
+            Returned::Rdmsr(index) => core.rdmsr(index),
+            Returned::Wrmsr(index, value) => {
+                let result = core.wrmsr(index, value);
+                result.map(|done| done.map(|()| value))
+            }
+            Returned::Out(RDPMC_PORT) => {
+                self.rdpmc(core);
+                return Ok(true);
+            }
+            Returned::Out(_) | Returned::Other => return Ok(false),
+        };
+        self.run.complete_msr(result.and_then(Result::ok));
+        Ok(result.is_some())
+    }
+
+    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so it is
+    /// the kernel that executes it.
+    fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, core: &mut Core<H>) {
+        let (rcx, rip) = self.run.rcx_and_rip();
+        match core.rdpmc(rcx as u32) {
+            Ok(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
+            Err(Gp) => self.fault = Some(rip),
+        }
+    }
+
+    /// Injects #GP(0) in place of the RDPMC that KVM has stepped over.
+    fn inject_fault(&mut self) -> Result<(), Error> {
+        const GP: u8 = 13;
+        let Some(at) = self.fault else {
+            return Ok(());
+        };
+        if !self.run.has_regs() {
+            // The VMM has not called KVM_RUN.
+            return Ok(());
+        }
+        self.fault = None;
+        unset(&*self.run);
+        let mut regs = sys::regs(&self.vcpu)?;
+        regs.rip = match regs.rip == at {
+            true => at.wrapping_sub(RDPMC_LENGTH),
+            false => at,
+        };
+        sys::set_regs(&self.vcpu, &regs)?;
+        let mut events = sys::events(&self.vcpu)?;
+        events.exception.injected = 1;
+        events.exception.nr = GP;
+        events.exception.has_error_code = 1;
+        events.exception.error_code = 0;
+        sys::set_events(&self.vcpu, &events)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,225 @@
+//! The way through KVM: a guest of some dozen instructions, and a host that counts what it is told.
+//!
+//! Needs a /dev/kvm, any: says `skipped` on standard error where there is none.
+
+use kvm_ioctls::VcpuExit;
+
+use super::*;
+use crate::pmu::tests::{self as fake, Host, pmu};
+
+#[path = "../../tests/kvm/guest.rs"]
+mod guest;
+
+use guest::{Code, END, HANDLED, Machine, REPORT};
+
+/// The guest has run for so many cycles.
+const RUN: u8 = 0x13;
+
+impl Code {
+    fn run(self, cycles: u32) -> Self {
+        self.eax(cycles).out(RUN)
+    }
+}
+
+const PERFEVTSEL0: u32 = 0x186;
+const PMC0: u32 = 0x4c1;
+const GLOBAL_STATUS: u32 = 0x38e;
+const GLOBAL_CTRL: u32 = 0x38f;
+/// EN, INT, OS, USR, core cycles.
+const CYCLES: u64 = 0x0053_003c;
+const NMI: u32 = 0x400;
+const MASKED: u32 = 1 << 16;
+
+/// The machine, its PMU on a host that counts what it is told, and what the guest has reported.
+struct Rig {
+    machine: Machine,
+    kvm: OnKvm,
+    core: Core<Host>,
+    reports: Vec<(u8, u32)>,
+}
+
+/// How a run ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Ended {
+    /// With an exit of the PMU's.
+    Pmu,
+    /// Without an exit.
+    Signal,
+    /// With an exit of the VMM's.
+    Vmm,
+    /// The guest is through.
+    End,
+}
+
+impl Rig {
+    fn new(code: Code, lvtpc: u32) -> Option<Self> {
+        let machine = Machine::new(code, lvtpc)?;
+        let core = pmu();
+        machine.set_cpuid(core.pmu().capability());
+        Some(Self {
+            kvm: OnKvm::new(&machine.vm, &machine.vcpu).unwrap(),
+            machine,
+            core,
+            reports: Vec::new(),
+        })
+    }
+
+    /// As a VMM's loop does.
+    fn run(&mut self) -> Ended {
+        self.kvm.before_run(&mut self.core).unwrap();
+        let exit = match self.machine.vcpu.run() {
+            Ok(VcpuExit::IoOut(port, data)) => Some((port, data.to_vec())),
+            Ok(VcpuExit::X86Rdmsr(_) | VcpuExit::X86Wrmsr(_)) => None,
+            Err(error) if error.errno() == libc::EINTR => {
+                assert!(!self.kvm.after_run(&mut self.core).unwrap());
+                return Ended::Signal;
+            }
+            exit => panic!("{exit:?} after {:?}", self.reports),
+        };
+        if self.kvm.after_run(&mut self.core).unwrap() {
+            return Ended::Pmu;
+        }
+        let (port, data) = exit.expect("no MSR of the VMM's");
+        let value = u32::from_le_bytes(data.try_into().unwrap());
+        match port as u8 {
+            END => return Ended::End,
+            RUN => fake::run(&mut self.core, value.into()),
+            port => self.reports.push((port, value)),
+        }
+        Ended::Vmm
+    }
+}
+
+/// What a guest reports that executes `code` with this LVTPC; `None`: no KVM here.
+fn reports(code: Code, lvtpc: u32) -> Option<Vec<(u8, u32)>> {
+    let mut rig = Rig::new(code, lvtpc)?;
+    for _ in 0..1000 {
+        if rig.run() == Ended::End {
+            return Some(rig.reports);
+        }
+    }
+    panic!("no end after {:?}", rig.reports);
+}
+
+fn sampling() -> Code {
+    Code::default()
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(PMC0, (1 << 48) - 1000)
+        .wrmsr(GLOBAL_CTRL, 1)
+}
+
+#[test]
+fn a_guests_accesses_come_through() {
+    let code = sampling().run(300).rdmsr(PMC0).rdpmc(0).rdmsr(GLOBAL_CTRL);
+    let Some(reports) = reports(code, NMI) else {
+        return;
+    };
+    let value = (1 << 32) - 700_u64;
+    let value = (REPORT, value as u32);
+    assert_eq!(reports, [value, value, (REPORT, 1)]);
+}
+
+#[test]
+fn a_guests_mistakes_are_faults_at_their_instruction() {
+    let code = Code::default()
+        .wrmsr(PERFEVTSEL0, 1 << 40)
+        .eax(1)
+        .rdmsr(PERFEVTSEL0 + 4)
+        .eax(2)
+        .rdpmc(9)
+        .rdmsr(PERFEVTSEL0);
+    let Some(reports) = reports(code, NMI) else {
+        return;
+    };
+    // The handler steps over the instruction at fault, so that the report behind it comes.
+    let fault = (HANDLED, 13);
+    let expected = [fault, fault, (REPORT, 1), fault, (REPORT, 2), (REPORT, 0)];
+    assert_eq!(reports, expected);
+}
+
+#[test]
+fn an_overflow_interrupts_the_guest_as_lvtpc_says() {
+    for (lvtpc, handled) in [(NMI, Some(2)), (0xee, Some(0xee)), (NMI | MASKED, None)] {
+        let code = sampling()
+            .run(999)
+            .eax(7)
+            .out(REPORT)
+            .run(1)
+            .rdmsr(GLOBAL_STATUS);
+        let Some(reports) = reports(code, lvtpc) else {
+            return;
+        };
+        let mut expected = vec![(REPORT, 7)];
+        expected.extend(handled.map(|vector| (HANDLED, vector)));
+        expected.push((REPORT, 1));
+        assert_eq!(reports, expected, "{lvtpc:#x}");
+    }
+}
+
+/// A pause that comes while an RDPMC faults is the VMM's, and stays until the VMM takes it back.
+#[test]
+fn a_pause_that_comes_with_a_fault_is_not_lost() {
+    // Before the exit is completed, and after.
+    for early in [true, false] {
+        let code = Code::default().eax(5).rdpmc(9).eax(7).out(REPORT);
+        let Some(mut rig) = Rig::new(code, NMI) else {
+            return;
+        };
+        let page = Arc::clone(&rig.kvm.run);
+        let pause = move || {
+            let page = Arc::clone(&page);
+            // As a binding's set_kvm_immediate_exit does, on another thread.
+            let thread = std::thread::spawn(move || page.flag().store(1, Ordering::SeqCst));
+            thread.join().unwrap();
+        };
+        let flag = |rig: &Rig| rig.kvm.run.flag().load(Ordering::SeqCst);
+        assert_eq!(rig.run(), Ended::Pmu, "the RDPMC");
+        if early {
+            pause();
+        }
+        assert_eq!(rig.run(), Ended::Signal, "the port write is completed");
+        assert_eq!(flag(&rig), u8::from(early));
+        if !early {
+            pause();
+        }
+        for _ in 0..3 {
+            assert_eq!(rig.run(), Ended::Signal, "the guest does not run");
+            assert!(rig.reports.is_empty());
+        }
+        assert_eq!(flag(&rig), 1, "the VMM's wish");
+        rig.machine.vcpu.set_kvm_immediate_exit(0);
+        while rig.run() != Ended::End {}
+        assert_eq!(rig.reports, [(HANDLED, 13), (REPORT, 5), (REPORT, 7)]);
+    }
+}
+
+#[test]
+fn a_kick_of_the_vmms_is_left_to_the_vmm() {
+    let Some(mut rig) = Rig::new(sampling().run(1000), NMI | MASKED) else {
+        return;
+    };
+    rig.machine.vcpu.set_kvm_immediate_exit(1);
+    for _ in 0..3 {
+        assert_eq!(rig.run(), Ended::Signal);
+    }
+    rig.machine.vcpu.set_kvm_immediate_exit(0);
+    while rig.run() != Ended::End {}
+}
+
+#[test]
+fn what_is_no_vcpu_is_refused() {
+    let Some(machine) = Machine::new(Code::default(), NMI) else {
+        return;
+    };
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for error in [
+        VcpuPmu::attach(&machine.vm, &machine.vm, Options::default()).unwrap_err(),
+        VcpuPmu::attach(&machine.vm, &null, Options::default()).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::NoLapic(_)), "{error}");
+        assert!(
+            error.to_string().contains("pass the vCPU's descriptor"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,67 @@
+//! The crate as a VMM uses it.
+//!
+//! Needs a /dev/kvm that runs a few instructions, and perf events: says `skipped` on standard error where there is none.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod guest;
+mod privileges;
+mod seccomp;
+mod threads;
+
+use kvm_ioctls::VcpuExit;
+use vpmu_kvm::{Error, PerfError, VcpuPmu};
+
+use guest::Machine;
+
+const PERFEVTSEL0: u32 = 0x186;
+const PMC0: u32 = 0x4c1;
+const GLOBAL_STATUS: u32 = 0x38e;
+const GLOBAL_CTRL: u32 = 0x38f;
+/// EN, INT, OS, USR, core cycles.
+const CYCLES: u64 = 0x0053_003c;
+/// An LVTPC.
+const NMI: u32 = 0x400;
+
+/// `None`: there is no PMU to be had, which is said.
+fn possible<T>(result: Result<T, Error>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error @ Error::Perf(PerfError::Forbidden(_) | PerfError::NoPerf)) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Runs a guest as a VMM does. `port` is told of each write to a port, and ends the run by an answer; it answers reads.
+fn run(machine: &mut Machine, pmu: &mut VcpuPmu, mut port: impl FnMut(Port<'_>) -> bool) {
+    loop {
+        pmu.before_run().unwrap();
+        let exit = machine.vcpu.run();
+        if pmu.after_run().unwrap() {
+            continue;
+        }
+        let ended = match exit {
+            Ok(VcpuExit::IoIn(_, data)) => port(Port::In(data)),
+            Ok(VcpuExit::IoOut(number, data)) => {
+                let value = u32::from_le_bytes(data.try_into().unwrap());
+                port(Port::Out(number as u8, value))
+            }
+            Err(error) if error.errno() == libc::EINTR => {
+                machine.vcpu.set_kvm_immediate_exit(0);
+                false
+            }
+            exit => panic!("{exit:?}"),
+        };
+        if ended {
+            return;
+        }
+    }
+}
+
+/// An access to a port.
+enum Port<'a> {
+    In(&'a mut [u8]),
+    Out(u8, u32),
+}

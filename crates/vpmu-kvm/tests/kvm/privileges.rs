@@ -1,0 +1,138 @@
+//! A VMM without privileges: what it may and may not, and that it is told so, in a jail too.
+
+use std::fs;
+use std::process::Command;
+use std::thread::spawn;
+
+use rustix::fs::{Gid, Uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, set_capabilities, set_keep_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+use super::guest::{Code, HANDLED, Machine, REPORT};
+use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, run};
+use vpmu_kvm::{Error, Options, PerfError, VcpuPmu, detect};
+
+const JAIL: &str = "VPMU_JAIL";
+
+fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("skipped: only root can become somebody else");
+    }
+    root
+}
+
+/// Makes the calling thread, and no other, one of nobody's with these capabilities.
+fn become_nobody(capabilities: CapabilitySet) {
+    let (uid, gid) = (Uid::from_raw(65534), Gid::from_raw(65534));
+    set_keep_capabilities(true).unwrap();
+    set_thread_groups(&[]).unwrap();
+    set_thread_res_gid(gid, gid, gid).unwrap();
+    set_thread_res_uid(uid, uid, uid).unwrap();
+    let sets = CapabilitySets {
+        effective: capabilities,
+        permitted: capabilities,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets).unwrap();
+}
+
+fn paranoia() -> Option<i32> {
+    let level = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
+    level.trim().parse().ok()
+}
+
+/// What somebody without capabilities gets.
+fn check_nobodys(level: Option<i32>, seen: Option<i32>) {
+    let found = detect(&Options::default());
+    match level {
+        Some(..=1) => assert!(found.is_ok(), "{found:?}"),
+        Some(_) => {
+            assert_eq!(found, Err(Error::Perf(PerfError::Forbidden(seen))));
+            let text = found.unwrap_err().to_string();
+            assert!(text.contains("give the program CAP_PERFMON"), "{text}");
+            assert_eq!(
+                text.contains("perf_event_paranoid is"),
+                seen.is_some(),
+                "{text}"
+            );
+        }
+        None => eprintln!("skipped: no perf_event_paranoid here"),
+    }
+}
+
+#[test]
+fn nobody_is_told_what_is_missing() {
+    if !is_root() {
+        return;
+    }
+    let level = paranoia();
+    let nobody = move || {
+        become_nobody(CapabilitySet::empty());
+        check_nobodys(level, level);
+    };
+    spawn(nobody).join().unwrap();
+}
+
+#[test]
+fn in_a_jail_without_proc_as_well() {
+    if !is_root() {
+        return;
+    }
+    // In a process of its own: its root is another.
+    if let Ok(level) = std::env::var(JAIL) {
+        let empty = std::env::temp_dir().join(format!("vpmu-jail-{}", std::process::id()));
+        fs::create_dir(&empty).unwrap();
+        rustix::process::chroot(&empty).unwrap();
+        become_nobody(CapabilitySet::empty());
+        check_nobodys(level.parse().ok(), None);
+        return;
+    }
+    let own = std::env::current_exe().unwrap();
+    let mut jail = Command::new(own)
+        .args(["--exact", "privileges::in_a_jail_without_proc_as_well"])
+        .env(
+            JAIL,
+            paranoia().map_or(String::new(), |level| level.to_string()),
+        )
+        .spawn()
+        .unwrap();
+    let empty = std::env::temp_dir().join(format!("vpmu-jail-{}", jail.id()));
+    let status = jail.wait().unwrap();
+    fs::remove_dir(empty).unwrap();
+    assert!(status.success());
+}
+
+/// The descriptors come from somebody who may open /dev/kvm, as a jailer's do.
+#[test]
+fn a_vmm_of_nobodys_with_one_capability_runs_its_guest() {
+    if !is_root() {
+        return;
+    }
+    // mov ecx, 20000; dec ecx; jnz $-2; out REPORT, eax; jmp to the mov
+    let code = Code::default()
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(PMC0, (1 << 48) - 1_000_000)
+        .wrmsr(GLOBAL_CTRL, 1)
+        .ecx(20_000)
+        .bytes(&[0xff, 0xc9, 0x75, 0xfc])
+        .out(REPORT)
+        .bytes(&[0xeb, 0xf3]);
+    let Some(mut machine) = Machine::new(code, NMI) else {
+        return;
+    };
+    let nobody = move || {
+        become_nobody(CapabilitySet::PERFMON);
+        let pmu = VcpuPmu::attach(&machine.vm, &machine.vcpu, Options::default());
+        let Some(mut pmu) = super::possible(pmu) else {
+            return;
+        };
+        machine.set_cpuid(pmu.capability());
+        run(&mut machine, &mut pmu, |port| {
+            matches!(port, Port::Out(HANDLED, 2))
+        });
+    };
+    spawn(nobody).join().unwrap();
+}

@@ -1,0 +1,191 @@
+//! The list of system calls is whole, and nothing in it is superfluous: vCPUs run under a seccomp filter that is made of
+//! the list, and of the list without one of its rules.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use seccompiler::BpfProgram;
+
+use super::guest::{Code, END, HANDLED, Machine};
+use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
+use vpmu_kvm::{Kick, Options, SYSCALLS, Syscall, VcpuPmu};
+
+const VECTOR: u32 = 0xee;
+/// Says which rule is left out: in a process of its own, which the filter may end.
+const LEFT_OUT: &str = "VPMU_SECCOMP_WITHOUT";
+const NOTHING: &str = "nothing";
+/// Whether it depends on the host, the schedule or the build that the call is made.
+fn depends(call: &Syscall) -> bool {
+    matches!(call.name, "futex" | "clock_gettime") || call.why.contains("debug assertions")
+}
+
+/// What the test's own thread calls: KVM_RUN, output, memory, its end.
+const OWN: &str = r#"{"syscall":"ioctl","args":[{"index":1,"type":"dword","op":"eq","val":44672}]},
+{"syscall":"brk"},{"syscall":"mmap"},{"syscall":"munmap"},{"syscall":"mprotect"},{"syscall":"madvise"},
+{"syscall":"exit"},{"syscall":"exit_group"},{"syscall":"sigaltstack"},{"syscall":"rt_sigprocmask"},
+{"syscall":"set_robust_list"},{"syscall":"rseq"}"#;
+
+fn filter(left_out: Option<usize>) -> BpfProgram {
+    let rules = vpmu_kvm::seccomp_rules();
+    // One rule a line.
+    let mut rules: Vec<&str> = rules
+        .trim()
+        .trim_matches(['[', ']'])
+        .trim()
+        .lines()
+        .collect();
+    assert_eq!(rules.len(), SYSCALLS.len());
+    if let Some(n) = left_out {
+        rules.remove(n);
+    }
+    let rules: Vec<&str> = rules
+        .iter()
+        .map(|rule| rule.trim_end_matches(','))
+        .collect();
+    let json = format!(
+        r#"{{"vcpu":{{"mismatch_action":"kill_process","match_action":"allow","filter":[{OWN},{}]}}}}"#,
+        rules.join(",")
+    );
+    let arch = std::env::consts::ARCH.try_into().unwrap();
+    let mut filters: HashMap<String, BpfProgram> =
+        seccompiler::compile_from_json(json.as_bytes(), arch).unwrap();
+    filters.remove("vcpu").unwrap()
+}
+
+impl Code {
+    /// Counts down, and asks port 0x14 whether that was enough.
+    fn spin_until_told(self) -> Self {
+        // dec ecx; jnz $-2; in al, 0x14; test al, al; jz to the beginning
+        self.ecx(200_000)
+            .bytes(&[0xff, 0xc9, 0x75, 0xfc, 0xe4, 0x14, 0x84, 0xc0, 0x74, 0xf1])
+    }
+}
+
+/// All that a guest can have its PMU do: sampling, a new period while it runs, a stop, reads, another event, a fault.
+fn profiling(period: u64) -> Code {
+    Code::default()
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(PMC0, (1 << 48) - period)
+        .wrmsr(GLOBAL_CTRL, 1)
+        .spin_until_told()
+        .wrmsr(PMC0, (1 << 48) - 2 * period)
+        .wrmsr(GLOBAL_CTRL, 0)
+        .rdpmc(0)
+        .rdmsr(PMC0)
+        .rdpmc(9)
+        .wrmsr(PERFEVTSEL0, 0)
+        .wrmsr(PERFEVTSEL0, CYCLES | 1 << 8)
+        .wrmsr(GLOBAL_CTRL, 1)
+        .wrmsr(PERFEVTSEL0, CYCLES)
+}
+
+/// Runs the guest to its end on a thread under `filter`. `false`: this machine cannot.
+fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
+    let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
+        return false;
+    };
+    let options = Options {
+        kick,
+        ..Options::default()
+    };
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
+    let Some(pmu) = super::possible(attached) else {
+        return false;
+    };
+    machine.set_cpuid(pmu.capability());
+    let thread = std::thread::spawn(move || {
+        seccompiler::apply_filter(&filter).unwrap();
+        guests_life(machine, pmu)
+    });
+    let reports = thread.join().unwrap();
+    let pmi = if lvtpc == NMI { 2 } else { VECTOR };
+    assert!(reports.contains(&(HANDLED, pmi)), "{reports:?}");
+    assert!(reports.contains(&(HANDLED, 13)), "{reports:?}");
+    true
+}
+
+fn guests_life(mut machine: Machine, mut pmu: VcpuPmu) -> Vec<(u8, u32)> {
+    let mut reports = Vec::with_capacity(64);
+    super::run(&mut machine, &mut pmu, |port| match port {
+        Port::In(data) => {
+            data[0] = u8::from(reports.iter().any(|(port, _)| *port == HANDLED));
+            false
+        }
+        Port::Out(END, _) => true,
+        Port::Out(port, value) => {
+            reports.push((port, value));
+            false
+        }
+    });
+    reports
+}
+
+fn eventfd() -> Arc<OwnedFd> {
+    let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK);
+    Arc::new(fd.unwrap())
+}
+
+fn under_the_filter(left_out: Option<usize>) {
+    let filter = filter(left_out);
+    // A VMM's own signal, whose handler does nothing but be there.
+    let signal = libc::SIGRTMIN() + 2;
+    let handled = Arc::default();
+    signal_hook::flag::register(signal, Arc::clone(&handled)).unwrap();
+    for (lvtpc, kick) in [
+        (NMI, None),
+        (VECTOR, None),
+        (NMI, Some(Kick::Signal(signal))),
+        (NMI, Some(Kick::EventFd(eventfd()))),
+    ] {
+        if !run(lvtpc, kick, filter.clone()) {
+            return;
+        }
+    }
+    assert!(handled.load(std::sync::atomic::Ordering::Relaxed));
+}
+
+fn in_a_process(left_out: &str) -> Output {
+    let own = std::env::current_exe().unwrap();
+    Command::new(own)
+        .args([
+            "--exact",
+            "seccomp::every_rule_is_needed_and_none_is_missing",
+            "--nocapture",
+        ])
+        .env(LEFT_OUT, left_out)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn every_rule_is_needed_and_none_is_missing() {
+    if let Ok(left_out) = std::env::var(LEFT_OUT) {
+        under_the_filter(left_out.parse().ok());
+        return;
+    }
+    let output = in_a_process(NOTHING);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "a rule is missing (strace -f shows the last call): {:?}\n{said}",
+        output.status
+    );
+    if said.contains("skipped: ") {
+        eprint!("{said}");
+        return;
+    }
+    for (n, call) in SYSCALLS.iter().enumerate() {
+        if depends(call) {
+            continue;
+        }
+        let status = in_a_process(&n.to_string()).status;
+        assert_eq!(
+            status.signal(),
+            Some(libc::SIGSYS),
+            "without {call:?}: {status:?}"
+        );
+    }
+}

@@ -1,0 +1,171 @@
+//! A PMU goes where its vCPU goes: made on one thread, run on another, then on a third; and runs without descriptors.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use super::guest::{Code, HANDLED, Machine, REPORT};
+use super::{CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Port, possible, run};
+use vpmu_kvm::{Backing, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu, detect};
+
+const MASK: u64 = (1 << 48) - 1;
+
+#[test]
+fn what_is_offered_is_what_counts_here() {
+    let options = Options::default();
+    let Some(capability) = possible(std::thread::spawn(move || detect(&options)).join().unwrap())
+    else {
+        return;
+    };
+    let clock = Options {
+        backing: Some(Backing::Clock),
+        ..Options::default()
+    };
+    let by_clock = detect(&clock).unwrap();
+    assert_eq!(by_clock.events, 0b101, "cycles and reference cycles");
+    assert_eq!(capability.events & 0b101, 0b101);
+    let approximate = Options {
+        approximate_instructions: true,
+        ..clock.clone()
+    };
+    assert_eq!(detect(&approximate).unwrap().events, 0b10_0111);
+    // More than counts here is refused.
+    let too_much = Options {
+        capability: Some(detect(&approximate).unwrap()),
+        kick: Some(Kick::Nothing),
+        tsc_hz: Some(1),
+        ..clock
+    };
+    let error = VcpuPmu::without_descriptors(too_much).unwrap_err();
+    assert!(matches!(error, Error::Event(_)), "{error}");
+}
+
+#[test]
+fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
+    // mov ecx, 1000; dec ecx; jnz $-2; out REPORT, eax; jmp to the mov
+    let code = Code::default()
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(PMC0, (1 << 48) - 20_000_000)
+        .wrmsr(GLOBAL_CTRL, 1)
+        .ecx(1000)
+        .bytes(&[0xff, 0xc9, 0x75, 0xfc])
+        .out(REPORT)
+        .bytes(&[0xeb, 0xf3]);
+    let Some(machine) = Machine::new(code, NMI) else {
+        return;
+    };
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, Options::default());
+    let Some(pmu) = possible(attached) else {
+        return;
+    };
+    machine.set_cpuid(pmu.capability());
+    let (mut guest, mut handled) = ((machine, pmu), false);
+    while !handled {
+        // Some reports on each thread, or what the period ends with.
+        let some_reports = move || {
+            let (mut reports, (mut machine, mut pmu)) = (0, guest);
+            run(&mut machine, &mut pmu, |port| {
+                reports += 1;
+                handled = matches!(port, Port::Out(HANDLED, 2));
+                handled || reports == 10
+            });
+            ((machine, pmu), handled)
+        };
+        (guest, handled) = std::thread::spawn(some_reports).join().unwrap();
+    }
+    let (_machine, mut pmu) = guest;
+    let statistics = pmu.statistics();
+    assert_eq!(statistics.lock().unwrap().pmis, 1);
+    assert_eq!(pmu.rdmsr(GLOBAL_STATUS), Some(Ok(1)), "on another");
+}
+
+/// A VMM's own way to a vCPU. The clock counts the thread, so it is the guest.
+fn clock(kick: Kick) -> Option<VcpuPmu> {
+    possible(VcpuPmu::without_descriptors(Options {
+        backing: Some(Backing::Clock),
+        kick: Some(kick),
+        tsc_hz: Some(1_000_000_000),
+        ..Options::default()
+    }))
+}
+
+#[test]
+fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
+    let flag = Arc::new(AtomicU8::new(0));
+    let Some(mut pmu) = clock(Kick::Flag(flag.clone())) else {
+        return;
+    };
+    for (index, value) in [
+        (PERFEVTSEL0, CYCLES),
+        (PMC0, MASK - 1_000_000),
+        (GLOBAL_CTRL, 1),
+    ] {
+        assert_eq!(pmu.wrmsr(index, value), Some(Ok(())));
+    }
+    assert_eq!(pmu.wrmsr(PERFEVTSEL0, 1 << 40), Some(Err(Gp)));
+    assert_eq!(pmu.rdmsr(0x10), None, "the TSC is the VMM's");
+    let mut before = 0;
+    while !pmu.pmi_is_due() {
+        pmu.before_run().unwrap();
+        let now = pmu.rdpmc(0).unwrap();
+        assert!(
+            now >= before || now < MASK / 2,
+            "{now:#x} after {before:#x}"
+        );
+        before = now;
+        assert_eq!(pmu.after_run(), Ok(false), "no exit is known of");
+    }
+    assert_eq!(flag.load(std::sync::atomic::Ordering::SeqCst), KICKED);
+    assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
+    assert_eq!(pmu.take_pmi(NMI), None);
+    assert_eq!(pmu.rdpmc(9), Err(Gp));
+    // Another takes its place on the thread when it is gone, and goes on.
+    let state = pmu.save();
+    drop(pmu);
+    let mut other = clock(Kick::Nothing).unwrap();
+    other.restore(&state).unwrap();
+    let again = other.save();
+    assert_eq!(again, state, "nothing counts before it runs");
+    other.before_run().unwrap();
+    while other.rdpmc(0).unwrap() == state.pmu.pmc[0] {}
+}
+
+#[test]
+fn two_pmus_on_one_thread_are_refused_and_told_so() {
+    let (Some(mut first), Some(mut second)) = (clock(Kick::Nothing), clock(Kick::Nothing)) else {
+        return;
+    };
+    first.before_run().unwrap();
+    assert_eq!(second.before_run(), Err(Error::Perf(PerfError::Taken)));
+    // Gone from a thread that has not made it.
+    std::thread::spawn(move || drop(first)).join().unwrap();
+    assert_eq!(second.before_run(), Ok(()));
+}
+
+#[test]
+fn a_wish_that_cannot_be_is_refused_with_what_to_do() {
+    let missing = VcpuPmu::without_descriptors(Options::default()).unwrap_err();
+    assert!(missing.to_string().ends_with("give it in Options"));
+    let signal = Options {
+        signal: Some(libc::SIGUSR1),
+        kick: Some(Kick::Nothing),
+        tsc_hz: Some(1),
+        ..Options::default()
+    };
+    if possible(detect(&signal)).is_none() {
+        return;
+    }
+    let error = VcpuPmu::without_descriptors(signal).unwrap_err();
+    assert_eq!(error, Error::Perf(PerfError::Signal(libc::SIGUSR1)));
+    assert!(
+        error
+            .to_string()
+            .ends_with("give a real-time signal, which queues")
+    );
+}
+
+#[test]
+fn a_pmu_may_be_sent_to_a_thread() {
+    fn may<T: Send>() {}
+    may::<VcpuPmu>();
+    may::<Options>();
+}

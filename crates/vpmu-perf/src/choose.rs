@@ -1,0 +1,154 @@
+//! Which perf event counts what a guest wants, and what this machine has of them.
+
+use std::fs;
+use std::io;
+use std::sync::OnceLock;
+
+use perf_event_open_sys::bindings::{
+    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
+    PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
+    PERF_COUNT_HW_REF_CPU_CYCLES, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
+    PERF_TYPE_SOFTWARE,
+};
+use vpmu::counter::Lost;
+use vpmu::x86::ArchEvent;
+
+use crate::error::PerfError;
+use crate::event::{Kind, PerfEvent, Rings};
+
+/// What counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// The processor's counters.
+    Hardware,
+    /// The thread's time on the CPU.
+    Clock,
+}
+
+/// The rules by which perf events are chosen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chooser {
+    pub(crate) backing: Backing,
+    /// Count only while the thread runs a guest.
+    pub(crate) guest: bool,
+    pub(crate) approximate: bool,
+}
+
+impl Chooser {
+    /// With the wanted backing, or with the best that works.
+    pub(crate) fn new(
+        wanted: Option<Backing>,
+        guest: bool,
+        approximate: bool,
+    ) -> Result<Self, PerfError> {
+        let works = |backing| PerfEvent::try_open(probe(backing, guest));
+        let backing = match wanted {
+            Some(backing) => works(backing).map(|()| backing),
+            None => match works(Backing::Hardware) {
+                Ok(()) => Ok(Backing::Hardware),
+                Err(error) if is_absence(&error) => works(Backing::Clock).map(|()| Backing::Clock),
+                Err(error) => Err(error),
+            },
+        };
+        Ok(Self {
+            backing: backing.map_err(|error| PerfError::from_open(&error))?,
+            guest,
+            approximate,
+        })
+    }
+
+    /// Whether this machine counts `event`.
+    pub(crate) fn counts(self, event: ArchEvent) -> bool {
+        let rings = Rings {
+            user: true,
+            kernel: true,
+            guest: self.guest,
+        };
+        self.kind(Some(event), None, rings)
+            .is_ok_and(|kind| PerfEvent::try_open(kind).is_ok())
+    }
+
+    /// The perf event for what is to be counted.
+    pub(crate) fn kind(
+        self,
+        event: Option<ArchEvent>,
+        raw: Option<u64>,
+        rings: Rings,
+    ) -> Result<Kind, Lost> {
+        match self.backing {
+            Backing::Clock => match event {
+                _ if !rings.user || !rings.kernel => Err(Lost::Unsupported),
+                Some(ArchEvent::CoreCycles | ArchEvent::ReferenceCycles | ArchEvent::TscCycles) => {
+                    Ok(probe(Backing::Clock, self.guest))
+                }
+                Some(ArchEvent::Instructions | ArchEvent::Branches) if self.approximate => {
+                    Ok(probe(Backing::Clock, self.guest))
+                }
+                _ => Err(Lost::Unsupported),
+            },
+            Backing::Hardware => {
+                let generic = event.and_then(|event| {
+                    Some(match event {
+                        ArchEvent::CoreCycles => PERF_COUNT_HW_CPU_CYCLES,
+                        ArchEvent::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
+                        ArchEvent::ReferenceCycles | ArchEvent::TscCycles => {
+                            PERF_COUNT_HW_REF_CPU_CYCLES
+                        }
+                        ArchEvent::LlcReferences => PERF_COUNT_HW_CACHE_REFERENCES,
+                        ArchEvent::LlcMisses => PERF_COUNT_HW_CACHE_MISSES,
+                        ArchEvent::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
+                        ArchEvent::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
+                        ArchEvent::TopdownSlots => return None,
+                    })
+                });
+                let (type_, config) = match (generic, raw) {
+                    (Some(generic), _) => (PERF_TYPE_HARDWARE, u64::from(generic)),
+                    // The guest's processor is an Intel one; so must the host's be for its events.
+                    (None, Some(raw)) if is_intel() => (PERF_TYPE_RAW, raw),
+                    _ => return Err(Lost::Unsupported),
+                };
+                Ok(Kind {
+                    type_,
+                    config,
+                    rings: Some(rings),
+                })
+            }
+        }
+    }
+}
+
+/// The event that shows whether a backing works.
+fn probe(backing: Backing, guest: bool) -> Kind {
+    match backing {
+        Backing::Hardware => Kind {
+            type_: PERF_TYPE_HARDWARE,
+            config: PERF_COUNT_HW_CPU_CYCLES.into(),
+            rings: Some(Rings {
+                user: true,
+                kernel: true,
+                guest,
+            }),
+        },
+        Backing::Clock => Kind {
+            type_: PERF_TYPE_SOFTWARE,
+            config: PERF_COUNT_SW_TASK_CLOCK.into(),
+            rings: None,
+        },
+    }
+}
+
+/// No hardware PMU, or none that can be restricted to guests.
+fn is_absence(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL)
+    )
+}
+
+/// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
+pub(crate) fn is_intel() -> bool {
+    static INTEL: OnceLock<bool> = OnceLock::new();
+    *INTEL.get_or_init(|| {
+        fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
+    })
+}

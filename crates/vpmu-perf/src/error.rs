@@ -1,0 +1,71 @@
+//! Why there can be no perf events.
+
+use std::io;
+
+/// Why there can be no perf events. Each text ends with what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PerfError {
+    /// The kernel forbids it. Holds what `perf_event_paranoid` says, where that can be read.
+    #[error(
+        "the kernel does not let this user count the guest's kernel{}: run as root, give the \
+         program CAP_PERFMON, or write 1 to /proc/sys/kernel/perf_event_paranoid",
+        .0.map(|level| format!(" (perf_event_paranoid is {level})")).unwrap_or_default()
+    )]
+    Forbidden(Option<i32>),
+    /// Someone else has the PMU for the guest.
+    #[error(
+        "the host's PMU is taken: KVM gives it to guests itself (mediated vPMU); switch that off \
+         with the module parameter enable_mediated_pmu=0 of kvm_intel or kvm_amd, or use KVM's PMU"
+    )]
+    Mediated,
+    /// No perf in this kernel.
+    #[error(
+        "this kernel has no perf events, or a container forbids them: use a kernel with \
+         CONFIG_PERF_EVENTS, and allow perf_event_open in the container's seccomp profile"
+    )]
+    NoPerf,
+    /// The system refuses for another reason; its error number.
+    #[error("perf_event_open: {}; see perf_event_open(2) for its reasons", io::Error::from_raw_os_error(*.0))]
+    Open(i32),
+    /// The signal cannot carry overflows.
+    #[error("signal {0} cannot report overflows: give a real-time signal, which queues")]
+    Signal(i32),
+    /// One for each thread, which has its overflows.
+    #[error("this thread has a PerfHost already: drop it first, or use another thread")]
+    Taken,
+    /// A clock that stands still.
+    #[error("a TSC frequency of 0: give the guest's, for example from KVM_GET_TSC_KHZ")]
+    NoFrequency,
+}
+
+impl PerfError {
+    pub(crate) fn from_open(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => Self::Forbidden(paranoia()),
+            // The second one: while a guest has it.
+            Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::Mediated,
+            Some(libc::ENOSYS) => Self::NoPerf,
+            errno => Self::Open(errno.unwrap_or(libc::EINVAL)),
+        }
+    }
+}
+
+/// What the kernel is set to; `None` where /proc is not to be seen, as in a jail.
+fn paranoia() -> Option<i32> {
+    let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
+    level.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_that_cannot_be_read_is_not_printed() {
+        let text = PerfError::Forbidden(None).to_string();
+        assert!(text.contains("guest's kernel: run as root"), "{text}");
+        let text = PerfError::Forbidden(Some(2)).to_string();
+        assert!(text.contains("(perf_event_paranoid is 2): run"), "{text}");
+    }
+}

@@ -1,0 +1,50 @@
+//! How an overflow keeps a vCPU from entering the guest.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+/// The value that an overflow gives a flag which was 0. A VMM's own 1 in the same flag is never
+/// overwritten and never cleared.
+pub const KICKED: u8 = 2;
+
+/// A byte that a signal handler may write to as long as it is kept.
+pub trait Flag: Send + Sync {
+    /// The byte.
+    fn flag(&self) -> &AtomicU8;
+}
+
+impl Flag for AtomicU8 {
+    fn flag(&self) -> &AtomicU8 {
+        self
+    }
+}
+
+/// What the signal of an overflow does besides being noted. Without a kick, a signal that comes between
+/// the last look for overflows and the entry into the guest is seen at the next exit only, which may be
+/// never.
+#[derive(Clone, Default)]
+pub enum Kick {
+    /// Nothing: for threads that run no guest.
+    #[default]
+    Nothing,
+    /// Sets a flag to [`KICKED`] unless it is set: `kvm_run.immediate_exit`, or a byte that the VMM looks at
+    /// before it enters the guest.
+    Flag(Arc<dyn Flag>),
+    /// Adds 1 to an eventfd.
+    EventFd(Arc<OwnedFd>),
+    /// Sends this signal to the thread: the signal that the VMM itself uses to take a vCPU out of the guest.
+    Signal(i32),
+}
+
+impl fmt::Debug for Kick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("Nothing"),
+            Self::Flag(_) => f.write_str("Flag"),
+            Self::EventFd(fd) => f.debug_tuple("EventFd").field(&fd.as_raw_fd()).finish(),
+            Self::Signal(signal) => f.debug_tuple("Signal").field(signal).finish(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The statistics, as the lab reads them.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use vpmu_kvm::Statistics;
+
+/// Exits and host operations by name, those that have not happened left out.
+pub(super) fn to_json(statistics: &Statistics) -> Value {
+    let exits: BTreeMap<String, u64> = statistics
+        .exits
+        .iter()
+        .filter(|(_, count)| **count != 0)
+        .map(|(exit, &count)| (exit.to_string(), count))
+        .collect();
+    let calls = &statistics.host;
+    let host = [
+        ("create", calls.creates),
+        ("set_period", calls.set_periods),
+        ("resume", calls.resumes),
+        ("pause", calls.pauses),
+        ("read", calls.reads),
+        ("release", calls.releases),
+    ];
+    let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
+    serde_json::json!({
+        "pmis": statistics.pmis,
+        "masked_pmis": statistics.masked_pmis,
+        "exits": exits,
+        "host_operations": host,
+        "lost": calls.lost,
+        "reports": calls.reports,
+        "spurious_reports": calls.spurious_reports,
+        "deadline": statistics.deadline,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vpmu_kvm::Exit;
+
+    #[test]
+    fn what_has_not_happened_is_left_out() {
+        let mut statistics = Statistics::new();
+        statistics.count(Exit::MsrRead(0x38e));
+        statistics.pmis = 3;
+        statistics.host.reads = 2;
+        let json = to_json(&statistics);
+        assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
+        assert_eq!(json["pmis"], 3);
+        assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
+    }
+}
