@@ -21,29 +21,28 @@ use crate::{Error, Result};
 /// The release of its kernel.
 pub const RELEASE: &str = "bookworm";
 
-/// What it is made of, by the names that the recipe expects.
-const SOURCES: [(&str, &str); 5] = [
-    (
-        "build",
-        include_str!("../../../../guest/lazy_deadline/build"),
-    ),
-    (
-        "Makefile",
-        include_str!("../../../../guest/lazy_deadline/Makefile"),
-    ),
-    (
-        "lazy_deadline.c",
-        include_str!("../../../../guest/lazy_deadline/lazy_deadline.c"),
-    ),
-    (
-        "ping_pong.c",
-        include_str!("../../../../guest/lazy_deadline/ping_pong.c"),
-    ),
-    (
-        "sleepers.c",
-        include_str!("../../../../guest/lazy_deadline/sleepers.c"),
-    ),
+/// A file of `guest/`, by its path there.
+macro_rules! source {
+    ($path:literal) => {
+        ($path, include_str!(concat!("../../../../guest/", $path)))
+    };
+}
+
+/// What it is made of, by the paths that the recipe expects.
+const SOURCES: [(&str, &str); 10] = [
+    source!("include/vpmu_guest.h"),
+    source!("lazy_deadline/build"),
+    source!("lazy_deadline/Makefile"),
+    source!("lazy_deadline/as_linux_7_1.h"),
+    source!("lazy_deadline/lazy_deadline.h"),
+    source!("lazy_deadline/main.c"),
+    source!("lazy_deadline/stats.c"),
+    source!("lazy_deadline/timer.c"),
+    source!("lazy_deadline/ping_pong.c"),
+    source!("lazy_deadline/sleepers.c"),
 ];
+/// Of these, the recipe.
+const RECIPE: &str = "lazy_deadline/build";
 
 /// The compiler of the guest's kernel.
 pub const COMPILER: Tool = Tool {
@@ -65,7 +64,12 @@ const SHELL: Tool = Tool {
 
 const KERNEL: &str = "kernel";
 /// For guests.
-const FILES: [&str; 3] = ["lazy_deadline.ko", "ping_pong", "sleepers"];
+const FILES: [&str; 4] = [
+    "lazy_deadline.ko",
+    "as_linux_7_1.ko",
+    "ping_pong",
+    "sleepers",
+];
 
 /// The module, the kernel it is for, and the programs that exercise both.
 #[derive(Debug, Clone)]
@@ -137,7 +141,8 @@ impl DeadlineModule {
         self.folder.join(KERNEL)
     }
 
-    /// `lazy_deadline.ko`, and the programs `ping_pong` and `sleepers`.
+    /// `lazy_deadline.ko`, the same as it is on a kernel that it refuses, and the programs
+    /// `ping_pong` and `sleepers`.
     pub fn files(&self) -> Vec<PathBuf> {
         FILES.map(|file| self.folder.join(file)).into()
     }
@@ -162,7 +167,8 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
         .tempdir_in(pool.folder())
         .map_err(Error::file("write in", pool.folder()))?;
     let [root, sources, made] = ["root", "sources", "made"].map(|name| temporary.path().join(name));
-    for path in [&root, &sources, &made] {
+    let folders = ["lazy_deadline", "include"].map(|name| sources.join(name));
+    for path in [&root, &sources, &made].into_iter().chain(&folders) {
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }
     for package in &pool.manifest().packages {
@@ -181,10 +187,11 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
     }
     let mut command = SHELL.command()?;
     command
-        .arg(sources.join("build"))
+        .arg(sources.join(RECIPE))
         .arg(&version)
         .args([&made, &root])
-        .env("CC", COMPILER.program);
+        .env("CC", COMPILER.program)
+        .env("FOR_TESTS", "1");
     SHELL.run(command, cancel, &|| ())?;
     let vmlinuz = root.join("boot").join(format!("vmlinuz-{version}"));
     let kernel = made.join(KERNEL);
@@ -225,7 +232,10 @@ mod tests {
 
     #[test]
     fn the_recipe_is_valid_shell() {
-        let (_, recipe) = SOURCES[0];
+        let (_, recipe) = SOURCES
+            .into_iter()
+            .find(|(path, _)| *path == RECIPE)
+            .unwrap();
         let status = std::process::Command::new("sh")
             .args(["-n", "-c", recipe])
             .status()

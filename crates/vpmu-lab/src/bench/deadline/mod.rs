@@ -6,16 +6,17 @@
 //! whose mode is the only difference. In mode `plain` it writes what the stock
 //! driver writes, and measures.
 //!
-//! The host counts, with KVM's tracepoints ([`account`]); the module measures
+//! The host counts, with KVM's tracepoints ([`stats`]); the module measures
 //! the latency from a deadline to its handler.
 
-mod account;
+mod read;
+mod stats;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use account::Account;
+use stats::Stats;
 
 use super::{Bench, Context, Row};
 use crate::host::parallel;
@@ -135,28 +136,27 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();
     let lab = Lab::prepare(context)?;
-    let accounts: Vec<(Mode, Workload, Account)> = lab.run(&cells)?.into_iter().flatten().collect();
+    let all: Vec<(Mode, Workload, Stats)> = lab.run(&cells)?.into_iter().flatten().collect();
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         let of = |mode: Mode| {
-            accounts
-                .iter()
+            all.iter()
                 .filter(|(of, what, _)| *of == mode && *what == workload)
-                .fold(Account::default(), |sum, (.., account)| sum.and(account))
+                .fold(Stats::default(), |sum, (.., stats)| sum.and(stats))
         };
-        let accounts = Mode::ALL.map(of);
-        for (mode, account) in Mode::ALL.into_iter().zip(&accounts) {
-            rows.extend(account.rows(mode.name(), workload.suffix()));
+        let all = Mode::ALL.map(of);
+        for (mode, stats) in Mode::ALL.into_iter().zip(&all) {
+            rows.extend(stats.rows(mode.name(), workload.suffix()));
         }
-        for (mode, account) in Mode::ALL.into_iter().zip(&accounts).skip(1) {
-            rows.extend(account.against(&accounts[0], mode.name(), workload.suffix()));
+        for (mode, stats) in Mode::ALL.into_iter().zip(&all).skip(1) {
+            rows.extend(stats.against(&all[0], mode.name(), workload.suffix()));
         }
     }
     Ok(rows)
 }
 
 /// Of one boot, each workload's.
-type Accounts = Vec<(Mode, Workload, Account)>;
+type Measured = Vec<(Mode, Workload, Stats)>;
 
 /// What is the same for all boots.
 struct Lab<'a> {
@@ -181,20 +181,20 @@ impl<'a> Lab<'a> {
 
     /// All of them, one on each of this machine's processors at a time, until one
     /// fails.
-    fn run(&self, cells: &[Cell]) -> Result<Vec<Accounts>> {
+    fn run(&self, cells: &[Cell]) -> Result<Vec<Measured>> {
         let failed = AtomicBool::new(false);
-        let accounts = parallel::map(cells, parallel::processors(), |&cell| {
+        let all = parallel::map(cells, parallel::processors(), |&cell| {
             (!failed.load(Ordering::Relaxed)).then(|| {
                 self.boot(cell)
                     .inspect_err(|_| failed.store(true, Ordering::Relaxed))
             })
         });
         // None is left out but for one that failed.
-        accounts.into_iter().flatten().collect()
+        all.into_iter().flatten().collect()
     }
 
     /// One, again and again where QEMU has killed the guest.
-    fn boot(&self, cell: Cell) -> Result<Accounts> {
+    fn boot(&self, cell: Cell) -> Result<Measured> {
         let mut crashes = 0;
         loop {
             match self.attempt(cell, crashes) {
@@ -204,17 +204,17 @@ impl<'a> Lab<'a> {
                     crashes += 1;
                 }
                 Err(error) => return Err(error),
-                Ok(mut accounts) => {
-                    for (.., account) in &mut accounts {
-                        account.add_crashes(crashes);
+                Ok(mut all) => {
+                    for (.., stats) in &mut all {
+                        stats.add_crashes(crashes);
                     }
-                    return Ok(accounts);
+                    return Ok(all);
                 }
             }
         }
     }
 
-    fn attempt(&self, cell: Cell, crashes: u32) -> Result<Accounts> {
+    fn attempt(&self, cell: Cell, crashes: u32) -> Result<Measured> {
         let context = self.context;
         let design = Design::from(Pmu::Emulated);
         let mut request = Request {
@@ -249,7 +249,7 @@ impl<'a> Lab<'a> {
         let row = run_one(&lab, &spec, &spec.guests[0], phase, &task);
         task.done();
         let row = row?;
-        accounts(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
+        measured(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
             design,
             status: row.run.status,
             output: String::from_utf8_lossy(&row.output).into_owned(),
@@ -257,7 +257,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// What the guest's shell does. The module's account is begun just before the
+/// What the guest's shell does. The module's counters are reset just before the
 /// host's and read just after it. The host gets some time after each part.
 fn script(cell: Cell) -> String {
     let mode = cell.mode.name();
@@ -288,14 +288,14 @@ fn script(cell: Cell) -> String {
 const PART: &str = "== part";
 
 /// `None` when something is missing.
-fn accounts(cell: Cell, run: &Run, output: &[u8]) -> Option<Accounts> {
+fn measured(cell: Cell, run: &Run, output: &[u8]) -> Option<Measured> {
     let text = String::from_utf8_lossy(output);
     let parts: Vec<&str> = text.split(PART).skip(1).collect();
     let workloads = cell.workloads();
     let complete = run.status == 0 && [parts.len(), run.traces.len()] == [workloads.len(); 2];
     complete
         .then(|| workloads.iter().zip(&parts).zip(&run.traces))?
-        .map(|((&workload, part), trace)| Some((cell.mode, workload, Account::of(trace, part)?)))
+        .map(|((&workload, part), trace)| Some((cell.mode, workload, Stats::of(trace, part)?)))
         .collect()
 }
 

@@ -1,29 +1,13 @@
-//! What one boot of the deadline bench was measured to do.
+//! What the boots of one mode and workload were measured to do, and the figures of it.
 //!
-//! Counts are the host's: KVM's tracepoints while the guest's doorbell says so.
-//! A write of the paravirtual deadline register goes to the VMM, which KVM traces
-//! as an exit to user space. Wake-ups are told apart by what KVM injects next.
-//! The guest says how long its deadlines took to reach the handler, and how many
-//! due ones found its CPU idle.
+//! Exits are the host's counts: KVM's tracepoints while the guest's doorbell says so. Latencies and
+//! needless wake-ups are the module's: it alone knows which deadline an interrupt was for.
 
 use std::collections::BTreeMap;
 
 use super::Row;
+use super::read;
 use crate::report::record::Trace;
-
-/// KVM's numbers (AMD's exit codes) and the published names.
-const EXITS: [(u64, &str); 10] = [
-    (0x60, "intr"),
-    (0x61, "nmi"),
-    (0x64, "interrupt-window"),
-    (0x72, "cpuid"),
-    (0x74, "iret"),
-    (0x77, "pause"),
-    (0x78, "halt"),
-    (0x7b, "io"),
-    (0x7c, "msr"),
-    (0x400, "ept-violation"),
-];
 
 /// Published for kinds of exit and MSR writes, without and with the shared slot.
 const PUBLISHED: [(&str, f64, f64); 9] = [
@@ -40,17 +24,9 @@ const PUBLISHED: [(&str, f64, f64); 9] = [
 /// Published: TSC-deadline writes and exits gone, percent.
 const PUBLISHED_GONE: [(&str, f64); 2] = [("tsc_deadline_exits", 97.5), ("exits", 53.9)];
 
-const IA32_TSC_DEADLINE: &str = "1,1760";
-const X2APIC_EOI: &str = "1,2059";
-const X2APIC_ICR: &str = "1,2096";
-const LOCAL_TIMER_VECTOR: &str = "236";
-const LOCAL_TIMER_WOKE: &str = "0xec";
-/// KVM_EXIT_X86_WRMSR.
-const TO_USER_SPACE_WRMSR: &str = "30";
-
 /// The sum of some boots.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Account {
+pub(super) struct Stats {
     /// All counts, by the names of their figures.
     counts: BTreeMap<String, u64>,
     transactions: u64,
@@ -63,15 +39,15 @@ pub(super) struct Account {
     crashes: u64,
 }
 
-impl Account {
+impl Stats {
     /// Of what the host counted and the guest said; `None` when something is
     /// missing in it.
     pub(super) fn of(trace: &Trace, text: &str) -> Option<Self> {
-        let mut account = Self {
-            counts: counts(trace)?,
+        let mut stats = Self {
+            counts: read::counts(trace)?,
             ..Self::default()
         };
-        let guest: Vec<Vec<u64>> = lines(text, "counters").collect();
+        let guest: Vec<Vec<u64>> = read::lines(text, "counters").collect();
         let column =
             |index: usize| -> Option<u64> { guest.iter().map(|cpu| cpu.get(index).copied()).sum() };
         for (name, index) in [
@@ -85,23 +61,23 @@ impl Account {
             ("guest:idle_due", 8),
             ("guest:idle_extra", 9),
         ] {
-            account.counts.insert(name.to_owned(), column(index)?);
+            stats.counts.insert(name.to_owned(), column(index)?);
         }
-        for bucket in lines(text, "bucket") {
+        for bucket in read::lines(text, "bucket") {
             let &[from, count] = bucket.as_slice() else {
                 return None;
             };
-            *account.latencies.entry(from).or_default() += count;
+            *stats.latencies.entry(from).or_default() += count;
         }
         // count min median p99 max
-        if let &[count, shortest, _, _, longest] = lines(text, "latency").next()?.as_slice()
+        if let &[count, shortest, _, _, longest] = read::lines(text, "latency").next()?.as_slice()
             && count > 0
         {
-            account.shortest = Some(shortest);
-            account.longest = longest;
+            stats.shortest = Some(shortest);
+            stats.longest = longest;
         }
-        (account.transactions, account.seconds) = transactions(text).unwrap_or_default();
-        Some(account)
+        (stats.transactions, stats.seconds) = read::transactions(text).unwrap_or_default();
+        Some(stats)
     }
 
     /// It took so many boots more.
@@ -147,14 +123,6 @@ impl Account {
         None
     }
 
-    /// Wake-ups of a halted vCPU that no due deadline needed: those with the
-    /// timer's interrupt, or with none, without those in which the guest found
-    /// a deadline due on an idle CPU.
-    fn extra_wakeups(&self) -> u64 {
-        (self.count("woken:timer") + self.count("woken:nothing"))
-            .saturating_sub(self.count("guest:idle_due"))
-    }
-
     /// The figures, with `suffix` behind their names.
     pub(super) fn rows(&self, mode: &'static str, suffix: &str) -> Vec<Row> {
         let row = |figure: &str, measured: Option<f64>, unit| Row {
@@ -177,7 +145,13 @@ impl Account {
             of("tsc_deadline_exits", "exits"),
             of("exits", "exits"),
             of("timer_interrupts", "interrupts"),
-            row("halted_wakeups", number(self.extra_wakeups()), "wake-ups"),
+            // Timer interrupts that found their CPU idle and no deadline due. Counts of KVM's
+            // wake-ups do not tell: KVM also wakes a vCPU for nothing that is the timer's.
+            row(
+                "halted_wakeups",
+                number(self.count("guest:idle_extra")),
+                "wake-ups",
+            ),
         ];
         if let Some(rate) = self.rate() {
             let tenths = (rate * 10.0).round() / 10.0;
@@ -257,86 +231,6 @@ fn published_for(mode: &str, suffix: &str, value: f64) -> Option<f64> {
     (mode == "paravirtual" && suffix.is_empty()).then_some(value)
 }
 
-/// What the host counted.
-fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
-    let of = |event: &str, key: &str| -> Option<u64> {
-        Some(trace.get(event)?.get(key).copied().unwrap_or(0))
-    };
-    let mut counts = BTreeMap::new();
-    let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_insert(0) += count;
-    let to_user = of("kvm_userspace_exit", TO_USER_SPACE_WRMSR)?;
-    for (key, &count) in trace.get("kvm_exit")? {
-        let code: u64 = key.parse().ok()?;
-        add("exits", count);
-        match EXITS.iter().find(|(known, _)| *known == code) {
-            // By direction below.
-            Some((_, "msr")) => {}
-            Some((_, name)) => add(&format!("exits:{name}"), count),
-            None => add(&format!("exits:{code:#x}"), count),
-        }
-    }
-    add("exits:msr-write", to_user);
-    for (key, &count) in trace.get("kvm_msr")? {
-        let (direction, _) = key.split_once(',')?;
-        add(
-            if direction == "1" {
-                "exits:msr-write"
-            } else {
-                "exits:msr-read"
-            },
-            count,
-        );
-    }
-    add("msr_writes:apic-eoi", of("kvm_msr", X2APIC_EOI)?);
-    add("msr_writes:apic-icr", of("kvm_msr", X2APIC_ICR)?);
-    add("msr_writes:paravirtual", to_user);
-    add(
-        "tsc_deadline_exits",
-        of("kvm_msr", IA32_TSC_DEADLINE)? + to_user,
-    );
-    add("timer_interrupts", of("kvm_inj_virq", LOCAL_TIMER_VECTOR)?);
-    // Without the order of the events there is nothing to be said.
-    if of("woken", "lost")? > 0 {
-        return None;
-    }
-    add("woken:timer", of("woken", LOCAL_TIMER_WOKE)?);
-    add("woken:nothing", of("woken", "nothing")?);
-    add("woken", trace.get("woken")?.values().sum());
-    Some(counts)
-}
-
-/// The numbers of each line that begins with `word`.
-fn lines<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = Vec<u64>> + 'a {
-    text.lines().filter_map(move |line| {
-        let numbers = line.strip_prefix(word)?.strip_prefix(' ')?;
-        numbers
-            .split_whitespace()
-            .map(|number| number.parse().ok())
-            .collect()
-    })
-}
-
-/// How many and in how long: `ping_pong`'s line of JSON, or what `perf bench`
-/// says.
-fn transactions(text: &str) -> Option<(u64, f64)> {
-    for line in text.lines() {
-        if let Ok(said) = serde_json::from_str::<serde_json::Value>(line) {
-            return Some((
-                said.get("transactions")?.as_u64()?,
-                said.get("seconds")?.as_f64()?,
-            ));
-        }
-    }
-    let executed = text
-        .lines()
-        .find_map(|line| line.strip_prefix("# Executed ")?.split(' ').next())?;
-    let time = text
-        .lines()
-        .find_map(|line| line.trim_start().strip_prefix("Total time: "))?;
-    let seconds = time.split_whitespace().next()?;
-    Some((executed.parse().ok()?, seconds.parse().ok()?))
-}
-
 /// The power of two at or below.
 fn octave(ns: u64) -> u64 {
     if ns == 0 { 0 } else { 1 << ns.ilog2() }
@@ -360,11 +254,11 @@ mod tests {
         counters 0 50 40 10 6 2 1 1 3 2\ncounters 1 50 42 8 6 1 1 0 2 1\n\
         latency 4 900 1000 3000 3100\nbucket 992 2\nbucket 1024 1\nbucket 3072 1\n";
 
-    fn account() -> Account {
+    fn stats() -> Stats {
         let Some(Record::Trace(trace)) = Record::parse(TRACE) else {
             panic!("not a record of the host's");
         };
-        Account::of(&trace, GUEST).unwrap()
+        Stats::of(&trace, GUEST).unwrap()
     }
 
     fn value(rows: &[Row], figure: &str) -> Option<f64> {
@@ -376,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_write_of_either_deadline_register_counts() {
-        let rows = account().rows("paravirtual", "");
+        let rows = stats().rows("paravirtual", "");
         assert_eq!(value(&rows, "tsc_deadline_exits"), Some(58.0));
         assert_eq!(value(&rows, "exits"), Some(195.0));
         assert_eq!(value(&rows, "exits:msr-write"), Some(88.0));
@@ -389,15 +283,20 @@ mod tests {
         assert_eq!(deadline.unwrap().published, Some(185_629.0));
     }
 
+    /// One CPU says 2 and the other 1, whatever KVM counts as woken.
     #[test]
-    fn wakeups_that_no_deadline_needed() {
-        // Seven by the timer and one by nothing; five found a deadline due.
-        assert_eq!(account().extra_wakeups(), 3);
+    fn needless_wakeups_are_what_the_module_counts() {
+        let mut stats = stats();
+        for _ in 0..2 {
+            assert_eq!(value(&stats.rows("plain", ""), "halted_wakeups"), Some(3.0));
+            stats.counts.insert("woken:nothing".to_owned(), 46);
+            stats.counts.insert("guest:idle_due".to_owned(), 0);
+        }
     }
 
     #[test]
     fn latencies() {
-        let rows = account().rows("plain", ":idle");
+        let rows = stats().rows("plain", ":idle");
         assert_eq!(value(&rows, "latency_samples:idle"), Some(4.0));
         assert_eq!(value(&rows, "latency_min_ns:idle"), Some(900.0));
         assert_eq!(value(&rows, "latency_median_ns:idle"), Some(992.0));
@@ -411,7 +310,7 @@ mod tests {
 
     #[test]
     fn sums_and_relations() {
-        let (one, two) = (account(), account().and(&account()));
+        let (one, two) = (stats(), stats().and(&stats()));
         assert_eq!(two.count("tsc_deadline_exits"), 116);
         assert_eq!(two.rate(), one.rate());
         assert_eq!(two.percentile(50), one.percentile(50));
@@ -423,7 +322,7 @@ mod tests {
         assert_eq!(value(&rows, "tsc_deadline_exits_gone"), Some(50.0));
         assert_eq!(value(&rows, "transactions_per_s_ratio"), Some(1.0));
         assert_eq!(value(&rows, "latency_p99_ratio"), Some(1.0));
-        assert_eq!(Account::default().and(&one), one);
+        assert_eq!(Stats::default().and(&one), one);
     }
 
     #[test]
@@ -431,23 +330,15 @@ mod tests {
         let Some(Record::Trace(trace)) = Record::parse(TRACE) else {
             panic!("not a record of the host's");
         };
-        assert_eq!(Account::of(&trace, "counters 0 1\n"), None);
+        assert_eq!(Stats::of(&trace, "counters 0 1\n"), None);
         let mut lost = trace.clone();
         lost.get_mut("woken").unwrap().insert("lost".to_owned(), 1);
-        assert_eq!(Account::of(&lost, GUEST), None);
+        assert_eq!(Stats::of(&lost, GUEST), None);
         let mut less = trace;
         less.remove("kvm_msr");
-        assert_eq!(Account::of(&less, GUEST), None);
+        assert_eq!(Stats::of(&less, GUEST), None);
         // An idle guest has no transactions, and may have no interrupt.
-        assert_eq!(Account::default().rate(), None);
-        assert_eq!(Account::default().percentile(99), None);
-    }
-
-    #[test]
-    fn perf_bench_says_how_many_and_how_long() {
-        let said = "# Running 'sched/pipe' benchmark:\n# Executed 4000 pipe operations between two processes\n\n\
-            \u{20}    Total time: 0.215 [sec]\n\n      53.750000 usecs/op\n          18604 ops/sec\n";
-        assert_eq!(transactions(said), Some((4000, 0.215)));
-        assert_eq!(transactions("sleep\n"), None);
+        assert_eq!(Stats::default().rate(), None);
+        assert_eq!(Stats::default().percentile(99), None);
     }
 }

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The files in debugfs: the mode, counters, and latencies to the handler. */
+
+#include <linux/cpu.h>
+#include <linux/debugfs.h>
+#include <linux/math64.h>
+#include <linux/module.h>
+#include <linux/seq_file.h>
+#include <linux/slab.h>
+#include <linux/smp.h>
+#include <linux/uaccess.h>
+
+#include <asm/tsc.h>
+
+#include "lazy_deadline.h"
+
+static struct dentry *lazy_folder;
+
+void lazy_record_latency(struct lazy_latency *l, u64 ticks)
+{
+	unsigned int top = fls64(ticks | (HIST_STEPS - 1));
+	unsigned int bucket = (top - HIST_BITS) * HIST_STEPS;
+
+	if (top > HIST_BITS)
+		bucket += (ticks >> (top - HIST_BITS - 1)) & (HIST_STEPS - 1);
+	else
+		bucket += ticks;
+	l->buckets[min_t(unsigned int, bucket, HIST_BUCKETS - 1)]++;
+	if (!l->count || ticks < l->min)
+		l->min = ticks;
+	if (ticks > l->max)
+		l->max = ticks;
+	l->count++;
+}
+
+/* The lowest latency in @bucket. */
+static u64 lazy_bucket(unsigned int bucket)
+{
+	unsigned int power = bucket >> HIST_BITS;
+	u64 step = bucket & (HIST_STEPS - 1);
+
+	return power ? (step + HIST_STEPS) << (power - 1) : step;
+}
+
+static int mode_show(struct seq_file *m, void *unused)
+{
+	seq_printf(m, "%s\n", lazy_mode_name());
+	return 0;
+}
+
+static ssize_t mode_write(struct file *file, const char __user *text,
+			  size_t count, loff_t *pos)
+{
+	char name[16] = "";
+	int err;
+
+	if (count >= sizeof(name))
+		return -EINVAL;
+	if (copy_from_user(name, text, count))
+		return -EFAULT;
+	err = lazy_request_mode(name);
+	return err ?: count;
+}
+
+static int mode_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, mode_show, NULL);
+}
+
+static const struct file_operations mode_fops = {
+	.owner = THIS_MODULE,
+	.open = mode_open,
+	.read = seq_read,
+	.write = mode_write,
+	.llseek = seq_lseek,
+	.release = single_release,
+};
+
+static int counters_show(struct seq_file *m, void *unused)
+{
+	int cpu;
+
+	seq_puts(m, "cpu asked avoided written interrupts early rearmed stray idle_due idle_extra\n");
+	for_each_possible_cpu(cpu) {
+		struct lazy_counters *c = &per_cpu(lazy_cpus, cpu)->counters;
+
+		seq_printf(m,
+			   "%d %llu %llu %llu %llu %llu %llu %llu %llu %llu\n", cpu,
+			   READ_ONCE(c->asked), READ_ONCE(c->avoided),
+			   READ_ONCE(c->written), READ_ONCE(c->interrupts),
+			   READ_ONCE(c->early), READ_ONCE(c->rearmed),
+			   READ_ONCE(c->stray), READ_ONCE(c->idle_due),
+			   READ_ONCE(c->idle_extra));
+	}
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(counters);
+
+/* The sum of all CPUs. The caller frees it. */
+static struct lazy_latency *lazy_latencies(void)
+{
+	struct lazy_latency *sum = kzalloc(sizeof(*sum), GFP_KERNEL);
+	int cpu, i;
+
+	if (!sum)
+		return NULL;
+	for_each_possible_cpu(cpu) {
+		struct lazy_latency *l = &per_cpu(lazy_cpus, cpu)->latency;
+
+		if (!READ_ONCE(l->count))
+			continue;
+		if (!sum->count || l->min < sum->min)
+			sum->min = l->min;
+		sum->max = max(sum->max, l->max);
+		/* count is the buckets' sum, while other CPUs go on counting. */
+		for (i = 0; i < HIST_BUCKETS; i++) {
+			u64 n = READ_ONCE(l->buckets[i]);
+
+			sum->buckets[i] += n;
+			sum->count += n;
+		}
+	}
+	return sum;
+}
+
+static u64 lazy_ns(u64 ticks)
+{
+	return mul_u64_u32_div(ticks, USEC_PER_SEC, tsc_khz);
+}
+
+static u64 lazy_percentile(const struct lazy_latency *l, unsigned int percent)
+{
+	u64 left = div_u64(l->count * percent + 99, 100);
+	int i;
+
+	for (i = 0; i < HIST_BUCKETS - 1; i++) {
+		if (left <= l->buckets[i])
+			break;
+		left -= l->buckets[i];
+	}
+	return clamp(lazy_bucket(i), l->min, l->max);
+}
+
+static int latency_show(struct seq_file *m, void *unused)
+{
+	struct lazy_latency *l = lazy_latencies();
+
+	if (!l)
+		return -ENOMEM;
+	seq_puts(m, "count min_ns median_ns p99_ns max_ns\n");
+	seq_printf(m, "%llu %llu %llu %llu %llu\n", l->count, lazy_ns(l->min),
+		   lazy_ns(lazy_percentile(l, 50)),
+		   lazy_ns(lazy_percentile(l, 99)), lazy_ns(l->max));
+	kfree(l);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(latency);
+
+static int histogram_show(struct seq_file *m, void *unused)
+{
+	struct lazy_latency *l = lazy_latencies();
+	int i;
+
+	if (!l)
+		return -ENOMEM;
+	seq_puts(m, "from_ns count\n");
+	for (i = 0; i < HIST_BUCKETS; i++) {
+		if (l->buckets[i])
+			seq_printf(m, "%llu %llu\n", lazy_ns(lazy_bucket(i)),
+				   l->buckets[i]);
+	}
+	kfree(l);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(histogram);
+
+static void lazy_clear(struct lazy_cpu *t)
+{
+	memset(&t->counters, 0, sizeof(t->counters));
+	memset(&t->latency, 0, sizeof(t->latency));
+}
+
+static void lazy_clear_here(void *unused)
+{
+	lazy_clear(this_cpu_read(lazy_cpus));
+}
+
+static ssize_t reset_write(struct file *file, const char __user *text,
+			   size_t count, loff_t *pos)
+{
+	int cpu;
+
+	cpus_read_lock();
+	on_each_cpu(lazy_clear_here, NULL, 1);
+	for_each_possible_cpu(cpu) {
+		if (!cpu_online(cpu))
+			lazy_clear(per_cpu(lazy_cpus, cpu));
+	}
+	cpus_read_unlock();
+	return count;
+}
+
+static const struct file_operations reset_fops = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = reset_write,
+};
+
+void lazy_create_files(void)
+{
+	struct dentry *d = debugfs_create_dir(KBUILD_MODNAME, NULL);
+
+	debugfs_create_file("mode", 0600, d, NULL, &mode_fops);
+	debugfs_create_file("counters", 0400, d, NULL, &counters_fops);
+	debugfs_create_file("latency", 0400, d, NULL, &latency_fops);
+	debugfs_create_file("histogram", 0400, d, NULL, &histogram_fops);
+	debugfs_create_file("reset", 0200, d, NULL, &reset_fops);
+	lazy_folder = d;
+}
+
+void lazy_remove_files(void)
+{
+	debugfs_remove_recursive(lazy_folder);
+}
