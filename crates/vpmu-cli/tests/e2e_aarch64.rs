@@ -255,7 +255,6 @@ fn the_time_limit_works() {
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
-    let start = Instant::now();
     let output = vpmu
         .args(["run", "--timeout", "20", "--", "while :; do :; done"])
         .output()
@@ -263,8 +262,6 @@ fn the_time_limit_works() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{errors}");
     assert!(errors.contains("--timeout"), "{errors}");
-    // The first test to get here prepares the images, outside the limit.
-    assert!(start.elapsed() < Duration::from_secs(600));
 }
 
 #[test]
@@ -295,7 +292,7 @@ fn no_qemu_stays_behind() {
         let start = Instant::now();
         while !gone() {
             assert!(
-                start.elapsed() < Duration::from_secs(10),
+                start.elapsed() < Duration::from_secs(60),
                 "{qemus:?} after {signal:?}"
             );
             thread::sleep(Duration::from_millis(50));
