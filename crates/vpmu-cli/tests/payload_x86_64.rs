@@ -54,3 +54,15 @@ fn every_policy_gives_the_same_pmu() {
 fn instructions_by_approximation_are_a_counter_as_any_other() {
     run(&["--vmm-arg=--approximate-instructions"], "");
 }
+
+/// The guest sets its TSC to 0, to 2^62, close to where it wraps: each deadline fires once, in time.
+#[test]
+fn the_lazy_deadline_keeps_time_with_any_tsc() {
+    let options = ["--vcpus", "2", "--vmm-arg=--lazy-deadline"];
+    let Some(console) = run(&options, "test=deadline") else {
+        return;
+    };
+    let tests = passed(&console);
+    assert!(tests.contains("deadline.as_it_is"), "{console}");
+    assert!(tests.contains("cpu1.deadline.as_it_is"), "{console}");
+}

@@ -22,6 +22,7 @@ const IN_SERVICE: u32 = 0x100;
 const REQUEST: u32 = 0x200;
 const COMMAND: u32 = 0x300;
 const COMMAND_HIGH: u32 = 0x310;
+const LVT_TIMER: u32 = 0x320;
 const LVT_PMC: u32 = 0x340;
 
 const SOFTWARE_ENABLE: u32 = 1 << 8;
@@ -29,7 +30,7 @@ const PENDING: u32 = 1 << 12;
 
 /// LVTPC: an NMI.
 pub(crate) const LVT_NMI: u32 = 0b100 << 8;
-/// LVTPC: nothing is delivered.
+/// LVTPC, the LVT timer register: nothing is delivered.
 pub(crate) const LVT_MASKED: u32 = 1 << 16;
 
 fn is_x2apic() -> bool {
@@ -76,6 +77,11 @@ pub(crate) fn set_lvtpc(value: u32) {
     } else {
         write(LVT_PMC, value);
     }
+}
+
+/// What the timer does when it is due.
+pub(crate) fn set_lvt_timer(value: u32) {
+    write(LVT_TIMER, value);
 }
 
 /// An interrupt has been handled.

@@ -17,6 +17,7 @@ use crate::{percpu, ports};
 
 mod access;
 mod counting;
+mod deadline;
 mod hostile;
 mod identity;
 mod interrupt;
@@ -46,6 +47,7 @@ const EVERY_CPU: &[&[Test]] = &[
     rdpmc::TESTS,
     interrupt::TESTS,
     hostile::TESTS,
+    deadline::TESTS,
 ];
 
 /// Run on the boot CPU, while another one works.
