@@ -12,7 +12,7 @@ use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,10 +28,18 @@ const FIFTEEN_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycle
 const SIX_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
 
-/// One test at a time: a machine takes a gigabyte and a processor.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// A machine takes a gigabyte and a processor: comparisons, which take all processors, have the
+/// machine to themselves; other tests share it, as many as there are threads.
+static TURN: RwLock<()> = RwLock::new(());
+
+/// For a test that boots one guest at a time.
+fn share() -> RwLockReadGuard<'static, ()> {
+    TURN.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For a test that compares.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    TURN.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn text(output: &Output) -> String {
@@ -72,7 +80,7 @@ fn number(run: &Value, field: &str) -> f64 {
 
 #[test]
 fn close_to_native() {
-    let _turn = turn();
+    let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let designs = "native,partitioned,untrapped";
@@ -119,7 +127,7 @@ fn close_to_native() {
 
 #[test]
 fn emulated_beats_kvm() {
-    let _turn = turn();
+    let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let Some(text) = compare("kvm,emulated", 1, FIFTEEN_EVENTS, &json) else {
@@ -140,7 +148,7 @@ fn emulated_beats_kvm() {
 
 #[test]
 fn counts_agree() {
-    let _turn = turn();
+    let _turn = share();
     let command = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat";
     let mut counts = Vec::new();
     for pmu in ["native", "emulated", "partitioned"] {
@@ -171,7 +179,7 @@ fn counts_agree() {
 /// With a fixed period and user-space events, each design takes the very samples that native takes.
 #[test]
 fn samples_agree() {
-    let _turn = turn();
+    let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let command = "perf record -c 100000 -e cycles:u,instructions:u,cycles:u,instructions:u \
@@ -191,7 +199,7 @@ fn samples_agree() {
 
 #[test]
 fn two_runs_are_one() {
-    let _turn = turn();
+    let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.json");
     let designs = "native,emulated,partitioned";
@@ -204,7 +212,7 @@ fn two_runs_are_one() {
 
 #[test]
 fn run_passes_bytes_and_status() {
-    let _turn = turn();
+    let _turn = share();
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -223,7 +231,7 @@ fn run_passes_bytes_and_status() {
 
 #[test]
 fn a_killed_command_has_its_signal_in_the_status() {
-    let _turn = turn();
+    let _turn = share();
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -233,7 +241,7 @@ fn a_killed_command_has_its_signal_in_the_status() {
 
 #[test]
 fn a_panic_is_reported() {
-    let _turn = turn();
+    let _turn = share();
     for pmu in ["native", "kvm", "partitioned"] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;
@@ -251,7 +259,7 @@ fn a_panic_is_reported() {
 
 #[test]
 fn the_time_limit_works() {
-    let _turn = turn();
+    let _turn = share();
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -266,7 +274,7 @@ fn the_time_limit_works() {
 
 #[test]
 fn no_qemu_stays_behind() {
-    let _turn = turn();
+    let _turn = share();
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;

@@ -6,7 +6,7 @@
 //! may block on the user's standard output as long as it likes; the other
 //! watches the clock.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use super::activity::Activity;
 use crate::host::cancel::Cancel;
 use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Result};
@@ -60,6 +61,16 @@ pub enum Stage {
     Report,
 }
 
+impl Stage {
+    fn of(transcript: &Transcript) -> Self {
+        match (transcript.begun, transcript.ended) {
+            (false, _) => Self::Boot,
+            (true, false) => Self::Command,
+            (true, true) => Self::Report,
+        }
+    }
+}
+
 /// Runs `command`, whose program is to be called `program`, to its end and gives
 /// what the console said.
 ///
@@ -94,54 +105,20 @@ pub fn run(
         thread::spawn(move || read_console(stdout, streams, &shared))
     };
 
-    let start = Instant::now();
-    let mut activity = Activity::new(&qemu.0);
-    let mut looked = start;
+    let mut watch = Watch::new(&qemu.0, &shared, limits);
     let mut last_stage = Stage::Boot;
     stage(last_stage);
     while !reader.is_finished() {
         thread::sleep(POLL);
         cancel.check()?;
         let transcript = shared.transcript();
-        let now = match (transcript.begun, transcript.ended) {
-            (false, _) => Stage::Boot,
-            (true, false) => Stage::Command,
-            (true, true) => Stage::Report,
-        };
-        let console = || transcript.last_lines();
+        let now = Stage::of(&transcript);
         if now != last_stage {
             last_stage = now;
             stage(now);
         }
-        let elapsed = start.elapsed();
-        if elapsed > limits.total {
-            return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Timeout {
-                limit: limits.total,
-                console: console(),
-            }));
-        }
-        if let Some(limit) = limits.boot
-            && now == Stage::Boot
-            && elapsed > limit
-        {
-            return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Boot {
-                limit,
-                console: console(),
-            }));
-        }
-        if let Some(quiet) = limits.quiet
-            && looked.elapsed() > LOOK
-        {
-            looked = Instant::now();
-            if shared.writing.load(Ordering::Relaxed) {
-                activity.reset();
-            }
-            if activity.quiet_for() > quiet {
-                return Err(ended_badly(&transcript).unwrap_or_else(|| Error::Hang {
-                    quiet,
-                    console: console(),
-                }));
-            }
+        if let Some(error) = watch.passed(now, &transcript) {
+            return Err(ended_badly(&transcript).unwrap_or(error));
         }
     }
     reader.join().unwrap_or(Ok(()))?;
@@ -161,6 +138,57 @@ pub fn run(
         });
     }
     Ok(transcript)
+}
+
+/// The limits of a run, and how far it is from them.
+struct Watch<'a> {
+    limits: Limits,
+    start: Instant,
+    looked: Instant,
+    activity: Activity,
+    shared: &'a Shared,
+}
+
+impl<'a> Watch<'a> {
+    fn new(child: &Child, shared: &'a Shared, limits: Limits) -> Self {
+        let start = Instant::now();
+        Self {
+            limits,
+            start,
+            looked: start,
+            activity: Activity::new(child),
+            shared,
+        }
+    }
+
+    /// The limit that is passed at `stage`.
+    fn passed(&mut self, stage: Stage, transcript: &Transcript) -> Option<Error> {
+        let elapsed = self.start.elapsed();
+        let console = || transcript.last_lines();
+        let limit = self.limits.total;
+        if elapsed > limit {
+            let console = console();
+            return Some(Error::Timeout { limit, console });
+        }
+        let boot = self.limits.boot.filter(|_| stage == Stage::Boot);
+        if let Some(limit) = boot.filter(|&limit| elapsed > limit) {
+            let console = console();
+            return Some(Error::Boot { limit, console });
+        }
+        let quiet = self.limits.quiet?;
+        if self.looked.elapsed() <= LOOK {
+            return None;
+        }
+        self.looked = Instant::now();
+        // A machine waits, rightly, for the user's terminal or pager.
+        if self.shared.writing.load(Ordering::Relaxed) {
+            self.activity.reset();
+        }
+        (self.activity.quiet_for() > quiet).then(|| Error::Hang {
+            quiet,
+            console: console(),
+        })
+    }
 }
 
 /// What the guest itself said about its end, when that was a bad one.
@@ -276,57 +304,10 @@ impl Drop for Qemu {
     }
 }
 
-/// Notices when QEMU stops using processor time although it could run.
-struct Activity {
-    pid: u32,
-    used: u64,
-    since: Instant,
-}
-
-impl Activity {
-    fn new(child: &Child) -> Self {
-        Self {
-            pid: child.id(),
-            used: 0,
-            since: Instant::now(),
-        }
-    }
-
-    fn reset(&mut self) {
-        self.since = Instant::now();
-    }
-
-    fn quiet_for(&mut self) -> Duration {
-        match processor_time(self.pid) {
-            // On a busy machine a runnable QEMU may have to wait.
-            Some((used, runnable)) if used == self.used && !runnable => {}
-            Some((used, _)) => {
-                self.used = used;
-                self.reset();
-            }
-            None => self.reset(),
-        }
-        self.since.elapsed()
-    }
-}
-
-/// Ticks that a process used, and whether a thread of it wants more.
-fn processor_time(pid: u32) -> Option<(u64, bool)> {
-    let mut used = 0;
-    let mut runnable = false;
-    for task in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
-        let Ok(stat) = fs::read_to_string(task.path().join("stat")) else {
-            continue; // a thread that has just ended
-        };
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        runnable |= !matches!(*fields.first()?, "S" | "I");
-        used += fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    }
-    Some((used, runnable))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const LIMITS: Limits = Limits {
