@@ -4,6 +4,7 @@ mod bench;
 mod compare;
 mod doctor;
 mod options;
+mod report;
 mod run;
 
 use std::io::{self, Write};
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Verb::Doctor { arch } => doctor::doctor(*arch),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
+        Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench { name, json, keep } => {
             bench::bench(name.as_deref(), json.as_deref(), keep.as_deref(), &cancel)
         }

@@ -102,6 +102,17 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "DIR")]
         keep: Option<PathBuf>,
     },
+    /// Make one HTML page, with tables and plots, of saved results
+    ///
+    /// Reads each file in DIR that --json wrote; the page needs no other file.
+    Report {
+        /// The folder with the files
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Write the page there instead of DIR/report.html
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
 }
 
 #[derive(Debug, Args)]

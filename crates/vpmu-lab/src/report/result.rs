@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
@@ -19,7 +19,7 @@ use crate::spec::design::{Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
 
 /// What `--json` writes.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
     /// Changes when a field changes its meaning.
     pub schema: u32,
@@ -57,7 +57,7 @@ pub struct Settings<'a> {
 
 /// The figures of one command under one design. Of several runs, times and
 /// counts are means, counts to the nearest whole number.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// Of the guest.
     pub arch: Arch,
@@ -127,7 +127,7 @@ pub struct Run {
     pub vmm: Option<Vmm>,
     /// What the KVM host counted by tracepoints, one for each part that the
     /// command marked.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Trace>,
 }
 

@@ -11,7 +11,7 @@ use crate::report::result::Run;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
 
-const COLUMNS: [&str; 12] = [
+pub(super) const COLUMNS: [&str; 12] = [
     "design",
     "counters",
     "real s",
@@ -48,35 +48,39 @@ pub fn table(rows: &[Row]) -> String {
         .set_header(COLUMNS);
     let first = rows.first().map(|row| &row.run);
     for row in rows {
-        let run = &row.run;
-        let relative = |figure: fn(&Run) -> f64| {
-            let base = first.map(figure).filter(|&base| base > 0.0);
-            optional(base.map(|base| figure(run) / base), |x| format!("{x:.3}"))
-        };
-        table.add_row([
-            row.design.to_string(),
-            optional(run.guest_counters, |n| match run.arch {
-                Arch::Aarch64 => format!("{n}+1"),
-                Arch::X86_64 => n.to_string(),
-            }),
-            format!("{:.3}", run.real_s),
-            relative(|run| run.real_s),
-            format!("{:.3}", run.busy_s()),
-            relative(Run::busy_s),
-            optional(run.samples, |n| n.to_string()),
-            optional(run.pmis, |n| n.to_string()),
-            optional(run.exits.as_ref(), |exits| {
-                exits.values().sum::<u64>().to_string()
-            }),
-            optional(run.exits_per_pmi, |x| format!("{x:.2}")),
-            optional(run.host_share, |share| format!("{:.2} %", share * 100.0)),
-            format!("{:.1}", row.wall.as_secs_f64()),
-        ]);
+        let wall = format!("{:.1}", row.wall.as_secs_f64());
+        table.add_row(cells(&row.run, first).into_iter().chain([wall]));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()
+}
+
+/// The figures of `run` for the [`COLUMNS`] but the last, relative to `first`.
+pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 1] {
+    let relative = |figure: fn(&Run) -> f64| {
+        let base = first.map(figure).filter(|&base| base > 0.0);
+        optional(base.map(|base| figure(run) / base), |x| format!("{x:.3}"))
+    };
+    [
+        run.design().to_string(),
+        optional(run.guest_counters, |n| match run.arch {
+            Arch::Aarch64 => format!("{n}+1"),
+            Arch::X86_64 => n.to_string(),
+        }),
+        format!("{:.3}", run.real_s),
+        relative(|run| run.real_s),
+        format!("{:.3}", run.busy_s()),
+        relative(Run::busy_s),
+        optional(run.samples, |n| n.to_string()),
+        optional(run.pmis, |n| n.to_string()),
+        optional(run.exits.as_ref(), |exits| {
+            exits.values().sum::<u64>().to_string()
+        }),
+        optional(run.exits_per_pmi, |x| format!("{x:.2}")),
+        optional(run.host_share, |share| format!("{:.2} %", share * 100.0)),
+    ]
 }
 
 /// The table of a bench.
@@ -89,21 +93,12 @@ pub fn bench(rows: &[figures::Row]) -> String {
         "published",
         "unit",
     ]);
-    let value = |value: Option<f64>| {
-        optional(value, |value| {
-            if value.fract() == 0.0 {
-                format!("{value}")
-            } else {
-                format!("{value:.4}")
-            }
-        })
-    };
     for row in rows {
         table.add_row([
             row.figure.clone(),
             row.mode.to_owned(),
-            value(row.measured),
-            value(row.published),
+            number(row.measured),
+            number(row.published),
             row.unit.to_owned(),
         ]);
     }
@@ -219,6 +214,17 @@ fn lost(design: Design, count: &str) -> String {
         "{design}: perf lost {count} samples, because its buffer was full; give perf a larger one \
          (-m) or lower its -F"
     )
+}
+
+/// A figure of a bench.
+pub(super) fn number(value: Option<f64>) -> String {
+    optional(value, |value| {
+        if value.fract() == 0.0 {
+            format!("{value}")
+        } else {
+            format!("{value:.4}")
+        }
+    })
 }
 
 fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {

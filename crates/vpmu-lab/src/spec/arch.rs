@@ -4,13 +4,13 @@
 use std::fmt;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::host::tool::Tool;
 use crate::spec::design::Pmu;
 
 /// The architecture of a guest and of the machine it runs on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arch {
     /// 64-bit Arm.
