@@ -52,7 +52,9 @@ pub(crate) mod event {
     pub(crate) const CHAIN: u16 = 0x1e;
 }
 
-/// ID_AA64DFR0_EL1.PMUVer of PMUv3p5.
+/// ID_AA64DFR0_EL1.PMUVer of PMUv3p1.
+pub(crate) const V3P1: u64 = 4;
+/// Of PMUv3p5.
 pub(crate) const V3P5: u64 = 6;
 /// Of PMUv3p7.
 pub(crate) const V3P7: u64 = 7;

@@ -5,11 +5,13 @@ use super::{Context, Test};
 use crate::cell::{self, a32_at_el0};
 use crate::encoding::*;
 use crate::fault::Fault;
-use crate::pmu::{CYCLE, FILTER_P, event, read, write};
+use crate::pmu::{CYCLE, FILTER_P, V3P1, event, read, write};
 use vpmu_payload_harness::{Deviation, Failure, Pass, Verdict, check};
 
 pub(super) const TESTS: &[Test] = &[
-    ("aarch32.registers", |_| on_aarch32(registers)),
+    ("aarch32.registers", |cx| {
+        on_aarch32(|| registers(cx.pmu.version))
+    }),
     ("aarch32.counter", |cx| {
         if cx.pmu.counters == 0 {
             return Ok(Pass::Skip("no event counter"));
@@ -61,7 +63,7 @@ const MRRC_LOWER: u32 = 0xec51_0f09;
 /// `MCRR p15, 0, r0, r0, c9`.
 const MCRR: u32 = 0xec40_0f09;
 
-fn registers() -> Result<(), Failure> {
+fn registers(version: u64) -> Result<(), Failure> {
     write(PMUSERENR_EL0, EN)?;
     // Counters stand still: PMCR.E is 0.
     write(PMCCNTR_EL0, 0x1_2345_6789)?;
@@ -83,6 +85,10 @@ fn registers() -> Result<(), Failure> {
         let whole = read(register)?;
         let low = a32_at_el0(mrc(register), 0)?;
         check(format_args!("{register}"), low, whole & 0xffff_ffff)?;
+        // PMCEID2 and PMCEID3 came with PMUv3p1.
+        if version < V3P1 {
+            continue;
+        }
         let high = a32_at_el0(mrc(Encoding::op0_3(3, 9, 14, upper)), 0)?;
         check(format_args!("upper {register}"), high, whole >> 32)?;
     }
