@@ -2,11 +2,10 @@
 //!
 //! # Why it is a machine of its own
 //!
-//! What a virtual PMU costs is what it asks of its host, and most of what it could ask is not
-//! needed. A guest profiler stops all counters, looks at one, rewrites it and starts them again,
-//! for each sample; each of these touches host events, and for a host like Linux making an event is
-//! an order of magnitude dearer than pausing one. Which calls can be left out is a question
-//! about the life of the event alone, the same for every architecture, so it is answered here:
+//! A virtual PMU costs what it asks of its host. For each sample a guest profiler stops all counters,
+//! reads one, rewrites it and starts them again. Each step touches host events, and on a host like
+//! Linux making an event is ten times as dear as pausing one. Which calls can be left out depends on
+//! the life of the event alone, and is the same for every architecture:
 //!
 //! ```text
 //!                      start (create)                 resume_started
@@ -18,10 +17,9 @@
 //!                                    read once: drained                   +--+
 //! ```
 //!
-//! A paused event is either *drained*, its total known, or not. A drained one can tell nothing new
-//! and feel nothing: its period is set when it is resumed, not before. That is the whole of
-//! [`Policy::ReusePaused`]; [`Policy::Reuse`] is the same machine without that memory, and
-//! [`Policy::Recreate`] has no paused state at all.
+//! A paused event is *drained* once its total has been read. A drained event is neither paused nor
+//! read again, and its period is set when it is resumed, not before. [`Policy::ReusePaused`] adds
+//! this memory to [`Policy::Reuse`]; [`Policy::Recreate`] has no paused state at all.
 //!
 //! # Distances
 //!
@@ -64,8 +62,8 @@ impl<E> Slot<E> {
     /// Takes the host's total into `owed`.
     fn take_total(&mut self, total: u64, deficit: Option<Lost>) {
         self.deficit = self.deficit.or(deficit);
-        // A host event goes forward only. One that seems to have gone back was vouched for
-        // (`Report::Due`) before it was there: what is missing has been counted already.
+        // A total can be lower than the mark: `Report::Due` came before the host's count was visible.
+        // The difference was counted then.
         let counted = total.wrapping_sub(self.mark);
         if counted > u64::MAX / 2 {
             return;
@@ -80,9 +78,9 @@ impl<E> Slot<E> {
 
 /// The host events behind the counters of one PMU: which exist, which run, what they have counted.
 ///
-/// A PMU model tells it what the guest did, and it makes the calls that its [`Policy`] wants. It
-/// keeps the order that [`CounterHost`] promises, whatever it is told. A number above 31 names no
-/// counter, and nothing happens for it.
+/// A PMU model says what the guest did, and [`HostEvents`] makes the calls that its [`Policy`] wants,
+/// always in the order that [`CounterHost`] promises. A number above 31 names no counter, and nothing
+/// happens for it.
 ///
 /// ```
 /// # use core::num::NonZeroU64;
@@ -114,16 +112,16 @@ impl<E> Slot<E> {
 pub struct HostEvents<E> {
     policy: Policy,
     slots: [Slot<E>; COUNTERS],
-    /// Those with a host event.
+    /// Counters that have a host event.
     backed: CounterSet,
     running: CounterSet,
-    /// Prepared by `start`, to be resumed together.
+    /// Counters that `start` has prepared, to be resumed together.
     started: CounterSet,
-    /// Paused, and not read since.
+    /// Counters whose host event was paused and not read since.
     undrained: CounterSet,
-    /// Those that owe the model something.
+    /// Counters of which the model has not taken all that was read.
     owing: CounterSet,
-    /// Used since the slice began.
+    /// Counters that the guest has used since the slice began.
     used: CounterSet,
     statistics: Statistics,
 }
@@ -183,7 +181,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.statistics
     }
 
-    /// For the PMU model, which knows of more than host events.
+    /// For the bank, which counts spurious reports.
     pub(crate) const fn statistics_mut(&mut self) -> &mut Statistics {
         &mut self.statistics
     }
@@ -364,7 +362,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         };
         let due = slot.armed.take();
         match report {
-            // For a period that nobody waits for any more.
+            // Nobody waits for this period any more.
             Report::Due | Report::Moved if due.is_none() => return self.take_owed(counter),
             Report::Due if self.policy != Policy::Recreate => {
                 let due = due.map_or(0, NonZeroU64::get);

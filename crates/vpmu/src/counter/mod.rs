@@ -1,10 +1,10 @@
 //! What the engine asks of a host: counters that can be created, paused, resumed and read.
 //!
 //! A guest counter that counts needs something real behind it: a hardware counter that a hypervisor
-//! owns, a `perf_event_open` descriptor, a test's number. The engine knows only this trait, so that
-//! one register model serves all of them, and so that a test can count every operation: the cost
-//! of a virtual PMU *is* the number of these calls (creating a host event takes tens of
-//! microseconds on Linux, pausing one less than one).
+//! owns, a `perf_event_open` descriptor, a test's number. The engine knows only this trait, so one
+//! register model serves all hosts, and a test can count every operation. The cost of a virtual PMU
+//! *is* the number of these calls: creating a host event takes microseconds on Linux, pausing one a
+//! fraction of that.
 //!
 //! Calls name guest counters by number. Which host counter stands behind a number is the host's
 //! business, and only between [`create`](CounterHost::create) and

@@ -1,12 +1,14 @@
 /// When host events are made and given back, and what is asked of one that stands still.
 ///
-/// Three published designs of the same virtual PMU, so that what each saves can be counted: see
-/// [`HostEvents`](super::HostEvents).
+/// Three published designs of the same virtual PMU (see [`HostEvents`](super::HostEvents)), so that a
+/// bench can count what each saves. They are here and not adapters of a host, because what
+/// [`Reuse`](Self::Reuse) does more than [`ReusePaused`](Self::ReusePaused) are calls for writes of
+/// the guest of which a host's adapter never learns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Policy {
     /// Every rewrite by the guest and every overflow takes the host event away and makes a new one.
-    /// What KVM did until 2018, kept as the measure of the others.
+    /// What KVM did until 2018: the measure of the others.
     Recreate,
     /// The guest's counter owns its host event as long as the guest uses it: pause, set the period,
     /// resume. An overflow handled on the CPU where the event runs asks nothing of the host. A

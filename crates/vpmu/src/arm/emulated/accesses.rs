@@ -1,6 +1,6 @@
 //! Reads and writes of the registers.
 
-use super::{EmulatedPmu, Levels};
+use super::EmulatedPmu;
 use crate::arm::access::refusal;
 use crate::arm::{
     CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper,
@@ -88,7 +88,9 @@ impl<V: Events> EmulatedPmu<V> {
                 self.overflowed -= counters;
             }
             Register::Pmswinc => {
-                self.software_increment(counters, level);
+                for n in counters - CounterSet::of(CYCLE_COUNTER) {
+                    self.increment(n, level);
+                }
                 return Outcome::Done;
             }
             Register::Pmselr => {
@@ -217,18 +219,6 @@ impl<V: Events> EmulatedPmu<V> {
             self.prescaler = 0;
         }
         self.rearm(n, host);
-    }
-
-    fn software_increment(&mut self, counters: CounterSet, level: ExceptionLevel) {
-        for n in counters - CounterSet::of(CYCLE_COUNTER) {
-            let levels = Levels::of(&self.event(n)) & Levels::from(level);
-            if self.event_number(n) == Some(SW_INCR)
-                && self.enabled().contains(n)
-                && !levels.is_empty()
-            {
-                self.count_at(n, 1, levels);
-            }
-        }
     }
 
     /// PMCEID0_EL0 and PMCEID1_EL0.

@@ -1,7 +1,6 @@
 //! The guest's counters and the host's events behind them.
 
 use core::num::NonZeroU64;
-use core::ops::BitAnd;
 
 use super::EmulatedPmu;
 use crate::arm::{
@@ -9,44 +8,8 @@ use crate::arm::{
 };
 use crate::counter::{Bank, CounterHost, CounterSet, Events, Model};
 
-/// Exception levels of the guest, of which events may have come from several.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Levels {
-    el0: bool,
-    el1: bool,
-}
-
-impl Levels {
-    pub(super) fn of(config: &CounterConfig) -> Self {
-        Self {
-            el0: config.el0,
-            el1: config.el1,
-        }
-    }
-
-    pub(super) fn is_empty(self) -> bool {
-        !self.el0 && !self.el1
-    }
-}
-
-impl From<ExceptionLevel> for Levels {
-    fn from(level: ExceptionLevel) -> Self {
-        Self {
-            el0: level == ExceptionLevel::El0,
-            el1: level == ExceptionLevel::El1,
-        }
-    }
-}
-
-impl BitAnd for Levels {
-    type Output = Self;
-    fn bitand(self, other: Self) -> Self {
-        Self {
-            el0: self.el0 && other.el0,
-            el1: self.el1 && other.el1,
-        }
-    }
-}
+/// Exception levels of the guest, bit *n* for EL*n*: events may have come from several.
+type Levels = u8;
 
 impl<V: Events> Model for EmulatedPmu<V> {
     type Event = CounterConfig;
@@ -110,7 +73,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
     }
 
     fn advance(&mut self, n: u8, events: u64) -> bool {
-        self.count_at(n, events, Levels::of(&self.event(n)))
+        self.count_at(n, events, self.levels(n))
     }
 }
 
@@ -161,8 +124,23 @@ impl<V: Events> EmulatedPmu<V> {
         self.settle(doubtful | (open - self.interrupting), host);
     }
 
+    /// The levels at which `n` counts.
+    fn levels(&self, n: u8) -> Levels {
+        let config = self.event(n);
+        u8::from(config.el0) | u8::from(config.el1) << 1
+    }
+
+    /// `n` counts a software increment at `level`, if it counts any there.
+    pub(super) fn increment(&mut self, n: u8, level: ExceptionLevel) {
+        let levels = self.levels(n) & 1 << level as u8;
+        let counts = self.event_number(n) == Some(SW_INCR) && self.enabled().contains(n);
+        if counts && levels != 0 {
+            self.count_at(n, 1, levels);
+        }
+    }
+
     /// `n` counts `events` more, which came from `levels`. Answers whether it overflows.
-    pub(super) fn count_at(&mut self, n: u8, events: u64, levels: Levels) -> bool {
+    fn count_at(&mut self, n: u8, events: u64, levels: Levels) -> bool {
         let events = if n == CYCLE_COUNTER {
             self.divide(events)
         } else {
@@ -182,8 +160,8 @@ impl<V: Events> EmulatedPmu<V> {
         self.overflowed.insert(n);
         self.events.overflowed(n);
         if let Some(odd) = self.carries_to(n) {
-            let levels = levels & Levels::of(&self.event(odd));
-            if !levels.is_empty() {
+            let levels = levels & self.levels(odd);
+            if levels != 0 {
                 // This ends here: an odd counter carries to none.
                 self.count_at(odd, wraps, levels);
             }

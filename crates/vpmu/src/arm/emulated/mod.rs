@@ -45,7 +45,6 @@ use super::{
 use crate::counter::{
     Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
 };
-use counters::Levels;
 
 pub use config::{ConfigError, EmulatedConfig, Identity};
 

@@ -172,30 +172,18 @@ impl Capability {
     /// CPUID leaf 23H, if it is offered: subleaf 0 says which others there are, 1 which counters, 3
     /// which events.
     pub const fn leaf_23(&self, subleaf: u32) -> CpuidLeaf {
-        let none = CpuidLeaf {
-            eax: 0,
-            ebx: 0,
+        let (eax, ebx) = match subleaf {
+            _ if !self.leaf_23 => (0, 0),
+            0 => (1 << 0 | 1 << 1 | 1 << 3, 0),
+            1 => (CounterSet::first(self.general).bits(), self.fixed),
+            3 => (self.events, 0),
+            _ => (0, 0),
+        };
+        CpuidLeaf {
+            eax,
+            ebx,
             ecx: 0,
             edx: 0,
-        };
-        if !self.leaf_23 {
-            return none;
-        }
-        match subleaf {
-            0 => CpuidLeaf {
-                eax: 1 << 0 | 1 << 1 | 1 << 3,
-                ..none
-            },
-            1 => CpuidLeaf {
-                eax: CounterSet::first(self.general).bits(),
-                ebx: self.fixed,
-                ..none
-            },
-            3 => CpuidLeaf {
-                eax: self.events,
-                ..none
-            },
-            _ => none,
         }
     }
 
@@ -211,14 +199,8 @@ impl Capability {
 
     /// IA32_PERF_CAPABILITIES.
     pub const fn perf_capabilities(&self) -> u64 {
-        let mut value = 0;
-        if self.full_width_writes {
-            value |= perf_capabilities::FW_WRITE;
-        }
-        if self.freeze_while_smm {
-            value |= perf_capabilities::FREEZE_WHILE_SMM;
-        }
-        value
+        when(self.full_width_writes, perf_capabilities::FW_WRITE)
+            | when(self.freeze_while_smm, perf_capabilities::FREEZE_WHILE_SMM)
     }
 
     /// Every counter there is.
@@ -286,17 +268,9 @@ impl Capability {
 
     /// Reserved bits of IA32_DEBUGCTL.
     pub const fn debugctl_reserved(&self) -> u64 {
-        let smm = if self.freeze_while_smm {
-            debugctl::FREEZE_WHILE_SMM
-        } else {
-            0
-        };
-        // Freezing came with PDCM and version 2, and PDCM is how software finds it (SDM 19.4.7).
-        let freeze = if self.pdcm {
-            debugctl::FREEZE_PERFMON_ON_PMI
-        } else {
-            0
-        };
+        // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
+        let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
+        let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
         !(freeze | smm | self.other_debugctl)
     }
 
@@ -312,6 +286,10 @@ impl Capability {
     const fn known_events(&self) -> u32 {
         if self.events & 0x80 != 0 { 0xff } else { 0x7f }
     }
+}
+
+const fn when(exist: bool, bits: u64) -> u64 {
+    if exist { bits } else { 0 }
 }
 
 /// Why there can be no such PMU.
