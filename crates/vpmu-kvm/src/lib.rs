@@ -97,3 +97,8 @@ pub use vpmu::counter::Policy;
 pub use vpmu::x86::CpuidLeaf;
 pub use vpmu::x86::intel::Capability;
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, overrun};
+
+/// The guide's code, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct EmbeddingGuide;

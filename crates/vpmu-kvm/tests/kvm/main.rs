@@ -4,6 +4,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod guest;
+mod guide;
 mod privileges;
 mod seccomp;
 mod threads;
