@@ -108,12 +108,19 @@ fn deactivate(intid: u32) {
 /// The smallest priority mask that lets [`OWN_PRIORITY`] in. A machine has 4 to 8 bits of priority, and the
 /// low bits of the mask that it lacks read as zero.
 fn least_mask() -> u8 {
-    // SAFETY: a priority mask loses no interrupt.
-    unsafe {
+    let mask = read_icc_pmr();
+    // SAFETY: a priority mask loses no interrupt, and EL2 takes none meanwhile.
+    let bits = unsafe {
         write_sysreg!("icc_pmr_el1", 0xff_u64);
-    }
-    let bits = read_sysreg!("icc_pmr_el1") as u8;
+        let bits = read_icc_pmr();
+        write_sysreg!("icc_pmr_el1", mask);
+        bits
+    };
     1 << bits.trailing_zeros().min(7)
+}
+
+fn read_icc_pmr() -> u8 {
+    read_sysreg!("icc_pmr_el1") as u8
 }
 
 /// Performs the guest's write of ICC_SGI1R_EL1 (op2 = 5), ICC_ASGI1R_EL1 (6) or ICC_SGI0R_EL1 (7).
