@@ -9,7 +9,7 @@
 mod machine;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use machine::{EVENTS, Exit, Machine, Place};
+use machine::{EVENTS, Exit, Machine, Place, Quirks};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
 use vpmu::arm::{EventFilter, ExceptionLevel, Register};
 
@@ -19,12 +19,12 @@ struct Vm {
 }
 
 pub(crate) fn run(input: &mut Unstructured<'_>) -> Result<()> {
-    let config = config(input)?;
+    let (config, quirks) = config(input)?;
     // A plan may refuse: fewer counters than the host wants, none without FEAT_HPMN0.
     let Ok(plan) = Plan::new(&config) else {
         return Ok(());
     };
-    let machine = Machine::new(config.implemented, config.features, config.isolation);
+    let machine = Machine::new(config.implemented, config.features, quirks);
     let mut vm = Vm {
         machine,
         pmu: PartitionedPmu::new(plan),
@@ -37,21 +37,26 @@ pub(crate) fn run(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-fn config(input: &mut Unstructured<'_>) -> Result<PartitionConfig> {
+/// A configuration, and a machine that it is true of.
+fn config(input: &mut Unstructured<'_>) -> Result<(PartitionConfig, Quirks)> {
     let mut bit = || input.arbitrary::<bool>();
     let isolation = Isolation {
-        pmcnten: bit()?,
-        pminten: bit()?,
-        pmovs: bit()?,
-        pmcr_p: bit()?,
-        pmswinc: bit()?,
-        indexed: bit()?,
-        el2_prohibited: bit()?,
+        partition: bit()?,
+        hpmd: bit()?,
+        hccd: bit()?,
     };
     let (fgt, hpmn0, mtpmu, multithreaded, filtered) = (bit()?, bit()?, bit()?, bit()?, bit()?);
     let version = super::version(input)?;
     let filter = EventFilter::default();
-    Ok(PartitionConfig {
+    let quirks = Quirks {
+        open: if isolation.partition { 0 } else { input.arbitrary()? },
+        from: 7,
+        no_hpmd: !isolation.hpmd,
+        no_hccd: !isolation.hccd,
+        tpm_asks_only_en: input.arbitrary()?,
+        ..Quirks::default()
+    };
+    let config = PartitionConfig {
         implemented: input.int_in_range(0..=31)?,
         host_counters: input.int_in_range(0..=31)?,
         features: Features {
@@ -68,7 +73,8 @@ fn config(input: &mut Unstructured<'_>) -> Result<PartitionConfig> {
             filter
         },
         events: EVENTS,
-    })
+    };
+    Ok((config, quirks))
 }
 
 impl Vm {
@@ -88,6 +94,7 @@ impl Vm {
                     .happen(super::event(input)?, place, input.int_in_range(0..=3)?);
             }
             10 => {
+                self.pmu.exited(&mut self.machine);
                 let before = self.machine.guest_counts();
                 let place = *input.choose(&[Place::El2, Place::OtherThread])?;
                 self.machine.happen(super::event(input)?, place, 1);

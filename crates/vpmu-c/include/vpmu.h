@@ -300,10 +300,6 @@ struct vpmu_partition_config {
    */
   uint64_t id_aa64mmfr0;
   /**
-   * MPIDR_EL1 of the CPU.
-   */
-  uint64_t mpidr;
-  /**
    * PMCEID0_EL0 and PMCEID1_EL0 of the CPU.
    */
   uint64_t pmceid[2];
@@ -316,10 +312,15 @@ struct vpmu_partition_config {
    */
   uint8_t host_counters;
   /**
-   * Whether the CPU keeps host counters from EL1 as the architecture says, as a probe has found.
-   * `false` is always safe, and traps more.
+   * Whether the CPU keeps host counters from EL1, and HPMD and HCCD keep the guest's from EL2, as
+   * the architecture says and a probe has found. `false` is always safe, and traps more.
    */
   bool isolates;
+  /**
+   * Whether another CPU has the affinity of this one (MPIDR_EL1) from level 1 up, so that the two
+   * are threads of a core. `true` is always safe, and traps more.
+   */
+  bool shares_core;
 };
 
 /**
@@ -516,6 +517,12 @@ enum vpmu_outcome vpmu_partition_access(struct vpmu_partition *pmu,
                                         uint32_t iss,
                                         bool el0,
                                         uint64_t *value);
+
+/**
+ * The guest has been left. To be called first at each exit: before PMUv3p5, this is what keeps the
+ * guest's counters from counting at EL2.
+ */
+enum vpmu_status vpmu_partition_exited(struct vpmu_partition *pmu);
 
 /**
  * Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`

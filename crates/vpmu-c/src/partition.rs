@@ -19,17 +19,18 @@ pub struct VpmuPartitionConfig {
     pub id_aa64dfr0: u64,
     /// ID_AA64MMFR0_EL1 of the CPU.
     pub id_aa64mmfr0: u64,
-    /// MPIDR_EL1 of the CPU.
-    pub mpidr: u64,
     /// PMCEID0_EL0 and PMCEID1_EL0 of the CPU.
     pub pmceid: [u64; 2],
     /// How many event counters the CPU has: PMCR_EL0.N as EL2 reads it.
     pub implemented: u8,
     /// How many of them the host keeps, counted from the top.
     pub host_counters: u8,
-    /// Whether the CPU keeps host counters from EL1 as the architecture says, as a probe has found.
-    /// `false` is always safe, and traps more.
+    /// Whether the CPU keeps host counters from EL1, and HPMD and HCCD keep the guest's from EL2, as
+    /// the architecture says and a probe has found. `false` is always safe, and traps more.
     pub isolates: bool,
+    /// Whether another CPU has the affinity of this one (MPIDR_EL1) from level 1 up, so that the two
+    /// are threads of a core. `true` is always safe, and traps more.
+    pub shares_core: bool,
 }
 
 /// The registers of the CPU that executes this, at EL2. `write` has an ISB behind it.
@@ -99,7 +100,11 @@ impl Room for VpmuPartition {
 
 impl VpmuPartitionConfig {
     fn plan(&self) -> Option<Plan> {
-        let features = Features::from_registers(self.id_aa64dfr0, self.id_aa64mmfr0, self.mpidr)?;
+        let features = Features::from_registers(self.id_aa64dfr0, self.id_aa64mmfr0, 0, [])?;
+        let features = Features {
+            multithreaded: self.shares_core,
+            ..features
+        };
         Plan::new(&PartitionConfig {
             implemented: self.implemented,
             host_counters: self.host_counters,
@@ -201,6 +206,22 @@ pub unsafe extern "C" fn vpmu_partition_access(
         Some((register, false)) => held.pmu.read(register, level(el0), &mut held.host),
     };
     VpmuOutcome::of_arm(outcome, value)
+}
+
+/// The guest has been left. To be called first at each exit: before PMUv3p5, this is what keeps the
+/// guest's counters from counting at EL2.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_exited(pmu: *mut VpmuPartition) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(held) = (unsafe { room::value(pmu) }) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.exited(&mut held.host);
+    VpmuStatus::Ok
 }
 
 /// Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`

@@ -6,6 +6,7 @@
 mod common;
 mod payload;
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use payload::{passed, program};
@@ -48,6 +49,67 @@ fn every_design_agrees_with_the_machine() {
         );
         let missing: Vec<_> = expected.difference(&passed(&console)).copied().collect();
         assert!(missing.is_empty(), "{design} {more:?} has not: {missing:?}");
+    }
+}
+
+/// The console of the payload on a partitioned PMU, and what the monitor says of that at the end.
+fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
+    let folder = tempfile::tempdir().unwrap();
+    let keep = folder.path().to_str().unwrap();
+    let console = run("partitioned", &[more, &["--keep", keep]].concat(), "")?;
+    let records = std::fs::read(folder.path().join("partitioned/records.json")).unwrap();
+    let records: serde_json::Value = serde_json::from_slice(&records).unwrap();
+    let monitor = records
+        .as_array()
+        .and_then(|records| records.iter().find_map(|record| record.get("vpmu-monitor")))
+        .unwrap_or_else(|| panic!("{more:?}: no statistics\n{console}"));
+    Some((console, monitor.clone()))
+}
+
+fn names(list: &serde_json::Value) -> BTreeSet<&str> {
+    list.as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|name| name.as_str())
+        .collect()
+}
+
+#[test]
+fn a_way_to_host_counters_is_found_and_trapped() {
+    let Some((_, monitor)) = monitor(&["--host-counters", "2"]) else {
+        return;
+    };
+    let (isolation, traps) = (&monitor["isolation"], names(&monitor["traps"]));
+    let open = names(&isolation["open"]);
+    // No attack is without effect where it should have one: what is not open is closed.
+    assert_eq!(isolation["unproven"].as_array().unwrap().len(), 0);
+    assert_eq!(isolation["partition"], open.is_empty());
+    assert!(open.is_subset(&traps), "open: {open:?}, trapped: {traps:?}");
+    // QEMU 10.0. Should a later one isolate, nothing of this is open.
+    assert!(
+        open.is_empty() || open.contains("PMSWINC_EL0:w"),
+        "{open:?}"
+    );
+}
+
+/// The oldest PMUs trap no more than the newest, and count nothing of EL2 all the same.
+#[test]
+fn no_version_traps_or_counts_at_el2() {
+    for (cpu, looked_at) in [
+        ("cortex-a53", 7),
+        ("cortex-a76", 1),
+        ("neoverse-v1", 1),
+        ("cortex-a710", 0),
+    ] {
+        let model = format!("--qemu-arg={cpu}");
+        let Some((console, monitor)) = monitor(&["--qemu-arg=-cpu", &model]) else {
+            return;
+        };
+        assert_eq!(names(&monitor["traps"]), BTreeSet::new(), "{cpu}");
+        assert_eq!(monitor["filtered_at_exit"], looked_at, "{cpu}");
+        for test in ["filter.nsh", "filter.nsh_cycles"] {
+            assert!(passed(&console).contains(test), "{cpu}, {test}:\n{console}");
+        }
     }
 }
 

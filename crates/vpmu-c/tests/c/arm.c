@@ -160,6 +160,7 @@ static int partitioned(void)
 	/* Everything traps until the first access; it reaches counter 1, and not the host's 5. */
 	CHECK(vpmu_partition_access(&pmu, PMCNTENSET, false, &value) == VPMU_OUTCOME_DONE);
 	CHECK(file[PMCNTENSET] == 1 << 1);
+	CHECK(vpmu_partition_exited(&pmu) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_access(&pmu, PMCR | READ, false, &value) == VPMU_OUTCOME_VALUE);
 	CHECK((value >> 11 & 0x1f) == 4);
 	CHECK(vpmu_partition_overflow(&pmu, &guest, &host) == VPMU_STATUS_OK);

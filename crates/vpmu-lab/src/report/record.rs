@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn monitor() {
         let line = br#"{"vpmu-monitor":{"design":"partitioned","implemented":6,"guest_counters":6,"host_counters":0,
-            "isolation":{"pmcnten":false},"traps":["PMEVTYPERn_EL0:w"],
+            "isolation":{"partition":false},"traps":["PMEVTYPERn_EL0:w"],
             "measured":{"ticks":100,"el2_ticks":1,"frequency":62500000,"el2_instructions":null,"pmis":2,
             "exits":{"irq:pmu":2},"exit_ticks":{"irq:pmu":1}},
             "total":{"ticks":100,"el2_ticks":1,"frequency":62500000,"el2_instructions":null,"pmis":2,"exits":{}},

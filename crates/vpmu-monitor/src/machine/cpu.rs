@@ -16,7 +16,7 @@ use vpmu_monitor::{
     },
 };
 
-use super::{mmu::Translation, sysreg::read_sysreg};
+use super::{mmu::Translation, pmu_registers::PhysicalPmu, sysreg::read_sysreg};
 
 /// How many CPUs the monitor starts at most.
 pub(crate) const MAX_CPUS: usize = 8;
@@ -114,6 +114,15 @@ impl Cpu {
     /// The CPU this runs on.
     pub(crate) fn this() -> &'static Self {
         &CPUS[Self::number()]
+    }
+
+    /// The CPU this runs on, which has just left the guest. Each exit begins with it.
+    pub(crate) fn at_exit() -> &'static Self {
+        let cpu = Self::this();
+        if let Some(pmu) = &mut cpu.local.lock().pmu {
+            pmu.exited(&mut PhysicalPmu);
+        }
+        cpu
     }
 }
 

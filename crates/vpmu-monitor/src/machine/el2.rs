@@ -36,7 +36,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     local.machine = identify();
     write_controls(&local.machine);
 
-    let hardware = hardware::detect_pmu();
+    let hardware = hardware::detect_pmu(monitor);
     local.pmu = match &hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
         None => None,

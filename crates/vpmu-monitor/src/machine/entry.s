@@ -206,29 +206,28 @@ own_exception:
     bl      own_fault
     b       wait_forever
 
-// ---- The isolation probe: one access made at EL1, its MMU off -----------------------------------
-// probe(which, value) -> the value read. `which` indexes `probe_accesses`. An access that traps to EL2
-// or is undefined ends the probe as well, so it simply has no effect.
+// ---- An attack of the isolation probe, made below EL2 with the MMU off ---------------------------
+// execute_below_el2(code, x1, pstate) -> x0. The first exception that reaches EL2 ends it.
 .section .text.probe, "ax"
-.global probe
-probe:
+.global execute_below_el2
+execute_below_el2:
     stp     x29, x30, [sp, #-96]!
     stp     x19, x20, [sp, #16]
     stp     x21, x22, [sp, #32]
     stp     x23, x24, [sp, #48]
     stp     x25, x26, [sp, #64]
     stp     x27, x28, [sp, #80]
-    adrp    x2, probe_vectors
-    add     x2, x2, :lo12:probe_vectors
-    msr     vbar_el2, x2
-    msr     vbar_el1, x2
-    adr     x2, probe_accesses
-    add     x2, x2, x0, lsl #3
-    msr     elr_el2, x2
-    mov     x2, #0x3c5              // EL1h, everything masked
+    adrp    x3, probe_vectors
+    add     x3, x3, :lo12:probe_vectors
+    msr     vbar_el2, x3
+    msr     vbar_el1, x3
+    msr     elr_el2, x0
     msr     spsr_el2, x2
+    mov     x0, xzr
     isb
     eret
+    dsb     nsh
+    isb
 
 probe_return:                       // at EL2 again
     adrp    x2, vectors
@@ -243,51 +242,34 @@ probe_return:                       // at EL2 again
     ldp     x29, x30, [sp], #96
     ret
 
-.macro access instruction:vararg
-    \instruction
-    b       probe_done
-.endm
-probe_accesses:
-    access  mrs x0, pmcntenset_el0
-    access  msr pmcntenclr_el0, x1
-    access  mrs x0, pmintenset_el1
-    access  msr pmintenclr_el1, x1
-    access  mrs x0, pmovsset_el0
-    access  msr pmovsclr_el0, x1
-    access  msr pmcr_el0, x1
-    access  msr pmswinc_el0, x1
-    access  msr pmxevcntr_el0, x1
-    access  msr pmxevtyper_el0, x1
-    access  msr pmselr_el0, x1
-.irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30
-    access  msr pmevcntr\n\()_el0, x1
-.endr
-.irp n, 0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30
-    access  msr pmevtyper\n\()_el0, x1
-.endr
-probe_done:
-    isb
+.macro probe_vector
+    .balign 0x80
+    mrs     x2, CurrentEL
+    tbnz    x2, #3, probe_return
     hvc     #0
-    b       probe_done
+.endm
 
-// For EL1 (an undefined access lands at 0x200) and for EL2 (what EL1 causes lands at 0x400). Interrupts
-// are neither routed to EL2 during the probe nor unmasked at EL1, so one that comes all the same is a fault.
+// For EL1 as well as for EL2: a synchronous exception that comes to EL1 is handed on to EL2, where it ends
+// the attack. Interrupts are neither routed to EL2 during the probe nor unmasked below, so that one that
+// comes all the same is a fault.
 .balign 0x800
 probe_vectors:
     own_vector 0
     own_vector 1
     own_vector 2
     own_vector 3
-    .balign 0x80
-    hvc     #0
+    probe_vector                    // EL1's own: an undefined access, at EL1
     own_vector 5
     own_vector 6
     own_vector 7
-    .balign 0x80
-    b       probe_return
+    probe_vector                    // from below, in AArch64
     own_vector 9
     own_vector 10
     own_vector 11
+    probe_vector                    // and in AArch32
+    own_vector 13
+    own_vector 14
+    own_vector 15
 
 // ---- Stacks: one for each CPU, the boot CPU's first ---------------------------------------------
 .section .bss, "aw", @nobits

@@ -31,10 +31,10 @@ extern "C" fn guest_fiq(frame: &mut Frame) {
 }
 
 fn interrupts(frame: &mut Frame, group1: bool) {
+    let cpu = Cpu::at_exit();
     let Some(monitor) = Monitor::installed() else {
         power_off()
     };
-    let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     let mut kind = Kind::Other;
     while let Some(irq) = gic::acknowledge(group1) {

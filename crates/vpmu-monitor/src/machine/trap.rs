@@ -26,10 +26,10 @@ use super::{
 /// A synchronous exception of the guest.
 #[unsafe(no_mangle)]
 extern "C" fn guest_synchronous(frame: &mut Frame) {
+    let cpu = Cpu::at_exit();
     let Some(monitor) = Monitor::installed() else {
         power_off()
     };
-    let cpu = Cpu::this();
     let esr = read_sysreg!("esr_el2");
     let kind = match Exit::decode(esr) {
         Exit::SystemRegister(access) => {

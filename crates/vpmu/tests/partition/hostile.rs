@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::machine::{EVENTS, Exit, Machine, Place};
+use super::machine::{EVENTS, Exit, Machine, Place, Quirks};
 use super::{Vm, plan};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register};
@@ -95,32 +95,29 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 prop_compose! {
-    fn isolations()(
-        pmcnten in any::<bool>(), pminten in any::<bool>(), pmovs in any::<bool>(),
-        pmcr_p in any::<bool>(), pmswinc in any::<bool>(), indexed in any::<bool>(),
-        el2_prohibited in any::<bool>(),
-    ) -> Isolation {
-        Isolation { pmcnten, pminten, pmovs, pmcr_p, pmswinc, indexed, el2_prohibited }
+    fn quirks()(
+        open in any::<u64>(), from in 0..8_u8,
+        no_hpmd in any::<bool>(), no_hccd in any::<bool>(), tpm_asks_only_en in any::<bool>(),
+    ) -> Quirks {
+        Quirks { open, from, no_hpmd, no_hccd, tpm_asks_only_en, ..Quirks::default() }
     }
 }
 
-/// What is believed of a machine that is really `truth`, by a probe that saw only part of it.
-fn believed(truth: Isolation, seen: Isolation) -> Isolation {
-    Isolation {
-        pmcnten: truth.pmcnten && seen.pmcnten,
-        pminten: truth.pminten && seen.pminten,
-        pmovs: truth.pmovs && seen.pmovs,
-        pmcr_p: truth.pmcr_p && seen.pmcr_p,
-        pmswinc: truth.pmswinc && seen.pmswinc,
-        indexed: truth.indexed && seen.indexed,
-        el2_prohibited: truth.el2_prohibited && seen.el2_prohibited,
-    }
-}
-
-fn isolation_pairs() -> impl Strategy<Value = (Isolation, Isolation)> {
+/// What a machine does, and what is known of it by a probe that proved only part.
+fn machines() -> impl Strategy<Value = (Quirks, Isolation)> {
     prop_oneof![
-        Just((Isolation::ALL, Isolation::ALL)),
-        (isolations(), isolations()).prop_map(|(truth, seen)| (truth, believed(truth, seen))),
+        2 => Just((Quirks::default(), Isolation::ALL)),
+        1 => (any::<bool>(), any::<bool>()).prop_map(|(hpmd, hccd)| {
+            (Quirks::default(), Isolation { partition: true, hpmd, hccd })
+        }),
+        2 => (quirks(), any::<bool>(), any::<bool>()).prop_map(|(quirks, hpmd, hccd)| {
+            let isolation = Isolation {
+                partition: false,
+                hpmd: hpmd && !quirks.no_hpmd,
+                hccd: hccd && !quirks.no_hccd,
+            };
+            (quirks, isolation)
+        }),
     ]
 }
 
@@ -136,28 +133,28 @@ fn filters() -> impl Strategy<Value = EventFilter> {
 }
 
 prop_compose! {
-    /// A machine's true isolation, and a configuration for it.
+    /// What a machine does against the architecture, and a configuration for it.
     fn configs()(
         (implemented, host_counters) in (0..8_u8).prop_flat_map(|n| (Just(n), 0..=n)),
         version in proptest::sample::select(vec![
             PmuVersion::V3, PmuVersion::V3p1, PmuVersion::V3p4, PmuVersion::V3p5, PmuVersion::V3p5,
         ]),
         fgt in any::<bool>(), mtpmu in any::<bool>(), multithreaded in any::<bool>(),
-        (truth, isolation) in isolation_pairs(),
+        (quirks, isolation) in machines(),
         filter in filters(),
-    ) -> (Isolation, PartitionConfig) {
+    ) -> (Quirks, PartitionConfig) {
         let features = Features { version, fgt, hpmn0: true, mtpmu, multithreaded };
         let config = PartitionConfig {
             implemented, host_counters, features, isolation, filter, events: EVENTS,
         };
-        (truth, config)
+        (quirks, config)
     }
 }
 
 /// The machine the guest believes to be on: its own, with no host and nobody below EL1.
 fn native(config: &PartitionConfig) -> Machine {
     let counters = config.implemented - config.host_counters;
-    let mut machine = Machine::new(counters, config.features, Isolation::ALL);
+    let mut machine = Machine::new(counters, config.features, Quirks::default());
     machine.filter = config.filter;
     machine
 }
@@ -218,6 +215,9 @@ fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
             native.happen(event, place, times);
         }
         Step::Happen(event, place, times) => {
+            if place == Place::El2 {
+                vm.exit();
+            }
             let (counts, overflows) = (vm.machine.guest_counts(), vm.pmu.line(&mut vm.machine));
             vm.machine.happen(event, place, times);
             assert_eq!(vm.machine.guest_counts(), counts, "counted at {place:?}");
@@ -242,6 +242,7 @@ fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
             vm.load();
         }
         Step::Interrupt => {
+            vm.exit();
             let pending = native.interrupt();
             let host_bits = vm.machine.host_part().sets;
             let asserted = vm.machine.interrupt();
@@ -293,10 +294,10 @@ proptest! {
 
     #[test]
     fn a_guest_has_a_pmu_of_its_own_and_nothing_else(
-        (truth, config) in configs(),
+        (quirks, config) in configs(),
         sequence in proptest::collection::vec(steps(), 1..80),
     ) {
-        let machine = Machine::new(config.implemented, config.features, truth);
+        let machine = Machine::new(config.implemented, config.features, quirks);
         let mut vm = Vm::on(machine, plan(&config));
         let mut native = native(&config);
         for each in &sequence {

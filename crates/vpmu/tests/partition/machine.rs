@@ -2,10 +2,10 @@
 //! MDCR_EL2.HPMN and the traps, and what an event does to the counters.
 //!
 //! Written from the manual (DDI 0487: the register pages' access pseudocode, `PMUEvent`,
-//! `AArch64.PMUSwIncrement`) independently of the engine, and without its helpers. With `isolation`
-//! it can be made to deviate as QEMU does.
+//! `AArch64.PMUSwIncrement`) independently of the engine, and without its helpers. With [`Quirks`] it
+//! can be made to deviate, as QEMU does and in other ways.
 
-use vpmu::arm::partition::{Features, Isolation, PmuRegisters, TrapRegisters};
+use vpmu::arm::partition::{Attacker, Features, PmuRegisters, ProbedCpu, TrapRegisters};
 use vpmu::arm::{EventFilter, ExceptionLevel, PmuVersion, Register};
 
 /// How an access of the guest ends on the hardware.
@@ -18,11 +18,52 @@ pub(crate) enum Exit {
     TrapToEl2,
 }
 
+/// What a machine does that the architecture forbids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Quirks {
+    /// Accesses ([`access_bit`]) that reach host counters below EL2.
+    pub(crate) open: u64,
+    /// Where from they do: bit 0 EL1, bit 1 EL0, bit 2 EL0 in AArch32.
+    pub(crate) from: u8,
+    /// Accesses that do nothing at all below EL2, and read as zero.
+    pub(crate) dead: u64,
+    /// PMCR_EL0.E is host counters' enable, too.
+    pub(crate) e_gates_all: bool,
+    /// PMCR_EL0.LP says where host counters overflow.
+    pub(crate) lp_is_for_all: bool,
+    /// MDCR_EL2.HPMD does nothing.
+    pub(crate) no_hpmd: bool,
+    /// MDCR_EL2.HCCD does nothing.
+    pub(crate) no_hccd: bool,
+    /// MDCR_EL2.TPM lets pass what PMUSERENR_EL0.{ER, CR, SW} permit to EL0.
+    pub(crate) tpm_asks_only_en: bool,
+}
+
+impl Quirks {
+    /// Keeps nothing apart.
+    pub(crate) const OPEN: Self = Self {
+        open: u64::MAX,
+        from: 7,
+        dead: 0,
+        e_gates_all: false,
+        lp_is_for_all: false,
+        no_hpmd: false,
+        no_hccd: false,
+        tpm_asks_only_en: true,
+    };
+}
+
+pub(crate) const fn access_bit(register: Register, write: bool) -> u64 {
+    1 << (2 * register.ordinal() + write as usize)
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(crate) implemented: u8,
     pub(crate) features: Features,
-    pub(crate) isolation: Isolation,
+    pub(crate) quirks: Quirks,
+    /// EL0 executes in AArch32.
+    aarch32: bool,
     /// MDCR_EL2, HDFGRTR_EL2 and HDFGWTR_EL2.
     pub(crate) traps: TrapRegisters,
     pub(crate) pmcr: u64,
@@ -61,6 +102,7 @@ const CYCLE: u8 = 31;
 const E: u64 = 1;
 const P: u64 = 2;
 const C: u64 = 4;
+const DP: u64 = 1 << 5;
 const LC: u64 = 1 << 6;
 const LP: u64 = 1 << 7;
 
@@ -69,11 +111,12 @@ const fn bit(value: u64, n: u32) -> bool {
 }
 
 impl Machine {
-    pub(crate) fn new(implemented: u8, features: Features, isolation: Isolation) -> Self {
+    pub(crate) fn new(implemented: u8, features: Features, quirks: Quirks) -> Self {
         Self {
             implemented,
             features,
-            isolation,
+            quirks,
+            aarch32: false,
             traps: TrapRegisters {
                 mdcr_el2: u64::from(implemented),
                 ..TrapRegisters::default()
@@ -162,15 +205,15 @@ impl Machine {
         let enabled = if self.is_guests(n) {
             self.pmcr & E != 0
         } else {
-            bit(mdcr, 7)
+            bit(mdcr, 7) && (self.pmcr & E != 0 || !self.quirks.e_gates_all)
         };
-        let hpmd = bit(mdcr, 17) && version >= PmuVersion::V3p1;
-        let hccd = bit(mdcr, 23) && version >= PmuVersion::V3p5;
-        let prohibited = self.isolation.el2_prohibited
-            && match n {
-                CYCLE => hccd,
-                _ => hpmd && self.is_guests(n),
-            };
+        let hpmd = bit(mdcr, 17) && version >= PmuVersion::V3p1 && !self.quirks.no_hpmd;
+        let hccd = bit(mdcr, 23) && version >= PmuVersion::V3p5 && !self.quirks.no_hccd;
+        let prohibited = match n {
+            // PMCR_EL0.DP extends to the cycle counter what is prohibited to event counters.
+            CYCLE => hccd || hpmd && self.pmcr & DP != 0,
+            _ => hpmd && self.is_guests(n),
+        };
         let threads = self.features.mtpmu && self.features.multithreaded;
         let level = match place {
             Place::El0 => bit(raw, 30) == bit(raw, 28),
@@ -189,7 +232,7 @@ impl Machine {
         let long = match n {
             CYCLE => self.pmcr & LC != 0,
             _ if self.features.version < PmuVersion::V3p5 => false,
-            _ if self.is_guests(n) => self.pmcr & LP != 0,
+            _ if self.is_guests(n) || self.quirks.lp_is_for_all => self.pmcr & LP != 0,
             _ => bit(self.traps.mdcr_el2, 26),
         };
         let count = &mut self.evcntr[usize::from(n)];
@@ -204,8 +247,10 @@ impl Machine {
         }
         self.ovs |= 1 << n;
         let next = n + 1;
-        // A pair that HPMN divides is no pair.
+        // `AArch64.IncrementEventCounter`: no carry out of 64 bits (lp == '1'). Of a pair that HPMN
+        // divides, CONSTRAINED UNPREDICTABLE, this machine makes none.
         let pair = n.is_multiple_of(2)
+            && !long
             && next < self.implemented
             && self.is_guests(n) == self.is_guests(next);
         if pair && self.counts(next, 0x1e, place) {
@@ -234,12 +279,13 @@ impl Machine {
         if let Some(refused) = self.refuse(trap_as, write.is_some(), el) {
             return refused;
         }
-        if self.traps_to_el2(trap_as, write.is_some()) {
+        if self.traps_to_el2(trap_as, write.is_some(), el) {
             return Exit::TrapToEl2;
         }
+        let open = self.is_open(trap_as, write.is_some(), el);
         if let Register::Pmevtyper(n) | Register::Pmevcntr(n) = register
             && n >= self.hpmn()
-            && self.isolation.indexed
+            && !open
         {
             return if self.features.fgt {
                 Exit::TrapToEl2
@@ -248,12 +294,26 @@ impl Machine {
             };
         }
         match write {
+            _ if self.quirks.dead & access_bit(trap_as, write.is_some()) != 0 => match write {
+                Some(_) => Exit::Done,
+                None => Exit::Value(0),
+            },
             Some(value) => {
-                self.write_below_el2(register, value, el);
+                self.write_below_el2(register, value, el, open);
                 Exit::Done
             }
-            None => Exit::Value(self.read_below_el2(register)),
+            None => Exit::Value(self.read_below_el2(register, open)),
         }
+    }
+
+    /// Whether this machine lets the access reach host counters.
+    fn is_open(&self, register: Register, write: bool, el: ExceptionLevel) -> bool {
+        let from = match el {
+            ExceptionLevel::El1 => 0,
+            ExceptionLevel::El0 if self.aarch32 => 2,
+            ExceptionLevel::El0 => 1,
+        };
+        self.quirks.open & access_bit(register, write) != 0 && bit(self.quirks.from.into(), from)
     }
 
     fn selected(&self) -> u8 {
@@ -288,7 +348,7 @@ impl Machine {
         (!allowed).then_some(Exit::TrapToEl1)
     }
 
-    fn traps_to_el2(&self, register: Register, write: bool) -> bool {
+    fn traps_to_el2(&self, register: Register, write: bool, el: ExceptionLevel) -> bool {
         use Register as R;
         let bit_number = match register {
             R::Pmevcntr(_) | R::Pmxevcntr => 12,
@@ -314,21 +374,24 @@ impl Machine {
         let by_fine = self.features.fgt && bit(fine, bit_number);
         // HDFGRTR_EL2 has no bit for PMCR_EL0.
         let by_fine = by_fine && (write || register != R::Pmcr);
-        by_fine || tpm || tpmcr && register == R::Pmcr
+        let unasked =
+            self.quirks.tpm_asks_only_en && el == ExceptionLevel::El0 && !bit(self.userenr, 0);
+        by_fine || (tpm || tpmcr && register == R::Pmcr) && !unasked
     }
 
     /// The bits of a set/clear pair that EL1 reaches.
-    fn reach(&self, isolated: bool) -> u64 {
-        if isolated { self.guests() } else { self.all() }
+    fn reach(&self, open: bool) -> u64 {
+        if open { self.all() } else { self.guests() }
     }
 
-    fn read_below_el2(&self, register: Register) -> u64 {
+    fn read_below_el2(&self, register: Register, open: bool) -> u64 {
         use Register as R;
         match register {
+            R::Pmcr if open => self.pmcr_with(self.implemented),
             R::Pmcr => self.pmcr_with(self.hpmn()),
-            R::PmcntenSet | R::PmcntenClr => self.cnten & self.reach(self.isolation.pmcnten),
-            R::PmintenSet | R::PmintenClr => self.inten & self.reach(self.isolation.pminten),
-            R::PmovsSet | R::PmovsClr => self.ovs & self.reach(self.isolation.pmovs),
+            R::PmcntenSet | R::PmcntenClr => self.cnten & self.reach(open),
+            R::PmintenSet | R::PmintenClr => self.inten & self.reach(open),
+            R::PmovsSet | R::PmovsClr => self.ovs & self.reach(open),
             R::Pmselr => self.selr,
             R::Pmuserenr => self.userenr,
             R::Pmevtyper(n) => self.evtyper[usize::from(n)],
@@ -342,29 +405,24 @@ impl Machine {
         }
     }
 
-    fn write_below_el2(&mut self, register: Register, value: u64, el: ExceptionLevel) {
+    fn write_below_el2(&mut self, register: Register, value: u64, el: ExceptionLevel, open: bool) {
         use Register as R;
+        let bits = value & self.reach(open);
         match register {
-            R::Pmcr => {
-                let reset = if self.isolation.pmcr_p {
-                    self.hpmn()
-                } else {
-                    self.implemented
-                };
-                self.write_pmcr(value, reset);
-            }
-            R::PmcntenSet => self.cnten |= value & self.reach(self.isolation.pmcnten),
-            R::PmcntenClr => self.cnten &= !(value & self.reach(self.isolation.pmcnten)),
-            R::PmintenSet => self.inten |= value & self.reach(self.isolation.pminten),
-            R::PmintenClr => self.inten &= !(value & self.reach(self.isolation.pminten)),
-            R::PmovsSet => self.ovs |= value & self.reach(self.isolation.pmovs),
-            R::PmovsClr => self.ovs &= !(value & self.reach(self.isolation.pmovs)),
+            R::Pmcr if open => self.write_pmcr(value, self.implemented),
+            R::Pmcr => self.write_pmcr(value, self.hpmn()),
+            R::PmcntenSet => self.cnten |= bits,
+            R::PmcntenClr => self.cnten &= !bits,
+            R::PmintenSet => self.inten |= bits,
+            R::PmintenClr => self.inten &= !bits,
+            R::PmovsSet => self.ovs |= bits,
+            R::PmovsClr => self.ovs &= !bits,
             R::Pmswinc => {
                 let place = match el {
                     ExceptionLevel::El0 => Place::El0,
                     ExceptionLevel::El1 => Place::El1,
                 };
-                self.software_increment(value & self.reach(self.isolation.pmswinc), place);
+                self.software_increment(bits, place);
             }
             other => self.write_plain(other, value),
         }
@@ -436,7 +494,7 @@ impl PmuRegisters for Machine {
             Register::PmcntenSet | Register::PmcntenClr => self.cnten,
             Register::PmintenSet | Register::PmintenClr => self.inten,
             Register::PmovsSet | Register::PmovsClr => self.ovs,
-            other => self.read_below_el2(other),
+            other => self.read_below_el2(other, true),
         }
     }
 
@@ -454,5 +512,32 @@ impl PmuRegisters for Machine {
             Register::Pmswinc => self.software_increment(bits, Place::El2),
             other => self.write_plain(other, value),
         }
+    }
+}
+
+impl ProbedCpu for Machine {
+    fn set_mdcr_el2(&mut self, value: u64) {
+        self.traps = TrapRegisters {
+            mdcr_el2: value,
+            ..TrapRegisters::default()
+        };
+    }
+
+    fn attack(&mut self, from: Attacker, register: Register, write: Option<u64>) -> u64 {
+        self.aarch32 = from == Attacker::El0AArch32;
+        let el = match from {
+            Attacker::El1 => ExceptionLevel::El1,
+            Attacker::El0 | Attacker::El0AArch32 => ExceptionLevel::El0,
+        };
+        let exit = self.guest(register, write, el);
+        self.aarch32 = false;
+        match exit {
+            Exit::Value(value) => value,
+            _ => 0,
+        }
+    }
+
+    fn spend_time_at_el2(&mut self) {
+        self.happen(0x11, Place::El2, 64);
     }
 }

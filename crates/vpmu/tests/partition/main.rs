@@ -1,12 +1,14 @@
 //! The partitioned PMU against a model of the hardware below it.
 
+mod exits;
 mod hostile;
 mod machine;
 mod plans;
+mod probe;
 mod regressions;
 mod switch;
 
-use machine::{EVENTS, Exit, Machine};
+use machine::{EVENTS, Exit, Machine, Place, Quirks};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 
@@ -32,11 +34,26 @@ fn config() -> PartitionConfig {
 fn leaky() -> PartitionConfig {
     PartitionConfig {
         isolation: Isolation {
-            el2_prohibited: true,
-            ..Isolation::NONE
+            partition: false,
+            ..Isolation::ALL
         },
         ..config()
     }
+}
+
+/// The machine that `config` tells of.
+fn machine(config: &PartitionConfig) -> Machine {
+    let quirks = if config.isolation.partition {
+        Quirks::default()
+    } else {
+        Quirks::OPEN
+    };
+    let quirks = Quirks {
+        no_hpmd: !config.isolation.hpmd,
+        no_hccd: !config.isolation.hccd,
+        ..quirks
+    };
+    Machine::new(config.implemented, config.features, quirks)
 }
 
 fn plan(config: &PartitionConfig) -> Plan {
@@ -53,10 +70,7 @@ struct Vm {
 
 impl Vm {
     fn new(config: &PartitionConfig) -> Self {
-        Self::on(
-            Machine::new(config.implemented, config.features, config.isolation),
-            plan(config),
-        )
+        Self::on(machine(config), plan(config))
     }
 
     fn on(machine: Machine, plan: Plan) -> Self {
@@ -77,6 +91,7 @@ impl Vm {
             Exit::TrapToEl1 => Outcome::TrapToEl1,
             Exit::TrapToEl2 => {
                 self.trapped += 1;
+                self.exit();
                 match write {
                     Some(value) => self.pmu.write(register, el, value, &mut self.machine),
                     None => self.pmu.read(register, el, &mut self.machine),
@@ -85,6 +100,17 @@ impl Vm {
         };
         self.machine.traps = self.pmu.trap_registers();
         outcome
+    }
+
+    /// The guest is left. What EL2 does from now on is not counted by the guest's counters.
+    fn exit(&mut self) {
+        self.pmu.exited(&mut self.machine);
+        let mut at_el2 = self.machine.clone();
+        for event in [0, 8, 0x11] {
+            at_el2.happen(event, Place::El2, 1);
+        }
+        let counts = self.machine.guest_counts();
+        assert_eq!(at_el2.guest_counts(), counts, "counted at EL2");
     }
 
     fn read(&mut self, register: Register) -> u64 {
@@ -100,6 +126,7 @@ impl Vm {
     }
 
     fn put(&mut self) {
+        self.exit();
         self.pmu.put(&mut self.machine);
         self.machine.traps = self.pmu.trap_registers();
     }

@@ -1,6 +1,6 @@
 //! What plans trap, and what they refuse.
 
-use super::{config, leaky, plan};
+use super::{config, leaky, machine, plan};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, Plan, PlanError, Why};
 use vpmu::arm::{EventFilter, PmuVersion, Register};
 
@@ -91,132 +91,99 @@ fn without_host_counters_there_is_nothing_to_isolate() {
 }
 
 #[test]
-fn what_does_not_isolate_traps_and_nothing_else() {
-    let all = Isolation::ALL;
-    let cases: [(Isolation, u64, u64); 6] = [
-        (
-            Isolation {
-                pmcnten: false,
-                ..all
-            },
-            1 << 16,
-            1 << 16,
-        ),
-        (
-            Isolation {
-                pminten: false,
-                ..all
-            },
-            1 << 17,
-            1 << 17,
-        ),
-        (
-            Isolation {
-                pmovs: false,
-                ..all
-            },
-            1 << 18,
-            1 << 18,
-        ),
-        (
-            Isolation {
-                pmcr_p: false,
-                ..all
-            },
-            0,
-            1 << 21,
-        ),
-        (
-            Isolation {
-                pmswinc: false,
-                ..all
-            },
-            0,
-            1 << 20,
-        ),
-        (
-            Isolation {
-                indexed: false,
-                ..all
-            },
-            3 << 12,
-            3 << 12,
-        ),
-    ];
-    for (isolation, reads, writes) in cases {
-        let plan = plan(&PartitionConfig {
-            isolation,
-            ..config()
-        });
-        let traps = plan.traps();
-        assert_eq!(
-            (traps.hdfgrtr_el2, traps.hdfgwtr_el2),
-            (reads, writes),
-            "{isolation:?}"
-        );
-        assert_eq!(traps.mdcr_el2 & (TPM | TPMCR), 0);
-        assert!(
-            trapped(&plan)
-                .iter()
-                .all(|trap| trap.2 == Why::ReachesHostCounters)
-        );
+fn a_machine_that_is_not_proven_to_isolate_is_given_nothing() {
+    for fgt in [false, true] {
+        let mut config = leaky();
+        config.features.fgt = fgt;
+        let plan = plan(&config);
+        for register in Register::all() {
+            for write in [false, true] {
+                let why = register.is_accessible(write).then_some(Why::NotIsolated);
+                assert_eq!(plan.is_trapped(register, write), why, "{register:?}");
+            }
+        }
+        assert_eq!(plan.traps().mdcr_el2 & (TPM | TPMCR), TPM | TPMCR);
+        assert!(plan.filtered_at_exit().is_empty());
     }
 }
 
 #[test]
-fn event_types_trap_where_mdcr_cannot_keep_counters_in_the_guest() {
-    let features = config().features;
+fn nothing_traps_for_counting_at_el2() {
+    use PmuVersion::{V3, V3p1, V3p4, V3p5};
+    let all = Isolation::ALL;
+    let (no_hpmd, no_hccd) = (
+        Isolation { hpmd: false, ..all },
+        Isolation { hccd: false, ..all },
+    );
     let cases = [
-        PartitionConfig {
-            features: Features {
-                version: PmuVersion::V3p4,
-                ..features
-            },
-            ..config()
-        },
-        PartitionConfig {
-            isolation: Isolation {
-                el2_prohibited: false,
-                ..Isolation::ALL
-            },
-            ..config()
-        },
-        PartitionConfig {
-            features: Features {
-                mtpmu: true,
-                multithreaded: true,
-                ..features
-            },
-            ..config()
-        },
+        (V3, all, 0x8000_000f),
+        (V3p1, all, 0x8000_0000),
+        (V3p4, all, 0x8000_0000),
+        (V3p5, all, 0),
+        (V3p1, no_hpmd, 0x8000_000f),
+        (V3p5, no_hpmd, 0xf),
+        (V3p5, no_hccd, 0x8000_0000),
     ];
-    for config in cases {
-        let why = Why::CountsOutsideGuest;
-        assert_eq!(
-            trapped(&plan(&config)),
-            [
-                // PMXEVTYPER_EL0 can select the cycle counter: the three go together.
-                ("PMXEVTYPER_EL0", 'w', why),
-                ("PMCCFILTR_EL0", 'w', why),
-                ("PMEVTYPERn_EL0", 'w', why),
-            ]
-        );
-        assert_eq!(plan(&config).traps().hdfgwtr_el2, 3 << 13);
+    for (version, isolation, at_exit) in cases {
+        for fgt in [false, true] {
+            let features = Features {
+                version,
+                fgt,
+                ..config().features
+            };
+            let plan = plan(&PartitionConfig {
+                features,
+                isolation,
+                ..config()
+            });
+            assert_eq!(trapped(&plan), [], "{version:?}");
+            assert_eq!(plan.filtered_at_exit().bits(), at_exit, "{version:?}");
+        }
     }
-    // One of the two is not enough to leak.
-    for (mtpmu, multithreaded) in [(true, false), (false, true)] {
+}
+
+#[test]
+fn event_types_trap_where_other_threads_could_be_counted() {
+    let features = config().features;
+    for (mtpmu, multithreaded, fgt) in [
+        (true, true, true),
+        (true, true, false),
+        (true, false, true),
+        (false, true, true),
+    ] {
         let features = Features {
             mtpmu,
             multithreaded,
+            fgt,
             ..features
         };
-        assert_eq!(
-            trapped(&plan(&PartitionConfig {
-                features,
-                ..config()
-            })),
-            []
-        );
+        let plan = plan(&PartitionConfig {
+            features,
+            ..config()
+        });
+        let why = Why::CountsOutsideGuest;
+        let types = [
+            // PMXEVTYPER_EL0 can select the cycle counter: the three go together.
+            ("PMXEVTYPER_EL0", 'w', why),
+            ("PMCCFILTR_EL0", 'w', why),
+            ("PMEVTYPERn_EL0", 'w', why),
+        ];
+        match (mtpmu && multithreaded, fgt) {
+            (true, true) => {
+                assert_eq!(trapped(&plan), types);
+                assert_eq!(plan.traps().hdfgwtr_el2, 3 << 13);
+            }
+            (true, false) => {
+                assert!(types.iter().all(|trap| trapped(&plan).contains(trap)));
+                assert_eq!(
+                    plan.is_trapped(Register::Pmcr, false),
+                    Some(Why::NoFineGrainedTraps)
+                );
+                assert_eq!(plan.traps().mdcr_el2 & (TPM | TPMCR), TPM | TPMCR);
+                assert_eq!((plan.traps().hdfgrtr_el2, plan.traps().hdfgwtr_el2), (0, 0));
+            }
+            (false, _) => assert_eq!(trapped(&plan), []),
+        }
     }
 }
 
@@ -246,55 +213,6 @@ fn a_filter_traps_pmceid_only_if_it_hides_something_there() {
     // An event of the implementer's own, and one that this machine does not have.
     assert_eq!(pmceid(&filtered(0xc001)), None);
     assert_eq!(pmceid(&filtered(0x3f)), None);
-}
-
-#[test]
-fn without_fgt_the_coarse_traps_do_as_little_as_they_can() {
-    let no_fgt = Features {
-        fgt: false,
-        ..config().features
-    };
-    let base = PartitionConfig {
-        features: no_fgt,
-        ..config()
-    };
-    assert_eq!(trapped(&plan(&base)), []);
-
-    let pmcr = PartitionConfig {
-        isolation: Isolation {
-            pmcr_p: false,
-            ..Isolation::ALL
-        },
-        ..base
-    };
-    let only_pmcr = plan(&pmcr);
-    assert_eq!(only_pmcr.traps().mdcr_el2 & (TPM | TPMCR), TPMCR);
-    assert_eq!(
-        trapped(&only_pmcr),
-        [
-            ("PMCR_EL0", 'r', Why::NoFineGrainedTraps),
-            ("PMCR_EL0", 'w', Why::ReachesHostCounters),
-        ]
-    );
-
-    let everything = plan(&PartitionConfig {
-        features: no_fgt,
-        ..leaky()
-    });
-    assert_eq!(everything.traps().mdcr_el2 & (TPM | TPMCR), TPM | TPMCR);
-    for register in Register::all() {
-        for write in [false, true] {
-            let exists = register.is_accessible(write);
-            assert_eq!(
-                everything.is_trapped(register, write).is_some(),
-                exists,
-                "{register:?}"
-            );
-        }
-    }
-    for plan in [only_pmcr, everything] {
-        assert_eq!((plan.traps().hdfgrtr_el2, plan.traps().hdfgwtr_el2), (0, 0));
-    }
 }
 
 #[test]
@@ -379,7 +297,7 @@ fn errors_say_what_to_do() {
 /// `is_trapped` and the register values say the same.
 #[test]
 fn the_values_do_what_the_plan_says() {
-    use super::machine::{Exit, Machine};
+    use super::machine::Exit;
     use vpmu::arm::ExceptionLevel::El1;
 
     let filtered = PartitionConfig {
@@ -394,7 +312,7 @@ fn the_values_do_what_the_plan_says() {
             };
             let config = PartitionConfig { features, ..base };
             let plan = plan(&config);
-            let mut machine = Machine::new(config.implemented, features, config.isolation);
+            let mut machine = machine(&config);
             machine.traps = plan.traps();
             for register in Register::all() {
                 // Those of counters the guest has; the hardware itself sees to the others.

@@ -2,18 +2,20 @@
 
 use super::machine::{EVENTS, Place};
 use super::{Vm, config, leaky};
-use vpmu::arm::partition::{Features, Isolation, PartitionConfig};
+use vpmu::arm::partition::{Features, PartitionConfig};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 
 const E: u64 = 1;
 const P: u64 = 2;
 const C: u64 = 4;
 
-/// Types trap: a machine before PMUv3p5.
+/// Writes of types trap: other threads could be counted.
 fn trapping_types() -> PartitionConfig {
     PartitionConfig {
         features: Features {
             version: PmuVersion::V3p4,
+            mtpmu: true,
+            multithreaded: true,
             ..config().features
         },
         ..config()
@@ -226,47 +228,23 @@ fn the_number_of_counters_is_the_guests() {
 }
 
 #[test]
-fn nothing_counts_at_el2_whatever_the_guest_writes() {
-    let unprohibited = PartitionConfig {
-        isolation: Isolation {
-            el2_prohibited: false,
-            ..Isolation::ALL
-        },
-        ..config()
-    };
-    for config in [config(), unprohibited, trapping_types()] {
-        let mut vm = Vm::new(&config);
-        let nsh = 1 << 27;
-        vm.write(Register::Pmevtyper(0), nsh | 0x11);
-        vm.write(Register::Pmselr, 1);
-        vm.write(Register::Pmxevtyper, nsh | 0x11);
-        vm.write(Register::Pmselr, 31);
-        vm.write(Register::Pmxevtyper, nsh);
-        vm.write(Register::PmcntenSet, u64::MAX);
-        vm.write(Register::Pmcr, E);
-        vm.machine.happen(0x11, Place::El2, 7);
-        assert_eq!(vm.machine.guest_counts(), [0; 5]);
-        vm.machine.happen(0x11, Place::El1, 2);
-        assert_eq!(vm.machine.guest_counts(), [2, 2, 0, 0, 2]);
+fn el0_reaches_no_host_counter_by_a_permission_that_tpm_is_not_asked_about() {
+    let mut vm = Vm::new(&leaky());
+    vm.busy_host();
+    vm.machine.evtyper[5] = 0;
+    vm.write(Register::Pmcr, E);
+    let host = vm.machine.host_part();
+    for permissions in [1 << 1, 1 << 3, 0xf] {
+        vm.write(Register::Pmuserenr, permissions);
+        for register in [Register::Pmswinc, Register::Pmselr, Register::PmcntenClr] {
+            let _ = vm.access(register, Some(u64::MAX), ExceptionLevel::El0);
+        }
+        assert_eq!(vm.machine.host_part(), host);
+        assert_eq!(vm.read(Register::Pmuserenr), permissions);
+        vm.put();
+        vm.load();
+        assert_eq!(vm.read(Register::Pmuserenr), permissions);
     }
-}
-
-#[test]
-fn nothing_counts_at_el2_after_a_load_either() {
-    let mut vm = Vm::new(&trapping_types());
-    let mut state = vm.pmu.save(&mut vm.machine);
-    state.pmevtyper = [0xffff_0011; 31];
-    state.pmccfiltr = u64::MAX;
-    state.pmcnten = 0x8000_000f;
-    state.pmcr |= E;
-    vm.pmu
-        .restore(&state, &mut vm.machine)
-        .expect("a state of this PMU");
-    vm.load();
-    assert_eq!(vm.machine.evtyper[0], 0xf000_0011);
-    assert_eq!(vm.machine.evtyper[31], 0xf000_0000);
-    vm.machine.happen(0x11, Place::El2, 7);
-    assert_eq!(vm.machine.guest_counts(), [0; 5]);
 }
 
 #[test]
@@ -440,6 +418,24 @@ fn a_software_increment_carries_into_a_chain() {
         vm.write(Register::Pmswinc, 4);
         assert_eq!(vm.machine.guest_counts()[2..4], [0x1_0000_0000, 0]);
         assert_eq!(vm.machine.host_part(), host);
+    }
+}
+
+#[test]
+fn a_counter_of_64_bits_carries_into_no_chain() {
+    let lp = 1 << 7;
+    for config in [config(), leaky()] {
+        for (control, carries) in [(E, 1), (E | lp, 0)] {
+            let mut vm = Vm::new(&config);
+            vm.write(Register::Pmevtyper(0), 0);
+            vm.write(Register::Pmevtyper(1), 0x1e);
+            vm.write(Register::Pmevcntr(0), u64::MAX);
+            vm.write(Register::PmcntenSet, 3);
+            vm.write(Register::Pmcr, control);
+            vm.write(Register::Pmswinc, 1);
+            assert_eq!(vm.machine.guest_counts()[..2], [0, carries]);
+            assert_eq!(vm.read(Register::PmovsSet), 1);
+        }
     }
 }
 

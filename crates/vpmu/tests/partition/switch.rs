@@ -1,7 +1,7 @@
 //! The lazy switch, and state as a value.
 
-use super::machine::{Machine, Place};
-use super::{PartitionedPmu, Vm, config, leaky, plan};
+use super::machine::Place;
+use super::{PartitionedPmu, Vm, config, leaky, machine, plan};
 use vpmu::arm::partition::{Features, MigrateError, PartitionConfig};
 use vpmu::arm::{ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError};
 
@@ -233,7 +233,7 @@ fn hpmn_belongs_to_the_cpu() {
     vm.write(Register::Pmcr, E);
     assert_eq!(vm.pmu.migrate(plan(&big)), Err(MigrateError::Loaded));
     vm.put();
-    vm.machine = Machine::new(8, big.features, big.isolation);
+    vm.machine = machine(&big);
     vm.pmu
         .migrate(plan(&big))
         .expect("as many counters for the guest");

@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use vpmu::arm::{Register, partition::Isolation};
+use vpmu::arm::{
+    Register,
+    partition::{Findings, Isolation},
+};
 
 use super::GuestPmu;
 
@@ -12,39 +15,60 @@ pub struct Description<'a>(pub(super) &'a GuestPmu);
 impl fmt::Display for Description<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pmu = self.0;
-        let Isolation {
-            pmcnten,
-            pminten,
-            pmovs,
-            pmcr_p,
-            pmswinc,
-            indexed,
-            el2_prohibited,
-        } = pmu.hardware.isolation;
+        let Findings {
+            isolation:
+                Isolation {
+                    partition,
+                    hpmd,
+                    hccd,
+                },
+            open,
+            unproven,
+        } = pmu.hardware.findings;
         write!(
             f,
-            r#""implemented":{},"guest_counters":{},"host_counters":{},"#,
+            r#""pmuver":{},"fgt":{},"implemented":{},"guest_counters":{},"host_counters":{},"#,
+            pmu.hardware.features.version.pmuver(),
+            pmu.hardware.features.fgt,
             pmu.hardware.counters(),
             pmu.plan.hpmn(),
             pmu.plan.host_counters().len(),
         )?;
         write!(
             f,
-            r#""isolation":{{"pmcnten":{pmcnten},"pminten":{pminten},"pmovs":{pmovs},"pmcr_p":{pmcr_p},"pmswinc":{pmswinc},"indexed":{indexed},"el2_prohibited":{el2_prohibited}}},"#
+            r#""isolation":{{"partition":{partition},"hpmd":{hpmd},"hccd":{hccd},"#
         )?;
-        f.write_str(r#""traps":["#)?;
-        let mut separator = "";
+        names(f, "open", open.iter())?;
+        f.write_str(",")?;
+        names(f, "unproven", unproven.iter())?;
+        f.write_str("},")?;
         // Of the indexed registers, the first stands for all.
-        for register in Register::all()
+        let trapped = Register::all()
             .filter(|r| !matches!(r, Register::Pmevcntr(1..) | Register::Pmevtyper(1..)))
-        {
-            for (write, direction) in [(false, 'r'), (true, 'w')] {
-                if pmu.is_trapped(register, write) {
-                    write!(f, r#"{separator}"{}:{direction}""#, register.name())?;
-                    separator = ",";
-                }
-            }
-        }
-        write!(f, r#"],"switch_register_accesses":{}"#, pmu.switch_accesses)
+            .flat_map(|register| [(register, false), (register, true)])
+            .filter(|&(register, write)| pmu.is_trapped(register, write));
+        names(f, "traps", trapped)?;
+        write!(
+            f,
+            r#","filtered_at_exit":{},"switch_register_accesses":{}"#,
+            pmu.filtered_at_exit().len(),
+            pmu.switch_accesses
+        )
     }
+}
+
+/// `"key":["PMSWINC_EL0:w",...]`
+fn names(
+    f: &mut fmt::Formatter<'_>,
+    key: &str,
+    accesses: impl Iterator<Item = (Register, bool)>,
+) -> fmt::Result {
+    write!(f, r#""{key}":["#)?;
+    let mut separator = "";
+    for (register, write) in accesses {
+        let direction = if write { 'w' } else { 'r' };
+        write!(f, r#"{separator}"{}:{direction}""#, register.name())?;
+        separator = ",";
+    }
+    f.write_str("]")
 }

@@ -6,12 +6,12 @@ use vpmu::arm::{
     EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register,
     emulated::{ConfigError, EmulatedConfig, EmulatedPmu, Identity},
     partition::{
-        Features, Isolation, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
+        Features, Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
         TrapRegisters,
     },
     pmcr, pmuserenr,
 };
-use vpmu::counter::{Policy, Report};
+use vpmu::counter::{CounterSet, Policy, Report};
 
 use super::backing::Backing;
 use crate::{
@@ -32,7 +32,7 @@ pub struct Hardware {
     /// What the ID registers say.
     pub features: Features,
     /// What the boot probe found.
-    pub isolation: Isolation,
+    pub findings: Findings,
     /// `PMCR_EL0` as EL2 reads it: the real number of counters and the identity.
     pub pmcr: u64,
     /// EL3 exists (`ID_AA64PFR0_EL1.EL3`).
@@ -54,7 +54,7 @@ impl Hardware {
             implemented: self.counters(),
             host_counters,
             features: self.features,
-            isolation: self.isolation,
+            isolation: self.findings.isolation,
             filter: EventFilter::default(),
             events: self.events,
         }
@@ -233,6 +233,13 @@ impl GuestPmu {
         }
     }
 
+    /// The guest has been left. Comes first at each exit.
+    pub fn exited<R: PmuRegisters>(&mut self, registers: &mut R) {
+        if let PmuKind::Partitioned(pmu) = &mut self.kind {
+            pmu.exited(registers);
+        }
+    }
+
     /// The physical overflow interrupt has arrived.
     pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> Pmi {
         match &mut self.kind {
@@ -294,6 +301,13 @@ impl GuestPmu {
     /// What the PMU is, as members of a JSON object.
     pub fn describe(&self) -> Description<'_> {
         Description(self)
+    }
+
+    fn filtered_at_exit(&self) -> CounterSet {
+        match self.kind {
+            PmuKind::Partitioned(_) => self.plan.filtered_at_exit(),
+            PmuKind::Emulated { .. } | PmuKind::Untrapped => CounterSet::EMPTY,
+        }
     }
 
     fn is_trapped(&self, register: Register, write: bool) -> bool {

@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::world::fake::FakeRegisters;
+use vpmu::arm::partition::Isolation;
 
 const DESIGNS: [Design; 3] = [Design::Emulated, Design::Partitioned, Design::Untrapped];
 
 /// Six counters of PMUv3p5 with INST_RETIRED and CPU_CYCLES, as QEMU's.
-fn hardware(isolation: Isolation) -> Hardware {
+fn hardware() -> Hardware {
     Hardware {
         features: Features {
             version: PmuVersion::V3p5,
@@ -15,7 +16,10 @@ fn hardware(isolation: Isolation) -> Hardware {
             mtpmu: false,
             multithreaded: false,
         },
-        isolation,
+        findings: Findings {
+            isolation: Isolation::ALL,
+            ..Findings::default()
+        },
         el3: false,
         pmcr: 6 << pmcr::N_SHIFT,
         events: [1 << 0x11 | 1 << INST_RETIRED, 0],
@@ -28,7 +32,7 @@ fn pmu(design: Design, host_counters: u8, registers: &mut FakeRegisters) -> Gues
         design,
         host_counters,
     };
-    GuestPmu::new(settings, &hardware(Isolation::ALL), registers).unwrap()
+    GuestPmu::new(settings, &hardware(), registers).unwrap()
 }
 
 #[test]
@@ -143,7 +147,7 @@ fn an_impossible_reservation_is_an_error_with_both_numbers() {
         host_counters: 7,
     };
     let registers = &mut FakeRegisters::default();
-    let error = GuestPmu::new(settings, &hardware(Isolation::ALL), registers).unwrap_err();
+    let error = GuestPmu::new(settings, &hardware(), registers).unwrap_err();
     let text = error.to_string();
     assert!(text.contains('7') && text.contains('6'), "{text}");
 }

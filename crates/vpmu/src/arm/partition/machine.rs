@@ -14,73 +14,69 @@ pub struct Features {
     pub hpmn0: bool,
     /// PMEVTYPERn_EL0.MT may have an effect (ID_AA64DFR0_EL1.MTPMU is not 0b1111).
     pub mtpmu: bool,
-    /// The CPU shares its core with other threads (MPIDR_EL1.MT), which MT would count too.
+    /// The CPU shares its core with another one, which MT would count too.
     pub multithreaded: bool,
 }
 
 impl Features {
-    /// Decodes ID_AA64DFR0_EL1, ID_AA64MMFR0_EL1 and MPIDR_EL1. `None`: the CPU has no PMUv3.
-    pub const fn from_registers(id_aa64dfr0: u64, id_aa64mmfr0: u64, mpidr: u64) -> Option<Self> {
-        let Some(version) = PmuVersion::from_id_aa64dfr0(id_aa64dfr0) else {
-            return None;
-        };
+    /// Decodes ID_AA64DFR0_EL1, ID_AA64MMFR0_EL1 and MPIDR_EL1. `cpus` are the affinities
+    /// (MPIDR_EL1) of all CPUs of the machine, this one's included. `None`: the CPU has no PMUv3.
+    pub fn from_registers(
+        id_aa64dfr0: u64,
+        id_aa64mmfr0: u64,
+        mpidr: u64,
+        cpus: impl IntoIterator<Item = u64>,
+    ) -> Option<Self> {
+        let version = PmuVersion::from_id_aa64dfr0(id_aa64dfr0)?;
         Some(Self {
             version,
             fgt: id_aa64mmfr0 >> 56 & 0xf != 0,
             hpmn0: id_aa64dfr0 >> 60 & 0xf == 1,
             mtpmu: id_aa64dfr0 >> 48 & 0xf != 0xf,
-            multithreaded: mpidr >> 24 & 1 != 0,
+            multithreaded: shares_its_core(mpidr, cpus),
         })
     }
 }
 
-/// What a machine really does with MDCR_EL2.HPMN: for each way from EL1 to the counters at or
-/// above it, whether the way is closed, as the architecture says all are. No ID register tells;
-/// the caller tries each at boot, with HPMN lowered, from EL1.
-///
-/// QEMU up to at least 10.0 closes none of the ways that are listed here except, with
-/// [`el2_prohibited`](Self::el2_prohibited), the last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Whether another CPU has the affinity of `mpidr` from level 1 up, where level 0 numbers threads
+/// (MPIDR_EL1.MT). MT alone says little: cores of one thread each set it too (Cortex-A55, A76,
+/// Neoverse N1: all of a DynamIQ Shared Unit).
+fn shares_its_core(mpidr: u64, cpus: impl IntoIterator<Item = u64>) -> bool {
+    const MT: u64 = 1 << 24;
+    const CORE: u64 = 0xff_00ff_ff00;
+    const THREAD: u64 = 0xff;
+    mpidr & MT != 0
+        && cpus
+            .into_iter()
+            .any(|other| (other ^ mpidr) & CORE == 0 && (other ^ mpidr) & THREAD != 0)
+}
+
+/// What [`probe`](super::probe()) has seen a CPU keep of the architecture's promises. No ID register
+/// tells. What is not proven is `false`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Isolation {
-    /// PMCNTENSET/CLR_EL0 neither show nor change the enable bits of host counters.
-    pub pmcnten: bool,
-    /// PMINTENSET/CLR_EL1 neither show nor change the interrupt enables of host counters.
-    pub pminten: bool,
-    /// PMOVSSET/CLR_EL0 neither show nor change the overflow bits of host counters.
-    pub pmovs: bool,
-    /// PMCR_EL0.P leaves host counters alone.
-    pub pmcr_p: bool,
-    /// PMSWINC_EL0 does not increment host counters.
-    pub pmswinc: bool,
-    /// PMEVCNTRn_EL0, PMEVTYPERn_EL0, PMXEVCNTR_EL0 and PMXEVTYPER_EL0 do not reach the registers
-    /// of host counters: they trap to EL2 (FEAT_FGT), are undefined, or do nothing.
-    pub indexed: bool,
-    /// MDCR_EL2.{HPMD, HCCD} stop the guest's event counters and the cycle counter at EL2, even
-    /// when their NSH bits ask to count there.
-    pub el2_prohibited: bool,
+    /// MDCR_EL2.HPMN divides the counters: nothing that executes below EL2 sees or changes those
+    /// at or above it, through any register. QEMU up to at least 10.0 does not keep this.
+    pub partition: bool,
+    /// MDCR_EL2.HPMD keeps the guest's event counters from counting at EL2 (PMUv3p1).
+    pub hpmd: bool,
+    /// MDCR_EL2.HCCD keeps the cycle counter from counting at EL2 (PMUv3p5).
+    pub hccd: bool,
 }
 
 impl Isolation {
     /// What the architecture promises, from PMUv3p5 on.
     pub const ALL: Self = Self {
-        pmcnten: true,
-        pminten: true,
-        pmovs: true,
-        pmcr_p: true,
-        pmswinc: true,
-        indexed: true,
-        el2_prohibited: true,
+        partition: true,
+        hpmd: true,
+        hccd: true,
     };
 
     /// Nothing is promised: what to assume before the probe has run.
     pub const NONE: Self = Self {
-        pmcnten: false,
-        pminten: false,
-        pmovs: false,
-        pmcr_p: false,
-        pmswinc: false,
-        indexed: false,
-        el2_prohibited: false,
+        partition: false,
+        hpmd: false,
+        hccd: false,
     };
 }
 
@@ -99,8 +95,9 @@ mod tests {
         };
         let (hpmn0, mtpmu, fgt, mt) = (1 << 60, 1 << 48, 1 << 56, 1 << 24);
         let version = 6 << 8;
+        let threads = [mt | 0x100, mt | 0x101];
         assert_eq!(
-            Features::from_registers(hpmn0 | mtpmu | version, fgt, mt),
+            Features::from_registers(hpmn0 | mtpmu | version, fgt, mt | 0x100, threads),
             Some(all)
         );
         let none = Features {
@@ -111,9 +108,19 @@ mod tests {
             ..all
         };
         assert_eq!(
-            Features::from_registers(0xf << 48 | version, !(0xf << 56), !mt),
+            Features::from_registers(0xf << 48 | version, !(0xf << 56), 0x100, [0x100, 0x101]),
             Some(none)
         );
-        assert_eq!(Features::from_registers(0, fgt, mt), None);
+        assert_eq!(Features::from_registers(0, fgt, mt, threads), None);
+    }
+
+    #[test]
+    fn cores_of_one_thread_share_nothing() {
+        // Cortex-A76: MT is set, and the number of the core is at level 1. A device tree has the
+        // affinities alone.
+        let mpidr = 0x8100_0100;
+        assert!(!shares_its_core(mpidr, [0, 0x100, 0x200]));
+        assert!(shares_its_core(mpidr, [0, 0x100, 0x101]));
+        assert!(!shares_its_core(mpidr, [0x100, 0x1_0000_0101]));
     }
 }

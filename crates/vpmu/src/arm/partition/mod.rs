@@ -18,9 +18,10 @@
 //! Three things remain to be decided, and [`Plan::new`] decides them all:
 //!
 //! - *Counting at EL2.* The guest programs PMEVTYPERn_EL0.NSH too. Either MDCR_EL2 forbids its
-//!   counters to count at EL2, or those writes trap and are masked.
+//!   counters to count at EL2, or NSH is cleared at each exit.
 //! - *Events* the guest may not count, which must trap to be noticed.
-//! - *Machines that do not isolate* (QEMU): what reaches host counters there must trap.
+//! - *Machines that do not isolate* (QEMU): [`probe`](probe()) attacks the partition at boot, and where it is
+//!   not proven, and the host keeps counters, everything traps.
 //!
 //! # Who does what
 //!
@@ -34,6 +35,7 @@
 //!   changed: it may change in `load`, `put`, `read`, `write`, `migrate` and `restore`;
 //! - calls `load` after it has chosen this vCPU for a CPU and `put` before it takes it off, on that
 //!   same CPU and with MDCR_EL2.HPMN of the plan in force;
+//! - calls [`PartitionedPmu::exited`] first at each exit;
 //! - at the physical PMU interrupt asks [`PartitionedPmu::overflow`] whose it is;
 //! - needs no ISB for the registers, as [`PmuRegisters`] has it, but one between writing MDCR_EL2
 //!   and the next `load` or `put`. Entering the guest is a context synchronization event anyway.
@@ -42,6 +44,7 @@ mod error;
 mod machine;
 mod plan;
 mod pmu;
+mod probe;
 mod swinc;
 mod switch;
 mod traps;
@@ -50,6 +53,7 @@ pub use error::{MigrateError, PlanError};
 pub use machine::{Features, Isolation};
 pub use plan::{PartitionConfig, Plan, Why};
 pub use pmu::{OverflowSplit, PartitionedPmu};
+pub use probe::{Accesses, Attacker, Findings, ProbedCpu, probe};
 pub use traps::TrapRegisters;
 
 use super::Register;

@@ -6,6 +6,7 @@ use super::traps::{TrapRegisters, fine_bit, mdcr};
 use super::{Features, Isolation, PlanError};
 use crate::arm::{
     CPU_CYCLES, CYCLE_COUNTER, EventFilter, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
+    pmuserenr,
 };
 use crate::counter::CounterSet;
 
@@ -37,26 +38,18 @@ pub struct Plan {
     config: PartitionConfig,
     /// The limit design: traps nothing, whatever that means for the host.
     unguarded: bool,
-    coarse: Coarse,
+    /// MDCR_EL2.TPM is set: every access traps.
+    everything: bool,
     traps: TrapRegisters,
-}
-
-/// How much MDCR_EL2 alone traps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Coarse {
-    Nothing,
-    /// TPMCR.
-    Pmcr,
-    /// TPM.
-    Everything,
+    filtered_at_exit: CounterSet,
 }
 
 /// Why an access is trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Why {
-    /// Untrapped, it would reach host counters on this machine.
-    ReachesHostCounters,
+    /// The machine is not proven to keep host counters from the guest, so nothing is passed on.
+    NotIsolated,
     /// Untrapped, it could make a counter count outside the guest.
     CountsOutsideGuest,
     /// It names or shows events, and some are denied to the guest.
@@ -68,7 +61,7 @@ pub enum Why {
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::ReachesHostCounters => "reaches host counters on this machine",
+            Self::NotIsolated => "this machine does not keep host counters apart",
             Self::CountsOutsideGuest => "could count outside the guest",
             Self::EventFilter => "shows or selects filtered events",
             Self::NoFineGrainedTraps => "trapped with others, for lack of FEAT_FGT",
@@ -84,24 +77,14 @@ impl Plan {
     ///
     /// | register | trapped | when | because |
     /// |---|---|---|---|
-    /// | PMCR_EL0 | writes | P reaches host counters | P would reset them. Performed at EL2, counter by counter |
-    /// | PMCNTENSET/CLR, PMINTENSET/CLR, PMOVSSET/CLR | both | they reach host counters | the guest would stop them, or see what the host counts. Masked both ways |
-    /// | PMSWINC_EL0 | writes | it reaches host counters | it would increment those that count SW_INCR |
-    /// | PMEVCNTRn_EL0, PMXEVCNTR_EL0 | both | n >= HPMN reaches host counters | n beyond the guest's is undefined |
-    /// | PMEVTYPERn_EL0, PMXEVTYPER_EL0 | both | n >= HPMN reaches host counters | as above |
-    /// | PMEVTYPERn_EL0, PMXEVTYPER_EL0, PMCCFILTR_EL0 | writes | counting at EL2 cannot be ruled out by MDCR_EL2 | the filter bits that count outside the guest are masked |
+    /// | all | both | the host keeps counters, and [`Isolation::partition`] is not proven | a machine that breaks this promise in one register is not believed in the next. All is performed at EL2, on the guest's counters alone |
+    /// | PMEVTYPERn_EL0, PMXEVTYPER_EL0, PMCCFILTR_EL0 | writes | other threads of the core could be counted | PMEVTYPERn_EL0.MT is masked |
     /// | PMEVTYPERn_EL0, PMXEVTYPER_EL0, PMCCFILTR_EL0 | both | events are filtered | a denied event counts nothing, and reads back as written |
     /// | PMCEID0/1_EL0 | reads | a filtered event is one of those listed there | its bit is hidden |
     ///
-    /// The first five "when"s need host counters to exist: a guest that owns all counters can
-    /// reach no other's. Whether it can reach them otherwise is what [`Isolation`] says; on
-    /// hardware that follows the architecture it cannot, and none of the five applies.
-    ///
-    /// Counting at EL2 is ruled out without traps only by all of: MDCR_EL2.HPMD for event counters
-    /// and MDCR_EL2.HCCD for the cycle counter (so PMUv3p5), both seen to work by the probe, and no
-    /// way for PMEVTYPERn_EL0.MT to count other threads. The three registers go together, because
-    /// PMXEVTYPER_EL0 with PMSELR_EL0.SEL = 31 *is* PMCCFILTR_EL0 and shares its trap bit with
-    /// PMEVTYPERn_EL0.
+    /// The three registers of event types go together, because PMXEVTYPER_EL0 with PMSELR_EL0.SEL =
+    /// 31 *is* PMCCFILTR_EL0 and shares its trap bit with PMEVTYPERn_EL0. A guest that owns all
+    /// counters can reach no other's, so the first row needs host counters to exist.
     ///
     /// Why each untrapped register is safe:
     ///
@@ -112,13 +95,29 @@ impl Plan {
     /// | PMCNTEN*, PMINTEN*, PMOVS* | bits at or above HPMN read as zero and ignore writes, below EL2 |
     /// | PMSWINC_EL0 | the same |
     /// | PMEVCNTRn, PMXEVCNTR, PMEVTYPERn, PMXEVTYPER, n >= HPMN | trap to EL2 (FEAT_FGT) without being asked, and are undefined for the guest; without FEAT_FGT CONSTRAINED UNPREDICTABLE, and no permitted behaviour reaches counter n |
+    /// | PMEVTYPERn, PMXEVTYPER, PMCCFILTR, what they count at EL2 | see below |
     /// | PMCCNTR_EL0 | the cycle counter is the guest's; a host that wants cycles counts event 0x0011 |
     /// | PMSELR_EL0 | selects; what the selected access may do is decided there |
     /// | PMUSERENR_EL0 | gives EL0 what the guest's EL1 has, no more; it is saved and zeroed on a put |
     /// | PMCEID0/1_EL0, PMMIR_EL1 | constants that say what the hardware can, and nothing is hidden |
     ///
-    /// Without FEAT_FGT there is MDCR_EL2.TPMCR when only PMCR_EL0 must trap, and MDCR_EL2.TPM,
-    /// which traps everything, when anything else must.
+    /// Nothing counts at EL2 unless its type asks for that (NSH, or SH in Secure state), and only a
+    /// write by the guest makes it ask. Three things keep such a request from being granted; the
+    /// first that applies to a counter is used, and none of them traps:
+    ///
+    /// | counter | from | kept in the guest by |
+    /// |---|---|---|
+    /// | event counters | PMUv3p1 | MDCR_EL2.HPMD |
+    /// | cycle counter | PMUv3p5 | MDCR_EL2.HCCD |
+    /// | any other, and those where the probe saw HPMD or HCCD fail | | [`PartitionedPmu::exited`], which takes the request back at each exit: one read for each such counter |
+    ///
+    /// The last leaves the guest what passes between the exception and that call: the hypervisor's
+    /// way in, which saves registers and is the same at each exit. PMCR_EL0.DP with HPMD would stop
+    /// the cycle counter too, but DP is the guest's to clear.
+    ///
+    /// Without FEAT_FGT all accesses trap where any must, by MDCR_EL2.TPM.
+    ///
+    /// [`PartitionedPmu::exited`]: super::PartitionedPmu::exited
     ///
     /// # Errors
     ///
@@ -127,8 +126,9 @@ impl Plan {
         Self::build(*config, false)
     }
 
-    /// The limit design: the guest has all counters and no access traps, so nothing keeps it from
-    /// counting at EL2 where MDCR_EL2.HPMD and HCCD do not. For measuring what traps cost.
+    /// The limit design: the guest has all counters, no access traps and no exit looks at them, so
+    /// nothing keeps it from counting at EL2 where MDCR_EL2.HPMD and HCCD do not. For measuring what
+    /// traps cost.
     ///
     /// # Errors
     ///
@@ -167,10 +167,12 @@ impl Plan {
         let mut plan = Self {
             config,
             unguarded,
-            coarse: Coarse::Nothing,
+            everything: false,
             traps: TrapRegisters::default(),
+            filtered_at_exit: CounterSet::EMPTY,
         };
         plan.set_traps();
+        plan.filtered_at_exit = plan.escape_mdcr();
         Ok(plan)
     }
 
@@ -180,20 +182,8 @@ impl Plan {
         if self.unguarded || !register.is_accessible(write) {
             return None;
         }
-        let isolated = match register {
-            Register::Pmcr => !write || config.isolation.pmcr_p,
-            Register::PmcntenSet | Register::PmcntenClr => config.isolation.pmcnten,
-            Register::PmintenSet | Register::PmintenClr => config.isolation.pminten,
-            Register::PmovsSet | Register::PmovsClr => config.isolation.pmovs,
-            Register::Pmswinc => config.isolation.pmswinc,
-            Register::Pmevcntr(_)
-            | Register::Pmxevcntr
-            | Register::Pmevtyper(_)
-            | Register::Pmxevtyper => config.isolation.indexed,
-            _ => true,
-        };
-        if config.host_counters > 0 && !isolated {
-            return Some(Why::ReachesHostCounters);
+        if self.is_distrusted() {
+            return Some(Why::NotIsolated);
         }
         let selects_event = matches!(
             register,
@@ -202,7 +192,7 @@ impl Plan {
         if selects_event && self.hides_events() {
             return Some(Why::EventFilter);
         }
-        if selects_event && write && !self.stays_in_guest() {
+        if selects_event && write && config.features.mtpmu && config.features.multithreaded {
             return Some(Why::CountsOutsideGuest);
         }
         let lists_events = matches!(register, Register::Pmceid0 | Register::Pmceid1);
@@ -212,40 +202,46 @@ impl Plan {
         None
     }
 
-    /// Whether MDCR_EL2 alone keeps the guest's counters from counting anything but the guest.
-    const fn stays_in_guest(&self) -> bool {
+    /// Whether the machine may let the guest reach host counters: then no access is passed on.
+    const fn is_distrusted(&self) -> bool {
+        self.config.host_counters > 0 && !self.config.isolation.partition
+    }
+
+    /// The guest's counters that neither MDCR_EL2 nor a trap keeps from counting at EL2.
+    fn escape_mdcr(&self) -> CounterSet {
         let PartitionConfig {
-            features,
+            features: Features { version, .. },
             isolation,
             ..
-        } = &self.config;
-        let counts_threads = features.mtpmu && features.multithreaded;
-        isolation.el2_prohibited && matches!(features.version, PmuVersion::V3p5) && !counts_threads
+        } = self.config;
+        let masked = self.is_trapped(Register::Pmccfiltr, true).is_some();
+        if self.unguarded || masked {
+            return CounterSet::EMPTY;
+        }
+        let mut escape = self.guest_counters();
+        if isolation.hpmd && version >= PmuVersion::V3p1 {
+            escape -= CounterSet::first(self.hpmn());
+        }
+        if isolation.hccd && version >= PmuVersion::V3p5 {
+            escape.remove(CYCLE_COUNTER);
+        }
+        escape
     }
 
     fn set_traps(&mut self) {
-        let needed = Register::all()
-            .flat_map(|register| [(register, false), (register, true)])
-            .filter(|&(register, write)| self.needs_trap(register, write).is_some());
-        let (mut reads, mut writes, mut coarse) = (0, 0, Coarse::Nothing);
-        for (register, write) in needed {
-            *(if write { &mut writes } else { &mut reads }) |= fine_bit(register);
-            coarse = coarse.max(match register {
-                Register::Pmcr => Coarse::Pmcr,
-                _ => Coarse::Everything,
-            });
-        }
+        let needed = |write| {
+            Register::all()
+                .filter(|&register| self.needs_trap(register, write).is_some())
+                .fold(0, |bits, register| bits | fine_bit(register))
+        };
+        let (reads, writes) = (needed(false), needed(true));
         self.traps.mdcr_el2 = self.mdcr_el2();
-        if self.config.features.fgt {
+        if self.config.features.fgt && !self.is_distrusted() {
             self.traps.hdfgrtr_el2 = reads;
             self.traps.hdfgwtr_el2 = writes;
-        } else {
-            self.coarse = coarse;
-            self.traps.mdcr_el2 |= match coarse {
-                Coarse::Nothing => 0,
-                Coarse::Pmcr => mdcr::TPMCR,
-                Coarse::Everything => mdcr::TPM | mdcr::TPMCR,
-            };
+        } else if reads | writes != 0 {
+            self.everything = true;
+            self.traps.mdcr_el2 |= mdcr::TPM | mdcr::TPMCR;
         }
     }
 
@@ -281,6 +277,9 @@ impl Plan {
 
     /// The host's counters, from the top of those implemented. MDCR_EL2.HPME enables them and,
     /// from PMUv3p5 on, MDCR_EL2.HLP makes them overflow at 2^64; the guest's PMCR_EL0 has no say.
+    ///
+    /// Where the lowest is an odd one, do not have it count CHAIN: the even counter below is the
+    /// guest's, and the architecture leaves open whether that would carry over.
     pub fn host_counters(&self) -> CounterSet {
         CounterSet::first(self.config.implemented) - CounterSet::first(self.hpmn())
     }
@@ -316,12 +315,21 @@ impl Plan {
             return None;
         }
         self.needs_trap(register, write)
-            .or(match (self.coarse, register) {
-                (Coarse::Everything, _) | (Coarse::Pmcr, Register::Pmcr) => {
-                    Some(Why::NoFineGrainedTraps)
-                }
-                _ => None,
-            })
+            .or(self.everything.then_some(Why::NoFineGrainedTraps))
+    }
+
+    /// Whether no access of the guest is passed on while its PMU is in the hardware.
+    pub(super) const fn traps_everything(&self) -> bool {
+        self.everything
+    }
+
+    /// The guest's counters whose types [`PartitionedPmu::exited`] reads at each exit, because
+    /// MDCR_EL2 does not keep them from counting at EL2. Empty from PMUv3p5 on, where HPMD and HCCD
+    /// work; the cycle counter before; all of them before PMUv3p1.
+    ///
+    /// [`PartitionedPmu::exited`]: super::PartitionedPmu::exited
+    pub const fn filtered_at_exit(&self) -> CounterSet {
+        self.filtered_at_exit
     }
 
     /// Whether what the guest wrote to an event type may differ from what the hardware holds. Then
@@ -353,22 +361,26 @@ impl Plan {
         RawPmevtyper(written).for_guest_cycles(true)
     }
 
-    /// What goes into the hardware's PMEVTYPERn_EL0 for what the guest wrote: the same where the
-    /// guest's writes do not trap, as the hardware then is to be trusted with any value.
+    /// What goes into the hardware's PMEVTYPERn_EL0 for what the guest wrote.
     pub(super) fn pmevtyper(&self, written: u64) -> u64 {
-        if self.is_trapped(Register::Pmevtyper(0), true).is_none() {
-            return written;
-        }
         let kept = self.kept_pmevtyper(written);
         self.allowed(kept, kept.event(self.version()))
     }
 
     /// What goes into the hardware's PMCCFILTR_EL0, likewise.
     pub(super) fn pmccfiltr(&self, written: u64) -> u64 {
-        if self.is_trapped(Register::Pmccfiltr, true).is_none() {
-            return written;
-        }
         self.allowed(Self::kept_pmccfiltr(written), CPU_CYCLES)
+    }
+
+    /// What goes into the hardware's PMUSERENR_EL0, likewise. Where all traps, the engine itself
+    /// looks at the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
+    /// of EL0 only where EN, not where ER, CR or SW permits it.
+    pub(super) fn pmuserenr(&self, written: u64) -> u64 {
+        match written & pmuserenr::MASK {
+            0 => 0,
+            _ if self.everything => pmuserenr::EN,
+            permissions => permissions,
+        }
     }
 
     fn allowed(&self, kept: RawPmevtyper, event: u16) -> u64 {

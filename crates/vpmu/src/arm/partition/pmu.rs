@@ -22,8 +22,8 @@ pub(super) const PMSELR_MASK: u64 = 0x1f;
 #[derive(Clone, Debug)]
 pub struct PartitionedPmu {
     pub(super) plan: Plan,
-    /// True unless [`Place::Loaded`]. Then only the event types are, and only where the plan
-    /// [hides events](Plan::hides_events).
+    /// True unless [`Place::Loaded`]. Then only the event types are, where the plan
+    /// [hides events](Plan::hides_events), and PMUSERENR_EL0, where it traps.
     pub(super) state: PmuState,
     pub(super) place: Place,
 }
@@ -112,6 +112,7 @@ impl PartitionedPmu {
                 .copied()
                 .unwrap_or(0),
             Register::Pmccfiltr if self.plan.hides_events() => self.state.pmccfiltr,
+            Register::Pmuserenr if self.plan.traps_everything() => self.state.pmuserenr,
             Register::Pmceid0 => self.plan.events()[0],
             Register::Pmceid1 => self.plan.events()[1],
             _ => regs.read(register),
@@ -154,11 +155,40 @@ impl PartitionedPmu {
                 regs.write(register, self.plan.pmccfiltr(value));
             }
             Register::Pmselr => regs.write(register, value & PMSELR_MASK),
-            Register::Pmuserenr => regs.write(register, value & pmuserenr::MASK),
+            Register::Pmuserenr => {
+                self.state.pmuserenr = value & pmuserenr::MASK;
+                regs.write(register, self.plan.pmuserenr(value));
+            }
             Register::Pmswinc => swinc::increment(&self.plan, value, el, regs),
             _ => regs.write(register, value),
         }
         Outcome::Done
+    }
+
+    /// The guest has been left, by an exception to EL2. To be called at each exit, before anything
+    /// whose duration or memory accesses are a secret.
+    ///
+    /// Keeps the guest's counters from counting at EL2 where MDCR_EL2 does not
+    /// ([`Plan::filtered_at_exit`]): clears in their types what a guest without EL2 does not have.
+    /// The cost is one register read for each such counter, and a write where a guest tries.
+    pub fn exited<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.place != Place::Loaded {
+            return;
+        }
+        for n in self.plan.filtered_at_exit() {
+            let register = match n {
+                CYCLE_COUNTER => Register::Pmccfiltr,
+                _ => Register::Pmevtyper(n),
+            };
+            let written = regs.read(register);
+            let kept = match n {
+                CYCLE_COUNTER => Plan::kept_pmccfiltr(written),
+                _ => self.plan.kept_pmevtyper(written),
+            };
+            if kept.0 != written {
+                regs.write(register, kept.0);
+            }
+        }
     }
 
     /// Tells whose a physical PMU interrupt is, and clears the host's part of it.
@@ -208,7 +238,9 @@ impl PartitionedPmu {
         }
         let pmuserenr = match (el, self.place) {
             (ExceptionLevel::El1, _) => 0,
-            (ExceptionLevel::El0, Place::Loaded) => regs.read(Register::Pmuserenr),
+            (ExceptionLevel::El0, Place::Loaded) if !self.plan.traps_everything() => {
+                regs.read(Register::Pmuserenr)
+            }
             (ExceptionLevel::El0, _) => self.state.pmuserenr,
         };
         refusal(register, write, el, pmuserenr)

@@ -2,7 +2,8 @@
 //!
 //! It cannot be passed on: written at EL2 it would count at EL2, where the guest's counters do not
 //! count. So the increment, the overflow and the carry into a CHAIN counter are done here (DDI
-//! 0487, `AArch64.PMUSwIncrement` and the description of event 0x001e).
+//! 0487, J1: `AArch64.PMUSwIncrement` and `AArch64.IncrementEventCounter`, which carries only out
+//! of counters that overflow at 2^32).
 
 use super::{Plan, PmuRegisters};
 use crate::arm::{
@@ -38,6 +39,7 @@ pub(super) fn increment<R: PmuRegisters>(
     for n in enabled & CounterSet::from_bits(written as u32) {
         if counts(n, SW_INCR, regs)
             && overflows(n, long, regs)
+            && !long
             && n % 2 == 0
             && counts(n + 1, CHAIN, regs)
         {

@@ -39,7 +39,9 @@ impl PartitionedPmu {
         if state.pmselr != harmless {
             regs.write(Register::Pmselr, harmless);
         }
-        state.pmuserenr = regs.read(Register::Pmuserenr);
+        if !self.plan.traps_everything() {
+            state.pmuserenr = regs.read(Register::Pmuserenr);
+        }
         if state.pmuserenr != 0 {
             regs.write(Register::Pmuserenr, 0);
         }
@@ -172,7 +174,7 @@ impl PartitionedPmu {
         regs.write(Register::Pmccfiltr, self.plan.pmccfiltr(state.pmccfiltr));
         regs.write(Register::Pmccntr, state.pmccntr);
         regs.write(Register::Pmselr, state.pmselr & PMSELR_MASK);
-        regs.write(Register::Pmuserenr, state.pmuserenr);
+        regs.write(Register::Pmuserenr, self.plan.pmuserenr(state.pmuserenr));
         regs.write(Register::PmovsSet, state.pmovs & guest);
         regs.write(Register::PmintenSet, state.pminten & guest);
         // Last: nothing counts before all of it is in place.

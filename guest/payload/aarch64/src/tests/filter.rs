@@ -14,6 +14,7 @@ pub(super) const TESTS: &[Test] = &[
     ("filter.cycle_counter", cycle_counter),
     ("filter.sw_incr", software_increment),
     ("filter.nsh", el2_is_not_counted),
+    ("filter.nsh_cycles", cycles_of_el2_are_not_counted),
     ("filter.change_running", change_running),
 ];
 
@@ -105,15 +106,24 @@ fn el2_is_not_counted(cx: &Context) -> Verdict {
     if !cx.pmu.offers(event::INST_RETIRED) || cx.pmu.counters == 0 {
         return Ok(Pass::Skip("INST_RETIRED is not offered"));
     }
+    calls_cost_the_same_with_nsh(cx, 0, event::INST_RETIRED.into())
+}
+
+/// Cycles of EL2 are not counted either.
+fn cycles_of_el2_are_not_counted(cx: &Context) -> Verdict {
+    calls_cost_the_same_with_nsh(cx, CYCLE, 0)
+}
+
+fn calls_cost_the_same_with_nsh(cx: &Context, n: u8, event: u64) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     let calls = |bits: u64, count: u64| -> Result<u64, Failure> {
-        cx.pmu.set_up(0, bits | u64::from(event::INST_RETIRED), 0)?;
-        write(PMCNTENSET_EL0, 1)?;
+        cx.pmu.set_up(n, bits | event, 0)?;
+        write(PMCNTENSET_EL0, 1 << n)?;
         for _ in 0..count {
             psci::version();
         }
-        write(PMCNTENCLR_EL0, 1)?;
-        Ok(cx.pmu.value(0)?)
+        write(PMCNTENCLR_EL0, 1 << n)?;
+        Ok(cx.pmu.value(n)?)
     };
     let cost = |bits| Ok::<_, Failure>(calls(bits, 110)?.wrapping_sub(calls(bits, 10)?));
     let without = cost(0)?;
