@@ -211,7 +211,7 @@ pub enum Error {
         quoted(console)
     )]
     NoReport {
-        /// What is known of its end.
+        /// How it ended, as far as known.
         how: String,
         /// Its last console lines.
         console: Vec<String>,

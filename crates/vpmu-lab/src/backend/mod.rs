@@ -1,5 +1,5 @@
-//! The ways to run a guest: each puts together what is started, and knows what
-//! an end of it means.
+//! The ways to run a guest: each constructs the program to start, and judges how
+//! the guest has ended.
 //!
 //! | way | what is started | below the guest |
 //! |---|---|---|
@@ -43,15 +43,14 @@ pub trait Backend {
         Notify::Nobody
     }
 
-    /// Puts together what is started, with files in `folder`.
+    /// Constructs the program to start, with files in `folder`.
     ///
     /// # Errors
     ///
     /// When a file cannot be used.
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
 
-    /// What an end means about which neither the guest's kernel nor a
-    /// hypervisor complained.
+    /// How the guest ended, when neither its kernel nor a hypervisor complained.
     fn end(&self, records: &[Record]) -> End {
         let _ = records;
         End::PoweredOff

@@ -1,8 +1,8 @@
 //! Published experiments, done again: what was measured beside what was
 //! published.
 //!
-//! Absolute times differ, because the published machines are fast and run the
-//! command longer; what is to be compared is one design with another.
+//! Absolute times differ: the published machines are faster and ran the command
+//! longer. The relation of one design to another is comparable.
 
 mod deadline;
 mod exits;

@@ -17,7 +17,7 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// What is sampled, and what each figure's name ends with.
+/// A set of sampled events; the names of its figures end with `suffix`.
 struct Part {
     suffix: &'static str,
     events: &'static str,
@@ -47,7 +47,7 @@ const PARTS: [Part; 2] = [
     Part {
         suffix: ":one_event",
         events: "cpu-cycles",
-        // One longer one: what perf's own start asks for is to be little beside it.
+        // One long run, beside which the operations of perf's own start are few.
         runs: 1,
         scale: 5000,
         published: |_| None,

@@ -99,7 +99,7 @@ impl Progress {
 }
 
 impl Task {
-    /// Says what is happening now.
+    /// Shows the current step.
     pub fn say(&self, message: &str) {
         match self.style {
             Style::Bars => self.bar.set_message(message.to_owned()),

@@ -1,9 +1,9 @@
 //! Guest images made from packages: the kernel, the file tree of a guest, and
 //! that of a KVM host with a guest in it.
 //!
-//! They hold what is the same for every run and are made once for each set of
-//! packages; what differs from run to run is a second small archive
-//! ([`super::job`]) that the kernel unpacks over this one.
+//! Images hold everything that runs share and are made once for each set of
+//! packages. A run adds a second small archive ([`super::job`]), which the kernel
+//! unpacks over the first.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -27,7 +27,7 @@ pub struct Results {
     pub runs: Vec<Run>,
 }
 
-/// What came of one design.
+/// The result of one design.
 #[derive(Debug)]
 pub struct Row {
     /// The design.
@@ -162,7 +162,7 @@ impl Run {
         let pmu = settings.guest.design.pmu;
         let stats = Stats::of(pmu, settings.machine.vcpus, &found);
         let guest_counters = found.guest.and_then(record::Guest::event_counters);
-        // Without a PMU no interrupts of it are to be had: that is no zero.
+        // A guest without a PMU takes no PMIs. The figure is null, not zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
         let runs = u64::from(settings.runs.max(1));
         let mean = |count: u64| (count + runs / 2) / runs;
@@ -177,7 +177,7 @@ impl Run {
                 kinds.map(|(kind, count)| (kind, mean(count))).collect()
             })
         };
-        // Those that KVM handles by itself are not known then.
+        // In this machine's own KVM the exits that do not reach the VMM are not counted.
         let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
         let pmu_exits = pmu
             .is_ours()

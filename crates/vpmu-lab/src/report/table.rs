@@ -193,7 +193,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     warnings
 }
 
-/// Says so when the guest's kernel found no PMU, and why that is to be expected.
+/// A sentence for a guest whose kernel found no PMU, with the reason.
 pub fn no_pmu(run: &Run) -> Option<String> {
     if run.guest_counters.is_some() {
         return None;

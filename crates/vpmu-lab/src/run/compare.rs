@@ -13,7 +13,7 @@ use crate::spec::design::{Design, Pmu};
 use crate::spec::{Guest, Spec, Time};
 use crate::{Error, Result};
 
-/// What came of all.
+/// The results of all designs.
 #[derive(Debug)]
 pub struct Comparison {
     /// In the order asked for; those that failed are missing.

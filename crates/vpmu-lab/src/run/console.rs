@@ -33,7 +33,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Takes the next chunk and gives what is complete.
+    /// Takes the next chunk and gives the pieces that are complete.
     pub fn feed(&mut self, chunk: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut plain = Vec::new();
@@ -67,7 +67,7 @@ impl Splitter {
         pieces
     }
 
-    /// What is left at the end of the stream.
+    /// The bytes held back, at the end of the stream.
     pub fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }

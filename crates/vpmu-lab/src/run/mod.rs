@@ -68,7 +68,7 @@ pub struct Sink {
     pub to: Box<dyn Write + Send>,
 }
 
-/// What came of a guest.
+/// The result of one guest.
 #[derive(Debug)]
 pub struct Outcome {
     /// The figures; `None` when no command ran.

@@ -71,8 +71,8 @@ impl Stage {
     }
 }
 
-/// Runs `command`, whose program is to be called `program`, to its end and gives
-/// what the console said.
+/// Runs `command` to its end and gives the transcript of its console. Messages
+/// call it `program`.
 ///
 /// # Errors
 ///

@@ -93,13 +93,13 @@ pub struct Work {
 pub struct Guest {
     /// The design.
     pub design: Design,
-    /// What is below it.
+    /// How it runs.
     pub way: Way,
     /// What its clock counts.
     pub time: Time,
 }
 
-/// The ways to run a guest, each with what is known of it alone.
+/// The ways to run a guest, each with the options that only this way has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
     /// Directly on the machine that QEMU emulates.

@@ -1,4 +1,4 @@
-//! What is asked for, and the check that makes a [`Spec`] of it.
+//! The request of a user or a bench, and the check that makes a [`Spec`] of it.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct Request {
     pub vmm_args: Vec<String>,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
-    /// `None`: the kernel runs by itself until it powers off.
+    /// The command; without a command the kernel runs until it powers off.
     pub command: Option<Command>,
     /// How often the command runs.
     pub runs: u32,

@@ -202,7 +202,7 @@ fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
         .join(format!("debian-{release}-{architecture}"))
 }
 
-/// Brings in what is not there yet. A file moves into `packages` only after
+/// Downloads the files that are missing. A file moves into `packages` only after
 /// its digest was found right, so an interrupted download continues with the
 /// files it lacks.
 fn download(
