@@ -2,8 +2,9 @@
  * vpmu: performance counters for virtual machines, for hypervisors written in C.
  *
  * Give the engine a host (functions that make, start, stop and read counters), hand it each
- * trapped access of the guest, act on the outcome, and deliver the interrupt. The library allocates
- * nothing and keeps no state of its own: each PMU is a struct of the caller's, one for each vCPU.
+ * trapped access of the guest, act on the outcome, and deliver the interrupt. The engine
+ * allocates nothing and keeps no state of its own: each PMU is a struct of the caller's, one for each
+ * vCPU. The functions vpmu_kvm_* are for VMMs on Linux KVM: they count by perf events and allocate.
  * Calls for the same PMU must not overlap. A null pointer, or a PMU that was not initialized, is
  * answered with VPMU_STATUS_MISUSE (or false), and nothing happens.
  *
@@ -124,6 +125,10 @@ enum vpmu_status {
    * The buffer is too small: `VPMU_STATE_SIZE` bytes always suffice.
    */
   VPMU_STATUS_ROOM = -4,
+  /**
+   * KVM or perf refuses: `vpmu_kvm_error` says why.
+   */
+  VPMU_STATUS_HOST = -5,
 };
 
 /**
@@ -160,6 +165,11 @@ enum vpmu_outcome {
    */
   VPMU_OUTCOME_TRAP_TO_EL1 = 5,
 };
+
+/**
+ * One vCPU's PMU, counted by perf events of the vCPU's thread.
+ */
+struct vpmu_kvm;
 
 /**
  * Room for one vCPU's emulated Arm PMU.
@@ -278,6 +288,44 @@ struct vpmu_host {
    * registers can then be read without reading counters. When in doubt: false.
    */
   bool reports_promptly;
+};
+
+/**
+ * One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
+ */
+struct vpmu_kvm_cpuid_entry {
+  /**
+   * The leaf.
+   */
+  uint32_t function;
+  /**
+   * The subleaf.
+   */
+  uint32_t index;
+  /**
+   * Bit 0: the subleaf matters.
+   */
+  uint32_t flags;
+  /**
+   * EAX.
+   */
+  uint32_t eax;
+  /**
+   * EBX.
+   */
+  uint32_t ebx;
+  /**
+   * ECX.
+   */
+  uint32_t ecx;
+  /**
+   * EDX.
+   */
+  uint32_t edx;
+  /**
+   * Zero.
+   */
+  uint32_t padding[3];
 };
 
 /**
@@ -492,6 +540,65 @@ enum vpmu_status vpmu_arm_save(struct vpmu_arm *pmu, uint8_t *buffer, size_t roo
  * Goes on from the `length` bytes at `buffer`, which a save has written.
  */
 enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, size_t length);
+
+/**
+ * What was wrong with this thread's last call that answered `VPMU_STATUS_HOST`, `_CONFIG` or `_STATE`,
+ * and what to do about it. Good until the thread's next call.
+ */
+const char *vpmu_kvm_error(void);
+
+/**
+ * Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
+ * vCPU is made.
+ */
+enum vpmu_status vpmu_kvm_intercept(int vm);
+
+/**
+ * Makes the CPUID in `*count` entries that of a processor with the PMU that this host can back, after the
+ * VMM's own changes. There is room for `room` entries; the PMU may need three more than there are.
+ */
+enum vpmu_status vpmu_kvm_cpuid(struct vpmu_kvm_cpuid_entry *entries,
+                                size_t *count,
+                                size_t room,
+                                uint32_t tsc_khz);
+
+/**
+ * Makes the PMU of a vCPU, out of reset, and puts it into `*pmu`. Give it back by `vpmu_kvm_detach`. The
+ * descriptors stay the caller's. Before the seccomp filter, on any thread.
+ */
+enum vpmu_status vpmu_kvm_attach(int vm,
+                                 int vcpu,
+                                 struct vpmu_kvm **pmu);
+
+/**
+ * Ends a PMU, on the thread of its vCPU. Null is left alone.
+ * The PMU is used no more.
+ */
+void vpmu_kvm_detach(struct vpmu_kvm *pmu);
+
+/**
+ * Takes what has overflowed and delivers the interrupt that is due. On the vCPU's thread, right before
+ * each KVM_RUN.
+ */
+enum vpmu_status vpmu_kvm_before_run(struct vpmu_kvm *pmu);
+
+/**
+ * Completes the exit if it is one of the PMU's: `*ours` then becomes true. On the vCPU's thread, right
+ * after each KVM_RUN, however it ended.
+ */
+enum vpmu_status vpmu_kvm_after_run(struct vpmu_kvm *pmu,
+                                    bool *ours);
+
+/**
+ * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+ * `length`, while the vCPU does not run. The PMU can go on.
+ */
+enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu, uint8_t *buffer, size_t room, size_t *length);
+
+/**
+ * Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written.
+ */
+enum vpmu_status vpmu_kvm_restore(struct vpmu_kvm *pmu, const uint8_t *buffer, size_t length);
 
 /**
  * Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided

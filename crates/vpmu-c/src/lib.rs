@@ -1,8 +1,9 @@
 //! The vpmu engine for hypervisors written in C.
 //!
 //! `include/vpmu.h` is made from this crate and says what each function does; this page says what
-//! holds for all of them. The library allocates nothing and keeps no state of its own: the caller
-//! gives the room for each PMU, and a PMU may be moved with `memcpy` between two calls.
+//! holds for all of them. The engine's functions allocate nothing and keep no state of their own:
+//! the caller gives the room for each PMU, and a PMU may be moved with `memcpy` between two calls. The
+//! functions `vpmu_kvm_*` are for VMMs on Linux, and allocate.
 //!
 //! One PMU is one vCPU's. Calls for the same PMU must not overlap; different PMUs are independent.
 //!
@@ -14,10 +15,12 @@
 //!
 //! UNSAFETY: C hands over raw pointers and functions.
 #![expect(unsafe_code, reason = "an interface for C")]
-#![cfg_attr(not(feature = "std"), no_std)]
+#![cfg_attr(not(feature = "kvm"), no_std)]
 
 mod arm;
 mod host;
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+mod kvm;
 mod partition;
 mod room;
 mod state;
@@ -26,6 +29,8 @@ mod x86;
 
 pub use arm::*;
 pub use host::*;
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+pub use kvm::*;
 pub use partition::*;
 pub use state::VPMU_STATE_SIZE;
 pub use status::*;
@@ -33,7 +38,7 @@ pub use x86::*;
 
 // The engine cannot panic (its release build holds no call of a panic function), but the compiler
 // wants a handler where there is no standard library to bring it.
-#[cfg(all(not(feature = "std"), not(test)))]
+#[cfg(all(not(feature = "kvm"), not(test)))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {

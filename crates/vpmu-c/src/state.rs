@@ -37,6 +37,8 @@ macro_rules! bytes {
 
 bytes!(arm::PmuState);
 bytes!(x86::intel::PmuState);
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+bytes!(vpmu_kvm::State);
 
 /// Writes `state` to the `room` bytes at `buffer` and their number to `length`.
 ///

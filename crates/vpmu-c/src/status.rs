@@ -18,6 +18,8 @@ pub enum VpmuStatus {
     State = -3,
     /// The buffer is too small: `VPMU_STATE_SIZE` bytes always suffice.
     Room = -4,
+    /// KVM or perf refuses: `vpmu_kvm_error` says why.
+    Host = -5,
 }
 
 /// How a guest's access ended, and so what the caller does next. The library injects nothing.

@@ -52,19 +52,40 @@ fn compiler() -> Command {
     cc
 }
 
+/// Builds a program of `tests/c` in `room`, and gives its path.
+fn program_with_libc(program: &str, room: &Path) -> PathBuf {
+    let library = library::<&str>(&[], "debug");
+    let binary = room.join(program);
+    run(compiler()
+        .arg(folder().join("tests/c").join(program).with_extension("c"))
+        .arg(library.join("libvpmu_c.a"))
+        .args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-o"])
+        .arg(&binary));
+    binary
+}
+
 #[test]
 fn c_programs_embed_the_engine() {
-    let library = library::<&str>(&[], "debug");
     let room = tempfile::tempdir().expect("a folder");
     for program in ["x86", "arm"] {
-        let binary = room.path().join(program);
-        run(compiler()
-            .arg(folder().join("tests/c").join(program).with_extension("c"))
-            .arg(library.join("libvpmu_c.a"))
-            .args(["-lpthread", "-ldl", "-lm", "-o"])
-            .arg(&binary));
-        run(&mut Command::new(&binary));
+        run(&mut Command::new(program_with_libc(program, room.path())));
     }
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn a_vmm_in_c_samples_its_guest() {
+    const SKIPPED: i32 = 77;
+    let room = tempfile::tempdir().expect("a folder");
+    let vmm = program_with_libc("kvm", room.path());
+    let ended = Command::new(&vmm).output().expect("to start the VMM");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    if ended.status.code() == Some(SKIPPED) {
+        println!("{said}");
+        return;
+    }
+    assert!(ended.status.success(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&ended.stdout), "3 PMIs\n");
 }
 
 #[test]
