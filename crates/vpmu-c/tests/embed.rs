@@ -11,6 +11,10 @@ fn folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+fn example(program: &str) -> PathBuf {
+    folder().join("../../examples/c").join(program)
+}
+
 /// Where cargo has put this test: the profile's folder is above `deps`.
 fn target() -> PathBuf {
     let test = env::current_exe().expect("this test's path");
@@ -52,12 +56,12 @@ fn compiler() -> Command {
     cc
 }
 
-/// Builds a program of `tests/c` in `room`, and gives its path.
-fn program_with_libc(program: &str, room: &Path) -> PathBuf {
+/// Builds a program in `room`, and gives its path.
+fn program_with_libc(source: &Path, room: &Path) -> PathBuf {
     let library = library::<&str>(&[], "debug");
-    let binary = room.join(program);
+    let binary = room.join("program");
     run(compiler()
-        .arg(folder().join("tests/c").join(program).with_extension("c"))
+        .arg(source)
         .arg(library.join("libvpmu_c.a"))
         .args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-o"])
         .arg(&binary));
@@ -67,8 +71,9 @@ fn program_with_libc(program: &str, room: &Path) -> PathBuf {
 #[test]
 fn c_programs_embed_the_engine() {
     let room = tempfile::tempdir().expect("a folder");
-    for program in ["x86", "arm"] {
-        run(&mut Command::new(program_with_libc(program, room.path())));
+    for program in ["tests/c/x86.c", "tests/c/arm.c"] {
+        let program = program_with_libc(&folder().join(program), room.path());
+        run(&mut Command::new(program));
     }
 }
 
@@ -77,7 +82,7 @@ fn c_programs_embed_the_engine() {
 fn a_vmm_in_c_samples_its_guest() {
     const SKIPPED: i32 = 77;
     let room = tempfile::tempdir().expect("a folder");
-    let vmm = program_with_libc("kvm", room.path());
+    let vmm = program_with_libc(&example("kvm.c"), room.path());
     let ended = Command::new(&vmm).output().expect("to start the VMM");
     let said = String::from_utf8_lossy(&ended.stderr);
     if ended.status.code() == Some(SKIPPED) {
@@ -149,7 +154,7 @@ fn a_program_without_a_c_library_embeds_the_engine() {
             "-no-pie",
             "-mgeneral-regs-only",
         ])
-        .arg(folder().join("tests/c/bare.c"))
+        .arg(example("bare.c"))
         .arg(library.join("libvpmu_c.a"))
         .arg("-o")
         .arg(&binary));
