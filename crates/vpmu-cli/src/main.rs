@@ -5,6 +5,7 @@ mod compare;
 mod doctor;
 mod options;
 mod report;
+mod rewrite_kernel;
 mod run;
 
 use std::io::{self, Write};
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let result = match &cli.verb {
         Verb::Doctor { arch } => doctor::doctor(*arch),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
+        Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench { name, json, keep } => {

@@ -66,6 +66,19 @@ pub(crate) enum Verb {
         #[command(flatten)]
         guest: Guest,
     },
+    /// Write a kernel as a plain ELF file whose RDPMC instructions exit to the VMM (x86-64)
+    ///
+    /// IN is a bzImage (gzip, xz, zstd or lz4) or a vmlinux. OUT is an ELF file that any VMM loads. A kernel
+    /// without RDPMC, such as one that was rewritten before, is written as it is.
+    #[command(after_help = crate::rewrite_kernel::AFTER)]
+    RewriteKernel {
+        /// A distribution's kernel, for example /boot/vmlinuz
+        #[arg(value_name = "IN")]
+        input: PathBuf,
+        /// Where the ELF file goes
+        #[arg(value_name = "OUT")]
+        output: PathBuf,
+    },
     /// Run the same CMD under several designs and print one table
     ///
     /// Designs run side by side: by default time is counted in instructions, so that neither

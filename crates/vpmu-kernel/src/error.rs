@@ -11,9 +11,6 @@ pub enum Error {
     /// The file cannot be read.
     #[error("{0}: {1}")]
     Read(String, #[source] std::io::Error),
-    /// The file cannot be written. What was there before still is.
-    #[error("write {0}: {1}")]
-    Write(String, #[source] std::io::Error),
     /// Neither a bzImage nor an ELF file.
     #[error("this is neither a bzImage (vmlinuz) nor a 64-bit ELF file (vmlinux)")]
     Unknown,

@@ -35,10 +35,12 @@
 //! | places that look like an RDPMC | [`MOST_PAIRS`]; decoded: 257 instructions for each, and no byte twice |
 //! | segments | share neither memory nor bytes of the file |
 //!
-//! So memory is at most that of the file, the kernel in it and one window, 456 MiB for a bzImage, and
+//! So memory is at most that of the file, the kernel in it and one window, 450 MiB for a bzImage, and
 //! time is linear in the file and the kernel.
 
 mod bzimage;
+#[cfg(feature = "cache")]
+mod cache;
 mod elf;
 mod error;
 mod rdpmc;
@@ -47,6 +49,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+#[cfg(feature = "cache")]
+pub use cache::Cache;
 pub use elf::Segment;
 pub use error::Error;
 pub use rdpmc::{Search, Site};
@@ -78,10 +82,7 @@ impl Kernel {
     ///
     /// Says what is wrong with the file.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let error = |error| Error::Read(path.display().to_string(), error);
-        let file = File::open(path).map_err(error)?;
-        let bytes = read(file, LARGEST_FILE).map_err(|e| e.map_or(Error::File, error))?;
-        Self::from_bytes(bytes)
+        Self::from_bytes(read_file(path)?)
     }
 
     /// Takes the kernel out of `image`.
@@ -154,6 +155,12 @@ impl Kernel {
 /// Whether `image` begins as a bzImage does.
 pub fn is_bzimage(image: &[u8]) -> bool {
     bzimage::is_one(image)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
+    let error = |error| Error::Read(path.display().to_string(), error);
+    let file = File::open(path).map_err(error)?;
+    read(file, LARGEST_FILE).map_err(|e| e.map_or(Error::File, error))
 }
 
 /// All of `input`, unless it is longer than `most`: then the error is none of reading. A device has

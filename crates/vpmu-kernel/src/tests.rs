@@ -89,6 +89,19 @@ pub(crate) fn elf_with(code: &[u8]) -> Vec<u8> {
     .build()
 }
 
+/// A bzImage with `data` as its payload, and the unpacked size behind it where the method wants it.
+pub(crate) fn bzimage(data: &[u8], size: Option<usize>) -> Vec<u8> {
+    let size = size.map(|size| (size as u32).to_le_bytes());
+    let size = size.as_ref().map_or(&[][..], |size| size);
+    let mut image = vec![0; 1024];
+    image[0x1f1] = 1; // setup_sects
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x20f_u16.to_le_bytes());
+    let length = (data.len() + size.len()) as u32;
+    image[0x24c..0x250].copy_from_slice(&length.to_le_bytes()); // payload_length
+    [&image[..], data, size].concat()
+}
+
 #[test]
 fn rubbish_is_no_kernel() {
     for image in [&b""[..], b"MZ", b"\x7fELF", &[0; 4096]] {

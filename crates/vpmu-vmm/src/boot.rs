@@ -1,102 +1,153 @@
 //! Memory as a kernel wants to find it: the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
 
-use std::fs;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
+use vpmu_kernel::{Cache, Kernel};
 
 use super::{Config, Error, acpi};
-use vpmu_kernel::Kernel;
 
 const GDT: u64 = 0x500;
 const ZERO_PAGE: u64 = 0x7000;
 const STACK: u64 = 0x8ff0;
 const PAGE_TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
-const LONGEST_COMMAND_LINE: usize = 0x1_0000;
+/// Linux on x86 keeps 2048 bytes with the NUL, and cuts off the rest without a word.
+const LONGEST_COMMAND_LINE: usize = 2047;
 /// The end of conventional memory.
 const LOW_END: u64 = 0x9_fc00;
 const ACPI: u64 = 0xe_0000;
 const HIGH: u64 = 0x10_0000;
-/// Where the initramfs must not reach down to; the kernel, with what it clears, lies below.
-const KERNEL_ROOM: u64 = 160 << 20;
+const PAGE: u64 = 4096;
 
 /// Where the boot processor begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(u64);
 
+/// Where the initramfs is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Initrd {
+    at: u64,
+    size: u64,
+}
+
 /// Puts kernel, initramfs, command line and tables into `memory`.
 pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, Error> {
-    let name = || config.kernel.display().to_string();
-    let kernel_error = |error| match error {
-        vpmu_kernel::Error::Read(path, error) => Error::File(path, error),
-        error => Error::Kernel(name(), error),
+    let kernel = open_kernel(config)?;
+    let end = load_kernel(memory, config.memory, &kernel)?;
+    let initrd = match &config.initrd {
+        Some(path) => load_initrd(memory, path, end..config.memory)?,
+        None => Initrd::default(),
     };
-    let mut kernel = Kernel::open(&config.kernel).map_err(kernel_error)?;
-    if config.pmu.is_some() {
-        kernel.rewrite_rdpmc().map_err(kernel_error)?;
+    let command_line = config.command_line.as_bytes();
+    if command_line.len() > LONGEST_COMMAND_LINE || command_line.contains(&0) {
+        return Err(Error::Config(format!(
+            "--append has {} bytes, of which Linux would keep {LONGEST_COMMAND_LINE}, or a NUL in it",
+            command_line.len()
+        )));
     }
-    for segment in kernel.segments() {
-        let fits = HIGH <= segment.address && segment.end() <= config.memory;
-        if !fits {
-            return Err(Error::Load(segment.address, segment.end()));
-        }
-        let bytes = &kernel.elf()[segment.file.clone()];
-        write(memory, segment.address, bytes, "the kernel")?;
-    }
-    if !kernel
-        .segments()
-        .iter()
-        .any(|segment| segment.holds(kernel.entry()))
-    {
-        return Err(Error::Entry(kernel.entry()));
-    }
-
-    let mut zero_page = vec![0_u8; 4096];
-    let mut put = |at: usize, bytes: &[u8]| zero_page[at..at + bytes.len()].copy_from_slice(bytes);
-    if let Some(path) = &config.initrd {
-        let initrd = fs::read(path).map_err(|e| Error::File(path.display().to_string(), e))?;
-        let room = config.memory.saturating_sub(KERNEL_ROOM);
-        if initrd.len() as u64 > room {
-            return Err(Error::Memory("the initramfs"));
-        }
-        let at = config.memory - (initrd.len() as u64).next_multiple_of(4096);
-        write(memory, at, &initrd, "the initramfs")?;
-        put(0x218, &(at as u32).to_le_bytes());
-        put(0x21c, &(initrd.len() as u32).to_le_bytes());
-    }
-    if config.command_line.len() >= LONGEST_COMMAND_LINE || config.command_line.contains('\0') {
-        return Err(Error::Config(
-            "--append is too long, or has a NUL in it".to_owned(),
-        ));
-    }
-    write(
-        memory,
-        COMMAND_LINE,
-        config.command_line.as_bytes(),
-        "the command line",
-    )?;
-    put(0x228, &(COMMAND_LINE as u32).to_le_bytes());
-    put(0x238, &(config.command_line.len() as u32).to_le_bytes());
-    put(0x070, &ACPI.to_le_bytes());
-    put(0x1fe, &0xaa55_u16.to_le_bytes());
-    put(0x202, b"HdrS");
-    put(0x206, &0x20f_u16.to_le_bytes());
-    put(0x210, &[0xff]); // a loader without a number
-    let map = [(0, LOW_END), (HIGH, config.memory - HIGH)];
-    put(0x1e8, &[map.len() as u8]);
-    for (n, (start, size)) in map.into_iter().enumerate() {
-        let at = 0x2d0 + 20 * n;
-        put(at, &start.to_le_bytes());
-        put(at + 8, &size.to_le_bytes());
-        put(at + 16, &1_u32.to_le_bytes());
-    }
-    write(memory, ZERO_PAGE, &zero_page, "the boot parameters")?;
+    let terminated = [command_line, b"\0"].concat();
+    write(memory, COMMAND_LINE, &terminated, "the command line")?;
+    let params = boot_params(config, initrd);
+    write(memory, ZERO_PAGE, params.as_slice(), "the boot parameters")?;
     write(memory, ACPI, &acpi::tables(ACPI, config.vcpus), "ACPI")?;
     write_page_tables(memory)?;
     let gdt = [0_u64, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     write(memory, GDT, &gdt.map(u64::to_le_bytes).concat(), "the GDT")?;
     Ok(Entry(kernel.entry()))
+}
+
+fn open_kernel(config: &Config) -> Result<Kernel, Error> {
+    let rewrite = config.pmu.is_some();
+    let opened = match Cache::of_user().filter(|_| config.kernel_cache) {
+        Some(cache) => cache.open(&config.kernel, rewrite),
+        None => Kernel::open(&config.kernel).and_then(|mut kernel| {
+            if rewrite {
+                kernel.rewrite_rdpmc()?;
+            }
+            Ok(kernel)
+        }),
+    };
+    opened.map_err(|error| match error {
+        vpmu_kernel::Error::Read(path, error) => Error::File(path, error),
+        error => Error::Kernel(config.kernel.display().to_string(), error),
+    })
+}
+
+/// Answers where the kernel ends, with all that it clears before it looks for anything else.
+fn load_kernel(memory: &GuestMemoryMmap, size: u64, kernel: &Kernel) -> Result<u64, Error> {
+    let mut end = HIGH;
+    for segment in kernel.segments() {
+        if segment.address < HIGH || segment.end() > size {
+            return Err(Error::Load(segment.address, segment.end()));
+        }
+        let bytes = &kernel.elf()[segment.file.clone()];
+        write(memory, segment.address, bytes, "the kernel")?;
+        end = segment.end();
+    }
+    let mut segments = kernel.segments().iter();
+    match segments.any(|segment| segment.holds(kernel.entry())) {
+        true => Ok(end),
+        false => Err(Error::Entry(kernel.entry())),
+    }
+}
+
+/// Puts the initramfs at the end of `room`, whole pages of it.
+fn load_initrd(
+    memory: &GuestMemoryMmap,
+    path: &Path,
+    room: std::ops::Range<u64>,
+) -> Result<Initrd, Error> {
+    let error = |error| Error::File(path.display().to_string(), error);
+    let file = File::open(path).map_err(error)?;
+    let room = room.start.next_multiple_of(PAGE)..room.end;
+    let most = room.end.saturating_sub(room.start);
+    // One byte more than there is room for, to notice it; a device may have no end.
+    let mut bytes = Vec::new();
+    file.take(most + 1).read_to_end(&mut bytes).map_err(error)?;
+    let size = bytes.len() as u64;
+    if size > most {
+        return Err(Error::Memory("the initramfs"));
+    }
+    if size == 0 {
+        return Ok(Initrd::default());
+    }
+    let at = room.end - size.next_multiple_of(PAGE);
+    write(memory, at, &bytes, "the initramfs")?;
+    Ok(Initrd { at, size })
+}
+
+/// The zero page. Memory ends below 4 GiB, so every address fits into 32 bits.
+fn boot_params(config: &Config, initrd: Initrd) -> boot_params {
+    const USABLE: u32 = 1;
+    /// Of a boot loader without a number.
+    const UNKNOWN_LOADER: u8 = 0xff;
+    let mut params = boot_params {
+        acpi_rsdp_addr: ACPI,
+        e820_entries: 2,
+        ..Default::default()
+    };
+    params.hdr.boot_flag = 0xaa55;
+    params.hdr.header = u32::from_le_bytes(*b"HdrS");
+    params.hdr.version = 0x20f;
+    params.hdr.type_of_loader = UNKNOWN_LOADER;
+    params.hdr.ramdisk_image = initrd.at as u32;
+    params.hdr.ramdisk_size = initrd.size as u32;
+    params.hdr.cmd_line_ptr = COMMAND_LINE as u32;
+    params.hdr.cmdline_size = config.command_line.len() as u32;
+    let map = [(0, LOW_END), (HIGH, config.memory - HIGH)];
+    for (entry, (addr, size)) in params.e820_table.iter_mut().zip(map) {
+        *entry = boot_e820_entry {
+            addr,
+            size,
+            r#type: USABLE,
+        };
+    }
+    params
 }
 
 /// The first 4 GiB onto themselves, in pages of 2 MiB.
@@ -163,3 +214,6 @@ fn flat_segment(selector: u16, code: bool) -> kvm_segment {
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

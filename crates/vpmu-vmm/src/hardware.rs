@@ -11,8 +11,8 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::deadline::{Deadline, Memory};
 use super::ports::COM1_IRQ;
+use super::slot::{Deadline, Memory};
 use super::{Error, PmuOptions, kvm};
 use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 

@@ -14,7 +14,9 @@ mod host;
 mod machine;
 mod ports;
 mod saved;
+mod slot;
 mod stats;
+mod threads;
 mod tsc;
 mod vcpu;
 mod vm;
@@ -46,6 +48,11 @@ pub struct Config {
     pub lazy_deadline: bool,
     /// Where the machine is saved when its guest or SIGUSR2 asks for it; `None`: it is not.
     pub save: Option<PathBuf>,
+    /// Whether the guest may begin and end measurements. Each reads files of the host's, so a guest
+    /// that does nothing else keeps its vCPU's thread busy there.
+    pub measure: bool,
+    /// Whether an unpacked kernel is kept in the user's cache folder, and taken from there.
+    pub kernel_cache: bool,
 }
 
 /// What to go on with.
@@ -57,6 +64,8 @@ pub struct Restore {
     pub policy: Option<Policy>,
     /// As in [`Config`].
     pub save: Option<PathBuf>,
+    /// As in [`Config`].
+    pub measure: bool,
 }
 
 /// What kind of PMU.

@@ -12,8 +12,9 @@ const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
 command line, 3 after a triple fault of the guest, 4 when it was saved, 130 after Ctrl-C.
 
-The guest's serial line is standard input and output. A guest that writes the byte 1 to port 0x5650 \
-begins a measurement, 2 ends it, 3 has the machine saved, as SIGUSR2 does. At the end one line says what the PMU cost: the byte 0x1e, then JSON.";
+The guest's serial line is standard input and output. A guest writes a byte to port 0x5650: 1 begins a measurement and \
+2 ends it (with --measure), 3 has the machine saved, as SIGUSR2 does (with --save). At the end one line says what the \
+PMU cost: the byte 0x1e, then JSON.";
 
 /// Boots a stock Linux on KVM, with a virtual PMU made of the host's perf events.
 ///
@@ -49,8 +50,8 @@ struct Cli {
     /// Where the machine is saved when the guest or SIGUSR2 asks for it; vpmu-vmm then ends
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Goes on with a saved machine. It has kept what it was; --policy, --save and --statistics are
-    /// this one's
+    /// Goes on with a saved machine. It has kept what it was; --policy, --save, --measure and
+    /// --statistics are this one's
     #[arg(
         long,
         value_name = "FILE",
@@ -69,6 +70,13 @@ struct Cli {
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long, conflicts_with = "no_pmu")]
     approximate_instructions: bool,
+    /// Let the guest measure: 1 to port 0x5650 begins, 2 ends
+    #[arg(long)]
+    measure: bool,
+    /// Unpack the kernel at each boot; without this, unpacked and rewritten kernels are kept in
+    /// ~/.cache/vpmu/kernels (at most 8, or 512 MiB) and taken from there
+    #[arg(long, conflicts_with = "restore")]
+    no_kernel_cache: bool,
     /// Where the statistics go
     #[arg(long, value_name = "FILE", default_value = "-")]
     statistics: PathBuf,
@@ -126,6 +134,7 @@ fn main() -> ExitCode {
             file,
             policy,
             save: cli.save,
+            measure: cli.measure,
         }),
         // clap has seen to it that there is one.
         (None, kernel) => vpmu_vmm::run(&Config {
@@ -140,6 +149,8 @@ fn main() -> ExitCode {
                 approximate_instructions: cli.approximate_instructions,
             }),
             save: cli.save,
+            measure: cli.measure,
+            kernel_cache: !cli.no_kernel_cache,
         }),
     };
     let result = result.and_then(|(ending, report)| {

@@ -12,14 +12,24 @@ use super::{Ending, Error};
 
 pub(super) const COM1: u16 = 0x3f8;
 pub(super) const COM1_IRQ: u32 = 4;
-/// A guest that writes 1 here begins a measurement, 2 ends it, 3 has the machine saved; a read gives
-/// [`DOORBELL_ID`].
+/// A guest that writes 1 here begins a measurement, 2 ends it, 3 has the machine saved, each where it
+/// is offered; a read gives [`DOORBELL_ID`].
 const DOORBELL: u16 = 0x5650;
 const DOORBELL_ID: u8 = b'V';
 /// The second half of the event block: which events are wanted.
 const PM1_ENABLE: u16 = PM1_EVENT + 2;
 /// The keyboard controller's command port: 0xfe pulses the reset line.
 const KEYBOARD: u16 = 0x64;
+
+/// What the doorbell is good for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Offers {
+    /// Measurements. Each reads the host's accounts: a guest that may begin them can keep the host
+    /// reading.
+    pub(super) measure: bool,
+    /// Having the machine saved.
+    pub(super) save: bool,
+}
 
 /// What a port access asks of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +54,7 @@ impl Trigger for Interrupt {
 /// The ports.
 pub(super) struct Ports<W: Write> {
     serial: Serial<Interrupt, NoEvents, W>,
+    offers: Offers,
     /// PM1 event enable. Nothing ever happens that it enables.
     pm1_enable: u16,
 }
@@ -73,9 +84,10 @@ struct SerialRegisters {
 }
 
 impl<W: Write> Ports<W> {
-    pub(super) fn new(interrupt: Interrupt, console: W) -> Self {
+    pub(super) fn new(interrupt: Interrupt, console: W, offers: Offers) -> Self {
         Self {
             serial: Serial::new(interrupt, console),
+            offers,
             pm1_enable: 0,
         }
     }
@@ -93,10 +105,12 @@ impl<W: Write> Ports<W> {
         state: &PortsState,
         interrupt: Interrupt,
         console: W,
+        offers: Offers,
     ) -> Result<Self, Error> {
         let serial = Serial::from_state(&state.serial, interrupt, NoEvents, console);
         Ok(Self {
             serial: serial.map_err(|error| Error::Stopped(format!("serial line: {error}")))?,
+            offers,
             pm1_enable: state.pm1_enable,
         })
     }
@@ -139,9 +153,9 @@ impl<W: Write> Ports<W> {
                 self.pm1_enable = u16::from_le_bytes([low, high]);
                 None
             }
-            (DOORBELL, [1]) => Some(Request::BeginMeasuring),
-            (DOORBELL, [2]) => Some(Request::EndMeasuring),
-            (DOORBELL, [3]) => Some(Request::Save),
+            (DOORBELL, [1]) if self.offers.measure => Some(Request::BeginMeasuring),
+            (DOORBELL, [2]) if self.offers.measure => Some(Request::EndMeasuring),
+            (DOORBELL, [3]) if self.offers.save => Some(Request::Save),
             (PM1_CONTROL, &[low, high]) => {
                 let value = u16::from_le_bytes([low, high]);
                 let sleep = value >> 13 & 1 != 0;
@@ -162,7 +176,11 @@ pub(super) mod tests {
     use super::*;
 
     pub(in super::super) fn ports() -> Ports<Vec<u8>> {
-        Ports::new(Interrupt(EventFd::new(0).unwrap()), Vec::new())
+        offering(Offers::default())
+    }
+
+    fn offering(offers: Offers) -> Ports<Vec<u8>> {
+        Ports::new(Interrupt(EventFd::new(0).unwrap()), Vec::new(), offers)
     }
 
     #[test]
@@ -193,6 +211,18 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_guest_that_rings_unasked_gets_nothing_for_it() {
+        let rung = |measure, save| {
+            let mut ports = offering(Offers { measure, save });
+            [1, 2, 3].map(|what| ports.write(DOORBELL, &[what]))
+        };
+        let (begin, end) = (Some(Request::BeginMeasuring), Some(Request::EndMeasuring));
+        assert_eq!(rung(false, false), [None; 3]);
+        assert_eq!(rung(true, false), [begin, end, None]);
+        assert_eq!(rung(false, true), [None, None, Some(Request::Save)]);
+    }
+
+    #[test]
     fn the_ports_go_on_from_their_state() {
         let mut ports = ports();
         ports.write(COM1 + 7, &[0x5a]);
@@ -201,7 +231,8 @@ pub(super) mod tests {
         let bytes = postcard::to_stdvec(&ports.state()).unwrap();
         let state = postcard::from_bytes(&bytes).unwrap();
         let interrupt = Interrupt(EventFd::new(0).unwrap());
-        let mut restored = Ports::from_state(&state, interrupt, Vec::new()).unwrap();
+        let mut restored =
+            Ports::from_state(&state, interrupt, Vec::new(), Offers::default()).unwrap();
         assert_eq!(restored.state(), ports.state());
         let mut byte = [0];
         restored.read(COM1, &mut byte);

@@ -8,9 +8,9 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use vpmu_kvm::{Capability, Exit, Options, State, Statistics, VcpuPmu};
 
 use super::boot::{self, Entry};
-use super::deadline::Deadline;
 use super::machine::Machine;
 use super::ports::Request;
+use super::slot::Deadline;
 use super::{Ending, Error, PmuOptions, cpuid, kvm};
 
 /// A vCPU that does not run.
@@ -43,6 +43,7 @@ impl Vcpu {
         &mut self,
         machine: &Machine,
         options: Option<PmuOptions>,
+        others_are_ready: impl FnOnce() -> bool,
     ) -> Result<Ending, Error> {
         let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
         let saved = self.pmu.take();
@@ -78,6 +79,10 @@ impl Vcpu {
             Statistics::count(&mut account, exit);
         };
 
+        // Until each vCPU has all its state, none runs: a guest goes on whole or not at all.
+        if !others_are_ready() {
+            return Ok(Ending::Interrupted);
+        }
         let mut ending = Ending::Interrupted;
         loop {
             let stop = machine.stop.load(Ordering::Relaxed);
@@ -136,11 +141,10 @@ impl Vcpu {
                         Some(Request::End(ending)) => return Ok(ending),
                         Some(Request::BeginMeasuring) => machine.begin_measuring(),
                         Some(Request::EndMeasuring) => machine.end_measuring(),
-                        Some(Request::Save) if machine.saves => {
+                        Some(Request::Save) => {
                             ending = Ending::Saved;
                             machine.stop.store(true, Ordering::Relaxed);
                         }
-                        Some(Request::Save) => {}
                     }
                 }
                 VcpuExit::MmioRead(_, data) => {

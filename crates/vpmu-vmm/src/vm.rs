@@ -1,4 +1,4 @@
-//! A machine's life: from a kernel or a saved machine to the guest's end or the next save.
+//! A virtual machine, from a kernel or a saved machine to the guest's end or the next save.
 
 use std::io;
 use std::path::Path;
@@ -9,11 +9,11 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::hardware::{Hardware, Shape};
-use super::machine::{self, Machine};
-use super::ports::{COM1_IRQ, Interrupt, Ports};
+use super::machine::Machine;
+use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
-use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm};
+use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Answers how it ended and what it cost, as JSON.
@@ -34,8 +34,12 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
         _ => Start::Wait,
     });
     let interrupt = Interrupt(line(&hardware.interrupt)?);
-    let ports = Ports::new(interrupt, io::stdout());
-    Life {
+    let offers = Offers {
+        measure: config.measure,
+        save: config.save.is_some(),
+    };
+    let ports = Ports::new(interrupt, io::stdout(), offers);
+    Vm {
         hardware,
         vcpus,
         pmu: config.pmu,
@@ -83,13 +87,17 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
         vcpu.pmu = saved.pmu.clone();
     }
     let interrupt = Interrupt(line(&hardware.interrupt)?);
-    let ports = Ports::from_state(&state.ports, interrupt, io::stdout())?;
-    Life {
+    let offers = Offers {
+        measure: restore.measure,
+        save: restore.save.is_some(),
+    };
+    let ports = Ports::from_state(&state.ports, interrupt, io::stdout(), offers)?;
+    Vm {
         hardware,
         vcpus,
         pmu,
         save: restore.save.as_deref(),
-        measuring: state.measuring,
+        measuring: state.measuring && restore.measure,
     }
     .go(ports)
 }
@@ -137,7 +145,7 @@ fn line(interrupt: &EventFd) -> Result<EventFd, Error> {
 }
 
 /// A machine that is ready to run.
-struct Life<'a> {
+struct Vm<'a> {
     hardware: Hardware,
     vcpus: Vec<Vcpu>,
     pmu: Option<PmuOptions>,
@@ -145,7 +153,7 @@ struct Life<'a> {
     measuring: bool,
 }
 
-impl Life<'_> {
+impl Vm<'_> {
     fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, Value), Error> {
         if let Some(file) = self.save {
             saved::check_place(file)?;
@@ -157,11 +165,12 @@ impl Life<'_> {
             msrs,
             ..
         } = self.hardware;
-        let machine = Arc::new(Machine::new(vm, ports, &self.vcpus, self.save.is_some()));
+        let deadlines = self.vcpus.iter().filter_map(|vcpu| vcpu.deadline.clone());
+        let machine = Arc::new(Machine::new(vm, ports, deadlines.collect()));
         if self.measuring {
             machine.begin_measuring();
         }
-        let (ending, vcpus) = machine::run(&machine, self.vcpus, self.pmu)?;
+        let (ending, vcpus) = threads::run(&machine, self.vcpus, self.pmu, self.save.is_some())?;
         if let (Ending::Saved, Some(file), Some(first)) = (ending, self.save, vcpus.first()) {
             let measuring = machine.measures();
             machine.end_measuring();

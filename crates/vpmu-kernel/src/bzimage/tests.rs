@@ -4,21 +4,7 @@ use std::io::Write;
 
 use super::*;
 use crate::Kernel;
-use crate::tests::elf_with;
-
-fn bzimage(data: &[u8], size: Option<usize>) -> Vec<u8> {
-    let mut image = vec![0; 1024];
-    image[SECTORS_AT] = 1;
-    image[MAGIC_AT..MAGIC_AT + 4].copy_from_slice(b"HdrS");
-    image[VERSION_AT..VERSION_AT + 2].copy_from_slice(&0x20f_u16.to_le_bytes());
-    let length = data.len() + if size.is_some() { 4 } else { 0 };
-    image[PAYLOAD_LENGTH_AT..PAYLOAD_LENGTH_AT + 4].copy_from_slice(&(length as u32).to_le_bytes());
-    image.extend(data);
-    if let Some(size) = size {
-        image.extend((size as u32).to_le_bytes());
-    }
-    image
-}
+use crate::tests::{bzimage, elf_with};
 
 /// One of each kind, made by the same libraries where they can, and what is in them.
 fn images() -> Vec<(&'static str, Vec<u8>, Vec<u8>)> {
@@ -178,4 +164,29 @@ fn a_bzimage_that_is_too_large_is_refused() {
     let mut image = bzimage(&bomb("xz", 4096), Some(4096));
     image.resize(LARGEST_BZIMAGE as usize + 1, 0);
     assert!(matches!(extract(&image), Err(Error::BzImage)));
+}
+
+#[test]
+fn blocks_with_nothing_in_them_are_not_read_for_long() {
+    let sum = |bytes: &[u8]| {
+        let mut sum = flate2::Crc::new();
+        sum.update(bytes);
+        sum.sum().to_le_bytes()
+    };
+    let header = [2, 0, 0x21, 1, 28, 0, 0, 0];
+    let block = [&header[..], &sum(&header), &[0; 4]].concat();
+    let xz = [b"\xfd7zXZ\0\0\0", &sum(&[0, 0])[..], &block.repeat(100_000)].concat();
+    let gzip = [
+        b"\x1f\x8b\x08\0\0\0\0\0\0\0",
+        &b"\0\0\0\xff\xff".repeat(400_000)[..],
+        &[0; 8],
+    ]
+    .concat();
+    let zstd = [b"\x28\xb5\x2f\xfd\x00\x88", &[0; 3_000_000][..], &[1, 0, 0]].concat();
+    for (data, size) in [(xz, Some(100)), (gzip, None), (zstd, Some(100))] {
+        let error = extract(&bzimage(&data, size)).unwrap_err();
+        // Not that it was read to its end, and nothing found.
+        assert!(matches!(error, Error::Damaged(..)), "{error}");
+        assert!(!error.to_string().contains("0 found"), "{error}");
+    }
 }

@@ -49,6 +49,9 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         &format!("{}M", machine.memory),
         "--policy",
         vmm.policy.name(),
+        "--measure",
+        // A nested host has its files in memory, and no second boot.
+        "--no-kernel-cache",
     ];
     let words = words.into_iter().map(str::to_owned);
     words.chain(vmm.options.iter().cloned()).collect()

@@ -29,6 +29,7 @@ pub(super) use vm::VmState;
 use vpmu_kvm::Capability;
 
 use super::PmuOptions;
+use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
 
 /// All of a machine but its memory.
@@ -46,6 +47,21 @@ pub(super) struct MachineState {
 }
 
 impl MachineState {
+    /// What could be no machine that this program has saved. Sums tell of accidents; a forged file's
+    /// are right.
+    fn check(&self) -> Result<(), &'static str> {
+        if !MEMORY.contains(&self.memory) || !self.memory.is_multiple_of(4096) {
+            return Err("the size of its memory");
+        }
+        if !(1..=MOST_VCPUS.into()).contains(&self.vcpus.len()) {
+            return Err("the number of its vCPUs");
+        }
+        match self.vcpus.iter().all(VcpuState::is_plausible) {
+            true => Ok(()),
+            false => Err("the state of a vCPU"),
+        }
+    }
+
     /// Whether the guest has been offered a lazy deadline.
     pub(super) fn lazy_deadline(&self) -> bool {
         self.vcpus.iter().any(|vcpu| vcpu.deadline.is_some())

@@ -11,8 +11,8 @@
 //! - KVM_GET_VCPU_EVENTS last: reading other state may change it.
 
 use kvm_bindings::{
-    CpuId, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry,
-    kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_debugregs, kvm_lapic_state,
+    kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xcrs, kvm_xsave,
 };
 use kvm_ioctls::VcpuFd;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ use crate::tsc::IA32_TSC;
 use vpmu_kvm::{State, VcpuDeadlineState};
 
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
+/// MSRs that KVM may name, with room for those of later kernels. Linux 6.12 names some 110.
+const MOST_MSRS: usize = 1024;
 /// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
 const TSC_TOLERANCE_PPM: u32 = 250;
 
@@ -105,6 +107,13 @@ impl VcpuState {
         sregs
     }
 
+    /// Whether KVM could have given this.
+    pub(crate) fn is_plausible(&self) -> bool {
+        self.tsc_khz != 0
+            && self.cpuid.len() <= KVM_MAX_CPUID_ENTRIES
+            && self.msrs.len() <= MOST_MSRS
+    }
+
     pub(crate) fn tsc_khz(&self) -> u32 {
         self.tsc_khz
     }
@@ -183,4 +192,36 @@ fn rank(index: u32) -> u8 {
 
 fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, crate::Error> {
     Msrs::from_entries(msrs).map_err(|_| crate::Error::Stopped("too many MSRs".to_owned()))
+}
+
+#[cfg(test)]
+impl VcpuState {
+    /// One that nothing has happened to.
+    pub(crate) fn blank() -> Self {
+        let cpuid = |function| kvm_cpuid_entry2 {
+            function,
+            eax: 0x1234,
+            ..Default::default()
+        };
+        let msr = |index| kvm_msr_entry {
+            index,
+            data: u64::MAX,
+            ..Default::default()
+        };
+        Self {
+            cpuid: (0..20).map(cpuid).collect(),
+            pmu: None,
+            deadline: None,
+            tsc_khz: 2_000_000,
+            mp_state: kvm_mp_state::default(),
+            regs: kvm_regs::default(),
+            sregs: kvm_sregs::default(),
+            xsave: kvm_xsave::default(),
+            xcrs: kvm_xcrs::default(),
+            debug_regs: kvm_debugregs::default(),
+            lapic: kvm_lapic_state::default(),
+            msrs: (0..100).map(msr).collect(),
+            events: kvm_vcpu_events::default(),
+        }
+    }
 }

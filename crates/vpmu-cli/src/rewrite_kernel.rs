@@ -1,0 +1,89 @@
+//! `vpmu rewrite-kernel`: a distribution's kernel as a plain ELF file without RDPMC.
+
+use std::fmt::Write as _;
+use std::fs::{self, Permissions};
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::ExitCode;
+
+use vpmu_kernel::{Kernel, Search};
+use vpmu_lab::{Error, Result};
+
+use crate::print;
+
+pub(crate) const AFTER: &str = "\
+Why: KVM never hands RDPMC over to a VMM, and without a PMU in KVM the instruction faults: the first perf in the \
+guest oopses its kernel. Each RDPMC of the kernel, two bytes, becomes `out 0xe6, al`, two bytes too, which a VMM \
+with vpmu's PMU completes. vpmu-vmm does this by itself; this command is for other VMMs.
+
+What is lost: the kernel is no longer moved at boot (KASLR), as the code that does it is in the bzImage around it. A \
+kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
+/sys/bus/event_source/devices/cpu/rdpmc in the guest.
+
+Exit status: 0 when OUT was written (also where there was no RDPMC to rewrite), 1 when IN is no kernel or cannot be \
+rewritten safely, 2 for a wrong command line, 125 when a file cannot be read or written. OUT is replaced whole or \
+not at all.";
+
+/// Unpacks, rewrites, writes, and says what was done.
+pub(crate) fn rewrite_kernel(input: &Path, output: &Path) -> Result<ExitCode> {
+    let mut kernel = match Kernel::open(input) {
+        Ok(kernel) => kernel,
+        Err(vpmu_kernel::Error::Read(_, error)) => return Err(Error::file("read", input)(error)),
+        Err(error) => return Ok(refused(input, &error)),
+    };
+    let search = match kernel.rewrite_rdpmc() {
+        Ok(search) => search,
+        Err(error) => return Ok(refused(input, &error)),
+    };
+    write(output, kernel.elf()).map_err(Error::file("write", output))?;
+    print(&report(output, &kernel, &search))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(input: &Path, error: &vpmu_kernel::Error) -> ExitCode {
+    eprintln!("vpmu: {}: {error}", input.display());
+    ExitCode::FAILURE
+}
+
+/// Replaces a file, or the file that a link names, whole or not at all.
+fn write(path: &Path, elf: &[u8]) -> std::io::Result<()> {
+    let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    if fs::metadata(&path).is_ok_and(|about| !about.is_file()) {
+        return Err(std::io::Error::other(
+            "is there already, and is no regular file",
+        ));
+    }
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::Builder::new()
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(folder)?;
+    file.write_all(elf)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+fn report(output: &Path, kernel: &Kernel, search: &Search) -> String {
+    let names = kernel.symbols(&search.sites).unwrap_or_default();
+    let mut text = String::new();
+    for (n, site) in search.sites.iter().enumerate() {
+        let _ = write!(text, "{:#x}", site.address);
+        if let Some(Some((name, offset))) = names.get(n) {
+            let _ = write!(text, " {name}+{offset:#x}");
+        }
+        let _ = writeln!(text, ": rdpmc -> out 0xe6, al");
+    }
+    let _ = writeln!(
+        text,
+        "{}: {} bytes, {} RDPMC rewritten, {} other places with its bytes left alone",
+        output.display(),
+        kernel.elf().len(),
+        search.sites.len(),
+        search.pairs - search.sites.len(),
+    );
+    text
+}

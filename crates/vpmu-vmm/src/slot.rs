@@ -1,0 +1,71 @@
+//! Where the slots of the lazy deadlines are: in the guest's memory.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use lazy_deadline::{Slot, SlotRef};
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
+use vpmu_kvm::{SlotMemory, VcpuDeadline};
+
+/// A vCPU's lazy deadline, which its own thread and the one that waits for it share.
+pub(super) type Deadline = Arc<VcpuDeadline<Memory>>;
+
+/// The guest's memory, where its slots are.
+#[derive(Debug)]
+pub(super) struct Memory(pub(super) GuestMemoryMmap);
+
+impl SlotMemory for Memory {
+    fn with_slot<R>(&self, at: Option<u64>, body: impl FnOnce(Option<SlotRef<'_>>) -> R) -> R {
+        let slice = at.and_then(|at| self.0.get_slice(GuestAddress(at), Slot::SIZE).ok());
+        let word = |offset| slice.as_ref()?.get_atomic_ref::<AtomicU64>(offset).ok();
+        let slot = word(Slot::ARMED)
+            .zip(word(Slot::PENDING))
+            .zip(word(Slot::TAG_WORD));
+        body(slot.map(|((armed, pending), tag)| SlotRef {
+            armed,
+            pending,
+            tag,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use vm_memory::Bytes;
+
+    fn memory() -> Memory {
+        Memory(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap())
+    }
+
+    #[test]
+    fn a_slot_is_the_guests_memory() {
+        let memory = memory();
+        memory
+            .0
+            .write_obj(Slot::TAG, GuestAddress(64 + 0x10))
+            .unwrap();
+        memory.with_slot(Some(64), |slot| {
+            let slot = slot.unwrap();
+            let order = Ordering::Relaxed;
+            assert_eq!(slot.tag.load(order), Slot::TAG);
+            slot.armed.store(7, order);
+        });
+        assert_eq!(memory.0.read_obj::<u64>(GuestAddress(64)).unwrap(), 7);
+    }
+
+    #[test]
+    fn what_is_no_memory_is_no_slot() {
+        for at in [
+            None,
+            Some(4096),
+            Some(4096 - 32),
+            Some(u64::MAX - 63),
+            Some(1 << 52),
+        ] {
+            assert!(memory().with_slot(at, |slot| slot.is_none()), "{at:x?}");
+        }
+    }
+}

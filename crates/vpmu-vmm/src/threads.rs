@@ -1,0 +1,277 @@
+//! The threads of a machine: vCPUs, deadlines, signals and the serial line's input.
+
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR2};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use super::deadline;
+use super::machine::Machine;
+use super::vcpu::Vcpu;
+use super::{Ending, Error, PmuOptions};
+
+type Ended = Result<Ending, Error>;
+
+/// Runs the vCPUs, the serial line on standard input and output, until the guest ends or a signal
+/// comes: SIGINT, SIGTERM, and where it `saves` SIGUSR2. Nothing is left running. Gives the vCPUs
+/// back, with no exit waiting for its completion.
+pub(super) fn run(
+    machine: &Arc<Machine>,
+    vcpus: Vec<Vcpu>,
+    pmu: Option<PmuOptions>,
+    saves: bool,
+) -> Result<(Ending, Vec<Vcpu>), Error> {
+    // Takes a vCPU out of the guest. That it has come is all.
+    extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
+    register_signal_handler(SIGRTMIN(), nothing)
+        .map_err(|error| Error::Os("sigaction", error.into()))?;
+    let (ending, ended) = mpsc::channel();
+    let signals = Signals::watch(&ending, saves)?;
+    feed_input(machine);
+
+    let timers = machine.deadlines.iter().map(|deadline| {
+        let (machine, deadline) = (Arc::clone(machine), Arc::clone(deadline));
+        spawn("deadline".to_owned(), &ending, move |ending| {
+            if let Err(error) = deadline::serve(&machine, &deadline) {
+                let _ = ending.send(Err(error));
+            }
+        })
+    });
+    let timers: Vec<_> = timers.collect();
+    let (gates, gatekeeper) = gates(vcpus.len());
+    let threads = vcpus.into_iter().zip(gates).map(|(mut vcpu, gate)| {
+        let machine = Arc::clone(machine);
+        spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
+            let _ = ending.send(vcpu.run(&machine, pmu, || gate.pass()));
+            vcpu
+        })
+    });
+    let threads: Vec<_> = threads.collect();
+    drop(ending);
+
+    let failed = threads.iter().filter_map(|thread| thread.as_ref().err());
+    let failed = failed.chain(timers.iter().filter_map(|thread| thread.as_ref().err()));
+    let mut failed = failed.map(|error| io::Error::new(error.kind(), error.to_string()));
+    let mut end = match failed.next() {
+        Some(error) => {
+            drop(gatekeeper);
+            Err(Error::Os("thread", error))
+        }
+        None if gatekeeper.open() => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
+        // The others have ended without a reason of their own.
+        None => ended
+            .iter()
+            .find(Result::is_err)
+            .unwrap_or(Err(Error::Panicked)),
+    };
+    signals.stopping.store(true, Ordering::Relaxed);
+    machine.stop.store(true, Ordering::Relaxed);
+    // All of them, whatever has become of one.
+    let vcpus = threads.into_iter().flatten();
+    let vcpus: Vec<_> = vcpus.map(|thread| join(machine, thread)).collect();
+    let timers = timers.into_iter().flatten();
+    let timers: Vec<_> = timers.map(|thread| join(machine, thread)).collect();
+    signals.end();
+    let _ = machine.ports().console().flush();
+    // A guest that has ended in the meantime has nothing to be saved.
+    if matches!(end, Ok(Ending::Saved)) {
+        let mut others = ended.try_iter();
+        let ended = |it: &Ended| !matches!(it, Ok(Ending::Saved | Ending::Interrupted));
+        end = others.find(ended).unwrap_or(end);
+    }
+    let end = end?;
+    timers.into_iter().collect::<Result<(), _>>()?;
+    Ok((end, vcpus.into_iter().collect::<Result<_, _>>()?))
+}
+
+/// A thread that tells how the machine ends, if it is the one to know.
+fn spawn<T: Send + 'static>(
+    name: String,
+    ending: &Sender<Ended>,
+    body: impl FnOnce(&Sender<Ended>) -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let ending = Vital(ending.clone());
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || body(&ending.0))
+}
+
+/// What a vCPU's thread waits at before the guest's first instruction.
+struct Gate {
+    ready: Sender<()>,
+    open: Receiver<()>,
+}
+
+/// Who waits for all vCPUs, and lets them go.
+struct Gatekeeper {
+    ready: Receiver<()>,
+    open: Vec<Sender<()>>,
+}
+
+/// A gate for each of `count` vCPUs: none passes until all are there, and none ever does when one of
+/// them has been dropped.
+fn gates(count: usize) -> (Vec<Gate>, Gatekeeper) {
+    let (ready, all_ready) = mpsc::channel();
+    let (opens, gates) = (0..count)
+        .map(|_| {
+            let (sender, open) = mpsc::channel();
+            let ready = ready.clone();
+            (sender, Gate { ready, open })
+        })
+        .unzip();
+    let keeper = Gatekeeper {
+        ready: all_ready,
+        open: opens,
+    };
+    (gates, keeper)
+}
+
+impl Gate {
+    /// Says that this vCPU is ready, and waits for the others. False: the guest is not to run.
+    fn pass(self) -> bool {
+        let _ = self.ready.send(());
+        drop(self.ready);
+        self.open.recv().is_ok()
+    }
+}
+
+impl Gatekeeper {
+    /// Waits until each gate has been reached or dropped. Whether all were reached, and are open.
+    fn open(self) -> bool {
+        let all = self.ready.iter().count() == self.open.len();
+        all && self.open.iter().all(|open| open.send(()).is_ok())
+    }
+}
+
+/// The thread that takes the process's signals.
+struct Signals {
+    handle: signal_hook::iterator::Handle,
+    thread: JoinHandle<()>,
+    /// Once set, a second signal ends the process as it would without a handler: a console that
+    /// nobody reads from cannot keep it.
+    stopping: Arc<AtomicBool>,
+}
+
+impl Signals {
+    fn watch(ending: &Sender<Ended>, saves: bool) -> Result<Self, Error> {
+        let error = |error| Error::Os("signals", error);
+        let known = [SIGINT, SIGTERM, SIGUSR2];
+        let known = &known[..if saves { 3 } else { 2 }];
+        let mut signals = signal_hook::iterator::Signals::new(known).map_err(error)?;
+        let handle = signals.handle();
+        let stopping = Arc::default();
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&stopping))
+                .map_err(error)?;
+        }
+        let ending = ending.clone();
+        let thread = thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let _ = ending.send(Ok(match signal {
+                    SIGUSR2 => Ending::Saved,
+                    _ => Ending::Interrupted,
+                }));
+            }
+        });
+        Ok(Self {
+            handle,
+            thread,
+            stopping,
+        })
+    }
+
+    fn end(self) {
+        self.handle.close();
+        let _ = self.thread.join();
+    }
+}
+
+/// Gives standard input to the guest's serial line. Its thread ends with the process: nothing can
+/// take it out of read().
+fn feed_input(machine: &Arc<Machine>) {
+    let input = Arc::downgrade(machine);
+    thread::spawn(move || {
+        let mut byte = [0];
+        while matches!(io::stdin().read(&mut byte), Ok(1)) {
+            loop {
+                let Some(machine) = input.upgrade() else {
+                    return;
+                };
+                if machine.ports().receive(&byte) == 1 {
+                    break;
+                }
+                drop(machine);
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    });
+}
+
+/// A thread whose panic ends the machine, as its error would.
+struct Vital(Sender<Ended>);
+
+impl Drop for Vital {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let _ = self.0.send(Err(Error::Panicked));
+        }
+    }
+}
+
+/// Waits for a thread that is to stop.
+fn join<T>(machine: &Machine, thread: JoinHandle<T>) -> Result<T, Error> {
+    // Again and again: one that comes just before the guest is entered is not seen there.
+    while !thread.is_finished() {
+        let _ = thread.kill(SIGRTMIN());
+        machine
+            .deadlines
+            .iter()
+            .for_each(|deadline| deadline.wake());
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread.join().map_err(|_| Error::Panicked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many pass when the first `failing` of `count` never reach their gate.
+    fn passed(count: usize, failing: usize) -> usize {
+        let (gates, keeper) = gates(count);
+        let threads: Vec<_> = gates
+            .into_iter()
+            .enumerate()
+            .map(|(n, gate)| thread::spawn(move || n >= failing && gate.pass()))
+            .collect();
+        assert_eq!(keeper.open(), failing == 0);
+        let passed = threads.into_iter().map(|thread| thread.join().unwrap());
+        passed.filter(|passed| *passed).count()
+    }
+
+    #[test]
+    fn vcpus_run_all_or_none() {
+        for count in 0..5 {
+            assert_eq!(passed(count, 0), count);
+            for failing in 1..=count {
+                assert_eq!(passed(count, failing), 0, "{failing} of {count}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_gatekeeper_that_gives_up_keeps_nobody_waiting() {
+        let (gates, keeper) = gates(2);
+        let threads: Vec<_> = gates
+            .into_iter()
+            .map(|gate| thread::spawn(move || gate.pass()))
+            .collect();
+        drop(keeper);
+        assert!(threads.into_iter().all(|thread| !thread.join().unwrap()));
+    }
+}
