@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use vpmu_lab::bench::BENCHES;
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::files::check_writable;
+use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
+use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
 use vpmu_lab::{Error, Result};
 
@@ -16,13 +17,14 @@ use crate::print;
 pub(crate) fn bench(
     name: Option<&str>,
     json: Option<&Path>,
+    markdown: Option<&Path>,
     keep: Option<&Path>,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
     let Some(name) = name else {
-        if json.is_some() || keep.is_some() {
+        if json.is_some() || markdown.is_some() || keep.is_some() {
             return Err(Error::Usage(
-                "--json and --keep are about a bench: give its name".to_owned(),
+                "--json, --markdown and --keep are about a bench: give its name".to_owned(),
             ));
         }
         let list = BENCHES
@@ -39,13 +41,17 @@ pub(crate) fn bench(
                 "no bench is called {name}; `vpmu bench` lists them"
             ))
         })?;
-    if let Some(path) = json {
+    for path in json.into_iter().chain(markdown) {
         check_writable(path)?;
     }
     let cache = Cache::open()?;
     let report = bench.run(keep, &cache, cancel, &Progress::stderr())?;
     if let Some(path) = json {
         report.write(path)?;
+    }
+    if let Some(path) = markdown {
+        let page = page_of(bench.name, bench.page(), &report.json())?;
+        write_whole(path, page.as_bytes())?;
     }
     print(&format!("{}\n", table::bench(report.rows())))?;
     Ok(ExitCode::SUCCESS)

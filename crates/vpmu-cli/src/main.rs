@@ -45,9 +45,18 @@ fn main() -> ExitCode {
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
-        Verb::Bench { name, json, keep } => {
-            bench::bench(name.as_deref(), json.as_deref(), keep.as_deref(), &cancel)
-        }
+        Verb::Bench {
+            name,
+            json,
+            markdown,
+            keep,
+        } => bench::bench(
+            name.as_deref(),
+            json.as_deref(),
+            markdown.as_deref(),
+            keep.as_deref(),
+            &cancel,
+        ),
     };
     result.unwrap_or_else(|error| {
         if is_closed_output(&error) {

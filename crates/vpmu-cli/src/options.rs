@@ -111,6 +111,9 @@ pub(crate) enum Verb {
         /// Write the figures to a file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Write a page of the figures to a file, as those in docs/results
+        #[arg(long, value_name = "FILE")]
+        markdown: Option<PathBuf>,
         /// Keep console logs, QEMU command lines and records in a folder
         #[arg(long, value_name = "DIR")]
         keep: Option<PathBuf>,

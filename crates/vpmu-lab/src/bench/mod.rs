@@ -18,6 +18,7 @@ use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::image::cache::Cache;
 use crate::report::figures::{Report, Row};
+use crate::report::markdown::Page;
 use crate::report::result;
 use crate::run::compare::compare;
 use crate::run::{self, Lab};
@@ -58,6 +59,14 @@ struct Context<'a> {
 }
 
 impl Bench {
+    /// The page of its results.
+    pub fn page(&self) -> &'static Page {
+        match self.name {
+            "deadline" => &deadline::PAGE,
+            _ => &Page::PLAIN,
+        }
+    }
+
     /// Measures everything.
     ///
     /// # Errors

@@ -45,14 +45,19 @@ impl Report {
         &self.rows
     }
 
+    /// As JSON.
+    pub fn json(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
+        text.push(b'\n');
+        text
+    }
+
     /// Writes the file, whole or not at all.
     ///
     /// # Errors
     ///
     /// When it cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
-        let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
-        text.push(b'\n');
-        write_whole(path, &text)
+        write_whole(path, &self.json())
     }
 }

@@ -1,6 +1,7 @@
 //! What guests report, the figures that come of it, and how they are shown.
 
 pub mod figures;
+pub mod markdown;
 pub mod page;
 pub mod record;
 pub mod result;

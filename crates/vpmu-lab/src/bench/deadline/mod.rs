@@ -9,6 +9,7 @@
 //! The host counts, with KVM's tracepoints ([`stats`]); the module measures
 //! the latency from a deadline to its handler.
 
+mod page;
 mod read;
 mod stats;
 
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use stats::Stats;
+
+pub(super) use page::PAGE;
 
 use super::{Bench, Context, Row};
 use crate::host::parallel;
@@ -137,7 +140,13 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();
     let lab = Lab::prepare(context)?;
-    let all: Vec<(Mode, Workload, Stats)> = lab.run(&cells)?.into_iter().flatten().collect();
+    let all: Measured = lab.run(&cells)?.into_iter().flatten().collect();
+    Ok(figures(&all))
+}
+
+/// Of each workload, the modes' figures, and those of the lazy ones in relation to plain. What has
+/// not been measured has none.
+fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
         let of = |mode: Mode| {
@@ -145,15 +154,18 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
                 .filter(|(of, what, _)| *of == mode && *what == workload)
                 .fold(Stats::default(), |sum, (.., stats)| sum.and(stats))
         };
-        let all = Mode::ALL.map(of);
-        for (mode, stats) in Mode::ALL.into_iter().zip(&all) {
+        let sums = Mode::ALL.map(|mode| (mode, of(mode)));
+        let measured = || sums.iter().filter(|(_, stats)| stats.has_boots());
+        for (mode, stats) in measured() {
             rows.extend(stats.rows(mode.name(), workload.suffix()));
         }
-        for (mode, stats) in Mode::ALL.into_iter().zip(&all).skip(1) {
-            rows.extend(stats.against(&all[0], mode.name(), workload.suffix()));
+        if let Some((_, plain)) = measured().find(|(mode, _)| *mode == Mode::Plain) {
+            for (mode, stats) in measured().filter(|(mode, _)| *mode != Mode::Plain) {
+                rows.extend(stats.against(plain, mode.name(), workload.suffix()));
+            }
         }
     }
-    Ok(rows)
+    rows
 }
 
 /// Of one boot, each workload's.

@@ -35,6 +35,7 @@ pub(super) struct Stats {
     latencies: BTreeMap<u64, u64>,
     shortest: Option<u64>,
     longest: u64,
+    boots: u64,
     /// Boots that QEMU has cut short, and that were made anew.
     crashes: u64,
 }
@@ -45,6 +46,7 @@ impl Stats {
     pub(super) fn of(trace: &Trace, text: &str) -> Option<Self> {
         let mut stats = Self {
             counts: read::counts(trace)?,
+            boots: 1,
             ..Self::default()
         };
         let guest: Vec<Vec<u64>> = read::lines(text, "counters").collect();
@@ -97,8 +99,14 @@ impl Stats {
         self.seconds += other.seconds;
         self.shortest = self.shortest.into_iter().chain(other.shortest).min();
         self.longest = self.longest.max(other.longest);
+        self.boots += other.boots;
         self.crashes += other.crashes;
         self
+    }
+
+    /// Whether anything was measured.
+    pub(super) fn has_boots(&self) -> bool {
+        self.boots > 0
     }
 
     fn count(&self, name: &str) -> u64 {
@@ -189,6 +197,7 @@ impl Stats {
                 rows.push(of(name, unit));
             }
         }
+        rows.push(row("boots", number(self.boots), "boots"));
         rows.push(row("crashed_boots", number(self.crashes), "boots"));
         rows
     }
