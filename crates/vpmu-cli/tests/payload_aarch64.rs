@@ -7,19 +7,24 @@ mod common;
 mod payload;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::process::Command;
 
 use payload::{passed, program};
 
 /// The console of the payload under `design`, started with `words`.
 fn run(design: &str, more: &[&str], words: &str) -> Option<String> {
+    run_kernel(&program("aarch64/payload.bin")?, design, more, words)
+}
+
+fn run_kernel(kernel: &Path, design: &str, more: &[&str], words: &str) -> Option<String> {
     let output = Command::new(env!("CARGO_BIN_EXE_vpmu"))
         .args([
             "run", "--pmu", design, "--memory", "512M", "--append", words,
         ])
         .args(more)
         .arg("--kernel")
-        .arg(program("aarch64/payload.bin")?)
+        .arg(kernel)
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
@@ -123,14 +128,57 @@ fn a_guest_that_touches_every_system_register_survives() {
     }
 }
 
+/// Where the monitor is on QEMU's `virt` machine with 512 MiB.
+const MONITOR: &str = "addr=0x5f800000";
+
 #[test]
 fn a_guest_that_reaches_into_the_monitor_is_stopped_with_a_message() {
     for design in ["emulated", "partitioned"] {
-        let Some(console) = run(design, &[], "test=stray addr=0x40200000") else {
+        let Some(console) = run(design, &[], &format!("test=stray {MONITOR}")) else {
             return;
         };
         assert!(
             console.contains("guest stopped") && console.contains("the monitor's memory"),
+            "{design}:\n{console}"
+        );
+    }
+}
+
+/// The interrupt controller writes tables by physical address: EL1 must not say where.
+#[test]
+fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
+    let Some(its) = run("partitioned", &[], &format!("test=attack.its {MONITOR}")) else {
+        return;
+    };
+    // The registers of an ITS are not there.
+    assert!(
+        its.contains("guest stopped") && its.contains("no memory of its own"),
+        "{its}"
+    );
+    let lpi = run("partitioned", &[], &format!("test=attack.lpi {MONITOR}")).unwrap();
+    assert!(lpi.contains("ok attack.lpi"), "{lpi}");
+    assert!(!lpi.contains("LPIs are enabled"), "{lpi}");
+}
+
+/// A program without the header of an arm64 `Image` runs where such programs expect to run, and has RAM in one
+/// piece.
+#[test]
+fn a_raw_binary_runs() {
+    /// Offset of the header's magic number.
+    const MAGIC: std::ops::Range<usize> = 56..60;
+    let Some(image) = program("aarch64/payload.bin") else {
+        return;
+    };
+    let mut file = std::fs::read(image).unwrap();
+    assert_eq!(file[MAGIC], *b"ARM\x64");
+    file[MAGIC].fill(0);
+    let raw = Path::new(env!("CARGO_TARGET_TMPDIR")).join("payload.raw");
+    std::fs::write(&raw, file).unwrap();
+    for design in ["emulated", "partitioned"] {
+        let console = run_kernel(&raw, design, &["--vcpus", "2"], "").unwrap();
+        assert!(console.contains(" 0 failed,"), "{design}:\n{console}");
+        assert!(
+            console.contains("ok memory.one_piece"),
             "{design}:\n{console}"
         );
     }

@@ -1,7 +1,9 @@
 //! What the device tree says of the machine, and the tree that the guest gets.
 //!
-//! The guest owns every device, so its tree is the machine's own with two changes: the monitor's
-//! memory is taken out of `/memory`, and the monitor's words out of `/chosen/bootargs`.
+//! The guest owns almost every device, so its tree is the machine's own with three changes: the monitor's
+//! memory is taken out of `/memory`, the monitor's words out of `/chosen/bootargs`, and the interrupt
+//! translation services, which write memory by physical address, are taken out altogether. Devices whose
+//! messages went there use their interrupt lines.
 
 use alloc::{string::ToString, vec::Vec};
 use core::ops::Range;
@@ -9,22 +11,38 @@ use core::ops::Range;
 use dtoolkit::{
     Node, Property,
     fdt::{Fdt, FdtNode},
-    model::{DeviceTree, DeviceTreeProperty},
+    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+    standard::NodeStandard as _,
 };
 
-use super::words::GuestWords;
+use super::{
+    console::{Console, consoles},
+    nodes::{self, cells, compatible, interrupts, is_compatible, regions},
+    words::GuestWords,
+};
+
+/// Property of `/chosen` with the address of the page that the guest rings; `meter` reads it.
+const DOORBELL: &str = "vpmu,doorbell";
+/// `compatible` of an interrupt translation service.
+const ITS: &str = "arm,gic-v3-its";
 
 /// The facts the monitor needs, taken from the tree and never from a board's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// RAM, in the tree's order.
     pub ram: Vec<Range<u64>>,
-    /// The console: registers of a PL011, when `stdout-path` names one.
-    pub uart: Option<u64>,
-    /// The GICv3 distributor.
+    /// The end of all that the CPU can address: RAM, devices' registers, windows of buses.
+    pub end: u64,
+    /// Serial ports to speak through.
+    pub consoles: Vec<Console>,
+    /// The GICv3's distributor.
     pub distributor: Range<u64>,
-    /// GICv3 redistributors, one region of two 64 KiB frames for each CPU.
-    pub redistributors: Range<u64>,
+    /// Regions of GICv3 redistributors.
+    pub redistributors: Vec<Range<u64>>,
+    /// Distance between two redistributors, where it is not what they themselves say.
+    pub redistributor_stride: Option<u64>,
+    /// Registers of interrupt translation services, which the guest does not get.
+    pub its: Vec<Range<u64>>,
     /// INTID of the GIC's maintenance interrupt.
     pub maintenance_intid: u32,
     /// INTID of the PMU's overflow interrupt, a PPI.
@@ -35,6 +53,8 @@ pub struct Machine {
     pub cpus: Vec<u64>,
     /// The initrd, when there is one.
     pub initrd: Option<Range<u64>>,
+    /// RAM that the tree or firmware keeps for something.
+    pub reserved: Vec<Range<u64>>,
 }
 
 /// A tree that does not say what the monitor must know.
@@ -62,14 +82,37 @@ pub fn command_line(tree: &[u8]) -> Result<&str, TreeError> {
         .unwrap_or(""))
 }
 
+/// How firmware is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduit {
+    /// By HVC: firmware is where the monitor would be.
+    Hvc,
+    /// By SMC.
+    Smc,
+}
+
+/// How PSCI is called, where the tree says it.
+pub fn conduit(tree: &[u8]) -> Option<Conduit> {
+    let tree = Fdt::new(tree).ok()?;
+    match tree
+        .find_node("/psci")?
+        .property("method")?
+        .value_as::<&str>()
+    {
+        Ok("hvc") => Some(Conduit::Hvc),
+        Ok("smc") => Some(Conduit::Smc),
+        _ => None,
+    }
+}
+
 impl Machine {
     /// Reads the machine's facts.
     ///
     /// # Errors
     ///
     /// [`TreeError`] names what is absent.
-    pub fn read(tree: &[u8]) -> Result<Self, TreeError> {
-        let tree = Fdt::new(tree).map_err(|_| TreeError::Invalid)?;
+    pub fn read(blob: &[u8]) -> Result<Self, TreeError> {
+        let tree = Fdt::new(blob).map_err(|_| TreeError::Invalid)?;
         let root = tree.root();
         let ram: Vec<_> = root
             .children()
@@ -80,15 +123,26 @@ impl Machine {
             return Err(TreeError::Missing("memory node"));
         }
 
-        let gic = compatible(root, "arm,gic-v3").ok_or(TreeError::Missing("GICv3 node"))?;
-        // `reg` of a GICv3: the distributor, then the redistributor regions.
-        let distributor = regions(&gic)
-            .next()
+        let gic = compatible(tree, "arm,gic-v3");
+        let gic = gic.first().ok_or(TreeError::Missing("GICv3 node"))?;
+        // `reg` of a GICv3: the distributor, the redistributor regions, and legacy interfaces.
+        let regions = nodes::cell(&gic.node, "#redistributor-regions").unwrap_or(1) as usize;
+        let (distributor, rest) = gic
+            .registers
+            .split_first()
             .ok_or(TreeError::Missing("GICv3 distributor"))?;
-        let redistributors = regions(&gic)
-            .nth(1)
+        let redistributors = rest
+            .get(..regions)
+            .filter(|regions| !regions.is_empty())
             .ok_or(TreeError::Missing("GICv3 redistributor region"))?;
-        let maintenance_intid = interrupts(&gic)
+        let width = nodes::cell(&gic.node, "#interrupt-cells").unwrap_or(3) as usize;
+        let interrupts_of = |name| {
+            compatible(tree, name)
+                .first()
+                .map(|found| interrupts(&found.node, width))
+                .unwrap_or_default()
+        };
+        let maintenance_intid = interrupts(&gic.node, width)
             .first()
             .copied()
             .ok_or(TreeError::Missing("GICv3 maintenance interrupt"))?;
@@ -107,38 +161,49 @@ impl Machine {
 
         Ok(Self {
             ram,
-            uart: console(tree),
-            distributor,
-            redistributors,
+            end: end(tree),
+            consoles: consoles(blob),
+            distributor: distributor.clone(),
+            redistributors: redistributors.to_vec(),
+            redistributor_stride: gic.node.property("redistributor-stride").map(|stride| {
+                cells(stride.value()).fold(0, |all, cell| all << 32 | u64::from(cell))
+            }),
+            its: its(tree)?,
             maintenance_intid,
-            pmu_intid: compatible(root, "arm,armv8-pmuv3")
-                .and_then(|pmu| interrupts(&pmu).first().copied()),
-            timer_intids: compatible(root, "arm,armv8-timer")
-                .map(|timer| interrupts(&timer))
-                .unwrap_or_default(),
+            pmu_intid: pmu_intid(tree, width),
+            timer_intids: interrupts_of("arm,armv8-timer"),
             cpus: cpus(tree),
             initrd,
+            reserved: reserved(tree),
         })
     }
 }
 
-/// The tree for the guest: `tree` without the memory in `reserved` and without the monitor's words.
+/// The tree for the guest: `tree` without the memory in `reserved`, without interrupt translation services
+/// and without the monitor's words, and with the address of the monitor's doorbell.
 ///
 /// # Errors
 ///
 /// [`TreeError::Invalid`] when `tree` is no device tree.
-pub fn for_guest(tree: &[u8], reserved: &Range<u64>) -> Result<Vec<u8>, TreeError> {
+pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Vec<u8>, TreeError> {
     let tree = Fdt::new(tree).map_err(|_| TreeError::Invalid)?;
     let mut changed = DeviceTree::from_fdt(&tree);
+    let root = tree.root();
+    let (address, size) = (root.address_cells(), root.size_cells());
+    let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     for node in tree.root().children().filter(|node| is_memory(node)) {
         let mut reg = Vec::new();
         for region in regions(&node).flat_map(|ram| without(&ram, reserved)) {
-            // QEMU, U-Boot and EDK II all describe memory with two address and two size cells.
-            reg.extend_from_slice(&region.start.to_be_bytes());
-            reg.extend_from_slice(&(region.end - region.start).to_be_bytes());
+            push(&mut reg, region.start, address);
+            push(&mut reg, region.end - region.start, size);
         }
         set(&mut changed, node.name(), "reg", reg.as_slice());
     }
+    let phandles: Vec<u32> = compatible(tree, ITS)
+        .iter()
+        .filter_map(|its| its.node.phandle().ok()?)
+        .collect();
+    without_its(&mut changed.root, &phandles);
     if let Some(words) = tree
         .find_node("/chosen")
         .and_then(|chosen| chosen.property("bootargs"))
@@ -151,7 +216,49 @@ pub fn for_guest(tree: &[u8], reserved: &Range<u64>) -> Result<Vec<u8>, TreeErro
             GuestWords(words).to_string().as_str(),
         );
     }
+    if let Some(chosen) = changed.root.child_mut("chosen") {
+        chosen.add_property(DeviceTreeProperty::new_unchecked(DOORBELL, doorbell));
+    }
     Ok(changed.to_dtb())
+}
+
+/// Appends `value` as so many cells.
+fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
+    for cell in (0..cells).rev() {
+        let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
+        property.extend_from_slice(&word.to_be_bytes());
+    }
+}
+
+/// Removes interrupt translation services below `node`, and the properties that send messages to them.
+fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
+    let uses = |node: &DeviceTreeNode, name, at, every| {
+        node.property(name).is_some_and(|property| {
+            cells(property.value())
+                .skip(at)
+                .step_by(every)
+                .any(|phandle| phandles.contains(&phandle))
+        })
+    };
+    if uses(node, "msi-parent", 0, 1) {
+        node.remove_property("msi-parent");
+    }
+    // Requester, controller, first message, how many.
+    if uses(node, "msi-map", 1, 4) {
+        node.remove_property("msi-map");
+        node.remove_property("msi-map-mask");
+    }
+    let names: Vec<_> = node
+        .children()
+        .filter(|child| child.is_compatible(ITS))
+        .map(|child| child.name().to_string())
+        .collect();
+    for name in names {
+        node.remove_child(&name);
+    }
+    for child in node.children_mut() {
+        without_its(child, phandles);
+    }
 }
 
 /// `ram` without `reserved`: none, one or two pieces.
@@ -180,175 +287,63 @@ fn is_memory(node: &FdtNode<'_>) -> bool {
         == Some("memory")
 }
 
-fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
-    node.reg()
-        .ok()
-        .flatten()
+/// INTID of the overflow interrupt of the first CPU PMU: `arm,armv8-pmuv3`, or the name of a core's.
+fn pmu_intid(tree: Fdt<'_>, width: usize) -> Option<u32> {
+    // DSU, CMN and their like have PMUs that are not a CPU's.
+    let of_a_cpu = |name: &str| {
+        name == "arm,armv8-pmuv3"
+            || name.ends_with("-pmu")
+                && ["arm,cortex-", "arm,neoverse-"]
+                    .iter()
+                    .any(|core| name.starts_with(core))
+    };
+    nodes::find(tree, |node| is_compatible(node, of_a_cpu))
+        .iter()
+        .find_map(|pmu| interrupts(&pmu.node, width).first().copied())
+}
+
+/// Registers of the interrupt translation services. One without an address could not be kept from the guest.
+fn its(tree: Fdt<'_>) -> Result<Vec<Range<u64>>, TreeError> {
+    let all = compatible(tree, ITS);
+    if all.iter().any(|its| its.registers.is_empty()) {
+        return Err(TreeError::Missing(
+            "address of an interrupt translation service",
+        ));
+    }
+    Ok(all.into_iter().flat_map(|its| its.registers).collect())
+}
+
+/// The end of everything in the tree.
+fn end(tree: Fdt<'_>) -> u64 {
+    nodes::find(tree, |_| true)
+        .iter()
+        .flat_map(|found| found.registers.iter().chain(&found.windows))
+        .map(|range| range.end)
+        .max()
+        .unwrap_or(0)
+}
+
+/// The reservation block and the children of `/reserved-memory` that say where they are.
+fn reserved(tree: Fdt<'_>) -> Vec<Range<u64>> {
+    let block = tree
+        .memory_reservations()
+        .map(|entry| entry.address()..entry.address().saturating_add(entry.size()));
+    let nodes = tree
+        .find_node("/reserved-memory")
         .into_iter()
-        .flatten()
-        .filter_map(|reg| {
-            let start: u64 = reg.address().ok()?;
-            let size: u64 = reg.size().ok()?;
-            Some(start..start.checked_add(size)?)
-        })
-}
-
-/// INTIDs of a node's `interrupts`, which has three cells each: kind (0 = SPI, 1 = PPI), number, trigger.
-fn interrupts(node: &FdtNode<'_>) -> Vec<u32> {
-    let Some(property) = node.property("interrupts") else {
-        return Vec::new();
-    };
-    let cell = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-    property
-        .value()
-        .chunks_exact(12)
-        .filter_map(|triple| match cell(&triple[..4]) {
-            0 => cell(&triple[4..8]).checked_add(32),
-            1 => cell(&triple[4..8]).checked_add(16),
-            _ => None,
-        })
-        .collect()
-}
-
-fn compatible<'a>(root: FdtNode<'a>, name: &str) -> Option<FdtNode<'a>> {
-    root.children().find(|node| {
-        node.compatible()
-            .is_some_and(|mut all| all.any(|c| c == name))
-    })
-}
-
-/// The PL011 that `stdout-path` names, by path (`/pl011@9000000`) or by alias (`serial0:115200n8`).
-fn console(tree: Fdt<'_>) -> Option<u64> {
-    let path = tree
-        .find_node("/chosen")?
-        .property("stdout-path")?
-        .value_as::<&str>()
-        .ok()?;
-    let path = path.split(':').next()?;
-    let path = if path.starts_with('/') {
-        path
-    } else {
-        tree.find_node("/aliases")?
-            .property(path)?
-            .value_as::<&str>()
-            .ok()?
-    };
-    let node = tree.find_node(path)?;
-    node.compatible()?.any(|c| c == "arm,pl011").then_some(())?;
-    Some(regions(&node).next()?.start)
+        .flat_map(|parent| parent.children())
+        .flat_map(|child| regions(&child));
+    block.chain(nodes).collect()
 }
 
 fn cpus(tree: Fdt<'_>) -> Vec<u64> {
     tree.find_node("/cpus")
         .into_iter()
         .flat_map(|cpus| cpus.children())
-        .filter(|node| node.name_without_address() == "cpu")
+        .filter(|node| node.name_without_address() == "cpu" && nodes::is_usable(node))
         .filter_map(|node| node.reg().ok()??.next()?.address().ok())
         .collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use dtoolkit::model::DeviceTreeNode;
-
-    use super::*;
-
-    fn node(name: &str, properties: Vec<DeviceTreeProperty>) -> DeviceTreeNode {
-        let mut node = DeviceTreeNode::new(name).unwrap();
-        for property in properties {
-            node.add_property(property);
-        }
-        node
-    }
-
-    fn property(name: &str, value: impl dtoolkit::ToPropertyValue) -> DeviceTreeProperty {
-        DeviceTreeProperty::new(name, value).unwrap()
-    }
-
-    /// The parts of QEMU's `virt` tree that matter here.
-    fn virt() -> Vec<u8> {
-        let mut tree = DeviceTree::new();
-        tree.root.add_property(property("#address-cells", 2u32));
-        tree.root.add_property(property("#size-cells", 2u32));
-        for child in [
-            node(
-                "memory@40000000",
-                vec![
-                    property("device_type", "memory"),
-                    property("reg", [0u32, 0x4000_0000, 0, 0x4000_0000]),
-                ],
-            ),
-            node(
-                "intc@8000000",
-                vec![
-                    property("compatible", "arm,gic-v3"),
-                    property("interrupts", [1u32, 9, 4]),
-                    property(
-                        "reg",
-                        [0u32, 0x800_0000, 0, 0x1_0000, 0, 0x80a_0000, 0, 0xf6_0000],
-                    ),
-                ],
-            ),
-            node(
-                "pmu",
-                vec![
-                    property("compatible", "arm,armv8-pmuv3"),
-                    property("interrupts", [1u32, 7, 4]),
-                ],
-            ),
-            node(
-                "pl011@9000000",
-                vec![
-                    property("compatible", "arm,pl011"),
-                    property("reg", [0u32, 0x900_0000, 0, 0x1000]),
-                ],
-            ),
-            node(
-                "chosen",
-                vec![
-                    property("stdout-path", "/pl011@9000000"),
-                    property("bootargs", "console=ttyAMA0 vpmu.pmu=emulated quiet"),
-                    property("linux,initrd-start", 0x4800_0000u32),
-                    property("linux,initrd-end", 0x4900_0000u32),
-                ],
-            ),
-        ] {
-            tree.root.add_child(child);
-        }
-        tree.to_dtb()
-    }
-
-    #[test]
-    fn facts_come_from_the_tree() {
-        let machine = Machine::read(&virt()).unwrap();
-        assert_eq!(machine.ram, vec![0x4000_0000..0x8000_0000]);
-        assert_eq!(machine.uart, Some(0x900_0000));
-        assert_eq!(machine.redistributors.start, 0x80a_0000);
-        assert_eq!(machine.maintenance_intid, 25);
-        assert_eq!(machine.pmu_intid, Some(23));
-        assert_eq!(machine.initrd, Some(0x4800_0000..0x4900_0000));
-    }
-
-    #[test]
-    fn the_guest_sees_neither_the_monitors_memory_nor_its_words() {
-        let tree = for_guest(&virt(), &(0x4020_0000..0x4040_0000)).unwrap();
-        let machine = Machine::read(&tree).unwrap();
-        assert_eq!(
-            machine.ram,
-            [0x4000_0000..0x4020_0000, 0x4040_0000..0x8000_0000]
-        );
-        assert_eq!(command_line(&tree), Ok("console=ttyAMA0 quiet"));
-    }
-
-    #[test]
-    fn a_bad_tree_is_an_error() {
-        assert_eq!(Machine::read(&[]), Err(TreeError::Invalid));
-        assert_eq!(Machine::read(&[0xff; 64]), Err(TreeError::Invalid));
-        let mut tree = DeviceTree::new();
-        tree.root.add_property(property("#address-cells", 2u32));
-        assert!(matches!(
-            Machine::read(&tree.to_dtb()),
-            Err(TreeError::Missing(_))
-        ));
-    }
-}
+mod tests;

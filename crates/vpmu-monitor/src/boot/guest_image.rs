@@ -3,14 +3,20 @@
 //! `booti` and QEMU's `-kernel` load one file and leave `/chosen` to the initrd and the command
 //! line, so the guest is appended to the monitor: monitor, padded to [`PAYLOAD_OFFSET`], then the
 //! guest's file as it is. An arm64 `Image` may run at any 2 MiB boundary (Linux,
-//! `Documentation/arch/arm64/booting.rst`), so it runs where it was loaded; a raw binary is copied to
-//! where such binaries expect to be, 512 KiB above the start of RAM.
+//! `Documentation/arch/arm64/booting.rst`), so it runs where it was loaded, unless it asks for an offset
+//! from one; a raw binary is copied to where such binaries expect to be, 512 KiB above the start of RAM.
+//! By then the monitor is elsewhere (see [`super::home`]).
+
+use core::ops::Range;
 
 /// Distance from the monitor's first byte to the guest's: keeps an `Image` on a 2 MiB boundary.
 pub const PAYLOAD_OFFSET: u64 = 2 << 20;
 
 /// Where a raw binary expects to run, relative to the start of RAM.
 pub const RAW_OFFSET: u64 = 0x8_0000;
+
+/// Boundary that an `Image` is placed at.
+const ALIGNMENT: u64 = 2 << 20;
 
 const HEADER_LEN: usize = 64;
 const IMAGE_MAGIC: [u8; 4] = *b"ARM\x64";
@@ -37,33 +43,24 @@ pub enum ImageError {
     /// The length says less than a header or the file is cut short.
     #[error("the appended guest has {0} bytes, which is no program")]
     TooShort(u64),
-    /// The image wants an alignment that its place does not have.
-    #[error("the arm64 image asks for text offset {0:#x}, and only 0 can be honoured")]
+    /// The image wants a place that does not exist.
+    #[error("the arm64 image asks for text offset {0:#x}, which is beyond all memory")]
     TextOffset(u64),
     /// A big-endian kernel.
     #[error("the arm64 image is big-endian")]
     BigEndian,
-    /// A raw binary reaches into the monitor.
-    #[error("the raw guest of {0} bytes does not fit between {1:#x} and the monitor at {2:#x}")]
-    RawTooLarge(u64, u64, u64),
 }
 
 impl Placement {
     /// Decides where the guest runs.
     ///
-    /// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies,
-    /// `ram` the start of RAM and `monitor` the monitor's first byte.
+    /// `head` is the start of the guest's file, `len` its whole length, `loaded_at` where it lies and
+    /// `ram` the start of RAM.
     ///
     /// # Errors
     ///
     /// [`ImageError`], when the guest is absent or cannot run where it would have to.
-    pub fn decide(
-        head: &[u8],
-        len: u64,
-        loaded_at: u64,
-        ram: u64,
-        monitor: u64,
-    ) -> Result<Self, ImageError> {
+    pub fn decide(head: &[u8], len: u64, loaded_at: u64, ram: u64) -> Result<Self, ImageError> {
         if len == 0 {
             return Err(ImageError::Missing);
         }
@@ -73,13 +70,8 @@ impl Placement {
         let is_image =
             len >= HEADER_LEN as u64 && head.get(56..60).is_some_and(|m| m == IMAGE_MAGIC);
         if !is_image {
-            let entry = ram + RAW_OFFSET;
-            let overlaps = entry < monitor + PAYLOAD_OFFSET && monitor < entry + len;
-            if overlaps {
-                return Err(ImageError::RawTooLarge(len, entry, monitor));
-            }
             return Ok(Self {
-                entry,
+                entry: ram + RAW_OFFSET,
                 copy: len,
                 memory: len,
             });
@@ -93,14 +85,23 @@ impl Placement {
         if flags & 1 != 0 {
             return Err(ImageError::BigEndian);
         }
-        if text_offset != 0 {
-            return Err(ImageError::TextOffset(text_offset));
-        }
+        let (entry, copy) = match text_offset {
+            0 => (loaded_at, 0),
+            offset => {
+                let entry = ram.next_multiple_of(ALIGNMENT).checked_add(offset);
+                (entry.ok_or(ImageError::TextOffset(offset))?, len)
+            }
+        };
         Ok(Self {
-            entry: loaded_at,
-            copy: 0,
+            entry,
+            copy,
             memory: image_size.max(len),
         })
+    }
+
+    /// All memory that the guest takes, its copy included; `None` when there is no such memory.
+    pub fn range(&self) -> Option<Range<u64>> {
+        Some(self.entry..self.entry.checked_add(self.memory)?)
     }
 }
 
@@ -109,8 +110,7 @@ mod tests {
     use super::*;
 
     const RAM: u64 = 0x4000_0000;
-    const MONITOR: u64 = RAM + (2 << 20);
-    const LOADED: u64 = MONITOR + PAYLOAD_OFFSET;
+    const LOADED: u64 = RAM + (2 << 20) + PAYLOAD_OFFSET;
 
     fn image(text_offset: u64, size: u64, flags: u64) -> [u8; HEADER_LEN] {
         let mut head = [0; HEADER_LEN];
@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn decide(head: &[u8], len: u64) -> Result<Placement, ImageError> {
-        Placement::decide(head, len, LOADED, RAM, MONITOR)
+        Placement::decide(head, len, LOADED, RAM)
     }
 
     #[test]
@@ -140,17 +140,22 @@ mod tests {
     }
 
     #[test]
+    fn an_image_gets_the_offset_it_asks_for() {
+        let placement = decide(&image(0x8_0000, 0x30_0000, 0xa), 0x20_0000).unwrap();
+        assert_eq!(placement.range(), Some(RAM + 0x8_0000..RAM + 0x38_0000));
+        assert_eq!(placement.copy, 0x20_0000);
+    }
+
+    #[test]
     fn what_cannot_run_is_refused() {
         assert_eq!(decide(&[], 0), Err(ImageError::Missing));
         assert_eq!(decide(&[0; 3], 3), Err(ImageError::TooShort(3)));
         assert_eq!(
-            decide(&image(0x8_0000, 0, 0), 4096),
-            Err(ImageError::TextOffset(0x8_0000))
+            decide(&image(u64::MAX, 0, 0), 4096),
+            Err(ImageError::TextOffset(u64::MAX))
         );
+        let huge = decide(&image(0, u64::MAX, 0), 4096).unwrap();
+        assert_eq!(huge.range(), None);
         assert_eq!(decide(&image(0, 0, 1), 4096), Err(ImageError::BigEndian));
-        assert!(matches!(
-            decide(&[0; 64], 2 << 20),
-            Err(ImageError::RawTooLarge(..))
-        ));
     }
 }

@@ -1,5 +1,8 @@
 //! The boot files and tables that a bootloader hands over: device tree, command line, the guest's image.
 
+pub mod console;
 pub mod device_tree;
 pub mod guest_image;
+pub mod home;
+mod nodes;
 pub mod words;

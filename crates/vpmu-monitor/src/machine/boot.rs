@@ -3,38 +3,82 @@
 //! UNSAFETY: reads and writes memory that the bootloader described.
 
 use alloc::{format, string::String, vec::Vec};
-use core::{ptr, slice};
+use core::{mem, ops::Range, ptr, slice};
 
 use dtoolkit::fdt::Fdt;
+use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_monitor::{
     boot::{
-        device_tree::{self, Machine},
+        console::consoles,
+        device_tree::{self, Conduit, Machine},
         guest_image::{PAYLOAD_OFFSET, Placement},
+        home::{self, overlap},
         words::{Design, Settings},
     },
-    world::redistributor::{self, SgiFrame},
+    world::{
+        distributor,
+        redistributor::{self, Redistributor, View},
+    },
 };
 
 use super::{
     console::{self, say},
-    cpu::{self, MARKS, MAX_CPUS, Monitor},
-    device::DOORBELL,
-    el2, end, gic, heap, mmu, start,
+    cpu::{self, DOORBELL_PAGE, MARKS, Monitor},
+    el2, end, gic, heap,
+    mmio::{read_device, write_device},
+    mmu, start,
     sysreg::read_sysreg,
 };
 
 /// Bytes of a device tree's header, which says how long the tree is.
 const FDT_HEADER: usize = 40;
 
+/// MPIDR_EL1: the affinity fields.
+const AFFINITY: u64 = 0xff_00ff_ffff;
+
+/// Memory for page tables and for copies of a device tree.
+const HEAP: u64 = 4 << 20;
+/// Memory for a CPU: its stack, its figures.
+const PER_CPU: u64 = 64 << 10;
+/// Room below the monitor's memory for a device tree that has become longer. Kernels take no longer one.
+const TREE_ROOM: u64 = 2 << 20;
+
 unsafe extern "C" {
     static guest_length: u64;
+    static bss_start: u8;
+    static bss_end: u8;
+    /// Begins again, from the monitor's home.
+    fn moved(tree: u64, loaded: u64, end: u64) -> !;
 }
 
-/// Called by `entry.s` with the device tree's address and the monitor's own.
+/// What `entry.s` knows.
+struct Start {
+    /// Address of the device tree.
+    tree: u64,
+    /// The monitor's memory, image first.
+    memory: Range<u64>,
+    /// Where the bootloader put the monitor, with the guest's file behind.
+    loaded: u64,
+}
+
+/// Called by `entry.s` with the addresses of the device tree, of the monitor, of where the bootloader
+/// put the monitor, and the end of its memory: 0 when it is still there.
 #[unsafe(no_mangle)]
-extern "C" fn boot_cpu(tree: u64, base: u64) -> ! {
-    match boot(tree, base) {
-        Ok(entry) => start::enter(0, entry, tree),
+extern "C" fn boot_cpu(tree: u64, base: u64, loaded: u64, end: u64) -> ! {
+    let end = if end == 0 { base + PAYLOAD_OFFSET } else { end };
+    // SAFETY: behind the monitor's image is its own memory.
+    unsafe { heap::open(&raw const bss_end as u64..end - DOORBELL_PAGE) }
+    let start = Start {
+        tree,
+        memory: base..end,
+        loaded,
+    };
+    match boot(&start) {
+        Ok(Guest {
+            number,
+            entry,
+            tree,
+        }) => start::enter(number, entry, tree),
         Err(error) => {
             say!("error: {error}");
             end::power_off()
@@ -42,65 +86,164 @@ extern "C" fn boot_cpu(tree: u64, base: u64) -> ! {
     }
 }
 
-/// Prepares everything and returns the guest's entry point.
-fn boot(tree_at: u64, base: u64) -> Result<u64, String> {
-    let tree = tree_bytes(tree_at).ok_or("the bootloader passed no device tree")?;
-    let machine = Machine::read(tree).map_err(|error| format!("{error}"))?;
-    if let Some(uart) = machine.uart {
-        console::set(uart);
+/// Called by `entry.s` when the bootloader entered the monitor at another exception level than EL2.
+#[unsafe(no_mangle)]
+extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
+    // SAFETY: behind the monitor's image is its own memory.
+    unsafe { heap::open(&raw const bss_end as u64..base + PAYLOAD_OFFSET) }
+    let Some(tree) = tree_bytes(tree) else { return };
+    console::set(&consoles(tree));
+    say!(
+        "error: the monitor was entered at EL{level} and needs EL2: a machine with virtualization, and a \
+         bootloader that leaves it on (QEMU: -M virt,virtualization=on)"
+    );
+    match device_tree::conduit(tree) {
+        // Firmware is at EL3 or, for a machine without EL2, in the machine itself.
+        Some(Conduit::Hvc) if level == 1 => drop(Hvc::call32(PSCI_SYSTEM_OFF, [0; 7])),
+        Some(Conduit::Smc) if level == 1 => drop(Smc::call32(PSCI_SYSTEM_OFF, [0; 7])),
+        _ => {}
     }
+}
+
+/// How the guest begins.
+struct Guest {
+    /// The number of the CPU that this is.
+    number: usize,
+    entry: u64,
+    /// Address of its device tree.
+    tree: u64,
+}
+
+/// Prepares everything.
+fn boot(start: &Start) -> Result<Guest, String> {
+    let tree = tree_bytes(start.tree).ok_or("the bootloader passed no device tree")?;
+    console::set(&consoles(tree));
+    let machine = Machine::read(tree).map_err(|error| format!("{error}"))?;
     let words = device_tree::command_line(tree).map_err(|error| format!("{error}"))?;
     let settings = Settings::parse(words).map_err(|error| format!("{error}"))?;
-    if machine.cpus.len() > MAX_CPUS {
-        return Err(format!(
-            "the machine has {} CPUs, and at most {MAX_CPUS} can be used",
-            machine.cpus.len()
-        ));
+    let this = read_sysreg!("mpidr_el1") & AFFINITY;
+    let number = machine.cpus.iter().position(|&cpu| cpu == this);
+    let number =
+        number.ok_or_else(|| format!("the device tree has no CPU with affinity {this:#x}"))?;
+    let ram = machine
+        .ram
+        .iter()
+        .find(|ram| ram.contains(&start.loaded))
+        .ok_or("the monitor was not loaded into RAM")?
+        .clone();
+    let (placement, file) = guest(&ram, start.loaded)?;
+    if start.memory.start == start.loaded {
+        let home = find_home(&machine, &ram, tree, &[placement.range(), Some(file)])?;
+        move_to(home, start)
     }
 
-    let memory = base..base + PAYLOAD_OFFSET;
-    let mut holes: Vec<_> = (0..machine.cpus.len())
-        .map(|number| cpu::sgi_frame(&machine, number))
-        .map(|frame| frame..frame + redistributor::SGI_FRAME)
-        .collect();
-    holes.push(DOORBELL);
-    let translation = mmu::build(&machine, &memory, &holes)
+    let memory = start.memory.clone();
+    if machine.ram.iter().any(|ram| ram.end > mmu::end(&machine)) {
+        return Err(format!(
+            "RAM lies beyond {:#x}, where this CPU's addresses end",
+            mmu::end(&machine)
+        ));
+    }
+    let redistributors = redistributors(&machine)?;
+    quiet_translation_services(&machine);
+    let translation = mmu::build(&machine, &memory, &holes(&machine))
         .map_err(|error| format!("cannot map memory: {error}"))?;
     mmu::forget_cached(&memory);
     translation.enable();
 
-    let entry = place_guest(&machine, base)?;
-    let changed = device_tree::for_guest(tree, &memory).map_err(|error| format!("{error}"))?;
-    if changed.len() > tree.len() {
-        return Err(format!(
-            "the guest's device tree needs {} bytes and the bootloader left {}",
-            changed.len(),
-            tree.len()
-        ));
-    }
-    copy(changed.as_ptr() as u64, tree_at, changed.len() as u64);
+    cpu::install(machine.cpus.len());
+    copy(file.start, placement.entry, placement.copy);
+    let place = give_tree(tree, &memory)?;
+    mmu::forget_instructions();
 
     let mut owned = 1 << (machine.maintenance_intid & 31);
     if settings.design == Design::Emulated
         && let Some(pmi) = machine.pmu_intid
     {
-        owned |= 1 << (pmi & 31);
+        if pmi >= 32 {
+            return Err(format!(
+                "the PMU's interrupt {pmi} is shared, which only vpmu.pmu=partitioned and untrapped can use"
+            ));
+        }
+        owned |= 1 << pmi;
     }
-    let frames = machine.cpus.iter().map(|_| SgiFrame::new(owned)).collect();
     let mte = read_sysreg!("id_aa64pfr1_el1") >> 8 & 0xf != 0;
     let monitor = Monitor::install(Monitor {
         machine,
         settings,
         translation,
         memory,
-        frames,
         group0: gic::owns_group0(),
+        redistributor_of: redistributors.1,
+        redistributors: redistributors
+            .0
+            .into_iter()
+            .map(|place| (place, View::new(owned)))
+            .collect(),
         mte,
     });
-    el2::init_cpu(0, monitor).map_err(|error| format!("{error}"))?;
+    el2::init_cpu(number, monitor).map_err(|error| format!("{error}"))?;
     heap::seal();
     MARKS.lock().entered = cpu::snapshot();
-    Ok(entry)
+    Ok(Guest {
+        number,
+        entry: placement.entry,
+        tree: place,
+    })
+}
+
+/// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns
+/// its address.
+fn give_tree(tree: &[u8], memory: &Range<u64>) -> Result<u64, String> {
+    let changed = device_tree::for_guest(tree, memory, memory.end - DOORBELL_PAGE)
+        .map_err(|error| format!("{error}"))?;
+    let place = if changed.len() <= tree.len() {
+        tree.as_ptr() as u64
+    } else {
+        memory.start - TREE_ROOM
+    };
+    if changed.len() as u64 > TREE_ROOM {
+        return Err(format!(
+            "the guest's device tree has {} bytes, more than a kernel takes",
+            changed.len()
+        ));
+    }
+    copy(changed.as_ptr() as u64, place, changed.len() as u64);
+    Ok(place)
+}
+
+/// Every redistributor, and the index of each CPU's among them.
+fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>), String> {
+    let found = redistributor::find(
+        &machine.redistributors,
+        machine.redistributor_stride,
+        |typer| read_device(typer, 8),
+    );
+    let of = |&cpu: &u64| {
+        let own = found.iter().position(|place| place.affinity == cpu);
+        own.ok_or_else(|| format!("the CPU with affinity {cpu:#x} has no redistributor"))
+    };
+    let numbers = machine.cpus.iter().map(of).collect::<Result<_, _>>()?;
+    Ok((found, numbers))
+}
+
+/// What of the devices the guest does not reach, or only through the monitor.
+fn holes(machine: &Machine) -> Vec<Range<u64>> {
+    let distributor = machine.distributor.start;
+    let pages = distributor::PAGES.map(|page| distributor + page.start..distributor + page.end);
+    pages
+        .into_iter()
+        .chain(machine.redistributors.iter().cloned())
+        .chain(machine.its.iter().cloned())
+        .collect()
+}
+
+/// Stops what a bootloader may have left running: an interrupt translation service writes memory.
+fn quiet_translation_services(machine: &Machine) {
+    const GITS_CTLR: u64 = 0;
+    for its in &machine.its {
+        write_device(its.start + GITS_CTLR, 4, 0);
+    }
 }
 
 /// The device tree's bytes, when there is one at `at`.
@@ -122,33 +265,74 @@ fn tree_bytes(at: u64) -> Option<&'static [u8]> {
     }
 }
 
-/// Puts the appended guest where it is to run, and returns its entry point.
-fn place_guest(machine: &Machine, base: u64) -> Result<u64, String> {
-    let loaded_at = base + PAYLOAD_OFFSET;
-    let ram = machine
-        .ram
-        .iter()
-        .find(|ram| ram.contains(&base))
-        .ok_or("the monitor was not loaded into RAM")?;
+/// Where the appended guest is to run, and its file.
+fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), String> {
+    let loaded_at = loaded + PAYLOAD_OFFSET;
     // SAFETY: a word of the monitor's own image, which the lab fills in.
     let len = unsafe { ptr::read_volatile(&raw const guest_length) };
-    if loaded_at.checked_add(len).is_none_or(|end| end > ram.end) {
+    let file = loaded_at..loaded_at.saturating_add(len);
+    if file.end > ram.end {
         return Err(format!(
             "the appended guest of {len} bytes does not fit into RAM"
         ));
     }
     // SAFETY: in RAM, as checked, and used by nobody else yet.
     let head = unsafe { slice::from_raw_parts(loaded_at as *const u8, len.min(64) as usize) };
-    let placement = Placement::decide(head, len, loaded_at, ram.start, base)
-        .map_err(|error| format!("{error}"))?;
-    if placement.entry + placement.memory > ram.end {
+    let placement =
+        Placement::decide(head, len, loaded_at, ram.start).map_err(|error| format!("{error}"))?;
+    if placement.range().is_none_or(|range| range.end > ram.end) {
         return Err(format!(
             "the guest needs {} MiB of memory and the machine has too little",
             placement.memory >> 20
         ));
     }
-    copy(loaded_at, placement.entry, placement.copy);
-    Ok(placement.entry)
+    Ok((placement, file))
+}
+
+/// The monitor's home: room for its image and for what it makes of the device tree.
+fn find_home(
+    machine: &Machine,
+    ram: &Range<u64>,
+    tree: &[u8],
+    guest: &[Option<Range<u64>>; 2],
+) -> Result<Range<u64>, String> {
+    let tree_at = tree.as_ptr() as u64;
+    let tree_range = tree_at..tree_at + tree.len() as u64;
+    let mut taken: Vec<_> = guest.iter().flatten().cloned().collect();
+    if let [Some(runs), Some(_)] = guest
+        && let Some(other) = [Some(&tree_range), machine.initrd.as_ref()]
+            .into_iter()
+            .flatten()
+            .find(|other| overlap(runs, other))
+    {
+        return Err(format!(
+            "the guest must run at {runs:#x?}, and the bootloader put something at {other:#x?}"
+        ));
+    }
+    taken.push(tree_range);
+    taken.extend(machine.initrd.clone());
+    taken.extend(machine.reserved.iter().cloned());
+    let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * PER_CPU + TREE_ROOM;
+    let mut home = home::choose(ram, &taken, size)
+        .ok_or_else(|| format!("no {} MiB of RAM are free for the monitor", size >> 20))?;
+    home.start += TREE_ROOM;
+    Ok(home)
+}
+
+/// Copies the monitor's image to `home`, where it begins again.
+fn move_to(home: Range<u64>, start: &Start) -> ! {
+    let image = start.memory.start;
+    let length = &raw const bss_start as u64 - image;
+    let entry = home.start + (moved as *const () as u64 - image);
+    // Dirty lines that a bootloader has left must not come down upon what is written now.
+    mmu::clean_to_memory(home.clone());
+    copy(image, home.start, length);
+    mmu::forget_instructions();
+    // SAFETY: the same code at another place; its first instructions relocate it.
+    unsafe {
+        let again: unsafe extern "C" fn(u64, u64, u64) -> ! = mem::transmute(entry as *const ());
+        again(start.tree, start.loaded, home.end)
+    }
 }
 
 /// Copies to where the guest will read with its caches off.

@@ -1,6 +1,6 @@
-//! The serial line, shared with the guest: used at boot and when the guest has ended, never between.
+//! The serial lines, shared with the guest: used at boot and when the guest has ended, never between.
 //!
-//! UNSAFETY: makes a driver for device registers out of an address.
+//! UNSAFETY: drives device registers by their addresses.
 
 use core::{
     fmt::{self, Write},
@@ -9,33 +9,68 @@ use core::{
 };
 
 use arm_pl011_uart::{PL011Registers, Uart, UniqueMmioPointer};
+use vpmu_monitor::boot::console::{Console, Kind};
 
-static BASE: AtomicU64 = AtomicU64::new(0);
+use super::mmio::{read_device, write_device};
 
-/// Uses the PL011 at `base` from now on. Without one, everything said is lost.
-pub(crate) fn set(base: u64) {
-    BASE.store(base, Relaxed);
+/// At most so many are used at once.
+const MOST: usize = 4;
+
+/// Addresses of the ports, with how to drive them below: no address has these bits.
+static PORTS: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+const IS_8250: u64 = 1 << 63;
+const IS_WIDE: u64 = 1 << 62;
+const SHIFT: u32 = 56;
+const ADDRESS: u64 = (1 << 52) - 1;
+
+/// Uses these ports from now on. Without one, everything said is lost.
+pub(crate) fn set(consoles: &[Console]) {
+    for (port, console) in PORTS.iter().zip(consoles) {
+        let kind = match console.kind {
+            Kind::Pl011 => 0,
+            Kind::Uart8250 { shift, width } => {
+                IS_8250 | u64::from(shift) << SHIFT | if width == 4 { IS_WIDE } else { 0 }
+            }
+        };
+        port.store(console.base & ADDRESS | kind, Relaxed);
+    }
 }
 
-struct Console;
+struct Everywhere;
 
-impl Write for Console {
+impl Write for Everywhere {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let base = BASE.load(Relaxed);
-        let Some(registers) = NonNull::new(base as *mut PL011Registers) else {
-            return Ok(());
-        };
-        // SAFETY: the device tree says that a PL011 is here, and the monitor's page tables map it as
-        // a device. The guest drives it too, but writing characters has no state to share.
-        let mut uart = Uart::new(unsafe { UniqueMmioPointer::new(registers) });
-        uart.write_str(text)
+        for port in &PORTS {
+            let port = port.load(Relaxed);
+            if port & IS_8250 != 0 {
+                put_8250(port, text);
+            } else if let Some(registers) = NonNull::new(port as *mut PL011Registers) {
+                // SAFETY: the device tree says that a PL011 is here, and the monitor's page tables map it as
+                // a device. The guest drives it too, but writing characters has no state to share.
+                Uart::new(unsafe { UniqueMmioPointer::new(registers) }).write_str(text)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes to the transmit register when the line status says that it is empty.
+fn put_8250(port: u64, text: &str) {
+    const LINE_STATUS: u64 = 5;
+    const EMPTY: u64 = 1 << 5;
+    let (base, shift) = (port & ADDRESS, port >> SHIFT & 7);
+    let width = if port & IS_WIDE != 0 { 4 } else { 1 };
+    for byte in text.bytes() {
+        while read_device(base + (LINE_STATUS << shift), width) & EMPTY == 0 {}
+        write_device(base, width, byte.into());
     }
 }
 
 /// Prints; used by [`say!`].
 pub(crate) fn print(arguments: fmt::Arguments<'_>) {
-    // Writing to a PL011 cannot fail.
-    let _ = Console.write_fmt(arguments);
+    // Writing to a serial port cannot fail.
+    let _ = Everywhere.write_fmt(arguments);
 }
 
 /// Says one line with the monitor's name before it.

@@ -1,6 +1,6 @@
 //! What the monitor keeps for the whole machine and for each CPU.
 
-use alloc::vec::Vec;
+use alloc::{vec, vec::Vec};
 use core::{ops::Range, sync::atomic::AtomicBool};
 
 use spin::{Mutex, Once};
@@ -10,16 +10,13 @@ use vpmu_monitor::{
     world::{
         guest_pmu::GuestPmu,
         offer,
-        redistributor::{self, SgiFrame},
+        redistributor::{Redistributor, View},
         statistics::{CpuStatistics, Snapshot},
         vgic::VirtualInterface,
     },
 };
 
-use super::{mmu::Translation, pmu_registers::PhysicalPmu, sysreg::read_sysreg};
-
-/// How many CPUs the monitor starts at most.
-pub(crate) const MAX_CPUS: usize = 8;
+use super::{mmu::Translation, pmu_registers::PhysicalPmu, start::StartBlock, sysreg::read_sysreg};
 
 /// Bytes of each CPU's stack.
 pub(crate) const STACK_SIZE: usize = 16 * 1024;
@@ -31,24 +28,36 @@ pub(crate) struct Monitor {
     pub(crate) translation: Translation,
     /// The monitor's memory.
     pub(crate) memory: Range<u64>,
-    /// The guest's view of each CPU's redistributor.
-    pub(crate) frames: Vec<SgiFrame>,
     /// Interrupt group 0 is the monitor's; else it is the firmware's.
     pub(crate) group0: bool,
+    /// Every redistributor, with the guest's view of it.
+    pub(crate) redistributors: Vec<(Redistributor, View)>,
+    /// Which of them is whose, by CPU number.
+    pub(crate) redistributor_of: Vec<usize>,
     /// PSTATE.TCO exists.
     pub(crate) mte: bool,
 }
 
-impl Monitor {
-    /// Where the SGI frame of CPU `number` lies.
-    pub(crate) fn sgi_frame(&self, number: usize) -> u64 {
-        sgi_frame(&self.machine, number)
-    }
-}
+/// Bytes of the doorbell's page, the last of the monitor's memory.
+pub(crate) const DOORBELL_PAGE: u64 = 0x1000;
 
-/// Where the SGI frame of CPU `number` lies.
-pub(crate) fn sgi_frame(machine: &Machine, number: usize) -> u64 {
-    machine.redistributors.start + number as u64 * redistributor::STRIDE + redistributor::SGI_FRAME
+impl Monitor {
+    /// The page that the guest rings to mark the command being measured. The device tree says where it is.
+    pub(crate) fn doorbell(&self) -> u64 {
+        self.memory.end - DOORBELL_PAGE
+    }
+
+    /// The redistributor of CPU `number`, and the guest's view of it.
+    pub(crate) fn redistributor(&self, number: usize) -> &(Redistributor, View) {
+        &self.redistributors[self.redistributor_of[number]]
+    }
+
+    /// The redistributor that has `address`.
+    pub(crate) fn redistributor_at(&self, address: u64) -> Option<&(Redistributor, View)> {
+        self.redistributors
+            .iter()
+            .find(|(place, _)| place.frames.contains(&address))
+    }
 }
 
 static MONITOR: Once<Monitor> = Once::new();
@@ -72,8 +81,12 @@ pub(crate) struct Cpu {
     pub(crate) on: AtomicBool,
     /// Where the guest wants it to start, and with what in x0.
     pub(crate) start: Mutex<(u64, u64)>,
+    /// What it is told when it starts.
+    pub(crate) block: Mutex<StartBlock>,
     /// Used by this CPU only, so never contended.
     pub(crate) local: Mutex<Local>,
+    /// As `u128`, which has the alignment of a stack.
+    stack: Vec<u128>,
 }
 
 /// What only the CPU itself touches.
@@ -86,34 +99,52 @@ pub(crate) struct Local {
     pub(crate) machine: offer::Machine,
 }
 
+static CPUS: Once<Vec<Cpu>> = Once::new();
+
+/// Makes `count` CPUs. Called once, when the MMU is on: the lock needs caches.
+pub(crate) fn install(count: usize) {
+    CPUS.call_once(|| (0..count).map(|_| Cpu::new()).collect());
+}
+
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
-pub(crate) static CPUS: [Cpu; MAX_CPUS] = [const {
-    Cpu {
-        statistics: CpuStatistics::new(),
-        on: AtomicBool::new(false),
-        start: Mutex::new((0, 0)),
-        local: Mutex::new(Local {
-            pmu: None,
-            interrupts: VirtualInterface::new(),
-            traps: TrapRegisters {
-                mdcr_el2: 0,
-                hdfgrtr_el2: 0,
-                hdfgwtr_el2: 0,
-            },
-            machine: offer::Machine::NONE,
-        }),
-    }
-}; MAX_CPUS];
+pub(crate) fn cpus() -> &'static [Cpu] {
+    CPUS.get().map_or(&[], Vec::as_slice)
+}
 
 impl Cpu {
+    fn new() -> Self {
+        Self {
+            statistics: CpuStatistics::new(),
+            on: AtomicBool::new(false),
+            start: Mutex::new((0, 0)),
+            block: Mutex::new(StartBlock::default()),
+            stack: vec![0; STACK_SIZE / size_of::<u128>()],
+            local: Mutex::new(Local {
+                pmu: None,
+                interrupts: VirtualInterface::new(),
+                traps: TrapRegisters {
+                    mdcr_el2: 0,
+                    hdfgrtr_el2: 0,
+                    hdfgwtr_el2: 0,
+                },
+                machine: offer::Machine::NONE,
+            }),
+        }
+    }
+
+    /// Where its stack begins.
+    pub(crate) fn stack_top(&self) -> u64 {
+        self.stack.as_ptr_range().end as u64
+    }
+
     /// The number of the CPU this runs on.
     pub(crate) fn number() -> usize {
-        read_sysreg!("tpidr_el2") as usize % MAX_CPUS
+        read_sysreg!("tpidr_el2") as usize
     }
 
     /// The CPU this runs on.
     pub(crate) fn this() -> &'static Self {
-        &CPUS[Self::number()]
+        &cpus()[Self::number()]
     }
 
     /// The CPU this runs on, which has just left the guest. Each exit begins with it.
@@ -141,5 +172,8 @@ pub(crate) static MARKS: Mutex<Marks> = Mutex::new(Marks {
 
 /// The figures of all CPUs, now.
 pub(crate) fn snapshot() -> Snapshot {
-    Snapshot::take(CPUS.iter().map(|cpu| &cpu.statistics), super::sysreg::now())
+    Snapshot::take(
+        cpus().iter().map(|cpu| &cpu.statistics),
+        super::sysreg::now(),
+    )
 }

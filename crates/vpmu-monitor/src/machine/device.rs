@@ -1,26 +1,19 @@
-//! Stage-2 faults: accesses to the redistributors' SGI frames and to the doorbell.
-
-use core::ops::Range;
+//! Stage-2 faults: accesses to the interrupt controller's filtered frames and to the doorbell.
 
 use vpmu_monitor::world::{
-    exit::DataAbort,
-    redistributor::{self, IPRIORITYR0},
+    distributor,
+    exit::{DataAbort, MemoryAccess},
     statistics::Kind,
 };
 
 use super::{
-    cpu::{self, Cpu, MARKS, Monitor},
+    cpu::{self, Cpu, DOORBELL_PAGE, MARKS, Monitor},
     end::{guest_stopped, note_instructions},
     frame::Frame,
-    gic::OWN_PRIORITY,
     irq::show_line,
     mmio::{read_device, write_device},
     sysreg::read_sysreg,
 };
-
-/// Guest physical page that the guest rings to mark the command being measured: a hole in the
-/// address map of QEMU's `virt` machine.
-pub(crate) const DOORBELL: Range<u64> = 0x0b00_0000..0x0b00_1000;
 
 /// The guest physical address of a stage-2 fault.
 pub(super) fn fault_address() -> u64 {
@@ -35,64 +28,69 @@ pub(super) fn data_abort(
     cpu: &Cpu,
 ) -> Kind {
     let address = fault_address();
-    let redistributors = &monitor.machine.redistributors;
     let Some(access) = abort.access else {
         guest_stopped(format_args!(
             "it reached {address:#x} with an instruction that the processor does not describe"
         ));
     };
-    if DOORBELL.contains(&address) {
+    let doorbell = monitor.doorbell();
+    if (doorbell..doorbell + DOORBELL_PAGE).contains(&address) {
         if abort.write {
-            ring(address - DOORBELL.start, frame.register(access.rt));
+            ring(address - doorbell, frame.register(access.rt));
         } else {
-            let magic = if address == DOORBELL.start {
-                0x564d_5056
-            } else {
-                0
-            };
+            let magic = if address == doorbell { 0x564d_5056 } else { 0 };
             frame.set_register(access.rt, access.extend(magic));
         }
         frame.step();
         return Kind::Doorbell;
     }
-    let offset = address.wrapping_sub(redistributors.start);
-    let number = (offset / redistributor::STRIDE) as usize;
-    let offset = (offset % redistributor::STRIDE).wrapping_sub(redistributor::SGI_FRAME);
-    if !redistributors.contains(&address)
-        || number >= monitor.frames.len()
-        || offset >= redistributor::SGI_FRAME
-    {
-        let verb = if abort.write { "wrote to" } else { "read from" };
-        let what = if monitor.memory.contains(&address) {
-            "the monitor's memory"
-        } else {
-            "no memory of its own"
-        };
-        guest_stopped(format_args!("it {verb} {address:#x}, which is {what}"));
+    if interrupt_controller(frame, address, abort.write, access, monitor) {
+        frame.step();
+        show_line(&mut cpu.local.lock(), cpu, monitor);
+        return Kind::Redistributor;
     }
-    let view = &monitor.frames[number];
-    if abort.write {
-        let value = view.write(offset, frame.register(access.rt));
-        write_device(address, access.bytes, value);
-        if (IPRIORITYR0..IPRIORITYR0 + 32).contains(&offset) {
-            own_priorities(monitor, number);
-        }
+    let verb = if abort.write { "wrote to" } else { "read from" };
+    let what = if monitor.memory.contains(&address) {
+        "the monitor's memory"
     } else {
-        let value = view.read(offset, read_device(address, access.bytes));
-        frame.set_register(access.rt, access.extend(value));
-    }
-    frame.step();
-    show_line(&mut cpu.local.lock(), cpu, monitor);
-    Kind::Redistributor
+        "no memory of its own"
+    };
+    guest_stopped(format_args!("it {verb} {address:#x}, which is {what}"))
 }
 
-/// Gives the monitor's interrupts of CPU `number` the priority that no mask keeps out.
-pub(super) fn own_priorities(monitor: &Monitor, number: usize) {
-    let owned = monitor.frames[number].owned();
-    for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
-        let at = monitor.sgi_frame(number) + IPRIORITYR0 + intid;
-        write_device(at, 1, OWN_PRIORITY.into());
+/// Serves an access to a filtered frame of the interrupt controller; false when `address` is in none.
+fn interrupt_controller(
+    frame: &mut Frame,
+    address: u64,
+    write: bool,
+    access: MemoryAccess,
+    monitor: &Monitor,
+) -> bool {
+    let MemoryAccess { bytes, rt, .. } = access;
+    let machine = || read_device(address, bytes);
+    let answer = if let Some((place, view)) = monitor.redistributor_at(address) {
+        let offset = address - place.frames.start;
+        if write {
+            Err(view.write(offset, bytes, frame.register(rt), machine))
+        } else {
+            Ok(view.read(offset, bytes, machine))
+        }
+    } else if monitor.machine.distributor.contains(&address) {
+        let offset = address - monitor.machine.distributor.start;
+        if write {
+            Err(distributor::write(offset, bytes, frame.register(rt)))
+        } else {
+            Ok(distributor::read(offset, bytes, machine))
+        }
+    } else {
+        return false;
+    };
+    match answer {
+        Ok(value) => frame.set_register(rt, access.extend(value)),
+        Err(Some(value)) => write_device(address, bytes, value),
+        Err(None) => {}
     }
+    true
 }
 
 /// The guest marks the beginning (1) or the end (2) of what is measured.

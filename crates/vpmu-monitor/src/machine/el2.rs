@@ -17,7 +17,6 @@ use vpmu_monitor::{
 
 use super::{
     cpu::{Cpu, Local, Monitor},
-    device::own_priorities,
     gic, hardware,
     pmu_registers::PhysicalPmu,
     sysreg::{isb, read_sysreg, write_sysreg},
@@ -54,11 +53,20 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
 
 /// Enables this CPU's interrupts that belong to the monitor, in its redistributor.
 fn own_interrupts(number: usize, monitor: &Monitor) {
-    own_priorities(monitor, number);
-    let frame = monitor.sgi_frame(number);
-    let owned = monitor.frames[number].owned();
+    let (place, view) = monitor.redistributor(number);
+    let (frame, owned) = (place.sgi_frame(), view.owned());
     // SAFETY: this CPU's redistributor, as the device tree says; the guest is not running on it.
     unsafe {
+        // A bootloader may have used LPIs; the guest's writes do not reach this register.
+        let control = (place.frames.start + redistributor::CTLR) as *mut u32;
+        ptr::write_volatile(
+            control,
+            ptr::read_volatile(control) & !redistributor::CTLR_ENABLE_LPIS,
+        );
+        for intid in (0..32).filter(|n| owned >> n & 1 != 0) {
+            let priority = (frame + redistributor::IPRIORITYR0 + intid) as *mut u8;
+            ptr::write_volatile(priority, gic::OWN_PRIORITY);
+        }
         let group = (frame + redistributor::IGROUPR0) as *mut u32;
         ptr::write_volatile(group, ptr::read_volatile(group) | owned);
         ptr::write_volatile((frame + redistributor::ISENABLER0) as *mut u32, owned);

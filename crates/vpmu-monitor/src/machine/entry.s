@@ -1,5 +1,5 @@
 // The first instructions, and the way into and out of every exception.
-// STACK_SIZE and MAX_CPUS come from cpu.rs, FRAME from trap.rs.
+// STACK_SIZE comes from cpu.rs, FRAME from frame.rs.
 
 // ---- The arm64 image header (Linux, Documentation/arch/arm64/booting.rst) ----------------------
 .section .head, "ax"
@@ -22,14 +22,26 @@ guest_length:
 // ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
 .section .text.start, "ax"
 start:
-    mrs     x1, CurrentEL
-    cmp     x1, #(2 << 2)
-    b.ne    wait_forever            // not at EL2: nothing can be done, and nothing said
+    mrs     x23, CurrentEL
+    cmp     x23, #(2 << 2)
+    b.ne    1f                      // said later, when there is a console
     // First of all HCR_EL2 = RW: its E2H decides what the bits of EL2's other registers mean.
     mov     x1, #(1 << 31)
     msr     hcr_el2, x1
     isb
-    mov     x19, x0
+    ldr     x1, =0x30c50830         // SCTLR_EL2: little-endian, MMU and caches off
+    msr     sctlr_el2, x1
+    isb
+1:
+    adrp    x21, head               // where the bootloader put us, the guest's file behind
+    mov     x22, xzr                // and how far our memory reaches: not known yet
+    b       0f
+.global moved
+moved:                              // the same again, from the monitor's home: x0 = device tree,
+    mov     x21, x1                 // x1 = where the bootloader put us, x2 = end of our memory
+    mov     x22, x2
+    mrs     x23, CurrentEL
+0:  mov     x19, x0
     adrp    x20, head               // where we are; linked at 0, so also the offset
 
     adrp    x1, rela_start
@@ -57,12 +69,19 @@ start:
     add     x1, x1, :lo12:boot_cpu_stack_top
     msr     SPSel, #1
     mov     sp, x1
-    adrp    x1, vectors
-    add     x1, x1, :lo12:vectors
-    msr     vbar_el2, x1
-    isb
     mov     x0, x19
     mov     x1, x20
+    cmp     x23, #(2 << 2)
+    b.eq    5f
+    lsr     x2, x23, #2
+    bl      wrong_level
+    b       wait_forever
+5:  adrp    x2, vectors
+    add     x2, x2, :lo12:vectors
+    msr     vbar_el2, x2
+    isb
+    mov     x2, x21
+    mov     x3, x22
     bl      boot_cpu
 wait_forever:
     wfe
@@ -271,11 +290,8 @@ probe_vectors:
     own_vector 14
     own_vector 15
 
-// ---- Stacks: one for each CPU, the boot CPU's first ---------------------------------------------
+// ---- The stack of boot, and of a fault in the monitor itself --------------------------------------
 .section .bss, "aw", @nobits
 .balign 16
-.global stacks
-stacks:
     .skip   STACK_SIZE
 boot_cpu_stack_top:
-    .skip   STACK_SIZE * (MAX_CPUS - 1)

@@ -214,7 +214,7 @@ impl CpuInterface for PhysicalInterface {
             return;
         }
         let frame = if intid < 32 {
-            monitor.sgi_frame(Cpu::number())
+            monitor.redistributor(Cpu::number()).0.sgi_frame()
         } else {
             monitor.machine.distributor.start
         };

@@ -7,39 +7,47 @@
 
 use core::{
     alloc::{GlobalAlloc, Layout},
-    cell::UnsafeCell,
+    ops::Range,
     ptr,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-const SIZE: usize = 512 * 1024;
-
-#[repr(align(4096))]
 struct BootHeap {
-    memory: UnsafeCell<[u8; SIZE]>,
-    used: AtomicUsize,
+    next: AtomicUsize,
+    end: AtomicUsize,
 }
 
 #[global_allocator]
 static HEAP: BootHeap = BootHeap {
-    memory: UnsafeCell::new([0; SIZE]),
-    used: AtomicUsize::new(0),
+    next: AtomicUsize::new(0),
+    end: AtomicUsize::new(0),
 };
 
-// SAFETY: only the boot CPU allocates, and each byte is handed out once.
-unsafe impl Sync for BootHeap {}
+/// Hands out `memory` from here on.
+///
+/// # Safety
+///
+/// Nobody else may use that memory.
+pub(crate) unsafe fn open(memory: Range<u64>) {
+    HEAP.next.store(memory.start as usize, Relaxed);
+    HEAP.end.store(memory.end as usize, Relaxed);
+}
 
-// SAFETY: a returned block lies in `memory`, is aligned, and overlaps no other.
+// SAFETY: a returned block lies in the memory that `open` was given, is aligned, and overlaps no other.
 unsafe impl GlobalAlloc for BootHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // One CPU allocates, before the others start and partly with caches off, where exclusive
         // accesses are not to be had: a load and a store.
-        let start = self.memory.get() as usize;
-        let begin = (start + self.used.load(Relaxed)).next_multiple_of(layout.align()) - start;
-        match begin.checked_add(layout.size()) {
-            Some(end) if end <= SIZE => {
-                self.used.store(end, Relaxed);
-                self.memory.get().cast::<u8>().wrapping_add(begin)
+        let end = self.end.load(Relaxed);
+        let block = self
+            .next
+            .load(Relaxed)
+            .checked_next_multiple_of(layout.align())
+            .and_then(|begin| Some((begin, begin.checked_add(layout.size())?)));
+        match block {
+            Some((begin, next)) if next <= end => {
+                self.next.store(next, Relaxed);
+                begin as *mut u8
             }
             _ => ptr::null_mut(),
         }
@@ -50,5 +58,5 @@ unsafe impl GlobalAlloc for BootHeap {
 
 /// No allocation succeeds from here on.
 pub(crate) fn seal() {
-    HEAP.used.store(SIZE, Relaxed);
+    HEAP.end.store(0, Relaxed);
 }

@@ -4,7 +4,6 @@
 
 use vpmu_monitor::world::{
     guest_pmu::{GuestPmu, Pmi},
-    redistributor,
     statistics::Kind,
     vgic::{FIRST_LPI, Interrupt, Source},
 };
@@ -14,7 +13,6 @@ use super::{
     end::power_off,
     frame::Frame,
     gic::{self, PhysicalInterface},
-    mmio::read_device,
     pmu_registers::PhysicalPmu,
 };
 
@@ -107,14 +105,9 @@ pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     ) else {
         return;
     };
-    let number = Cpu::number();
-    let high = line && monitor.frames[number].enabled(intid);
-    let priority = if high {
-        let priorities = monitor.sgi_frame(number) + redistributor::IPRIORITYR0;
-        read_device(priorities + u64::from(intid), 1) as u8
-    } else {
-        0
-    };
+    let (_, view) = monitor.redistributor(Cpu::number());
+    let high = line && view.enabled(intid);
+    let priority = view.priority(intid);
     let interrupt = Interrupt {
         intid,
         priority,

@@ -4,14 +4,14 @@
 
 /// Reads a register of `bytes` bytes.
 pub(super) fn read_device(address: u64, bytes: u8) -> u64 {
-    // SAFETY: a redistributor register, mapped as a device; the guest chose an aligned address, or
-    // stage 1 would have faulted on device memory.
+    // SAFETY: a register of the interrupt controller, mapped as a device; only accesses that are
+    // aligned by their width are passed on.
     unsafe {
         match bytes {
             1 => (address as *const u8).read_volatile().into(),
-            2 => ((address & !1) as *const u16).read_volatile().into(),
-            4 => ((address & !3) as *const u32).read_volatile().into(),
-            _ => ((address & !7) as *const u64).read_volatile(),
+            2 => (address as *const u16).read_volatile().into(),
+            4 => (address as *const u32).read_volatile().into(),
+            _ => (address as *const u64).read_volatile(),
         }
     }
 }
@@ -22,9 +22,9 @@ pub(super) fn write_device(address: u64, bytes: u8, value: u64) {
     unsafe {
         match bytes {
             1 => (address as *mut u8).write_volatile(value as u8),
-            2 => ((address & !1) as *mut u16).write_volatile(value as u16),
-            4 => ((address & !3) as *mut u32).write_volatile(value as u32),
-            _ => ((address & !7) as *mut u64).write_volatile(value),
+            2 => (address as *mut u16).write_volatile(value as u16),
+            4 => (address as *mut u32).write_volatile(value as u32),
+            _ => (address as *mut u64).write_volatile(value),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The monitor's own address space and the guest's stage 2.
 //!
-//! Both map addresses to themselves. Stage 2 gives the guest everything but three holes: the
-//! monitor's memory, the redistributors' SGI frames and the doorbell (whose accesses are served), so
-//! a device's DMA addresses are the guest's own.
+//! Both map addresses to themselves. Stage 2 gives the guest everything but some holes: the
+//! monitor's memory, what of the interrupt controller is filtered and the doorbell (whose accesses are
+//! served), and the interrupt translation services. So a device's DMA addresses are the guest's own.
 //!
 //! UNSAFETY: writes the translation registers and switches the MMU on.
 
 use alloc::vec::Vec;
-use core::{mem, ops::Range};
+use core::{alloc::Layout, mem::ManuallyDrop, ops::Range, ptr};
 
 use aarch64_paging::{
     MapError,
@@ -57,35 +57,19 @@ pub(crate) struct Translation {
     vttbr_el2: u64,
 }
 
-/// How many address bits the two translations cover, and from which level their tables start.
-struct Reach {
-    bits: u64,
-    level: usize,
-    /// Encoding of PARange and PS.
-    physical: u64,
+/// How many bits a physical address has, and their encoding (ID_AA64MMFR0_EL1.PARange, TCR_EL2.PS). Both
+/// translations reach as far.
+fn reach() -> (u64, u64) {
+    // Beyond 48 bits addresses need another table format.
+    let encoding = (read_sysreg!("id_aa64mmfr0_el1") & 0xf).min(5);
+    ([32, 36, 40, 42, 44, 48][encoding as usize], encoding)
 }
 
-fn reach() -> Reach {
-    let physical = (read_sysreg!("id_aa64mmfr0_el1") & 0xf).min(5);
-    // A table walk may start at level 0 only with at least 44 bits of physical address.
-    if physical >= 4 {
-        let bits = if physical == 4 { 44 } else { 48 };
-        Reach {
-            bits,
-            level: 0,
-            physical,
-        }
-    } else {
-        Reach {
-            bits: 39.min([32, 36, 40, 42][physical as usize]),
-            level: 1,
-            physical,
-        }
-    }
+/// The first address that is neither RAM nor device.
+pub(crate) fn end(machine: &Machine) -> u64 {
+    // Blocks of 1 GiB keep the tables small.
+    machine.end.next_multiple_of(1 << 30).min(1 << reach().0)
 }
-
-/// Where devices may be: the whole address space that common machines use, RAM excepted.
-const DEVICE_SPACE: u64 = 1 << 40;
 
 /// Builds both translations. `holes` stay out of the guest's; `monitor` is the monitor's memory.
 pub(crate) fn build(
@@ -93,31 +77,25 @@ pub(crate) fn build(
     monitor: &Range<u64>,
     holes: &[Range<u64>],
 ) -> Result<Translation, MapError> {
-    let Reach {
-        bits,
-        level,
-        physical,
-    } = reach();
-
-    // RAM is identity-mapped at EL2 with 39 bits, which reach 512 GiB.
-    let mut own = IdMap::<El2>::new(1, El2);
+    let (bits, physical) = reach();
+    let mut own = IdMap::<El2>::new(0, El2);
     for ram in &machine.ram {
         own.map_range(&region(ram), NORMAL)?;
     }
-    let uart = machine
-        .uart
-        .map(|base| base & !0xfff..(base & !0xfff) + 0x1000);
-    for device in uart
-        .iter()
-        .chain([&machine.distributor, &machine.redistributors])
-    {
-        own.map_range(&region(device), DEVICE)?;
+    // The registers of any serial port are in one page.
+    let consoles = machine.consoles.iter().map(|console| {
+        let page = console.base & !0xfff;
+        page..page + 0x1000
+    });
+    let controller = machine.redistributors.iter().chain([&machine.distributor]);
+    for device in consoles.chain(controller.cloned()) {
+        own.map_range(&region(&device), DEVICE)?;
     }
     let ttbr0_el2 = own.root_address().0 as u64;
     // The tables live as long as the machine.
-    mem::forget(own);
+    let _ = ManuallyDrop::new(own);
 
-    let mut guest = RootTable::<Stage2, _>::new(IdTranslation::new(), level, Stage2);
+    let mut guest = RootTable::<Stage2, _>::new(IdTranslation::new(), 0, Stage2);
     let mut map = |range: Range<u64>, attributes| {
         let range = region(&range);
         let address = PhysicalAddress(range.start().0);
@@ -126,7 +104,7 @@ pub(crate) fn build(
     let mut edges: Vec<Range<u64>> = holes.to_vec();
     edges.push(monitor.clone());
     let mut at = 0;
-    let end = DEVICE_SPACE.min(1 << bits);
+    let end = end(machine);
     // From edge to edge: RAM, hole or device, whatever begins next.
     while at < end {
         let next = |from: u64| {
@@ -146,19 +124,49 @@ pub(crate) fn build(
         }
         at = to;
     }
-    let vttbr_el2 = guest.to_physical().0 as u64;
-    mem::forget(guest);
+    let root = guest.to_physical().0 as u64;
+    let _ = ManuallyDrop::new(guest);
 
-    let start_level = if level == 0 { 2_u64 } else { 1 };
+    // A walk may start at level 0 only with at least 44 bits (Arm ARM DDI 0487, D8.2.3): with fewer it starts
+    // at tables of level 1, side by side.
+    let (vttbr_el2, start_level) = if bits >= 44 {
+        (root, 2_u64)
+    } else {
+        (side_by_side(root, 1 << bits.saturating_sub(39)), 1)
+    };
     Ok(Translation {
         mair_el2: MAIR,
-        tcr_el2: 1 << 31 | 1 << 23 | physical << 16 | WALK | 25,
+        tcr_el2: 1 << 31 | 1 << 23 | physical << 16 | WALK | 16,
         ttbr0_el2,
         // RES1 bits, caches and MMU on; no alignment checks beyond the architecture's.
         sctlr_el2: 0x30c5_0830 | 1 << 12 | 1 << 2 | 1,
         vtcr_el2: 1 << 31 | physical << 16 | WALK | start_level << 6 | (64 - bits),
         vttbr_el2,
     })
+}
+
+/// Copies the first `count` tables that the table at `root` points to into one block; returns its address.
+fn side_by_side(root: u64, count: usize) -> u64 {
+    const ENTRIES: usize = 512;
+    const TABLE: u64 = 3;
+    let layout = Layout::array::<[u64; ENTRIES]>(count)
+        .and_then(|layout| layout.align_to(count * size_of::<[u64; ENTRIES]>()));
+    let Ok(layout) = layout else { return root };
+    // SAFETY: `root` and what it points to are tables of this module; the new block is as large as the layout.
+    unsafe {
+        let block = alloc::alloc::alloc_zeroed(layout).cast::<u64>();
+        if block.is_null() {
+            alloc::alloc::handle_alloc_error(layout);
+        }
+        for n in 0..count {
+            let entry = *(root as *const u64).add(n);
+            if entry & TABLE == TABLE {
+                let table = (entry & 0xffff_ffff_f000) as *const u64;
+                ptr::copy_nonoverlapping(table, block.add(n * ENTRIES), ENTRIES);
+            }
+        }
+        block as u64
+    }
 }
 
 fn region(range: &Range<u64>) -> MemoryRegion {
@@ -191,8 +199,8 @@ impl Translation {
 }
 
 /// Makes the caches forget `range`, which this CPU has written with its MMU off, past them: a line that was
-/// there before would hide what was written once the MMU is on (Linux, Documentation/arch/arm64/booting.rst:
-/// the bootloader has cleaned the image, so that no line is dirty).
+/// there before would hide what was written once the MMU is on. No line of it is dirty: whoever put the image
+/// there has cleaned it (Linux, Documentation/arch/arm64/booting.rst).
 pub(crate) fn forget_cached(range: &Range<u64>) {
     // CTR_EL0.DminLine: log2 of the words in the smallest line.
     let line = 4_u64 << (read_sysreg!("ctr_el0") >> 16 & 0xf);
@@ -210,16 +218,25 @@ pub(crate) fn forget_cached(range: &Range<u64>) {
     }
 }
 
-/// Writes `range` back from the caches, for who reads it with its caches off.
+/// Makes this CPU fetch instructions anew that were written since it last did.
+pub(crate) fn forget_instructions() {
+    // SAFETY: only costs time.
+    unsafe {
+        core::arch::asm!("dsb sy", "ic iallu", "dsb sy", "isb", options(nostack));
+    }
+}
+
+/// Writes `range` back from the caches and forgets it there, for who reads it with its caches off.
 pub(crate) fn clean_to_memory(range: Range<u64>) {
-    const LINE: u64 = 16;
-    let mut at = range.start & !(LINE - 1);
+    // CTR_EL0.DminLine: the smallest line's size, a power of two of words.
+    let line = 4 << (read_sysreg!("ctr_el0") >> 16 & 0xf);
+    let mut at = range.start & !(line - 1);
     while at < range.end {
         // SAFETY: cleaning a cache line changes no value.
         unsafe {
             core::arch::asm!("dc civac, {}", in(reg) at, options(nostack));
         }
-        at += LINE;
+        at += line;
     }
     // SAFETY: a barrier only orders.
     unsafe {

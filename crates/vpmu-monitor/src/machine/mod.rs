@@ -29,12 +29,11 @@ use core::{arch::global_asm, panic::PanicInfo};
 
 global_asm!(
     concat!(
-        ".set FRAME, {frame}\n.set STACK_SIZE, {stack}\n.set MAX_CPUS, {cpus}\n",
+        ".set FRAME, {frame}\n.set STACK_SIZE, {stack}\n",
         include_str!("entry.s")
     ),
     frame = const size_of::<frame::Frame>(),
     stack = const cpu::STACK_SIZE,
-    cpus = const cpu::MAX_CPUS,
 );
 
 #[panic_handler]

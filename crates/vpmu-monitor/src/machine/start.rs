@@ -9,14 +9,15 @@ use vpmu_monitor::{regs::SPSR_EL1H_MASKED, world::psci};
 
 use super::{
     console::say,
-    cpu::{CPUS, MAX_CPUS, Monitor, STACK_SIZE},
+    cpu::{Monitor, cpus},
     el2, end, mmu,
     sysreg::{isb, write_sysreg},
 };
 
 /// What a CPU that starts with its MMU off needs; the layout is known to `entry.s`.
+#[derive(Default)]
 #[repr(C)]
-struct StartBlock {
+pub(crate) struct StartBlock {
     stack: u64,
     mair_el2: u64,
     tcr_el2: u64,
@@ -26,7 +27,6 @@ struct StartBlock {
 }
 
 unsafe extern "C" {
-    static stacks: u8;
     fn start_secondary();
     safe fn enter_guest(x0: u64, stack: u64) -> !;
 }
@@ -42,31 +42,21 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }
-    let (entry, context) = *CPUS[number].start.lock();
+    let (entry, context) = *cpus()[number].start.lock();
     enter(number, entry, context)
 }
 
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
 pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u64) -> u64 {
-    let cpu = &CPUS[number];
+    let cpu = &cpus()[number];
     if cpu.on.swap(true, Relaxed) {
         return psci::ALREADY_ON;
     }
     *cpu.start.lock() = (entry, context);
-    static BLOCKS: [spin::Mutex<StartBlock>; MAX_CPUS] = [const {
-        spin::Mutex::new(StartBlock {
-            stack: 0,
-            mair_el2: 0,
-            tcr_el2: 0,
-            ttbr0_el2: 0,
-            sctlr_el2: 0,
-            number: 0,
-        })
-    }; MAX_CPUS];
-    let mut block = BLOCKS[number].lock();
+    let mut block = cpu.block.lock();
     let translation = &monitor.translation;
     *block = StartBlock {
-        stack: stack_top(number),
+        stack: cpu.stack_top(),
         mair_el2: translation.mair_el2,
         tcr_el2: translation.tcr_el2,
         ttbr0_el2: translation.ttbr0_el2,
@@ -88,18 +78,15 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
     answer
 }
 
-fn stack_top(number: usize) -> u64 {
-    (&raw const stacks) as u64 + ((number + 1) * STACK_SIZE) as u64
-}
-
 /// Enters the guest on this CPU for the first time.
 pub(crate) fn enter(number: usize, entry: u64, x0: u64) -> ! {
-    CPUS[number].on.store(true, Relaxed);
+    let cpu = &cpus()[number];
+    cpu.on.store(true, Relaxed);
     // SAFETY: where and how the guest starts; stage 2 limits what it can reach.
     unsafe {
         write_sysreg!("elr_el2", entry);
         write_sysreg!("spsr_el2", SPSR_EL1H_MASKED);
     }
     isb();
-    enter_guest(x0, stack_top(number))
+    enter_guest(x0, cpu.stack_top())
 }

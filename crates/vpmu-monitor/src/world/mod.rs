@@ -2,6 +2,7 @@
 
 pub mod aarch32;
 pub mod backing;
+pub mod distributor;
 pub mod exit;
 pub mod guest_pmu;
 pub mod offer;

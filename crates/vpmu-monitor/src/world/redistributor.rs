@@ -1,12 +1,18 @@
-//! The one part of the GIC that the guest does not reach directly: the redistributors' SGI frames.
+//! The GIC's redistributors as the guest reaches them: every access to their frames is served here.
 //!
-//! There the enable bits of the PPIs live, and some PPIs belong to the monitor: its maintenance
-//! interrupt always, the PMU's when the PMU is emulated. Linux disables every PPI when it starts, so
-//! without this filter the monitor would go deaf. The guest keeps its own view of the bits, which is
-//! also what decides whether the emulated PMU's interrupt may be offered. Everything else in the
-//! frame goes through to the machine (Arm IHI 0069, "The GIC Redistributor register map").
+//! Two things in them must not be the guest's. In the SGI frame are the enable bits and priorities of
+//! the PPIs, and some PPIs belong to the monitor: its maintenance interrupt always, the PMU's when the
+//! PMU is emulated. Linux disables every PPI when it starts, so the guest has a view of its own of those.
+//! In the control frame are the addresses of the LPI tables, which the redistributor writes by physical
+//! address and so past stage 2. LPIs are therefore not offered: the frame says that there are none.
+//!
+//! Registers, widths and reset values: Arm IHI 0069, "The GIC Redistributor register map".
 
-use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use alloc::vec::Vec;
+use core::{
+    ops::Range,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+};
 
 /// Groups, bit n = INTID n.
 pub const IGROUPR0: u64 = 0x080;
@@ -20,27 +26,113 @@ pub const ISPENDR0: u64 = 0x200;
 const ICPENDR0: u64 = 0x280;
 const ISACTIVER0: u64 = 0x300;
 const ICACTIVER0: u64 = 0x380;
+const ICFGR0: u64 = 0xc00;
+const ICFGR1: u64 = 0xc04;
+/// Behind these four begin the bits of other kinds: security and non-maskable interrupts.
+const CONFIGURATION_END: u64 = 0xd00;
 
-/// Bytes of one CPU's redistributor: the control frame and the SGI frame, 64 KiB each.
-pub const STRIDE: u64 = 0x2_0000;
-/// Where the SGI frame begins in it.
-pub const SGI_FRAME: u64 = 0x1_0000;
+/// Control frame: state of the frame.
+pub const CTLR: u64 = 0x000;
+const IIDR: u64 = 0x004;
+const TYPER: u64 = 0x008;
+const TYPER_HIGH: u64 = 0x00c;
+const WAKER: u64 = 0x014;
+/// The registers that identify a frame, the last of each.
+const IDENTIFICATION: Range<u64> = 0xffd0..0x1_0000;
 
-/// The guest's view of one CPU's SGI frame.
+/// GICR_CTLR: a write is on its way (to other CPUs, to the distributor).
+const CTLR_PENDING: u64 = 1 << 31 | 1 << 3;
+/// GICR_CTLR.EnableLPIs.
+pub const CTLR_ENABLE_LPIS: u32 = 1;
+/// GICR_TYPER without LPIs in any form. `VLPIS` stays: it says how far it is to the next redistributor.
+const TYPER_OFFERED: u64 = TYPER_AFFINITY | 0x1f << 27 | 0xffff << 8 | TYPER_LAST | TYPER_VLPIS;
+const TYPER_AFFINITY: u64 = 0xffff_ffff << 32;
+const TYPER_LAST: u64 = 1 << 4;
+const TYPER_VLPIS: u64 = 1 << 1;
+const WAKER_PROCESSOR_SLEEP: u64 = 1 << 1;
+const WAKER_CHILDREN_ASLEEP: u64 = 1 << 2;
+
+/// Bytes of one frame.
+pub const FRAME: u64 = 0x1_0000;
+
+/// Whether the registers of an interrupt controller's frame have an access of `bytes` bytes at `offset`.
+///
+/// All have words; priorities can be accessed by the byte as well. What an access of another width or
+/// alignment does is not defined, so it does nothing: then no byte of a register is reached but through
+/// the filter that knows the register.
+pub(super) fn is_defined(offset: u64, bytes: u8) -> bool {
+    match bytes {
+        4 => offset.is_multiple_of(4),
+        1 => (IPRIORITYR0..IPRIORITYR0 + 0x400).contains(&offset),
+        _ => false,
+    }
+}
+
+/// Where one CPU's redistributor is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redistributor {
+    /// All its frames: control and SGI, and with virtual LPIs two more.
+    pub frames: Range<u64>,
+    /// The CPU's affinity, as MPIDR_EL1 has it.
+    pub affinity: u64,
+}
+
+/// The redistributors in `regions`, found by what they say of themselves. `stride` is the distance
+/// between two when the device tree states it; `typer` reads the GICR_TYPER at an address.
+pub fn find(
+    regions: &[Range<u64>],
+    stride: Option<u64>,
+    typer: impl Fn(u64) -> u64,
+) -> Vec<Redistributor> {
+    let mut found = Vec::new();
+    for region in regions {
+        let mut at = region.start;
+        while at
+            .checked_add(2 * FRAME)
+            .is_some_and(|end| end <= region.end)
+        {
+            let kind = typer(at + TYPER);
+            let frames = if kind & TYPER_VLPIS != 0 { 4 } else { 2 } * FRAME;
+            let affinity = kind >> 32;
+            found.push(Redistributor {
+                frames: at..(at + frames).min(region.end),
+                affinity: (affinity & 0xff00_0000) << 8 | affinity & 0x00ff_ffff,
+            });
+            if kind & TYPER_LAST != 0 {
+                break;
+            }
+            at += stride.unwrap_or(frames).max(frames);
+        }
+    }
+    found
+}
+
+impl Redistributor {
+    /// Address of the SGI frame.
+    pub fn sgi_frame(&self) -> u64 {
+        self.frames.start + FRAME
+    }
+}
+
+/// The guest's view of one CPU's redistributor.
 #[derive(Debug, Default)]
-pub struct SgiFrame {
+pub struct View {
     /// Bit n = INTID n is the monitor's.
     owned: u32,
     /// The guest's enable bits of those.
     enabled: AtomicU32,
+    /// The guest's priorities of those, four INTIDs to a word.
+    priorities: [AtomicU32; 8],
+    /// GICR_WAKER.ProcessorSleep.
+    asleep: AtomicBool,
 }
 
-impl SgiFrame {
-    /// A frame in which the INTIDs of `owned` (bit n = INTID n, below 32) are the monitor's.
-    pub const fn new(owned: u32) -> Self {
+impl View {
+    /// A redistributor in which the INTIDs of `owned` (bit n = INTID n, below 32) are the monitor's.
+    pub fn new(owned: u32) -> Self {
         Self {
             owned,
-            enabled: AtomicU32::new(0),
+            ..Self::default()
         }
     }
 
@@ -51,79 +143,138 @@ impl SgiFrame {
 
     /// Whether the guest has enabled the owned interrupt `intid`.
     pub fn enabled(&self, intid: u32) -> bool {
-        self.enabled.load(Relaxed) >> intid & 1 != 0
+        self.enabled.load(Relaxed) >> (intid & 31) & 1 != 0
     }
 
-    /// What the guest reads at `offset`, where the machine has `physical`.
-    pub fn read(&self, offset: u64, physical: u64) -> u64 {
-        let owned = u64::from(self.owned);
-        match offset {
-            ISENABLER0 | ICENABLER0 => {
-                physical & !owned | u64::from(self.enabled.load(Relaxed)) & owned
-            }
-            ISPENDR0 | ICPENDR0 | ISACTIVER0 | ICACTIVER0 => physical & !owned,
-            _ => physical,
+    /// The priority that the guest has given the owned interrupt `intid`.
+    pub fn priority(&self, intid: u32) -> u8 {
+        let word = self.priorities[intid as usize / 4 % 8].load(Relaxed);
+        (word >> (intid % 4 * 8)) as u8
+    }
+
+    /// What the guest reads from `bytes` bytes at `offset` of its frames; `machine` reads the same there.
+    pub fn read(&self, offset: u64, bytes: u8, machine: impl FnOnce() -> u64) -> u64 {
+        match (offset / FRAME, offset % FRAME) {
+            (0, TYPER) if bytes == 8 => machine() & TYPER_OFFERED,
+            (0, register) if is_defined(register, bytes) => self.read_control(register, machine),
+            (1, register) if is_defined(register, bytes) => self.read_sgi(register, bytes, machine),
+            // Virtual LPIs.
+            _ => 0,
         }
     }
 
-    /// What the machine gets for the guest's write of `value` at `offset`.
-    pub fn write(&self, offset: u64, value: u64) -> u64 {
-        let owned = self.owned;
-        match offset {
+    /// What the machine gets for the guest's write of `value`; `None`: nothing. `machine` reads what is
+    /// at the same place.
+    pub fn write(
+        &self,
+        offset: u64,
+        bytes: u8,
+        value: u64,
+        machine: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        match (offset / FRAME, offset % FRAME) {
+            (0, WAKER) if bytes == 4 => {
+                // The redistributor stays awake: the monitor needs its interrupts.
+                self.asleep
+                    .store(value & WAKER_PROCESSOR_SLEEP != 0, Relaxed);
+                None
+            }
+            (1, register) if is_defined(register, bytes) => {
+                self.write_sgi(register, bytes, value, machine)
+            }
+            _ => None,
+        }
+    }
+
+    fn read_control(&self, register: u64, machine: impl FnOnce() -> u64) -> u64 {
+        match register {
+            CTLR => machine() & CTLR_PENDING,
+            TYPER => machine() & TYPER_OFFERED & 0xffff_ffff,
+            IIDR | TYPER_HIGH => machine(),
+            WAKER if self.asleep.load(Relaxed) => WAKER_PROCESSOR_SLEEP | WAKER_CHILDREN_ASLEEP,
+            _ if IDENTIFICATION.contains(&register) => machine(),
+            _ => 0,
+        }
+    }
+
+    fn read_sgi(&self, register: u64, bytes: u8, machine: impl FnOnce() -> u64) -> u64 {
+        let owned = u64::from(self.owned);
+        match register {
+            ISENABLER0 | ICENABLER0 => {
+                machine() & !owned | u64::from(self.enabled.load(Relaxed)) & owned
+            }
+            ISPENDR0 | ICPENDR0 | ISACTIVER0 | ICACTIVER0 => machine() & !owned,
+            _ => match self.owned_priorities(register) {
+                Some((word, mask, shift)) => {
+                    let word = u64::from(word.load(Relaxed)) >> shift;
+                    let mask = mask >> shift;
+                    (machine() & !mask | word & mask) & (u64::MAX >> (64 - 8 * u32::from(bytes)))
+                }
+                None if register < CONFIGURATION_END => machine(),
+                None if IDENTIFICATION.contains(&register) => machine(),
+                None => 0,
+            },
+        }
+    }
+
+    fn write_sgi(
+        &self,
+        register: u64,
+        bytes: u8,
+        value: u64,
+        machine: impl FnOnce() -> u64,
+    ) -> Option<u64> {
+        let owned = u64::from(self.owned);
+        match register {
             ISENABLER0 => {
-                self.enabled.fetch_or(value as u32 & owned, Relaxed);
+                self.enabled.fetch_or(value as u32 & self.owned, Relaxed);
             }
             ICENABLER0 => {
-                self.enabled.fetch_and(!(value as u32 & owned), Relaxed);
+                self.enabled
+                    .fetch_and(!(value as u32 & self.owned), Relaxed);
             }
             // The monitor takes its interrupts in group 1.
-            IGROUPR0 => return value | u64::from(owned),
+            IGROUPR0 => return Some(value | owned),
             ISPENDR0 | ICPENDR0 | ISACTIVER0 | ICACTIVER0 => {}
-            _ => return value,
+            ICFGR0 | ICFGR1 => {
+                let mask = two_bits_each((self.owned >> ((register - ICFGR0) * 4)) as u16);
+                return Some(value & !mask | machine() & mask);
+            }
+            _ => {
+                let Some((word, mask, shift)) = self.owned_priorities(register) else {
+                    return (register < CONFIGURATION_END).then_some(value);
+                };
+                let written = (u64::MAX >> (64 - 8 * u32::from(bytes))) << shift & mask;
+                let new = value << shift & written;
+                // A word of another CPU's frame may be written by two CPUs at once: the last one counts.
+                let old = u64::from(word.load(Relaxed));
+                word.store((old & !written | new) as u32, Relaxed);
+                let kept = mask >> shift;
+                return Some(value & !kept | machine() & kept);
+            }
         }
-        value & !u64::from(owned)
+        Some(value & !owned)
     }
+
+    /// For a priority register of INTIDs below 32: the word of the guest's view that has it, the mask of
+    /// the bytes in that word that are the monitor's, and the register's first bit in it.
+    fn owned_priorities(&self, register: u64) -> Option<(&AtomicU32, u64, u64)> {
+        let first = register.checked_sub(IPRIORITYR0)?;
+        let word = self.priorities.get(first as usize / 4)?;
+        let owned = self.owned >> (first & !3);
+        let mask = (0..4)
+            .filter(|byte| owned >> byte & 1 != 0)
+            .fold(0, |mask, byte| mask | 0xff << (8 * byte));
+        Some((word, mask, first % 4 * 8))
+    }
+}
+
+/// Each bit of `bits` twice.
+fn two_bits_each(bits: u16) -> u64 {
+    (0..16)
+        .filter(|n| bits >> n & 1 != 0)
+        .fold(0, |mask, n| mask | 3 << (2 * n))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MAINTENANCE: u32 = 25;
-
-    #[test]
-    fn the_guest_cannot_switch_the_monitors_interrupts_off() {
-        let frame = SgiFrame::new(1 << MAINTENANCE);
-        assert_eq!(
-            frame.write(ICENABLER0, 0xffff_ffff),
-            !(1 << 25) & 0xffff_ffff
-        );
-        assert_eq!(
-            frame.write(ICACTIVER0, 0xffff_ffff),
-            !(1 << 25) & 0xffff_ffff
-        );
-        assert_eq!(frame.write(ISPENDR0, 1 << 25), 0);
-        assert_eq!(frame.write(IGROUPR0, 0), 1 << 25);
-    }
-
-    #[test]
-    fn the_guest_sees_its_own_enable_bits() {
-        let frame = SgiFrame::new(1 << MAINTENANCE);
-        assert!(!frame.enabled(MAINTENANCE));
-        assert_eq!(frame.read(ISENABLER0, 1 << 25 | 1), 1);
-        assert_eq!(frame.write(ISENABLER0, 1 << 25 | 2), 2);
-        assert!(frame.enabled(MAINTENANCE));
-        assert_eq!(frame.read(ISENABLER0, 3), 1 << 25 | 3);
-        frame.write(ICENABLER0, 1 << 25);
-        assert!(!frame.enabled(MAINTENANCE));
-    }
-
-    #[test]
-    fn the_rest_of_the_frame_is_the_machines() {
-        let frame = SgiFrame::new(1 << MAINTENANCE);
-        for offset in [0x400, 0x418, 0xc00, 0xffe8, 0xffff_ffff] {
-            assert_eq!(frame.write(offset, 0xdead_beef), 0xdead_beef);
-            assert_eq!(frame.read(offset, 0xdead_beef), 0xdead_beef);
-        }
-    }
-}
+mod tests;

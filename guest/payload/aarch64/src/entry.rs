@@ -151,6 +151,13 @@ el2_vectors:
 unsafe extern "C" {
     /// Where PSCI starts the other CPUs.
     safe fn secondary_entry();
+    /// The image's first instruction.
+    safe fn image_head();
+}
+
+/// Where the image is.
+pub(crate) fn image_address() -> u64 {
+    image_head as *const () as u64
 }
 
 /// Address at which PSCI starts the other CPUs; their x0 is their index.

@@ -85,6 +85,18 @@ impl Gic {
         gic
     }
 
+    /// The SGI frame of this CPU's redistributor.
+    pub(crate) fn private(&self) -> u64 {
+        self.private
+    }
+
+    /// Reads and writes a word of the SGI frame.
+    pub(crate) fn change_private(&self, register: u64, change: impl FnOnce(u32) -> u32) {
+        let address = self.private + register;
+        write32(address, change(read32(address)));
+        self.settle();
+    }
+
     fn frame(&self, intid: u32) -> u64 {
         if intid < 32 {
             self.private

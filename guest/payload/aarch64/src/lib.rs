@@ -29,8 +29,10 @@
 //!
 //! See [`BootArgs`](vpmu_payload_harness::BootArgs). Three runs are no part of the
 //! usual one: `test=fuzzregs` reads and writes every system register encoding,
-//! `test=stray addr=A` writes to A, which a monitor below must stop, and
-//! `test=hang` prints a line and then never does anything again.
+//! `test=stray addr=A` writes to A, which a monitor below must stop,
+//! `test=attack.its` and `test=attack.lpi` (with `addr=A`) make the interrupt
+//! controller write to A, and `test=hang` prints a line and then never does
+//! anything again.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![cfg_attr(
@@ -58,6 +60,8 @@ mod gic;
 mod loops;
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 mod mmio;
+#[cfg(all(target_os = "none", target_arch = "aarch64"))]
+mod normal;
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 mod percpu;
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]

@@ -1,5 +1,7 @@
 //! The machine as its device tree describes it.
 
+use core::ops::Range;
+
 use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
@@ -17,7 +19,7 @@ pub enum Conduit {
 }
 
 /// What the tests need to know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Machine<'a> {
     /// The PL011's address.
     pub uart: u64,
@@ -25,6 +27,12 @@ pub struct Machine<'a> {
     pub distributor: u64,
     /// The first GICv3 redistributor's address.
     pub redistributors: u64,
+    /// The ITS, where the tree has one.
+    pub its: Option<u64>,
+    /// The first piece of RAM.
+    pub ram: Range<u64>,
+    /// How many there are.
+    pub pieces_of_ram: usize,
     /// How to call PSCI.
     pub conduit: Conduit,
     /// The PMU's interrupt.
@@ -83,6 +91,12 @@ impl<'a> Machine<'a> {
             uart: address(uart, 0).ok_or("the PL011 has no address")?,
             distributor: address(gic, 0).ok_or("the GIC has no distributor")?,
             redistributors: address(gic, 1).ok_or("the GIC has no redistributors")?,
+            its: gic
+                .children()
+                .find(|node| node.is_compatible("arm,gic-v3-its"))
+                .and_then(|node| address(node, 0)),
+            ram: pieces_of_ram(root).next().ok_or("no RAM")?,
+            pieces_of_ram: pieces_of_ram(root).count(),
             conduit,
             pmi: private_interrupt(pmu, 0).ok_or("the PMU has no private interrupt")?,
             // Secure, non-secure, virtual, hypervisor.
@@ -96,6 +110,16 @@ impl<'a> Machine<'a> {
                 .unwrap_or_default(),
         })
     }
+}
+
+fn pieces_of_ram(root: FdtNode<'_>) -> impl Iterator<Item = Range<u64>> {
+    root.children()
+        .filter(|node| node.name_without_address() == "memory")
+        .flat_map(|node| node.reg().ok().flatten().into_iter().flatten())
+        .filter_map(|reg| {
+            let start: u64 = reg.address().ok()?;
+            Some(start..start.checked_add(reg.size::<u64>().ok()?)?)
+        })
 }
 
 /// The node with `compatible` at the root or one level below.

@@ -15,6 +15,14 @@ pub(crate) fn read32(address: u64) -> u32 {
     value
 }
 
+/// Reads 64 bits.
+pub(crate) fn read64(address: u64) -> u64 {
+    let value: u64;
+    // SAFETY: as above.
+    unsafe { asm!("ldr {0}, [{1}]", out(reg) value, in(reg) address, options(nostack)) }
+    value
+}
+
 /// Writes 32 bits.
 pub(crate) fn write32(address: u64, value: u32) {
     // SAFETY: a store to a device changes no memory of the program.
@@ -25,7 +33,7 @@ pub(crate) fn write32(address: u64, value: u32) {
 pub(crate) fn write8(address: u64, value: u8) {
     // SAFETY: as above.
     unsafe {
-        asm!("strb {0:w}, [{1}]", in(reg) u32::from(value), in(reg) address, options(nostack))
+        asm!("strb {0:w}, [{1}]", in(reg) u32::from(value), in(reg) address, options(nostack));
     }
 }
 

@@ -27,6 +27,11 @@ pub(crate) fn call(function: u32, arguments: [u64; 3]) -> i64 {
     result[0].cast_signed()
 }
 
+/// Calls function `function` of the hypervisor; there is one at EL2.
+pub(crate) fn hypervisor_call(function: u32) -> u64 {
+    smccc::hvc64(function, [0; 17])[0]
+}
+
 /// The version: major in bits 31:16, minor below.
 pub(crate) fn version() -> i64 {
     call(PSCI_VERSION, [0; 3])

@@ -1,8 +1,6 @@
-//! The monitor's doorbell on AArch64: a page of the guest's physical memory at which a
-//! program tells the monitor below to begin and to end measuring.
-//!
-//! Without the monitor the page is a hole in the machine's map, and touching
-//! it may kill the process (SIGBUS). So a child looks first.
+//! The monitor's doorbell on AArch64: a page of the guest's physical address space at which a
+//! program tells the monitor below to begin and to end measuring. The monitor writes its
+//! address into the guest's device tree; without a monitor the tree has none.
 
 // UNSAFETY: the doorbell is a device register.
 #![expect(unsafe_code, reason = "the doorbell is a device register")]
@@ -12,7 +10,8 @@ use core::fmt;
 use crate::arch::{device_read, device_write};
 use crate::sys::{self, Errno, flags};
 
-const ADDRESS: usize = 0x0b00_0000;
+/// The address, big-endian with 64 bits.
+const ADDRESS: &core::ffi::CStr = c"/proc/device-tree/chosen/vpmu,doorbell";
 const LENGTH: usize = 0x1000;
 /// What the register reads as when a monitor is below: "VPMV".
 const MAGIC: u32 = 0x564d_5056;
@@ -26,9 +25,7 @@ pub struct Doorbell(*mut u32);
 pub enum NoDoorbell {
     /// `/dev/mem` could not be opened or mapped.
     Memory(Errno),
-    /// The looking child could not be started.
-    Probe(Errno),
-    /// Nobody answers at the doorbell's address.
+    /// No address in the device tree, or nobody answers there.
     Absent,
 }
 
@@ -36,33 +33,34 @@ impl fmt::Display for NoDoorbell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Memory(errno) => write!(f, "failed to map /dev/mem: {errno}"),
-            Self::Probe(errno) => write!(f, "failed to fork: {errno}"),
-            Self::Absent => write!(
-                f,
-                "no monitor answers at {ADDRESS:#010x}: leave --doorbell away, or boot under vpmu-monitor"
-            ),
+            Self::Absent => {
+                f.write_str("no monitor answers: leave --doorbell away, or boot under vpmu-monitor")
+            }
         }
     }
 }
 
 impl Doorbell {
     /// Maps the doorbell after making sure that a monitor answers.
+    ///
+    /// # Errors
+    ///
+    /// [`NoDoorbell`] says what is missing.
     pub fn open() -> Result<Self, NoDoorbell> {
+        // A byte more than there is: the file must end.
+        let mut bytes = [0; 9];
+        let address = sys::read_file(ADDRESS, &mut bytes)
+            .and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
+            .ok_or(NoDoorbell::Absent)?;
         let register = sys::open(c"/dev/mem", flags::READ_WRITE_SYNC)
-            .and_then(|memory| memory.map(ADDRESS, LENGTH))
+            .and_then(|memory| memory.map(address as usize, LENGTH))
             .map_err(NoDoorbell::Memory)?
             .cast::<u32>();
-        match sys::fork().map_err(NoDoorbell::Probe)? {
-            None => {
-                // SAFETY: mapped above; at worst this child dies.
-                let answered = unsafe { device_read(register) } == MAGIC;
-                sys::exit(i32::from(!answered))
-            }
-            Some(child) => match child.wait() {
-                Ok(ended) if ended.status == 0 => Ok(Self(register)),
-                Ok(_) => Err(NoDoorbell::Absent),
-                Err(errno) => Err(NoDoorbell::Probe(errno)),
-            },
+        // SAFETY: mapped above, and no memory of anybody's: a monitor says that it is a register.
+        if unsafe { device_read(register) } == MAGIC {
+            Ok(Self(register))
+        } else {
+            Err(NoDoorbell::Absent)
         }
     }
 

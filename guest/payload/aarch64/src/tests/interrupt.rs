@@ -93,7 +93,7 @@ fn expect_one(cx: &Context, n: u8) -> Result<(), Failure> {
     )
 }
 
-fn delivered(cx: &Context) -> Verdict {
+pub(super) fn delivered(cx: &Context) -> Verdict {
     arm(cx, 100_000)?;
     interruptible(|| spin(1_000_000));
     expect_one(cx, CYCLE)?;

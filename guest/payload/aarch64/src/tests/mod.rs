@@ -18,11 +18,14 @@ use vpmu_payload_harness::{Failure, Tally, Verdict};
 
 mod aarch32;
 mod access;
+mod attack;
 mod counting;
 mod filter;
 mod firmware;
+mod frame;
 mod fuzz;
 mod interrupt;
+mod memory;
 mod offer;
 mod overflow;
 mod pending;
@@ -56,13 +59,14 @@ const EVERY_CPU: &[&[Test]] = &[
     interrupt::TESTS,
     sgi::TESTS,
     pending::TESTS,
+    frame::TESTS,
 ];
 
 /// Run on the others, which the boot CPU answers.
 const OTHER_CPUS: &[&[Test]] = &[sgi::ANSWERED];
 
 /// Run on the boot CPU; they start the others.
-const BOOT_CPU: &[&[Test]] = &[firmware::TESTS, pending::BOOT_CPU];
+const BOOT_CPU: &[&[Test]] = &[memory::TESTS, firmware::TESTS, pending::BOOT_CPU];
 
 static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
 static TALLY: Tally = Tally::new();
@@ -80,6 +84,8 @@ pub(crate) fn run(mut machine: Machine<'static>) {
     let arguments = BootArgs::parse(machine.bootargs);
     match arguments.test {
         Some("fuzzregs") => run_lists(&[fuzz::TESTS], 0),
+        Some("attack.its") => run_lists(&[attack::ITS], 0),
+        Some("attack.lpi") => run_lists(&[attack::LPI], 0),
         Some("stray") => run_lists(&[stray::TESTS], 0),
         Some("hang") => stray::hang(),
         _ => {

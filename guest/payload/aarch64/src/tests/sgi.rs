@@ -68,7 +68,7 @@ fn sgi_to_self(cx: &Context) -> Verdict {
 }
 
 /// All sixteen pending at once.
-fn many(cx: &Context) -> Verdict {
+pub(super) fn many(cx: &Context) -> Verdict {
     for intid in 0..16 {
         cx.gic.enable(intid);
     }

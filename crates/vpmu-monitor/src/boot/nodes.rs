@@ -1,0 +1,157 @@
+//! Finding nodes in a device tree, wherever a bus puts them, with their registers as the CPU addresses them.
+//!
+//! Devicetree Specification 0.4, 2.3.6 (`reg`) and 2.3.8 (`ranges`).
+
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use dtoolkit::{
+    Node, Property,
+    fdt::{Fdt, FdtNode},
+};
+
+/// Buses inside buses beyond this are not looked into.
+const DEPTH: usize = 16;
+
+/// A node and where its registers are.
+#[derive(Clone)]
+pub(super) struct Found<'a> {
+    pub(super) node: FdtNode<'a>,
+    /// Its `reg`, as CPU addresses; empty when a bus on the way does not translate.
+    pub(super) registers: Vec<Range<u64>>,
+    /// What its `ranges` hands on to devices behind it, as CPU addresses.
+    pub(super) windows: Vec<Range<u64>>,
+}
+
+/// The nodes that `wanted` wants, in the tree's order.
+pub(super) fn find<'a>(tree: Fdt<'a>, wanted: impl Fn(&FdtNode<'a>) -> bool) -> Vec<Found<'a>> {
+    let mut found = Vec::new();
+    visit(
+        tree.root(),
+        &|region| Some(region),
+        DEPTH,
+        &wanted,
+        &mut found,
+    );
+    found
+}
+
+/// The nodes that are compatible with `name`.
+pub(super) fn compatible<'a>(tree: Fdt<'a>, name: &str) -> Vec<Found<'a>> {
+    find(tree, |node| is_compatible(node, |c| c == name))
+}
+
+/// Whether one of the node's `compatible` strings is right.
+pub(super) fn is_compatible(node: &FdtNode<'_>, right: impl Fn(&str) -> bool) -> bool {
+    node.compatible().is_some_and(|mut all| all.any(right))
+}
+
+/// Whether the node's `status` says that it can be used.
+pub(super) fn is_usable(node: &FdtNode<'_>) -> bool {
+    node.property("status")
+        .and_then(|status| status.value_as::<&str>().ok())
+        .is_none_or(|status| matches!(status, "okay" | "ok"))
+}
+
+type Translate<'t> = &'t dyn Fn(Range<u64>) -> Option<Range<u64>>;
+
+/// Looks at the children of `bus`, whose addresses `translate` makes CPU addresses.
+fn visit<'a>(
+    bus: FdtNode<'a>,
+    translate: Translate<'_>,
+    depth: usize,
+    wanted: &impl Fn(&FdtNode<'a>) -> bool,
+    found: &mut Vec<Found<'a>>,
+) {
+    for node in bus.children() {
+        if wanted(&node) {
+            found.push(Found {
+                node,
+                registers: regions(&node).filter_map(translate).collect(),
+                windows: windows(&node).filter_map(translate).collect(),
+            });
+        }
+        if depth > 0 {
+            visit(
+                node,
+                &|region| translate(to_parent(&node, region)?),
+                depth - 1,
+                wanted,
+                found,
+            );
+        }
+    }
+}
+
+/// A region of `bus`'s children as its parent addresses it; `None` when it does not.
+fn to_parent(bus: &FdtNode<'_>, region: Range<u64>) -> Option<Range<u64>> {
+    // An empty property says that the addresses are the same.
+    if bus.property("ranges")?.value().is_empty() {
+        return Some(region);
+    }
+    bus.ranges().ok()??.find_map(|range| {
+        let child: u64 = range.child_bus_address().ok()?;
+        let parent: u64 = range.parent_bus_address().ok()?;
+        let length: u64 = range.length().ok()?;
+        let offset = region.start.checked_sub(child)?;
+        let size = region.end.checked_sub(region.start)?;
+        let start = parent.checked_add(offset)?;
+        (offset.checked_add(size)? <= length).then_some(start..start.checked_add(size)?)
+    })
+}
+
+/// What the node hands on to devices behind it, in its bus's addresses.
+fn windows<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
+    node.ranges()
+        .ok()
+        .flatten()
+        .into_iter()
+        .flatten()
+        .filter_map(|range| {
+            let start: u64 = range.parent_bus_address().ok()?;
+            Some(start..start.checked_add(range.length().ok()?)?)
+        })
+}
+
+/// The node's `reg`, in its bus's addresses.
+pub(super) fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>> + use<'a> {
+    node.reg()
+        .ok()
+        .flatten()
+        .into_iter()
+        .flatten()
+        .filter_map(|reg| {
+            let start: u64 = reg.address().ok()?;
+            let size: u64 = reg.size().ok()?;
+            Some(start..start.checked_add(size)?)
+        })
+}
+
+/// A property's first cell.
+pub(super) fn cell(node: &FdtNode<'_>, name: &str) -> Option<u32> {
+    cells(node.property(name)?.value()).next()
+}
+
+/// The big-endian words of a property.
+pub(super) fn cells(value: &[u8]) -> impl Iterator<Item = u32> {
+    value
+        .chunks_exact(4)
+        .map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+/// INTIDs of a node's `interrupts`, each of `width` cells: kind (0 = SPI, 1 = PPI), number, and more that
+/// does not matter here.
+pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
+    let Some(property) = node.property("interrupts") else {
+        return Vec::new();
+    };
+    let words: Vec<u32> = cells(property.value()).collect();
+    words
+        .chunks_exact(width.max(2))
+        .filter_map(|specifier| match specifier[0] {
+            0 => specifier[1].checked_add(32),
+            1 => specifier[1].checked_add(16),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,81 @@
+//! The GIC's distributor as the guest reaches it. It is the guest's: what the guest breaks there is its own
+//! interrupts. But some of what the distributor offers the monitor does not pass on, so the pages with
+//! those registers are served here: LPIs (see [`super::redistributor`]) and non-maskable interrupts,
+//! which are acknowledged through a register of their own.
+//!
+//! Arm IHI 0069, "The GIC Distributor register map".
+
+use core::ops::Range;
+
+use super::redistributor::is_defined;
+
+const CTLR: u64 = 0x0000;
+const TYPER: u64 = 0x0004;
+/// Virtual LPIs of GICv4.1.
+const TYPER2: u64 = 0x000c;
+
+/// GICD_CTLR.ARE (ARE_NS): without it the redistributors' registers would be banked here.
+const CTLR_ARE: u64 = 1 << 4;
+/// GICD_TYPER: num_LPIs, DVIS, LPIS, NMI.
+const TYPER_HIDDEN: u64 = 0x1f << 11 | 1 << 18 | 1 << 17 | 1 << 9;
+
+/// The pages, by offset, that have INMIR registers: all others go through untouched.
+pub const PAGES: [Range<u64>; 2] = [0x0000..0x1000, 0x3000..0x4000];
+const INMIR: Range<u64> = 0x0f80..0x1000;
+const INMIR_EXTENDED: Range<u64> = 0x3b00..0x3c00;
+
+/// What the guest reads from `bytes` bytes at `offset`; `machine` reads the same there.
+pub fn read(offset: u64, bytes: u8, machine: impl FnOnce() -> u64) -> u64 {
+    match offset {
+        _ if !is_defined(offset, bytes) => 0,
+        TYPER => machine() & !TYPER_HIDDEN,
+        TYPER2 => 0,
+        _ if is_hidden(offset) => 0,
+        _ => machine(),
+    }
+}
+
+/// What the machine gets for the guest's write of `value`; `None`: nothing.
+pub fn write(offset: u64, bytes: u8, value: u64) -> Option<u64> {
+    match offset {
+        _ if !is_defined(offset, bytes) || is_hidden(offset) => None,
+        CTLR => Some(value | CTLR_ARE),
+        _ => Some(value),
+    }
+}
+
+fn is_hidden(offset: u64) -> bool {
+    INMIR.contains(&offset) || INMIR_EXTENDED.contains(&offset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neither_lpis_nor_non_maskable_interrupts_are_offered() {
+        assert_eq!(read(TYPER, 4, || 0xffff_ffff), 0xfff9_05ff);
+        assert_eq!(read(TYPER2, 4, || 0xffff_ffff), 0);
+        for offset in [0xf84, 0xffc, 0x3b00] {
+            assert_eq!(write(offset, 4, !0), None);
+            assert_eq!(read(offset, 4, || !0), 0);
+        }
+    }
+
+    #[test]
+    fn affinity_routing_stays_on() {
+        assert_eq!(write(CTLR, 4, 0), Some(0x10));
+    }
+
+    #[test]
+    fn the_rest_is_the_machines_in_the_widths_it_has() {
+        for offset in [0x104, 0x40, 0x7fc, 0xc08, 0x3000] {
+            assert_eq!(write(offset, 4, 0x1234_5678), Some(0x1234_5678));
+            assert_eq!(read(offset, 4, || 0x1234_5678), 0x1234_5678);
+        }
+        assert_eq!(write(0x421, 1, 0xa0), Some(0xa0));
+        for (offset, bytes) in [(0xf7e, 4), (0xf7c, 8), (0xf84, 1), (0x3afe, 4), (0x3af8, 8)] {
+            assert_eq!(write(offset, bytes, !0), None);
+        }
+    }
+}
