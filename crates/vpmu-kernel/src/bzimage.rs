@@ -57,6 +57,7 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
         |method| move |error: &dyn std::fmt::Display| Error::Damaged(method, error.to_string());
     // The host gives pages as they are filled: an announced size alone costs nothing.
     let mut kernel = Vec::with_capacity(size);
+    // Not for zstd: its decoder keeps all of a window back, and blocks of nothing cost it little.
     let written = Cell::new(0);
     let input = |data| Input {
         data,
@@ -92,11 +93,9 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
             "xz"
         }
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            let mut decoder = ruzstd::decoding::StreamingDecoder::new_with_max_window_size(
-                input(data),
-                LARGEST_WINDOW,
-            )
-            .map_err(|error| damaged("zstd")(&error))?;
+            let mut decoder =
+                ruzstd::decoding::StreamingDecoder::new_with_max_window_size(data, LARGEST_WINDOW)
+                    .map_err(|error| damaged("zstd")(&error))?;
             decompress("zstd", &mut decoder)?;
             "zstd"
         }
