@@ -76,6 +76,10 @@ impl Fd {
     pub const STDERR: Self = Self(2);
 
     /// Reads at most `buffer.len()` bytes; 0 at the end of the file.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     pub fn read(self, buffer: &mut [u8]) -> Result<usize, Errno> {
         // SAFETY: the buffer is writable for its length.
         retry(|| unsafe {
@@ -87,6 +91,10 @@ impl Fd {
     }
 
     /// Writes all of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     pub fn write_all(self, mut bytes: &[u8]) -> Result<(), Errno> {
         while !bytes.is_empty() {
             // SAFETY: the buffer is readable for its length.
@@ -108,6 +116,10 @@ impl Fd {
     }
 
     /// Makes `target` another name of this descriptor.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     pub fn duplicate_to(self, target: Fd) -> Result<(), Errno> {
         // SAFETY: no pointers.
         check(unsafe { syscall(arch::DUP3, [self.0, target.0, 0, 0, 0, 0]) }).map(drop)
@@ -120,6 +132,10 @@ impl Fd {
     }
 
     /// Maps `length` bytes at `offset`, shared, for reading and writing.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     #[cfg(target_arch = "aarch64")]
     pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
         // SAFETY: the kernel picks an address that nothing else uses.
@@ -140,6 +156,10 @@ impl fmt::Write for Fd {
 }
 
 /// Opens `path` with one of [`flags`].
+///
+/// # Errors
+///
+/// The system call's.
 pub fn open(path: &CStr, flags: usize) -> Result<Fd, Errno> {
     // SAFETY: the path is a C string.
     retry(|| unsafe {
@@ -168,6 +188,10 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
 }
 
 /// Lets this process use I/O port `port`.
+///
+/// # Errors
+///
+/// The system call's.
 #[cfg(target_arch = "x86_64")]
 pub fn allow_port(port: u16) -> Result<(), Errno> {
     // SAFETY: no pointers.
@@ -227,6 +251,10 @@ fn set_signal(signal: i32, action: &SignalAction, before: &mut SignalAction) {
 pub struct Child(usize);
 
 /// Duplicates the process; `None` in the child.
+///
+/// # Errors
+///
+/// The system call's.
 pub fn fork() -> Result<Option<Child>, Errno> {
     // SAFETY: without CLONE_VM the child has its own memory, so nothing of
     // this process is shared with it.
@@ -247,6 +275,10 @@ pub struct Ended {
 
 impl Child {
     /// Waits for the child to end.
+    ///
+    /// # Errors
+    ///
+    /// The system call's.
     pub fn wait(self) -> Result<Ended, Errno> {
         let mut status = 0_i32;
         // struct rusage: two timevals and 14 longs.

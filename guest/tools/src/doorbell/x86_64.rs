@@ -44,6 +44,10 @@ impl fmt::Display for NoDoorbell {
 
 impl Doorbell {
     /// Asks for the port and makes sure that a VMM answers.
+    ///
+    /// # Errors
+    ///
+    /// Says why there is none to ring.
     pub fn open() -> Result<Self, NoDoorbell> {
         sys::allow_port(PORT).map_err(NoDoorbell::Port)?;
         let answer: u8;
