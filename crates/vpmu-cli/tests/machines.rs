@@ -1,0 +1,92 @@
+//! The matrix of processors: the monitor boots stock Linux on each, its PMU counts what the machine's does,
+//! and what must trap there is said, with the reason.
+//!
+//! QEMU models the ID registers of each core, so that the plan is the one that the core would get. It does not
+//! model how long anything takes, nor how well a core keeps host counters apart.
+
+mod common;
+mod guests;
+
+use std::fs;
+
+use guests::vpmu;
+use serde_json::Value;
+
+/// Cores before PMUv3p5, which cannot keep a counter from counting at EL2 by themselves.
+const OLDER: [(&str, u32); 5] = [
+    ("cortex-a53", 1),
+    ("cortex-a55", 2),
+    ("cortex-a72", 1),
+    ("neoverse-n1", 1),
+    ("neoverse-v1", 2),
+];
+
+/// Cores that can; A710 has 20 counters.
+const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max", 8)];
+
+const COUNT: &str = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat; nproc";
+
+/// The two counts and the number of CPUs, and the results.
+fn run(pmu: &str, (cpu, vcpus): (&str, u32)) -> Option<(Vec<f64>, Value)> {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let output = vpmu("aarch64")?
+        .args(["run", "--pmu", pmu, "--cpu", cpu])
+        .args(["--vcpus", &vcpus.to_string()])
+        .arg("--json")
+        .arg(&json)
+        .args(["--", COUNT])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{cpu} {pmu}: {text}{errors}");
+    let numbers = text
+        .lines()
+        .filter_map(|line| line.split(',').next()?.trim().parse().ok())
+        .collect();
+    let results: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
+    Some((numbers, results["runs"][0].clone()))
+}
+
+#[test]
+fn older_cores_boot_count_right_and_trap_nothing() {
+    OLDER.into_iter().for_each(check);
+}
+
+#[test]
+fn newer_cores_boot_count_right_and_trap_nothing() {
+    NEWER.into_iter().for_each(check);
+}
+
+fn check((cpu, vcpus): (&str, u32)) {
+    let Some((native, _)) = run("native", (cpu, vcpus)) else {
+        return;
+    };
+    let (guest, results) = run("partitioned", (cpu, vcpus)).unwrap();
+    assert_eq!(native.len(), 3, "{cpu}: {native:?}");
+    assert_eq!(guest.len(), 3, "{cpu}: {guest:?}");
+    assert_eq!(guest[2], f64::from(vcpus), "{cpu}");
+    for (guest, native) in guest.iter().zip(&native) {
+        let ratio = guest / native;
+        assert!(
+            (0.999..=1.001).contains(&ratio),
+            "{cpu}: {ratio} of native's"
+        );
+    }
+    let exits = results["exits"].as_object().unwrap();
+    let trapped: Vec<&String> = exits
+        .keys()
+        .filter(|kind| kind.starts_with("sysreg:PM"))
+        .collect();
+    // A guest's first access finds its PMU not loaded, and traps for that.
+    let times: u64 = trapped
+        .iter()
+        .filter_map(|&kind| exits[kind].as_u64())
+        .sum();
+    println!("{cpu}, {vcpus} CPUs: {trapped:?} trapped {times} times");
+    assert!(
+        times <= u64::from(vcpus),
+        "{cpu} trapped {trapped:?} {times} times"
+    );
+}
