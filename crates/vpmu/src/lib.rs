@@ -7,7 +7,8 @@
 //!
 //! - [`arm`]: PMUv3, [emulated](arm::emulated) or [partitioned](arm::partition);
 //! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5;
-//! - [`counter`]: what both ask of a host, and when;
+//! - [`paravirt`]: a PMU for guests that have a driver for it: a page in place of registers;
+//! - [`counter`]: what all of them ask of a host, and when.
 //!
 //! This page embeds the emulated Arm one, step by step; the x86 one goes the same way.
 //!
@@ -155,4 +156,5 @@
 
 pub mod arm;
 pub mod counter;
+pub mod paravirt;
 pub mod x86;

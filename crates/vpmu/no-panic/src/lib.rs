@@ -13,6 +13,7 @@
 #![expect(unreachable_pub, reason = "they are named by the linker alone")]
 
 mod arm;
+mod paravirt;
 mod partition;
 mod x86;
 
@@ -50,6 +51,12 @@ impl<E> CounterHost<E> for Host {
     }
     fn reports_promptly(&self) -> bool {
         black_box(true)
+    }
+    fn repeats(&self) -> bool {
+        black_box(true)
+    }
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        black_box(u64::from(sharing))
     }
     fn deficit(&self, counter: u8) -> Option<Lost> {
         black_box((counter != 0).then_some(Lost::Multiplexed))

@@ -224,7 +224,10 @@ pub(crate) trait Model {
         if !self.take(n, counted) {
             count(&mut self.bank_mut().hosted.statistics_mut().spurious_reports);
         }
-        if report == Report::Due && self.implemented().contains(n) && self.due(n).is_some() {
+        let due = self.due(n);
+        let asked = self.bank().hosted.armed(n);
+        if report == Report::Due && self.implemented().contains(n) && due.is_some() && due != asked
+        {
             // The host event may be further than what it reported, and is asked again from there.
             self.settle(CounterSet::of(n), host);
         }

@@ -44,6 +44,8 @@ struct Slot<E> {
     owed: u64,
     /// The host will report when it has counted so many beyond `mark`.
     armed: Option<NonZeroU64>,
+    /// After so many events again, and so on; `None`: it reports once.
+    repeats: Option<NonZeroU64>,
     /// Why the total is not all that happened.
     deficit: Option<Lost>,
 }
@@ -55,6 +57,7 @@ impl<E> Slot<E> {
             mark: 0,
             owed: 0,
             armed: None,
+            repeats: None,
             deficit: None,
         }
     }
@@ -70,9 +73,15 @@ impl<E> Slot<E> {
         }
         self.mark = total;
         self.owed = self.owed.wrapping_add(counted);
-        self.armed = self
-            .armed
-            .and_then(|due| NonZeroU64::new(due.get().saturating_sub(counted)));
+        self.armed = self.armed.and_then(|due| {
+            let beyond = match (counted.checked_sub(due.get()), self.repeats) {
+                (None, _) => return NonZeroU64::new(due.get() - counted),
+                (Some(_), None) => return None,
+                (Some(beyond), Some(period)) => beyond % period,
+            };
+            self.repeats
+                .and_then(|period| NonZeroU64::new(period.get() - beyond))
+        });
     }
 }
 
@@ -360,7 +369,11 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
             return 0;
         };
-        let due = slot.armed.take();
+        let due = slot.armed;
+        // A total that is read finds out where a repeated period stands.
+        if slot.repeats.is_none() {
+            slot.armed = None;
+        }
         match report {
             // Nobody waits for this period any more.
             Report::Due | Report::Moved if due.is_none() => return self.take_owed(counter),
@@ -368,6 +381,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
                 let due = due.map_or(0, NonZeroU64::get);
                 slot.mark = slot.mark.wrapping_add(due);
                 slot.owed = slot.owed.wrapping_add(due);
+                slot.armed = slot.repeats;
                 self.used |= only;
                 return self.take_owed(counter);
             }
@@ -450,6 +464,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             count(&mut self.statistics.set_periods);
             host.set_period(counter, due);
             slot.armed = due;
+            slot.repeats = due.filter(|_| host.repeats());
         }
     }
 }

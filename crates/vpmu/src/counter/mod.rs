@@ -83,6 +83,19 @@ pub trait CounterHost<E> {
         false
     }
 
+    /// Whether a report is followed by the next after as many events again, without being asked for: the period goes on
+    /// until [`set_period`](Self::set_period) replaces it, also over `pause` and `resume`.
+    fn repeats(&self) -> bool {
+        false
+    }
+
+    /// The least number of events after which a report comes while so many counters wait for theirs. A shorter period
+    /// is stretched to it.
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        let _ = sharing;
+        1
+    }
+
     /// Why the total of `counter` is not all that happened, known from its last read, pause or
     /// resume: [`Lost::Multiplexed`] if the host event had to share its counter since `create`.
     /// The engine asks when it has taken a total. It is to cost nothing, and is not counted.

@@ -1,0 +1,160 @@
+//! The guest's counters as their bank sees them.
+
+use core::num::NonZeroU64;
+
+use super::device::Device;
+use super::page::flag;
+use crate::counter::{Bank, CounterHost, CounterSet, Events, Lost, Model};
+use crate::x86::intel::RawPerfEvtSel;
+use crate::x86::{CounterConfig, EventKind};
+
+/// No period or distance is longer: the sum of two is no wrap.
+pub(super) const LONGEST: u64 = 1 << 62;
+
+/// A wish that has been taken over, and what became of it. The count itself is the bank's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wish {
+    pub(super) config: u64,
+    pub(super) flags: u64,
+    /// As last seen: the guest may change it at any time.
+    pub(super) period: u64,
+    pub(super) generation: u64,
+    /// The count at which the next overflow is.
+    pub(super) next: u64,
+    /// Of the period that the next overflow ends.
+    pub(super) length: u64,
+    /// Of the period that the last overflow ended.
+    pub(super) last: u64,
+    pub(super) overflows: u64,
+}
+
+impl Wish {
+    /// Bits of a configuration that have a meaning.
+    const EVENT: u64 = 0xffff | RawPerfEvtSel::EDGE | RawPerfEvtSel::INV | 0xff << 24;
+
+    fn event(&self) -> CounterConfig {
+        let raw = RawPerfEvtSel(self.config);
+        CounterConfig {
+            event: EventKind::General {
+                select: raw.select(),
+                umask: raw.umask(),
+            },
+            user: self.flags & flag::USER != 0,
+            kernel: self.flags & flag::KERNEL != 0,
+            edge: raw.has(RawPerfEvtSel::EDGE),
+            invert: raw.has(RawPerfEvtSel::INV),
+            threshold: raw.threshold(),
+            only_c0: false,
+        }
+    }
+
+    pub(super) const fn interrupts(&self) -> bool {
+        self.flags & flag::INTERRUPT != 0
+    }
+}
+
+impl Model for Device {
+    type Event = CounterConfig;
+
+    fn bank(&self) -> &Bank<CounterConfig> {
+        &self.bank
+    }
+
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+        &mut self.bank
+    }
+
+    fn observer(&mut self) -> &mut impl Events {
+        &mut self.observer
+    }
+
+    fn implemented(&self) -> CounterSet {
+        CounterSet::first(self.offer.counters)
+    }
+
+    fn enabled(&self) -> CounterSet {
+        if self.frozen {
+            CounterSet::EMPTY
+        } else {
+            self.wanted
+        }
+    }
+
+    fn event(&self, n: u8) -> CounterConfig {
+        self.wishes[n].event()
+    }
+
+    fn is_countable(&self, n: u8) -> bool {
+        let wish = &self.wishes[n];
+        let event = wish.event();
+        wish.generation != 0
+            && (event.user || event.kernel)
+            && self.offer.filter.allows(event.event)
+    }
+
+    fn unsupported(&self, n: u8) -> Option<Lost> {
+        let wish = &self.wishes[n];
+        let event = wish.event();
+        let offered = match event.architectural() {
+            Some(event) => self.offer.has_event(event),
+            None => self.offer.raw,
+        };
+        let known = wish.config & !Wish::EVENT == 0;
+        let rings = self.offer.rings || event.user == event.kernel;
+        (!offered || !known || !rings).then_some(Lost::Unsupported)
+    }
+
+    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+        let wish = &self.wishes[n];
+        if !wish.interrupts() {
+            return None;
+        }
+        NonZeroU64::new(wish.next.wrapping_sub(self.bank.counters[n].value))
+    }
+
+    fn advance(&mut self, n: u8, events: u64) -> bool {
+        let period = self.granted(self.wishes[n].period);
+        let value = &mut self.bank.counters[n].value;
+        *value = value.wrapping_add(events);
+        self.changed.insert(n);
+        let wish = &mut self.wishes[n];
+        // Not past the next overflow: a distance is below 2^63.
+        let over = value.wrapping_sub(wish.next);
+        if !wish.interrupts() || over > u64::MAX / 2 {
+            return false;
+        }
+        let skipped = over / period;
+        wish.overflows = wish.overflows.wrapping_add(skipped).wrapping_add(1);
+        wish.last = if skipped == 0 { wish.length } else { period };
+        wish.length = period;
+        wish.next = wish
+            .next
+            .wrapping_add(period.wrapping_mul(skipped.wrapping_add(1)));
+        self.overflowed = true;
+        true
+    }
+}
+
+impl Device {
+    /// A period as it is granted.
+    pub(super) fn granted(&self, wish: u64) -> u64 {
+        wish.clamp(self.floor.clamp(1, LONGEST), LONGEST)
+    }
+
+    /// Counters whose host events are to report.
+    pub(super) fn reporting(&self) -> CounterSet {
+        let mut reporting = CounterSet::EMPTY;
+        for n in self.wanted {
+            if self.wishes[n].interrupts() {
+                reporting.insert(n);
+            }
+        }
+        reporting
+    }
+
+    /// Finds out what the shortest period is, now that other counters report.
+    pub(super) fn share<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
+        let sharing = self.reporting().len().max(1);
+        self.floor = host.shortest_period(sharing);
+    }
+}

@@ -1,0 +1,374 @@
+//! The host's half of one vCPU's page.
+
+use core::fmt;
+
+use super::counters::Wish;
+use super::offer::{BadOffer, Offer};
+use super::page::{self, Page, TAG, command, state, word};
+use crate::counter::{
+    Bank, CounterHost, CounterSet, CounterState, Model, Policy, Report, Slots, Statistics,
+};
+use crate::x86::{CounterConfig, Outcome};
+
+/// One vCPU's device: copies of the guest's wishes, and the host events that fulfil them.
+///
+/// The integration keeps where the page is, and hands it to each call; `None` stands for a page that is not in the
+/// guest's memory (any more), on which nothing is asked for. No call panics, whatever is in the page.
+///
+/// ```
+/// # use core::cell::RefCell;
+/// # use core::num::NonZeroU64;
+/// # use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+/// # #[derive(Default)]
+/// # struct Host(u64);
+/// # impl CounterHost<vpmu::x86::CounterConfig> for Host {
+/// #     fn create(&mut self, _: u8, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn resume(&mut self, _: CounterSet) {}
+/// #     fn pause(&mut self, _: CounterSet) {}
+/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
+/// #     fn release(&mut self, _: u8) {}
+/// # }
+/// # struct Memory(RefCell<[u64; 512]>);
+/// # impl vpmu::paravirt::Page for Memory {
+/// #     fn load(&self, word: usize) -> u64 { self.0.borrow()[word] }
+/// #     fn store(&self, word: usize, value: u64) { self.0.borrow_mut()[word] = value }
+/// #     fn fence(&self) {}
+/// # }
+/// use vpmu::paravirt::{Device, GuestHalf, Offer, command, flag, word};
+/// use vpmu::x86::{EventFilter, Outcome};
+///
+/// let offer = Offer { counters: 4, events: 0b11, rings: true, raw: false, filter: EventFilter::default() };
+/// let (mut device, mut host) = (Device::new(offer)?, Host::default());
+///
+/// // The guest prepares a page and tells the host where it is.
+/// let page = Memory(RefCell::new([0; 512]));
+/// let mut guest = GuestHalf::new();
+/// guest.prepare(&page);
+/// device.attach(&page)?;
+///
+/// // The guest wants a sample every 1000 instructions, and rings.
+/// guest.wish(&page, 0, 0xc0, flag::USER | flag::KERNEL | flag::INTERRUPT, 1000, 1000);
+/// guest.want(&page, CounterSet::of(0));
+/// assert_eq!(device.doorbell(command::APPLY, &mut host, Some(&page)), Outcome::Done);
+///
+/// // The host has counted them, and says so.
+/// host.0 = 1000;
+/// device.overflow(0, Report::Due, &mut host, Some(&page));
+/// assert!(device.take_nmi(), "inject it");
+///
+/// // The guest's handler reads memory.
+/// assert_eq!(guest.interrupt(&page), Some(CounterSet::of(0)));
+/// assert_eq!(page.0.borrow()[word::count(0)], 1000);
+/// assert_eq!(guest.interrupt(&page), None, "not from here");
+/// # Ok::<(), Box<dyn core::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Device {
+    pub(super) offer: Offer,
+    pub(super) bank: Bank<CounterConfig>,
+    pub(super) observer: (),
+    pub(super) wishes: Slots<Wish>,
+    /// Counters that shall count, as last applied.
+    pub(super) wanted: CounterSet,
+    /// Nothing counts until the next application.
+    pub(super) frozen: bool,
+    pub(super) attached: bool,
+    /// Interrupts requested.
+    pub(super) seq: u64,
+    /// The last of them has not been taken.
+    pub(super) nmi_due: bool,
+    /// The shortest period, in events.
+    pub(super) floor: u64,
+    /// Counters whose words are not up to date.
+    pub(super) changed: CounterSet,
+    /// A counter has overflowed, and the guest has not been told.
+    pub(super) overflowed: bool,
+}
+
+/// The memory has no [`TAG`], so nobody has prepared it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAPage;
+
+impl fmt::Display for NotAPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("share memory that has no tag")
+    }
+}
+
+impl core::error::Error for NotAPage {}
+
+impl Device {
+    /// A device without a page, on a vCPU that runs (see [`put`](Self::put)).
+    ///
+    /// # Errors
+    ///
+    /// Refuses an offer that no page has room for.
+    pub fn new(offer: Offer) -> Result<Self, BadOffer> {
+        offer.check()?;
+        Ok(Self {
+            offer,
+            bank: Bank::new(Policy::ReusePaused),
+            observer: (),
+            wishes: Slots::default(),
+            wanted: CounterSet::EMPTY,
+            frozen: false,
+            attached: false,
+            seq: 0,
+            nmi_due: false,
+            floor: 1,
+            changed: CounterSet::EMPTY,
+            overflowed: false,
+        })
+    }
+
+    /// Shares `page`, after [`detach`](Self::detach) of another. Nothing counts before the first doorbell.
+    ///
+    /// # Errors
+    ///
+    /// The page has no tag, and stays as it is.
+    pub fn attach<P: Page + ?Sized>(&mut self, page: &P) -> Result<(), NotAPage> {
+        if page.load(word::TAG) != TAG {
+            return Err(NotAPage);
+        }
+        self.attached = true;
+        for n in 0..page::MAX_COUNTERS {
+            self.tell(n, page);
+        }
+        page.store(word::FLOOR, self.floor);
+        self.seq = 0;
+        page.store(word::SEQ, self.seq);
+        page.store(word::DEVICE, state::HERE);
+        Ok(())
+    }
+
+    /// Lets go of the page. Nothing counts any more, and nothing is written there from now on.
+    pub fn detach<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.bank.reset(host);
+        self.wishes = Slots::default();
+        self.wanted = CounterSet::EMPTY;
+        self.frozen = false;
+        self.attached = false;
+        self.nmi_due = false;
+        self.overflowed = false;
+        self.reclassify(self.implemented());
+    }
+
+    /// Whether a page is shared.
+    pub const fn is_attached(&self) -> bool {
+        self.attached
+    }
+
+    /// The guest has written `bits` to its doorbell: [`command`]s.
+    pub fn doorbell<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        bits: u64,
+        host: &mut H,
+        page: Option<&P>,
+    ) -> Outcome {
+        let Some(page) = page else {
+            // The memory has gone: so has all that was wished in it.
+            self.detach(host);
+            return Outcome::GeneralProtection;
+        };
+        if !self.attached || bits & !command::ALL != 0 {
+            return Outcome::GeneralProtection;
+        }
+        self.look(Some(page));
+        if bits & command::FREEZE != 0 {
+            self.frozen = true;
+            self.apply(host);
+        }
+        if bits & (command::FREEZE | command::READ | command::APPLY) != 0 {
+            self.settle(self.unsettled(), host);
+        }
+        let before = self.wanted;
+        if bits & command::APPLY != 0 {
+            self.take_wishes(host, page);
+        }
+        self.apply(host);
+        self.changed |= before | self.wanted;
+        self.publish(page);
+        if bits & command::INJECT != 0 && page.load(word::ACK) != self.seq {
+            self.nmi_due = true;
+        }
+        Outcome::Done
+    }
+
+    /// The host reports that `counter` has counted as far as was asked. Works for a vCPU that does not run, too.
+    pub fn overflow<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        counter: u8,
+        report: Report,
+        host: &mut H,
+        page: Option<&P>,
+    ) {
+        self.look(page);
+        self.report(counter, report, host);
+        if let Some(page) = page {
+            self.publish(page);
+        }
+    }
+
+    /// Takes the interrupt that is due, if one is: the caller injects an NMI.
+    #[must_use = "the interrupt is gone unless the caller injects it"]
+    pub const fn take_nmi(&mut self) -> bool {
+        core::mem::replace(&mut self.nmi_due, false)
+    }
+
+    /// Whether an interrupt is due.
+    pub const fn nmi_due(&self) -> bool {
+        self.nmi_due
+    }
+
+    /// The vCPU starts to run. No call of the host for a guest that wants nothing counted.
+    pub fn load<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: Option<&P>,
+    ) {
+        self.share(host);
+        self.start_vcpu(host);
+        self.publish_all(page);
+    }
+
+    /// The vCPU stops running: nothing counts, and all that was counted is in the page. The end of a slice, too.
+    pub fn put<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: Option<&P>,
+    ) {
+        self.look(page);
+        self.stop_vcpu(host);
+        self.publish_all(page);
+    }
+
+    /// A scheduling slice has ended: host events that the guest did not use in it are released. A host that was
+    /// too busy is asked again.
+    pub fn end_slice<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: Option<&P>,
+    ) {
+        self.bank.hosted.end_slice(host);
+        self.ask_again();
+        self.apply(host);
+        self.publish_all(page);
+    }
+
+    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest look.
+    pub fn leave<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: Option<&P>,
+    ) {
+        self.put(host, page);
+        let attached = self.attached;
+        self.detach(host);
+        if let (true, Some(page)) = (attached, page) {
+            self.seq = self.seq.wrapping_add(1);
+            page.store(word::DEVICE, state::GONE);
+            page.store(word::SEQ, self.seq);
+            self.nmi_due = true;
+        }
+    }
+
+    /// What the guest is told.
+    pub const fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// How often the host was called, and what it could not do.
+    pub const fn statistics(&self) -> Statistics {
+        self.bank.hosted.statistics()
+    }
+
+    /// What `counter` is doing; `None` if there is no such counter.
+    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+        let exists = self.implemented().contains(counter);
+        exists.then(|| self.bank.state(counter, false))
+    }
+
+    /// Loads the periods that the next overflows begin.
+    pub(super) fn look<P: Page + ?Sized>(&mut self, page: Option<&P>) {
+        let Some(page) = page else { return };
+        for n in self.reporting() {
+            self.wishes[n].period = page.load(word::period(n));
+        }
+    }
+
+    /// Takes over what the guest wishes. All that was counted has been taken.
+    fn take_wishes<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: &P,
+    ) {
+        self.frozen = false;
+        // Counters are the low bits, of which those that exist are kept.
+        self.wanted = CounterSet::from_bits(page.load(word::WANTED) as u32) & self.implemented();
+        let mut new = CounterSet::EMPTY;
+        for n in self.wanted {
+            let generation = page.load(word::generation(n));
+            if generation == self.wishes[n].generation {
+                continue;
+            }
+            new.insert(n);
+            self.wishes[n] = Wish {
+                config: page.load(word::config(n)),
+                flags: page.load(word::flags(n)),
+                period: page.load(word::period(n)),
+                generation,
+                next: page.load(word::left(n)),
+                ..Wish::default()
+            };
+            self.bank.counters[n].value = 0;
+        }
+        self.reclassify(new);
+        self.share(host);
+        page.store(word::FLOOR, self.floor);
+        for n in new {
+            let (left, period) = (self.wishes[n].next, self.wishes[n].period);
+            let left = self.granted(left);
+            self.wishes[n].next = left;
+            self.wishes[n].length = self.granted(period).max(left);
+        }
+    }
+
+    /// Tells the guest of counters that have changed, and interrupts it if any has overflowed.
+    fn publish<P: Page + ?Sized>(&mut self, page: &P) {
+        let changed = core::mem::take(&mut self.changed);
+        if !self.attached {
+            return;
+        }
+        for n in changed {
+            self.tell(n, page);
+        }
+        if core::mem::take(&mut self.overflowed) {
+            // Pairs with the handler's, between its store of `ACK` and its look at the overflows.
+            page.fence();
+            if page.load(word::ACK) == self.seq {
+                self.seq = self.seq.wrapping_add(1);
+                page.store(word::SEQ, self.seq);
+                self.nmi_due = true;
+            }
+        }
+    }
+
+    pub(super) fn publish_all<P: Page + ?Sized>(&mut self, page: Option<&P>) {
+        self.changed |= self.wanted;
+        if let Some(page) = page {
+            self.publish(page);
+        }
+    }
+
+    /// The overflows last: who sees them sees the rest.
+    fn tell<P: Page + ?Sized>(&self, n: u8, page: &P) {
+        let wish = &self.wishes[n];
+        page.store(word::count(n), self.bank.counters[n].value);
+        page.store(word::last_period(n), wish.last);
+        page.store(word::next(n), wish.next);
+        page.store(word::state(n), page::told(self.bank.state(n, false)));
+        page.store(word::made(n), wish.generation);
+        page.store(word::overflows(n), wish.overflows);
+    }
+}

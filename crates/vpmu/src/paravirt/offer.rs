@@ -1,0 +1,71 @@
+//! What a guest is told of the device.
+
+use core::fmt;
+
+use super::page::MAX_COUNTERS;
+use crate::x86::{ArchEvent, CpuidLeaf, EventFilter};
+
+/// What a guest is offered, as opposed to what it does with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Counters: 1 to 16.
+    pub counters: u8,
+    /// Architectural events: bit [`ArchEvent::cpuid_bit`] for each.
+    pub events: u32,
+    /// Whether events can be counted in one ring alone.
+    pub rings: bool,
+    /// Whether events that are not architectural may be asked for.
+    pub raw: bool,
+    /// Which events may be counted at all.
+    pub filter: EventFilter,
+}
+
+impl Offer {
+    const RINGS: u32 = 1 << 8;
+    const RAW: u32 = 1 << 9;
+
+    /// The leaf that tells a guest: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
+    /// of which a set bit is one that is there; ECX the layout of the page, 1.
+    pub const fn leaf(&self) -> CpuidLeaf {
+        let mut eax = self.counters as u32;
+        if self.rings {
+            eax |= Self::RINGS;
+        }
+        if self.raw {
+            eax |= Self::RAW;
+        }
+        CpuidLeaf {
+            eax,
+            ebx: self.events,
+            ecx: 1,
+            edx: 0,
+        }
+    }
+
+    /// Whether `event` is offered.
+    pub fn has_event(&self, event: ArchEvent) -> bool {
+        event
+            .cpuid_bit()
+            .is_some_and(|bit| self.events >> bit & 1 != 0)
+    }
+
+    pub(super) fn check(&self) -> Result<(), BadOffer> {
+        if (1..=MAX_COUNTERS).contains(&self.counters) {
+            Ok(())
+        } else {
+            Err(BadOffer(self.counters))
+        }
+    }
+}
+
+/// A page has no room for so many counters, or none was offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadOffer(pub u8);
+
+impl fmt::Display for BadOffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "offer {} counters: from 1 to {MAX_COUNTERS}", self.0)
+    }
+}
+
+impl core::error::Error for BadOffer {}

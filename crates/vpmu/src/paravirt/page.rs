@@ -1,0 +1,170 @@
+//! The page: its words, and who writes them.
+
+use crate::counter::{CounterState, Lost};
+
+/// No page has more counters.
+pub const MAX_COUNTERS: u8 = 16;
+/// Bytes of a page, and its alignment.
+pub const PAGE_SIZE: usize = 4096;
+/// What [`word::TAG`] holds while a page is shared: "vpmuPMU", layout 1. The host neither believes nor writes
+/// memory without it.
+pub const TAG: u64 = 0x7670_6d75_504d_5501;
+
+/// A shared page, as 512 words of 64 bits.
+///
+/// Any word may change at any time, by any vCPU of the guest. A word above 511 must not be asked for.
+pub trait Page {
+    /// A word, in one piece. No later load or store of this thread comes before it.
+    fn load(&self, word: usize) -> u64;
+
+    /// Stores a word in one piece. No earlier load or store of this thread comes after it.
+    fn store(&self, word: usize, value: u64);
+
+    /// A full barrier: stores before it are visible before loads after it are performed.
+    fn fence(&self);
+}
+
+/// Numbers of words in the page. Byte offsets are eight times as large.
+pub mod word {
+    /// Guest: [`TAG`](super::TAG) while the page is shared.
+    pub const TAG: usize = 0;
+    /// Guest: the last [`SEQ`] that its handler has seen.
+    pub const ACK: usize = 1;
+    /// Guest: bit *n*: counter *n* is to count. Read by the host at [`command::APPLY`](super::command::APPLY).
+    pub const WANTED: usize = 2;
+    /// Host: interrupts sent since the page was shared.
+    pub const SEQ: usize = 8;
+    /// Host: [`state::HERE`](super::state::HERE), or [`state::GONE`](super::state::GONE) when nothing counts
+    /// any more and the doorbell is #GP.
+    pub const DEVICE: usize = 9;
+    /// Host: the shortest period now. A shorter wish is stretched to it.
+    pub const FLOOR: usize = 10;
+
+    /// The first word of a counter, and words in each.
+    const COUNTERS: usize = 32;
+    const STRIDE: usize = 16;
+
+    const fn of(counter: u8, word: usize) -> usize {
+        // A page has no counter 16: the remainder keeps any number inside.
+        COUNTERS + (counter as usize % super::MAX_COUNTERS as usize) * STRIDE + word
+    }
+
+    /// Guest: what is counted, as the event part of IA32_PERFEVTSELx: bits 7:0, 15:8, 18 (edge), 23 (invert),
+    /// 31:24 (counter mask). All others are 0.
+    pub const fn config(counter: u8) -> usize {
+        of(counter, 0)
+    }
+    /// Guest: [`flag`](super::flag)s.
+    pub const fn flags(counter: u8) -> usize {
+        of(counter, 1)
+    }
+    /// Guest: events to the first overflow.
+    pub const fn left(counter: u8) -> usize {
+        of(counter, 2)
+    }
+    /// Guest: events from each overflow to the next. The only wish that may change without a new generation: it
+    /// holds from the next overflow on.
+    pub const fn period(counter: u8) -> usize {
+        of(counter, 3)
+    }
+    /// Guest: a new number, which is not 0, makes the counter anew, from a count of 0. With the old number it
+    /// goes on.
+    pub const fn generation(counter: u8) -> usize {
+        of(counter, 4)
+    }
+    /// Host: events counted in this generation.
+    pub const fn count(counter: u8) -> usize {
+        of(counter, 8)
+    }
+    /// Host: overflows in this generation.
+    pub const fn overflows(counter: u8) -> usize {
+        of(counter, 9)
+    }
+    /// Host: events in the period that the last overflow ended.
+    pub const fn last_period(counter: u8) -> usize {
+        of(counter, 10)
+    }
+    /// Host: the count at which the next overflow is.
+    pub const fn next(counter: u8) -> usize {
+        of(counter, 11)
+    }
+    /// Host: the generation that the other words of this half are about.
+    pub const fn made(counter: u8) -> usize {
+        of(counter, 12)
+    }
+    /// Host: a [`state`](super::state).
+    pub const fn state(counter: u8) -> usize {
+        of(counter, 13)
+    }
+}
+
+/// Bits of [`word::flags`].
+pub mod flag {
+    /// Count while the guest is at CPL 1 to 3.
+    pub const USER: u64 = 1 << 0;
+    /// Count while the guest is at CPL 0.
+    pub const KERNEL: u64 = 1 << 1;
+    /// Interrupt at each overflow. Without it there are none.
+    pub const INTERRUPT: u64 = 1 << 2;
+}
+
+/// Bits that are written to the doorbell. Several are done in this order; all others are #GP.
+pub mod command {
+    /// Stop all counters, until [`APPLY`], and bring their counts back.
+    pub const FREEZE: u64 = 1 << 2;
+    /// Bring all counts back.
+    pub const READ: u64 = 1 << 1;
+    /// Bring all counts back, then make all counters what is wished.
+    pub const APPLY: u64 = 1 << 0;
+    /// Interrupt once more if the last interrupt was not acknowledged.
+    pub const INJECT: u64 = 1 << 3;
+    /// All of them.
+    pub const ALL: u64 = FREEZE | READ | APPLY | INJECT;
+}
+
+/// Values of [`word::DEVICE`] and [`word::state`].
+pub mod state {
+    /// The device serves the page.
+    pub const HERE: u64 = 1;
+    /// The device has left its guest.
+    pub const GONE: u64 = 2;
+
+    /// The counter does not count, and is not to.
+    pub const OFF: u64 = 0;
+    /// The counter counts.
+    pub const COUNTING: u64 = 1;
+    /// The counter is to count and does not: the host has no such event.
+    pub const UNSUPPORTED: u64 = 2;
+    /// The same: the host's counters are taken.
+    pub const BUSY: u64 = 3;
+    /// The count is too low: the host counts part of the time.
+    pub const MULTIPLEXED: u64 = 4;
+    /// The counter is to count and does not, for a reason of the host's own.
+    pub const FAILED: u64 = 5;
+}
+
+/// What [`word::state`] says of a counter.
+pub(super) const fn told(counter: CounterState) -> u64 {
+    match counter {
+        CounterState::Counting => state::COUNTING,
+        CounterState::Paused => state::OFF,
+        CounterState::Lost(Lost::Unsupported) => state::UNSUPPORTED,
+        CounterState::Lost(Lost::Busy) => state::BUSY,
+        CounterState::Lost(Lost::Multiplexed) => state::MULTIPLEXED,
+        CounterState::Lost(Lost::Failed) => state::FAILED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_in_the_page() {
+        for counter in 0..=255 {
+            assert!(word::state(counter) < PAGE_SIZE / 8, "{counter}");
+        }
+        assert_eq!(word::config(0) * 8, 0x100);
+        assert_eq!(word::count(1) * 8, 0x1c0);
+    }
+}

@@ -1,0 +1,92 @@
+//! What it costs: the figures that the device is for.
+
+use vpmu::counter::CounterSet;
+use vpmu::paravirt::{command, word};
+
+use crate::support::{Vcpu, counting, repeating};
+
+#[test]
+fn a_fixed_period_asks_nothing_of_the_host() {
+    let mut vcpu = Vcpu::new(repeating());
+    vcpu.sample(0, 1000, 1000);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+    let before = vcpu.operations();
+    for n in 1..=100 {
+        vcpu.run(1000);
+        assert_eq!(vcpu.handle(), CounterSet::of(0));
+        assert_eq!(vcpu.count_of(0), n * 1000);
+        assert_eq!(vcpu.word(word::overflows(0)), n);
+    }
+    assert_eq!(vcpu.nmis, 100);
+    assert_eq!(vcpu.operations(), before);
+}
+
+#[test]
+fn a_new_period_asks_twice_and_rings_nothing() {
+    let mut vcpu = Vcpu::new(repeating());
+    vcpu.sample(0, 1000, 1000);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+    let before = vcpu.operations();
+    vcpu.guest_period(0, 700);
+    vcpu.run(1000);
+    assert_eq!(vcpu.word(word::next(0)), 1700);
+    assert_eq!(vcpu.operations(), before + 2, "read, set the period");
+    vcpu.run(1400);
+    assert_eq!(vcpu.word(word::overflows(0)), 3);
+    assert_eq!(vcpu.operations(), before + 2);
+}
+
+/// As a driver does at a context switch: away with all events, then all of the next task.
+#[test]
+fn a_context_switch_is_two_doorbells_and_makes_no_event() {
+    for counters in [1, 4] {
+        let mut vcpu = Vcpu::new(repeating());
+        counting(&mut vcpu, counters);
+        let creates = vcpu.device.statistics().creates;
+        let before = vcpu.operations();
+        for n in 1..=10 {
+            vcpu.run(50);
+            vcpu.ring(command::FREEZE);
+            vcpu.run(1000);
+            for counter in 0..counters {
+                assert_eq!(vcpu.count_of(counter), 50, "switch {n}");
+            }
+            counting(&mut vcpu, counters);
+        }
+        assert_eq!(vcpu.device.statistics().creates, creates);
+        assert_eq!(
+            (vcpu.operations() - before) / 10,
+            2 + u64::from(counters),
+            "pause, read each, resume"
+        );
+    }
+}
+
+#[test]
+fn a_guest_that_wants_nothing_costs_nothing() {
+    let mut vcpu = Vcpu::new(repeating());
+    vcpu.run(1000);
+    vcpu.device.put(&mut vcpu.host, Some(&vcpu.page));
+    vcpu.device.load(&mut vcpu.host, Some(&vcpu.page));
+    vcpu.device.end_slice(&mut vcpu.host, Some(&vcpu.page));
+    vcpu.ring(command::READ);
+    assert_eq!(vcpu.operations(), 0);
+}
+
+/// A preempted vCPU, sampling, is not programmed anew.
+#[test]
+fn a_put_and_load_sets_no_period() {
+    let mut vcpu = Vcpu::new(repeating());
+    vcpu.sample(0, 1000, 1000);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+    vcpu.run(300);
+    let before = vcpu.device.statistics().set_periods;
+    vcpu.device.put(&mut vcpu.host, Some(&vcpu.page));
+    vcpu.device.load(&mut vcpu.host, Some(&vcpu.page));
+    vcpu.run(1700);
+    assert_eq!(vcpu.word(word::overflows(0)), 2);
+    assert_eq!(vcpu.device.statistics().set_periods, before);
+}

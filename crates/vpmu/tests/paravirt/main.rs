@@ -1,0 +1,7 @@
+//! The paravirtual device: what it does for whom, against a reference of its own, and under a hostile guest.
+
+mod cost;
+mod hostile;
+mod properties;
+mod rules;
+mod support;

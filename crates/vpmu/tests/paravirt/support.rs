@@ -1,0 +1,258 @@
+//! A page, a host that checks how it is called, and both halves together.
+
+use std::cell::RefCell;
+use std::num::NonZeroU64;
+
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page, command, word};
+use vpmu::x86::{CounterConfig, EventFilter, Outcome};
+
+pub(crate) const BOTH: u64 = vpmu::paravirt::flag::USER | vpmu::paravirt::flag::KERNEL;
+pub(crate) const SAMPLING: u64 = BOTH | vpmu::paravirt::flag::INTERRUPT;
+pub(crate) const CYCLES: u64 = 0x3c;
+
+/// Guest memory.
+#[derive(Clone)]
+pub(crate) struct Memory(RefCell<[u64; PAGE_SIZE / 8]>);
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self(RefCell::new([0; PAGE_SIZE / 8]))
+    }
+}
+
+impl Page for Memory {
+    fn load(&self, word: usize) -> u64 {
+        self.0.borrow()[word]
+    }
+    fn store(&self, word: usize, value: u64) {
+        self.0.borrow_mut()[word] = value;
+    }
+    fn fence(&self) {}
+}
+
+pub(crate) struct Event {
+    total: u64,
+    runs: bool,
+    /// Events to the report, and between reports.
+    left: Option<u64>,
+    period: u64,
+}
+
+/// Counts every event for every counter that runs.
+#[derive(Default)]
+pub(crate) struct Host {
+    pub(crate) events: [Option<Event>; 32],
+    pub(crate) repeats: bool,
+    pub(crate) floor: u64,
+    pub(crate) refuses: Option<Lost>,
+    pub(crate) reports: Vec<u8>,
+}
+
+impl Host {
+    fn event(&mut self, counter: u8) -> &mut Event {
+        let event = self.events[usize::from(counter)].as_mut();
+        event.expect("the engine asks for events that it has created")
+    }
+
+    /// The next report is so far away.
+    fn nearest(&self) -> Option<u64> {
+        let running = self.events.iter().flatten().filter(|event| event.runs);
+        running.filter_map(|event| event.left).min()
+    }
+
+    fn count(&mut self, events: u64) {
+        for (n, event) in (0..).zip(&mut self.events) {
+            let Some(event) = event.as_mut().filter(|event| event.runs) else {
+                continue;
+            };
+            event.total += events;
+            let Some(left) = &mut event.left else {
+                continue;
+            };
+            *left -= events;
+            if *left == 0 {
+                event.left = self.repeats.then_some(event.period);
+                self.reports.push(n);
+            }
+        }
+    }
+}
+
+impl CounterHost<CounterConfig> for Host {
+    fn create(&mut self, counter: u8, _: &CounterConfig) -> Result<(), Lost> {
+        let slot = &mut self.events[usize::from(counter)];
+        assert!(slot.is_none(), "created twice");
+        if let Some(lost) = self.refuses {
+            return Err(lost);
+        }
+        *slot = Some(Event {
+            total: 0,
+            runs: false,
+            left: None,
+            period: 0,
+        });
+        Ok(())
+    }
+    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        let floor = self.floor;
+        let event = self.event(counter);
+        event.left = events.map(NonZeroU64::get);
+        event.period = event.left.unwrap_or(0);
+        assert!(
+            event.left.is_none_or(|left| left >= floor),
+            "below the floor"
+        );
+    }
+    fn resume(&mut self, counters: CounterSet) {
+        for counter in counters {
+            assert!(!std::mem::replace(&mut self.event(counter).runs, true));
+        }
+    }
+    fn pause(&mut self, counters: CounterSet) {
+        for counter in counters {
+            assert!(std::mem::replace(&mut self.event(counter).runs, false));
+        }
+    }
+    fn read(&mut self, counter: u8) -> u64 {
+        self.event(counter).total
+    }
+    fn release(&mut self, counter: u8) {
+        assert!(!self.event(counter).runs, "released while it runs");
+        self.events[usize::from(counter)] = None;
+    }
+    fn repeats(&self) -> bool {
+        self.repeats
+    }
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        self.floor * u64::from(sharing)
+    }
+}
+
+pub(crate) fn offer() -> Offer {
+    Offer {
+        counters: 4,
+        events: 0b11,
+        rings: true,
+        raw: false,
+        filter: EventFilter::default(),
+    }
+}
+
+/// A vCPU: both halves, and what is between them.
+pub(crate) struct Vcpu {
+    pub(crate) device: Device,
+    pub(crate) host: Host,
+    pub(crate) page: Memory,
+    pub(crate) guest: GuestHalf,
+    /// An NMI that the guest has not taken.
+    pub(crate) nmi: bool,
+    pub(crate) nmis: u64,
+}
+
+impl Vcpu {
+    pub(crate) fn new(host: Host) -> Self {
+        let page = Memory::new();
+        let mut guest = GuestHalf::new();
+        guest.prepare(&page);
+        let mut device = Device::new(offer()).unwrap();
+        device.attach(&page).unwrap();
+        Self {
+            device,
+            host,
+            page,
+            guest,
+            nmi: false,
+            nmis: 0,
+        }
+    }
+
+    pub(crate) fn ring(&mut self, bits: u64) {
+        let done = self.device.doorbell(bits, &mut self.host, Some(&self.page));
+        assert_eq!(done, Outcome::Done);
+        self.take_nmi();
+    }
+
+    pub(crate) fn take_nmi(&mut self) {
+        if self.device.take_nmi() {
+            assert!(!self.nmi, "a second NMI while one is on its way");
+            self.nmi = true;
+            self.nmis += 1;
+        }
+    }
+
+    /// So many events happen; overflows are reported when they do.
+    pub(crate) fn run(&mut self, mut events: u64) {
+        while events != 0 {
+            let step = self.host.nearest().map_or(events, |left| left.min(events));
+            self.host.count(step);
+            events -= step;
+            self.deliver(Report::Due);
+        }
+    }
+
+    /// So many events happen, and reports come at the end.
+    pub(crate) fn run_late(&mut self, mut events: u64) {
+        while events != 0 {
+            let step = self.host.nearest().map_or(events, |left| left.min(events));
+            self.host.count(step);
+            events -= step;
+        }
+        self.host.reports.dedup();
+        self.deliver(Report::Unsure);
+    }
+
+    fn deliver(&mut self, report: Report) {
+        for n in std::mem::take(&mut self.host.reports) {
+            self.device
+                .overflow(n, report, &mut self.host, Some(&self.page));
+            self.take_nmi();
+        }
+    }
+
+    /// The guest takes its NMI, if there is one.
+    pub(crate) fn handle(&mut self) -> CounterSet {
+        if !std::mem::take(&mut self.nmi) {
+            return CounterSet::EMPTY;
+        }
+        let seen = self.guest.interrupt(&self.page);
+        seen.expect("every NMI is the device's")
+    }
+
+    pub(crate) fn word(&self, word: usize) -> u64 {
+        self.page.load(word)
+    }
+
+    pub(crate) fn sample(&mut self, counter: u8, left: u64, period: u64) {
+        self.guest
+            .wish(&self.page, counter, CYCLES, SAMPLING, left, period);
+    }
+
+    pub(crate) fn want(&mut self, bits: u32) {
+        self.guest.want(&self.page, CounterSet::from_bits(bits));
+    }
+
+    pub(crate) fn count_of(&self, counter: u8) -> u64 {
+        self.word(word::count(counter))
+    }
+
+    pub(crate) fn operations(&self) -> u64 {
+        self.device.statistics().host_operations()
+    }
+}
+
+/// Four counters of one kind.
+pub(crate) fn counting(vcpu: &mut Vcpu, counters: u8) {
+    for n in 0..counters {
+        vcpu.guest.wish(&vcpu.page, n, CYCLES, BOTH, 0, 0);
+    }
+    vcpu.want((1 << counters) - 1);
+    vcpu.ring(command::APPLY);
+}
+
+pub(crate) fn repeating() -> Host {
+    Host {
+        repeats: true,
+        ..Host::default()
+    }
+}
