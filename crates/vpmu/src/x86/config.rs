@@ -29,10 +29,15 @@ impl CounterConfig {
         // Both vendors have these bits at the same places.
         const EDGE: u64 = 1 << 18;
         const INV: u64 = 1 << 23;
-        let EventKind::General { select, umask } = self.event else {
-            return None;
+        let (select, umask) = match self.event {
+            EventKind::General { select, umask } => (select as u64, umask),
+            EventKind::Amd { select, umask } => {
+                let select = select as u64;
+                (select & 0xff | (select & 0xf00) << 24, umask)
+            }
+            EventKind::Fixed(_) => return None,
         };
-        let mut raw = select as u64 | (umask as u64) << 8 | (self.threshold as u64) << 24;
+        let mut raw = select | (umask as u64) << 8 | (self.threshold as u64) << 24;
         if self.edge {
             raw |= EDGE;
         }
@@ -62,7 +67,7 @@ impl CounterConfig {
 /// An event a host can count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// By event select and unit mask, as in IA32_PERFEVTSELx.
+    /// By Intel's event select and unit mask, as in IA32_PERFEVTSELx.
     General {
         /// The event select.
         select: u8,
@@ -71,6 +76,13 @@ pub enum EventKind {
     },
     /// What the fixed counter of this number counts.
     Fixed(u8),
+    /// By AMD's event select and unit mask, as in PERF_CTL.
+    Amd {
+        /// The event select, of 12 bits.
+        select: u16,
+        /// The unit mask.
+        umask: u8,
+    },
 }
 
 impl EventKind {
@@ -95,11 +107,22 @@ impl EventKind {
                 3 => ArchEvent::TopdownSlots,
                 _ => return None,
             },
+            // These are the same in every family that has them (the PPRs, "Core Performance Monitor
+            // Counters"); the events of caches differ, and no host but AMD's counts them.
+            Self::Amd { select, umask } => match (select, umask) {
+                (0x076, 0x00) => ArchEvent::CoreCycles,
+                (0x0c0, 0x00) => ArchEvent::Instructions,
+                (0x0c2, 0x00) => ArchEvent::Branches,
+                (0x0c3, 0x00) => ArchEvent::BranchMisses,
+                (0x120, 0x01) => ArchEvent::ReferenceCycles,
+                _ => return None,
+            },
         })
     }
 }
 
-/// Events that mean the same on every processor (SDM 20.2.1.2, table 20-1; 20.2.2, table 20-2).
+/// Events that mean the same on every processor (SDM 20.2.1.2, table 20-1; 20.2.2, table 20-2); of AMD's those
+/// that are the same in every family. Encodings are Intel's here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ArchEvent {
     /// Unhalted core cycles: 3CH, 00H; fixed counter 1.

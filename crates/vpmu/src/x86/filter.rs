@@ -34,8 +34,8 @@ pub struct EventFilter {
 /// takes events out of what the others of the list name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaskedEvent {
-    /// The event select.
-    pub select: u8,
+    /// The event select: 8 bits of Intel's, 12 of AMD's.
+    pub select: u16,
     /// Bits of the unit mask that matter.
     pub mask: u8,
     /// What they must be.
@@ -46,7 +46,7 @@ pub struct MaskedEvent {
 
 impl MaskedEvent {
     /// One event: this event select with this unit mask.
-    pub const fn one(select: u8, umask: u8) -> Self {
+    pub const fn one(select: u16, umask: u8) -> Self {
         Self {
             select,
             mask: 0xff,
@@ -55,21 +55,22 @@ impl MaskedEvent {
         }
     }
 
-    /// Decodes KVM_PMU_ENCODE_MASKED_ENTRY. `None`: bits are set that mean nothing on Intel.
+    /// Decodes KVM_PMU_ENCODE_MASKED_ENTRY. `None`: bits are set that mean nothing. An event select of more than
+    /// 8 bits names nothing on Intel.
     pub const fn from_kvm(entry: u64) -> Option<Self> {
         const EXCLUDE: u64 = 1 << 55;
-        if entry & !(0xff << 56 | EXCLUDE | 0xffff) != 0 {
+        if entry & !(0xff << 56 | EXCLUDE | 0xf << 32 | 0xffff) != 0 {
             return None;
         }
         Some(Self {
-            select: entry as u8,
+            select: entry as u16 & 0xff | (entry >> 24) as u16 & 0xf00,
             mask: (entry >> 56) as u8,
             value: (entry >> 8) as u8,
             exclude: entry & EXCLUDE != 0,
         })
     }
 
-    const fn names(self, select: u8, umask: u8) -> bool {
+    const fn names(self, select: u16, umask: u8) -> bool {
         self.select == select && umask & self.mask == self.value
     }
 }
@@ -122,18 +123,21 @@ impl EventFilter {
     /// Whether the guest may count `event`.
     pub fn allows(&self, event: EventKind) -> bool {
         let listed = match event {
-            EventKind::General { select, umask } => {
-                let named = |exclude| {
-                    self.events
-                        .iter()
-                        .take(usize::from(self.used))
-                        .any(|event| event.exclude == exclude && event.names(select, umask))
-                };
-                named(false) && !named(true)
-            }
+            EventKind::General { select, umask } => self.lists(select.into(), umask),
+            EventKind::Amd { select, umask } => self.lists(select, umask),
             EventKind::Fixed(n) => self.fixed.checked_shr(n.into()).unwrap_or(0) & 1 != 0,
         };
         listed == self.allow
+    }
+
+    fn lists(&self, select: u16, umask: u8) -> bool {
+        let named = |exclude| {
+            self.events
+                .iter()
+                .take(usize::from(self.used))
+                .any(|event| event.exclude == exclude && event.names(select, umask))
+        };
+        named(false) && !named(true)
     }
 }
 
@@ -194,11 +198,9 @@ mod tests {
         let entry = 0xf0 << 56 | 1 << 55 | 0x40 << 8 | 0x2e;
         let event = MaskedEvent::from_kvm(entry).expect("an entry of Intel's");
         assert!(event.exclude && event.names(0x2e, 0x4f) && !event.names(0x2e, 0x5f));
-        assert_eq!(
-            MaskedEvent::from_kvm(1 << 32),
-            None,
-            "AMD's wide event select"
-        );
+        let wide = MaskedEvent::from_kvm(0xff << 56 | 1 << 32 | 0x20 | 1 << 8);
+        assert_eq!(wide, Some(MaskedEvent::one(0x120, 1)), "AMD's");
+        assert_eq!(MaskedEvent::from_kvm(1 << 36), None);
     }
 
     #[test]

@@ -1,15 +1,24 @@
 //! PMUs of x86 processors, as a guest sees them.
 //!
-//! Each vendor has a model of its own: [`intel`] is architectural performance monitoring. What is
-//! here is what the models share: what a host is told to count ([`CounterConfig`]), which events a
-//! guest may count ([`EventFilter`]), and how an access ends ([`Outcome`]).
+//! Each vendor has a model of its own: [`intel`] is architectural performance monitoring, [`amd`] the core
+//! performance counters. A model is its registers; all else is one [`Pmu`], and [`AnyPmu`] is one of either vendor.
+//! What a host is told to count ([`CounterConfig`]), which events a guest may count ([`EventFilter`]), and how an
+//! access ends ([`Outcome`]) is the same for both.
 
+pub mod amd;
+mod any;
 mod config;
 mod filter;
 pub mod intel;
+mod pmu;
+mod select;
 
+pub use any::{AnyPmu, Capability, PmuState, RestoreError};
 pub use config::{ArchEvent, CounterConfig, EventKind};
 pub use filter::{EventFilter, MaskedEvent, TooManyEvents};
+use pmu::Control;
+pub use pmu::{Pmu, PmuConfig};
+pub use select::RawPerfEvtSel;
 
 /// Who runs: the guest's kernel (CPL 0) or its user space (any other).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,7 @@
 //! The x86 engine from outside, as a guest and its host see it. One program, so that its parts can
 //! share a host.
 
+mod amd;
 mod behaviour;
 mod host_calls;
 mod model;

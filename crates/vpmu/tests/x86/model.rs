@@ -3,12 +3,13 @@
 use proptest::prelude::*;
 
 use crate::pair::{Pair, Step};
+use crate::reference::Reference;
 use crate::support::Happening;
 use vpmu::counter::{Lost, Policy, Report};
-use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
-use vpmu::x86::{ArchEvent, Ring};
+use vpmu::x86::intel::{Capability, Msr, Version};
+use vpmu::x86::{ArchEvent, PmuConfig, Ring};
 
-fn ring() -> impl Strategy<Value = Ring> {
+pub(crate) fn ring() -> impl Strategy<Value = Ring> {
     prop_oneof![Just(Ring::User), Just(Ring::Kernel)]
 }
 
@@ -37,7 +38,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 }
 
 /// Counts near the places where something happens.
-fn number() -> impl Strategy<Value = u64> {
+pub(crate) fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..300_u64,
         1 => (0..300_u64).prop_map(|n| (1 << 32) - n),
@@ -143,13 +144,25 @@ fn rdpmc() -> BoxedStrategy<Step> {
         .boxed()
 }
 
-fn step() -> BoxedStrategy<Step> {
+fn own() -> BoxedStrategy<Step> {
     let emulated = prop::sample::select(vec![
         ArchEvent::Instructions,
         ArchEvent::CoreCycles,
         ArchEvent::TscCycles,
         ArchEvent::Branches,
     ]);
+    prop_oneof![
+        4 => read().prop_map(Step::Read),
+        16 => write().prop_map(|(address, value)| Step::Write(address, value)),
+        2 => rdpmc(),
+        12 => (happening(), ring(), number()).prop_map(|(e, ring, n)| Step::Happen(e, ring, n)),
+        2 => (emulated, ring(), number()).prop_map(|(e, ring, n)| Step::Emulate(e, ring, n)),
+    ]
+    .boxed()
+}
+
+/// What a guest of a vendor's does by its `own` registers and events, and what happens to any guest.
+pub(crate) fn step(own: BoxedStrategy<Step>) -> BoxedStrategy<Step> {
     let report = prop::sample::select(vec![
         Report::Due,
         Report::Due,
@@ -164,11 +177,7 @@ fn step() -> BoxedStrategy<Step> {
         Some(Lost::Failed),
     ]);
     prop_oneof![
-        4 => read().prop_map(Step::Read),
-        16 => write().prop_map(|(address, value)| Step::Write(address, value)),
-        2 => rdpmc(),
-        12 => (happening(), ring(), number()).prop_map(|(e, ring, n)| Step::Happen(e, ring, n)),
-        2 => (emulated, ring(), number()).prop_map(|(e, ring, n)| Step::Emulate(e, ring, n)),
+        36 => own,
         4 => (any::<u32>(), report).prop_map(|(mask, report)| Step::Deliver(mask, report)),
         2 => (0..40_u8).prop_map(Step::Early),
         1 => Just(Step::Put),
@@ -221,7 +230,7 @@ fn capability() -> BoxedStrategy<Capability> {
         .boxed()
 }
 
-fn cases() -> u32 {
+pub(crate) fn cases() -> u32 {
     let from_outside = std::env::var("PROPTEST_CASES").ok();
     from_outside
         .and_then(|cases| cases.parse().ok())
@@ -242,9 +251,10 @@ proptest! {
         atomic: bool,
         prompt: bool,
         set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
-        steps in prop::collection::vec(step(), 1..80),
+        steps in prop::collection::vec(step(own()), 1..80),
     ) {
-        let mut pair = Pair::new(PmuConfig { policy, ..PmuConfig::new(capability) }, atomic, prompt);
+        let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
+        let mut pair = Pair::<Reference>::new(config, atomic, prompt);
         for (address, value) in set_up {
             // What does not exist in this PMU is refused, by both.
             pair.step(&Step::Write(address, value));

@@ -102,7 +102,7 @@ impl Both {
                 assert_eq!(read, reference.read(address), "{act:?}");
             }
             Act::Execute => {
-                reference.happen(Happening::Instructions, Ring::User, PERIOD);
+                reference.emulate(Happening::Instructions, Ring::User, PERIOD);
                 self.guest.execute(PERIOD);
                 if self.reference.freezes() {
                     // Counters stop with the PMI's request: it is here at once.

@@ -1,4 +1,4 @@
-//! The engine and the [`Reference`] side by side: one step on both, then a comparison.
+//! The engine and a [`Reference`] side by side: one step on both, then a comparison.
 //!
 //! Invariants, each checked after every step:
 //!
@@ -15,11 +15,36 @@
 //! - **honest loss**: a counter is lost only if the host refused it or nobody could count it, and
 //!   refusals are counted.
 
-use crate::reference::{Reference, Told};
-use crate::support::{Call, Guest, Happening};
-use vpmu::counter::{CounterState, Lost, Report};
-use vpmu::x86::intel::{FIXED, Msr, PmuConfig};
-use vpmu::x86::{ArchEvent, EventFilter, MaskedEvent, Outcome, Ring};
+use crate::support::{Call, FakeHost, Happening};
+use vpmu::counter::{CounterSet, CounterState, Lost, Report};
+use vpmu::x86::{
+    AnyPmu, ArchEvent, Capability, CounterConfig, EventFilter, Outcome, PmuConfig, Ring,
+};
+
+/// A vendor's PMU as naive as its manual's text. Counters are numbered as the engine does.
+pub(crate) trait Reference: Clone {
+    fn of(capability: Capability) -> Self;
+    fn read(&self, address: u32) -> Outcome;
+    fn write(&mut self, address: u32, value: u64) -> Outcome;
+    fn rdpmc(&self, ecx: u32, ring: Ring, pce: bool) -> Outcome;
+    /// Something is counted `times` times, all at once, whether or not the guest runs.
+    fn emulate(&mut self, what: Happening, ring: Ring, times: u64);
+    /// What `event` is to a guest of this vendor's.
+    fn happening(event: ArchEvent) -> Option<Happening>;
+    /// Whether a PMI has been requested that nobody has taken.
+    fn pmi(&mut self) -> &mut bool;
+    /// These count nothing, because the host has nothing for them.
+    fn lose(&mut self, lost: CounterSet);
+    /// Some events count nothing, or none does so; and the engine's filter for that.
+    fn deny(&mut self, deny: bool) -> EventFilter;
+    /// Whether a PMI request stops the counters.
+    fn freezes(&self) -> bool;
+    /// Whether the host is not even asked to back an enabled `n`.
+    fn unsupported(&self, n: u8) -> bool;
+    fn interrupts(&self, n: u8) -> bool;
+    /// Every MSR, and some of others.
+    fn addresses() -> Vec<u32>;
+}
 
 /// A counter that is further from its overflow than this is looked at by the end of a slice, at the
 /// latest: so many events take longer than a slice.
@@ -52,36 +77,56 @@ pub(crate) enum Step {
     Migrate,
 }
 
-/// The engine and the reference, side by side.
-pub(crate) struct Pair {
-    config: PmuConfig,
-    guest: Guest,
-    reference: Reference,
+/// The engine and its host.
+#[derive(Clone)]
+struct Guest {
+    pmu: AnyPmu,
+    host: FakeHost<CounterConfig>,
 }
 
-impl Pair {
+impl Guest {
+    fn new(config: &PmuConfig<Capability>) -> Self {
+        Self {
+            pmu: AnyPmu::new(config.clone()).expect("a possible configuration"),
+            host: FakeHost::new(config.policy),
+        }
+    }
+
+    /// Delivers what the host has to report, and answers whether a PMI is due.
+    fn interrupt(&mut self) -> bool {
+        for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
+            let _ = self.pmu.overflow(n, report, &mut self.host);
+        }
+        self.pmu.pmi_due()
+    }
+
+    fn lost(&self) -> CounterSet {
+        let lost = |n: &u8| matches!(self.pmu.counter_state(*n), Some(CounterState::Lost(_)));
+        (0..32)
+            .filter(lost)
+            .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(n))
+    }
+}
+
+/// The engine and the reference, side by side.
+pub(crate) struct Pair<R> {
+    config: PmuConfig<Capability>,
+    guest: Guest,
+    reference: R,
+    loaded: bool,
+}
+
+impl<R: Reference> Pair<R> {
     /// `atomic`: the host pauses and reads in one operation. `prompt`: its reports arrive before
     /// every step.
-    pub(crate) fn new(config: PmuConfig, atomic: bool, prompt: bool) -> Self {
-        let capability = config.capability;
-        let told = Told {
-            version: capability.version.number().into(),
-            general: capability.general.into(),
-            general_width: capability.general_width.into(),
-            fixed: capability.fixed.into(),
-            fixed_width: capability.fixed_width.into(),
-            events: capability.events.into(),
-            pdcm: capability.pdcm,
-            full_width: capability.full_width_writes,
-            smm: capability.freeze_while_smm,
-            other_debugctl: capability.other_debugctl,
-        };
-        let mut guest = Guest::with(config.clone());
+    pub(crate) fn new(config: PmuConfig<Capability>, atomic: bool, prompt: bool) -> Self {
+        let mut guest = Guest::new(&config);
         guest.host.atomic = atomic;
         guest.host.prompt = prompt;
         Self {
             guest,
-            reference: Reference::new(told),
+            reference: R::of(config.capability),
+            loaded: true,
             config,
         }
     }
@@ -102,10 +147,11 @@ impl Pair {
             // The step may take back the wish for an interrupt.
             self.check_quiet(step);
         }
-        self.reference.lost = lost(&self.guest);
+        self.reference.lose(self.guest.lost());
         let Self {
             guest: Guest { pmu, host },
             reference,
+            loaded,
             ..
         } = self;
         match *step {
@@ -122,8 +168,11 @@ impl Pair {
                 assert_eq!(read, reference.rdpmc(ecx, ring, pce), "{step:?}");
             }
             Step::Happen(what, ring, times) => {
-                reference.happen(what, ring, times);
-                self.guest.happen(what, ring, times);
+                if *loaded {
+                    reference.emulate(what, ring, times);
+                }
+                host.count(times, |config| what.is_counted_by(config, ring));
+                let freezes = reference.freezes();
                 if times >= MORE_THAN_A_SLICE {
                     // No report is late by a slice: a counter that passes its end several times in so
                     // long a while has reported, and is looked at, before anything else happens.
@@ -131,22 +180,18 @@ impl Pair {
                     let Guest { pmu, host } = &mut self.guest;
                     pmu.end_slice(host);
                 }
-                if reference.freezes() {
+                if freezes {
                     // Counters stop with the interrupt, not before it: it is here at once.
                     self.guest.interrupt();
                 }
             }
             Step::Emulate(event, ring, times) => {
-                let what = match event {
-                    ArchEvent::Instructions => Happening::Instructions,
-                    ArchEvent::CoreCycles => Happening::Cycles,
-                    ArchEvent::TscCycles => Happening::TscCycles,
-                    ArchEvent::Branches => Happening::Other(0xc4, 0),
-                    _ => return,
+                let Some(what) = R::happening(event) else {
+                    return;
                 };
                 let due = pmu.emulated(event, times, ring, host);
                 reference.emulate(what, ring, times);
-                assert!(!due || reference.pmi, "PMI never early: {step:?}");
+                assert!(!due || *reference.pmi(), "PMI never early: {step:?}");
             }
             Step::Deliver(mask, wished) => {
                 for (n, report) in host.take_reports(mask, wished) {
@@ -161,43 +206,33 @@ impl Pair {
             }
             Step::Put => {
                 pmu.put(host);
-                reference.loaded = false;
+                *loaded = false;
                 assert!(host.running().is_empty(), "put stops");
-                assert_eq!(pmu.pmi_due(), reference.pmi, "put settles");
+                assert_eq!(pmu.pmi_due(), *reference.pmi(), "put settles");
             }
             Step::Load => {
                 pmu.load(host);
-                reference.loaded = true;
+                *loaded = true;
             }
             Step::EndSlice => pmu.end_slice(host),
             Step::Filter(deny) => {
-                let all = EventFilter::default();
-                let some = all
-                    .with(MaskedEvent::one(0x3c, 0))
-                    .expect("one event fits")
-                    .with_fixed(0b1);
-                self.config.filter = if deny { some } else { all };
+                self.config.filter = reference.deny(deny);
                 pmu.set_filter(self.config.filter, host);
-                reference.denied = if deny {
-                    (vec![0x3c], 0b1)
-                } else {
-                    (Vec::new(), 0)
-                };
             }
             Step::Refuse(refuse) => host.refuse = refuse,
             Step::TakePmi => {
                 self.guest.interrupt();
                 let taken = self.guest.pmu.take_pmi();
-                let reference = std::mem::take(&mut self.reference.pmi);
+                let reference = std::mem::take(self.reference.pmi());
                 assert_eq!(taken, reference, "one PMI each: {step:?}");
             }
             Step::Migrate => {
                 let state = pmu.save(host);
-                let mut next = Guest::with(self.config.clone());
+                let mut next = Guest::new(&self.config);
                 next.host.refuse = host.refuse;
                 next.host.atomic = host.atomic;
                 next.host.prompt = host.prompt;
-                if !reference.loaded {
+                if !*loaded {
                     next.pmu.put(&mut next.host);
                 }
                 next.pmu
@@ -211,13 +246,12 @@ impl Pair {
 
     fn check(&mut self, step: &Step) {
         let mut copy = self.guest.clone();
-        let due = self.reference.pmi;
+        let due = *self.reference.pmi();
         assert!(!copy.pmu.pmi_due() || due, "PMI never early: {step:?}");
         assert_eq!(copy.interrupt(), due, "PMI on time: {step:?}");
 
         // Reading one register settles things for the next, so the order is both ways.
-        let mut addresses: Vec<u32> = Msr::all().map(Msr::address).collect();
-        addresses.extend([0x10, 0x1d8, 0x3f1]);
+        let mut addresses = R::addresses();
         for _ in 0..2 {
             let mut copy = self.guest.clone();
             if copy.host.prompt {
@@ -240,7 +274,7 @@ impl Pair {
             self.guest.host.refused,
             "honest loss"
         );
-        for n in (0..64).filter(|n| lost(&self.guest) >> n & 1 != 0) {
+        for n in self.guest.lost() {
             assert!(
                 self.guest.host.refused > 0 || self.reference.unsupported(n),
                 "honest loss: {n} after {step:?}"
@@ -250,32 +284,10 @@ impl Pair {
 
     /// Checks the calls since the last time, made under the registers as they are.
     fn check_quiet(&mut self, step: &Step) {
-        let interrupting = self.interrupting();
         for call in self.guest.host.calls() {
             if let Call::SetPeriod(n, Some(_)) = call {
-                assert!(interrupting >> global(n) & 1 != 0, "quiet: after {step:?}");
+                assert!(self.reference.interrupts(n), "quiet: {n} after {step:?}");
             }
         }
     }
-
-    /// Counters that ask for an interrupt, from the registers.
-    fn interrupting(&self) -> u64 {
-        let value = |address| match self.reference.read(address) {
-            Outcome::Value(value) => value,
-            _ => 0,
-        };
-        let general = (0..8).map(|n| (value(0x186 + n) >> 20 & 1) << n);
-        let fixed = (0..7).map(|n| (value(0x38d) >> (4 * n + 3) & 1) << (32 + n));
-        general.chain(fixed).sum()
-    }
-}
-
-fn global(n: u8) -> u8 {
-    if n < FIXED { n } else { n - FIXED + 32 }
-}
-
-fn lost(guest: &Guest) -> u64 {
-    (0..32_u8)
-        .filter(|&n| matches!(guest.pmu.counter_state(n), Some(CounterState::Lost(_))))
-        .fold(0, |bits, n| bits | 1 << global(n))
 }

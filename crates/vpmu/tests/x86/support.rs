@@ -278,6 +278,15 @@ impl Happening {
                 self != Self::TscCycles && (select, umask) == (own.0, own.1)
             }
             EventKind::Fixed(n) => n == own.2,
+            EventKind::Amd { select, umask } => {
+                let own = match self {
+                    Self::Instructions => (0xc0, 0),
+                    Self::Cycles => (0x76, 0),
+                    Self::TscCycles => (0x120, 1),
+                    Self::Other(select, umask) => (select.into(), umask),
+                };
+                (select, umask) == own
+            }
         };
         let here = if ring == Ring::User {
             config.user

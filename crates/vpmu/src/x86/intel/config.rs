@@ -1,50 +1,13 @@
 //! What a counter is told to count: the raw registers.
 
 use super::{FIXED, Version};
-use crate::x86::{CounterConfig, EventKind};
-
-/// The image of IA32_PERFEVTSELx as a guest wrote it (SDM 20.2.1.1, figures 20-1 and 20-6). Any
-/// 64-bit value is possible.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RawPerfEvtSel(pub u64);
+use crate::x86::{CounterConfig, EventKind, RawPerfEvtSel};
 
 impl RawPerfEvtSel {
-    /// Count at CPL 1 to 3.
-    pub const USR: u64 = 1 << 16;
-    /// Count at CPL 0.
-    pub const OS: u64 = 1 << 17;
-    /// Count the moments at which the condition becomes true.
-    pub const EDGE: u64 = 1 << 18;
     /// Pin control: there are no pins in a virtual machine. Kept, and without effect.
     pub const PC: u64 = 1 << 19;
-    /// Interrupt on overflow.
-    pub const INT: u64 = 1 << 20;
     /// Count for all threads of the core. Versions 3 and 4 only.
     pub const ANY_THREAD: u64 = 1 << 21;
-    /// The counter is enabled.
-    pub const EN: u64 = 1 << 22;
-    /// Invert the comparison with the counter mask.
-    pub const INV: u64 = 1 << 23;
-
-    /// Bits 7:0, the event select.
-    pub const fn select(self) -> u8 {
-        self.0 as u8
-    }
-
-    /// Bits 15:8, the unit mask.
-    pub const fn umask(self) -> u8 {
-        (self.0 >> 8) as u8
-    }
-
-    /// Bits 31:24, the counter mask.
-    pub const fn threshold(self) -> u8 {
-        (self.0 >> 24) as u8
-    }
-
-    /// Whether all of `bits` are set.
-    pub const fn has(self, bits: u64) -> bool {
-        self.0 & bits == bits
-    }
 
     /// Bits that must be written as zero.
     pub const fn reserved(version: Version) -> u64 {
@@ -57,16 +20,11 @@ impl RawPerfEvtSel {
     /// What a counter with this register is to count.
     pub const fn config(self, version: Version) -> CounterConfig {
         CounterConfig {
-            event: EventKind::General {
+            only_c0: matches!(version, Version::V5) && self.has(Self::INV),
+            ..self.counts(EventKind::General {
                 select: self.select(),
                 umask: self.umask(),
-            },
-            user: self.has(Self::USR),
-            kernel: self.has(Self::OS),
-            edge: self.has(Self::EDGE),
-            invert: self.has(Self::INV),
-            threshold: self.threshold(),
-            only_c0: matches!(version, Version::V5) && self.has(Self::INV),
+            })
         }
     }
 }

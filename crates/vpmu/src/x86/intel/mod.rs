@@ -33,18 +33,20 @@
 mod accesses;
 mod capability;
 mod config;
-mod counters;
 mod msr;
 mod pmu;
+mod registers;
 mod save;
 mod state;
 
 use crate::counter::CounterSet;
+pub use crate::x86::RawPerfEvtSel;
 
 pub use capability::{Capability, ConfigError, Version, perf_capabilities};
-pub use config::{RawPerfEvtSel, fixed_ctrl};
+pub use config::fixed_ctrl;
 pub use msr::{Msr, debugctl, global_status};
 pub use pmu::{Pmu, PmuConfig};
+pub use registers::Registers;
 pub use state::{PmuState, RestoreError};
 
 /// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are

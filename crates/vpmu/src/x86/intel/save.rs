@@ -11,7 +11,7 @@ impl<V: Events> Pmu<V> {
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
         self.settle(self.unsettled(), host);
         self.apply(host);
-        let capability = &self.config.capability;
+        let capability = &self.registers.capability;
         let mut state = PmuState {
             layout: PmuState::LAYOUT,
             version: capability.version,
@@ -20,15 +20,15 @@ impl<V: Events> Pmu<V> {
             perfevtsel: [0; 8],
             pmc: [0; 8],
             fixed_ctr: [0; 7],
-            fixed_ctr_ctrl: self.fixed_ctrl,
-            global_ctrl: to_global(self.global),
-            global_status: to_global(self.overflowed) | self.status,
-            debugctl: self.debugctl,
+            fixed_ctr_ctrl: self.registers.fixed_ctrl,
+            global_ctrl: to_global(self.registers.global),
+            global_status: to_global(self.overflowed) | self.registers.status,
+            debugctl: self.registers.debugctl,
             pmi_due: self.pmi_due,
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
             *value = self.bank.counters[n].value;
-            *raw = self.selects[n].0;
+            *raw = self.registers.selects[n].0;
         }
         for (n, value) in (FIXED..).zip(&mut state.fixed_ctr) {
             *value = self.bank.counters[n].value;
@@ -52,16 +52,16 @@ impl<V: Events> Pmu<V> {
         self.reset(host);
         for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
             self.bank.counters[n].value = value;
-            self.selects[n] = RawPerfEvtSel(raw);
+            self.registers.selects[n] = RawPerfEvtSel(raw);
         }
         for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
             self.bank.counters[n].value = value;
         }
-        self.fixed_ctrl = state.fixed_ctr_ctrl;
-        self.global = from_global(state.global_ctrl);
+        self.registers.fixed_ctrl = state.fixed_ctr_ctrl;
+        self.registers.global = from_global(state.global_ctrl);
         self.overflowed = from_global(state.global_status);
-        self.status = state.global_status & self.status_bits();
-        self.debugctl = state.debugctl;
+        self.registers.status = state.global_status & self.status_bits();
+        self.registers.debugctl = state.debugctl;
         self.pmi_due = state.pmi_due;
         self.classify(self.implemented());
         self.apply(host);
@@ -69,7 +69,7 @@ impl<V: Events> Pmu<V> {
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        let capability = &self.config.capability;
+        let capability = &self.registers.capability;
         if state.layout != PmuState::LAYOUT {
             return Err(RestoreError::Layout {
                 saved: state.layout,

@@ -1,0 +1,91 @@
+//! What a guest is told about its PMU.
+
+use super::MAX_COUNTERS;
+use crate::counter::CounterSet;
+use crate::x86::{ArchEvent, CpuidLeaf};
+
+/// How software reaches the counters. Later ones order higher, and contain the earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Interface {
+    /// Four counters at C001_0000H to C001_0007H.
+    Legacy,
+    /// Six counters at C001_0200H to C001_020BH: PerfCtrExtCore, families 15H and later.
+    Core,
+    /// Global registers at C000_0300H to C000_0303H: PerfMonV2, Zen 4 and later.
+    V2,
+}
+
+/// What a guest is told about its PMU. It decides which MSRs and which of their bits exist.
+///
+/// ```
+/// use vpmu::x86::amd::{Capability, Interface};
+///
+/// let capability = Capability::new(Interface::V2);
+/// assert_eq!(capability.leaf_8000_0001_ecx(), 1 << 23); // PerfCtrExtCore
+/// assert_eq!(capability.leaf_8000_0022().eax, 1);       // PerfMonV2
+/// assert_eq!(capability.leaf_8000_0022().ebx, 6);       // counters
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Capability {
+    /// How the guest reaches its counters.
+    pub interface: Interface,
+    /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A
+    /// guest cannot be told: a counter of another one is lost, and the host is not asked.
+    pub events: u32,
+}
+
+impl Capability {
+    /// With every event.
+    pub const fn new(interface: Interface) -> Self {
+        Self {
+            interface,
+            events: u32::MAX,
+        }
+    }
+
+    /// How many counters there are.
+    pub const fn count(&self) -> u8 {
+        match self.interface {
+            Interface::Legacy => 4,
+            Interface::Core | Interface::V2 => MAX_COUNTERS,
+        }
+    }
+
+    /// Every counter there is.
+    pub const fn counters(&self) -> CounterSet {
+        CounterSet::first(self.count())
+    }
+
+    /// The bits of CPUID.8000_0001H:ECX that say what this PMU has: PerfCtrExtCore.
+    pub const fn leaf_8000_0001_ecx(&self) -> u32 {
+        const PERF_CTR_EXT_CORE: u32 = 1 << 23;
+        match self.interface {
+            Interface::Legacy => 0,
+            Interface::Core | Interface::V2 => PERF_CTR_EXT_CORE,
+        }
+    }
+
+    /// CPUID leaf 8000_0022H: PerfMonV2 and the number of core counters. All zero for an earlier interface.
+    pub const fn leaf_8000_0022(&self) -> CpuidLeaf {
+        let (eax, ebx) = match self.interface {
+            Interface::Legacy | Interface::Core => (0, 0),
+            Interface::V2 => (1, self.count() as u32),
+        };
+        CpuidLeaf {
+            eax,
+            ebx,
+            ecx: 0,
+            edx: 0,
+        }
+    }
+
+    /// Whether `event` is backed.
+    pub const fn has_event(&self, event: ArchEvent) -> bool {
+        match event.cpuid_bit() {
+            Some(bit) => self.events >> bit & 1 != 0,
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! One vCPU's PMU, and how it begins.
+
+use super::{Capability, Registers};
+use crate::counter::Events;
+use crate::x86::pmu;
+
+/// What a [`Pmu`] is, as opposed to what it holds.
+pub type PmuConfig = pmu::PmuConfig<Capability>;
+
+/// One vCPU's PMU. `V` is told what happens; by default nobody is.
+///
+/// Counter *n* is *n* for a host and in a [`CounterSet`](crate::counter::CounterSet).
+///
+/// ```
+/// # use core::num::NonZeroU64;
+/// # use vpmu::counter::{CounterHost, CounterSet, Lost};
+/// # #[derive(Default)]
+/// # struct Host(u64);
+/// # impl CounterHost<vpmu::x86::CounterConfig> for Host {
+/// #     fn create(&mut self, _: u8, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn resume(&mut self, _: CounterSet) {}
+/// #     fn pause(&mut self, _: CounterSet) {}
+/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
+/// #     fn release(&mut self, _: u8) {}
+/// # }
+/// use vpmu::counter::Report;
+/// use vpmu::x86::amd::{Capability, Interface, Pmu, PmuConfig};
+/// use vpmu::x86::{Outcome, Ring};
+///
+/// let mut host = Host::default();
+/// let mut pmu = Pmu::new(PmuConfig::new(Capability::new(Interface::Core)));
+///
+/// // The guest samples every 1000 instructions in counter 0.
+/// for (msr, value) in [
+///     (0xc001_0201, (1 << 48) - 1000),     // PERF_CTR0
+///     (0xc001_0200, 0x0053_00c0),          // PERF_CTL0: EN, INT, OS, USR, instructions
+/// ] {
+///     match pmu.wrmsr(msr, value, &mut host) {
+///         Outcome::Done => { /* step over the instruction */ }
+///         Outcome::GeneralProtection => { /* inject #GP(0) */ }
+///         Outcome::NotHandled | Outcome::Value(_) => { /* as for any unknown MSR */ }
+///     }
+/// }
+///
+/// // The host has counted them, and says so.
+/// host.0 = 1000;
+/// assert!(pmu.overflow(0, Report::Due, &mut host));
+/// assert!(pmu.take_pmi(), "deliver what LVTPC says");
+///
+/// // The guest's handler looks, and begins anew.
+/// assert_eq!(pmu.rdpmc(0, Ring::Kernel, false, &mut host), Outcome::Value(0));
+/// assert_eq!(pmu.wrmsr(0xc001_0201, (1 << 48) - 1000, &mut host), Outcome::Done);
+/// ```
+pub type Pmu<V = ()> = pmu::Pmu<Registers, V>;
+
+impl Pmu {
+    /// A PMU out of reset, on a vCPU that runs (see [`put`](Self::put)), that nobody watches.
+    pub fn new(config: PmuConfig) -> Self {
+        Self::with_events(config, ())
+    }
+}
+
+impl<V: Events> Pmu<V> {
+    /// As [`new`](Pmu::new), and `events` is told what happens.
+    pub fn with_events(config: PmuConfig, events: V) -> Self {
+        Self::build(config, events)
+    }
+}

@@ -1,0 +1,270 @@
+//! A PMU of either vendor: for embedders that choose at run time, by what the host is.
+
+use core::fmt;
+
+use super::{ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel};
+use crate::counter::{CounterHost, CounterState, Events, Report, Statistics};
+
+/// What a guest is told about its PMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Capability {
+    /// Intel's.
+    Intel(intel::Capability),
+    /// AMD's.
+    Amd(amd::Capability),
+}
+
+impl Capability {
+    /// Whether `event` is backed by a counter that counts what the guest chooses.
+    pub const fn has_event(&self, event: ArchEvent) -> bool {
+        match self {
+            Self::Intel(capability) => capability.has_event(event),
+            Self::Amd(capability) => capability.has_event(event),
+        }
+    }
+}
+
+impl From<intel::Capability> for Capability {
+    fn from(capability: intel::Capability) -> Self {
+        Self::Intel(capability)
+    }
+}
+
+impl From<amd::Capability> for Capability {
+    fn from(capability: amd::Capability) -> Self {
+        Self::Amd(capability)
+    }
+}
+
+/// A PMU's registers as one plain value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum PmuState {
+    /// Intel's.
+    Intel(intel::PmuState),
+    /// AMD's.
+    Amd(amd::PmuState),
+}
+
+/// Why a saved PMU cannot go on here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// Between two PMUs of Intel's.
+    Intel(intel::RestoreError),
+    /// Between two PMUs of AMD's.
+    Amd(amd::RestoreError),
+    /// The guest's processor is of the other vendor.
+    Vendor,
+}
+
+impl fmt::Display for RestoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Intel(error) => error.fmt(f),
+            Self::Amd(error) => error.fmt(f),
+            Self::Vendor => f.write_str("restore a guest's PMU to one of the other vendor"),
+        }
+    }
+}
+
+impl core::error::Error for RestoreError {}
+
+/// One vCPU's PMU of either vendor: [`intel::Pmu`] or [`amd::Pmu`], whose documentation has what each call does.
+#[derive(Clone, Debug)]
+pub enum AnyPmu<V = ()> {
+    /// Intel's.
+    Intel(intel::Pmu<V>),
+    /// AMD's.
+    Amd(amd::Pmu<V>),
+}
+
+/// The same call, whichever it is.
+macro_rules! each {
+    ($any:expr, $pmu:ident => $call:expr) => {
+        match $any {
+            AnyPmu::Intel($pmu) => $call,
+            AnyPmu::Amd($pmu) => $call,
+        }
+    };
+}
+
+impl AnyPmu {
+    /// A PMU out of reset, on a vCPU that runs, that nobody watches.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a capability that cannot be.
+    pub fn new(config: PmuConfig<Capability>) -> Result<Self, intel::ConfigError> {
+        Self::with_events(config, ())
+    }
+}
+
+impl<V: Events> AnyPmu<V> {
+    /// As [`new`](AnyPmu::new), and `events` is told what happens.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a capability that cannot be.
+    pub fn with_events(
+        config: PmuConfig<Capability>,
+        events: V,
+    ) -> Result<Self, intel::ConfigError> {
+        let PmuConfig {
+            capability,
+            filter,
+            policy,
+        } = config;
+        Ok(match capability {
+            Capability::Intel(capability) => Self::Intel(intel::Pmu::with_events(
+                PmuConfig {
+                    capability,
+                    filter,
+                    policy,
+                },
+                events,
+            )?),
+            Capability::Amd(capability) => Self::Amd(amd::Pmu::with_events(
+                PmuConfig {
+                    capability,
+                    filter,
+                    policy,
+                },
+                events,
+            )),
+        })
+    }
+
+    /// RDMSR of `address`.
+    pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
+        each!(self, pmu => pmu.rdmsr(address, host))
+    }
+
+    /// WRMSR of `address`.
+    pub fn wrmsr<H: CounterHost<CounterConfig>>(
+        &mut self,
+        address: u32,
+        value: u64,
+        host: &mut H,
+    ) -> Outcome {
+        each!(self, pmu => pmu.wrmsr(address, value, host))
+    }
+
+    /// RDPMC with this ECX by `ring`, with CR4.PCE.
+    pub fn rdpmc<H: CounterHost<CounterConfig>>(
+        &mut self,
+        ecx: u32,
+        ring: Ring,
+        pce: bool,
+        host: &mut H,
+    ) -> Outcome {
+        each!(self, pmu => pmu.rdpmc(ecx, ring, pce, host))
+    }
+
+    /// A report of the host's. Answers whether a PMI is due.
+    pub fn overflow<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counter: u8,
+        report: Report,
+        host: &mut H,
+    ) -> bool {
+        each!(self, pmu => pmu.overflow(counter, report, host))
+    }
+
+    /// Something that no host event has seen. Answers whether a PMI is due.
+    pub fn emulated<H: CounterHost<CounterConfig>>(
+        &mut self,
+        event: ArchEvent,
+        times: u64,
+        ring: Ring,
+        host: &mut H,
+    ) -> bool {
+        each!(self, pmu => pmu.emulated(event, times, ring, host))
+    }
+
+    /// Whether a PMI has been requested and not taken.
+    pub const fn pmi_due(&self) -> bool {
+        each!(self, pmu => pmu.pmi_due())
+    }
+
+    /// Takes the PMI that is due, if one is.
+    #[must_use = "the PMI is gone unless the caller delivers it"]
+    pub const fn take_pmi(&mut self) -> bool {
+        each!(self, pmu => pmu.take_pmi())
+    }
+
+    /// The vCPU starts to run.
+    pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        each!(self, pmu => pmu.load(host));
+    }
+
+    /// The vCPU stops running.
+    pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        each!(self, pmu => pmu.put(host));
+    }
+
+    /// A scheduling slice has ended.
+    pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        each!(self, pmu => pmu.end_slice(host));
+    }
+
+    /// Back to power-on reset, with every host event released.
+    pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        each!(self, pmu => pmu.reset(host));
+    }
+
+    /// Changes which events the guest may count.
+    pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
+        each!(self, pmu => pmu.set_filter(filter, host));
+    }
+
+    /// What the guest is told.
+    pub fn capability(&self) -> Capability {
+        match self {
+            Self::Intel(pmu) => Capability::Intel(*pmu.capability()),
+            Self::Amd(pmu) => Capability::Amd(*pmu.capability()),
+        }
+    }
+
+    /// How often the host was called, and what it could not do.
+    pub const fn statistics(&self) -> Statistics {
+        each!(self, pmu => pmu.statistics())
+    }
+
+    /// What `counter` is doing; `None` if there is no such counter.
+    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+        each!(self, pmu => pmu.counter_state(counter))
+    }
+
+    /// All that the guest could find out, up to this moment.
+    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
+        match self {
+            Self::Intel(pmu) => PmuState::Intel(pmu.save(host)),
+            Self::Amd(pmu) => PmuState::Amd(pmu.save(host)),
+        }
+    }
+
+    /// Goes on from `state`, in place of what was here.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state of another vendor or kind, or with bits set that do not exist. This PMU is then as it was.
+    pub fn restore<H: CounterHost<CounterConfig>>(
+        &mut self,
+        state: &PmuState,
+        host: &mut H,
+    ) -> Result<(), RestoreError> {
+        match (self, state) {
+            (Self::Intel(pmu), PmuState::Intel(state)) => {
+                pmu.restore(state, host).map_err(RestoreError::Intel)
+            }
+            (Self::Amd(pmu), PmuState::Amd(state)) => {
+                pmu.restore(state, host).map_err(RestoreError::Amd)
+            }
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Err(RestoreError::Vendor)
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! AMD's model.
+
+mod behaviour;
+mod model;
+mod reference;
+mod registers;
+mod state;

@@ -1,0 +1,98 @@
+//! A PMU as a value.
+
+use super::behaviour::Guest;
+use crate::support::{END, SAMPLE};
+use vpmu::x86::amd::Interface::{Core, Legacy, V2};
+use vpmu::x86::amd::{Capability, Msr, PmuState, RestoreError};
+use vpmu::x86::{AnyPmu, RestoreError as AnyError, intel};
+
+fn sampling() -> Guest {
+    let mut guest = Guest::new(V2);
+    guest.write(Msr::Ctr(0), END - 1000);
+    guest.write(Msr::Ctl(0), SAMPLE | 0xc0);
+    guest.write(Msr::GlobalCtl, 0b11);
+    guest
+}
+
+#[test]
+fn a_sampling_run_goes_on_in_another_process() {
+    let mut first = sampling();
+    first.execute(400);
+    let state = first.pmu.save(&mut first.host);
+    assert_eq!(state.perf_ctr[0], END - 600);
+    assert_eq!((state.global_ctl, state.global_status), (0b11, 0));
+
+    let mut second = Guest::new(V2);
+    assert_eq!(second.pmu.restore(&state, &mut second.host), Ok(()));
+    assert_eq!(second.pmu.save(&mut second.host), state);
+    second.execute(599);
+    assert!(!second.take_pmi());
+    second.execute(1);
+    assert!(second.take_pmi(), "the sample comes where it was due");
+}
+
+#[test]
+fn a_pending_interrupt_is_saved() {
+    let mut first = sampling();
+    first.execute(1000);
+    // The report has not arrived: saving finds the overflow all the same.
+    let state = first.pmu.save(&mut first.host);
+    assert_eq!(state.global_status, 1);
+    let mut second = Guest::new(V2);
+    second
+        .pmu
+        .restore(&state, &mut second.host)
+        .expect("the same kind of PMU");
+    assert!(second.pmu.take_pmi());
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_changes_nothing() {
+    let mut guest = sampling();
+    let good = guest.pmu.save(&mut guest.host);
+    type Change = fn(&mut PmuState);
+    let changes: [(&str, Change); 6] = [
+        ("PERF_CTL", |state| state.perf_ctl[1] = 1 << 19),
+        ("PERF_CTL", |state| state.perf_ctl[5] = 1 << 63),
+        ("PERF_CTR", |state| state.perf_ctr[0] = 1 << 48),
+        ("PerfCntrGlobalCtl", |state| state.global_ctl = 1 << 6),
+        ("PerfCntrGlobalStatus", |state| {
+            state.global_status = 1 << 59
+        }),
+        ("", |state| state.layout = 0),
+    ];
+    for (name, change) in changes {
+        let mut state = good.clone();
+        change(&mut state);
+        match guest.pmu.restore(&state, &mut guest.host) {
+            Err(RestoreError::Reserved { register, .. }) => assert_eq!(register, name),
+            Err(RestoreError::Layout { saved: 0 }) => assert_eq!(name, ""),
+            other => panic!("{name}: {other:?}"),
+        }
+        assert_eq!(guest.pmu.save(&mut guest.host), good, "as it was");
+    }
+    for offered in [Legacy, Core] {
+        let mut other = Guest::new(offered);
+        let error = RestoreError::Interface { saved: V2, offered };
+        assert_eq!(other.pmu.restore(&good, &mut other.host), Err(error));
+    }
+    // What an interface does not have is zero in its state.
+    let mut legacy = Guest::new(Legacy);
+    let mut state = legacy.pmu.save(&mut legacy.host);
+    state.perf_ctr[4] = 1;
+    assert!(legacy.pmu.restore(&state, &mut legacy.host).is_err());
+}
+
+#[test]
+fn a_guest_keeps_its_vendor() {
+    let mut guest = sampling();
+    let amd = Capability::new(V2).into();
+    let mut amd = AnyPmu::new(vpmu::x86::PmuConfig::new(amd)).expect("possible");
+    let state = amd.save(&mut guest.host);
+    let intel = intel::Capability::new(intel::Version::V2).into();
+    let mut intel = AnyPmu::new(vpmu::x86::PmuConfig::new(intel)).expect("possible");
+    assert_eq!(
+        intel.restore(&state, &mut guest.host),
+        Err(AnyError::Vendor)
+    );
+}
