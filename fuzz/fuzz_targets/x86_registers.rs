@@ -8,6 +8,8 @@
 mod pair;
 #[path = "../../crates/vpmu/tests/x86/reference.rs"]
 mod reference;
+#[path = "steps.rs"]
+mod steps;
 #[path = "../../crates/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
@@ -16,9 +18,9 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use pair::{Pair, Step};
 use support::Happening;
-use vpmu::counter::{Lost, Policy, Report};
-use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
-use vpmu::x86::{ArchEvent, Ring};
+use vpmu::counter::Policy;
+use vpmu::x86::intel::{Capability, Msr, Version};
+use vpmu::x86::{ArchEvent, PmuConfig};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -28,9 +30,10 @@ fuzz_target!(|data: &[u8]| {
 fn run(input: &mut Unstructured<'_>) -> Result<()> {
     let config = PmuConfig {
         policy: *input.choose(&Policy::ALL)?,
-        ..PmuConfig::new(capability(input)?)
+        ..PmuConfig::new(capability(input)?.into())
     };
-    let mut pair = Pair::new(config, input.arbitrary()?, input.arbitrary()?);
+    let mut pair =
+        Pair::<reference::Reference>::new(config, input.arbitrary()?, input.arbitrary()?);
     while !input.is_empty() {
         pair.step(&step(input)?);
     }
@@ -70,31 +73,16 @@ fn step(input: &mut Unstructured<'_>) -> Result<Step> {
         8 => {
             let kind = *input.choose(&[0_u32, 0x4000, 0x2000, 0x8000, 1])?;
             let index: u32 = input.int_in_range(0..=8)?;
-            Step::Rdpmc(kind << 16 | index, ring(input)?, input.arbitrary()?)
+            Step::Rdpmc(kind << 16 | index, steps::ring(input)?, input.arbitrary()?)
         }
-        9..=11 => Step::Happen(happening(input)?, ring(input)?, value(input)? >> 16),
+        9..=11 => Step::Happen(happening(input)?, steps::ring(input)?, value(input)? >> 16),
         12 => {
             use ArchEvent::{Branches, CoreCycles, Instructions, TscCycles};
             let event = *input.choose(&[Instructions, CoreCycles, Branches, TscCycles])?;
-            Step::Emulate(event, ring(input)?, input.arbitrary::<u8>()?.into())
+            Step::Emulate(event, steps::ring(input)?, input.arbitrary::<u8>()?.into())
         }
-        13 => {
-            let report = *input.choose(&[Report::Due, Report::Moved, Report::Unsure])?;
-            Step::Deliver(input.arbitrary()?, report)
-        }
-        14 => Step::Early(input.arbitrary()?),
-        15 => Step::Put,
-        16 => Step::Load,
-        17 if input.arbitrary()? => Step::EndSlice,
-        17 => Step::Filter(input.arbitrary()?),
-        18 => Step::Refuse(*input.choose(&[None, Some(Lost::Busy), Some(Lost::Unsupported)])?),
-        19 => Step::TakePmi,
-        _ => Step::Migrate,
+        kind => steps::any(kind, input)?,
     })
-}
-
-fn ring(input: &mut Unstructured<'_>) -> Result<Ring> {
-    Ok(*input.choose(&[Ring::User, Ring::Kernel])?)
 }
 
 fn happening(input: &mut Unstructured<'_>) -> Result<Happening> {

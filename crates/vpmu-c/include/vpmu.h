@@ -40,6 +40,12 @@
 #define VPMU_EVENT_ARM_CYCLES 3
 
 /**
+ * `struct vpmu_event.kind`: an event of AMD's, by event select (bits 11:0 of `number`) and unit mask
+ * (bits 23:16).
+ */
+#define VPMU_EVENT_X86_AMD 4
+
+/**
  * `create` answers: the counter is backed.
  */
 #define VPMU_BACKED 0

@@ -16,6 +16,10 @@ pub const VPMU_EVENT_ARM: u32 = 2;
 /// `struct vpmu_event.kind`: processor cycles, for the Arm cycle counter.
 pub const VPMU_EVENT_ARM_CYCLES: u32 = 3;
 
+/// `struct vpmu_event.kind`: an event of AMD's, by event select (bits 11:0 of `number`) and unit mask
+/// (bits 23:16).
+pub const VPMU_EVENT_X86_AMD: u32 = 4;
+
 /// `create` answers: the counter is backed.
 pub const VPMU_BACKED: i32 = 0;
 /// `create` answers: the host has no such event, or cannot restrict it as asked.
@@ -129,6 +133,10 @@ impl ToEvent for x86::CounterConfig {
                 (VPMU_EVENT_X86, u32::from(select) | u32::from(umask) << 8)
             }
             x86::EventKind::Fixed(n) => (VPMU_EVENT_X86_FIXED, u32::from(n)),
+            x86::EventKind::Amd { select, umask } => (
+                VPMU_EVENT_X86_AMD,
+                u32::from(select) | u32::from(umask) << 16,
+            ),
         };
         VpmuEvent {
             kind,

@@ -6,7 +6,7 @@
 //! nothing (`no_std`, without `alloc`) and has no `unsafe` code (`#![forbid(unsafe_code)]`).
 //!
 //! - [`arm`]: PMUv3, [emulated](arm::emulated) or [partitioned](arm::partition);
-//! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5;
+//! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5, and AMD's core counters;
 //! - [`paravirt`]: a PMU for guests that have a driver for it: a page in place of registers;
 //! - [`counter`]: what all of them ask of a host, and when.
 //!

@@ -1,19 +1,19 @@
-//! Intel's model, and what it decodes.
+//! The models of either vendor, and what they decode.
 
 use vpmu::counter::{CounterState, Report, Statistics};
-use vpmu::x86::intel::{Capability, ConfigError, Msr, Pmu, PmuConfig, PmuState, RestoreError};
+use vpmu::x86::intel::{ConfigError, Msr, Pmu};
 use vpmu::x86::{
-    ArchEvent, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent, Outcome, Ring,
-    TooManyEvents,
+    AnyPmu, ArchEvent, Capability, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent,
+    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel,
 };
 
 use crate::{Host, Watch};
 
-type Watched = Pmu<Watch>;
+type Watched = AnyPmu<Watch>;
 
 #[unsafe(no_mangle)]
-pub fn x86_new(config: PmuConfig) -> Result<Watched, ConfigError> {
-    Pmu::with_events(config, Watch)
+pub fn x86_new(config: PmuConfig<Capability>) -> Result<Watched, ConfigError> {
+    AnyPmu::with_events(config, Watch)
 }
 
 #[unsafe(no_mangle)]
@@ -27,12 +27,22 @@ pub fn x86_wrmsr(pmu: &mut Watched, address: u32, value: u64, host: &mut Host) -
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_read(pmu: &mut Watched, msr: Msr, host: &mut Host) -> Outcome {
+pub fn x86_read(pmu: &mut Pmu<Watch>, msr: Msr, host: &mut Host) -> Outcome {
     pmu.read(msr, host)
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_write(pmu: &mut Watched, msr: Msr, value: u64, host: &mut Host) -> Outcome {
+pub fn x86_write(pmu: &mut Pmu<Watch>, msr: Msr, value: u64, host: &mut Host) -> Outcome {
+    pmu.write(msr, value, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn amd_read(pmu: &mut amd::Pmu<Watch>, msr: amd::Msr, host: &mut Host) -> Outcome {
+    pmu.read(msr, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn amd_write(pmu: &mut amd::Pmu<Watch>, msr: amd::Msr, value: u64, host: &mut Host) -> Outcome {
     pmu.write(msr, value, host)
 }
 
@@ -102,17 +112,30 @@ pub fn x86_restore(
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, u64, Statistics) {
-    (pmu.counter_state(counter), pmu.debugctl(), pmu.statistics())
+pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, Capability, Statistics) {
+    (
+        pmu.counter_state(counter),
+        pmu.capability(),
+        pmu.statistics(),
+    )
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_cpuid(capability: &Capability, subleaf: u32) -> [CpuidLeaf; 2] {
+pub fn x86_cpuid(capability: &intel::Capability, subleaf: u32) -> [CpuidLeaf; 2] {
     [capability.leaf_0a(), capability.leaf_23(subleaf)]
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_capability(capability: &Capability, n: u8) -> [u64; 9] {
+pub fn amd_cpuid(capability: &amd::Capability, event: ArchEvent) -> (CpuidLeaf, u32, bool) {
+    (
+        capability.leaf_8000_0022(),
+        capability.leaf_8000_0001_ecx(),
+        capability.has_event(event),
+    )
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_capability(capability: &intel::Capability, n: u8) -> [u64; 9] {
     [
         capability.perf_capabilities(),
         capability.counter_mask(n),
@@ -147,4 +170,9 @@ pub fn x86_config(config: &CounterConfig) -> (Option<u64>, Option<ArchEvent>) {
 #[unsafe(no_mangle)]
 pub fn x86_msr(address: u32) -> Option<u32> {
     Msr::decode(address).map(Msr::address)
+}
+
+#[unsafe(no_mangle)]
+pub fn amd_msr(address: u32) -> Option<u32> {
+    amd::Msr::decode(address).map(amd::Msr::address)
 }

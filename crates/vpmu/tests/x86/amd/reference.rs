@@ -55,7 +55,7 @@ impl Reference {
             0xc001_0004..=0xc001_0007 => (true, Place::Counter(address as usize & 3)),
             0xc001_0200..=0xc001_020b => {
                 let n = (address as usize & 0xf) / 2;
-                let place = if address % 2 == 0 {
+                let place = if address.is_multiple_of(2) {
                     Place::Control(n)
                 } else {
                     Place::Counter(n)

@@ -57,7 +57,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         ("PERF_CTR", |state| state.perf_ctr[0] = 1 << 48),
         ("PerfCntrGlobalCtl", |state| state.global_ctl = 1 << 6),
         ("PerfCntrGlobalStatus", |state| {
-            state.global_status = 1 << 59
+            state.global_status = 1 << 59;
         }),
         ("", |state| state.layout = 0),
     ];
