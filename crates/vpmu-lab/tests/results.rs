@@ -22,7 +22,7 @@ fn each_page_is_made_of_its_json() {
         let Ok(json) = fs::read(file("json")) else {
             continue;
         };
-        let text = markdown(bench.name, bench.page(), &json).unwrap();
+        let text = markdown(bench.name, &bench.page, &json).unwrap();
         if update {
             fs::write(file("md"), &text).unwrap();
         }

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use super::{Bench, Context, Row, emulated, mode};
 use crate::Result;
+use crate::report::markdown::{Group, Page};
 use crate::report::record::Kvm;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
@@ -19,6 +20,14 @@ use crate::spec::design::Policy;
 pub(super) const BENCH: Bench = Bench {
     name: "exits",
     about: "the exits and the registers of a guest's perf session (x86_64)",
+    page: Page {
+        title: "The exits of a profiling session: results",
+        intro: include_str!("exits.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Four events by frequency, as published; one event by a fixed period",
+        }],
+    },
     rows,
 };
 
@@ -92,20 +101,39 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(published.chain(each).collect())
 }
 
+/// The published count of exits of `kind`.
+fn published_exits(kind: &str) -> u64 {
+    let found = PUBLISHED_EXITS.iter().find(|(name, _)| *name == kind);
+    found.map_or(0, |(_, count)| *count)
+}
+
+/// Each published exit and register for one PMI, measured beside published.
+fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
+    let each = |count: Option<f64>, pmis: Option<u64>| {
+        let pmis = pmis.filter(|&pmis| pmis > 0)?;
+        Some((count? / pmis as f64 * 100.0).round() / 100.0)
+    };
+    rows.iter()
+        .filter(|row| row.published.is_some())
+        .map(|row| Row {
+            figure: format!("four_events_per_pmi:{}", row.figure),
+            measured: each(row.measured, pmis),
+            published: each(row.published, Some(published_exits("EXCEPTION_NMI"))),
+            ..row.clone()
+        })
+        .collect()
+}
+
 /// What the published traces say of each PMI, without the local APIC's registers,
 /// which KVM keeps to itself here.
 fn published_per_pmi() -> f64 {
-    let count = |wanted: &str| {
-        let found = PUBLISHED_EXITS.iter().find(|(kind, _)| *kind == wanted);
-        found.map_or(0, |(_, count)| *count)
-    };
-    let pmis = count("EXCEPTION_NMI");
+    let pmis = published_exits("EXCEPTION_NMI");
     let registers = PUBLISHED_MSRS
         .iter()
         .filter(|(register, _)| !is_kept(register))
         .map(|(_, count)| count)
         .sum::<u64>();
-    let all = pmis + count("RDPMC") + registers;
+    let all = pmis + published_exits("RDPMC") + registers;
     (all as f64 / pmis as f64 * 100.0).round() / 100.0
 }
 
@@ -168,6 +196,7 @@ fn published_layout(run: &Run) -> Vec<Row> {
             rows.push(row(register.clone(), Some(count), None));
         }
     }
+    rows.extend(shares(&rows, run.pmis));
     rows.push(Row {
         figure: "pmis".to_owned(),
         mode,
@@ -222,6 +251,22 @@ mod tests {
     #[test]
     fn published_interrupts_cost_ten_exits() {
         assert_eq!(published_per_pmi(), 9.80);
+    }
+
+    #[test]
+    fn shares_are_of_each_run_s_own_interrupts() {
+        let row = Row {
+            figure: "msr:read:0x38e".to_owned(),
+            mode: "paused",
+            measured: Some(20.0),
+            published: Some(14_558.0),
+            unit: "exits",
+        };
+        let of = |pmis| shares(std::slice::from_ref(&row), pmis).remove(0);
+        assert_eq!(of(Some(10)).measured, Some(2.0));
+        assert_eq!(of(Some(10)).published, Some(2.0));
+        assert_eq!(of(Some(0)).measured, None);
+        assert_eq!(of(None).figure, "four_events_per_pmi:msr:read:0x38e");
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Bench {
     pub name: &'static str,
     /// What it is about.
     pub about: &'static str,
+    /// What `docs/results` says beside its figures.
+    pub page: Page,
     /// Checks before anything is downloaded, then measures.
     rows: fn(&Context<'_>) -> Result<Vec<Row>>,
 }
@@ -59,14 +61,6 @@ struct Context<'a> {
 }
 
 impl Bench {
-    /// The page of its results.
-    pub fn page(&self) -> &'static Page {
-        match self.name {
-            "deadline" => &deadline::PAGE,
-            _ => &Page::PLAIN,
-        }
-    }
-
     /// Measures everything.
     ///
     /// # Errors

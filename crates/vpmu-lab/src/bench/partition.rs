@@ -3,6 +3,7 @@
 
 use super::{Bench, Context, Row, mode};
 use crate::Result;
+use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
@@ -10,6 +11,14 @@ use crate::spec::design::{Design, Pmu};
 pub(super) const BENCH: Bench = Bench {
     name: "partition",
     about: "counters split by MDCR_EL2.HPMN, against emulated ones",
+    page: Page {
+        title: "Counters for the guest alone: results",
+        intro: include_str!("partition.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
+        }],
+    },
     rows,
 };
 

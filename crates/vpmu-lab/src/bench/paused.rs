@@ -5,6 +5,7 @@
 //! figure holds every exit that the handler causes.
 
 use super::{Bench, Context, Row, emulated, mode, numbers};
+use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
@@ -14,6 +15,20 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "paused",
     about: "a guest's NMI handler, when a host event that is off is left alone (x86_64)",
+    page: Page {
+        title: "The guest's NMI handler: results",
+        intro: include_str!("paused.md"),
+        groups: &[
+            Group {
+                suffix: "",
+                heading: "Twelve events, multiplexed",
+            },
+            Group {
+                suffix: ":one_event",
+                heading: "One event",
+            },
+        ],
+    },
     rows,
 };
 

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::{Bench, Context, Row, emulated};
 use crate::image::artifacts;
+use crate::report::markdown::{Group, Page};
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;
 use crate::{Error, Result};
@@ -19,6 +20,14 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "reprogram",
     about: "one overflow with this machine's and a guest's perf events, recreated or reused (x86_64)",
+    page: Page {
+        title: "One overflow: results",
+        intro: include_str!("reprogram.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "This machine's perf events, and a guest's (`guest-*`)",
+        }],
+    },
     rows,
 };
 

@@ -7,6 +7,7 @@
 //! nanosecond, so both profiles have to show the same weights.
 
 use super::{Bench, Context, Row, emulated, mode, numbers};
+use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
@@ -15,6 +16,14 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "sampling",
     about: "the profile of a workload in a guest against the host's (x86_64)",
+    page: Page {
+        title: "The profile: results",
+        intro: include_str!("sampling.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Shares of the samples",
+        }],
+    },
     rows,
 };
 

@@ -15,12 +15,12 @@ pub struct Page {
     /// How the figures were measured.
     pub intro: &'static str,
     /// The figures in groups; a figure without a group of its own is in the first.
-    pub parts: &'static [Part],
+    pub groups: &'static [Group],
 }
 
 /// A group of figures: those whose names end with `suffix`.
 #[derive(Debug)]
-pub struct Part {
+pub struct Group {
     /// Such as `:idle`; empty for the first.
     pub suffix: &'static str,
     /// The group's heading.
@@ -50,21 +50,21 @@ pub fn markdown(bench: &str, page: &Page, json: &[u8]) -> Result<String> {
     let figures: Figures = serde_json::from_slice(json)
         .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
     let mut text = format!(
-        "# {}\n\n<!-- Made of {bench}.json by tests/results.rs of vpmu-lab: edit neither by hand. -->\n\n{}\n",
+        "# {}\n\n<!-- Made of {bench}.json by tests/results.rs of vpmu-lab: edit neither by hand. -->\n\n{}",
         page.title, page.intro
     );
-    for part in page.parts {
+    for group in page.groups {
         let rows: Vec<(&str, &Figure)> = figures
             .rows
             .iter()
-            .filter(|row| page.part_of(&row.figure).suffix == part.suffix)
+            .filter(|row| page.group_of(&row.figure).suffix == group.suffix)
             .map(|row| {
-                let name = row.figure.strip_suffix(part.suffix).unwrap_or(&row.figure);
+                let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
                 (name, row)
             })
             .collect();
         if !rows.is_empty() {
-            text += &format!("\n## {}\n", part.heading);
+            text += &format!("\n## {}\n", group.heading);
             text += &tables(&rows);
         }
     }
@@ -72,21 +72,11 @@ pub fn markdown(bench: &str, page: &Page, json: &[u8]) -> Result<String> {
 }
 
 impl Page {
-    /// For a bench that has no page of its own.
-    pub const PLAIN: Self = Self {
-        title: "Results",
-        intro: "[benches.md](../benches.md) says what the figures are.",
-        parts: &[Part {
-            suffix: "",
-            heading: "Figures",
-        }],
-    };
-
-    fn part_of(&self, figure: &str) -> &Part {
-        self.parts
+    fn group_of(&self, figure: &str) -> &Group {
+        self.groups
             .iter()
-            .find(|part| !part.suffix.is_empty() && figure.ends_with(part.suffix))
-            .unwrap_or(&self.parts[0])
+            .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
+            .unwrap_or(&self.groups[0])
     }
 }
 
@@ -195,13 +185,13 @@ mod tests {
         {"figure":"exits:idle","mode":"plain","measured":null,"published":null,"unit":"exits"}]}"#;
     const PAGE: Page = Page {
         title: "Title",
-        intro: "Intro.",
-        parts: &[
-            Part {
+        intro: "Intro.\n",
+        groups: &[
+            Group {
                 suffix: "",
                 heading: "Busy",
             },
-            Part {
+            Group {
                 suffix: ":idle",
                 heading: "Idle",
             },
@@ -250,6 +240,5 @@ mod tests {
     #[test]
     fn what_is_no_result_is_refused() {
         assert!(markdown("b", &PAGE, b"{}").is_err());
-        assert!(markdown("b", &Page::PLAIN, JSON.as_bytes()).is_ok());
     }
 }

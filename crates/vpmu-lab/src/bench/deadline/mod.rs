@@ -9,7 +9,6 @@
 //! The host counts, with KVM's tracepoints ([`stats`]); the module measures
 //! the latency from a deadline to its handler.
 
-mod page;
 mod read;
 mod stats;
 
@@ -19,12 +18,11 @@ use std::time::Duration;
 
 use stats::Stats;
 
-pub(super) use page::PAGE;
-
 use super::{Bench, Context, Row};
 use crate::host::parallel;
 use crate::image::images::Images;
 use crate::image::module::DeadlineModule;
+use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
 use crate::run;
 use crate::run::compare::run_one;
@@ -37,6 +35,28 @@ use crate::{Error, Result};
 pub(super) const BENCH: Bench = Bench {
     name: "deadline",
     about: "a guest's timer that moves later without an exit (x86_64)",
+    page: Page {
+        title: "The lazy TSC deadline: results",
+        intro: include_str!("page.md"),
+        groups: &[
+            Group {
+                suffix: "",
+                heading: "TCP request/response between two vCPUs, 1500 times in each boot",
+            },
+            Group {
+                suffix: ":pipe",
+                heading: "`perf bench sched pipe`, 800 times",
+            },
+            Group {
+                suffix: ":idle",
+                heading: "An idle guest, 10 seconds",
+            },
+            Group {
+                suffix: ":sleep",
+                heading: "Sleeps of a millisecond on one vCPU, 1000 times",
+            },
+        ],
+    },
     rows,
 };
 
