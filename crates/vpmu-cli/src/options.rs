@@ -256,7 +256,13 @@ pub(crate) fn check_policies(pmus: &[Pmu], given: bool) -> vpmu_lab::Result<()> 
 pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Design> {
     let mut designs: Vec<Design> = Vec::new();
     let defaults: &[Pmu] = match arch {
-        Arch::Aarch64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Partitioned],
+        Arch::Aarch64 => &[
+            Pmu::Native,
+            Pmu::Kvm,
+            Pmu::Emulated,
+            Pmu::Partitioned,
+            Pmu::Direct,
+        ],
         Arch::X86_64 => arch.designs(),
     };
     for &pmu in if pmus.is_empty() { defaults } else { pmus } {

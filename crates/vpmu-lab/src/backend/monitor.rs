@@ -22,7 +22,10 @@ pub(super) struct Monitor<'a> {
 impl Monitor<'_> {
     /// The monitor's words on the kernel command line, which it takes out.
     fn words(&self) -> String {
-        let words = format!("vpmu.pmu={}", self.pmu);
+        let words = match self.pmu {
+            Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),
+            pmu => format!("vpmu.pmu={pmu}"),
+        };
         match self.host_counters {
             Some(count) => format!("{words} vpmu.host_counters={count}"),
             None => words,
@@ -72,6 +75,10 @@ mod tests {
             .words()
         };
         assert_eq!(words(Pmu::Emulated, None), "vpmu.pmu=emulated");
+        assert_eq!(
+            words(Pmu::Direct, Some(0)),
+            "vpmu.pmu=partitioned vpmu.interrupts=direct vpmu.host_counters=0"
+        );
         assert_eq!(
             words(Pmu::Partitioned, Some(2)),
             "vpmu.pmu=partitioned vpmu.host_counters=2"

@@ -186,8 +186,8 @@ pub struct Span {
     pub ticks: u64,
     /// How much of it was spent at EL2, all processors together.
     pub el2_ticks: u64,
-    /// PMU interrupts.
-    pub pmis: u64,
+    /// PMU interrupts; `None` where they do not pass through the monitor.
+    pub pmis: Option<u64>,
     /// How often each kind of exit was taken.
     pub exits: BTreeMap<String, u64>,
     /// The time each kind took, ticks.

@@ -27,7 +27,7 @@ impl Stats {
         match pmu {
             Pmu::Native => Self::default(),
             Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
-            Pmu::Emulated | Pmu::Partitioned | Pmu::Untrapped => {
+            Pmu::Emulated | Pmu::Partitioned | Pmu::Direct | Pmu::Untrapped => {
                 let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
                 let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
                 monitor

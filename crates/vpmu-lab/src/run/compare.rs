@@ -120,7 +120,7 @@ pub(crate) fn run_one(
 fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
     let mut order: Vec<&Guest> = guests.iter().collect();
     order.sort_by_key(|guest| match guest.design.pmu {
-        Pmu::Untrapped => 4,
+        Pmu::Untrapped | Pmu::Direct => 4,
         Pmu::Partitioned => 3,
         Pmu::Native => 2,
         Pmu::Emulated => 1,

@@ -18,17 +18,20 @@ pub enum Pmu {
     Emulated,
     /// This project's monitor, the counters split by `MDCR_EL2.HPMN`.
     Partitioned,
+    /// The same, and physical interrupts go to the guest.
+    Direct,
     /// This project's monitor, all counters the guest's, no trap: the limit.
     Untrapped,
 }
 
 impl Pmu {
     /// All of them, in the order of a table.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Native,
         Self::Kvm,
         Self::Emulated,
         Self::Partitioned,
+        Self::Direct,
         Self::Untrapped,
     ];
 
@@ -39,13 +42,17 @@ impl Pmu {
             Self::Kvm => "kvm",
             Self::Emulated => "emulated",
             Self::Partitioned => "partitioned",
+            Self::Direct => "direct",
             Self::Untrapped => "untrapped",
         }
     }
 
     /// Whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::Emulated | Self::Partitioned | Self::Untrapped)
+        match self {
+            Self::Native | Self::Kvm => false,
+            Self::Emulated | Self::Partitioned | Self::Direct | Self::Untrapped => true,
+        }
     }
 }
 

@@ -214,7 +214,7 @@ impl Request {
             (_, Pmu::Native) => Way::Native,
             (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
             (Arch::Aarch64, pmu) => Way::Monitor {
-                host_counters: (pmu == Pmu::Partitioned).then_some(self.host_counters),
+                host_counters: has_partition(pmu).then_some(self.host_counters),
             },
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
             (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
@@ -251,9 +251,8 @@ impl Request {
                 "--memory is too small for a guest: give at least {LEAST_MEMORY}M"
             ));
         }
-        let is_partitioned = |design: &Design| design.pmu == Pmu::Partitioned;
-        if self.host_counters > 0 && !designs.iter().any(is_partitioned) {
-            return usage("--host-counters is about --pmu partitioned");
+        if self.host_counters > 0 && !designs.iter().any(|design| has_partition(design.pmu)) {
+            return usage("--host-counters is about --pmu partitioned and direct");
         }
         Ok(())
     }
@@ -267,6 +266,11 @@ impl Request {
         }
         Ok(())
     }
+}
+
+/// Whether the monitor may keep counters under this design.
+fn has_partition(pmu: Pmu) -> bool {
+    matches!(pmu, Pmu::Partitioned | Pmu::Direct)
 }
 
 #[cfg(test)]
@@ -379,6 +383,7 @@ mod tests {
                 Way::Native,
                 Way::Nested(Vmm::Stock),
                 monitor(None),
+                monitor(Some(2)),
                 monitor(Some(2)),
                 monitor(None)
             ]

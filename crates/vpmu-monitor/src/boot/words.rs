@@ -27,6 +27,26 @@ impl Design {
     }
 }
 
+/// How physical interrupts reach the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interrupts {
+    /// They arrive at EL2 and go on in list registers.
+    #[default]
+    Virtual,
+    /// They arrive at EL1: the guest has the GIC's CPU interface, and the monitor takes no interrupt.
+    Direct,
+}
+
+impl Interrupts {
+    /// The name used on the command line and in the statistics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Virtual => "virtual",
+            Self::Direct => "direct",
+        }
+    }
+}
+
 /// What the command line asks of the monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -34,6 +54,8 @@ pub struct Settings {
     pub design: Design,
     /// `vpmu.host_counters=`, event counters kept from the guest, default 0.
     pub host_counters: u8,
+    /// `vpmu.interrupts=`, default [`Interrupts::Virtual`].
+    pub interrupts: Interrupts,
 }
 
 impl Default for Settings {
@@ -41,6 +63,7 @@ impl Default for Settings {
         Self {
             design: Design::Partitioned,
             host_counters: 0,
+            interrupts: Interrupts::Virtual,
         }
     }
 }
@@ -82,13 +105,27 @@ impl Settings {
                         .filter(|&n| n <= 31)
                         .ok_or(fail("a number of counters from 0 to 31 is needed"))?;
                 }
-                _ => return Err(fail("the words are vpmu.pmu= and vpmu.host_counters=")),
+                Some(("interrupts", "virtual")) => settings.interrupts = Interrupts::Virtual,
+                Some(("interrupts", "direct")) => settings.interrupts = Interrupts::Direct,
+                Some(("interrupts", _)) => return Err(fail("interrupts are virtual or direct")),
+                _ => {
+                    return Err(fail(
+                        "the words are vpmu.pmu=, vpmu.host_counters= and vpmu.interrupts=",
+                    ));
+                }
             }
         }
         if settings.design == Design::Untrapped && settings.host_counters != 0 {
             return Err(WordError {
                 word: "vpmu.pmu=untrapped",
                 problem: "this design gives the guest every counter; leave vpmu.host_counters out",
+            });
+        }
+        if settings.design == Design::Emulated && settings.interrupts == Interrupts::Direct {
+            return Err(WordError {
+                word: "vpmu.interrupts=direct",
+                problem: "the emulated PMU computes the guest's interrupt from overflows that arrive at EL2; \
+                          take vpmu.pmu=partitioned",
             });
         }
         Ok(settings)
@@ -121,6 +158,9 @@ mod tests {
         let settings = Settings::parse(line).unwrap();
         assert_eq!(settings.design, Design::Emulated);
         assert_eq!(settings.host_counters, 2);
+        assert_eq!(settings.interrupts, Interrupts::Virtual);
+        let direct = Settings::parse("vpmu.interrupts=direct vpmu.host_counters=1").unwrap();
+        assert_eq!(direct.interrupts, Interrupts::Direct);
         assert_eq!(GuestWords(line).to_string(), "console=ttyAMA0 quiet");
     }
 
@@ -138,6 +178,8 @@ mod tests {
             "vpmu.counters=1",
             "vpmu.pmu",
             "vpmu.pmu=untrapped vpmu.host_counters=1",
+            "vpmu.interrupts=none",
+            "vpmu.interrupts=direct vpmu.pmu=emulated",
         ] {
             let error = Settings::parse(line).unwrap_err().to_string();
             assert!(error.contains("vpmu."), "{error}");

@@ -13,7 +13,7 @@ use vpmu_monitor::{
         device_tree::{self, Conduit, Machine},
         guest_image::{PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
-        words::{Design, Settings},
+        words::{Design, Interrupts, Settings},
     },
     world::{
         distributor,
@@ -156,7 +156,10 @@ fn boot(start: &Start) -> Result<Guest, String> {
     let place = give_tree(tree, &memory)?;
     mmu::forget_instructions();
 
-    let mut owned = 1 << (machine.maintenance_intid & 31);
+    let mut owned = match settings.interrupts {
+        Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
+        Interrupts::Direct => 0,
+    };
     if settings.design == Design::Emulated
         && let Some(pmi) = machine.pmu_intid
     {

@@ -6,6 +6,7 @@ use core::ptr;
 
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
+    boot::words::Interrupts,
     regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
@@ -33,6 +34,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     local.interrupts = VirtualInterface::new();
     init_el1();
     local.machine = identify();
+    write_hcr(monitor.settings.interrupts);
     write_controls(&local.machine);
 
     let hardware = hardware::detect_pmu(monitor);
@@ -46,7 +48,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     apply_traps(&mut local, true);
 
     monitor.translation.enable_stage_2();
-    gic::init_cpu_interface(monitor.group0);
+    gic::init_cpu_interface(monitor.settings.interrupts, monitor.group0);
     own_interrupts(number, monitor);
     Ok(())
 }
@@ -89,6 +91,15 @@ fn init_el1() {
     }
 }
 
+/// Says where physical interrupts go, beside all else that `HCR_EL2` says.
+pub(crate) fn write_hcr(interrupts: Interrupts) {
+    // SAFETY: routes interrupts and traps; the guest is not running on this CPU.
+    unsafe {
+        write_sysreg!("hcr_el2", offer::hcr(interrupts).bits());
+    }
+    isb();
+}
+
 /// What the ID registers of this CPU say.
 fn identify() -> Machine {
     Machine {
@@ -109,7 +120,6 @@ fn write_controls(machine: &Machine) {
         // monitor's memory.
         unsafe {
             match control {
-                Control::HcrEl2 => write_sysreg!("hcr_el2", value),
                 Control::CptrEl2 => write_sysreg!("cptr_el2", value),
                 Control::HstrEl2 => write_sysreg!("hstr_el2", value),
                 Control::HacrEl2 => write_sysreg!("hacr_el2", value),

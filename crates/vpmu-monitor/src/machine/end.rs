@@ -3,7 +3,7 @@
 use core::fmt;
 
 use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
-use vpmu_monitor::world::statistics::Json;
+use vpmu_monitor::{boot::words::Interrupts, world::statistics::Json};
 
 use super::{
     console::{self, say},
@@ -37,8 +37,9 @@ pub(crate) fn print_statistics() {
     let frequency = read_sysreg!("cntfrq_el0");
 
     console::print(format_args!(
-        "\r\n\x1e{{\"vpmu-monitor\":{{\"design\":\"{}\"",
-        monitor.settings.design.name()
+        "\r\n\x1e{{\"vpmu-monitor\":{{\"design\":\"{}\",\"interrupts\":\"{}\"",
+        monitor.settings.design.name(),
+        monitor.settings.interrupts.name()
     ));
     let mut counts_instructions = false;
     if let Some(pmu) = &local.pmu {
@@ -51,7 +52,8 @@ pub(crate) fn print_statistics() {
             Json {
                 figures,
                 frequency,
-                counts_instructions
+                counts_instructions,
+                sees_pmis: monitor.settings.interrupts == Interrupts::Virtual,
             }
         ));
     };

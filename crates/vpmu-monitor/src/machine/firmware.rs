@@ -8,11 +8,14 @@ use smccc::{
     Call as _, Smc,
     psci::{PSCI_CPU_OFF, PSCI_SYSTEM_RESET},
 };
-use vpmu_monitor::world::psci::{self, Call};
+use vpmu_monitor::{
+    boot::words::Interrupts,
+    world::psci::{self, Call},
+};
 
 use super::{
     cpu::{Cpu, Monitor},
-    el2::apply_traps,
+    el2::{apply_traps, write_hcr},
     end::{power_off, print_statistics},
     frame::Frame,
     gic::PhysicalInterface,
@@ -34,7 +37,7 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
         },
         Call::CpuOff => cpu_off(),
         Call::CpuSuspend => {
-            suspend();
+            suspend(monitor);
             psci::SUCCESS
         }
         Call::SystemOff => {
@@ -79,13 +82,16 @@ fn cpu_off() -> u64 {
 }
 
 /// Waits for an interrupt, in stand-by.
-fn suspend() {
+fn suspend(monitor: &Monitor) {
     let local = Cpu::this().local.lock();
     // What waits in a list register is no physical interrupt any more and need not wake a CPU at EL2.
     if local.interrupts.may_wait(&PhysicalInterface) {
+        // An interrupt that goes to EL1 need not wake EL2: meanwhile all come here, where they stay pending.
+        write_hcr(Interrupts::Virtual);
         // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
         unsafe {
             core::arch::asm!("wfi", options(nostack));
         }
+        write_hcr(monitor.settings.interrupts);
     }
 }

@@ -3,6 +3,7 @@
 //! UNSAFETY: writes system registers, distributor and redistributor registers.
 
 use vpmu_monitor::{
+    boot::words::Interrupts,
     regs::{IccCtlrEl1, IchHcrEl2},
     world::{
         redistributor::{IPRIORITYR0, ISPENDR0},
@@ -22,22 +23,27 @@ const SPECIAL: u32 = 1020;
 /// Priority of the monitor's own interrupts, which no priority mask keeps out.
 pub(crate) const OWN_PRIORITY: u8 = 0;
 
-/// Opens this CPU's interface: every priority, end-of-interrupt split into priority drop and deactivation,
-/// the guest's virtual interface on. Group 0 is touched only where `group0` says that it is the monitor's.
-pub(crate) fn init_cpu_interface(group0: bool) {
+/// Opens this CPU's interface for the monitor: every priority, end-of-interrupt split into priority drop and
+/// deactivation, the guest's virtual interface on. Where interrupts are [`Interrupts::Direct`] the interface is
+/// the guest's, as after reset. Group 0 is touched only where `group0` says that it is the monitor's.
+pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool) {
+    let (mask, control, enabled, virtual_interface) = match interrupts {
+        Interrupts::Virtual => (0xff_u64, IccCtlrEl1::EOIMODE, 1_u64, IchHcrEl2::EN),
+        Interrupts::Direct => (0, IccCtlrEl1::empty(), 0, IchHcrEl2::empty()),
+    };
     // SAFETY: interrupts are masked at EL2, and the guest is not running yet.
     unsafe {
         write_sysreg!("icc_sre_el2", 0xf_u64);
         isb();
-        write_sysreg!("icc_pmr_el1", 0xff_u64);
+        write_sysreg!("icc_pmr_el1", mask);
         write_sysreg!("icc_bpr1_el1", 0_u64);
-        write_sysreg!("icc_ctlr_el1", IccCtlrEl1::EOIMODE.bits());
+        write_sysreg!("icc_ctlr_el1", control.bits());
         if group0 {
-            write_sysreg!("icc_igrpen0_el1", 1_u64);
+            write_sysreg!("icc_igrpen0_el1", enabled);
         }
-        write_sysreg!("icc_igrpen1_el1", 1_u64);
+        write_sysreg!("icc_igrpen1_el1", enabled);
         write_sysreg!("ich_vmcr_el2", 0_u64);
-        write_sysreg!("ich_hcr_el2", IchHcrEl2::EN.bits());
+        write_sysreg!("ich_hcr_el2", virtual_interface.bits());
         for n in 0..PhysicalInterface.count() {
             PhysicalInterface.write(n, 0);
         }

@@ -204,6 +204,8 @@ pub struct Json<'a> {
     pub frequency: u64,
     /// Whether a host counter counted the monitor's instructions.
     pub counts_instructions: bool,
+    /// Whether PMIs pass through the monitor.
+    pub sees_pmis: bool,
 }
 
 impl fmt::Display for Json<'_> {
@@ -226,7 +228,13 @@ impl fmt::Display for Json<'_> {
         } else {
             f.write_str("null")?;
         }
-        write!(f, r#","pmis":{pmis},"exits":{{"#)?;
+        f.write_str(r#","pmis":"#)?;
+        if self.sees_pmis {
+            write!(f, "{pmis}")?;
+        } else {
+            f.write_str("null")?;
+        }
+        f.write_str(r#","exits":{"#)?;
         self.by_kind(f, &self.figures.count)?;
         f.write_str(r#"},"exit_ticks":{"#)?;
         self.by_kind(f, ticks)?;
@@ -278,6 +286,7 @@ mod tests {
             figures: &end.since(&begin),
             frequency: 1_000,
             counts_instructions: true,
+            sees_pmis: true,
         };
         assert_eq!(
             json.to_string(),

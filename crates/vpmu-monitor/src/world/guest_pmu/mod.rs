@@ -23,6 +23,9 @@ pub use describe::Description;
 /// The event that counts the monitor's own instructions: INST_RETIRED.
 const INST_RETIRED: u16 = 0x0008;
 
+/// A bit for each event counter, and bit 31 for the cycle counter.
+const EVERY_COUNTER: u64 = 0xffff_ffff;
+
 /// Counters from HPMN on are enabled.
 const MDCR_HPME: u64 = MdcrEl2::HPME.bits();
 
@@ -118,6 +121,14 @@ impl GuestPmu {
         hardware: &Hardware,
         registers: &mut R,
     ) -> Result<Self, PmuError> {
+        // UNKNOWN after reset, and only the monitor could stop what counts and interrupts beyond HPMN.
+        for register in [
+            Register::PmcntenClr,
+            Register::PmintenClr,
+            Register::PmovsClr,
+        ] {
+            registers.write(register, EVERY_COUNTER);
+        }
         let config = hardware.partition(settings.host_counters);
         let plan = match settings.design {
             Design::Untrapped => Plan::untrapped(hardware.counters(), hardware.features)?,

@@ -31,6 +31,7 @@ fn pmu(design: Design, host_counters: u8, registers: &mut FakeRegisters) -> Gues
     let settings = Settings {
         design,
         host_counters,
+        ..Settings::default()
     };
     GuestPmu::new(settings, &hardware(), registers).unwrap()
 }
@@ -141,10 +142,26 @@ fn what_is_trapped_is_what_is_told() {
 }
 
 #[test]
+fn nothing_that_reset_or_a_bootloader_left_counts_or_interrupts() {
+    for design in DESIGNS {
+        let registers = &mut FakeRegisters::default();
+        let _ = pmu(design, 0, registers);
+        for register in [
+            Register::PmcntenClr,
+            Register::PmintenClr,
+            Register::PmovsClr,
+        ] {
+            assert_eq!(registers.last_write(register), Some(0xffff_ffff));
+        }
+    }
+}
+
+#[test]
 fn an_impossible_reservation_is_an_error_with_both_numbers() {
     let settings = Settings {
         design: Design::Partitioned,
         host_counters: 7,
+        ..Settings::default()
     };
     let registers = &mut FakeRegisters::default();
     let error = GuestPmu::new(settings, &hardware(), registers).unwrap_err();

@@ -3,6 +3,7 @@
 //! After reset, and after a bootloader, most of them are UNKNOWN. So each that a CPU has is written, by the
 //! features that its ID registers show.
 
+use crate::boot::words::Interrupts;
 use crate::regs::{
     CNTHCTL_EL1_PHYSICAL, CPTR_TTA, CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HdfgwtrEl2, HfgitrEl2,
     Hfgrtr2El2, HfgrtrEl2, HfgwtrEl2, IdAa64dfr0El1 as Dfr0, IdAa64mmfr0El1 as Mmfr0,
@@ -72,7 +73,6 @@ impl Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is the register of its name")]
 pub enum Control {
-    HcrEl2,
     CptrEl2,
     HstrEl2,
     HacrEl2,
@@ -101,11 +101,9 @@ pub enum Control {
     Mpam2El2,
 }
 
-/// EL1 is AArch64; physical interrupts and firmware calls come to EL2, and reads of ID registers. What else the
+/// EL1 is AArch64; firmware calls come to EL2, and reads of ID registers. What else the
 /// guest may use does not trap: pointer authentication, allocation tags, SCXTNUM, RAS fault injection.
-pub const HCR_OPEN: HcrEl2 = HcrEl2::RW
-    .union(HcrEl2::FMO)
-    .union(HcrEl2::IMO)
+const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::TSC)
     .union(HcrEl2::TID3)
     .union(HcrEl2::APK)
@@ -113,6 +111,18 @@ pub const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::FIEN)
     .union(HcrEl2::ENSCXT)
     .union(HcrEl2::ATA);
+
+/// Physical interrupts of both groups come to EL2, the guest's are virtual, and its SGIs trap.
+const HCR_INTERRUPTS: HcrEl2 = HcrEl2::FMO.union(HcrEl2::IMO);
+
+/// `HCR_EL2` while the guest runs.
+pub const fn hcr(interrupts: Interrupts) -> HcrEl2 {
+    let hcr = HCR_OPEN.union(HcrEl2::VM);
+    match interrupts {
+        Interrupts::Virtual => hcr.union(HCR_INTERRUPTS),
+        Interrupts::Direct => hcr,
+    }
+}
 
 /// Features whose instructions and registers trap where the bit is 0.
 const HCRX_OPEN: HcrxEl2 = HcrxEl2::ENAS0
@@ -164,8 +174,8 @@ pub const fn mdcr(machine: &Machine) -> MdcrEl2 {
     mdcr
 }
 
-/// Says what is written to each control register that `machine` has. Not among them are those of translation,
-/// of interrupts, and of the PMU (`MDCR_EL2`, `HDFGRTR_EL2`, `HDFGWTR_EL2`), which change while the guest runs,
+/// Says what is written to each control register that `machine` has. Not among them are [`hcr`], those of
+/// translation, of interrupts, and of the PMU (`MDCR_EL2`, `HDFGRTR_EL2`, `HDFGWTR_EL2`), which change while the guest runs,
 /// and of buffers that may be a higher exception level's.
 pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
     let Machine {
@@ -176,7 +186,6 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
         mmfr1,
         mmfr3,
     } = *machine;
-    write(Control::HcrEl2, HCR_OPEN.union(HcrEl2::VM).bits());
     let amu = if has(pfr0, Pfr0::AMU_SHIFT) {
         CptrEl2::TAM
     } else {
@@ -296,14 +305,23 @@ mod tests {
             0,
             "ALLINT"
         );
-        assert_ne!(registers[&Control::HcrEl2] & HcrEl2::TID3.bits(), 0);
+        for interrupts in [Interrupts::Virtual, Interrupts::Direct] {
+            assert!(hcr(interrupts).contains(HcrEl2::TID3 | HcrEl2::VM | HcrEl2::TSC));
+        }
+    }
+
+    #[test]
+    fn direct_interrupts_do_not_come_to_el2() {
+        let difference = hcr(Interrupts::Virtual) ^ hcr(Interrupts::Direct);
+        assert_eq!(difference, HcrEl2::IMO | HcrEl2::FMO);
+        assert!(hcr(Interrupts::Virtual).contains(difference));
     }
 
     #[test]
     fn no_register_is_written_that_the_machine_lacks() {
         let registers = written(&Machine::default());
-        assert_eq!(registers.len(), 6, "{registers:?}");
+        assert_eq!(registers.len(), 5, "{registers:?}");
         let registers = written(&EVERYTHING);
-        assert_eq!(registers.len(), 27, "every one, where all exist");
+        assert_eq!(registers.len(), 26, "every one, where all exist");
     }
 }

@@ -18,7 +18,7 @@ use crate::regs::{
 };
 
 mod controls;
-pub use controls::{Control, HCR_OPEN, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, controls, mdcr};
+pub use controls::{Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, controls, hcr, mdcr};
 
 /// What the guest reads of a field of an ID register.
 #[derive(Clone, Copy)]
