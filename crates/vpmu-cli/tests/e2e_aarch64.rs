@@ -83,7 +83,7 @@ fn close_to_native() {
     let _turn = alone();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
-    let designs = "native,partitioned,untrapped";
+    let designs = "native,partitioned,direct";
     // The kernel steers the period by time, so one run's number of samples wanders by some parts in
     // a hundred. Means do not.
     let Some(text) = compare(designs, 8, FIFTEEN_EVENTS, &json) else {
@@ -92,7 +92,7 @@ fn close_to_native() {
     let results: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(results["schema"], 1);
     let native = row(&results, "native");
-    for pmu in ["partitioned", "untrapped"] {
+    for pmu in ["partitioned", "direct"] {
         let run = row(&results, pmu);
         assert_eq!(run["status"], 0, "{run}");
         assert_eq!(run["guest_counters"], 6, "{run}");
@@ -123,6 +123,12 @@ fn close_to_native() {
         }
     }
     assert!(native["exits"].is_null(), "{native}");
+    // The doorbell that ends each measurement, and nothing else.
+    let direct = row(&results, "direct");
+    assert_eq!(
+        direct["exits"],
+        serde_json::json!({ "data_abort:doorbell": 1 })
+    );
 }
 
 #[test]
@@ -184,7 +190,7 @@ fn samples_agree() {
     let json = folder.path().join("results.json");
     let command = "perf record -c 100000 -e cycles:u,instructions:u,cycles:u,instructions:u \
         -o perf.data -- workload";
-    let designs = "native,emulated,partitioned,untrapped";
+    let designs = "native,emulated,partitioned,direct,untrapped";
     let Some(text) = compare(designs, 1, command, &json) else {
         return;
     };

@@ -45,6 +45,8 @@ fn every_design_agrees_with_the_machine() {
         ("emulated", &[][..]),
         ("partitioned", &[][..]),
         ("partitioned", &["--host-counters", "2"][..]),
+        ("direct", &[][..]),
+        ("direct", &["--host-counters", "2"][..]),
         ("untrapped", &[][..]),
     ] {
         let console = run(design, &[TWO_CPUS, more].concat(), "").unwrap();
