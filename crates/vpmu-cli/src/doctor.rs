@@ -51,6 +51,7 @@ pub(crate) fn doctor(arch: Arch) -> Result<ExitCode> {
         guests(arch),
         artifact(arch, artifacts::METER),
         artifact(arch, artifacts::WORKLOAD),
+        artifact(arch, artifacts::KVM_HOST),
     ];
     match arch {
         Arch::Aarch64 => lines.push(artifact(arch, artifacts::MONITOR)),

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_ioctls::VmFd;
 use vpmu_kvm::{Backing, Capability};
+use vpmu_record::{Kvm, Snapshot};
 
 use super::PmuOptions;
-use super::host::Snapshot;
+use super::host::snapshot;
 use super::ports::Ports;
 use super::slot::Deadline;
 use super::stats;
@@ -63,7 +64,7 @@ impl Machine {
 
     pub(super) fn begin_measuring(&self) {
         *locked(&self.measure) = Measure {
-            begin: Some((self.total(), Snapshot::take())),
+            begin: Some((self.total(), snapshot())),
             span: None,
         };
     }
@@ -71,7 +72,7 @@ impl Machine {
     pub(super) fn end_measuring(&self) {
         let mut measure = locked(&self.measure);
         if let Some((before, begin)) = measure.begin.take() {
-            measure.span = Some((self.total().since(&before), begin, Snapshot::take()));
+            measure.span = Some((self.total().since(&before), begin, snapshot()));
         }
     }
 
@@ -113,10 +114,10 @@ impl Machine {
             "fixed": capability.map(|it| it.fixed.count_ones()),
             "measured": span.map(|(span, ..)| stats::to_json(span)),
             "total": stats::to_json(&self.total()),
-            "host": span.map(|(_, begin, end)| serde_json::json!({
-                "begin": begin.to_json(),
-                "end": end.to_json(),
-            })),
+            "host": span.map(|(_, begin, end)| Kvm {
+                begin: begin.clone(),
+                end: end.clone(),
+            }),
         }})
     }
 }

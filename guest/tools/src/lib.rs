@@ -1,23 +1,25 @@
-//! What the programs `meter` and `workload` are made of.
+//! What the programs `meter`, `workload` and `kvm-host` are made of.
 //!
-//! Both run inside a guest that is nothing but a kernel and an initramfs, so
-//! they are static, freestanding ELF programs: no libc, no allocation, raw
-//! Linux system calls. They are built for bare-metal targets, which need no
-//! cross linker:
+//! They run where nothing is but a kernel and an initramfs, so they are
+//! static, freestanding ELF programs: no libc, raw Linux system calls. They are
+//! built for bare-metal targets, which need no cross linker:
 //!
 //! ```text
 //! cargo build --release --target aarch64-unknown-none-softfloat -p vpmu-guest-tools
 //! cargo build --release --target x86_64-unknown-none -p vpmu-guest-tools
 //! ```
 //!
-//! [`interrupts`], [`mix`], [`options`], [`report`] and [`search`] are plain
-//! code, unit-tested on the host. `arch`, `doorbell`, `start` and `sys` exist
-//! on the bare targets only; one more architecture is one more file in `arch/`,
-//! in `doorbell/` and, for the workload, in `bin/workload/`.
+//! [`interrupts`], [`kvm`], [`mix`], [`options`], [`report`] and [`search`] are
+//! plain code, unit-tested on the host. The other modules exist on the bare
+//! targets only; one more architecture is one more file in `arch/`, in
+//! `doorbell/` and, for the workload, in `bin/workload/`.
 
 #![cfg_attr(target_os = "none", no_std)]
 
+extern crate alloc;
+
 pub mod interrupts;
+pub mod kvm;
 pub mod mix;
 pub mod options;
 pub mod report;
@@ -29,6 +31,12 @@ pub mod search;
 mod arch;
 #[cfg(target_os = "none")]
 pub mod doorbell;
+#[cfg(target_os = "none")]
+pub mod files;
+#[cfg(target_os = "none")]
+mod heap;
+#[cfg(target_os = "none")]
+pub mod program;
 #[cfg(target_os = "none")]
 pub mod start;
 #[cfg(target_os = "none")]

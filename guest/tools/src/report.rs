@@ -1,7 +1,6 @@
-//! The line with which `meter` reports: a record separator (0x1e), so that it
-//! is found in any console output, and one JSON object.
+//! How `meter` reports.
 
-use core::fmt;
+use vpmu_record::{Meter, Record};
 
 use crate::interrupts::Interrupts;
 
@@ -48,36 +47,20 @@ impl End {
     }
 }
 
-/// A number, or JSON's null.
-struct OrNull<T>(Option<T>);
-
-impl<T: fmt::Display> fmt::Display for OrNull<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Some(value) => value.fmt(f),
-            None => f.write_str("null"),
-        }
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let signal = match self.end {
-            End::Exited(_) => None,
-            End::Signaled(signal) => Some(signal),
-        };
-        write!(
-            f,
-            "\x1e{{\"meter\":{{\"status\":{},\"signal\":{},\"real_ns\":{},\"user_us\":{},\
-             \"sys_us\":{},\"pmis\":{},\"interrupts\":{}}}}}",
-            self.end.status(),
-            OrNull(signal),
-            self.real_ns,
-            self.user_us,
-            self.sys_us,
-            OrNull(self.interrupts.and_then(|counted| counted.pmu)),
-            OrNull(self.interrupts.map(|counted| counted.all)),
-        )
+impl From<Report> for Record {
+    fn from(report: Report) -> Self {
+        Self::Meter(Meter {
+            status: report.end.status(),
+            signal: match report.end {
+                End::Exited(_) => None,
+                End::Signaled(signal) => Some(signal),
+            },
+            real_ns: report.real_ns,
+            user_us: report.user_us,
+            sys_us: report.sys_us,
+            pmis: report.interrupts.and_then(|counted| counted.pmu),
+            interrupts: report.interrupts.map(|counted| counted.all),
+        })
     }
 }
 
@@ -98,16 +81,16 @@ mod tests {
             }),
         };
         assert_eq!(
-            report.to_string(),
+            Record::from(report).line(),
             "\x1e{\"meter\":{\"status\":3,\"signal\":null,\"real_ns\":1,\"user_us\":2,\
-             \"sys_us\":3,\"pmis\":4,\"interrupts\":5}}"
+             \"sys_us\":3,\"pmis\":4,\"interrupts\":5}}\n"
         );
         report.end = End::from_wait_status(0x80 | 9);
         report.interrupts = None;
         assert_eq!(
-            report.to_string(),
+            Record::from(report).line(),
             "\x1e{\"meter\":{\"status\":137,\"signal\":9,\"real_ns\":1,\"user_us\":2,\
-             \"sys_us\":3,\"pmis\":null,\"interrupts\":null}}"
+             \"sys_us\":3,\"pmis\":null,\"interrupts\":null}}\n"
         );
     }
 }

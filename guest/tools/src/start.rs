@@ -6,6 +6,7 @@
 
 use core::ffi::{CStr, c_char};
 
+use crate::heap;
 use crate::sys::{self, Fd};
 
 /// Exit status of a program that panicked, as a shell shows SIGABRT.
@@ -92,6 +93,8 @@ pub(crate) extern "C" fn enter(stack: *const usize) -> ! {
             envp: argv.add(argc + 1),
         }
     };
+    // SAFETY: the first thing that the process does.
+    unsafe { heap::open() };
     // SAFETY: defined by `start!` with this signature.
     let status = unsafe { vpmu_program(process) };
     sys::exit(status)

@@ -8,6 +8,7 @@ use core::fmt;
 use core::mem::MaybeUninit;
 #[cfg(target_arch = "aarch64")]
 use core::ptr;
+use core::slice;
 
 use crate::arch::{self, syscall};
 
@@ -28,6 +29,10 @@ pub mod flags {
     pub const READ: usize = 0;
     /// Write, create (mode 0644) and truncate.
     pub const CREATE: usize = 0o1 | 0o100 | 0o1000;
+    /// Read and write.
+    pub const READ_WRITE: usize = 0o2;
+    /// Write at the end, and create.
+    pub const APPEND: usize = 0o1 | 0o100 | 0o2000;
     /// Read and write, uncached where the file is memory.
     pub const READ_WRITE_SYNC: usize = 0o2 | 0o4_010_000;
 }
@@ -131,6 +136,35 @@ impl Fd {
         unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
 
+    /// Hands each name in this folder to `take`, but for those of the folder and
+    /// its parent. Ends at the first error.
+    pub fn each_entry(self, mut take: impl FnMut(&[u8])) {
+        // A `struct linux_dirent64` is 8-byte aligned: inode, offset, then its size (u16), a type
+        // (u8) and the name.
+        let mut entries = [0_u64; 256];
+        loop {
+            // SAFETY: the buffer is writable for its size.
+            let filled = check(unsafe {
+                syscall(
+                    arch::GETDENTS64,
+                    [self.0, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0],
+                )
+            });
+            let Ok(filled @ 1..) = filled else { return };
+            // SAFETY: any byte of the array may be read as such.
+            let bytes = unsafe { slice::from_raw_parts(entries.as_ptr().cast::<u8>(), filled) };
+            let mut rest = bytes;
+            while !rest.is_empty() {
+                let size = usize::from(u16::from_ne_bytes([rest[16], rest[17]]));
+                let name = CStr::from_bytes_until_nul(&rest[19..size]).unwrap_or_default();
+                if ![&b"."[..], b".."].contains(&name.to_bytes()) {
+                    take(name.to_bytes());
+                }
+                rest = &rest[size..];
+            }
+        }
+    }
+
     /// Maps `length` bytes at `offset`, shared, for reading and writing.
     ///
     /// # Errors
@@ -212,6 +246,31 @@ pub fn monotonic_ns() -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
+/// Sleeps.
+pub fn sleep_ms(ms: u32) {
+    let time = [u64::from(ms / 1000), u64::from(ms % 1000) * 1_000_000];
+    // SAFETY: a timespec is two 64-bit words.
+    unsafe { syscall(arch::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
+}
+
+/// Keeps thread `thread` on processor `cpu` of the first 64.
+///
+/// # Errors
+///
+/// The system call's.
+pub fn pin(thread: usize, cpu: u32) -> Result<(), Errno> {
+    let mask = 1_u64.checked_shl(cpu).unwrap_or(0);
+    let size = size_of_val(&mask);
+    // SAFETY: the mask is readable for its size.
+    check(unsafe {
+        syscall(
+            arch::SCHED_SETAFFINITY,
+            [thread, size, &raw const mask as usize, 0, 0, 0],
+        )
+    })
+    .map(drop)
+}
+
 /// The kernel's `struct sigaction`: handler, flags, restorer, mask.
 #[derive(Clone, Copy)]
 pub struct SignalAction([usize; 4]);
@@ -274,6 +333,11 @@ pub struct Ended {
 }
 
 impl Child {
+    /// Its process number.
+    pub fn id(self) -> usize {
+        self.0
+    }
+
     /// Waits for the child to end.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ use std::process;
 use crate::Result;
 use crate::error::Error;
 use crate::image::job::Notify;
-use crate::report::record::Record;
+use vpmu_record::Record;
 use crate::spec::{Guest, Machine, Way};
 
 pub use parts::Parts;

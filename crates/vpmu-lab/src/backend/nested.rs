@@ -8,7 +8,7 @@ use crate::error::STUCK;
 use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::job::{self, HostJob, Notify};
-use crate::report::record::{Host, Record};
+use vpmu_record::{Host, Record};
 use crate::spec::arch::Arch;
 use crate::spec::{Guest, Machine, Payload, Time, Vmm};
 use crate::{Error, Result};
@@ -78,6 +78,7 @@ impl Backend for Nested<'_> {
         };
         let host_file = folder.join("host.cpio");
         HostJob {
+            arch,
             vmm,
             options: &options,
             append: &parts.command_line(arch),
@@ -89,7 +90,7 @@ impl Backend for Nested<'_> {
             initrd: parts.own_initrd(),
             kernel: parts.own_kernel(),
         }
-        .archive()
+        .archive()?
         .write_file(&host_file)?;
         let initrd = folder.join("initrd");
         concatenate(&[&images.kvm_host(), &host_file], &initrd)?;

@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 
+use vpmu_record::Kvm;
+
 use super::{Bench, Context, Row, emulated, mode};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
-use crate::report::record::Kvm;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
 use crate::spec::design::Policy;

@@ -111,7 +111,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::record::Record;
+    use vpmu_record::Record;
     use crate::report::result::Settings;
     use crate::spec::{Guest, Request, Time, Way};
 

@@ -13,6 +13,8 @@ pub const VARIABLE: &str = "VPMU_GUEST_DIR";
 pub const METER: &str = "meter";
 /// The workload of known weights.
 pub const WORKLOAD: &str = "workload";
+/// Process 1 of the KVM host.
+pub const KVM_HOST: &str = "kvm-host";
 /// The EL2 monitor, a raw image.
 pub const MONITOR: &str = "monitor.bin";
 /// The VMM for x86-64, a program of the machine that stands beside `vpmu`.

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use vpmu_record::HostVmm;
+
 use super::artifacts;
 use super::elf;
 use crate::image::archive::{Archive, Contents, add_file};
@@ -11,7 +13,6 @@ use crate::spec::command::quote;
 use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
-const KVM_HOST_INIT: &str = include_str!("kvm_host.sh");
 
 /// What happens to the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,9 +72,11 @@ pub struct OwnProgram {
 /// What the KVM host is told about its guest.
 #[derive(Debug, Clone)]
 pub struct HostJob<'a> {
+    /// Of the host and its guest.
+    pub arch: Arch,
     /// What runs the guest.
     pub vmm: Vmm,
-    /// Its options, none with a space in it.
+    /// Its options.
     pub options: &'a [String],
     /// The guest's kernel command line.
     pub append: &'a str,
@@ -98,9 +101,9 @@ pub struct HostJob<'a> {
 /// What starts programs of this machine, of x86 as far as the lab needs them.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// Seconds of rest after a boot. Under `-icount` an idle machine
+/// Milliseconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
-const SETTLE: u32 = 1;
+const SETTLE: u32 = 1000;
 /// Milliseconds between two phases: no multiple of a tick.
 const PHASE: u32 = 37;
 
@@ -131,8 +134,8 @@ impl Job<'_> {
                 "vpmu/job",
                 0o644,
                 text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={}\n",
-                    settle(self.phase)
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\n",
+                    f64::from(settle_ms(self.phase)) / 1000.0
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
@@ -232,34 +235,30 @@ impl OwnProgram {
 
 impl HostJob<'_> {
     /// The archive with this job.
-    pub fn archive(&self) -> Archive {
+    ///
+    /// # Errors
+    ///
+    /// When the host's own program is missing.
+    pub fn archive(&self) -> Result<Archive> {
+        let job = vpmu_record::HostJob {
+            vmm: match self.vmm {
+                Vmm::Qemu(name) => HostVmm::Qemu(name.to_owned()),
+                Vmm::Ours(_) => HostVmm::Ours {
+                    save: self.saved_to().map(str::to_owned),
+                },
+            },
+            options: self.options.to_vec(),
+            append: self.append.to_owned(),
+            vcpus: self.vcpus,
+            skew: self.skew,
+            trace: self.trace,
+            settle_ms: settle_ms(self.phase),
+        };
+        let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
         let mut archive = Archive::new();
         archive
-            .file(
-                "init",
-                0o755,
-                Contents::Bytes(KVM_HOST_INIT.as_bytes().to_vec()),
-            )
-            .file(
-                "vpmu/job",
-                0o644,
-                Contents::Bytes(
-                    format!(
-                        "vmm={}\noptions={}\nappend={}\nvcpus={}\nskew={}\ntrace={}\nsettle={}\n",
-                        match self.vmm {
-                            Vmm::Qemu(name) => name,
-                            Vmm::Ours(_) => artifacts::VMM,
-                        },
-                        quote(&self.options.join(" ")),
-                        quote(self.append),
-                        self.vcpus,
-                        yes(self.skew),
-                        yes(self.trace),
-                        settle(self.phase),
-                    )
-                    .into_bytes(),
-                ),
-            );
+            .file("init", 0o755, Contents::Disk(init))
+            .file(vpmu_record::HostJob::PATH, 0o644, Contents::Bytes(job.to_json()));
         if let Vmm::Ours(program) = &self.vmm {
             program.put(&mut archive);
         }
@@ -273,16 +272,19 @@ impl HostJob<'_> {
                 archive.file(place, 0o644, Contents::Disk(path.to_owned()));
             }
         }
-        archive
+        Ok(archive)
+    }
+
+    /// Where the VMM saves its guest, if at all.
+    fn saved_to(&self) -> Option<&str> {
+        let mut options = self.options.iter();
+        options.find_map(|option| option.strip_prefix("--save="))
     }
 }
 
-fn settle(phase: u32) -> String {
-    format!("{SETTLE}.{:03}", PHASE * phase % 1000)
-}
-
-fn yes(so: bool) -> &'static str {
-    if so { "yes" } else { "no" }
+/// Milliseconds to wait before the command begins, or the guest.
+fn settle_ms(phase: u32) -> u32 {
+    SETTLE + PHASE * phase % 1000
 }
 
 #[cfg(test)]
@@ -313,7 +315,7 @@ mod tests {
         let (once, thrice) = (script(1), script(3));
         assert_eq!(once, "exec < /dev/null > /vpmu/output 2>&1\necho 'it'\n");
         assert!(thrice.contains("$(seq 2)"), "{thrice}");
-        for script in [GUEST_INIT, KVM_HOST_INIT, &once, &thrice] {
+        for script in [GUEST_INIT, &once, &thrice] {
             let status = std::process::Command::new("sh")
                 .args(["-n", "-c", script])
                 .status()

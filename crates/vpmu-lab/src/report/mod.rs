@@ -3,7 +3,6 @@
 pub mod figures;
 pub mod markdown;
 pub mod page;
-pub mod record;
 pub mod result;
 mod stats;
 pub mod table;

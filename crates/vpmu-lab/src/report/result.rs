@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
-use crate::report::record::{self, Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
+use vpmu_record::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
@@ -161,7 +161,7 @@ impl Run {
         let meter = found.meter?;
         let pmu = settings.guest.design.pmu;
         let stats = Stats::of(pmu, settings.machine.vcpus, &found);
-        let guest_counters = found.guest.and_then(record::Guest::event_counters);
+        let guest_counters = found.guest.and_then(vpmu_record::Guest::event_counters);
         // A guest without a PMU takes no PMIs. The figure is null, not zero.
         let pmis = meter.pmis.filter(|_| guest_counters.is_some());
         let runs = u64::from(settings.runs.max(1));
@@ -245,7 +245,7 @@ fn lost_samples(perf: &Perf) -> Option<u64> {
 
 #[derive(Default)]
 pub(super) struct Found<'a> {
-    guest: Option<&'a record::Guest>,
+    guest: Option<&'a vpmu_record::Guest>,
     meter: Option<&'a Meter>,
     /// All perf.data together.
     perf: Option<Perf>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use vpmu::x86::intel::Msr;
 
-use super::record::{Kvm, Snapshot, Span, Vmm};
+use vpmu_record::{Kvm, Snapshot, Span, Vmm};
 use super::result::{Found, round};
 use crate::spec::design::Pmu;
 

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::report::record::{MARK, Phase, Record};
+use vpmu_record::{MARK, Phase, Record};
 
 /// A line longer than this is no record of ours.
 const LONGEST_RECORD: usize = 256 << 10;

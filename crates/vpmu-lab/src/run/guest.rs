@@ -10,7 +10,7 @@ use super::{Lab, Outcome, Sink};
 use crate::backend::{self, Backend, End, Launch, Parts};
 use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
-use crate::report::record::Record;
+use vpmu_record::Record;
 use crate::report::result::{Run, Settings};
 use crate::spec::command::quote;
 use crate::spec::design::Design;
@@ -227,7 +227,7 @@ fn silent_end(end: End, transcript: &Transcript) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::record::Host;
+    use vpmu_record::Host;
     use crate::spec::Request;
     use crate::spec::arch::Arch;
     use crate::spec::command::Command;

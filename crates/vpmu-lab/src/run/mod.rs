@@ -17,7 +17,7 @@ use crate::host::progress::Progress;
 use crate::image::cache::Cache;
 use crate::image::images::Images;
 use crate::image::job::Output;
-use crate::report::record::Monitor;
+use vpmu_record::Monitor;
 use crate::report::result::Run;
 use crate::spec::Spec;
 

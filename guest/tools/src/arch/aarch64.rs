@@ -20,6 +20,9 @@ pub(crate) const RT_SIGACTION: usize = 134;
 pub(crate) const CLONE: usize = 220;
 pub(crate) const EXECVE: usize = 221;
 pub(crate) const MMAP: usize = 222;
+pub(crate) const NANOSLEEP: usize = 101;
+pub(crate) const GETDENTS64: usize = 61;
+pub(crate) const SCHED_SETAFFINITY: usize = 122;
 pub(crate) const WAIT4: usize = 260;
 
 /// Where the kernel enters the program: the stack pointer points at `argc`.

@@ -18,6 +18,9 @@ pub(crate) const CLOCK_GETTIME: usize = 228;
 pub(crate) const RT_SIGACTION: usize = 13;
 pub(crate) const CLONE: usize = 56;
 pub(crate) const EXECVE: usize = 59;
+pub(crate) const NANOSLEEP: usize = 35;
+pub(crate) const GETDENTS64: usize = 217;
+pub(crate) const SCHED_SETAFFINITY: usize = 203;
 pub(crate) const WAIT4: usize = 61;
 pub(crate) const IOPERM: usize = 173;
 

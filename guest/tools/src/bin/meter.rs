@@ -34,6 +34,7 @@ mod meter {
     use vpmu_guest_tools::search::{DEFAULT_PATH, PATH_MAX, directories, join};
     use vpmu_guest_tools::start::Process;
     use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+    use vpmu_record::Record;
 
     const FAILED: i32 = 125;
     const NOT_EXECUTABLE: i32 = 126;
@@ -116,7 +117,10 @@ mod meter {
                 .zip(interrupts_before)
                 .map(|(after, before)| after.since(before)),
         };
-        Fd::STDOUT.say(format_args!("{report}"));
+        let line = Record::from(report).line();
+        if let Err(errno) = Fd::STDOUT.write_all(line.as_bytes()) {
+            fail!("failed to report: {errno}");
+        }
         report.end.status()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::report::record::Trace;
+use vpmu_record::Trace;
 
 /// KVM's numbers (AMD's exit codes) and the published names.
 const EXITS: [(u64, &str); 10] = [

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::Row;
 use super::read;
-use crate::report::record::Trace;
+use vpmu_record::Trace;
 
 /// Published for kinds of exit and MSR writes, without and with the shared slot.
 const PUBLISHED: [(&str, f64, f64); 9] = [
@@ -248,7 +248,7 @@ fn octave(ns: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::record::Record;
+    use vpmu_record::Record;
 
     /// What the KVM host prints.
     const TRACE: &[u8] = br#"{"trace":{

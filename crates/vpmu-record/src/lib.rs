@@ -1,9 +1,29 @@
-//! What guests, the KVM host and the monitor report on the console: one line
-//! each, the byte 0x1e and a JSON object with one key.
+//! What the lab and the programs in its guests tell each other.
+//!
+//! A [`Record`] goes from a guest, the KVM host or a hypervisor to the console: one line, the byte
+//! 0x1e and a JSON object with one key. A [`HostJob`] goes the other way, as a file of the KVM
+//! host's image.
+//!
+//! The crate is `no_std`, because the programs in guests are freestanding. The monitor alone prints
+//! its record by hand: it has no heap while a guest runs.
 
-use std::collections::BTreeMap;
+#![cfg_attr(not(test), no_std)]
+
+extern crate alloc;
+
+mod hypervisor;
+mod job;
+mod kvm;
+
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 
 use serde::{Deserialize, Serialize};
+
+pub use hypervisor::{Monitor, Span, Vmm, VmmSpan};
+pub use job::{HostJob, HostVmm};
+pub use kvm::{Host, Kvm, Snapshot, Trace};
 
 /// Begins every record.
 pub const MARK: u8 = 0x1e;
@@ -71,8 +91,11 @@ pub struct Meter {
     pub user_us: u64,
     /// Kernel time with children, microseconds.
     pub sys_us: u64,
-    /// PMU interrupts that the guest took meanwhile.
+    /// PMIs that the guest took meanwhile; `None` when no PMU driver counts them.
     pub pmis: Option<u64>,
+    /// All interrupts that the guest took meanwhile; `None` when the kernel does not list them.
+    #[serde(default)]
+    pub interrupts: Option<u64>,
 }
 
 /// What `perf report --stats` says.
@@ -90,126 +113,16 @@ pub struct Perf {
     pub max_sample_rate: u64,
 }
 
-/// About the KVM host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Host {
-    /// The version line of its VMM.
-    pub vmm: String,
-    /// Its exit status.
-    pub status: i32,
-    /// The host gave up on a guest that turned in a circle with its
-    /// interrupts off, or waited for one that was lost.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub stuck: bool,
-}
-
-/// The KVM host's accounts around the command.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kvm {
-    /// Just before.
-    pub begin: Snapshot,
-    /// Just after.
-    pub end: Snapshot,
-}
-
-/// The KVM host's accounts at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
-    /// The first line of `/proc/stat`, hundredths of a second.
-    pub cpu: String,
-    /// `/sys/kernel/debug/kvm/*exit*`.
-    pub exits: BTreeMap<String, u64>,
-}
-
-/// What the KVM host counted by tracepoints while the guest measured: for each
-/// tracepoint, how often with which key. `woken` says, of the wake-ups of halted
-/// vCPUs, which interrupt was injected next.
-pub type Trace = BTreeMap<String, BTreeMap<String, u64>>;
-
-/// The monitor's statistics.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Monitor {
-    /// Counters of the guest, without the cycle counter.
-    pub guest_counters: Option<u32>,
-    /// Counters that the monitor keeps.
-    pub host_counters: Option<u32>,
-    /// Between the two doorbells; `None` when they were not rung.
-    pub measured: Option<Span>,
-    /// From guest entry to power-off.
-    pub total: Span,
-    /// Everything else it says.
-    #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
-}
-
-/// The x86 VMM's statistics.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Vmm {
-    /// What becomes of a host event that the guest does not use.
-    pub policy: String,
-    /// What the guest's counters count with.
-    pub backing: Option<String>,
-    /// General-purpose counters of the guest.
-    pub general: Option<u32>,
-    /// Between the two doorbells; `None` when they were not rung.
-    pub measured: Option<VmmSpan>,
-    /// From guest entry to power-off.
-    pub total: VmmSpan,
-    /// The host's accounts at the two doorbells.
-    #[serde(default)]
-    pub host: Option<Kvm>,
-    /// Everything else it says.
-    #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
-}
-
-/// The x86 VMM's account of a span of time. Kinds that did not happen are not
-/// listed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct VmmSpan {
-    /// PMU interrupts delivered.
-    pub pmis: u64,
-    /// Exits to the VMM, by kind: `msr:write:0x38f`, `rdpmc`.
-    pub exits: BTreeMap<String, u64>,
-    /// What was asked of the host's events, by kind: `create`, `pause`.
-    #[serde(default)]
-    pub host_operations: BTreeMap<String, u64>,
-    /// Everything else it says.
-    #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
-}
-
-/// The monitor's account of a span of time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Span {
-    /// Its length, of the architected timer.
-    pub ticks: u64,
-    /// How much of it was spent at EL2, all processors together.
-    pub el2_ticks: u64,
-    /// PMU interrupts; `None` where they do not pass through the monitor.
-    pub pmis: Option<u64>,
-    /// How often each kind of exit was taken.
-    pub exits: BTreeMap<String, u64>,
-    /// The time each kind took, ticks.
-    #[serde(default)]
-    pub exit_ticks: BTreeMap<String, u64>,
-    /// Everything else it says.
-    #[serde(flatten)]
-    pub more: BTreeMap<String, serde_json::Value>,
-}
-
 impl Record {
+    /// The record as a line, with its mark and the end of the line.
+    pub fn line(&self) -> String {
+        let json = serde_json::to_string(self).expect("every map's keys are strings");
+        format!("{}{json}\n", char::from(MARK))
+    }
+
     /// Reads a record's line, without its mark and end of line.
     pub fn parse(line: &[u8]) -> Option<Self> {
         serde_json::from_slice(line).ok()
-    }
-}
-
-impl Kvm {
-    /// All exits between the two, KVM's own and those to its VMM.
-    pub fn exits(&self) -> Option<u64> {
-        let all = |snapshot: &Snapshot| snapshot.exits.get("exits").copied();
-        Some(all(&self.end)?.saturating_sub(all(&self.begin)?))
     }
 }
 

@@ -1,0 +1,59 @@
+//! What the KVM host is told to do.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+/// One guest to run on stock KVM, and how.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostJob {
+    /// What runs the guest.
+    pub vmm: HostVmm,
+    /// The VMM's options.
+    pub options: Vec<String>,
+    /// The guest's kernel command line.
+    pub append: String,
+    /// The guest's processors.
+    pub vcpus: u32,
+    /// Whether the host's clock ticks at another rate than the guest's, so that
+    /// the host's accounts of shares are fair.
+    pub skew: bool,
+    /// Whether KVM's tracepoints count while the guest measures.
+    pub trace: bool,
+    /// Milliseconds to wait before the guest starts.
+    pub settle_ms: u32,
+}
+
+impl HostJob {
+    /// Where the job is in the host's file tree.
+    pub const PATH: &str = "vpmu/job.json";
+
+    /// The job as that file's contents.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("a job is plain data")
+    }
+
+    /// Reads what [`HostJob::to_json`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// The parser's, for anything else.
+    pub fn parse(json: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(json)
+    }
+}
+
+/// A VMM on stock KVM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostVmm {
+    /// Stock QEMU of this name, in `/usr/bin`.
+    Qemu(String),
+    /// This project's x86 VMM.
+    Ours {
+        /// Where the guest is saved when it asks for that; the host then
+        /// restores it in another process of the VMM.
+        save: Option<String>,
+    },
+}

@@ -1,0 +1,48 @@
+//! What the host's kernel says of its own work.
+
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+
+use vpmu_guest_tools::files;
+use vpmu_record::Snapshot;
+
+const KVM: &str = "/sys/kernel/debug/kvm";
+
+/// Where the accounts are.
+pub(crate) struct Accounts {
+    /// KVM's counters of exits: names and files.
+    exits: Vec<(String, String)>,
+}
+
+impl Accounts {
+    /// Finds KVM's counters. Those of single guests, which come later, are not among them.
+    pub(crate) fn find() -> Self {
+        let exits = files::names(KVM)
+            .into_iter()
+            .filter(|name| name.contains("exit"))
+            .map(|name| {
+                let path = [KVM, &name].join("/");
+                (name, path)
+            })
+            .collect();
+        Self { exits }
+    }
+
+    /// Whether KVM counts exits for the host's own interrupts apart.
+    pub(crate) fn tell_interrupts(&self) -> bool {
+        self.exits.iter().any(|(name, _)| name == "irq_exits")
+    }
+
+    /// The accounts now.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let stat = files::read("/proc/stat").unwrap_or_default();
+        let exits = self.exits.iter().filter_map(|(name, path)| {
+            let count = files::read(path).ok()?.trim().parse().ok()?;
+            Some((name.clone(), count))
+        });
+        Snapshot {
+            cpu: stat.lines().next().unwrap_or_default().to_string(),
+            exits: exits.collect(),
+        }
+    }
+}

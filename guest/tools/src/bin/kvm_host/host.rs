@@ -1,0 +1,153 @@
+//! The host itself: its file systems, its modules, its clock, its end.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use vpmu_guest_tools::files;
+use vpmu_guest_tools::kvm::watch::{INTERVAL_S, Watch};
+use vpmu_guest_tools::program;
+use vpmu_guest_tools::start::Process;
+use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+use vpmu_record::{Host, HostJob, HostVmm, Record};
+
+use super::accounts::Accounts;
+use super::{ours, qemu};
+
+/// The guest's job as an archive, when the guest is one of the lab's.
+const JOB: &str = "/guest/job.cpio";
+/// The guest's own initrd.
+const OWN: &str = "/guest/own.cpio";
+/// The file tree that the lab's guests share.
+const GUEST: &str = "/guest/guest.cpio";
+/// Made of the two.
+const INITRD: &str = "/guest/initrd";
+
+/// The guest's kernel.
+pub(crate) const KERNEL: &str = "/guest/kernel";
+
+/// Runs the guest and powers off. Returns only when that fails, which the
+/// kernel answers with a panic that the lab reports.
+pub(crate) fn run(process: Process) -> i32 {
+    let Err(reason) = serve(process);
+    Fd::STDERR.say(format_args!("kvm-host: {reason}"));
+    1
+}
+
+fn serve(process: Process) -> Result<core::convert::Infallible, String> {
+    prepare(process);
+    let path = format!("/{}", HostJob::PATH);
+    let job = files::read(&path).map_err(|errno| format!("failed to read {path}: {errno}"))?;
+    let job = HostJob::parse(job.as_bytes()).map_err(|error| format!("{path}: {error}"))?;
+    if job.skew {
+        // The kernel accounts a whole tick to whatever the tick interrupts. Host and guest tick at
+        // the same rate, so the host would look at the same moment of the guest's tick every time.
+        // With its clock made 1.4 % fast it looks at all of them in turn. Only shares are taken
+        // from this clock.
+        busybox(process, "adjtimex -q -t 10137");
+    }
+    let accounts = Accounts::find();
+    if files::exists(JOB) && !job.trace && accounts.tell_interrupts() {
+        watch(process, &job, &accounts);
+    }
+    let initrd = initrd(process).map_err(|errno| format!("failed to make {INITRD}: {errno}"))?;
+    sys::sleep_ms(job.settle_ms);
+    match &job.vmm {
+        HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &accounts),
+        HostVmm::Ours { save } => ours::run(process, &job, save.as_deref(), initrd),
+    }
+    .map_err(|errno| format!("failed to run the VMM: {errno}"))?;
+    power_off(process)
+}
+
+fn prepare(process: Process) {
+    for command in [
+        "mount -t proc proc /proc",
+        "mount -t sysfs sysfs /sys",
+        "mount -t devtmpfs devtmpfs /dev",
+        "mount -t debugfs debugfs /sys/kernel/debug",
+        "stty -opost -echo",
+    ] {
+        busybox(process, command);
+    }
+    // Kernel messages stay out of the guest's console; a panic is still printed.
+    set("/proc/sys/kernel/printk", "1");
+    // On x86 KVM is not part of the kernel. Their names begin with their order.
+    for module in files::names("/vpmu/modules") {
+        busybox(process, &format!("insmod /vpmu/modules/{module}"));
+    }
+}
+
+/// The initrd for the guest: its own, or the lab's with the job; `None` without either.
+fn initrd(process: Process) -> Result<Option<&'static str>, Errno> {
+    let initrd = if files::exists(OWN) {
+        Some(OWN)
+    } else if files::exists(JOB) {
+        let whole = files::open(INITRD, flags::CREATE)?;
+        files::append(GUEST, whole)?;
+        files::append(JOB, whole)?;
+        whole.close();
+        Some(INITRD)
+    } else {
+        None
+    };
+    // The file tree is memory, which the guest may need.
+    busybox(process, &format!("rm {GUEST}"));
+    Ok(initrd)
+}
+
+/// Watches the guest from another process, and ends the host when the guest is stuck.
+fn watch(process: Process, job: &HostJob, accounts: &Accounts) {
+    let Ok(None) = sys::fork() else { return };
+    let mut watch = Watch::default();
+    loop {
+        sys::sleep_ms(INTERVAL_S * 1000);
+        if watch.look(&accounts.snapshot()) {
+            stuck(process, job, 1);
+        }
+    }
+}
+
+/// Reports that the guest is stuck, with `status` as the VMM's, and powers off.
+pub(crate) fn stuck(process: Process, job: &HostJob, status: i32) -> ! {
+    let vmm = match &job.vmm {
+        HostVmm::Qemu(name) => name,
+        HostVmm::Ours { .. } => ours::NAME,
+    };
+    report(&Record::Host(Host {
+        vmm: vmm.to_owned(),
+        status,
+        stuck: true,
+    }));
+    power_off(process)
+}
+
+/// Powers off at once.
+pub(crate) fn power_off(process: Process) -> ! {
+    busybox(process, "poweroff -f");
+    loop {
+        sys::sleep_ms(1000);
+    }
+}
+
+/// Prints a record.
+pub(crate) fn report(record: &Record) {
+    // Nobody is left to hear of a console that fails.
+    let _ = Fd::STDOUT.write_all(record.line().as_bytes());
+}
+
+/// Writes `text` into a file of the kernel's. A kernel without that file is one whose default has
+/// to do.
+pub(crate) fn set(path: &str, text: &str) {
+    let _ = files::write(path, flags::CREATE, text);
+}
+
+/// Runs a busybox applet, without a shell. It says itself why it fails.
+pub(crate) fn busybox(process: Process, command: &str) {
+    let mut words: Vec<&str> = command.split(' ').collect();
+    words.insert(0, "/usr/bin/busybox");
+    if let Err(errno) = program::run(process, &words, None, None) {
+        Fd::STDERR.say(format_args!("kvm-host: failed to run {command}: {errno}"));
+    }
+}

@@ -1,0 +1,30 @@
+//! `kvm-host`: process 1 of the KVM host, which runs a guest on stock KVM.
+//!
+//! The job is a file ([`vpmu_record::HostJob`]), the guest's kernel and initrd are in `/guest`, and
+//! reports ([`vpmu_record::Record`]) go to the console, where the guest's first serial port comes
+//! out, too. The host powers off when its guest has ended. What is not the host's own work is
+//! busybox's.
+
+#![cfg_attr(target_os = "none", no_std, no_main)]
+
+#[cfg(target_os = "none")]
+extern crate alloc;
+
+#[cfg(target_os = "none")]
+mod accounts;
+#[cfg(target_os = "none")]
+mod host;
+#[cfg(target_os = "none")]
+mod ours;
+#[cfg(target_os = "none")]
+mod qemu;
+#[cfg(target_os = "none")]
+mod tracing;
+
+#[cfg(target_os = "none")]
+vpmu_guest_tools::start!(host::run);
+
+#[cfg(not(target_os = "none"))]
+fn main() {
+    eprintln!("kvm-host: built for a KVM host's image, does nothing here");
+}

@@ -1,0 +1,151 @@
+//! Stock QEMU as the guest's VMM.
+//!
+//! The guest's second serial port carries the dialogue of `meter --sync`: meter says begin or end
+//! and waits for a line, and meanwhile the host takes a snapshot of its accounts.
+
+use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use vpmu_guest_tools::files::{self, Lines};
+use vpmu_guest_tools::program;
+use vpmu_guest_tools::report::End;
+use vpmu_guest_tools::start::Process;
+use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+use vpmu_record::{Host, HostJob, Kvm, MARK, Record, Snapshot};
+
+use super::accounts::Accounts;
+use super::host::{KERNEL, busybox, report};
+
+/// QEMU opens these two pipes by the name without the endings.
+const SYNC: &str = "/run/sync";
+const FROM_GUEST: &str = "/run/sync.out";
+const TO_GUEST: &str = "/run/sync.in";
+const VERSION: &str = "/run/version";
+
+/// What the dialogue left behind.
+#[derive(Default)]
+struct Dialogue {
+    begin: Option<Snapshot>,
+    end: Option<Snapshot>,
+    /// meter's own record, with its mark.
+    record: Option<String>,
+    status: i32,
+}
+
+/// Runs the guest to its end and reports.
+pub(crate) fn run(
+    process: Process,
+    job: &HostJob,
+    name: &str,
+    initrd: Option<&str>,
+    accounts: &Accounts,
+) -> Result<(), Errno> {
+    let qemu = format!("/usr/bin/{name}");
+    busybox(process, &format!("mkfifo {TO_GUEST} {FROM_GUEST}"));
+    // Open for both directions: QEMU, which may end at any time, is then never the only one.
+    let from_guest = files::open(FROM_GUEST, flags::READ_WRITE)?;
+    let to_guest = files::open(TO_GUEST, flags::READ_WRITE)?;
+    let mut words = Vec::from([qemu.as_str()]);
+    words.extend(job.options.iter().map(String::as_str));
+    words.extend(["-kernel", KERNEL]);
+    words.extend(initrd.iter().flat_map(|file| ["-initrd", file]));
+    let sync = format!("pipe,id=sync,path={SYNC}");
+    words.extend(["-append", &job.append, "-serial", "stdio"]);
+    words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);
+    start(process, &words, from_guest)?;
+
+    let found = talk(job, from_guest, to_guest, accounts)?;
+    report(&Record::Host(Host {
+        vmm: version(process, &qemu)?,
+        status: found.status,
+        stuck: false,
+    }));
+    if let Some(record) = found.record {
+        Fd::STDOUT.say(format_args!("{record}"));
+    }
+    if let (Some(begin), Some(end)) = (found.begin, found.end) {
+        report(&Record::Kvm(Box::new(Kvm { begin, end })));
+    }
+    Ok(())
+}
+
+/// Starts QEMU from another process, which waits for its end. That process
+/// joins in the dialogue: `pid NUMBER`, then `gone STATUS`.
+fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
+    let Some(_) = sys::fork()? else {
+        let nothing = files::open("/dev/null", flags::READ).ok();
+        let status = program::start(process, words, nothing, None).and_then(|qemu| {
+            dialogue.say(format_args!("pid {}", qemu.id()));
+            qemu.wait()
+        });
+        let status = status.map_or(1, |ended| End::from_wait_status(ended.status).status());
+        dialogue.say(format_args!("gone {status}"));
+        sys::exit(0)
+    };
+    Ok(())
+}
+
+fn talk(
+    job: &HostJob,
+    from_guest: Fd,
+    to_guest: Fd,
+    accounts: &Accounts,
+) -> Result<Dialogue, Errno> {
+    let mut found = Dialogue::default();
+    let mut qemu = None;
+    for line in Lines::of(from_guest) {
+        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+        match (word, word.strip_prefix(char::from(MARK))) {
+            (_, Some("begin")) => {
+                if let Some(qemu) = qemu {
+                    pin(qemu, job.vcpus);
+                }
+                found.begin = Some(accounts.snapshot());
+                to_guest.write_all(b"go\n")?;
+            }
+            (_, Some("end")) => {
+                found.end = Some(accounts.snapshot());
+                to_guest.write_all(b"go\n")?;
+            }
+            (_, Some(_)) => found.record = Some(line),
+            ("pid", _) => qemu = rest.parse().ok(),
+            ("gone", _) => {
+                found.status = rest.parse().unwrap_or(1);
+                break;
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// With a processor for each of several vCPUs, each keeps its own.
+fn pin(qemu: usize, vcpus: u32) {
+    let last = vcpus.saturating_sub(1);
+    if last == 0 || !files::exists(&format!("/sys/devices/system/cpu/cpu{last}")) {
+        return;
+    }
+    let tasks = format!("/proc/{qemu}/task");
+    for task in files::names(&tasks) {
+        // QEMU names the threads: "CPU 0/KVM".
+        let name = files::read(&format!("{tasks}/{task}/comm")).unwrap_or_default();
+        let cpu = name.trim().strip_prefix("CPU ");
+        let cpu = cpu.and_then(|name| name.strip_suffix("/KVM"));
+        if let (Some(Ok(cpu)), Ok(thread)) = (cpu.map(str::parse), task.parse()) {
+            // Without it the figures are those of a busier host.
+            let _ = sys::pin(thread, cpu);
+        }
+    }
+}
+
+/// The first line of what QEMU says of itself.
+fn version(process: Process, qemu: &str) -> Result<String, Errno> {
+    let file = files::open(VERSION, flags::CREATE)?;
+    program::run(process, &[qemu, "--version"], None, Some(file))?;
+    file.close();
+    let text = files::read(VERSION)?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}

@@ -1,0 +1,141 @@
+//! KVM's tracepoints, counted while the guest measures.
+//!
+//! The kernel's own histograms count. The guest's doorbell, a write of 1 or 2 to port 0x5650, is a
+//! tracepoint, too, and switches them. Who was woken by what only the order of two tracepoints
+//! tells.
+
+use alloc::borrow::ToOwned;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use vpmu_guest_tools::files::{self, Lines};
+use vpmu_guest_tools::kvm::trace::{WakeUps, histogram_line};
+use vpmu_guest_tools::start::Process;
+use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+use vpmu_record::{HostJob, Record, Trace};
+
+use super::host::{busybox, power_off, report, set, stuck};
+
+const TRACING: &str = "/sys/kernel/tracing";
+const KVM: &str = "/sys/kernel/tracing/events/kvm";
+/// An instance of its own, in which this program hears of the doorbell.
+const MARKS: &str = "/sys/kernel/tracing/instances/marks";
+
+/// Counted by these keys.
+const COUNTED: [(&str, &str); 4] = [
+    ("kvm_exit", "exit_reason"),
+    ("kvm_msr", "write,ecx"),
+    ("kvm_inj_virq", "vector"),
+    ("kvm_userspace_exit", "reason"),
+];
+const ORDERED: [&str; 2] = ["kvm_vcpu_wakeup", "kvm_inj_virq"];
+
+const BEGIN: &str = "port == 0x5650 && val == 1";
+const END: &str = "port == 0x5650 && val == 2";
+
+/// Longer than any of the guests takes: one that takes longer turns in a circle.
+const LIMIT_MS: u32 = 60_000;
+/// What this program's other process writes when the VMM has ended.
+const GONE: &str = "gone";
+
+/// Runs the guest by `vmm` to its end and reports a [`Trace`] of each measurement.
+pub(crate) fn run(
+    process: Process,
+    job: &HostJob,
+    vmm: impl Fn() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    begin(process)?;
+    if sys::fork()?.is_none() {
+        let status = i32::from(vmm().is_err());
+        set(&format!("{MARKS}/trace_marker"), GONE);
+        sys::exit(status);
+    }
+    if sys::fork()?.is_none() {
+        sys::sleep_ms(LIMIT_MS);
+        stuck(process, job, 0);
+    }
+    let mut taken = Vec::new();
+    let marks = files::open(&format!("{MARKS}/trace_pipe"), flags::READ)?;
+    for line in Lines::of(marks) {
+        if line.ends_with(GONE) {
+            break;
+        }
+        taken.push(Record::Trace(take()?));
+    }
+    // Only now: the console's exits would be among those counted.
+    taken.iter().for_each(report);
+    power_off(process)
+}
+
+fn begin(process: Process) -> Result<(), Errno> {
+    busybox(process, &format!("mount -t tracefs tracefs {TRACING}"));
+    set(&format!("{TRACING}/buffer_size_kb"), "16384");
+    // The host's one processor runs both vCPUs: a vCPU that polls takes the other's time, and one
+    // that is interrupted when it has just woken the other has locks that the other needs.
+    set("/sys/module/kvm/parameters/halt_poll_ns", "0");
+    set("/sys/kernel/debug/sched/features", "NO_WAKEUP_PREEMPTION");
+    // An event takes one trigger of a kind: the end has an event of its own.
+    write(
+        "dynamic_events",
+        "e:vpmu/doorbell kvm/kvm_pio port=$port val=$val",
+    )?;
+    let begin = "events/kvm/kvm_pio/trigger";
+    let end = "events/vpmu/doorbell/trigger";
+    for (event, keys) in COUNTED {
+        write(
+            &format!("events/kvm/{event}/trigger"),
+            &format!("hist:keys={keys}:pause"),
+        )?;
+        append(begin, &format!("enable_hist:kvm:{event} if {BEGIN}"))?;
+        append(end, &format!("disable_hist:kvm:{event} if {END}"))?;
+    }
+    for event in ORDERED {
+        write(&format!("events/kvm/{event}/enable"), "1")?;
+    }
+    write("tracing_on", "0")?;
+    append(begin, &format!("traceon if {BEGIN}"))?;
+    append(end, &format!("traceoff if {END}"))?;
+    busybox(process, &format!("mkdir {MARKS}"));
+    write("instances/marks/events/kvm/kvm_pio/filter", END)?;
+    write("instances/marks/events/kvm/kvm_pio/enable", "1")
+}
+
+/// What was counted since the last time. The guest gives this the time before it begins anew.
+fn take() -> Result<Trace, Errno> {
+    let mut trace = Trace::new();
+    for (event, keys) in COUNTED {
+        let table = files::read(&format!("{KVM}/{event}/hist"))?;
+        let counts = table.lines().filter_map(histogram_line).collect();
+        trace.insert(event.to_owned(), counts);
+        append(
+            &format!("events/kvm/{event}/trigger"),
+            &format!("hist:keys={keys}:clear"),
+        )?;
+    }
+    let mut wake_ups = WakeUps::default();
+    // Too long to be read whole.
+    let events = files::open(&format!("{TRACING}/trace"), flags::READ)?;
+    Lines::of(events).for_each(|line: String| wake_ups.line(&line));
+    events.close();
+    trace.insert("woken".to_owned(), wake_ups.finish());
+    // A write empties it.
+    write("trace", "\n")?;
+    Ok(trace)
+}
+
+fn write(file: &str, text: &str) -> Result<(), Errno> {
+    put(file, flags::CREATE, text)
+}
+
+fn append(file: &str, text: &str) -> Result<(), Errno> {
+    put(file, flags::APPEND, text)
+}
+
+fn put(file: &str, flags: usize, text: &str) -> Result<(), Errno> {
+    files::write(&format!("{TRACING}/{file}"), flags, text).inspect_err(|errno| {
+        Fd::STDERR.say(format_args!(
+            "kvm-host: failed to write {text} to {file}: {errno}"
+        ));
+    })
+}
