@@ -19,6 +19,55 @@
 #include <stdint.h>
 
 /**
+ * A host counter belongs to the guest's counter as long as the guest uses it, and a counter that is
+ * paused and read is left alone until the guest resumes it: the fewest calls of the host's functions.
+ */
+#define VPMU_POLICY_REUSE_PAUSED 0
+
+/**
+ * As `VPMU_POLICY_REUSE_PAUSED`, but each rewrite by the guest pauses the counter, reads it and sets its
+ * period again.
+ */
+#define VPMU_POLICY_REUSE 1
+
+/**
+ * Each rewrite by the guest and each overflow releases the host counter and creates another. For
+ * comparison.
+ */
+#define VPMU_POLICY_RECREATE 2
+
+/**
+ * What the host knows when it reports an overflow: all the events asked for have been counted, and
+ * the host counter goes on counting on the CPU where this is reported.
+ */
+#define VPMU_REPORT_DUE 0
+
+/**
+ * As `VPMU_REPORT_DUE`, but the vCPU has left the CPU on which the host counter counts.
+ */
+#define VPMU_REPORT_MOVED 1
+
+/**
+ * The report may be early, late, or meant for an earlier period: the counter is read to find out.
+ */
+#define VPMU_REPORT_UNSURE 2
+
+/**
+ * Nothing is counted: the counter is disabled, filtered away, or its vCPU does not run.
+ */
+#define VPMU_COUNTER_PAUSED 0
+
+/**
+ * Events are counted.
+ */
+#define VPMU_COUNTER_COUNTING 1
+
+/**
+ * The counter should count and does not, or not all the time: its value is wrong.
+ */
+#define VPMU_COUNTER_LOST 2
+
+/**
  * `struct vpmu_event.kind`: an x86 event by event select (bits 7:0 of `number`) and unit mask
  * (bits 15:8).
  */
@@ -74,37 +123,6 @@
  * No saved state is longer, in bytes.
  */
 #define VPMU_STATE_SIZE 1024
-
-/**
- * What the host knows when it reports an overflow: all the events asked for have been counted, and
- * the host counter goes on counting on the CPU where this is reported.
- */
-#define VPMU_REPORT_DUE 0
-
-/**
- * As `VPMU_REPORT_DUE`, but the vCPU has left the CPU on which the host counter counts.
- */
-#define VPMU_REPORT_MOVED 1
-
-/**
- * The report may be early, late, or meant for an earlier period: the counter is read to find out.
- */
-#define VPMU_REPORT_UNSURE 2
-
-/**
- * Nothing is counted: the counter is disabled, filtered away, or its vCPU does not run.
- */
-#define VPMU_COUNTER_PAUSED 0
-
-/**
- * Events are counted.
- */
-#define VPMU_COUNTER_COUNTING 1
-
-/**
- * The counter should count and does not, or not all the time: its value is wrong.
- */
-#define VPMU_COUNTER_LOST 2
 
 /**
  * How a call ended that is not an access of the guest.
@@ -216,6 +234,10 @@ struct vpmu_arm_config {
    * PMMIR_EL1, seen from PMUv3p4 on.
    */
   uint64_t pmmir;
+  /**
+   * One of `VPMU_POLICY_*`.
+   */
+  uint32_t policy;
 };
 
 /**
@@ -452,6 +474,10 @@ struct vpmu_x86_config {
    * Whether general counters can be written in full width. Needs `pdcm`.
    */
   bool full_width_writes;
+  /**
+   * One of `VPMU_POLICY_*`.
+   */
+  uint32_t policy;
 };
 
 /**
@@ -490,7 +516,7 @@ extern "C" {
 
 /**
  * Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
- * says that there is no PMUv3, or there are too many counters.
+ * says that there is no PMUv3, there are too many counters, or no such policy.
  *
  * The functions of `host` may be called with its context until the PMU is
  * used no more.

@@ -2,11 +2,10 @@
 
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 use vpmu::arm::{Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register};
-use vpmu::counter::Policy;
 
+use crate::counter::{counter_state, policy, report};
 use crate::host::Host;
 use crate::room::{self, Room};
-use crate::x86::{counter_state, report};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
 
 /// What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13).
@@ -27,6 +26,8 @@ pub struct VpmuArmConfig {
     pub pmceid: [u64; 2],
     /// PMMIR_EL1, seen from PMUv3p4 on.
     pub pmmir: u64,
+    /// One of `VPMU_POLICY_*`.
+    pub policy: u32,
 }
 
 /// Room for one vCPU's emulated Arm PMU.
@@ -62,7 +63,7 @@ pub(crate) const fn level(el0: bool) -> ExceptionLevel {
 }
 
 /// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
-/// says that there is no PMUv3, or there are too many counters.
+/// says that there is no PMUv3, there are too many counters, or no such policy.
 ///
 /// # Safety
 ///
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn vpmu_arm_init(
             events: config.pmceid,
             pmmir: config.pmmir,
             filter: EventFilter::default(),
-            policy: Policy::default(),
+            policy: policy(config.policy)?,
         })
         .ok()
     });
@@ -101,11 +102,7 @@ pub unsafe extern "C" fn vpmu_arm_init(
         return VpmuStatus::Config;
     };
     // SAFETY: as the caller promises.
-    if unsafe { room::fill(pmu, Arm { pmu: made, host }) } {
-        VpmuStatus::Ok
-    } else {
-        VpmuStatus::Misuse
-    }
+    unsafe { room::fill(pmu, Arm { pmu: made, host }) }
 }
 
 /// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
@@ -145,15 +142,15 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     counter: u8,
     what: u32,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    held.pmu.overflow(counter, report, &mut held.host);
-    VpmuStatus::Ok
+    // SAFETY: as the caller promises.
+    unsafe {
+        room::perform(pmu, |held| {
+            held.pmu.overflow(counter, report, &mut held.host);
+        })
+    }
 }
 
 /// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
@@ -164,10 +161,7 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return false;
-    };
-    held.pmu.line()
+    unsafe { room::with(pmu, |held| held.pmu.line()) }
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
@@ -178,11 +172,7 @@ pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.load(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
@@ -193,11 +183,7 @@ pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.put(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
 }
 
 /// The vCPU is reset. No host counter is left.
@@ -208,11 +194,7 @@ pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.reset(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.reset(&mut held.host)) }
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
@@ -223,10 +205,7 @@ pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_counter_state(pmu: *mut VpmuArm, counter: u8) -> i32 {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse as i32;
-    };
-    counter_state(held.pmu.counter_state(counter))
+    unsafe { room::with(pmu, |held| counter_state(held.pmu.counter_state(counter))) }
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -243,12 +222,11 @@ pub unsafe extern "C" fn vpmu_arm_save(
     length: *mut usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    let state = held.pmu.save(&mut held.host);
-    // SAFETY: as the caller promises.
-    unsafe { state::save(&state, buffer, room, length) }
+    unsafe {
+        room::with(pmu, |held| {
+            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+        })
+    }
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
@@ -263,16 +241,11 @@ pub unsafe extern "C" fn vpmu_arm_restore(
     length: usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    // SAFETY: as the caller promises.
-    let state: PmuState = match unsafe { state::load(buffer, length) } {
-        Ok(state) => state,
-        Err(status) => return status,
-    };
-    match held.pmu.restore(&state, &mut held.host) {
-        Ok(()) => VpmuStatus::Ok,
-        Err(_) => VpmuStatus::State,
+    unsafe {
+        room::with(pmu, |held| {
+            state::restore(buffer, length, |state: &PmuState| {
+                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
+            })
+        })
     }
 }

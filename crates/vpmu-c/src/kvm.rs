@@ -242,8 +242,5 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
         return VpmuStatus::Misuse;
     };
     // SAFETY: as the caller promises.
-    match unsafe { state::load::<State>(buffer, length) } {
-        Ok(state) => status(pmu.restore(&state)),
-        Err(wrong) => wrong,
-    }
+    unsafe { state::restore(buffer, length, |state: &State| status(pmu.restore(state))) }
 }

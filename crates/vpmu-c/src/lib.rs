@@ -18,6 +18,7 @@
 #![cfg_attr(not(feature = "kvm"), no_std)]
 
 mod arm;
+mod counter;
 mod host;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 mod kvm;
@@ -28,6 +29,7 @@ mod status;
 mod x86;
 
 pub use arm::*;
+pub use counter::*;
 pub use host::*;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 pub use kvm::*;

@@ -153,11 +153,7 @@ pub unsafe extern "C" fn vpmu_partition_init(
         },
     };
     // SAFETY: as the caller promises.
-    if unsafe { room::fill(pmu, made) } {
-        VpmuStatus::Ok
-    } else {
-        VpmuStatus::Misuse
-    }
+    unsafe { room::fill(pmu, made) }
 }
 
 /// What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
@@ -217,11 +213,7 @@ pub unsafe extern "C" fn vpmu_partition_access(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_exited(pmu: *mut VpmuPartition) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.exited(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.exited(&mut held.host)) }
 }
 
 /// Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`
@@ -256,10 +248,7 @@ pub unsafe extern "C" fn vpmu_partition_overflow(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return false;
-    };
-    held.pmu.line(&mut held.host)
+    unsafe { room::with(pmu, |held| held.pmu.line(&mut held.host)) }
 }
 
 /// The guest is about to run on this CPU.
@@ -270,11 +259,7 @@ pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.load(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
 }
 
 /// The guest no longer runs on this CPU. Its counters stop and are in memory.
@@ -285,11 +270,7 @@ pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuSta
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_put(pmu: *mut VpmuPartition) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.put(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -306,12 +287,11 @@ pub unsafe extern "C" fn vpmu_partition_save(
     length: *mut usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    let state = held.pmu.save(&mut held.host);
-    // SAFETY: as the caller promises.
-    unsafe { state::save(&state, buffer, room, length) }
+    unsafe {
+        room::with(pmu, |held| {
+            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+        })
+    }
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
@@ -326,16 +306,11 @@ pub unsafe extern "C" fn vpmu_partition_restore(
     length: usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    // SAFETY: as the caller promises.
-    let state: PmuState = match unsafe { state::load(buffer, length) } {
-        Ok(state) => state,
-        Err(status) => return status,
-    };
-    match held.pmu.restore(&state, &mut held.host) {
-        Ok(()) => VpmuStatus::Ok,
-        Err(_) => VpmuStatus::State,
+    unsafe {
+        room::with(pmu, |held| {
+            state::restore(buffer, length, |state: &PmuState| {
+                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
+            })
+        })
     }
 }

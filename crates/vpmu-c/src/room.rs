@@ -1,5 +1,7 @@
 //! Room in the caller's memory for a value whose layout C does not know.
 
+use crate::{VpmuOutcome, VpmuStatus};
+
 /// Memory of the caller's that a C struct describes as opaque words.
 pub(crate) trait Room: Sized {
     /// What is kept there.
@@ -17,18 +19,40 @@ struct Filled<T> {
     value: T,
 }
 
+/// What a function answers when it is given no room, or room that holds nothing.
+pub(crate) trait Answer {
+    /// The answer to such a caller.
+    const MISUSE: Self;
+}
+
+impl Answer for VpmuStatus {
+    const MISUSE: Self = Self::Misuse;
+}
+
+impl Answer for VpmuOutcome {
+    const MISUSE: Self = Self::Misuse;
+}
+
+impl Answer for bool {
+    const MISUSE: Self = false;
+}
+
+impl Answer for i32 {
+    const MISUSE: Self = VpmuStatus::Misuse as Self;
+}
+
 /// Puts `value` into `room`.
 ///
 /// # Safety
 ///
-/// `room` may be written, or is null; then the answer is `false`.
-pub(crate) unsafe fn fill<R: Room>(room: *mut R, value: R::Value) -> bool {
+/// `room` may be written, or is null.
+pub(crate) unsafe fn fill<R: Room>(room: *mut R, value: R::Value) -> VpmuStatus {
     const {
         assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
         assert!(align_of::<Filled<R::Value>>() <= align_of::<R>());
     }
     if room.is_null() {
-        return false;
+        return VpmuStatus::Misuse;
     }
     let filled = Filled {
         mark: R::MARK,
@@ -36,14 +60,41 @@ pub(crate) unsafe fn fill<R: Room>(room: *mut R, value: R::Value) -> bool {
     };
     // SAFETY: large and aligned enough, as asserted above, and writable, as the caller promises.
     unsafe { room.cast::<Filled<R::Value>>().write(filled) };
-    true
+    VpmuStatus::Ok
+}
+
+/// Answers what `act` does with what `room` holds.
+///
+/// # Safety
+///
+/// `room` is null or points to initialized memory of its size, and nobody else uses it meanwhile.
+pub(crate) unsafe fn with<R: Room, A: Answer>(
+    room: *mut R,
+    act: impl FnOnce(&mut R::Value) -> A,
+) -> A {
+    // SAFETY: as the caller promises.
+    unsafe { value(room) }.map_or(A::MISUSE, act)
+}
+
+/// [`with`], for what cannot fail.
+///
+/// # Safety
+///
+/// As for [`with`].
+pub(crate) unsafe fn perform<R: Room>(room: *mut R, act: impl FnOnce(&mut R::Value)) -> VpmuStatus {
+    let act = |held: &mut R::Value| {
+        act(held);
+        VpmuStatus::Ok
+    };
+    // SAFETY: as the caller promises.
+    unsafe { with(room, act) }
 }
 
 /// What `room` holds; `None`: nothing, or there is no room.
 ///
 /// # Safety
 ///
-/// `room` is null or points to initialized memory of its size, and nobody else uses it during `'a`.
+/// As for [`with`], during `'a`.
 pub(crate) unsafe fn value<'a, R: Room>(room: *mut R) -> Option<&'a mut R::Value> {
     if room.is_null() {
         return None;

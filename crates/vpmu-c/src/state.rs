@@ -64,15 +64,20 @@ pub(crate) unsafe fn save<S: Bytes>(
     VpmuStatus::Ok
 }
 
-/// The state in the `length` bytes at `buffer`.
+/// Has `go_on` go on from the state in the `length` bytes at `buffer`.
 ///
 /// # Safety
 ///
 /// `buffer` is null or has `length` readable bytes.
-pub(crate) unsafe fn load<S: Bytes>(buffer: *const u8, length: usize) -> Result<S, VpmuStatus> {
+pub(crate) unsafe fn restore<S: Bytes>(
+    buffer: *const u8,
+    length: usize,
+    go_on: impl FnOnce(&S) -> VpmuStatus,
+) -> VpmuStatus {
     if buffer.is_null() {
-        return Err(VpmuStatus::Misuse);
+        return VpmuStatus::Misuse;
     }
     // SAFETY: as the caller promises.
-    S::read(unsafe { slice::from_raw_parts(buffer, length) }).ok_or(VpmuStatus::State)
+    let state = S::read(unsafe { slice::from_raw_parts(buffer, length) });
+    state.map_or(VpmuStatus::State, |state| go_on(&state))
 }

@@ -22,6 +22,13 @@ pub enum VpmuStatus {
     Host = -5,
 }
 
+impl VpmuStatus {
+    /// The status of going on from a saved state.
+    pub(crate) fn of_restore<E>(result: Result<(), E>) -> Self {
+        result.map_or(Self::State, |()| Self::Ok)
+    }
+}
+
 /// How a guest's access ended, and so what the caller does next. The library injects nothing.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

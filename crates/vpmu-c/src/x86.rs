@@ -1,45 +1,12 @@
 //! Intel's architectural performance monitoring.
 
-use vpmu::counter::{CounterState, Policy, Report};
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, PmuState, Version};
 use vpmu::x86::{EventFilter, Outcome, Ring};
 
+use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
 use crate::host::Host;
 use crate::room::{self, Room};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
-
-/// What the host knows when it reports an overflow: all the events asked for have been counted, and
-/// the host counter goes on counting on the CPU where this is reported.
-pub const VPMU_REPORT_DUE: u32 = 0;
-/// As `VPMU_REPORT_DUE`, but the vCPU has left the CPU on which the host counter counts.
-pub const VPMU_REPORT_MOVED: u32 = 1;
-/// The report may be early, late, or meant for an earlier period: the counter is read to find out.
-pub const VPMU_REPORT_UNSURE: u32 = 2;
-
-/// Nothing is counted: the counter is disabled, filtered away, or its vCPU does not run.
-pub const VPMU_COUNTER_PAUSED: i32 = 0;
-/// Events are counted.
-pub const VPMU_COUNTER_COUNTING: i32 = 1;
-/// The counter should count and does not, or not all the time: its value is wrong.
-pub const VPMU_COUNTER_LOST: i32 = 2;
-
-pub(crate) fn report(number: u32) -> Option<Report> {
-    Some(match number {
-        VPMU_REPORT_DUE => Report::Due,
-        VPMU_REPORT_MOVED => Report::Moved,
-        VPMU_REPORT_UNSURE => Report::Unsure,
-        _ => return None,
-    })
-}
-
-pub(crate) fn counter_state(state: Option<CounterState>) -> i32 {
-    match state {
-        None => VpmuStatus::Misuse as i32,
-        Some(CounterState::Paused) => VPMU_COUNTER_PAUSED,
-        Some(CounterState::Counting) => VPMU_COUNTER_COUNTING,
-        Some(CounterState::Lost(_)) => VPMU_COUNTER_LOST,
-    }
-}
 
 /// What a guest is told about its x86 PMU (Intel SDM vol. 3B, section 20.2).
 #[repr(C)]
@@ -61,6 +28,8 @@ pub struct VpmuX86Config {
     pub pdcm: bool,
     /// Whether general counters can be written in full width. Needs `pdcm`.
     pub full_width_writes: bool,
+    /// One of `VPMU_POLICY_*`.
+    pub policy: u32,
 }
 
 /// One CPUID leaf. For leaves 1 and 7 only the bits that concern the PMU: set those, and clear the
@@ -146,11 +115,13 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
         events,
         pdcm,
         full_width_writes,
+        policy: VPMU_POLICY_REUSE_PAUSED,
     };
     VpmuStatus::Ok
 }
 
-/// Makes a PMU out of reset in `pmu`, on a vCPU that runs.
+/// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
+/// no such policy.
 ///
 /// # Safety
 ///
@@ -173,7 +144,7 @@ pub unsafe extern "C" fn vpmu_x86_init(
         Pmu::new(PmuConfig {
             capability,
             filter: EventFilter::deny_listed(),
-            policy: Policy::default(),
+            policy: policy(config.policy)?,
         })
         .ok()
     });
@@ -181,11 +152,7 @@ pub unsafe extern "C" fn vpmu_x86_init(
         return VpmuStatus::Config;
     };
     // SAFETY: as the caller promises.
-    if unsafe { room::fill(pmu, X86 { pmu: made, host }) } {
-        VpmuStatus::Ok
-    } else {
-        VpmuStatus::Misuse
-    }
+    unsafe { room::fill(pmu, X86 { pmu: made, host }) }
 }
 
 /// What CPUID says of the PMU in leaves 01H, 07H (subleaf 1), 0AH and 23H. Any other leaf is zero.
@@ -306,15 +273,15 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
     counter: u8,
     what: u32,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    held.pmu.overflow(counter, report, &mut held.host);
-    VpmuStatus::Ok
+    // SAFETY: as the caller promises.
+    unsafe {
+        room::perform(pmu, |held| {
+            held.pmu.overflow(counter, report, &mut held.host);
+        })
+    }
 }
 
 /// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and set its mask bit. Ask after
@@ -326,10 +293,7 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return false;
-    };
-    held.pmu.take_pmi()
+    unsafe { room::with(pmu, |held| held.pmu.take_pmi()) }
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
@@ -340,11 +304,7 @@ pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.load(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
@@ -355,11 +315,7 @@ pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.put(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
 }
 
 /// The vCPU is reset. No host counter is left.
@@ -370,11 +326,7 @@ pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.reset(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.reset(&mut held.host)) }
 }
 
 /// A scheduling slice is over: host counters that the guest did not use in it are released.
@@ -385,11 +337,7 @@ pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    held.pmu.end_slice(&mut held.host);
-    VpmuStatus::Ok
+    unsafe { room::perform(pmu, |held| held.pmu.end_slice(&mut held.host)) }
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
@@ -400,10 +348,7 @@ pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_counter_state(pmu: *mut VpmuX86, counter: u8) -> i32 {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse as i32;
-    };
-    counter_state(held.pmu.counter_state(counter))
+    unsafe { room::with(pmu, |held| counter_state(held.pmu.counter_state(counter))) }
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -420,12 +365,11 @@ pub unsafe extern "C" fn vpmu_x86_save(
     length: *mut usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    let state = held.pmu.save(&mut held.host);
-    // SAFETY: as the caller promises.
-    unsafe { state::save(&state, buffer, room, length) }
+    unsafe {
+        room::with(pmu, |held| {
+            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+        })
+    }
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
@@ -440,16 +384,11 @@ pub unsafe extern "C" fn vpmu_x86_restore(
     length: usize,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let Some(held) = (unsafe { room::value(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    // SAFETY: as the caller promises.
-    let state: PmuState = match unsafe { state::load(buffer, length) } {
-        Ok(state) => state,
-        Err(status) => return status,
-    };
-    match held.pmu.restore(&state, &mut held.host) {
-        Ok(()) => VpmuStatus::Ok,
-        Err(_) => VpmuStatus::State,
+    unsafe {
+        room::with(pmu, |held| {
+            state::restore(buffer, length, |state: &PmuState| {
+                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
+            })
+        })
     }
 }

@@ -8,7 +8,16 @@ fn the_header_is_up_to_date() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).expect("cbindgen.toml");
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for source in ["arm", "host", "kvm", "partition", "state", "status", "x86"] {
+    for source in [
+        "arm",
+        "counter",
+        "host",
+        "kvm",
+        "partition",
+        "state",
+        "status",
+        "x86",
+    ] {
         let source = folder.join("src").join(source).with_extension("rs");
         if source.exists() {
             builder = builder.with_src(source);

@@ -25,12 +25,13 @@
 #define SCTLR ISS(3, 0, 1, 0, 0)
 
 static uint64_t total, period;
-static uint32_t running;
+static uint32_t running, created;
 
 static int32_t create(void *context, uint8_t counter, const struct vpmu_event *event)
 {
 	(void)context, (void)counter;
 	total = 0;
+	created++;
 	return event->kind == VPMU_EVENT_ARM && event->number == 0x08 ? VPMU_BACKED
 								       : VPMU_LOST_UNSUPPORTED;
 }
@@ -65,7 +66,8 @@ static void release(void *context, uint8_t counter)
 	running &= ~(1u << counter);
 }
 
-static int emulated(void)
+/* Under a policy that `recreates`, an overflow makes another host counter. */
+static int emulated(uint32_t policy, bool recreates)
 {
 	struct vpmu_host host = {
 		.create = create,
@@ -79,6 +81,7 @@ static int emulated(void)
 		.id_aa64dfr0 = 6 << 8, /* PMUv3p5 */
 		.counters = 6,
 		.pmceid = {1 << 0x08 | 1 << 0x11, 0},
+		.policy = policy,
 	};
 	static const struct {
 		uint32_t register_;
@@ -90,6 +93,7 @@ static int emulated(void)
 	struct vpmu_arm pmu;
 	uint64_t value = 0;
 
+	created = 0;
 	CHECK(vpmu_arm_init(&pmu, &config, &host) == VPMU_STATUS_OK);
 	CHECK(vpmu_arm_access(&pmu, SCTLR | READ, false, &value) == VPMU_OUTCOME_NOT_HANDLED);
 	for (size_t i = 0; i < sizeof(writes) / sizeof(writes[0]); i++) {
@@ -108,7 +112,10 @@ static int emulated(void)
 	CHECK(!vpmu_arm_line(&pmu));
 	/* PMUSERENR_EL0 is zero: the guest's kernel hears of it. */
 	CHECK(vpmu_arm_access(&pmu, PMCR | READ, true, &value) == VPMU_OUTCOME_TRAP_TO_EL1);
+	CHECK((created > 1) == recreates);
 	CHECK(vpmu_arm_reset(&pmu) == VPMU_STATUS_OK && running == 0);
+	config.policy = 3;
+	CHECK(vpmu_arm_init(&pmu, &config, &host) == VPMU_STATUS_CONFIG);
 	return 0;
 }
 
@@ -174,5 +181,6 @@ static int partitioned(void)
 
 int main(void)
 {
-	return emulated() || partitioned();
+	return emulated(VPMU_POLICY_REUSE_PAUSED, false) || emulated(VPMU_POLICY_REUSE, false) ||
+	       emulated(VPMU_POLICY_RECREATE, true) || partitioned();
 }
