@@ -7,8 +7,11 @@ use std::process::Command;
 
 fn vpmu(home: &Path) -> Command {
     for (arch, files) in [
-        ("aarch64", &["meter", "workload", "monitor.bin"][..]),
-        ("x86_64", &["meter", "workload"]),
+        (
+            "aarch64",
+            &["meter", "workload", "kvm-host", "monitor.bin"][..],
+        ),
+        ("x86_64", &["meter", "workload", "kvm-host"]),
     ] {
         let guest = home.join("guest").join(arch);
         std::fs::create_dir_all(&guest).unwrap();

@@ -147,7 +147,14 @@ impl Fd {
             let filled = check(unsafe {
                 syscall(
                     arch::GETDENTS64,
-                    [self.0, entries.as_mut_ptr() as usize, size_of_val(&entries), 0, 0, 0],
+                    [
+                        self.0,
+                        entries.as_mut_ptr() as usize,
+                        size_of_val(&entries),
+                        0,
+                        0,
+                        0,
+                    ],
                 )
             });
             let Ok(filled @ 1..) = filled else { return };

@@ -23,8 +23,8 @@ use std::process;
 use crate::Result;
 use crate::error::Error;
 use crate::image::job::Notify;
-use vpmu_record::Record;
 use crate::spec::{Guest, Machine, Way};
+use vpmu_record::Record;
 
 pub use parts::Parts;
 

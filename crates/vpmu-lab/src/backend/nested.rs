@@ -8,10 +8,10 @@ use crate::error::STUCK;
 use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::job::{self, HostJob, Notify};
-use vpmu_record::{Host, Record};
 use crate::spec::arch::Arch;
 use crate::spec::{Guest, Machine, Payload, Time, Vmm};
 use crate::{Error, Result};
+use vpmu_record::{Host, Record};
 
 /// Memory that a KVM host needs beside its guest's, MiB: its own file tree,
 /// twice while it is unpacked, and the guest's.

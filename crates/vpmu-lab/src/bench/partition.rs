@@ -111,9 +111,9 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu_record::Record;
     use crate::report::result::Settings;
     use crate::spec::{Guest, Request, Time, Way};
+    use vpmu_record::Record;
 
     #[test]
     fn rows_have_what_was_published() {

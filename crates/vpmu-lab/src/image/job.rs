@@ -256,9 +256,11 @@ impl HostJob<'_> {
         };
         let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
         let mut archive = Archive::new();
-        archive
-            .file("init", 0o755, Contents::Disk(init))
-            .file(vpmu_record::HostJob::PATH, 0o644, Contents::Bytes(job.to_json()));
+        archive.file("init", 0o755, Contents::Disk(init)).file(
+            vpmu_record::HostJob::PATH,
+            0o644,
+            Contents::Bytes(job.to_json()),
+        );
         if let Vmm::Ours(program) = &self.vmm {
             program.put(&mut archive);
         }

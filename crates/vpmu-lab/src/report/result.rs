@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
-use vpmu_record::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
+use vpmu_record::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 
 /// What `--json` writes.
 #[derive(Debug, Clone, Serialize, Deserialize)]

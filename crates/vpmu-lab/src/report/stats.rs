@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use vpmu::x86::intel::Msr;
 
-use vpmu_record::{Kvm, Snapshot, Span, Vmm};
 use super::result::{Found, round};
 use crate::spec::design::Pmu;
+use vpmu_record::{Kvm, Snapshot, Span, Vmm};
 
 /// What the hypervisor did meanwhile, in its own words.
 #[derive(Default)]

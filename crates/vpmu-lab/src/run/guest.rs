@@ -10,12 +10,12 @@ use super::{Lab, Outcome, Sink};
 use crate::backend::{self, Backend, End, Launch, Parts};
 use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
-use vpmu_record::Record;
 use crate::report::result::{Run, Settings};
 use crate::spec::command::quote;
 use crate::spec::design::Design;
 use crate::spec::{Guest, Payload, Spec, Time};
 use crate::{Error, Result};
+use vpmu_record::Record;
 
 /// A stopped machine is called so after this.
 const QUIET: Duration = Duration::from_secs(20);
@@ -227,11 +227,11 @@ fn silent_end(end: End, transcript: &Transcript) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu_record::Host;
     use crate::spec::Request;
     use crate::spec::arch::Arch;
     use crate::spec::command::Command;
     use crate::spec::design::Pmu;
+    use vpmu_record::Host;
 
     fn request() -> Request {
         Request {

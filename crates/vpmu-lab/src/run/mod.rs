@@ -17,9 +17,9 @@ use crate::host::progress::Progress;
 use crate::image::cache::Cache;
 use crate::image::images::Images;
 use crate::image::job::Output;
-use vpmu_record::Monitor;
 use crate::report::result::Run;
 use crate::spec::Spec;
+use vpmu_record::Monitor;
 
 /// What runs of guests share.
 #[derive(Debug)]
