@@ -52,6 +52,30 @@ impl From<CpuidEntry> for [u32; 7] {
     }
 }
 
+#[cfg(feature = "bindings")]
+impl From<&kvm_bindings::kvm_cpuid_entry2> for CpuidEntry {
+    fn from(e: &kvm_bindings::kvm_cpuid_entry2) -> Self {
+        [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx].into()
+    }
+}
+
+#[cfg(feature = "bindings")]
+impl From<CpuidEntry> for kvm_bindings::kvm_cpuid_entry2 {
+    fn from(entry: CpuidEntry) -> Self {
+        let [function, index, flags, eax, ebx, ecx, edx] = entry.into();
+        Self {
+            function,
+            index,
+            flags,
+            eax,
+            ebx,
+            ecx,
+            edx,
+            ..Self::default()
+        }
+    }
+}
+
 /// The leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered.
 /// [`set_cpuid`] puts them in, and what else belongs to them.
 pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, CpuidLeaf)> {

@@ -14,7 +14,7 @@
 //! # In a VMM of your own
 //!
 //! ```no_run
-//! use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+//! use kvm_bindings::CpuId;
 //! use kvm_ioctls::{Kvm, VcpuExit};
 //! use vpmu_kvm::{CpuidEntry, Options, VcpuPmu};
 //!
@@ -30,14 +30,10 @@
 //!
 //! // 3. After the VMM's own changes of CPUID: the processor and its PMU.
 //! let cpuid = kvm.get_supported_cpuid(80)?;
-//! let entry = |e: &kvm_cpuid_entry2| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx];
-//! let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(|e| entry(e).into()).collect();
+//! let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
 //! vpmu_kvm::set_cpuid(&mut leaves, &capability, vcpu.get_tsc_khz()?);
-//! let leaves = leaves.into_iter().map(|leaf| {
-//!     let [function, index, flags, eax, ebx, ecx, edx] = leaf.into();
-//!     kvm_cpuid_entry2 { function, index, flags, eax, ebx, ecx, edx, ..Default::default() }
-//! });
-//! vcpu.set_cpuid2(&CpuId::from_entries(&leaves.collect::<Vec<_>>()).unwrap())?;
+//! let leaves: Vec<_> = leaves.into_iter().map(Into::into).collect();
+//! vcpu.set_cpuid2(&CpuId::from_entries(&leaves).unwrap())?;
 //!
 //! // 4. Before the seccomp filter, on any thread.
 //! let options = Options { capability: Some(capability), ..Options::default() };
@@ -61,6 +57,9 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! With the feature `bindings`, entries of CPUID convert from and to those of this crate's version of `kvm-bindings`, as
+//! above; a VMM on another version converts by `[u32; 7]`.
 //!
 //! A VMM that reaches its vCPUs by an abstraction of its own makes its PMUs by
 //! [`VcpuPmu::without_descriptors`], and hands over what its abstraction gives it.

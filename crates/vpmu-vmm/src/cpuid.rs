@@ -3,7 +3,7 @@
 //! The paravirtual end of interrupt is not offered to any guest: without an exit at a handler's begin, QEMU's
 //! repeated interrupt (docs/benches.md) ends most nested guests.
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use kvm_bindings::CpuId;
 use vpmu_kvm::{Capability, CpuidEntry};
 
 use super::Error;
@@ -40,31 +40,15 @@ pub(super) fn guest(
             4 | 0x0a | 0x0b | 0x1f | 0x23 | 0x8000_001d | 0x8000_001e | 0x8000_0022 | 0x8000_0026
         )
     });
-    let entry =
-        |e: &kvm_cpuid_entry2| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx].into();
-    let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(entry).collect();
+    let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
     if let Some(capability) = pmu {
         vpmu_kvm::set_cpuid(&mut leaves, capability, tsc_khz);
     }
     if lazy_deadline {
         vpmu_kvm::set_deadline_cpuid(&mut leaves);
     }
-    let leaves: Vec<kvm_cpuid_entry2> = leaves.into_iter().map(to_kvm).collect();
+    let leaves: Vec<_> = leaves.into_iter().map(Into::into).collect();
     *cpuid = CpuId::from_entries(&leaves)
         .map_err(|_| Error::Stopped("its CPUID has too many leaves".to_owned()))?;
     Ok(())
-}
-
-fn to_kvm(entry: CpuidEntry) -> kvm_cpuid_entry2 {
-    let [function, index, flags, eax, ebx, ecx, edx] = entry.into();
-    kvm_cpuid_entry2 {
-        function,
-        index,
-        flags,
-        eax,
-        ebx,
-        ecx,
-        edx,
-        ..Default::default()
-    }
 }

@@ -12,7 +12,7 @@ use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_segment, kvm_userspace_memory_region};
+use kvm_bindings::{CpuId, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu_kernel::Kernel; // PMU
@@ -83,25 +83,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// PMU: what KVM supports, with the PMU in it.
 fn with_pmu(cpuid: &CpuId, capability: &Capability, khz: u32) -> Result<CpuId, Box<dyn Error>> {
-    let entry = |e: &kvm_cpuid_entry2| -> CpuidEntry {
-        [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx].into()
-    };
-    let mut entries: Vec<CpuidEntry> = cpuid.as_slice().iter().map(entry).collect();
+    let mut entries: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
     vpmu_kvm::set_cpuid(&mut entries, capability, khz);
-    let entries = entries.into_iter().map(|entry| {
-        let [function, index, flags, eax, ebx, ecx, edx] = entry.into();
-        kvm_cpuid_entry2 {
-            function,
-            index,
-            flags,
-            eax,
-            ebx,
-            ecx,
-            edx,
-            ..Default::default()
-        }
-    });
-    Ok(CpuId::from_entries(&entries.collect::<Vec<_>>())?)
+    let entries: Vec<_> = entries.into_iter().map(Into::into).collect();
+    Ok(CpuId::from_entries(&entries)?)
 }
 
 #[expect(unsafe_code, reason = "KVM maps this memory by its address")]

@@ -1,7 +1,7 @@
 //! A guest of some dozen instructions on this machine's own KVM, for tests: 64-bit code with handlers for NMI, #GP
 //! and one vector, that reports by port writes.
 
-use kvm_bindings::{CpuId, kvm_cpuid_entry2, kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu_kvm::{Capability, CpuidEntry};
@@ -195,28 +195,11 @@ impl Machine {
 
     /// As a VMM does it, after its own changes.
     pub(crate) fn set_cpuid(&self, capability: &Capability) {
-        let entry = |e: &kvm_cpuid_entry2| {
-            CpuidEntry::from([e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx])
-        };
-        let mut cpuid: Vec<CpuidEntry> = self.cpuid.as_slice().iter().map(entry).collect();
-        vpmu_kvm::set_cpuid(&mut cpuid, capability, self.tsc_khz);
-        let cpuid: Vec<kvm_cpuid_entry2> = cpuid
-            .into_iter()
-            .map(|entry| {
-                let [function, index, flags, eax, ebx, ecx, edx] = entry.into();
-                kvm_cpuid_entry2 {
-                    function,
-                    index,
-                    flags,
-                    eax,
-                    ebx,
-                    ecx,
-                    edx,
-                    ..Default::default()
-                }
-            })
-            .collect();
-        let cpuid = CpuId::from_entries(&cpuid).unwrap();
+        let entries = self.cpuid.as_slice().iter();
+        let mut entries: Vec<CpuidEntry> = entries.map(CpuidEntry::from).collect();
+        vpmu_kvm::set_cpuid(&mut entries, capability, self.tsc_khz);
+        let entries: Vec<_> = entries.into_iter().map(Into::into).collect();
+        let cpuid = CpuId::from_entries(&entries).unwrap();
         self.vcpu.set_cpuid2(&cpuid).unwrap();
     }
 }
