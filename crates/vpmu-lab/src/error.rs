@@ -4,9 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What to do when the disk is full.
+/// The advice for a full disk.
 pub(crate) const NO_SPACE: &str = "free some space, or move the cache with XDG_CACHE_HOME";
-/// What a guest looked like that never comes to its end.
+/// Describes a guest that never comes to its end.
 pub(crate) const STUCK: &str =
     "the guest's kernel turned in a circle with its interrupts off, or waits for one that was lost";
 
@@ -20,7 +20,7 @@ pub enum Error {
     File {
         /// What was tried, as a verb: "read", "write".
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// Why it did not work.
         source: io::Error,
@@ -79,7 +79,7 @@ pub enum Error {
     /// A file has the wrong format.
     #[error("{}: {problem}", path.display())]
     Format {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// What is wrong with it, and what to give instead.
         problem: String,
@@ -235,7 +235,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// For `map_err` on an operation on `path`.
+    /// Makes an error of an operation on `path`, for `map_err`.
     pub fn file(action: &'static str, path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File {
             action,
@@ -244,7 +244,7 @@ impl Error {
         }
     }
 
-    /// A file that is not what it should be.
+    /// Makes an error of a file that has the wrong format.
     pub fn format(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
         Self::Format {
             path: path.as_ref().to_owned(),

@@ -35,7 +35,7 @@ pub struct Vmm {
     pub measured: Option<VmmSpan>,
     /// From guest entry to power-off.
     pub total: VmmSpan,
-    /// The host's accounts at the two doorbells.
+    /// The host's statistics at the two doorbells.
     #[serde(default)]
     pub host: Option<Kvm>,
     /// Everything else it says.
@@ -43,7 +43,7 @@ pub struct Vmm {
     pub more: BTreeMap<String, serde_json::Value>,
 }
 
-/// The x86 VMM's account of a span of time. Kinds that did not happen are not
+/// The x86 VMM's statistics of a span of time. Kinds that did not happen are not
 /// listed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VmmSpan {
@@ -59,7 +59,7 @@ pub struct VmmSpan {
     pub more: BTreeMap<String, serde_json::Value>,
 }
 
-/// The monitor's account of a span of time.
+/// The monitor's statistics of a span of time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// Its length, of the architected timer.

@@ -17,7 +17,7 @@ pub struct HostJob {
     /// The guest's processors.
     pub vcpus: u32,
     /// Whether the host's clock ticks at another rate than the guest's, so that
-    /// the host's accounts of shares are fair.
+    /// the host's shares of time are fair.
     pub skew: bool,
     /// Whether KVM's tracepoints count while the guest measures.
     pub trace: bool,

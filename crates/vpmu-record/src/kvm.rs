@@ -1,4 +1,4 @@
-//! The KVM host: its guest, and its accounts.
+//! The KVM host: how its guest ended, and its kernel's statistics.
 
 use alloc::{collections::BTreeMap, string::String};
 
@@ -17,7 +17,7 @@ pub struct Host {
     pub stuck: bool,
 }
 
-/// The KVM host's accounts around the command.
+/// The KVM host's statistics around the command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kvm {
     /// Just before.
@@ -26,7 +26,7 @@ pub struct Kvm {
     pub end: Snapshot,
 }
 
-/// The KVM host's accounts at one moment.
+/// The KVM host's statistics at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The first line of `/proc/stat`, hundredths of a second.
@@ -35,9 +35,9 @@ pub struct Snapshot {
     pub exits: BTreeMap<String, u64>,
 }
 
-/// What the KVM host counted by tracepoints while the guest measured: for each
-/// tracepoint, how often with which key. `woken` says, of the wake-ups of halted
-/// vCPUs, which interrupt was injected next.
+/// Counts of KVM's tracepoints while the guest measured, by tracepoint and key.
+/// `woken` counts the wake-ups of halted vCPUs by the interrupt that was
+/// injected next.
 pub type Trace = BTreeMap<String, BTreeMap<String, u64>>;
 
 impl Kvm {

@@ -42,9 +42,9 @@ pub enum Record {
     Perf(Perf),
     /// About the KVM host.
     Host(Host),
-    /// The KVM host's accounts.
+    /// The KVM host's statistics.
     Kvm(Box<Kvm>),
-    /// What the KVM host counted by tracepoints.
+    /// The KVM host's counts of tracepoints.
     Trace(Trace),
     /// The monitor's statistics.
     VpmuMonitor(Box<Monitor>),

@@ -1,7 +1,12 @@
 //! The ACPI tables (ACPI 6.5, chapter 5): processors, interrupt controllers, how to power off.
 //!
-//! Debian's kernels find processors in ACPI only, and switch off with it. What is not there is said
-//! not to be, above all the keyboard controller, for which Linux would wait a second.
+//! Debian's kernels find processors in ACPI only, and switch off with it. The FADT declares absent
+//! devices, so that Linux does not probe for a keyboard controller, which takes a second.
+
+use acpi_tables::fadt::{FADT, FADTBuilder, Flags};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
+use acpi_tables::{Aml, aml, facs::FACS, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
 
 /// Power management registers, as [`ports`](super::ports) has them.
 pub(super) const PM1_EVENT: u16 = 0x600;
@@ -16,75 +21,75 @@ const SCI: u8 = 9;
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
 
-/// A system description table: the header, filled in, and `body`.
-fn table(signature: &[u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
-    let mut table = Vec::with_capacity(36 + body.len());
-    table.extend(signature);
-    table.extend((36 + body.len() as u32).to_le_bytes());
-    table.extend([revision, 0]);
-    table.extend(b"VPMU  VPMUVMM ");
-    table.extend(1_u32.to_le_bytes());
-    table.extend(b"VPMU");
-    table.extend(1_u32.to_le_bytes());
-    table.extend(body);
-    table[9] = checksum(&table);
-    table
+const OEM: [u8; 6] = *b"VPMU  ";
+const TABLE: [u8; 8] = *b"VPMUVMM ";
+const REVISION: u32 = 1;
+
+fn bytes(table: &dyn Aml) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    table.to_aml_bytes(&mut bytes);
+    bytes
 }
 
-/// The byte that makes the sum of `bytes` and itself 0.
-fn checksum(bytes: &[u8]) -> u8 {
-    bytes.iter().fold(0_u8, |sum, n| sum.wrapping_sub(*n))
+/// A table of which only the header is given.
+fn table(signature: [u8; 4], revision: u8) -> Sdt {
+    Sdt::new(signature, 36, revision, OEM, TABLE, REVISION)
 }
 
-/// A generic address: a port.
-fn port(width: u8, address: u16) -> [u8; 12] {
-    let mut gas = [0; 12];
-    gas[..4].copy_from_slice(&[1, width, 0, 0]);
-    gas[4..6].copy_from_slice(&address.to_le_bytes());
-    gas
+fn port(width: u8, address: u16) -> GAS {
+    let size = AccessSize::Undefined;
+    GAS::new(AddressSpace::SystemIo, width, 0, size, address.into())
 }
 
-fn madt(vcpus: u8) -> Vec<u8> {
-    let mut body = Vec::new();
-    body.extend(LOCAL_APIC.to_le_bytes());
-    body.extend(1_u32.to_le_bytes()); // there are 8259s as well
+/// By hand but for its structures: the crate's MADT says that there are no 8259s.
+fn madt(vcpus: u8) -> Sdt {
+    const PCAT_COMPAT: u32 = 1 << 0;
+    // Source override: the SCI is level triggered, active high.
+    const SCI_LINE: [u8; 10] = [2, 10, 0, SCI, SCI, 0, 0, 0, 0x0d, 0];
+    let mut madt = table(*b"APIC", 5);
+    madt.append(LOCAL_APIC);
+    madt.append(PCAT_COMPAT);
     for cpu in 0..vcpus {
-        body.extend([0, 8, cpu, cpu, 1, 0, 0, 0]);
+        let cpu = ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled);
+        madt.append_slice(&bytes(&cpu));
     }
-    body.extend([1, 12, 0, 0]);
-    body.extend(IO_APIC.to_le_bytes());
-    body.extend(0_u32.to_le_bytes());
-    // The SCI is level triggered, active high.
-    body.extend([2, 10, 0, SCI, SCI, 0, 0, 0, 0x0d, 0]);
-    table(b"APIC", 5, &body)
+    madt.append_slice(&bytes(&IoApic::new(0, IO_APIC, 0)));
+    madt.append_slice(&SCI_LINE);
+    madt
 }
 
-fn fadt(facs: u64, dsdt: u64) -> Vec<u8> {
+fn fadt(facs: u64, dsdt: u64) -> FADT {
     const NO_VGA: u16 = 1 << 2;
     const NO_CMOS_CLOCK: u16 = 1 << 5;
-    // WBINVD works, C1 works, no fixed power button, no fixed sleep button, a reset register.
-    const FLAGS: u32 = 1 << 0 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 10;
-    let mut t = [0_u8; 276];
-    let mut put = |at: usize, bytes: &[u8]| t[at..at + bytes.len()].copy_from_slice(bytes);
-    put(36, &(facs as u32).to_le_bytes());
-    put(40, &(dsdt as u32).to_le_bytes());
-    put(46, &u16::from(SCI).to_le_bytes());
-    put(56, &u32::from(PM1_EVENT).to_le_bytes());
-    put(64, &u32::from(PM1_CONTROL).to_le_bytes());
-    put(88, &[4, 2]);
-    // No C2, no C3.
-    put(96, &101_u16.to_le_bytes());
-    put(98, &1001_u16.to_le_bytes());
-    put(109, &(NO_VGA | NO_CMOS_CLOCK).to_le_bytes());
-    put(112, &FLAGS.to_le_bytes());
-    put(116, &port(8, RESET));
-    put(128, &[RESET_VALUE]);
-    put(131, &[5]);
-    put(132, &facs.to_le_bytes());
-    put(140, &dsdt.to_le_bytes());
-    put(148, &port(32, PM1_EVENT));
-    put(172, &port(16, PM1_CONTROL));
-    table(b"FACP", 6, &t[36..])
+    let mut fadt = FADTBuilder::new(OEM, TABLE, REVISION);
+    fadt.firmware_ctrl = (facs as u32).into();
+    fadt.x_firmware_ctrl = facs.into();
+    fadt.dsdt = (dsdt as u32).into();
+    fadt.x_dsdt = dsdt.into();
+    fadt.sci_int = u16::from(SCI).into();
+    fadt.pm1a_evt_blk = u32::from(PM1_EVENT).into();
+    fadt.pm1a_cnt_blk = u32::from(PM1_CONTROL).into();
+    fadt.pm1_evt_len = 4;
+    fadt.pm1_cnt_len = 2;
+    fadt.x_pm1a_evt_blk = port(32, PM1_EVENT);
+    fadt.x_pm1a_cnt_blk = port(16, PM1_CONTROL);
+    // Greater than ACPI allows: there is no C2, and no C3.
+    fadt.p_lvl2_lat = 101.into();
+    fadt.p_lvl3_lat = 1001.into();
+    fadt.iapc_boot_arch = (NO_VGA | NO_CMOS_CLOCK).into();
+    fadt.reset_reg = port(8, RESET);
+    fadt.reset_value = RESET_VALUE;
+    // No fixed power button, no fixed sleep button.
+    [
+        Flags::Wbinvd,
+        Flags::ProcC1,
+        Flags::PwrButton,
+        Flags::SlpButton,
+        Flags::ResetRegSup,
+    ]
+    .into_iter()
+    .fold(fadt, FADTBuilder::flag)
+    .finalize()
 }
 
 /// All tables, to be put at `base`; the first is the RSDP.
@@ -96,31 +101,21 @@ pub(super) fn tables(base: u64, vcpus: u8) -> Vec<u8> {
         all.extend(bytes);
         base + at as u64
     };
-    let mut facs = [0; 64];
-    facs[..4].copy_from_slice(b"FACS");
-    facs[4] = 64;
-    facs[32] = 2;
-    let facs = place(&facs);
-    // Name (_S5, Package () { 5, 0, 0, 0 })
-    let s5 = [0x08, b'_', b'S', b'5', b'_', 0x12, 7, 4, 0x0a, S5, 0, 0, 0];
-    let dsdt = place(&table(b"DSDT", 2, &s5));
-    let fadt = place(&fadt(facs, dsdt));
-    let madt = place(&madt(vcpus));
-    let mut pointers = Vec::new();
-    for address in [fadt, madt] {
-        pointers.extend(address.to_le_bytes());
-    }
-    let xsdt = place(&table(b"XSDT", 1, &pointers));
-
-    let mut rsdp = [0; 36];
-    rsdp[..8].copy_from_slice(b"RSD PTR ");
-    rsdp[9..15].copy_from_slice(b"VPMU  ");
-    rsdp[15] = 2;
-    rsdp[20] = 36;
-    rsdp[24..32].copy_from_slice(&xsdt.to_le_bytes());
-    rsdp[8] = checksum(&rsdp[..20]);
-    rsdp[32] = checksum(&rsdp);
-    all[..36].copy_from_slice(&rsdp);
+    let mut facs = FACS::new();
+    facs.version = 2;
+    let facs = place(&bytes(&facs));
+    let off = aml::Package::new(vec![&S5, &aml::ZERO, &aml::ZERO, &aml::ZERO]);
+    let mut dsdt = table(*b"DSDT", 2);
+    dsdt.append_slice(&bytes(&aml::Name::new("_S5_".into(), &off)));
+    let dsdt = place(dsdt.as_slice());
+    let fadt = place(&bytes(&fadt(facs, dsdt)));
+    let madt = place(madt(vcpus).as_slice());
+    let mut xsdt = XSDT::new(OEM, TABLE, REVISION);
+    xsdt.add_entry(fadt);
+    xsdt.add_entry(madt);
+    let xsdt = place(&bytes(&xsdt));
+    let rsdp = bytes(&Rsdp::new(OEM, xsdt));
+    all[..rsdp.len()].copy_from_slice(&rsdp);
     all
 }
 

@@ -24,7 +24,7 @@ const KEYBOARD: u16 = 0x64;
 /// What the doorbell is good for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Offers {
-    /// Measurements. Each reads the host's accounts: a guest that may begin them can keep the host
+    /// Measurements. Each reads the host's statistics: a guest that may begin them can keep the host
     /// reading.
     pub(super) measure: bool,
     /// Having the machine saved.

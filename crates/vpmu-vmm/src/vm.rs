@@ -49,7 +49,7 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     .go(ports)
 }
 
-/// Goes on with a guest that was saved, as [`run`] does. Its account begins anew.
+/// Goes on with a guest that was saved, as [`run`] does. Its statistics begin anew.
 ///
 /// # Errors
 ///

@@ -19,7 +19,7 @@ const IMAGE_MAGIC: usize = 0x38;
 const MONITOR_MAGIC: usize = 0x7f8;
 const GUEST_LENGTH: usize = 0x800;
 
-/// Builds the boot file's contents.
+/// Returns the boot file's contents.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ pub fn build(monitor: &Path, guest: &Path) -> Result<Vec<u8>> {
     Ok(file)
 }
 
-/// The bytes of memory a guest takes: as its arm64 header says, or its length.
+/// Returns how many bytes of memory a guest takes: as its arm64 header says, or its length.
 fn guest_memory(guest: &[u8]) -> u64 {
     let length = guest.len() as u64;
     let is_image = guest.get(IMAGE_MAGIC..IMAGE_MAGIC + 4) == Some(b"ARM\x64");
@@ -63,7 +63,7 @@ fn guest_memory(guest: &[u8]) -> u64 {
     }
 }
 
-/// What a file that is not bootable as it is looks like.
+/// Names what a file is that cannot be booted as it is.
 fn compression(file: &[u8]) -> Option<&'static str> {
     match file {
         [] => Some("empty"),

@@ -10,7 +10,7 @@ use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::{Machine, OurVmm};
 
-/// In real time, at the speed of the machine.
+/// Runs the guest in real time, at the speed of the machine.
 pub(super) struct Direct<'a> {
     pub(super) machine: &'a Machine,
     pub(super) vmm: &'a OurVmm,
@@ -40,7 +40,7 @@ impl Backend for Direct<'_> {
     }
 }
 
-/// Arguments of this project's x86 VMM, kernel and initrd left out.
+/// Returns the arguments of this project's x86 VMM, without kernel and initrd.
 pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let words = [
         "--vcpus",
@@ -50,7 +50,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         "--policy",
         vmm.policy.name(),
         "--measure",
-        // A nested host has its files in memory, and no second boot.
+        // A nested host keeps its files in memory and boots once: a cache would not be read.
         "--no-kernel-cache",
     ];
     let words = words.into_iter().map(str::to_owned);

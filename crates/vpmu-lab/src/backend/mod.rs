@@ -30,15 +30,14 @@ pub use parts::Parts;
 
 /// One way to run a guest.
 pub trait Backend {
-    /// Finds out, before anything is downloaded, whether this machine has the
-    /// programs.
+    /// Checks, before anything is downloaded, that this machine has the programs.
     ///
     /// # Errors
     ///
-    /// When one is missing.
+    /// When a program is missing.
     fn check(&self) -> Result<()>;
 
-    /// Whom the guest tells when its command begins and ends.
+    /// Returns whom the guest tells when its command begins and ends.
     fn notify(&self) -> Notify {
         Notify::Nobody
     }
@@ -50,13 +49,13 @@ pub trait Backend {
     /// When a file cannot be used.
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
 
-    /// How the guest ended, when neither its kernel nor a hypervisor complained.
+    /// Tells how the guest ended, when neither its kernel nor a hypervisor complained.
     fn end(&self, records: &[Record]) -> End {
         let _ = records;
         End::PoweredOff
     }
 
-    /// The error, by the name of its likely cause.
+    /// Renames an error by its likely cause.
     fn explain(&self, error: Error) -> Error {
         error
     }
@@ -75,20 +74,20 @@ pub struct Launch {
 /// How a guest ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// It powered off, or was reset.
+    /// The guest powered off, or was reset.
     PoweredOff,
     /// The VMM in the KVM host says that it failed.
     VmmFailed {
-        /// Which.
+        /// The VMM's version line.
         vmm: String,
-        /// Its exit status.
+        /// The VMM's exit status.
         status: i32,
     },
     /// The KVM host went down and said nothing.
     HostReset,
 }
 
-/// The backend that runs `guest`.
+/// Returns the backend that runs `guest`.
 pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
     match &guest.way {
         Way::Native => Box::new(native::Native(machine)),
@@ -116,7 +115,7 @@ impl Launch {
         }
     }
 
-    /// The program with its arguments, ended by the kernel when vpmu is killed.
+    /// Returns the program with its arguments. The kernel ends the program when vpmu is killed.
     pub fn into_command(self) -> process::Command {
         self.command
     }

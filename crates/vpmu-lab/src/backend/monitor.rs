@@ -13,14 +13,14 @@ use crate::{Error, Result};
 /// The monitor and its guest in one boot file.
 pub(super) struct Monitor<'a> {
     pub(super) machine: &'a Machine,
-    /// Which of the monitor's designs.
+    /// The monitor's design.
     pub(super) pmu: Pmu,
-    /// Counters that it keeps, where that is a choice.
+    /// Counters that the monitor keeps, where that is a choice.
     pub(super) host_counters: Option<u32>,
 }
 
 impl Monitor<'_> {
-    /// The monitor's words on the kernel command line, which it takes out.
+    /// Returns the monitor's words on the kernel command line. The monitor takes them out.
     fn words(&self) -> String {
         let words = match self.pmu {
             Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),

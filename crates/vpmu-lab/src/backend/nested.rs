@@ -17,7 +17,7 @@ use vpmu_record::{Host, Record};
 /// twice while it is unpacked, and the guest's.
 const KVM_HOST_MEMORY: u32 = 1024;
 
-/// One level further down than the other designs.
+/// A guest one level further down than under the other designs.
 pub(super) struct Nested<'a> {
     pub(super) machine: &'a Machine,
     pub(super) guest: &'a Guest,
@@ -25,17 +25,17 @@ pub(super) struct Nested<'a> {
 }
 
 impl Nested<'_> {
-    /// Of the machine below the host, MiB.
+    /// Returns the memory of the machine below the host, MiB.
     fn memory(&self) -> u32 {
         let guest = match self.vmm {
-            // A saved guest is a file, beside the guest that is made of it.
+            // The saved guest's file and the guest restored from it are both in memory.
             Vmm::Ours(vmm) if vmm.saves() => 3 * self.machine.memory,
             _ => self.machine.memory,
         };
         guest + KVM_HOST_MEMORY
     }
 
-    /// Of the stock QEMU in the host, console and kernel left out.
+    /// Returns the options of the stock QEMU in the host, without console and kernel.
     fn stock_arguments(&self) -> Vec<String> {
         let machine = match self.machine.arch {
             Arch::Aarch64 => "virt,gic-version=3",
@@ -117,8 +117,8 @@ impl Backend for Nested<'_> {
         }
     }
 
-    /// QEMU 10.0 sometimes delivers an interrupt twice to a nested x86 guest
-    /// when it counts instructions, or not at all.
+    /// Names QEMU as the likely cause: while QEMU 10.0 counts instructions, it
+    /// sometimes delivers an interrupt twice to a nested x86 guest, or loses it.
     fn explain(&self, error: Error) -> Error {
         if self.machine.arch != Arch::X86_64 || self.guest.time == Time::Real {
             return error;

@@ -11,16 +11,16 @@ use crate::spec::arch::Arch;
 /// What a guest is made of, before a backend puts something below it.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// What runs in it.
+    /// What runs in the guest.
     pub payload: &'a Payload,
-    /// Of Debian packages; there when [`crate::spec::Spec::needs_images`] says so.
+    /// Images of Debian packages; there when [`crate::spec::Spec::needs_images`] says so.
     pub images: Option<&'a Images>,
     /// The second archive of our own file tree, when a command runs.
     pub job: Option<PathBuf>,
     /// More words for the kernel command line.
     pub append: Option<&'a str>,
-    /// At which moment of the kernel's ticks the command begins, and a KVM
-    /// host's guest: another number, another moment.
+    /// Selects the moment of the kernel's ticks at which the command begins, and
+    /// a KVM host's guest: each number is another moment.
     pub phase: u32,
 }
 
@@ -29,14 +29,14 @@ pub struct Parts<'a> {
 pub(super) struct Boot {
     /// The kernel's file.
     pub(super) kernel: PathBuf,
-    /// Its initrd's.
+    /// The initrd's file.
     pub(super) initrd: Option<PathBuf>,
-    /// Its command line.
+    /// The kernel's command line.
     pub(super) append: String,
 }
 
 impl Parts<'_> {
-    /// The user's kernel, where there is one.
+    /// Returns the user's kernel, where there is one.
     pub(super) fn own_kernel(&self) -> Option<&Path> {
         match self.payload {
             Payload::Command(work) => work.kernel.as_deref(),
@@ -44,7 +44,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The user's initrd, where there is one.
+    /// Returns the user's initrd, where there is one.
     pub(super) fn own_initrd(&self) -> Option<&Path> {
         match self.payload {
             Payload::Command(_) => None,
@@ -52,7 +52,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The kernel command line of the guest.
+    /// Returns the kernel command line of the guest.
     pub(super) fn command_line(&self, arch: Arch) -> String {
         let user = self.append.unwrap_or_default().trim();
         match self.payload {
@@ -61,7 +61,7 @@ impl Parts<'_> {
         }
     }
 
-    /// What boots the guest itself, its initrd put into `folder`.
+    /// Returns what boots the guest itself, with its initrd written into `folder`.
     pub(super) fn boot(&self, arch: Arch, folder: &Path) -> Result<Boot> {
         let kernel = match (self.own_kernel(), self.images) {
             (Some(kernel), _) => kernel.to_owned(),
@@ -84,7 +84,7 @@ impl Parts<'_> {
     }
 }
 
-/// The kernel command line of one of our systems.
+/// Returns the kernel command line of a system of the lab's.
 ///
 /// - `cryptomgr.notests`: otherwise the kernel tests its ciphers in the
 ///   background for half a second, partly while the command runs.

@@ -16,10 +16,10 @@ use crate::spec::Machine;
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// The model of processor with all that QEMU emulates.
+/// The processor model with every feature that QEMU emulates.
 const MAX: &str = "max";
 
-/// Finds out whether `machine` can be emulated here.
+/// Checks that `machine` can be emulated here.
 ///
 /// # Errors
 ///
@@ -42,8 +42,8 @@ pub(super) fn check(machine: &Machine) -> Result<()> {
     )))
 }
 
-/// The models of processors in the answer to `-cpu help`, each the first word
-/// of a line up to the first empty one. QEMU 8 put `x86` before those of x86.
+/// Returns the processor models in the answer to `-cpu help`: the first word of
+/// each line, up to the first empty line. QEMU 8 puts `x86` before x86's models.
 fn models(help: &str) -> impl Iterator<Item = &str> {
     let lines = help.lines().skip(1);
     lines
@@ -56,7 +56,7 @@ fn models(help: &str) -> impl Iterator<Item = &str> {
         })
 }
 
-/// QEMU's `-cpu`.
+/// Returns the value of QEMU's option `-cpu`.
 fn cpu(machine: &Machine) -> String {
     let cpu = machine.cpu.as_deref().unwrap_or(MAX);
     let (model, options) = cpu.split_once(',').unwrap_or((cpu, ""));
@@ -69,7 +69,7 @@ fn cpu(machine: &Machine) -> String {
     }
 }
 
-/// QEMU that boots `boot` on `machine` with `memory` MiB.
+/// Returns a QEMU that boots `boot` on `machine` with `memory` MiB.
 ///
 /// # Errors
 ///
@@ -80,7 +80,8 @@ pub(super) fn launch(machine: &Machine, memory: u32, boot: &Boot) -> Result<Laun
     Ok(Launch::new(tool.command()?, tool.program.into(), arguments))
 }
 
-/// An Armv9 machine with EL2 or a PC with SVM, the console on standard output.
+/// Returns the options of an Armv9 machine with EL2 or a PC with SVM, whose
+/// console is standard output.
 fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
     let cpu = cpu(machine);
     let mut arguments: Vec<OsString> = Vec::new();

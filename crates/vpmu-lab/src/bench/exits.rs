@@ -1,11 +1,11 @@
-//! Which exits a guest's profiling session takes, and which of its registers,
-//! in the layout published in 2021 for KVM on Intel.
+//! Counts the exits of a guest's profiling session by kind and by register, in
+//! the layout published in 2021 for KVM on Intel.
 //!
-//! Exits that come to our VMM are counted by it; those that KVM handles
-//! itself, by the host's KVM, in whose names they are given here.
+//! vpmu-vmm counts the exits that reach it. The host's KVM counts those that it
+//! handles itself; here they have KVM's names.
 //!
-//! Beside it, for one event and a fixed period, what each PMU interrupt causes,
-//! kind by kind: four events share interrupts and are adjusted meanwhile.
+//! A second run, with one event and a fixed period, gives the exits of a single
+//! PMI by kind: four events share interrupts, and perf adjusts their periods.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// The published four events, as `bench paused` has them, sampled by frequency:
-/// then perf adjusts their periods, which is part of the published mix.
+/// The published four events, as `bench paused` has them, sampled by frequency.
+/// perf then adjusts their periods, which is part of the published mix.
 const COMMAND: &str = "perf record --no-bpf-event -q -F 1000 -e cpu-cycles -e instructions \
 -e branch-instructions -e ref-cycles -o perf.data -- workload --scale 3000";
 
@@ -125,8 +125,8 @@ fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
         .collect()
 }
 
-/// What the published traces say of each PMI, without the local APIC's registers,
-/// which KVM keeps to itself here.
+/// The published exits for each PMI, without the local APIC's registers, which KVM
+/// handles without telling.
 fn published_per_pmi() -> f64 {
     let pmis = published_exits("EXCEPTION_NMI");
     let registers = PUBLISHED_MSRS
@@ -138,7 +138,7 @@ fn published_per_pmi() -> f64 {
     (all as f64 / pmis as f64 * 100.0).round() / 100.0
 }
 
-/// Of one event alone: the exits that serve the PMU, all and by kind.
+/// Returns the exits that serve the PMU of one event alone, all and by kind.
 fn per_pmi(run: &Run) -> Vec<Row> {
     let row = |figure: String, measured| Row {
         figure,
@@ -215,12 +215,12 @@ fn published_layout(run: &Run) -> Vec<Row> {
     rows
 }
 
-/// Whether it is one of the local APIC's, of which KVM tells nothing.
+/// Tells whether a register is the local APIC's, whose exits KVM does not show.
 fn is_kept(register: &str) -> bool {
     register.contains(":0x8")
 }
 
-/// Exits by their published names.
+/// Counts exits by their published names.
 fn kinds(trapped: &BTreeMap<String, u64>, host: Option<&Kvm>) -> BTreeMap<&'static str, u64> {
     let mut kinds = BTreeMap::new();
     for (kind, count) in trapped {

@@ -31,9 +31,9 @@ use crate::{Error, Result};
 /// One published experiment.
 #[derive(Debug)]
 pub struct Bench {
-    /// As on the command line.
+    /// The bench's name on the command line.
     pub name: &'static str,
-    /// What it is about.
+    /// What the bench is about.
     pub about: &'static str,
     /// What `docs/results` says beside its figures.
     pub page: Page,
@@ -41,7 +41,7 @@ pub struct Bench {
     rows: fn(&Context<'_>) -> Result<Vec<Row>>,
 }
 
-/// All of them.
+/// All benches.
 pub const BENCHES: &[Bench] = &[
     partition::BENCH,
     reprogram::BENCH,
@@ -51,7 +51,7 @@ pub const BENCHES: &[Bench] = &[
     deadline::BENCH,
 ];
 
-/// What a bench works with.
+/// A bench's tools and options.
 struct Context<'a> {
     name: &'static str,
     keep: Option<&'a Path>,
@@ -98,7 +98,7 @@ impl Context<'_> {
         self.compare_with(&[], part, arch, designs, vmm_args, command)
     }
 
-    /// As [`Context::compare`], with `programs` of ours in the guest.
+    /// Compares as [`Context::compare`] does, with `programs` of this project in the guest.
     fn compare_with(
         &self,
         programs: &[&'static str],
@@ -137,7 +137,7 @@ impl Context<'_> {
     }
 }
 
-/// This project's VMM with each of `policies`.
+/// Returns this project's VMM with each of `policies`.
 fn emulated(policies: &[Policy]) -> Vec<Design> {
     policies
         .iter()
@@ -148,14 +148,14 @@ fn emulated(policies: &[Policy]) -> Vec<Design> {
         .collect()
 }
 
-/// What a row of a bench calls a design.
+/// Returns a design's name in a row of a bench.
 fn mode(design: Design) -> &'static str {
     design
         .policy
         .map_or(design.pmu.name(), |policy| policy.name())
 }
 
-/// Of a command's output, the numbers behind the line that begins with `word`.
+/// Returns the numbers in the line of a command's output that begins with `word`.
 fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
     let text = String::from_utf8_lossy(output);
     let line = text

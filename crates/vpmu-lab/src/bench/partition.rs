@@ -35,8 +35,8 @@ struct Figure {
     published: &'static [(Pmu, f64)],
 }
 
-/// `--no-bpf-event`: without it perf waits for a helper thread that wakes up
-/// once a second, and every run takes some whole number of seconds more.
+/// `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a
+/// second: every run would take some whole number of seconds more.
 const PARTS: &[Part] = &[
     Part {
         command: "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\

@@ -1,5 +1,5 @@
-//! How long a guest's NMI handler takes when a paused event is left alone,
-//! published in 2021 for KVM on Intel: four sampled events, ten runs.
+//! Measures how long a guest's NMI handler takes when a paused event is left
+//! alone, published in 2021 for KVM on Intel: four sampled events, ten runs.
 //!
 //! The guest's own tracepoint `nmi:nmi_handler` times its PMU handler, so the
 //! figure holds every exit that the handler causes.
@@ -37,15 +37,17 @@ struct Part {
     suffix: &'static str,
     events: &'static str,
     runs: u32,
-    /// Of the workload, some 100 samples of each event to the thousand.
+    /// The workload's scale; 1000 gives some 100 samples of each event.
     scale: u32,
     published: fn(Policy) -> Option<f64>,
 }
 
-/// The published four events, three times, for they are to be multiplexed: twelve do not fit the
-/// guest's seven counters, so its perf rotates them. (Cache misses are replaced: where there is no
-/// hardware PMU, a clock can only pretend to count instructions and branches, one a cycle, which
-/// costs the same operations.) And one event by itself, for what a single interrupt asks for.
+/// The published four events, three times, and one event by itself.
+///
+/// Twelve events do not fit the guest's seven counters, so the guest's perf multiplexes them, as in
+/// the published runs. Cache misses are replaced: without a hardware PMU a clock can only pretend to
+/// count instructions and branches, one a cycle, which costs the same operations. The single event
+/// shows what one interrupt costs.
 const PARTS: [Part; 2] = [
     Part {
         suffix: "",
@@ -62,7 +64,7 @@ const PARTS: [Part; 2] = [
     Part {
         suffix: ":one_event",
         events: "cpu-cycles",
-        // One long run, beside which the operations of perf's own start are few.
+        // One long run, so that the operations of perf's own start hardly count.
         runs: 1,
         scale: 5000,
         published: |_| None,
@@ -72,9 +74,9 @@ const PARTS: [Part; 2] = [
 const PUBLISHED: [(Policy, f64); 2] = [(Policy::Reuse, 37_646.7), (Policy::Paused, 32_929.3)];
 
 impl Part {
-    /// As published, with less to run, all runs in one boot, and a fixed period instead of a
-    /// frequency: with one, perf takes more samples the slower they are, and the QEMU that emulates
-    /// the host does not stand tens of thousands of them.
+    /// Builds the published command, with less to run, all runs in one boot, and a fixed period
+    /// instead of a frequency. With a frequency perf takes more samples the slower they are, and the
+    /// QEMU that emulates the host fails after some tens of thousands.
     fn command(&self) -> String {
         format!(
             "cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && \
@@ -139,12 +141,12 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(handlers)
 }
 
-/// So many times faster, two digits behind the point as published.
+/// Returns how many times faster, with two digits behind the point as published.
 fn times(before: f64, after: f64) -> f64 {
     (before / after * 100.0).round() / 100.0
 }
 
-/// Of what the guest's tracepoint said; `None` when its handler never ran.
+/// Returns the mean time of the guest's tracepoint; `None` when the handler never ran.
 fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     let numbers = numbers(&row.output, "handlers");
     let Some([count, sum]) = numbers.as_deref().and_then(pair) else {
@@ -157,7 +159,7 @@ fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     Ok((count > 0.0).then(|| sum / count))
 }
 
-/// All together, and each kind.
+/// Returns all operations together, and each kind.
 fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
     let row = |figure: String, measured| Row {
         figure: format!("{figure}{suffix}"),

@@ -1,10 +1,10 @@
-//! What handling an overflow costs with real host events, published in 2018
-//! for KVM on Intel: an event that is recreated every time against one that is
-//! left where it runs.
+//! Measures the cost of handling an overflow with real host events, published in
+//! 2018 for KVM on Intel: an event that is recreated each time against an event
+//! that is left where it runs.
 //!
-//! The program `vpmu-reprogram` measures this machine's own perf events, and
-//! then those of a guest, where it runs in the same way: there the PMU is ours
-//! and the events are hardware ones, which this machine may not have.
+//! The program `vpmu-reprogram` measures this machine's own perf events, and then
+//! those of a guest. The guest's are hardware events of this project's PMU, which
+//! this machine may not have.
 
 use std::process::Command;
 
@@ -36,7 +36,7 @@ const PUBLISHED: [(&str, &str, f64); 2] = [
     ("handle_overflow_ns", "reuse", 97.0),
 ];
 
-/// What the program says.
+/// The program's output.
 #[derive(Deserialize)]
 struct Report {
     rows: Vec<Measured>,
@@ -50,15 +50,16 @@ struct Measured {
     unit: String,
 }
 
-/// What the program calls its modes, and what they are called of a guest.
+/// The program's names of its modes, and the names for a guest's figures.
 const MODES: [[&str; 2]; 3] = [
     ["recreate", "guest-recreate"],
     ["reuse", "guest-reuse"],
     ["paused", "guest-paused"],
 ];
 const UNITS: [&str; 2] = ["ns", "operations"];
-/// First whether the guest's events keep what the engine relies on: figures of
-/// others would mean nothing. Fewer overflows, each of which costs exits.
+/// The guest's command. It first checks that the guest's events keep what the engine
+/// relies on: figures of others would mean nothing. It handles fewer overflows, as
+/// each costs exits.
 const IN_GUEST: &str = "vpmu-reprogram --check --backing hardware > check || { cat check; exit 1; }; \
 vpmu-reprogram --overflows 200 --backing hardware --json -";
 
@@ -73,7 +74,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         .output()
         .map_err(Error::file("run", &program))?;
     task.done();
-    // Ctrl-C ends the program too.
+    // Ctrl-C ends the program, too.
     context.cancel.check()?;
     if !output.status.success() {
         return Err(Error::Program {

@@ -1,5 +1,5 @@
-//! Whether a profile taken in a guest is the host's, published in 2019 for
-//! KVM on Intel with a program of four functions.
+//! Compares a profile taken in a guest with the host's, published in 2019 for KVM
+//! on Intel with a program of four functions.
 //!
 //! The host of the guest is the emulated machine, which has no PMU: there a
 //! clock takes the samples. The workload executes known numbers of
@@ -28,7 +28,7 @@ pub(super) const BENCH: Bench = Bench {
 };
 
 /// The functions, and their published shares on the host and in the guest with
-/// and without reuse. Without, none of them was among the first.
+/// and without reuse. Without reuse no function was among the first.
 const FUNCTIONS: [(&str, f64, f64); 4] = [
     ("main", 48.19, 46.18),
     ("foo", 18.44, 20.29),
@@ -38,9 +38,9 @@ const FUNCTIONS: [(&str, f64, f64); 4] = [
 
 const POLICIES: [Policy; 3] = [Policy::Recreate, Policy::Reuse, Policy::Paused];
 
-/// Nanoseconds, and the guest's cycles. A fixed period with nothing in common
-/// with the workload's unit of 100,000 meets each part of it as often as is
-/// its share; chance alone would make two profiles of 2000 samples differ by more than a point.
+/// The period, in nanoseconds and in the guest's cycles. Having no divisor in common
+/// with the workload's unit of 100,000, it meets each part of the unit in proportion.
+/// Chance alone would make two profiles of 2000 samples differ by more than a point.
 const PERIOD: u32 = 1_003_331;
 
 fn command(event: &str) -> String {
@@ -97,7 +97,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Shares in the order of [`FUNCTIONS`], in parts of a hundred of all samples.
+/// Reads the shares in the order of [`FUNCTIONS`], in percent of all samples.
 struct Profile([f64; 4]);
 
 impl Profile {
@@ -125,7 +125,7 @@ impl Profile {
     }
 }
 
-/// As exact as perf's report.
+/// Rounds to the precision of perf's report.
 fn round(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

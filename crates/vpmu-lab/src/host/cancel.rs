@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, Result};
 
-/// Set by a signal handler or by a failed neighbour; asked by whoever waits.
+/// A flag that a signal handler or a failed neighbour sets, and that everything that waits reads.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// The flag itself, for a signal handler to set.
+    /// Returns the flag itself, for a signal handler to set.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
@@ -20,7 +20,7 @@ impl Cancel {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether to stop.
+    /// Tells whether to stop.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result};
 
-/// The digest of a file's contents.
+/// Returns the digest of a file's contents.
 ///
 /// # Errors
 ///
@@ -21,7 +21,7 @@ pub fn of_file(path: &Path) -> Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// The digest of some bytes.
+/// Returns the digest of some bytes.
 pub fn of_bytes(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }

@@ -24,7 +24,7 @@ pub fn write_whole(path: &Path, contents: &[u8]) -> Result<()> {
 ///
 /// # Errors
 ///
-/// When it cannot be renamed.
+/// When the file cannot be renamed.
 pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     file.as_file()
@@ -38,11 +38,11 @@ pub fn publish(file: tempfile::NamedTempFile, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Finds out before the long work whether `path` can be written at its end.
+/// Checks, before long work, that its result can be written to `path`.
 ///
 /// # Errors
 ///
-/// When it cannot.
+/// When `path` cannot be written.
 pub fn check_writable(path: &Path) -> Result<()> {
     if path.is_dir() {
         return Err(Error::format(path, "is a folder; name a file"));

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-/// As many as there are processors: each run of QEMU takes one.
+/// Returns how many runs go on at once: each run of QEMU takes a processor.
 pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// What `work` makes of each of `items`, in their order, `at_once` of them at a
-/// time. The first are begun first.
+/// Maps `items` by `work`, `at_once` of them at a time, beginning with the first.
+/// Results are in the order of `items`.
 pub(crate) fn map<T: Sync, R: Send>(
     items: &[T],
     at_once: usize,

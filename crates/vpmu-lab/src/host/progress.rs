@@ -21,7 +21,7 @@ enum Style {
     Silent,
 }
 
-/// One thing that goes on.
+/// A task whose progress is shown.
 #[derive(Debug)]
 pub struct Task {
     bar: ProgressBar,
@@ -30,7 +30,7 @@ pub struct Task {
 }
 
 impl Progress {
-    /// On standard error, as it allows.
+    /// Shows progress on standard error: bars on a terminal, else lines.
     pub fn stderr() -> Self {
         let style = if std::io::stderr().is_terminal() {
             Style::Bars
@@ -43,8 +43,8 @@ impl Progress {
         }
     }
 
-    /// As [`Progress::stderr`] on a terminal, nowhere otherwise: the output of
-    /// a command that runs by itself in a script is the command's alone.
+    /// Shows progress as [`Progress::stderr`] on a terminal, else nowhere: in a
+    /// script, standard error is the command's alone.
     pub fn terminal() -> Self {
         if std::io::stderr().is_terminal() {
             Self::stderr()
@@ -53,7 +53,7 @@ impl Progress {
         }
     }
 
-    /// Nowhere.
+    /// Shows nothing.
     pub fn silent() -> Self {
         Self {
             bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()),
@@ -61,7 +61,7 @@ impl Progress {
         }
     }
 
-    /// Begins something of unknown length.
+    /// Begins a task of unknown length.
     pub fn task(&self, name: &str) -> Task {
         self.begin(
             name,
@@ -70,7 +70,7 @@ impl Progress {
         )
     }
 
-    /// Begins something that comes to `total` bytes.
+    /// Begins a task of `total` bytes.
     pub fn bytes(&self, name: &str, total: u64) -> Task {
         self.begin(
             name,
@@ -108,12 +108,12 @@ impl Task {
         }
     }
 
-    /// How many bytes there are now.
+    /// Shows how many bytes are done.
     pub fn set(&self, bytes: u64) {
         self.bar.set_position(bytes);
     }
 
-    /// It is over; its bar goes away.
+    /// Ends the task and removes its bar.
     pub fn done(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! Running a program of the machine to its end: `apt-get`, `dpkg-deb`.
+//! Runs programs of the machine to their end: `apt-get`, `dpkg-deb`.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -11,7 +11,7 @@ use crate::error::NO_SPACE;
 use crate::host::cancel::Cancel;
 use crate::{Error, Result};
 
-/// How to install setpriv.
+/// The command that installs setpriv.
 pub const SETPRIV_FIX: &str = "apt-get install util-linux";
 
 const POLL: Duration = Duration::from_millis(50);
@@ -19,17 +19,17 @@ const POLL: Duration = Duration::from_millis(50);
 /// A program, and what to say when it is missing or fails.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
-    /// Looked up in `PATH`.
+    /// The program's name, looked up in `PATH`.
     pub program: &'static str,
-    /// Said when it is not installed.
+    /// The command that installs it, said when it is missing.
     pub fix: &'static str,
-    /// Said after its own words when it fails.
+    /// What usually helps, said after the program's own words when it fails.
     pub hint: &'static str,
 }
 
 impl Tool {
-    /// A command line to add arguments to. The kernel ends the program when
-    /// vpmu is killed: an orphaned apt-get would hold its locks.
+    /// Returns a command line to add arguments to. The kernel ends the program
+    /// when vpmu is killed: an orphaned apt-get would hold its locks.
     ///
     /// # Errors
     ///
@@ -44,11 +44,11 @@ impl Tool {
         bound_to_us(Path::new(self.program))
     }
 
-    /// Runs it, calling `tick` now and then, and gives its standard output.
+    /// Runs the program, calls `tick` now and then, and returns its standard output.
     ///
     /// # Errors
     ///
-    /// When it is not installed, fails, or `cancel` asks to stop.
+    /// When the program is not installed or fails, or `cancel` asks to stop.
     pub fn run(&self, mut command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
         let temporary =
             || tempfile::tempfile().map_err(Error::file("write in", std::env::temp_dir()));
@@ -98,7 +98,7 @@ impl Tool {
     }
 }
 
-/// A command line for a program that the kernel ends when vpmu is killed.
+/// Returns a command line for a program that the kernel ends when vpmu is killed.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub fn bound_to_us(program: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// Whether a program is found in `PATH`.
+/// Tells whether a program is in `PATH`.
 pub fn is_installed(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| {
         std::env::split_paths(&path).any(|folder| {

@@ -33,14 +33,14 @@ enum Entry {
 /// Where a file's bytes come from.
 #[derive(Debug)]
 pub enum Contents {
-    /// From memory.
+    /// Bytes in memory.
     Bytes(Vec<u8>),
-    /// From a file, read when the archive is written.
+    /// A file, read when the archive is written.
     Disk(PathBuf),
 }
 
 impl Archive {
-    /// An empty one.
+    /// Makes an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
@@ -156,11 +156,11 @@ pub fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Adds the user's own file under `folder`, executable if it is so here.
+/// Adds the user's own file under `folder`, with the same permission to be executed.
 ///
 /// # Errors
 ///
-/// When it is not a readable regular file with a plain name.
+/// When the file is not a readable regular file with a plain name.
 pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let metadata = fs::metadata(path).map_err(Error::file("open", path))?;

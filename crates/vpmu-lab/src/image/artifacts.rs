@@ -6,27 +6,27 @@ use std::path::PathBuf;
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// The variable that names the folder in which they are.
+/// The environment variable that names the programs' folder.
 pub const VARIABLE: &str = "VPMU_GUEST_DIR";
 
-/// Measures the command inside the guest.
+/// The program that measures a command inside the guest.
 pub const METER: &str = "meter";
 /// The workload of known weights.
 pub const WORKLOAD: &str = "workload";
-/// Process 1 of the KVM host.
+/// The program that is process 1 of the KVM host.
 pub const KVM_HOST: &str = "kvm-host";
 /// The EL2 monitor, a raw image.
 pub const MONITOR: &str = "monitor.bin";
 /// The VMM for x86-64, a program of the machine that stands beside `vpmu`.
 pub const VMM: &str = "vpmu-vmm";
-/// Measures this machine's perf events; stands beside `vpmu`, too.
+/// The program that measures this machine's perf events; stands beside `vpmu`, too.
 pub const REPROGRAM: &str = "vpmu-reprogram";
 
-/// The path of one of them, for guests of `arch`.
+/// Returns the path of one of these programs, for guests of `arch`.
 ///
 /// # Errors
 ///
-/// When it was not built; the error says where it was looked for.
+/// When the program was not built. The error names the folders that were searched.
 pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
     let folders = folders();
     folders
@@ -43,11 +43,11 @@ pub fn find(arch: Arch, file: &'static str) -> Result<PathBuf> {
         })
 }
 
-/// The path of a program that is built with `vpmu` and stands beside it.
+/// Returns the path of a program that is built with `vpmu` and stands beside it.
 ///
 /// # Errors
 ///
-/// When it is not there.
+/// When the program is not there.
 pub fn find_beside(file: &'static str) -> Result<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     // Cargo puts tests one folder deeper than programs.
@@ -70,8 +70,8 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
         })
 }
 
-/// `$VPMU_GUEST_DIR` alone when it is set, else the places relative to the
-/// running program: a build tree's `target/guest`, an installation's
+/// Returns `$VPMU_GUEST_DIR` alone when it is set, else the folders relative to
+/// the running program: a build tree's `target/guest`, an installation's
 /// `lib/vpmu`.
 fn folders() -> Vec<PathBuf> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {

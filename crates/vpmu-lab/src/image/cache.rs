@@ -20,13 +20,13 @@ use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// `$XDG_CACHE_HOME/vpmu` or `~/.cache/vpmu`.
+/// The cache in `$XDG_CACHE_HOME/vpmu` or `~/.cache/vpmu`.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
 }
 
-/// Held while the cache is added to; released on drop.
+/// The right to add to the cache, released on drop.
 #[derive(Debug)]
 pub struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
 
@@ -39,11 +39,11 @@ pub struct RunDir {
 }
 
 impl Cache {
-    /// Opens the user's cache folder, making it when it is not there.
+    /// Opens the user's cache folder, and makes it where it is missing.
     ///
     /// # Errors
     ///
-    /// When there is no home folder or it cannot be written.
+    /// When there is no home folder, or it cannot be written.
     pub fn open() -> Result<Self> {
         let root = Self::location().ok_or(Error::NoHome)?;
         Self::at(root)
@@ -53,14 +53,14 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// When it cannot be made.
+    /// When the folder cannot be made.
     pub fn at(root: impl Into<PathBuf>) -> Result<Self> {
         let root = root.into();
         fs::create_dir_all(&root).map_err(Error::file("create", &root))?;
         Ok(Self { root })
     }
 
-    /// Where [`Cache::open`] looks, whether or not it is there.
+    /// Returns the folder of [`Cache::open`], whether or not it is there.
     pub fn location() -> Option<PathBuf> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         variable("XDG_CACHE_HOME")
@@ -70,12 +70,12 @@ impl Cache {
             .map(|folder| folder.join("vpmu"))
     }
 
-    /// The folder itself.
+    /// Returns the folder itself.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Waits until no other `vpmu` adds to the cache, and keeps them out.
+    /// Waits until no other `vpmu` adds to the cache, and keeps others out.
     ///
     /// # Errors
     ///
@@ -98,15 +98,15 @@ impl Cache {
         }
     }
 
-    /// A fresh folder for one run. Folders of killed runs are removed first.
+    /// Makes a fresh folder for one run. Removes folders of killed runs first.
     ///
     /// # Errors
     ///
-    /// When it cannot be made.
+    /// When the folder cannot be made.
     pub fn run_dir(&self) -> Result<RunDir> {
         let runs = self.root.join("runs");
         fs::create_dir_all(&runs).map_err(Error::file("create", &runs))?;
-        // Its own lock: held for a moment, while the other may be for minutes.
+        // Another lock than the cache's, which may be held for minutes.
         let _lock = locked(&self.root.join("runs.lock"))?;
         remove_abandoned(&runs);
         let folder =
@@ -116,7 +116,7 @@ impl Cache {
     }
 }
 
-/// A file of which this has the lock, waited for. For those held for a moment.
+/// Waits for the lock of a file that is locked for moments only, and returns the file.
 fn locked(path: &Path) -> Result<File> {
     let file = File::create(path).map_err(Error::file("create", path))?;
     flock(&file, FlockOperation::LockExclusive)
@@ -125,7 +125,7 @@ fn locked(path: &Path) -> Result<File> {
 }
 
 impl RunDir {
-    /// The folder.
+    /// Returns the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
@@ -138,7 +138,7 @@ fn remove_abandoned(runs: &Path) {
             Err(_) => true,
         };
         if abandoned {
-            // What cannot be removed now is tried again by the next run.
+            // The next run tries again.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

@@ -1,4 +1,4 @@
-//! Which shared libraries a program needs.
+//! Finds the shared libraries that programs need.
 //!
 //! A guest holds programs from packages, but not the packages: only the
 //! programs and the closure of their `DT_NEEDED` entries. Libraries that a
@@ -13,13 +13,13 @@ use object::{Endianness, elf};
 
 use crate::{Error, Result};
 
-/// The libraries `programs` need, theirs included, by their path relative to
-/// `root`, each with the file that holds it. They are looked for in `folders`,
-/// which are relative to `root`, too.
+/// Returns the libraries that `programs` need, and those that libraries need,
+/// by path relative to `root`, each with the file that holds it. Searches
+/// `folders`, which are relative to `root`, too.
 ///
 /// # Errors
 ///
-/// When one is missing (named in the error) or is not an ELF file.
+/// When a library is missing (named in the error) or is not an ELF file.
 pub fn closure(
     root: &Path,
     folders: &[&str],
@@ -57,20 +57,20 @@ pub fn closure(
     Ok(found)
 }
 
-/// What an ELF file asks for.
+/// The names that an ELF file asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Needed {
-    /// Its program interpreter, a full path.
+    /// The program interpreter, a full path.
     pub interpreter: Option<String>,
-    /// Its `DT_NEEDED` names.
+    /// The names in `DT_NEEDED`.
     pub libraries: Vec<String>,
 }
 
-/// What the ELF file at `path` asks for.
+/// Reads which names the ELF file at `path` asks for.
 ///
 /// # Errors
 ///
-/// When it cannot be read or is not a 64-bit ELF file.
+/// When the file cannot be read or is not a 64-bit ELF file.
 pub fn needed(path: &Path) -> Result<Needed> {
     let data = fs::read(path).map_err(Error::file("read", path))?;
     parse(&data).map_err(|error| Error::format(path, format!("not a usable ELF program: {error}")))

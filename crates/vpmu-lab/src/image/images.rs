@@ -23,7 +23,7 @@ use crate::image::debian::{Pool, Selection, TEMPORARY};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// To be changed with everything below that changes an image's contents.
+/// The version of the images' contents: changes with whatever below changes them.
 const LAYOUT: u32 = 3;
 
 /// Programs in every guest, each from the package of a similar name.
@@ -43,7 +43,7 @@ const FIRMWARE: [&str; 3] = [
 /// Bytes of `/root/random.bin`, which nothing can compress.
 const RANDOM_BYTES: usize = 4 << 20;
 
-/// dpkg-deb, on the machine.
+/// The machine's dpkg-deb.
 pub const DPKG_DEB: Tool = Tool {
     program: "dpkg-deb",
     fix: "apt-get install dpkg",
@@ -68,11 +68,11 @@ const GUEST: &str = "guest.cpio";
 const KVM_HOST: &str = "kvm-host.cpio";
 
 impl Images {
-    /// The images, made or downloaded first when they are not there.
+    /// Returns the images, downloaded and made first where they are missing.
     ///
     /// # Errors
     ///
-    /// When packages cannot be had or lack something.
+    /// When packages cannot be downloaded or lack a file.
     pub fn prepare(
         cache: &Cache,
         arch: Arch,
@@ -94,7 +94,7 @@ impl Images {
         Ok(images)
     }
 
-    /// The images when they were made before.
+    /// Returns the images if they were made before.
     pub fn ready(cache: &Cache, arch: Arch) -> Option<Self> {
         let folder = folder(&Pool::fetched(cache, &Selection::guests(arch))?);
         let contents: Index =
@@ -105,22 +105,22 @@ impl Images {
         whole.then_some(Self { folder, contents })
     }
 
-    /// The kernel as Debian packs it: a raw arm64 `Image`, or a bzImage.
+    /// Returns the kernel as Debian packs it: a raw arm64 `Image`, or a bzImage.
     pub fn kernel(&self) -> PathBuf {
         self.folder.join(KERNEL)
     }
 
-    /// For example `6.12.107+deb13-arm64`.
+    /// Returns the kernel's release, for example `6.12.107+deb13-arm64`.
     pub fn kernel_release(&self) -> &str {
         &self.contents.kernel_release
     }
 
-    /// The file tree of a guest.
+    /// Returns the file tree of a guest.
     pub fn guest(&self) -> PathBuf {
         self.folder.join(GUEST)
     }
 
-    /// The file tree of a KVM host, which holds a kernel and a guest's.
+    /// Returns the file tree of a KVM host, with the kernel and the file tree of its guest.
     pub fn kvm_host(&self) -> PathBuf {
         self.folder.join(KVM_HOST)
     }
@@ -176,7 +176,7 @@ impl Images {
     }
 }
 
-/// Named after everything that decides about the contents.
+/// Returns a folder named by the digest of everything that the contents depend on.
 fn folder(pool: &Pool) -> PathBuf {
     let packages: String = pool
         .manifest()
@@ -188,11 +188,11 @@ fn folder(pool: &Pool) -> PathBuf {
     pool.folder().join(format!("images-{}", &key[..16]))
 }
 
-/// Removes what has been made of other packages or by another vpmu.
+/// Removes folders made of other packages or by another vpmu.
 pub(super) fn remove_older(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
-            // In the way of nothing but disk space.
+            // A folder that stays costs disk space only.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -248,8 +248,7 @@ fn unpack_wanted(
     Ok(())
 }
 
-/// Of KVM's modules, the name of the one at `path`: its compression does not
-/// matter here.
+/// Returns the name of the KVM module at `path`, compressed or not.
 fn module_name(path: &str) -> Option<&'static str> {
     let file = path.strip_prefix("usr/lib/modules/")?.rsplit('/').next()?;
     let name = file.split_once(".ko")?.0;
@@ -282,7 +281,7 @@ fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Res
                     module_name(&place.to_string_lossy()) == Some(name)
                 })
                 .ok_or_else(|| missing(format!("kernel module {name}")))?;
-            // Numbered, and without what modprobe makes of a file's name.
+            // Process 1 of the host loads modules in the order of their names.
             let file = path.file_name().unwrap_or_default().to_string_lossy();
             archive.file(
                 &format!("vpmu/modules/{number}-{file}"),
@@ -325,7 +324,7 @@ fn guest_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Re
     Ok(archive)
 }
 
-/// A file tree with `names` and the libraries they need.
+/// Makes a file tree with the programs `names` and the libraries they need.
 fn programs(
     arch: Arch,
     tree: &Path,
@@ -373,7 +372,7 @@ fn programs(
     Ok(archive)
 }
 
-/// Bytes of a fixed pseudo-random sequence (SplitMix64 from 42).
+/// Returns the first bytes of a fixed pseudo-random sequence (SplitMix64 from 42).
 fn random_bytes(count: usize) -> Vec<u8> {
     let mut state = 42u64;
     let mut bytes = Vec::with_capacity(count + 8);

@@ -17,40 +17,40 @@ const GUEST_INIT: &str = include_str!("init.sh");
 /// What happens to the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// Printed as it comes.
+    /// The output is printed as it comes.
     Stream,
-    /// Kept, and printed afterwards.
+    /// The output is kept, and printed afterwards.
     Buffer,
 }
 
 /// How `meter` tells the world outside when the command begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notify {
-    /// Not at all.
+    /// `meter` tells nobody.
     Nobody,
-    /// This project's hypervisor, through its doorbell.
+    /// `meter` rings the doorbell of this project's hypervisor.
     Doorbell,
-    /// The KVM host, through the second serial port.
+    /// `meter` tells the KVM host, through the second serial port.
     KvmHost,
 }
 
 /// One job for a guest.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
-    /// Of the guest.
+    /// The guest's architecture.
     pub arch: Arch,
     /// What to run.
     pub work: &'a Work,
     /// What to do with its output.
     pub output: Output,
-    /// Whom to tell.
+    /// Whom `meter` tells.
     pub notify: Notify,
-    /// At which moment of the kernel's ticks the command begins: another
-    /// number, another moment.
+    /// Selects the moment of the kernel's ticks at which the command begins: each
+    /// number is another moment.
     pub phase: u32,
 }
 
-/// What runs a guest in the KVM host.
+/// The VMM of a guest in the KVM host.
 #[derive(Debug, Clone)]
 pub enum Vmm {
     /// Stock QEMU of this name, from the host's packages.
@@ -59,46 +59,46 @@ pub enum Vmm {
     Ours(OwnProgram),
 }
 
-/// A program of this machine with the libraries it needs, as the C library here
-/// may be another than the guest's.
+/// A program of this machine with the libraries it needs: the C library here may
+/// be another than the guest's.
 #[derive(Debug, Clone)]
 pub struct OwnProgram {
     name: &'static str,
     program: PathBuf,
-    /// By name.
+    /// The libraries' files by name.
     libraries: Vec<(String, PathBuf)>,
 }
 
 /// What the KVM host is told about its guest.
 #[derive(Debug, Clone)]
 pub struct HostJob<'a> {
-    /// Of the host and its guest.
+    /// The architecture of the host and its guest.
     pub arch: Arch,
     /// What runs the guest.
     pub vmm: Vmm,
-    /// Its options.
+    /// The VMM's options.
     pub options: &'a [String],
     /// The guest's kernel command line.
     pub append: &'a str,
     /// The guest's processors.
     pub vcpus: u32,
     /// The host's clock ticks at another rate than the guest's, so that its
-    /// accounts of shares are fair.
+    /// shares of time are fair.
     pub skew: bool,
     /// Whether KVM's tracepoints count while the guest measures.
     pub trace: bool,
-    /// At which moment of the kernel's ticks the guest is started.
+    /// Selects the moment of the kernel's ticks at which the guest is started.
     pub phase: u32,
-    /// The guest's own job, an archive on the disk; without one it has no
-    /// initrd of ours.
+    /// The guest's own job, an archive on the disk. Without a job the guest has no
+    /// initrd of the lab's.
     pub guest: Option<&'a Path>,
-    /// Its own initrd instead.
+    /// The user's initrd for the guest, instead of the lab's.
     pub initrd: Option<&'a Path>,
     /// A kernel for the guest instead of the host's own.
     pub kernel: Option<&'a Path>,
 }
 
-/// What starts programs of this machine, of x86 as far as the lab needs them.
+/// The program that starts programs of this machine. The lab needs x86-64's only.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// Milliseconds of rest after a boot. Under `-icount` an idle machine
@@ -108,7 +108,7 @@ const SETTLE: u32 = 1000;
 const PHASE: u32 = 37;
 
 impl Job<'_> {
-    /// The archive with this job.
+    /// Makes the archive with this job.
     ///
     /// # Errors
     ///
@@ -159,8 +159,8 @@ impl Job<'_> {
 }
 
 impl Job<'_> {
-    /// What meter runs. One run costs no process beside the command's own
-    /// shell; of several, each one's perf.data is put aside.
+    /// Writes the script that meter runs. A single run costs no process beside the
+    /// command's own shell. Of several runs, each run's perf.data is put aside.
     fn script(&self, output: &str) -> String {
         let redirect = format!("exec < /dev/null > {output} 2>&1");
         let command = self.work.command.as_line();
@@ -180,22 +180,22 @@ impl Job<'_> {
 }
 
 impl Vmm {
-    /// This project's, as it is built on this machine.
+    /// Finds this project's VMM, as it is built on this machine.
     ///
     /// # Errors
     ///
-    /// When it was not built, or a library it needs is not found.
+    /// When the program was not built, or a library it needs is not found.
     pub fn ours() -> Result<Self> {
         OwnProgram::find(artifacts::VMM).map(Self::Ours)
     }
 }
 
 impl OwnProgram {
-    /// The one of this name beside `vpmu`.
+    /// Finds the program of this name beside `vpmu`.
     ///
     /// # Errors
     ///
-    /// When it was not built, or a library it needs is not found.
+    /// When the program was not built, or a library it needs is not found.
     pub fn find(name: &'static str) -> Result<Self> {
         let program = artifacts::find_beside(name)?;
         let folders = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
@@ -234,7 +234,7 @@ impl OwnProgram {
 }
 
 impl HostJob<'_> {
-    /// The archive with this job.
+    /// Makes the archive with this job.
     ///
     /// # Errors
     ///
@@ -277,14 +277,14 @@ impl HostJob<'_> {
         Ok(archive)
     }
 
-    /// Where the VMM saves its guest, if at all.
+    /// Returns where the VMM saves its guest, if at all.
     fn saved_to(&self) -> Option<&str> {
         let mut options = self.options.iter();
         options.find_map(|option| option.strip_prefix("--save="))
     }
 }
 
-/// Milliseconds to wait before the command begins, or the guest.
+/// Returns the milliseconds to wait before the command or the guest begins.
 fn settle_ms(phase: u32) -> u32 {
     SETTLE + PHASE * phase % 1000
 }

@@ -18,7 +18,7 @@ use crate::image::debian::{Pool, Selection, TEMPORARY};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// The release of its kernel.
+/// The Debian release of the module's kernel.
 pub const RELEASE: &str = "bookworm";
 
 /// A file of `guest/`, by its path there.
@@ -28,7 +28,7 @@ macro_rules! source {
     };
 }
 
-/// What it is made of, by the paths that the recipe expects.
+/// The module's sources, by the paths that the recipe expects.
 const SOURCES: [(&str, &str); 10] = [
     source!("include/vpmu_guest.h"),
     source!("lazy_deadline/build"),
@@ -41,7 +41,7 @@ const SOURCES: [(&str, &str); 10] = [
     source!("lazy_deadline/ping_pong.c"),
     source!("lazy_deadline/sleepers.c"),
 ];
-/// Of these, the recipe.
+/// The source that is the recipe.
 const RECIPE: &str = "lazy_deadline/build";
 
 /// The compiler of the guest's kernel.
@@ -50,7 +50,7 @@ pub const COMPILER: Tool = Tool {
     fix: "apt-get install gcc-12 make libc6-dev (the module needs the compiler of Debian 12's kernel)",
     hint: "",
 };
-/// What kernels are built with.
+/// The program that builds kernels.
 pub const MAKE: Tool = Tool {
     program: "make",
     fix: "apt-get install gcc-12 make libc6-dev",
@@ -63,7 +63,7 @@ const SHELL: Tool = Tool {
 };
 
 const KERNEL: &str = "kernel";
-/// For guests.
+/// The architecture of the module's guests.
 const FILES: [&str; 4] = [
     "lazy_deadline.ko",
     "as_linux_7_1.ko",
@@ -78,22 +78,21 @@ pub struct DeadlineModule {
 }
 
 impl DeadlineModule {
-    /// Words for its kernel, so that it stops its tick whenever it idles, as the
-    /// kernels did for which a lazy deadline was published. Kernels of today, and
-    /// the stable ones that followed, keep it through idle moments that did not
-    /// end with it before, unless a cpuidle governor says otherwise. Of Debian's,
-    /// `ladder` does. The driver that goes with it halts, as the kernel without
-    /// one does.
+    /// Words for the kernel, so that it stops its tick whenever it idles, as the
+    /// kernels did for which a lazy deadline was published. Newer kernels keep the
+    /// tick through idle moments that did not end with a tick before, unless a
+    /// cpuidle governor says otherwise. Of Debian's governors, `ladder` does. Its
+    /// driver halts, as the kernel without a driver does.
     ///
-    /// The second processor comes when all is quiet: two that wait for one
-    /// another boot slowly where the machine runs one at a time.
+    /// The guest starts its second processor when all is quiet: processors that
+    /// wait for each other boot slowly where the machine runs one at a time.
     pub const COMMAND_LINE: &str = "maxcpus=1 cpuidle_haltpoll.force=1 cpuidle.governor=ladder";
 
-    /// Whether this machine can build it.
+    /// Checks that this machine can build the module.
     ///
     /// # Errors
     ///
-    /// When it has no compiler for it, or its processor is another.
+    /// When the machine has no compiler for the module, or its processor is another.
     pub fn check() -> Result<()> {
         if !cfg!(target_arch = "x86_64") {
             return Err(Error::Usage(
@@ -112,11 +111,11 @@ impl DeadlineModule {
         Ok(())
     }
 
-    /// The module, built first when it is not there.
+    /// Returns the module, built first where it is missing.
     ///
     /// # Errors
     ///
-    /// When a compiler is missing, or packages cannot be had.
+    /// When a compiler is missing, or packages cannot be downloaded.
     pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
         Self::check()?;
         let selection = Selection::kernel_with_headers(RELEASE, Arch::X86_64);
@@ -136,7 +135,7 @@ impl DeadlineModule {
         Ok(Self { folder })
     }
 
-    /// The kernel, a bzImage.
+    /// Returns the kernel, a bzImage.
     pub fn kernel(&self) -> PathBuf {
         self.folder.join(KERNEL)
     }
@@ -150,7 +149,7 @@ impl DeadlineModule {
 
 const PREFIX: &str = "lazy-deadline-";
 
-/// Named after everything that decides about the contents.
+/// Returns a folder named by the digest of everything that the contents depend on.
 fn folder(pool: &Pool) -> PathBuf {
     let packages = pool.manifest().packages.iter();
     let parts: Vec<&str> = packages

@@ -12,13 +12,13 @@ use crate::host::files::write_whole;
 pub struct Row {
     /// What was measured.
     pub figure: String,
-    /// Under which design or policy.
+    /// The design or policy.
     pub mode: &'static str,
     /// The result; `None` where it cannot be known.
     pub measured: Option<f64>,
     /// The published result; `None` where there is none.
     pub published: Option<f64>,
-    /// Of both.
+    /// The unit of both results.
     pub unit: &'static str,
 }
 
@@ -31,7 +31,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Of the bench called `bench`.
+    /// Makes the file of the bench called `bench`.
     pub fn new(bench: &'static str, rows: Vec<Row>) -> Self {
         Self {
             schema: 1,
@@ -45,7 +45,7 @@ impl Report {
         &self.rows
     }
 
-    /// As JSON.
+    /// Returns the file as JSON.
     pub fn json(&self) -> Vec<u8> {
         let mut text = serde_json::to_vec_pretty(self).expect("a report is plain data");
         text.push(b'\n');
@@ -56,7 +56,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         write_whole(path, &self.json())
     }

@@ -1,4 +1,4 @@
-//! A bench's results as a page in Markdown, made of what `vpmu bench NAME --json FILE` writes.
+//! Makes a page in Markdown of a bench's results, which `vpmu bench NAME --json FILE` writes.
 //!
 //! Pages in `docs/results` are made of the JSON beside them, by `tests/results.rs`: a figure in them
 //! cannot be older than the run.
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// What a page says beside its figures. No figure of a run is in here.
+/// A page's text beside its figures. It names no figure of a run.
 #[derive(Debug)]
 pub struct Page {
     /// The first heading.
@@ -21,7 +21,7 @@ pub struct Page {
 /// A group of figures: those whose names end with `suffix`.
 #[derive(Debug)]
 pub struct Group {
-    /// Such as `:idle`; empty for the first.
+    /// The end of the figures' names, such as `:idle`; empty for the first group.
     pub suffix: &'static str,
     /// The group's heading.
     pub heading: &'static str,
@@ -41,7 +41,7 @@ struct Figure {
     unit: String,
 }
 
-/// The page of `bench`, with the figures in `json`.
+/// Returns the page of `bench`, with the figures in `json`.
 ///
 /// # Errors
 ///
@@ -80,7 +80,7 @@ impl Page {
     }
 }
 
-/// A table of the plain figures, and one for each kind, which is what stands before a colon.
+/// Writes a table of the plain figures, and a table for each kind. A figure's kind stands before a colon.
 fn tables(rows: &[(&str, &Figure)]) -> String {
     let kind = |name: &str| name.split_once(':').map(|(kind, _)| kind.to_owned());
     let mut kinds = Vec::new();
@@ -89,7 +89,7 @@ fn tables(rows: &[(&str, &Figure)]) -> String {
             kinds.push(kind(name));
         }
     }
-    // The plain ones first.
+    // The plain figures first.
     kinds.sort_by_key(Option::is_some);
     kinds
         .iter()
@@ -147,7 +147,7 @@ fn table(title: &str, rows: &[(&str, &Figure)]) -> String {
     text
 }
 
-/// `unknown` stands for a figure that could not be known; nothing for one that there is not.
+/// Writes a figure: `unknown` where it could not be known, nothing where there is none.
 fn cell(row: Option<&Figure>, value: impl Fn(&Figure) -> Option<f64>, unknown: &str) -> String {
     let text = row.map_or(String::new(), |row| {
         value(row).map_or(unknown.to_owned(), |value| number(value, &row.unit))
@@ -155,7 +155,7 @@ fn cell(row: Option<&Figure>, value: impl Fn(&Figure) -> Option<f64>, unknown: &
     format!(" {text} |")
 }
 
-/// With commas between thousands, and three decimals at most.
+/// Writes a number with commas between thousands, and three decimals at most.
 fn number(value: f64, unit: &str) -> String {
     let text = format!("{:.3}", value.abs());
     let (whole, decimals) = text.split_once('.').unwrap_or((&text, ""));

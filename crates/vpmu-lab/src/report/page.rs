@@ -1,5 +1,5 @@
-//! One HTML page of saved results, with tables and plots and nothing that is
-//! fetched from elsewhere.
+//! Makes one HTML page of saved results, with tables and plots and nothing that
+//! is fetched from elsewhere.
 //!
 //! The page holds what the files say, in the order of their names: figures that
 //! a file has as null are shown as `-` and have no bar.
@@ -14,19 +14,19 @@ use super::result::{Results, Run};
 use super::table;
 use crate::{Error, Result};
 
-/// Files with another schema are of another vpmu.
+/// The schema of files that this vpmu reads.
 const SCHEMA: u32 = 1;
 /// The longest bar, pixels.
 const LONGEST: u32 = 260;
 const LABEL_WIDTH: u32 = 150;
 const BAR_DISTANCE: u32 = 22;
 
-/// What was found in a folder.
+/// The result of a folder.
 #[derive(Debug)]
 pub struct Page {
     /// The page itself.
     pub html: String,
-    /// How many files are in it.
+    /// The number of files in the page.
     pub files: usize,
     /// JSON files that hold no results, by name.
     pub skipped: Vec<String>,
@@ -242,8 +242,8 @@ impl Bench {
     }
 }
 
-/// Horizontal bars, each as long as is its part of the largest. `None` when
-/// fewer than two are known: there is nothing to compare.
+/// Draws horizontal bars, in proportion to the largest figure. `None` when fewer
+/// than two figures are known: there is nothing to compare.
 fn plot(
     title: &str,
     class: &'static str,

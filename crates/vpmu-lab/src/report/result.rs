@@ -23,7 +23,7 @@ use vpmu_record::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 pub struct Results {
     /// Changes when a field changes its meaning.
     pub schema: u32,
-    /// One for each design.
+    /// The figures of each design.
     pub runs: Vec<Run>,
 }
 
@@ -51,15 +51,15 @@ pub struct Settings<'a> {
     pub guest: &'a Guest,
     /// How often the command ran.
     pub runs: u32,
-    /// As a line for the shell.
+    /// The command, as a line for the shell.
     pub command: &'a str,
 }
 
-/// The figures of one command under one design. Of several runs, times and
-/// counts are means, counts to the nearest whole number.
+/// The figures of one command under one design. Times and counts of several runs
+/// are means, counts to the nearest whole number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Of the guest.
+    /// The guest's architecture.
     pub arch: Arch,
     /// The design.
     pub pmu: Pmu,
@@ -67,7 +67,7 @@ pub struct Run {
     /// is a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
-    /// Processors of the guest.
+    /// The number of the guest's processors.
     pub vcpus: u32,
     /// QEMU's model of the processor, where the user has named one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,9 +76,9 @@ pub struct Run {
     pub guest_counters: Option<u32>,
     /// Event counters that the hypervisor kept.
     pub host_counters: Option<u32>,
-    /// As a line for the shell.
+    /// The command, as a line for the shell.
     pub command: String,
-    /// How often it ran.
+    /// How often the command ran.
     pub runs: u32,
     /// The command's exit status, 128 + signal when it was killed.
     pub status: i32,
@@ -101,11 +101,10 @@ pub struct Run {
     pub pmis: Option<u64>,
     /// Exits to the hypervisor during the command, by kind.
     pub exits: Option<BTreeMap<String, u64>>,
-    /// All of them, whatever for, for each PMU interrupt.
+    /// All exits for each PMI.
     pub exits_per_pmi: Option<f64>,
-    /// Those that serve the guest's PMU, for each PMU interrupt: its overflow
-    /// interrupts and its registers. `None` where the hypervisor does not
-    /// count them apart.
+    /// Exits that serve the guest's PMU, for each PMI: the PMU's overflow interrupts
+    /// and its registers. `None` where the hypervisor does not count them apart.
     pub pmu_exits_per_pmi: Option<f64>,
     /// Part of the machine's time spent in the hypervisor during the command.
     pub host_share: Option<f64>,
@@ -114,10 +113,10 @@ pub struct Run {
     /// Operations on host events during the command, by kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_operations: Option<BTreeMap<String, u64>>,
-    /// All of them, for each PMU interrupt.
+    /// All operations on host events for each PMI.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_operations_per_pmi: Option<f64>,
-    /// Whether the same run gives the same figures.
+    /// Whether repeated runs give the same figures.
     pub deterministic: bool,
     /// Everything the monitor said.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -125,14 +124,13 @@ pub struct Run {
     /// Everything the VMM said.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Vmm>,
-    /// What the KVM host counted by tracepoints, one for each part that the
-    /// command marked.
+    /// The KVM host's counts of tracepoints, for each part that the command marked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Trace>,
 }
 
 impl Results {
-    /// The current schema.
+    /// Makes a file of the current schema.
     pub fn new(runs: Vec<Run>) -> Self {
         Self { schema: 1, runs }
     }
@@ -141,7 +139,7 @@ impl Results {
     ///
     /// # Errors
     ///
-    /// When it cannot be written.
+    /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut text = serde_json::to_vec_pretty(self).expect("results are plain data");
         text.push(b'\n');
@@ -150,7 +148,7 @@ impl Results {
 }
 
 impl Run {
-    /// Puts the records of a guest together; `None` without one of `meter`.
+    /// Makes figures of a guest's records; `None` without a record of `meter`.
     pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
         let mut found = Found::in_records(records);
         let alone = found.vmm.cloned().map(|vmm| Vmm {
@@ -224,7 +222,7 @@ impl Run {
         })
     }
 
-    /// What the design is called in a table.
+    /// Returns the design's name in a table.
     pub fn design(&self) -> Design {
         Design {
             pmu: self.pmu,
@@ -232,13 +230,13 @@ impl Run {
         }
     }
 
-    /// User and kernel time together, seconds.
+    /// Returns user and kernel time together, seconds.
     pub fn busy_s(&self) -> f64 {
         self.user_s + self.sys_s
     }
 }
 
-/// Known when perf wrote how many; not when it only wrote that there were some.
+/// Returns the number of lost samples. `None` when perf wrote only that samples were lost.
 fn lost_samples(perf: &Perf) -> Option<u64> {
     (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
 }
@@ -247,7 +245,7 @@ fn lost_samples(perf: &Perf) -> Option<u64> {
 pub(super) struct Found<'a> {
     guest: Option<&'a vpmu_record::Guest>,
     meter: Option<&'a Meter>,
-    /// All perf.data together.
+    /// The sum over every perf.data.
     perf: Option<Perf>,
     pub(super) kvm: Option<&'a Kvm>,
     pub(super) monitor: Option<&'a Monitor>,
@@ -283,7 +281,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Six digits behind the point: more would be noise of the division.
+/// Rounds to six digits behind the point: more would be noise of the division.
 pub(super) fn round(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }

@@ -1,4 +1,4 @@
-//! What the hypervisor said of its own work, in the terms of [`super::result::Run`].
+//! Translates the hypervisor's statistics into the terms of [`super::result::Run`].
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use super::result::{Found, round};
 use crate::spec::design::Pmu;
 use vpmu_record::{Kvm, Snapshot, Span, Vmm};
 
-/// What the hypervisor did meanwhile, in its own words.
+/// The hypervisor's work during the command.
 #[derive(Default)]
 pub(super) struct Stats {
     /// Exits by kind.
     pub(super) exits: Option<BTreeMap<String, u64>>,
-    /// Part of the machine's time that it took.
+    /// The part of the machine's time that the hypervisor took.
     pub(super) host_share: Option<f64>,
     /// The part that each kind of exit took.
     pub(super) exit_share: Option<BTreeMap<String, f64>>,
@@ -22,7 +22,7 @@ pub(super) struct Stats {
 }
 
 impl Stats {
-    /// Of the hypervisor below `pmu`, which had `vcpus` processors to give.
+    /// Takes the statistics of the hypervisor below `pmu`, which has `vcpus` processors.
     pub(super) fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
         match pmu {
             Pmu::Native => Self::default(),
@@ -54,8 +54,8 @@ impl Stats {
         }
     }
 
-    /// Exits that reach the VMM are its own figures; KVM handles others by
-    /// itself, which only its host's accounts know.
+    /// The VMM counts the exits that reach it. KVM handles others by itself, which
+    /// only the host's own statistics know.
     fn of_vmm(vmm: &Vmm) -> Self {
         let Some(span) = &vmm.measured else {
             return Self::default();
@@ -83,8 +83,8 @@ impl Stats {
             let count = end.saturating_sub(begin);
             match name.as_str() {
                 "exits" => all = count,
-                // Signals end a run of the vCPU from outside: no exit of the
-                // guest's, and not counted among them.
+                // A signal ends a run of the vCPU from outside: no exit of the guest's, and
+                // not one of `exits`.
                 "signal_exits" => {}
                 _ => {
                     named += count;
@@ -95,8 +95,7 @@ impl Stats {
                 }
             }
         }
-        // KVM does not count its system register traps, interrupts and page
-        // faults apart.
+        // KVM counts system register traps, interrupts and page faults in `exits` only.
         exits.insert("other".to_owned(), all.saturating_sub(named));
         Self {
             exits: Some(exits),
@@ -107,8 +106,8 @@ impl Stats {
     }
 }
 
-/// All processor time but the guest's and idle time, by the host's own
-/// accounts (proc_stat(5): user time includes guest time).
+/// Returns the part of processor time that is neither the guest's nor idle, by the
+/// host's own statistics (proc_stat(5): user time includes guest time).
 fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
     let fields = |snapshot: &Snapshot| -> Option<Vec<u64>> {
         let words = snapshot.cpu.split_whitespace().skip(1);
@@ -128,8 +127,8 @@ fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
     (all > 0).then(|| round(host as f64 / all as f64))
 }
 
-/// Whether an exit of this kind, as our monitor and our VMM name it, serves the
-/// guest's PMU: the overflow of a counter, and accesses to the PMU's registers.
+/// Tells whether an exit of this kind, as the monitor and vpmu-vmm name it, serves
+/// the guest's PMU: an overflow of a counter, or an access to the PMU's registers.
 /// Timers, other devices and the command's own begin and end do not.
 pub(super) fn serves_pmu(kind: &str) -> bool {
     match kind.split(':').collect::<Vec<_>>()[..] {

@@ -26,12 +26,12 @@ pub(super) const COLUMNS: [&str; 12] = [
     "wall s",
 ];
 
-/// Of a row's kinds of exit, how many are shown.
+/// The number of kinds of exit that a row shows.
 const SHOWN_KINDS: usize = 8;
-/// kernel.perf_event_max_sample_rate of a stock kernel.
+/// A stock kernel's kernel.perf_event_max_sample_rate.
 const STOCK_SAMPLE_RATE: u64 = 100_000;
 
-/// What the columns mean.
+/// The meanings of the columns.
 pub const LEGEND: &str = "\
 real, user+sys  the command's time by the guest's clock (wall: this machine's, boot included)
 x               relative to the first row
@@ -40,7 +40,7 @@ exits           times the hypervisor took over during the command, whatever for
 host share      part of the machine's time that the hypervisor took meanwhile
 -               not applicable, or not known to that design";
 
-/// The table, relative to its first row.
+/// Returns the table, relative to its first row.
 pub fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table
@@ -57,7 +57,7 @@ pub fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// The figures of `run` for the [`COLUMNS`] but the last, relative to `first`.
+/// Returns the figures of `run` for the [`COLUMNS`] but the last, relative to `first`.
 pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 1] {
     let relative = |figure: fn(&Run) -> f64| {
         let base = first.map(figure).filter(|&base| base > 0.0);
@@ -83,7 +83,7 @@ pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 
     ]
 }
 
-/// The table of a bench.
+/// Returns the table of a bench.
 pub fn bench(rows: &[figures::Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header([
@@ -108,7 +108,7 @@ pub fn bench(rows: &[figures::Row]) -> String {
     table.to_string()
 }
 
-/// What each row's exits were, the most frequent first.
+/// Lists each row's kinds of exit, the most frequent first.
 pub fn exits(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -124,7 +124,7 @@ pub fn exits(rows: &[Row]) -> String {
     text
 }
 
-/// The most frequent kinds of exit, with their counts.
+/// Returns the most frequent kinds of exit, with their counts.
 pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
     let mut kinds: Vec<(&String, &u64)> = exits.iter().collect();
     kinds.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
@@ -145,7 +145,7 @@ pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
     shown.join(", ")
 }
 
-/// What may be wrong with the figures: what, why, and which option mends it.
+/// Warns of figures that may be wrong: of what, why, and which option mends it.
 pub fn warnings(rows: &[Row]) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {
@@ -193,7 +193,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     warnings
 }
 
-/// A sentence for a guest whose kernel found no PMU, with the reason.
+/// Returns a sentence for a guest whose kernel found no PMU, with the reason.
 pub fn no_pmu(run: &Run) -> Option<String> {
     if run.guest_counters.is_some() {
         return None;
@@ -216,7 +216,7 @@ fn lost(design: Design, count: &str) -> String {
     )
 }
 
-/// A figure of a bench.
+/// Writes a figure of a bench.
 pub(super) fn number(value: Option<f64>) -> String {
     optional(value, |value| {
         if value.fract() == 0.0 {

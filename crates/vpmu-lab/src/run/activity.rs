@@ -1,4 +1,4 @@
-//! Whether a machine still runs.
+//! Tells whether a machine still runs.
 
 use std::fs;
 use std::process::Child;
@@ -12,7 +12,7 @@ pub(super) struct Activity {
 }
 
 impl Activity {
-    /// Of `child`, from now on.
+    /// Watches `child` from now on.
     pub(super) fn new(child: &Child) -> Self {
         Self {
             pid: child.id(),
@@ -21,12 +21,12 @@ impl Activity {
         }
     }
 
-    /// Begins anew.
+    /// Forgets what was seen.
     pub(super) fn reset(&mut self) {
         self.since = Instant::now();
     }
 
-    /// For how long no processor time was used or wanted.
+    /// Returns for how long the machine has neither used nor wanted processor time.
     pub(super) fn quiet_for(&mut self) -> Duration {
         match processor_time(self.pid) {
             // On a busy machine a runnable QEMU may have to wait.
@@ -41,7 +41,7 @@ impl Activity {
     }
 }
 
-/// Ticks that a process used, and whether a thread of it wants more.
+/// Returns the ticks that a process has used, and whether a thread of it wants more.
 fn processor_time(pid: u32) -> Option<(u64, bool)> {
     let mut used = 0;
     let mut runnable = false;

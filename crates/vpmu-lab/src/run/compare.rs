@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// The results of all designs.
 #[derive(Debug)]
 pub struct Comparison {
-    /// In the order asked for; those that failed are missing.
+    /// In the order asked for, without designs that failed.
     pub rows: Vec<Row>,
     /// Designs that could not be run, and why.
     pub failures: Vec<(Design, Error)>,
@@ -26,14 +26,12 @@ pub struct Comparison {
 /// kills the guest; a later start avoids it.
 const TRIES: u32 = 3;
 
-/// Runs the guests of `spec`.
-///
-/// Counted instructions do not mind company, so that many run at once as
-/// there are processors; in real time only one does.
+/// Runs the guests of `spec`: as many at once as there are processors where
+/// instructions are counted, one at a time in real time.
 ///
 /// # Errors
 ///
-/// Only when interrupted; what fails in one design leaves the others alone.
+/// Only when interrupted. A design that fails leaves the others alone.
 pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
     let in_real_time = spec.guests.iter().any(|guest| guest.time == Time::Real);
     let at_once = if in_real_time {
@@ -67,7 +65,7 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
 }
 
 fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<Row> {
-    // Each phase is as deterministic as the first.
+    // A later phase is as deterministic as the first.
     for phase in 0..TRIES - 1 {
         match run_one(lab, spec, guest, phase, task) {
             Err(Error::RepeatedInterrupt { .. }) => task.say(
@@ -82,7 +80,7 @@ fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<R
     run_one(lab, spec, guest, TRIES - 1, task)
 }
 
-/// One guest, its output captured.
+/// Runs one guest and captures its output.
 pub(crate) fn run_one(
     lab: &Lab<'_>,
     spec: &Spec,
@@ -116,7 +114,8 @@ pub(crate) fn run_one(
     })
 }
 
-/// The longest first, so that none is left to run alone.
+/// Orders guests by how long they take, the longest first, so that no long run
+/// is left to the end.
 fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
     let mut order: Vec<&Guest> = guests.iter().collect();
     order.sort_by_key(|guest| match guest.design.pmu {

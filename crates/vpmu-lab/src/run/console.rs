@@ -13,7 +13,7 @@ use vpmu_record::{MARK, Phase, Record};
 const LONGEST_RECORD: usize = 256 << 10;
 /// Console lines remembered for error messages.
 const REMEMBERED: usize = 12;
-/// Of a line, the part remembered.
+/// Bytes of a line that are remembered.
 const LONGEST_LINE: usize = 400;
 
 /// What a piece of the stream is.
@@ -28,7 +28,7 @@ pub enum Piece {
 /// Splits a stream, however it is cut into chunks.
 #[derive(Debug, Default)]
 pub struct Splitter {
-    /// From a mark on, while it may still become a record.
+    /// The bytes from a mark on, while they may still become a record.
     held: Vec<u8>,
 }
 
@@ -67,7 +67,7 @@ impl Splitter {
         pieces
     }
 
-    /// The bytes held back, at the end of the stream.
+    /// Returns the bytes held back, at the end of the stream.
     pub fn finish(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.held)
     }
@@ -85,10 +85,10 @@ fn flush(plain: &mut Vec<u8>, pieces: &mut Vec<Piece>) {
     }
 }
 
-/// What was learnt from a console so far.
+/// What a console has said so far.
 #[derive(Debug, Default, Clone)]
 pub struct Transcript {
-    /// In the order they came.
+    /// The records, in the order they came.
     pub records: Vec<Record>,
     /// Whether the command has begun.
     pub begun: bool,
@@ -104,7 +104,7 @@ pub struct Transcript {
 }
 
 impl Transcript {
-    /// Notes a piece; gives the bytes of the command's output in it.
+    /// Notes a piece and returns the bytes of the command's output in it.
     pub fn note<'a>(&mut self, piece: &'a Piece) -> &'a [u8] {
         match piece {
             Piece::Record(record) => {
@@ -127,7 +127,7 @@ impl Transcript {
         }
     }
 
-    /// The last lines, without control characters.
+    /// Returns the last lines, without control characters.
     pub fn last_lines(&self) -> Vec<String> {
         self.lines
             .iter()

@@ -1,4 +1,4 @@
-//! One guest: constructed, started, watched to its end, its figures taken.
+//! One guest: constructs it, starts it, watches it to its end, and takes its figures.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use crate::spec::{Guest, Payload, Spec, Time};
 use crate::{Error, Result};
 use vpmu_record::Record;
 
-/// A stopped machine is called so after this.
+/// A machine that does not run for so long is said to have stopped.
 const QUIET: Duration = Duration::from_secs(20);
 
-/// Finds out, before anything is downloaded, whether the programs are there
-/// that the guests of `spec` need.
+/// Checks, before anything is downloaded, that the programs are there that the
+/// guests of `spec` need.
 ///
 /// # Errors
 ///
-/// When one is missing.
+/// When a program is missing.
 pub fn check(spec: &Spec) -> Result<()> {
     if let Payload::Command(work) = &spec.payload {
         artifacts::find(spec.machine.arch, artifacts::METER)?;
@@ -39,13 +39,12 @@ pub fn check(spec: &Spec) -> Result<()> {
     Ok(())
 }
 
-/// Boots `guest`, one of those of `spec`, runs what there is to run, and gives
-/// the figures. Each `phase` is another moment of the kernel's ticks at which
-/// the command begins.
+/// Boots `guest` of `spec`, runs the command, and returns the figures. Each
+/// `phase` is another moment of the kernel's ticks at which the command begins.
 ///
 /// # Errors
 ///
-/// When the lab or the guest fails; never because the command did.
+/// When the lab or the guest fails. A command that fails is no error.
 pub fn run(
     lab: &Lab<'_>,
     spec: &Spec,
@@ -108,7 +107,7 @@ pub fn run(
     })
 }
 
-/// What the guest is made of; its job is written into `folder`.
+/// Returns what the guest is made of, with its job written into `folder`.
 fn parts<'a>(
     lab: &'a Lab<'_>,
     spec: &'a Spec,
@@ -141,7 +140,7 @@ fn parts<'a>(
     })
 }
 
-/// The folder in which a user wants to find what a guest left behind.
+/// Creates the folder in which the user wants to find a guest's logs.
 struct Kept(Option<PathBuf>);
 
 impl Kept {
@@ -178,7 +177,7 @@ impl Kept {
     }
 }
 
-/// The figures, if the guest came to a good end.
+/// Returns the figures of a guest that came to a good end.
 fn figures(
     spec: &Spec,
     guest: &Guest,
@@ -213,7 +212,7 @@ fn figures(
     Ok(Run::from_records(&settings, &transcript.records))
 }
 
-/// What an end without figures is that nobody complained about.
+/// Returns the error for a guest that ended without figures and without a complaint.
 fn silent_end(end: End, transcript: &Transcript) -> Error {
     let console = transcript.last_lines();
     let how = match end {

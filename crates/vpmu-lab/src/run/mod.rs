@@ -24,9 +24,9 @@ use vpmu_record::Monitor;
 /// What runs of guests share.
 #[derive(Debug)]
 pub struct Lab<'a> {
-    /// Where files are kept.
+    /// The folder in which files are kept.
     pub cache: &'a Cache,
-    /// Debian's; `None` when nothing of it is needed.
+    /// Images of Debian packages; `None` when they are not needed.
     pub images: Option<Images>,
     /// The user's wish to stop.
     pub cancel: &'a Cancel,
@@ -35,8 +35,8 @@ pub struct Lab<'a> {
 }
 
 impl<'a> Lab<'a> {
-    /// Whatever `spec` needs of Debian's packages, downloaded and made first when
-    /// it is not there.
+    /// Downloads packages and makes images, as far as `spec` needs them and they
+    /// are not there.
     ///
     /// # Errors
     ///
@@ -62,9 +62,9 @@ impl<'a> Lab<'a> {
 
 /// How the command's output is treated.
 pub struct Sink {
-    /// Whether it is kept until the command is over.
+    /// Whether the output is kept until the command is over.
     pub output: Output,
-    /// Where it goes.
+    /// Where the output goes.
     pub to: Box<dyn Write + Send>,
 }
 

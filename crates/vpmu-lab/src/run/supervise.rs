@@ -1,10 +1,11 @@
-//! Running QEMU, or a VMM: never longer than asked, never orphaned, never hanging
+//! Runs QEMU, or a VMM: never longer than asked, never orphaned, never hanging
 //! unnoticed.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
-//! which then ends it; when vpmu is killed, the kernel ends it ([`crate::host::tool::Tool::command`]). One thread reads the console and
-//! may block on the user's standard output as long as it likes; the other
-//! watches the clock.
+//! which then ends QEMU. When vpmu is killed, the kernel ends QEMU
+//! ([`crate::host::tool::Tool::command`]). One thread reads the console and may
+//! block on the user's standard output as long as it likes; the other watches
+//! the clock.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -31,12 +32,12 @@ const LAST_WORDS: Duration = Duration::from_secs(10);
 /// Wall-clock limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// For everything.
+    /// Until the end.
     pub total: Duration,
     /// Until the command begins; `None` when no command is expected.
     pub boot: Option<Duration>,
-    /// Without any processor time while not waiting for our reader. `None`
-    /// when idling is normal: in real time an idle guest costs nothing.
+    /// For a machine that uses no processor time and does not wait for the
+    /// reader. `None` when idling is normal: in real time an idle guest uses none.
     pub quiet: Option<Duration>,
 }
 
@@ -44,20 +45,20 @@ pub struct Limits {
 pub struct Streams {
     /// The command's output, or everything when `raw`.
     pub output: Box<dyn Write + Send>,
-    /// Everything.
+    /// Takes a copy of the whole console.
     pub log: Option<File>,
-    /// Pass on the whole console, not only the command's output.
+    /// Whether the whole console is passed on, not only the command's output.
     pub raw: bool,
 }
 
-/// Where a run is, for progress display.
+/// The part of a run that is under way, for the display of progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Until the command begins.
     Boot,
-    /// While it runs.
+    /// While the command runs.
     Command,
-    /// Afterwards.
+    /// After the command.
     Report,
 }
 
@@ -71,8 +72,8 @@ impl Stage {
     }
 }
 
-/// Runs `command` to its end and gives the transcript of its console. Messages
-/// call it `program`.
+/// Runs `command` to its end and returns the transcript of its console. Messages
+/// call the command `program`.
 ///
 /// # Errors
 ///
@@ -126,7 +127,7 @@ pub fn run(
     let transcript = shared.transcript();
     if !status.success() {
         let mut message = String::new();
-        // Without its message the status has to do.
+        // QEMU's message could not be read: its status has to do.
         let _ = errors
             .rewind()
             .and_then(|()| errors.read_to_string(&mut message));
@@ -140,7 +141,7 @@ pub fn run(
     Ok(transcript)
 }
 
-/// The limits of a run, and how far it is from them.
+/// A run's limits, and how far the run is from them.
 struct Watch<'a> {
     limits: Limits,
     start: Instant,
@@ -161,7 +162,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// The limit that is passed at `stage`.
+    /// Returns the limit that is passed at `stage`.
     fn passed(&mut self, stage: Stage, transcript: &Transcript) -> Option<Error> {
         let elapsed = self.start.elapsed();
         let console = || transcript.last_lines();
@@ -180,7 +181,7 @@ impl<'a> Watch<'a> {
             return None;
         }
         self.looked = Instant::now();
-        // A machine waits, rightly, for the user's terminal or pager.
+        // A machine whose output the user's terminal or pager does not take may wait.
         if self.shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
         }
@@ -191,7 +192,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// What the guest itself said about its end, when that was a bad one.
+/// Returns what the guest itself said about a bad end.
 pub fn ended_badly(transcript: &Transcript) -> Option<Error> {
     let console = transcript.last_lines();
     if let Some(line) = transcript.monitor.clone() {
@@ -204,7 +205,7 @@ pub fn ended_badly(transcript: &Transcript) -> Option<Error> {
 #[derive(Default)]
 struct Shared {
     transcript: Mutex<Transcript>,
-    /// The reader waits for the user's terminal or pager.
+    /// Whether the reader waits for the user's terminal or pager.
     writing: AtomicBool,
 }
 

@@ -1,5 +1,5 @@
-//! What differs between the architectures of guests, in one place: names,
-//! packages, programs. What a machine is made of is in `backend::qemu`.
+//! The differences between guests' architectures: names, packages, programs.
+//! The devices of a machine are in `backend::qemu`.
 
 use std::fmt;
 use std::path::Path;
@@ -35,10 +35,10 @@ const QEMU_X86_64: Tool = Tool {
 };
 
 impl Arch {
-    /// Both.
+    /// Both architectures.
     pub const ALL: [Self; 2] = [Self::Aarch64, Self::X86_64];
 
-    /// As on the command line, and as QEMU has it.
+    /// Returns the name on the command line, which is QEMU's too.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aarch64 => "aarch64",
@@ -46,7 +46,7 @@ impl Arch {
         }
     }
 
-    /// As Debian has it.
+    /// Returns Debian's name.
     pub fn debian(self) -> &'static str {
         match self {
             Self::Aarch64 => "arm64",
@@ -54,7 +54,7 @@ impl Arch {
         }
     }
 
-    /// Its folder of libraries in Debian.
+    /// Returns Debian's folder of libraries.
     pub fn libraries(self) -> &'static str {
         match self {
             Self::Aarch64 => "usr/lib/aarch64-linux-gnu",
@@ -62,7 +62,7 @@ impl Arch {
         }
     }
 
-    /// The packages that guests and the KVM host are made of, sorted.
+    /// Returns the packages that guests and the KVM host are made of, sorted.
     pub fn packages(self) -> Vec<&'static str> {
         let own: &[&str] = match self {
             Self::Aarch64 => &["linux-image-arm64", "qemu-system-arm"],
@@ -78,7 +78,7 @@ impl Arch {
         all
     }
 
-    /// QEMU, on the machine and in the KVM host.
+    /// Returns QEMU, on the machine and in the KVM host.
     pub fn qemu(self) -> Tool {
         match self {
             Self::Aarch64 => QEMU_AARCH64,
@@ -86,7 +86,7 @@ impl Arch {
         }
     }
 
-    /// The device of serial port `number`.
+    /// Returns the name of serial port `number`'s device.
     pub fn serial(self, number: u32) -> String {
         match self {
             Self::Aarch64 => format!("ttyAMA{number}"),
@@ -94,7 +94,7 @@ impl Arch {
         }
     }
 
-    /// The designs there are, in the order of a table.
+    /// Returns the architecture's designs, in the order of a table.
     pub fn designs(self) -> &'static [Pmu] {
         match self {
             Self::Aarch64 => &Pmu::ALL,
@@ -102,7 +102,7 @@ impl Arch {
         }
     }
 
-    /// Whether this machine's own KVM runs stock kernels of this architecture.
+    /// Tells whether this machine's own KVM runs stock kernels of this architecture.
     ///
     /// A `/dev/kvm` alone says little: some clouds have a KVM in software
     /// (`kvm_pvm`), in which stock kernels die early.

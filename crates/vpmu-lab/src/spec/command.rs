@@ -1,13 +1,13 @@
-//! What runs in the guest, as a line for its shell.
+//! The guest's command, as a line for its shell.
 
 /// A command for the guest's shell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Command(String);
 
 impl Command {
-    /// From the words after `--`: several are a program and its arguments, as
-    /// they are; a single one is a line for the shell (`a | b > c`).
-    /// `None` when there are none.
+    /// Makes a command of the words after `--`. Several words are a program and
+    /// its arguments, as they are; a single word is a line for the shell
+    /// (`a | b > c`). `None` without a word.
     pub fn from_words(words: &[String]) -> Option<Self> {
         match words {
             [] => None,
@@ -22,13 +22,13 @@ impl Command {
         }
     }
 
-    /// As a line for the shell.
+    /// Returns the line for the shell.
     pub fn as_line(&self) -> &str {
         &self.0
     }
 }
 
-/// A word as the shell reads it back, quoted only when it has to be.
+/// Quotes a word for the shell, only where that is needed.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -25,7 +25,7 @@ pub enum Pmu {
 }
 
 impl Pmu {
-    /// All of them, in the order of a table.
+    /// All designs, in the order of a table.
     pub const ALL: [Self; 6] = [
         Self::Native,
         Self::Kvm,
@@ -35,7 +35,7 @@ impl Pmu {
         Self::Untrapped,
     ];
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
@@ -47,7 +47,7 @@ impl Pmu {
         }
     }
 
-    /// Whether this project's own hypervisor is below the guest.
+    /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
         match self {
             Self::Native | Self::Kvm => false,
@@ -81,20 +81,20 @@ impl FromStr for Pmu {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// Closed and opened again.
+    /// The event is closed and opened again.
     Recreate,
-    /// Kept, and set anew.
+    /// The event is kept, and set anew.
     Reuse,
-    /// Kept, and left alone once it is off and drained.
+    /// The event is kept, and left alone once it is off and drained.
     #[default]
     Paused,
 }
 
 impl Policy {
-    /// All of them, the most expensive first.
+    /// All policies, the most expensive first.
     pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::Paused];
 
-    /// As on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Recreate => "recreate",
@@ -123,7 +123,7 @@ impl FromStr for Policy {
 pub struct Design {
     /// How the PMU reaches the command.
     pub pmu: Pmu,
-    /// Where that is a choice.
+    /// The policy, where that is a choice.
     pub policy: Option<Policy>,
 }
 
@@ -133,7 +133,7 @@ impl From<Pmu> for Design {
     }
 }
 
-/// `emulated`, or `emulated-reuse` where there is a choice.
+/// Writes `emulated`, or `emulated-reuse` where there is a choice.
 impl fmt::Display for Design {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.policy {

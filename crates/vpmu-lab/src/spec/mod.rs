@@ -1,4 +1,4 @@
-//! What to run, and on what.
+//! What to run, and on which machine.
 //!
 //! A [`Request`] is what a user or a bench asks for. [`Request::check`] makes a
 //! [`Spec`] of it, in which every fact that follows from others is settled: how
@@ -21,9 +21,9 @@ use design::{Design, Pmu, Policy};
 /// The machine that a guest runs on; for a nested guest, the guest itself.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Of its processors.
+    /// The processors' architecture.
     pub arch: Arch,
-    /// Processors.
+    /// The number of processors.
     pub vcpus: u32,
     /// Memory, MiB.
     pub memory: u32,
@@ -74,9 +74,9 @@ pub enum Payload {
 pub struct Work {
     /// The command.
     pub command: Command,
-    /// How often it runs, 1 to 100; times and counts are means of that.
+    /// How often the command runs, 1 to 100. Times and counts are means.
     pub runs: u32,
-    /// Instead of Debian's kernel.
+    /// A kernel instead of Debian's.
     pub kernel: Option<PathBuf>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
@@ -93,25 +93,25 @@ pub struct Work {
 pub struct Guest {
     /// The design.
     pub design: Design,
-    /// How it runs.
+    /// The way to run the guest.
     pub way: Way,
-    /// What its clock counts.
+    /// What the guest's clock counts.
     pub time: Time,
 }
 
 /// The ways to run a guest, each with the options that only this way has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Way {
-    /// Directly on the machine that QEMU emulates.
+    /// Runs directly on the machine that QEMU emulates.
     Native,
-    /// On this project's monitor, on that machine.
+    /// Runs on this project's monitor, on that machine.
     Monitor {
         /// Counters that the monitor keeps, where that is a choice.
         host_counters: Option<u32>,
     },
-    /// In a stock KVM host on that machine, under this VMM.
+    /// Runs in a stock KVM host on that machine, under this VMM.
     Nested(Vmm),
-    /// In this machine's own KVM, under this project's VMM.
+    /// Runs in this machine's own KVM, under this project's VMM.
     Direct(OurVmm),
 }
 
@@ -120,7 +120,7 @@ pub enum Way {
 pub enum Vmm {
     /// QEMU, from the host's packages.
     Stock,
-    /// This project's.
+    /// This project's VMM.
     Ours(OurVmm),
 }
 
@@ -136,14 +136,14 @@ pub struct OurVmm {
 /// What a guest's clock counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
-    /// Instructions: the same run gives the same figures.
+    /// Instructions: repeated runs give the same figures.
     Counted,
     /// Real time.
     Real,
 }
 
 impl Spec {
-    /// Whether Debian packages are needed for it.
+    /// Tells whether Debian packages are needed.
     pub fn needs_images(&self) -> bool {
         matches!(self.payload, Payload::Command(_))
             || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
@@ -151,19 +151,19 @@ impl Spec {
 }
 
 impl Guest {
-    /// Whether this machine's own KVM runs the guest, beside whatever else this
-    /// machine does: what the machine accounts is then not the guest's alone.
+    /// Tells whether this machine's own KVM runs the guest. Other work of this
+    /// machine is then in the machine's statistics, too.
     pub fn is_direct(&self) -> bool {
         matches!(self.way, Way::Direct(_))
     }
 
-    /// Whether a KVM host's accounts tell its share fairly.
+    /// Tells whether a KVM host's statistics give its share of time fairly.
     ///
-    /// It ticks as often as its guest, and so looks at the same moment of the
-    /// guest's tick each time, unless its clock is made a little fast. Under stock
-    /// QEMU for x86 with counted instructions it must not be: there a guest without
-    /// a PMU samples by timers, and a host's tick that comes while the guest's
-    /// kernel handles one makes QEMU 10.0 deliver that interrupt twice.
+    /// A host ticks as often as its guest. It would look at the same moment of the
+    /// guest's tick each time, so its clock is made a little fast. The exception is
+    /// stock QEMU for x86 with counted instructions: there a guest without a PMU
+    /// samples by timers, and a host's tick that comes while the guest's kernel
+    /// handles a timer makes QEMU 10.0 deliver that interrupt twice.
     pub fn has_fair_shares(&self, arch: Arch) -> bool {
         let is_stock = self.design.pmu == Pmu::Kvm;
         !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)
@@ -171,7 +171,7 @@ impl Guest {
 }
 
 impl OurVmm {
-    /// Whether its guest may ask to be saved, and goes on in another process.
+    /// Tells whether the guest may ask to be saved and then goes on in another process.
     pub fn saves(&self) -> bool {
         self.options.iter().any(|word| word.starts_with("--save"))
     }

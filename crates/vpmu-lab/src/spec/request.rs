@@ -10,9 +10,9 @@ use super::design::{Design, Pmu};
 use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
 use crate::{Error, Result};
 
-/// Less does not hold a guest's file tree, MiB.
+/// The least memory that holds a guest's file tree, MiB.
 const LEAST_MEMORY: u32 = 384;
-/// More is not in vpmu-vmm's memory map, MiB.
+/// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
 
 /// What a user or a bench asks for.
@@ -28,9 +28,9 @@ pub struct Request {
     pub command: Option<Command>,
     /// How often the command runs.
     pub runs: u32,
-    /// Instead of Debian's kernel.
+    /// A kernel instead of Debian's.
     pub kernel: Option<PathBuf>,
-    /// Instead of our file tree; goes with no command.
+    /// An initrd instead of the lab's file tree. Excludes a command.
     pub initrd: Option<PathBuf>,
     /// More words for the kernel command line.
     pub append: Option<String>,
@@ -53,7 +53,7 @@ fn usage<T>(text: impl Into<String>) -> Result<T> {
 }
 
 impl Request {
-    /// One processor of `arch`, 1 GiB, counted time, nothing to run.
+    /// Requests one processor of `arch`, 1 GiB, counted time, and nothing to run.
     pub fn new(arch: Arch) -> Self {
         Self {
             machine: Machine {
@@ -178,8 +178,8 @@ impl Request {
         }
     }
 
-    /// In this machine's own KVM only if all can: real time is not compared
-    /// with counted instructions.
+    /// Chooses this machine's own KVM only if it can run all designs: real time is
+    /// not compared with counted instructions.
     fn guests(&self, designs: &[Design], own_kvm: bool) -> Result<Vec<Guest>> {
         let is_direct = own_kvm && designs.iter().all(|design| design.pmu == Pmu::Emulated);
         if is_direct && !self.machine.qemu_args.is_empty() {

@@ -2,8 +2,8 @@
 //!
 //! What a guest could notice is in it: memory, processors, interrupt controllers, clocks, ports, and
 //! the PMU's registers with all that the host has counted for them. Time stands still for the guest
-//! while it is saved: TSC and KVM's clock go on where they were. The account does not belong to the
-//! guest, so it begins anew in the process that goes on; a measurement that was under way ends with
+//! while it is saved: TSC and KVM's clock go on where they were. The statistics do not belong to the
+//! guest, so they begin anew in the process that goes on; a measurement that was under way ends with
 //! the save and begins again there.
 //!
 //! The order in which KVM's state is read and written is not free. It is QEMU's and Firecracker's,

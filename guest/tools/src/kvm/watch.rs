@@ -27,7 +27,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Takes the host's accounts of [`INTERVAL_S`] later; true when the guest is stuck.
+    /// Takes the host's statistics of [`INTERVAL_S`] later; true when the guest is stuck.
     pub fn look(&mut self, snapshot: &Snapshot) -> bool {
         let count = |name| snapshot.exits.get(name).copied().unwrap_or(0);
         let own = Some(count("exits").saturating_sub(count("irq_exits")));

@@ -1,10 +1,10 @@
-//! What a lazy TSC deadline saves, published in 2023 for KVM on Intel with
-//! netperf's TCP_RR over loopback.
+//! Measures what a lazy TSC deadline saves, published in 2023 for KVM on Intel
+//! with netperf's TCP_RR over loopback.
 //!
-//! A stock KVM host in the emulated machine runs our VMM, in all modes the same
-//! one; in it a stock Debian 12 kernel with the module `guest/lazy_deadline`,
-//! whose mode is the only difference. In mode `plain` it writes what the stock
-//! driver writes, and measures.
+//! A stock KVM host in the emulated machine runs vpmu-vmm with a stock Debian 12
+//! kernel and the module `guest/lazy_deadline`. The module's mode is the only
+//! difference between runs. In mode `plain` it writes what the stock driver
+//! writes, and measures.
 //!
 //! The host counts, with KVM's tracepoints ([`stats`]); the module measures
 //! the latency from a deadline to its handler.
@@ -60,11 +60,11 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// How often a boot that QEMU has cut short is tried again, each time a little
-/// later than before.
+/// Attempts after a boot that QEMU has cut short, each a little later than before.
 const ATTEMPTS: u32 = 6;
-/// A boot takes about one minute on an idle machine, and longer on a busy one. The guard against
-/// guests that hang counts their own time; this one is for a QEMU that stands still.
+/// The limit of a boot, which takes about one minute on an idle machine and longer on a busy
+/// machine. It is for a QEMU that stands still: the guard against guests that hang counts their
+/// own time.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Who decides what of the timer is written.
@@ -78,7 +78,7 @@ enum Mode {
 impl Mode {
     const ALL: [Self; 3] = [Self::Plain, Self::Paravirtual, Self::GuestOnly];
 
-    /// As the module has it.
+    /// Returns the module's name of the mode.
     fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
@@ -88,25 +88,25 @@ impl Mode {
     }
 }
 
-/// What the guest does meanwhile.
+/// The guest's work during a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Workload {
-    /// TCP request/response between two vCPUs, reads that block: as published.
+    /// TCP request/response between two vCPUs with reads that block, as published.
     RequestResponse,
     /// Two processes and a pipe.
     Pipe,
-    /// Nothing, for ten seconds.
+    /// No work, for ten seconds.
     Idle,
-    /// A vCPU sleeps a millisecond, again and again: what lazy deadlines cannot
-    /// save, and the latency of many. The other one does nothing, as the host's
-    /// one processor has not got time for both at once.
+    /// A vCPU sleeps a millisecond, again and again: deadlines that cannot be saved,
+    /// and the latency of many. The other vCPU does nothing, as the host's one
+    /// processor has no time for both at once.
     Sleep,
 }
 
 impl Workload {
     const ALL: [Self; 4] = [Self::RequestResponse, Self::Pipe, Self::Idle, Self::Sleep];
 
-    /// What its figures' names end with.
+    /// Returns the end of the figures' names.
     fn suffix(self) -> &'static str {
         match self {
             Self::RequestResponse => "",
@@ -126,8 +126,9 @@ impl Workload {
     }
 }
 
-/// What runs in each boot: more in one would run into QEMU's repeated interrupt
-/// (docs/benches.md). Several of the published one, which has few interrupts.
+/// The workloads of each boot. More in one boot would run into QEMU's repeated
+/// interrupt (docs/benches.md). The published workload, which has few interrupts,
+/// runs in several boots.
 const BOOTS: [&[Workload]; 4] = [
     &[Workload::RequestResponse],
     &[Workload::Pipe, Workload::Idle, Workload::Sleep],
@@ -164,8 +165,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(figures(&all))
 }
 
-/// Of each workload, the modes' figures, and those of the lazy ones in relation to plain. What has
-/// not been measured has none.
+/// Adds each workload's figures of each mode, and those of the lazy modes in relation to plain.
+/// A workload that was not measured has no figures.
 fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
     let mut rows = Vec::new();
     for workload in Workload::ALL {
@@ -188,10 +189,10 @@ fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
     rows
 }
 
-/// Of one boot, each workload's.
+/// The counts of one boot, for each workload.
 type Measured = Vec<(Mode, Workload, Stats)>;
 
-/// What is the same for all boots.
+/// What all boots have in common.
 struct Lab<'a> {
     context: &'a Context<'a>,
     images: Images,
@@ -212,8 +213,8 @@ impl<'a> Lab<'a> {
         })
     }
 
-    /// All of them, one on each of this machine's processors at a time, until one
-    /// fails.
+    /// Runs all boots, as many at a time as this machine has processors, until a
+    /// boot fails.
     fn run(&self, cells: &[Cell]) -> Result<Vec<Measured>> {
         let failed = AtomicBool::new(false);
         let all = parallel::map(cells, parallel::processors(), |&cell| {
@@ -222,11 +223,11 @@ impl<'a> Lab<'a> {
                     .inspect_err(|_| failed.store(true, Ordering::Relaxed))
             })
         });
-        // None is left out but for one that failed.
+        // A boot is left out only after another has failed.
         all.into_iter().flatten().collect()
     }
 
-    /// One, again and again where QEMU has killed the guest.
+    /// Runs one boot, and again where QEMU has killed the guest.
     fn boot(&self, cell: Cell) -> Result<Measured> {
         let mut crashes = 0;
         loop {
@@ -266,8 +267,8 @@ impl<'a> Lab<'a> {
         };
         request.machine.vcpus = 2;
         request.machine.memory = 512;
-        // One processor, or QEMU, which would execute several in turn, has been seen to turn in a
-        // circle with them.
+        // One processor: QEMU executes several in turn, and has been seen to turn in a circle with
+        // them.
         request.machine.qemu_args = ["-smp", "1"].map(str::to_owned).into();
         let spec = request.check(&[design])?;
         run::check(&spec)?;
@@ -290,8 +291,8 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// What the guest's shell does. The module's counters are reset just before the
-/// host's and read just after it. The host gets some time after each part.
+/// Writes the guest's script. It resets the module's counters just before the host's
+/// and reads them just after the host's. It leaves the host some time after each part.
 fn script(cell: Cell) -> String {
     let mode = cell.mode.name();
     let mut script = format!(
@@ -317,10 +318,10 @@ fn script(cell: Cell) -> String {
     script + "cd / && rmmod lazy_deadline\n"
 }
 
-/// The line before each workload's output.
+/// Returns the line before each workload's output.
 const PART: &str = "== part";
 
-/// `None` when something is missing.
+/// Reads a boot's counts; `None` when a part is missing.
 fn measured(cell: Cell, run: &Run, output: &[u8]) -> Option<Measured> {
     let text = String::from_utf8_lossy(output);
     let parts: Vec<&str> = text.split(PART).skip(1).collect();

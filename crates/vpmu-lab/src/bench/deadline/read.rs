@@ -1,10 +1,10 @@
-//! What the host counted and what the guest's shell printed, read.
+//! Reads what the host counted and what the guest's shell printed.
 
 use std::collections::BTreeMap;
 
 use vpmu_record::Trace;
 
-/// KVM's numbers (AMD's exit codes) and the published names.
+/// KVM's numbers of exits (AMD's exit codes) and the published names.
 const EXITS: [(u64, &str); 10] = [
     (0x60, "intr"),
     (0x61, "nmi"),
@@ -26,7 +26,7 @@ const LOCAL_TIMER_WOKE: &str = "0xec";
 /// KVM_EXIT_X86_WRMSR.
 const TO_USER_SPACE_WRMSR: &str = "30";
 
-/// What the host counted.
+/// Reads the host's counts, by the names of their figures.
 pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
     let of = |event: &str, key: &str| -> Option<u64> {
         Some(trace.get(event)?.get(key).copied().unwrap_or(0))
@@ -38,7 +38,7 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
         let code: u64 = key.parse().ok()?;
         add("exits", count);
         match EXITS.iter().find(|(known, _)| *known == code) {
-            // By direction below.
+            // Counted by direction below.
             Some((_, "msr")) => {}
             Some((_, name)) => add(&format!("exits:{name}"), count),
             None => add(&format!("exits:{code:#x}"), count),
@@ -64,7 +64,7 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
         of("kvm_msr", IA32_TSC_DEADLINE)? + to_user,
     );
     add("timer_interrupts", of("kvm_inj_virq", LOCAL_TIMER_VECTOR)?);
-    // Without the order of the events there is nothing to be said.
+    // With events lost, their order tells nothing.
     if of("woken", "lost")? > 0 {
         return None;
     }
@@ -74,7 +74,7 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
     Some(counts)
 }
 
-/// The numbers of each line that begins with `word`.
+/// Returns the numbers of each line that begins with `word`.
 pub(super) fn lines<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = Vec<u64>> + 'a {
     text.lines().filter_map(move |line| {
         let numbers = line.strip_prefix(word)?.strip_prefix(' ')?;
@@ -85,8 +85,8 @@ pub(super) fn lines<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = Ve
     })
 }
 
-/// How many and in how long: `ping_pong`'s line of JSON, or what `perf bench`
-/// says.
+/// Reads the number of transactions and the time they took, from `ping_pong`'s line of
+/// JSON or from the output of `perf bench`.
 pub(super) fn transactions(text: &str) -> Option<(u64, f64)> {
     for line in text.lines() {
         if let Ok(said) = serde_json::from_str::<serde_json::Value>(line) {

@@ -1,4 +1,4 @@
-//! What the boots of one mode and workload were measured to do, and the figures of it.
+//! The counts of the boots of one mode and workload, and the figures made of them.
 //!
 //! Exits are the host's counts: KVM's tracepoints while the guest's doorbell says so. Latencies and
 //! needless wake-ups are the module's: it alone knows which deadline an interrupt was for.
@@ -9,7 +9,7 @@ use super::Row;
 use super::read;
 use vpmu_record::Trace;
 
-/// Published for kinds of exit and MSR writes, without and with the shared slot.
+/// The published counts of exits and MSR writes by kind, without and with the shared slot.
 const PUBLISHED: [(&str, f64, f64); 9] = [
     ("exits", 12_617_503.0, 5_815_737.0),
     ("exits:intr", 37_023.0, 33_002.0),
@@ -21,28 +21,27 @@ const PUBLISHED: [(&str, f64, f64); 9] = [
     ("msr_writes:apic-icr", 2_533_498.0, 2_781_235.0),
     ("tsc_deadline_exits", 7_512_945.0, 185_629.0),
 ];
-/// Published: TSC-deadline writes and exits gone, percent.
+/// The published decrease of TSC-deadline writes and of exits, percent.
 const PUBLISHED_GONE: [(&str, f64); 2] = [("tsc_deadline_exits", 97.5), ("exits", 53.9)];
 
-/// The sum of some boots.
+/// The sum of boots.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Stats {
     /// All counts, by the names of their figures.
     counts: BTreeMap<String, u64>,
     transactions: u64,
     seconds: f64,
-    /// Lowest latency of a bucket, ns, and how many there were.
+    /// The lowest latency of each bucket, ns, and the number of deadlines in it.
     latencies: BTreeMap<u64, u64>,
     shortest: Option<u64>,
     longest: u64,
     boots: u64,
-    /// Boots that QEMU has cut short, and that were made anew.
+    /// The number of boots that QEMU has cut short and that were repeated.
     crashes: u64,
 }
 
 impl Stats {
-    /// Of what the host counted and the guest said; `None` when something is
-    /// missing in it.
+    /// Reads what the host counted and the guest printed; `None` when a part is missing.
     pub(super) fn of(trace: &Trace, text: &str) -> Option<Self> {
         let mut stats = Self {
             counts: read::counts(trace)?,
@@ -82,12 +81,12 @@ impl Stats {
         Some(stats)
     }
 
-    /// It took so many boots more.
+    /// Adds boots that were repeated.
     pub(super) fn add_crashes(&mut self, crashes: u32) {
         self.crashes += u64::from(crashes);
     }
 
-    /// Both together.
+    /// Adds the counts of other boots.
     pub(super) fn and(mut self, other: &Self) -> Self {
         for (name, count) in &other.counts {
             *self.counts.entry(name.clone()).or_default() += count;
@@ -104,7 +103,7 @@ impl Stats {
         self
     }
 
-    /// Whether anything was measured.
+    /// Tells whether anything was measured.
     pub(super) fn has_boots(&self) -> bool {
         self.boots > 0
     }
@@ -113,12 +112,12 @@ impl Stats {
         self.counts.get(name).copied().unwrap_or(0)
     }
 
-    /// Transactions in a second of the guest's time.
+    /// Returns the transactions in a second of the guest's time.
     fn rate(&self) -> Option<f64> {
         (self.seconds > 0.0).then(|| self.transactions as f64 / self.seconds)
     }
 
-    /// The latency that `percent` of all are below, to a bucket (3 %).
+    /// Returns the latency that `percent` of all are below, to the width of a bucket (3 %).
     fn percentile(&self, percent: u64) -> Option<u64> {
         let all: u64 = self.latencies.values().sum();
         let mut left = (all * percent).div_ceil(100);
@@ -131,7 +130,7 @@ impl Stats {
         None
     }
 
-    /// The figures, with `suffix` behind their names.
+    /// Returns the figures, with `suffix` at the end of their names.
     pub(super) fn rows(&self, mode: &'static str, suffix: &str) -> Vec<Row> {
         let row = |figure: &str, measured: Option<f64>, unit| Row {
             figure: format!("{figure}{suffix}"),
@@ -153,8 +152,8 @@ impl Stats {
             of("tsc_deadline_exits", "exits"),
             of("exits", "exits"),
             of("timer_interrupts", "interrupts"),
-            // Timer interrupts that found their CPU idle and no deadline due. Counts of KVM's
-            // wake-ups do not tell: KVM also wakes a vCPU for nothing that is the timer's.
+            // Timer interrupts that found their CPU idle and no deadline due. KVM's wake-ups do not
+            // tell them: KVM also wakes vCPUs for other reasons.
             row(
                 "halted_wakeups",
                 number(self.count("guest:idle_extra")),
@@ -202,7 +201,7 @@ impl Stats {
         rows
     }
 
-    /// This mode's figures in relation to mode plain's.
+    /// Returns this mode's figures in relation to mode plain's.
     pub(super) fn against(&self, plain: &Self, mode: &'static str, suffix: &str) -> Vec<Row> {
         let row = |figure: &str, measured: Option<f64>, published, unit| Row {
             figure: format!("{figure}{suffix}"),
@@ -240,7 +239,7 @@ fn published_for(mode: &str, suffix: &str, value: f64) -> Option<f64> {
     (mode == "paravirtual" && suffix.is_empty()).then_some(value)
 }
 
-/// The power of two at or below.
+/// Returns the greatest power of two at or below a number.
 fn octave(ns: u64) -> u64 {
     if ns == 0 { 0 } else { 1 << ns.ilog2() }
 }
@@ -250,7 +249,7 @@ mod tests {
     use super::*;
     use vpmu_record::Record;
 
-    /// What the KVM host prints.
+    /// The KVM host's output.
     const TRACE: &[u8] = br#"{"trace":{
         "kvm_exit":{"123":1,"120":100,"124":90,"1024":3,"9":1},
         "kvm_msr":{"1,1760":40,"1,2096":30,"0,59":2},
@@ -258,7 +257,7 @@ mod tests {
         "kvm_userspace_exit":{"2":1,"30":18},
         "woken":{"0xec":7,"0xfb":30,"nothing":1,"lost":0}}}"#;
 
-    /// What the guest prints.
+    /// The guest's output.
     const GUEST: &str = "\n{\"transactions\":1000,\"seconds\":0.25,\"transactions_per_s\":4000.0}\n\
         counters 0 50 40 10 6 2 1 1 3 2\ncounters 1 50 42 8 6 1 1 0 2 1\n\
         latency 4 900 1000 3000 3100\nbucket 992 2\nbucket 1024 1\nbucket 3072 1\n";
@@ -292,7 +291,7 @@ mod tests {
         assert_eq!(deadline.unwrap().published, Some(185_629.0));
     }
 
-    /// One CPU says 2 and the other 1, whatever KVM counts as woken.
+    /// A CPU counts 2 and the other 1, whatever KVM counts as woken.
     #[test]
     fn needless_wakeups_are_what_the_module_counts() {
         let mut stats = stats();

@@ -3,7 +3,7 @@
 //! apt-get checks the archive's signature with the machine's own Debian
 //! keyring and every package against the signed index. Everything that apt
 //! would read from or write to the machine's package state is pointed into a
-//! folder of ours; what stays the machine's is its proxy settings.
+//! folder of the lab's. Only the proxy settings are the machine's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// The keys of Debian's archive, from the package of the same name.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// apt-get, on the machine.
+/// The machine's apt-get.
 pub const APT_GET: Tool = Tool {
     program: "apt-get",
     fix: "guests are made from Debian packages: use a Debian machine, or install apt",
@@ -28,13 +28,13 @@ pub const APT_GET: Tool = Tool {
 /// One package as the signed index describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Package {
-    /// For example `libc6`.
+    /// The package's name, for example `libc6`.
     pub name: String,
-    /// Its file's name, which holds the version.
+    /// The file's name, which holds the version.
     pub file: String,
-    /// In bytes.
+    /// The file's size in bytes.
     pub size: u64,
-    /// Of the file, lower-case hexadecimal.
+    /// The file's SHA-256, lower-case hexadecimal.
     pub sha256: String,
 }
 
@@ -45,7 +45,7 @@ pub struct Apt {
 }
 
 impl Apt {
-    /// Sets one up in `folder`, for `release` and `architecture` of Debian.
+    /// Sets up a root in `folder`, for `release` and `architecture` of Debian.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Apt {
         self.run(&["update"], None, cancel, &|| ()).map(drop)
     }
 
-    /// What has to be downloaded to have `names`, dependencies included.
+    /// Returns the packages to download for `names`, dependencies included.
     ///
     /// # Errors
     ///
@@ -107,8 +107,7 @@ impl Apt {
             .collect()
     }
 
-    /// Downloads the files of `packages` into `folder`, calling `tick` while
-    /// it goes on.
+    /// Downloads the files of `packages` into `folder`, and calls `tick` meanwhile.
     ///
     /// # Errors
     ///

@@ -36,7 +36,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// What guests of `arch` and the KVM host are made of.
+    /// Selects the packages of the guests of `arch` and the KVM host.
     pub fn guests(arch: Arch) -> Self {
         Self {
             release: RELEASE,
@@ -46,8 +46,8 @@ impl Selection {
         }
     }
 
-    /// A kernel of `release` with what modules for it are built with. The
-    /// compiler among its dependencies is the machine's own affair.
+    /// Selects a kernel of `release` and the headers for its modules. The compiler,
+    /// a dependency of the headers, is the machine's own.
     pub fn kernel_with_headers(release: &'static str, arch: Arch) -> Self {
         Self {
             release,
@@ -62,8 +62,8 @@ impl Selection {
     }
 }
 
-/// Dependencies that are large and that no program of ours loads: scripts,
-/// data, and libraries that others open at run time when a screen is there.
+/// Large dependencies that no program of the lab's loads: scripts, data, and
+/// libraries that programs open at run time when a screen is there.
 const NOT_NEEDED: [&str; 8] = [
     "libllvm",
     "libpython3.13-stdlib",
@@ -75,7 +75,7 @@ const NOT_NEEDED: [&str; 8] = [
     "systemd",
 ];
 
-/// How the names of temporary folders in a pool's folder begin.
+/// The prefix of the names of temporary folders in a pool's folder.
 pub(crate) const TEMPORARY: &str = "temporary-";
 
 /// Which files make up a pool.
@@ -84,7 +84,7 @@ pub struct Manifest {
     release: String,
     architecture: String,
     wanted: Vec<String>,
-    /// In the order of their file names.
+    /// The packages in the order of their file names.
     pub packages: Vec<Package>,
 }
 
@@ -97,7 +97,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The pool when it was fetched before; `None` when the network is needed
+    /// Returns the pool if it was fetched before; `None` when the network is needed
     /// first.
     pub fn fetched(cache: &Cache, selection: &Selection) -> Option<Self> {
         let folder = folder(cache, selection);
@@ -115,8 +115,8 @@ impl Pool {
         })
     }
 
-    /// The pool, downloaded when it is not there. The caller holds the cache's
-    /// lock.
+    /// Returns the pool, downloaded first where it is missing. The caller holds the
+    /// cache's lock.
     ///
     /// # Errors
     ///
@@ -168,26 +168,26 @@ impl Pool {
         })
     }
 
-    /// Of the guests made from it.
+    /// Returns the architecture of the guests made from the pool.
     pub fn arch(&self) -> Arch {
         self.arch
     }
 
-    /// What it is made of.
+    /// Returns the list of the packages.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The folder to delete in order to start afresh.
+    /// Returns the folder to delete in order to start afresh.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The path of one package's file, its contents checked.
+    /// Checks the contents of a package's file and returns its path.
     ///
     /// # Errors
     ///
-    /// When it is gone or was changed.
+    /// When the file is gone or was changed.
     pub fn verified(&self, package: &Package) -> Result<PathBuf> {
         let path = self.folder.join("packages").join(&package.file);
         verify(&path, package)?;
@@ -229,7 +229,7 @@ fn download(
         .map_err(Error::file("write in", packages))?;
     let total = missing.iter().map(|package| package.size).sum();
     let task = progress.bytes("downloading guest packages", total);
-    // Small pieces: what was finished before an interruption is kept.
+    // In small pieces: those finished before an interruption are kept.
     let mut finished = 0;
     for piece in missing.chunks(16) {
         apt.download(piece, incoming.path(), cancel, &|| {
@@ -270,11 +270,11 @@ fn folder_size(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Removes what killed predecessors left half done.
+/// Removes what killed runs left half done.
 fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
-            // In the way of nothing but disk space.
+            // A folder that stays costs disk space only.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -288,7 +288,7 @@ fn remove_others(packages: &Path, plan: &[Package]) {
             .to_str()
             .is_some_and(|name| wanted.contains(name))
         {
-            // A file too many does no harm.
+            // A file that stays costs disk space only.
             let _ = fs::remove_file(entry.path());
         }
     }

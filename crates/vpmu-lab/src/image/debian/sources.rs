@@ -1,7 +1,7 @@
-//! Finding a Debian mirror in what the machine's own apt is set up with.
+//! Finds a Debian mirror among the sources of the machine's own apt.
 //!
 //! Whoever administers the machine chose its mirror, proxy and network policy;
-//! guests come the same way. apt itself says where it would look for packages
+//! guests come the same way. apt says where it would look for packages
 //! (`apt-get update --print-uris`): that needs neither the network, nor root,
 //! nor a package index of an earlier day, which `apt-get indextargets` does.
 
@@ -27,7 +27,7 @@ const RELEASES: [&str; 12] = [
     "duke",
 ];
 
-/// The mirror of this machine: `$VPMU_DEBIAN_MIRROR`, else the first of apt's
+/// Returns this machine's mirror: `$VPMU_DEBIAN_MIRROR`, else the first of apt's
 /// sources that is Debian's main archive. `None` when there is neither.
 pub fn mirror() -> Option<String> {
     std::env::var(MIRROR_VARIABLE)
@@ -36,15 +36,16 @@ pub fn mirror() -> Option<String> {
         .or_else(|| mirror_among(&uris(&[])?))
 }
 
-/// What apt would download to know its packages, a line each, called with
-/// `options`. `None` when apt is missing or does not understand its own sources.
+/// Returns the files that apt, called with `options`, would download to know its
+/// packages, a line each. `None` when apt is missing or does not understand its
+/// own sources.
 fn uris(options: &[String]) -> Option<String> {
     let mut command = APT_GET.command().ok()?;
     command.args(options).args(["update", "--print-uris"]);
     APT_GET.run(command, &Cancel::default(), &|| ()).ok()
 }
 
-/// The address in the first of `lines` that is of Debian's main archive:
+/// Returns the address in the first of `lines` that is of Debian's main archive:
 /// `'ADDRESS/dists/SUITE/...' FILE SIZE`.
 ///
 /// The security archive does not qualify: it holds few packages. Neither does

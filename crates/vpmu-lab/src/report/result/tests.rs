@@ -116,7 +116,7 @@ fn vmm_accounts() {
     assert_eq!(run.host_operations_per_pmi, Some(2.0));
     assert_eq!(run.host_share, Some(0.5));
 
-    // Beside others, what their host accounts is not this guest's.
+    // Beside other guests, the host's statistics are not this guest's.
     let direct = Guest {
         way: Way::Direct(OurVmm {
             policy: Policy::Paused,

@@ -12,7 +12,7 @@ use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
 use vpmu_record::{Host, HostJob, HostVmm, Record};
 
-use super::accounts::Accounts;
+use super::stats::HostStats;
 use super::{ours, qemu};
 
 /// The guest's job as an archive, when the guest is one of the lab's.
@@ -41,20 +41,20 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     let job = files::read(&path).map_err(|errno| format!("failed to read {path}: {errno}"))?;
     let job = HostJob::parse(job.as_bytes()).map_err(|error| format!("{path}: {error}"))?;
     if job.skew {
-        // The kernel accounts a whole tick to whatever the tick interrupts. Host and guest tick at
+        // The kernel charges a whole tick to whatever the tick interrupts. Host and guest tick at
         // the same rate, so the host would look at the same moment of the guest's tick every time.
         // With its clock made 1.4 % fast it looks at all of them in turn. Only shares are taken
         // from this clock.
         busybox(process, "adjtimex -q -t 10137");
     }
-    let accounts = Accounts::find();
-    if files::exists(JOB) && !job.trace && accounts.tell_interrupts() {
-        watch(process, &job, &accounts);
+    let stats = HostStats::find();
+    if files::exists(JOB) && !job.trace && stats.tell_interrupts() {
+        watch(process, &job, &stats);
     }
     let initrd = initrd(process).map_err(|errno| format!("failed to make {INITRD}: {errno}"))?;
     sys::sleep_ms(job.settle_ms);
     match &job.vmm {
-        HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &accounts),
+        HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &stats),
         HostVmm::Ours { save } => ours::run(process, &job, save.as_deref(), initrd),
     }
     .map_err(|errno| format!("failed to run the VMM: {errno}"))?;
@@ -98,12 +98,12 @@ fn initrd(process: Process) -> Result<Option<&'static str>, Errno> {
 }
 
 /// Watches the guest from another process, and ends the host when the guest is stuck.
-fn watch(process: Process, job: &HostJob, accounts: &Accounts) {
+fn watch(process: Process, job: &HostJob, stats: &HostStats) {
     let Ok(None) = sys::fork() else { return };
     let mut watch = Watch::default();
     loop {
         sys::sleep_ms(INTERVAL_S * 1000);
-        if watch.look(&accounts.snapshot()) {
+        if watch.look(&stats.snapshot()) {
             stuck(process, job, 1);
         }
     }

@@ -11,13 +11,13 @@
 extern crate alloc;
 
 #[cfg(target_os = "none")]
-mod accounts;
-#[cfg(target_os = "none")]
 mod host;
 #[cfg(target_os = "none")]
 mod ours;
 #[cfg(target_os = "none")]
 mod qemu;
+#[cfg(target_os = "none")]
+mod stats;
 #[cfg(target_os = "none")]
 mod tracing;
 

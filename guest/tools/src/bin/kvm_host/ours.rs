@@ -1,6 +1,6 @@
 //! This project's x86 VMM as the guest's.
 //!
-//! The VMM takes the snapshots of the host's accounts itself, when the guest rings its doorbell.
+//! The VMM takes the snapshots of the host's statistics itself, when the guest rings its doorbell.
 
 use alloc::borrow::ToOwned;
 use alloc::string::String;

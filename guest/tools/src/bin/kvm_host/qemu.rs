@@ -1,7 +1,7 @@
 //! Stock QEMU as the guest's VMM.
 //!
 //! The guest's second serial port carries the dialogue of `meter --sync`: meter says begin or end
-//! and waits for a line, and meanwhile the host takes a snapshot of its accounts.
+//! and waits for a line, and meanwhile the host takes a snapshot of its statistics.
 
 use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
@@ -16,8 +16,8 @@ use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
 use vpmu_record::{Host, HostJob, Kvm, MARK, Record, Snapshot};
 
-use super::accounts::Accounts;
 use super::host::{KERNEL, busybox, report};
+use super::stats::HostStats;
 
 /// QEMU opens these two pipes by the name without the endings.
 const SYNC: &str = "/run/sync";
@@ -41,7 +41,7 @@ pub(crate) fn run(
     job: &HostJob,
     name: &str,
     initrd: Option<&str>,
-    accounts: &Accounts,
+    stats: &HostStats,
 ) -> Result<(), Errno> {
     let qemu = format!("/usr/bin/{name}");
     busybox(process, &format!("mkfifo {TO_GUEST} {FROM_GUEST}"));
@@ -57,7 +57,7 @@ pub(crate) fn run(
     words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);
     start(process, &words, from_guest)?;
 
-    let found = talk(job, from_guest, to_guest, accounts)?;
+    let found = talk(job, from_guest, to_guest, stats)?;
     report(&Record::Host(Host {
         vmm: version(process, &qemu)?,
         status: found.status,
@@ -88,12 +88,7 @@ fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
     Ok(())
 }
 
-fn talk(
-    job: &HostJob,
-    from_guest: Fd,
-    to_guest: Fd,
-    accounts: &Accounts,
-) -> Result<Dialogue, Errno> {
+fn talk(job: &HostJob, from_guest: Fd, to_guest: Fd, stats: &HostStats) -> Result<Dialogue, Errno> {
     let mut found = Dialogue::default();
     let mut qemu = None;
     for line in Lines::of(from_guest) {
@@ -103,11 +98,11 @@ fn talk(
                 if let Some(qemu) = qemu {
                     pin(qemu, job.vcpus);
                 }
-                found.begin = Some(accounts.snapshot());
+                found.begin = Some(stats.snapshot());
                 to_guest.write_all(b"go\n")?;
             }
             (_, Some("end")) => {
-                found.end = Some(accounts.snapshot());
+                found.end = Some(stats.snapshot());
                 to_guest.write_all(b"go\n")?;
             }
             (_, Some(_)) => found.record = Some(line),

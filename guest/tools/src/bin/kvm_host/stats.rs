@@ -8,13 +8,13 @@ use vpmu_record::Snapshot;
 
 const KVM: &str = "/sys/kernel/debug/kvm";
 
-/// Where the accounts are.
-pub(crate) struct Accounts {
+/// Where the kernel keeps its statistics.
+pub(crate) struct HostStats {
     /// KVM's counters of exits: names and files.
     exits: Vec<(String, String)>,
 }
 
-impl Accounts {
+impl HostStats {
     /// Finds KVM's counters. Those of single guests, which come later, are not among them.
     pub(crate) fn find() -> Self {
         let exits = files::names(KVM)
@@ -33,7 +33,7 @@ impl Accounts {
         self.exits.iter().any(|(name, _)| name == "irq_exits")
     }
 
-    /// The accounts now.
+    /// The statistics now.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let stat = files::read("/proc/stat").unwrap_or_default();
         let exits = self.exits.iter().filter_map(|(name, path)| {
