@@ -707,7 +707,8 @@ enum vpmu_status vpmu_partition_restore(struct vpmu_partition *pmu,
 enum vpmu_status vpmu_x86_config(uint8_t version, struct vpmu_x86_config *config);
 
 /**
- * Makes a PMU out of reset in `pmu`, on a vCPU that runs.
+ * Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
+ * no such policy.
  *
  * The functions of `host` may be called with its context until the PMU is
  * used no more.
