@@ -29,6 +29,19 @@ Exit status: of `run`, the command's own (128 + signal when it was killed); of `
 something is missing; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
 line, 130 after Ctrl-C.";
 
+const AFTER_REWRITE: &str = "\
+Why: KVM never hands RDPMC over to a VMM, and without a PMU in KVM the instruction faults: the first perf in the \
+guest oopses its kernel. Each RDPMC of the kernel, two bytes, becomes `out 0xe6, al`, two bytes too, which a VMM \
+with vpmu's PMU completes. vpmu-vmm does this by itself; this command is for other VMMs.
+
+What is lost: the kernel is no longer moved at boot (KASLR), as the code that does it is in the bzImage around it. A \
+kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
+/sys/bus/event_source/devices/cpu/rdpmc in the guest.
+
+Exit status: 0 when OUT was written (also where there was no RDPMC to rewrite), 1 when IN is no kernel or cannot be \
+rewritten safely, 2 for a wrong command line, 125 when a file cannot be read or written. OUT is replaced whole or \
+not at all.";
+
 /// Performance counters in virtual machines: run a command under several
 /// virtual PMU designs and see what each costs.
 ///
@@ -70,7 +83,7 @@ pub(crate) enum Verb {
     ///
     /// IN is a bzImage (gzip, xz, zstd or lz4) or a vmlinux. OUT is an ELF file that any VMM loads. A kernel
     /// without RDPMC, such as one that was rewritten before, is written as it is.
-    #[command(after_help = crate::rewrite_kernel::AFTER)]
+    #[command(after_help = AFTER_REWRITE)]
     RewriteKernel {
         /// A distribution's kernel, for example /boot/vmlinuz
         #[arg(value_name = "IN")]

@@ -12,19 +12,6 @@ use vpmu_lab::{Error, Result};
 
 use crate::print;
 
-pub(crate) const AFTER: &str = "\
-Why: KVM never hands RDPMC over to a VMM, and without a PMU in KVM the instruction faults: the first perf in the \
-guest oopses its kernel. Each RDPMC of the kernel, two bytes, becomes `out 0xe6, al`, two bytes too, which a VMM \
-with vpmu's PMU completes. vpmu-vmm does this by itself; this command is for other VMMs.
-
-What is lost: the kernel is no longer moved at boot (KASLR), as the code that does it is in the bzImage around it. A \
-kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
-/sys/bus/event_source/devices/cpu/rdpmc in the guest.
-
-Exit status: 0 when OUT was written (also where there was no RDPMC to rewrite), 1 when IN is no kernel or cannot be \
-rewritten safely, 2 for a wrong command line, 125 when a file cannot be read or written. OUT is replaced whole or \
-not at all.";
-
 /// Unpacks, rewrites, writes, and says what was done.
 pub(crate) fn rewrite_kernel(input: &Path, output: &Path) -> Result<ExitCode> {
     let mut kernel = match Kernel::open(input) {

@@ -113,7 +113,8 @@ impl Context<'_> {
             command: Command::from_words(&[command.to_owned()]),
             programs: programs.to_vec(),
             timeout: Duration::from_secs(1800),
-            boot_timeout: Duration::from_secs(300),
+            // A busy machine boots slowly; a guest that hangs is told by its own time.
+            boot_timeout: Duration::from_secs(1800),
             keep: self
                 .keep
                 .map(|folder| folder.join(format!("{}-{part}", self.name))),
