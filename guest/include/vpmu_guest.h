@@ -26,6 +26,7 @@
 #define VPMU_CPUID_SIGNATURE	0x40000100
 #define VPMU_CPUID_FEATURES	0x40000101
 #define VPMU_FEATURE_DEADLINE	BIT(0)
+#define VPMU_FEATURE_PMU	BIT(1)
 
 /* What a vpmu host offers, as VPMU_FEATURE_* bits; 0 on any other machine. */
 static inline u32 vpmu_host_features(void)

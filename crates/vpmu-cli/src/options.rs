@@ -276,7 +276,7 @@ pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Desi
             Pmu::Partitioned,
             Pmu::Direct,
         ],
-        Arch::X86_64 => arch.designs(),
+        Arch::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated],
     };
     for &pmu in if pmus.is_empty() { defaults } else { pmus } {
         let has_policies = pmu == Pmu::Emulated && !policies.is_empty();

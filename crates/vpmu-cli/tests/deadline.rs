@@ -17,7 +17,7 @@ use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::module::DeadlineModule;
+use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
 
 const TRANSACTIONS: u64 = 400;
@@ -82,11 +82,12 @@ true
 /// vpmu with a guest that has the module, unless something is missing here.
 fn run(pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
     let mut vpmu = vpmu("x86_64")?;
-    if let Err(error) = DeadlineModule::check() {
+    if let Err(error) = Modules::check() {
         skipped(&error.to_string());
         return None;
     }
-    let module = DeadlineModule::prepare(
+    let module = Modules::prepare(
+        Kernel::Bookworm,
         &Cache::open().unwrap(),
         &Cancel::default(),
         &Progress::silent(),
@@ -95,7 +96,7 @@ fn run(pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
     let options = |vpmu: &mut Command| {
         // The host has one processor, as in the bench: it executes no two at once anyway.
         vpmu.args(["--qemu-arg=-smp", "--qemu-arg=1", "--memory", "512M"])
-            .args(["--append", DeadlineModule::COMMAND_LINE, "--pmu", pmu])
+            .args(["--append", Modules::DEADLINE_COMMAND_LINE, "--pmu", pmu])
             .args(options)
             .arg("--kernel")
             .arg(module.kernel());

@@ -8,6 +8,7 @@
 
 mod promises;
 
+use vpmu::paravirt::Offer;
 use vpmu::x86::CpuidLeaf;
 use vpmu::x86::intel::Capability;
 
@@ -114,24 +115,42 @@ pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: 
 /// Says that the guest has the registers of [`VcpuDeadline`](crate::VcpuDeadline): leaves 40000100H
 /// and 40000101H (docs/lazy-deadline.md).
 pub fn set_deadline_cpuid(cpuid: &mut Vec<CpuidEntry>) {
+    const DEADLINE: u32 = 1 << 0;
+    offer(cpuid, DEADLINE, None);
+}
+
+/// Says that the guest has the registers of [`VcpuParavirt`](crate::VcpuParavirt): leaves 40000100H to 40000102H
+/// (docs/paravirtual-pmu.md). The VMM sees to it that the guest finds no other PMU.
+pub fn set_paravirt_cpuid(cpuid: &mut Vec<CpuidEntry>, pmu: &Offer) {
+    const PMU: u32 = 1 << 1;
+    offer(cpuid, PMU, Some(pmu.leaf()));
+}
+
+/// Adds a bit to our own features, and a leaf to those behind them.
+fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
     const BASE: u32 = 0x4000_0100;
-    const FEATURE_DEADLINE: u32 = 1 << 0;
+    const FEATURES: u32 = BASE + 1;
+    const PMU: u32 = BASE + 2;
+    let of = |function| cpuid.iter().find(|entry| entry.function == function);
+    let before = of(FEATURES).map_or(0, |entry| entry.leaf.eax);
+    let pmu = leaf.or(of(PMU).map(|entry| entry.leaf));
     let word = |at: usize| {
         let bytes = &b"vpmuvpmuvpmu"[at..at + 4];
         u32::from_le_bytes(bytes.try_into().expect("four bytes"))
     };
     let signature = CpuidLeaf {
-        eax: BASE + 1,
+        eax: if pmu.is_some() { PMU } else { FEATURES },
         ebx: word(0),
         ecx: word(4),
         edx: word(8),
     };
     let features = CpuidLeaf {
-        eax: FEATURE_DEADLINE,
+        eax: before | feature,
         ..CpuidLeaf::default()
     };
-    cpuid.retain(|entry| !matches!(entry.function, BASE | 0x4000_0101));
-    put(cpuid, [(BASE, 0, signature), (BASE + 1, 0, features)]);
+    cpuid.retain(|entry| !matches!(entry.function, BASE..=PMU));
+    put(cpuid, [(BASE, 0, signature), (FEATURES, 0, features)]);
+    put(cpuid, pmu.map(|leaf| (PMU, 0, leaf)));
 }
 
 fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, CpuidLeaf)>) {
@@ -263,6 +282,27 @@ mod tests {
         let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
         assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
         assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
+    }
+
+    #[test]
+    fn our_own_features_add_up() {
+        let pmu = Offer {
+            counters: 8,
+            events: 0b101,
+            rings: true,
+            raw: false,
+            filter: vpmu::x86::EventFilter::default(),
+        };
+        let mut cpuid = Vec::new();
+        set_deadline_cpuid(&mut cpuid);
+        assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0101);
+        set_paravirt_cpuid(&mut cpuid, &pmu);
+        set_deadline_cpuid(&mut cpuid);
+        assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0102);
+        assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b11);
+        let told = leaf(&cpuid, 0x4000_0102, 0).unwrap();
+        assert_eq!((told.eax, told.ebx, told.ecx), (0x108, 0b101, 1));
+        assert_eq!(cpuid.len(), 3);
     }
 
     #[test]

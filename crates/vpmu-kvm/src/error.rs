@@ -70,6 +70,12 @@ pub enum Error {
     /// The state was saved by a later version of this crate.
     #[error("a saved PMU of version {0} is not known here: restore with the version that saved it")]
     StateVersion(u32),
+    /// No paravirtual PMU can be offered so.
+    #[error("{0}; use what detect_paravirt() gives")]
+    Offer(vpmu::paravirt::BadOffer),
+    /// A saved paravirtual PMU that cannot go on here.
+    #[error("{0}; restore with the version that saved it")]
+    Paravirt(vpmu::paravirt::RestoreError),
     /// A PMU without descriptors was told too little.
     #[error("a PMU without descriptors cannot know {0}: give it in Options")]
     Missing(&'static str),

@@ -85,6 +85,20 @@ impl CounterHost<CounterConfig> for Host {
         true
     }
 
+    fn repeats(&self) -> bool {
+        match self {
+            Self::Unbound => false,
+            Self::Bound(host) => host.repeats(),
+        }
+    }
+
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        match self {
+            Self::Unbound => 1,
+            Self::Bound(host) => host.shortest_period(sharing),
+        }
+    }
+
     fn deficit(&self, counter: u8) -> Option<Lost> {
         match self {
             Self::Unbound => None,

@@ -75,6 +75,7 @@ mod host;
 mod intercept;
 mod lapic;
 mod options;
+mod paravirt;
 mod pmu;
 mod run;
 mod seccomp;
@@ -82,17 +83,21 @@ mod stats;
 mod sys;
 mod vcpu;
 
-pub use cpuid::{CpuidEntry, cpuid_leaves, set_cpuid, set_deadline_cpuid};
+pub use cpuid::{CpuidEntry, cpuid_leaves, set_cpuid, set_deadline_cpuid, set_paravirt_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, SlotMemory, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
 pub use intercept::{intercept, pmu_msrs};
 pub use lapic::Pmi;
 pub use options::{Options, detect};
+pub use paravirt::{
+    PMU_DOORBELL_MSR, PMU_PAGE_MSR, PageMemory, ParavirtState, VcpuParavirt, detect_paravirt,
+};
 pub use pmu::{Gp, State};
 pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
 pub use stats::{Exit, Statistics};
 pub use vcpu::{RDPMC_PORT, VcpuPmu};
 pub use vpmu::counter::Policy;
+pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
 pub use vpmu::x86::CpuidLeaf;
 pub use vpmu::x86::intel::Capability;
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, overrun};

@@ -40,6 +40,7 @@ impl Options {
             approximate_instructions: self.approximate_instructions,
             signal: self.signal,
             kick,
+            repeating: false,
         }
     }
 }
@@ -55,7 +56,7 @@ pub fn detect(options: &Options) -> Result<Capability, Error> {
     support(options).map(best)
 }
 
-fn support(options: &Options) -> Result<Support, Error> {
+pub(crate) fn support(options: &Options) -> Result<Support, Error> {
     Ok(vpmu_perf::support(&options.perf(Kick::Nothing, 1))?)
 }
 
@@ -83,13 +84,18 @@ pub(crate) fn check_host(options: &Options, capability: &Capability) -> Result<(
 }
 
 fn check(support: Support, capability: &Capability) -> Result<(), Error> {
+    check_events(support.events, |event| capability.has_event(event))
+}
+
+/// Whether all events that are offered are among those that are counted here.
+pub(crate) fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Result<(), Error> {
     let counted = |event: ArchEvent| {
         let bit = event.cpuid_bit().map_or(0, |bit| 1 << bit);
-        support.events & bit != 0
+        here & bit != 0
     };
     ArchEvent::ENUMERATED
         .into_iter()
-        .filter(|&event| capability.has_event(event))
+        .filter(|&event| offered(event))
         .find(|&event| !counted(event))
         .map_or(Ok(()), |event| Err(Error::Event(event)))
 }

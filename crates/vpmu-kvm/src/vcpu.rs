@@ -44,9 +44,9 @@ pub const RDPMC_PORT: u16 = 0xe6;
 const RDPMC_LENGTH: u64 = 2;
 
 /// How long a host event is kept for a guest that does not use it.
-const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// Runs between two looks at the clock.
-const LOOK_AT_CLOCK: u32 = 64;
+pub(crate) const LOOK_AT_CLOCK: u32 = 64;
 
 /// One vCPU's PMU, counted by perf events of the vCPU's thread.
 ///
@@ -238,7 +238,7 @@ impl VcpuPmu {
 }
 
 /// Takes back what this crate has set, and nothing else.
-fn unset(flag: &dyn Flag) {
+pub(crate) fn unset(flag: &dyn Flag) {
     let _ = flag
         .flag()
         .compare_exchange(KICKED, 0, Ordering::SeqCst, Ordering::Relaxed);

@@ -36,6 +36,8 @@ pub struct PerfOptions {
     pub signal: Option<i32>,
     /// What else the signal does.
     pub kick: Kick,
+    /// A period goes on after its report, until another is set: [`CounterHost::repeats`].
+    pub repeating: bool,
 }
 
 /// What this machine can count for guests.
@@ -113,6 +115,7 @@ pub struct PerfHost {
     chooser: Chooser,
     tsc_hz: u64,
     signal: i32,
+    repeating: bool,
     slots: [Option<Slot>; COUNTERS],
     notes: Arc<Notes>,
     /// Keeps what the handler kicks.
@@ -155,6 +158,7 @@ impl PerfHost {
             chooser,
             tsc_hz: options.tsc_hz,
             signal: signal(&options),
+            repeating: options.repeating,
             slots: [const { None }; COUNTERS],
             notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
             _kick: options.kick,
@@ -188,9 +192,11 @@ impl PerfHost {
                 continue;
             };
             if slot.armed {
-                slot.armed = false;
+                slot.armed = self.repeating;
                 let reports = if slot.certain { &mut due } else { &mut unsure };
                 reports.insert(counter);
+                // The engine reads an event that is not certain, and then knows where its period stands.
+                slot.certain |= self.repeating;
             } else if !slot.endless {
                 slot.endless = slot.event.set_period(ENDLESS);
             }
@@ -198,7 +204,7 @@ impl PerfHost {
         if self.notes.take_overrun() {
             for (counter, slot) in (0..).zip(&mut self.slots) {
                 if let Some(slot) = slot.as_mut().filter(|slot| slot.armed) {
-                    slot.armed = false;
+                    slot.armed = self.repeating;
                     unsure.insert(counter);
                 }
             }
@@ -216,10 +222,15 @@ impl PerfHost {
                 ns.div_ceil(u128::from(self.tsc_hz))
             }
         };
-        let sharing = self.slots.iter().flatten().count().max(1) as u64;
+        let made = self.slots.iter().flatten();
+        // Those that only count interrupt nobody. Of one-shot reports it is not known which come back.
+        let sharing = match self.repeating {
+            true => made.filter(|slot| slot.armed && slot.running).count(),
+            false => made.count(),
+        };
         u64::try_from(count)
             .unwrap_or(ENDLESS)
-            .clamp(Self::FLOOR * sharing, ENDLESS)
+            .clamp(Self::FLOOR * sharing.max(1) as u64, ENDLESS)
     }
 
     /// What the perf event has counted as the guest's events.
@@ -308,6 +319,11 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn resume(&mut self, counters: CounterSet) {
         for counter in counters {
+            if let Some(slot) = self.slot(counter) {
+                slot.running = true;
+            }
+        }
+        for counter in counters {
             if let Some(wanted) = self.slot(counter).and_then(|slot| slot.wanted.take()) {
                 self.program(counter, wanted);
             }
@@ -365,6 +381,21 @@ impl CounterHost<CounterConfig> for PerfHost {
             }
         }
         true
+    }
+
+    fn repeats(&self) -> bool {
+        self.repeating
+    }
+
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        let floor = Self::FLOOR * u64::from(sharing);
+        match self.chooser.backing {
+            Backing::Hardware => floor,
+            Backing::Clock => {
+                let cycles = u128::from(floor) * u128::from(self.tsc_hz);
+                u64::try_from(cycles.div_ceil(u128::from(NS))).unwrap_or(ENDLESS)
+            }
+        }
     }
 
     /// The signal is the vCPU thread's own, and the VMM looks for it at each exit.

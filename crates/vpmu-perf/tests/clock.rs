@@ -26,6 +26,7 @@ const OPTIONS: PerfOptions = PerfOptions {
     approximate_instructions: false,
     signal: None,
     kick: Kick::Nothing,
+    repeating: false,
 };
 
 /// `None`: this machine has no perf events, which is said.

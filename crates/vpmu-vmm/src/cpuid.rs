@@ -4,7 +4,7 @@
 //! repeated interrupt (docs/benches.md) ends most nested guests.
 
 use kvm_bindings::CpuId;
-use vpmu_kvm::{Capability, CpuidEntry};
+use vpmu_kvm::{Capability, CpuidEntry, Offer};
 
 use super::Error;
 
@@ -17,6 +17,7 @@ pub(super) fn guest(
     tsc_khz: u32,
     pmu: Option<&Capability>,
     lazy_deadline: bool,
+    paravirtual: Option<&Offer>,
 ) -> Result<(), Error> {
     const PDCM: u32 = 1 << 15;
     const TSC_DEADLINE: u32 = 1 << 24;
@@ -46,6 +47,9 @@ pub(super) fn guest(
     }
     if lazy_deadline {
         vpmu_kvm::set_deadline_cpuid(&mut leaves);
+    }
+    if let Some(offer) = paravirtual {
+        vpmu_kvm::set_paravirt_cpuid(&mut leaves, offer);
     }
     let leaves: Vec<_> = leaves.into_iter().map(Into::into).collect();
     *cpuid = CpuId::from_entries(&leaves)

@@ -14,7 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::ports::COM1_IRQ;
 use super::slot::{Deadline, Memory};
 use super::{Error, PmuOptions, kvm};
-use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
+use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, PMU_DOORBELL_MSR, PMU_PAGE_MSR, VcpuDeadline};
 
 /// Where Intel's processors want three pages of their own, below the firmware's.
 const TSS: usize = 0xfffb_d000;
@@ -67,7 +67,10 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        let pmu = shape.pmu.iter().flat_map(|_| vpmu_kvm::pmu_msrs());
+        let pmu = shape.pmu.iter().flat_map(|pmu| match pmu.paravirtual {
+            false => vpmu_kvm::pmu_msrs(),
+            true => vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR],
+        });
         let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
         let deadline = deadline.into_iter().filter(|_| shape.lazy_deadline);
         let ours: Vec<u32> = pmu.chain(deadline).collect();

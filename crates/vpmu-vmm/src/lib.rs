@@ -12,6 +12,7 @@ mod deadline;
 mod hardware;
 mod host;
 mod machine;
+mod pmu;
 mod ports;
 mod saved;
 mod slot;
@@ -66,6 +67,8 @@ pub struct Restore {
     pub save: Option<PathBuf>,
     /// As in [`Config`].
     pub measure: bool,
+    /// Whether a paravirtual PMU leaves its guest, as on a host that has none.
+    pub drop_paravirtual: bool,
 }
 
 /// What kind of PMU.
@@ -75,6 +78,8 @@ pub struct PmuOptions {
     pub policy: Policy,
     /// Instructions and branches made of time, where nothing can count them.
     pub approximate_instructions: bool,
+    /// A paravirtual one, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural one.
+    pub paravirtual: bool,
 }
 
 /// How the guest ended.

@@ -24,7 +24,7 @@ pub(super) struct Machine {
     pub(super) deadlines: Vec<Deadline>,
     measure: Mutex<Measure>,
     /// Each vCPU's.
-    pmu: Mutex<Option<(Capability, Backing)>>,
+    pmu: Mutex<Option<(Option<Capability>, Backing)>>,
 }
 
 #[derive(Default)]
@@ -58,7 +58,8 @@ impl Machine {
         locked(&self.accounts).push(account);
     }
 
-    pub(super) fn say_pmu(&self, capability: Capability, backing: Backing) {
+    /// What each vCPU has; a paravirtual PMU has no capability.
+    pub(super) fn say_pmu(&self, capability: Option<Capability>, backing: Backing) {
         *locked(&self.pmu) = Some((capability, backing));
     }
 
@@ -97,6 +98,7 @@ impl Machine {
         let measure = locked(&self.measure);
         let span = measure.span.as_ref();
         let (capability, backing) = locked(&self.pmu).unzip();
+        let capability = capability.flatten();
         let backing = backing.map(|backing| match backing {
             Backing::Hardware => "hardware",
             Backing::Clock => "clock",
@@ -108,6 +110,7 @@ impl Machine {
         });
         serde_json::json!({"vpmu-vmm": {
             "policy": policy.unwrap_or("none"),
+            "paravirtual": pmu.is_some_and(|pmu| pmu.paravirtual),
             "backing": backing,
             "pmu_version": capability.map(|it| it.version.number()),
             "general": capability.map(|it| it.general),

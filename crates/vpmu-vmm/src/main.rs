@@ -57,13 +57,20 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions",
+            "approximate_instructions", "paravirt",
         ]
     )]
     restore: Option<PathBuf>,
     /// No PMU
     #[arg(long)]
     no_pmu: bool,
+    /// Offer the guest a paravirtual PMU in place of an architectural one; the guest needs the driver
+    /// guest/vpmu_pmu
+    #[arg(long, conflicts_with = "no_pmu")]
+    paravirt: bool,
+    /// Have the paravirtual PMU of the restored guest leave it, as on a host that has none
+    #[arg(long, requires = "restore")]
+    drop_paravirt: bool,
     /// Offer the guest a TSC deadline that moves later without an exit (guest/lazy_deadline)
     #[arg(long)]
     lazy_deadline: bool,
@@ -135,6 +142,7 @@ fn main() -> ExitCode {
             policy,
             save: cli.save,
             measure: cli.measure,
+            drop_paravirtual: cli.drop_paravirt,
         }),
         // clap has seen to it that there is one.
         (None, kernel) => vpmu_vmm::run(&Config {
@@ -147,6 +155,7 @@ fn main() -> ExitCode {
             pmu: (!cli.no_pmu).then_some(PmuOptions {
                 policy: policy.unwrap_or_default(),
                 approximate_instructions: cli.approximate_instructions,
+                paravirtual: cli.paravirt,
             }),
             save: cli.save,
             measure: cli.measure,

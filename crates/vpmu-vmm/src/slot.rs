@@ -1,17 +1,18 @@
 //! Where the slots of the lazy deadlines are: in the guest's memory.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use lazy_deadline::{Slot, SlotRef};
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
-use vpmu_kvm::{SlotMemory, VcpuDeadline};
+use vm_memory::bitmap::BitmapSlice;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
+use vpmu_kvm::{PAGE_SIZE, Page, PageMemory, SlotMemory, VcpuDeadline};
 
 /// A vCPU's lazy deadline, which its own thread and the one that waits for it share.
 pub(super) type Deadline = Arc<VcpuDeadline<Memory>>;
 
 /// The guest's memory, where its slots are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Memory(pub(super) GuestMemoryMmap);
 
 impl SlotMemory for Memory {
@@ -29,10 +30,44 @@ impl SlotMemory for Memory {
     }
 }
 
+/// A shared page of a paravirtual PMU.
+struct SharedPage<'a, B: BitmapSlice>(VolatileSlice<'a, B>);
+
+impl<B: BitmapSlice> SharedPage<'_, B> {
+    fn word(&self, word: usize) -> Option<&AtomicU64> {
+        self.0.get_atomic_ref(word * size_of::<u64>()).ok()
+    }
+}
+
+impl<B: BitmapSlice> Page for SharedPage<'_, B> {
+    fn load(&self, word: usize) -> u64 {
+        self.word(word)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    fn store(&self, word: usize, value: u64) {
+        if let Some(word) = self.word(word) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl PageMemory for Memory {
+    fn with_page<R>(&self, at: Option<u64>, body: impl FnOnce(Option<&dyn Page>) -> R) -> R {
+        let slice = at.and_then(|at| self.0.get_slice(GuestAddress(at), PAGE_SIZE).ok());
+        match slice.map(SharedPage) {
+            None => body(None),
+            Some(page) => body(Some(&page)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
     use vm_memory::Bytes;
 
@@ -54,6 +89,21 @@ mod tests {
             slot.armed.store(7, order);
         });
         assert_eq!(memory.0.read_obj::<u64>(GuestAddress(64)).unwrap(), 7);
+    }
+
+    #[test]
+    fn a_page_is_the_guests_memory_and_whole() {
+        let memory = memory();
+        memory.with_page(Some(0), |page| {
+            let page = page.unwrap();
+            page.store(511, 9);
+            assert_eq!(page.load(511), 9);
+            assert_eq!(page.load(512), 0, "nothing is there");
+        });
+        assert_eq!(memory.0.read_obj::<u64>(GuestAddress(4088)).unwrap(), 9);
+        for at in [None, Some(8), Some(4096), Some(1 << 52)] {
+            assert!(memory.with_page(at, |page| page.is_none()), "{at:x?}");
+        }
     }
 
     #[test]

@@ -5,12 +5,13 @@ use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu_kvm::{Capability, Exit, Options, State, Statistics, VcpuPmu};
+use vpmu_kvm::{Capability, Exit, Options, ParavirtState, State, Statistics};
 
 use super::boot::{self, Entry};
 use super::machine::Machine;
+use super::pmu::GuestPmu;
 use super::ports::Request;
-use super::slot::Deadline;
+use super::slot::{Deadline, Memory};
 use super::{Ending, Error, PmuOptions, cpuid, kvm};
 
 /// A vCPU that does not run.
@@ -21,8 +22,14 @@ pub(super) struct Vcpu {
     /// What KVM supports, and once it has run, what the guest was told.
     pub(super) cpuid: CpuId,
     pub(super) deadline: Option<Deadline>,
+    /// Where the page of a paravirtual PMU is.
+    pub(super) memory: Memory,
     /// Its PMU's state, when it has run, or is to go on.
     pub(super) pmu: Option<State>,
+    /// Its paravirtual PMU's.
+    pub(super) paravirtual: Option<ParavirtState>,
+    /// Whether that leaves its guest.
+    pub(super) drop_paravirtual: bool,
 }
 
 /// How a vCPU begins.
@@ -46,28 +53,22 @@ impl Vcpu {
         others_are_ready: impl FnOnce() -> bool,
     ) -> Result<Ending, Error> {
         let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
-        let saved = self.pmu.take();
-        let told = saved.as_ref().map(|state| state.capability);
         let mut pmu = match options {
-            Some(options) => Some(VcpuPmu::attach(
-                &machine.vm,
-                &self.fd,
-                options.for_guest(told),
-            )?),
+            Some(options) => Some(self.attach_pmu(machine, options)?),
             None => None,
         };
         if let Some(pmu) = &pmu {
-            machine.say_pmu(*pmu.capability(), pmu.backing());
+            machine.say_pmu(pmu.capability().copied(), pmu.backing());
         }
         if !matches!(self.start, Start::Saved) {
             let lazy = self.deadline.is_some();
-            let capability = pmu.as_ref().map(VcpuPmu::capability);
-            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy)?;
+            let (capability, offer) = match &pmu {
+                Some(pmu) => (pmu.capability(), pmu.offer()),
+                None => (None, None),
+            };
+            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy, offer)?;
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
             self.set_up()?;
-        }
-        if let (Some(pmu), Some(state)) = (&mut pmu, &saved) {
-            pmu.restore(state)?;
         }
         let account = match &pmu {
             Some(pmu) => pmu.statistics(),
@@ -158,7 +159,11 @@ impl Vcpu {
                 exit => return Err(Error::Stopped(format!("{exit:?}"))),
             }
         }
-        self.pmu = pmu.as_mut().map(VcpuPmu::save);
+        match &mut pmu {
+            None => {}
+            Some(GuestPmu::Architectural(pmu)) => self.pmu = Some(pmu.save()),
+            Some(GuestPmu::Paravirtual(pmu)) => self.paravirtual = Some(pmu.save()),
+        }
         Ok(ending)
     }
 

@@ -12,8 +12,10 @@ use super::hardware::{Hardware, Shape};
 use super::machine::Machine;
 use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
+use super::slot::Memory;
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
+use vpmu_kvm::ParavirtState;
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Answers how it ended and what it cost, as JSON.
@@ -57,9 +59,9 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
 /// [`run`]. The file stays as it is.
 pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
-    let pmu = state.pmu.map(|pmu| PmuOptions {
+    let pmu = state.pmu_options().map(|pmu| PmuOptions {
         policy: restore.policy.unwrap_or(pmu.policy),
-        ..pmu.options()
+        ..pmu
     });
     let mut hardware = Hardware::new(Shape {
         vcpus: state.vcpus.len(),
@@ -68,7 +70,8 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
         lazy_deadline: state.lazy_deadline(),
     })?;
     reader.memory(&hardware.memory)?;
-    check(&state, pmu, &hardware)?;
+    let counted = pmu.filter(|_| !restore.drop_paravirtual);
+    check(&state, counted, &hardware)?;
     for (saved, (fd, _)) in state.vcpus.iter().zip(&hardware.vcpus) {
         saved.restore(fd)?;
     }
@@ -85,6 +88,8 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
         vcpu.cpuid = saved.cpuid()?;
         vcpu.pmu = saved.pmu.clone();
+        vcpu.paravirtual = saved.paravirtual.clone();
+        vcpu.drop_paravirtual = restore.drop_paravirtual;
     }
     let interrupt = Interrupt(line(&hardware.interrupt)?);
     let offers = Offers {
@@ -117,7 +122,9 @@ fn check(
     let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
     let mut here = hardware.cpuid.clone();
     let lazy = state.lazy_deadline();
-    cpuid::guest(&mut here, 0, first.tsc_khz(), capability, lazy)?;
+    let offer = first.paravirtual.as_ref().map(ParavirtState::offer);
+    let khz = first.tsc_khz();
+    cpuid::guest(&mut here, 0, khz, capability, lazy, offer.as_ref())?;
     Ok(saved::check_host(
         &first.cpuid,
         &here,
@@ -135,7 +142,10 @@ fn vcpus(hardware: &mut Hardware, start: impl Fn(u8) -> Start) -> Vec<Vcpu> {
             start: start(id),
             cpuid: hardware.cpuid.clone(),
             deadline,
+            memory: Memory(hardware.memory.clone()),
             pmu: None,
+            paravirtual: None,
+            drop_paravirtual: false,
         })
         .collect()
 }
@@ -181,7 +191,7 @@ impl Vm<'_> {
                 machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
             )?;
             let states = vcpus.iter().map(|vcpu| {
-                let pmu = vcpu.pmu.clone();
+                let pmu = (vcpu.pmu.clone(), vcpu.paravirtual.clone());
                 let deadline = vcpu.deadline.as_ref().map(|deadline| deadline.save());
                 VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, deadline, &msrs)
             });

@@ -211,7 +211,7 @@ fn run(acts: &[Act], overflows: u64, mutation: Mutation) {
     guest.prepare(&view);
     guest.wish(&view, 0, 0x3c, flags, PERIOD, PERIOD);
     guest.want(&view, CounterSet::of(0));
-    machine.device(|device, _, view| device.attach(view).unwrap());
+    machine.device(|device, clock, view| device.attach(clock, view).unwrap());
     machine.ring(command::APPLY);
     let host = Arc::clone(&machine);
     let reports = thread::spawn(move || (0..overflows).for_each(|_| host.overflow()));

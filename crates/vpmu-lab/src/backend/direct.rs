@@ -53,6 +53,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         // A nested host keeps its files in memory and boots once: a cache would not be read.
         "--no-kernel-cache",
     ];
-    let words = words.into_iter().map(str::to_owned);
+    let paravirtual = vmm.paravirtual.then_some("--paravirt");
+    let words = words.into_iter().chain(paravirtual).map(str::to_owned);
     words.chain(vmm.options.iter().cloned()).collect()
 }

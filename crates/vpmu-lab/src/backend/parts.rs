@@ -15,6 +15,8 @@ pub struct Parts<'a> {
     pub payload: &'a Payload,
     /// Images of Debian packages; there when [`crate::spec::Spec::needs_images`] says so.
     pub images: Option<&'a Images>,
+    /// The kernel that our modules are for, when a guest has one.
+    pub kernel: Option<PathBuf>,
     /// The second archive of our own file tree, when a command runs.
     pub job: Option<PathBuf>,
     /// More words for the kernel command line.
@@ -39,7 +41,7 @@ impl Parts<'_> {
     /// Returns the user's kernel, where there is one.
     pub(super) fn own_kernel(&self) -> Option<&Path> {
         match self.payload {
-            Payload::Command(work) => work.kernel.as_deref(),
+            Payload::Command(work) => work.kernel.as_deref().or(self.kernel.as_deref()),
             Payload::Kernel { kernel, .. } => Some(kernel),
         }
     }

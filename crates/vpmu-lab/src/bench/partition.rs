@@ -83,7 +83,8 @@ const PARTS: &[Part] = &[
 ];
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    let designs: Vec<Design> = Pmu::ALL.map(Design::from).to_vec();
+    let designs = Arch::Aarch64.designs();
+    let designs: Vec<Design> = designs.iter().copied().map(Design::from).collect();
     let mut rows = Vec::new();
     for (number, part) in (1..).zip(PARTS) {
         let name = number.to_string();

@@ -42,13 +42,17 @@ echo 0 > /proc/sys/kernel/kptr_restrict
 # kernel.perf_cpu_time_max_percent stays as it is: without that limit a design
 # in which a sample costs more than a sampling period never finishes. Where the
 # kernel lowered the rate for it, the report says so.
+for module in /vpmu/modules/*.ko; do
+    [ ! -e "$module" ] || insmod "$module" || echo "vpmu: cannot load $module"
+done
 # RDPMC in user space is beyond a hypervisor on x86: perf shall ask the kernel.
 [ -e /sys/bus/event_source/devices/cpu/rdpmc ] && echo 0 > /sys/bus/event_source/devices/cpu/rdpmc
 # A watchdog would take one of the counters.
 echo 0 > /proc/sys/kernel/watchdog 2>/dev/null
 
 counters=$(dmesg | sed -n 's/.*hw perfevents:.* driver, \(.*\) counters.*/\1/p')
-general=$(dmesg | sed -n 's/.*\.\.\. generic \(registers\|counters\): *\([0-9]*\).*/\2/p')
+general=$(dmesg | sed -n -e 's/.*\.\.\. generic \(registers\|counters\): *\([0-9]*\).*/\2/p' \
+    -e 's/.*vpmu_pmu: \([0-9]*\) counters.*/\1/p')
 report "{\"guest\":{\"kernel\":\"$(uname -r)\",\"counters\":\"$counters\",\"general\":\"$general\"}}"
 
 cd /root

@@ -41,6 +41,8 @@ pub struct Job<'a> {
     pub arch: Arch,
     /// What to run.
     pub work: &'a Work,
+    /// Linux modules that are loaded before.
+    pub modules: &'a [PathBuf],
     /// What to do with its output.
     pub output: Output,
     /// Whom `meter` tells.
@@ -139,6 +141,9 @@ impl Job<'_> {
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
+        for path in self.modules {
+            add_file(&mut archive, "vpmu/modules", path)?;
+        }
         for path in &self.work.add {
             add_file(&mut archive, "root", path)?;
         }
@@ -308,6 +313,7 @@ mod tests {
             let job = Job {
                 arch: Arch::Aarch64,
                 work: &work,
+                modules: &[],
                 output: Output::Buffer,
                 notify: Notify::Nobody,
                 phase: 0,

@@ -1,9 +1,8 @@
-//! The Linux module `guest/lazy_deadline`, built for a Debian kernel, and that
-//! kernel.
+//! The Linux modules of `guest/`, built for a Debian kernel, and that kernel.
 //!
-//! It is Debian 12's: a distribution's headers want the compiler that built the
-//! kernel, and gcc 12 is in Debian 12 and 13. Sources and recipe are part of
-//! vpmu; they are built once for each set of packages.
+//! It is one of Debian 12's: a distribution's headers want the compiler that
+//! built the kernel, and gcc 12 is in Debian 12 and 13. Sources and recipe are
+//! part of vpmu; they are built once for each set of packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +17,23 @@ use crate::image::debian::{Pool, Selection, TEMPORARY};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// The Debian release of the module's kernel.
-pub const RELEASE: &str = "bookworm";
+/// A kernel that the modules are built for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// Debian 12's, Linux 6.1.
+    Bookworm,
+    /// The newer one that its backports have, Linux 6.12.
+    Backports,
+}
+
+impl Kernel {
+    fn release(self) -> &'static str {
+        match self {
+            Self::Bookworm => "bookworm",
+            Self::Backports => "bookworm-backports",
+        }
+    }
+}
 
 /// A file of `guest/`, by its path there.
 macro_rules! source {
@@ -28,10 +42,10 @@ macro_rules! source {
     };
 }
 
-/// The module's sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 10] = [
+/// The modules' sources, by the paths that the recipe expects.
+const SOURCES: [(&str, &str); 16] = [
     source!("include/vpmu_guest.h"),
-    source!("lazy_deadline/build"),
+    source!("build"),
     source!("lazy_deadline/Makefile"),
     source!("lazy_deadline/as_linux_7_1.h"),
     source!("lazy_deadline/lazy_deadline.h"),
@@ -40,14 +54,20 @@ const SOURCES: [(&str, &str); 10] = [
     source!("lazy_deadline/timer.c"),
     source!("lazy_deadline/ping_pong.c"),
     source!("lazy_deadline/sleepers.c"),
+    source!("vpmu_pmu/Makefile"),
+    source!("vpmu_pmu/page.h"),
+    source!("vpmu_pmu/vpmu_pmu.h"),
+    source!("vpmu_pmu/main.c"),
+    source!("vpmu_pmu/pmu.c"),
+    source!("vpmu_pmu/events.c"),
 ];
 /// The source that is the recipe.
-const RECIPE: &str = "lazy_deadline/build";
+const RECIPE: &str = "build";
 
 /// The compiler of the guest's kernel.
 pub const COMPILER: Tool = Tool {
     program: "gcc-12",
-    fix: "apt-get install gcc-12 make libc6-dev (the module needs the compiler of Debian 12's kernel)",
+    fix: "apt-get install gcc-12 make libc6-dev (modules need the compiler of Debian 12's kernel)",
     hint: "",
 };
 /// The program that builds kernels.
@@ -59,11 +79,12 @@ pub const MAKE: Tool = Tool {
 const SHELL: Tool = Tool {
     program: "sh",
     fix: "apt-get install dash",
-    hint: "the module is built with Debian's headers: apt-get install gcc-12 make libc6-dev",
+    hint: "modules are built with Debian's headers: apt-get install gcc-12 make libc6-dev",
 };
 
 const KERNEL: &str = "kernel";
-/// The architecture of the module's guests.
+const PMU: &str = "vpmu_pmu.ko";
+/// For guests with a lazy deadline.
 const FILES: [&str; 4] = [
     "lazy_deadline.ko",
     "as_linux_7_1.ko",
@@ -71,14 +92,14 @@ const FILES: [&str; 4] = [
     "sleepers",
 ];
 
-/// The module, the kernel it is for, and the programs that exercise both.
+/// The modules, the kernel they are for, and programs that exercise them.
 #[derive(Debug, Clone)]
-pub struct DeadlineModule {
+pub struct Modules {
     folder: PathBuf,
 }
 
-impl DeadlineModule {
-    /// Words for the kernel, so that it stops its tick whenever it idles, as the
+impl Modules {
+    /// Words for a kernel with a lazy deadline, so that it stops its tick whenever it idles, as the
     /// kernels did for which a lazy deadline was published. Newer kernels keep the
     /// tick through idle moments that did not end with a tick before, unless a
     /// cpuidle governor says otherwise. Of Debian's governors, `ladder` does. Its
@@ -86,17 +107,18 @@ impl DeadlineModule {
     ///
     /// The guest starts its second processor when all is quiet: processors that
     /// wait for each other boot slowly where the machine runs one at a time.
-    pub const COMMAND_LINE: &str = "maxcpus=1 cpuidle_haltpoll.force=1 cpuidle.governor=ladder";
+    pub const DEADLINE_COMMAND_LINE: &str =
+        "maxcpus=1 cpuidle_haltpoll.force=1 cpuidle.governor=ladder";
 
-    /// Checks that this machine can build the module.
+    /// Checks that this machine can build the modules.
     ///
     /// # Errors
     ///
-    /// When the machine has no compiler for the module, or its processor is another.
+    /// When the machine has no compiler for the modules, or its processor is another.
     pub fn check() -> Result<()> {
         if !cfg!(target_arch = "x86_64") {
             return Err(Error::Usage(
-                "the module lazy_deadline is built by an x86-64 machine's own compiler; use one"
+                "modules for guests are built by an x86-64 machine's own compiler; use one"
                     .to_owned(),
             ));
         }
@@ -111,23 +133,28 @@ impl DeadlineModule {
         Ok(())
     }
 
-    /// Returns the module, built first where it is missing.
+    /// The modules for `kernel`, built first when they are not there.
     ///
     /// # Errors
     ///
-    /// When a compiler is missing, or packages cannot be downloaded.
-    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+    /// When a compiler is missing, or packages cannot be had.
+    pub fn prepare(
+        kernel: Kernel,
+        cache: &Cache,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Self> {
         Self::check()?;
-        let selection = Selection::kernel_with_headers(RELEASE, Arch::X86_64);
+        let selection = Selection::kernel_with_headers(kernel.release(), Arch::X86_64);
         let _lock = cache.lock(cancel, progress)?;
         let pool = Pool::fetch(cache, &selection, cancel, progress)?;
         let folder = folder(&pool);
         let whole = FILES
             .iter()
-            .chain([&KERNEL])
+            .chain([&KERNEL, &PMU])
             .all(|file| folder.join(file).is_file());
         if !whole {
-            let task = progress.task("building the guest's module");
+            let task = progress.task("building the guest's modules");
             images::remove_older(pool.folder(), PREFIX);
             build(&pool, &folder, cancel)?;
             task.done();
@@ -145,9 +172,14 @@ impl DeadlineModule {
     pub fn files(&self) -> Vec<PathBuf> {
         FILES.map(|file| self.folder.join(file)).into()
     }
+
+    /// `vpmu_pmu.ko`.
+    pub fn pmu(&self) -> PathBuf {
+        self.folder.join(PMU)
+    }
 }
 
-const PREFIX: &str = "lazy-deadline-";
+const PREFIX: &str = "modules-";
 
 /// Returns a folder named by the digest of everything that the contents depend on.
 fn folder(pool: &Pool) -> PathBuf {
@@ -166,7 +198,7 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
         .tempdir_in(pool.folder())
         .map_err(Error::file("write in", pool.folder()))?;
     let [root, sources, made] = ["root", "sources", "made"].map(|name| temporary.path().join(name));
-    let folders = ["lazy_deadline", "include"].map(|name| sources.join(name));
+    let folders = ["lazy_deadline", "vpmu_pmu", "include"].map(|name| sources.join(name));
     for path in [&root, &sources, &made].into_iter().chain(&folders) {
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }

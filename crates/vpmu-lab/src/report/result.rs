@@ -161,7 +161,15 @@ impl Run {
         let stats = Stats::of(pmu, settings.machine.vcpus, &found);
         let guest_counters = found.guest.and_then(vpmu_record::Guest::event_counters);
         // A guest without a PMU takes no PMIs. The figure is null, not zero.
-        let pmis = meter.pmis.filter(|_| guest_counters.is_some());
+        let pmis = match pmu {
+            // The guest's kernel counts PMIs in the handler of a PMU that it does not have.
+            Pmu::Paravirt => found
+                .vmm
+                .and_then(|vmm| vmm.measured.as_ref())
+                .map(|span| span.pmis),
+            _ => meter.pmis,
+        };
+        let pmis = pmis.filter(|_| guest_counters.is_some());
         let runs = u64::from(settings.runs.max(1));
         let mean = |count: u64| (count + runs / 2) / runs;
         let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;

@@ -27,7 +27,7 @@ impl Stats {
         match pmu {
             Pmu::Native => Self::default(),
             Pmu::Kvm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
-            Pmu::Emulated | Pmu::Partitioned | Pmu::Direct | Pmu::Untrapped => {
+            _ => {
                 let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
                 let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));
                 monitor
@@ -127,6 +127,9 @@ fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
     (all > 0).then(|| round(host as f64 / all as f64))
 }
 
+/// Page and doorbell of the paravirtual PMU (docs/paravirtual-pmu.md).
+const PARAVIRTUAL: [u32; 2] = [0x4b56_4d58, 0x4b56_4d59];
+
 /// Tells whether an exit of this kind, as the monitor and vpmu-vmm name it, serves
 /// the guest's PMU: an overflow of a counter, or an access to the PMU's registers.
 /// Timers, other devices and the command's own begin and end do not.
@@ -140,7 +143,9 @@ pub(super) fn serves_pmu(kind: &str) -> bool {
         ["msr", _, address] => address
             .strip_prefix("0x")
             .and_then(|digits| u32::from_str_radix(digits, 16).ok())
-            .is_some_and(|address| Msr::decode(address).is_some()),
+            .is_some_and(|address| {
+                PARAVIRTUAL.contains(&address) || Msr::decode(address).is_some()
+            }),
         _ => false,
     }
 }

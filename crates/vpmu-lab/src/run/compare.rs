@@ -122,7 +122,7 @@ fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
         Pmu::Untrapped | Pmu::Direct => 4,
         Pmu::Partitioned => 3,
         Pmu::Native => 2,
-        Pmu::Emulated => 1,
+        Pmu::Emulated | Pmu::Paravirt => 1,
         Pmu::Kvm => 0,
     });
     order

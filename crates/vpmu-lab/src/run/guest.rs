@@ -10,9 +10,10 @@ use super::{Lab, Outcome, Sink};
 use crate::backend::{self, Backend, End, Launch, Parts};
 use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
+use crate::image::module::Modules;
 use crate::report::result::{Run, Settings};
 use crate::spec::command::quote;
-use crate::spec::design::Design;
+use crate::spec::design::{Design, Pmu};
 use crate::spec::{Guest, Payload, Spec, Time};
 use crate::{Error, Result};
 use vpmu_record::Record;
@@ -32,6 +33,9 @@ pub fn check(spec: &Spec) -> Result<()> {
         for program in &work.programs {
             artifacts::find_beside(program)?;
         }
+    }
+    if spec.needs_modules() {
+        Modules::check()?;
     }
     for guest in &spec.guests {
         backend::of(&spec.machine, guest).check()?;
@@ -58,6 +62,7 @@ pub fn run(
     let parts = parts(
         lab,
         spec,
+        guest,
         backend.notify(),
         phase,
         sink.output,
@@ -111,11 +116,17 @@ pub fn run(
 fn parts<'a>(
     lab: &'a Lab<'_>,
     spec: &'a Spec,
+    guest: &Guest,
     notify: Notify,
     phase: u32,
     output: Output,
     folder: &Path,
 ) -> Result<Parts<'a>> {
+    let modules = lab
+        .modules
+        .as_ref()
+        .filter(|_| guest.design.pmu == Pmu::Paravirt)
+        .map(Modules::pmu);
     let job = match &spec.payload {
         Payload::Kernel { .. } => None,
         Payload::Command(work) => {
@@ -123,6 +134,7 @@ fn parts<'a>(
             let job = Job {
                 arch: spec.machine.arch,
                 work,
+                modules: modules.as_slice(),
                 output,
                 notify: if work.marked { Notify::Nobody } else { notify },
                 phase,
@@ -134,6 +146,7 @@ fn parts<'a>(
     Ok(Parts {
         payload: &spec.payload,
         images: lab.images.as_ref(),
+        kernel: lab.modules.as_ref().map(Modules::kernel),
         job,
         append: spec.append.as_deref(),
         phase,

@@ -17,6 +17,7 @@ use crate::host::progress::Progress;
 use crate::image::cache::Cache;
 use crate::image::images::Images;
 use crate::image::job::Output;
+use crate::image::module::{Kernel, Modules};
 use crate::report::result::Run;
 use crate::spec::Spec;
 use vpmu_record::Monitor;
@@ -28,6 +29,8 @@ pub struct Lab<'a> {
     pub cache: &'a Cache,
     /// Images of Debian packages; `None` when they are not needed.
     pub images: Option<Images>,
+    /// Ours for guests, with their kernel; `None` when no guest has one.
+    pub modules: Option<Modules>,
     /// The user's wish to stop.
     pub cancel: &'a Cancel,
     /// What the user sees meanwhile.
@@ -51,9 +54,14 @@ impl<'a> Lab<'a> {
             .needs_images()
             .then(|| Images::prepare(cache, spec.machine.arch, cancel, progress))
             .transpose()?;
+        let modules = spec
+            .needs_modules()
+            .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
+            .transpose()?;
         Ok(Self {
             cache,
             images,
+            modules,
             cancel,
             progress,
         })

@@ -97,8 +97,15 @@ impl Arch {
     /// Returns the architecture's designs, in the order of a table.
     pub fn designs(self) -> &'static [Pmu] {
         match self {
-            Self::Aarch64 => &Pmu::ALL,
-            Self::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated],
+            Self::Aarch64 => &[
+                Pmu::Native,
+                Pmu::Kvm,
+                Pmu::Emulated,
+                Pmu::Partitioned,
+                Pmu::Direct,
+                Pmu::Untrapped,
+            ],
+            Self::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Paravirt],
         }
     }
 

@@ -22,17 +22,20 @@ pub enum Pmu {
     Direct,
     /// This project's monitor, all counters the guest's, no trap: the limit.
     Untrapped,
+    /// This project's VMM, and a driver in the guest that shares a page with it.
+    Paravirt,
 }
 
 impl Pmu {
     /// All designs, in the order of a table.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Native,
         Self::Kvm,
         Self::Emulated,
         Self::Partitioned,
         Self::Direct,
         Self::Untrapped,
+        Self::Paravirt,
     ];
 
     /// Returns the name on the command line.
@@ -44,6 +47,7 @@ impl Pmu {
             Self::Partitioned => "partitioned",
             Self::Direct => "direct",
             Self::Untrapped => "untrapped",
+            Self::Paravirt => "paravirt",
         }
     }
 
@@ -51,7 +55,11 @@ impl Pmu {
     pub fn is_ours(self) -> bool {
         match self {
             Self::Native | Self::Kvm => false,
-            Self::Emulated | Self::Partitioned | Self::Direct | Self::Untrapped => true,
+            Self::Emulated
+            | Self::Partitioned
+            | Self::Direct
+            | Self::Untrapped
+            | Self::Paravirt => true,
         }
     }
 }
@@ -154,7 +162,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&pmu).unwrap(), format!("\"{pmu}\""));
         }
         assert!(
-            "paravirt"
+            "paravirtual"
                 .parse::<Pmu>()
                 .unwrap_err()
                 .contains("partitioned")

@@ -129,6 +129,8 @@ pub enum Vmm {
 pub struct OurVmm {
     /// What becomes of a host event that the guest does not use.
     pub policy: Policy,
+    /// The guest's PMU is paravirtual, and it has the driver.
+    pub paravirtual: bool,
     /// The user's options.
     pub options: Vec<String>,
 }
@@ -147,6 +149,14 @@ impl Spec {
     pub fn needs_images(&self) -> bool {
         matches!(self.payload, Payload::Command(_))
             || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
+    }
+}
+
+impl Spec {
+    /// Whether a guest has one of our Linux modules. All guests then have the
+    /// kernel that these are built for.
+    pub fn needs_modules(&self) -> bool {
+        (self.guests.iter()).any(|guest| guest.design.pmu == Pmu::Paravirt)
     }
 }
 

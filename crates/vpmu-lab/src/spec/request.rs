@@ -142,7 +142,7 @@ impl Request {
     }
 
     fn check_vmm(&self, designs: &[Design]) -> Result<()> {
-        let is_ours = |design: &Design| design.pmu == Pmu::Emulated;
+        let is_ours = |design: &Design| design.pmu.is_ours();
         let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(is_ours);
         if !has_vmm && !self.vmm_args.is_empty() {
             return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
@@ -181,7 +181,7 @@ impl Request {
     /// Chooses this machine's own KVM only if it can run all designs: real time is
     /// not compared with counted instructions.
     fn guests(&self, designs: &[Design], own_kvm: bool) -> Result<Vec<Guest>> {
-        let is_direct = own_kvm && designs.iter().all(|design| design.pmu == Pmu::Emulated);
+        let is_direct = own_kvm && designs.iter().all(|design| design.pmu.is_ours());
         if is_direct && !self.machine.qemu_args.is_empty() {
             return usage("--qemu-arg: this machine's own KVM runs the guest, without QEMU");
         }
@@ -208,6 +208,7 @@ impl Request {
     fn way(&self, design: Design, is_direct: bool) -> Way {
         let vmm = || OurVmm {
             policy: design.policy.unwrap_or_default(),
+            paravirtual: design.pmu == Pmu::Paravirt,
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {
@@ -234,6 +235,18 @@ impl Request {
             }
             (None, Some(_)) if self.runs > 1 => {
                 usage("--runs repeats a command: give one after --")
+            }
+            _ if designs.iter().any(|design| design.pmu == Pmu::Paravirt) => {
+                match (&self.command, &self.kernel) {
+                    (Some(_), None) => Ok(()),
+                    (None, _) => {
+                        usage("paravirt needs a command: vpmu loads the guest's driver before it")
+                    }
+                    (_, Some(_)) => usage(
+                        "paravirt boots the kernel that its driver is built for: leave --kernel out, or give \
+                         --pmu emulated --vmm-arg=--paravirt and load a driver of your own",
+                    ),
+                }
             }
             _ => Ok(()),
         }
@@ -374,7 +387,17 @@ mod tests {
                 ..Request::new(Arch::Aarch64)
             }
         };
-        let guests = arm.guests(&Pmu::ALL.map(Design::from), false).unwrap();
+        let guests = arm
+            .guests(
+                &Arch::Aarch64
+                    .designs()
+                    .iter()
+                    .copied()
+                    .map(Design::from)
+                    .collect::<Vec<_>>(),
+                false,
+            )
+            .unwrap();
         let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
         let monitor = |host_counters| Way::Monitor { host_counters };
         assert_eq!(

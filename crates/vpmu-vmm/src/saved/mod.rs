@@ -62,6 +62,19 @@ impl MachineState {
         }
     }
 
+    /// How the guest's PMU was backed, if it has one.
+    pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
+        let paravirtual = self.vcpus.iter().find_map(|vcpu| vcpu.paravirtual.as_ref());
+        match paravirtual {
+            None => self.pmu.map(|pmu| pmu.options()),
+            Some(state) => Some(PmuOptions {
+                policy: Policy::default(),
+                approximate_instructions: state.approximate_instructions(),
+                paravirtual: true,
+            }),
+        }
+    }
+
     /// Whether the guest has been offered a lazy deadline.
     pub(super) fn lazy_deadline(&self) -> bool {
         self.vcpus.iter().any(|vcpu| vcpu.deadline.is_some())
@@ -81,6 +94,7 @@ impl Pmu {
         PmuOptions {
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,
+            paravirtual: false,
         }
     }
 }

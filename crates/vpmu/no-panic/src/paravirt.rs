@@ -36,8 +36,12 @@ pub fn paravirt_leaf(offer: &Offer) -> CpuidLeaf {
 }
 
 #[unsafe(no_mangle)]
-pub fn paravirt_attach(device: &mut Device, page: &Memory) -> Result<(), NotAPage> {
-    device.attach(page)
+pub fn paravirt_attach(
+    device: &mut Device,
+    host: &mut Host,
+    page: &Memory,
+) -> Result<(), NotAPage> {
+    device.attach(host, page)
 }
 
 #[unsafe(no_mangle)]

@@ -45,7 +45,7 @@ use crate::x86::{CounterConfig, Outcome};
 /// let page = Memory(RefCell::new([0; 512]));
 /// let mut guest = GuestHalf::new();
 /// guest.prepare(&page);
-/// device.attach(&page)?;
+/// device.attach(&mut host, &page)?;
 ///
 /// // The guest wants a sample every 1000 instructions, and rings.
 /// guest.wish(&page, 0, 0xc0, flag::USER | flag::KERNEL | flag::INTERRUPT, 1000, 1000);
@@ -122,15 +122,20 @@ impl Device {
         })
     }
 
-    /// Shares `page`, after [`detach`](Self::detach) of another. Nothing counts before the first doorbell.
+    /// Shares `page`, in place of another. Nothing counts before the next doorbell.
     ///
     /// # Errors
     ///
-    /// The page has no tag, and stays as it is.
-    pub fn attach<P: Page + ?Sized>(&mut self, page: &P) -> Result<(), NotAPage> {
+    /// The page has no tag. All is then as it was.
+    pub fn attach<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
+        &mut self,
+        host: &mut H,
+        page: &P,
+    ) -> Result<(), NotAPage> {
         if page.load(word::TAG) != TAG {
             return Err(NotAPage);
         }
+        self.detach(host);
         self.attached = true;
         for n in 0..page::MAX_COUNTERS {
             self.tell(n, page);

@@ -77,7 +77,7 @@ proptest! {
                     let state = device.save(host, Some(page));
                     device.restore(&state, host, Some(page)).expect("its own");
                 }
-                Step::Attach => { device.detach(host); let _ = device.attach(page); }
+                Step::Attach => { let _ = device.attach(host, page); }
                 Step::Detach => device.detach(host),
             }
             vcpu.take_nmi();

@@ -18,7 +18,7 @@ impl Vcpu {
 fn memory_without_a_tag_is_left_alone() {
     let page = Memory::new();
     let mut device = Device::new(offer()).unwrap();
-    assert_eq!(device.attach(&page), Err(NotAPage));
+    assert_eq!(device.attach(&mut Host::default(), &page), Err(NotAPage));
     assert_eq!(page.load(word::DEVICE), 0);
     let rung = device.doorbell(command::APPLY, &mut Host::default(), Some(&page));
     assert_eq!(rung, Outcome::GeneralProtection);
@@ -104,7 +104,8 @@ fn what_is_not_offered_is_refused_and_said_so() {
         ..offer()
     };
     vcpu.device = Device::new(no_rings).unwrap();
-    vcpu.device.attach(&vcpu.page).unwrap();
+    vcpu.host = repeating();
+    vcpu.device.attach(&mut vcpu.host, &vcpu.page).unwrap();
     vcpu.guest.wish(&vcpu.page, 0, CYCLES, flag::USER, 0, 0);
     vcpu.want(1);
     vcpu.ring(command::APPLY);

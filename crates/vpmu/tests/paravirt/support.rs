@@ -156,7 +156,8 @@ impl Vcpu {
         let mut guest = GuestHalf::new();
         guest.prepare(&page);
         let mut device = Device::new(offer()).unwrap();
-        device.attach(&page).unwrap();
+        let mut host = host;
+        device.attach(&mut host, &page).unwrap();
         Self {
             device,
             host,

@@ -21,7 +21,7 @@ use stats::Stats;
 use super::{Bench, Context, Row};
 use crate::host::parallel;
 use crate::image::images::Images;
-use crate::image::module::DeadlineModule;
+use crate::image::module::{Kernel, Modules};
 use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
 use crate::run;
@@ -156,7 +156,7 @@ impl fmt::Display for Cell {
 }
 
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
-    DeadlineModule::check()?;
+    Modules::check()?;
     let cells: Vec<Cell> = (0..BOOTS.len())
         .flat_map(|boot| Mode::ALL.map(|mode| Cell { mode, boot }))
         .collect();
@@ -196,7 +196,7 @@ type Measured = Vec<(Mode, Workload, Stats)>;
 struct Lab<'a> {
     context: &'a Context<'a>,
     images: Images,
-    module: DeadlineModule,
+    module: Modules,
 }
 
 impl<'a> Lab<'a> {
@@ -209,7 +209,12 @@ impl<'a> Lab<'a> {
                 context.cancel,
                 context.progress,
             )?,
-            module: DeadlineModule::prepare(context.cache, context.cancel, context.progress)?,
+            module: Modules::prepare(
+                Kernel::Bookworm,
+                context.cache,
+                context.cancel,
+                context.progress,
+            )?,
         })
     }
 
@@ -255,7 +260,7 @@ impl<'a> Lab<'a> {
             vmm_args: ["--no-pmu", "--lazy-deadline"].map(str::to_owned).into(),
             command: Command::from_words(&[script(cell)]),
             kernel: Some(self.module.kernel()),
-            append: Some(DeadlineModule::COMMAND_LINE.to_owned()),
+            append: Some(Modules::DEADLINE_COMMAND_LINE.to_owned()),
             add: self.module.files(),
             timeout: LIMIT,
             boot_timeout: LIMIT,
@@ -273,6 +278,7 @@ impl<'a> Lab<'a> {
         let spec = request.check(&[design])?;
         run::check(&spec)?;
         let lab = run::Lab {
+            modules: None,
             cache: context.cache,
             images: Some(self.images.clone()),
             cancel: context.cancel,

@@ -69,11 +69,14 @@ impl Apt {
             Ok(path)
         };
         write("status", String::new())?;
-        write(
-            "sources.list",
-            format!("deb [signed-by={KEYRING}] {mirror} {release} main\n"),
-        )?;
-        let config = write("apt.conf", configuration(folder, architecture))?;
+        // Backports need the release they are for.
+        let base = release.strip_suffix("-backports");
+        let suites = base.into_iter().chain([release]);
+        let sources =
+            suites.map(|suite| format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n"));
+        write("sources.list", sources.collect())?;
+        let preferred = base.map_or("", |_| release);
+        let config = write("apt.conf", configuration(folder, architecture, preferred))?;
         Ok(Self { config })
     }
 
@@ -140,7 +143,7 @@ impl Apt {
     }
 }
 
-fn configuration(folder: &Path, architecture: &str) -> String {
+fn configuration(folder: &Path, architecture: &str, preferred: &str) -> String {
     let folder = folder.display();
     format!(
         r#"// Written by vpmu. The machine's own hooks are not ours to run.
@@ -163,7 +166,7 @@ APT::Architecture "{architecture}";
 APT::Architectures {{ "{architecture}"; }};
 APT::Install-Recommends "false";
 APT::Install-Suggests "false";
-APT::Default-Release "";
+APT::Default-Release "{preferred}";
 APT::Sandbox::User "root";
 APT::Get::AllowUnauthenticated "false";
 Acquire::AllowInsecureRepositories "false";

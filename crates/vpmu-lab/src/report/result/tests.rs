@@ -119,6 +119,7 @@ fn vmm_accounts() {
     // Beside other guests, the host's statistics are not this guest's.
     let direct = Guest {
         way: Way::Direct(OurVmm {
+            paravirtual: false,
             policy: Policy::Paused,
             options: Vec::new(),
         }),

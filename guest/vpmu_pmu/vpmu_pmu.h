@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* The parts of vpmu_pmu: main.c, pmu.c and events.c. */
+#ifndef VPMU_PMU_H
+#define VPMU_PMU_H
+
+#include <linux/percpu.h>
+#include <linux/perf_event.h>
+#include <linux/types.h>
+
+#include "page.h"
+#include "vpmu_guest.h"
+
+struct vpmu_pmu_slot {
+	struct perf_event *event;	/* NULL: free */
+	u64 generation;			/* of the last wish */
+	u64 seen;			/* overflows that have been handled */
+	s64 left;			/* period_left, as last set here */
+	unsigned int quiet;		/* ticks without an overflow */
+	bool fresh;			/* the wish has not been applied */
+	bool made;			/* there has been a wish for this event */
+};
+
+struct vpmu_pmu_cpu {
+	struct vpmu_pmu_page *page;	/* NULL: not shared */
+	struct vpmu_pmu_slot slots[VPMU_PMU_MOST];
+	unsigned long wanted;		/* counters that shall count */
+	unsigned long applied;		/* those that the host knows of */
+	u64 generation;
+	bool dirty;			/* wishes have changed */
+	bool frozen;			/* nothing counts until an APPLY */
+	bool disabled;			/* the core is at work on the events */
+	bool deferred;			/* an NMI came meanwhile */
+	bool handling;			/* the NMI handler is at work */
+	bool fetched;			/* counts are those of now: a group is read */
+};
+
+DECLARE_PER_CPU(struct vpmu_pmu_cpu, vpmu_pmu_cpus);
+
+/* main.c; set once. */
+extern unsigned int vpmu_pmu_counters;
+extern u32 vpmu_pmu_features;		/* EAX of the leaf */
+extern u32 vpmu_pmu_events;		/* EBX */
+extern bool vpmu_pmu_gone;
+
+/* events.c */
+extern const struct attribute_group *vpmu_pmu_groups[];
+int vpmu_pmu_event_init(struct perf_event *event);
+
+/* pmu.c. The last two are called on the CPU with interrupts off. */
+extern struct pmu vpmu_pmu;
+int vpmu_pmu_find_core(void);
+int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs);
+void vpmu_pmu_pause(struct vpmu_pmu_cpu *c);
+void vpmu_pmu_resume(struct vpmu_pmu_cpu *c);
+
+#endif
