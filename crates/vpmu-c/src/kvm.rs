@@ -5,7 +5,7 @@ use core::slice;
 use std::cell::RefCell;
 use std::ffi::CString;
 
-use vpmu_kvm::{CpuidEntry, Error, Options, State, VcpuPmu};
+use vpmu_kvm::{Capability, CpuidEntry, Error, Options, State, VcpuPmu};
 
 use crate::{VpmuStatus, room, state};
 
@@ -74,11 +74,16 @@ pub extern "C" fn vpmu_kvm_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
+/// The PMU that this host can back: AMD's on AMD's processors, else Intel's.
+fn detect() -> Result<Capability, Error> {
+    vpmu_kvm::detect(&Options::default())
+}
+
 /// Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
 /// vCPU is made.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: c_int) -> VpmuStatus {
-    status(vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs()))
+    status(detect().and_then(|found| vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&found))))
 }
 
 /// Makes the CPUID in `*count` entries that of a processor with the PMU that this host can back, after the
@@ -101,7 +106,7 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
     if entries.is_null() || *count > room {
         return VpmuStatus::Misuse;
     }
-    let capability = match vpmu_kvm::detect(&Options::default()) {
+    let capability = match detect() {
         Ok(capability) => capability,
         Err(error) => return failed(&error),
     };

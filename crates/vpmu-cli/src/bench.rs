@@ -10,21 +10,24 @@ use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
+use vpmu_lab::spec::design::Model;
 use vpmu_lab::{Error, Result};
 
 use crate::print;
 
 pub(crate) fn bench(
     name: Option<&str>,
+    model: Option<Model>,
     json: Option<&Path>,
     markdown: Option<&Path>,
     keep: Option<&Path>,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
     let Some(name) = name else {
-        if json.is_some() || markdown.is_some() || keep.is_some() {
+        if model.is_some() || json.is_some() || markdown.is_some() || keep.is_some() {
             return Err(Error::Usage(
-                "--json, --markdown and --keep are about a bench: give its name".to_owned(),
+                "--model, --json, --markdown and --keep are about a bench: give its name"
+                    .to_owned(),
             ));
         }
         let list = BENCHES
@@ -45,7 +48,7 @@ pub(crate) fn bench(
         check_writable(path)?;
     }
     let cache = Cache::open()?;
-    let report = bench.run(keep, &cache, cancel, &Progress::stderr())?;
+    let report = bench.run(model, keep, &cache, cancel, &Progress::stderr())?;
     if let Some(path) = json {
         report.write(path)?;
     }

@@ -47,11 +47,13 @@ fn main() -> ExitCode {
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench {
             name,
+            model,
             json,
             markdown,
             keep,
         } => bench::bench(
             name.as_deref(),
+            *model,
             json.as_deref(),
             markdown.as_deref(),
             keep.as_deref(),

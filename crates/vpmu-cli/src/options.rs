@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
-use vpmu_lab::spec::design::{Design, Pmu, Policy};
+use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
 use vpmu_lab::spec::{Machine, Request};
 
 const AFTER: &str = "\
@@ -121,6 +121,11 @@ pub(crate) enum Verb {
     Bench {
         /// Which one
         name: Option<String>,
+        /// Whose PMU the guests have (exits, sampling, paused): intel, amd or amd-v2
+        ///
+        /// The default is intel, which is what was published.
+        #[arg(long, value_name = "NAME", value_parser = model)]
+        model: Option<Model>,
         /// Write the figures to a file
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -202,6 +207,11 @@ pub(crate) struct Guest {
     /// Give up when the command has not begun after this many seconds
     #[arg(long, value_name = "SECS", default_value = "240", value_parser = seconds)]
     boot_timeout: Duration,
+    /// Whose PMU the guest has, and so whose processor (x86_64, emulated): auto, intel, amd or amd-v2
+    ///
+    /// By default the vendor of the machine that it runs on; QEMU's max is AMD's.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = model)]
+    model: Model,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -225,6 +235,7 @@ impl Guest {
                 qemu_args: self.qemu_arg.clone(),
             },
             vmm_args: self.vmm_arg.clone(),
+            model: self.model,
             host_counters: self.host_counters,
             command: Command::from_words(&self.command),
             runs: self.runs,
@@ -248,6 +259,10 @@ fn arch(text: &str) -> Result<Arch, String> {
 }
 
 fn design(text: &str) -> Result<Pmu, String> {
+    text.parse()
+}
+
+fn model(text: &str) -> Result<Model, String> {
     text.parse()
 }
 

@@ -1,21 +1,27 @@
 //! What CPUID says of the PMU, and of the processor that has it.
 //!
-//! Linux drives an architectural PMU only on Intel's processors, and knows quirks of most models. So the guest's
-//! processor is one that Intel never made. Where the host is AMD's, AMD's own leaves go, and with them features
-//! that only they explain. Of KVM's paravirtual features the clock stays: others would have the guest execute
+//! With AMD's PMU the guest's processor is the host's: vendor, family, model, topology, and KVM's paravirtual
+//! features. Only what the PMU adds, and what would need registers that nobody keeps, is changed.
+//!
+//! Linux drives an architectural PMU only on Intel's processors, and knows quirks of most models. So with Intel's PMU
+//! the guest's processor is one that Intel never made. Where the host is AMD's, AMD's own leaves go, and with them
+//! features that only they explain. Of KVM's paravirtual features the clock stays: others would have the guest execute
 //! VMCALL, which is an invalid opcode on AMD. What is missed most are paravirtual spinlocks, where two vCPUs
 //! share one processor.
 
 mod promises;
 
 use vpmu::paravirt::Offer;
-use vpmu::x86::CpuidLeaf;
-use vpmu::x86::intel::Capability;
+use vpmu::x86::{Capability, CpuidLeaf, amd, intel};
 
 /// A model of family 6 that Intel never made: no kernel has special handling for it.
 const SIGNATURE: u32 = 0x000f_06e1;
 /// "GenuineIntel" in EBX, EDX, ECX.
 const INTEL: (u32, u32, u32) = (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+
+const PERFMON_V2: u32 = 0x8000_0022;
+/// CPUID.8000_0001H:ECX: leaves 8000_001DH and 8000_001EH are there.
+const TOPOEXT: u32 = 1 << 22;
 
 const KVMCLOCK: u32 = 1 << 0;
 const KVMCLOCK2: u32 = 1 << 3;
@@ -77,22 +83,60 @@ impl From<CpuidEntry> for kvm_bindings::kvm_cpuid_entry2 {
     }
 }
 
-/// The leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered.
-/// [`set_cpuid`] puts them in, and what else belongs to them.
+/// The leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered; 8000_0022H with
+/// AMD's PerfMonV2. [`set_cpuid`] puts them in, and what else belongs to them.
 pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, CpuidLeaf)> {
-    let subleaves = if capability.leaf_23 { 4 } else { 0 };
-    let leaf_0a = (0x0a, 0, capability.leaf_0a());
-    let leaf_23 = (0..subleaves).map(|n| (0x23, n, capability.leaf_23(n)));
-    std::iter::once(leaf_0a).chain(leaf_23)
+    let leaves = match capability {
+        Capability::Intel(capability) => {
+            let subleaves = if capability.leaf_23 { 4 } else { 0 };
+            let leaf_23 = (0..subleaves).map(|n| (0x23, n, capability.leaf_23(n)));
+            std::iter::once((0x0a, 0, capability.leaf_0a()))
+                .chain(leaf_23)
+                .collect()
+        }
+        Capability::Amd(capability) => match capability.interface {
+            amd::Interface::Legacy | amd::Interface::Core => Vec::new(),
+            amd::Interface::V2 => vec![(PERFMON_V2, 0, capability.leaf_8000_0022())],
+        },
+    };
+    leaves.into_iter()
 }
 
-/// Makes `cpuid`, what a guest would be told without a PMU, that of an Intel processor of no known model with
-/// this PMU. On an AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. To be called after the
-/// VMM's own changes, many of which clear leaf 0AH. Doing it twice is doing it once.
+/// Makes `cpuid`, what a guest would be told without a PMU, that of a processor with this PMU: with AMD's PMU the
+/// host's, else an Intel processor of no known model. With Intel's on an AMD host, vendor and features become
+/// Intel's, and the TSC has `tsc_khz`. To be called after the VMM's own changes, many of which clear leaf 0AH. Doing it
+/// twice is doing it once.
 ///
 /// What no guest with this PMU can use, as its MSRs are the PMU's, is not offered: Intel PT, the debug store, bus lock
-/// detection and their kin.
+/// detection, instruction-based sampling and their kin; nor SVM with AMD's PMU, whose counters cannot tell the guest's own
+/// guests.
 pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: u32) {
+    if let Capability::Intel(intel) = capability {
+        set_intel(cpuid, intel, tsc_khz);
+    }
+    for entry in cpuid.iter_mut() {
+        promises::keep(entry.function, entry.index, &mut entry.leaf, capability);
+    }
+    let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
+    let leaves: Vec<_> = cpuid_leaves(capability).collect();
+    let last = leaves.iter().map(|leaf| leaf.0).max();
+    for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
+        match *function {
+            0x8000_0000 if last > Some(leaf.eax) && last > Some(0x8000_0000) => {
+                leaf.eax = last.unwrap_or_default();
+            }
+            // What the bit explains may be a leaf that the VMM has taken out.
+            0x8000_0001 if !has_topology => leaf.ecx &= !TOPOEXT,
+            _ => {}
+        }
+    }
+    cpuid.retain(|entry| {
+        !matches!(entry.function, 0x0a | 0x23) && !promises::is_nobodys(entry.function)
+    });
+    put(cpuid, leaves);
+}
+
+fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_khz: u32) {
     let vendor = cpuid.iter().find(|entry| entry.function == 0);
     if vendor.is_none_or(|entry| (entry.leaf.ebx, entry.leaf.edx, entry.leaf.ecx) != INTEL) {
         become_intel(cpuid, tsc_khz);
@@ -104,12 +148,7 @@ pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: 
             1 => leaf.eax = SIGNATURE,
             _ => {}
         }
-        promises::keep(entry.function, entry.index, leaf, capability);
     }
-    cpuid.retain(|entry| {
-        !matches!(entry.function, 0x0a | 0x23) && !promises::is_nobodys(entry.function)
-    });
-    put(cpuid, cpuid_leaves(capability));
 }
 
 /// Says that the guest has the registers of [`VcpuDeadline`](crate::VcpuDeadline): leaves 40000100H
@@ -218,7 +257,12 @@ mod tests {
     use super::*;
     use vpmu::x86::intel::Version;
 
+    fn intel(version: Version) -> Capability {
+        intel::Capability::new(version).into()
+    }
+
     const KHZ: u32 = 2_400_000;
+    const AMD: (u32, u32, u32) = (0x6874_7541, 0x6974_6e65, 0x444d_4163);
 
     fn leaf(cpuid: &[CpuidEntry], function: u32, index: u32) -> Option<CpuidLeaf> {
         cpuid
@@ -245,9 +289,10 @@ mod tests {
     #[test]
     fn the_guest_sees_the_engines_pmu_and_no_other() {
         let mut cpuid = supported(INTEL);
-        let capability = Capability::new(Version::V2);
+        let capability = intel(Version::V2);
         set_cpuid(&mut cpuid, &capability, KHZ);
-        assert_eq!(leaf(&cpuid, 0x0a, 0), Some(capability.leaf_0a()));
+        let leaf_0a = intel::Capability::new(Version::V2).leaf_0a();
+        assert_eq!(leaf(&cpuid, 0x0a, 0), Some(leaf_0a));
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x0a, "the highest leaf");
         assert_eq!(leaf(&cpuid, 1, 0).unwrap().ecx, 1 << 15, "PDCM");
         assert_eq!(leaf(&cpuid, 1, 0).unwrap().eax, SIGNATURE);
@@ -259,15 +304,15 @@ mod tests {
 
     #[test]
     fn a_guest_of_an_amd_host_sees_intels() {
-        let mut cpuid = supported((0x6874_7541, 0x6974_6e65, 0x444d_4163));
-        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
+        let mut cpuid = supported(AMD);
+        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
         let vendor = leaf(&cpuid, 0, 0).unwrap();
         assert_eq!((vendor.ebx, vendor.edx, vendor.ecx), INTEL);
         assert_eq!(leaf(&cpuid, 0x16, 0).unwrap().eax, 2400, "MHz");
         assert_eq!(leaf(&cpuid, 0x15, 0).unwrap().ecx, 2_400_000_000);
         assert!(leaf(&cpuid, 0x8000_0022, 0).is_none(), "AMD's PMU");
         let once = cpuid.clone();
-        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
+        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
         assert_eq!(cpuid, once);
     }
 
@@ -278,7 +323,7 @@ mod tests {
             CpuidEntry::from([function, index, 0, ones, ones, ones, ones])
         };
         let mut cpuid = vec![all(1, 0), all(7, 0), all(7, 1), all(0x14, 0)];
-        set_cpuid(&mut cpuid, &Capability::new(Version::V2), KHZ);
+        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
         let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
         assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
         assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
@@ -308,12 +353,57 @@ mod tests {
     #[test]
     fn leaf_23_has_its_subleaves() {
         let mut cpuid = supported(INTEL);
-        let capability = Capability {
+        let capability = intel::Capability {
             leaf_23: true,
-            ..Capability::new(Version::V5)
+            ..intel::Capability::new(Version::V5)
         };
-        set_cpuid(&mut cpuid, &capability, KHZ);
+        set_cpuid(&mut cpuid, &capability.into(), KHZ);
         assert_eq!(leaf(&cpuid, 0x23, 1).unwrap().eax, 0xff);
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x23);
+    }
+
+    #[test]
+    fn a_guest_of_an_amd_host_keeps_its_processor() {
+        for interface in [
+            amd::Interface::Legacy,
+            amd::Interface::Core,
+            amd::Interface::V2,
+        ] {
+            let capability = amd::Capability::new(interface);
+            let mut cpuid = supported(AMD);
+            cpuid.push(entry(0x8000_0000, 0x8000_000a));
+            cpuid.push(CpuidEntry::from([0x8000_0001, 0, 0, 0, 0, u32::MAX, 0]));
+            set_cpuid(&mut cpuid, &capability.into(), KHZ);
+            let vendor = leaf(&cpuid, 0, 0).unwrap();
+            assert_eq!((vendor.ebx, vendor.edx, vendor.ecx), AMD);
+            assert_eq!(vendor.eax, 7);
+            assert_eq!(leaf(&cpuid, 1, 0).unwrap().eax, 0x306a9, "family and model");
+            assert!(leaf(&cpuid, 0x0a, 0).is_none() && leaf(&cpuid, 0x16, 0).is_none());
+            let features = leaf(&cpuid, 0x8000_0001, 0).unwrap().ecx;
+            assert_eq!(features & 1 << 23, capability.leaf_8000_0001_ecx());
+            // SVM, IBS, TOPOEXT without its leaves, northbridge and L3 counters.
+            assert_eq!(
+                features & (1 << 2 | 1 << 10 | 1 << 22 | 1 << 24 | 1 << 28),
+                0
+            );
+            assert_ne!(features & 1 << 6, 0, "SSE4A: the host's");
+            let v2 = interface == amd::Interface::V2;
+            let last = leaf(&cpuid, 0x8000_0000, 0).unwrap().eax;
+            assert_eq!(last, if v2 { 0x8000_0022 } else { 0x8000_000a });
+            let described = leaf(&cpuid, 0x8000_0022, 0);
+            assert_eq!(described, v2.then(|| capability.leaf_8000_0022()));
+            let once = cpuid.clone();
+            set_cpuid(&mut cpuid, &capability.into(), KHZ);
+            assert_eq!(cpuid, once);
+        }
+        let mut cpuid = supported(AMD);
+        cpuid.push(CpuidEntry::from([0x8000_0001, 0, 0, 0, 0, TOPOEXT, 0]));
+        cpuid.push(entry(0x8000_001e, 0));
+        set_cpuid(
+            &mut cpuid,
+            &amd::Capability::new(amd::Interface::Core).into(),
+            KHZ,
+        );
+        assert_ne!(leaf(&cpuid, 0x8000_0001, 0).unwrap().ecx & TOPOEXT, 0);
     }
 }

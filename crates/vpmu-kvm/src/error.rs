@@ -2,8 +2,8 @@
 
 use std::io;
 
-use vpmu::x86::ArchEvent;
-use vpmu::x86::intel::{ConfigError, RestoreError};
+use vpmu::x86::intel::ConfigError;
+use vpmu::x86::{ArchEvent, RestoreError};
 use vpmu_perf::PerfError;
 
 /// What can go wrong between the engine, KVM and perf. Each text ends with what to do.
@@ -64,6 +64,12 @@ pub enum Error {
          Options::approximate_instructions if the guest was offered them so"
     )]
     Event(ArchEvent),
+    /// An AMD processor was asked for on a host that is none.
+    #[error(
+        "this host's processor is not AMD's, and a guest's system calls, errata and events would not be AMD's \
+         either: leave the model out, or choose Intel's"
+    )]
+    NoAmd,
     /// The registers are not those of the PMU that the guest is offered.
     #[error("{0}; restore the state of the same kind of PMU")]
     State(RestoreError),

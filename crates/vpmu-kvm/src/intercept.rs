@@ -8,14 +8,17 @@ use kvm_bindings::{
     KVM_MSR_FILTER_READ, KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
     kvm_msr_filter_range,
 };
-use vpmu::x86::intel::Msr;
+use vpmu::x86::{Capability, amd, intel};
 
 use crate::error::Error;
 use crate::sys;
 
-/// Every MSR of a PMU, for [`intercept`].
-pub fn pmu_msrs() -> Vec<u32> {
-    Msr::all().map(Msr::address).collect()
+/// Every MSR of a PMU of this vendor's, for [`intercept`].
+pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
+    match capability {
+        Capability::Intel(_) => intel::Msr::all().map(intel::Msr::address).collect(),
+        Capability::Amd(_) => amd::Msr::all().map(amd::Msr::address).collect(),
+    }
 }
 
 /// Has KVM hand all accesses of `msrs` to the VMM, and of no others; nothing is asked for an empty list. Switches
@@ -95,16 +98,19 @@ mod tests {
 
     #[test]
     fn a_pmus_msrs_are_few_runs() {
-        let runs = runs(&pmu_msrs());
-        assert!(
-            runs.len() <= KVM_MSR_FILTER_MAX_RANGES as usize - 8,
-            "{runs:x?}"
-        );
-        assert!(runs.contains(&(0x38d, 6)));
-        assert_eq!(
-            runs.iter().map(|run| run.1 as usize).sum::<usize>(),
-            pmu_msrs().len()
-        );
+        let intel = intel::Capability::new(intel::Version::V2).into();
+        let amd = amd::Capability::new(amd::Interface::Core).into();
+        for (capability, run) in [(intel, (0x38d, 6)), (amd, (0xc001_0200, 12))] {
+            let msrs = pmu_msrs(&capability);
+            let runs = runs(&msrs);
+            assert!(
+                runs.len() <= KVM_MSR_FILTER_MAX_RANGES as usize - 8,
+                "{runs:x?}"
+            );
+            assert!(runs.contains(&run));
+            let all = runs.iter().map(|run| run.1 as usize).sum::<usize>();
+            assert_eq!(all, msrs.len());
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@
 //! // 2. Before the first vCPU is created: the PMU's MSRs, and no others, come to the VMM.
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
-//! vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs())?;
+//! vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&capability))?;
 //! vm.create_irq_chip()?;
 //! let mut vcpu = vm.create_vcpu(0)?;
 //!
@@ -88,7 +88,7 @@ pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, SlotMemory, VcpuDeadline, Vc
 pub use error::Error;
 pub use intercept::{intercept, pmu_msrs};
 pub use lapic::Pmi;
-pub use options::{Options, detect};
+pub use options::{Model, Options, detect};
 pub use paravirt::{
     PMU_DOORBELL_MSR, PMU_PAGE_MSR, PageMemory, ParavirtState, VcpuParavirt, detect_paravirt,
 };
@@ -98,8 +98,7 @@ pub use stats::{Exit, Statistics};
 pub use vcpu::{RDPMC_PORT, VcpuPmu};
 pub use vpmu::counter::Policy;
 pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
-pub use vpmu::x86::CpuidLeaf;
-pub use vpmu::x86::intel::Capability;
+pub use vpmu::x86::{Capability, CpuidLeaf};
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, overrun};
 
 /// The guide's code, compiled.

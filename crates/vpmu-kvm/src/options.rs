@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use vpmu::counter::Policy;
-use vpmu::x86::ArchEvent;
-use vpmu::x86::intel::{Capability, Version};
-use vpmu_perf::{Backing, Kick, PerfOptions, Support};
+use vpmu::x86::{ArchEvent, Capability, amd, intel};
+use vpmu_perf::{Backing, Kick, PerfOptions, Support, Vendor};
 
 use crate::error::Error;
 
@@ -13,9 +12,25 @@ use crate::error::Error;
 /// it. KVM takes the bit and does nothing for it.
 const BTF: u64 = 1 << 1;
 
+/// Whose PMU a guest is offered, and so whose processor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Model {
+    /// AMD's where the host's processor is AMD's, else Intel's.
+    #[default]
+    Auto,
+    /// Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+    Intel,
+    /// AMD's core extension: six counters, without global registers. The guest keeps the host's processor.
+    Amd,
+    /// AMD's PerfMonV2. A sample takes more exits, switching many counters at once fewer (docs/x86-pmu.md).
+    AmdV2,
+}
+
 /// What a VMM may choose. The default is what most want.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
+    /// Whose PMU [`detect`] finds.
+    pub model: Model,
     /// What the guest is offered. `None`: what [`detect`] finds.
     pub capability: Option<Capability>,
     /// What counts. `None`: the processor's counters where they can be had, else a clock.
@@ -47,33 +62,57 @@ impl Options {
 
 /// Finds out what this host can back: the best PMU that a guest can be offered here. From any thread, before there is
 /// a VM. Where only a clock counts, a guest is offered cycles and reference cycles; with hardware counters, what
-/// the host's PMU has of the seven architectural events.
+/// the host's PMU has of the seven architectural events. A guest with AMD's PMU cannot be told which events there are:
+/// the others count nothing.
 ///
 /// # Errors
 ///
-/// When this process may not count a guest's kernel, or the host has no perf events.
+/// When this process may not count a guest's kernel, the host has no perf events, or its processor is not AMD's and
+/// that is asked for.
 pub fn detect(options: &Options) -> Result<Capability, Error> {
-    support(options).map(best)
+    let host = Vendor::of_host();
+    best(options.model, host, support(options)?)
 }
 
 pub(crate) fn support(options: &Options) -> Result<Support, Error> {
     Ok(vpmu_perf::support(&options.perf(Kick::Nothing, 1))?)
 }
 
-/// The best PMU that `support` backs.
-fn best(support: Support) -> Capability {
-    let offered = Capability::new(Version::V2);
-    Capability {
-        events: support.events & offered.events,
-        other_debugctl: BTF,
-        ..offered
+/// The best PMU that `support` backs on this host.
+fn best(model: Model, host: Vendor, support: Support) -> Result<Capability, Error> {
+    let amd = |interface| {
+        if host != Vendor::Amd {
+            return Err(Error::NoAmd);
+        }
+        Ok(amd::Capability {
+            interface,
+            events: support.events,
+        }
+        .into())
+    };
+    match model {
+        Model::Amd => amd(amd::Interface::Core),
+        Model::AmdV2 => amd(amd::Interface::V2),
+        Model::Auto if host == Vendor::Amd => amd(amd::Interface::Core),
+        Model::Auto | Model::Intel => {
+            let offered = intel::Capability::new(intel::Version::V2);
+            Ok(intel::Capability {
+                events: support.events & offered.events,
+                other_debugctl: BTF,
+                ..offered
+            }
+            .into())
+        }
     }
 }
 
 /// What a guest is offered with `options`, and what counts for it.
 pub(crate) fn offer(options: &Options) -> Result<(Capability, Backing), Error> {
     let support = support(options)?;
-    let capability = options.capability.unwrap_or_else(|| best(support));
+    let capability = match options.capability {
+        Some(capability) => capability,
+        None => best(options.model, Vendor::of_host(), support)?,
+    };
     check(support, &capability)?;
     Ok((capability, support.backing))
 }
@@ -84,6 +123,9 @@ pub(crate) fn check_host(options: &Options, capability: &Capability) -> Result<(
 }
 
 fn check(support: Support, capability: &Capability) -> Result<(), Error> {
+    if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
+        return Err(Error::NoAmd);
+    }
     check_events(support.events, |event| capability.has_event(event))
 }
 
@@ -104,4 +146,36 @@ pub(crate) fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Re
 pub(crate) fn flag<F: vpmu_perf::Flag + 'static>(flag: &Arc<F>) -> Kick {
     let flag: Arc<dyn vpmu_perf::Flag> = flag.clone();
     Kick::Flag(flag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_gets_the_hosts_vendor() {
+        let support = Support {
+            backing: Backing::Clock,
+            events: 0b101,
+        };
+        let amd = |interface| {
+            Capability::Amd(amd::Capability {
+                interface,
+                events: 0b101,
+            })
+        };
+        let found = |model, host| best(model, host, support);
+        assert_eq!(
+            found(Model::Auto, Vendor::Amd),
+            Ok(amd(amd::Interface::Core))
+        );
+        assert_eq!(
+            found(Model::AmdV2, Vendor::Amd),
+            Ok(amd(amd::Interface::V2))
+        );
+        for host in [Vendor::Intel, Vendor::Other] {
+            assert_eq!(found(Model::Auto, host), found(Model::Intel, Vendor::Amd));
+            assert_eq!(found(Model::Amd, host), Err(Error::NoAmd));
+        }
+    }
 }

@@ -1,11 +1,13 @@
 //! One vCPU's PMU and its host: what no descriptor is needed for.
 
+use std::mem::discriminant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use vpmu::counter::{CounterHost, Policy, Report};
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, PmuState};
-use vpmu::x86::{CounterConfig, Outcome, Ring};
+use vpmu::x86::{
+    AnyPmu, Capability, CounterConfig, Outcome, PmuConfig, PmuState, RestoreError, Ring,
+};
 
 use crate::error::Error;
 use crate::host::Host;
@@ -24,7 +26,7 @@ pub struct State {
 }
 
 impl State {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
 }
 
 /// The access is a general protection fault: inject #GP(0), and do not step over the instruction.
@@ -34,14 +36,14 @@ pub struct Gp;
 /// The engine, what counts for it, and what it cost.
 #[derive(Debug)]
 pub(crate) struct Core<H> {
-    pmu: Pmu,
+    pmu: AnyPmu,
     pub(crate) host: H,
     policy: Policy,
     statistics: Arc<Mutex<Statistics>>,
 }
 
-fn engine(capability: Capability, policy: Policy) -> Result<Pmu, Error> {
-    Pmu::new(PmuConfig {
+fn engine(capability: Capability, policy: Policy) -> Result<AnyPmu, Error> {
+    AnyPmu::new(PmuConfig {
         policy,
         ..PmuConfig::new(capability)
     })
@@ -67,7 +69,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         self.note_calls();
     }
 
-    pub(crate) fn pmu(&self) -> &Pmu {
+    pub(crate) fn pmu(&self) -> &AnyPmu {
         &self.pmu
     }
 
@@ -91,7 +93,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         self.note_calls();
         State {
             version: State::VERSION,
-            capability: *self.pmu.capability(),
+            capability: self.pmu.capability(),
             pmu,
         }
     }
@@ -101,7 +103,12 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         if state.version != State::VERSION {
             return Err(Error::StateVersion(state.version));
         }
-        if state.capability == *self.pmu.capability() {
+        let here = self.pmu.capability();
+        if discriminant(&state.capability) != discriminant(&here) {
+            // Neither the MSRs that come here nor CPUID would be the guest's.
+            return Err(Error::State(RestoreError::Vendor));
+        }
+        if state.capability == here {
             let done = self.pmu.restore(&state.pmu, &mut self.host);
             done.map_err(Error::State)?;
         } else {

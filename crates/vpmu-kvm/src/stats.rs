@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use vpmu::counter;
-use vpmu::x86::intel::Msr;
+use vpmu::x86::{amd, intel};
 
 /// Why the guest was left for the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,7 +57,8 @@ pub struct Statistics {
 impl Statistics {
     /// Nothing yet. Has room for every exit of a PMU, so that counting these takes no memory.
     pub fn new() -> Self {
-        let msrs = Msr::all().map(Msr::address);
+        let amd = amd::Msr::all().map(amd::Msr::address);
+        let msrs = intel::Msr::all().map(intel::Msr::address).chain(amd);
         let exits = msrs.flat_map(|index| [Exit::MsrRead(index), Exit::MsrWrite(index)]);
         let exits = exits.chain([Exit::Rdpmc, Exit::Kick]);
         Self {
@@ -163,6 +164,7 @@ mod tests {
         let mut statistics = Statistics::new();
         let kinds = statistics.exits.len();
         statistics.count(Exit::MsrWrite(0x38f));
+        statistics.count(Exit::MsrWrite(0xc001_0201));
         statistics.count(Exit::Kick);
         assert_eq!(statistics.exits.len(), kinds);
     }

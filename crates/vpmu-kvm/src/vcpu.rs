@@ -27,8 +27,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vpmu::counter::{CounterHost, CounterState};
-use vpmu::x86::CounterConfig;
-use vpmu::x86::intel::Capability;
+use vpmu::x86::{Capability, CounterConfig};
 use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost, PerfOptions};
 
 use crate::error::Error;
@@ -111,7 +110,7 @@ impl VcpuPmu {
     }
 
     /// What the guest is offered.
-    pub fn capability(&self) -> &Capability {
+    pub fn capability(&self) -> Capability {
         self.core.pmu().capability()
     }
 
@@ -218,7 +217,7 @@ impl VcpuPmu {
     /// When this host cannot count what the guest was offered, or the state is none of such a PMU. All is then as
     /// it was.
     pub fn restore(&mut self, state: &State) -> Result<(), Error> {
-        if state.capability != *self.capability() {
+        if state.capability != self.capability() {
             options::check_host(&self.options, &state.capability)?;
         }
         self.core.take_overflows();

@@ -11,7 +11,7 @@ use perf_event_open_sys::bindings::{
     PERF_TYPE_SOFTWARE,
 };
 use vpmu::counter::Lost;
-use vpmu::x86::ArchEvent;
+use vpmu::x86::{ArchEvent, EventKind};
 
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
@@ -72,7 +72,7 @@ impl Chooser {
     pub(crate) fn kind(
         self,
         event: Option<ArchEvent>,
-        raw: Option<u64>,
+        raw: Option<(Vendor, u64)>,
         rings: Rings,
     ) -> Result<Kind, Lost> {
         match self.backing {
@@ -103,8 +103,10 @@ impl Chooser {
                 });
                 let (type_, config) = match (generic, raw) {
                     (Some(generic), _) => (PERF_TYPE_HARDWARE, u64::from(generic)),
-                    // The guest's processor is an Intel one; so must the host's be for its events.
-                    (None, Some(raw)) if is_intel() => (PERF_TYPE_RAW, raw),
+                    // The host's processor must be of the guest's vendor to have its events.
+                    (None, Some((vendor, raw))) if vendor == Vendor::of_host() => {
+                        (PERF_TYPE_RAW, raw)
+                    }
                     _ => return Err(Lost::Unsupported),
                 };
                 Ok(Kind {
@@ -145,10 +147,40 @@ fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-/// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
-pub(crate) fn is_intel() -> bool {
-    static INTEL: OnceLock<bool> = OnceLock::new();
-    *INTEL.get_or_init(|| {
-        fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("GenuineIntel"))
-    })
+/// Who made a processor, as far as its events matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vendor {
+    /// Intel.
+    Intel,
+    /// AMD, or Hygon, whose processors are AMD's.
+    Amd,
+    /// Somebody else.
+    Other,
+}
+
+impl Vendor {
+    /// Of this machine's processor.
+    ///
+    /// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
+    pub fn of_host() -> Self {
+        static VENDOR: OnceLock<Vendor> = OnceLock::new();
+        *VENDOR.get_or_init(|| {
+            let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let is = |name: &str| text.contains(name);
+            match () {
+                () if is("GenuineIntel") => Self::Intel,
+                () if is("AuthenticAMD") || is("HygonGenuine") => Self::Amd,
+                () => Self::Other,
+            }
+        })
+    }
+
+    /// Whose event select `event` is; `None` for what is no event select.
+    pub(crate) fn of(event: EventKind) -> Option<Self> {
+        match event {
+            EventKind::General { .. } => Some(Self::Intel),
+            EventKind::Amd { .. } => Some(Self::Amd),
+            EventKind::Fixed(_) => None,
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
 use vpmu::x86::{ArchEvent, CounterConfig};
 
-use crate::choose::{Backing, Chooser, is_intel};
+use crate::choose::{Backing, Chooser, Vendor};
 use crate::error::PerfError;
 use crate::event::{ENDLESS, PerfEvent, Rings, Total};
 use crate::kick::Kick;
@@ -80,7 +80,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
     if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
         return Err(PerfError::Signal(signal));
     }
-    is_intel();
+    Vendor::of_host();
     notes::install(signal).map_err(|error| PerfError::Open(error.raw_os_error().unwrap_or(0)))
 }
 
@@ -94,7 +94,7 @@ struct Slot {
     event: PerfEvent,
     /// A report is wanted and has not come.
     armed: bool,
-    /// The period was set while the event stood still, so that a signal can be of no other.
+    /// The period was set while no signal of another could come any more.
     certain: bool,
     running: bool,
     /// The period that the event has is endless.
@@ -269,9 +269,8 @@ impl CounterHost<CounterConfig> for PerfHost {
             kernel: config.kernel,
             guest: self.chooser.guest,
         };
-        let kind = self
-            .chooser
-            .kind(config.architectural(), config.raw(), rings)?;
+        let raw = Vendor::of(config.event).zip(config.raw());
+        let kind = self.chooser.kind(config.architectural(), raw, rings)?;
         let event = PerfEvent::open(kind, &self.notes, self.signal).map_err(|error| match error
             .raw_os_error()
         {
@@ -302,9 +301,16 @@ impl CounterHost<CounterConfig> for PerfHost {
             return;
         };
         if slot.running {
-            slot.certain = false;
             match events {
-                Some(events) => self.program(counter, events),
+                Some(events) => {
+                    self.program(counter, events);
+                    // A signal of the period before is noted by the time the system call ends. One that is
+                    // noted may also be of the new period.
+                    let certain = !self.notes.has(counter);
+                    if let Some(slot) = self.slot(counter) {
+                        slot.certain = certain;
+                    }
+                }
                 // If one comes all the same, it is ignored, and the last.
                 None => slot.armed = false,
             }

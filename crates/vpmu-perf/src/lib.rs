@@ -32,7 +32,7 @@ mod host;
 mod kick;
 mod notes;
 
-pub use choose::Backing;
+pub use choose::{Backing, Vendor};
 pub use error::PerfError;
 pub use host::{PerfHost, PerfOptions, Support, prepare, support};
 pub use kick::{Flag, KICKED, Kick};

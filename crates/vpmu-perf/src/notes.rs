@@ -134,6 +134,11 @@ impl Notes {
         self.pending.fetch_and(others, Ordering::Relaxed);
     }
 
+    /// Whether something has been noted of `counter`.
+    pub(crate) fn has(&self, counter: u8) -> bool {
+        CounterSet::from_bits(self.pending.load(Ordering::Relaxed)).contains(counter)
+    }
+
     /// The counters noted since the last time.
     pub(crate) fn take(&self) -> CounterSet {
         if self.pending.load(Ordering::Relaxed) == 0 {

@@ -13,8 +13,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ports::COM1_IRQ;
 use super::slot::{Deadline, Memory};
-use super::{Error, PmuOptions, kvm};
-use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, PMU_DOORBELL_MSR, PMU_PAGE_MSR, VcpuDeadline};
+use super::{Error, kvm};
+use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 
 /// Where Intel's processors want three pages of their own, below the firmware's.
 const TSS: usize = 0xfffb_d000;
@@ -25,11 +25,12 @@ pub const MEMORY: RangeInclusive<u64> = 64 << 20..=3 << 30;
 pub const MOST_VCPUS: u8 = 64;
 
 /// What kind of machine.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) vcpus: usize,
     pub(super) memory: u64,
-    pub(super) pmu: Option<PmuOptions>,
+    /// The MSRs of the guest's PMU.
+    pub(super) pmu_msrs: Vec<u32>,
     pub(super) lazy_deadline: bool,
 }
 
@@ -67,13 +68,9 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        let pmu = shape.pmu.iter().flat_map(|pmu| match pmu.paravirtual {
-            false => vpmu_kvm::pmu_msrs(),
-            true => vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR],
-        });
         let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
         let deadline = deadline.into_iter().filter(|_| shape.lazy_deadline);
-        let ours: Vec<u32> = pmu.chain(deadline).collect();
+        let ours: Vec<u32> = shape.pmu_msrs.into_iter().chain(deadline).collect();
         vpmu_kvm::intercept(&vm, &ours)?;
 
         let size = shape.memory as usize;

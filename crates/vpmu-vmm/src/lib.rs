@@ -24,6 +24,7 @@ mod vm;
 
 use std::path::PathBuf;
 
+pub use vpmu_kvm::Model;
 use vpmu_kvm::Policy;
 
 pub use hardware::{MEMORY, MOST_VCPUS};
@@ -74,6 +75,8 @@ pub struct Restore {
 /// What kind of PMU.
 #[derive(Clone, Copy, Debug)]
 pub struct PmuOptions {
+    /// Whose PMU.
+    pub model: Model,
     /// What is asked of the host when.
     pub policy: Policy,
     /// Instructions and branches made of time, where nothing can count them.

@@ -108,13 +108,24 @@ impl Machine {
             vpmu::counter::Policy::Reuse => "reuse",
             vpmu::counter::Policy::ReusePaused => "paused",
         });
+        let (model, version, general, fixed) = match capability {
+            Some(Capability::Intel(it)) => (
+                Some("intel"),
+                Some(it.version.number()),
+                Some(it.general),
+                Some(it.fixed.count_ones()),
+            ),
+            Some(Capability::Amd(it)) => (Some("amd"), Some(it.version()), Some(it.count()), None),
+            None => (None, None, None, None),
+        };
         serde_json::json!({"vpmu-vmm": {
             "policy": policy.unwrap_or("none"),
             "paravirtual": pmu.is_some_and(|pmu| pmu.paravirtual),
             "backing": backing,
-            "pmu_version": capability.map(|it| it.version.number()),
-            "general": capability.map(|it| it.general),
-            "fixed": capability.map(|it| it.fixed.count_ones()),
+            "model": model,
+            "pmu_version": version,
+            "general": general,
+            "fixed": fixed,
             "measured": span.map(|(span, ..)| stats::to_json(span)),
             "total": stats::to_json(&self.total()),
             "host": span.map(|(_, begin, end)| Kvm {

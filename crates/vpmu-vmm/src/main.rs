@@ -43,6 +43,9 @@ struct Cli {
     /// Memory, for example 512M or 2G; 64M to 3G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = memory)]
     memory: u64,
+    /// Whose PMU the guest is offered, and so whose processor it has
+    #[arg(long, value_enum, default_value_t = Model::Auto)]
+    model: Model,
     /// When host events are made and given back
     /// [default: paused, or what a saved machine had]
     #[arg(long, value_enum)]
@@ -57,7 +60,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "paravirt",
+            "approximate_instructions", "model", "paravirt",
         ]
     )]
     restore: Option<PathBuf>,
@@ -87,6 +90,29 @@ struct Cli {
     /// Where the statistics go
     #[arg(long, value_name = "FILE", default_value = "-")]
     statistics: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Model {
+    /// AMD's on AMD's processors, else Intel's
+    Auto,
+    /// Intel's, whatever the processor
+    Intel,
+    /// AMD's core extension: six counters
+    Amd,
+    /// AMD's PerfMonV2: the same with global registers
+    AmdV2,
+}
+
+impl From<Model> for vpmu_vmm::Model {
+    fn from(model: Model) -> Self {
+        match model {
+            Model::Auto => Self::Auto,
+            Model::Intel => Self::Intel,
+            Model::Amd => Self::Amd,
+            Model::AmdV2 => Self::AmdV2,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -153,6 +179,7 @@ fn main() -> ExitCode {
             memory: cli.memory,
             lazy_deadline: cli.lazy_deadline,
             pmu: (!cli.no_pmu).then_some(PmuOptions {
+                model: cli.model.into(),
                 policy: policy.unwrap_or_default(),
                 approximate_instructions: cli.approximate_instructions,
                 paravirtual: cli.paravirt,

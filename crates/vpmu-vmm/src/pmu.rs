@@ -17,7 +17,7 @@ pub(super) enum GuestPmu {
 }
 
 impl GuestPmu {
-    pub(super) fn capability(&self) -> Option<&Capability> {
+    pub(super) fn capability(&self) -> Option<Capability> {
         match self {
             Self::Architectural(pmu) => Some(pmu.capability()),
             Self::Paravirtual(_) => None,

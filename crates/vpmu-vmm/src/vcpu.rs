@@ -58,7 +58,7 @@ impl Vcpu {
             None => None,
         };
         if let Some(pmu) = &pmu {
-            machine.say_pmu(pmu.capability().copied(), pmu.backing());
+            machine.say_pmu(pmu.capability(), pmu.backing());
         }
         if !matches!(self.start, Start::Saved) {
             let lazy = self.deadline.is_some();
@@ -66,6 +66,7 @@ impl Vcpu {
                 Some(pmu) => (pmu.capability(), pmu.offer()),
                 None => (None, None),
             };
+            let capability = capability.as_ref();
             cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy, offer)?;
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
             self.set_up()?;
@@ -197,6 +198,7 @@ impl PmuOptions {
     /// For a guest that was told this before; `None`: of all that this host can count.
     pub(super) fn for_guest(self, told: Option<Capability>) -> Options {
         Options {
+            model: self.model,
             capability: told,
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,

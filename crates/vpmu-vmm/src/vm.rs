@@ -15,7 +15,7 @@ use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
 use super::slot::Memory;
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
-use vpmu_kvm::ParavirtState;
+use vpmu_kvm::{Capability, PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState, detect};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Answers how it ended and what it cost, as JSON.
@@ -27,7 +27,7 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
         memory: config.memory,
-        pmu: config.pmu,
+        pmu_msrs: pmu_msrs(config.pmu, None)?,
         lazy_deadline: config.lazy_deadline,
     })?;
     let entry = boot::load(&hardware.memory, config)?;
@@ -66,7 +66,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     let mut hardware = Hardware::new(Shape {
         vcpus: state.vcpus.len(),
         memory: state.memory,
-        pmu,
+        pmu_msrs: pmu_msrs(pmu, state.pmu.map(|pmu| pmu.capability))?,
         lazy_deadline: state.lazy_deadline(),
     })?;
     reader.memory(&hardware.memory)?;
@@ -107,6 +107,21 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     .go(ports)
 }
 
+/// The MSRs of a PMU with these options, whose guest was `told` this before; `None`: of all that this host can count.
+fn pmu_msrs(options: Option<PmuOptions>, told: Option<Capability>) -> Result<Vec<u32>, Error> {
+    let Some(options) = options else {
+        return Ok(Vec::new());
+    };
+    if options.paravirtual {
+        return Ok(vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR]);
+    }
+    let capability = match told {
+        Some(capability) => capability,
+        None => detect(&options.for_guest(None))?,
+    };
+    Ok(vpmu_kvm::pmu_msrs(&capability))
+}
+
 /// Whether this host has what the guest was told of.
 fn check(
     state: &MachineState,
@@ -117,7 +132,7 @@ fn check(
         return Ok(());
     };
     let best = options
-        .map(|options| vpmu_kvm::detect(&options.for_guest(None)))
+        .map(|options| detect(&options.for_guest(None)))
         .transpose()?;
     let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
     let mut here = hardware.cpuid.clone();

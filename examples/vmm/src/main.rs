@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let kvm = Kvm::new()?;
     let vm = kvm.create_vm()?;
-    vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs())?; // PMU: before the first vCPU
+    vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&capability))?; // PMU: before the first vCPU
     vm.set_tss_address(0xfffb_d000)?;
     vm.create_irq_chip()?;
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;

@@ -4,18 +4,33 @@
 //! of it. A feature that KVM offers may so lose the register that it works by. Each is either kept or
 //! not offered.
 
-use vpmu::x86::CpuidLeaf;
-use vpmu::x86::intel::Capability;
+use vpmu::x86::{Capability, CpuidLeaf, amd, intel};
 
 /// Who keeps a promise.
 #[derive(Clone, Copy, Debug)]
 enum Keeper {
-    /// The engine, where the capability has it.
-    Engine(fn(&Capability) -> bool),
+    /// Intel's model, where the capability has it.
+    Intel(fn(&intel::Capability) -> bool),
+    /// AMD's model, where the capability has it.
+    Amd(fn(&amd::Capability) -> bool),
     /// KVM, without a register of the PMU.
     Kvm,
+    /// KVM, unless the guest's PMU is AMD's: its counters would have to tell the guest's own guests.
+    KvmForIntel,
     /// Nobody: the bit is cleared.
     Nobody,
+}
+
+impl Keeper {
+    /// Whether a guest with `capability` is offered what KVM offers if `before`.
+    fn offers(self, before: bool, capability: &Capability) -> bool {
+        match (self, capability) {
+            (Self::Intel(offers), Capability::Intel(capability)) => offers(capability),
+            (Self::Amd(offers), Capability::Amd(capability)) => offers(capability),
+            (Self::Kvm, _) | (Self::KvmForIntel, Capability::Intel(_)) => before,
+            _ => false,
+        }
+    }
 }
 
 /// What the guest may do if the bit is set: read an MSR, and set these bits of it.
@@ -69,9 +84,9 @@ const fn msr(index: u32) -> Uses {
     Some((index, 0))
 }
 
-/// SDM vol. 2A, CPUID; APM vol. 3, appendix E. Leaves 0AH and 23H as a whole are the engine's.
+/// SDM vol. 2A, CPUID; APM vol. 3, appendix E. Leaves 0AH, 23H and 8000_0022H as a whole are the engine's.
 const PROMISES: &[Promise] = {
-    use Keeper::{Engine, Kvm, Nobody};
+    use Keeper::{Amd as AmdModel, Intel, Kvm, KvmForIntel, Nobody};
     use Register::{Eax, Ebx, Ecx, Edx};
     const ONE: Leaf = (1, 0);
     const SEVEN: Leaf = (7, 0);
@@ -81,7 +96,7 @@ const PROMISES: &[Promise] = {
     &[
         row("DTES64", (ONE, Ecx, 2), debugctl(3 << 6), Nobody),
         row("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
-        row("PDCM", (ONE, Ecx, 15), msr(0x345), Engine(|c| c.pdcm)),
+        row("PDCM", (ONE, Ecx, 15), msr(0x345), Intel(|c| c.pdcm)),
         // CR4.DE and I/O breakpoints, no MSR.
         row("DE", (ONE, Edx, 2), None, Kvm),
         row("DS", (ONE, Edx, 21), debugctl(3 << 6), Nobody),
@@ -95,16 +110,23 @@ const PROMISES: &[Promise] = {
             Nobody,
         ),
         row("LBR", (SEVEN, Edx, 19), debugctl(1 << 0), Nobody),
-        row("leaf 23H", ((7, 1), Eax, 8), None, Engine(|c| c.leaf_23)),
+        row("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
         row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
-        row("PerfCtrExtCore", (AMD, Ecx, 23), msr(0xc001_0200), Nobody),
+        row("SVM", (AMD, Ecx, 2), None, KvmForIntel),
+        row(
+            "PerfCtrExtCore",
+            (AMD, Ecx, 23),
+            msr(0xc001_0200),
+            AmdModel(|c| c.leaf_8000_0001_ecx() != 0),
+        ),
         row("PerfCtrExtNB", (AMD, Ecx, 24), msr(0xc001_0240), Nobody),
         row("PerfCtrExtLLC", (AMD, Ecx, 28), msr(0xc001_0230), Nobody),
         row("BRS", ((0x8000_0008, 0), Ebx, 31), msr(0xc001_010f), Nobody),
     ]
 };
 
-/// Leaves that only describe what nobody keeps: Intel PT, architectural LBR, IBS, PerfMonV2.
+/// Leaves that only describe what nobody keeps: Intel PT, architectural LBR, IBS; and PerfMonV2, which the PMU's own
+/// leaf then replaces.
 const NOBODYS_LEAVES: [u32; 4] = [0x14, 0x1c, 0x8000_001b, 0x8000_0022];
 
 /// Whether `function` describes only what no guest with this PMU has.
@@ -118,17 +140,14 @@ pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability
         if promise.leaf != (function, index) {
             continue;
         }
-        let offered = match promise.keeper {
-            Keeper::Engine(offers) => offers(capability),
-            Keeper::Kvm => continue,
-            Keeper::Nobody => false,
-        };
         let register = match promise.register {
             Register::Eax => &mut answer.eax,
             Register::Ebx => &mut answer.ebx,
             Register::Ecx => &mut answer.ecx,
             Register::Edx => &mut answer.edx,
         };
+        let before = *register >> promise.bit & 1 != 0;
+        let offered = promise.keeper.offers(before, capability);
         *register = *register & !(1 << promise.bit) | u32::from(offered) << promise.bit;
     }
 }
@@ -138,8 +157,8 @@ mod tests {
     use std::num::NonZeroU64;
 
     use vpmu::counter::{CounterHost, CounterSet, Lost};
-    use vpmu::x86::intel::{Pmu, PmuConfig, Version};
-    use vpmu::x86::{CounterConfig, Outcome};
+    use vpmu::x86::intel::Version;
+    use vpmu::x86::{AnyPmu, CounterConfig, Outcome, PmuConfig};
 
     use super::*;
 
@@ -177,37 +196,46 @@ mod tests {
 
     /// Whether the guest can use what a promise is about: read the MSR, set the bits.
     fn works((msr, bits): (u32, u64), capability: &Capability) -> bool {
-        let mut pmu = Pmu::new(PmuConfig::new(*capability)).unwrap();
+        let mut pmu = AnyPmu::new(PmuConfig::new(*capability)).unwrap();
         let read = matches!(pmu.rdmsr(msr, &mut NoHost), Outcome::Value(_));
         let mut bits = (0..64).map(|n| bits & 1 << n).filter(|&bit| bit != 0);
         read && bits.all(|bit| pmu.wrmsr(msr, bit, &mut NoHost) == Outcome::Done)
     }
 
-    #[test]
-    fn what_is_offered_works_and_what_does_not_work_is_not_offered() {
-        for version in [Version::V2, Version::V5] {
-            for (pdcm, leaf_23) in [(false, false), (true, version == Version::V5)] {
-                let capability = Capability {
+    fn capabilities() -> Vec<Capability> {
+        let intel = [Version::V2, Version::V5].into_iter().flat_map(|version| {
+            [(false, false), (true, version == Version::V5)].map(|(pdcm, leaf_23)| {
+                intel::Capability {
                     pdcm,
                     full_width_writes: pdcm,
                     leaf_23,
-                    ..Capability::new(version)
-                };
-                for promise in PROMISES {
-                    for before in [0, u32::MAX] {
-                        let offered = offered(promise, &capability, before);
-                        match (promise.keeper, promise.uses) {
-                            (Keeper::Kvm, None) => assert_eq!(offered, before != 0),
-                            (Keeper::Engine(offers), None) => {
-                                assert_eq!(offered, offers(&capability), "{}", promise.name);
-                            }
-                            (_, Some(uses)) => {
-                                let works = works(uses, &capability);
-                                assert_eq!(offered, works, "{}: {uses:x?}", promise.name);
-                            }
-                            (Keeper::Nobody, None) => {
-                                panic!("{}: unkept for no reason", promise.name)
-                            }
+                    ..intel::Capability::new(version)
+                }
+                .into()
+            })
+        });
+        use amd::Interface::{Core, Legacy, V2};
+        let amd = [Legacy, Core, V2].map(|interface| amd::Capability::new(interface).into());
+        intel.chain(amd).collect()
+    }
+
+    #[test]
+    fn what_is_offered_works_and_what_does_not_work_is_not_offered() {
+        for capability in capabilities() {
+            for promise in PROMISES {
+                for before in [0, u32::MAX] {
+                    let offered = offered(promise, &capability, before);
+                    match (promise.keeper, promise.uses) {
+                        (_, Some(uses)) => {
+                            let works = works(uses, &capability);
+                            assert_eq!(offered, works, "{}: {uses:x?}", promise.name);
+                        }
+                        (Keeper::Nobody, None) => {
+                            panic!("{}: unkept for no reason", promise.name)
+                        }
+                        (keeper, None) => {
+                            let kept = keeper.offers(before != 0, &capability);
+                            assert_eq!(offered, kept, "{}", promise.name);
                         }
                     }
                 }

@@ -1,7 +1,8 @@
 use std::num::NonZeroU64;
 
 use vpmu::counter::{CounterSet, Lost};
-use vpmu::x86::intel::{RestoreError, Version};
+use vpmu::x86::intel::{self, Version};
+use vpmu::x86::{RestoreError, amd};
 
 use super::*;
 
@@ -51,7 +52,7 @@ impl CounterHost<CounterConfig> for Host {
 }
 
 pub(crate) fn pmu() -> Core<Host> {
-    let capability = Capability::new(Version::V2);
+    let capability = intel::Capability::new(Version::V2).into();
     let mut pmu = Core::new(capability, Policy::default(), Host::default()).unwrap();
     pmu.load();
     pmu
@@ -80,6 +81,13 @@ pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     }
     for counter in due {
         pmu.overflow(counter, Report::Due);
+    }
+}
+
+fn registers(state: &State) -> intel::PmuState {
+    match &state.pmu {
+        PmuState::Intel(registers) => registers.clone(),
+        PmuState::Amd(_) => panic!("Intel's"),
     }
 }
 
@@ -183,7 +191,7 @@ fn a_state_is_read_as_it_was_written() {
     sample_every(&mut pmu, 10);
     run(&mut pmu, 25);
     let state = pmu.save();
-    assert!(state.pmu.pmi_due);
+    assert!(registers(&state).pmi_due);
     let bytes = postcard::to_stdvec(&state).unwrap();
     assert_eq!(postcard::from_bytes::<State>(&bytes).unwrap(), state);
 }
@@ -194,11 +202,15 @@ fn the_state_of_another_pmu_is_refused() {
     sample_every(&mut pmu, 1000);
     let before = pmu.save();
     let mut other = before.clone();
-    other.pmu.general.0 = 2;
-    other.pmu.pmi_due = true;
+    let mut registers = registers(&before);
+    registers.general.0 = 2;
+    registers.pmi_due = true;
+    other.pmu = PmuState::Intel(registers);
     assert!(matches!(
         pmu.restore(&other, true),
-        Err(Error::State(RestoreError::General { .. }))
+        Err(Error::State(RestoreError::Intel(
+            intel::RestoreError::General { .. }
+        )))
     ));
     assert_eq!(pmu.save(), before);
 }
@@ -265,7 +277,7 @@ fn a_state_brings_what_its_guest_was_offered() {
     sample_every(&mut first, 1000);
     run(&mut first, 300);
     let state = first.save();
-    let other = Capability::new(Version::V4);
+    let other = intel::Capability::new(Version::V4).into();
     let mut second = Core::new(other, Policy::default(), Host::default()).unwrap();
     second.load();
     second.wrmsr(GLOBAL_CTRL, 1);
@@ -274,8 +286,32 @@ fn a_state_brings_what_its_guest_was_offered() {
     run(&mut second, 700);
     assert!(second.pmi_is_due(), "it counts at once");
     let foreign = State {
-        version: 2,
+        version: 3,
         ..state
     };
-    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(2)));
+    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(3)));
+}
+
+#[test]
+fn amds_pmu_samples_and_keeps_to_itself() {
+    const PERF_CTL0: u32 = 0xc001_0200;
+    const PERF_CTR0: u32 = 0xc001_0201;
+    let capability = amd::Capability::new(amd::Interface::Core).into();
+    let mut amd = Core::new(capability, Policy::default(), Host::default()).unwrap();
+    amd.load();
+    assert_eq!(wrmsr(&mut amd, PERF_CTR0, (1 << 48) - 1000), Ok(()));
+    assert_eq!(wrmsr(&mut amd, PERF_CTL0, 0x0053_0076), Ok(()));
+    run(&mut amd, 1000);
+    assert_eq!(amd.take_pmi(NMI), Some(Pmi::Nmi));
+    assert_eq!(amd.rdpmc(0), Ok(0));
+    assert_eq!(amd.rdpmc(6), Err(Gp));
+    assert_eq!(amd.rdmsr(GLOBAL_CTRL), None, "Intel's");
+    assert_eq!(amd.rdmsr(0xc000_0301), Some(Err(Gp)), "PerfMonV2's");
+
+    let state = amd.save();
+    let bytes = postcard::to_stdvec(&state).unwrap();
+    assert_eq!(postcard::from_bytes::<State>(&bytes).unwrap(), state);
+    let mut intel = pmu();
+    let error = Error::State(RestoreError::Vendor);
+    assert_eq!(intel.restore(&state, true), Err(error));
 }

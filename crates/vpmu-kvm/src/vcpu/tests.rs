@@ -10,7 +10,7 @@ use crate::pmu::tests::{self as fake, Host, pmu};
 #[path = "../../tests/kvm/guest.rs"]
 mod guest;
 
-use guest::{Code, END, HANDLED, Machine, REPORT};
+use guest::{Code, END, HANDLED, Machine, REPORT, options};
 
 /// The guest has run for so many cycles.
 const RUN: u8 = 0x13;
@@ -55,7 +55,7 @@ impl Rig {
     fn new(code: Code, lvtpc: u32) -> Option<Self> {
         let machine = Machine::new(code, lvtpc)?;
         let core = pmu();
-        machine.set_cpuid(core.pmu().capability());
+        machine.set_cpuid(&core.pmu().capability());
         Some(Self {
             kvm: OnKvm::new(&machine.vm, &machine.vcpu).unwrap(),
             machine,
@@ -213,8 +213,8 @@ fn what_is_no_vcpu_is_refused() {
     };
     let null = std::fs::File::open("/dev/null").unwrap();
     for error in [
-        VcpuPmu::attach(&machine.vm, &machine.vm, Options::default()).unwrap_err(),
-        VcpuPmu::attach(&machine.vm, &null, Options::default()).unwrap_err(),
+        VcpuPmu::attach(&machine.vm, &machine.vm, options()).unwrap_err(),
+        VcpuPmu::attach(&machine.vm, &null, options()).unwrap_err(),
     ] {
         assert!(matches!(error, Error::NoLapic(_)), "{error}");
         assert!(

@@ -4,7 +4,8 @@
 use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
-use vpmu_kvm::{Capability, CpuidEntry};
+use vpmu::x86::intel;
+use vpmu_kvm::{Capability, CpuidEntry, Model, Options};
 
 const IDT: u64 = 0x1000;
 const PAGE_TABLES: u64 = 0x2000;
@@ -151,6 +152,19 @@ fn give_memory(vm: &VmFd, memory: &GuestMemoryMmap) {
     unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
+/// The guests here know Intel's PMU, whatever this machine's processor is.
+pub(crate) fn options() -> Options {
+    Options {
+        model: Model::Intel,
+        ..Options::default()
+    }
+}
+
+fn intel_msrs() -> Vec<u32> {
+    let intel = intel::Capability::new(intel::Version::V2);
+    vpmu_kvm::pmu_msrs(&intel.into())
+}
+
 /// A VM with one vCPU at its first instruction.
 pub(crate) struct Machine {
     pub(crate) vcpu: VcpuFd,
@@ -173,7 +187,7 @@ impl Machine {
                 return None;
             }
         };
-        if let Err(error) = vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs()) {
+        if let Err(error) = vpmu_kvm::intercept(&vm, &intel_msrs()) {
             eprintln!("skipped: {error}");
             return None;
         }

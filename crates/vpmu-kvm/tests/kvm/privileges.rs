@@ -10,9 +10,9 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::guest::{Code, HANDLED, Machine, REPORT};
+use super::guest::{Code, HANDLED, Machine, REPORT, options};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, run};
-use vpmu_kvm::{Error, Options, PerfError, VcpuPmu, detect};
+use vpmu_kvm::{Error, PerfError, VcpuPmu, detect};
 
 const JAIL: &str = "VPMU_JAIL";
 
@@ -46,7 +46,7 @@ fn paranoia() -> Option<i32> {
 
 /// What somebody without capabilities gets.
 fn check_nobodys(level: Option<i32>, seen: Option<i32>) {
-    let found = detect(&Options::default());
+    let found = detect(&options());
     match level {
         Some(..=1) => assert!(found.is_ok(), "{found:?}"),
         Some(_) => {
@@ -125,11 +125,11 @@ fn a_vmm_of_nobodys_with_one_capability_runs_its_guest() {
     };
     let nobody = move || {
         become_nobody(CapabilitySet::PERFMON);
-        let pmu = VcpuPmu::attach(&machine.vm, &machine.vcpu, Options::default());
+        let pmu = VcpuPmu::attach(&machine.vm, &machine.vcpu, options());
         let Some(mut pmu) = super::possible(pmu) else {
             return;
         };
-        machine.set_cpuid(pmu.capability());
+        machine.set_cpuid(&pmu.capability());
         run(&mut machine, &mut pmu, |port| {
             matches!(port, Port::Out(HANDLED, 2))
         });

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use seccompiler::BpfProgram;
 
-use super::guest::{Code, END, HANDLED, Machine};
+use super::guest::{Code, END, HANDLED, Machine, options};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
 use vpmu_kvm::{Kick, Options, SYSCALLS, Syscall, VcpuPmu};
 
@@ -87,15 +87,12 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
         return false;
     };
-    let options = Options {
-        kick,
-        ..Options::default()
-    };
+    let options = Options { kick, ..options() };
     let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
     let Some(pmu) = super::possible(attached) else {
         return false;
     };
-    machine.set_cpuid(pmu.capability());
+    machine.set_cpuid(&pmu.capability());
     let thread = std::thread::spawn(move || {
         seccompiler::apply_filter(&filter).unwrap();
         guests_life(machine, pmu)

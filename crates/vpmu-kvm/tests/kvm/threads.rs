@@ -3,31 +3,41 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use super::guest::{Code, HANDLED, Machine, REPORT};
+use super::guest::{Code, HANDLED, Machine, REPORT, options};
 use super::{CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Port, possible, run};
-use vpmu_kvm::{Backing, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu, detect};
+use vpmu::x86::PmuState;
+use vpmu_kvm::{
+    Backing, Capability, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu, detect,
+};
 
 const MASK: u64 = (1 << 48) - 1;
 
+fn events(capability: Capability) -> u32 {
+    match capability {
+        Capability::Intel(capability) => capability.events,
+        Capability::Amd(_) => panic!("Intel's"),
+    }
+}
+
 #[test]
 fn what_is_offered_is_what_counts_here() {
-    let options = Options::default();
-    let Some(capability) = possible(std::thread::spawn(move || detect(&options)).join().unwrap())
+    let found = options();
+    let Some(capability) = possible(std::thread::spawn(move || detect(&found)).join().unwrap())
     else {
         return;
     };
     let clock = Options {
         backing: Some(Backing::Clock),
-        ..Options::default()
+        ..options()
     };
     let by_clock = detect(&clock).unwrap();
-    assert_eq!(by_clock.events, 0b101, "cycles and reference cycles");
-    assert_eq!(capability.events & 0b101, 0b101);
+    assert_eq!(events(by_clock), 0b101, "cycles and reference cycles");
+    assert_eq!(events(capability) & 0b101, 0b101);
     let approximate = Options {
         approximate_instructions: true,
         ..clock.clone()
     };
-    assert_eq!(detect(&approximate).unwrap().events, 0b10_0111);
+    assert_eq!(events(detect(&approximate).unwrap()), 0b10_0111);
     // More than counts here is refused.
     let too_much = Options {
         capability: Some(detect(&approximate).unwrap()),
@@ -53,11 +63,11 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     let Some(machine) = Machine::new(code, NMI) else {
         return;
     };
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, Options::default());
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options());
     let Some(pmu) = possible(attached) else {
         return;
     };
-    machine.set_cpuid(pmu.capability());
+    machine.set_cpuid(&pmu.capability());
     let (mut guest, mut handled) = ((machine, pmu), false);
     while !handled {
         // Some reports on each thread, or what the period ends with.
@@ -84,7 +94,7 @@ fn clock(kick: Kick) -> Option<VcpuPmu> {
         backing: Some(Backing::Clock),
         kick: Some(kick),
         tsc_hz: Some(1_000_000_000),
-        ..Options::default()
+        ..options()
     }))
 }
 
@@ -133,7 +143,10 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
     let again = other.save();
     assert_eq!(again, state, "nothing counts before it runs");
     other.before_run().unwrap();
-    while other.rdpmc(0).unwrap() == state.pmu.pmc[0] {}
+    let PmuState::Intel(before) = state.pmu else {
+        panic!("Intel's");
+    };
+    while other.rdpmc(0).unwrap() == before.pmc[0] {}
 }
 
 #[test]
@@ -150,13 +163,13 @@ fn two_pmus_on_one_thread_are_refused_and_told_so() {
 
 #[test]
 fn a_wish_that_cannot_be_is_refused_with_what_to_do() {
-    let missing = VcpuPmu::without_descriptors(Options::default()).unwrap_err();
+    let missing = VcpuPmu::without_descriptors(options()).unwrap_err();
     assert!(missing.to_string().ends_with("give it in Options"));
     let signal = Options {
         signal: Some(libc::SIGUSR1),
         kick: Some(Kick::Nothing),
         tsc_hz: Some(1),
-        ..Options::default()
+        ..options()
     };
     if possible(detect(&signal)).is_none() {
         return;

@@ -49,6 +49,8 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         &format!("{}M", machine.memory),
         "--policy",
         vmm.policy.name(),
+        "--model",
+        vmm.model.name(),
         "--measure",
         // A nested host keeps its files in memory and boots once: a cache would not be read.
         "--no-kernel-cache",

@@ -29,6 +29,7 @@ pub(super) const BENCH: Bench = Bench {
             heading: "Four events by frequency, as published; one event by a fixed period",
         }],
     },
+    has_models: true,
     rows,
 };
 
@@ -88,7 +89,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         Arch::X86_64,
         &emulated(&[Policy::Paused]),
         &["--approximate-instructions"],
-        COMMAND,
+        &context.with_events(COMMAND),
     )?;
     let one_event = context.compare(
         "2",

@@ -25,7 +25,7 @@ use crate::run::{self, Lab};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::command::Command;
-use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::design::{Design, Model, Pmu, Policy};
 use crate::{Error, Result};
 
 /// One published experiment.
@@ -37,6 +37,8 @@ pub struct Bench {
     pub about: &'static str,
     /// What `docs/results` says beside its figures.
     pub page: Page,
+    /// Whether it measures guests of either vendor.
+    has_models: bool,
     /// Checks before anything is downloaded, then measures.
     rows: fn(&Context<'_>) -> Result<Vec<Row>>,
 }
@@ -54,6 +56,8 @@ pub const BENCHES: &[Bench] = &[
 /// A bench's tools and options.
 struct Context<'a> {
     name: &'static str,
+    /// Of x86 guests. What was published was Intel's.
+    model: Model,
     keep: Option<&'a Path>,
     cache: &'a Cache,
     cancel: &'a Cancel,
@@ -61,20 +65,27 @@ struct Context<'a> {
 }
 
 impl Bench {
-    /// Measures everything.
+    /// Measures everything, with x86 guests of `model`, by default Intel's.
     ///
     /// # Errors
     ///
-    /// When a design fails, or on an interruption.
+    /// When a design fails, on an interruption, or when the bench has no models.
     pub fn run(
         &'static self,
+        model: Option<Model>,
         keep: Option<&Path>,
         cache: &Cache,
         cancel: &Cancel,
         progress: &Progress,
     ) -> Result<Report> {
+        if model.is_some() && !self.has_models {
+            return Err(Error::Usage(
+                "--model is about the benches exits, sampling and paused".to_owned(),
+            ));
+        }
         let context = Context {
             name: self.name,
+            model: model.unwrap_or(Model::Intel),
             keep,
             cache,
             cancel,
@@ -85,6 +96,15 @@ impl Bench {
 }
 
 impl Context<'_> {
+    /// `command` with events that the guests have. Of AMD's processors only the newest count reference cycles, and
+    /// of those only the newest kernels know it: there cycles are counted once more.
+    fn with_events(&self, command: &str) -> String {
+        match self.model {
+            Model::Auto | Model::Intel => command.to_owned(),
+            Model::Amd | Model::AmdV2 => command.replace("ref-cycles", "r76"),
+        }
+    }
+
     /// Runs `command` under each of `designs` with options `vmm_args` for the
     /// VMM. `part` tells the kept logs of several apart.
     fn compare(
@@ -108,7 +128,13 @@ impl Context<'_> {
         vmm_args: &[&str],
         command: &str,
     ) -> Result<Vec<result::Row>> {
+        let is_ours = |design: &Design| arch == Arch::X86_64 && design.pmu == Pmu::Emulated;
+        let model = match designs.iter().any(is_ours) {
+            true => self.model,
+            false => Model::Auto,
+        };
         let spec = Request {
+            model,
             vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
             command: Command::from_words(&[command.to_owned()]),
             programs: programs.to_vec(),

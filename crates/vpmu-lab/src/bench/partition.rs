@@ -19,6 +19,7 @@ pub(super) const BENCH: Bench = Bench {
             heading: "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
         }],
     },
+    has_models: false,
     rows,
 };
 

@@ -29,6 +29,7 @@ pub(super) const BENCH: Bench = Bench {
             },
         ],
     },
+    has_models: true,
     rows,
 };
 
@@ -107,7 +108,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             Arch::X86_64,
             &designs,
             &["--approximate-instructions"],
-            &part.command(),
+            &context.with_events(&part.command()),
         )?;
         let mut means = Vec::new();
         for row in &runs {

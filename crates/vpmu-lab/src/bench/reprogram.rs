@@ -28,6 +28,7 @@ pub(super) const BENCH: Bench = Bench {
             heading: "This machine's perf events, and a guest's (`guest-*`)",
         }],
     },
+    has_models: false,
     rows,
 };
 

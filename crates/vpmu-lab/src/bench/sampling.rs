@@ -24,6 +24,7 @@ pub(super) const BENCH: Bench = Bench {
             heading: "Shares of the samples",
         }],
     },
+    has_models: true,
     rows,
 };
 

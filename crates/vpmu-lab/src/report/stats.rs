@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vpmu::x86::intel::Msr;
+use vpmu::x86::{amd, intel};
 
 use super::result::{Found, round};
 use crate::spec::design::Pmu;
@@ -144,7 +144,9 @@ pub(super) fn serves_pmu(kind: &str) -> bool {
             .strip_prefix("0x")
             .and_then(|digits| u32::from_str_radix(digits, 16).ok())
             .is_some_and(|address| {
-                PARAVIRTUAL.contains(&address) || Msr::decode(address).is_some()
+                PARAVIRTUAL.contains(&address)
+                    || intel::Msr::decode(address).is_some()
+                    || amd::Msr::decode(address).is_some()
             }),
         _ => false,
     }
@@ -164,6 +166,8 @@ mod tests {
             "rdpmc",
             "msr:read:0x38e",
             "msr:write:0x4c1",
+            "msr:write:0xc0010201",
+            "msr:read:0xc0000300",
         ] {
             assert!(serves_pmu(kind), "{kind}");
         }

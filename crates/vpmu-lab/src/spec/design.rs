@@ -126,6 +126,49 @@ impl FromStr for Policy {
     }
 }
 
+/// Whose PMU this project's x86 VMM offers its guest, and so whose processor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Model {
+    /// The vendor of the machine that the guest runs on.
+    #[default]
+    Auto,
+    /// Intel's.
+    Intel,
+    /// AMD's core extension.
+    Amd,
+    /// AMD's PerfMonV2.
+    AmdV2,
+}
+
+impl Model {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Intel, Self::Amd, Self::AmdV2];
+
+    /// As on the command line, also of the VMM.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Intel => "intel",
+            Self::Amd => "amd",
+            Self::AmdV2 => "amd-v2",
+        }
+    }
+}
+
+impl FromStr for Model {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|model| model.name() == text)
+            .ok_or_else(|| {
+                let names = Self::ALL.map(Self::name).join(", ");
+                format!("no such model; there are {names}")
+            })
+    }
+}
+
 /// One row of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Design {

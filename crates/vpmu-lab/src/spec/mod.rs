@@ -16,7 +16,7 @@ pub use request::Request;
 
 use arch::Arch;
 use command::Command;
-use design::{Design, Pmu, Policy};
+use design::{Design, Model, Pmu, Policy};
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
 #[derive(Debug, Clone)]
@@ -131,6 +131,8 @@ pub struct OurVmm {
     pub policy: Policy,
     /// The guest's PMU is paravirtual, and it has the driver.
     pub paravirtual: bool,
+    /// Whose PMU the guest has.
+    pub model: Model,
     /// The user's options.
     pub options: Vec<String>,
 }

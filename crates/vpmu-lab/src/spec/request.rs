@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::arch::Arch;
 use super::command::Command;
-use super::design::{Design, Pmu};
+use super::design::{Design, Model, Pmu};
 use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
 use crate::{Error, Result};
 
@@ -22,6 +22,8 @@ pub struct Request {
     pub machine: Machine,
     /// More options for this project's x86 VMM.
     pub vmm_args: Vec<String>,
+    /// Whose PMU that VMM's guests have.
+    pub model: Model,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The command; without a command the kernel runs until it powers off.
@@ -65,6 +67,7 @@ impl Request {
                 qemu_args: Vec::new(),
             },
             vmm_args: Vec::new(),
+            model: Model::Auto,
             host_counters: 0,
             command: None,
             runs: 1,
@@ -147,6 +150,9 @@ impl Request {
         if !has_vmm && !self.vmm_args.is_empty() {
             return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
         }
+        if !has_vmm && self.model != Model::Auto {
+            return usage("--model is about --arch x86_64 --pmu emulated");
+        }
         for word in &self.vmm_args {
             if word.contains(char::is_whitespace) {
                 return usage(format!(
@@ -209,6 +215,7 @@ impl Request {
         let vmm = || OurVmm {
             policy: design.policy.unwrap_or_default(),
             paravirtual: design.pmu == Pmu::Paravirt,
+            model: self.model,
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {

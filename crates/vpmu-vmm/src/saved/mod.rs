@@ -26,7 +26,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::Capability;
+use vpmu_kvm::{Capability, Model};
 
 use super::PmuOptions;
 use super::hardware::{MEMORY, MOST_VCPUS};
@@ -68,6 +68,7 @@ impl MachineState {
         match paravirtual {
             None => self.pmu.map(|pmu| pmu.options()),
             Some(state) => Some(PmuOptions {
+                model: Model::Auto,
                 policy: Policy::default(),
                 approximate_instructions: state.approximate_instructions(),
                 paravirtual: true,
@@ -92,6 +93,10 @@ pub(super) struct Pmu {
 impl Pmu {
     pub(super) fn options(&self) -> PmuOptions {
         PmuOptions {
+            model: match self.capability {
+                Capability::Intel(_) => Model::Intel,
+                Capability::Amd(_) => Model::Amd,
+            },
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,
             paravirtual: false,

@@ -19,7 +19,7 @@
 //!
 //! What is wanted is what the SDM says (Intel 64 and IA-32 Architectures
 //! Software Developer's Manual, vol. 3B, chapter 20, and vol. 4, table 2-2),
-//! given what CPUID says. What a virtual PMU is known to do otherwise is listed
+//! given what CPUID says; for AMD's PMU, on AMD's processors, what the APM and the PPRs say. What a virtual PMU is known to do otherwise is listed
 //! where it is tested, as a [`Deviation`](vpmu_payload_harness::Deviation).
 //!
 //! # Time
@@ -41,6 +41,7 @@
     )
 )]
 
+pub mod amd;
 pub mod boot;
 pub mod msr;
 pub mod random;

@@ -57,6 +57,7 @@ pub(super) const BENCH: Bench = Bench {
             },
         ],
     },
+    has_models: false,
     rows,
 };
 

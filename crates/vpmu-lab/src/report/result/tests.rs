@@ -121,6 +121,7 @@ fn vmm_accounts() {
         way: Way::Direct(OurVmm {
             paravirtual: false,
             policy: Policy::Paused,
+            model: Model::Auto,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

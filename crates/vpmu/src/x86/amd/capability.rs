@@ -45,6 +45,14 @@ impl Capability {
         }
     }
 
+    /// The number by which it is known: 2 with PerfMonV2, else 1.
+    pub const fn version(&self) -> u8 {
+        match self.interface {
+            Interface::Legacy | Interface::Core => 1,
+            Interface::V2 => 2,
+        }
+    }
+
     /// How many counters there are.
     pub const fn count(&self) -> u8 {
         match self.interface {

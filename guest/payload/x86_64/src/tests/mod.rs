@@ -16,6 +16,7 @@ use crate::smp::{self, Job};
 use crate::{percpu, ports};
 
 mod access;
+mod amd;
 mod counting;
 mod deadline;
 mod hostile;
@@ -50,6 +51,9 @@ const EVERY_CPU: &[&[Test]] = &[
     deadline::TESTS,
 ];
 
+/// Run on every CPU of AMD's, in place of these.
+const EVERY_AMD_CPU: &[&[Test]] = &[amd::TESTS];
+
 /// Run on the boot CPU, while another one works.
 const BOOT_CPU: &[&[Test]] = &[isolation::TESTS];
 
@@ -70,8 +74,7 @@ pub(crate) fn run(boot: Boot, command_line: &'static str) {
     let arguments = BootArgs::parse(command_line);
     let mut machine = Machine { boot, arguments };
     MACHINE.store(&raw mut machine, Relaxed);
-    register::note_reset();
-    run_lists(EVERY_CPU, 0);
+    run_every_cpus(0);
     for cpu in 1..boot.cpus {
         let started = smp::start(&boot, cpu).map(|()| Pass::Ok);
         record(cpu, "start", &started);
@@ -80,7 +83,9 @@ pub(crate) fn run(boot: Boot, command_line: &'static str) {
             smp::wait_for(cpu);
         }
     }
-    run_lists(BOOT_CPU, 0);
+    if !amd::is_here() {
+        run_lists(BOOT_CPU, 0);
+    }
     ports::print(format_args!("{TALLY}\n"));
 }
 
@@ -88,10 +93,7 @@ pub(crate) fn run(boot: Boot, command_line: &'static str) {
 pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
     match work {
         Job::None | Job::Start => {}
-        Job::Tests => {
-            register::note_reset();
-            run_lists(EVERY_CPU, cpu);
-        }
+        Job::Tests => run_every_cpus(cpu),
         // Finds what the CPU had before it was started again.
         Job::CheckFilled => {
             let left = context().and_then(|context| register::check_filled(&context));
@@ -120,6 +122,17 @@ fn machine() -> &'static Machine {
     unsafe { &*MACHINE.load(Relaxed) }
 }
 
+/// Runs what every CPU runs, with the PMU that it has.
+fn run_every_cpus(cpu: usize) {
+    if amd::is_here() {
+        amd::note_reset();
+        run_lists(EVERY_AMD_CPU, cpu);
+    } else {
+        register::note_reset();
+        run_lists(EVERY_CPU, cpu);
+    }
+}
+
 fn run_lists(lists: &[&[Test]], cpu: usize) {
     for (name, test) in lists.iter().copied().flatten() {
         if machine().arguments.selects(name) {
@@ -127,8 +140,10 @@ fn run_lists(lists: &[&[Test]], cpu: usize) {
             record(cpu, name, &verdict);
         }
     }
-    // Nothing of the last test must disturb what follows.
-    let _ = prepare();
+    // Nothing of the last test must disturb what follows. What AMD's last one leaves, the next CPU must not find.
+    if !amd::is_here() {
+        let _ = prepare();
+    }
 }
 
 fn record(cpu: usize, name: &str, verdict: &Verdict) {
@@ -139,8 +154,11 @@ fn record(cpu: usize, name: &str, verdict: &Verdict) {
 
 /// What every test finds.
 fn prepare() -> Result<Context, Failure> {
-    let pmu = Pmu::identify()?;
-    pmu.reset()?;
+    if amd::is_here() {
+        amd::reset()?;
+    } else {
+        Pmu::identify()?.reset()?;
+    }
     // Nothing of the last test must disturb what follows.
     interruptible(|| pass(DRAIN));
     percpu::this().reset();
