@@ -52,7 +52,7 @@ fn a_stock_guest_has_an_intel_pmu() {
                    perf stat -x, -o stat -e cycles -- workload && cat stat";
     let output = vpmu
         .args([
-            "run", "--arch", "x86_64", "--pmu", "emulated", "--", command,
+            "run", "--arch", "x86_64", "--pmu", "emulated", "--model", "intel", "--", command,
         ])
         .output()
         .unwrap();
@@ -141,7 +141,8 @@ fn stock_kvm_has_no_pmu_and_says_so() {
 fn designs_side_by_side() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
-    let designs = ["--pmu", "native,emulated", "--policy", "reuse,paused"];
+    let designs = "--pmu native,emulated --policy reuse,paused --model intel";
+    let designs: Vec<&str> = designs.split(' ').collect();
     let Some(text) = compare(&designs, RECORD, &json) else {
         return;
     };
@@ -172,7 +173,8 @@ fn designs_side_by_side() {
     assert!(paused < reuse, "{paused} paused, {reuse} reused");
 
     let again = folder.path().join("again.json");
-    let designs = ["--pmu", "emulated", "--policy", "paused"];
+    let designs = "--pmu emulated --policy paused --model intel";
+    let designs: Vec<&str> = designs.split(' ').collect();
     let text = compare(&designs, RECORD, &again).unwrap();
     let second: Value = serde_json::from_str(&text).unwrap();
     let first = runs.iter().find(|run| run["policy"] == "paused").unwrap();

@@ -37,8 +37,8 @@ fn every_policy_gives_the_same_pmu() {
     let policies = ["recreate", "reuse", "paused"];
     // All at once: counted instructions do not mind company.
     let consoles = thread::scope(|scope| {
-        let runs = policies
-            .map(|policy| scope.spawn(move || run(&["--policy", policy, "--vcpus", "2"], "")));
+        let options = |policy| ["--model", "intel", "--policy", policy, "--vcpus", "2"];
+        let runs = policies.map(|policy| scope.spawn(move || run(&options(policy), "")));
         runs.map(|run| run.join().unwrap())
     });
     let [Some(first), Some(second), Some(third)] = consoles else {
@@ -57,13 +57,33 @@ fn every_policy_gives_the_same_pmu() {
 /// Fixed counter 0 and more events of the general ones.
 #[test]
 fn instructions_by_approximation_are_a_counter_as_any_other() {
-    run(&["--vmm-arg=--approximate-instructions"], "");
+    let options = ["--model", "intel", "--vmm-arg=--approximate-instructions"];
+    run(&options, "");
+}
+
+/// Every register of AMD's, with both interfaces, on two processors each.
+#[test]
+fn amds_pmu_is_as_its_manual() {
+    let models = ["amd", "amd-v2"];
+    let consoles = thread::scope(|scope| {
+        let options = |model| ["--model", model, "--vcpus", "2"];
+        let runs = models.map(|model| scope.spawn(move || run(&options(model), "test=amd")));
+        runs.map(|run| run.join().unwrap())
+    });
+    for (model, console) in models.into_iter().zip(consoles.iter().flatten()) {
+        let tests = passed(console);
+        assert!(tests.len() > 30, "{model}:\n{console}");
+        assert!(tests.contains("cpu1.amd.hostile"), "{model}:\n{console}");
+        let skipped = console.contains("no PerfMonV2");
+        assert_eq!(skipped, model == "amd", "{model}:\n{console}");
+    }
 }
 
 /// The guest sets its TSC to 0, to 2^62, close to where it wraps: each deadline fires once, in time.
 #[test]
 fn the_lazy_deadline_keeps_time_with_any_tsc() {
-    let options = ["--vcpus", "2", "--vmm-arg=--lazy-deadline"];
+    let options = "--model intel --vcpus 2 --vmm-arg=--lazy-deadline";
+    let options: Vec<&str> = options.split(' ').collect();
     let Some(console) = run(&options, "test=deadline") else {
         return;
     };

@@ -36,7 +36,7 @@ fn each_processor_counts_and_samples_its_own() {
     // In real time: two processors take so many interrupts that QEMU, when it counts instructions,
     // delivers one of them twice in some of the runs.
     let options = |vpmu: &mut Command| {
-        vpmu.args(["--pmu", "emulated", "--realtime"]);
+        vpmu.args(["--pmu", "emulated", "--model", "intel", "--realtime"]);
     };
     let script = SCRIPT.replace("PERIOD", &PERIOD.to_string());
     let (console, _) = two_vcpus::compare(&mut vpmu, options, &script);

@@ -1,6 +1,7 @@
 //! Figures of given records.
 
 use super::*;
+use crate::spec::design::Model;
 use crate::spec::{OurVmm, Request, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
