@@ -131,7 +131,7 @@ impl Context<'_> {
         let is_ours = |design: &Design| arch == Arch::X86_64 && design.pmu == Pmu::Emulated;
         let model = match designs.iter().any(is_ours) {
             true => self.model,
-            false => Model::Auto,
+            false => Model::default(),
         };
         let spec = Request {
             model,

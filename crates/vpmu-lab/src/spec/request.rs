@@ -67,7 +67,7 @@ impl Request {
                 qemu_args: Vec::new(),
             },
             vmm_args: Vec::new(),
-            model: Model::Auto,
+            model: Model::default(),
             host_counters: 0,
             command: None,
             runs: 1,
@@ -150,7 +150,7 @@ impl Request {
         if !has_vmm && !self.vmm_args.is_empty() {
             return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
         }
-        if !has_vmm && self.model != Model::Auto {
+        if !has_vmm && self.model != Model::default() {
             return usage("--model is about --arch x86_64 --pmu emulated");
         }
         for word in &self.vmm_args {
