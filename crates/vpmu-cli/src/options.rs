@@ -201,10 +201,10 @@ pub(crate) struct Guest {
     /// This machine's own KVM, where it runs the guest, knows no other time.
     #[arg(long)]
     realtime: bool,
-    /// Give up on a design after this many seconds
+    /// Give up on a design after this many seconds, those not counted in which a busy machine lets it wait
     #[arg(long, value_name = "SECS", default_value = "900", value_parser = seconds)]
     timeout: Duration,
-    /// Give up when the command has not begun after this many seconds
+    /// Give up when the command has not begun after this many seconds, counted likewise
     #[arg(long, value_name = "SECS", default_value = "240", value_parser = seconds)]
     boot_timeout: Duration,
     /// Whose PMU the guest has, and so whose processor (x86_64, emulated): auto, intel, amd or amd-v2

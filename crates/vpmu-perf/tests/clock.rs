@@ -19,6 +19,8 @@ const EVTSEL0: u32 = 0x186;
 /// Cycles, in both rings, with an interrupt, enabled.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
 const MASK: u64 = (1 << 48) - 1;
+/// Ends a test that hangs: thousands of times what any takes on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 const OPTIONS: PerfOptions = PerfOptions {
     tsc_hz: HZ,
@@ -60,9 +62,11 @@ fn read(pmu: &mut Pmu, host: &mut PerfHost, msr: u32) -> u64 {
     }
 }
 
-/// Uses the CPU until an overflow is reported.
+/// Starts the counters, and uses the CPU until an overflow is reported. How long that took: no less than the counter
+/// counted, as time in which the thread does not run is not counted.
 fn overflow(pmu: &mut Pmu, host: &mut PerfHost) -> Duration {
     let start = Instant::now();
+    write(pmu, host, GLOBAL_CTRL, 1);
     loop {
         for (counter, report) in host.take_overflows() {
             pmu.overflow(counter, report, host);
@@ -70,7 +74,7 @@ fn overflow(pmu: &mut Pmu, host: &mut PerfHost) -> Duration {
         if pmu.take_pmi() {
             return start.elapsed();
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "no overflow");
+        assert!(start.elapsed() < PATIENCE, "no overflow");
     }
 }
 
@@ -82,7 +86,6 @@ fn a_counter_overflows_again_and_again_under_each_policy() {
         let period = HZ / 200;
         write(&mut pmu, &mut host, EVTSEL0, CYCLES);
         write(&mut pmu, &mut host, PMC0, MASK + 1 - period);
-        write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
         for _ in 0..5 {
             let took = overflow(&mut pmu, &mut host);
             assert!(took >= Duration::from_millis(4), "early: {took:?}");
@@ -90,11 +93,10 @@ fn a_counter_overflows_again_and_again_under_each_policy() {
             write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
             assert_eq!(read(&mut pmu, &mut host, GLOBAL_STATUS), 1);
             let beyond = read(&mut pmu, &mut host, PMC0);
-            assert!(beyond < HZ, "it has wrapped: {beyond}");
+            assert!(beyond < MASK / 2, "it has not wrapped: {beyond}");
             write(&mut pmu, &mut host, PMC0, MASK + 1 - period);
             write(&mut pmu, &mut host, OVF_CTRL, 1);
             assert!(!pmu.pmi_due());
-            write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
         }
         assert_eq!(pmu.statistics().lost, 0);
     }
@@ -105,8 +107,8 @@ fn a_stopped_counter_stands_still_and_a_running_one_keeps_time() {
     let Some(mut host) = host() else { return };
     let mut pmu = pmu(Policy::ReusePaused);
     write(&mut pmu, &mut host, EVTSEL0, CYCLES);
-    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
     let start = Instant::now();
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
     while start.elapsed() < Duration::from_millis(50) {}
     write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
     let most = start.elapsed().as_nanos() as u64;
@@ -187,9 +189,10 @@ fn storm(counters: u32) {
         write(&mut pmu, &mut host, EVTSEL0 + n, CYCLES);
         write(&mut pmu, &mut host, PMC0 + n, MASK);
     }
-    write(&mut pmu, &mut host, GLOBAL_CTRL, all);
     let (start, mut reports) = (Instant::now(), 0);
-    while start.elapsed() < Duration::from_millis(100) {
+    write(&mut pmu, &mut host, GLOBAL_CTRL, all);
+    while reports < 1000 {
+        assert!(start.elapsed() < PATIENCE, "{reports} reports");
         for (counter, report) in host.take_overflows() {
             pmu.overflow(counter, report, &mut host);
             reports += 1;
@@ -203,7 +206,7 @@ fn storm(counters: u32) {
     }
     // The kernel's timer may make up for one that came late.
     let most = start.elapsed().as_nanos() as u64 / PerfHost::FLOOR * 11 / 10 + u64::from(counters);
-    assert!((1..=most).contains(&reports), "{reports} of {most}");
+    assert!(reports <= most, "{reports} of {most}");
 }
 
 #[test]
@@ -242,7 +245,6 @@ fn a_full_queue_of_signals_loses_no_overflow() {
     let mut pmu = pmu(Policy::ReusePaused);
     write(&mut pmu, &mut host, EVTSEL0, CYCLES);
     write(&mut pmu, &mut host, PMC0, MASK + 1 - HZ / 200);
-    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
     assert!(overflow(&mut pmu, &mut host) >= Duration::from_millis(4));
     assert_eq!(read(&mut pmu, &mut host, GLOBAL_STATUS), 1);
     assert!(
@@ -279,9 +281,6 @@ fn a_storm_of_several_counters_is_as_many_times_slower() {
             assert!(counted >= 4 * PerfHost::FLOOR, "{counter}: {counted}");
             overflows += 1;
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "{overflows} overflows"
-        );
+        assert!(start.elapsed() < PATIENCE, "{overflows} overflows");
     }
 }

@@ -39,6 +39,18 @@ impl Activity {
         }
         self.since.elapsed()
     }
+
+    /// For how long QEMU's busiest thread could run and had to wait for a processor; zero where the kernel keeps no
+    /// such account.
+    pub(super) fn waited(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
+        let waits = tasks.into_iter().flatten().flatten().filter_map(|task| {
+            // Time on a processor, time spent waiting for one, and slices.
+            let account = fs::read_to_string(task.path().join("schedstat")).ok()?;
+            account.split_whitespace().nth(1)?.parse().ok()
+        });
+        Duration::from_nanos(waits.max().unwrap_or(0))
+    }
 }
 
 /// Returns the ticks that a process has used, and whether a thread of it wants more.
@@ -54,4 +66,52 @@ fn processor_time(pid: u32) -> Option<(u64, bool)> {
         used += fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
     }
     Some((used, runnable))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::process::Command;
+    use std::thread::sleep;
+
+    use super::*;
+
+    /// The first processor that this process may use.
+    fn processor() -> String {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let first = allowed.unwrap().trim().split([',', '-']).next();
+        first.unwrap().to_owned()
+    }
+
+    /// A busy loop that may use this processor only.
+    fn spin(processor: &str) -> Child {
+        let mut command = Command::new("taskset");
+        command.args(["-c", processor, "sh", "-c", "while :; do :; done"]);
+        command.spawn().unwrap()
+    }
+
+    #[test]
+    fn waiting_for_a_processor_is_told_from_running() {
+        if !Path::new("/proc/self/schedstat").exists() {
+            eprintln!("skipped: this kernel keeps no account of waiting (CONFIG_SCHED_INFO)");
+            return;
+        }
+        let (begin, processor) = (Instant::now(), processor());
+        let mut spinners = [spin(&processor), spin(&processor)];
+        let activities = spinners.each_ref().map(Activity::new);
+        let waited = || activities.each_ref().map(Activity::waited);
+        // Two share a processor: each waits while the other runs.
+        while waited().contains(&Duration::ZERO) {
+            sleep(Duration::from_millis(10));
+        }
+        for waited in waited() {
+            assert!(waited <= begin.elapsed());
+        }
+        for spinner in &mut spinners {
+            spinner.kill().unwrap();
+            spinner.wait().unwrap();
+        }
+    }
 }

@@ -27,9 +27,9 @@ const POLL: Duration = Duration::from_millis(20);
 /// How often QEMU's processor time is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// How long QEMU may take to end after the console was closed.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+const LAST_WORDS: Duration = Duration::from_secs(60);
 
-/// Wall-clock limits.
+/// Limits by the wall clock. Time in which QEMU waits for a busy processor does not count.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Until the end.
@@ -165,14 +165,15 @@ impl<'a> Watch<'a> {
     /// Returns the limit that is passed at `stage`.
     fn passed(&mut self, stage: Stage, transcript: &Transcript) -> Option<Error> {
         let elapsed = self.start.elapsed();
+        let passed = |limit| elapsed > limit && elapsed - self.activity.waited() > limit;
         let console = || transcript.last_lines();
         let limit = self.limits.total;
-        if elapsed > limit {
+        if passed(limit) {
             let console = console();
             return Some(Error::Timeout { limit, console });
         }
         let boot = self.limits.boot.filter(|_| stage == Stage::Boot);
-        if let Some(limit) = boot.filter(|&limit| elapsed > limit) {
+        if let Some(limit) = boot.filter(|&limit| passed(limit)) {
             let console = console();
             return Some(Error::Boot { limit, console });
         }
@@ -341,26 +342,33 @@ mod tests {
         assert!(transcript.begun);
     }
 
-    /// Runs `script` into a total limit, and into longer ones on a machine so busy that the script
-    /// has not done its part until then. Returns the first error of which `done` holds.
+    /// Runs `script` into a total limit.
     fn until(script: &str, done: impl Fn(&Error) -> bool) -> Error {
-        for seconds in [0.2, 2.0, 20.0] {
-            let limits = Limits {
-                total: Duration::from_secs_f64(seconds),
-                ..LIMITS
-            };
-            let error = shell(script, limits).unwrap_err();
-            assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        let total = |total| Limits { total, ..LIMITS };
+        let error = until_limit(script, total, done);
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        error
+    }
+
+    /// Runs `script` into a limit, and into longer ones on a machine so busy that the script has not done its part
+    /// until then. Returns the first error of which `done` holds.
+    fn until_limit(
+        script: &str,
+        limits: impl Fn(Duration) -> Limits,
+        done: impl Fn(&Error) -> bool,
+    ) -> Error {
+        for seconds in [0.2, 2.0, 20.0, 200.0] {
+            let error = shell(script, limits(Duration::from_secs_f64(seconds))).unwrap_err();
             if done(&error) {
                 return error;
             }
         }
-        panic!("{script:?} has done nothing in 20 seconds");
+        panic!("{script:?} has done nothing in 200 seconds");
     }
 
     #[test]
     fn total_limit() {
-        until("echo last words; sleep 100", |error| {
+        until("echo last words; sleep 1000", |error| {
             error.to_string().contains("| last words")
         });
     }
@@ -373,8 +381,16 @@ mod tests {
         };
         let error = shell("sleep 100", limits).unwrap_err();
         assert!(matches!(error, Error::Boot { .. }), "{error}");
-        let error = shell("echo Kernel panic - not syncing: x; sleep 100", limits).unwrap_err();
-        assert!(matches!(error, Error::Panic { .. }), "{error}");
+        let boot = |boot| Limits {
+            total: Duration::from_secs(1000),
+            boot: Some(boot),
+            quiet: None,
+        };
+        until_limit(
+            "echo Kernel panic - not syncing: x; sleep 1000",
+            boot,
+            |error| matches!(error, Error::Panic { .. }),
+        );
     }
 
     #[test]
@@ -402,7 +418,7 @@ mod tests {
     fn the_whole_group_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("pid");
-        let script = format!("sleep 100 & echo $! > {}; wait", path.display());
+        let script = format!("sleep 1000 & echo $! > {}; wait", path.display());
         let pid = || fs::read_to_string(&path).unwrap_or_default();
         until(&script, |_| pid().ends_with('\n'));
         let pid = pid();

@@ -36,8 +36,9 @@ pub(crate) const CYCLES: u64 = EVENTS[0].1;
 
 /// So many events are waited for, where any number would do.
 pub(crate) const SOME: u64 = 20_000;
-/// Waiting is given up after so many cycles of the time-stamp counter.
-pub(crate) const PATIENCE: u64 = 1 << 31;
+/// Waiting is given up after so many cycles of the time-stamp counter: ten seconds and more, as a busy machine's own KVM
+/// may let the guest wait.
+pub(crate) const PATIENCE: u64 = 1 << 35;
 /// Rounds between two looks.
 const ROUNDS: u64 = 1_000;
 
