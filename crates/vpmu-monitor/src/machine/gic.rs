@@ -2,13 +2,12 @@
 //!
 //! UNSAFETY: writes system registers, distributor and redistributor registers.
 
+use core::ops::RangeInclusive;
+
 use vpmu_monitor::{
     boot::words::Interrupts,
-    regs::{IccCtlrEl1, IchHcrEl2},
-    world::{
-        redistributor::{IPRIORITYR0, ISPENDR0},
-        vgic::{CpuInterface, FIRST_LPI, Interrupt, Limit, Source},
-    },
+    regs::{IccCtlrEl1, IchHcrEl2, IdAa64pfr0El1},
+    world::vgic::{CpuInterface, Interrupt, Limit, Place, Source},
 };
 
 use super::{
@@ -17,8 +16,8 @@ use super::{
     sysreg::{isb, read_sysreg, write_sysreg},
 };
 
-/// INTIDs from here on are special: nothing to acknowledge.
-const SPECIAL: u32 = 1020;
+/// INTIDs that say that there is nothing to acknowledge.
+const SPECIAL: RangeInclusive<u32> = 1020..=1023;
 
 /// Priority of the monitor's own interrupts, which no priority mask keeps out.
 pub(crate) const OWN_PRIORITY: u8 = 0;
@@ -54,7 +53,7 @@ pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool) {
 /// Whether group 0 is the monitor's. With an EL3, group 0 is the firmware's: SCR_EL3.FIQ sends it there,
 /// and an access to its registers from EL2 as well.
 pub(crate) fn owns_group0() -> bool {
-    read_sysreg!("id_aa64pfr0_el1") >> 12 & 0xf == 0
+    read_sysreg!("id_aa64pfr0_el1") >> IdAa64pfr0El1::EL3_SHIFT & 0xf == 0
 }
 
 /// An acknowledged physical interrupt.
@@ -71,7 +70,7 @@ pub(crate) fn acknowledge(group1: bool) -> Option<Acknowledged> {
     } else {
         read_sysreg!("icc_iar0_el1")
     } as u32;
-    if (SPECIAL..FIRST_LPI).contains(&intid) {
+    if SPECIAL.contains(&intid) {
         return None;
     }
     Some(Acknowledged {
@@ -98,9 +97,7 @@ impl Acknowledged {
     /// Ends the interrupt altogether.
     pub(crate) fn finish(&self) {
         self.drop_priority();
-        if self.intid < FIRST_LPI {
-            deactivate(self.intid);
-        }
+        deactivate(self.intid);
     }
 }
 
@@ -215,11 +212,12 @@ impl CpuInterface for PhysicalInterface {
             return;
         };
         let Interrupt { intid, source, .. } = interrupt;
-        // A computed line is shown again later, and an LPI has no register that makes it pending.
-        if source == Source::Line || intid >= FIRST_LPI {
+        // A computed line is shown again later.
+        if source == Source::Line {
             return;
         }
-        let frame = if intid < 32 {
+        let place = Place::of(intid);
+        let frame = if place.redistributor {
             monitor.redistributor(Cpu::number()).0.sgi_frame()
         } else {
             monitor.machine.distributor.start
@@ -227,10 +225,10 @@ impl CpuInterface for PhysicalInterface {
         let priority = least_mask();
         if interrupt.priority < priority {
             // At the monitor's own priority it would pass every mask and come back at once, for ever.
-            write_device(frame + IPRIORITYR0 + u64::from(intid), 1, priority.into());
+            write_device(frame + place.priority, 1, priority.into());
         }
-        let word = frame + ISPENDR0 + u64::from(intid / 32 * 4);
-        write_device(word, 4, 1 << (intid % 32));
+        let (word, bit) = place.pending;
+        write_device(frame + word, 4, 1 << bit);
         if source == Source::Hardware {
             deactivate(intid);
         }

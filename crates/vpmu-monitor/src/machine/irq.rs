@@ -5,7 +5,7 @@
 use vpmu_monitor::world::{
     guest_pmu::{GuestPmu, Pmi},
     statistics::Kind,
-    vgic::{FIRST_LPI, Interrupt, Source},
+    vgic::{Interrupt, Source},
 };
 
 use super::{
@@ -86,12 +86,12 @@ fn serve(
     } else {
         Kind::IrqOther
     };
-    if (16..FIRST_LPI).contains(&intid) {
-        irq.drop_priority();
-    } else {
-        // SGIs and LPIs have nothing for the guest to deactivate.
+    if intid < 16 {
+        // SGIs have nothing for the guest to deactivate.
         irq.finish();
         interrupt.source = Source::Software;
+    } else {
+        irq.drop_priority();
     }
     local.interrupts.inject(interrupt, &mut PhysicalInterface);
     kind

@@ -15,12 +15,13 @@ use aarch64_paging::{
     idmap::{IdMap, IdTranslation},
     paging::{Constraints, El2, MemoryRegion, RootTable, Stage2},
 };
-use vpmu_monitor::boot::device_tree::Machine;
+use vpmu_monitor::{
+    boot::device_tree::Machine,
+    regs::{IdAa64mmfr0El1, translation as regs},
+};
 
 use super::sysreg::{isb, read_sysreg, write_sysreg};
 
-/// MAIR: index 0 is normal write-back memory, index 1 device memory nGnRE.
-const MAIR: u64 = 0x04ff;
 const NORMAL: El23Attributes = El23Attributes::VALID
     .union(El23Attributes::ATTRIBUTE_INDEX_0)
     .union(El23Attributes::INNER_SHAREABLE)
@@ -43,8 +44,7 @@ const GUEST_DEVICE: Stage2Attributes = Stage2Attributes::VALID
     .union(Stage2Attributes::S2AP_ACCESS_RW)
     .union(Stage2Attributes::ACCESS_FLAG);
 
-/// Table walks: inner shareable, write-back; 4 KiB granule.
-const WALK: u64 = 3 << 12 | 1 << 10 | 1 << 8;
+const WALK: u64 = regs::WALK_INNER_SHAREABLE | regs::WALK_WRITE_BACK;
 
 /// What a CPU's translation registers hold, the same on every CPU.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,8 @@ pub(crate) struct Translation {
 /// translations reach as far.
 fn reach() -> (u64, u64) {
     // Beyond 48 bits addresses need another table format.
-    let encoding = (read_sysreg!("id_aa64mmfr0_el1") & 0xf).min(5);
+    let range = read_sysreg!("id_aa64mmfr0_el1") >> IdAa64mmfr0El1::PARANGE_SHIFT;
+    let encoding = (range & 0xf).min(5);
     ([32, 36, 40, 42, 44, 48][encoding as usize], encoding)
 }
 
@@ -135,12 +136,16 @@ pub(crate) fn build(
         (side_by_side(root, 1 << bits.saturating_sub(39)), 1)
     };
     Ok(Translation {
-        mair_el2: MAIR,
-        tcr_el2: 1 << 31 | 1 << 23 | physical << 16 | WALK | 16,
+        mair_el2: regs::MAIR,
+        tcr_el2: regs::TCR_RES1 | physical << regs::PS_SHIFT | WALK | regs::t0sz(48),
         ttbr0_el2,
-        // RES1 bits, caches and MMU on; no alignment checks beyond the architecture's.
-        sctlr_el2: 0x30c5_0830 | 1 << 12 | 1 << 2 | 1,
-        vtcr_el2: 1 << 31 | physical << 16 | WALK | start_level << 6 | (64 - bits),
+        // No alignment checks beyond the architecture's.
+        sctlr_el2: regs::SCTLR_EL2_RES1 | regs::SCTLR_I | regs::SCTLR_C | regs::SCTLR_M,
+        vtcr_el2: regs::VTCR_RES1
+            | physical << regs::PS_SHIFT
+            | WALK
+            | start_level << regs::SL0_SHIFT
+            | regs::t0sz(bits),
         vttbr_el2,
     })
 }
@@ -148,7 +153,6 @@ pub(crate) fn build(
 /// Copies the first `count` tables that the table at `root` points to into one block; returns its address.
 fn side_by_side(root: u64, count: usize) -> u64 {
     const ENTRIES: usize = 512;
-    const TABLE: u64 = 3;
     let layout = Layout::array::<[u64; ENTRIES]>(count)
         .and_then(|layout| layout.align_to(count * size_of::<[u64; ENTRIES]>()));
     let Ok(layout) = layout else { return root };
@@ -160,8 +164,8 @@ fn side_by_side(root: u64, count: usize) -> u64 {
         }
         for n in 0..count {
             let entry = *(root as *const u64).add(n);
-            if entry & TABLE == TABLE {
-                let table = (entry & 0xffff_ffff_f000) as *const u64;
+            if entry & regs::TABLE == regs::TABLE {
+                let table = (entry & regs::NEXT_TABLE) as *const u64;
                 ptr::copy_nonoverlapping(table, block.add(n * ENTRIES), ENTRIES);
             }
         }
@@ -202,8 +206,7 @@ impl Translation {
 /// there before would hide what was written once the MMU is on. No line of it is dirty: whoever put the image
 /// there has cleaned it (Linux, Documentation/arch/arm64/booting.rst).
 pub(crate) fn forget_cached(range: &Range<u64>) {
-    // CTR_EL0.DminLine: log2 of the words in the smallest line.
-    let line = 4_u64 << (read_sysreg!("ctr_el0") >> 16 & 0xf);
+    let line = regs::smallest_line(read_sysreg!("ctr_el0"));
     let mut at = range.start & !(line - 1);
     while at < range.end {
         // SAFETY: no line of the range is dirty, so memory keeps its value.
@@ -228,8 +231,7 @@ pub(crate) fn forget_instructions() {
 
 /// Writes `range` back from the caches and forgets it there, for who reads it with its caches off.
 pub(crate) fn clean_to_memory(range: Range<u64>) {
-    // CTR_EL0.DminLine: the smallest line's size, a power of two of words.
-    let line = 4 << (read_sysreg!("ctr_el0") >> 16 & 0xf);
+    let line = regs::smallest_line(read_sysreg!("ctr_el0"));
     let mut at = range.start & !(line - 1);
     while at < range.end {
         // SAFETY: cleaning a cache line changes no value.

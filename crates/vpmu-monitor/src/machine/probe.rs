@@ -9,7 +9,7 @@ use vpmu::arm::{
     Register,
     partition::{Attacker, Features, Findings, ProbedCpu, probe},
 };
-use vpmu_monitor::regs::HcrEl2;
+use vpmu_monitor::regs::{self, HcrEl2, IdAa64pfr0El1};
 
 use super::{
     mmu,
@@ -39,7 +39,8 @@ struct Code([u32; 2]);
 /// Probes this CPU's partition. Leaves every counter stopped, and no trap of the PMU's set.
 pub(super) fn findings(counters: u8, host_counters: u8, features: &Features) -> Findings {
     let hcr = read_sysreg!("hcr_el2");
-    let aarch32 = read_sysreg!("id_aa64pfr0_el1") & 0xf == 2;
+    // ID_AA64PFR0_EL1.EL0 = 2: EL0 can be AArch32 as well.
+    let aarch32 = read_sysreg!("id_aa64pfr0_el1") >> IdAa64pfr0El1::EL0_SHIFT & 0xf == 2;
     // SAFETY: the guest does not run yet; the probe's code touches no memory.
     unsafe {
         write_sysreg!("hcr_el2", HCR_PROBE.bits());
@@ -70,9 +71,9 @@ impl ProbedCpu for PhysicalPmu {
 
     fn attack(&mut self, from: Attacker, register: Register, write: Option<u64>) -> u64 {
         let (end, pstate) = match from {
-            Attacker::El1 => (HVC, 0x3c5_u64),
-            Attacker::El0 => (SVC, 0x3c0),
-            Attacker::El0AArch32 => (SVC_A32, 0x1d0),
+            Attacker::El1 => (HVC, regs::SPSR_EL1H_MASKED),
+            Attacker::El0 => (SVC, regs::SPSR_EL0T_MASKED),
+            Attacker::El0AArch32 => (SVC_A32, regs::SPSR_AARCH32_USER_MASKED),
         };
         let code = Code([from.instruction(register, write.is_some()), end]);
         let at = code.0.as_ptr() as u64;

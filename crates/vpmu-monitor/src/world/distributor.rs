@@ -14,6 +14,10 @@ const TYPER: u64 = 0x0004;
 /// Virtual LPIs of GICv4.1.
 const TYPER2: u64 = 0x000c;
 
+/// GICD_ISPENDR0E, GICD_IPRIORITYR0E: extended SPIs.
+pub(super) const ISPENDR0E: u64 = 0x1600;
+pub(super) const IPRIORITYR0E: u64 = 0x2000;
+
 /// GICD_CTLR.ARE (ARE_NS): without it the redistributors' registers would be banked here.
 const CTLR_ARE: u64 = 1 << 4;
 /// GICD_TYPER: num_LPIs, DVIS, LPIS, NMI.

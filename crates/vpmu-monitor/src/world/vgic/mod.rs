@@ -3,8 +3,8 @@
 //! Every physical interrupt is taken at EL2, its priority dropped, and offered to the guest in a list
 //! register. With the *hardware bit* set, the guest's own end-of-interrupt also deactivates the physical
 //! interrupt, so a device interrupt costs one exit and not two (Arm IHI 0069, "Virtual LPIs, SGIs,
-//! PPIs and SPIs"). SGIs, LPIs and the emulated PMU's line have no physical twin to deactivate and
-//! go in without it.
+//! PPIs and SPIs"). SGIs and the emulated PMU's line have no physical twin to deactivate and go in
+//! without it. There are no LPIs ([`redistributor`](super::redistributor)).
 //!
 //! A processor has few list registers (QEMU: four). The monitor keeps no queue beside them: the GIC itself
 //! has a place for every pending interrupt. While the list registers are full, the physical priority mask
@@ -12,6 +12,8 @@
 //! register up and is pending in the GIC again. The maintenance interrupt passes any mask, because the most
 //! urgent priority is the monitor's own.
 
+use super::distributor::{IPRIORITYR0E, ISPENDR0E};
+use super::redistributor::{IPRIORITYR0, ISPENDR0};
 use crate::regs::list_register as lr;
 
 /// This CPU's interrupts: list registers, the physical priority mask, and the physical interrupts' state.
@@ -51,7 +53,7 @@ pub enum Limit {
 pub enum Source {
     /// A physical interrupt of the same INTID, which the guest deactivates.
     Hardware,
-    /// The monitor, once: an SGI or an LPI.
+    /// The monitor, once: an SGI.
     Software,
     /// The monitor, for as long as a virtual line is high: its end must be noticed.
     Line,
@@ -225,19 +227,44 @@ fn in_use<C: CpuInterface>(cpu: &C) -> impl Iterator<Item = usize> + use<C> {
     (0..cpu.count()).filter(move |n| empty >> n & 1 == 0)
 }
 
-/// The least urgent interrupt that the guest has not yet taken and that can be given back: an LPI has no
-/// register in which software could make it pending.
+/// The least urgent interrupt that the guest has not yet taken.
 fn least_urgent(cpu: &impl CpuInterface) -> Option<(usize, Interrupt)> {
     in_use(cpu)
         .map(|n| (n, cpu.read(n)))
         .filter(|&(_, value)| value & (lr::ACTIVE | lr::PENDING) == lr::PENDING)
         .map(|(n, value)| (n, Interrupt::decode(value)))
-        .filter(|(_, interrupt)| interrupt.intid < FIRST_LPI)
         .max_by_key(|(_, interrupt)| interrupt.priority)
 }
 
-/// LPIs begin here.
-pub const FIRST_LPI: u32 = 8192;
+/// Where the GIC keeps the state of an interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// In the SGI frame of the CPU's redistributor rather than in the distributor.
+    pub redistributor: bool,
+    /// Offset of the word that makes it pending (GICR_ISPENDR or GICD_ISPENDR), and the bit in it.
+    pub pending: (u64, u32),
+    /// Offset of the byte that holds its priority.
+    pub priority: u64,
+}
+
+impl Place {
+    /// Of an SGI, a PPI or an SPI, those of the extended ranges included (Arm IHI 0069, "INTIDs": 1056 to 1119 and
+    /// 4096 to 5119).
+    pub const fn of(intid: u32) -> Self {
+        // Extended PPIs follow the 32 others; extended SPIs have registers of their own.
+        let (redistributor, pending, priority, n) = match intid {
+            0..32 => (true, ISPENDR0, IPRIORITYR0, intid),
+            1056..1120 => (true, ISPENDR0, IPRIORITYR0, intid - 1024),
+            4096.. => (false, ISPENDR0E, IPRIORITYR0E, intid - 4096),
+            _ => (false, ISPENDR0, IPRIORITYR0, intid),
+        };
+        Self {
+            redistributor,
+            pending: (pending + (n / 32 * 4) as u64, n % 32),
+            priority: priority + n as u64,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -334,3 +334,26 @@ fn a_cpu_that_goes_off_leaves_nothing_behind() {
     );
     assert!(fake.vgic(|vgic, fake| vgic.may_wait(fake)));
 }
+
+/// Arm IHI 0069: GICR_ISPENDR0 0x200 and R1E 0x204, GICR_IPRIORITYR 0x400 and 0x420; GICD_ISPENDR 0x200, RnE 0x1600;
+/// GICD_IPRIORITYR 0x400, RnE 0x2000.
+#[test]
+fn each_interrupt_has_its_registers() {
+    for (intid, redistributor, pending, priority) in [
+        (0, true, (0x200, 0), 0x400),
+        (31, true, (0x200, 31), 0x41f),
+        (1056, true, (0x204, 0), 0x420),
+        (1119, true, (0x208, 31), 0x45f),
+        (32, false, (0x204, 0), 0x420),
+        (1019, false, (0x27c, 27), 0x7fb),
+        (4096, false, (0x1600, 0), 0x2000),
+        (5119, false, (0x167c, 31), 0x23ff),
+    ] {
+        let place = Place {
+            redistributor,
+            pending,
+            priority,
+        };
+        assert_eq!(Place::of(intid), place, "{intid}");
+    }
+}

@@ -44,6 +44,9 @@ pub struct Plan {
     filtered_at_exit: CounterSet,
 }
 
+/// PMEVTYPER<n>_EL0's fields of FEAT_PMUv3_TH and its successors: TC, TE, TLC and TH (DDI 0487, the register's page).
+const THRESHOLD: u64 = 0b111 << 61 | 1 << 60 | 0b11 << 54 | 0xfff << 32;
+
 /// Why an access is trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -349,10 +352,8 @@ impl Plan {
 
     /// What stays of a guest's trapped write to PMEVTYPERn_EL0, as the guest reads it back.
     pub(super) const fn kept_pmevtyper(&self, written: u64) -> RawPmevtyper {
-        // Fields of FEAT_PMUv3_TH: they make a counter count less, never elsewhere, and PMMIR_EL1
-        // has offered them to the guest.
-        const THRESHOLD: u64 = 0xf0c0_0fff << 32;
         let kept = RawPmevtyper(written).for_guest(self.version(), true);
+        // They make a counter count less, never elsewhere, and PMMIR_EL1 has offered them to the guest.
         RawPmevtyper(kept.0 | written & THRESHOLD)
     }
 
