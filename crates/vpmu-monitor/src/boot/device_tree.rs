@@ -17,7 +17,8 @@ use dtoolkit::{
 
 use super::{
     console::{Console, consoles},
-    nodes::{self, cells, compatible, interrupts, is_compatible, regions},
+    nodes::{self, cells, compatible, interrupts, regions},
+    pmu,
     words::GuestWords,
 };
 
@@ -45,8 +46,8 @@ pub struct Machine {
     pub its: Vec<Range<u64>>,
     /// INTID of the GIC's maintenance interrupt.
     pub maintenance_intid: u32,
-    /// INTID of the PMU's overflow interrupt, a PPI.
-    pub pmu_intid: Option<u32>,
+    /// INTID of each CPU's PMU overflow interrupt, by the CPU's number: a PPI, or an SPI of its own.
+    pub pmu_intids: Vec<Option<u32>>,
     /// INTIDs of the generic timer.
     pub timer_intids: Vec<u32>,
     /// MPIDR affinity of each CPU.
@@ -147,6 +148,7 @@ impl Machine {
             .copied()
             .ok_or(TreeError::Missing("GICv3 maintenance interrupt"))?;
 
+        let (cpus, phandles): (Vec<_>, Vec<_>) = cpus(tree).into_iter().unzip();
         let chosen = tree.find_node("/chosen");
         let address = |name| {
             let value = chosen?.property(name)?;
@@ -170,9 +172,9 @@ impl Machine {
             }),
             its: its(tree)?,
             maintenance_intid,
-            pmu_intid: pmu_intid(tree, width),
+            pmu_intids: pmu::intids(tree, &phandles, width),
             timer_intids: interrupts_of("arm,armv8-timer"),
-            cpus: cpus(tree),
+            cpus,
             initrd,
             reserved: reserved(tree),
         })
@@ -287,21 +289,6 @@ fn is_memory(node: &FdtNode<'_>) -> bool {
         == Some("memory")
 }
 
-/// INTID of the overflow interrupt of the first CPU PMU: `arm,armv8-pmuv3`, or the name of a core's.
-fn pmu_intid(tree: Fdt<'_>, width: usize) -> Option<u32> {
-    // DSU, CMN and their like have PMUs that are not a CPU's.
-    let of_a_cpu = |name: &str| {
-        name == "arm,armv8-pmuv3"
-            || name.ends_with("-pmu")
-                && ["arm,cortex-", "arm,neoverse-"]
-                    .iter()
-                    .any(|core| name.starts_with(core))
-    };
-    nodes::find(tree, |node| is_compatible(node, of_a_cpu))
-        .iter()
-        .find_map(|pmu| interrupts(&pmu.node, width).first().copied())
-}
-
 /// Registers of the interrupt translation services. One without an address could not be kept from the guest.
 fn its(tree: Fdt<'_>) -> Result<Vec<Range<u64>>, TreeError> {
     let all = compatible(tree, ITS);
@@ -336,12 +323,16 @@ fn reserved(tree: Fdt<'_>) -> Vec<Range<u64>> {
     block.chain(nodes).collect()
 }
 
-fn cpus(tree: Fdt<'_>) -> Vec<u64> {
+/// MPIDR affinity and phandle of each CPU.
+fn cpus(tree: Fdt<'_>) -> Vec<(u64, Option<u32>)> {
     tree.find_node("/cpus")
         .into_iter()
         .flat_map(|cpus| cpus.children())
         .filter(|node| node.name_without_address() == "cpu" && nodes::is_usable(node))
-        .filter_map(|node| node.reg().ok()??.next()?.address().ok())
+        .filter_map(|node| {
+            let affinity = node.reg().ok()??.next()?.address().ok()?;
+            Some((affinity, node.phandle().ok().flatten()))
+        })
         .collect()
 }
 

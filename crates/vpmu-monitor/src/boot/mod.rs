@@ -5,4 +5,5 @@ pub mod device_tree;
 pub mod guest_image;
 pub mod home;
 mod nodes;
+mod pmu;
 pub mod words;

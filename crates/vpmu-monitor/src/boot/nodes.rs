@@ -139,19 +139,35 @@ pub(super) fn cells(value: &[u8]) -> impl Iterator<Item = u32> {
         .map(|bytes| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
 }
 
-/// INTIDs of a node's `interrupts`, each of `width` cells: kind (0 = SPI, 1 = PPI), number, and more that
-/// does not matter here.
-pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
+/// A node's `interrupts`, each of `width` cells: kind (0 = SPI, 1 = PPI), number, trigger, and in four a partition of CPUs.
+pub(super) fn specifiers(node: &FdtNode<'_>, width: usize) -> Vec<Vec<u32>> {
     let Some(property) = node.property("interrupts") else {
         return Vec::new();
     };
     let words: Vec<u32> = cells(property.value()).collect();
     words
         .chunks_exact(width.max(2))
-        .filter_map(|specifier| match specifier[0] {
-            0 => specifier[1].checked_add(32),
-            1 => specifier[1].checked_add(16),
-            _ => None,
-        })
+        .map(<[u32]>::to_vec)
         .collect()
+}
+
+/// The INTID of one of [`specifiers`]. Extended PPIs (3) and SPIs (2) begin at 1056 and 4096 (the binding `arm,gic-v3`).
+pub(super) fn intid(specifier: &[u32]) -> Option<u32> {
+    let &[kind, number, ..] = specifier else {
+        return None;
+    };
+    let first = match kind {
+        0 => 32,
+        1 => 16,
+        2 => 4096,
+        3 => 1056,
+        _ => return None,
+    };
+    number.checked_add(first)
+}
+
+/// INTIDs of a node's `interrupts`.
+pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
+    let specifiers = specifiers(node, width);
+    specifiers.iter().filter_map(|one| intid(one)).collect()
 }

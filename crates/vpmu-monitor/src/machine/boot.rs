@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: reads and writes memory that the bootloader described.
 
-use alloc::{format, string::String, vec::Vec};
+use alloc::{format, string::String, vec, vec::Vec};
 use core::{mem, ops::Range, ptr, slice};
 
 use dtoolkit::fdt::Fdt;
@@ -156,20 +156,7 @@ fn boot(start: &Start) -> Result<Guest, String> {
     let place = give_tree(tree, &memory)?;
     mmu::forget_instructions();
 
-    let mut owned = match settings.interrupts {
-        Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
-        Interrupts::Direct => 0,
-    };
-    if settings.design == Design::Emulated
-        && let Some(pmi) = machine.pmu_intid
-    {
-        if pmi >= 32 {
-            return Err(format!(
-                "the PMU's interrupt {pmi} is shared, which only vpmu.pmu=partitioned and untrapped can use"
-            ));
-        }
-        owned |= 1 << pmi;
-    }
+    let owned = owned(&machine, settings, &redistributors)?;
     let mte = read_sysreg!("id_aa64pfr1_el1") >> 8 & 0xf != 0;
     let monitor = Monitor::install(Monitor {
         machine,
@@ -181,7 +168,7 @@ fn boot(start: &Start) -> Result<Guest, String> {
         redistributors: redistributors
             .0
             .into_iter()
-            .map(|place| (place, View::new(owned)))
+            .zip(owned.into_iter().map(View::new))
             .collect(),
         mte,
     });
@@ -228,6 +215,34 @@ fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>),
     };
     let numbers = machine.cpus.iter().map(of).collect::<Result<_, _>>()?;
     Ok((found, numbers))
+}
+
+/// The monitor's INTIDs in each redistributor, bit n = INTID n. `numbers` is the index of each CPU's.
+fn owned(
+    machine: &Machine,
+    settings: Settings,
+    (redistributors, numbers): &(Vec<Redistributor>, Vec<usize>),
+) -> Result<Vec<u32>, String> {
+    let maintenance = match settings.interrupts {
+        Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
+        Interrupts::Direct => 0,
+    };
+    let mut owned = vec![maintenance; redistributors.len()];
+    if settings.design != Design::Emulated {
+        return Ok(owned);
+    }
+    for (&n, pmi) in numbers.iter().zip(&machine.pmu_intids) {
+        match *pmi {
+            Some(pmi @ 0..32) => owned[n] |= 1 << pmi,
+            Some(pmi) => {
+                return Err(format!(
+                    "the PMU's interrupt {pmi} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
+                ));
+            }
+            None => {}
+        }
+    }
+    Ok(owned)
 }
 
 /// What of the devices the guest does not reach, or only through the monitor.

@@ -52,6 +52,11 @@ impl Monitor {
         &self.redistributors[self.redistributor_of[number]]
     }
 
+    /// The interrupt of CPU `number`'s PMU.
+    pub(crate) fn pmu_intid(&self, number: usize) -> Option<u32> {
+        self.machine.pmu_intids.get(number).copied().flatten()
+    }
+
     /// The redistributor that has `address`.
     pub(crate) fn redistributor_at(&self, address: u64) -> Option<&(Redistributor, View)> {
         self.redistributors

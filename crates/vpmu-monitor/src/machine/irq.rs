@@ -62,7 +62,7 @@ fn serve(
         show_line(local, cpu, monitor);
         return Kind::IrqMaintenance;
     }
-    if Some(intid) == monitor.machine.pmu_intid
+    if Some(intid) == monitor.pmu_intid(Cpu::number())
         && let Some(pmu) = &mut local.pmu
     {
         match pmu.interrupt(&mut PhysicalPmu) {
@@ -101,7 +101,7 @@ fn serve(
 pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     let (Some(line), Some(intid)) = (
         local.pmu.as_ref().and_then(GuestPmu::line),
-        monitor.machine.pmu_intid,
+        monitor.pmu_intid(Cpu::number()),
     ) else {
         return;
     };

@@ -16,6 +16,22 @@ fn property(name: &str, value: impl dtoolkit::ToPropertyValue) -> DeviceTreeProp
     DeviceTreeProperty::new(name, value).unwrap()
 }
 
+/// So many CPUs, with the phandles 0x100, 0x101 and so on.
+fn cpus(count: u32) -> DeviceTreeNode {
+    let mut cpus = node(
+        "cpus",
+        vec![
+            property("#address-cells", 1u32),
+            property("#size-cells", 0u32),
+        ],
+    );
+    for n in 0..count {
+        let properties = vec![property("reg", n), property("phandle", 0x100 + n)];
+        cpus.add_child(node(&format!("cpu@{n}"), properties));
+    }
+    cpus
+}
+
 /// The parts of QEMU's `virt` tree that matter here.
 fn virt() -> Vec<u8> {
     let mut tree = DeviceTree::new();
@@ -32,6 +48,7 @@ fn virt() -> Vec<u8> {
         )
     };
     for mut child in [
+        cpus(2),
         node(
             "pcie@10000000",
             vec![
@@ -106,7 +123,7 @@ fn facts_come_from_the_tree() {
     assert_eq!(machine.consoles[0].base, 0x900_0000);
     assert_eq!(machine.redistributors, from_ref(&(0x80a_0000..0x900_0000)));
     assert_eq!(machine.maintenance_intid, 25);
-    assert_eq!(machine.pmu_intid, Some(23));
+    assert_eq!(machine.pmu_intids, [Some(23), Some(23)]);
     assert_eq!(machine.initrd, Some(0x4800_0000..0x4900_0000));
 }
 
@@ -200,6 +217,7 @@ fn boards_differ() {
         ],
     ));
     tree.root.add_child(soc);
+    tree.root.add_child(cpus(1));
     for (name, compatible, number) in [
         ("dsu", "arm,dsu-pmu", 5u32),
         ("pmu", "arm,cortex-a72-pmu", 7),
@@ -220,14 +238,110 @@ fn boards_differ() {
     );
     assert_eq!(machine.redistributor_stride, Some(0x4_0000));
     assert_eq!(
-        (machine.maintenance_intid, machine.pmu_intid),
-        (25, Some(23))
+        (machine.maintenance_intid, machine.pmu_intids.as_slice()),
+        (25, [Some(23)].as_slice())
     );
     // Two banks, of which one loses its end.
     let guest = for_guest(&blob, &(0xbf80_0000..0xc000_0000), 0).unwrap();
     assert_eq!(
         Machine::read(&guest).unwrap().ram,
         [0x8000_0000..0xbf80_0000, 0..0x1000_0000]
+    );
+}
+
+/// A tree with four CPUs and these PMU nodes, interrupts of `width` cells, and two partitions of two CPUs each.
+fn with_pmus(width: u32, pmus: Vec<Vec<DeviceTreeProperty>>) -> Vec<Option<u32>> {
+    let mut tree = DeviceTree::from_fdt(&Fdt::new(&virt()).unwrap());
+    tree.root.remove_child("pmu");
+    tree.root.remove_child("cpus");
+    tree.root.add_child(cpus(4));
+    let gic = tree.root.child_mut("intc@8000000").unwrap();
+    *gic.property_mut("#interrupt-cells").unwrap() = property("#interrupt-cells", width);
+    *gic.property_mut("interrupts").unwrap() = property(
+        "interrupts",
+        [&[1u32, 9, 4][..], &[0].repeat(width as usize - 3)]
+            .concat()
+            .as_slice(),
+    );
+    let mut partitions = node("ppi-partitions", vec![]);
+    for (n, affinity) in [[0x100u32, 0x101], [0x103, 0x102]].into_iter().enumerate() {
+        let phandle = property("phandle", 0x200 + n as u32);
+        let affinity = property("affinity", affinity);
+        partitions.add_child(node(
+            &format!("interrupt-partition-{n}"),
+            vec![phandle, affinity],
+        ));
+    }
+    gic.add_child(partitions);
+    for (n, properties) in pmus.into_iter().enumerate() {
+        tree.root.add_child(node(&format!("pmu-{n}"), properties));
+    }
+    Machine::read(&tree.to_dtb()).unwrap().pmu_intids
+}
+
+/// The binding `arm,pmu`: a cluster's PPI has a partition in its fourth cell.
+#[test]
+fn clusters_have_pmus_of_their_own() {
+    let pmu = |core, ppi: u32, partition: u32| {
+        vec![
+            property("compatible", core),
+            property("interrupts", [1, ppi, 4, partition]),
+        ]
+    };
+    let little = pmu("arm,cortex-a53-pmu", 7, 0x200);
+    let big = pmu("arm,cortex-a72-pmu", 6, 0x201);
+    assert_eq!(
+        with_pmus(4, vec![little.clone(), big]),
+        [Some(23), Some(23), Some(22), Some(22)]
+    );
+    // No partition is zero, or none that there is.
+    assert_eq!(
+        with_pmus(4, vec![pmu("arm,armv8-pmuv3", 7, 0)]),
+        [Some(23); 4]
+    );
+    assert_eq!(
+        with_pmus(4, vec![little, pmu("arm,cortex-a72-pmu", 6, 0x999)]),
+        [Some(23), Some(23), None, None]
+    );
+}
+
+/// One SPI for each CPU, as boards without a PPI for it have; `interrupt-affinity` says which is whose.
+#[test]
+fn shared_interrupts_are_each_a_cpus() {
+    let spis = |numbers: &[u32]| {
+        let specifiers: Vec<u32> = numbers.iter().flat_map(|&spi| [0, spi, 4]).collect();
+        vec![
+            property("compatible", "arm,cortex-a57-pmu"),
+            property("interrupts", specifiers.as_slice()),
+        ]
+    };
+    let affine = |numbers: &[u32], cpus: &[u32]| {
+        let mut properties = spis(numbers);
+        properties.push(property("interrupt-affinity", cpus));
+        properties
+    };
+    let clusters = vec![
+        affine(&[10, 11], &[0x103, 0x102]),
+        affine(&[20, 21], &[0x100, 0x101]),
+    ];
+    assert_eq!(
+        with_pmus(3, clusters),
+        [Some(52), Some(53), Some(43), Some(42)]
+    );
+    // Without the property, in the order of the CPUs.
+    assert_eq!(
+        with_pmus(3, vec![spis(&[7, 8, 9, 10])]),
+        [Some(39), Some(40), Some(41), Some(42)]
+    );
+    assert_eq!(with_pmus(3, vec![spis(&[7])]), [Some(39), None, None, None]);
+    // More than there are CPUs, fewer than there are interrupts, phandles of nobody.
+    assert_eq!(
+        with_pmus(3, vec![spis(&[1, 2, 3, 4, 5, 6])]),
+        [Some(33), Some(34), Some(35), Some(36)]
+    );
+    assert_eq!(
+        with_pmus(3, vec![affine(&[1, 2, 3], &[0x101, 0x777])]),
+        [None, Some(33), None, None]
     );
 }
 
