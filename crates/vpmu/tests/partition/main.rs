@@ -3,10 +3,12 @@
 mod exits;
 mod hostile;
 mod machine;
+mod overflows;
 mod plans;
 mod probe;
 mod regressions;
 mod switch;
+mod types;
 
 use machine::{EVENTS, Exit, Machine, Place, Quirks};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
