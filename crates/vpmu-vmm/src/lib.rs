@@ -9,6 +9,9 @@ mod acpi;
 mod boot;
 mod cpuid;
 mod deadline;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod forged;
 mod hardware;
 mod host;
 mod machine;

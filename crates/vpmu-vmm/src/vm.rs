@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use kvm_bindings::CpuId;
 use serde_json::Value;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -71,7 +72,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     })?;
     reader.memory(&hardware.memory)?;
     let counted = pmu.filter(|_| !restore.drop_paravirtual);
-    check(&state, counted, &hardware)?;
+    check(&state, counted, &hardware.cpuid)?;
     for (saved, (fd, _)) in state.vcpus.iter().zip(&hardware.vcpus) {
         saved.restore(fd)?;
     }
@@ -122,11 +123,11 @@ fn pmu_msrs(options: Option<PmuOptions>, told: Option<Capability>) -> Result<Vec
     Ok(vpmu_kvm::pmu_msrs(&capability))
 }
 
-/// Whether this host has what the guest was told of.
-fn check(
+/// Whether this host, whose KVM supports `supported`, has what the guest was told of.
+pub(super) fn check(
     state: &MachineState,
     options: Option<PmuOptions>,
-    hardware: &Hardware,
+    supported: &CpuId,
 ) -> Result<(), Error> {
     let Some(first) = state.vcpus.first() else {
         return Ok(());
@@ -135,7 +136,7 @@ fn check(
         .map(|options| detect(&options.for_guest(None)))
         .transpose()?;
     let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
-    let mut here = hardware.cpuid.clone();
+    let mut here = supported.clone();
     let lazy = state.lazy_deadline();
     let offer = first.paravirtual.as_ref().map(ParavirtState::offer);
     let khz = first.tsc_khz();

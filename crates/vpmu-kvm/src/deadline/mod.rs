@@ -240,3 +240,29 @@ impl State {
         }
     }
 }
+
+/// What can be made of a forged state without a vCPU, for fuzz targets.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+impl VcpuDeadlineState {
+    pub fn new(slot: Option<u64>) -> Self {
+        Self {
+            deadline: DeadlineTimer::new().save(None),
+            slot,
+            written: None,
+            apic_id: 0,
+            vector: 0xec,
+        }
+    }
+
+    /// Goes on from it with `host`'s timer, until that has expired.
+    pub fn try_restore(&self, memory: &impl SlotMemory, host: &mut impl lazy_deadline::HostTimer) {
+        memory.with_slot(self.slot, |slot| {
+            let mut deadline = DeadlineTimer::new();
+            if deadline.restore(&self.deadline, slot, host).is_ok() {
+                let _ = deadline.expire(slot, host);
+                assert_eq!(deadline.save(slot).layout, DeadlineState::LAYOUT);
+            }
+        });
+    }
+}

@@ -23,11 +23,7 @@ struct Named {
 }
 
 /// The INTID of each CPU's PMU, by CPU number. `cpus` are the CPUs' phandles, `width` the GIC's `#interrupt-cells`.
-pub(super) fn intids(
-    tree: Fdt<'_>,
-    cpus: &[Option<u32>],
-    width: usize,
-) -> Vec<Option<u32>> {
+pub(super) fn intids(tree: Fdt<'_>, cpus: &[Option<u32>], width: usize) -> Vec<Option<u32>> {
     let number = |phandle: u32| cpus.iter().position(|&cpu| cpu == Some(phandle));
     let partitions: Vec<Named> = nodes::find(tree, |node| node.property("affinity").is_some())
         .iter()

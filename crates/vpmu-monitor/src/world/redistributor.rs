@@ -86,22 +86,24 @@ pub fn find(
 ) -> Vec<Redistributor> {
     let mut found = Vec::new();
     for region in regions {
-        let mut at = region.start;
-        while at
-            .checked_add(2 * FRAME)
-            .is_some_and(|end| end <= region.end)
-        {
+        let fits = |at: &u64| {
+            at.checked_add(2 * FRAME)
+                .is_some_and(|end| end <= region.end)
+        };
+        let mut next = Some(region.start);
+        while let Some(at) = next.filter(fits) {
             let kind = typer(at + TYPER);
             let frames = if kind & TYPER_VLPIS != 0 { 4 } else { 2 } * FRAME;
             let affinity = kind >> 32;
             found.push(Redistributor {
-                frames: at..(at + frames).min(region.end),
+                frames: at..at.saturating_add(frames).min(region.end),
                 affinity: (affinity & 0xff00_0000) << 8 | affinity & 0x00ff_ffff,
             });
             if kind & TYPER_LAST != 0 {
                 break;
             }
-            at += stride.unwrap_or(frames).max(frames);
+            // A stride may be any number.
+            next = at.checked_add(stride.unwrap_or(frames).max(frames));
         }
     }
     found

@@ -62,12 +62,10 @@ pub(crate) fn write(
 
 fn write_to<W: Write>(output: W, state: &MachineState, memory: &GuestMemoryMmap) -> io::Result<()> {
     let mut output = CrcWriter::new(output);
-    let bytes = postcard::to_stdvec(state).map_err(io::Error::other)?;
-    output.write_all(MAGIC)?;
-    output.write_all(&FORMAT.to_le_bytes())?;
-    output.write_all(&(bytes.len() as u32).to_le_bytes())?;
-    output.write_all(&bytes)?;
-    write_sum(&mut output)?;
+    write_state(
+        &mut output,
+        &postcard::to_stdvec(state).map_err(io::Error::other)?,
+    )?;
 
     let mut run = Vec::with_capacity(RUN);
     let mut begin = 0;
@@ -97,6 +95,34 @@ fn write_to<W: Write>(output: W, state: &MachineState, memory: &GuestMemoryMmap)
     output.flush()
 }
 
+fn write_state<W: Write>(output: &mut CrcWriter<W>, bytes: &[u8]) -> io::Result<()> {
+    output.write_all(MAGIC)?;
+    output.write_all(&FORMAT.to_le_bytes())?;
+    output.write_all(&(bytes.len() as u32).to_le_bytes())?;
+    output.write_all(bytes)?;
+    write_sum(output)
+}
+
+/// A file whose sums are right, of a state and of pieces of memory that may be anything: where each claims to be, how long
+/// each claims to be, and the bytes.
+#[cfg(fuzzing)]
+pub(crate) fn forge(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut output = CrcWriter::new(&mut bytes);
+    let mut write = || {
+        write_state(&mut output, state)?;
+        for (at, length, piece) in pieces {
+            output.write_all(&at.to_le_bytes())?;
+            output.write_all(&length.to_le_bytes())?;
+            output.write_all(piece)?;
+        }
+        write_run(&mut output, 0, &[])?;
+        write_sum(&mut output)
+    };
+    write().expect("a vector takes all");
+    bytes
+}
+
 fn write_run<W: Write>(output: &mut CrcWriter<W>, at: u64, run: &[u8]) -> io::Result<()> {
     output.write_all(&at.to_le_bytes())?;
     output.write_all(&(run.len() as u64).to_le_bytes())?;
@@ -124,7 +150,7 @@ impl Reader {
 }
 
 impl<R: Read> Reader<R> {
-    fn new(input: R, name: String) -> Result<(MachineState, Self), Error> {
+    pub(crate) fn new(input: R, name: String) -> Result<(MachineState, Self), Error> {
         let mut reader = Self {
             name,
             input: CrcReader::new(input),

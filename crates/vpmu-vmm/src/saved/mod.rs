@@ -21,6 +21,8 @@ use vpmu::counter::Policy;
 
 pub(super) use clock::Clock;
 pub use error::Error;
+#[cfg(fuzzing)]
+pub(super) use file::forge;
 pub(super) use file::{Reader, check_place, write};
 pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;

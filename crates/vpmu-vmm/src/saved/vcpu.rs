@@ -196,7 +196,7 @@ fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, crate::Error> {
     Msrs::from_entries(msrs).map_err(|_| crate::Error::Stopped("too many MSRs".to_owned()))
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl VcpuState {
     /// One that nothing has happened to.
     pub(crate) fn blank() -> Self {

@@ -201,4 +201,7 @@ fn redistributors_are_found_by_what_they_say() {
     assert_eq!(found.len(), 2);
     assert_eq!(found[1].sgi_frame(), 0x9_0000);
     assert!(find(from_ref(&(u64::MAX - 1..u64::MAX)), None, |_| 0).is_empty());
+    // The highest place, and a stride that leads beyond it.
+    let last = u64::MAX - 2 * FRAME..u64::MAX;
+    assert_eq!(find(from_ref(&last), Some(u64::MAX - 1), |_| 2).len(), 1);
 }
