@@ -11,6 +11,7 @@ use dtoolkit::{
     fdt::{Fdt, FdtNode},
 };
 
+use super::blob;
 use super::nodes::{self, cell, is_compatible, is_usable};
 
 /// A serial port.
@@ -38,7 +39,7 @@ pub enum Kind {
 
 /// The consoles that `tree` has; none when it is no device tree.
 pub fn consoles(tree: &[u8]) -> Vec<Console> {
-    let Ok(tree) = Fdt::new(tree) else {
+    let Some(tree) = blob::open(tree) else {
         return Vec::new();
     };
     let named = standard_output(tree);

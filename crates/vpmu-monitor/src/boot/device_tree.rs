@@ -16,6 +16,7 @@ use dtoolkit::{
 };
 
 use super::{
+    blob,
     console::{Console, consoles},
     nodes::{self, cells, compatible, interrupts, regions},
     pmu,
@@ -75,7 +76,7 @@ pub enum TreeError {
 ///
 /// [`TreeError::Invalid`] when `tree` is no device tree.
 pub fn command_line(tree: &[u8]) -> Result<&str, TreeError> {
-    let tree = Fdt::new(tree).map_err(|_| TreeError::Invalid)?;
+    let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     Ok(tree
         .find_node("/chosen")
         .and_then(|chosen| chosen.property("bootargs"))
@@ -94,7 +95,7 @@ pub enum Conduit {
 
 /// How PSCI is called, where the tree says it.
 pub fn conduit(tree: &[u8]) -> Option<Conduit> {
-    let tree = Fdt::new(tree).ok()?;
+    let tree = blob::open(tree)?;
     match tree
         .find_node("/psci")?
         .property("method")?
@@ -113,7 +114,7 @@ impl Machine {
     ///
     /// [`TreeError`] names what is absent.
     pub fn read(blob: &[u8]) -> Result<Self, TreeError> {
-        let tree = Fdt::new(blob).map_err(|_| TreeError::Invalid)?;
+        let tree = blob::open(blob).ok_or(TreeError::Invalid)?;
         let root = tree.root();
         let ram: Vec<_> = root
             .children()
@@ -188,7 +189,7 @@ impl Machine {
 ///
 /// [`TreeError::Invalid`] when `tree` is no device tree.
 pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Vec<u8>, TreeError> {
-    let tree = Fdt::new(tree).map_err(|_| TreeError::Invalid)?;
+    let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let mut changed = DeviceTree::from_fdt(&tree);
     let root = tree.root();
     let (address, size) = (root.address_cells(), root.size_cells());

@@ -1,5 +1,6 @@
 //! The boot files and tables that a bootloader hands over: device tree, command line, the guest's image.
 
+pub mod blob;
 pub mod console;
 pub mod device_tree;
 pub mod guest_image;

@@ -5,10 +5,10 @@
 use alloc::{format, string::String, vec, vec::Vec};
 use core::{mem, ops::Range, ptr, slice};
 
-use dtoolkit::fdt::Fdt;
 use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_monitor::{
     boot::{
+        blob,
         console::consoles,
         device_tree::{self, Conduit, Machine},
         guest_image::{PAYLOAD_OFFSET, Placement},
@@ -278,7 +278,7 @@ fn tree_bytes(at: u64) -> Option<&'static [u8]> {
         }
         let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
         let tree = slice::from_raw_parts(at as *const u8, len as usize);
-        Fdt::new(tree).ok()?;
+        blob::open(tree)?;
         Some(tree)
     }
 }
