@@ -47,6 +47,8 @@ unsafe extern "C" {
     static guest_length: u64;
     static bss_start: u8;
     static bss_end: u8;
+    /// The lowest words of the stack that this runs on.
+    static boot_cpu_stack: [u64; 64];
     /// Begins again, from the monitor's home.
     fn moved(tree: u64, loaded: u64, end: u64) -> !;
 }
@@ -173,6 +175,11 @@ fn boot(start: &Start) -> Result<Guest, String> {
         mte,
     });
     el2::init_cpu(number, monitor).map_err(|error| format!("{error}"))?;
+    // SAFETY: zero since the start, and nobody's but the stack's.
+    let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
+    if deepest != [0; 64] {
+        return Err("the monitor's own stack is too small for this machine: a bug".into());
+    }
     heap::seal();
     MARKS.lock().entered = cpu::snapshot();
     Ok(Guest {

@@ -293,5 +293,7 @@ probe_vectors:
 // ---- The stack of boot, and of a fault in the monitor itself --------------------------------------
 .section .bss, "aw", @nobits
 .balign 16
-    .skip   STACK_SIZE
+.global boot_cpu_stack
+boot_cpu_stack:
+    .skip   2 * STACK_SIZE          // boot reads the device tree, which nests
 boot_cpu_stack_top:
