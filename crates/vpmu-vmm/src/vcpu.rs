@@ -118,46 +118,10 @@ impl Vcpu {
                 }
                 Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
             };
-            let deadline = self.deadline.as_ref();
-            match exit {
-                VcpuExit::X86Rdmsr(exit) => {
-                    count(Exit::MsrRead(exit.index));
-                    let value = deadline.and_then(|deadline| deadline.rdmsr(exit.index));
-                    *exit.error = u8::from(value.is_none());
-                    *exit.data = value.unwrap_or_default();
-                }
-                VcpuExit::X86Wrmsr(exit) => {
-                    count(Exit::MsrWrite(exit.index));
-                    let done = deadline.and_then(|deadline| deadline.wrmsr(exit.index, exit.data));
-                    *exit.error = u8::from(done != Some(Ok(())));
-                }
-                VcpuExit::IoIn(port, data) => {
-                    count(Exit::Port(port));
-                    machine.ports().read(port, data);
-                }
-                VcpuExit::IoOut(port, data) => {
-                    count(Exit::Port(port));
-                    let request = machine.ports().write(port, data);
-                    match request {
-                        None => {}
-                        Some(Request::End(ending)) => return Ok(ending),
-                        Some(Request::BeginMeasuring) => machine.begin_measuring(),
-                        Some(Request::EndMeasuring) => machine.end_measuring(),
-                        Some(Request::Save) => {
-                            ending = Ending::Saved;
-                            machine.stop.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-                VcpuExit::MmioRead(_, data) => {
-                    count(Exit::Memory);
-                    data.fill(0xff);
-                }
-                VcpuExit::MmioWrite(..) => count(Exit::Memory),
-                VcpuExit::Shutdown => return Ok(Ending::TripleFault),
-                VcpuExit::SystemEvent(..) => return Ok(Ending::PowerOff),
-                VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => count(Exit::Other),
-                exit => return Err(Error::Stopped(format!("{exit:?}"))),
+            match serve(exit, machine, self.deadline.as_ref(), count)? {
+                Served::Yes => {}
+                Served::Saving => ending = Ending::Saved,
+                Served::Last(ending) => return Ok(ending),
             }
         }
         match &mut pmu {
@@ -192,6 +156,66 @@ impl Vcpu {
         }
         Ok(())
     }
+}
+
+/// What becomes of a guest after an exit.
+enum Served {
+    /// It goes on.
+    Yes,
+    /// It is saved, once no vCPU runs.
+    Saving,
+    /// It has ended.
+    Last(Ending),
+}
+
+/// Completes an exit that is not the PMU's.
+fn serve(
+    exit: VcpuExit<'_>,
+    machine: &Machine,
+    deadline: Option<&Deadline>,
+    count: impl Fn(Exit),
+) -> Result<Served, Error> {
+    match exit {
+        VcpuExit::X86Rdmsr(exit) => {
+            count(Exit::MsrRead(exit.index));
+            let value = deadline.and_then(|deadline| deadline.rdmsr(exit.index));
+            *exit.error = u8::from(value.is_none());
+            *exit.data = value.unwrap_or_default();
+        }
+        VcpuExit::X86Wrmsr(exit) => {
+            count(Exit::MsrWrite(exit.index));
+            let done = deadline.and_then(|deadline| deadline.wrmsr(exit.index, exit.data));
+            *exit.error = u8::from(done != Some(Ok(())));
+        }
+        VcpuExit::IoIn(port, data) => {
+            count(Exit::Port(port));
+            machine.ports().read(port, data);
+        }
+        VcpuExit::IoOut(port, data) => {
+            count(Exit::Port(port));
+            let request = machine.ports().write(port, data);
+            match request {
+                None => {}
+                Some(Request::End(ending)) => return Ok(Served::Last(ending)),
+                Some(Request::BeginMeasuring) => machine.begin_measuring(),
+                Some(Request::EndMeasuring) => machine.end_measuring(),
+                Some(Request::Save) => {
+                    machine.stop.store(true, Ordering::Relaxed);
+                    return Ok(Served::Saving);
+                }
+            }
+        }
+        VcpuExit::MmioRead(_, data) => {
+            count(Exit::Memory);
+            data.fill(0xff);
+        }
+        VcpuExit::MmioWrite(..) => count(Exit::Memory),
+        VcpuExit::Shutdown => return Ok(Served::Last(Ending::TripleFault)),
+        VcpuExit::SystemEvent(..) => return Ok(Served::Last(Ending::PowerOff)),
+        VcpuExit::Intr | VcpuExit::Hlt | VcpuExit::IrqWindowOpen => count(Exit::Other),
+        exit => return Err(Error::Stopped(format!("{exit:?}"))),
+    }
+    Ok(Served::Yes)
 }
 
 impl PmuOptions {

@@ -28,62 +28,11 @@
 
 use core::num::NonZeroU64;
 
+use super::host_event::HostEvent;
 use super::{CounterHost, CounterSet, Lost, Policy, Report, Statistics, count};
 
 /// How many counters there can be: as many as a [`CounterSet`] names.
 const COUNTERS: usize = 32;
-
-/// The host event behind one counter.
-#[derive(Clone, Copy, Debug)]
-struct Slot<E> {
-    /// What the host event counts; `None`: there is none.
-    event: Option<E>,
-    /// The host's total that has been taken into `owed`.
-    mark: u64,
-    /// Counted, and not yet given to the PMU model.
-    owed: u64,
-    /// The host will report when it has counted so many beyond `mark`.
-    armed: Option<NonZeroU64>,
-    /// After so many events again, and so on; `None`: it reports once.
-    repeats: Option<NonZeroU64>,
-    /// Why the total is not all that happened.
-    deficit: Option<Lost>,
-}
-
-impl<E> Slot<E> {
-    const fn empty() -> Self {
-        Self {
-            event: None,
-            mark: 0,
-            owed: 0,
-            armed: None,
-            repeats: None,
-            deficit: None,
-        }
-    }
-
-    /// Takes the host's total into `owed`.
-    fn take_total(&mut self, total: u64, deficit: Option<Lost>) {
-        self.deficit = self.deficit.or(deficit);
-        // A total can be lower than the mark: `Report::Due` came before the host's count was visible.
-        // The difference was counted then.
-        let counted = total.wrapping_sub(self.mark);
-        if counted > u64::MAX / 2 {
-            return;
-        }
-        self.mark = total;
-        self.owed = self.owed.wrapping_add(counted);
-        self.armed = self.armed.and_then(|due| {
-            let beyond = match (counted.checked_sub(due.get()), self.repeats) {
-                (None, _) => return NonZeroU64::new(due.get() - counted),
-                (Some(_), None) => return None,
-                (Some(beyond), Some(period)) => beyond % period,
-            };
-            self.repeats
-                .and_then(|period| NonZeroU64::new(period.get() - beyond))
-        });
-    }
-}
 
 /// The host events behind the counters of one PMU: which exist, which run, what they have counted.
 ///
@@ -120,7 +69,7 @@ impl<E> Slot<E> {
 #[derive(Clone, Debug)]
 pub struct HostEvents<E> {
     policy: Policy,
-    slots: [Slot<E>; COUNTERS],
+    slots: [HostEvent<E>; COUNTERS],
     /// Counters that have a host event.
     backed: CounterSet,
     running: CounterSet,
@@ -140,7 +89,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
-            slots: [Slot::empty(); COUNTERS],
+            slots: [HostEvent::empty(); COUNTERS],
             backed: CounterSet::EMPTY,
             running: CounterSet::EMPTY,
             started: CounterSet::EMPTY,
@@ -267,10 +216,10 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             host.create(counter, &event)
                 .inspect_err(|_| count(&mut self.statistics.lost))?;
             if let Some(slot) = self.slots.get_mut(index) {
-                *slot = Slot {
+                *slot = HostEvent {
                     event: Some(event),
                     owed: slot.owed,
-                    ..Slot::empty()
+                    ..HostEvent::empty()
                 };
             }
             self.backed.insert(counter);
@@ -409,10 +358,10 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             count(&mut self.statistics.releases);
             host.release(n);
             if let Some(slot) = self.slots.get_mut(usize::from(n)) {
-                *slot = Slot {
+                *slot = HostEvent {
                     owed: slot.owed,
                     deficit: slot.deficit,
-                    ..Slot::empty()
+                    ..HostEvent::empty()
                 };
             }
         }

@@ -13,6 +13,7 @@
 //! When the calls are made is the business of [`HostEvents`], under a [`Policy`].
 
 mod bank;
+mod host_event;
 mod host_events;
 mod policy;
 mod set;

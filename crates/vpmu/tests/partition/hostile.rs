@@ -185,31 +185,38 @@ fn natively(
     }
 }
 
+fn access(
+    vm: &mut Vm,
+    native: &mut Machine,
+    (register, write, el): (Register, Option<u64>, ExceptionLevel),
+) {
+    let version = vm.machine.features.version;
+    let host = vm.machine.host_part();
+    let outcome = comparable(register, version, vm.access(register, write, el));
+    let expected = comparable(register, version, natively(native, register, write, el));
+    // Hardware asks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
+    let order = matches!(
+        (register, outcome, expected),
+        (
+            Register::Pmevtyper(_)
+                | Register::Pmevcntr(_)
+                | Register::Pmxevtyper
+                | Register::Pmxevcntr,
+            Outcome::TrapToEl1,
+            Outcome::Undefined,
+        )
+    );
+    assert!(
+        order || outcome == expected,
+        "{outcome:?}, not {expected:?}"
+    );
+    assert_eq!(vm.machine.host_part(), host, "the host's part");
+}
+
 fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
     let version = vm.machine.features.version;
     match *step {
-        Step::Access(register, write, el) => {
-            let host = vm.machine.host_part();
-            let outcome = comparable(register, version, vm.access(register, write, el));
-            let expected = comparable(register, version, natively(native, register, write, el));
-            // Hardware asks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
-            let order = matches!(
-                (register, outcome, expected),
-                (
-                    Register::Pmevtyper(_)
-                        | Register::Pmevcntr(_)
-                        | Register::Pmxevtyper
-                        | Register::Pmxevcntr,
-                    Outcome::TrapToEl1,
-                    Outcome::Undefined,
-                )
-            );
-            assert!(
-                order || outcome == expected,
-                "{outcome:?}, not {expected:?}"
-            );
-            assert_eq!(vm.machine.host_part(), host, "the host's part");
-        }
+        Step::Access(register, write, el) => access(vm, native, (register, write, el)),
         Step::Happen(event, place @ (Place::El0 | Place::El1), times) => {
             vm.machine.happen(event, place, times);
             native.happen(event, place, times);

@@ -167,24 +167,7 @@ impl<R: Reference> Pair<R> {
                 let read = pmu.rdpmc(ecx, ring, pce, host);
                 assert_eq!(read, reference.rdpmc(ecx, ring, pce), "{step:?}");
             }
-            Step::Happen(what, ring, times) => {
-                if *loaded {
-                    reference.emulate(what, ring, times);
-                }
-                host.count(times, |config| what.is_counted_by(config, ring));
-                let freezes = reference.freezes();
-                if times >= MORE_THAN_A_SLICE {
-                    // No report is late by a slice: a counter that passes its end several times in so
-                    // long a while has reported, and is looked at, before anything else happens.
-                    self.guest.interrupt();
-                    let Guest { pmu, host } = &mut self.guest;
-                    pmu.end_slice(host);
-                }
-                if freezes {
-                    // Counters stop with the interrupt, not before it: it is here at once.
-                    self.guest.interrupt();
-                }
-            }
+            Step::Happen(what, ring, times) => self.happen(what, ring, times),
             Step::Emulate(event, ring, times) => {
                 let Some(what) = R::happening(event) else {
                     return;
@@ -226,22 +209,46 @@ impl<R: Reference> Pair<R> {
                 let reference = std::mem::take(self.reference.pmi());
                 assert_eq!(taken, reference, "one PMI each: {step:?}");
             }
-            Step::Migrate => {
-                let state = pmu.save(host);
-                let mut next = Guest::new(&self.config);
-                next.host.refuse = host.refuse;
-                next.host.atomic = host.atomic;
-                next.host.prompt = host.prompt;
-                if !*loaded {
-                    next.pmu.put(&mut next.host);
-                }
-                next.pmu
-                    .restore(&state, &mut next.host)
-                    .expect("the same kind of PMU");
-                assert_eq!(next.pmu.save(&mut next.host), state, "{step:?}");
-                self.guest = next;
-            }
+            Step::Migrate => self.migrate(),
         }
+    }
+
+    fn happen(&mut self, what: Happening, ring: Ring, times: u64) {
+        if self.loaded {
+            self.reference.emulate(what, ring, times);
+        }
+        let host = &mut self.guest.host;
+        host.count(times, |config| what.is_counted_by(config, ring));
+        let freezes = self.reference.freezes();
+        if times >= MORE_THAN_A_SLICE {
+            // No report is late by a slice: a counter that passes its end several times in so
+            // long a while has reported, and is looked at, before anything else happens.
+            self.guest.interrupt();
+            let Guest { pmu, host } = &mut self.guest;
+            pmu.end_slice(host);
+        }
+        if freezes {
+            // Counters stop with the interrupt, not before it: it is here at once.
+            self.guest.interrupt();
+        }
+    }
+
+    /// Goes on from a saved state on another host.
+    fn migrate(&mut self) {
+        let Guest { pmu, host } = &mut self.guest;
+        let state = pmu.save(host);
+        let mut next = Guest::new(&self.config);
+        next.host.refuse = host.refuse;
+        next.host.atomic = host.atomic;
+        next.host.prompt = host.prompt;
+        if !self.loaded {
+            next.pmu.put(&mut next.host);
+        }
+        next.pmu
+            .restore(&state, &mut next.host)
+            .expect("the same kind of PMU");
+        assert_eq!(next.pmu.save(&mut next.host), state);
+        self.guest = next;
     }
 
     fn check(&mut self, step: &Step) {

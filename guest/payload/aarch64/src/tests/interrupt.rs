@@ -1,7 +1,7 @@
 //! The PMU's interrupt: a level, PMOVS & PMINTEN while PMCR.E is set, that
 //! comes through the GIC as a PPI.
 
-use super::{Context, Test};
+use super::{Context, Test, wfi};
 use crate::encoding::*;
 use crate::gic;
 use crate::loops::{self, interruptible, spin, wait_for_interrupt};
@@ -31,8 +31,8 @@ pub(super) const TESTS: &[Test] = &[
     ("interrupt.second_cycle_counter", |cx| {
         second_without_rewrite(cx, CYCLE)
     }),
-    ("interrupt.wakes_wfi", wakes_wfi),
-    ("interrupt.wfi_when_pending", wfi_when_pending),
+    ("interrupt.wakes_wfi", wfi::wakes),
+    ("interrupt.wfi_when_pending", wfi::when_pending),
     ("interrupt.split_end", split_end),
 ];
 
@@ -55,12 +55,12 @@ const TAKEN_ON_BEHALF: Deviation =
     Deviation("the interrupt, dropped before it was taken, still comes once");
 
 /// `-events` for a cycle counter of 64 bits.
-const fn minus(events: u64) -> u64 {
+pub(super) const fn minus(events: u64) -> u64 {
     events.wrapping_neg()
 }
 
 /// The cycle counter overflows after `cycles`; its interrupt is on.
-fn arm(cx: &Context, cycles: u64) -> Result<(), Failure> {
+pub(super) fn arm(cx: &Context, cycles: u64) -> Result<(), Failure> {
     cx.gic.enable(cx.machine.pmi);
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
     write(PMINTENSET_EL1, 1 << CYCLE)?;
@@ -73,7 +73,7 @@ fn taken(cx: &Context) -> u64 {
 }
 
 /// One interrupt, one flag, and nothing else.
-fn expect_one(cx: &Context, n: u8) -> Result<(), Failure> {
+pub(super) fn expect_one(cx: &Context, n: u8) -> Result<(), Failure> {
     check(format_args!("interrupts"), taken(cx), 1)?;
     check(
         format_args!("any interrupts"),
@@ -389,51 +389,6 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     gic::stop_timer();
     check(format_args!("interrupts"), taken(cx), 2)?;
     Ok(pass)
-}
-
-/// A halted CPU is woken by its PMU, interrupts masked or not.
-fn wakes_wfi(cx: &Context) -> Verdict {
-    // Should cycles stand still in WFI, the timer wakes.
-    let safety = gic::timer_frequency() / 10;
-    cx.gic.enable(cx.machine.timer);
-    arm(cx, 1_000_000)?;
-    gic::start_timer(safety);
-    wait_for_interrupt();
-    if gic::timer_fired() {
-        return Ok(Pass::Skip("cycles stand still in WFI"));
-    }
-    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
-    check(
-        format_args!("next interrupt"),
-        gic::next_interrupt(),
-        cx.machine.pmi.into(),
-    )?;
-    gic::stop_timer();
-    interruptible(|| spin(1_000));
-    expect_one(cx, CYCLE)?;
-    // Unmasked: taken where WFI stands.
-    percpu::this().reset();
-    write(PMCCNTR_EL0, minus(1_000_000))?;
-    gic::start_timer(safety);
-    interruptible(wait_for_interrupt);
-    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
-    gic::stop_timer();
-    expect_one(cx, CYCLE)?;
-    Ok(Pass::Ok)
-}
-
-/// WFI does not halt while the interrupt waits.
-fn wfi_when_pending(cx: &Context) -> Verdict {
-    arm(cx, 10_000)?;
-    spin(100_000);
-    cx.gic.enable(cx.machine.timer);
-    gic::start_timer(gic::timer_frequency());
-    wait_for_interrupt();
-    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
-    gic::stop_timer();
-    interruptible(|| spin(1_000));
-    expect_one(cx, CYCLE)?;
-    Ok(Pass::Ok)
 }
 
 /// The same with interrupts ended in two steps (EOIR drops the priority, DIR

@@ -33,6 +33,7 @@ mod register;
 mod sgi;
 mod stray;
 mod user;
+mod wfi;
 
 /// What a test works with.
 #[derive(Clone, Copy)]

@@ -1,0 +1,55 @@
+//! WFI beside the PMU's interrupt.
+
+use super::Context;
+use super::interrupt::{arm, expect_one, minus};
+use crate::encoding::*;
+use crate::gic;
+use crate::loops::{interruptible, spin, wait_for_interrupt};
+use crate::percpu;
+use crate::pmu::{CYCLE, read, write};
+use vpmu_payload_harness::{Pass, Verdict, check};
+
+/// A halted CPU is woken by its PMU, interrupts masked or not.
+pub(super) fn wakes(cx: &Context) -> Verdict {
+    // Should cycles stand still in WFI, the timer wakes.
+    let safety = gic::timer_frequency() / 10;
+    cx.gic.enable(cx.machine.timer);
+    arm(cx, 1_000_000)?;
+    gic::start_timer(safety);
+    wait_for_interrupt();
+    if gic::timer_fired() {
+        return Ok(Pass::Skip("cycles stand still in WFI"));
+    }
+    check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+    check(
+        format_args!("next interrupt"),
+        gic::next_interrupt(),
+        cx.machine.pmi.into(),
+    )?;
+    gic::stop_timer();
+    interruptible(|| spin(1_000));
+    expect_one(cx, CYCLE)?;
+    // Unmasked: taken where WFI stands.
+    percpu::this().reset();
+    write(PMCCNTR_EL0, minus(1_000_000))?;
+    gic::start_timer(safety);
+    interruptible(wait_for_interrupt);
+    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
+    gic::stop_timer();
+    expect_one(cx, CYCLE)?;
+    Ok(Pass::Ok)
+}
+
+/// WFI does not halt while the interrupt waits.
+pub(super) fn when_pending(cx: &Context) -> Verdict {
+    arm(cx, 10_000)?;
+    spin(100_000);
+    cx.gic.enable(cx.machine.timer);
+    gic::start_timer(gic::timer_frequency());
+    wait_for_interrupt();
+    check(format_args!("timer"), gic::timer_fired().into(), 0)?;
+    gic::stop_timer();
+    interruptible(|| spin(1_000));
+    expect_one(cx, CYCLE)?;
+    Ok(Pass::Ok)
+}
