@@ -11,6 +11,7 @@ mod config;
 mod filter;
 pub mod intel;
 mod pmu;
+mod registers;
 mod select;
 
 pub use any::{AnyPmu, Capability, PmuState, RestoreError};

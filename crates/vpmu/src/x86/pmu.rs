@@ -2,103 +2,12 @@
 
 use core::num::NonZeroU64;
 
+pub use super::registers::PmuConfig;
+pub(crate) use super::registers::{Control, Registers};
 use super::{ArchEvent, CounterConfig, EventFilter, Outcome, Ring};
 use crate::counter::{
-    Bank, CounterHost, CounterSet, CounterState, Events, FAR, Lost, Model, Policy, Report,
-    Statistics,
+    Bank, CounterHost, CounterSet, CounterState, Events, FAR, Lost, Model, Report, Statistics,
 };
-
-/// What a [`Pmu`] is, as opposed to what it holds. `C` is the vendor's capability.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PmuConfig<C> {
-    /// What the guest is told.
-    pub capability: C,
-    /// Which events it may count.
-    pub filter: EventFilter,
-    /// What is asked of the host when.
-    pub policy: Policy,
-}
-
-impl<C> PmuConfig<C> {
-    /// This capability, with every event allowed and the cheapest policy.
-    pub const fn new(capability: C) -> Self {
-        Self {
-            capability,
-            filter: EventFilter::deny_listed(),
-            policy: Policy::ReusePaused,
-        }
-    }
-}
-
-/// What its registers have one counter do.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Control {
-    pub(super) event: CounterConfig,
-    /// Enabled by its own register.
-    pub(super) on: bool,
-    /// Asks for an interrupt when it overflows.
-    pub(super) interrupts: bool,
-    /// Why no host can count it.
-    pub(super) unsupported: Option<Lost>,
-}
-
-/// A vendor's registers, without the counters and their overflow bits.
-pub trait Registers: Clone {
-    /// What the guest is told.
-    type Capability: Copy;
-
-    /// An MSR of such a PMU, whether or not the capability has it.
-    type Msr: Copy;
-
-    fn decode(address: u32) -> Option<Self::Msr>;
-
-    /// `None`: #GP.
-    fn read<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<Self, V>,
-        msr: Self::Msr,
-        host: &mut H,
-    ) -> Option<u64>;
-
-    /// `None`: #GP, and nothing has changed.
-    fn write<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<Self, V>,
-        msr: Self::Msr,
-        value: u64,
-        host: &mut H,
-    ) -> Option<()>;
-
-    /// The counter that RDPMC reads with this ECX, if it exists.
-    fn indexed(&self, ecx: u32) -> Option<u8>;
-
-    /// As after power-on reset.
-    fn power_on(capability: Self::Capability) -> Self;
-
-    fn capability(&self) -> &Self::Capability;
-
-    /// Every counter there is.
-    fn counters(&self) -> CounterSet;
-
-    /// Which bits of counter `n` exist.
-    fn counter_mask(&self, n: u8) -> u64;
-
-    fn control(&self, n: u8) -> Control;
-
-    /// Counters that the global registers let count.
-    fn gate(&self) -> CounterSet;
-
-    /// Whether an overflow with an interrupt stops all counters.
-    fn freezes(&self) -> bool {
-        false
-    }
-
-    /// Stops all counters, if that is wanted of an overflow with an interrupt.
-    fn freeze(&mut self) {}
-
-    /// Whether the guest sees who has overflowed, until it clears that by itself.
-    fn has_status(&self) -> bool {
-        true
-    }
-}
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
 /// [`amd::Pmu`](super::amd::Pmu). `V` is told what happens; by default nobody is.

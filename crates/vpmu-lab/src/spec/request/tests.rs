@@ -1,0 +1,162 @@
+//! Requests that are refused, and what is said of them.
+
+use super::*;
+use crate::spec::design::Policy;
+
+fn request() -> Request {
+    Request {
+        command: Command::from_words(&["true".to_owned()]),
+        ..Request::new(Arch::X86_64)
+    }
+}
+
+type Change = &'static dyn Fn(&mut Request);
+
+fn complaint(pmu: Pmu, change: Change) -> String {
+    let mut request = request();
+    change(&mut request);
+    request.check(&[pmu.into()]).unwrap_err().to_string()
+}
+
+#[test]
+fn wrong_numbers_and_files_are_named() {
+    let cases: [(Change, &str); 8] = [
+        (&|it| it.machine.vcpus = 9, "--vcpus"),
+        (&|it| it.machine.vcpus = 0, "--vcpus"),
+        (&|it| it.runs = 101, "--runs"),
+        (&|it| it.machine.memory = 4096, "at most 3G"),
+        (&|it| it.machine.memory = 100, "at least 384M"),
+        (&|it| it.host_counters = 1, "--host-counters"),
+        (&|it| it.add.push("/".into()), "is a folder"),
+        (&|it| it.kernel = Some("/no/such".into()), "/no/such"),
+    ];
+    for (change, about) in cases {
+        let said = complaint(Pmu::Emulated, change);
+        assert!(said.contains(about), "{about}: {said}");
+    }
+}
+
+#[test]
+fn contradictions_are_named() {
+    let cases: [(Pmu, Change, &str); 9] = [
+        (
+            Pmu::Native,
+            &|it| it.vmm_args.push("-x".into()),
+            "--vmm-arg",
+        ),
+        (
+            Pmu::Emulated,
+            &|it| it.vmm_args.push("a b".into()),
+            "one word",
+        ),
+        (Pmu::Emulated, &|it| it.command = None, "nothing to run"),
+        (
+            Pmu::Emulated,
+            &|it| it.initrd = Some("x".into()),
+            "--initrd",
+        ),
+        (
+            Pmu::Emulated,
+            &|it| {
+                it.command = None;
+                it.kernel = Some("x".into());
+                it.add.push("x".into());
+            },
+            "--add",
+        ),
+        (
+            Pmu::Kvm,
+            &|it| {
+                it.command = None;
+                it.kernel = Some("x".into());
+            },
+            "kvm needs a command",
+        ),
+        (Pmu::Partitioned, &|_| (), "does not exist"),
+        (
+            Pmu::Emulated,
+            &|it| it.append = Some("quiet vpmu.pmu=kvm".into()),
+            "use those",
+        ),
+        (
+            Pmu::Emulated,
+            &|it| it.vmm_args = vec!["--save".into(), "x".into()],
+            "--save=FILE",
+        ),
+    ];
+    for (pmu, change, about) in cases {
+        let said = complaint(pmu, change);
+        assert!(said.contains(about), "{about}: {said}");
+    }
+}
+
+#[test]
+fn each_design_has_its_way() {
+    let arm = Request {
+        host_counters: 2,
+        ..Request {
+            command: request().command,
+            ..Request::new(Arch::Aarch64)
+        }
+    };
+    let guests = arm
+        .guests(
+            &Arch::Aarch64
+                .designs()
+                .iter()
+                .copied()
+                .map(Design::from)
+                .collect::<Vec<_>>(),
+            false,
+        )
+        .unwrap();
+    let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
+    let monitor = |host_counters| Way::Monitor { host_counters };
+    assert_eq!(
+        ways,
+        [
+            Way::Native,
+            Way::Nested(Vmm::Stock),
+            monitor(None),
+            monitor(Some(2)),
+            monitor(Some(2)),
+            monitor(None)
+        ]
+    );
+}
+
+#[test]
+fn this_machines_kvm_runs_all_guests_or_none() {
+    let emulated = |policy| Design {
+        pmu: Pmu::Emulated,
+        policy: Some(policy),
+    };
+    let both = [emulated(Policy::Reuse), emulated(Policy::Paused)];
+    let guests = request().guests(&both, true).unwrap();
+    assert!(guests.iter().all(Guest::is_direct));
+    assert!(guests.iter().all(|guest| guest.time == Time::Real));
+    let mixed = [Pmu::Native.into(), both[0]];
+    let guests = request().guests(&mixed, true).unwrap();
+    assert!(!guests.iter().any(Guest::is_direct));
+    assert!(guests.iter().all(|guest| guest.time == Time::Counted));
+    let mut wrong = request();
+    wrong.vmm_args.push("--save=x".into());
+    assert!(wrong.guests(&both, true).is_err());
+    assert!(wrong.guests(&both, false).is_ok());
+    let mut other = request();
+    other.machine.cpu = Some("EPYC".into());
+    assert!(other.guests(&both, true).is_err());
+    assert!(other.guests(&both, false).is_ok());
+}
+
+#[test]
+fn stock_kvms_shares_are_fair_in_real_time_only() {
+    let fair = |realtime, arch| {
+        let mut request = request();
+        request.machine.realtime = realtime;
+        request.guests(&[Pmu::Kvm.into()], false).unwrap()[0].has_fair_shares(arch)
+    };
+    assert!(!fair(false, Arch::X86_64));
+    assert!(fair(true, Arch::X86_64));
+    assert!(fair(false, Arch::Aarch64));
+}
