@@ -18,8 +18,10 @@
 #include <linux/cpuhotplug.h>
 #include <linux/gfp.h>
 #include <linux/module.h>
+#include <linux/moduleparam.h>
 #include <linux/reboot.h>
 #include <linux/syscore_ops.h>
+#include <linux/sysfs.h>
 
 #include <asm/io.h>
 #include <asm/nmi.h>
@@ -34,6 +36,40 @@ unsigned int vpmu_pmu_counters;
 u32 vpmu_pmu_features;
 u32 vpmu_pmu_events;
 bool vpmu_pmu_gone;
+
+/* /sys/module/vpmu_pmu/parameters/: of all CPUs together. */
+static int vpmu_pmu_show_doorbells(char *buf, const struct kernel_param *kp)
+{
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += per_cpu(vpmu_pmu_cpus, cpu).doorbells;
+	return sysfs_emit(buf, "%llu\n", sum);
+}
+
+static int vpmu_pmu_show_interrupts(char *buf, const struct kernel_param *kp)
+{
+	u64 sum = 0;
+	int cpu;
+
+	for_each_possible_cpu(cpu)
+		sum += per_cpu(vpmu_pmu_cpus, cpu).interrupts;
+	return sysfs_emit(buf, "%llu\n", sum);
+}
+
+static const struct kernel_param_ops vpmu_pmu_doorbells = {
+	.get = vpmu_pmu_show_doorbells,
+};
+
+static const struct kernel_param_ops vpmu_pmu_interrupts = {
+	.get = vpmu_pmu_show_interrupts,
+};
+
+module_param_cb(doorbells, &vpmu_pmu_doorbells, NULL, 0444);
+MODULE_PARM_DESC(doorbells, "how often the doorbell was rung");
+module_param_cb(interrupts, &vpmu_pmu_interrupts, NULL, 0444);
+MODULE_PARM_DESC(interrupts, "how many NMIs the host has sent");
 
 /* On the CPU, with interrupts off. */
 static void vpmu_pmu_attach(void)

@@ -31,6 +31,7 @@ static struct vpmu_pmu_counter *vpmu_pmu_words(struct vpmu_pmu_cpu *c, int idx)
 
 static void vpmu_pmu_ring(u64 bits)
 {
+	this_cpu_inc(vpmu_pmu_cpus.doorbells);
 	if (!vpmu_pmu_gone && wrmsrq_safe(VPMU_MSR_PMU_DOORBELL, bits) &&
 	    !xchg(&vpmu_pmu_gone, true))
 		pr_err("the host's PMU has gone: nothing counts any more\n");
@@ -341,6 +342,7 @@ int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
 	seq = READ_ONCE(page->seq);
 	if (seq == page->ack)
 		return NMI_DONE;
+	c->interrupts++;
 	if (READ_ONCE(page->device) == VPMU_PMU_GONE &&
 	    !xchg(&vpmu_pmu_gone, true))
 		pr_err("the host's PMU has gone: nothing counts any more\n");

@@ -32,6 +32,8 @@ struct vpmu_pmu_cpu {
 	bool deferred;			/* an NMI came meanwhile */
 	bool handling;			/* the NMI handler is at work */
 	bool fetched;			/* counts are those of now: a group is read */
+	u64 doorbells;			/* rung */
+	u64 interrupts;			/* the host's NMIs */
 };
 
 DECLARE_PER_CPU(struct vpmu_pmu_cpu, vpmu_pmu_cpus);

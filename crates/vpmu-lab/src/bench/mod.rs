@@ -6,6 +6,7 @@
 
 mod deadline;
 mod exits;
+mod paravirt;
 mod partition;
 mod paused;
 mod reprogram;
@@ -51,6 +52,7 @@ pub const BENCHES: &[Bench] = &[
     sampling::BENCH,
     exits::BENCH,
     deadline::BENCH,
+    paravirt::BENCH,
 ];
 
 /// A bench's tools and options.

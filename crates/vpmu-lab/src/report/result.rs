@@ -230,6 +230,17 @@ impl Run {
         })
     }
 
+    /// Returns the exits that serve the guest's PMU, where the design is this project's.
+    pub fn pmu_exits(&self) -> Option<u64> {
+        let exits = self.exits.as_ref()?.iter();
+        Some(
+            exits
+                .filter(|(kind, _)| serves_pmu(kind))
+                .map(|(_, count)| count)
+                .sum(),
+        )
+    }
+
     /// Returns the design's name in a table.
     pub fn design(&self) -> Design {
         Design {

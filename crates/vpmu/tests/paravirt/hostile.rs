@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use vpmu::counter::Report;
-use vpmu::paravirt::{Page, word};
+use vpmu::paravirt::{Page, command, word};
 
 use crate::support::{Host, Vcpu};
 
@@ -32,7 +32,7 @@ fn value() -> impl Strategy<Value = u64> {
 fn place() -> impl Strategy<Value = usize> {
     prop_oneof![
         0_usize..512,
-        (0_usize..5, 0_usize..14).prop_map(|(n, word)| 32 + 16 * n + word),
+        (0_usize..5, 0_usize..5).prop_map(|(n, word)| 32 + 16 * n + word),
         0_usize..11
     ]
 }
@@ -58,6 +58,10 @@ proptest! {
         let floor = 16;
         let mut vcpu = Vcpu::new(Host { repeats, floor, ..Host::default() });
         let mut events = 0;
+        // Counters that are at work when the guest turns hostile.
+        (0..4).for_each(|n| vcpu.sample(n, 100, 64 * u64::from(n)));
+        vcpu.want(0b1111);
+        vcpu.ring(command::APPLY);
         for step in steps {
             // The guest takes NMIs or not; the host owes it one at a time at most by `seq`.
             vcpu.nmi = false;

@@ -95,14 +95,9 @@ impl CounterHost<CounterConfig> for Host {
         Ok(())
     }
     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        let floor = self.floor;
         let event = self.event(counter);
         event.left = events.map(NonZeroU64::get);
         event.period = event.left.unwrap_or(0);
-        assert!(
-            event.left.is_none_or(|left| left >= floor),
-            "below the floor"
-        );
     }
     fn resume(&mut self, counters: CounterSet) {
         for counter in counters {

@@ -1,0 +1,261 @@
+//! What the paravirtual PMU saves: exits for a sample and for a context switch,
+//! beside the trapped design on the same kernel.
+
+use super::{Bench, Context, Row, numbers};
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu, Policy};
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "paravirt",
+    about: "a PMU in shared memory against trapped registers: exits for a sample and a context switch (x86_64)",
+    has_models: false,
+    page: Page {
+        title: "The paravirtual PMU: results",
+        intro: include_str!("paravirt.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Figures",
+        }],
+    },
+    rows,
+};
+
+/// What both do first: no throttling, so that both take the samples that are asked for.
+const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
+    echo 10000 > /proc/sys/kernel/perf_event_max_sample_rate && \
+    echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
+
+const RECORD: &str = "perf record --no-bpf-event -q -e cycles -o perf.data";
+
+/// A part: its name, its command, and the figures of each design's guest.
+struct Part {
+    name: &'static str,
+    command: String,
+    figures: fn(&result::Row) -> Result<Vec<Figure>>,
+}
+
+struct Figure {
+    name: &'static str,
+    /// Of the design, unless it is another.
+    mode: Option<&'static str>,
+    value: Option<f64>,
+    unit: &'static str,
+}
+
+fn figure(name: &'static str, value: Option<f64>, unit: &'static str) -> Figure {
+    let (mode, value) = (None, value.map(round));
+    Figure {
+        name,
+        mode,
+        value,
+        unit,
+    }
+}
+
+fn parts() -> Vec<Part> {
+    let pipe = |events: &str| {
+        format!(
+            "before=$(awk '$1 == \"ctxt\" {{ print $2 }}' /proc/stat); \
+             perf stat --no-inherit -e {events} perf bench sched pipe -l 2000 || exit; \
+             echo switches $(($(awk '$1 == \"ctxt\" {{ print $2 }}' /proc/stat) - before))"
+        )
+    };
+    vec![
+        Part {
+            name: "fixed",
+            command: format!("{QUIET}{RECORD} -c 100000 -- workload --scale 5000"),
+            figures: |row| {
+                Ok(vec![
+                    figure("exits_per_pmi", row.run.pmu_exits_per_pmi, "exits"),
+                    figure(
+                        "host_ops_per_pmi",
+                        row.run.host_operations_per_pmi,
+                        "operations",
+                    ),
+                ])
+            },
+        },
+        Part {
+            name: "frequency",
+            command: format!("{QUIET}{RECORD} -F 1000 -- workload --scale 10000"),
+            figures: |row| {
+                let exits = row.run.pmu_exits_per_pmi;
+                Ok(vec![figure("exits_per_pmi:frequency", exits, "exits")])
+            },
+        },
+        Part {
+            name: "time",
+            command: time(),
+            figures: of_time,
+        },
+        Part {
+            name: "switch-1",
+            command: pipe("cycles"),
+            figures: |row| {
+                Ok(vec![figure(
+                    "exits_per_switch:1",
+                    per_switch(row)?,
+                    "exits",
+                )])
+            },
+        },
+        Part {
+            name: "switch-4",
+            command: pipe("cycles,cycles,cycles,cycles"),
+            figures: |row| {
+                Ok(vec![figure(
+                    "exits_per_switch:4",
+                    per_switch(row)?,
+                    "exits",
+                )])
+            },
+        },
+        Part {
+            name: "pipe",
+            command: "us() { name=$1; shift; \"$@\" perf bench sched pipe -l 2000 2>&1 | \
+                 awk -v name=$name '/usecs\\/op/ { print name, $1 }'; }; \
+                 us none env; us four perf stat -e cycles,cycles,cycles,cycles; \
+                 us alone perf stat --no-inherit -e cycles,cycles,cycles,cycles"
+                .to_owned(),
+            figures: of_pipe,
+        },
+    ]
+}
+
+/// Two records, one of them without samples, and one whose handlers are timed.
+fn time() -> String {
+    format!(
+        "{QUIET}timed() {{ perf stat -x, -o time -e duration_time -- {RECORD} -c $1 -- workload --scale 5000 && \
+         awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
+         timed 1000000000000 without && timed 100000 with && \
+         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; \
+         perf report -i perf.data --stdio --sort symbol -F overhead,sym -t , 2>/dev/null | \
+         awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }}'; \
+         cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
+         cd /root && {RECORD} -c 1000000 -- workload --scale 5000 && \
+         echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
+         awk '/(vpmu_pmu_nmi|perf_event_nmi_handler)/ && match($0, /delta_ns: [0-9]+/) \
+         {{ n++; sum += substr($0, RSTART + 10, RLENGTH - 10) }} \
+         END {{ print \"handlers\", n + 0, sum + 0 }}' /sys/kernel/tracing/trace"
+    )
+}
+
+/// Shares of the workload's functions, of a hundred.
+const WEIGHTS: [(&str, f64); 4] = [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
+
+fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
+    let [without, with, samples] =
+        [("without"), ("with"), ("samples")].map(|word| first(row, word));
+    let (without, with, samples) = (without?, with?, samples?);
+    let each = (with - without) / samples / 1e3;
+    let handlers = numbers(&row.output, "handlers").unwrap_or_default();
+    let mean = match handlers[..] {
+        [count, sum] if count > 0.0 => Some(sum / count),
+        _ => None,
+    };
+    let differences = WEIGHTS.map(|(function, weight)| {
+        let share = first(row, &format!("share:{function}")).unwrap_or(0.0);
+        (share - weight).abs()
+    });
+    let difference = differences.into_iter().fold(0.0, f64::max);
+    Ok(vec![
+        figure("guest_us_per_sample", (samples > 0.0).then_some(each), "us"),
+        figure("nmi_handler_ns", mean, "ns"),
+        figure(
+            "largest_share_difference_points",
+            Some(difference),
+            "points",
+        ),
+    ])
+}
+
+fn of_pipe(row: &result::Row) -> Result<Vec<Figure>> {
+    let none = Figure {
+        mode: Some("none"),
+        ..figure("sched_pipe_us", Some(first(row, "none")?), "us")
+    };
+    let mut figures = vec![
+        figure("sched_pipe_us", Some(first(row, "four")?), "us"),
+        figure("sched_pipe_us:no_inherit", Some(first(row, "alone")?), "us"),
+    ];
+    // Without perf both are the same guest.
+    if row.design.pmu == Pmu::Paravirt {
+        figures.push(none);
+    }
+    Ok(figures)
+}
+
+fn per_switch(row: &result::Row) -> Result<Option<f64>> {
+    let switches = first(row, "switches")?;
+    Ok(row.run.pmu_exits().map(|exits| exits as f64 / switches))
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let trapped = Design {
+        pmu: Pmu::Emulated,
+        policy: Some(Policy::Paused),
+    };
+    let designs = [trapped, Pmu::Paravirt.into()];
+    let mut rows = Vec::new();
+    for part in parts() {
+        let options = ["--approximate-instructions"];
+        let command = &part.command;
+        let runs = context.compare(part.name, Arch::X86_64, &designs, &options, command)?;
+        for row in &runs {
+            let paravirt = row.design.pmu == Pmu::Paravirt;
+            let of_design = if paravirt { "paravirt" } else { "trapped" };
+            rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
+                figure: figure.name.to_owned(),
+                mode: figure.mode.unwrap_or(of_design),
+                measured: figure.value,
+                published: published(figure.name, of_design),
+                unit: figure.unit,
+            }));
+        }
+    }
+    Ok(rows)
+}
+
+/// Exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the NMI.
+fn published(figure: &str, mode: &str) -> Option<f64> {
+    (figure == "exits_per_pmi" && mode == "trapped").then_some(10.8)
+}
+
+/// The first number behind the line that begins with `word`.
+fn first(row: &result::Row, word: &str) -> Result<f64> {
+    let number = numbers(&row.output, word).and_then(|numbers| numbers.first().copied());
+    number.ok_or_else(|| Error::CommandFailed {
+        design: row.design,
+        status: row.run.status,
+        output: String::from_utf8_lossy(&row.output).into_owned(),
+    })
+}
+
+fn round(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_valid_shell() {
+        for part in parts() {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", &part.command])
+                .status()
+                .unwrap();
+            assert!(status.success(), "{}", part.name);
+        }
+    }
+
+    #[test]
+    fn the_weights_are_the_workloads() {
+        let sum: f64 = WEIGHTS.iter().map(|(_, weight)| weight).sum();
+        assert_eq!(sum, 100.0);
+    }
+}
