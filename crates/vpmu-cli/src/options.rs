@@ -209,8 +209,8 @@ pub(crate) struct Guest {
     boot_timeout: Duration,
     /// Whose PMU the guest has, and so whose processor (x86_64, emulated): auto, intel, amd or amd-v2
     ///
-    /// auto is the vendor of the machine that it runs on; QEMU's max is AMD's.
-    #[arg(long, value_name = "NAME", default_value = "intel", value_parser = model)]
+    /// By default the vendor of the machine that the guest runs on; QEMU's max is AMD's.
+    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = model)]
     model: Model,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]

@@ -130,9 +130,9 @@ impl FromStr for Policy {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Model {
     /// The vendor of the machine that the guest runs on.
+    #[default]
     Auto,
     /// Intel's.
-    #[default]
     Intel,
     /// AMD's core extension.
     Amd,
