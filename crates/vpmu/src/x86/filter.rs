@@ -2,17 +2,17 @@ use core::fmt;
 
 use super::EventKind;
 
-/// Which events a guest may count, in the terms of KVM's KVM_SET_PMU_EVENT_FILTER: a list of masked
-/// events for general counters and a bitmap for fixed ones, and one verdict for all that is named.
-/// The default denies a list that is empty, so it allows everything.
+/// The events that a guest may count, in the terms of KVM's KVM_SET_PMU_EVENT_FILTER: a list of
+/// masked events for general counters, a bitmap of fixed counters, and one verdict for both. The
+/// default denies an empty list, so it allows everything.
 ///
-/// A denied event counts nothing; its registers keep what is written. Fixed counters go by the
-/// bitmap alone: denying 0xc0 does not deny fixed counter 0.
+/// A counter of a denied event counts nothing; its registers keep what is written. Only the bitmap
+/// decides about fixed counters: denying 0xc0 does not deny fixed counter 0.
 ///
 /// ```
 /// use vpmu::x86::{EventFilter, EventKind, MaskedEvent};
 ///
-/// // Everything, but of event 0x2e only the unit mask 0x4f.
+/// // All events are allowed, but of event 0x2e only the unit mask 0x4f.
 /// let filter = EventFilter::deny_listed()
 ///     .with(MaskedEvent { select: 0x2e, mask: 0, value: 0, exclude: false })?
 ///     .with(MaskedEvent { select: 0x2e, mask: 0xff, value: 0x4f, exclude: true })?;
@@ -30,22 +30,22 @@ pub struct EventFilter {
     fixed: u32,
 }
 
-/// Events of one event select: those whose unit mask is `value` under `mask`. One that excludes
-/// takes events out of what the others of the list name.
+/// Events of one event select: those whose unit mask is `value` under `mask`. With `exclude`, these
+/// events are taken out of what the rest of the list names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MaskedEvent {
     /// The event select: 8 bits of Intel's, 12 of AMD's.
     pub select: u16,
     /// Bits of the unit mask that matter.
     pub mask: u8,
-    /// What they must be.
+    /// The value of those bits.
     pub value: u8,
-    /// Whether this takes events out of the list.
+    /// Whether the events are taken out of the list.
     pub exclude: bool,
 }
 
 impl MaskedEvent {
-    /// One event: this event select with this unit mask.
+    /// Names one event: this event select with this unit mask.
     pub const fn one(select: u16, umask: u8) -> Self {
         Self {
             select,
@@ -76,15 +76,15 @@ impl MaskedEvent {
 }
 
 impl EventFilter {
-    /// How many masked events fit.
+    /// The most masked events that a filter holds.
     pub const MAX_EVENTS: usize = 64;
 
-    /// Only what is listed is allowed: at first nothing.
+    /// Makes a filter that allows only what is listed: at first nothing.
     pub const fn allow_listed() -> Self {
         Self::new(true)
     }
 
-    /// All but what is listed is allowed: at first everything.
+    /// Makes a filter that denies only what is listed: at first nothing.
     pub const fn deny_listed() -> Self {
         Self::new(false)
     }
@@ -120,7 +120,7 @@ impl EventFilter {
         self
     }
 
-    /// Whether the guest may count `event`.
+    /// Tells whether the guest may count `event`.
     pub fn allows(&self, event: EventKind) -> bool {
         let listed = match event {
             EventKind::General { select, umask } => self.lists(select.into(), umask),

@@ -124,8 +124,8 @@ impl<V: Events> EmulatedPmu<V> {
         Outcome::Done
     }
 
-    /// Follows PMXEV*_EL0 to the register PMSELR_EL0 selects, and refuses what the guest may not
-    /// touch. What comes out names a counter that exists.
+    /// Follows PMXEV*_EL0 to the register that PMSELR_EL0 selects, and refuses registers that the guest
+    /// may not access. The register returned names a counter that exists.
     fn resolve(
         &self,
         register: Register,
@@ -221,7 +221,7 @@ impl<V: Events> EmulatedPmu<V> {
         self.rearm(n, host);
     }
 
-    /// PMCEID0_EL0 and PMCEID1_EL0.
+    /// Returns PMCEID0_EL0 and PMCEID1_EL0.
     fn common_events(&self) -> [u64; 2] {
         let exist = match self.config.version {
             // Events from 0x4000 on came with PMUv3p1.

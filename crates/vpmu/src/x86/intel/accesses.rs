@@ -1,8 +1,8 @@
 //! Reads and writes of the MSRs.
 //!
-//! A set bit that is reserved, an MSR that the capability does not have, a write of one that is
-//! read-only: each is #GP(0), as the SDM has it for WRMSR and RDMSR. Nothing is ignored but the high
-//! half of a write to IA32_PMCx, which the SDM says is replaced by copies of bit 31 (20.2.8).
+//! A set bit that is reserved, an MSR that the capability lacks, and a write of a read-only MSR are
+//! #GP(0), as the SDM has it for WRMSR and RDMSR. Only the high half of a write to IA32_PMCx is
+//! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
 use super::config::fixed_index;
 use super::{
@@ -116,8 +116,8 @@ impl<V: Events> Pmu<V> {
         (self.registers.capability.version >= Version::V4).then_some(value)
     }
 
-    /// IA32_PERF_GLOBAL_INUSE: counters with an event select or an enable field that is not zero,
-    /// and bit 63 if any asks for an interrupt (SDM 20.2.4.3).
+    /// Returns IA32_PERF_GLOBAL_INUSE: counters with an event select or an enable field that is not
+    /// zero, and bit 63 if a counter asks for an interrupt (SDM 20.2.4.3).
     fn in_use(&self) -> u64 {
         let mut used = CounterSet::EMPTY;
         for n in self.implemented() {
@@ -135,7 +135,7 @@ impl<V: Events> Pmu<V> {
         to_global(used) | u64::from(!self.interrupting.is_empty()) << 63
     }
 
-    /// Bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
+    /// Returns the bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
     pub(super) fn status_bits(&self) -> u64 {
         let counters = to_global(self.implemented());
         !self.registers.capability.status_set_reserved() & !counters | global_status::COND_CHGD
