@@ -91,3 +91,15 @@ fn the_lazy_deadline_keeps_time_with_any_tsc() {
     assert!(tests.contains("deadline.as_it_is"), "{console}");
     assert!(tests.contains("cpu1.deadline.as_it_is"), "{console}");
 }
+
+/// In place of all registers: a page that is shared, and one NMI for a driver that has died.
+#[test]
+fn the_paravirtual_pmu_does_what_its_page_says() {
+    let Some(console) = run(&["--vmm-arg=--paravirt"], "") else {
+        return;
+    };
+    let tests = passed(&console);
+    for test in ["counts", "overflow", "dead_driver", "hostile"] {
+        assert!(tests.contains(&*format!("paravirt.{test}")), "{console}");
+    }
+}

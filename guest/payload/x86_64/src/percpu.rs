@@ -27,6 +27,8 @@ pub(crate) enum PmiAction {
     StopAndStorm,
     /// Nothing.
     Leave,
+    /// What the paravirtual PMU's tests want.
+    Page,
 }
 
 /// A CPU's entry.
@@ -142,6 +144,7 @@ impl PerCpu {
             1 => PmiAction::Storm,
             2 => PmiAction::StopAndStorm,
             3 => PmiAction::Leave,
+            4 => PmiAction::Page,
             _ => PmiAction::Acknowledge,
         }
     }

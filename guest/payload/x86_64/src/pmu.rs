@@ -255,6 +255,9 @@ pub(crate) fn write(address: u32, value: u64) -> Result<(), Failure> {
 /// What the handler does about a PMI. An access that raises #GP here ends the
 /// program: none of these may.
 pub(crate) fn handle_pmi(cpu: &PerCpu) {
+    if cpu.pmi_action() == PmiAction::Page {
+        return crate::tests::acknowledge_page();
+    }
     if cpuid(0x0a, 0)[0] == 0 {
         // AMD's: nothing is to be acknowledged, and the tests look at how many came.
         return;
@@ -282,7 +285,7 @@ pub(crate) fn handle_pmi(cpu: &PerCpu) {
     cpu.pmi_status_ever.fetch_or(status, Relaxed);
     cpu.pmis.fetch_add(1, Relaxed);
     match action {
-        PmiAction::Leave => return,
+        PmiAction::Leave | PmiAction::Page => return,
         PmiAction::Acknowledge => write(GLOBAL_OVF_CTRL, status),
         PmiAction::Storm | PmiAction::StopAndStorm => {
             write(GLOBAL_OVF_CTRL, status);
