@@ -9,8 +9,10 @@ use crate::random::Random;
 use crate::vectors::NMI;
 use vpmu_payload_harness::{Failure, Pass, Verdict, check};
 
-/// These need no context: there is no other PMU.
-pub(super) const TESTS: &[(&str, fn() -> Verdict)] = &[
+/// A test's name and what it does. It needs no context: there is no other PMU.
+type Test = (&'static str, fn() -> Verdict);
+
+pub(super) const TESTS: &[Test] = &[
     ("paravirt.sharing", sharing),
     ("paravirt.counts", counts),
     ("paravirt.overflow", overflow),
@@ -115,7 +117,7 @@ fn count(flags: u64) -> Result<(), Failure> {
 fn sharing() -> Verdict {
     put(0, 0);
     refused("memory without a tag", PAGE_MSR, address() | 1)?;
-    refused("a page that is not aligned", PAGE_MSR, address() + 8 | 1)?;
+    refused("a page that is not aligned", PAGE_MSR, (address() + 8) | 1)?;
     refused("what is no memory", PAGE_MSR, 1 << 51 | 1)?;
     refused("a doorbell without a page", DOORBELL, APPLY)?;
     with_page(|| {
