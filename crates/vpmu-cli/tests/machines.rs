@@ -26,13 +26,22 @@ const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max",
 
 const COUNT: &str = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat; nproc";
 
+/// Other machines around one core, by more options of QEMU's `virt`, and memory.
+const BOARDS: [(&str, &str); 4] = [
+    ("virt,highmem=off", "1G"),
+    ("virt,its=off", "1G"),
+    ("virt,gic-version=4", "1G"),
+    ("virt", "8G"),
+];
+
 /// The two counts and the number of CPUs, and the results.
-fn run(pmu: &str, (cpu, vcpus): (&str, u32)) -> Option<(Vec<f64>, Value)> {
+fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let output = vpmu("aarch64")?
         .args(["run", "--pmu", pmu, "--cpu", cpu])
         .args(["--vcpus", &vcpus.to_string()])
+        .args(more)
         .arg("--json")
         .arg(&json)
         .args(["--", COUNT])
@@ -59,15 +68,71 @@ fn newer_cores_boot_count_right_and_trap_nothing() {
     NEWER.into_iter().for_each(check);
 }
 
-fn check((cpu, vcpus): (&str, u32)) {
-    let Some((native, _)) = run("native", (cpu, vcpus)) else {
+/// With and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, with much memory.
+#[test]
+fn other_boards_make_no_difference() {
+    let core = ("cortex-a76", 2);
+    let Some((native, _)) = run("native", core, &[]) else {
         return;
     };
-    let (guest, results) = run("partitioned", (cpu, vcpus)).unwrap();
+    for (board, memory) in BOARDS {
+        println!("{board}, {memory}");
+        let more = [
+            "--memory",
+            memory,
+            "--qemu-arg=-M",
+            &format!("--qemu-arg={board}"),
+        ];
+        let (guest, results) = run("partitioned", core, &more).unwrap();
+        check_guest(core, &native, &guest, &results);
+    }
+}
+
+/// Where the monitor cannot work, it says so in one line, and the machine ends.
+#[test]
+fn machines_without_what_it_needs_end_with_one_line() {
+    for (board, says) in [
+        (
+            "virt,gic-version=2",
+            "the device tree has no usable GICv3 node",
+        ),
+        (
+            "virt,virtualization=off",
+            "the monitor was entered at EL1 and needs EL2",
+        ),
+    ] {
+        let Some(mut vpmu) = vpmu("aarch64") else {
+            return;
+        };
+        let output = vpmu
+            .args(["run", "--pmu", "partitioned", "--qemu-arg=-M"])
+            .args([&format!("--qemu-arg={board}"), "--", "true"])
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(125), "{board}: {errors}");
+        let line = errors.lines().next().unwrap();
+        assert!(
+            line.starts_with("vpmu: vpmu-monitor: error: "),
+            "{board}: {errors}"
+        );
+        assert!(line.contains(says), "{board}: {errors}");
+    }
+}
+
+fn check((cpu, vcpus): (&str, u32)) {
+    let Some((native, _)) = run("native", (cpu, vcpus), &[]) else {
+        return;
+    };
+    let (guest, results) = run("partitioned", (cpu, vcpus), &[]).unwrap();
+    check_guest((cpu, vcpus), &native, &guest, &results);
+}
+
+fn check_guest((cpu, vcpus): (&str, u32), native: &[f64], guest: &[f64], results: &Value) {
     assert_eq!(native.len(), 3, "{cpu}: {native:?}");
     assert_eq!(guest.len(), 3, "{cpu}: {guest:?}");
     assert_eq!(guest[2], f64::from(vcpus), "{cpu}");
-    for (guest, native) in guest.iter().zip(&native) {
+    for (guest, native) in guest.iter().zip(native) {
         let ratio = guest / native;
         assert!(
             (0.999..=1.001).contains(&ratio),

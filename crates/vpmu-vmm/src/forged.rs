@@ -39,7 +39,7 @@ pub fn blank() -> Vec<u8> {
     let state = MachineState {
         memory: 64 << 20,
         pmu: pmu.as_ref().map(|pmu| Pmu {
-            capability: *pmu.capability(),
+            capability: pmu.capability(),
             policy: Policy::default(),
             approximate_instructions: true,
         }),
