@@ -9,7 +9,7 @@ pub type PmuConfig = pmu::PmuConfig<Capability>;
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
 ///
-/// Counters are named as in a [`CounterSet`]: general counter *n* is *n*, fixed counter *n* is
+/// Counters are named as in a [`CounterSet`](crate::counter::CounterSet): general counter *n* is *n*, fixed counter *n* is
 /// [`FIXED`](super::FIXED) + *n*.
 ///
 /// ```
