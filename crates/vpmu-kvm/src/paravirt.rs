@@ -10,19 +10,18 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use vpmu::counter::CounterState;
 use vpmu::paravirt::{Device, DeviceState, Offer, PAGE_SIZE, Page};
 use vpmu::x86::{EventFilter, Outcome};
-use vpmu_perf::{Backing, Kick, PerfHost, PerfOptions};
+use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::options::{self, Options};
 use crate::run::{Returned, RunPage};
-use crate::vcpu::{LOOK_AT_CLOCK, SLICE, unset};
+use crate::vcpu::{Slice, take_back};
 use crate::{Exit, Gp, Statistics, sys};
 
 /// A write shares the page at this guest physical address, with bit 0 set; 0 ends the sharing.
@@ -112,8 +111,7 @@ pub struct VcpuParavirt<M> {
     /// `None`: the device has left its guest.
     perf: Option<PerfOptions>,
     statistics: Arc<Mutex<Statistics>>,
-    slice: Instant,
-    runs: u32,
+    slice: Slice,
 }
 
 impl<M: PageMemory> VcpuParavirt<M> {
@@ -129,8 +127,8 @@ impl<M: PageMemory> VcpuParavirt<M> {
         offer: Offer,
         options: &Options,
     ) -> Result<Self, Error> {
-        let here = detect_paravirt(options)?;
-        options::check_events(here.events, |event| offer.has_event(event))?;
+        let support = options::support(options)?;
+        options::check_events(support.events, |event| offer.has_event(event))?;
         let mut this = Self::without_host(vcpu, memory, offer)?;
         let khz = u64::from(sys::tsc_khz(&this.vcpu)?);
         let kick = options.kick.clone();
@@ -142,7 +140,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         };
         vpmu_perf::prepare(&perf)?;
         this.perf = Some(perf);
-        this.backing = options::support(options)?.backing;
+        this.backing = support.backing;
         this.approximate_instructions = options.approximate_instructions;
         Ok(this)
     }
@@ -182,8 +180,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             vcpu,
             perf: None,
             statistics: Arc::new(Mutex::new(Statistics::new())),
-            slice: Instant::now(),
-            runs: 0,
+            slice: Slice::new(),
         })
     }
 
@@ -244,12 +241,10 @@ impl<M: PageMemory> VcpuParavirt<M> {
             self.bind()?;
         }
         // Before the look for overflows, so that none is without its kick.
-        if let Some(Kick::Flag(flag)) = self.perf.as_ref().map(|perf| &perf.kick) {
-            unset(&**flag);
+        if let Some(perf) = &self.perf {
+            take_back(&perf.kick);
         }
-        self.runs = self.runs.wrapping_add(1);
-        if self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.slice.elapsed() >= SLICE {
-            self.slice = Instant::now();
+        if self.slice.has_ended() {
             self.with(|device, host, page| device.end_slice(host, page));
         }
         self.take_overflows();

@@ -43,9 +43,9 @@ pub const RDPMC_PORT: u16 = 0xe6;
 const RDPMC_LENGTH: u64 = 2;
 
 /// How long a host event is kept for a guest that does not use it.
-pub(crate) const SLICE: Duration = Duration::from_millis(100);
+const SLICE: Duration = Duration::from_millis(100);
 /// Runs between two looks at the clock.
-pub(crate) const LOOK_AT_CLOCK: u32 = 64;
+const LOOK_AT_CLOCK: u32 = 64;
 
 /// One vCPU's PMU, counted by perf events of the vCPU's thread.
 ///
@@ -58,8 +58,7 @@ pub struct VcpuPmu {
     kvm: Option<OnKvm>,
     options: Options,
     perf: PerfOptions,
-    slice: Instant,
-    runs: u32,
+    slice: Slice,
 }
 
 impl VcpuPmu {
@@ -104,8 +103,7 @@ impl VcpuPmu {
             kvm,
             options,
             perf,
-            slice: Instant::now(),
-            runs: 0,
+            slice: Slice::new(),
         })
     }
 
@@ -140,12 +138,8 @@ impl VcpuPmu {
             self.bind()?;
         }
         // Before the look for overflows, so that none is without its kick.
-        if let Kick::Flag(flag) = &self.perf.kick {
-            unset(&**flag);
-        }
-        self.runs = self.runs.wrapping_add(1);
-        if self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.slice.elapsed() >= SLICE {
-            self.slice = Instant::now();
+        take_back(&self.perf.kick);
+        if self.slice.has_ended() {
             self.core.end_slice();
         }
         self.core.take_overflows();
@@ -236,8 +230,41 @@ impl VcpuPmu {
     }
 }
 
+/// Tells when a scheduling slice of a vCPU is over, by its runs and, seldom, by the clock.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    begun: Instant,
+    runs: u32,
+}
+
+impl Slice {
+    pub(crate) fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            runs: 0,
+        }
+    }
+
+    /// To be called before each run. Answers whether a slice has ended; the next then begins.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.runs = self.runs.wrapping_add(1);
+        let ended = self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.begun.elapsed() >= SLICE;
+        if ended {
+            self.begun = Instant::now();
+        }
+        ended
+    }
+}
+
+/// Takes back the kick that an overflow has left.
+pub(crate) fn take_back(kick: &Kick) {
+    if let Kick::Flag(flag) = kick {
+        unset(&**flag);
+    }
+}
+
 /// Takes back what this crate has set, and nothing else.
-pub(crate) fn unset(flag: &dyn Flag) {
+fn unset(flag: &dyn Flag) {
     let _ = flag
         .flag()
         .compare_exchange(KICKED, 0, Ordering::SeqCst, Ordering::Relaxed);
