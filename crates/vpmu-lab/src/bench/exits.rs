@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 use vpmu_record::Kvm;
 
-use super::{Bench, Context, Row, emulated, mode};
+use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
@@ -111,10 +111,7 @@ fn published_exits(kind: &str) -> u64 {
 
 /// Each published exit and register for one PMI, measured beside published.
 fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
-    let each = |count: Option<f64>, pmis: Option<u64>| {
-        let pmis = pmis.filter(|&pmis| pmis > 0)?;
-        Some((count? / pmis as f64 * 100.0).round() / 100.0)
-    };
+    let each = |count: Option<f64>, pmis| for_each_pmi(count?, pmis);
     rows.iter()
         .filter(|row| row.published.is_some())
         .map(|row| Row {
@@ -136,7 +133,7 @@ fn published_per_pmi() -> f64 {
         .map(|(_, count)| count)
         .sum::<u64>();
     let all = pmis + published_exits("RDPMC") + registers;
-    (all as f64 / pmis as f64 * 100.0).round() / 100.0
+    hundredths(all as f64 / pmis as f64)
 }
 
 /// Returns the exits that serve the PMU of one event alone, all and by kind.
@@ -152,9 +149,8 @@ fn per_pmi(run: &Run) -> Vec<Row> {
         "pmu_exits_per_pmi:one_event".to_owned(),
         run.pmu_exits_per_pmi,
     )];
-    let pmis = run.pmis.filter(|&pmis| pmis > 0);
     for (kind, &count) in run.exits.iter().flatten() {
-        let each = pmis.map(|pmis| (count as f64 / pmis as f64 * 100.0).round() / 100.0);
+        let each = for_each_pmi(count as f64, run.pmis);
         if each.is_some_and(|each| each > 0.0) {
             rows.push(row(format!("per_pmi:{kind}"), each));
         }

@@ -184,6 +184,17 @@ fn mode(design: Design) -> &'static str {
         .map_or(design.pmu.name(), |policy| policy.name())
 }
 
+/// Two digits behind the point, as published.
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// Returns `count` for each of `pmis` in [`hundredths`]; `None` without a PMI.
+fn for_each_pmi(count: f64, pmis: Option<u64>) -> Option<f64> {
+    let pmis = pmis.filter(|&pmis| pmis > 0)?;
+    Some(hundredths(count / pmis as f64))
+}
+
 /// Returns the numbers in the line of a command's output that begins with `word`.
 fn numbers(output: &[u8], word: &str) -> Option<Vec<f64>> {
     let text = String::from_utf8_lossy(output);

@@ -4,7 +4,7 @@
 //! The guest's own tracepoint `nmi:nmi_handler` times its PMU handler, so the
 //! figure holds every exit that the handler causes.
 
-use super::{Bench, Context, Row, emulated, mode, numbers};
+use super::{Bench, Context, Row, emulated, for_each_pmi, hundredths, mode, numbers};
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::report::result::Run;
@@ -144,7 +144,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 
 /// Returns how many times faster, with two digits behind the point as published.
 fn times(before: f64, after: f64) -> f64 {
-    (before / after * 100.0).round() / 100.0
+    hundredths(before / after)
 }
 
 /// Returns the mean time of the guest's tracepoint; `None` when the handler never ran.
@@ -173,9 +173,8 @@ fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
         "host_ops_per_pmi".to_owned(),
         run.host_operations_per_pmi,
     )];
-    let pmis = run.pmis.filter(|&pmis| pmis > 0);
     for (kind, &count) in run.host_operations.iter().flatten() {
-        let each = pmis.map(|pmis| (count as f64 / pmis as f64 * 100.0).round() / 100.0);
+        let each = for_each_pmi(count as f64, run.pmis);
         rows.push(row(format!("host_ops_per_pmi:{kind}"), each));
     }
     rows
