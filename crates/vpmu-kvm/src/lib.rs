@@ -99,7 +99,7 @@ pub use vcpu::{RDPMC_PORT, VcpuPmu};
 pub use vpmu::counter::Policy;
 pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
 pub use vpmu::x86::{Capability, CpuidLeaf};
-pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, overrun};
+pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.
 #[cfg(doctest)]

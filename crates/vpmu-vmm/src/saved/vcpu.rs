@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::kvm;
 use crate::tsc::IA32_TSC;
-use vpmu_kvm::{ParavirtState, State, VcpuDeadlineState};
+use vpmu_kvm::{ParavirtState, State, VcpuDeadlineState, Vendor};
 
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// MSRs that KVM may name, with room for those of later kernels. Linux 6.12 names some 110.
@@ -103,7 +103,7 @@ impl VcpuState {
     fn sregs(&self) -> kvm_sregs {
         const BUSY: u8 = 1 << 1;
         let mut sregs = self.sregs;
-        if has_svm() {
+        if Vendor::of_host() == Vendor::Amd {
             sregs.tr.type_ &= !BUSY;
         }
         sregs
@@ -124,13 +124,6 @@ impl VcpuState {
         CpuId::from_entries(&self.cpuid)
             .map_err(|_| crate::Error::Stopped("its CPUID has too many leaves".to_owned()))
     }
-}
-
-/// Whether this host's KVM is AMD's.
-fn has_svm() -> bool {
-    const SVM: u32 = 1 << 2;
-    let extended = std::arch::x86_64::__cpuid(0x8000_0000).eax;
-    extended > 0x8000_0000 && std::arch::x86_64::__cpuid(0x8000_0001).ecx & SVM != 0
 }
 
 #[expect(unsafe_code, reason = "KVM may read more than a kvm_xsave")]
