@@ -204,7 +204,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Arc::clone(&self.statistics)
     }
 
-    fn account(&self) -> MutexGuard<'_, Statistics> {
+    fn stats(&self) -> MutexGuard<'_, Statistics> {
         self.statistics
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -220,7 +220,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             ..
         } = self;
         let result = memory.with_page(*page, |page| body(device, host, page));
-        self.account().host = self.device.statistics();
+        self.stats().host = self.device.statistics();
         result
     }
 
@@ -250,7 +250,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         self.take_overflows();
         if self.device.take_nmi() {
             sys::nmi(&self.vcpu)?;
-            self.account().pmis += 1;
+            self.stats().pmis += 1;
         }
         self.run.before_run();
         Ok(())
@@ -263,7 +263,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         self.take_overflows();
         let result = match self.run.returned() {
             Returned::NoExit => {
-                self.account().count(Exit::Kick);
+                self.stats().count(Exit::Kick);
                 return false;
             }
             Returned::Rdmsr(index) => self.rdmsr(index),
@@ -286,7 +286,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             PMU_DOORBELL_MSR => Err(Gp),
             _ => return None,
         };
-        self.account().count(Exit::MsrRead(index));
+        self.stats().count(Exit::MsrRead(index));
         Some(value)
     }
 
@@ -299,7 +299,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             }
             _ => return None,
         };
-        self.account().count(Exit::MsrWrite(index));
+        self.stats().count(Exit::MsrWrite(index));
         Some(done.then_some(()).ok_or(Gp))
     }
 

@@ -20,7 +20,7 @@ pub(super) struct Machine {
     pub(super) vm: VmFd,
     pub(super) stop: AtomicBool,
     ports: Mutex<Ports<io::Stdout>>,
-    accounts: Mutex<Vec<Arc<Mutex<Statistics>>>>,
+    statistics: Mutex<Vec<Arc<Mutex<Statistics>>>>,
     pub(super) deadlines: Vec<Deadline>,
     measure: Mutex<Measure>,
     /// Each vCPU's.
@@ -43,7 +43,7 @@ impl Machine {
             vm,
             stop: AtomicBool::new(false),
             ports: Mutex::new(ports),
-            accounts: Mutex::default(),
+            statistics: Mutex::default(),
             deadlines,
             measure: Mutex::default(),
             pmu: Mutex::default(),
@@ -54,8 +54,8 @@ impl Machine {
         locked(&self.ports)
     }
 
-    pub(super) fn add_account(&self, account: Arc<Mutex<Statistics>>) {
-        locked(&self.accounts).push(account);
+    pub(super) fn add_statistics(&self, statistics: Arc<Mutex<Statistics>>) {
+        locked(&self.statistics).push(statistics);
     }
 
     /// What each vCPU has; a paravirtual PMU has no capability.
@@ -84,8 +84,8 @@ impl Machine {
 
     fn total(&self) -> Statistics {
         let mut total = Statistics::default();
-        for account in locked(&self.accounts).iter() {
-            total.add(&locked(account));
+        for statistics in locked(&self.statistics).iter() {
+            total.add(&locked(statistics));
         }
         for deadline in &self.deadlines {
             total.add_deadline(&deadline.statistics());

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu_kvm::{Capability, Exit, Options, ParavirtState, State, Statistics};
+use vpmu_kvm::{Capability, Exit, Options, ParavirtState, State};
 
 use super::boot::{self, Entry};
 use super::machine::Machine;
@@ -71,14 +71,14 @@ impl Vcpu {
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
             self.set_up()?;
         }
-        let account = match &pmu {
+        let statistics = match &pmu {
             Some(pmu) => pmu.statistics(),
             None => Arc::default(),
         };
-        machine.add_account(Arc::clone(&account));
+        machine.add_statistics(Arc::clone(&statistics));
         let count = |exit| {
-            let mut account = account.lock().unwrap_or_else(PoisonError::into_inner);
-            Statistics::count(&mut account, exit);
+            let mut statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner);
+            statistics.count(exit);
         };
 
         // Until each vCPU has all its state, none runs: a guest goes on whole or not at all.
