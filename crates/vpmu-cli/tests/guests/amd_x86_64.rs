@@ -1,11 +1,6 @@
 //! A stock guest with AMD's PMU, on the emulated machine, whose processor is AMD's: one boot, many cases.
-//!
-//! Needs what `e2e_x86_64.rs` needs.
 
-mod common;
-mod guests;
-
-use guests::vpmu;
+use crate::support::{turn, vpmu};
 use vpmu_lab::spec::arch::Arch;
 
 /// Cycles between two samples.
@@ -31,6 +26,7 @@ true"#;
 
 #[test]
 fn a_stock_guest_has_an_amd_pmu() {
+    let _turn = turn(1);
     if Arch::X86_64.has_hardware_kvm() {
         eprintln!(
             "skipped: this machine's own KVM runs the guests, and its processor may be Intel's"

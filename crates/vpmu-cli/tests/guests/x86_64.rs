@@ -1,34 +1,17 @@
-//! Boots real x86-64 guests and checks what must hold on any machine: without
-//! a PMU, under stock KVM, and under this project's VMM.
-//!
-//! Needs QEMU, the guest-side programs and vpmu-vmm, and the network the first
-//! time. Time is counted in instructions, except where this machine's own KVM
-//! runs the guests. `skipped: <reason>` on standard error says what was
-//! missing, unless `VPMU_TEST_ALL` is set: then that fails.
-
-mod common;
-mod guests;
+//! Stock x86-64 guests: without a PMU, under stock KVM, and under this project's VMM.
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
 
-use guests::vpmu;
 use serde_json::Value;
+
+use crate::support::{text, turn, vpmu};
 
 /// Short, for the whole of it is run under emulated virtualization; long
 /// enough for some hundred samples. `--no-bpf-event` spares perf a thread that
 /// wakes once a second.
 const RECORD: &str =
     "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 5000";
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
 
 /// Compares and gives the written file.
 fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
@@ -45,6 +28,7 @@ fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
 
 #[test]
 fn a_stock_guest_has_an_intel_pmu() {
+    let _turn = turn(1);
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
@@ -77,6 +61,7 @@ fn a_stock_guest_has_an_intel_pmu() {
 /// virtual PMU's: the bench checks them before it measures.
 #[test]
 fn overflows_with_real_events_here_and_in_a_guest() {
+    let _turn = turn(1);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("bench.json");
     let Some(mut vpmu) = vpmu("x86_64") else {
@@ -117,6 +102,7 @@ fn overflows_with_real_events_here_and_in_a_guest() {
 
 #[test]
 fn stock_kvm_has_no_pmu_and_says_so() {
+    let _turn = turn(1);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let Some(text) = compare(&["--pmu", "kvm"], "workload", &json) else {
@@ -139,6 +125,7 @@ fn stock_kvm_has_no_pmu_and_says_so() {
 
 #[test]
 fn designs_side_by_side() {
+    let _turn = turn(3);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let designs = "--pmu native,emulated --policy reuse,paused --model intel";

@@ -1,16 +1,13 @@
 //! A stock guest is saved in the middle of what perf does, goes on in another process of the VMM,
 //! and perf finds what it would have found.
 //!
-//! Needs what `e2e_x86_64.rs` needs, and the nested KVM host of the lab, which starts the second
+//! Needs the nested KVM host of the lab, which starts the second
 //! process.
-
-mod common;
-mod guests;
 
 use std::path::Path;
 use std::thread;
 
-use guests::vpmu;
+use crate::support::{turn, vpmu};
 use serde_json::Value;
 use vpmu_lab::spec::arch::Arch;
 
@@ -95,6 +92,7 @@ fn check_saved(saved: &Run) {
 
 #[test]
 fn a_guest_that_is_saved_twice_counts_and_samples_as_one_that_is_not() {
+    let _turn = turn(2);
     if Arch::X86_64.has_hardware_kvm() {
         eprintln!(
             "skipped: this machine's own KVM runs the guests: the lab restores in its KVM host only"

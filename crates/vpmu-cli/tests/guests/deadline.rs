@@ -1,18 +1,13 @@
 //! The module `guest/lazy_deadline` in a real guest with two processors: a stock
 //! Debian 12 kernel under this project's VMM and under stock QEMU, both on KVM.
 //!
-//! Needs what `e2e_x86_64` needs, and gcc 12 and make; the network the first
-//! time. Instructions are counted, so that transactions are shorter than the
+//! Needs gcc 12 and make, too. Instructions are counted, so that transactions are shorter than the
 //! guest's ticks on any machine: longer ones leave little to avoid.
-
-mod common;
-mod guests;
-mod two_vcpus;
 
 use std::process::Command;
 
-use common::skipped;
-use guests::vpmu;
+use crate::support::{skipped, turn, vpmu};
+use crate::two_vcpus;
 use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
@@ -171,6 +166,7 @@ fn said(text: &str, line: &str) -> usize {
 
 #[test]
 fn every_mode_in_one_guest() {
+    let _turn = turn(1);
     let options = ["--no-pmu", "--lazy-deadline", "--save=/guest/saved"]
         .map(|option| format!("--vmm-arg={option}"));
     if Arch::X86_64.has_hardware_kvm() {
@@ -237,6 +233,7 @@ fn every_mode_in_one_guest() {
 
 #[test]
 fn guest_only_needs_no_help_of_the_host() {
+    let _turn = turn(1);
     let Some((text, _)) = run("kvm", &[], IN_QEMU) else {
         return;
     };

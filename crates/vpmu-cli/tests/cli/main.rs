@@ -1,6 +1,8 @@
 //! The command line itself: what is refused, and what is said about it.
 //! Nothing here boots anything or needs the network.
 
+mod rewrite_kernel;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;

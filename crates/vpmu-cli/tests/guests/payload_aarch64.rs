@@ -3,14 +3,12 @@
 //! The program checks every PMU register, the exception levels' rules, overflows and their interrupts,
 //! the GIC and PSCI, on two CPUs (`guest/payload/aarch64`).
 
-mod common;
-mod payload;
-
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-use payload::{passed, program};
+use crate::payload::{passed, program};
+use crate::support::turn;
 
 /// The console of the payload under `design`, started with `words`.
 fn run(design: &str, more: &[&str], words: &str) -> Option<String> {
@@ -34,6 +32,7 @@ fn run_kernel(kernel: &Path, design: &str, more: &[&str], words: &str) -> Option
 
 #[test]
 fn every_design_agrees_with_the_machine() {
+    let _turn = turn(1);
     const TWO_CPUS: &[&str] = &["--vcpus", "2"];
     let Some(native) = run("native", TWO_CPUS, "") else {
         return;
@@ -83,6 +82,7 @@ fn names(list: &serde_json::Value) -> BTreeSet<&str> {
 
 #[test]
 fn a_way_to_host_counters_is_found_and_trapped() {
+    let _turn = turn(1);
     let Some((_, monitor)) = monitor(&["--host-counters", "2"]) else {
         return;
     };
@@ -102,6 +102,7 @@ fn a_way_to_host_counters_is_found_and_trapped() {
 /// The oldest PMUs trap no more than the newest, and count nothing of EL2 all the same.
 #[test]
 fn no_version_traps_or_counts_at_el2() {
+    let _turn = turn(1);
     for (cpu, looked_at) in [
         ("cortex-a53", 7),
         ("cortex-a76", 1),
@@ -122,6 +123,7 @@ fn no_version_traps_or_counts_at_el2() {
 
 #[test]
 fn a_guest_that_touches_every_system_register_survives() {
+    let _turn = turn(1);
     for design in ["emulated", "partitioned"] {
         let Some(console) = run(design, &[], "test=fuzzregs") else {
             return;
@@ -135,6 +137,7 @@ const MONITOR: &str = "addr=0x5f800000";
 
 #[test]
 fn a_guest_that_reaches_into_the_monitor_is_stopped_with_a_message() {
+    let _turn = turn(1);
     for design in ["emulated", "partitioned"] {
         let Some(console) = run(design, &[], &format!("test=stray {MONITOR}")) else {
             return;
@@ -149,6 +152,7 @@ fn a_guest_that_reaches_into_the_monitor_is_stopped_with_a_message() {
 /// The interrupt controller writes tables by physical address: EL1 must not say where.
 #[test]
 fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
+    let _turn = turn(1);
     let Some(its) = run("partitioned", &[], &format!("test=attack.its {MONITOR}")) else {
         return;
     };
@@ -166,6 +170,7 @@ fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
 /// piece.
 #[test]
 fn a_raw_binary_runs() {
+    let _turn = turn(1);
     /// Offset of the header's magic number.
     const MAGIC: std::ops::Range<usize> = 56..60;
     let Some(image) = program("aarch64/payload.bin") else {

@@ -4,12 +4,9 @@
 //! QEMU models the ID registers of each core, so that the plan is the one that the core would get. It does not
 //! model how long anything takes, nor how well a core keeps host counters apart.
 
-mod common;
-mod guests;
-
 use std::fs;
 
-use guests::vpmu;
+use crate::support::{turn, vpmu};
 use serde_json::Value;
 
 /// Cores before PMUv3p5, which cannot keep a counter from counting at EL2 by themselves.
@@ -60,17 +57,20 @@ fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>,
 
 #[test]
 fn older_cores_boot_count_right_and_trap_nothing() {
+    let _turn = turn(1);
     OLDER.into_iter().for_each(check);
 }
 
 #[test]
 fn newer_cores_boot_count_right_and_trap_nothing() {
+    let _turn = turn(1);
     NEWER.into_iter().for_each(check);
 }
 
 /// With and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, with much memory.
 #[test]
 fn other_boards_make_no_difference() {
+    let _turn = turn(1);
     let core = ("cortex-a76", 2);
     let Some((native, _)) = run("native", core, &[]) else {
         return;
@@ -91,6 +91,7 @@ fn other_boards_make_no_difference() {
 /// Where the monitor cannot work, it says so in one line, and the machine ends.
 #[test]
 fn machines_without_what_it_needs_end_with_one_line() {
+    let _turn = turn(1);
     for (board, says) in [
         (
             "virt,gic-version=2",

@@ -1,24 +1,16 @@
-//! Boots real guests with small jobs and checks what must hold on any machine.
-//!
-//! Needs QEMU and the guest-side programs, and the network the first time.
-//! Time is counted in instructions, so the bars are exact however busy the
-//! machine is. `skipped: <reason>` on standard error says what was missing, unless
-//! `VPMU_TEST_ALL` is set: then that fails.
-
-mod common;
-mod guests;
+//! Stock arm64 guests with small jobs: under each design, and beside the machine itself.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Output, Stdio};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guests::vpmu;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+
+use crate::support::{text, turn, vpmu};
 
 /// `--no-bpf-event` spares perf a thread that wakes once a second, which real time would be rounded
 /// up to.
@@ -27,28 +19,6 @@ const FIFTEEN_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycle
     -o perf.data -- gzip -c random.bin > /dev/null";
 const SIX_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
-
-/// A machine takes a gigabyte and a processor: comparisons, which take all processors, have the
-/// machine to themselves; other tests share it, as many as there are threads.
-static TURN: RwLock<()> = RwLock::new(());
-
-/// For a test that boots one guest at a time.
-fn share() -> RwLockReadGuard<'static, ()> {
-    TURN.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// For a test that compares.
-fn alone() -> RwLockWriteGuard<'static, ()> {
-    TURN.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn text(output: &Output) -> String {
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    )
-}
 
 /// Compares the designs and gives the written file. Figures are means of `runs`.
 fn compare(designs: &str, runs: u32, command: &str, json: &Path) -> Option<String> {
@@ -80,7 +50,7 @@ fn number(run: &Value, field: &str) -> f64 {
 
 #[test]
 fn close_to_native() {
-    let _turn = alone();
+    let _turn = turn(usize::MAX);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let designs = "native,partitioned,direct";
@@ -133,7 +103,7 @@ fn close_to_native() {
 
 #[test]
 fn emulated_beats_kvm() {
-    let _turn = alone();
+    let _turn = turn(2);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let Some(text) = compare("kvm,emulated", 1, FIFTEEN_EVENTS, &json) else {
@@ -154,7 +124,7 @@ fn emulated_beats_kvm() {
 
 #[test]
 fn counts_agree() {
-    let _turn = share();
+    let _turn = turn(1);
     let command = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat";
     let mut counts = Vec::new();
     for pmu in ["native", "emulated", "partitioned"] {
@@ -185,7 +155,7 @@ fn counts_agree() {
 /// With a fixed period and user-space events, each design takes the very samples that native takes.
 #[test]
 fn samples_agree() {
-    let _turn = alone();
+    let _turn = turn(5);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let command = "perf record -c 100000 -e cycles:u,instructions:u,cycles:u,instructions:u \
@@ -205,7 +175,7 @@ fn samples_agree() {
 
 #[test]
 fn two_runs_are_one() {
-    let _turn = alone();
+    let _turn = turn(3);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("results.json");
     let designs = "native,emulated,partitioned";
@@ -218,7 +188,7 @@ fn two_runs_are_one() {
 
 #[test]
 fn run_passes_bytes_and_status() {
-    let _turn = share();
+    let _turn = turn(1);
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -237,7 +207,7 @@ fn run_passes_bytes_and_status() {
 
 #[test]
 fn a_killed_command_has_its_signal_in_the_status() {
-    let _turn = share();
+    let _turn = turn(1);
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -247,7 +217,7 @@ fn a_killed_command_has_its_signal_in_the_status() {
 
 #[test]
 fn a_panic_is_reported() {
-    let _turn = share();
+    let _turn = turn(1);
     for pmu in ["native", "kvm", "partitioned"] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;
@@ -265,7 +235,7 @@ fn a_panic_is_reported() {
 
 #[test]
 fn the_time_limit_works() {
-    let _turn = share();
+    let _turn = turn(1);
     let Some(mut vpmu) = vpmu("aarch64") else {
         return;
     };
@@ -280,7 +250,7 @@ fn the_time_limit_works() {
 
 #[test]
 fn no_qemu_stays_behind() {
-    let _turn = share();
+    let _turn = turn(1);
     for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::common::skipped;
+use crate::support::skipped;
 
 /// Where `script/setup` puts the program `name`, beside `target/release`; none, said aloud, where it is not.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {

@@ -5,14 +5,10 @@
 //! storm and hostile writes, on two CPUs, and that each has a PMU of its own. On a machine whose own
 //! KVM cannot run guests it runs in a stock KVM host under QEMU.
 
-mod common;
-mod guests;
-mod payload;
-
 use std::thread;
 
-use guests::vpmu;
-use payload::{passed, program};
+use crate::payload::{passed, program};
+use crate::support::{turn, vpmu};
 
 /// The console of the payload with these options of vpmu, started with `words`.
 fn run(options: &[&str], words: &str) -> Option<String> {
@@ -34,6 +30,7 @@ fn run(options: &[&str], words: &str) -> Option<String> {
 
 #[test]
 fn every_policy_gives_the_same_pmu() {
+    let _turn = turn(3);
     let policies = ["recreate", "reuse", "paused"];
     // All at once: counted instructions do not mind company.
     let consoles = thread::scope(|scope| {
@@ -57,6 +54,7 @@ fn every_policy_gives_the_same_pmu() {
 /// Fixed counter 0 and more events of the general ones.
 #[test]
 fn instructions_by_approximation_are_a_counter_as_any_other() {
+    let _turn = turn(1);
     let options = ["--model", "intel", "--vmm-arg=--approximate-instructions"];
     run(&options, "");
 }
@@ -64,6 +62,7 @@ fn instructions_by_approximation_are_a_counter_as_any_other() {
 /// Every register of AMD's, with both interfaces, on two processors each.
 #[test]
 fn amds_pmu_is_as_its_manual() {
+    let _turn = turn(2);
     let models = ["amd", "amd-v2"];
     let consoles = thread::scope(|scope| {
         let options = |model| ["--model", model, "--vcpus", "2"];
@@ -82,6 +81,7 @@ fn amds_pmu_is_as_its_manual() {
 /// The guest sets its TSC to 0, to 2^62, close to where it wraps: each deadline fires once, in time.
 #[test]
 fn the_lazy_deadline_keeps_time_with_any_tsc() {
+    let _turn = turn(1);
     let options = "--model intel --vcpus 2 --vmm-arg=--lazy-deadline";
     let options: Vec<&str> = options.split(' ').collect();
     let Some(console) = run(&options, "test=deadline") else {
@@ -95,6 +95,7 @@ fn the_lazy_deadline_keeps_time_with_any_tsc() {
 /// In place of all registers: a page that is shared, and one NMI for a driver that has died.
 #[test]
 fn the_paravirtual_pmu_does_what_its_page_says() {
+    let _turn = turn(1);
     let Some(console) = run(&["--vmm-arg=--paravirt"], "") else {
         return;
     };

@@ -1,14 +1,8 @@
 //! A stock guest with two processors, each with a PMU of its own.
-//!
-//! Needs what `e2e_x86_64.rs` needs.
 
-mod common;
-mod guests;
-mod two_vcpus;
-
+use crate::support::{turn, vpmu};
+use crate::two_vcpus;
 use std::process::Command;
-
-use guests::vpmu;
 
 /// Cycles between two samples: some hundred of them.
 const PERIOD: u64 = 20_000_000;
@@ -30,6 +24,7 @@ true";
 
 #[test]
 fn each_processor_counts_and_samples_its_own() {
+    let _turn = turn(1);
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };

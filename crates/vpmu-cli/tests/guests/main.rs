@@ -1,0 +1,22 @@
+//! The command and real guests: what must hold on any machine, however busy.
+//!
+//! Needs QEMU, the guest-side programs and vpmu-vmm, all of which `script/setup` prepares, and the
+//! network the first time. Time is counted in instructions, so that bars are exact, except where
+//! this machine's own KVM runs the guests. `skipped: <reason>` on standard error says what was
+//! missing, unless `VPMU_TEST_ALL` is set: then that fails.
+//!
+//! One program holds all these tests, so that they share this machine's processors ([`support::turn`])
+//! and are linked once.
+
+mod aarch64;
+mod amd_x86_64;
+mod deadline;
+mod machines;
+mod payload;
+mod payload_aarch64;
+mod payload_x86_64;
+mod save_x86_64;
+mod smp_x86_64;
+mod support;
+mod two_vcpus;
+mod x86_64;

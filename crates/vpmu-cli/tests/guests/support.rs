@@ -1,0 +1,84 @@
+//! What the tests of real guests share: the command, where it can run guests, and their turn.
+
+use std::process::{Command, Output};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+
+/// Says that a test did not run, and why. Where `VPMU_TEST_ALL` is set, as `script/test` does after
+/// the set-up, nothing may be missing, and this fails.
+pub(crate) fn skipped(reason: &str) {
+    assert!(
+        std::env::var_os("VPMU_TEST_ALL").is_none(),
+        "VPMU_TEST_ALL is set, and this test cannot run: {reason}"
+    );
+    eprintln!("skipped: {reason}");
+}
+
+/// vpmu, unless something it needs for guests of this architecture is missing here.
+pub(crate) fn vpmu(arch: &str) -> Option<Command> {
+    let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
+    let doctor = vpmu().args(["doctor", "--arch", arch]).output().unwrap();
+    if !doctor.status.success() {
+        let report = String::from_utf8_lossy(&doctor.stdout);
+        let missing = report.lines().filter(|line| line.starts_with("missing"));
+        skipped(&missing.collect::<Vec<_>>().join("; "));
+        return None;
+    }
+    Some(vpmu())
+}
+
+/// All that a program said.
+pub(crate) fn text(output: &Output) -> String {
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Processors that guests have at the moment.
+pub(crate) struct Turn(usize);
+
+struct Turns {
+    /// Tests that have asked.
+    asked: u64,
+    /// Tests that have had their turn: the others wait in the order in which they asked.
+    served: u64,
+    /// Processors without a guest; `None` before the first turn.
+    free: Option<usize>,
+}
+
+static TURNS: Mutex<Turns> = Mutex::new(Turns {
+    asked: 0,
+    served: 0,
+    free: None,
+});
+static CHANGED: Condvar = Condvar::new();
+
+/// Waits until this machine has a processor for each of `guests` that run at once, or for as many as
+/// it has processors. A guest takes a gigabyte, too: more of them at once might not fit.
+pub(crate) fn turn(guests: usize) -> Turn {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let guests = guests.min(processors);
+    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mine = turns.asked;
+    turns.asked += 1;
+    loop {
+        let free = *turns.free.get_or_insert(processors);
+        if turns.served == mine && free >= guests {
+            turns.served += 1;
+            turns.free = Some(free - guests);
+            CHANGED.notify_all();
+            return Turn(guests);
+        }
+        turns = CHANGED.wait(turns).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.free = turns.free.map(|free| free + self.0);
+        CHANGED.notify_all();
+    }
+}
