@@ -125,6 +125,21 @@
 #define VPMU_STATE_SIZE 1024
 
 /**
+ * Four counters at C001_0000H to C001_0007H.
+ */
+#define VPMU_AMD_LEGACY 0
+
+/**
+ * Six counters at C001_0200H to C001_020BH: PerfCtrExtCore. The fewest exits for a sample.
+ */
+#define VPMU_AMD_CORE 1
+
+/**
+ * The same, and global registers at C000_0300H to C000_0303H: PerfMonV2.
+ */
+#define VPMU_AMD_V2 2
+
+/**
  * How a call ended that is not an access of the guest.
  */
 enum vpmu_status {
@@ -439,7 +454,7 @@ struct vpmu_traps {
 };
 
 /**
- * What a guest is told about its x86 PMU (Intel SDM vol. 3B, section 20.2).
+ * What a guest is told about Intel's PMU (Intel SDM vol. 3B, section 20.2).
  */
 struct vpmu_x86_config {
   /**
@@ -481,15 +496,15 @@ struct vpmu_x86_config {
 };
 
 /**
- * Room for one vCPU's x86 PMU.
+ * Room for one vCPU's x86 PMU, of either vendor.
  */
 struct vpmu_x86 {
   uint64_t opaque[512];
 };
 
 /**
- * One CPUID leaf. For leaves 1 and 7 only the bits that concern the PMU: set those, and clear the
- * PMU's others (PDCM, DS, DTES64).
+ * One CPUID leaf. For leaves 1, 7 and 8000_0001H only the bits that concern the PMU: set those, and clear the
+ * PMU's others (PDCM, DS, DTES64; PerfCtrExtCore, PerfCtrExtNB, PerfCtrExtLLC, IBS).
  */
 struct vpmu_cpuid {
   /**
@@ -508,6 +523,25 @@ struct vpmu_cpuid {
    * EDX.
    */
   uint32_t edx;
+};
+
+/**
+ * What a guest is told about AMD's PMU (AMD64 Architecture Programmer's Manual vol. 2, 13.2).
+ */
+struct vpmu_x86_amd_config {
+  /**
+   * One of `VPMU_AMD_*`.
+   */
+  uint32_t interface;
+  /**
+   * Which of the events that mean the same everywhere can be counted, as in `struct vpmu_x86_config`, but 1: it
+   * can. The guest cannot be told: a counter of another one is lost, and reads as zero.
+   */
+  uint32_t events;
+  /**
+   * One of `VPMU_POLICY_*`.
+   */
+  uint32_t policy;
 };
 
 #ifdef __cplusplus
@@ -707,7 +741,7 @@ enum vpmu_status vpmu_partition_restore(struct vpmu_partition *pmu,
 enum vpmu_status vpmu_x86_config(uint8_t version, struct vpmu_x86_config *config);
 
 /**
- * Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
+ * Makes Intel's PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
  * no such policy.
  *
  * The functions of `host` may be called with its context until the PMU is
@@ -718,7 +752,8 @@ enum vpmu_status vpmu_x86_init(struct vpmu_x86 *pmu,
                                const struct vpmu_host *host);
 
 /**
- * What CPUID says of the PMU in leaves 01H, 07H (subleaf 1), 0AH and 23H. Any other leaf is zero.
+ * What CPUID says of the PMU: Intel's in leaves 01H, 07H (subleaf 1), 0AH and 23H, AMD's in 8000_0001H and
+ * 8000_0022H. Any other leaf is zero.
  */
 enum vpmu_status vpmu_x86_cpuid(struct vpmu_x86 *pmu,
                                 uint32_t leaf,
@@ -752,8 +787,8 @@ enum vpmu_outcome vpmu_x86_rdpmc(struct vpmu_x86 *pmu,
 enum vpmu_status vpmu_x86_overflow(struct vpmu_x86 *pmu, uint8_t counter, uint32_t what);
 
 /**
- * Whether a PMI is due; it is not any more. Deliver what LVTPC says, and set its mask bit. Ask after
- * each other call, and before the vCPU runs.
+ * Whether a PMI is due; it is not any more. Deliver what LVTPC says, and with Intel's PMU set its mask bit. Ask
+ * after each other call, and before the vCPU runs.
  */
 bool vpmu_x86_take_pmi(struct vpmu_x86 *pmu);
 
@@ -792,6 +827,17 @@ enum vpmu_status vpmu_x86_save(struct vpmu_x86 *pmu, uint8_t *buffer, size_t roo
  * Goes on from the `length` bytes at `buffer`, which a save has written.
  */
 enum vpmu_status vpmu_x86_restore(struct vpmu_x86 *pmu, const uint8_t *buffer, size_t length);
+
+/**
+ * Makes AMD's PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such interface, or
+ * no such policy.
+ *
+ * The functions of `host` may be called with its context until the PMU is
+ * used no more.
+ */
+enum vpmu_status vpmu_x86_init_amd(struct vpmu_x86 *pmu,
+                                   const struct vpmu_x86_amd_config *config,
+                                   const struct vpmu_host *host);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -17,6 +17,7 @@
 #![expect(unsafe_code, reason = "an interface for C")]
 #![cfg_attr(not(feature = "kvm"), no_std)]
 
+mod amd;
 mod arm;
 mod counter;
 mod host;
@@ -28,6 +29,7 @@ mod state;
 mod status;
 mod x86;
 
+pub use amd::*;
 pub use arm::*;
 pub use counter::*;
 pub use host::*;

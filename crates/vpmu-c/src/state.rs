@@ -36,7 +36,7 @@ macro_rules! bytes {
 }
 
 bytes!(arm::PmuState);
-bytes!(x86::intel::PmuState);
+bytes!(x86::PmuState);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 bytes!(vpmu_kvm::State);
 

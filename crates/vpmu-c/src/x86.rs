@@ -1,14 +1,16 @@
-//! Intel's architectural performance monitoring.
+//! The x86 PMU: Intel's architectural performance monitoring, or AMD's counters (`amd`).
 
-use vpmu::x86::intel::{Capability, Pmu, PmuConfig, PmuState, Version};
-use vpmu::x86::{EventFilter, Outcome, Ring};
+use vpmu::x86::intel::Version;
+use vpmu::x86::{
+    AnyPmu, Capability, CpuidLeaf, EventFilter, Outcome, PmuConfig, PmuState, Ring, intel,
+};
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
 use crate::host::Host;
 use crate::room::{self, Room};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
 
-/// What a guest is told about its x86 PMU (Intel SDM vol. 3B, section 20.2).
+/// What a guest is told about Intel's PMU (Intel SDM vol. 3B, section 20.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuX86Config {
@@ -32,8 +34,8 @@ pub struct VpmuX86Config {
     pub policy: u32,
 }
 
-/// One CPUID leaf. For leaves 1 and 7 only the bits that concern the PMU: set those, and clear the
-/// PMU's others (PDCM, DS, DTES64).
+/// One CPUID leaf. For leaves 1, 7 and 8000_0001H only the bits that concern the PMU: set those, and clear the
+/// PMU's others (PDCM, DS, DTES64; PerfCtrExtCore, PerfCtrExtNB, PerfCtrExtLLC, IBS).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuCpuid {
@@ -47,7 +49,7 @@ pub struct VpmuCpuid {
     pub edx: u32,
 }
 
-/// Room for one vCPU's x86 PMU.
+/// Room for one vCPU's x86 PMU, of either vendor.
 #[repr(C)]
 #[derive(Debug)]
 pub struct VpmuX86 {
@@ -56,7 +58,7 @@ pub struct VpmuX86 {
 
 #[derive(Debug)]
 pub(crate) struct X86 {
-    pmu: Pmu,
+    pmu: AnyPmu,
     host: Host,
 }
 
@@ -66,9 +68,9 @@ impl Room for VpmuX86 {
 }
 
 impl VpmuX86Config {
-    fn capability(&self) -> Option<Capability> {
+    fn capability(&self) -> Option<intel::Capability> {
         let version = Version::from_number(self.version).filter(|_| self.version <= 5)?;
-        Some(Capability {
+        Some(intel::Capability {
             general: self.general,
             general_width: self.general_width,
             fixed: self.fixed,
@@ -76,9 +78,39 @@ impl VpmuX86Config {
             events: self.events,
             pdcm: self.pdcm,
             full_width_writes: self.full_width_writes,
-            ..Capability::new(version)
+            ..intel::Capability::new(version)
         })
     }
+}
+
+/// Makes a PMU out of reset in `room`; `capability` is `None` where there can be no such PMU.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn init(
+    room: *mut VpmuX86,
+    capability: Option<Capability>,
+    policy_number: u32,
+    host: *const VpmuHost,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(host) = (unsafe { host.as_ref() }).and_then(Host::new) else {
+        return VpmuStatus::Misuse;
+    };
+    let made = capability.and_then(|capability| {
+        AnyPmu::new(PmuConfig {
+            capability,
+            filter: EventFilter::deny_listed(),
+            policy: policy(policy_number)?,
+        })
+        .ok()
+    });
+    let Some(pmu) = made else {
+        return VpmuStatus::Config;
+    };
+    // SAFETY: as the caller promises.
+    unsafe { room::fill(room, X86 { pmu, host }) }
 }
 
 /// Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version
@@ -96,7 +128,7 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
     let Some(known) = Version::from_number(version).filter(|_| version <= 5) else {
         return VpmuStatus::Config;
     };
-    let Capability {
+    let intel::Capability {
         general,
         general_width,
         fixed,
@@ -105,7 +137,7 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
         pdcm,
         full_width_writes,
         ..
-    } = Capability::new(known);
+    } = intel::Capability::new(known);
     *config = VpmuX86Config {
         version,
         general,
@@ -120,7 +152,7 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
     VpmuStatus::Ok
 }
 
-/// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
+/// Makes Intel's PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: there is no such PMU, or
 /// no such policy.
 ///
 /// # Safety
@@ -134,28 +166,16 @@ pub unsafe extern "C" fn vpmu_x86_init(
     host: *const VpmuHost,
 ) -> VpmuStatus {
     // SAFETY: as the caller promises.
-    let (Some(config), Some(host)) = (unsafe { (config.as_ref(), host.as_ref()) }) else {
+    let Some(config) = (unsafe { config.as_ref() }) else {
         return VpmuStatus::Misuse;
     };
-    let Some(host) = Host::new(host) else {
-        return VpmuStatus::Misuse;
-    };
-    let made = config.capability().and_then(|capability| {
-        Pmu::new(PmuConfig {
-            capability,
-            filter: EventFilter::deny_listed(),
-            policy: policy(config.policy)?,
-        })
-        .ok()
-    });
-    let Some(made) = made else {
-        return VpmuStatus::Config;
-    };
+    let capability = config.capability().map(Into::into);
     // SAFETY: as the caller promises.
-    unsafe { room::fill(pmu, X86 { pmu: made, host }) }
+    unsafe { init(pmu, capability, config.policy, host) }
 }
 
-/// What CPUID says of the PMU in leaves 01H, 07H (subleaf 1), 0AH and 23H. Any other leaf is zero.
+/// What CPUID says of the PMU: Intel's in leaves 01H, 07H (subleaf 1), 0AH and 23H, AMD's in 8000_0001H and
+/// 8000_0022H. Any other leaf is zero.
 ///
 /// # Safety
 ///
@@ -171,26 +191,21 @@ pub unsafe extern "C" fn vpmu_x86_cpuid(
     let (Some(x86), Some(answer)) = (unsafe { (room::value(pmu), room::out(answer)) }) else {
         return VpmuStatus::Misuse;
     };
-    let capability = x86.pmu.capability();
-    *answer = VpmuCpuid::default();
-    match (leaf, subleaf) {
-        (0x01, _) => answer.ecx = capability.leaf_01_ecx(),
-        (0x07, 1) => answer.eax = capability.leaf_07_1_eax(),
-        (0x0a, _) | (0x23, _) => {
-            let leaf = if leaf == 0x0a {
-                capability.leaf_0a()
-            } else {
-                capability.leaf_23(subleaf)
-            };
-            *answer = VpmuCpuid {
-                eax: leaf.eax,
-                ebx: leaf.ebx,
-                ecx: leaf.ecx,
-                edx: leaf.edx,
-            };
-        }
-        _ => {}
-    }
+    let with = |eax, ecx| CpuidLeaf {
+        eax,
+        ecx,
+        ..CpuidLeaf::default()
+    };
+    let CpuidLeaf { eax, ebx, ecx, edx } = match (x86.pmu.capability(), leaf, subleaf) {
+        (Capability::Intel(intel), 0x01, _) => with(0, intel.leaf_01_ecx()),
+        (Capability::Intel(intel), 0x07, 1) => with(intel.leaf_07_1_eax(), 0),
+        (Capability::Intel(intel), 0x0a, _) => intel.leaf_0a(),
+        (Capability::Intel(intel), 0x23, _) => intel.leaf_23(subleaf),
+        (Capability::Amd(amd), 0x8000_0001, _) => with(0, amd.leaf_8000_0001_ecx()),
+        (Capability::Amd(amd), 0x8000_0022, _) => amd.leaf_8000_0022(),
+        _ => CpuidLeaf::default(),
+    };
+    *answer = VpmuCpuid { eax, ebx, ecx, edx };
     VpmuStatus::Ok
 }
 
@@ -202,7 +217,7 @@ pub unsafe extern "C" fn vpmu_x86_cpuid(
 unsafe fn access(
     pmu: *mut VpmuX86,
     value: *mut u64,
-    perform: impl FnOnce(&mut Pmu, &mut Host) -> Outcome,
+    perform: impl FnOnce(&mut AnyPmu, &mut Host) -> Outcome,
 ) -> VpmuOutcome {
     // SAFETY: as the caller promises.
     let (Some(x86), Some(value)) = (unsafe { (room::value(pmu), room::out(value)) }) else {
@@ -284,8 +299,8 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
     }
 }
 
-/// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and set its mask bit. Ask after
-/// each other call, and before the vCPU runs.
+/// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and with Intel's PMU set its mask bit. Ask
+/// after each other call, and before the vCPU runs.
 ///
 /// # Safety
 ///

@@ -17,6 +17,7 @@ fn the_header_is_up_to_date() {
         "state",
         "status",
         "x86",
+        "amd",
     ] {
         let source = folder.join("src").join(source).with_extension("rs");
         if source.exists() {

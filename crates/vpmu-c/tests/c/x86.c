@@ -1,4 +1,4 @@
-/* A guest samples every 1000 instructions; the host is an array of numbers. */
+/* A guest samples every 1000 instructions, with Intel's PMU and with AMD's; the host is an array of numbers. */
 #include <stdio.h>
 #include <string.h>
 
@@ -70,6 +70,56 @@ static void host_release(void *context, uint8_t counter)
 
 	host->calls++;
 	host->running &= ~(1u << counter);
+}
+
+/* AMD's PMU: the same calls, other registers. */
+static int amd(struct host *state, const struct vpmu_host *host, const void *intels, size_t size)
+{
+	struct vpmu_x86_amd_config config = {
+		.interface = VPMU_AMD_V2 + 1,
+		.events = 0xffffffff,
+		.policy = VPMU_POLICY_REUSE_PAUSED,
+	};
+	struct vpmu_x86 pmu, other;
+	struct vpmu_cpuid leaf;
+	unsigned char saved[VPMU_STATE_SIZE];
+	size_t length = 0;
+	uint64_t value = 0;
+
+	CHECK(vpmu_x86_init_amd(&pmu, NULL, host) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_x86_init_amd(&pmu, &config, host) == VPMU_STATUS_CONFIG);
+	config.interface = VPMU_AMD_V2;
+	CHECK(vpmu_x86_init_amd(&other, &config, host) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_cpuid(&other, 0x80000022, 0, &leaf) == VPMU_STATUS_OK);
+	CHECK(leaf.eax == 1 && leaf.ebx == 6);
+	config.interface = VPMU_AMD_CORE;
+	CHECK(vpmu_x86_init_amd(&pmu, &config, host) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_cpuid(&pmu, 0x80000001, 0, &leaf) == VPMU_STATUS_OK);
+	CHECK(leaf.ecx == 1u << 23);
+	CHECK(vpmu_x86_cpuid(&pmu, 0x0a, 0, &leaf) == VPMU_STATUS_OK && leaf.eax == 0);
+	/* Neither Intel's registers nor those of a newer interface. */
+	CHECK(vpmu_x86_rdmsr(&pmu, 0x38f, &value) == VPMU_OUTCOME_NOT_HANDLED);
+	CHECK(vpmu_x86_rdmsr(&pmu, 0xc0000301, &value) == VPMU_OUTCOME_GENERAL_PROTECTION);
+
+	/* EN, INT, OS, USR, instructions; 1000 to go. */
+	CHECK(vpmu_x86_wrmsr(&pmu, 0xc0010201, (1ull << 48) - 1000) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0xc0010200, 0x005300c0) == VPMU_OUTCOME_DONE);
+	CHECK(state->running == 1 && state->periods[0] == 1000);
+	CHECK(state->events[0].kind == VPMU_EVENT_X86_AMD && state->events[0].number == 0xc0);
+	state->totals[0] = 1000;
+	CHECK(vpmu_x86_overflow(&pmu, 0, VPMU_REPORT_DUE) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_take_pmi(&pmu));
+	CHECK(vpmu_x86_rdpmc(&pmu, 0, false, false, &value) == VPMU_OUTCOME_VALUE && value == 0);
+	CHECK(vpmu_x86_rdpmc(&pmu, 6, false, false, &value) == VPMU_OUTCOME_GENERAL_PROTECTION);
+
+	/* A snapshot goes on elsewhere, but not as another vendor's or interface's. */
+	CHECK(vpmu_x86_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_restore(&pmu, intels, size) == VPMU_STATUS_STATE);
+	CHECK(vpmu_x86_restore(&other, saved, length) == VPMU_STATUS_STATE);
+	CHECK(vpmu_x86_reset(&pmu) == VPMU_STATUS_OK && state->running == 0);
+	CHECK(vpmu_x86_restore(&pmu, saved, length) == VPMU_STATUS_OK && state->running == 1);
+	CHECK(vpmu_x86_reset(&pmu) == VPMU_STATUS_OK && state->running == 0);
+	return 0;
 }
 
 int main(void)
@@ -146,5 +196,6 @@ int main(void)
 	CHECK(vpmu_x86_restore(&other, saved, length) == VPMU_STATUS_OK);
 	CHECK(vpmu_x86_rdmsr(&other, 0x186, &value) == VPMU_OUTCOME_VALUE && value == 0x005300c0);
 	CHECK(vpmu_x86_reset(&other) == VPMU_STATUS_OK && state.running == 0);
-	return 0;
+	CHECK(vpmu_x86_reset(&pmu) == VPMU_STATUS_OK);
+	return amd(&state, &host, saved, length);
 }
