@@ -58,7 +58,8 @@ pub(crate) fn run(
         }
         return Ok(ExitCode::SUCCESS);
     };
-    if let Some(warning) = table::no_pmu(&run) {
+    let warnings = [table::no_pmu(&run), table::lost_counters(&run)];
+    for warning in warnings.into_iter().flatten() {
         eprintln!("vpmu: {warning}");
     }
     let status = u8::try_from(run.status).unwrap_or(u8::MAX);

@@ -137,6 +137,7 @@ fn combine(
         reads: f(a.reads, b.reads),
         releases: f(a.releases, b.releases),
         lost: f(a.lost, b.lost),
+        unsupported: f(a.unsupported, b.unsupported),
         reports: f(a.reports, b.reports),
         spurious_reports: f(a.spurious_reports, b.spurious_reports),
     }

@@ -54,6 +54,9 @@ pub struct VmmSpan {
     /// What was asked of the host's events, by kind: `create`, `pause`.
     #[serde(default)]
     pub host_operations: BTreeMap<String, u64>,
+    /// How often a counter of the guest was to count what the host cannot count: it stood still.
+    #[serde(default)]
+    pub lost: u64,
     /// Everything else it says.
     #[serde(flatten)]
     pub more: BTreeMap<String, serde_json::Value>,

@@ -28,7 +28,7 @@ pub(super) fn to_json(statistics: &Statistics) -> Value {
         "masked_pmis": statistics.masked_pmis,
         "exits": exits,
         "host_operations": host,
-        "lost": calls.lost,
+        "lost": calls.lost + calls.unsupported,
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
         "deadline": statistics.deadline,
@@ -46,9 +46,11 @@ mod tests {
         statistics.count(Exit::MsrRead(0x38e));
         statistics.pmis = 3;
         statistics.host.reads = 2;
+        (statistics.host.lost, statistics.host.unsupported) = (1, 4);
         let json = to_json(&statistics);
         assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
         assert_eq!(json["pmis"], 3);
         assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
+        assert_eq!(json["lost"], 5, "whoever knew");
     }
 }

@@ -159,6 +159,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
             ));
         }
         warnings.extend(no_pmu(run));
+        warnings.extend(lost_counters(run));
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
                 "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
@@ -205,6 +206,27 @@ pub fn no_pmu(run: &Run) -> Option<String> {
     };
     Some(format!(
         "{}: the guest's kernel found no PMU, so only software events count ({why})",
+        run.design()
+    ))
+}
+
+/// Returns a sentence for a guest with counters that stood still, with the reason and the option that mends it.
+pub fn lost_counters(run: &Run) -> Option<String> {
+    let vmm = run.vmm.as_ref()?;
+    let count = vmm.measured.as_ref().map_or(0, |span| span.lost);
+    if count == 0 {
+        return None;
+    }
+    let why = match vmm.backing.as_deref() {
+        Some("clock") => {
+            "only cycles of all rings have a clock to count them; \
+             --vmm-arg=--approximate-instructions counts instructions and branches as cycles"
+        }
+        _ => "the host's counters lack it, or are taken",
+    };
+    Some(format!(
+        "{}: {count} times the guest asked for an event that the host could not count, and its counter \
+         stood still ({why})",
         run.design()
     ))
 }
@@ -295,6 +317,19 @@ mod tests {
             "partitioned  irq:pmu 1000, hvc 3 (1.00 for each PMI are the PMU's)\n"
         );
         assert!(warnings(&rows).is_empty());
+    }
+
+    #[test]
+    fn counters_that_stood_still_are_told() {
+        let vmm = r#"{"policy":"paused","backing":"clock","general":6,
+            "measured":{"pmis":0,"exits":{},"lost":3},"total":{"pmis":0,"exits":{},"lost":3}}"#;
+        let mut row = row(Pmu::Emulated, 1.0);
+        row.run.vmm = Some(serde_json::from_str(vmm).unwrap());
+        let text = warnings(&[row]).join("\n");
+        assert!(
+            text.contains("3 times") && text.contains("--approximate-instructions"),
+            "{text}"
+        );
     }
 
     #[test]

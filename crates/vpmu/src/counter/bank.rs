@@ -125,7 +125,10 @@ pub(crate) trait Model {
 
         for n in self.wanted() - self.bank().hosted.running() {
             let started = match self.unsupported(n) {
-                Some(reason) => Err(reason),
+                Some(reason) => {
+                    count(&mut self.bank_mut().hosted.statistics_mut().unsupported);
+                    Err(reason)
+                }
                 None => {
                     let (event, due) = (self.event(n), self.due(n));
                     self.bank_mut().hosted.start(n, event, due, host)

@@ -15,6 +15,9 @@ pub struct Statistics {
     pub releases: u64,
     /// How many of the creates failed: each is a stretch of guest counting that was lost.
     pub lost: u64,
+    /// How often a counter was to count what its PMU knows that nobody can count: the host was not asked. Each is a
+    /// stretch of guest counting that was lost, too.
+    pub unsupported: u64,
     /// Overflow reports from the host.
     pub reports: u64,
     /// Reports that found no overflow: early, stray, or overtaken by the guest's own look.

@@ -195,6 +195,7 @@ fn an_event_that_is_not_backed_is_lost_without_asking() {
     let lost = Some(CounterState::Lost(Lost::Unsupported));
     assert_eq!(guest.pmu.counter_state(0), lost);
     assert_eq!(guest.host.calls(), []);
+    assert_eq!(guest.pmu.statistics().unsupported, 1, "no loss is silent");
     guest.write(Msr::Ctl(0), SAMPLE | CYCLES);
     assert_eq!(guest.pmu.counter_state(0), Some(CounterState::Counting));
 }
