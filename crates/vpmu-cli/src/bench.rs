@@ -53,7 +53,7 @@ pub(crate) fn bench(
         report.write(path)?;
     }
     if let Some(path) = markdown {
-        let page = page_of(bench.name, &bench.page, &report.json())?;
+        let page = page_of(bench.name, &bench.page, &report.json(), None)?;
         write_whole(path, page.as_bytes())?;
     }
     print(&format!("{}\n", table::bench(report.rows())))?;

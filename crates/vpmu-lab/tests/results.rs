@@ -1,6 +1,7 @@
 //! The pages in `docs/results` are what their JSON says.
 //!
-//! After `vpmu bench NAME --json docs/results/NAME.json`:
+//! After `vpmu bench NAME --json docs/results/NAME.json`, or `vpmu bench NAME --model amd --json
+//! docs/results/NAME-amd.json`:
 //!
 //! ```sh
 //! UPDATE_RESULTS=1 cargo test -p vpmu-lab --test results
@@ -22,7 +23,8 @@ fn each_page_is_made_of_its_json() {
         let Ok(json) = fs::read(file("json")) else {
             continue;
         };
-        let text = markdown(bench.name, &bench.page, &json).unwrap();
+        let amd = fs::read(folder.join(format!("{}-amd.json", bench.name))).ok();
+        let text = markdown(bench.name, &bench.page, &json, amd.as_deref()).unwrap();
         if update {
             fs::write(file("md"), &text).unwrap();
         }
@@ -43,7 +45,8 @@ fn each_result_is_a_bench_s() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
     for entry in fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
-        let stem = path.file_stem().unwrap();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let stem = stem.strip_suffix("-amd").unwrap_or(stem);
         assert!(
             BENCHES.iter().any(|bench| stem == bench.name),
             "{}",

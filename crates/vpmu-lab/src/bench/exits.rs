@@ -16,7 +16,7 @@ use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
-use crate::spec::design::Policy;
+use crate::spec::design::{Model, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "exits",
@@ -98,7 +98,14 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         &[],
         ONE_EVENT,
     )?;
-    let published = runs.iter().flat_map(|row| published_layout(&row.run));
+    // AMD's registers are others.
+    let registers = match context.model {
+        Model::Auto | Model::Intel => &PUBLISHED_MSRS[..],
+        Model::Amd | Model::AmdV2 => &[],
+    };
+    let published = runs
+        .iter()
+        .flat_map(|row| published_layout(&row.run, registers));
     let each = one_event.iter().flat_map(|row| per_pmi(&row.run));
     Ok(published.chain(each).collect())
 }
@@ -158,7 +165,8 @@ fn per_pmi(run: &Run) -> Vec<Row> {
     rows
 }
 
-fn published_layout(run: &Run) -> Vec<Row> {
+/// Returns the exits of a session, `registers` with their published counts first.
+fn published_layout(run: &Run, registers: &[(&str, u64)]) -> Vec<Row> {
     let mode = mode(run.design());
     let row = |figure: String, measured: Option<u64>, published: Option<u64>| Row {
         figure,
@@ -184,13 +192,13 @@ fn published_layout(run: &Run) -> Vec<Row> {
             rows.push(row(format!("exits:{kind}"), Some(count), None));
         }
     }
-    for (register, published) in PUBLISHED_MSRS {
+    for &(register, published) in registers {
         let count = trapped.get(register).copied().unwrap_or(0);
         let measured = (!is_kept(register)).then_some(count);
         rows.push(row(register.to_owned(), measured, Some(published)));
     }
     for (register, &count) in trapped.iter().filter(|(kind, _)| kind.starts_with("msr:")) {
-        if !PUBLISHED_MSRS.iter().any(|(name, _)| name == register) {
+        if !registers.iter().any(|(name, _)| name == register) {
             rows.push(row(register.clone(), Some(count), None));
         }
     }

@@ -41,37 +41,52 @@ struct Figure {
     unit: String,
 }
 
-/// Returns the page of `bench`, with the figures in `json`.
+/// Returns the page of `bench`, with the figures in `json` and behind them those of `--model amd` in `amd`.
 ///
 /// # Errors
 ///
-/// When `json` is not what `vpmu bench --json` writes.
-pub fn markdown(bench: &str, page: &Page, json: &[u8]) -> Result<String> {
-    let figures: Figures = serde_json::from_slice(json)
-        .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
+/// When either is not what `vpmu bench --json` writes.
+pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Result<String> {
+    let (files, of_them) = match amd {
+        Some(_) => (format!("{bench}.json and {bench}-amd.json"), "none"),
+        None => (format!("{bench}.json"), "neither"),
+    };
     let mut text = format!(
-        "# {}\n\n<!-- Made of {bench}.json by tests/results.rs of vpmu-lab: edit neither by hand. -->\n\n{}",
+        "# {}\n\n<!-- Made of {files} by tests/results.rs of vpmu-lab: edit {of_them} by hand. -->\n\n{}",
         page.title, page.intro
     );
-    for group in page.groups {
-        let rows: Vec<(&str, &Figure)> = figures
-            .rows
-            .iter()
-            .filter(|row| page.group_of(&row.figure).suffix == group.suffix)
-            .map(|row| {
-                let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
-                (name, row)
-            })
-            .collect();
-        if !rows.is_empty() {
-            text += &format!("\n## {}\n", group.heading);
-            text += &tables(&rows);
-        }
+    text += &page.figures(json, "##")?;
+    if let Some(amd) = amd {
+        text += "\n## AMD's PMU (`--model amd`)\n";
+        text += &page.figures(amd, "###")?;
     }
     Ok(text)
 }
 
 impl Page {
+    /// Writes the groups under headings that begin with `level`.
+    fn figures(&self, json: &[u8], level: &str) -> Result<String> {
+        let figures: Figures = serde_json::from_slice(json)
+            .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
+        let mut text = String::new();
+        for group in self.groups {
+            let rows: Vec<(&str, &Figure)> = figures
+                .rows
+                .iter()
+                .filter(|row| self.group_of(&row.figure).suffix == group.suffix)
+                .map(|row| {
+                    let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
+                    (name, row)
+                })
+                .collect();
+            if !rows.is_empty() {
+                text += &format!("\n{level} {}\n", group.heading);
+                text += &tables(&rows);
+            }
+        }
+        Ok(text)
+    }
+
     fn group_of(&self, figure: &str) -> &Group {
         self.groups
             .iter()
@@ -200,7 +215,7 @@ mod tests {
 
     #[test]
     fn figures_are_in_tables() {
-        let text = markdown("b", &PAGE, JSON.as_bytes()).unwrap();
+        let text = markdown("b", &PAGE, JSON.as_bytes(), None).unwrap();
         let (_, body) = text.split_once("Intro.\n").unwrap();
         let expected = "
 ## Busy
@@ -224,6 +239,24 @@ mod tests {
     }
 
     #[test]
+    fn amds_figures_stand_behind_intels() {
+        let json = JSON.as_bytes();
+        let (one, both) = (
+            markdown("b", &PAGE, json, None),
+            markdown("b", &PAGE, json, Some(json)),
+        );
+        let (one, both) = (one.unwrap(), both.unwrap());
+        assert!(both.contains("b.json and b-amd.json"));
+        let tables = |text: &str| text.matches("| `exits` |").count();
+        assert_eq!((tables(&one), tables(&both)), (2, 4));
+        assert!(
+            both.contains("\n## AMD's PMU (`--model amd`)\n\n### Busy\n"),
+            "{both}"
+        );
+        assert!(markdown("b", &PAGE, json, Some(b"{}")).is_err());
+    }
+
+    #[test]
     fn numbers_are_grouped() {
         for (value, text) in [
             (0.0, "0"),
@@ -239,6 +272,6 @@ mod tests {
 
     #[test]
     fn what_is_no_result_is_refused() {
-        assert!(markdown("b", &PAGE, b"{}").is_err());
+        assert!(markdown("b", &PAGE, b"{}", None).is_err());
     }
 }
