@@ -4,8 +4,14 @@
 //! called. And nothing may panic.
 #![no_main]
 
+#[path = "../../crates/vpmu/tests/x86/guest.rs"]
+#[expect(dead_code, reason = "the tests use more of it")]
+mod guest;
 #[path = "../../crates/vpmu/tests/x86/pair.rs"]
 mod pair;
+#[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
+#[expect(dead_code, reason = "AMD's counters have no records")]
+mod pebs_reference;
 #[path = "../../crates/vpmu/tests/x86/amd/reference.rs"]
 mod reference;
 #[path = "steps.rs"]

@@ -21,6 +21,7 @@ use core::hint::black_box;
 use core::num::NonZeroU64;
 
 use vpmu::counter::{CounterHost, CounterSet, Events, Lost};
+use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Place};
 
 /// A host that may answer anything.
 pub struct Host;
@@ -49,6 +50,9 @@ impl<E> CounterHost<E> for Host {
         *totals = black_box([u64::from(counters.bits()); 32]);
         black_box(true)
     }
+    fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
+        Some(black_box(self))
+    }
     fn reports_promptly(&self) -> bool {
         black_box(true)
     }
@@ -60,6 +64,26 @@ impl<E> CounterHost<E> for Host {
     }
     fn deficit(&self, counter: u8) -> Option<Lost> {
         black_box((counter != 0).then_some(Lost::Multiplexed))
+    }
+}
+
+impl pebs::Guest for Host {
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        black_box((address, bytes));
+        black_box(Ok(()))
+    }
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        black_box((address, bytes));
+        black_box(Ok(()))
+    }
+    fn place(&mut self) -> Result<Place, Fault> {
+        black_box(Err(Fault))
+    }
+    fn general(&mut self) -> Result<GeneralRegisters, Fault> {
+        black_box(Ok(GeneralRegisters::default()))
+    }
+    fn xmm(&mut self) -> Result<[u128; 16], Fault> {
+        black_box(Ok([0; 16]))
     }
 }
 

@@ -4,7 +4,7 @@ use vpmu::counter::{CounterState, Report, Statistics};
 use vpmu::x86::intel::{ConfigError, Msr, Pmu};
 use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent,
-    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel,
+    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel, pebs,
 };
 
 use crate::{Host, Watch};
@@ -121,6 +121,11 @@ pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, Capabilit
 }
 
 #[unsafe(no_mangle)]
+pub fn x86_pebs(pmu: &Watched, capability: &intel::Capability) -> (pebs::Statistics, u64) {
+    (pmu.pebs_statistics(), capability.misc_enable())
+}
+
+#[unsafe(no_mangle)]
 pub fn x86_cpuid(capability: &intel::Capability, subleaf: u32) -> [CpuidLeaf; 2] {
     [capability.leaf_0a(), capability.leaf_23(subleaf)]
 }
@@ -145,7 +150,7 @@ pub fn x86_capability(capability: &intel::Capability, n: u8) -> [u64; 9] {
         capability.ovf_ctrl_reserved(),
         capability.status_set_reserved(),
         capability.debugctl_reserved(),
-        u64::from(capability.leaf_01_ecx() | capability.leaf_07_1_eax()),
+        u64::from(capability.leaf_01_ecx() | capability.leaf_01_edx() | capability.leaf_07_1_eax()),
     ]
 }
 

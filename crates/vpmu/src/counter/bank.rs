@@ -108,6 +108,11 @@ pub(crate) trait Model {
     /// `n`, which exists, counts `events` more, which are not 0. Answers whether it overflows.
     fn advance(&mut self, n: u8, events: u64) -> bool;
 
+    /// Does what an overflow asks for beyond the registers, as soon as counts have been taken.
+    fn follow_up<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        let _ = host;
+    }
+
     /// Brings the host to what the registers say. Does nothing where nothing changed.
     fn apply<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
         self.stop_unwanted(host);
@@ -152,6 +157,7 @@ pub(crate) trait Model {
             let counted = self.bank_mut().hosted.take_owed(n);
             self.take(n, counted);
         }
+        self.follow_up(host);
     }
 
     /// Counters for which a host event is to run.
@@ -198,12 +204,14 @@ pub(crate) trait Model {
             let counted = self.bank_mut().hosted.collect(n, host);
             self.take(n, counted);
         }
+        self.follow_up(host);
     }
 
     /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
     fn look<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
         let counted = self.bank_mut().hosted.read(n, host);
         self.take(n, counted);
+        self.follow_up(host);
     }
 
     /// The host has counted so many events for `n`. Answers whether it overflows.
@@ -227,6 +235,7 @@ pub(crate) trait Model {
         if !self.take(n, counted) {
             count(&mut self.bank_mut().hosted.statistics_mut().spurious_reports);
         }
+        self.follow_up(host);
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);
         if report == Report::Due && self.implemented().contains(n) && due.is_some() && due != asked

@@ -76,6 +76,12 @@ pub trait CounterHost<E> {
         false
     }
 
+    /// The guest's memory and registers, for a PMU that writes records ([`x86::pebs`](crate::x86::pebs)). `None`: this
+    /// host cannot show them, and every record is lost.
+    fn pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Guest> {
+        None
+    }
+
     /// Whether every report that is due has been handed to the PMU before the guest's next access
     /// is: a signal to the vCPU's own thread, say, that is looked for at every exit. Then a counter
     /// that has been asked for a report, and has not made it, has not got there, and an overflow

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use super::{ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel};
+use super::{ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel, pebs};
 use crate::counter::{CounterHost, CounterState, Events, Report, Statistics};
 
 /// What a guest is told about its PMU.
@@ -230,6 +230,11 @@ impl<V: Events> AnyPmu<V> {
     /// How often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
         each!(self, pmu => pmu.statistics())
+    }
+
+    /// What became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
+    pub const fn pebs_statistics(&self) -> pebs::Statistics {
+        each!(self, pmu => pmu.pebs_statistics())
     }
 
     /// What `counter` is doing; `None` if there is no such counter.

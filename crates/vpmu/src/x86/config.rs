@@ -47,8 +47,19 @@ impl CounterConfig {
         Some(raw)
     }
 
-    /// The architectural event that is counted as it is, with no condition on it.
+    /// The architectural event that is counted as it is, with no condition on it. Cycles in which less than 16
+    /// of Intel's instructions retire are all cycles, as no processor retires more: so Linux names them for PEBS.
     pub const fn architectural(&self) -> Option<ArchEvent> {
+        if let EventKind::General {
+            select: 0xc0,
+            umask: 0,
+        } = self.event
+            && self.invert
+            && !self.edge
+            && self.threshold >= 16
+        {
+            return Some(ArchEvent::CoreCycles);
+        }
         if self.edge || self.invert || self.threshold != 0 {
             return None;
         }

@@ -10,6 +10,7 @@ mod any;
 mod config;
 mod filter;
 pub mod intel;
+pub mod pebs;
 mod pmu;
 mod registers;
 mod select;

@@ -1,12 +1,12 @@
 //! One vCPU's PMU: what the models of Intel and AMD have in common, which is all but the registers.
 
-use core::num::NonZeroU64;
+mod model;
 
 pub use super::registers::PmuConfig;
 pub(crate) use super::registers::{Control, Registers};
-use super::{ArchEvent, CounterConfig, EventFilter, Outcome, Ring};
+use super::{ArchEvent, CounterConfig, EventFilter, Outcome, Ring, pebs};
 use crate::counter::{
-    Bank, CounterHost, CounterSet, CounterState, Events, FAR, Lost, Model, Report, Statistics,
+    Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics,
 };
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
@@ -28,6 +28,11 @@ pub struct Pmu<R: Registers, V = ()> {
     enabled: CounterSet,
     /// Counters that ask for an interrupt.
     pub(super) interrupting: CounterSet,
+    /// Counters that ask for a PEBS record, and so for no interrupt of their own.
+    recording: CounterSet,
+    /// Those of them that have overflowed and wait for it: none between two calls.
+    pub(super) unrecorded: CounterSet,
+    pub(super) pebs: pebs::Statistics,
 }
 
 impl<R: Registers, V: Events> Pmu<R, V> {
@@ -41,6 +46,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             pmi_due: false,
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
+            recording: CounterSet::EMPTY,
+            unrecorded: CounterSet::EMPTY,
+            pebs: pebs::Statistics::default(),
         };
         pmu.classify(pmu.implemented());
         pmu
@@ -82,7 +90,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
-        self.settle_freeze(host);
+        self.settle_acting(host);
         let written = R::write(self, msr, value, host);
         self.apply(host);
         match written {
@@ -137,7 +145,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         ring: Ring,
         host: &mut H,
     ) -> bool {
-        self.settle_freeze(host);
+        self.settle_acting(host);
         let mut concerned = CounterSet::EMPTY;
         for n in self.enabled() & self.bank.countable {
             let config = self.event(n);
@@ -148,10 +156,11 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         }
         if !concerned.is_empty() {
             // Only a counter whose report must move has to be read for it.
-            self.settle(concerned & self.interrupting, host);
+            self.settle(concerned & self.reported(), host);
             for n in concerned {
                 self.take(n, times);
             }
+            self.follow_up(host);
             self.apply(host);
         }
         self.pmi_due
@@ -210,7 +219,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Changes which events the guest may count, from now on: what was counted stays counted.
     pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
-        self.settle_freeze(host);
+        self.settle_acting(host);
         self.filter = filter;
         self.classify(self.implemented());
         self.apply(host);
@@ -239,7 +248,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// RDMSR or RDPMC of counter `n`, which exists.
     pub(super) fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
-        self.settle_freeze(host);
+        self.settle_acting(host);
         self.look(n, host);
         self.apply(host);
         self.bank.counters[n].value
@@ -275,9 +284,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             if before != after {
                 changed.insert(n);
             }
-            let interrupts = after.interrupts;
             if (Control {
-                interrupts,
+                interrupts: after.interrupts,
+                records: after.records,
                 ..before
             }) != after
             {
@@ -308,8 +317,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Counters' bits in the global status register, as far as they may be of interest for the first time.
     pub(super) fn status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> CounterSet {
-        // A counter whose bit is set already cannot change anything.
-        let clear = self.implemented() - self.overflowed;
+        // A counter whose bit is set already cannot change anything, unless it has another one set.
+        let clear = (self.implemented() - self.overflowed) | self.recording;
         self.settle(self.bank.hosted.in_doubt(clear, host), host);
         self.apply(host);
         self.overflowed
@@ -344,95 +353,41 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             let control = self.registers.control(n);
             let counts = control.event.user || control.event.kernel;
             self.enabled.put(n, control.on && counts);
-            self.interrupting.put(n, control.interrupts);
+            self.interrupting
+                .put(n, control.interrupts && !control.records);
+            self.recording.put(n, control.records);
         }
         self.reclassify(counters);
     }
 
-    /// An overflow that stops all counters must be known before anything that comes after it.
-    pub(super) fn settle_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+    /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes
+    /// after it.
+    pub(super) fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let mut acting = self.recording;
         if self.registers.freezes() {
-            self.settle(self.bank.hosted.in_doubt(self.interrupting, host), host);
+            acting |= self.interrupting;
         }
+        self.settle(self.bank.hosted.in_doubt(acting, host), host);
+    }
+
+    /// Counters whose overflow somebody waits for.
+    pub(super) fn reported(&self) -> CounterSet {
+        self.interrupting | self.recording
+    }
+
+    /// An interrupt is requested. The request, not its delivery, stops the counters if the guest wants that (SDM
+    /// 19.4.7): LVTPC may be masked.
+    pub(super) fn request_pmi(&mut self) {
+        self.pmi_due = true;
+        self.registers.freeze();
     }
 
     /// Looks at the counters whose overflow the host has not been asked to report.
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        for n in self.interrupting & self.overflowed {
+        for n in self.interrupting & self.overflowed | self.recording {
             if self.bank.hosted.armed(n).is_none() {
                 self.settle(CounterSet::of(n), host);
             }
         }
-    }
-}
-
-impl<R: Registers, V: Events> Model for Pmu<R, V> {
-    type Event = CounterConfig;
-
-    fn bank(&self) -> &Bank<CounterConfig> {
-        &self.bank
-    }
-
-    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
-        &mut self.bank
-    }
-
-    fn observer(&mut self) -> &mut impl Events {
-        &mut self.events
-    }
-
-    fn implemented(&self) -> CounterSet {
-        self.registers.counters()
-    }
-
-    fn enabled(&self) -> CounterSet {
-        self.registers.gate() & self.enabled
-    }
-
-    fn event(&self, n: u8) -> CounterConfig {
-        self.registers.control(n).event
-    }
-
-    fn is_countable(&self, n: u8) -> bool {
-        self.filter.allows(self.event(n).event)
-    }
-
-    fn unsupported(&self, n: u8) -> Option<Lost> {
-        self.registers.control(n).unsupported
-    }
-
-    /// 1 to 2^63 events.
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
-        if !self.interrupting.contains(n) {
-            return None;
-        }
-        let mask = self.registers.counter_mask(n);
-        let distance = (mask - self.bank.counters[n].value).wrapping_add(1);
-        // A counter that has just overflowed is about to be written by the guest's handler. Asking
-        // the host for what nobody expects would be a call for each PMI: the end of a slice looks at
-        // it, which is soon enough.
-        let unexpected = self.overflowed.contains(n) && distance >= FAR;
-        NonZeroU64::new(distance).filter(|_| !unexpected)
-    }
-
-    fn advance(&mut self, n: u8, events: u64) -> bool {
-        let mask = self.registers.counter_mask(n);
-        let counter = &mut self.bank.counters[n];
-        let room = mask - counter.value;
-        counter.value = counter.value.wrapping_add(events) & mask;
-        let overflows = events > room;
-        if overflows {
-            self.overflowed.insert(n);
-            self.events.overflowed(n);
-            // What was counted was counted while `n` was enabled and under the controls that are
-            // still here: every change of them settles first.
-            if self.interrupting.contains(n) {
-                // The request, not its delivery, stops the counters if the guest wants that (SDM
-                // 19.4.7): LVTPC may be masked.
-                self.pmi_due = true;
-                self.registers.freeze();
-            }
-        }
-        overflows
     }
 }

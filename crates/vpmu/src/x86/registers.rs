@@ -35,6 +35,8 @@ pub struct Control {
     pub(super) on: bool,
     /// Asks for an interrupt when it overflows.
     pub(super) interrupts: bool,
+    /// Asks for a PEBS record when it overflows, in place of an interrupt.
+    pub(super) records: bool,
     /// Why no host can count it.
     pub(super) unsupported: Option<Lost>,
 }
@@ -83,13 +85,18 @@ pub trait Registers: Clone {
     /// Counters that the global registers let count.
     fn gate(&self) -> CounterSet;
 
-    /// Whether an overflow with an interrupt stops all counters.
+    /// Whether the request of an interrupt stops all counters.
     fn freezes(&self) -> bool {
         false
     }
 
-    /// Stops all counters, if that is wanted of an overflow with an interrupt.
+    /// Stops all counters, if that is wanted of the request of an interrupt.
     fn freeze(&mut self) {}
+
+    /// Writes the PEBS records of the overflows that wait for one.
+    fn record<V: Events, H: CounterHost<CounterConfig>>(pmu: &mut Pmu<Self, V>, host: &mut H) {
+        let _ = (pmu, host);
+    }
 
     /// Whether the guest sees who has overflowed, until it clears that by itself.
     fn has_status(&self) -> bool {

@@ -3,10 +3,13 @@
 
 mod amd;
 mod behaviour;
+mod guest;
 mod host_calls;
 mod model;
 mod orders;
 mod pair;
+mod pebs;
+mod pebs_reference;
 mod policy;
 mod reference;
 mod registers;

@@ -144,7 +144,7 @@ fn rdpmc() -> BoxedStrategy<Step> {
         .boxed()
 }
 
-fn own() -> BoxedStrategy<Step> {
+pub(crate) fn own() -> BoxedStrategy<Step> {
     let emulated = prop::sample::select(vec![
         ArchEvent::Instructions,
         ArchEvent::CoreCycles,
@@ -191,7 +191,7 @@ pub(crate) fn step(own: BoxedStrategy<Step>) -> BoxedStrategy<Step> {
     .boxed()
 }
 
-fn capability() -> BoxedStrategy<Capability> {
+pub(crate) fn capability() -> BoxedStrategy<Capability> {
     use Version::*;
     let version = prop::sample::select(vec![V2, V3, V4, V5]);
     let width = || prop_oneof![4 => Just(48_u8), 1 => Just(40), 1 => Just(32), 1 => Just(63)];
@@ -224,6 +224,7 @@ fn capability() -> BoxedStrategy<Capability> {
                     freeze_while_smm: smm,
                     leaf_23: leaf_23 && version == V5,
                     other_debugctl: u64::from(btf) << 1,
+                    pebs: None,
                 }
             },
         )

@@ -72,6 +72,7 @@ impl Both {
             full_width: true,
             smm: false,
             other_debugctl: 0,
+            pebs: None,
         };
         let mut both = Self {
             guest,

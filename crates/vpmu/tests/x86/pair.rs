@@ -11,10 +11,13 @@
 //! - **put stops**: after a put no host event runs.
 //! - **put settles**: after a put the PMI needs no report to be due.
 //! - **orderly**: the host is called in the order `CounterHost` promises (the fake host checks it).
+//! - **same records**: the guest's memory is the same, and so is what became of each overflow.
 //! - **quiet**: a report is asked for only for a counter that asks for an interrupt.
 //! - **honest loss**: a counter is lost only if the host refused it or nobody could count it, and
 //!   refusals are counted.
 
+use crate::guest::FakeGuest;
+use crate::pebs_reference::Pebs;
 use crate::support::{Call, FakeHost, Happening};
 use vpmu::counter::{CounterSet, CounterState, Lost, Report};
 use vpmu::x86::{
@@ -39,6 +42,10 @@ pub(crate) trait Reference: Clone {
     fn deny(&mut self, deny: bool) -> EventFilter;
     /// Whether a PMI request stops the counters.
     fn freezes(&self) -> bool;
+    /// What writes records, with the guest's memory.
+    fn pebs(&mut self) -> Option<&mut Pebs> {
+        None
+    }
     /// Whether the host is not even asked to back an enabled `n`.
     fn unsupported(&self, n: u8) -> bool;
     fn interrupts(&self, n: u8) -> bool;
@@ -49,6 +56,9 @@ pub(crate) trait Reference: Clone {
 /// A counter that is further from its overflow than this is looked at by the end of a slice, at the
 /// latest: so many events take longer than a slice.
 const MORE_THAN_A_SLICE: u64 = 1 << 32;
+
+/// So many overflows of counters that ask for records are noticed one by one.
+const MOST_OVERFLOWS: u32 = 40;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -66,6 +76,10 @@ pub(crate) enum Step {
     Deliver(u32, Report),
     /// A report too early, or for nothing: the one that was asked for will not come.
     Early(u8),
+    /// The guest writes so to its memory.
+    Store(u64, u64),
+    /// The host cannot read the guest's registers any more, or can again.
+    Mute(bool),
     Put,
     Load,
     EndSlice,
@@ -123,6 +137,7 @@ impl<R: Reference> Pair<R> {
         let mut guest = Guest::new(&config);
         guest.host.atomic = atomic;
         guest.host.prompt = prompt;
+        guest.host.guest = Some(FakeGuest::new());
         Self {
             guest,
             reference: R::of(config.capability),
@@ -168,6 +183,8 @@ impl<R: Reference> Pair<R> {
                 assert_eq!(read, reference.rdpmc(ecx, ring, pce), "{step:?}");
             }
             Step::Happen(what, ring, times) => self.happen(what, ring, times),
+            Step::Store(address, value) => self.both(|guest| guest.store(address, value)),
+            Step::Mute(mute) => self.both(|guest| guest.is_mute = mute),
             Step::Emulate(event, ring, times) => {
                 let Some(what) = R::happening(event) else {
                     return;
@@ -214,11 +231,27 @@ impl<R: Reference> Pair<R> {
     }
 
     fn happen(&mut self, what: Happening, ring: Ring, times: u64) {
-        if self.loaded {
-            self.reference.emulate(what, ring, times);
+        self.both(|guest| guest.go_on(ring, times));
+        let counts = |config: &CounterConfig| what.is_counted_by(config, ring);
+        if self.records() {
+            // A record is of the moment: overflow by overflow, as long as they are few. Those that the host was not
+            // asked for are too far away.
+            let mut left = times.min(MORE_THAN_A_SLICE - 1);
+            for _ in 0..MOST_OVERFLOWS {
+                let due = self.guest.host.soonest(counts);
+                let Some(due) = due.filter(|&due| due < left) else {
+                    break;
+                };
+                self.count(what, ring, due);
+                self.deliver(Report::Due);
+                left -= due;
+            }
+            self.count(what, ring, left);
+            // What has counted several periods by now is read, and has one record for them.
+            self.deliver(Report::Unsure);
+        } else {
+            self.count(what, ring, times);
         }
-        let host = &mut self.guest.host;
-        host.count(times, |config| what.is_counted_by(config, ring));
         let freezes = self.reference.freezes();
         if times >= MORE_THAN_A_SLICE {
             // No report is late by a slice: a counter that passes its end several times in so
@@ -233,6 +266,34 @@ impl<R: Reference> Pair<R> {
         }
     }
 
+    fn count(&mut self, what: Happening, ring: Ring, times: u64) {
+        self.reference.lose(self.guest.lost());
+        if self.loaded {
+            self.reference.emulate(what, ring, times);
+        }
+        let host = &mut self.guest.host;
+        host.count(times, |config| what.is_counted_by(config, ring));
+    }
+
+    fn deliver(&mut self, wished: Report) {
+        let Guest { pmu, host } = &mut self.guest;
+        for (n, report) in host.take_reports(u32::MAX, wished) {
+            let _ = pmu.overflow(n, report, host);
+        }
+    }
+
+    /// Whether a counter asks for records.
+    fn records(&mut self) -> bool {
+        self.reference.pebs().is_some_and(|pebs| pebs.enable != 0)
+    }
+
+    /// Does the same to the engine's guest and to the reference's.
+    fn both(&mut self, change: impl Fn(&mut FakeGuest)) {
+        let engines = self.guest.host.guest.as_mut();
+        let references = self.reference.pebs().map(|pebs| &mut pebs.guest);
+        engines.into_iter().chain(references).for_each(change);
+    }
+
     /// Goes on from a saved state on another host.
     fn migrate(&mut self) {
         let Guest { pmu, host } = &mut self.guest;
@@ -241,6 +302,10 @@ impl<R: Reference> Pair<R> {
         next.host.refuse = host.refuse;
         next.host.atomic = host.atomic;
         next.host.prompt = host.prompt;
+        next.host.guest = host.guest.take();
+        if let Some(pebs) = self.reference.pebs() {
+            pebs.statistics = Default::default();
+        }
         if !self.loaded {
             next.pmu.put(&mut next.host);
         }
@@ -275,6 +340,12 @@ impl<R: Reference> Pair<R> {
             addresses.reverse();
         }
 
+        if let Some(pebs) = self.reference.pebs() {
+            let same = copy.host.guest.as_ref() == Some(&pebs.guest);
+            assert!(same, "same records: memory after {step:?}");
+            let statistics = copy.pmu.pebs_statistics();
+            assert_eq!(statistics, pebs.statistics, "same records after {step:?}");
+        }
         self.check_quiet(step);
         assert_eq!(
             self.guest.pmu.statistics().lost,

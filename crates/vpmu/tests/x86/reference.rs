@@ -4,6 +4,7 @@
 //! asks it is at the end.
 
 use crate::pair;
+use crate::pebs_reference::{Counter, Pebs};
 use crate::support::Happening;
 use vpmu::counter::CounterSet;
 use vpmu::x86::intel::{FIXED, Msr};
@@ -22,6 +23,8 @@ pub(crate) struct Told {
     pub(crate) full_width: bool,
     pub(crate) smm: bool,
     pub(crate) other_debugctl: u64,
+    /// Bits of a linear address, where PEBS is offered.
+    pub(crate) pebs: Option<u32>,
 }
 
 #[derive(Clone, Debug)]
@@ -39,6 +42,7 @@ pub(crate) struct Reference {
     global: u64,
     status: u64,
     debug: u64,
+    pebs: Pebs,
     /// An overflow has requested a PMI that nobody has taken.
     pub(crate) pmi: bool,
 }
@@ -57,6 +61,7 @@ impl Reference {
             status: 0,
             debug: 0,
             pmi: false,
+            pebs: Pebs::new(),
             told,
         }
     }
@@ -82,8 +87,11 @@ impl Reference {
         (self.fixed_control >> (4 * (n - 32))) & 15
     }
 
-    /// Whether `n` asks for an interrupt.
+    /// Whether `n` asks for an interrupt, or for records.
     fn interrupts(&self, n: u32) -> bool {
+        if self.pebs.enable >> n & 1 != 0 {
+            return true;
+        }
         if n < 32 {
             self.select[n as usize] >> 20 & 1 != 0
         } else {
@@ -105,11 +113,21 @@ impl Reference {
         let architectural = [
             0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5, 0x01a4,
         ];
-        // A condition on the event (edge, inversion, a counter mask) makes no other event of it.
+        // A condition on the event (edge, inversion, a counter mask) makes no other event of it, but that less than
+        // 16 instructions retire is true in each cycle.
+        let named = match Self::is_cycles(select) {
+            true => 0x3c,
+            false => select & 0xffff,
+        };
         let absent = (0..)
             .zip(architectural)
-            .any(|(bit, event)| select & 0xffff == event && self.told.events >> bit & 1 == 0);
+            .any(|(bit, event)| named == event && self.told.events >> bit & 1 == 0);
         absent || select >> 21 & 1 != 0
+    }
+
+    /// Instructions, inverted, with a counter mask of 16 or more, and no edge.
+    fn is_cycles(select: u64) -> bool {
+        select & 0x0084_ffff == 0x0080_00c0 && select & 0xf000_0000 != 0
     }
 
     fn counts(&self, n: u32, what: Happening, ring: Ring) -> bool {
@@ -118,9 +136,10 @@ impl Reference {
             let level = if ring == Ring::User { 16 } else { 17 };
             select >> 22 & 1 != 0
                 && select >> level & 1 != 0
-                && select & 0xff84_0000 == 0
+                && (select & 0xff84_0000 == 0 || Self::is_cycles(select))
                 && !self.denied.0.contains(&(select & 0xffff))
                 && match what {
+                    _ if Self::is_cycles(select) => what == Happening::Cycles,
                     Happening::Instructions => select & 0xffff == 0xc0,
                     Happening::Cycles => select & 0xffff == 0x3c,
                     Happening::TscCycles => false,
@@ -154,7 +173,9 @@ impl Reference {
         for n in concerned {
             let sum = u128::from(self.counter[n as usize]) + u128::from(times);
             self.counter[n as usize] = (sum % self.end(n)) as u64;
-            if sum >= self.end(n) {
+            if sum >= self.end(n) && self.pebs.enable >> n & 1 != 0 {
+                pmi |= self.sample(n);
+            } else if sum >= self.end(n) {
                 // 20.2.2: the counter "will generate an interrupt on overflow". Nothing is said
                 // of the status bit, and nothing of it being clear before.
                 self.status |= 1 << n;
@@ -168,6 +189,37 @@ impl Reference {
             (true, ..=3) => self.global = 0,
             (true, _) => self.status |= FREEZE,
         }
+    }
+
+    /// Counter `n`, which asks for records, has overflowed. Answers whether a PMI is requested.
+    fn sample(&mut self, n: u32) -> bool {
+        let control = match n {
+            // Kernel, user, adaptive, as in the fixed counters' register.
+            ..32 => {
+                let select = self.select[n as usize];
+                select >> 17 & 1 | (select >> 16 & 1) << 1 | (select >> 34 & 1) << 32
+            }
+            _ => self.fixed_control >> (4 * (n - 32)),
+        };
+        let end = self.end(n);
+        let due = self.pebs.sample(Counter {
+            n,
+            end,
+            value: &mut self.counter[n as usize],
+            user: control & 2 != 0,
+            kernel: control & 1 != 0,
+            adaptive: control >> 32 & 1 != 0,
+        });
+        self.status |= u64::from(due) << 62;
+        due
+    }
+
+    fn is_canonical(&self, address: u64) -> bool {
+        let Some(bits) = self.told.pebs else {
+            return false;
+        };
+        let high = address >> (bits - 1);
+        high == 0 || high == u64::MAX >> (bits - 1)
     }
 
     pub(crate) fn rdpmc(&self, ecx: u32, ring: Ring, pce: bool) -> Outcome {
@@ -209,8 +261,13 @@ impl Reference {
             0x392 => when(v4, self.in_use()),
             0x345 => {
                 let full_width = u64::from(self.told.full_width) << 13;
-                when(self.told.pdcm, full_width | u64::from(self.told.smm) << 12)
+                let pebs = if self.told.pebs.is_some() { 0x44c0 } else { 0 };
+                let smm = u64::from(self.told.smm) << 12;
+                when(self.told.pdcm, full_width | smm | pebs)
             }
+            0x3f1 => when(self.told.pebs.is_some(), self.pebs.enable),
+            0x3f2 => when(self.told.pebs.is_some(), self.pebs.config),
+            0x600 => when(self.told.pebs.is_some(), self.pebs.area),
             0x1d9 => Outcome::Value(self.debug),
             _ => Outcome::NotHandled,
         }
@@ -232,6 +289,7 @@ impl Reference {
     pub(crate) fn write(&mut self, address: u32, value: u64) -> Outcome {
         let v4 = self.told.version >= 4;
         let any_thread = matches!(self.told.version, 3 | 4);
+        let pebs = self.told.pebs.is_some();
         let counters = self.counters();
         let index = address as usize;
         let allowed = match address {
@@ -240,11 +298,11 @@ impl Reference {
                 (self.end(0) - 1) as u64
             }
             0x186..=0x18d if address - 0x186 < self.told.general => {
-                0xffdf_ffff | u64::from(any_thread) << 21
+                0xffdf_ffff | u64::from(any_thread) << 21 | u64::from(pebs) << 34
             }
             0x309..=0x30f if self.exists(address - 0x309 + 32) => (self.end(32) - 1) as u64,
             0x38d => {
-                let field = if any_thread { 15 } else { 11 };
+                let field = if any_thread { 15 } else { 11 } | u64::from(pebs) << 32;
                 (0..16)
                     .filter(|n| self.told.fixed >> n & 1 != 0)
                     .map(|n| field << (4 * n))
@@ -258,6 +316,9 @@ impl Reference {
                 let freeze = u64::from(self.told.pdcm) << 12 | u64::from(self.told.smm) << 14;
                 freeze | self.told.other_debugctl
             }
+            0x3f1 if pebs => counters,
+            0x3f2 if pebs => 0b111,
+            0x600 if self.is_canonical(value) => u64::MAX,
             0xc1..=0xc8
             | 0x4c1..=0x4c8
             | 0x186..=0x18d
@@ -265,7 +326,10 @@ impl Reference {
             | 0x38e
             | 0x391
             | 0x392
-            | 0x345 => return Outcome::GeneralProtection,
+            | 0x345
+            | 0x3f1
+            | 0x3f2
+            | 0x600 => return Outcome::GeneralProtection,
             _ => return Outcome::NotHandled,
         };
         if value & !allowed != 0 {
@@ -286,6 +350,9 @@ impl Reference {
             0x38f => self.global = value,
             0x390 => self.status &= !value,
             0x391 => self.status |= value,
+            0x3f1 => self.pebs.enable = value,
+            0x3f2 => self.pebs.config = value,
+            0x600 => self.pebs.area = value,
             _ => self.debug = value,
         }
         Outcome::Done
@@ -313,6 +380,7 @@ impl pair::Reference for Reference {
             full_width: capability.full_width_writes,
             smm: capability.freeze_while_smm,
             other_debugctl: capability.other_debugctl,
+            pebs: capability.pebs.map(|pebs| pebs.linear_address_bits.into()),
         })
     }
 
@@ -366,6 +434,10 @@ impl pair::Reference for Reference {
         self.freezes()
     }
 
+    fn pebs(&mut self) -> Option<&mut Pebs> {
+        Some(&mut self.pebs)
+    }
+
     fn unsupported(&self, n: u8) -> bool {
         self.unsupported(global(n))
     }
@@ -376,6 +448,6 @@ impl pair::Reference for Reference {
 
     fn addresses() -> Vec<u32> {
         let own = Msr::all().map(Msr::address);
-        own.chain([0x10, 0x1d8, 0x3f1]).collect()
+        own.chain([0x10, 0x1d8, 0x3f0]).collect()
     }
 }

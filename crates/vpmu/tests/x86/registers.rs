@@ -3,9 +3,9 @@
 
 use crate::support::Guest;
 use vpmu::x86::Outcome::{Done, GeneralProtection, NotHandled, Value};
-use vpmu::x86::Ring;
 use vpmu::x86::intel::Version::{V2, V3, V4, V5};
 use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
+use vpmu::x86::{Ring, pebs};
 
 /// What is at one address.
 struct Row {
@@ -48,8 +48,8 @@ const fn absent(address: u32) -> Row {
 const WIDTH: u64 = (1 << 48) - 1;
 
 /// 4 general counters and 3 fixed ones of 48 bits, with full-width writes: in version 5 fixed
-/// counters 0, 2 and 3.
-fn table(version: Version) -> Vec<Row> {
+/// counters 0, 2 and 3. With PEBS or without.
+fn table(version: Version, pebs: bool) -> Vec<Row> {
     let select = match version {
         V2 | V5 => 0xffdf_ffff,
         V3 | V4 => 0xffff_ffff,
@@ -60,6 +60,12 @@ fn table(version: Version) -> Vec<Row> {
         V5 => (0b1101, 0xbb0b),
     };
     let counters = 0xf | fixed << 32;
+    // The bits that make a counter an adaptive one.
+    let (select, fixed_control) = match (pebs, version) {
+        (false, _) => (select, fixed_control),
+        (true, V5) => (select | 1 << 34, fixed_control | 0x1101 << 32),
+        (true, _) => (select | 1 << 34, fixed_control | 0x111 << 32),
+    };
     let mut rows = Vec::new();
     for n in 0..4 {
         rows.push(kept(0x186 + n, 0, select));
@@ -80,7 +86,17 @@ fn table(version: Version) -> Vec<Row> {
     rows.push(kept(0x38d, 0, fixed_control));
     rows.push(read_only(0x38e, 0));
     rows.push(kept(0x38f, 0xf, counters));
-    rows.push(read_only(0x345, 1 << 13));
+    // Trap-like, with the registers, format 4, baseline.
+    let capabilities = if pebs { 0x44c0 } else { 0 };
+    rows.push(read_only(0x345, capabilities | 1 << 13));
+    if pebs {
+        rows.push(kept(0x3f1, 0, counters));
+        rows.push(kept(0x3f2, 0, 0b111));
+        // Canonical addresses only.
+        rows.push(kept(0x600, 0, (1 << 47) - 1));
+    } else {
+        rows.extend([absent(0x3f1), absent(0x3f2), absent(0x600)]);
+    }
     rows.push(kept(0x1d9, 0, 1 << 12));
     if version >= V4 {
         rows.push(command(0x390, counters | 0b11 << 58 | 0b11 << 62));
@@ -93,22 +109,33 @@ fn table(version: Version) -> Vec<Row> {
     rows
 }
 
-fn capability(version: Version) -> Capability {
+fn capability(version: Version, pebs: bool) -> Capability {
     Capability {
+        pebs: pebs.then(pebs::Capability::new),
         general: 4,
         fixed: if version == V5 { 0b1101 } else { 0b0111 },
         ..Capability::new(version)
     }
 }
 
-fn guest(version: Version) -> Guest {
-    Guest::with(PmuConfig::new(capability(version)))
+fn guest((version, pebs): (Version, bool)) -> Guest {
+    Guest::with(PmuConfig::new(capability(version, pebs)))
+}
+
+/// Each version, without PEBS and with it.
+fn offers() -> impl Iterator<Item = (Version, bool)> {
+    [V2, V3, V4, V5]
+        .into_iter()
+        .flat_map(|version| [(version, false), (version, true)])
 }
 
 #[test]
 fn the_table_names_every_msr() {
-    for version in [V2, V3, V4, V5] {
-        let mut named: Vec<u32> = table(version).iter().map(|row| row.address).collect();
+    for offer in offers() {
+        let mut named: Vec<u32> = table(offer.0, offer.1)
+            .iter()
+            .map(|row| row.address)
+            .collect();
         let mut all: Vec<u32> = Msr::all().map(Msr::address).collect();
         named.sort_unstable();
         all.sort_unstable();
@@ -118,10 +145,10 @@ fn the_table_names_every_msr() {
 
 #[test]
 fn every_msr_reads_and_refuses_as_the_table_says() {
-    for version in [V2, V3, V4, V5] {
-        for row in table(version) {
-            let mut guest = guest(version);
-            let context = format!("{version:?} {:#x}", row.address);
+    for offer in offers() {
+        for row in table(offer.0, offer.1) {
+            let mut guest = guest(offer);
+            let context = format!("{offer:?} {:#x}", row.address);
             let expected = row.reads.map_or(GeneralProtection, Value);
             let read = guest.pmu.rdmsr(row.address, &mut guest.host);
             assert_eq!(read, expected, "{context}");
@@ -131,12 +158,12 @@ fn every_msr_reads_and_refuses_as_the_table_says() {
 
 #[test]
 fn every_bit_of_every_msr_is_kept_or_refused() {
-    for version in [V2, V3, V4, V5] {
-        for row in table(version) {
+    for offer in offers() {
+        for row in table(offer.0, offer.1) {
             for bit in 0..64 {
-                let mut guest = guest(version);
+                let mut guest = guest(offer);
                 let value = 1 << bit;
-                let context = format!("{version:?} {:#x} bit {bit}", row.address);
+                let context = format!("{offer:?} {:#x} bit {bit}", row.address);
                 let before = guest.pmu.save(&mut guest.host);
                 let written = guest.pmu.wrmsr(row.address, value, &mut guest.host);
                 let writable = row.writable.is_some_and(|bits| value & bits != 0);
@@ -151,7 +178,7 @@ fn every_bit_of_every_msr_is_kept_or_refused() {
                 }
             }
             if let (Some(writable), true) = (row.writable, row.keeps) {
-                let mut guest = guest(version);
+                let mut guest = guest(offer);
                 let written = guest.pmu.wrmsr(row.address, writable, &mut guest.host);
                 assert_eq!(written, Done);
                 let read = guest.pmu.rdmsr(row.address, &mut guest.host);
@@ -163,16 +190,17 @@ fn every_bit_of_every_msr_is_kept_or_refused() {
 
 #[test]
 fn an_msr_of_someone_else_is_not_handled() {
-    let mut guest = guest(V5);
+    let mut guest = guest((V5, true));
     for address in [
         0x10,
         0x1b,
         0x198,
         0x1c9,
         0x1d8,
-        0x3f1,
+        0x3f0,
+        0x3f3,
         0x3f6,
-        0x600,
+        0x601,
         0x6e0,
         0x834,
         0xc001_0000,
@@ -184,7 +212,7 @@ fn an_msr_of_someone_else_is_not_handled() {
 
 #[test]
 fn a_legacy_write_extends_bit_31() {
-    let mut guest = guest(V2);
+    let mut guest = guest((V2, false));
     for (written, read) in [
         (0x7fff_ffff, 0x7fff_ffff),
         (0x8000_0000, 0xffff_8000_0000),
@@ -232,7 +260,7 @@ fn what_the_capability_leaves_out_is_not_there() {
 
 #[test]
 fn rdpmc_takes_each_form_of_its_index() {
-    let mut guest = guest(V5);
+    let mut guest = guest((V5, false));
     for n in 0..4 {
         guest.write(Msr::FullWidthPmc(n), 0x10 + u64::from(n));
     }
@@ -265,7 +293,7 @@ fn rdpmc_takes_each_form_of_its_index() {
 
 #[test]
 fn user_space_needs_cr4_pce() {
-    let mut guest = guest(V2);
+    let mut guest = guest((V2, false));
     for (ring, pce, allowed) in [
         (Ring::Kernel, false, true),
         (Ring::Kernel, true, true),
@@ -283,11 +311,14 @@ fn user_space_needs_cr4_pce() {
 
 #[test]
 fn in_use_tells_who_is_configured() {
-    let mut guest = guest(V4);
+    let mut guest = guest((V4, true));
     guest.write(Msr::PerfEvtSel(1), 0x3c);
     guest.write(Msr::PerfEvtSel(2), 0x4f00);
     guest.write(Msr::FixedCtrCtrl, 0x210);
     assert_eq!(guest.read(Msr::GlobalInuse), 1 << 1 | 1 << 33 | 1 << 34);
     guest.write(Msr::FixedCtrCtrl, 0x800);
+    assert_eq!(guest.read(Msr::GlobalInuse), 1 << 1 | 1 << 63);
+    guest.write(Msr::FixedCtrCtrl, 0);
+    guest.write(Msr::PebsEnable, 1);
     assert_eq!(guest.read(Msr::GlobalInuse), 1 << 1 | 1 << 63);
 }

@@ -100,7 +100,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         }
     );
     type Change = fn(&mut PmuState);
-    let changes: [(&str, Change); 9] = [
+    let changes: [(&str, Change); 12] = [
         ("IA32_PERFEVTSELx", |state| state.perfevtsel[1] = 1 << 21),
         ("IA32_PERFEVTSELx", |state| state.perfevtsel[4] = 1),
         ("IA32_PMCx", |state| state.pmc[0] = 1 << 48),
@@ -112,6 +112,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
             state.global_status = 1 << 59;
         }),
         ("IA32_DEBUGCTL", |state| state.debugctl = 1),
+        // Without PEBS.
+        ("IA32_PEBS_ENABLE", |state| state.pebs_enable = 1),
+        ("MSR_PEBS_DATA_CFG", |state| state.pebs_data_cfg = 1),
+        ("IA32_DS_AREA", |state| state.ds_area = 0x1000),
     ];
     for (name, change) in changes {
         let error = refuse(&change);

@@ -5,7 +5,9 @@ use std::num::NonZeroU64;
 
 use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
 use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
-use vpmu::x86::{CounterConfig, EventKind, Outcome, Ring};
+use vpmu::x86::{CounterConfig, EventKind, Outcome, Ring, pebs};
+
+use crate::guest::FakeGuest;
 
 /// One call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub(crate) struct FakeHost<E> {
     pub(crate) fail_in: Option<u32>,
     /// Whether it has.
     pub(crate) failed: bool,
+    /// What PEBS records are made of, and where they go.
+    pub(crate) guest: Option<FakeGuest>,
 }
 
 impl<E> Default for FakeHost<E> {
@@ -65,6 +69,7 @@ impl<E> Default for FakeHost<E> {
             pauses_twice: false,
             fail_in: None,
             failed: false,
+            guest: None,
         }
     }
 }
@@ -101,6 +106,13 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
             counter.due = None;
         }
+    }
+
+    /// How often something has to happen until the next report comes of a counter that `counts` it.
+    pub(crate) fn soonest(&self, counts: impl Fn(&E) -> bool) -> Option<u64> {
+        let concerned = |it: &&Counter<E>| it.running && counts(&it.event);
+        let counters = self.counters.iter().flatten().filter(concerned);
+        counters.filter_map(|counter| counter.due).min()
     }
 
     /// When the report for `n` comes.
@@ -244,6 +256,10 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         self.atomic
     }
 
+    fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
+        Some(self.guest.as_mut()?)
+    }
+
     fn reports_promptly(&self) -> bool {
         self.prompt
     }
@@ -272,8 +288,16 @@ impl Happening {
             Self::TscCycles => (0, 0, 2),
             Self::Other(select, umask) => (select, umask, 99),
         };
+        let instructions = EventKind::General {
+            select: 0xc0,
+            umask: 0,
+        };
+        // No processor retires 16 instructions in a cycle.
+        let is_cycles =
+            config.event == instructions && config.invert && !config.edge && config.threshold >= 16;
         let plain = !config.edge && !config.invert && config.threshold == 0;
         let same = match config.event {
+            _ if is_cycles => self == Self::Cycles,
             EventKind::General { select, umask } => {
                 self != Self::TscCycles && (select, umask) == (own.0, own.1)
             }
@@ -293,7 +317,7 @@ impl Happening {
         } else {
             config.kernel
         };
-        plain && same && here
+        (plain || is_cycles) && same && here
     }
 }
 

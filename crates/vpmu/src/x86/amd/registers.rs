@@ -116,6 +116,7 @@ impl pmu::Registers for Registers {
             event,
             on: raw.has(RawPerfEvtSel::EN) && !restricted,
             interrupts: raw.has(RawPerfEvtSel::INT),
+            records: false,
             unsupported: (merged || absent).then_some(Lost::Unsupported),
         }
     }

@@ -26,7 +26,7 @@ impl<V: Events> Pmu<V> {
             Msr::FixedCtrCtrl => self.registers.fixed_ctrl,
             Msr::GlobalStatus => to_global(self.status(host)) | self.registers.status,
             Msr::GlobalCtrl => {
-                self.settle_freeze(host);
+                self.settle_acting(host);
                 self.apply(host);
                 to_global(self.registers.global)
             }
@@ -38,6 +38,9 @@ impl<V: Events> Pmu<V> {
                 capability.pdcm.then(|| capability.perf_capabilities())?
             }
             Msr::DebugCtl => self.registers.debugctl,
+            Msr::PebsEnable => self.with_pebs(self.registers.pebs.enable)?,
+            Msr::PebsDataCfg => self.with_pebs(self.registers.pebs.data_cfg)?,
+            Msr::DsArea => self.with_pebs(self.registers.pebs.ds_area)?,
         })
     }
 
@@ -101,6 +104,20 @@ impl<V: Events> Pmu<V> {
                 }
                 self.registers.debugctl = value;
             }
+            Msr::PebsEnable => {
+                self.with_pebs(0)?;
+                fits(capability.global_ctrl_reserved())?;
+                let all = self.implemented();
+                self.configure(all, |it| it.pebs.enable = value, host);
+            }
+            Msr::PebsDataCfg => {
+                fits(capability.pebs?.data_cfg_reserved())?;
+                self.registers.pebs.data_cfg = value;
+            }
+            Msr::DsArea => {
+                capability.pebs?.is_linear(value).then_some(())?;
+                self.registers.pebs.ds_area = value;
+            }
             Msr::GlobalStatus | Msr::GlobalInuse | Msr::PerfCapabilities => return None,
         }
         Some(())
@@ -116,8 +133,12 @@ impl<V: Events> Pmu<V> {
         (self.registers.capability.version >= Version::V4).then_some(value)
     }
 
+    fn with_pebs(&self, value: u64) -> Option<u64> {
+        self.registers.capability.pebs.map(|_| value)
+    }
+
     /// Returns IA32_PERF_GLOBAL_INUSE: counters with an event select or an enable field that is not
-    /// zero, and bit 63 if a counter asks for an interrupt (SDM 20.2.4.3).
+    /// zero, and bit 63 if a counter asks for an interrupt or for records (SDM 20.2.4.3).
     fn in_use(&self) -> u64 {
         let mut used = CounterSet::EMPTY;
         for n in self.implemented() {
@@ -132,7 +153,7 @@ impl<V: Events> Pmu<V> {
                 used.insert(n);
             }
         }
-        to_global(used) | u64::from(!self.interrupting.is_empty()) << 63
+        to_global(used) | u64::from(!self.reported().is_empty()) << 63
     }
 
     /// Returns the bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.

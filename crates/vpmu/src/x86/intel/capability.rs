@@ -1,11 +1,10 @@
 //! What a guest is told about its PMU, and all that follows from it.
 
-use core::fmt;
-
 use super::config::fixed_index;
-use super::{FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
+use super::{ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
 use super::{global_status, to_global};
 use crate::counter::CounterSet;
+use crate::x86::pebs::{self, misc_enable};
 use crate::x86::{ArchEvent, CpuidLeaf};
 
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
@@ -49,6 +48,14 @@ impl Version {
 
 /// Bits of IA32_PERF_CAPABILITIES.
 pub mod perf_capabilities {
+    /// A PEBS record is written after the instruction, so its RIP is the next one's.
+    pub const PEBS_TRAP: u64 = 1 << 6;
+    /// PEBS records have the general registers.
+    pub const PEBS_ARCH_REGS: u64 = 1 << 7;
+    /// The format of PEBS records is 4.
+    pub const PEBS_FORMAT_4: u64 = 4 << 8;
+    /// The PEBS of every counter and event, with adaptive records.
+    pub const PEBS_BASELINE: u64 = 1 << 14;
     /// IA32_DEBUGCTL.FREEZE_WHILE_SMM is there.
     pub const FREEZE_WHILE_SMM: u64 = 1 << 12;
     /// The aliases IA32_A_PMCx are there.
@@ -92,6 +99,10 @@ pub struct Capability {
     /// Bits of IA32_DEBUGCTL that someone other than the PMU implements. The engine keeps them as
     /// written.
     pub other_debugctl: u64,
+    /// PEBS: CPUID.01H:EDX.DS\[21\] and ECX.DTES64\[2\], and its fields of IA32_PERF_CAPABILITIES. Needs `pdcm`, and a
+    /// host that has [`CounterHost::pebs`](crate::counter::CounterHost::pebs).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub pebs: Option<pebs::Capability>,
 }
 
 impl Capability {
@@ -111,6 +122,7 @@ impl Capability {
             freeze_while_smm: false,
             leaf_23: false,
             other_debugctl: 0,
+            pebs: None,
         }
     }
 
@@ -136,8 +148,14 @@ impl Capability {
         if self.events & !0xff != 0 {
             return Err(ConfigError::Events(self.events));
         }
-        if !self.pdcm && (self.full_width_writes || self.freeze_while_smm) {
+        let announced = self.full_width_writes || self.freeze_while_smm || self.pebs.is_some();
+        if !self.pdcm && announced {
             return Err(ConfigError::Pdcm);
+        }
+        if let Some(pebs) = self.pebs
+            && !matches!(pebs.linear_address_bits, 48 | 57)
+        {
+            return Err(ConfigError::LinearAddress(pebs.linear_address_bits));
         }
         if self.leaf_23 && !matches!(self.version, Version::V5) {
             return Err(ConfigError::Leaf23(self.version));
@@ -187,9 +205,19 @@ impl Capability {
         }
     }
 
-    /// The bits of CPUID.01H:ECX that say what this PMU has: PDCM.
+    /// The bits of CPUID.01H:ECX that say what this PMU has: DTES64 and PDCM.
     pub const fn leaf_01_ecx(&self) -> u32 {
-        (self.pdcm as u32) << 15
+        (self.pebs.is_some() as u32) << 2 | (self.pdcm as u32) << 15
+    }
+
+    /// The bits of CPUID.01H:EDX that say what this PMU has: DS.
+    pub const fn leaf_01_edx(&self) -> u32 {
+        (self.pebs.is_some() as u32) << 21
+    }
+
+    /// The bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
+    pub const fn misc_enable(&self) -> u64 {
+        misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)
     }
 
     /// The bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
@@ -199,7 +227,12 @@ impl Capability {
 
     /// IA32_PERF_CAPABILITIES.
     pub const fn perf_capabilities(&self) -> u64 {
-        when(self.full_width_writes, perf_capabilities::FW_WRITE)
+        let pebs = perf_capabilities::PEBS_TRAP
+            | perf_capabilities::PEBS_ARCH_REGS
+            | perf_capabilities::PEBS_FORMAT_4
+            | perf_capabilities::PEBS_BASELINE;
+        when(self.pebs.is_some(), pebs)
+            | when(self.full_width_writes, perf_capabilities::FW_WRITE)
             | when(self.freeze_while_smm, perf_capabilities::FREEZE_WHILE_SMM)
     }
 
@@ -230,7 +263,7 @@ impl Capability {
 
     /// Reserved bits of IA32_PERFEVTSELx.
     pub const fn perfevtsel_reserved(&self) -> u64 {
-        RawPerfEvtSel::reserved(self.version)
+        RawPerfEvtSel::reserved(self.version) & !when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE)
     }
 
     /// Reserved bits of IA32_FIXED_CTR_CTRL.
@@ -243,7 +276,8 @@ impl Capability {
         let mut n = 0;
         while n < MAX_FIXED {
             if self.fixed >> n & 1 != 0 {
-                exist |= fixed_ctrl::place(each, n);
+                exist |=
+                    fixed_ctrl::place(each, n) | when(self.pebs.is_some(), fixed_ctrl::adaptive(n));
             }
             n += 1;
         }
@@ -291,49 +325,6 @@ impl Capability {
 const fn when(exist: bool, bits: u64) -> u64 {
     if exist { bits } else { 0 }
 }
-
-/// Why there can be no such PMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// Not 1 to 8 general counters.
-    General(u8),
-    /// Fixed counters above 6, or with gaps before version 5.
-    Fixed(u32),
-    /// A width that is not 32 to 63 bits.
-    Width(u8),
-    /// Events that CPUID leaf 0AH has no bit for.
-    Events(u32),
-    /// Something that IA32_PERF_CAPABILITIES announces, without that MSR.
-    Pdcm,
-    /// CPUID leaf 23H before version 5.
-    Leaf23(Version),
-    /// Bits of IA32_DEBUGCTL for someone else that are the PMU's.
-    DebugCtl(u64),
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("make such a PMU: ")?;
-        match self {
-            Self::General(n) => write!(f, "{n} general counters are not 1 to {MAX_GENERAL}"),
-            Self::Fixed(bits) => write!(
-                f,
-                "fixed counters {bits:#x} are above {}, or have gaps before version 5",
-                MAX_FIXED - 1
-            ),
-            Self::Width(bits) => write!(f, "a width of {bits} bits is not 32 to 63"),
-            Self::Events(bits) => write!(f, "events {bits:#x} are more than CPUID can say"),
-            Self::Pdcm => f.write_str("IA32_PERF_CAPABILITIES has to announce it (set pdcm)"),
-            Self::Leaf23(version) => {
-                write!(f, "CPUID leaf 0x23 came with version 5, not {version:?}")
-            }
-            Self::DebugCtl(bits) => write!(f, "IA32_DEBUGCTL bits {bits:#x} are the PMU's own"),
-        }
-    }
-}
-
-impl core::error::Error for ConfigError {}
 
 #[cfg(test)]
 mod tests {

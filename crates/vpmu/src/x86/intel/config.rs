@@ -9,7 +9,10 @@ impl RawPerfEvtSel {
     /// Count for all threads of the core. Versions 3 and 4 only.
     pub const ANY_THREAD: u64 = 1 << 21;
 
-    /// Bits that must be written as zero.
+    /// Records of the counter have the groups that MSR_PEBS_DATA_CFG names. With PEBS only.
+    pub const ADAPTIVE: u64 = 1 << 34;
+
+    /// Bits that must be written as zero, without PEBS.
     pub const fn reserved(version: Version) -> u64 {
         match version {
             Version::V2 | Version::V5 => 0xffff_ffff_0020_0000,
@@ -54,6 +57,14 @@ pub mod fixed_ctrl {
     pub const fn place(bits: u64, n: u8) -> u64 {
         match (bits & 0xf).checked_shl(n as u32 * 4) {
             Some(placed) => placed,
+            None => 0,
+        }
+    }
+
+    /// The bit by which records of fixed counter `n` have the groups that MSR_PEBS_DATA_CFG names. With PEBS only.
+    pub const fn adaptive(n: u8) -> u64 {
+        match (1_u64 << 32).checked_shl(n as u32 * 4) {
+            Some(bit) => bit,
             None => 0,
         }
     }

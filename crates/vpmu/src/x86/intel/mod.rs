@@ -27,12 +27,13 @@
 //!
 //! # What is not offered
 //!
-//! Last-branch records, PEBS, performance metrics and the uncore: their bits are reserved, so a
-//! guest that looks finds a processor without them.
+//! Last-branch records, performance metrics and the uncore: their bits are reserved, so a guest that looks
+//! finds a processor without them. [`pebs`](crate::x86::pebs) is offered where the capability has it.
 
 mod accesses;
 mod capability;
 mod config;
+mod error;
 mod msr;
 mod pmu;
 mod registers;
@@ -42,8 +43,9 @@ mod state;
 use crate::counter::CounterSet;
 pub use crate::x86::RawPerfEvtSel;
 
-pub use capability::{Capability, ConfigError, Version, perf_capabilities};
+pub use capability::{Capability, Version, perf_capabilities};
 pub use config::fixed_ctrl;
+pub use error::ConfigError;
 pub use msr::{Msr, debugctl, global_status};
 pub use pmu::{Pmu, PmuConfig};
 pub use registers::Registers;
@@ -61,7 +63,7 @@ pub const MAX_FIXED: u8 = 7;
 pub const FIXED: u8 = 16;
 
 /// Counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
-const fn to_global(counters: CounterSet) -> u64 {
+pub(super) const fn to_global(counters: CounterSet) -> u64 {
     let bits = counters.bits();
     (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
 }

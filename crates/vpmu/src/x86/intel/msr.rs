@@ -15,7 +15,10 @@ const IA32_PERF_GLOBAL_CTRL: u32 = 0x38f;
 const IA32_PERF_GLOBAL_OVF_CTRL: u32 = 0x390;
 const IA32_PERF_GLOBAL_STATUS_SET: u32 = 0x391;
 const IA32_PERF_GLOBAL_INUSE: u32 = 0x392;
+const IA32_PEBS_ENABLE: u32 = 0x3f1;
+const MSR_PEBS_DATA_CFG: u32 = 0x3f2;
 const IA32_A_PMC0: u32 = 0x4c1;
+const IA32_DS_AREA: u32 = 0x600;
 
 /// Bits of IA32_PERF_GLOBAL_STATUS that are no counter's.
 pub mod global_status {
@@ -23,7 +26,7 @@ pub mod global_status {
     pub const LBR_FRZ: u64 = 1 << 58;
     /// The counters are frozen: none counts while this is set. From version 4 on.
     pub const CTR_FRZ: u64 = 1 << 59;
-    /// The DS save area is full.
+    /// The PEBS buffer in the DS save area is full, up to its threshold.
     pub const OVF_BUF: u64 = 1 << 62;
     /// The state of the performance monitoring hardware has changed.
     pub const COND_CHGD: u64 = 1 << 63;
@@ -68,6 +71,12 @@ pub enum Msr {
     PerfCapabilities,
     /// IA32_DEBUGCTL, which the PMU shares with the debug facilities.
     DebugCtl,
+    /// IA32_PEBS_ENABLE: whose overflows write records.
+    PebsEnable,
+    /// MSR_PEBS_DATA_CFG: what is in an adaptive record.
+    PebsDataCfg,
+    /// IA32_DS_AREA: where the buffer is described.
+    DsArea,
 }
 
 impl Msr {
@@ -100,6 +109,9 @@ impl Msr {
             IA32_PERF_GLOBAL_INUSE => Self::GlobalInuse,
             IA32_PERF_CAPABILITIES => Self::PerfCapabilities,
             IA32_DEBUGCTL => Self::DebugCtl,
+            IA32_PEBS_ENABLE => Self::PebsEnable,
+            MSR_PEBS_DATA_CFG => Self::PebsDataCfg,
+            IA32_DS_AREA => Self::DsArea,
             _ => return None,
         })
     }
@@ -119,10 +131,19 @@ impl Msr {
             Self::GlobalInuse => IA32_PERF_GLOBAL_INUSE,
             Self::PerfCapabilities => IA32_PERF_CAPABILITIES,
             Self::DebugCtl => IA32_DEBUGCTL,
+            Self::PebsEnable => IA32_PEBS_ENABLE,
+            Self::PebsDataCfg => MSR_PEBS_DATA_CFG,
+            Self::DsArea => IA32_DS_AREA,
         }
     }
 
-    /// Every MSR that can belong to a PMU: what an integration has to intercept.
+    /// Whether it is there only with [`pebs`](crate::x86::pebs).
+    pub const fn is_of_pebs(self) -> bool {
+        matches!(self, Self::PebsEnable | Self::PebsDataCfg | Self::DsArea)
+    }
+
+    /// Every MSR that can belong to a PMU: what an integration has to intercept. Those [of PEBS](Self::is_of_pebs) only
+    /// where that is offered.
     pub fn all() -> impl Iterator<Item = Self> {
         let general = (0..MAX_GENERAL)
             .flat_map(|n| [Self::PerfEvtSel(n), Self::Pmc(n), Self::FullWidthPmc(n)]);
@@ -136,6 +157,9 @@ impl Msr {
             Self::GlobalInuse,
             Self::PerfCapabilities,
             Self::DebugCtl,
+            Self::PebsEnable,
+            Self::PebsDataCfg,
+            Self::DsArea,
         ])
     }
 }
@@ -156,6 +180,9 @@ impl fmt::Display for Msr {
             Self::GlobalInuse => "IA32_PERF_GLOBAL_INUSE",
             Self::PerfCapabilities => "IA32_PERF_CAPABILITIES",
             Self::DebugCtl => "IA32_DEBUGCTL",
+            Self::PebsEnable => "IA32_PEBS_ENABLE",
+            Self::PebsDataCfg => "MSR_PEBS_DATA_CFG",
+            Self::DsArea => "IA32_DS_AREA",
         };
         f.write_str(name)
     }
@@ -186,8 +213,13 @@ mod tests {
             0x310,
             0x38c,
             0x393,
+            0x3f0,
+            0x3f3,
+            0x3f6,
             0x4c0,
             0x4c9,
+            0x5ff,
+            0x601,
             u32::MAX,
         ] {
             assert_eq!(Msr::decode(address), None, "{address:#x}");

@@ -1,14 +1,14 @@
 //! The registers of one PMU, without its counters.
 
 use super::config::fixed_index;
-use super::{Capability, FIXED, Msr, Pmu, Version, debugctl, fixed_ctrl, global_status};
+use super::{Capability, FIXED, Msr, Pmu, Version, debugctl, fixed_ctrl, global_status, to_global};
 use crate::counter::{CounterHost, CounterSet, Events, Lost, Slots};
-use crate::x86::{Control, CounterConfig, EventKind, RawPerfEvtSel, pmu};
+use crate::x86::{Control, CounterConfig, EventKind, RawPerfEvtSel, pebs, pmu};
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
 pub struct Registers {
-    pub(super) capability: Capability,
+    pub(in crate::x86) capability: Capability,
     /// IA32_PERFEVTSELx.
     pub(super) selects: Slots<RawPerfEvtSel>,
     /// IA32_FIXED_CTR_CTRL.
@@ -18,6 +18,7 @@ pub struct Registers {
     /// Bits in IA32_PERF_GLOBAL_STATUS that are no counter's.
     pub(super) status: u64,
     pub(super) debugctl: u64,
+    pub(in crate::x86) pebs: pebs::Registers,
 }
 
 impl pmu::Registers for Registers {
@@ -62,7 +63,12 @@ impl pmu::Registers for Registers {
             global: CounterSet::first(capability.general),
             status: 0,
             debugctl: 0,
+            pebs: pebs::Registers::default(),
         }
+    }
+
+    fn record<V: Events, H: CounterHost<CounterConfig>>(pmu: &mut Pmu<V>, host: &mut H) {
+        pmu.record(host);
     }
 
     fn capability(&self) -> &Capability {
@@ -98,7 +104,9 @@ impl pmu::Registers for Registers {
                 )
             }
         };
-        let absent = match (event.event, event.event.architectural()) {
+        // With a condition it is no other event, unless that makes cycles of it.
+        let named = event.architectural().or(event.event.architectural());
+        let absent = match (event.event, named) {
             (EventKind::General { .. }, Some(event)) => !self.capability.has_event(event),
             _ => false,
         };
@@ -106,6 +114,7 @@ impl pmu::Registers for Registers {
             event,
             on,
             interrupts,
+            records: to_global(CounterSet::of(n)) & self.pebs.enable != 0,
             // The other threads of the core are not the guest's, whatever it is told.
             unsupported: (any_thread || absent).then_some(Lost::Unsupported),
         }
@@ -136,6 +145,20 @@ impl pmu::Registers for Registers {
 }
 
 impl Registers {
+    /// The groups of a record of counter `n`'s.
+    pub(in crate::x86) fn record_groups(&self, n: u8) -> u64 {
+        let adaptive = match fixed_index(n) {
+            Some(fixed) => self.fixed_ctrl & fixed_ctrl::adaptive(fixed) != 0,
+            None => self.selects[n].has(RawPerfEvtSel::ADAPTIVE),
+        };
+        if adaptive { self.pebs.data_cfg } else { 0 }
+    }
+
+    /// The guest's PEBS buffer has filled up to its threshold.
+    pub(in crate::x86) fn set_buffer_overflow(&mut self) {
+        self.status |= global_status::OVF_BUF;
+    }
+
     /// The number of general counter `n`, if it exists.
     pub(super) fn general(&self, n: u8) -> Option<u8> {
         (n < self.capability.general).then_some(n)

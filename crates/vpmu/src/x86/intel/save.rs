@@ -2,7 +2,7 @@
 
 use super::{FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, from_global, to_global};
 use crate::counter::{CounterHost, Events, Model};
-use crate::x86::CounterConfig;
+use crate::x86::{CounterConfig, pebs};
 
 impl<V: Events> Pmu<V> {
     /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
@@ -25,6 +25,9 @@ impl<V: Events> Pmu<V> {
             global_status: to_global(self.overflowed) | self.registers.status,
             debugctl: self.registers.debugctl,
             pmi_due: self.pmi_due,
+            pebs_enable: self.registers.pebs.enable,
+            pebs_data_cfg: self.registers.pebs.data_cfg,
+            ds_area: self.registers.pebs.ds_area,
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
             *value = self.bank.counters[n].value;
@@ -62,6 +65,11 @@ impl<V: Events> Pmu<V> {
         self.overflowed = from_global(state.global_status);
         self.registers.status = state.global_status & self.status_bits();
         self.registers.debugctl = state.debugctl;
+        self.registers.pebs = pebs::Registers {
+            enable: state.pebs_enable,
+            data_cfg: state.pebs_data_cfg,
+            ds_area: state.ds_area,
+        };
         self.pmi_due = state.pmi_due;
         self.classify(self.implemented());
         self.apply(host);
@@ -70,7 +78,7 @@ impl<V: Events> Pmu<V> {
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
         let capability = &self.registers.capability;
-        if state.layout != PmuState::LAYOUT {
+        if !(PmuState::OLDEST_LAYOUT..=PmuState::LAYOUT).contains(&state.layout) {
             return Err(RestoreError::Layout {
                 saved: state.layout,
             });
@@ -95,13 +103,6 @@ impl<V: Events> Pmu<V> {
                 offered,
             });
         }
-        let fits = |register, value: u64, reserved: u64| {
-            if value & reserved == 0 {
-                Ok(())
-            } else {
-                Err(RestoreError::Reserved { register, value })
-            }
-        };
         let exists = |n, reserved| {
             if self.implemented().contains(n) {
                 reserved
@@ -129,6 +130,31 @@ impl<V: Events> Pmu<V> {
             "IA32_DEBUGCTL",
             state.debugctl,
             capability.debugctl_reserved(),
-        )
+        )?;
+        self.check_pebs(state)
+    }
+
+    fn check_pebs(&self, state: &PmuState) -> Result<(), RestoreError> {
+        let capability = &self.registers.capability;
+        let (enable, groups, is_linear) = match capability.pebs {
+            Some(pebs) => (
+                capability.global_ctrl_reserved(),
+                pebs.data_cfg_reserved(),
+                pebs.is_linear(state.ds_area),
+            ),
+            None => (u64::MAX, u64::MAX, state.ds_area == 0),
+        };
+        fits("IA32_PEBS_ENABLE", state.pebs_enable, enable)?;
+        fits("MSR_PEBS_DATA_CFG", state.pebs_data_cfg, groups)?;
+        let area = if is_linear { 0 } else { u64::MAX };
+        fits("IA32_DS_AREA", state.ds_area, area)
+    }
+}
+
+fn fits(register: &'static str, value: u64, reserved: u64) -> Result<(), RestoreError> {
+    if value & reserved == 0 {
+        Ok(())
+    } else {
+        Err(RestoreError::Reserved { register, value })
     }
 }

@@ -1,0 +1,68 @@
+//! The DS save area: the guest's, at IA32_DS_AREA, with fields of 64 bits (SDM vol. 3B, 18.4.9.1; with CPUID's DTES64 in
+//! any mode). The guest may have anything there, and write it meanwhile.
+
+use super::{Fault, Guest};
+use crate::x86::intel;
+
+/// The head: buffer base, index, absolute maximum, interrupt threshold.
+const HEAD: u64 = 0x20;
+const INDEX: u64 = HEAD + 8;
+/// Reset values of general counters, and of fixed ones (format 4).
+const GENERAL_RESET: u64 = 0x40;
+const FIXED_RESET: u64 = 0x80;
+
+/// What the head says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Area {
+    at: u64,
+    base: u64,
+    index: u64,
+    maximum: u64,
+    threshold: u64,
+}
+
+impl Area {
+    pub(super) fn read(guest: &mut dyn Guest, at: u64) -> Result<Self, Fault> {
+        let mut head = [0; 32];
+        guest.read(at.checked_add(HEAD).ok_or(Fault)?, &mut head)?;
+        let ([base, index, maximum, threshold], _) = head.as_chunks() else {
+            return Err(Fault);
+        };
+        Ok(Self {
+            at,
+            base: u64::from_le_bytes(*base),
+            index: u64::from_le_bytes(*index),
+            maximum: u64::from_le_bytes(*maximum),
+            threshold: u64::from_le_bytes(*threshold),
+        })
+    }
+
+    /// What counter `n` is to go on from.
+    pub(super) fn reset(&self, guest: &mut dyn Guest, n: u8) -> Result<u64, Fault> {
+        let offset = match n.checked_sub(intel::FIXED) {
+            Some(fixed) => FIXED_RESET + 8 * u64::from(fixed),
+            None => GENERAL_RESET + 8 * u64::from(n),
+        };
+        let mut value = [0; 8];
+        guest.read(self.at.checked_add(offset).ok_or(Fault)?, &mut value)?;
+        Ok(u64::from_le_bytes(value))
+    }
+
+    /// Appends `record`, if it fits.
+    pub(super) fn append(&mut self, guest: &mut dyn Guest, record: &[u8]) -> Result<(), Fault> {
+        let next = self.index.checked_add(record.len() as u64).ok_or(Fault)?;
+        if self.index < self.base || next > self.maximum {
+            return Err(Fault);
+        }
+        guest.write(self.index, record)?;
+        let index = self.at.checked_add(INDEX).ok_or(Fault)?;
+        guest.write(index, &next.to_le_bytes())?;
+        self.index = next;
+        Ok(())
+    }
+
+    /// Whether the buffer is filled so far that the guest wants to be told.
+    pub(super) fn is_due(&self) -> bool {
+        self.index >= self.threshold
+    }
+}

@@ -1,0 +1,108 @@
+//! What the engine asks of an embedder to write a record: the guest's memory, and its registers.
+
+use crate::x86::Ring;
+
+/// What was asked for cannot be had: no such memory, or a host that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault;
+
+/// A guest whose counters have overflowed, as a host shows it by
+/// [`CounterHost::pebs`](crate::counter::CounterHost::pebs). It does not run meanwhile.
+pub trait Guest {
+    /// Fills `bytes` from linear `address` on, as the processor reads for itself: with the guest's page tables, in
+    /// ring 0, whatever the guest's ring is.
+    ///
+    /// # Errors
+    ///
+    /// Not all of it is memory that can be read. `bytes` are then not looked at.
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
+
+    /// Writes `bytes` from linear `address` on, in the same way. Only RAM may be written.
+    ///
+    /// # Errors
+    ///
+    /// Not all of it is memory that can be written. A part may have been.
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// Where the guest is.
+    ///
+    /// # Errors
+    ///
+    /// The host fails. The record is lost.
+    fn place(&mut self) -> Result<Place, Fault>;
+
+    /// Its general registers. Asked for only where the guest wants them.
+    ///
+    /// # Errors
+    ///
+    /// The host fails. The record is lost.
+    fn general(&mut self) -> Result<GeneralRegisters, Fault>;
+
+    /// XMM0 to XMM15. Asked for only where the guest wants them.
+    ///
+    /// # Errors
+    ///
+    /// The host fails. The record is lost.
+    fn xmm(&mut self) -> Result<[u128; 16], Fault>;
+}
+
+/// Where a guest is, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// RIP: the instruction that comes next, as IA32_PERF_CAPABILITIES says.
+    pub ip: u64,
+    /// The ring it is in.
+    pub ring: Ring,
+    /// The guest's TSC.
+    pub tsc: u64,
+}
+
+/// A guest's general registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each is the register of its name")]
+pub struct GeneralRegisters {
+    pub rflags: u64,
+    pub rip: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rbx: u64,
+    pub rsp: u64,
+    pub rbp: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    pub r8: u64,
+    pub r9: u64,
+    pub r10: u64,
+    pub r11: u64,
+    pub r12: u64,
+    pub r13: u64,
+    pub r14: u64,
+    pub r15: u64,
+}
+
+impl GeneralRegisters {
+    /// In the order of a record's group.
+    pub(super) const fn words(&self) -> [u64; 18] {
+        [
+            self.rflags,
+            self.rip,
+            self.rax,
+            self.rcx,
+            self.rdx,
+            self.rbx,
+            self.rsp,
+            self.rbp,
+            self.rsi,
+            self.rdi,
+            self.r8,
+            self.r9,
+            self.r10,
+            self.r11,
+            self.r12,
+            self.r13,
+            self.r14,
+            self.r15,
+        ]
+    }
+}

@@ -1,0 +1,92 @@
+//! One record, group by group.
+//!
+//! SDM vol. 3B, 20.9.2.2. A record begins with the basic group; those that MSR_PEBS_DATA_CFG names follow in the order of
+//! their bits. Branch records have the last place, behind the XMM registers: 24 bytes for each of as many as bits 31:24
+//! say, plus one.
+
+use super::{Fault, Guest, Place};
+
+/// Bits of MSR_PEBS_DATA_CFG.
+pub mod data_cfg {
+    /// The group of memory accesses: 32 bytes, zero here.
+    pub const MEMORY: u64 = 1 << 0;
+    /// General registers: 144 bytes.
+    pub const GENERAL: u64 = 1 << 1;
+    /// XMM registers: 256 bytes.
+    pub const XMM: u64 = 1 << 2;
+    /// Bits that may be set.
+    pub const ALL: u64 = MEMORY | GENERAL | XMM;
+}
+
+/// The longest record, in words: basic, memory, general, XMM.
+const WORDS: usize = 4 + 4 + 18 + 32;
+
+/// A record of format 4.
+#[derive(Debug)]
+pub(super) struct Record {
+    bytes: [u8; 8 * WORDS],
+    length: usize,
+}
+
+impl Record {
+    /// A record of `groups` for the counters in `counters`, numbered as in the global registers.
+    pub(super) fn new(
+        guest: &mut dyn Guest,
+        groups: u64,
+        counters: u64,
+        place: Place,
+    ) -> Result<Self, Fault> {
+        let mut record = Self {
+            bytes: [0; 8 * WORDS],
+            length: 0,
+        };
+        let size = 8 * words(groups);
+        // Between the groups and the size is the latency of the instruction, which nobody knows here.
+        record.put(&[groups | size << 48, place.ip, counters, place.tsc]);
+        if groups & data_cfg::MEMORY != 0 {
+            record.put(&[0; 4]);
+        }
+        if groups & data_cfg::GENERAL != 0 {
+            record.put(&guest.general()?.words());
+        }
+        if groups & data_cfg::XMM != 0 {
+            for register in guest.xmm()? {
+                record.put(&[register as u64, (register >> 64) as u64]);
+            }
+        }
+        Ok(record)
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+
+    fn put(&mut self, words: &[u64]) {
+        let room = self.bytes.get_mut(self.length..).unwrap_or_default();
+        let (room, _) = room.as_chunks_mut();
+        for (place, word) in room.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+            self.length += 8;
+        }
+    }
+}
+
+/// Words of a record of `groups`.
+const fn words(groups: u64) -> u64 {
+    const SIZES: [(u64, u64); 3] = [
+        (data_cfg::MEMORY, 4),
+        (data_cfg::GENERAL, 18),
+        (data_cfg::XMM, 32),
+    ];
+    let mut words = 4;
+    let mut n = 0;
+    while n < SIZES.len() {
+        if groups & SIZES[n].0 != 0 {
+            words += SIZES[n].1;
+        }
+        n += 1;
+    }
+    words
+}
+
+const _: () = assert!(words(data_cfg::ALL) == WORDS as u64);

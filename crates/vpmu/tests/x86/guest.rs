@@ -1,0 +1,142 @@
+//! A guest whose memory is a few pieces, and whose registers are what a test says.
+
+use vpmu::x86::Ring;
+use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Piece {
+    at: u64,
+    bytes: Vec<u8>,
+    writable: bool,
+}
+
+impl Piece {
+    /// Where `length` bytes at `address` are, if all of them are here.
+    fn find(&self, address: u64, length: usize) -> Option<std::ops::Range<usize>> {
+        let begin = usize::try_from(address.checked_sub(self.at)?).ok()?;
+        let end = begin.checked_add(length)?;
+        (end <= self.bytes.len()).then_some(begin..end)
+    }
+}
+
+/// An access goes to one piece, whole, or it faults.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FakeGuest {
+    pieces: Vec<Piece>,
+    pub(crate) place: Place,
+    pub(crate) general: GeneralRegisters,
+    pub(crate) xmm: [u128; 16],
+    /// Whether the registers cannot be read.
+    pub(crate) is_mute: bool,
+}
+
+impl FakeGuest {
+    pub(crate) const RAM: u64 = 0x1000;
+    pub(crate) const ROM: u64 = 0x2000;
+    /// The last bytes of the address space.
+    pub(crate) const TOP: u64 = u64::MAX - 0x3ff;
+
+    pub(crate) fn new() -> Self {
+        let piece = |at, length, writable| Piece {
+            at,
+            bytes: vec![0; length],
+            writable,
+        };
+        let general = GeneralRegisters {
+            rflags: 0x246,
+            rip: 0x40_1000,
+            rax: 0xa,
+            rcx: 0xc,
+            rdx: 0xd,
+            rbx: 0xb,
+            rsp: 0x7ffd_0000,
+            rbp: 0x7ffd_0040,
+            rsi: 0x51,
+            rdi: 0xd1,
+            r8: 8,
+            r9: 9,
+            r10: 10,
+            r11: 11,
+            r12: 12,
+            r13: 13,
+            r14: 14,
+            r15: 15,
+        };
+        Self {
+            pieces: vec![
+                piece(Self::RAM, 0xc00, true),
+                piece(Self::ROM, 0x200, false),
+                piece(Self::TOP, 0x400, true),
+            ],
+            place: Place {
+                ip: 0x40_1000,
+                ring: Ring::User,
+                tsc: 0,
+            },
+            general,
+            xmm: std::array::from_fn(|n| (n as u128 + 1) << 64 | (0xff00 + n as u128)),
+            is_mute: false,
+        }
+    }
+
+    /// What the guest itself writes, if there is memory.
+    pub(crate) fn store(&mut self, address: u64, value: u64) {
+        for piece in &mut self.pieces {
+            if let Some(place) = piece.find(address, 8) {
+                piece.bytes[place].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+    }
+
+    /// What the guest itself reads.
+    pub(crate) fn load(&mut self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)
+            .expect("memory that is there");
+        u64::from_le_bytes(bytes)
+    }
+
+    /// The guest goes on somewhere in `ring`.
+    pub(crate) fn go_on(&mut self, ring: Ring, times: u64) {
+        self.place.ip = match ring {
+            Ring::User => 0x40_1000 + (times & 0xff0),
+            Ring::Kernel => 0xffff_ffff_8100_0000 + (times & 0xff0),
+        };
+        self.place.ring = ring;
+        self.place.tsc = self.place.tsc.wrapping_add(times);
+        self.general.rip = self.place.ip;
+    }
+}
+
+impl Guest for FakeGuest {
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let mut found = self.pieces.iter().filter_map(|piece| {
+            let place = piece.find(address, bytes.len())?;
+            piece.bytes.get(place)
+        });
+        bytes.copy_from_slice(found.next().ok_or(Fault)?);
+        Ok(())
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        for piece in self.pieces.iter_mut().filter(|piece| piece.writable) {
+            if let Some(place) = piece.find(address, bytes.len()) {
+                piece.bytes[place].copy_from_slice(bytes);
+                return Ok(());
+            }
+        }
+        Err(Fault)
+    }
+
+    fn place(&mut self) -> Result<Place, Fault> {
+        (!self.is_mute).then_some(self.place).ok_or(Fault)
+    }
+
+    fn general(&mut self) -> Result<GeneralRegisters, Fault> {
+        (!self.is_mute).then_some(self.general).ok_or(Fault)
+    }
+
+    fn xmm(&mut self) -> Result<[u128; 16], Fault> {
+        (!self.is_mute).then_some(self.xmm).ok_or(Fault)
+    }
+}

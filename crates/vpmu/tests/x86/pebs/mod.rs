@@ -1,0 +1,4 @@
+//! PEBS: records of counters that overflow.
+
+mod behaviour;
+mod model;
