@@ -13,10 +13,14 @@ use vpmu::x86::{Capability, amd, intel};
 use crate::error::Error;
 use crate::sys;
 
-/// Every MSR of a PMU of this vendor's, for [`intercept`].
+/// Every MSR of a PMU of this vendor's, for [`intercept`]. Those of PEBS where that is offered.
 pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
     match capability {
-        Capability::Intel(_) => intel::Msr::all().map(intel::Msr::address).collect(),
+        Capability::Intel(capability) => {
+            let offered = |msr: &intel::Msr| capability.pebs.is_some() || !msr.is_of_pebs();
+            let msrs = intel::Msr::all().filter(offered);
+            msrs.map(intel::Msr::address).collect()
+        }
         Capability::Amd(_) => amd::Msr::all().map(amd::Msr::address).collect(),
     }
 }

@@ -26,8 +26,14 @@ pub const GLOBAL_OVF_CTRL: u32 = 0x390;
 pub const GLOBAL_STATUS_SET: u32 = 0x391;
 /// IA32_PERF_GLOBAL_INUSE.
 pub const GLOBAL_INUSE: u32 = 0x392;
+/// IA32_PEBS_ENABLE.
+pub const PEBS_ENABLE: u32 = 0x3f1;
+/// MSR_PEBS_DATA_CFG.
+pub const PEBS_DATA_CFG: u32 = 0x3f2;
 /// IA32_A_PMC0.
 pub const A_PMC: u32 = 0x4c1;
+/// IA32_DS_AREA.
+pub const DS_AREA: u32 = 0x600;
 
 /// General counters that have addresses, in any version.
 pub const GENERAL_ADDRESSES: u32 = 8;
@@ -36,6 +42,10 @@ pub const FIXED_ADDRESSES: u32 = 7;
 
 /// IA32_PERF_CAPABILITIES.FW_WRITE.
 pub const FW_WRITE: u64 = 1 << 13;
+/// IA32_PERF_CAPABILITIES.PEBS_BASELINE.
+const PEBS_BASELINE: u64 = 1 << 14;
+/// Adaptive_Record of IA32_PERFEVTSELx.
+pub const ADAPTIVE: u64 = 1 << 34;
 /// IA32_DEBUGCTL.BTF: not the PMU's, but of the same register, and of every processor.
 const BTF: u64 = 1 << 1;
 /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
@@ -90,6 +100,11 @@ impl Capability {
         self.perf_capabilities & FW_WRITE != 0
     }
 
+    /// Whether every counter can write records (vol. 3B, 20.9).
+    pub const fn has_pebs(&self) -> bool {
+        self.perf_capabilities & PEBS_BASELINE != 0
+    }
+
     /// The bits that a general counter has.
     pub const fn general_mask(&self) -> u64 {
         (1 << self.general_width) - 1
@@ -110,7 +125,8 @@ impl Capability {
     }
 
     fn fixed_ctr_ctrl(&self) -> u64 {
-        let field = if self.has_any_thread() { 0xf } else { 0xb };
+        let adaptive = (self.has_pebs() as u64) << 32;
+        let field = adaptive | if self.has_any_thread() { 0xf } else { 0xb };
         (0..FIXED_ADDRESSES)
             .filter(|n| self.fixed >> n & 1 != 0)
             .fold(0, |bits, n| bits | field << (4 * n))
@@ -153,6 +169,7 @@ pub fn rows(capability: Capability) -> impl Iterator<Item = Row> {
     } else {
         0xffdf_ffff
     };
+    let select = select | if c.has_pebs() { ADAPTIVE } else { 0 };
     let general = (0..GENERAL_ADDRESSES).flat_map(move |n| {
         let exists = n < c.general;
         let row = |address, name| Row {
@@ -192,7 +209,28 @@ pub fn rows(capability: Capability) -> impl Iterator<Item = Row> {
             keeps: true,
         }
     });
-    general.chain(fixed).chain(single(c))
+    // Without PEBS these are not the PMU's, whoever answers for them.
+    let pebs = pebs(c).into_iter().filter(move |_| c.has_pebs());
+    general.chain(fixed).chain(single(c)).chain(pebs)
+}
+
+/// Those of a PMU whose counters write records: vol. 3B, 20.9.
+fn pebs(c: Capability) -> [Row; 3] {
+    let row = |address, name, writable| Row {
+        address,
+        name,
+        index: 0,
+        reset: Some(0),
+        writable: Some(writable),
+        keeps: true,
+    };
+    [
+        row(PEBS_ENABLE, "PEBS_ENABLE", c.counters()),
+        // Memory, general registers, XMM; no branch records.
+        row(PEBS_DATA_CFG, "PEBS_DATA_CFG", 0b111),
+        // The canonical addresses of a lower half.
+        row(DS_AREA, "DS_AREA", (1 << 47) - 1),
+    ]
 }
 
 /// Those that are there once.
@@ -262,7 +300,7 @@ mod tests {
     use vpmu::x86::intel;
     use vpmu::x86::intel::{Msr, Version};
 
-    fn engine(version: Version) -> (intel::Capability, Capability) {
+    fn engine(version: Version, pebs: bool) -> (intel::Capability, Capability) {
         let theirs = intel::Capability {
             fixed: if version == Version::V5 {
                 0b1101
@@ -271,6 +309,7 @@ mod tests {
             },
             events: 0b101,
             other_debugctl: BTF,
+            pebs: pebs.then(Default::default),
             ..intel::Capability::new(version)
         };
         let leaf = theirs.leaf_0a();
@@ -287,7 +326,8 @@ mod tests {
     #[test]
     fn cpuid_is_read_as_the_engine_means_it() {
         for version in VERSIONS {
-            let (theirs, ours) = engine(version);
+            let (theirs, ours) = engine(version, true);
+            assert!(ours.has_pebs());
             assert_eq!(ours.version, u32::from(version.number()));
             assert_eq!(ours.general, theirs.general.into());
             assert_eq!(ours.general_width, theirs.general_width.into());
@@ -300,13 +340,17 @@ mod tests {
 
     #[test]
     fn every_msr_of_the_engine_has_a_row_with_the_same_reserved_bits() {
-        for version in VERSIONS {
-            let (theirs, ours) = engine(version);
-            assert_eq!(rows(ours).count(), Msr::all().count());
+        let offers = VERSIONS.map(|version| [(version, false), (version, true)]);
+        for (version, pebs) in offers.into_iter().flatten() {
+            let (theirs, ours) = engine(version, pebs);
+            let all = Msr::all().filter(|msr| pebs || !msr.is_of_pebs());
+            assert_eq!(rows(ours).count(), all.count());
             for row in rows(ours) {
                 let msr = Msr::decode(row.address).expect("an MSR of the PMU");
                 let context = format!("{version:?} {msr}");
-                assert!(msr.to_string().starts_with(&format!("IA32_{}", row.name)));
+                let (_, name) = context.rsplit_once(' ').expect("two words");
+                let (_, name) = name.split_once('_').expect("IA32_ or MSR_");
+                assert!(name.starts_with(row.name), "{context}");
                 let general = |n| u32::from(n) < ours.general;
                 let (exists, writable) = match msr {
                     Msr::PerfEvtSel(n) => (general(n), Some(!theirs.perfevtsel_reserved())),
@@ -325,6 +369,12 @@ mod tests {
                     Msr::DebugCtl => (true, Some(!theirs.debugctl_reserved())),
                     Msr::GlobalStatus | Msr::PerfCapabilities => (true, None),
                     Msr::GlobalInuse => (ours.version >= 4, None),
+                    Msr::PebsEnable => (true, Some(ours.counters())),
+                    Msr::PebsDataCfg => {
+                        let pebs = theirs.pebs.expect("it is offered");
+                        (true, Some(!pebs.data_cfg_reserved()))
+                    }
+                    Msr::DsArea => (true, Some(!0 >> 17)),
                 };
                 assert_eq!(row.reset.is_some(), exists, "{context}");
                 assert_eq!(row.writable, writable.filter(|_| exists), "{context}");
@@ -334,7 +384,7 @@ mod tests {
 
     #[test]
     fn refusals() {
-        let (_, ours) = engine(Version::V2);
+        let (_, ours) = engine(Version::V2, false);
         let row = |address| rows(ours).find(|row| row.address == address).unwrap();
         assert!(row(GLOBAL_CTRL).refuses(1 << 4));
         assert!(!row(GLOBAL_CTRL).refuses(0x7_0000_000f));
