@@ -125,7 +125,7 @@ impl Capability {
     }
 
     fn fixed_ctr_ctrl(&self) -> u64 {
-        let adaptive = (self.has_pebs() as u64) << 32;
+        let adaptive = u64::from(self.has_pebs()) << 32;
         let field = adaptive | if self.has_any_thread() { 0xf } else { 0xb };
         (0..FIXED_ADDRESSES)
             .filter(|n| self.fixed >> n & 1 != 0)
