@@ -154,7 +154,7 @@ pub(crate) struct Guest {
     /// Architecture of the guest
     #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
     pub(crate) arch: Arch,
-    /// Processors of the guest, 1 to 8
+    /// Processors of the guest, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1)]
     vcpus: u32,
     /// Memory of the guest, for example 512M or 2G; at most 3G for x86_64, emulated

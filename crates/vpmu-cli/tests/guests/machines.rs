@@ -19,7 +19,7 @@ const OLDER: [(&str, u32); 5] = [
 ];
 
 /// Cores that can; A710 has 20 counters.
-const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max", 8)];
+const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max", 12)];
 
 const COUNT: &str = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat; nproc";
 

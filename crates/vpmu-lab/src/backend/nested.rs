@@ -76,6 +76,11 @@ impl Backend for Nested<'_> {
             Vmm::Stock => (job::Vmm::Qemu(arch.qemu().program), self.stock_arguments()),
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
         };
+        let kernel = match (parts.own_kernel(), self.vmm) {
+            (Some(own), _) => Some(own.to_owned()),
+            (None, Vmm::Ours(_)) => Some(images.rewritten_kernel()?),
+            (None, Vmm::Stock) => None,
+        };
         let host_file = folder.join("host.cpio");
         HostJob {
             arch,
@@ -88,7 +93,7 @@ impl Backend for Nested<'_> {
             phase: parts.phase,
             guest: parts.job.as_deref(),
             initrd: parts.own_initrd(),
-            kernel: parts.own_kernel(),
+            kernel: kernel.as_deref(),
         }
         .archive()?
         .write_file(&host_file)?;

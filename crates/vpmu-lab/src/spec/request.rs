@@ -12,6 +12,8 @@ use crate::{Error, Result};
 
 /// The least memory that holds a guest's file tree, MiB.
 const LEAST_MEMORY: u32 = 384;
+/// The most processors: vpmu-vmm has no more, and QEMU's boards for arm64 have more.
+const MOST_VCPUS: u32 = 64;
 /// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
 
@@ -260,8 +262,8 @@ impl Request {
     }
 
     fn check_numbers(&self, designs: &[Design]) -> Result<()> {
-        if !(1..=8).contains(&self.machine.vcpus) {
-            return usage("--vcpus takes a number from 1 to 8");
+        if !(1..=MOST_VCPUS).contains(&self.machine.vcpus) {
+            return usage(format!("--vcpus takes a number from 1 to {MOST_VCPUS}"));
         }
         if !(1..=100).contains(&self.runs) {
             return usage("--runs takes a number from 1 to 100");

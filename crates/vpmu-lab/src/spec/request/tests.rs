@@ -21,7 +21,7 @@ fn complaint(pmu: Pmu, change: Change) -> String {
 #[test]
 fn wrong_numbers_and_files_are_named() {
     let cases: [(Change, &str); 8] = [
-        (&|it| it.machine.vcpus = 9, "--vcpus"),
+        (&|it| it.machine.vcpus = 65, "--vcpus"),
         (&|it| it.machine.vcpus = 0, "--vcpus"),
         (&|it| it.runs = 101, "--runs"),
         (&|it| it.machine.memory = 4096, "at most 3G"),
