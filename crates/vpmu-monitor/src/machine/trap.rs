@@ -117,10 +117,8 @@ fn pmu_access(
         Some(value) => pmu.write(register, level, value, &mut PhysicalPmu),
         None => pmu.read(register, level, &mut PhysicalPmu),
     };
-    let (lazy, line_moved) = (pmu.is_lazy(), pmu.line() != line);
-    if lazy {
-        apply_traps(local, false);
-    }
+    let line_moved = pmu.line() != line;
+    apply_traps(local, false);
     if line_moved {
         show_line(local, cpu, monitor);
     }

@@ -13,6 +13,7 @@
 #![expect(unreachable_pub, reason = "they are named by the linker alone")]
 
 mod arm;
+mod backed;
 mod paravirt;
 mod partition;
 mod x86;

@@ -14,9 +14,10 @@
 //! When each touch is a trap to the hypervisor, profiling measures the hypervisor. The two designs
 //! here answer that differently:
 //!
-//! - [`emulated`]: all registers trap. What a trap costs is then what the engine makes the host
-//!   do, so the engine touches a host counter only where the guest's write really changed
-//!   something.
+//! - [`emulated`]: the engine models the PMU. What a trap costs is then what the engine makes the
+//!   host do, so the engine touches a host counter only where the guest's write really changed
+//!   something. Where the host is a CPU's own counters, what they answer as the model would does
+//!   not trap.
 //! - [`partition`]: the guest owns hardware counters `0..MDCR_EL2.HPMN` and reaches the hot
 //!   registers without a trap; one plan decides what still has to trap and says why the rest is
 //!   safe.

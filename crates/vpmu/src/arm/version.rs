@@ -1,3 +1,5 @@
+use super::pmcr;
+
 /// Which PMUv3 a guest sees. Later ones order higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -48,6 +50,14 @@ impl PmuVersion {
         match self {
             Self::V3p5 => u64::MAX,
             _ => 0xffff_ffff,
+        }
+    }
+
+    /// PMCR_EL0.LP, where it exists.
+    pub(super) const fn pmcr_lp(self) -> u64 {
+        match self {
+            Self::V3p5 => pmcr::LP,
+            _ => 0,
         }
     }
 }

@@ -9,7 +9,7 @@ use vpmu::arm::partition::{Features, Isolation, PartitionConfig};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register};
 
 #[derive(Clone, Debug)]
-enum Step {
+pub(super) enum Step {
     Access(Register, Option<u64>, ExceptionLevel),
     Happen(u16, Place, u64),
     /// Off the CPU, another vCPU uses it, back on.
@@ -75,7 +75,7 @@ fn values() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn steps() -> impl Strategy<Value = Step> {
+pub(super) fn steps() -> impl Strategy<Value = Step> {
     let el = prop_oneof![3 => Just(ExceptionLevel::El1), 1 => Just(ExceptionLevel::El0)];
     let place =
         proptest::sample::select(vec![Place::El0, Place::El1, Place::El2, Place::OtherThread]);
@@ -134,7 +134,7 @@ fn filters() -> impl Strategy<Value = EventFilter> {
 
 prop_compose! {
     /// What a machine does against the architecture, and a configuration for it.
-    fn configs()(
+    pub(super) fn configs()(
         (implemented, host_counters) in (0..8_u8).prop_flat_map(|n| (Just(n), 0..=n)),
         version in proptest::sample::select(vec![
             PmuVersion::V3, PmuVersion::V3p1, PmuVersion::V3p4, PmuVersion::V3p5, PmuVersion::V3p5,
@@ -152,7 +152,7 @@ prop_compose! {
 }
 
 /// The machine the guest believes to be on: its own, with no host and nobody below EL1.
-fn native(config: &PartitionConfig) -> Machine {
+pub(super) fn native(config: &PartitionConfig) -> Machine {
     let counters = config.implemented - config.host_counters;
     let mut machine = Machine::new(counters, config.features, Quirks::default());
     machine.filter = config.filter;
@@ -160,7 +160,7 @@ fn native(config: &PartitionConfig) -> Machine {
 }
 
 /// Hides the bits that are RES0 for a guest and that hardware may keep: it has no EL2 and no EL3.
-fn comparable(register: Register, version: PmuVersion, outcome: Outcome) -> Outcome {
+pub(super) fn comparable(register: Register, version: PmuVersion, outcome: Outcome) -> Outcome {
     match (register, outcome) {
         (
             Register::Pmevtyper(_) | Register::Pmxevtyper | Register::Pmccfiltr,
@@ -170,7 +170,7 @@ fn comparable(register: Register, version: PmuVersion, outcome: Outcome) -> Outc
     }
 }
 
-fn natively(
+pub(super) fn natively(
     machine: &mut Machine,
     register: Register,
     write: Option<u64>,
@@ -284,7 +284,7 @@ fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
 }
 
 /// Another vCPU has used the CPU in between, and was put.
-fn neighbour(machine: &mut Machine, noise: u64) {
+pub(super) fn neighbour(machine: &mut Machine, noise: u64) {
     for n in (0..usize::from(machine.hpmn())).chain([31]) {
         machine.evcntr[n] = noise;
         machine.evtyper[n] = noise & 0xff70_ffff;

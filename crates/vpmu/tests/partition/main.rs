@@ -1,5 +1,6 @@
-//! The partitioned PMU against a model of the hardware below it.
+//! The partitioned PMU, and the emulated one on physical counters, against a model of the hardware below it.
 
+mod backed;
 mod exits;
 mod hostile;
 mod machine;

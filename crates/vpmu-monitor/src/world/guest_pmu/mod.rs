@@ -3,17 +3,16 @@
 mod describe;
 
 use vpmu::arm::{
-    EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register,
-    emulated::{ConfigError, EmulatedConfig, EmulatedPmu, Identity},
+    EventFilter, ExceptionLevel, Outcome, RawPmevtyper, Register,
+    emulated::{BackedPmu, ConfigError, EmulatedConfig, Identity},
     partition::{
         Features, Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
         TrapRegisters,
     },
-    pmcr, pmuserenr,
+    pmcr,
 };
-use vpmu::counter::{CounterSet, Policy, Report};
+use vpmu::counter::{CounterSet, Policy};
 
-use super::backing::Backing;
 use crate::{
     boot::words::{Design, Settings},
     regs::MdcrEl2,
@@ -94,7 +93,7 @@ pub struct GuestPmu {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one per CPU, in static memory")]
 enum PmuKind {
-    Emulated { pmu: EmulatedPmu, backing: Backing },
+    Emulated(BackedPmu),
     Partitioned(PartitionedPmu),
     Untrapped,
 }
@@ -138,27 +137,17 @@ impl GuestPmu {
             Design::Untrapped => PmuKind::Untrapped,
             Design::Partitioned => PmuKind::Partitioned(PartitionedPmu::new(plan)),
             Design::Emulated => {
-                let version = hardware.features.version;
-                let pmu = EmulatedPmu::new(EmulatedConfig {
+                let config = EmulatedConfig {
                     counters: plan.hpmn(),
-                    version,
+                    version: hardware.features.version,
                     el3: hardware.el3,
                     identity: Identity::from_pmcr(hardware.pmcr),
                     events: hardware.events,
                     pmmir: hardware.pmmir,
                     filter: EventFilter::default(),
                     policy: Policy::default(),
-                })?;
-                let long = if version >= PmuVersion::V3p5 {
-                    pmcr::LP
-                } else {
-                    0
                 };
-                registers.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
-                PmuKind::Emulated {
-                    pmu,
-                    backing: Backing::new(version.counter_mask()),
-                }
+                PmuKind::Emulated(BackedPmu::new(config, plan, registers)?)
             }
         };
         let own_counter = hardware
@@ -180,11 +169,11 @@ impl GuestPmu {
         })
     }
 
-    /// The PMU's part of `MDCR_EL2` and the fine-grained traps. It changes with the first access of
-    /// a lazy PMU, so look again after [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`].
+    /// The PMU's part of `MDCR_EL2` and the fine-grained traps. It may change in
+    /// [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`]: look again.
     pub fn trap_registers(&self) -> TrapRegisters {
         let mut traps = match &self.kind {
-            PmuKind::Emulated { .. } => self.plan.trap_all(),
+            PmuKind::Emulated(pmu) => pmu.trap_registers(),
             PmuKind::Partitioned(pmu) => pmu.trap_registers(),
             PmuKind::Untrapped => self.plan.traps(),
         };
@@ -192,11 +181,6 @@ impl GuestPmu {
             traps.mdcr_el2 |= MDCR_HPME;
         }
         traps
-    }
-
-    /// Whether an access can change [`Self::trap_registers`].
-    pub fn is_lazy(&self) -> bool {
-        matches!(self.kind, PmuKind::Partitioned(_))
     }
 
     /// A trapped read.
@@ -207,13 +191,7 @@ impl GuestPmu {
         registers: &mut R,
     ) -> Outcome {
         match &mut self.kind {
-            PmuKind::Emulated { pmu, backing } => {
-                if matches!(register, Register::PmovsSet | Register::PmovsClr) {
-                    // As the host promises: what has overflowed by now is in the guest's register.
-                    report_overflows(pmu, backing, registers);
-                }
-                pmu.read(register, el, &mut backing.host(registers))
-            }
+            PmuKind::Emulated(pmu) => pmu.read(register, el, registers),
             PmuKind::Partitioned(pmu) => pmu.read(register, el, registers),
             PmuKind::Untrapped => Outcome::NotHandled,
         }
@@ -228,17 +206,7 @@ impl GuestPmu {
         registers: &mut R,
     ) -> Outcome {
         match &mut self.kind {
-            PmuKind::Emulated { pmu, backing } => {
-                let outcome = pmu.write(register, el, value, &mut backing.host(registers));
-                // Physical too, so that a guest that forbids everything to EL0 has it forbidden
-                // without an exit. Any permission is given as EN, and the engine looks again: QEMU
-                // lets what ER, CR or SW permit reach the counters without asking MDCR_EL2.TPM.
-                if register == Register::Pmuserenr && outcome == Outcome::Done {
-                    let some = value & pmuserenr::MASK != 0;
-                    registers.write(register, if some { pmuserenr::EN } else { 0 });
-                }
-                outcome
-            }
+            PmuKind::Emulated(pmu) => pmu.write(register, el, value, registers),
             PmuKind::Partitioned(pmu) => pmu.write(register, el, value, registers),
             PmuKind::Untrapped => Outcome::NotHandled,
         }
@@ -254,8 +222,8 @@ impl GuestPmu {
     /// The physical overflow interrupt has arrived.
     pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> Pmi {
         match &mut self.kind {
-            PmuKind::Emulated { pmu, backing } => {
-                report_overflows(pmu, backing, registers);
+            PmuKind::Emulated(pmu) => {
+                pmu.overflow(registers);
                 Pmi::Line
             }
             PmuKind::Partitioned(pmu) => {
@@ -276,7 +244,7 @@ impl GuestPmu {
     /// The guest's overflow line, where it is computed and not a wire.
     pub fn line(&self) -> Option<bool> {
         match &self.kind {
-            PmuKind::Emulated { pmu, .. } => Some(pmu.line()),
+            PmuKind::Emulated(pmu) => Some(pmu.line()),
             PmuKind::Partitioned(_) | PmuKind::Untrapped => None,
         }
     }
@@ -285,7 +253,7 @@ impl GuestPmu {
     pub fn load<R: PmuRegisters>(&mut self, registers: &mut R) {
         let mut counted = Counted::new(registers);
         match &mut self.kind {
-            PmuKind::Emulated { pmu, backing } => pmu.load(&mut backing.host(&mut counted)),
+            PmuKind::Emulated(pmu) => pmu.load(&mut counted),
             PmuKind::Partitioned(pmu) => pmu.load(&mut counted),
             PmuKind::Untrapped => {}
         }
@@ -296,7 +264,7 @@ impl GuestPmu {
     pub fn put<R: PmuRegisters>(&mut self, registers: &mut R) {
         let mut counted = Counted::new(registers);
         match &mut self.kind {
-            PmuKind::Emulated { pmu, backing } => pmu.put(&mut backing.host(&mut counted)),
+            PmuKind::Emulated(pmu) => pmu.put(&mut counted),
             PmuKind::Partitioned(pmu) => pmu.put(&mut counted),
             PmuKind::Untrapped => {}
         }
@@ -317,28 +285,17 @@ impl GuestPmu {
     fn filtered_at_exit(&self) -> CounterSet {
         match self.kind {
             PmuKind::Partitioned(_) => self.plan.filtered_at_exit(),
-            PmuKind::Emulated { .. } | PmuKind::Untrapped => CounterSet::EMPTY,
+            PmuKind::Emulated(_) | PmuKind::Untrapped => CounterSet::EMPTY,
         }
     }
 
     fn is_trapped(&self, register: Register, write: bool) -> bool {
-        match self.kind {
-            PmuKind::Emulated { .. } => register.is_accessible(write),
+        match &self.kind {
+            PmuKind::Emulated(pmu) => pmu.is_trapped(register, write),
             PmuKind::Partitioned(_) | PmuKind::Untrapped => {
                 self.plan.is_trapped(register, write).is_some()
             }
         }
-    }
-}
-
-/// Tells the engine of the physical overflows that it waits for.
-fn report_overflows<R: PmuRegisters>(
-    pmu: &mut EmulatedPmu,
-    backing: &mut Backing,
-    registers: &mut R,
-) {
-    for counter in backing.take_overflows(registers) {
-        pmu.overflow(counter, Report::Unsure, &mut backing.host(registers));
     }
 }
 

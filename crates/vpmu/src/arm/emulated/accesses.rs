@@ -120,6 +120,18 @@ impl<V: Events> EmulatedPmu<V> {
             | Register::Pmceid1
             | Register::Pmmir => return Outcome::Undefined,
         }
+        let runs_as_before = matches!(
+            register,
+            Register::Pmcr
+                | Register::PmovsSet
+                | Register::PmovsClr
+                | Register::PmintenSet
+                | Register::PmintenClr
+        );
+        // Open counters are started and stopped by their enables and types alone.
+        if self.open && runs_as_before {
+            return Outcome::Done;
+        }
         self.apply(host);
         Outcome::Done
     }
@@ -157,7 +169,7 @@ impl<V: Events> EmulatedPmu<V> {
         use pmcr::{C, D, E, LC, LP, P};
         let new = value & self.pmcr_bits();
         let changed = self.pmcr ^ new;
-        if changed & E != 0 {
+        if changed & E != 0 && !self.open {
             self.bank.hosted.touch(self.enabled, host);
         }
         if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {

@@ -58,6 +58,13 @@ impl Identity {
 pub enum ConfigError {
     /// More than 31 event counters were asked for.
     Counters(u8),
+    /// More event counters than there are physical ones for the guest.
+    Unbacked {
+        /// What was asked for.
+        counters: u8,
+        /// What the plan gives the guest.
+        physical: u8,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -66,6 +73,10 @@ impl fmt::Display for ConfigError {
             Self::Counters(n) => write!(
                 f,
                 "make a PMU with {n} event counters: the architecture ends at {MAX_EVENT_COUNTERS}"
+            ),
+            Self::Unbacked { counters, physical } => write!(
+                f,
+                "make a PMU with {counters} event counters on {physical} physical ones"
             ),
         }
     }

@@ -53,9 +53,30 @@ impl<V: Events> Model for EmulatedPmu<V> {
         allowed && (config.el0 || config.el1)
     }
 
+    fn wanted(&self) -> CounterSet {
+        match (self.bank.loaded, self.open) {
+            (false, _) => CounterSet::EMPTY,
+            (true, false) => self.enabled() & self.bank.countable,
+            (true, true) => self.enabled & self.bank.countable,
+        }
+    }
+
+    /// Open counters hold the guest's values themselves.
+    fn unsettled(&self) -> CounterSet {
+        if self.open {
+            CounterSet::EMPTY
+        } else {
+            self.bank.hosted.unsettled()
+        }
+    }
+
     /// In how many events something happens for `n` that raises the line. A distance that a `u64`
     /// cannot say is cut down to one that it can: the report then comes early.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+        if self.open {
+            // It overflows where the guest's does, and `BackedPmu` says which interrupt.
+            return None;
+        }
         let raises = |n| self.interrupting.contains(n) && !self.overflowed.contains(n);
         let own = self.events_to_overflow(n);
         let events = if raises(n) {

@@ -1,4 +1,6 @@
-//! The emulated PMU: every access traps, and host counters stand behind the guest's.
+//! The emulated PMU: the engine performs accesses on a model, and host counters stand behind the
+//! guest's. [`EmulatedPmu`] is that over any host, and all accesses trap; [`BackedPmu`] is the same on
+//! the counters of a CPU.
 //!
 //! # Why it is built this way
 //!
@@ -34,18 +36,20 @@
 //!   happened at a level that both count.
 
 mod accesses;
+mod backed;
 mod config;
 mod counters;
 mod save;
 
 use super::{
-    CHAIN, CYCLE_COUNTER, CounterConfig, EventFilter, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper,
-    SW_INCR, pmcr,
+    CHAIN, CYCLE_COUNTER, CounterConfig, EventFilter, MAX_EVENT_COUNTERS, RawPmevtyper, SW_INCR,
+    pmcr,
 };
 use crate::counter::{
     Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
 };
 
+pub use backed::BackedPmu;
 pub use config::{ConfigError, EmulatedConfig, Identity};
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
@@ -68,6 +72,9 @@ pub struct EmulatedPmu<V = ()> {
     types: Slots<RawPmevtyper>,
     /// Cycles towards the next increment while PMCR_EL0.D divides: 0 to 63.
     prescaler: u8,
+    /// The guest has its values in host counters that it reaches itself ([`BackedPmu`]): they
+    /// overflow where the guest's do, and PMCR_EL0.E starts and stops them.
+    open: bool,
 }
 
 impl EmulatedPmu {
@@ -103,6 +110,7 @@ impl<V: Events> EmulatedPmu<V> {
             overflowed: CounterSet::EMPTY,
             types: Slots::default(),
             prescaler: 0,
+            open: false,
         };
         pmu.reclassify(pmu.implemented());
         Ok(pmu)
@@ -186,13 +194,15 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// The bits of PMCR_EL0 that keep what is written.
     fn pmcr_bits(&self) -> u64 {
-        use pmcr::{D, DP, E, LC, LP, X};
-        let lp = if self.config.version >= PmuVersion::V3p5 {
-            LP
-        } else {
-            0
-        };
-        E | D | X | DP | LC | lp
+        use pmcr::{D, DP, E, LC, X};
+        E | D | X | DP | LC | self.config.version.pmcr_lp()
+    }
+
+    /// Gives every host counter back; what they have counted is taken.
+    fn detach<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let backed = self.bank.hosted.backed();
+        self.bank.hosted.release(backed, host);
+        self.settle(self.unsettled(), host);
     }
 
     /// The event number of event counter `n`; `None` for the cycle counter.

@@ -311,6 +311,24 @@ impl Plan {
         }
     }
 
+    /// The trap registers with which just the accesses trap that `traps` names; `None`: they cannot be
+    /// told apart, or no access may be passed on. Reads of PMCR_EL0 cannot be among them.
+    pub(in crate::arm) fn trap_just(
+        &self,
+        traps: impl Fn(Register, bool) -> bool,
+    ) -> Option<TrapRegisters> {
+        let bits = |write| {
+            Register::all()
+                .filter(|&register| traps(register, write))
+                .fold(0, |bits, register| bits | fine_bit(register))
+        };
+        (self.config.features.fgt && !self.is_distrusted()).then(|| TrapRegisters {
+            mdcr_el2: self.mdcr_el2(),
+            hdfgrtr_el2: bits(false),
+            hdfgwtr_el2: bits(true),
+        })
+    }
+
     /// Why a read (or write) of `register` traps while the guest's PMU is in the hardware; `None`:
     /// it does not. For an indexed register, n is one of the guest's.
     pub fn is_trapped(&self, register: Register, write: bool) -> Option<Why> {
@@ -342,7 +360,7 @@ impl Plan {
     }
 
     /// A value of PMSELR_EL0 with which every selected access that some guest may make is defined.
-    pub(super) const fn harmless_selection(&self) -> u64 {
+    pub(in crate::arm) const fn harmless_selection(&self) -> u64 {
         if self.config.implemented == 0 {
             CYCLE_COUNTER as u64
         } else {

@@ -26,6 +26,7 @@ mod frame;
 mod fuzz;
 mod interrupt;
 mod memory;
+mod mixed;
 mod offer;
 mod overflow;
 mod pending;
@@ -58,6 +59,7 @@ const EVERY_CPU: &[&[Test]] = &[
     filter::TESTS,
     overflow::TESTS,
     interrupt::TESTS,
+    mixed::TESTS,
     sgi::TESTS,
     pending::TESTS,
     frame::TESTS,

@@ -1,0 +1,413 @@
+//! The emulated PMU on the counters of the CPU that runs the guest, for a hypervisor at EL2.
+//!
+//! # Why its registers open and close
+//!
+//! Of the ten accesses that a profiler makes for each sample, six ask for nothing but what the
+//! hardware could answer: a counter's value, the overflow bits, PMCR_EL0. Where each guest counter
+//! has the physical counter of the same number for its own, and FEAT_FGT traps single registers, the
+//! guest's values are kept in the hardware and the guest reaches them itself: its registers are
+//! *open*. What decides what counts still traps, and the model of [`EmulatedPmu`] stays in force for
+//! that. [`stays_trapped`](open::stays_trapped) has the table.
+//!
+//! Where that is not so the registers are *closed*: everything traps, and a physical counter is no
+//! more than a [`CounterHost`]'s, standing where its next report is due.
+//!
+//! A guest that never touches its PMU has it closed, and costs nothing at a switch. The first write
+//! that traps opens it; a [`put`](BackedPmu::put) closes it.
+
+mod backing;
+mod open;
+
+use super::{ConfigError, EmulatedConfig, EmulatedPmu, Identity};
+use crate::arm::partition::{Plan, PmuRegisters, TrapRegisters};
+use crate::arm::{
+    CHAIN, CYCLE_COUNTER, EventFilter, ExceptionLevel, Outcome, PmuState, RawPmevtyper, Register,
+    RestoreError, pmcr, pmuserenr,
+};
+use crate::counter::{CounterSet, CounterState, Events, Model, Report, Statistics};
+use backing::{Backing, value_register};
+use open::stays_trapped;
+
+/// One vCPU's emulated PMU, with the physical counter *n* behind guest counter *n*.
+///
+/// The caller does as for [`PartitionedPmu`](crate::arm::partition::PartitionedPmu): it writes
+/// [`trap_registers`](Self::trap_registers) before it enters the guest and whenever they changed,
+/// which they may in each call that takes registers; and it calls [`load`](Self::load) and
+/// [`put`](Self::put) around the vCPU's time on a CPU. The physical PMU interrupt of the guest's
+/// counters is the hypervisor's: it calls [`overflow`](Self::overflow), ends the interrupt, and
+/// makes a virtual one agree with [`line`](Self::line), after each call.
+#[derive(Clone, Debug)]
+pub struct BackedPmu<V = ()> {
+    pmu: EmulatedPmu<V>,
+    backing: Backing,
+    plan: Plan,
+    /// What traps while the registers are open; `None`: they never are.
+    open_traps: Option<TrapRegisters>,
+    /// The registers that the guest does not reach are as the backing needs them, or open.
+    ready: bool,
+}
+
+impl BackedPmu {
+    /// A PMU out of reset, on a vCPU that runs on the CPU with this plan, that nobody watches.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a configuration that the architecture, or the plan's part for the guest, has no room for.
+    pub fn new<R: PmuRegisters>(
+        config: EmulatedConfig,
+        plan: Plan,
+        regs: &mut R,
+    ) -> Result<Self, ConfigError> {
+        Self::with_events(config, plan, (), regs)
+    }
+}
+
+impl<V: Events> BackedPmu<V> {
+    /// As [`new`](BackedPmu::new), and `events` is told what happens.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a configuration that the architecture, or the plan's part for the guest, has no room for.
+    pub fn with_events<R: PmuRegisters>(
+        config: EmulatedConfig,
+        plan: Plan,
+        events: V,
+        regs: &mut R,
+    ) -> Result<Self, ConfigError> {
+        if config.counters > plan.hpmn() {
+            return Err(ConfigError::Unbacked {
+                counters: config.counters,
+                physical: plan.hpmn(),
+            });
+        }
+        let is_the_machines = config.counters == plan.hpmn()
+            && config.version == plan.version()
+            && config.identity == Identity::from_pmcr(regs.read(Register::Pmcr));
+        let mut pmu = Self {
+            pmu: EmulatedPmu::with_events(config, events)?,
+            backing: Backing::new(plan.version().counter_mask()),
+            open_traps: plan.trap_just(stays_trapped).filter(|_| is_the_machines),
+            plan,
+            ready: false,
+        };
+        pmu.close_registers(regs);
+        Ok(pmu)
+    }
+
+    /// The plan in force.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the trap registers must hold when the guest is entered.
+    pub fn trap_registers(&self) -> TrapRegisters {
+        match self.open_traps {
+            Some(traps) if self.pmu.open => traps,
+            _ => self.plan.trap_all(),
+        }
+    }
+
+    /// Whether an access traps once the guest uses its PMU.
+    pub fn is_trapped(&self, register: Register, write: bool) -> bool {
+        register.is_accessible(write)
+            && (self.open_traps.is_none() || stays_trapped(register, write))
+    }
+
+    /// Performs a trapped read at exception level `level` of the guest.
+    pub fn read<R: PmuRegisters>(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        regs: &mut R,
+    ) -> Outcome {
+        if self.pmu.open {
+            self.look(register, level, regs);
+        } else if matches!(register, Register::PmovsSet | Register::PmovsClr) {
+            // As the host promises: what has overflowed by now is in the guest's register.
+            self.report_overflows(regs);
+        }
+        let mut host = self.backing.host(self.pmu.open, regs);
+        self.pmu.read(register, level, &mut host)
+    }
+
+    /// Performs a trapped write at exception level `level` of the guest. Any value may be written.
+    pub fn write<R: PmuRegisters>(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        value: u64,
+        regs: &mut R,
+    ) -> Outcome {
+        if self.pmu.open {
+            self.look(register, level, regs);
+            if self.closes(register, value) {
+                self.close(regs);
+            }
+        } else if !self.ready {
+            self.close_registers(regs);
+        }
+        let open = self.pmu.open;
+        let mut host = self.backing.host(open, regs);
+        let outcome = self.pmu.write(register, level, value, &mut host);
+        if open && outcome == Outcome::Done {
+            self.publish(register, value, regs);
+        } else if outcome == Outcome::Done {
+            if register == Register::Pmuserenr {
+                self.write_closed_pmuserenr(regs);
+            }
+            if self.may_open() {
+                self.open(regs);
+            }
+        }
+        self.report_open(regs);
+        outcome
+    }
+
+    /// The physical PMU interrupt has arrived. Lowers it, as far as it is the guest's, and answers the
+    /// guest's line.
+    pub fn overflow<R: PmuRegisters>(&mut self, regs: &mut R) -> bool {
+        if self.pmu.open {
+            self.look_at_overflows(regs);
+            self.report_open(regs);
+        } else {
+            self.report_overflows(regs);
+        }
+        self.line()
+    }
+
+    /// The level of the guest's PMU interrupt.
+    pub fn line(&self) -> bool {
+        self.pmu.line()
+    }
+
+    /// The vCPU starts to run on this CPU. No register access for a guest that has nothing enabled.
+    pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.pmu.pmuserenr != 0 || !self.pmu.enabled.is_empty() {
+            self.close_registers(regs);
+        }
+        self.pmu.load(&mut self.backing.host(false, regs));
+    }
+
+    /// The vCPU stops running on this CPU: nothing of the guest's counts or interrupts, EL0 has no
+    /// access, and all that was counted is in this value, so [`line`](Self::line) is exact. No register
+    /// access for a guest that uses nothing.
+    pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.pmu.open {
+            self.close(regs);
+        }
+        let mut host = self.backing.host(false, regs);
+        self.pmu.put(&mut host);
+        // The physical counters are the next vCPU's.
+        self.pmu.detach(&mut host);
+        if self.pmu.pmuserenr != 0 {
+            regs.write(Register::Pmuserenr, 0);
+        }
+        self.ready = false;
+    }
+
+    /// Changes which events the guest may count, from now on: what was counted stays counted.
+    pub fn set_filter<R: PmuRegisters>(&mut self, filter: EventFilter, regs: &mut R) {
+        let mut host = self.backing.host(self.pmu.open, regs);
+        self.pmu.set_filter(filter, &mut host);
+    }
+
+    /// All that the guest could find out, up to this moment: see [`EmulatedPmu::save`].
+    pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
+        if self.pmu.open {
+            self.take_all(regs);
+        }
+        self.pmu.save(&mut self.backing.host(self.pmu.open, regs))
+    }
+
+    /// Goes on from `state`, in place of what was here: see [`EmulatedPmu::restore`].
+    ///
+    /// # Errors
+    ///
+    /// As [`EmulatedPmu::restore`]. This PMU is then as it was.
+    pub fn restore<R: PmuRegisters>(
+        &mut self,
+        state: &PmuState,
+        regs: &mut R,
+    ) -> Result<(), RestoreError> {
+        if self.pmu.open {
+            self.close(regs);
+        }
+        self.pmu
+            .restore(state, &mut self.backing.host(false, regs))?;
+        if self.pmu.bank.loaded {
+            self.write_closed_pmuserenr(regs);
+        }
+        Ok(())
+    }
+
+    /// How often the physical counters were programmed, started and stopped.
+    pub fn statistics(&self) -> Statistics {
+        self.pmu.statistics()
+    }
+
+    /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
+    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+        self.pmu.counter_state(counter)
+    }
+
+    /// The observer given at the beginning.
+    pub fn events(&mut self) -> &mut V {
+        self.pmu.events()
+    }
+
+    fn may_open(&self) -> bool {
+        self.open_traps.is_some()
+            && self.pmu.bank.loaded
+            && self.pmu.pmcr & pmcr::X == 0
+            && !(0..self.pmu.config.counters).any(|n| self.pmu.event_number(n) == Some(CHAIN))
+    }
+
+    /// Whether the registers may not stay open after this write.
+    fn closes(&self, register: Register, value: u64) -> bool {
+        match register {
+            Register::Pmcr => value & pmcr::X != 0,
+            Register::Pmevtyper(_) | Register::Pmxevtyper => {
+                RawPmevtyper(value).event(self.pmu.config.version) == CHAIN
+            }
+            _ => false,
+        }
+    }
+
+    /// Puts the guest's values where the guest reaches them.
+    fn open<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.pmu.detach(&mut self.backing.host(false, regs));
+        self.pmu.open = true;
+        self.write_values(self.pmu.implemented(), regs);
+        self.write_overflows(regs);
+        regs.write(Register::Pmselr, self.pmu.pmselr.into());
+        regs.write(Register::Pmuserenr, self.pmu.pmuserenr);
+        regs.write(Register::Pmcr, self.pmu.pmcr);
+        self.pmu.apply(&mut self.backing.host(true, regs));
+    }
+
+    /// Takes the guest's values back.
+    fn close<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.take_all(regs);
+        self.pmu.detach(&mut self.backing.host(true, regs));
+        self.backing.report_only(CounterSet::EMPTY, regs);
+        self.pmu.open = false;
+        self.close_registers(regs);
+        self.pmu.apply(&mut self.backing.host(false, regs));
+    }
+
+    /// Makes the registers that a closed guest cannot reach what the backing needs.
+    fn close_registers<R: PmuRegisters>(&mut self, regs: &mut R) {
+        let long = self.plan.version().pmcr_lp();
+        regs.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
+        regs.write(Register::PmovsClr, self.pmu.implemented().bits().into());
+        // PMXEVTYPER_EL0 with a selection that does not exist is undefined before it traps.
+        regs.write(Register::Pmselr, self.plan.harmless_selection());
+        self.write_closed_pmuserenr(regs);
+        self.ready = true;
+    }
+
+    /// A guest that forbids everything to EL0 has it forbidden without an exit. Any permission is given
+    /// as EN, and the engine looks again: QEMU up to at least 10.0 lets what ER, CR or SW permit reach
+    /// the counters without asking MDCR_EL2.TPM.
+    fn write_closed_pmuserenr<R: PmuRegisters>(&self, regs: &mut R) {
+        let some = self.pmu.pmuserenr != 0;
+        regs.write(Register::Pmuserenr, if some { pmuserenr::EN } else { 0 });
+    }
+
+    /// Has those open counters interrupt whose overflow would raise the guest's line. Of one that has
+    /// overflowed the guest sees the bit, so the physical interrupt is taken back by its enable.
+    fn report_open<R: PmuRegisters>(&mut self, regs: &mut R) {
+        if self.pmu.open {
+            let wanted = self.pmu.interrupting - self.pmu.overflowed;
+            self.backing.report_only(wanted, regs);
+        }
+    }
+
+    /// Tells the model of the physical overflows that it waits for.
+    fn report_overflows<R: PmuRegisters>(&mut self, regs: &mut R) {
+        for counter in self.backing.take_overflows(regs) {
+            let mut host = self.backing.host(false, regs);
+            self.pmu.overflow(counter, Report::Unsure, &mut host);
+        }
+    }
+
+    /// Takes from open registers what the model needs to perform this access.
+    fn look<R: PmuRegisters>(&mut self, register: Register, level: ExceptionLevel, regs: &mut R) {
+        self.look_at_overflows(regs);
+        if level == ExceptionLevel::El0 || register == Register::Pmuserenr {
+            self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
+        }
+        match register {
+            Register::Pmselr | Register::Pmxevtyper => self.take_selection(regs),
+            Register::Pmevcntr(_) | Register::Pmccntr | Register::Pmxevcntr | Register::Pmswinc => {
+                self.take_selection(regs);
+                self.take_values(regs);
+            }
+            _ => {}
+        }
+    }
+
+    fn look_at_overflows<R: PmuRegisters>(&mut self, regs: &mut R) {
+        let bits = regs.read(Register::PmovsSet) as u32;
+        let now = CounterSet::from_bits(bits) & self.pmu.implemented();
+        for n in now - self.pmu.overflowed {
+            self.pmu.events.overflowed(n);
+        }
+        self.pmu.overflowed = now;
+    }
+
+    fn take_selection<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.pmu.pmselr = regs.read(Register::Pmselr) as u8 & 0x1f;
+    }
+
+    fn take_values<R: PmuRegisters>(&mut self, regs: &mut R) {
+        for n in self.pmu.implemented() {
+            self.pmu.bank.counters[n].value = regs.read(value_register(n));
+        }
+    }
+
+    fn take_all<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.look_at_overflows(regs);
+        self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
+        self.take_selection(regs);
+        self.take_values(regs);
+    }
+
+    /// Brings open registers to what the model made of a write.
+    fn publish<R: PmuRegisters>(&mut self, register: Register, value: u64, regs: &mut R) {
+        match register {
+            Register::Pmcr => {
+                // Written at EL2, P would reset the host's counters too.
+                if value & pmcr::P != 0 {
+                    self.write_values(CounterSet::first(self.pmu.config.counters), regs);
+                }
+                if value & pmcr::C != 0 {
+                    self.write_values(CounterSet::of(CYCLE_COUNTER), regs);
+                }
+                regs.write(Register::Pmcr, self.pmu.pmcr);
+            }
+            Register::PmovsSet | Register::PmovsClr => self.write_overflows(regs),
+            Register::Pmevcntr(_) | Register::Pmccntr | Register::Pmxevcntr | Register::Pmswinc => {
+                self.write_values(self.pmu.implemented(), regs);
+                self.write_overflows(regs);
+            }
+            Register::Pmselr => regs.write(register, self.pmu.pmselr.into()),
+            Register::Pmuserenr => regs.write(register, self.pmu.pmuserenr),
+            _ => {}
+        }
+    }
+
+    fn write_values<R: PmuRegisters>(&self, counters: CounterSet, regs: &mut R) {
+        for n in counters {
+            regs.write(value_register(n), self.pmu.bank.counters[n].value);
+        }
+    }
+
+    fn write_overflows<R: PmuRegisters>(&self, regs: &mut R) {
+        let clear = self.pmu.implemented() - self.pmu.overflowed;
+        regs.write(Register::PmovsClr, clear.bits().into());
+        if !self.pmu.overflowed.is_empty() {
+            regs.write(Register::PmovsSet, self.pmu.overflowed.bits().into());
+        }
+    }
+}
