@@ -74,8 +74,8 @@ pub const SYSCALLS: &[Syscall] = &[
     Syscall {
         name: "perf_event_open",
         number: libc::SYS_perf_event_open,
-        // Any CPU, no group, PERF_FLAG_FD_CLOEXEC.
-        arguments: &[argument(2, u32::MAX), argument(3, u32::MAX), argument(4, 8)],
+        // Any CPU, PERF_FLAG_FD_CLOEXEC. A clock's events are a group.
+        arguments: &[argument(2, u32::MAX), argument(4, 8)],
         why: "a guest's counter begins to count",
     },
     fcntl!(

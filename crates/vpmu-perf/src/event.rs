@@ -5,7 +5,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys::bindings::{
-    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING,
+    PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_GROUP,
+    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_SOFTWARE,
     perf_event_attr,
 };
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
@@ -14,6 +15,17 @@ use crate::notes::Notes;
 
 /// Longer than any machine runs.
 pub(crate) const ENDLESS: u64 = i64::MAX as u64;
+
+/// A host has no more events.
+pub(crate) const COUNTERS: usize = 32;
+
+const TIMES: u64 = PERF_FORMAT_TOTAL_TIME_ENABLED as u64 | PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
+
+fn word(bytes: &[u8], n: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
+    u64::from_ne_bytes(word)
+}
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
@@ -50,39 +62,64 @@ pub(crate) struct PerfEvent(File);
 )]
 impl PerfEvent {
     /// Opened, stopped, for the thread of `notes`, which gets `signal` for each overflow. Its first period is
-    /// endless.
-    pub(crate) fn open(kind: Kind, notes: &Notes, signal: libc::c_int) -> io::Result<Self> {
-        let thread = notes.thread();
-        // The kernel asks for fewer rights for the calling thread than for another of its process.
-        let event = Self::of(kind, if notes.is_here() { 0 } else { thread })?;
-        event.signal_thread(thread, signal)?;
+    /// endless. With a `leader`, which is the same thread's, it is the last of that group.
+    pub(crate) fn open(
+        kind: Kind,
+        notes: &Notes,
+        signal: libc::c_int,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        let event = Self::of(kind, notes.target(), leader)?;
+        event.signal_thread(notes.thread(), signal)?;
         Ok(event)
+    }
+
+    /// A group of clocks of the thread of `notes`, stopped.
+    pub(crate) fn open_group(notes: &Notes) -> io::Result<Self> {
+        let mut attr = perf_event_attr::default();
+        // A clock, too: with a leader of another kind, Linux from 6.12 on starts a member that is enabled by itself
+        // only when the thread is next scheduled.
+        attr.type_ = PERF_TYPE_SOFTWARE;
+        attr.config = PERF_COUNT_SW_TASK_CLOCK.into();
+        attr.read_format = TIMES | u64::from(PERF_FORMAT_GROUP);
+        // So it takes no rights.
+        attr.set_exclude_kernel(1);
+        attr.set_exclude_hv(1);
+        Self::of_attr(attr, notes.target(), None)
     }
 
     /// Whether it can be opened.
     pub(crate) fn try_open(kind: Kind) -> io::Result<()> {
-        Self::of(kind, 0).map(drop)
+        Self::of(kind, 0, None).map(drop)
     }
 
-    fn of(kind: Kind, thread: libc::pid_t) -> io::Result<Self> {
+    fn of(kind: Kind, thread: libc::pid_t, leader: Option<&Self>) -> io::Result<Self> {
         let mut attr = perf_event_attr::default();
         attr.type_ = kind.type_;
-        attr.size = size_of::<perf_event_attr>() as u32;
         attr.config = kind.config;
-        attr.read_format =
-            u64::from(PERF_FORMAT_TOTAL_TIME_ENABLED) | u64::from(PERF_FORMAT_TOTAL_TIME_RUNNING);
+        attr.read_format = TIMES;
         attr.__bindgen_anon_1.sample_period = ENDLESS;
         // A signal at each overflow.
         attr.__bindgen_anon_2.wakeup_events = 1;
-        attr.set_disabled(1);
         if let Some(rings) = kind.rings {
             attr.set_exclude_host(rings.guest.into());
             attr.set_exclude_hv(1);
             attr.set_exclude_user(u64::from(!rings.user));
             attr.set_exclude_kernel(u64::from(!rings.kernel));
         }
+        Self::of_attr(attr, thread, leader)
+    }
+
+    fn of_attr(
+        mut attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        attr.size = size_of::<perf_event_attr>() as u32;
+        attr.set_disabled(1);
+        let (group, flags) = (leader.map_or(-1, Self::fd), PERF_FLAG_FD_CLOEXEC.into());
         // SAFETY: `attr` is initialised and its size is in it.
-        let fd = unsafe { perf_event_open(&mut attr, thread, -1, -1, PERF_FLAG_FD_CLOEXEC.into()) };
+        let fd = unsafe { perf_event_open(&mut attr, thread, -1, group, flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -141,15 +178,26 @@ impl PerfEvent {
     pub(crate) fn read(&self) -> io::Result<Total> {
         let mut bytes = [0; 24];
         (&self.0).read_exact(&mut bytes)?;
-        let word = |n: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
-            u64::from_ne_bytes(word)
-        };
         Ok(Total {
-            value: word(0),
-            enabled: word(1),
-            running: word(2),
+            value: word(&bytes, 0),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
         })
+    }
+
+    /// Of a group, which has `members`: their totals in the order in which they were opened.
+    pub(crate) fn read_group(&self, members: usize) -> io::Result<impl Iterator<Item = Total>> {
+        // The number of events, both times, the leader's total.
+        const HEAD: usize = 4;
+        let mut bytes = [0; 8 * (HEAD + COUNTERS)];
+        let read = (&self.0).read(&mut bytes)?;
+        if read != 8 * (HEAD + members) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok((0..members).map(move |n| Total {
+            value: word(&bytes, HEAD + n),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
+        }))
     }
 }

@@ -7,6 +7,7 @@
 //! So it is let go on: the guest's handler usually gives it another period at once, and if a second
 //! overflow comes that nobody waits for, only then is the period made endless.
 
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -15,78 +16,13 @@ use vpmu::x86::{ArchEvent, CounterConfig};
 
 use crate::choose::{Backing, Chooser, Vendor};
 use crate::error::PerfError;
-use crate::event::{ENDLESS, PerfEvent, Rings, Total};
+use crate::event::{COUNTERS, ENDLESS, PerfEvent, Rings, Total};
+use crate::group::Group;
 use crate::kick::Kick;
-use crate::notes::{self, Notes};
+use crate::notes::Notes;
+use crate::options::{self, PerfOptions};
 
-const COUNTERS: usize = 32;
 const NS: u64 = 1_000_000_000;
-
-/// How to count.
-#[derive(Clone, Debug, Default)]
-pub struct PerfOptions {
-    /// The guest's TSC frequency, Hz: what a clock's cycles are.
-    pub tsc_hz: u64,
-    /// `None`: hardware if it is there, else a clock.
-    pub backing: Option<Backing>,
-    /// With a clock: instructions and branches too, one for each cycle. Their distribution is that
-    /// of time, their number means nothing.
-    pub approximate_instructions: bool,
-    /// The real-time signal that reports overflows to the thread. `None`: SIGRTMIN+1.
-    pub signal: Option<i32>,
-    /// What else the signal does.
-    pub kick: Kick,
-    /// A period goes on after its report, until another is set: [`CounterHost::repeats`].
-    pub repeating: bool,
-}
-
-/// What this machine can count for guests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Support {
-    /// What counts.
-    pub backing: Backing,
-    /// The architectural events that can be counted: bit [`ArchEvent::cpuid_bit`] for each.
-    pub events: u32,
-}
-
-/// Finds out what this machine can count for guests. Takes nothing, from any thread: each event is opened
-/// and closed again. `tsc_hz`, the signal and the kick do not matter.
-///
-/// # Errors
-///
-/// Says why perf events cannot be had, and what to do.
-pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
-    let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
-    let events = ArchEvent::ENUMERATED
-        .into_iter()
-        .filter(|&event| chooser.counts(event))
-        .filter_map(ArchEvent::cpuid_bit)
-        .fold(0, |bits, bit| bits | 1 << bit);
-    Ok(Support {
-        backing: chooser.backing,
-        events,
-    })
-}
-
-/// Does what a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
-/// looks at /proc/cpuinfo. Whoever puts a thread into a jail calls this before; [`PerfHost::new`] then makes
-/// neither call.
-///
-/// # Errors
-///
-/// When the signal is no real-time signal, or the system refuses a handler.
-pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
-    let signal = signal(options);
-    if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
-        return Err(PerfError::Signal(signal));
-    }
-    Vendor::of_host();
-    notes::install(signal).map_err(|error| PerfError::Open(error.raw_os_error().unwrap_or(0)))
-}
-
-fn signal(options: &PerfOptions) -> i32 {
-    options.signal.unwrap_or_else(notes::default_signal)
-}
 
 /// The perf event behind one counter.
 #[derive(Debug)]
@@ -108,6 +44,22 @@ struct Slot {
     wanted: Option<NonZeroU64>,
 }
 
+impl Slot {
+    fn take(&mut self, total: Total) {
+        self.multiplexed |= total.enabled != total.running;
+        self.total = total.value;
+    }
+}
+
+/// Why there is no perf event.
+fn lost(error: &io::Error) -> Lost {
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
+        Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
+        _ => Lost::Failed,
+    }
+}
+
 /// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run
 /// its guest, and drop it.
 #[derive(Debug)]
@@ -117,6 +69,8 @@ pub struct PerfHost {
     signal: i32,
     repeating: bool,
     slots: [Option<Slot>; COUNTERS],
+    /// Of all their events; made with the first of them.
+    group: Option<Group>,
     notes: Arc<Notes>,
     /// Keeps what the handler kicks.
     _kick: Kick,
@@ -129,7 +83,7 @@ impl PerfHost {
     /// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
     pub const FLOOR: u64 = 50_000;
 
-    /// For the guest that the calling thread runs. Does what [`prepare`] does, unless that is done.
+    /// For the guest that the calling thread runs. Does what [`prepare`](crate::prepare) does, unless that is done.
     ///
     /// # Errors
     ///
@@ -152,14 +106,15 @@ impl PerfHost {
         if options.tsc_hz == 0 {
             return Err(PerfError::NoFrequency);
         }
-        prepare(&options)?;
+        options::prepare(&options)?;
         let chooser = Chooser::new(options.backing, guest, options.approximate_instructions)?;
         Ok(Self {
             chooser,
             tsc_hz: options.tsc_hz,
-            signal: signal(&options),
+            signal: options::signal(&options),
             repeating: options.repeating,
             slots: [const { None }; COUNTERS],
+            group: None,
             notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
             _kick: options.kick,
         })
@@ -246,6 +201,56 @@ impl PerfHost {
         self.slots.get_mut(usize::from(counter))?.as_mut()
     }
 
+    /// Counters whose perf event runs, or is about to.
+    fn running(&self) -> CounterSet {
+        let mut running = CounterSet::EMPTY;
+        for (counter, slot) in (0..).zip(&self.slots) {
+            if slot.as_ref().is_some_and(|slot| slot.running) {
+                running.insert(counter);
+            }
+        }
+        running
+    }
+
+    /// Stops these counters. Answers whether they were stopped together, with no other that runs.
+    fn pause_whole(&mut self, counters: CounterSet) -> bool {
+        let running = self.running();
+        let group = self.group.as_mut();
+        let whole = group.is_some_and(|group| group.stop(counters, running));
+        for counter in counters {
+            if !whole {
+                self.disable(counter);
+            }
+            if let Some(slot) = self.slot(counter) {
+                slot.running = false;
+            }
+        }
+        whole
+    }
+
+    /// Stops the perf event by itself.
+    fn disable(&mut self, counter: u8) {
+        if let Some(slot) = self.slot(counter) {
+            slot.event.disable();
+        }
+        if let Some(group) = &mut self.group {
+            group.note(counter, false);
+        }
+    }
+
+    /// Takes the totals of all perf events of the group.
+    fn read_group(&mut self) -> bool {
+        let Some(Ok(totals)) = self.group.as_ref().map(Group::read) else {
+            return false;
+        };
+        for (counter, total) in totals {
+            if let Some(Some(slot)) = self.slots.get_mut(usize::from(counter)) {
+                slot.take(total);
+            }
+        }
+        true
+    }
+
     /// Gives the perf event its period.
     fn program(&mut self, counter: u8, events: NonZeroU64) {
         let period = self.to_host(events.get());
@@ -271,17 +276,19 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
-        let event = PerfEvent::open(kind, &self.notes, self.signal).map_err(|error| match error
-            .raw_os_error()
-        {
-            Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
-            Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
-            _ => Lost::Failed,
-        })?;
+        if self.chooser.backing == Backing::Clock && self.group.is_none() {
+            self.group = Some(Group::new(&self.notes).map_err(|error| lost(&error))?);
+        }
+        let leader = self.group.as_ref().map(Group::leader);
+        let event = PerfEvent::open(kind, &self.notes, self.signal, leader);
+        let event = event.map_err(|error| lost(&error))?;
         let slot = self
             .slots
             .get_mut(usize::from(counter))
             .ok_or(Lost::Unsupported)?;
+        if let Some(group) = &mut self.group {
+            group.add(counter);
+        }
         self.notes.watch(counter, Some(event.fd()));
         *slot = Some(Slot {
             event,
@@ -334,39 +341,38 @@ impl CounterHost<CounterConfig> for PerfHost {
                 self.program(counter, wanted);
             }
         }
-        for counter in counters {
+        let (stale, fresh) = match &self.group {
+            Some(group) => group.changes(self.running()),
+            None => (CounterSet::EMPTY, counters),
+        };
+        stale.iter().for_each(|counter| self.disable(counter));
+        for counter in fresh {
             if let Some(slot) = self.slot(counter) {
                 slot.running = slot.event.enable();
+                let running = slot.running;
+                if let Some(group) = &mut self.group {
+                    group.note(counter, running);
+                }
             }
+        }
+        if let Some(group) = &mut self.group {
+            group.start();
         }
     }
 
     fn pause(&mut self, counters: CounterSet) {
-        for counter in counters {
-            if let Some(slot) = self.slot(counter) {
-                slot.event.disable();
-                slot.running = false;
-            }
-        }
+        self.pause_whole(counters);
     }
 
     fn read(&mut self, counter: u8) -> u64 {
         let Some(slot) = self.slot(counter) else {
             return 0;
         };
-        let total = match slot.event.read() {
-            Ok(Total {
-                value,
-                enabled,
-                running,
-            }) => {
-                slot.multiplexed |= enabled != running;
-                slot.total = value;
-                value
-            }
-            // An event in an error state reads nothing: it stands still.
-            Err(_) => slot.total,
-        };
+        // An event in an error state reads nothing: it stands still.
+        if let Ok(total) = slot.event.read() {
+            slot.take(total);
+        }
+        let total = slot.total;
         self.to_guest(total)
     }
 
@@ -375,15 +381,22 @@ impl CounterHost<CounterConfig> for PerfHost {
         if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
             *slot = None;
         }
+        if let Some(group) = &mut self.group {
+            group.remove(counter);
+        }
     }
 
-    /// Two system calls, but one operation: a guest that stops a counter reads it next, and then the
-    /// total is known.
+    /// Two system calls for a group, and for each event that is none, but one operation: a guest that stops a counter
+    /// reads it next, and then the total is known.
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
-        self.pause(counters);
+        let whole = self.pause_whole(counters) && self.read_group();
         for counter in counters {
+            let known = self.slot(counter).filter(|_| whole).map(|slot| slot.total);
             if let Some(total) = totals.get_mut(usize::from(counter)) {
-                *total = self.read(counter);
+                *total = match known {
+                    Some(known) => self.to_guest(known),
+                    None => self.read(counter),
+                };
             }
         }
         true

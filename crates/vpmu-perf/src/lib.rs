@@ -28,12 +28,15 @@
 mod choose;
 mod error;
 mod event;
+mod group;
 mod host;
 mod kick;
 mod notes;
+mod options;
 
 pub use choose::{Backing, Vendor};
 pub use error::PerfError;
-pub use host::{PerfHost, PerfOptions, Support, prepare, support};
+pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::overrun;
+pub use options::{PerfOptions, Support, prepare, support};

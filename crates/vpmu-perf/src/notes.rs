@@ -121,6 +121,11 @@ impl Notes {
         CURRENT.with(|current| ptr::eq(current.load(Ordering::Relaxed), self))
     }
 
+    /// The thread, as perf_event_open is asked for it: fewer rights are needed for the calling one.
+    pub(crate) fn target(&self) -> libc::pid_t {
+        if self.is_here() { 0 } else { self.thread }
+    }
+
     /// The perf event of `counter`; `None`: none.
     pub(crate) fn watch(&self, counter: u8, fd: Option<libc::c_int>) {
         if let Some(slot) = self.fds.get(usize::from(counter)) {

@@ -1,0 +1,86 @@
+//! A host's perf events as one group, which a system call stops, reads or starts as a whole.
+//!
+//! A guest that switches tasks stops all its counters, reads them, and starts them again. For each counter this takes
+//! three system calls, for a group three in all: its leader, an event of no counter, is disabled, read and
+//! enabled. A member that stands still while others count is disabled by itself.
+//!
+//! Only a clock's events are a group. Hardware events in a group count only while all of them fit, so a busy host
+//! would count none of them, where it counts each for a part of the time.
+
+use std::io;
+
+use vpmu::counter::CounterSet;
+
+use crate::event::{COUNTERS, PerfEvent, Total};
+use crate::notes::Notes;
+
+/// The group. Each perf event of the host is a member.
+#[derive(Debug)]
+pub(crate) struct Group {
+    leader: PerfEvent,
+    /// The leader is enabled: so members that are count.
+    runs: bool,
+    /// Members that are enabled by themselves.
+    enabled: CounterSet,
+    /// Counters in the order in which the kernel reads them.
+    members: Vec<u8>,
+}
+
+impl Group {
+    pub(crate) fn new(notes: &Notes) -> io::Result<Self> {
+        Ok(Self {
+            leader: PerfEvent::open_group(notes)?,
+            runs: false,
+            enabled: CounterSet::EMPTY,
+            members: Vec::with_capacity(COUNTERS),
+        })
+    }
+
+    pub(crate) fn leader(&self) -> &PerfEvent {
+        &self.leader
+    }
+
+    /// A new event, the group's last, is behind `counter`.
+    pub(crate) fn add(&mut self, counter: u8) {
+        self.members.push(counter);
+    }
+
+    /// The event behind `counter` is closed.
+    pub(crate) fn remove(&mut self, counter: u8) {
+        self.members.retain(|&member| member != counter);
+        self.enabled.remove(counter);
+    }
+
+    /// Notes that the event behind `counter` has been enabled or disabled.
+    pub(crate) fn note(&mut self, counter: u8, enabled: bool) {
+        if enabled {
+            self.enabled.insert(counter);
+        } else {
+            self.enabled.remove(counter);
+        }
+    }
+
+    /// Members to be disabled, and to be enabled, before [`start`](Self::start), so that `wanted` count.
+    pub(crate) fn changes(&self, wanted: CounterSet) -> (CounterSet, CounterSet) {
+        (self.enabled - wanted, wanted - self.enabled)
+    }
+
+    pub(crate) fn start(&mut self) {
+        self.runs = self.runs || self.leader.enable();
+    }
+
+    /// Stops all of `running` if these are `counters`, and several. `false`: each is to be stopped by itself.
+    pub(crate) fn stop(&mut self, counters: CounterSet, running: CounterSet) -> bool {
+        let whole = self.runs && running.len() > 1 && (running - counters).is_empty();
+        if whole {
+            self.runs = !self.leader.disable();
+        }
+        whole && !self.runs
+    }
+
+    /// Each member's counter and total, by one system call.
+    pub(crate) fn read(&self) -> io::Result<impl Iterator<Item = (u8, Total)> + use<'_>> {
+        let totals = self.leader.read_group(self.members.len())?;
+        Ok(self.members.iter().copied().zip(totals))
+    }
+}

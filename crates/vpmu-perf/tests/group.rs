@@ -1,0 +1,130 @@
+//! A clock's perf events are a group: together or by themselves, each counts exactly while it is to.
+#![cfg(target_os = "linux")]
+
+use rustix::time::{ClockId, clock_gettime};
+use vpmu::counter::{CounterHost, CounterSet};
+use vpmu::x86::intel::{RawPerfEvtSel, Version};
+use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
+
+/// Cycles, in both rings.
+const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17;
+/// In no order: the kernel reads a group in the order of its making.
+const COUNTERS: [u8; 4] = [3, 0, 5, 1];
+/// ns. Less than a kernel's tick, after which it may look anew at what is to count.
+const MOMENT: u64 = 300_000;
+
+fn set(counters: &[u8]) -> CounterSet {
+    let mut set = CounterSet::EMPTY;
+    counters.iter().for_each(|&counter| set.insert(counter));
+    set
+}
+
+/// `None`: this machine has no perf events, which is said.
+fn host() -> Option<PerfHost> {
+    let options = PerfOptions {
+        tsc_hz: 1_000_000_000,
+        backing: Some(Backing::Clock),
+        ..PerfOptions::default()
+    };
+    let mut host = match PerfHost::new(options) {
+        Ok(host) => host,
+        Err(error @ (PerfError::Forbidden(_) | PerfError::NoPerf)) => {
+            eprintln!("skipped: {error}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
+    for counter in COUNTERS {
+        host.create(counter, &cycles).unwrap();
+    }
+    Some(host)
+}
+
+/// The thread's time on the CPU, ns.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Uses the CPU for a moment: `counting` count all of it, and no other anything.
+fn only(host: &mut PerfHost, counting: &[u8]) {
+    let totals = |host: &mut PerfHost| COUNTERS.map(|counter| host.read(counter));
+    let before = totals(host);
+    let start = now();
+    while now() < start + MOMENT {}
+    let after = totals(host);
+    for (n, (before, after)) in COUNTERS.into_iter().zip(before.into_iter().zip(after)) {
+        let counted = after - before;
+        if counting.contains(&n) {
+            assert!(counted >= MOMENT * 9 / 10, "{n} of {counting:?}: {counted}");
+        } else {
+            assert_eq!(counted, 0, "{n} beside {counting:?}");
+        }
+    }
+}
+
+/// Stops and reads `counters`, and panics unless their totals are those of each.
+fn stop(host: &mut PerfHost, counters: &[u8]) {
+    let mut totals = [0; 32];
+    assert!(host.pause_and_read(set(counters), &mut totals));
+    for &counter in counters {
+        assert_eq!(
+            totals[usize::from(counter)],
+            host.read(counter),
+            "{counter}"
+        );
+    }
+}
+
+#[test]
+fn each_counts_while_it_is_to() {
+    let Some(mut host) = host() else { return };
+    only(&mut host, &[]);
+    host.resume(set(&[3, 0]));
+    only(&mut host, &[3, 0]);
+    stop(&mut host, &[3, 0]);
+    only(&mut host, &[]);
+    // 3 was stopped with the group, and does not start with it.
+    host.resume(set(&[0, 5]));
+    only(&mut host, &[0, 5]);
+    host.resume(set(&[3]));
+    only(&mut host, &[0, 5, 3]);
+    stop(&mut host, &[5]);
+    only(&mut host, &[0, 3]);
+    // What stands still may be stopped with the others.
+    stop(&mut host, &[0, 3, 5]);
+    only(&mut host, &[]);
+    host.resume(set(&[1]));
+    only(&mut host, &[1]);
+    stop(&mut host, &[1]);
+    host.resume(set(&COUNTERS));
+    only(&mut host, &COUNTERS);
+    stop(&mut host, &COUNTERS);
+    only(&mut host, &[]);
+}
+
+#[test]
+fn the_others_go_on_when_one_is_given_back() {
+    let Some(mut host) = host() else { return };
+    host.resume(set(&COUNTERS));
+    only(&mut host, &COUNTERS);
+    host.pause(set(&[0]));
+    host.release(0);
+    assert_eq!(host.read(0), 0);
+    only(&mut host, &[3, 5, 1]);
+    stop(&mut host, &[3, 5, 1]);
+    let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
+    host.create(0, &cycles).unwrap();
+    host.resume(set(&[0, 1]));
+    only(&mut host, &[0, 1]);
+    stop(&mut host, &[0, 1]);
+    host.resume(set(&COUNTERS));
+    only(&mut host, &COUNTERS);
+    stop(&mut host, &COUNTERS);
+    assert!(
+        COUNTERS
+            .into_iter()
+            .all(|counter| host.deficit(counter).is_none())
+    );
+}
