@@ -100,7 +100,7 @@ fn the_paravirtual_pmu_does_what_its_page_says() {
         return;
     };
     let tests = passed(&console);
-    for test in ["counts", "overflow", "dead_driver", "hostile"] {
+    for test in ["counts", "overflow", "doorbells", "dead_driver", "hostile"] {
         assert!(tests.contains(&*format!("paravirt.{test}")), "{console}");
     }
 }

@@ -16,6 +16,7 @@ pub(super) const TESTS: &[Test] = &[
     ("paravirt.sharing", sharing),
     ("paravirt.counts", counts),
     ("paravirt.overflow", overflow),
+    ("paravirt.doorbells", doorbells),
     ("paravirt.dead_driver", dead_driver),
     ("paravirt.hostile", hostile),
 ];
@@ -89,14 +90,18 @@ fn refused(what: &str, register: u32, value: u64) -> Result<(), Failure> {
     check(format_args!("{what} is #GP"), faults, 1)
 }
 
+fn share() -> Result<(), Failure> {
+    (0..512).for_each(|n| put(n, 0));
+    put(0, TAG);
+    Ok(wrmsr(PAGE_MSR, address() | 1)?)
+}
+
 /// Shares an empty page, and lets go of it afterwards.
 fn with_page(test: impl FnOnce() -> Result<(), Failure>) -> Verdict {
     percpu::this().reset();
     percpu::this().set_pmi_action(PmiAction::Page);
     ACKNOWLEDGES.store(true, SeqCst);
-    (0..512).for_each(|n| put(n, 0));
-    put(0, TAG);
-    wrmsr(PAGE_MSR, address() | 1)?;
+    share()?;
     let done = test();
     wrmsr(PAGE_MSR, 0)?;
     done.map(|()| Pass::Ok)
@@ -181,14 +186,39 @@ fn overflow() -> Verdict {
     })
 }
 
-/// A driver that does not acknowledge gets one NMI.
+/// All commands in turn, in a loop: each is done, none takes from a count or interrupts.
+fn doorbells() -> Verdict {
+    with_page(|| {
+        count(0)?;
+        let mut last = 0;
+        for round in 0..8_000 {
+            wrmsr(DOORBELL, round % 16)?;
+            let now = word(COUNT);
+            ensure("the count went back", u64::from(now < last), 0)?;
+            last = now;
+        }
+        ensure("something was counted", u64::from(last > 0), 1)?;
+        ensure("NMIs", percpu::this().taken(NMI), 0)
+    })
+}
+
+/// A driver that does not acknowledge gets one NMI. The one after it, of a crash kernel, begins with a page of its own.
 fn dead_driver() -> Verdict {
     with_page(|| {
         ACKNOWLEDGES.store(false, SeqCst);
         count(INTERRUPT)?;
         until(|| word(OVERFLOWS) >= 5);
         ensure("it overflows on", u64::from(word(OVERFLOWS) >= 5), 1)?;
-        ensure("NMIs", percpu::this().taken(NMI), 1)
+        ensure("NMIs", percpu::this().taken(NMI), 1)?;
+        ACKNOWLEDGES.store(true, SeqCst);
+        share()?;
+        interruptible(|| spin(1_000_000));
+        ensure("counted for the dead driver", word(COUNT), 0)?;
+        ensure("more NMIs", percpu::this().taken(NMI), 1)?;
+        count(INTERRUPT)?;
+        until(|| word(OVERFLOWS) >= 5);
+        let nmis = u64::from(percpu::this().taken(NMI) > 3);
+        ensure("NMIs for the new driver", nmis, 1)
     })
 }
 
