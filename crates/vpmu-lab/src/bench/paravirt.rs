@@ -65,6 +65,19 @@ fn parts() -> Vec<Part> {
     };
     vec![
         Part {
+            name: "unused",
+            command: "workload --scale 1000".to_owned(),
+            figures: |row| {
+                let count = |count: Option<u64>| count.map(|count| count as f64);
+                let operations = row.run.host_operations.as_ref();
+                let operations = operations.map(|kinds| kinds.values().sum());
+                Ok(vec![
+                    figure("exits_unused", count(row.run.pmu_exits()), "exits"),
+                    figure("host_ops_unused", count(operations), "operations"),
+                ])
+            },
+        },
+        Part {
             name: "fixed",
             command: format!("{QUIET}{RECORD} -c 100000 -- workload --scale 5000"),
             figures: |row| {
