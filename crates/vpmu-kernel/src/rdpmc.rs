@@ -119,7 +119,8 @@ impl<'a> Steps<'a> {
             answers[offset - first] = match offset + usize::from(step.length) {
                 _ if step.length == 0 => None,
                 _ if offset == at => Some(step.rdpmc),
-                next if next > at => Some(false),
+                // Prefixes that mean nothing to RDPMC mean nothing to what replaces it.
+                next if next > at => Some(step.rdpmc && next == at + RDPMC.len()),
                 next => answers[next - first],
             };
         }

@@ -43,6 +43,18 @@ fn an_instruction_is_found_and_the_same_bytes_in_a_constant_are_not() {
 }
 
 #[test]
+fn prefixes_change_nothing() {
+    for prefixes in [&[0x66][..], &[0x48], &[0x67, 0x2e, 0x66, 0x41]] {
+        let mut code = filler();
+        code.extend(prefixes);
+        let at = code.len();
+        code.extend(RDPMC);
+        code.extend(filler());
+        assert_eq!(offsets(&code), [at], "{prefixes:x?}");
+    }
+}
+
+#[test]
 fn at_the_very_beginning_and_end_too() {
     let mut code = vec![0x0f, 0x33];
     code.extend(filler());
@@ -132,7 +144,8 @@ fn from_each_beginning(code: &[u8], at: usize) -> Option<bool> {
             } else if instruction.ip() as usize == at {
                 return Some(instruction.code() == Opcode::Rdpmc);
             } else if instruction.next_ip() as usize > at {
-                return Some(false);
+                let ends = instruction.next_ip() as usize == at + RDPMC.len();
+                return Some(ends && instruction.code() == Opcode::Rdpmc);
             }
         }
     });
