@@ -82,6 +82,20 @@ pub enum Error {
     /// A saved paravirtual PMU that cannot go on here.
     #[error("{0}; restore with the version that saved it")]
     Paravirt(vpmu::paravirt::RestoreError),
+    /// PEBS was asked for with AMD's PMU.
+    #[error("PEBS is Intel's: leave Options::pebs out, or choose Intel's model")]
+    NoPebs,
+    /// PEBS needs the vCPU's descriptor, and the guest's memory.
+    #[error(
+        "PEBS records need the guest's registers and memory: attach by descriptors, and give \
+         Options::memory"
+    )]
+    NoMemory,
+    /// The saved guest has PEBS and this PMU has not, or the other way round.
+    #[error(
+        "PEBS was offered before and is not here, or is here and was not: offer what the saved guest has"
+    )]
+    OtherPebs,
     /// A PMU without descriptors was told too little.
     #[error("a PMU without descriptors cannot know {0}: give it in Options")]
     Missing(&'static str),

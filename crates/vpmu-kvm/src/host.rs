@@ -4,7 +4,10 @@ use std::num::NonZeroU64;
 
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
 use vpmu::x86::CounterConfig;
+use vpmu::x86::pebs::Guest;
 use vpmu_perf::PerfHost;
+
+use crate::guest::VcpuGuest;
 
 /// A vCPU thread's perf events, or none before there is a thread. The PMU is put (`Pmu::put`) as long as there is
 /// none, so that nothing is asked of it.
@@ -16,26 +19,33 @@ use vpmu_perf::PerfHost;
 pub(crate) enum Host {
     #[default]
     Unbound,
-    Bound(PerfHost),
+    Bound(PerfHost, Option<VcpuGuest>),
 }
 
 impl Host {
     /// Whether it is the calling thread's.
     pub(crate) fn is_here(&self) -> bool {
-        matches!(self, Self::Bound(host) if host.is_here())
+        matches!(self, Self::Bound(host, _) if host.is_here())
+    }
+
+    /// The guest may have run: what is known of its registers is old.
+    pub(crate) fn forget_guest(&mut self) {
+        if let Self::Bound(_, Some(guest)) = self {
+            guest.forget();
+        }
     }
 
     pub(crate) fn overflows(&mut self) -> Option<impl Iterator<Item = (u8, Report)> + use<>> {
         match self {
             Self::Unbound => None,
-            Self::Bound(host) => Some(host.take_overflows()),
+            Self::Bound(host, _) => Some(host.take_overflows()),
         }
     }
 
     fn bound(&mut self) -> Option<&mut PerfHost> {
         match self {
             Self::Unbound => None,
-            Self::Bound(host) => Some(host),
+            Self::Bound(host, _) => Some(host),
         }
     }
 }
@@ -44,7 +54,7 @@ impl CounterHost<CounterConfig> for Host {
     fn create(&mut self, counter: u8, event: &CounterConfig) -> Result<(), Lost> {
         match self {
             Self::Unbound => Err(Lost::Busy),
-            Self::Bound(host) => host.create(counter, event),
+            Self::Bound(host, _) => host.create(counter, event),
         }
     }
 
@@ -81,6 +91,13 @@ impl CounterHost<CounterConfig> for Host {
             .is_some_and(|host| host.pause_and_read(counters, totals))
     }
 
+    fn pebs(&mut self) -> Option<&mut dyn Guest> {
+        match self {
+            Self::Bound(_, Some(guest)) => Some(guest),
+            Self::Bound(_, None) | Self::Unbound => None,
+        }
+    }
+
     fn reports_promptly(&self) -> bool {
         true
     }
@@ -88,21 +105,21 @@ impl CounterHost<CounterConfig> for Host {
     fn repeats(&self) -> bool {
         match self {
             Self::Unbound => false,
-            Self::Bound(host) => host.repeats(),
+            Self::Bound(host, _) => host.repeats(),
         }
     }
 
     fn shortest_period(&self, sharing: u32) -> u64 {
         match self {
             Self::Unbound => 1,
-            Self::Bound(host) => host.shortest_period(sharing),
+            Self::Bound(host, _) => host.shortest_period(sharing),
         }
     }
 
     fn deficit(&self, counter: u8) -> Option<Lost> {
         match self {
             Self::Unbound => None,
-            Self::Bound(host) => host.deficit(counter),
+            Self::Bound(host, _) => host.deficit(counter),
         }
     }
 }

@@ -71,6 +71,7 @@ extern crate self as vpmu_kvm;
 mod cpuid;
 mod deadline;
 mod error;
+mod guest;
 mod host;
 mod intercept;
 mod lapic;
@@ -86,6 +87,7 @@ mod vcpu;
 pub use cpuid::{CpuidEntry, cpuid_leaves, set_cpuid, set_deadline_cpuid, set_paravirt_cpuid};
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, SlotMemory, VcpuDeadline, VcpuDeadlineState};
 pub use error::Error;
+pub use guest::GuestMemory;
 pub use intercept::{intercept, pmu_msrs};
 pub use lapic::Pmi;
 pub use options::{Model, Options, detect};
@@ -98,7 +100,7 @@ pub use stats::{Exit, Statistics};
 pub use vcpu::{RDPMC_PORT, VcpuPmu};
 pub use vpmu::counter::Policy;
 pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
-pub use vpmu::x86::{Capability, CpuidLeaf};
+pub use vpmu::x86::{Capability, CpuidLeaf, pebs};
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.

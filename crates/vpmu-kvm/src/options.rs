@@ -1,12 +1,14 @@
 //! What a VMM may choose, and what this host can do.
 
+use std::fs;
 use std::sync::Arc;
 
 use vpmu::counter::Policy;
-use vpmu::x86::{ArchEvent, Capability, amd, intel};
+use vpmu::x86::{ArchEvent, Capability, amd, intel, pebs};
 use vpmu_perf::{Backing, Kick, PerfOptions, Support, Vendor};
 
 use crate::error::Error;
+use crate::guest::GuestMemory;
 
 /// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes to the VMM with
 /// it. KVM takes the bit and does nothing for it.
@@ -33,6 +35,10 @@ pub struct Options {
     pub model: Model,
     /// What the guest is offered. `None`: what [`detect`] finds.
     pub capability: Option<Capability>,
+    /// Offer PEBS with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
+    pub pebs: bool,
+    /// The guest's memory, where PEBS writes records.
+    pub memory: Option<Arc<dyn GuestMemory>>,
     /// What counts. `None`: the processor's counters where they can be had, else a clock.
     pub backing: Option<Backing>,
     /// Where only a clock counts: offer instructions and branches too, one for each cycle.
@@ -71,7 +77,20 @@ impl Options {
 /// that is asked for.
 pub fn detect(options: &Options) -> Result<Capability, Error> {
     let host = Vendor::of_host();
-    best(options.model, host, support(options)?)
+    best(options, host, support(options)?)
+}
+
+/// Whether a guest that is told so has PEBS.
+pub(crate) fn has_pebs(capability: &Capability) -> bool {
+    matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
+}
+
+/// The linear addresses of this machine's processor, and so of its guests, have five levels.
+fn has_five_levels() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "la57"))
+    })
 }
 
 pub(crate) fn support(options: &Options) -> Result<Support, Error> {
@@ -79,8 +98,11 @@ pub(crate) fn support(options: &Options) -> Result<Support, Error> {
 }
 
 /// The best PMU that `support` backs on this host.
-fn best(model: Model, host: Vendor, support: Support) -> Result<Capability, Error> {
+fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability, Error> {
     let amd = |interface| {
+        if options.pebs {
+            return Err(Error::NoPebs);
+        }
         if host != Vendor::Amd {
             return Err(Error::NoAmd);
         }
@@ -90,7 +112,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Capability, Erro
         }
         .into())
     };
-    match model {
+    match options.model {
         Model::Amd => amd(amd::Interface::Core),
         Model::AmdV2 => amd(amd::Interface::V2),
         Model::Auto if host == Vendor::Amd => amd(amd::Interface::Core),
@@ -99,6 +121,9 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Capability, Erro
             Ok(intel::Capability {
                 events: support.events & offered.events,
                 other_debugctl: BTF,
+                pebs: options.pebs.then(|| pebs::Capability {
+                    linear_address_bits: if has_five_levels() { 57 } else { 48 },
+                }),
                 ..offered
             }
             .into())
@@ -111,7 +136,7 @@ pub(crate) fn offer(options: &Options) -> Result<(Capability, Backing), Error> {
     let support = support(options)?;
     let capability = match options.capability {
         Some(capability) => capability,
-        None => best(options.model, Vendor::of_host(), support)?,
+        None => best(options, Vendor::of_host(), support)?,
     };
     check(support, &capability)?;
     Ok((capability, support.backing))
@@ -164,7 +189,12 @@ mod tests {
                 events: 0b101,
             })
         };
-        let found = |model, host| best(model, host, support);
+        let options = |model, pebs| Options {
+            model,
+            pebs,
+            ..Options::default()
+        };
+        let found = |model, host| best(&options(model, false), host, support);
         assert_eq!(
             found(Model::Auto, Vendor::Amd),
             Ok(amd(amd::Interface::Core))
@@ -177,5 +207,9 @@ mod tests {
             assert_eq!(found(Model::Auto, host), found(Model::Intel, Vendor::Amd));
             assert_eq!(found(Model::Amd, host), Err(Error::NoAmd));
         }
+        let with_pebs = |model, host| best(&options(model, true), host, support);
+        assert!(!has_pebs(&found(Model::Intel, Vendor::Intel).unwrap()));
+        assert!(has_pebs(&with_pebs(Model::Intel, Vendor::Amd).unwrap()));
+        assert_eq!(with_pebs(Model::Auto, Vendor::Amd), Err(Error::NoPebs));
     }
 }

@@ -373,10 +373,10 @@ impl<M: PageMemory> VcpuParavirt<M> {
         let Some(perf) = self.perf.clone() else {
             return Ok(());
         };
-        if matches!(self.host, Host::Bound(_)) {
+        if matches!(self.host, Host::Bound(..)) {
             self.unbind();
         }
-        self.host = Host::Bound(PerfHost::new(perf)?);
+        self.host = Host::Bound(PerfHost::new(perf)?, None);
         self.with(|device, host, page| device.load(host, page));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! One vCPU's PMU and its host: what no descriptor is needed for.
 
 use std::mem::discriminant;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,8 @@ pub struct State {
 }
 
 impl State {
-    const VERSION: u32 = 2;
+    /// The oldest is as this one, without PEBS, for formats that describe themselves.
+    const VERSIONS: RangeInclusive<u32> = 2..=3;
 }
 
 /// The access is a general protection fault: inject #GP(0), and do not step over the instruction.
@@ -92,7 +94,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         let pmu = self.pmu.save(&mut self.host);
         self.note_calls();
         State {
-            version: State::VERSION,
+            version: *State::VERSIONS.end(),
             capability: self.pmu.capability(),
             pmu,
         }
@@ -100,7 +102,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Goes on from `state`. An error leaves all as it was.
     pub(crate) fn restore(&mut self, state: &State, loaded: bool) -> Result<(), Error> {
-        if state.version != State::VERSION {
+        if !State::VERSIONS.contains(&state.version) {
             return Err(Error::StateVersion(state.version));
         }
         let here = self.pmu.capability();
@@ -193,7 +195,9 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 
     fn note_calls(&self) {
-        self.statistics().host = self.pmu.statistics();
+        let mut statistics = self.statistics();
+        statistics.host = self.pmu.statistics();
+        statistics.pebs = self.pmu.pebs_statistics();
     }
 }
 

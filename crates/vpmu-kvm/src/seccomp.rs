@@ -116,6 +116,12 @@ pub const SYSCALLS: &[Syscall] = &[
         "KVM_SIGNAL_MSI: a PMI is delivered as a vector"
     ),
     ioctl!(sys::GET_REGS, "KVM_GET_REGS: an RDPMC faults"),
+    ioctl!(sys::GET_SREGS, "KVM_GET_SREGS: a PEBS record"),
+    ioctl!(sys::GET_MSRS, "KVM_GET_MSRS: a PEBS record"),
+    ioctl!(
+        sys::GET_XSAVE,
+        "KVM_GET_XSAVE: a PEBS record with XMM registers"
+    ),
     ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
     ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
     ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),

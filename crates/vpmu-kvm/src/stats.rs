@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use vpmu::counter;
-use vpmu::x86::{amd, intel};
+use vpmu::x86::{amd, intel, pebs};
 
 /// Why the guest was left for the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,6 +50,8 @@ pub struct Statistics {
     pub masked_pmis: u64,
     /// What the engine asked of its host.
     pub host: counter::Statistics,
+    /// What became of the overflows that ask for PEBS records.
+    pub pebs: pebs::Statistics,
     /// What became of the lazy deadline, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
 }
@@ -79,6 +81,7 @@ impl Statistics {
         self.pmis += other.pmis;
         self.masked_pmis += other.masked_pmis;
         self.host = combine(self.host, other.host, u64::wrapping_add);
+        self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
     }
 
     /// Adds those of a vCPU's lazy deadline.
@@ -106,6 +109,7 @@ impl Statistics {
             pmis: self.pmis.saturating_sub(before.pmis),
             masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
             host: combine(self.host, before.host, u64::saturating_sub),
+            pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
         }
     }
 }
@@ -140,6 +144,19 @@ fn combine(
         unsupported: f(a.unsupported, b.unsupported),
         reports: f(a.reports, b.reports),
         spurious_reports: f(a.spurious_reports, b.spurious_reports),
+    }
+}
+
+fn combine_pebs(
+    a: pebs::Statistics,
+    b: pebs::Statistics,
+    f: fn(u64, u64) -> u64,
+) -> pebs::Statistics {
+    pebs::Statistics {
+        records: f(a.records, b.records),
+        lost: f(a.lost, b.lost),
+        filtered: f(a.filtered, b.filtered),
+        skipped: f(a.skipped, b.skipped),
     }
 }
 

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
     kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs,
-    kvm_vcpu_events,
+    kvm_sregs, kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -25,8 +25,10 @@ pub(crate) const GET_REGS: u64 = read::<kvm_regs>(0x81);
 pub(crate) const SET_REGS: u64 = write::<kvm_regs>(0x82);
 pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
 pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
+pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
+pub(crate) const GET_XSAVE: u64 = read::<kvm_xsave>(0xa4);
 const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
-const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
+pub(crate) const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
 const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
 
 const fn none(number: u64) -> u64 {
@@ -153,6 +155,15 @@ pub(crate) fn regs(vcpu: &impl AsRawFd) -> Result<kvm_regs, Error> {
     get(vcpu, "KVM_GET_REGS", GET_REGS)
 }
 
+pub(crate) fn sregs(vcpu: &impl AsRawFd) -> Result<kvm_sregs, Error> {
+    get(vcpu, "KVM_GET_SREGS", GET_SREGS)
+}
+
+/// Fails for a guest whose state is larger than 4 KiB.
+pub(crate) fn xsave(vcpu: &impl AsRawFd) -> Result<kvm_xsave, Error> {
+    get(vcpu, "KVM_GET_XSAVE", GET_XSAVE)
+}
+
 pub(crate) fn set_regs(vcpu: &impl AsRawFd, regs: &kvm_regs) -> Result<(), Error> {
     set(vcpu, "KVM_SET_REGS", SET_REGS, regs).map(drop)
 }
@@ -186,6 +197,7 @@ mod tests {
             (GET_VCPU_EVENTS, SET_VCPU_EVENTS),
             (0x8040_ae9f, 0x4040_aea0)
         );
+        assert_eq!((GET_SREGS, GET_XSAVE), (0x8138_ae83, 0x9000_aea4));
         assert_eq!(GET_MSRS, 0xc008_ae88);
         assert_eq!(ENABLE_CAP, 0x4068_aea3);
         assert_eq!(SET_MSR_FILTER, 0x4188_aec6);

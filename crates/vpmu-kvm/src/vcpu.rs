@@ -31,6 +31,7 @@ use vpmu::x86::{Capability, CounterConfig};
 use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost, PerfOptions};
 
 use crate::error::Error;
+use crate::guest::VcpuGuest;
 use crate::host::Host;
 use crate::lapic::{self, Lapic, Pmi};
 use crate::options::{self, Options};
@@ -95,7 +96,15 @@ impl VcpuPmu {
 
     fn with(options: Options, kvm: Option<OnKvm>, tsc_hz: u64, kick: Kick) -> Result<Self, Error> {
         let (capability, backing) = options::offer(&options)?;
-        let perf = options.perf(kick, tsc_hz);
+        let pebs = options::has_pebs(&capability);
+        if pebs && (kvm.is_none() || options.memory.is_none()) {
+            return Err(Error::NoMemory);
+        }
+        let perf = PerfOptions {
+            // A counter that writes records is not written by its guest for each of them.
+            repeating: pebs,
+            ..options.perf(kick, tsc_hz)
+        };
         vpmu_perf::prepare(&perf)?;
         Ok(Self {
             core: Core::new(capability, options.policy, Host::Unbound)?,
@@ -137,6 +146,7 @@ impl VcpuPmu {
         if !self.core.host.is_here() {
             self.bind()?;
         }
+        self.core.host.forget_guest();
         // Before the look for overflows, so that none is without its kick.
         take_back(&self.perf.kick);
         if self.slice.has_ended() {
@@ -157,6 +167,7 @@ impl VcpuPmu {
     ///
     /// When KVM refuses.
     pub fn after_run(&mut self) -> Result<bool, Error> {
+        self.core.host.forget_guest();
         // What was counted up to this exit comes before the access.
         self.core.take_overflows();
         match &mut self.kvm {
@@ -211,20 +222,29 @@ impl VcpuPmu {
     /// When this host cannot count what the guest was offered, or the state is none of such a PMU. All is then as
     /// it was.
     pub fn restore(&mut self, state: &State) -> Result<(), Error> {
+        if options::has_pebs(&state.capability) != options::has_pebs(&self.capability()) {
+            return Err(Error::OtherPebs);
+        }
         if state.capability != self.capability() {
             options::check_host(&self.options, &state.capability)?;
         }
         self.core.take_overflows();
-        let loaded = matches!(self.core.host, Host::Bound(_));
+        let loaded = matches!(self.core.host, Host::Bound(..));
         self.core.restore(state, loaded)
     }
 
     /// Makes the calling thread the one whose perf events count.
     fn bind(&mut self) -> Result<(), Error> {
-        if matches!(self.core.host, Host::Bound(_)) {
+        if matches!(self.core.host, Host::Bound(..)) {
             self.core.unbind();
         }
-        self.core.host = Host::Bound(PerfHost::new(self.perf.clone())?);
+        let guest = match (&self.kvm, &self.options.memory) {
+            (Some(kvm), Some(memory)) => {
+                Some(VcpuGuest::new(Arc::clone(&kvm.vcpu), Arc::clone(memory)))
+            }
+            _ => None,
+        };
+        self.core.host = Host::Bound(PerfHost::new(self.perf.clone())?, guest);
         self.core.load();
         Ok(())
     }
@@ -274,7 +294,7 @@ fn unset(flag: &dyn Flag) {
 #[derive(Debug)]
 pub(crate) struct OnKvm {
     vm: OwnedFd,
-    vcpu: OwnedFd,
+    vcpu: Arc<OwnedFd>,
     run: Arc<RunPage>,
     /// An RDPMC that exited with this RIP is to fault, once KVM has stepped over it.
     fault: Option<u64>,
@@ -291,7 +311,7 @@ impl OnKvm {
         Ok(Self {
             run: Arc::new(RunPage::map(&vcpu)?),
             vm,
-            vcpu,
+            vcpu: Arc::new(vcpu),
             fault: None,
         })
     }

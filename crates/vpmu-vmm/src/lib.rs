@@ -84,6 +84,8 @@ pub struct PmuOptions {
     pub policy: Policy,
     /// Instructions and branches made of time, where nothing can count them.
     pub approximate_instructions: bool,
+    /// With PEBS, whose records are made where an overflow takes the vCPU out of the guest.
+    pub pebs: bool,
     /// A paravirtual one, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural one.
     pub paravirtual: bool,
 }

@@ -46,6 +46,9 @@ struct Cli {
     /// Whose PMU the guest is offered, and so whose processor it has
     #[arg(long, value_enum, default_value_t = Model::Auto)]
     model: Model,
+    /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
+    #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
+    pebs: Pebs,
     /// When host events are made and given back
     /// [default: paused, or what a saved machine had]
     #[arg(long, value_enum)]
@@ -60,7 +63,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "model", "paravirt",
+            "approximate_instructions", "model", "paravirt", "pebs",
         ]
     )]
     restore: Option<PathBuf>,
@@ -113,6 +116,14 @@ impl From<Model> for vpmu_vmm::Model {
             Model::AmdV2 => Self::AmdV2,
         }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Pebs {
+    /// It has none
+    Off,
+    /// Each overflow is an exit, in which its record is written into the guest's memory
+    Exit,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -182,6 +193,7 @@ fn main() -> ExitCode {
                 model: cli.model.into(),
                 policy: policy.unwrap_or_default(),
                 approximate_instructions: cli.approximate_instructions,
+                pebs: cli.pebs == Pebs::Exit,
                 paravirtual: cli.paravirt,
             }),
             save: cli.save,

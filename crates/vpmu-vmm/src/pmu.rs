@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use vpmu_kvm::{Backing, Capability, Offer, Statistics, VcpuParavirt, VcpuPmu, detect_paravirt};
+use vpmu_kvm::{
+    Backing, Capability, Offer, Options, Statistics, VcpuParavirt, VcpuPmu, detect_paravirt,
+};
 
 use super::machine::Machine;
 use super::slot::Memory;
@@ -72,7 +74,11 @@ impl Vcpu {
         }
         let saved = self.pmu.take();
         let told = saved.as_ref().map(|state| state.capability);
-        let mut pmu = VcpuPmu::attach(&machine.vm, &self.fd, options.for_guest(told))?;
+        let options = Options {
+            memory: Some(Arc::new(self.memory.clone())),
+            ..options.for_guest(told)
+        };
+        let mut pmu = VcpuPmu::attach(&machine.vm, &self.fd, options)?;
         if let Some(state) = &saved {
             pmu.restore(state)?;
         }

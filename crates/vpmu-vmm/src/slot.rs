@@ -1,12 +1,14 @@
-//! Where the slots of the lazy deadlines are: in the guest's memory.
+//! The guest's memory, where the slots of the lazy deadlines are, the pages of paravirtual PMUs, and PEBS records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use lazy_deadline::{Slot, SlotRef};
 use vm_memory::bitmap::BitmapSlice;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
-use vpmu_kvm::{PAGE_SIZE, Page, PageMemory, SlotMemory, VcpuDeadline};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice,
+};
+use vpmu_kvm::{GuestMemory, PAGE_SIZE, Page, PageMemory, SlotMemory, VcpuDeadline};
 
 /// A vCPU's lazy deadline, which its own thread and the one that waits for it share.
 pub(super) type Deadline = Arc<VcpuDeadline<Memory>>;
@@ -66,10 +68,19 @@ impl PageMemory for Memory {
     }
 }
 
+impl GuestMemory for Memory {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.0.read_slice(bytes, GuestAddress(address)).is_ok()
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.0.write_slice(bytes, GuestAddress(address)).is_ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vm_memory::Bytes;
 
     fn memory() -> Memory {
         Memory(GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap())

@@ -23,6 +23,7 @@ pub(super) fn to_json(statistics: &Statistics) -> Value {
         ("release", calls.releases),
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
+    let pebs = &statistics.pebs;
     serde_json::json!({
         "pmis": statistics.pmis,
         "masked_pmis": statistics.masked_pmis,
@@ -32,6 +33,12 @@ pub(super) fn to_json(statistics: &Statistics) -> Value {
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
         "deadline": statistics.deadline,
+        "pebs": {
+            "records": pebs.records,
+            "lost": pebs.lost,
+            "filtered": pebs.filtered,
+            "skipped": pebs.skipped,
+        },
     })
 }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
+use vpmu_kvm::pebs::misc_enable;
 use vpmu_kvm::{Capability, Exit, Options, ParavirtState, State};
 
 use super::boot::{self, Entry};
@@ -69,7 +70,7 @@ impl Vcpu {
             let capability = capability.as_ref();
             cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy, offer)?;
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
-            self.set_up()?;
+            self.set_up(capability)?;
         }
         let statistics = match &pmu {
             Some(pmu) => pmu.statistics(),
@@ -132,12 +133,18 @@ impl Vcpu {
         Ok(ending)
     }
 
-    fn set_up(&self) -> Result<(), Error> {
-        // Fast string operations; neither BTS nor PEBS.
+    fn set_up(&self, pmu: Option<&Capability>) -> Result<(), Error> {
         const MISC_ENABLE: u32 = 0x1a0;
+        const FAST_STRINGS: u64 = 1 << 0;
+        let unavailable = match pmu {
+            Some(Capability::Intel(pmu)) => pmu.misc_enable(),
+            Some(Capability::Amd(_)) | None => {
+                misc_enable::BTS_UNAVAILABLE | misc_enable::PEBS_UNAVAILABLE
+            }
+        };
         let misc = kvm_msr_entry {
             index: MISC_ENABLE,
-            data: 1 << 0 | 1 << 11 | 1 << 12,
+            data: FAST_STRINGS | unavailable,
             ..Default::default()
         };
         let msrs = Msrs::from_entries(&[misc]).expect("one MSR fits");
@@ -226,6 +233,7 @@ impl PmuOptions {
             capability: told,
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,
+            pebs: self.pebs,
             ..Options::default()
         }
     }

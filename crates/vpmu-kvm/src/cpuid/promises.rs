@@ -94,12 +94,23 @@ const PROMISES: &[Promise] = {
     // GLOBAL_STATUS_RESET of the bit that is Intel PT's PMI.
     const PT: Uses = Some((0x390, 1 << 55));
     &[
-        row("DTES64", (ONE, Ecx, 2), debugctl(3 << 6), Nobody),
+        // Branch trace storage is no part of the promise: IA32_MISC_ENABLE has its bit.
+        row(
+            "DTES64",
+            (ONE, Ecx, 2),
+            msr(0x600),
+            Intel(|c| c.pebs.is_some()),
+        ),
         row("DS-CPL", (ONE, Ecx, 4), debugctl(3 << 9), Nobody),
         row("PDCM", (ONE, Ecx, 15), msr(0x345), Intel(|c| c.pdcm)),
         // CR4.DE and I/O breakpoints, no MSR.
         row("DE", (ONE, Edx, 2), None, Kvm),
-        row("DS", (ONE, Edx, 21), debugctl(3 << 6), Nobody),
+        row(
+            "DS",
+            (ONE, Edx, 21),
+            msr(0x3f1),
+            Intel(|c| c.pebs.is_some()),
+        ),
         // Debugging inside transactions is part of the feature, so it goes as a whole.
         row("RTM", (SEVEN, Ebx, 11), debugctl(1 << 15), Nobody),
         row("Intel PT", (SEVEN, Ebx, 25), PT, Nobody),
@@ -209,6 +220,7 @@ mod tests {
                     pdcm,
                     full_width_writes: pdcm,
                     leaf_23,
+                    pebs: leaf_23.then(Default::default),
                     ..intel::Capability::new(version)
                 }
                 .into()

@@ -285,11 +285,16 @@ fn a_state_brings_what_its_guest_was_offered() {
     assert_eq!(second.save(), state);
     run(&mut second, 700);
     assert!(second.pmi_is_due(), "it counts at once");
+    let old = State {
+        version: 2,
+        ..state.clone()
+    };
+    assert_eq!(second.restore(&old, true), Ok(()));
     let foreign = State {
-        version: 3,
+        version: 4,
         ..state
     };
-    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(3)));
+    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(4)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::*;
 use crate::pmu::tests::{self as fake, Host, pmu};
 
 #[path = "../../tests/kvm/guest.rs"]
+#[expect(dead_code, reason = "the tests of the crate as a VMM uses it use more")]
 mod guest;
 
 use guest::{Code, END, HANDLED, Machine, REPORT, options};

@@ -5,7 +5,7 @@ use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, CpuidEntry, Model, Options};
+use vpmu_kvm::{Capability, CpuidEntry, Model, Options, pebs};
 
 const IDT: u64 = 0x1000;
 const PAGE_TABLES: u64 = 0x2000;
@@ -161,8 +161,25 @@ pub(crate) fn options() -> Options {
 }
 
 fn intel_msrs() -> Vec<u32> {
-    let intel = intel::Capability::new(intel::Version::V2);
+    let intel = intel::Capability {
+        pebs: Some(pebs::Capability::new()),
+        ..intel::Capability::new(intel::Version::V2)
+    };
     vpmu_kvm::pmu_msrs(&intel.into())
+}
+
+/// The guest's memory, as a VMM shows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Ram(pub(crate) GuestMemoryMmap);
+
+impl vpmu_kvm::GuestMemory for Ram {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.0.read_slice(bytes, GuestAddress(address)).is_ok()
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.0.write_slice(bytes, GuestAddress(address)).is_ok()
+    }
 }
 
 /// A VM with one vCPU at its first instruction.
@@ -172,7 +189,7 @@ pub(crate) struct Machine {
     cpuid: CpuId,
     pub(crate) tsc_khz: u32,
     // Last: the guest's memory outlives the guest.
-    _memory: GuestMemoryMmap,
+    pub(crate) memory: Ram,
 }
 
 impl Machine {
@@ -203,7 +220,7 @@ impl Machine {
             vcpu,
             vm,
             cpuid,
-            _memory: memory,
+            memory: Ram(memory),
         })
     }
 

@@ -5,6 +5,7 @@
 
 mod guest;
 mod guide;
+mod pebs;
 mod privileges;
 mod seccomp;
 mod threads;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use seccompiler::BpfProgram;
 
-use super::guest::{Code, END, HANDLED, Machine, options};
+use super::guest::{Code, END, HANDLED, Machine};
+use super::pebs::{PEBS_ENABLE, with_pebs};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
 use vpmu_kvm::{Kick, Options, SYSCALLS, Syscall, VcpuPmu};
 
@@ -57,16 +58,21 @@ fn filter(left_out: Option<usize>) -> BpfProgram {
 
 impl Code {
     /// Counts down, and asks port 0x14 whether that was enough.
-    fn spin_until_told(self) -> Self {
+    pub(crate) fn spin_until_told(self) -> Self {
         // dec ecx; jnz $-2; in al, 0x14; test al, al; jz to the beginning
         self.ecx(200_000)
             .bytes(&[0xff, 0xc9, 0x75, 0xfc, 0xe4, 0x14, 0x84, 0xc0, 0x74, 0xf1])
     }
 }
 
-/// All that a guest can have its PMU do: sampling, a new period while it runs, a stop, reads, another event, a fault.
+/// All that a guest can have its PMU do: records, sampling, a new period while it runs, a stop, reads, another event, a
+/// fault.
 fn profiling(period: u64) -> Code {
     Code::default()
+        .record(period)
+        .spin_until_told()
+        .wrmsr(GLOBAL_CTRL, 0)
+        .wrmsr(PEBS_ENABLE, 0)
         .wrmsr(PERFEVTSEL0, CYCLES)
         .wrmsr(PMC0, (1 << 48) - period)
         .wrmsr(GLOBAL_CTRL, 1)
@@ -87,12 +93,16 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
         return false;
     };
-    let options = Options { kick, ..options() };
+    let options = Options {
+        kick,
+        ..with_pebs(&machine)
+    };
     let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
     let Some(pmu) = super::possible(attached) else {
         return false;
     };
     machine.set_cpuid(&pmu.capability());
+    machine.memory.describe_buffer(5_000_000);
     let thread = std::thread::spawn(move || {
         seccompiler::apply_filter(&filter).unwrap();
         guests_life(machine, pmu)

@@ -73,6 +73,7 @@ impl MachineState {
                 model: Model::Auto,
                 policy: Policy::default(),
                 approximate_instructions: state.approximate_instructions(),
+                pebs: false,
                 paravirtual: true,
             }),
         }
@@ -101,6 +102,7 @@ impl Pmu {
             },
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,
+            pebs: matches!(self.capability, Capability::Intel(pmu) if pmu.pebs.is_some()),
             paravirtual: false,
         }
     }

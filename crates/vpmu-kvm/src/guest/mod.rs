@@ -1,0 +1,169 @@
+//! The guest of a vCPU, as PEBS records need it: its registers, and its memory by linear address.
+//!
+//! All is asked of KVM while the vCPU does not run, at most once between two runs, and forgotten before the next: the
+//! guest may change its page tables whenever it runs.
+
+mod paging;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vpmu::x86::Ring;
+use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
+
+use crate::sys;
+use paging::{Access, PAGE, Paging};
+
+/// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). Not its devices, and not
+/// what it may not write: the guest chooses the addresses.
+pub trait GuestMemory: fmt::Debug + Send + Sync {
+    /// Fills `bytes` from `address` on. `false`: not all of that is RAM; `bytes` may be anything.
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
+
+    /// Writes `bytes` from `address` on, as the guest would: where the VMM logs written pages, these are. `false`: not all
+    /// of that is RAM.
+    fn write(&self, address: u64, bytes: &[u8]) -> bool;
+}
+
+const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
+
+/// A vCPU of KVM's that does not run.
+#[derive(Debug)]
+pub(crate) struct VcpuGuest {
+    vcpu: Arc<OwnedFd>,
+    memory: Arc<dyn GuestMemory>,
+    sregs: Option<Box<kvm_sregs>>,
+    regs: Option<kvm_regs>,
+}
+
+impl VcpuGuest {
+    pub(crate) fn new(vcpu: Arc<OwnedFd>, memory: Arc<dyn GuestMemory>) -> Self {
+        Self {
+            vcpu,
+            memory,
+            sregs: None,
+            regs: None,
+        }
+    }
+
+    /// The guest may have run.
+    pub(crate) fn forget(&mut self) {
+        (self.sregs, self.regs) = (None, None);
+    }
+
+    fn sregs(&mut self) -> Result<&kvm_sregs, Fault> {
+        if self.sregs.is_none() {
+            let sregs = sys::sregs(&self.vcpu).map_err(|_| Fault)?;
+            self.sregs = Some(Box::new(sregs));
+        }
+        self.sregs.as_deref().ok_or(Fault)
+    }
+
+    fn regs(&mut self) -> Result<kvm_regs, Fault> {
+        if self.regs.is_none() {
+            self.regs = Some(sys::regs(&self.vcpu).map_err(|_| Fault)?);
+        }
+        self.regs.ok_or(Fault)
+    }
+
+    /// Does `body` with each page's part of the range: its physical address, and which bytes of the range it has.
+    fn each_page(
+        &mut self,
+        address: u64,
+        length: usize,
+        access: Access,
+        mut body: impl FnMut(&dyn GuestMemory, u64, std::ops::Range<usize>) -> bool,
+    ) -> Result<(), Fault> {
+        let paging = Paging::of(self.sregs()?);
+        let mut done = 0;
+        while done < length {
+            let at = address.checked_add(done as u64).ok_or(Fault)?;
+            let rest = (PAGE - at % PAGE) as usize;
+            let end = length.min(done + rest);
+            let physical = paging.translate(&*self.memory, at, access).ok_or(Fault)?;
+            if !body(&*self.memory, physical, done..end) {
+                return Err(Fault);
+            }
+            done = end;
+        }
+        Ok(())
+    }
+}
+
+impl Guest for VcpuGuest {
+    fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.each_page(address, bytes.len(), Access::Read, |memory, at, part| {
+            memory.read(at, &mut bytes[part])
+        })
+    }
+
+    fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.each_page(address, bytes.len(), Access::Write, |memory, at, part| {
+            memory.write(at, &bytes[part])
+        })
+    }
+
+    fn place(&mut self) -> Result<Place, Fault> {
+        let regs = self.regs()?;
+        let sregs = self.sregs()?;
+        let ring = ring(sregs, &regs);
+        let tsc = sys::msr(&self.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
+        Ok(Place {
+            ip: regs.rip,
+            ring,
+            tsc,
+        })
+    }
+
+    fn general(&mut self) -> Result<GeneralRegisters, Fault> {
+        let regs = self.regs()?;
+        Ok(GeneralRegisters {
+            rflags: regs.rflags,
+            rip: regs.rip,
+            rax: regs.rax,
+            rcx: regs.rcx,
+            rdx: regs.rdx,
+            rbx: regs.rbx,
+            rsp: regs.rsp,
+            rbp: regs.rbp,
+            rsi: regs.rsi,
+            rdi: regs.rdi,
+            r8: regs.r8,
+            r9: regs.r9,
+            r10: regs.r10,
+            r11: regs.r11,
+            r12: regs.r12,
+            r13: regs.r13,
+            r14: regs.r14,
+            r15: regs.r15,
+        })
+    }
+
+    fn xmm(&mut self) -> Result<[u128; 16], Fault> {
+        // The legacy region has XMM0 at byte 160 (SDM vol. 1, 10.5.1).
+        const XMM: usize = 160 / 4;
+        let xsave = sys::xsave(&self.vcpu).map_err(|_| Fault)?;
+        let (words, _) = xsave.region[XMM..].as_chunks::<4>();
+        let mut registers = [0; 16];
+        for (register, words) in registers.iter_mut().zip(words) {
+            *register = words
+                .iter()
+                .rev()
+                .fold(0, |value, &word| value << 32 | u128::from(word));
+        }
+        Ok(registers)
+    }
+}
+
+/// CPL is the privilege level of SS (SDM vol. 3A, 5.5).
+fn ring(sregs: &kvm_sregs, regs: &kvm_regs) -> Ring {
+    const PE: u64 = 1 << 0;
+    const VM: u64 = 1 << 17;
+    let is_virtual_8086 = regs.rflags & VM != 0;
+    match sregs.cr0 & PE != 0 && (is_virtual_8086 || sregs.ss.dpl != 0) {
+        true => Ring::User,
+        false => Ring::Kernel,
+    }
+}

@@ -1,0 +1,240 @@
+//! The guest's page tables.
+//!
+//! The processor writes PEBS records by linear addresses, as implicit accesses of the supervisor (SDM vol. 3A, 4.6): with
+//! CR4.SMAP they never reach a page of user space, whatever RFLAGS.AC is. KVM_TRANSLATE answers without any check of
+//! permissions, and takes a system call for each page. Accessed and dirty bits are left as they are.
+//!
+//! Four and five levels, with pages of any size, and no paging at all. A guest with tables of another kind, which only
+//! 32-bit kernels have, gets no records.
+
+use kvm_bindings::kvm_sregs;
+
+use super::GuestMemory;
+
+pub(super) const PAGE: u64 = 4096;
+
+/// Bits of a table's entry.
+const PRESENT: u64 = 1 << 0;
+const WRITABLE: u64 = 1 << 1;
+const USER: u64 = 1 << 2;
+const LARGE: u64 = 1 << 7;
+const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write,
+}
+
+/// What decides about a linear address.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Paging {
+    /// 0: none; `None`: of another kind.
+    levels: Option<u32>,
+    root: u64,
+    /// CR4.SMAP: no page of user space is reached.
+    smap: bool,
+    /// CR0.WP: a page that is not writable is so for the supervisor, too.
+    protects: bool,
+}
+
+impl Paging {
+    pub(super) fn of(sregs: &kvm_sregs) -> Self {
+        const CR0_WP: u64 = 1 << 16;
+        const CR0_PG: u64 = 1 << 31;
+        const CR4_LA57: u64 = 1 << 12;
+        const CR4_SMAP: u64 = 1 << 21;
+        const EFER_LMA: u64 = 1 << 10;
+        let is_set = |register: u64, bit| register & bit != 0;
+        let paged = is_set(sregs.cr0, CR0_PG);
+        Self {
+            levels: match (paged, is_set(sregs.efer, EFER_LMA)) {
+                (false, _) => Some(0),
+                (true, true) => Some(4 + u32::from(is_set(sregs.cr4, CR4_LA57))),
+                (true, false) => None,
+            },
+            root: sregs.cr3 & ADDRESS,
+            smap: is_set(sregs.cr4, CR4_SMAP),
+            protects: is_set(sregs.cr0, CR0_WP),
+        }
+    }
+
+    /// The physical address behind `address`, where the access is allowed.
+    pub(super) fn translate(
+        &self,
+        memory: &dyn GuestMemory,
+        address: u64,
+        access: Access,
+    ) -> Option<u64> {
+        let levels = self.levels?;
+        if levels == 0 {
+            return (address <= u32::MAX.into()).then_some(address);
+        }
+        let unused = 64 - 12 - 9 * levels;
+        if address.cast_signed() << unused >> unused != address.cast_signed() {
+            return None;
+        }
+        let (mut table, mut writable, mut user) = (self.root, true, true);
+        for level in (0..levels).rev() {
+            let shift = 12 + 9 * level;
+            let index = address >> shift & 0x1ff;
+            let mut bytes = [0; 8];
+            if !memory.read(table + 8 * index, &mut bytes) {
+                return None;
+            }
+            let entry = u64::from_le_bytes(bytes);
+            if entry & PRESENT == 0 {
+                return None;
+            }
+            writable &= entry & WRITABLE != 0;
+            user &= entry & USER != 0;
+            let is_large = entry & LARGE != 0;
+            if level > 2 && is_large {
+                // Reserved there.
+                return None;
+            }
+            if level == 0 || is_large {
+                let refused = access == Access::Write && self.protects && !writable;
+                if refused || self.smap && user {
+                    return None;
+                }
+                let offset = (1 << shift) - 1;
+                return Some(entry & ADDRESS & !offset | address & offset);
+            }
+            table = entry & ADDRESS;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// RAM from address 0 on.
+    #[derive(Debug)]
+    struct Ram(Mutex<Vec<u8>>);
+
+    impl GuestMemory for Ram {
+        fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+            let ram = self.0.lock().unwrap();
+            let from = ram.get(address as usize..address as usize + bytes.len());
+            from.inspect(|from| bytes.copy_from_slice(from)).is_some()
+        }
+
+        fn write(&self, address: u64, bytes: &[u8]) -> bool {
+            let mut ram = self.0.lock().unwrap();
+            let to = ram.get_mut(address as usize..address as usize + bytes.len());
+            to.map(|to| to.copy_from_slice(bytes)).is_some()
+        }
+    }
+
+    const ROOT: u64 = 0x1000;
+    /// PRESENT, WRITABLE, accessed, dirty.
+    const KERNEL: u64 = 0x63;
+    const ADDR: u64 = 0xffff_fe00_0001_2000;
+
+    /// Tables of so many levels for ADDR, the last of which has `entry`; those of `level` and above are tables.
+    fn tables(levels: u32, level: u32, entry: u64) -> Ram {
+        let ram = Ram(Mutex::new(vec![0; 0x10_0000]));
+        let mut table = ROOT;
+        for level in (level..levels).rev() {
+            let next = table + PAGE;
+            let index = ADDR >> (12 + 9 * level) & 0x1ff;
+            assert!(ram.write(table + 8 * index, &(next | KERNEL | USER).to_le_bytes()));
+            table = next;
+        }
+        let last = level.checked_sub(1).expect("a level for the entry");
+        let index = ADDR >> (12 + 9 * last) & 0x1ff;
+        assert!(ram.write(table + 8 * index, &entry.to_le_bytes()));
+        ram
+    }
+
+    fn paging(cr0: u64, cr4: u64, efer: u64) -> Paging {
+        Paging::of(&kvm_sregs {
+            cr0,
+            cr3: ROOT | 0x18,
+            cr4,
+            efer,
+            ..Default::default()
+        })
+    }
+
+    /// PG, WP, PE; PAE; LMA, LME.
+    fn four_levels() -> Paging {
+        paging(0x8001_0001, 0x20, 0x500)
+    }
+
+    const SMAP: u64 = 1 << 21;
+
+    #[test]
+    fn pages_of_each_size_in_four_and_five_levels() {
+        for levels in [4, 5] {
+            let paging = paging(0x8001_0001, 0x20 | u64::from(levels == 5) << 12, 0x500);
+            for (level, large, page) in [
+                (1, 0, 0x5_6000_u64),
+                (2, LARGE, 0x20_0000),
+                (3, LARGE, 0x4000_0000),
+            ] {
+                let ram = tables(levels, level, page | KERNEL | large | 1 << 63);
+                let offset = (1_u64 << (12 + 9 * (level - 1))) - 1;
+                for access in [Access::Read, Access::Write] {
+                    let at = paging.translate(&ram, ADDR + 0x123, access);
+                    assert_eq!(at, Some(page | (ADDR + 0x123) & offset), "{levels} {level}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_the_processor_would_not_reach_is_not_reached() {
+        let read = |paging: Paging, ram: &Ram, at| paging.translate(ram, at, Access::Read);
+        let ram = tables(4, 1, 0x5_6000 | KERNEL);
+        let four = four_levels();
+        assert!(read(four, &ram, ADDR).is_some());
+        for other in [0, ADDR + PAGE, ADDR & !(1 << 63), 1 << 47, ADDR ^ 1 << 50] {
+            assert_eq!(read(four, &ram, other), None, "{other:#x}");
+        }
+        // Not present; a table outside RAM; a large page where there is none.
+        assert_eq!(
+            read(four, &tables(4, 1, 0x5_6000 | KERNEL & !1), ADDR),
+            None
+        );
+        assert_eq!(
+            read(four, &tables(4, 2, 0x7_0000_0000 | KERNEL), ADDR),
+            None
+        );
+        assert_eq!(read(four, &tables(4, 4, LARGE | KERNEL), ADDR), None);
+        // 32-bit tables.
+        assert_eq!(read(paging(0x8001_0001, 0x20, 0), &ram, ADDR), None);
+    }
+
+    #[test]
+    fn permissions_are_the_supervisors() {
+        let read_only = tables(4, 1, 0x5_6000 | KERNEL & !WRITABLE);
+        let four = four_levels();
+        assert!(four.translate(&read_only, ADDR, Access::Read).is_some());
+        assert_eq!(four.translate(&read_only, ADDR, Access::Write), None);
+        let no_wp = paging(0x8000_0001, 0x20, 0x500);
+        assert!(no_wp.translate(&read_only, ADDR, Access::Write).is_some());
+
+        let user = tables(4, 1, 0x5_6000 | KERNEL | USER);
+        let kernel = tables(4, 1, 0x5_6000 | KERNEL);
+        let smap = paging(0x8001_0001, 0x20 | SMAP, 0x500);
+        for access in [Access::Read, Access::Write] {
+            assert!(four.translate(&user, ADDR, access).is_some());
+            assert_eq!(smap.translate(&user, ADDR, access), None);
+            assert!(smap.translate(&kernel, ADDR, access).is_some());
+        }
+    }
+
+    #[test]
+    fn without_paging_an_address_is_itself() {
+        let none = paging(1, 0, 0);
+        let ram = Ram(Mutex::new(Vec::new()));
+        assert_eq!(none.translate(&ram, 0x1234, Access::Write), Some(0x1234));
+        assert_eq!(none.translate(&ram, 1 << 32, Access::Write), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! Records in the memory of a guest that runs.
+
+use std::sync::Arc;
+
+use kvm_ioctls::VcpuFd;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::guest::{Code, END, HANDLED, Machine, Ram, options};
+use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, possible, run};
+use vpmu::x86::intel;
+use vpmu_kvm::{Capability, Error, Options, VcpuPmu};
+
+const PERFEVTSEL0: u32 = 0x186;
+pub(crate) const PEBS_ENABLE: u32 = 0x3f1;
+const PEBS_DATA_CFG: u32 = 0x3f2;
+const DS_AREA: u32 = 0x600;
+/// Adaptive, EN, OS, USR, core cycles as Linux names them for PEBS.
+const CYCLES: u64 = 0x4_10c3_00c0;
+
+const AREA: u64 = 0x5000;
+const BUFFER: u64 = 0x6000;
+/// Of a record with all groups.
+const SIZE: u64 = 464;
+const RECORDS: u64 = 3;
+const PERIOD: u64 = 5_000_000;
+
+impl Code {
+    /// Asks for records of all groups, every `period` cycles.
+    pub(crate) fn record(self, period: u64) -> Self {
+        self.wrmsr(DS_AREA, AREA)
+            .wrmsr(PEBS_DATA_CFG, 7)
+            .wrmsr(PMC0, (1 << 48) - period)
+            .wrmsr(PERFEVTSEL0, CYCLES)
+            .wrmsr(PEBS_ENABLE, 1)
+            .wrmsr(GLOBAL_CTRL, 1)
+    }
+}
+
+impl Ram {
+    fn load(&self, at: u64) -> u64 {
+        self.0.read_obj(GuestAddress(at)).unwrap()
+    }
+
+    /// A DS save area whose buffer asks for an interrupt after a few records, and a counter's period.
+    pub(crate) fn describe_buffer(&self, period: u64) {
+        for (offset, value) in [
+            (0x20, BUFFER),
+            (0x28, BUFFER),
+            (0x30, BUFFER + 0x1000),
+            (0x38, BUFFER + RECORDS * SIZE),
+            (0x40, 0_u64.wrapping_sub(period)),
+        ] {
+            self.0
+                .write_obj(value, GuestAddress(AREA + offset))
+                .unwrap();
+        }
+    }
+}
+
+/// What R12 and XMM5 hold.
+const KNOWN: u64 = 0x1234_5678_9abc_def0;
+
+fn know_registers(vcpu: &VcpuFd) {
+    let mut regs = vcpu.get_regs().unwrap();
+    regs.r12 = KNOWN;
+    vcpu.set_regs(&regs).unwrap();
+    // SSE, which a kernel switches on.
+    let mut sregs = vcpu.get_sregs().unwrap();
+    sregs.cr4 |= 1 << 9;
+    vcpu.set_sregs(&sregs).unwrap();
+}
+
+/// Options by which a guest with this memory has PEBS.
+pub(crate) fn with_pebs(machine: &Machine) -> Options {
+    Options {
+        pebs: true,
+        memory: Some(Arc::new(machine.memory.clone())),
+        ..options()
+    }
+}
+
+#[test]
+fn a_guest_finds_its_records_and_one_interrupt() {
+    // movups xmm5, [rsp]
+    let code = Code::default()
+        .bytes(&[0x0f, 0x10, 0x2c, 0x24])
+        .record(PERIOD)
+        .spin_until_told()
+        .wrmsr(GLOBAL_CTRL, 0)
+        .rdmsr(GLOBAL_STATUS);
+    let Some(mut machine) = Machine::new(code, NMI) else {
+        return;
+    };
+    machine.memory.describe_buffer(PERIOD);
+    know_registers(&machine.vcpu);
+    let stack = machine.vcpu.get_regs().unwrap().rsp;
+    let above = GuestAddress(stack);
+    machine.memory.0.write_obj(KNOWN, above).unwrap();
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, with_pebs(&machine));
+    let Some(mut pmu) = possible(attached) else {
+        return;
+    };
+    machine.set_cpuid(&pmu.capability());
+    let mut handled = Vec::new();
+    run(&mut machine, &mut pmu, |port| match port {
+        Port::In(data) => {
+            data[0] = u8::from(!handled.is_empty());
+            false
+        }
+        Port::Out(END, _) => true,
+        Port::Out(HANDLED, vector) => {
+            handled.push(vector);
+            false
+        }
+        Port::Out(..) => false,
+    });
+    assert!(handled.contains(&2), "the threshold's NMI: {handled:?}");
+    let records = pmu.statistics().lock().unwrap().pebs.records;
+    assert!(records >= RECORDS, "{records}");
+    let memory = &machine.memory;
+    assert_eq!(
+        memory.load(AREA + 0x28),
+        BUFFER + records * SIZE,
+        "the index is behind the last of {records}"
+    );
+    let mut before = 0;
+    for record in (0..RECORDS).map(|n| BUFFER + n * SIZE) {
+        assert_eq!(memory.load(record), SIZE << 48 | 7);
+        let (ip, rip) = (memory.load(record + 8), memory.load(record + 0x48));
+        assert!((0x8000..0x9000).contains(&ip), "{ip:#x}");
+        assert_eq!(ip, rip, "the group of general registers");
+        assert_eq!(memory.load(record + 0x10), 1, "the counter");
+        let tsc = memory.load(record + 0x18);
+        assert!(tsc > before, "in order: {tsc} after {before}");
+        before = tsc;
+        let (r12, xmm5) = (memory.load(record + 0xb0), memory.load(record + 0x120));
+        assert_eq!((r12, xmm5), (KNOWN, KNOWN));
+    }
+}
+
+#[test]
+fn pebs_needs_the_guests_memory_and_its_registers() {
+    let Some(machine) = Machine::new(Code::default(), NMI) else {
+        return;
+    };
+    let options = Options {
+        memory: None,
+        ..with_pebs(&machine)
+    };
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
+    assert!(matches!(attached, Err(Error::NoMemory | Error::Perf(_))));
+    let told = Options {
+        pebs: false,
+        ..with_pebs(&machine)
+    };
+    let Some(pmu) = possible(VcpuPmu::attach(&machine.vm, &machine.vcpu, told)) else {
+        return;
+    };
+    let Capability::Intel(intel::Capability { pebs, .. }) = pmu.capability() else {
+        panic!("Intel's");
+    };
+    assert_eq!(pebs, None);
+}
