@@ -158,6 +158,11 @@ impl Pmu {
         apic::set_lvtpc(LVT_MASKED);
         wrmsr(GLOBAL_CTRL, 0)?;
         wrmsr(DEBUGCTL, 0)?;
+        if self.0.has_pebs() {
+            for address in [PEBS_ENABLE, PEBS_DATA_CFG, DS_AREA] {
+                wrmsr(address, 0)?;
+            }
+        }
         wrmsr(FIXED_CTR_CTRL, 0)?;
         for n in 0..self.0.general {
             wrmsr(PERFEVTSEL + n, 0)?;

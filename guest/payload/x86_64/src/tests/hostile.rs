@@ -63,6 +63,10 @@ pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
 /// often close to their end.
 fn value(random: &mut Random, row: &Row) -> u64 {
     let writable = row.writable.unwrap_or(0);
+    if row.address == DS_AREA {
+        // Where nothing is: records would be written over this program.
+        return random.any() & writable | 1 << 45;
+    }
     match random.below(8) {
         0 => random.any(),
         1 => writable,

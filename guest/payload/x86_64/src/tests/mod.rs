@@ -25,6 +25,7 @@ mod interrupt;
 mod isolation;
 mod overflow;
 mod paravirt;
+mod pebs;
 mod rdpmc;
 mod register;
 
@@ -48,6 +49,7 @@ const EVERY_CPU: &[&[Test]] = &[
     overflow::TESTS,
     rdpmc::TESTS,
     interrupt::TESTS,
+    pebs::TESTS,
     hostile::TESTS,
     deadline::TESTS,
 ];
