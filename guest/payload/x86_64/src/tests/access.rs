@@ -30,13 +30,14 @@ fn counters(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What is not there on any processor with this PMU: PEBS, performance metrics,
-/// LBR, and addresses in between that nothing has.
-fn neighbours(_: &Context) -> Verdict {
+/// What is not there on any processor with this PMU: performance metrics, LBR, PEBS unless it is offered, and
+/// addresses in between that nothing has.
+fn neighbours(cx: &Context) -> Verdict {
+    for address in [PEBS_ENABLE, PEBS_DATA_CFG] {
+        expect(address, cx.pmu.0.has_pebs())?;
+    }
     for address in [
         0x329,  // PERF_METRICS
-        0x3f1,  // PEBS_ENABLE
-        0x3f2,  // PEBS_DATA_CFG
         0x14ce, // LBR_CTL
         0x38c, 0x4c0, 0x4c9,
     ] {

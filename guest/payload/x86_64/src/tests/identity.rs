@@ -54,8 +54,13 @@ fn pdcm(cx: &Context) -> Verdict {
     if !cx.pmu.0.pdcm {
         return Ok(Pass::Skip("no IA32_PERF_CAPABILITIES"));
     }
-    // LBR, PEBS and the like are for someone to offer who has them.
+    // LBR and the like are for someone to offer who has them; of PEBS, all or nothing.
+    let pebs = if cx.pmu.0.has_pebs() { 0x44c0 } else { 0 };
     let value = read(PERF_CAPABILITIES)?;
-    check(format_args!("PERF_CAPABILITIES"), value & !(0b11 << 12), 0)?;
+    check(
+        format_args!("PERF_CAPABILITIES"),
+        value & !(0b11 << 12),
+        pebs,
+    )?;
     Ok(Pass::Ok)
 }
