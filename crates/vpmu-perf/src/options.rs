@@ -21,7 +21,7 @@ pub struct PerfOptions {
     pub signal: Option<i32>,
     /// What else the signal does.
     pub kick: Kick,
-    /// A period goes on after its report, until another is set: [`CounterHost::repeats`].
+    /// A period goes on after its report, until another is set: [`CounterHost::repeats`](vpmu::counter::CounterHost::repeats).
     pub repeating: bool,
 }
 
@@ -54,7 +54,7 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
 }
 
 /// Does what a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
-/// looks at /proc/cpuinfo. Whoever puts a thread into a jail calls this before; [`PerfHost::new`] then makes
+/// looks at /proc/cpuinfo. Whoever puts a thread into a jail calls this before; [`PerfHost::new`](crate::PerfHost::new) then makes
 /// neither call.
 ///
 /// # Errors
