@@ -105,6 +105,11 @@ pub(crate) trait Model {
     /// waits for it.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64>;
 
+    /// Whether [`report_wanted`](Self::report_wanted) may want any.
+    fn asks_for_reports(&self) -> bool {
+        true
+    }
+
     /// `n`, which exists, counts `events` more, which are not 0. Answers whether it overflows.
     fn advance(&mut self, n: u8, events: u64) -> bool;
 
@@ -143,8 +148,10 @@ pub(crate) trait Model {
                 self.lose(n, reason);
             }
         }
-        for n in self.bank().hosted.running() {
-            self.rearm(n, host);
+        if self.asks_for_reports() {
+            for n in self.bank().hosted.running() {
+                self.rearm(n, host);
+            }
         }
         self.bank_mut().hosted.resume_started(host);
     }

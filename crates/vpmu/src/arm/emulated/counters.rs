@@ -73,8 +73,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
     /// In how many events something happens for `n` that raises the line. A distance that a `u64`
     /// cannot say is cut down to one that it can: the report then comes early.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
-        if self.open {
-            // It overflows where the guest's does, and `BackedPmu` says which interrupt.
+        if !self.asks_for_reports() {
             return None;
         }
         let raises = |n| self.interrupting.contains(n) && !self.overflowed.contains(n);
@@ -91,6 +90,11 @@ impl<V: Events> Model for EmulatedPmu<V> {
         } else {
             events
         })
+    }
+
+    /// Open counters overflow where the guest's do, and `BackedPmu` says which interrupt.
+    fn asks_for_reports(&self) -> bool {
+        !self.open
     }
 
     fn advance(&mut self, n: u8, events: u64) -> bool {

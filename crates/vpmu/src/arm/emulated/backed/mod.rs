@@ -139,6 +139,9 @@ impl<V: Events> BackedPmu<V> {
         regs: &mut R,
     ) -> Outcome {
         if self.pmu.open {
+            if level == ExceptionLevel::El1 && self.write_hot(register, value, regs) {
+                return Outcome::Done;
+            }
             self.look(register, level, regs);
             if self.closes(register, value) {
                 self.close(regs);
@@ -253,6 +256,31 @@ impl<V: Events> BackedPmu<V> {
     /// The observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
         self.pmu.events()
+    }
+
+    /// Performs the writes of open registers that a sampling driver makes for each sample, in as few steps as
+    /// there are: PMCR_EL0 where E alone changes, and PMOVSCLR_EL0. `false`: it is another write.
+    fn write_hot<R: PmuRegisters>(&mut self, register: Register, value: u64, regs: &mut R) -> bool {
+        match register {
+            Register::Pmcr => {
+                let control = value & self.pmu.pmcr_bits();
+                let others = (control ^ self.pmu.pmcr) & !pmcr::E;
+                if others != 0 || value & (pmcr::P | pmcr::C) != 0 {
+                    return false;
+                }
+                self.pmu.pmcr = control;
+                regs.write(register, control);
+            }
+            Register::PmovsClr => {
+                self.look_at_overflows(regs);
+                let cleared = CounterSet::from_bits(value as u32) & self.pmu.overflowed;
+                regs.write(register, cleared.bits().into());
+                self.pmu.overflowed -= cleared;
+                self.report_open(regs);
+            }
+            _ => return false,
+        }
+        true
     }
 
     fn may_open(&self) -> bool {
