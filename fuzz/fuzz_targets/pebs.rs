@@ -26,7 +26,7 @@ use pair::{Pair, Step};
 use support::Happening;
 use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Version};
-use vpmu::x86::{PmuConfig, pebs};
+use vpmu::x86::{ArchEvent, PmuConfig, Ring, pebs};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -95,7 +95,15 @@ fn step(input: &mut Unstructured<'_>) -> Result<Step> {
         5..=7 => Step::Store(FakeGuest::RAM + input.choose(&FIELDS)?, value(input)?),
         8 => Step::Store(value(input)?, value(input)?),
         9..=11 => Step::Write(*input.choose(&MSRS)?, value(input)?),
-        12 => Step::Mute(input.ratio(1, 4)?),
+        12 => match input.int_in_range(0..=3)? {
+            0 => Step::Mute(input.ratio(1, 4)?),
+            1 => Step::Read(*input.choose(&MSRS)?),
+            2 => Step::Rdpmc(*input.choose(&[0, 1, 0x4000_0000])?, Ring::Kernel, false),
+            _ => {
+                let times = input.arbitrary::<u8>()?.into();
+                Step::Emulate(ArchEvent::Instructions, steps::ring(input)?, times)
+            }
+        },
         kind => steps::any(kind, input)?,
     })
 }

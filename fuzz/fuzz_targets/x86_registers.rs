@@ -8,6 +8,7 @@
 #[expect(dead_code, reason = "the tests use more of it")]
 mod guest;
 #[path = "../../crates/vpmu/tests/x86/pair.rs"]
+#[expect(dead_code, reason = "what is about records is tried by another target")]
 mod pair;
 #[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
 mod pebs_reference;
