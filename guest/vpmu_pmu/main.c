@@ -35,7 +35,6 @@ static DEFINE_PER_CPU(struct vpmu_pmu_page *, vpmu_pmu_pages);
 unsigned int vpmu_pmu_counters;
 u32 vpmu_pmu_features;
 u32 vpmu_pmu_events;
-bool vpmu_pmu_gone;
 
 /* /sys/module/vpmu_pmu/parameters/: of all CPUs together. */
 static int vpmu_pmu_show_doorbells(char *buf, const struct kernel_param *kp)
@@ -79,11 +78,13 @@ static void vpmu_pmu_attach(void)
 
 	memset(page, 0, sizeof(*page));
 	page->tag = VPMU_PMU_TAG;
-	if (wrmsrq_safe(VPMU_MSR_PMU_PAGE, __pa(page) | VPMU_PMU_PAGE_ENABLE))
+	if (wrmsrq_safe(VPMU_MSR_PMU_PAGE, __pa(page) | VPMU_PMU_PAGE_ENABLE)) {
 		pr_err("cpu%d: the host takes no page: no counters there\n",
 		       smp_processor_id());
-	else
-		WRITE_ONCE(c->page, page);
+		vpmu_pmu_lose();
+		return;
+	}
+	WRITE_ONCE(c->page, page);
 }
 
 static void vpmu_pmu_detach(void *unused)
@@ -214,6 +215,9 @@ static int __init vpmu_pmu_init(void)
 				vpmu_pmu_starting, vpmu_pmu_dying);
 	if (err)
 		goto unregister_nmi;
+	err = -ENODEV;
+	if (vpmu_pmu_gone)
+		goto remove_state;
 	err = perf_pmu_register(&vpmu_pmu, "cpu", PERF_TYPE_RAW);
 	if (err)
 		goto remove_state;
@@ -227,6 +231,7 @@ static int __init vpmu_pmu_init(void)
 
 remove_state:
 	cpuhp_remove_state(CPUHP_AP_PERF_X86_STARTING);
+	vpmu_pmu_end_losing();
 unregister_nmi:
 	unregister_nmi_handler(NMI_LOCAL, "vpmu_pmu");
 free:
@@ -241,6 +246,7 @@ static void __exit vpmu_pmu_exit(void)
 	unregister_syscore_ops(&vpmu_pmu_syscore);
 	perf_pmu_unregister(&vpmu_pmu);
 	cpuhp_remove_state(CPUHP_AP_PERF_X86_STARTING);
+	vpmu_pmu_end_losing();
 	unregister_nmi_handler(NMI_LOCAL, "vpmu_pmu");
 	vpmu_pmu_free();
 }

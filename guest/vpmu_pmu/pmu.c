@@ -32,9 +32,8 @@ static struct vpmu_pmu_counter *vpmu_pmu_words(struct vpmu_pmu_cpu *c, int idx)
 static void vpmu_pmu_ring(u64 bits)
 {
 	this_cpu_inc(vpmu_pmu_cpus.doorbells);
-	if (!vpmu_pmu_gone && wrmsrq_safe(VPMU_MSR_PMU_DOORBELL, bits) &&
-	    !xchg(&vpmu_pmu_gone, true))
-		pr_err("the host's PMU has gone: nothing counts any more\n");
+	if (!vpmu_pmu_gone && wrmsrq_safe(VPMU_MSR_PMU_DOORBELL, bits))
+		vpmu_pmu_lose();
 }
 
 /* Says once why an event does not count. */
@@ -206,7 +205,7 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	struct hw_perf_event *hwc = &event->hw;
 	int idx;
 
-	if (!c->page || vpmu_pmu_gone)
+	if (!c->page && !vpmu_pmu_gone)
 		return -ENODEV;
 	for (idx = 0; idx < vpmu_pmu_counters; idx++)
 		if (!c->slots[idx].event)
@@ -221,6 +220,8 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 	if (flags & PERF_EF_START)
 		vpmu_pmu_start(event, PERF_EF_RELOAD);
 	perf_event_update_userpage(event);
+	if (vpmu_pmu_gone)
+		vpmu_pmu_lose();
 	return 0;
 }
 
@@ -343,9 +344,8 @@ int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
 	if (seq == page->ack)
 		return NMI_DONE;
 	c->interrupts++;
-	if (READ_ONCE(page->device) == VPMU_PMU_GONE &&
-	    !xchg(&vpmu_pmu_gone, true))
-		pr_err("the host's PMU has gone: nothing counts any more\n");
+	if (READ_ONCE(page->device) == VPMU_PMU_GONE)
+		vpmu_pmu_lose();
 	/* Events that the core is at work on must not be touched. */
 	if (c->disabled && !vpmu_pmu_gone) {
 		c->deferred = true;
@@ -402,7 +402,7 @@ int vpmu_pmu_find_core(void)
 		return -ENOENT;
 	}
 	static_call_update(vpmu_pmu_overflow, overflow);
-	return 0;
+	return vpmu_pmu_find_disable();
 }
 
 struct pmu vpmu_pmu = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The parts of vpmu_pmu: main.c, pmu.c and events.c. */
+/* The parts of vpmu_pmu: main.c, pmu.c, events.c and gone.c. */
 #ifndef VPMU_PMU_H
 #define VPMU_PMU_H
 
@@ -42,7 +42,6 @@ DECLARE_PER_CPU(struct vpmu_pmu_cpu, vpmu_pmu_cpus);
 extern unsigned int vpmu_pmu_counters;
 extern u32 vpmu_pmu_features;		/* EAX of the leaf */
 extern u32 vpmu_pmu_events;		/* EBX */
-extern bool vpmu_pmu_gone;
 
 /* events.c */
 extern const struct attribute_group *vpmu_pmu_groups[];
@@ -54,5 +53,11 @@ int vpmu_pmu_find_core(void);
 int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs);
 void vpmu_pmu_pause(struct vpmu_pmu_cpu *c);
 void vpmu_pmu_resume(struct vpmu_pmu_cpu *c);
+
+/* gone.c */
+extern bool vpmu_pmu_gone;
+int vpmu_pmu_find_disable(void);
+void vpmu_pmu_lose(void);
+void vpmu_pmu_end_losing(void);
 
 #endif

@@ -55,5 +55,7 @@ pub enum HostVmm {
         /// Where the guest is saved when it asks for that; the host then
         /// restores it in another process of the VMM.
         save: Option<String>,
+        /// Options of the VMM that restores it, and of no other.
+        restore: Vec<String>,
     },
 }

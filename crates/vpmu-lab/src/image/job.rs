@@ -14,6 +14,9 @@ use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 
+/// Options for the VMM that restores a saved guest, and for no other.
+const RESTORING: &[&str] = &["--drop-paravirt"];
+
 /// What happens to the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
@@ -245,14 +248,15 @@ impl HostJob<'_> {
     ///
     /// When the host's own program is missing.
     pub fn archive(&self) -> Result<Archive> {
+        let save = self.saved_to().map(str::to_owned);
+        let (restore, options) = (self.options.iter().cloned())
+            .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));
         let job = vpmu_record::HostJob {
             vmm: match self.vmm {
                 Vmm::Qemu(name) => HostVmm::Qemu(name.to_owned()),
-                Vmm::Ours(_) => HostVmm::Ours {
-                    save: self.saved_to().map(str::to_owned),
-                },
+                Vmm::Ours(_) => HostVmm::Ours { save, restore },
             },
-            options: self.options.to_vec(),
+            options,
             append: self.append.to_owned(),
             vcpus: self.vcpus,
             skew: self.skew,

@@ -43,7 +43,7 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 17] = [
     source!("include/vpmu_guest.h"),
     source!("build"),
     source!("lazy_deadline/Makefile"),
@@ -60,6 +60,7 @@ const SOURCES: [(&str, &str); 16] = [
     source!("vpmu_pmu/main.c"),
     source!("vpmu_pmu/pmu.c"),
     source!("vpmu_pmu/events.c"),
+    source!("vpmu_pmu/gone.c"),
 ];
 /// The source that is the recipe.
 const RECIPE: &str = "build";

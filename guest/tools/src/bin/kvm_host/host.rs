@@ -55,7 +55,10 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     sys::sleep_ms(job.settle_ms);
     match &job.vmm {
         HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &stats),
-        HostVmm::Ours { save } => ours::run(process, &job, save.as_deref(), initrd),
+        HostVmm::Ours { save, restore } => {
+            let saved = save.as_deref().map(|path| (path, restore.as_slice()));
+            ours::run(process, &job, saved, initrd)
+        }
     }
     .map_err(|errno| format!("failed to run the VMM: {errno}"))?;
     power_off(process)

@@ -21,14 +21,17 @@ pub(crate) const NAME: &str = "vpmu-vmm";
 /// The exit status of a VMM that saved its guest.
 const SAVED: i32 = 4;
 
+/// Where the guest is saved, and more options of the VMM that restores it.
+type Saved<'a> = (&'a str, &'a [String]);
+
 /// Runs the guest to its end and reports.
 pub(crate) fn run(
     process: Process,
     job: &HostJob,
-    save: Option<&str>,
+    saved: Option<Saved<'_>>,
     initrd: Option<&str>,
 ) -> Result<(), Errno> {
-    let vmm = || run_vmm(process, job, save, initrd);
+    let vmm = || run_vmm(process, job, saved, initrd);
     if job.trace {
         tracing::run(process, job, vmm)
     } else {
@@ -39,7 +42,7 @@ pub(crate) fn run(
 fn run_vmm(
     process: Process,
     job: &HostJob,
-    save: Option<&str>,
+    saved: Option<Saved<'_>>,
     initrd: Option<&str>,
 ) -> Result<(), Errno> {
     let mut words: Vec<&str> = job.options.iter().map(String::as_str).collect();
@@ -47,9 +50,11 @@ fn run_vmm(
     words.extend(initrd.iter().flat_map(|file| ["--initrd", file]));
     words.extend(["--append", &job.append]);
     let mut status = run_once(process, &words)?;
-    if let Some(path) = save {
+    if let Some((path, more)) = saved {
+        let mut words = Vec::from(["--save", path, "--restore", path]);
+        words.extend(more.iter().map(String::as_str));
         while status == SAVED {
-            status = run_once(process, &["--save", path, "--restore", path])?;
+            status = run_once(process, &words)?;
         }
     }
     report(&Record::Host(Host {
