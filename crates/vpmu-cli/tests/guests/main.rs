@@ -12,6 +12,7 @@ mod aarch64;
 mod amd_x86_64;
 mod deadline;
 mod machines;
+mod paravirt;
 mod payload;
 mod payload_aarch64;
 mod payload_x86_64;

@@ -1,0 +1,163 @@
+//! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1.
+//!
+//! Needs gcc 12 and make, too. Where only a clock counts, cycles are the vCPU's time: counts are compared with each
+//! other, not with a constant.
+
+use std::process::Command;
+
+use crate::support::{skipped, turn, vpmu};
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::module::{Kernel, Modules};
+
+/// Each line of what the scripts print begins with a word for its case.
+const COMMON: &str = r#"exec 2>&1
+# counts EVENT: of all lines of the last perf stat
+counts() { sed -n "s/^\([0-9]*\),[^,]*,$1,.*/\1/p" stat | tr '\n' ' '; }
+samples() { perf report --stats -i perf.data 2>/dev/null | awk -v name=$1 '$1 == "SAMPLE" { print name, $3; exit }'; }
+stat() { perf stat -x, -o stat "$@"; }
+record() { perf record --no-bpf-event -q "$@"; }
+p=/sys/module/vpmu_pmu/parameters
+# at_work N: waits for so many workloads.
+at_work() { for i in $(seq 500); do [ $(pidof workload | wc -w) -lt $1 ] || break; sleep 0.005; done; }
+rung() { echo $(($(cat $p/doorbells) - ${1:-0})); }
+cpu=/sys/bus/event_source/devices/cpu
+insmod /root/vpmu_pmu.ko || exit
+"#;
+
+const COUNT: &str = r#"
+stat -e cycles,instructions workload --scale 1000; echo "counted $(counts cycles) $(counts instructions)"
+"#;
+
+const PERF: &str = r#"
+echo "sysfs $(cat $cpu/type) $(cat $cpu/rdpmc) $(ls $cpu/events | wc -l)"
+echo 1 > $cpu/rdpmc || echo "no rdpmc"
+before=$(rung); workload; echo "unused $(rung $before)"
+stat -e cycles:u,cache-misses,cpu/event=0x11/ true; echo "refused $(grep -c 'not supported' stat)"
+stat -e '{cycles,instructions}' workload --scale 500; echo "group $(counts cycles) $(counts instructions)"
+e=cycles; for i in 1 2 3 4 5 6 7 8 9 10 11; do e=$e,cycles; done
+stat -e $e workload --scale 1000; echo "multiplexed $(counts cycles)"
+stat -a -e cycles workload --scale 500; echo "system $(counts cycles)"
+stat -e cycles sh -c 'workload --scale 1000; workload --scale 1000'; echo "inherited $(counts cycles)"
+record -c 1000000 -e cycles -- workload --scale 1000; samples fixed
+record -F 1000 -e cycles -- workload --scale 500; samples frequency
+record -F 1000 -a -g -e '{cycles,instructions}:S' -- workload --scale 300; samples leader
+record -c 50 -e cycles -- workload --scale 50; samples storm
+before=$(rung); stat --no-inherit -e cycles,cycles,cycles,cycles perf bench sched pipe -l 300 > /dev/null
+echo "switched $(rung $before)"
+record -c 1000000 -e cycles -- workload --scale 1000 & at_work 1; rmmod vpmu_pmu || echo "busy"; wait
+rmmod vpmu_pmu && [ ! -e $cpu ] && echo "unloaded"
+insmod /root/vpmu_pmu.ko && stat -e cycles workload --scale 1000; echo "again $(counts cycles)"
+"#;
+
+const END: &str = r#"
+dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|unknown reason|call trace' | sed 's/^/complaint /'
+echo "end"
+"#;
+
+/// What a guest said.
+struct Said(String);
+
+impl Said {
+    /// The numbers behind `word`.
+    fn numbers(&self, word: &str) -> Vec<u64> {
+        let mut lines = self.0.lines();
+        let line = lines.find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+        let line = line.unwrap_or_else(|| panic!("no {word} in:\n{}", self.0));
+        line.split_whitespace()
+            .map(|number| number.parse().unwrap())
+            .collect()
+    }
+
+    fn one(&self, word: &str) -> u64 {
+        match self.numbers(word)[..] {
+            [number] => number,
+            ref other => panic!("{word} {other:?}:\n{}", self.0),
+        }
+    }
+
+    /// Panics unless the numbers behind `word` differ from `count` by so many of a hundred at most.
+    fn near(&self, word: &str, count: u64, percent: u64) {
+        for number in self.numbers(word) {
+            let difference = number.abs_diff(count) * 100;
+            let said = &self.0;
+            assert!(
+                difference <= count * percent,
+                "{word} is not {count}:\n{said}"
+            );
+        }
+    }
+
+    fn lines(&self, lines: &[&str]) {
+        for line in lines {
+            let said = self.0.lines().any(|said| said == *line);
+            assert!(said, "no {line:?} in:\n{}", self.0);
+        }
+        assert!(!self.0.contains("complaint"), "{}", self.0);
+    }
+
+    fn check_perf(&self) {
+        assert_eq!(self.numbers("sysfs"), [4, 0, 4], "{}", self.0);
+        assert_eq!(self.one("unused"), 0, "a driver that nobody uses rings");
+        let cycles = self.numbers("counted")[0];
+        assert!(cycles > 0, "{}", self.0);
+        self.near("counted", cycles, 2);
+        self.near("group", self.numbers("group")[0], 2);
+        assert_eq!(self.one("refused"), 3, "{}", self.0);
+        assert_eq!(self.numbers("multiplexed").len(), 12);
+        self.near("multiplexed", cycles, 25);
+        assert!(self.one("system") > cycles / 3, "{}", self.0);
+        self.near("inherited", cycles * 2, 10);
+        self.near("again", cycles, 10);
+        // A period of a million: as many samples as there are millions.
+        self.near("fixed", cycles / 1_000_000, 15);
+        for case in ["frequency", "leader", "storm"] {
+            assert!(self.one(case) > 10, "{case}: {}", self.0);
+        }
+        // Twice for each of 300 operations, and perf's own.
+        let switched = self.one("switched");
+        assert!((600..800).contains(&switched), "{}", self.0);
+        self.lines(&["no rdpmc", "busy", "unloaded", "end"]);
+    }
+}
+
+fn modules(kernel: Kernel) -> Option<Modules> {
+    if let Err(error) = Modules::check() {
+        skipped(&error.to_string());
+        return None;
+    }
+    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
+    Some(Modules::prepare(kernel, &cache, &cancel, &Progress::silent()).unwrap())
+}
+
+fn options(vpmu: &mut Command, modules: &Modules) {
+    vpmu.args(["--pmu", "emulated", "--memory", "512M"])
+        .args([
+            "--vmm-arg=--paravirt",
+            "--vmm-arg=--approximate-instructions",
+        ])
+        .arg("--kernel")
+        .arg(modules.kernel())
+        .arg("--add")
+        .arg(modules.pmu());
+}
+
+#[test]
+fn stock_perf_works_on_linux_6_1() {
+    let _turn = turn(1);
+    let Some(mut vpmu) = vpmu("x86_64") else {
+        return;
+    };
+    let Some(modules) = modules(Kernel::Bookworm) else {
+        return;
+    };
+    vpmu.args(["run", "--arch", "x86_64"]);
+    options(&mut vpmu, &modules);
+    let script = [COMMON, COUNT, PERF, END].concat();
+    let output = vpmu.args(["--", &script]).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}{errors}");
+    Said(text).check_perf();
+}
