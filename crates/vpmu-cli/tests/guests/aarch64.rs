@@ -122,6 +122,34 @@ fn emulated_beats_kvm() {
     }
 }
 
+/// At the rate that costs most. The registers that the hardware answers do not trap: QEMU's `max` has FEAT_FGT.
+#[test]
+fn emulated_is_close_to_native() {
+    let _turn = turn(2);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let command = FIFTEEN_EVENTS.replace("-F 1000", "-F 4000");
+    let Some(text) = compare("native,emulated", 1, &command, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let (native, emulated) = (row(&results, "native"), row(&results, "emulated"));
+    let real = number(emulated, "real_s") / number(native, "real_s");
+    assert!(real <= 1.04, "real_s is {real} of native's");
+    assert!(number(emulated, "exits_per_pmi") <= 7.0, "{emulated}");
+    for kind in emulated["exits"].as_object().unwrap().keys() {
+        for untrapped in [
+            "PMCR_EL0:r",
+            "PMEVCNTR",
+            "PMCCNTR",
+            "PMOVSCLR_EL0:r",
+            "PMUSERENR",
+        ] {
+            assert!(!kind.contains(untrapped), "trapped {kind}: {emulated}");
+        }
+    }
+}
+
 #[test]
 fn counts_agree() {
     let _turn = turn(1);
