@@ -357,7 +357,7 @@ mod tests {
         );
         assert_eq!(
             names(Arch::Aarch64, &[], &[]),
-            ["native", "kvm", "emulated", "partitioned"]
+            ["native", "kvm", "emulated", "partitioned", "direct"]
         );
         assert_eq!(
             names(
