@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::{text, turn, vpmu};
+use crate::support::{self, text, turn, vpmu};
 
 /// `--no-bpf-event` spares perf a thread that wakes once a second, which real time would be rounded
 /// up to.
@@ -22,15 +22,9 @@ const SIX_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,
 
 /// Compares the designs and gives the written file. Figures are means of `runs`.
 fn compare(designs: &str, runs: u32, command: &str, json: &Path) -> Option<String> {
-    let output = vpmu("aarch64")?
-        .args(["compare", "--pmu", designs, "--runs", &runs.to_string()])
-        .arg("--json")
-        .arg(json)
-        .args(["--", command])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    Some(fs::read_to_string(json).unwrap())
+    let runs = runs.to_string();
+    let options = ["--pmu", designs, "--runs", &runs];
+    support::compare("aarch64", &options, command, json)
 }
 
 fn row<'a>(results: &'a Value, pmu: &str) -> &'a Value {

@@ -1,5 +1,7 @@
 //! What the tests of real guests share: the command, where it can run guests, and their turn.
 
+use std::fs;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -34,6 +36,19 @@ pub(crate) fn text(output: &Output) -> String {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     )
+}
+
+/// Compares with these options and gives the file that `--json` wrote.
+pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) -> Option<String> {
+    let output = vpmu(arch)?
+        .args(["compare", "--arch", arch, "--json"])
+        .arg(json)
+        .args(options)
+        .args(["--", command])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    Some(fs::read_to_string(json).unwrap())
 }
 
 /// Processors that guests have at the moment.

@@ -1,30 +1,16 @@
 //! Stock x86-64 guests: without a PMU, under stock KVM, and under this project's VMM.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::Value;
 
-use crate::support::{text, turn, vpmu};
+use crate::support::{compare, text, turn, vpmu};
 
 /// Short, for the whole of it is run under emulated virtualization; long
 /// enough for some hundred samples. `--no-bpf-event` spares perf a thread that
 /// wakes once a second.
 const RECORD: &str =
     "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 5000";
-
-/// Compares and gives the written file.
-fn compare(designs: &[&str], command: &str, json: &Path) -> Option<String> {
-    let output = vpmu("x86_64")?
-        .args(["compare", "--arch", "x86_64", "--json"])
-        .arg(json)
-        .args(designs)
-        .args(["--", command])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    Some(fs::read_to_string(json).unwrap())
-}
 
 #[test]
 fn a_stock_guest_has_an_intel_pmu() {
@@ -105,7 +91,7 @@ fn stock_kvm_has_no_pmu_and_says_so() {
     let _turn = turn(1);
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
-    let Some(text) = compare(&["--pmu", "kvm"], "workload", &json) else {
+    let Some(text) = compare("x86_64", &["--pmu", "kvm"], "workload", &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
@@ -130,7 +116,7 @@ fn designs_side_by_side() {
     let json = folder.path().join("results.json");
     let designs = "--pmu native,emulated --policy reuse,paused --model intel";
     let designs: Vec<&str> = designs.split(' ').collect();
-    let Some(text) = compare(&designs, RECORD, &json) else {
+    let Some(text) = compare("x86_64", &designs, RECORD, &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
@@ -162,7 +148,7 @@ fn designs_side_by_side() {
     let again = folder.path().join("again.json");
     let designs = "--pmu emulated --policy paused --model intel";
     let designs: Vec<&str> = designs.split(' ').collect();
-    let text = compare(&designs, RECORD, &again).unwrap();
+    let text = compare("x86_64", &designs, RECORD, &again).unwrap();
     let second: Value = serde_json::from_str(&text).unwrap();
     let first = runs.iter().find(|run| run["policy"] == "paused").unwrap();
     if first["deterministic"] == true {

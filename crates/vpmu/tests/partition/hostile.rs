@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::machine::{EVENTS, Exit, Machine, Place, Quirks};
+use super::machine::{EVENTS, Machine, Place, Quirks};
 use super::{Vm, plan};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, Register};
@@ -176,13 +176,8 @@ pub(super) fn natively(
     write: Option<u64>,
     el: ExceptionLevel,
 ) -> Outcome {
-    match machine.guest(register, write, el) {
-        Exit::Value(value) => Outcome::Value(value),
-        Exit::Done => Outcome::Done,
-        Exit::Undefined => Outcome::Undefined,
-        Exit::TrapToEl1 => Outcome::TrapToEl1,
-        Exit::TrapToEl2 => unreachable!("nobody is at EL2"),
-    }
+    let exit = machine.guest(register, write, el);
+    exit.outcome().expect("nobody is at EL2")
 }
 
 fn access(

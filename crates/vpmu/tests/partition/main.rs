@@ -11,7 +11,7 @@ mod regressions;
 mod switch;
 mod types;
 
-use machine::{EVENTS, Exit, Machine, Place, Quirks};
+use machine::{EVENTS, Machine, Place, Quirks};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 
@@ -42,6 +42,20 @@ fn leaky() -> PartitionConfig {
         },
         ..config()
     }
+}
+
+/// The value that a read of `register` gave.
+#[track_caller]
+fn value_read(register: Register, outcome: Outcome) -> u64 {
+    match outcome {
+        Outcome::Value(value) => value,
+        other => panic!("read of {}: {other:?}", register.name()),
+    }
+}
+
+#[track_caller]
+fn assert_written(register: Register, outcome: Outcome) {
+    assert_eq!(outcome, Outcome::Done, "write of {}", register.name());
 }
 
 /// The machine that `config` tells of.
@@ -87,12 +101,9 @@ impl Vm {
     }
 
     fn access(&mut self, register: Register, write: Option<u64>, el: ExceptionLevel) -> Outcome {
-        let outcome = match self.machine.guest(register, write, el) {
-            Exit::Value(value) => Outcome::Value(value),
-            Exit::Done => Outcome::Done,
-            Exit::Undefined => Outcome::Undefined,
-            Exit::TrapToEl1 => Outcome::TrapToEl1,
-            Exit::TrapToEl2 => {
+        let outcome = match self.machine.guest(register, write, el).outcome() {
+            Some(outcome) => outcome,
+            None => {
                 self.trapped += 1;
                 self.exit();
                 match write {
@@ -117,15 +128,12 @@ impl Vm {
     }
 
     fn read(&mut self, register: Register) -> u64 {
-        match self.access(register, None, ExceptionLevel::El1) {
-            Outcome::Value(value) => value,
-            other => panic!("read of {}: {other:?}", register.name()),
-        }
+        value_read(register, self.access(register, None, ExceptionLevel::El1))
     }
 
     fn write(&mut self, register: Register, value: u64) {
         let outcome = self.access(register, Some(value), ExceptionLevel::El1);
-        assert_eq!(outcome, Outcome::Done, "write of {}", register.name());
+        assert_written(register, outcome);
     }
 
     fn put(&mut self) {

@@ -2,8 +2,8 @@
 
 mod random;
 
-use super::machine::{EVENTS, Exit, Machine, Place};
-use super::{config, leaky, machine, plan};
+use super::machine::{EVENTS, Machine, Place};
+use super::{assert_written, config, leaky, machine, plan, value_read};
 use vpmu::arm::emulated::{BackedPmu, ConfigError, EmulatedConfig, Identity};
 use vpmu::arm::partition::{Features, PartitionConfig, TrapRegisters};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register, pmcr, pmuserenr};
@@ -55,12 +55,9 @@ impl Vm {
     }
 
     fn access(&mut self, register: Register, write: Option<u64>, el: ExceptionLevel) -> Outcome {
-        let outcome = match self.machine.guest(register, write, el) {
-            Exit::Value(value) => Outcome::Value(value),
-            Exit::Done => Outcome::Done,
-            Exit::Undefined => Outcome::Undefined,
-            Exit::TrapToEl1 => Outcome::TrapToEl1,
-            Exit::TrapToEl2 => {
+        let outcome = match self.machine.guest(register, write, el).outcome() {
+            Some(outcome) => outcome,
+            None => {
                 self.trapped += 1;
                 match write {
                     Some(value) => self.pmu.write(register, el, value, &mut self.machine),
@@ -81,15 +78,12 @@ impl Vm {
     }
 
     fn read(&mut self, register: Register) -> u64 {
-        match self.access(register, None, ExceptionLevel::El1) {
-            Outcome::Value(value) => value,
-            other => panic!("read of {}: {other:?}", register.name()),
-        }
+        value_read(register, self.access(register, None, ExceptionLevel::El1))
     }
 
     fn write(&mut self, register: Register, value: u64) {
         let outcome = self.access(register, Some(value), ExceptionLevel::El1);
-        assert_eq!(outcome, Outcome::Done, "write of {}", register.name());
+        assert_written(register, outcome);
     }
 
     /// Event counter 0 counts instructions from `value` on, with its interrupt enabled.

@@ -9,7 +9,7 @@ mod below_el2;
 mod el2;
 
 use vpmu::arm::partition::{Features, TrapRegisters};
-use vpmu::arm::{EventFilter, PmuVersion, Register};
+use vpmu::arm::{EventFilter, Outcome, PmuVersion, Register};
 
 /// How an access of the guest ends on the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,19 @@ pub(crate) enum Exit {
     Undefined,
     TrapToEl1,
     TrapToEl2,
+}
+
+impl Exit {
+    /// The end as the engine names it; `None`: EL2 is to perform the access.
+    pub(crate) fn outcome(self) -> Option<Outcome> {
+        match self {
+            Self::Value(value) => Some(Outcome::Value(value)),
+            Self::Done => Some(Outcome::Done),
+            Self::Undefined => Some(Outcome::Undefined),
+            Self::TrapToEl1 => Some(Outcome::TrapToEl1),
+            Self::TrapToEl2 => None,
+        }
+    }
 }
 
 /// What a machine does that the architecture forbids.
