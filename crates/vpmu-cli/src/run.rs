@@ -38,18 +38,32 @@ pub(crate) fn run(
     let progress = Progress::stderr();
     let cache = Cache::open()?;
     let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
-    let sink = Sink {
-        output: Output::Stream,
-        to: Box::new(std::io::stdout()),
-    };
     let task = Progress::terminal().task(&format!("booting {pmu}"));
     let has_command = matches!(spec.payload, Payload::Command(_));
-    let outcome = run::run(&lab, &spec, &spec.guests[0], 0, sink, &mut |stage| {
-        // The bar makes way for the command's output, or a bare kernel's.
-        if stage != Stage::Boot || !has_command {
-            task.done();
+    let guest_spec = &spec.guests[0];
+    let mut phase = 0;
+    let outcome = loop {
+        let sink = Sink {
+            output: Output::Stream,
+            to: Box::new(std::io::stdout()),
+        };
+        let mut printed = false;
+        let outcome = run::run(&lab, &spec, guest_spec, phase, sink, &mut |stage| {
+            // The bar makes way for the command's output, or a bare kernel's.
+            if stage != Stage::Boot || !has_command {
+                printed = true;
+                task.done();
+            }
+        });
+        match outcome {
+            Err(error) if !printed => {
+                let why = run::once_more(&spec, guest_spec, phase, error)?;
+                eprintln!("vpmu: {why}");
+            }
+            outcome => break outcome?,
         }
-    })?;
+        phase += 1;
+    };
     task.done();
     let Some(run) = outcome.run else {
         if let Some(monitor) = outcome.monitor {

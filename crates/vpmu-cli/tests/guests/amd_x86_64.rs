@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::support::{turn, vpmu};
+use crate::support::{NO_SYMBOLS, turn, vpmu};
 use serde_json::Value;
 use vpmu_lab::spec::arch::Arch;
 
@@ -11,11 +11,7 @@ use vpmu_lab::spec::arch::Arch;
 const PERIOD: u64 = 500_000;
 
 /// What both scripts begin with. Each line that is looked at begins with a word of its own.
-///
-/// perf takes a second of the guest's time to read the kernel's symbols, whenever it records or reports. Without any it
-/// counts and samples alike.
 const BEGIN: &str = r#"
-mount -o bind /dev/null /proc/kallsyms
 field() { grep -m1 "^$1" /proc/cpuinfo | sed 's/.*: //'; }
 echo "vendor $(field vendor_id)"
 echo "family $(field 'cpu family')"
@@ -72,7 +68,7 @@ impl Run {
             .args(options)
             .arg("--")
             .arg(
-                [BEGIN, script, END]
+                [NO_SYMBOLS, BEGIN, script, END]
                     .concat()
                     .replace("PERIOD", &PERIOD.to_string()),
             )

@@ -15,7 +15,7 @@ use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
 
-const TRANSACTIONS: u64 = 400;
+const TRANSACTIONS: u64 = 150;
 
 /// Each line of what it prints begins with a word for its kind.
 const COMMON: &str = r#"exec 2>&1
@@ -31,7 +31,7 @@ const IN_OURS: &str = r#"insmod /root/lazy_deadline.ko mode=off || exit
 for mode in plain guest-only paravirtual guest-only paravirtual plain; do
     echo $mode > $lazy/mode && echo "mode $(cat $lazy/mode)"
     echo > $lazy/reset
-    work 400 || exit
+    work TRANSACTIONS || exit
     account $mode
     awk -v kind=$mode 'NR == 2 { print "latencies", kind, $1, $2, $3, $4, $5 }' $lazy/latency
 done
@@ -67,7 +67,7 @@ true
 
 const IN_QEMU: &str = r#"insmod /root/lazy_deadline.ko mode=paravirtual || echo "refused paravirtual"
 insmod /root/lazy_deadline.ko mode=guest-only || exit
-work 400 || exit
+work TRANSACTIONS || exit
 account guest-only
 echo paravirtual > $lazy/mode || echo "mode $(cat $lazy/mode)"
 rmmod lazy_deadline && work 50 && echo "unloaded"
@@ -99,7 +99,7 @@ fn run(pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
             vpmu.arg("--add").arg(file);
         }
     };
-    let script = format!("{COMMON}{script}");
+    let script = format!("{COMMON}{script}").replace("TRANSACTIONS", &TRANSACTIONS.to_string());
     Some(two_vcpus::compare(&mut vpmu, options, &script))
 }
 

@@ -2,7 +2,8 @@
 //! and what must trap there is said, with the reason.
 //!
 //! QEMU models the ID registers of each core, so that the plan is the one that the core would get. It does not
-//! model how long anything takes, nor how well a core keeps host counters apart.
+//! model how long anything takes, nor how well a core keeps host counters apart: a program's counts are the same on
+//! each, so that one of them is the reference for all.
 
 use std::fs;
 
@@ -57,25 +58,23 @@ fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>,
 
 #[test]
 fn older_cores_boot_count_right_and_trap_nothing() {
-    let _turn = turn(1);
-    OLDER.into_iter().for_each(check);
+    check(&OLDER);
 }
 
 #[test]
 fn newer_cores_boot_count_right_and_trap_nothing() {
-    let _turn = turn(1);
-    NEWER.into_iter().for_each(check);
+    check(&NEWER);
 }
 
 /// With and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, with much memory.
 #[test]
 fn other_boards_make_no_difference() {
-    let _turn = turn(1);
     let core = ("cortex-a76", 2);
-    let Some((native, _)) = run("native", core, &[]) else {
+    let Some(native) = native(core) else {
         return;
     };
     for (board, memory) in BOARDS {
+        let _turn = turn(1);
         println!("{board}, {memory}");
         let more = [
             "--memory",
@@ -121,19 +120,29 @@ fn machines_without_what_it_needs_end_with_one_line() {
     }
 }
 
-fn check((cpu, vcpus): (&str, u32)) {
-    let Some((native, _)) = run("native", (cpu, vcpus), &[]) else {
+/// Checks guests of these cores.
+fn check(cores: &[(&'static str, u32)]) {
+    let Some(native) = native(cores[0]) else {
         return;
     };
-    let (guest, results) = run("partitioned", (cpu, vcpus), &[]).unwrap();
-    check_guest((cpu, vcpus), &native, &guest, &results);
+    for &core in cores {
+        let _turn = turn(1);
+        let (guest, results) = run("partitioned", core, &[]).unwrap();
+        check_guest(core, &native, &guest, &results);
+    }
+}
+
+/// Returns the counts on a core itself.
+fn native(core: (&str, u32)) -> Option<Vec<f64>> {
+    let _turn = turn(1);
+    run("native", core, &[]).map(|(native, _)| native)
 }
 
 fn check_guest((cpu, vcpus): (&str, u32), native: &[f64], guest: &[f64], results: &Value) {
     assert_eq!(native.len(), 3, "{cpu}: {native:?}");
     assert_eq!(guest.len(), 3, "{cpu}: {guest:?}");
     assert_eq!(guest[2], f64::from(vcpus), "{cpu}");
-    for (guest, native) in guest.iter().zip(native) {
+    for (guest, native) in guest.iter().zip(&native[..2]) {
         let ratio = guest / native;
         assert!(
             (0.999..=1.001).contains(&ratio),

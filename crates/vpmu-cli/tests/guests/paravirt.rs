@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use crate::support::{skipped, turn, vpmu};
+use crate::support::{NO_SYMBOLS, skipped, turn, vpmu};
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
@@ -154,7 +154,7 @@ fn stock_perf_works_on_linux_6_1() {
     };
     vpmu.args(["run", "--arch", "x86_64"]);
     options(&mut vpmu, &modules);
-    let script = [COMMON, COUNT, PERF, END].concat();
+    let script = [NO_SYMBOLS, COMMON, COUNT, PERF, END].concat();
     let output = vpmu.args(["--", &script]).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
     let errors = String::from_utf8_lossy(&output.stderr);

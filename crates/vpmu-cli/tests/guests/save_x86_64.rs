@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::thread;
 
-use crate::support::{turn, vpmu};
+use crate::support::{NO_SYMBOLS, turn, vpmu};
 use serde_json::Value;
 use vpmu_lab::spec::arch::Arch;
 
@@ -40,7 +40,8 @@ struct Run {
 
 /// Runs it with `meter` and `options`.
 fn run(meter: &str, options: &[&str]) -> Option<Run> {
-    let script = SCRIPT
+    let script = [NO_SYMBOLS, SCRIPT]
+        .concat()
         .replace("METER", meter)
         .replace("PERIOD", &PERIOD.to_string());
     let folder = tempfile::tempdir().unwrap();

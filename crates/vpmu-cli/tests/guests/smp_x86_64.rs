@@ -1,6 +1,6 @@
 //! A stock guest with two processors, each with a PMU of its own.
 
-use crate::support::{turn, vpmu};
+use crate::support::{NO_SYMBOLS, turn, vpmu};
 use crate::two_vcpus;
 use std::process::Command;
 
@@ -12,9 +12,9 @@ const PERIOD: u64 = 20_000_000;
 const SCRIPT: &str = "
 echo processors $(nproc)
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
-perf stat -x, -a -A -e cycles -o stat -- taskset 1 workload --scale 4000
+perf stat -x, -a -A -e cycles -o stat -- taskset 1 workload --scale 2000
 sed -n 's/^CPU/alone CPU/p' stat
-echo 'taskset 1 workload --scale 4000 & taskset 2 workload --scale 8000; wait' > both
+echo 'taskset 1 workload --scale 2000 & taskset 2 workload --scale 4000; wait' > both
 perf stat -x, -a -A -e cycles -o stat -- \
     perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- sh both
 sed -n 's/^CPU/counted CPU/p' stat
@@ -33,7 +33,8 @@ fn each_processor_counts_and_samples_its_own() {
     let options = |vpmu: &mut Command| {
         vpmu.args(["--pmu", "emulated", "--model", "intel", "--realtime"]);
     };
-    let script = SCRIPT.replace("PERIOD", &PERIOD.to_string());
+    let script = [NO_SYMBOLS, SCRIPT].concat();
+    let script = script.replace("PERIOD", &PERIOD.to_string());
     let (console, _) = two_vcpus::compare(&mut vpmu, options, &script);
     assert!(console.contains("processors 2"));
 

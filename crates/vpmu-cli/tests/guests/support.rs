@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
+use std::time::Instant;
 
 /// Says that a test did not run, and why. Where `VPMU_TEST_ALL` is set, as `script/test` does after
 /// the set-up, nothing may be missing, and this fails.
@@ -38,6 +39,10 @@ pub(crate) fn text(output: &Output) -> String {
     )
 }
 
+/// What a script begins with whose perf needs no symbols of the kernel: whenever it records or reports, perf reads them
+/// for a second of the guest's time. Without any it counts and samples alike.
+pub(crate) const NO_SYMBOLS: &str = "mount -o bind /dev/null /proc/kallsyms; ";
+
 /// Compares with these options and gives the file that `--json` wrote.
 pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) -> Option<String> {
     let output = vpmu(arch)?
@@ -51,8 +56,8 @@ pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) 
     Some(fs::read_to_string(json).unwrap())
 }
 
-/// Processors that guests have at the moment.
-pub(crate) struct Turn(usize);
+/// Processors that guests have at the moment, and since when.
+pub(crate) struct Turn(usize, Instant);
 
 struct Turns {
     /// Tests that have asked.
@@ -84,7 +89,7 @@ pub(crate) fn turn(guests: usize) -> Turn {
             turns.served += 1;
             turns.free = Some(free - guests);
             CHANGED.notify_all();
-            return Turn(guests);
+            return Turn(guests, Instant::now());
         }
         turns = CHANGED.wait(turns).unwrap_or_else(PoisonError::into_inner);
     }
@@ -92,6 +97,9 @@ pub(crate) fn turn(guests: usize) -> Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        let (thread, seconds) = (thread::current(), self.1.elapsed().as_secs());
+        let test = thread.name().unwrap_or_default();
+        eprintln!("{test} had {} processors for {seconds} s", self.0);
         let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
         turns.free = turns.free.map(|free| free + self.0);
         CHANGED.notify_all();

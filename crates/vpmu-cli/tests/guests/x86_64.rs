@@ -4,13 +4,13 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{compare, text, turn, vpmu};
+use crate::support::{NO_SYMBOLS, compare, text, turn, vpmu};
 
 /// Short, for the whole of it is run under emulated virtualization; long
 /// enough for some hundred samples. `--no-bpf-event` spares perf a thread that
 /// wakes once a second.
 const RECORD: &str =
-    "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 5000";
+    "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 2500";
 
 #[test]
 fn a_stock_guest_has_an_intel_pmu() {
@@ -116,7 +116,8 @@ fn designs_side_by_side() {
     let json = folder.path().join("results.json");
     let designs = "--pmu native,emulated --policy reuse,paused --model intel";
     let designs: Vec<&str> = designs.split(' ').collect();
-    let Some(text) = compare("x86_64", &designs, RECORD, &json) else {
+    let record = format!("{NO_SYMBOLS}{RECORD}");
+    let Some(text) = compare("x86_64", &designs, &record, &json) else {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
@@ -148,7 +149,7 @@ fn designs_side_by_side() {
     let again = folder.path().join("again.json");
     let designs = "--pmu emulated --policy paused --model intel";
     let designs: Vec<&str> = designs.split(' ').collect();
-    let text = compare("x86_64", &designs, RECORD, &again).unwrap();
+    let text = compare("x86_64", &designs, &record, &again).unwrap();
     let second: Value = serde_json::from_str(&text).unwrap();
     let first = runs.iter().find(|run| run["policy"] == "paused").unwrap();
     if first["deterministic"] == true {

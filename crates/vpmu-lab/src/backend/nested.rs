@@ -100,7 +100,7 @@ impl Backend for Nested<'_> {
         let initrd = folder.join("initrd");
         concatenate(&[&images.kvm_host(), &host_file], &initrd)?;
         let boot = Boot {
-            kernel: images.kernel(),
+            kernel: images.boot_kernel(arch)?,
             initrd: Some(initrd),
             append: command_line(arch),
         };

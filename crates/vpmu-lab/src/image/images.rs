@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use serde::{Deserialize, Serialize};
+use vpmu_kernel::Kernel;
 
 use super::elf;
 use crate::host::cancel::Cancel;
@@ -64,7 +65,8 @@ struct Index {
 }
 
 const KERNEL: &str = "kernel";
-const REWRITTEN: &str = "vmlinux";
+const UNPACKED: &str = "kernel.elf";
+const REWRITTEN: &str = "kernel-rewritten.elf";
 const GUEST: &str = "guest.cpio";
 const KVM_HOST: &str = "kvm-host.cpio";
 
@@ -111,6 +113,19 @@ impl Images {
         self.folder.join(KERNEL)
     }
 
+    /// Returns the kernel as a machine of `arch` boots it. QEMU starts an unpacked x86-64 kernel at its PVH entry, which
+    /// spares an emulated processor the unpacking. The first call makes the file.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel cannot be unpacked, or the file not be written.
+    pub fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
+        match arch {
+            Arch::Aarch64 => Ok(self.kernel()),
+            Arch::X86_64 => self.unpacked(UNPACKED, |_| Ok(())),
+        }
+    }
+
     /// Returns the x86-64 kernel as this project's VMM would unpack and rewrite it, which takes an
     /// emulated processor a fifth of a nested boot. The first call makes the file.
     ///
@@ -118,12 +133,21 @@ impl Images {
     ///
     /// When the kernel is none that the VMM could boot, or the file cannot be written.
     pub fn rewritten_kernel(&self) -> Result<PathBuf> {
-        let path = self.folder.join(REWRITTEN);
+        self.unpacked(REWRITTEN, |kernel| kernel.rewrite_rdpmc().map(drop))
+    }
+
+    /// Returns the file `name` with the x86-64 kernel unpacked and changed so.
+    fn unpacked(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Kernel) -> std::result::Result<(), vpmu_kernel::Error>,
+    ) -> Result<PathBuf> {
+        let path = self.folder.join(name);
         if !path.exists() {
             let refused =
                 |error: vpmu_kernel::Error| Error::format(self.kernel(), error.to_string());
-            let mut kernel = vpmu_kernel::Kernel::open(&self.kernel()).map_err(refused)?;
-            kernel.rewrite_rdpmc().map_err(refused)?;
+            let mut kernel = Kernel::open(&self.kernel()).map_err(refused)?;
+            change(&mut kernel).map_err(refused)?;
             write_whole(&path, kernel.elf())?;
         }
         Ok(path)

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::supervise::Stage;
-use super::{Lab, Sink};
+use super::{Lab, Sink, once_more};
 use crate::host::parallel;
 use crate::host::progress::Task;
 use crate::image::job::Output;
@@ -21,10 +21,6 @@ pub struct Comparison {
     /// Designs that could not be run, and why.
     pub failures: Vec<(Design, Error)>,
 }
-
-/// Attempts for each design. QEMU sometimes delivers an interrupt twice and
-/// kills the guest; a later start avoids it.
-const TRIES: u32 = 3;
 
 /// Runs the guests of `spec`: as many at once as there are processors where
 /// instructions are counted, one at a time in real time.
@@ -65,19 +61,14 @@ pub fn compare(lab: &Lab<'_>, spec: &Spec) -> Result<Comparison> {
 }
 
 fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<Row> {
-    // A later phase is as deterministic as the first.
-    for phase in 0..TRIES - 1 {
+    let mut phase = 0;
+    loop {
         match run_one(lab, spec, guest, phase, task) {
-            Err(Error::RepeatedInterrupt { .. }) => task.say(
-                "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
-            ),
-            Err(Error::HostReset { .. }) => {
-                task.say("QEMU seems to have reset the KVM host; once more");
-            }
-            result => return result,
+            Err(error) => task.say(once_more(spec, guest, phase, error)?),
+            row => return row,
         }
+        phase += 1;
     }
-    run_one(lab, spec, guest, TRIES - 1, task)
 }
 
 /// Runs one guest and captures its output.

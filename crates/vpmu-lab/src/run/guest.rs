@@ -12,6 +12,7 @@ use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::report::result::{Run, Settings};
+use crate::spec::arch::Arch;
 use crate::spec::command::quote;
 use crate::spec::design::{Design, Pmu};
 use crate::spec::{Guest, Payload, Spec, Time};
@@ -20,6 +21,9 @@ use vpmu_record::Record;
 
 /// A machine that does not run for so long is said to have stopped.
 const QUIET: Duration = Duration::from_secs(20);
+
+/// How often a guest is tried.
+const TRIES: u32 = 3;
 
 /// Checks, before anything is downloaded, that the programs are there that the
 /// guests of `spec` need.
@@ -110,6 +114,32 @@ pub fn run(
         wall: start.elapsed(),
         boot_wall,
     })
+}
+
+/// Says that a guest which failed so is tried again, and why: QEMU has faults that a later start avoids.
+///
+/// # Errors
+///
+/// `error`, where QEMU is not known to be the cause, or after so many tries.
+pub fn once_more(spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
+    let own_kernel = match &spec.payload {
+        Payload::Command(work) => work.kernel.is_some(),
+        Payload::Kernel { .. } => true,
+    };
+    let loses_interrupts = spec.machine.arch == Arch::X86_64
+        && guest.design.pmu != Pmu::Native
+        && guest.time == Time::Counted;
+    match error {
+        error if phase + 1 >= TRIES => Err(error),
+        Error::RepeatedInterrupt { .. } => Ok(
+            "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
+        ),
+        Error::HostReset { .. } => Ok("QEMU seems to have reset the KVM host; once more"),
+        Error::Boot { .. } if loses_interrupts && !own_kernel => {
+            Ok("the boot hung, as when QEMU loses an interrupt; once more, a bit later")
+        }
+        error => Err(error),
+    }
 }
 
 /// Returns what the guest is made of, with its job written into `folder`.
@@ -240,7 +270,6 @@ fn silent_end(end: End, transcript: &Transcript) -> Error {
 mod tests {
     use super::*;
     use crate::spec::Request;
-    use crate::spec::arch::Arch;
     use crate::spec::command::Command;
     use crate::spec::design::Pmu;
     use vpmu_record::Host;
@@ -336,5 +365,24 @@ mod tests {
         let mut in_time = request();
         in_time.machine.realtime = true;
         assert!(!explain(in_time, Pmu::Emulated, fatal));
+    }
+
+    #[test]
+    fn a_boot_that_hangs_is_tried_again_where_qemu_may_be_the_cause() {
+        let again = |request: Request, pmu: Pmu, phase| {
+            let spec = request.check(&[pmu.into()]).unwrap();
+            let error = Error::Boot {
+                limit: Duration::from_secs(240),
+                console: Vec::new(),
+            };
+            once_more(&spec, &spec.guests[0], phase, error).is_ok()
+        };
+        assert!(again(request(), Pmu::Emulated, 0));
+        assert!(!again(request(), Pmu::Emulated, TRIES - 1));
+        assert!(!again(request(), Pmu::Native, 0), "nothing is nested");
+        let mut own = request();
+        let kernel = tempfile::NamedTempFile::new().unwrap();
+        own.kernel = Some(kernel.path().to_owned());
+        assert!(!again(own, Pmu::Emulated, 0), "the kernel may be the cause");
     }
 }

@@ -9,7 +9,7 @@ pub mod supervise;
 use std::io::Write;
 use std::time::Duration;
 
-pub use guest::{check, run};
+pub use guest::{check, once_more, run};
 
 use crate::Result;
 use crate::host::cancel::Cancel;
