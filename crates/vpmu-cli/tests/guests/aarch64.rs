@@ -96,6 +96,7 @@ fn close_to_native() {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn emulated_beats_kvm() {
     let _turn = turn(2);
     let folder = tempfile::tempdir().unwrap();
@@ -196,6 +197,7 @@ fn samples_agree() {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn two_runs_are_one() {
     let _turn = turn(3);
     let folder = tempfile::tempdir().unwrap();

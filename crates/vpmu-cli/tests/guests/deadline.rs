@@ -232,6 +232,7 @@ fn every_mode_in_one_guest() {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn guest_only_needs_no_help_of_the_host() {
     let _turn = turn(1);
     let Some((text, _)) = run("kvm", &[], IN_QEMU) else {

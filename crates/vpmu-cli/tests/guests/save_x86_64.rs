@@ -92,6 +92,7 @@ fn check_saved(saved: &Run) {
 }
 
 #[test]
+#[ignore = "long: script/test --long"]
 fn a_guest_that_is_saved_twice_counts_and_samples_as_one_that_is_not() {
     let _turn = turn(2);
     if Arch::X86_64.has_hardware_kvm() {
