@@ -1,5 +1,5 @@
-//! The module `guest/lazy_deadline` in a real guest with two processors: a stock
-//! Debian 12 kernel under this project's VMM and under stock QEMU, both on KVM.
+//! The module `guest/lazy_deadline` in a real guest with two processors: stock kernels of
+//! Debian 12 and its backports under this project's VMM and under stock QEMU, both on KVM.
 //!
 //! Needs gcc 12 and make, too. Instructions are counted, so that transactions are shorter than the
 //! guest's ticks on any machine: longer ones leave little to avoid.
@@ -74,15 +74,29 @@ rmmod lazy_deadline && work 50 && echo "unloaded"
 true
 "#;
 
+/// For the newest kernel that Debian builds with a compiler that is here.
+const ON_LINUX_6_12: &str = r#"uname -r | grep -q '^6\.12\.' && echo "on Linux 6.12"
+insmod /root/lazy_deadline.ko mode=off || exit
+for mode in plain guest-only paravirtual; do
+    echo $mode > $lazy/mode
+    echo > $lazy/reset
+    work TRANSACTIONS || exit
+    account $mode
+done
+rmmod lazy_deadline && work 50 && taskset 2 sleep 0.1 && echo "unloaded"
+dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|left alone' | sed 's/^/complaint /'
+true
+"#;
+
 /// vpmu with a guest that has the module, unless something is missing here.
-fn run(pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
+fn run(kernel: Kernel, pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
     let mut vpmu = vpmu("x86_64")?;
     if let Err(error) = Modules::check() {
         skipped(&error.to_string());
         return None;
     }
     let module = Modules::prepare(
-        Kernel::Bookworm,
+        kernel,
         &Cache::open().unwrap(),
         &Cancel::default(),
         &Progress::silent(),
@@ -173,7 +187,7 @@ fn every_mode_in_one_guest() {
         eprintln!("skipped: this machine's own KVM runs the guest, in real time and by itself");
         return;
     }
-    let Some((text, run)) = run("emulated", &options, IN_OURS) else {
+    let Some((text, run)) = run(Kernel::Bookworm, "emulated", &options, IN_OURS) else {
         return;
     };
     for mode in ["plain", "guest-only", "paravirtual"] {
@@ -235,11 +249,31 @@ fn every_mode_in_one_guest() {
 #[ignore = "long: script/test --long"]
 fn guest_only_needs_no_help_of_the_host() {
     let _turn = turn(1);
-    let Some((text, _)) = run("kvm", &[], IN_QEMU) else {
+    let Some((text, _)) = run(Kernel::Bookworm, "kvm", &[], IN_QEMU) else {
         return;
     };
     assert_eq!(said(&text, "refused paravirtual"), 1);
     let counters = Counters::all(&text, "guest-only");
     counters.first().expect("counters").check("guest-only");
     assert_eq!(said(&text, "unloaded"), 1);
+}
+
+#[test]
+fn every_mode_works_on_linux_6_12() {
+    let _turn = turn(1);
+    if Arch::X86_64.has_hardware_kvm() {
+        eprintln!("skipped: this machine's own KVM runs the guest, in real time and by itself");
+        return;
+    }
+    let options = ["--no-pmu", "--lazy-deadline"].map(|option| format!("--vmm-arg={option}"));
+    let Some((text, _)) = run(Kernel::Backports, "emulated", &options, ON_LINUX_6_12) else {
+        return;
+    };
+    assert_eq!(said(&text, "on Linux 6.12"), 1);
+    for mode in ["plain", "guest-only", "paravirtual"] {
+        let counters = Counters::all(&text, mode);
+        counters.first().expect("counters").check(mode);
+    }
+    assert_eq!(said(&text, "unloaded"), 1);
+    assert!(!text.contains("complaint "));
 }
