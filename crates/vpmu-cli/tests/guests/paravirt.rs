@@ -1,4 +1,5 @@
-//! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1.
+//! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1, and on its
+//! 6.12, with two processors, what may befall a driver: processors that go and come, a host that takes the device away.
 //!
 //! Needs gcc 12 and make, too. Where only a clock counts, cycles are the vCPU's time: counts are compared with each
 //! other, not with a constant.
@@ -6,10 +7,12 @@
 use std::process::Command;
 
 use crate::support::{NO_SYMBOLS, skipped, turn, vpmu};
+use crate::two_vcpus;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::module::{Kernel, Modules};
+use vpmu_lab::spec::arch::Arch;
 
 /// Each line of what the scripts print begins with a word for its case.
 const COMMON: &str = r#"exec 2>&1
@@ -49,6 +52,33 @@ echo "switched $(rung $before)"
 record -c 1000000 -e cycles -- workload --scale 1000 & at_work 1; rmmod vpmu_pmu || echo "busy"; wait
 rmmod vpmu_pmu && [ ! -e $cpu ] && echo "unloaded"
 insmod /root/vpmu_pmu.ko && stat -e cycles workload --scale 1000; echo "again $(counts cycles)"
+"#;
+
+/// With two processors, on a host that takes the device away when it restores the saved guest.
+const FATE: &str = r#"
+online=/sys/devices/system/cpu/cpu1/online
+echo 1 > $online || exit
+cat > load <<END
+perf stat -x, -o stat -e cycles -- workload --scale 1000 &
+while ! pidof workload > /dev/null; do sleep 0.005; done
+for i in 1 2 3; do
+    echo 0 > $online; sleep 0.02; echo 1 > $online; sleep 0.02
+done
+wait
+END
+record -a -c 1000000 -e cycles -- sh load; samples hotplug
+echo "unplugged $(counts cycles)"
+stat -e cycles taskset 2 workload --scale 1000; echo "plugged $(counts cycles)"
+perf stat -x, -o lost1 -a -e cycles workload --scale 2000 &
+perf stat -x, -o lost2 -e '{cycles,instructions}' workload --scale 2000 &
+record -F 1000 -e cycles workload --scale 2000 &
+at_work 3; sleep 0.05; meter --save true > /dev/null; wait
+echo "gone $(dmesg | grep -c "the host's PMU has gone")"
+echo "lost $(grep -c 'not counted' lost1) $(grep -c 'not counted' lost2)"
+samples before
+perf stat -e cycles true || echo "refused after"
+rmmod vpmu_pmu && echo "unloaded after"
+insmod /root/vpmu_pmu.ko || echo "no device after"
 "#;
 
 const END: &str = r#"
@@ -120,6 +150,21 @@ impl Said {
         assert!((600..800).contains(&switched), "{}", self.0);
         self.lines(&["no rdpmc", "busy", "unloaded", "end"]);
     }
+
+    fn check_fate(&self) {
+        let cycles = self.numbers("counted")[0];
+        self.near("unplugged", cycles, 15);
+        self.near("plugged", cycles, 10);
+        assert!(
+            self.one("hotplug") >= self.one("unplugged") / 1_000_000 / 2,
+            "{}",
+            self.0
+        );
+        assert_eq!(self.one("gone"), 1, "{}", self.0);
+        assert_eq!(self.numbers("lost"), [1, 2], "{}", self.0);
+        assert!(self.one("before") > 10, "{}", self.0);
+        self.lines(&["refused after", "unloaded after", "no device after", "end"]);
+    }
 }
 
 fn modules(kernel: Kernel) -> Option<Modules> {
@@ -145,11 +190,21 @@ fn options(vpmu: &mut Command, modules: &Modules) {
 
 #[test]
 fn stock_perf_works_on_linux_6_1() {
+    stock_perf_works(Kernel::Bookworm);
+}
+
+#[test]
+#[ignore = "long: script/test --long"]
+fn stock_perf_works_on_linux_6_12() {
+    stock_perf_works(Kernel::Backports);
+}
+
+fn stock_perf_works(kernel: Kernel) {
     let _turn = turn(1);
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
-    let Some(modules) = modules(Kernel::Bookworm) else {
+    let Some(modules) = modules(kernel) else {
         return;
     };
     vpmu.args(["run", "--arch", "x86_64"]);
@@ -160,4 +215,33 @@ fn stock_perf_works_on_linux_6_1() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}{errors}");
     Said(text).check_perf();
+}
+
+#[test]
+#[ignore = "long: script/test --long"]
+fn what_may_befall_the_driver_on_linux_6_12() {
+    let _turn = turn(1);
+    let Some(mut vpmu) = vpmu("x86_64") else {
+        return;
+    };
+    let Some(modules) = modules(Kernel::Backports) else {
+        return;
+    };
+    if Arch::X86_64.has_hardware_kvm() {
+        eprintln!(
+            "skipped: this machine's own KVM runs the guests: the lab restores in its KVM host only"
+        );
+        return;
+    }
+    let options = |vpmu: &mut Command| {
+        options(vpmu, &modules);
+        // The host has one processor: it executes no two at once anyway. So the guest starts its second when all
+        // is quiet.
+        vpmu.args(["--qemu-arg=-smp", "--qemu-arg=1", "--append", "maxcpus=1"])
+            .args(["--vmm-arg=--save=/guest/saved", "--vmm-arg=--drop-paravirt"]);
+    };
+    let script = [NO_SYMBOLS, COMMON, COUNT, FATE, END].concat();
+    let (text, _) = two_vcpus::compare(&mut vpmu, options, &script);
+    let said = Said(text.replace('\r', ""));
+    said.check_fate();
 }
