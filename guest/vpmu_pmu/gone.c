@@ -56,8 +56,7 @@ static void vpmu_pmu_fail_all(struct irq_work *work)
 			vpmu_pmu_fail(events[idx]);
 }
 
-static DEFINE_PER_CPU(struct irq_work, vpmu_pmu_failing) =
-	IRQ_WORK_INIT_HARD(vpmu_pmu_fail_all);
+static DEFINE_PER_CPU(struct irq_work, vpmu_pmu_failing);
 
 /* On a CPU that has found it out, in any context. */
 void vpmu_pmu_lose(void)
@@ -67,15 +66,21 @@ void vpmu_pmu_lose(void)
 	irq_work_queue(this_cpu_ptr(&vpmu_pmu_failing));
 }
 
-int vpmu_pmu_find_disable(void)
+/* Before anything can be lost. */
+int vpmu_pmu_begin_losing(void)
 {
 	void *disable = vpmu_find_function("perf_event_disable_local");
+	int cpu;
 
 	if (!disable) {
 		pr_err("cannot find perf_event_disable_local: are kprobes permitted?\n");
 		return -ENOENT;
 	}
 	static_call_update(vpmu_pmu_disable_local, disable);
+	/* Linux 6.12 does not relocate a module's initial per-CPU data. */
+	for_each_possible_cpu(cpu)
+		*per_cpu_ptr(&vpmu_pmu_failing, cpu) =
+			IRQ_WORK_INIT_HARD(vpmu_pmu_fail_all);
 	return 0;
 }
 

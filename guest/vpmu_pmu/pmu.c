@@ -344,15 +344,15 @@ int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
 	if (seq == page->ack)
 		return NMI_DONE;
 	c->interrupts++;
-	if (READ_ONCE(page->device) == VPMU_PMU_GONE)
-		vpmu_pmu_lose();
 	/* Events that the core is at work on must not be touched. */
 	if (c->disabled && !vpmu_pmu_gone) {
 		c->deferred = true;
 		return NMI_HANDLED;
 	}
 	WRITE_ONCE(page->ack, seq);
-	virt_mb();	/* pairs with the host's: overflows; mb; read ack */
+	virt_mb();	/* pairs with the host's: overflows, device; mb; read ack */
+	if (READ_ONCE(page->device) == VPMU_PMU_GONE)
+		vpmu_pmu_lose();
 	if (vpmu_pmu_gone)
 		return NMI_HANDLED;
 	c->handling = true;
@@ -402,7 +402,7 @@ int vpmu_pmu_find_core(void)
 		return -ENOENT;
 	}
 	static_call_update(vpmu_pmu_overflow, overflow);
-	return vpmu_pmu_find_disable();
+	return vpmu_pmu_begin_losing();
 }
 
 struct pmu vpmu_pmu = {

@@ -56,7 +56,7 @@ void vpmu_pmu_resume(struct vpmu_pmu_cpu *c);
 
 /* gone.c */
 extern bool vpmu_pmu_gone;
-int vpmu_pmu_find_disable(void);
+int vpmu_pmu_begin_losing(void);
 void vpmu_pmu_lose(void);
 void vpmu_pmu_end_losing(void);
 

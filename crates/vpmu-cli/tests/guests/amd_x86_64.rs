@@ -2,9 +2,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use crate::support::{NO_SYMBOLS, turn, vpmu};
+use crate::two_vcpus;
 use serde_json::Value;
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
 
 /// Cycles between two samples.
@@ -45,6 +51,13 @@ meter --save sleep 0.05 > /dev/null
 wait; echo "everywhere $(samples c)"
 "#;
 
+/// The NMI watchdog takes one of the counters; the lab's guests have it switched off.
+const WATCHDOG: &str = r#"
+echo 1 > /proc/sys/kernel/watchdog; echo 1 > /proc/sys/kernel/nmi_watchdog
+echo "watchdog $(cat /proc/sys/kernel/nmi_watchdog) $(dmesg | grep -c 'Permanently consumes one hw-PMU counter')"
+echo "release $(uname -r)"
+"#;
+
 /// A guest's end: what it printed, and the PMIs that each process of the VMM delivered.
 struct Run {
     console: String,
@@ -82,6 +95,28 @@ impl Run {
         Some(Self {
             console,
             pmis: pmis(&records),
+        })
+    }
+
+    /// The same with two processors, by `compare`, which tries again where QEMU has ended the guest. The host has one
+    /// processor: two take so many interrupts that QEMU delivers one of them twice. So the guest starts its second
+    /// processor when all is quiet.
+    fn of_two(options: &[&str], script: &str) -> Option<Self> {
+        let _turn = turn(1);
+        let online = "echo 1 > /sys/devices/system/cpu/cpu1/online; ";
+        // Two emulated processors that take turns have TSCs that Linux finds apart.
+        let end = END.replace("|unstable", "");
+        let script = [NO_SYMBOLS, online, BEGIN, script, &end].concat();
+        let script = script.replace("PERIOD", &PERIOD.to_string());
+        let options = |vpmu: &mut Command| {
+            vpmu.args(["--qemu-arg=-smp", "--qemu-arg=1", "--append", "maxcpus=1"])
+                .args(["--pmu", "emulated"])
+                .args(options);
+        };
+        let (console, run) = two_vcpus::compare(&mut vpmu("x86_64")?, options, &script);
+        Some(Self {
+            console,
+            pmis: run["pmis"].as_u64().into_iter().collect(),
         })
     }
 
@@ -165,4 +200,42 @@ fn a_guest_with_version_2_is_saved_while_it_samples() {
     run.close("everywhere", everywhere * PERIOD / 20 * 3, 95, 300);
     // Both processes ran it.
     assert_eq!(run.pmis.len(), 2, "{:?}", run.pmis);
+}
+
+/// Zen 1's family with Debian 12's kernel, whose NMI watchdog has one of the counters.
+#[test]
+#[ignore = "long: script/test --long"]
+fn linux_6_1_has_an_amd_pmu_beside_its_watchdog() {
+    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
+    let modules = Modules::prepare(Kernel::Bookworm, &cache, &cancel, &Progress::silent());
+    let kernel = modules.unwrap().kernel();
+    let options = ["--cpu", "max,family=23", "--kernel"];
+    let options = [&options[..], &[kernel.to_str().unwrap()]].concat();
+    let Some(run) = Run::of(&options, &[WATCHDOG, CORE].concat()) else {
+        return;
+    };
+    run.check(250, 1000);
+    assert_eq!((run.number("family"), run.number("version")), (23, 0));
+    assert_eq!(run.said("watchdog"), ["1 1"]);
+    assert!(run.said("release")[0].starts_with("6.1."));
+    run.close("fixed", run.number("fixed") * PERIOD, 95, 200);
+    run.close("everywhere", run.number("everywhere") * PERIOD, 95, 300);
+}
+
+/// Zen 3's family, with either interface, two processors and another policy.
+#[test]
+#[ignore = "long: script/test --long"]
+fn two_processors_have_an_amd_pmu_each() {
+    for (model, policy, version) in [("amd", "reuse", 0), ("amd-v2", "recreate", 2)] {
+        let options = ["--cpu", "max,family=25", "--model", model];
+        let options = [&options[..], &["--policy", policy]].concat();
+        let Some(run) = Run::of_two(&options, CORE) else {
+            return;
+        };
+        run.check(250, 1000);
+        assert_eq!((run.number("family"), run.number("version")), (25, version));
+        run.close("fixed", run.number("fixed") * PERIOD, 95, 200);
+        run.close("everywhere", run.number("everywhere") * PERIOD, 95, 400);
+        assert!(run.pmis[0] > 100, "{:?}", run.pmis);
+    }
 }

@@ -158,8 +158,8 @@ impl Counters {
         assert!(early + stray <= interrupts, "{mode}: {:?}", self.0);
         assert!(idle_due <= interrupts - early - stray);
         assert!(idle_extra <= early + stray);
-        // The tick stops and starts at each end of an idle moment.
-        assert!(asked > TRANSACTIONS, "{mode}: {:?}", self.0);
+        // The tick stops and starts at the ends of most idle moments.
+        assert!(asked > TRANSACTIONS / 2, "{mode}: {:?}", self.0);
         match mode {
             "plain" => assert_eq!((avoided, rearmed), (0, 0), "{:?}", self.0),
             "guest-only" => {

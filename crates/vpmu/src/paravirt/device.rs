@@ -261,20 +261,20 @@ impl Device {
         self.publish_all(page);
     }
 
-    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest look.
+    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest look. Where an
+    /// interrupt is on its way, it does: no second one is due, which the guest would take for somebody else's.
     pub fn leave<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
         page: Option<&P>,
     ) {
         self.put(host, page);
-        let attached = self.attached;
+        let (attached, due) = (self.attached, self.nmi_due);
         self.detach(host);
         if let (true, Some(page)) = (attached, page) {
-            self.seq = self.seq.wrapping_add(1);
+            self.nmi_due = due;
             page.store(word::DEVICE, state::GONE);
-            page.store(word::SEQ, self.seq);
-            self.nmi_due = true;
+            self.interrupt(page);
         }
     }
 
@@ -349,13 +349,18 @@ impl Device {
             self.tell(n, page);
         }
         if core::mem::take(&mut self.overflowed) {
-            // Pairs with the handler's, between its store of `ACK` and its look at the overflows.
-            page.fence();
-            if page.load(word::ACK) == self.seq {
-                self.seq = self.seq.wrapping_add(1);
-                page.store(word::SEQ, self.seq);
-                self.nmi_due = true;
-            }
+            self.interrupt(page);
+        }
+    }
+
+    /// Has the guest look, unless an interrupt that will is on its way.
+    fn interrupt<P: Page + ?Sized>(&mut self, page: &P) {
+        // Pairs with the handler's, between its store of `ACK` and its look at the overflows and the device.
+        page.fence();
+        if page.load(word::ACK) == self.seq {
+            self.seq = self.seq.wrapping_add(1);
+            page.store(word::SEQ, self.seq);
+            self.nmi_due = true;
         }
     }
 

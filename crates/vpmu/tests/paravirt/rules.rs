@@ -179,6 +179,21 @@ fn a_device_that_leaves_says_so_and_interrupts() {
 }
 
 #[test]
+fn a_device_that_leaves_sends_no_interrupt_behind_another() {
+    let mut vcpu = Vcpu::new(repeating());
+    vcpu.sample(0, 100, 100);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+    vcpu.run(150);
+    assert_eq!(vcpu.nmis, 1);
+    vcpu.device.leave(&mut vcpu.host, Some(&vcpu.page));
+    assert!(!vcpu.device.take_nmi());
+    assert_eq!(vcpu.word(word::DEVICE), state::GONE);
+    vcpu.handle();
+    assert_eq!(vcpu.word(word::SEQ), vcpu.word(word::ACK));
+}
+
+#[test]
 fn memory_that_has_gone_ends_the_sharing() {
     let mut vcpu = Vcpu::new(repeating());
     counting(&mut vcpu, 2);
