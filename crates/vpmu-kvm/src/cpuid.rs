@@ -1,4 +1,4 @@
-//! What CPUID says of the PMU, and of the processor that has it.
+//! CPUID's description of the PMU, and of the processor that has it.
 //!
 //! With AMD's PMU the guest's processor is the host's: vendor, family, model, topology, and KVM's paravirtual
 //! features. Only what the PMU adds, and what would need registers that nobody keeps, is changed.
@@ -36,11 +36,11 @@ pub struct CpuidEntry {
     pub index: u32,
     /// Bit 0: the subleaf matters.
     pub flags: u32,
-    /// What is answered.
+    /// The answer.
     pub leaf: CpuidLeaf,
 }
 
-/// As KVM orders the numbers: function, index, flags, EAX, EBX, ECX, EDX.
+/// Takes the numbers in KVM's order: function, index, flags, EAX, EBX, ECX, EDX.
 impl From<[u32; 7]> for CpuidEntry {
     fn from([function, index, flags, eax, ebx, ecx, edx]: [u32; 7]) -> Self {
         Self {
@@ -83,8 +83,8 @@ impl From<CpuidEntry> for kvm_bindings::kvm_cpuid_entry2 {
     }
 }
 
-/// The leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered; 8000_0022H with
-/// AMD's PerfMonV2. [`set_cpuid`] puts them in, and what else belongs to them.
+/// Returns the leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered; 8000_0022H
+/// with AMD's PerfMonV2. [`set_cpuid`] adds them, and their further bits.
 pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, CpuidLeaf)> {
     let leaves = match capability {
         Capability::Intel(capability) => {
@@ -102,14 +102,14 @@ pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, 
     leaves.into_iter()
 }
 
-/// Makes `cpuid`, what a guest would be told without a PMU, that of a processor with this PMU: with AMD's PMU the
-/// host's, else an Intel processor of no known model. With Intel's on an AMD host, vendor and features become
-/// Intel's, and the TSC has `tsc_khz`. To be called after the VMM's own changes, many of which clear leaf 0AH. Doing it
-/// twice is doing it once.
+/// Turns `cpuid`, which a guest without a PMU would be told, into that of a processor with this PMU. With AMD's PMU,
+/// the processor is the host's, else an Intel processor of no known model. With Intel's PMU on an AMD host, vendor and
+/// features become Intel's, and the TSC has `tsc_khz`. Call this after the VMM's own changes, many of which clear leaf
+/// 0AH. A second call changes nothing.
 ///
-/// What no guest with this PMU can use, as its MSRs are the PMU's, is not offered: Intel PT, the debug store, bus lock
-/// detection, instruction-based sampling and their kin; nor SVM with AMD's PMU, whose counters cannot tell the guest's own
-/// guests.
+/// Features that no guest with this PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug
+/// store, bus lock detection, instruction-based sampling and their kin. SVM is not offered with AMD's PMU, whose
+/// counters cannot distinguish the guest's own guests.
 pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: u32) {
     if let Capability::Intel(intel) = capability {
         set_intel(cpuid, intel, tsc_khz);
@@ -125,7 +125,7 @@ pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: 
             0x8000_0000 if last > Some(leaf.eax) && last > Some(0x8000_0000) => {
                 leaf.eax = last.unwrap_or_default();
             }
-            // What the bit explains may be a leaf that the VMM has taken out.
+            // The bit may explain a leaf that the VMM has taken out.
             0x8000_0001 if !has_topology => leaf.ecx &= !TOPOEXT,
             _ => {}
         }
@@ -210,7 +210,7 @@ fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, 
     );
 }
 
-/// What the guest's drivers of an architectural PMU look for.
+/// Gives the guest the CPUID that drivers of an architectural PMU look for.
 fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
     cpuid.retain(|entry| entry.function <= 0x8000_0008 && !matches!(entry.function, 0x15 | 0x16));
     for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
@@ -275,7 +275,7 @@ mod tests {
         CpuidEntry::from([function, 0, 0, eax, 0, 0, 0])
     }
 
-    /// What KVM supports on a host of this vendor.
+    /// Returns KVM's supported features on a host of this vendor.
     fn supported((ebx, edx, ecx): (u32, u32, u32)) -> Vec<CpuidEntry> {
         vec![
             CpuidEntry::from([0, 0, 0, 7, ebx, ecx, edx]),

@@ -1,4 +1,4 @@
-//! What can go wrong between the engine, KVM and perf.
+//! The errors between the engine, KVM and perf.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use vpmu::x86::intel::ConfigError;
 use vpmu::x86::{ArchEvent, RestoreError};
 use vpmu_perf::PerfError;
 
-/// What can go wrong between the engine, KVM and perf. Each text ends with what to do.
+/// An error between the engine, KVM and perf. Each text ends with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -26,7 +26,7 @@ pub enum Error {
         errno = io::Error::from_raw_os_error(*.0)
     )]
     NoLapic(i32),
-    /// KVM said no: to which call, and its error number.
+    /// KVM refused a call: the call, and its error number.
     #[error(
         "KVM: {0} failed: {errno}; see Documentation/virt/kvm/api.rst for its reasons",
         errno = io::Error::from_raw_os_error(*.1)
@@ -49,7 +49,7 @@ pub enum Error {
     ScaledTsc {
         /// The guest's rate, kHz.
         guest: u32,
-        /// The host's.
+        /// The host's rate.
         host: u32,
     },
     /// There can be no such PMU.
@@ -102,7 +102,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The system's last error, of this call of KVM's.
+    /// Returns the system's last error, of this call of KVM's.
     pub(crate) fn last(call: &'static str) -> Self {
         Self::Kvm(call, io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }

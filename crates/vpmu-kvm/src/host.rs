@@ -23,12 +23,12 @@ pub(crate) enum Host {
 }
 
 impl Host {
-    /// Whether it is the calling thread's.
+    /// Returns whether the PMU belongs to the calling thread.
     pub(crate) fn is_here(&self) -> bool {
         matches!(self, Self::Bound(host, _) if host.is_here())
     }
 
-    /// The guest may have run: what is known of its registers is old.
+    /// Forgets the guest's registers, which are old once the guest may have run.
     pub(crate) fn forget_guest(&mut self) {
         if let Self::Bound(_, Some(guest)) = self {
             guest.forget();

@@ -1,4 +1,4 @@
-//! Which MSRs come to the VMM, and that they are nobody else's.
+//! The MSRs that KVM hands to the VMM, and to nobody else.
 
 use std::os::fd::AsRawFd;
 
@@ -13,7 +13,7 @@ use vpmu::x86::{Capability, amd, intel};
 use crate::error::Error;
 use crate::sys;
 
-/// Every MSR of a PMU of this vendor's, for [`intercept`]. Those of PEBS where that is offered.
+/// Returns every MSR of a PMU of this vendor's, for [`intercept`], with those of PEBS where it is offered.
 pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
     match capability {
         Capability::Intel(capability) => {
@@ -25,15 +25,15 @@ pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
     }
 }
 
-/// Has KVM hand all accesses of `msrs` to the VMM, and of no others; nothing is asked for an empty list. Switches
-/// off the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated
-/// vPMU) would take it from perf. To be called before the first vCPU is created.
+/// Makes KVM hand all accesses of `msrs` to the VMM, and of no others. An empty list asks KVM for nothing. Switches off
+/// the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated vPMU) would
+/// take it from perf. Call this before the first vCPU is created.
 ///
 /// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list.
 ///
 /// # Errors
 ///
-/// A KVM before Linux 5.10 cannot; nor can any when there is a vCPU already.
+/// A KVM before Linux 5.10 cannot do this. No KVM can when there is a vCPU already.
 pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     disable_kvm_pmu(vm)?;
     if msrs.is_empty() {
@@ -46,7 +46,7 @@ pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     let reasons = KVM_MSR_EXIT_REASON_FILTER.into();
     sys::enable_cap(vm, KVM_CAP_X86_USER_SPACE_MSR, reasons)?;
 
-    // A clear bit denies, and what is denied comes to the VMM.
+    // A clear bit denies, and KVM hands denied accesses to the VMM.
     let mut denied = [0_u8; DENIED];
     let mut filter = kvm_msr_filter {
         flags: KVM_MSR_FILTER_DEFAULT_ALLOW,
@@ -73,7 +73,7 @@ const DENIED: usize = LONGEST.div_ceil(8) as usize;
 /// MSRs in a run.
 const LONGEST: u32 = 256;
 
-/// First MSRs, and how many follow each other.
+/// Returns first MSRs, each with the number of MSRs in its run.
 fn runs(msrs: &[u32]) -> Vec<(u32, u32)> {
     let mut addresses = msrs.to_vec();
     addresses.sort_unstable();

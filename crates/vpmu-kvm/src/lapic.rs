@@ -1,4 +1,4 @@
-//! The local APIC, which KVM keeps: what its registers say, and an interrupt for it.
+//! The local APIC, which KVM keeps: its registers, and an interrupt for it.
 
 use std::os::fd::AsRawFd;
 
@@ -11,7 +11,7 @@ use crate::sys;
 pub(crate) struct Lapic(kvm_lapic_state);
 
 impl Lapic {
-    /// Those of a vCPU that does not run.
+    /// Reads the registers of a vCPU that does not run.
     pub(crate) fn of(vcpu: &impl AsRawFd) -> Result<Self, Error> {
         sys::lapic(vcpu).map(Self)
     }
@@ -21,7 +21,7 @@ impl Lapic {
         u32::from_le_bytes(bytes)
     }
 
-    /// The APIC's ID, unless KVM_CAP_X2APIC_API is on, with which it is the whole register.
+    /// Returns the APIC's ID. KVM_CAP_X2APIC_API must be off: with it, the ID is the whole register.
     pub(crate) fn id(&self) -> u8 {
         (self.register(0x20) >> 24) as u8
     }
@@ -46,7 +46,7 @@ pub(crate) fn signal(vm: &impl AsRawFd, id: u8, vector: u8) -> Result<(), Error>
     sys::signal_msi(vm, &message).map(drop)
 }
 
-/// How a PMI reaches the guest.
+/// The delivery of a PMI to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pmi {
     /// As an NMI.
@@ -56,13 +56,13 @@ pub enum Pmi {
 }
 
 impl Pmi {
-    /// What LVTPC asks for (SDM vol. 3A, figure 11-8); `None`: it is masked.
+    /// Returns the delivery that LVTPC asks for (SDM vol. 3A, figure 11-8). `None`: LVTPC is masked.
     pub(crate) fn of(lvtpc: u32) -> Option<Self> {
         const MASKED: u32 = 1 << 16;
         match (lvtpc >> 8 & 0b111, lvtpc as u8) {
             _ if lvtpc & MASKED != 0 => None,
             (0b100, _) => Some(Self::Nmi),
-            // A vector below 16 is an illegal one: nothing is delivered.
+            // A vector below 16 is illegal: nothing is delivered.
             (0b000, vector @ 16..) => Some(Self::Vector(vector)),
             // SMI and INIT are legal and not offered; the rest is reserved.
             _ => None,

@@ -1,4 +1,4 @@
-//! What a VMM may choose, and what this host can do.
+//! A VMM's choices, and the abilities of this host.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::guest::GuestMemory;
 /// it. KVM takes the bit and does nothing for it.
 const BTF: u64 = 1 << 1;
 
-/// Whose PMU a guest is offered, and so whose processor.
+/// The vendor's model of the PMU, and so of the processor, that a guest is offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Model {
     /// AMD's where the host's processor is AMD's, else Intel's.
@@ -28,26 +28,26 @@ pub enum Model {
     AmdV2,
 }
 
-/// What a VMM may choose. The default is what most want.
+/// A VMM's choices. The default suits most.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Whose PMU [`detect`] finds.
+    /// The model that [`detect`] finds.
     pub model: Model,
-    /// What the guest is offered. `None`: what [`detect`] finds.
+    /// The PMU that the guest is offered. `None`: the one that [`detect`] finds.
     pub capability: Option<Capability>,
     /// Offer PEBS with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
     pub pebs: bool,
     /// The guest's memory, where PEBS writes records.
     pub memory: Option<Arc<dyn GuestMemory>>,
-    /// What counts. `None`: the processor's counters where they can be had, else a clock.
+    /// The backing that counts. `None`: the processor's counters where they are available, else a clock.
     pub backing: Option<Backing>,
     /// Where only a clock counts: offer instructions and branches too, one for each cycle.
     pub approximate_instructions: bool,
-    /// What is asked of the host when.
+    /// The policy for calls to the host.
     pub policy: Policy,
     /// The real-time signal by which perf reports overflows to the vCPU's thread. `None`: SIGRTMIN+1.
     pub signal: Option<i32>,
-    /// How an overflow keeps the vCPU from entering the guest. `None`: by `kvm_run.immediate_exit`.
+    /// The way in which an overflow keeps the vCPU from entering the guest. `None`: by `kvm_run.immediate_exit`.
     pub kick: Option<Kick>,
     /// The guest's TSC, Hz. `None`: as KVM says.
     pub tsc_hz: Option<u64>,
@@ -66,26 +66,26 @@ impl Options {
     }
 }
 
-/// Finds out what this host can back: the best PMU that a guest can be offered here. From any thread, before there is
-/// a VM. Where only a clock counts, a guest is offered cycles and reference cycles; with hardware counters, what
-/// the host's PMU has of the seven architectural events. A guest with AMD's PMU cannot be told which events there are:
-/// the others count nothing.
+/// Finds out what this host can back: the best PMU that a guest can be offered here. May be called from any thread,
+/// before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With hardware
+/// counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's PMU
+/// cannot be told which events there are: the others count nothing.
 ///
 /// # Errors
 ///
-/// When this process may not count a guest's kernel, the host has no perf events, or its processor is not AMD's and
-/// that is asked for.
+/// When this process may not count a guest's kernel, when the host has no perf events, or when AMD's PMU is asked for
+/// on a processor that is not AMD's.
 pub fn detect(options: &Options) -> Result<Capability, Error> {
     let host = Vendor::of_host();
     best(options, host, support(options)?)
 }
 
-/// Whether a guest that is told so has PEBS.
+/// Returns whether a guest with `capability` has PEBS.
 pub(crate) fn has_pebs(capability: &Capability) -> bool {
     matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
 }
 
-/// The linear addresses of this machine's processor, and so of its guests, have five levels.
+/// Returns whether the linear addresses of this machine's processor, and so of its guests, have five levels.
 fn has_five_levels() -> bool {
     fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
         let flags = text.lines().find(|line| line.starts_with("flags"));
@@ -97,7 +97,7 @@ pub(crate) fn support(options: &Options) -> Result<Support, Error> {
     Ok(vpmu_perf::support(&options.perf(Kick::Nothing, 1))?)
 }
 
-/// The best PMU that `support` backs on this host.
+/// Returns the best PMU that `support` backs on this host.
 fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability, Error> {
     let amd = |interface| {
         if options.pebs {
@@ -131,7 +131,7 @@ fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability,
     }
 }
 
-/// What a guest is offered with `options`, and what counts for it.
+/// Returns the PMU that a guest is offered with `options`, and the backing that counts for it.
 pub(crate) fn offer(options: &Options) -> Result<(Capability, Backing), Error> {
     let support = support(options)?;
     let capability = match options.capability {
@@ -142,7 +142,7 @@ pub(crate) fn offer(options: &Options) -> Result<(Capability, Backing), Error> {
     Ok((capability, support.backing))
 }
 
-/// Whether this host can count what a guest with `capability` is offered.
+/// Checks that this host can count the events that a guest with `capability` is offered.
 pub(crate) fn check_host(options: &Options, capability: &Capability) -> Result<(), Error> {
     check(support(options)?, capability)
 }
@@ -154,7 +154,7 @@ fn check(support: Support, capability: &Capability) -> Result<(), Error> {
     check_events(support.events, |event| capability.has_event(event))
 }
 
-/// Whether all events that are offered are among those that are counted here.
+/// Checks that all offered events are among those that are counted here.
 pub(crate) fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Result<(), Error> {
     let counted = |event: ArchEvent| {
         let bit = event.cpuid_bit().map_or(0, |bit| 1 << bit);
@@ -167,7 +167,7 @@ pub(crate) fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Re
         .map_or(Ok(()), |event| Err(Error::Event(event)))
 }
 
-/// A flag for [`Kick::Flag`] in memory of this process.
+/// Returns a flag for [`Kick::Flag`] in memory of this process.
 pub(crate) fn flag<F: vpmu_perf::Flag + 'static>(flag: &Arc<F>) -> Kick {
     let flag: Arc<dyn vpmu_perf::Flag> = flag.clone();
     Kick::Flag(flag)

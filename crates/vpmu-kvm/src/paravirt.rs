@@ -31,9 +31,9 @@ pub const PMU_DOORBELL_MSR: u32 = 0x4b56_4d59;
 /// In a write of [`PMU_PAGE_MSR`]: share the page at this address.
 const PAGE_ENABLE: u64 = 1;
 
-/// Counters that a clock is shared by. More would do no harm, and be no use: they all count the same.
+/// Counters that share a clock. More would do no harm, but would be useless: they all count the same.
 const CLOCK_COUNTERS: u8 = 8;
-/// Counters of a processor that nearly all have for their host's own use. More would be shared in time.
+/// Counters that nearly all processors have for their host's own use. More would be shared in time.
 const HARDWARE_COUNTERS: u8 = 4;
 
 /// The guest's memory, as far as a page needs it.
@@ -43,7 +43,7 @@ pub trait PageMemory {
     fn with_page<R>(&self, at: Option<u64>, body: impl FnOnce(Option<&dyn Page>) -> R) -> R;
 }
 
-/// Finds out what paravirtual PMU this host can back. From any thread, before there is a VM.
+/// Finds out which paravirtual PMU this host can back. May be called from any thread, before there is a VM.
 ///
 /// # Errors
 ///
@@ -79,7 +79,7 @@ pub struct ParavirtState {
 }
 
 impl ParavirtState {
-    /// What the guest was offered.
+    /// Returns the PMU that the guest was offered.
     pub fn offer(&self) -> Offer {
         Offer {
             counters: self.counters,
@@ -90,7 +90,7 @@ impl ParavirtState {
         }
     }
 
-    /// Whether instructions are counted as cycles.
+    /// Returns whether instructions are counted as cycles.
     pub fn approximate_instructions(&self) -> bool {
         self.approximate_instructions
     }
@@ -115,12 +115,12 @@ pub struct VcpuParavirt<M> {
 }
 
 impl<M: PageMemory> VcpuParavirt<M> {
-    /// The device of a vCPU of KVM's, with no page. Installs the handler of the overflows' signal. `offer` is what
-    /// [`detect_paravirt`] finds, or what the guest was offered before.
+    /// Attaches a device, with no page, to a vCPU of KVM's. Installs the handler of the overflows' signal. `offer` is
+    /// the result of [`detect_paravirt`], or the guest's earlier offer.
     ///
     /// # Errors
     ///
-    /// When this process may not count guests, the host cannot count what is offered, or KVM refuses.
+    /// When this process may not count guests, the host cannot count the offered events, or KVM refuses.
     pub fn attach(
         vcpu: &impl AsRawFd,
         memory: M,
@@ -145,8 +145,8 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Ok(this)
     }
 
-    /// Goes on with a saved guest that has no such device here: its page says so, and one NMI has it look. It asks
-    /// nothing of perf.
+    /// Continues a saved guest that has no such device here. Its page says so, and one NMI makes the guest look. The
+    /// device asks nothing of perf.
     ///
     /// # Errors
     ///
@@ -184,22 +184,22 @@ impl<M: PageMemory> VcpuParavirt<M> {
         })
     }
 
-    /// What the guest is offered.
+    /// Returns the PMU that the guest is offered.
     pub fn offer(&self) -> &Offer {
         self.device.offer()
     }
 
-    /// What counts.
+    /// Returns the backing that counts.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// What `counter` is doing; `None` if there is no such counter.
+    /// Returns the state of `counter`, or `None` if there is no such counter.
     pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
         self.device.counter_state(counter)
     }
 
-    /// What the device cost, which any thread may look into.
+    /// Returns the device's cost, which any thread may look into.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
         Arc::clone(&self.statistics)
     }
@@ -210,7 +210,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the device, and notes what that asked of the host.
+    /// Runs `body` with the device, and notes its calls to the host.
     fn with<R>(&mut self, body: impl FnOnce(&mut Device, &mut Host, Option<&dyn Page>) -> R) -> R {
         let Self {
             memory,
@@ -230,8 +230,8 @@ impl<M: PageMemory> VcpuParavirt<M> {
         }
     }
 
-    /// Takes what has overflowed and injects the NMI that is due. To be called on the vCPU's thread right before each
-    /// KVM_RUN; nothing may clear the kick's flag in between.
+    /// Takes the overflows and injects the NMI that is due. Call this on the vCPU's thread right before each KVM_RUN.
+    /// Nothing may clear the kick's flag in between.
     ///
     /// # Errors
     ///
@@ -240,7 +240,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         if self.perf.is_some() && !self.host.is_here() {
             self.bind()?;
         }
-        // Before the look for overflows, so that none is without its kick.
+        // This comes before the look for overflows, so that no overflow is without its kick.
         if let Some(perf) = &self.perf {
             take_back(&perf.kick);
         }
@@ -256,10 +256,10 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Ok(())
     }
 
-    /// Completes the exit if it is one of the device's. To be called right after each KVM_RUN, however it ended.
-    /// `false`: the exit, or the interruption by a signal, is the VMM's.
+    /// Completes the exit if it is one of the device's. Call this right after each KVM_RUN, however it ended. `false`:
+    /// the exit, or the interruption by a signal, is the VMM's.
     pub fn after_run(&mut self) -> bool {
-        // What was counted up to this exit comes before the doorbell.
+        // Events up to this exit count before the doorbell.
         self.take_overflows();
         let result = match self.run.returned() {
             Returned::NoExit => {
@@ -279,7 +279,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         result.is_some()
     }
 
-    /// RDMSR of one of the two; `None`: another MSR.
+    /// Performs RDMSR of one of the two. `None`: another MSR.
     pub fn rdmsr(&mut self, index: u32) -> Option<Result<u64, Gp>> {
         let value = match index {
             PMU_PAGE_MSR => Ok(self.page.map_or(0, |at| at | PAGE_ENABLE)),
@@ -290,7 +290,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Some(value)
     }
 
-    /// WRMSR of one of the two; `None`: another MSR.
+    /// Performs WRMSR of one of the two. `None`: another MSR.
     pub fn wrmsr(&mut self, index: u32, value: u64) -> Option<Result<(), Gp>> {
         let done = match index {
             PMU_PAGE_MSR => self.share(value),
@@ -303,7 +303,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Some(done.then_some(()).ok_or(Gp))
     }
 
-    /// The guest shares the page that `value` names, or none. One that cannot be shared leaves all as it was.
+    /// Shares the page that `value` names, or none. A page that cannot be shared leaves all as it was.
     fn share(&mut self, value: u64) -> bool {
         let at = value & !PAGE_ENABLE;
         if value != 0 && (value & PAGE_ENABLE == 0 || !at.is_multiple_of(PAGE_SIZE as u64)) {
@@ -333,7 +333,8 @@ impl<M: PageMemory> VcpuParavirt<M> {
         shared
     }
 
-    /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
+    /// Returns the device's state up to this moment, in which the guest does not run. Nothing stops: the guest can go
+    /// on.
     pub fn save(&mut self) -> ParavirtState {
         self.take_overflows();
         let device = self.with(|device, host, page| device.save(host, page));
@@ -349,11 +350,11 @@ impl<M: PageMemory> VcpuParavirt<M> {
         }
     }
 
-    /// Goes on from `state`, when the guest's memory is what it was. The statistics stay.
+    /// Continues from `state`, after the guest's memory has been restored. The statistics stay.
     ///
     /// # Errors
     ///
-    /// When the state is none of such a device. All is then as it was.
+    /// When the state is none of such a device. The device then stays as it was.
     pub fn restore(&mut self, state: &ParavirtState) -> Result<(), Error> {
         let Self {
             memory,
@@ -381,7 +382,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
         Ok(())
     }
 
-    /// Lets go of the thread whose perf events count. All that was counted is in the page.
+    /// Releases the thread whose perf events count. The page then has all counts.
     fn unbind(&mut self) {
         self.take_overflows();
         let state = self.with(|device, host, page| {

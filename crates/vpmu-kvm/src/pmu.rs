@@ -1,4 +1,4 @@
-//! One vCPU's PMU and its host: what no descriptor is needed for.
+//! One vCPU's PMU and its host: the parts that need no descriptor.
 
 use std::mem::discriminant;
 use std::ops::RangeInclusive;
@@ -15,19 +15,20 @@ use crate::host::Host;
 use crate::lapic::Pmi;
 use crate::{Exit, Statistics};
 
-/// One vCPU's PMU as a value: all that its guest could find out, and what it was offered.
+/// One vCPU's PMU as a value: everything that its guest could find out, and the PMU that it was
+/// offered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Of this layout.
+    /// The version of this layout.
     pub version: u32,
-    /// What the guest was offered.
+    /// The PMU that the guest was offered.
     pub capability: Capability,
     /// The registers, with all that has been counted.
     pub pmu: PmuState,
 }
 
 impl State {
-    /// The oldest is as this one, without PEBS, for formats that describe themselves.
+    /// The oldest version is as this one, without PEBS, for formats that describe themselves.
     const VERSIONS: RangeInclusive<u32> = 2..=3;
 }
 
@@ -35,7 +36,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gp;
 
-/// The engine, what counts for it, and what it cost.
+/// The engine, its host, and the statistics.
 #[derive(Debug)]
 pub(crate) struct Core<H> {
     pmu: AnyPmu,
@@ -53,7 +54,7 @@ fn engine(capability: Capability, policy: Policy) -> Result<AnyPmu, Error> {
 }
 
 impl<H: CounterHost<CounterConfig>> Core<H> {
-    /// A PMU out of reset. Nothing counts before [`load`](Self::load).
+    /// Makes a PMU out of reset. Nothing counts before [`load`](Self::load).
     pub(crate) fn new(capability: Capability, policy: Policy, mut host: H) -> Result<Self, Error> {
         let mut pmu = engine(capability, policy)?;
         pmu.put(&mut host);
@@ -65,7 +66,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         })
     }
 
-    /// What is enabled counts from now on.
+    /// Makes the enabled counters count from now on.
     pub(crate) fn load(&mut self) {
         self.pmu.load(&mut self.host);
         self.note_calls();
@@ -89,7 +90,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         self.statistics().count(exit);
     }
 
-    /// What the guest has, up to this moment, in which it does not run. Nothing stops.
+    /// Returns the PMU's state up to this moment, in which the guest does not run. Nothing stops.
     pub(crate) fn save(&mut self) -> State {
         let pmu = self.pmu.save(&mut self.host);
         self.note_calls();
@@ -100,14 +101,14 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         }
     }
 
-    /// Goes on from `state`. An error leaves all as it was.
+    /// Continues from `state`. An error leaves everything as it was.
     pub(crate) fn restore(&mut self, state: &State, loaded: bool) -> Result<(), Error> {
         if !State::VERSIONS.contains(&state.version) {
             return Err(Error::StateVersion(state.version));
         }
         let here = self.pmu.capability();
         if discriminant(&state.capability) != discriminant(&here) {
-            // Neither the MSRs that come here nor CPUID would be the guest's.
+            // Otherwise neither the MSRs that come here nor CPUID would be the guest's.
             return Err(Error::State(RestoreError::Vendor));
         }
         if state.capability == here {
@@ -115,7 +116,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
             done.map_err(Error::State)?;
         } else {
             let mut other = engine(state.capability, self.policy)?;
-            // It asks nothing of the host, which still works for the one that is here.
+            // This PMU asks nothing of the host, which still works for the present one.
             other.put(&mut self.host);
             let done = other.restore(&state.pmu, &mut self.host);
             done.map_err(Error::State)?;
@@ -169,7 +170,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         }
     }
 
-    /// A host event has overflowed.
+    /// Handles the overflow of a host event.
     pub(crate) fn overflow(&mut self, counter: u8, report: Report) {
         self.pmu.overflow(counter, report, &mut self.host);
         self.note_calls();
@@ -179,7 +180,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         self.pmu.pmi_due()
     }
 
-    /// How the PMI that is due has to be delivered. It is not due any more.
+    /// Returns how to deliver the PMI that is due. The PMI is then not due any more.
     pub(crate) fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
         if !self.pmu.take_pmi() {
             return None;
@@ -209,7 +210,7 @@ impl Core<Host> {
         }
     }
 
-    /// Lets go of the thread whose perf events count. All that was counted is in the registers.
+    /// Releases the thread whose perf events count. The registers then have all counts.
     pub(crate) fn unbind(&mut self) {
         self.take_overflows();
         self.pmu.put(&mut self.host);

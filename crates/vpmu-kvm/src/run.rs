@@ -1,7 +1,7 @@
 //! The page that a vCPU shares with user space: `struct kvm_run`.
 //!
-//! A mapping of its own, beside the VMM's: the VMM need not hand a reference out, whatever binding it uses. All
-//! that this crate reads and writes is in the first page; the data of port accesses behind it is not used.
+//! The mapping is separate from the VMM's, so the VMM need not hand a reference out, whatever binding it uses. This
+//! crate reads and writes only the first page, and does not use the data of port accesses behind it.
 //!
 //! UNSAFETY: maps and reads memory that the kernel and the VMM write too.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
@@ -19,7 +19,7 @@ use vpmu_perf::Flag;
 use crate::error::Error;
 
 const PAGE: usize = 4096;
-/// No vCPU has it: it is not canonical.
+/// An address that no vCPU's RIP has: it is not canonical.
 const NO_RIP: u64 = 1 << 63;
 const _: () = assert!(size_of::<kvm_run>() <= PAGE);
 
@@ -34,10 +34,10 @@ unsafe impl Send for RunPage {}
 // shares.
 unsafe impl Sync for RunPage {}
 
-/// Why KVM_RUN has returned, as far as this crate cares.
+/// The reason why KVM_RUN has returned, as far as this crate cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Returned {
-    /// By no exit: a signal, or `immediate_exit`.
+    /// No exit: a signal, or `immediate_exit`.
     NoExit,
     Rdmsr(u32),
     Wrmsr(u32, u64),
@@ -57,7 +57,7 @@ macro_rules! field {
 }
 
 impl RunPage {
-    /// Of this vCPU.
+    /// Maps the page of this vCPU.
     pub(crate) fn map(vcpu: &impl AsRawFd) -> Result<Self, Error> {
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let page = unsafe {
@@ -88,7 +88,7 @@ impl RunPage {
         unsafe { field.write_volatile(value) }
     }
 
-    /// Makes [`returned`](Self::returned) tell an exit to come from one that is over, and has the vCPU give its
+    /// Makes [`returned`](Self::returned) able to tell a new exit from one that is over, and makes the vCPU give its
     /// general registers with each exit.
     pub(crate) fn before_run(&self) {
         Self::put(field!(self, exit_reason), KVM_EXIT_INTR);
@@ -99,10 +99,10 @@ impl RunPage {
         }
     }
 
-    /// Since the last [`before_run`](Self::before_run).
+    /// Returns the reason since the last [`before_run`](Self::before_run).
     pub(crate) fn returned(&self) -> Returned {
         match Self::get(field!(self, exit_reason)) {
-            // Kernels differ in whether they write the reason when there is none.
+            // Kernels differ in whether they write the reason when there is no exit.
             KVM_EXIT_UNKNOWN | KVM_EXIT_INTR => Returned::NoExit,
             KVM_EXIT_X86_RDMSR => {
                 Returned::Rdmsr(Self::get(field!(self, __bindgen_anon_1.msr.index)))
@@ -123,7 +123,7 @@ impl RunPage {
         }
     }
 
-    /// Completes an RDMSR or a WRMSR; `None`: with #GP.
+    /// Completes an RDMSR or a WRMSR. `None` completes it with #GP.
     pub(crate) fn complete_msr(&self, value: Option<u64>) {
         if let Some(value) = value {
             Self::put(field!(self, __bindgen_anon_1.msr.data), value);
@@ -132,7 +132,7 @@ impl RunPage {
         Self::put(field!(self, __bindgen_anon_1.msr.error), error);
     }
 
-    /// RCX and RIP of the vCPU that has exited.
+    /// Returns RCX and RIP of the vCPU that has exited.
     pub(crate) fn rcx_and_rip(&self) -> (u64, u64) {
         (
             Self::get(field!(self, s.regs.regs.rcx)),
@@ -140,16 +140,16 @@ impl RunPage {
         )
     }
 
-    /// Makes [`has_regs`](Self::has_regs) tell whether KVM_RUN has been called since.
+    /// Makes [`has_regs`](Self::has_regs) able to tell whether KVM_RUN has been called since.
     pub(crate) fn expect_regs(&self) {
         let regs = u64::from(KVM_SYNC_X86_REGS);
-        // Registers that the VMM has written for the vCPU are not to be spoilt.
+        // The crate must not spoil registers that the VMM has written for the vCPU.
         if Self::get(field!(self, kvm_dirty_regs)) & regs == 0 {
             Self::put(field!(self, s.regs.regs.rip), NO_RIP);
         }
     }
 
-    /// Whether KVM has given registers since [`expect_regs`](Self::expect_regs).
+    /// Returns whether KVM has given registers since [`expect_regs`](Self::expect_regs).
     pub(crate) fn has_regs(&self) -> bool {
         Self::get(field!(self, s.regs.regs.rip)) != NO_RIP
     }
@@ -165,7 +165,7 @@ impl RunPage {
 }
 
 impl Flag for RunPage {
-    /// `immediate_exit`.
+    /// Returns `immediate_exit`.
     fn flag(&self) -> &AtomicU8 {
         let byte = field!(self, immediate_exit);
         // SAFETY: mapped as long as `self`; a byte is aligned. This crate accesses it atomically only, and what

@@ -4,25 +4,25 @@ use std::fmt::Write;
 
 use crate::sys;
 
-/// A system call, allowed where all of the arguments are as said.
+/// A system call, allowed where all arguments have the given values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Syscall {
     /// Its name in the kernel's table.
     pub name: &'static str,
     /// Its number on x86-64.
     pub number: i64,
-    /// What the arguments are. Those that are not named may be anything.
+    /// The arguments' values. Arguments that are not named may be anything.
     pub arguments: &'static [Argument],
-    /// What for.
+    /// The purpose of the call.
     pub why: &'static str,
 }
 
 /// The low 32 bits of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// Which: 0 to 5.
+    /// The argument's index: 0 to 5.
     pub index: u8,
-    /// What it has to be.
+    /// The argument's value.
     pub value: u32,
 }
 
@@ -67,9 +67,9 @@ const PERF_PERIOD: u32 = 0x4008_2404;
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
 
-/// What a vCPU's thread calls for its PMU after [`VcpuPmu::attach`](crate::VcpuPmu::attach), beside KVM_RUN and what its
-/// memory allocator needs. Everything else comes before: [`detect`](crate::detect), `attach` (rt_sigaction, mmap, fcntl)
-/// and, with a state of another host, [`VcpuPmu::restore`](crate::VcpuPmu::restore).
+/// The calls of a vCPU's thread for its PMU after [`VcpuPmu::attach`](crate::VcpuPmu::attach), beside KVM_RUN and those
+/// of its memory allocator. Everything else comes before: [`detect`](crate::detect), `attach` (rt_sigaction, mmap,
+/// fcntl) and, with a state of another host, [`VcpuPmu::restore`](crate::VcpuPmu::restore).
 pub const SYSCALLS: &[Syscall] = &[
     Syscall {
         name: "perf_event_open",
@@ -143,8 +143,8 @@ pub const SYSCALLS: &[Syscall] = &[
     ),
 ];
 
-/// [`SYSCALLS`] as a JSON array, in the form that seccompiler and the filters of microVM monitors have: to be added to the
-/// `filter` of a vCPU thread whose `filter_action` is `allow`.
+/// Returns [`SYSCALLS`] as a JSON array, in the form that seccompiler and the filters of microVM monitors have. Add it
+/// to the `filter` of a vCPU thread whose `filter_action` is `allow`.
 pub fn seccomp_rules() -> String {
     rules(SYSCALLS)
 }
@@ -153,7 +153,7 @@ fn rules(calls: &[Syscall]) -> String {
     let mut text = String::from("[");
     for (n, call) in calls.iter().enumerate() {
         let comma = if n == 0 { "" } else { "," };
-        // Names and reasons are ours, and have nothing in them that JSON would escape.
+        // Names and reasons come from this crate, and need no escapes in JSON.
         let (name, why) = (call.name, call.why);
         let _ = write!(
             text,

@@ -1,4 +1,4 @@
-//! What a vCPU cost: exits to the VMM, by kind.
+//! The cost of a vCPU: exits to the VMM, by kind.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use vpmu::counter;
 use vpmu::x86::{amd, intel, pebs};
 
-/// Why the guest was left for the VMM.
+/// The reason of an exit to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Exit {
     /// RDMSR of this MSR.
@@ -19,7 +19,7 @@ pub enum Exit {
     Kick,
     /// A port, read or written.
     Port(u16),
-    /// Memory that is none.
+    /// Access to an address without memory.
     Memory,
     /// Anything else.
     Other,
@@ -39,7 +39,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What one vCPU cost, or several together.
+/// The cost of one vCPU, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Exits to the VMM.
@@ -48,16 +48,17 @@ pub struct Statistics {
     pub pmis: u64,
     /// PMIs that found LVTPC masked.
     pub masked_pmis: u64,
-    /// What the engine asked of its host.
+    /// The engine's calls to its host.
     pub host: counter::Statistics,
-    /// What became of the overflows that ask for PEBS records.
+    /// The outcome of the overflows that ask for PEBS records.
     pub pebs: pebs::Statistics,
-    /// What became of the lazy deadline, by the names of [`lazy_deadline::HostStatistics`].
+    /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
 }
 
 impl Statistics {
-    /// Nothing yet. Has room for every exit of a PMU, so that counting these takes no memory.
+    /// Returns statistics without any count. They have room for every exit of a PMU, so that
+    /// counting these takes no memory.
     pub fn new() -> Self {
         let amd = amd::Msr::all().map(amd::Msr::address);
         let msrs = intel::Msr::all().map(intel::Msr::address).chain(amd);
@@ -69,12 +70,12 @@ impl Statistics {
         }
     }
 
-    /// One more exit.
+    /// Counts one more exit.
     pub fn count(&mut self, exit: Exit) {
         *self.exits.entry(exit).or_default() += 1;
     }
 
-    /// Adds those of another vCPU.
+    /// Adds the statistics of another vCPU.
     pub fn add(&mut self, other: &Self) {
         add(&mut self.exits, &other.exits);
         add(&mut self.deadline, &other.deadline);
@@ -84,7 +85,7 @@ impl Statistics {
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
     }
 
-    /// Adds those of a vCPU's lazy deadline.
+    /// Adds the statistics of a vCPU's lazy deadline.
     pub fn add_deadline(&mut self, deadline: &lazy_deadline::HostStatistics) {
         let counts = [
             ("writes", deadline.writes),
@@ -101,7 +102,7 @@ impl Statistics {
         add(&mut self.deadline, &counts.into());
     }
 
-    /// What has come since `before`.
+    /// Returns the statistics since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             exits: since(&self.exits, &before.exits),

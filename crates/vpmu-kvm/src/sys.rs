@@ -35,17 +35,17 @@ const fn none(number: u64) -> u64 {
     KVMIO << 8 | number
 }
 
-/// A request in which the kernel reads a `T`.
+/// Returns a request in which the kernel reads a `T`.
 const fn write<T>(number: u64) -> u64 {
     1 << 30 | (size_of::<T>() as u64) << 16 | none(number)
 }
 
-/// A request in which the kernel writes a `T`.
+/// Returns a request in which the kernel writes a `T`.
 const fn read<T>(number: u64) -> u64 {
     2 << 30 | (size_of::<T>() as u64) << 16 | none(number)
 }
 
-/// A descriptor of its own for `fd`, which the VMM may close.
+/// Returns a separate descriptor for `fd`, which the VMM may close.
 pub(crate) fn duplicate(fd: &impl AsRawFd) -> Result<OwnedFd, Error> {
     let fd = fd.as_raw_fd();
     if fd < 0 {
@@ -89,7 +89,7 @@ fn set<T>(fd: &impl AsRawFd, call: &'static str, request: u64, value: &T) -> Res
     })
 }
 
-/// What a VM's KVM answers about a capability; 0: it has none.
+/// Returns the answer of a VM's KVM about a capability; 0: KVM lacks it.
 pub(crate) fn check_extension(vm: &impl AsRawFd, capability: u32) -> u32 {
     let capability = libc::c_ulong::from(capability);
     no_memory(vm, "KVM_CHECK_EXTENSION", CHECK_EXTENSION, capability).unwrap_or(0)
@@ -108,7 +108,7 @@ pub(crate) fn tsc_khz(vcpu: &impl AsRawFd) -> Result<u32, Error> {
     no_memory(vcpu, "KVM_GET_TSC_KHZ", GET_TSC_KHZ, 0)
 }
 
-/// An MSR of a vCPU that does not run.
+/// Reads an MSR of a vCPU that does not run.
 pub(crate) fn msr(vcpu: &impl AsRawFd, index: u32) -> Result<u64, Error> {
     let mut msrs = OneMsr {
         head: kvm_msrs {
@@ -138,7 +138,7 @@ pub(crate) fn nmi(vcpu: &impl AsRawFd) -> Result<(), Error> {
     no_memory(vcpu, "KVM_NMI", NMI, 0).map(drop)
 }
 
-/// Whether anybody has taken the message.
+/// Sends the message, and returns whether anybody has taken it.
 pub(crate) fn signal_msi(vm: &impl AsRawFd, message: &kvm_msi) -> Result<bool, Error> {
     match set(vm, "KVM_SIGNAL_MSI", SIGNAL_MSI, message) {
         // KVM's -1 for "nobody".
@@ -159,7 +159,7 @@ pub(crate) fn sregs(vcpu: &impl AsRawFd) -> Result<kvm_sregs, Error> {
     get(vcpu, "KVM_GET_SREGS", GET_SREGS)
 }
 
-/// Fails for a guest whose state is larger than 4 KiB.
+/// Reads the state. Fails for a guest whose state is larger than 4 KiB.
 pub(crate) fn xsave(vcpu: &impl AsRawFd) -> Result<kvm_xsave, Error> {
     get(vcpu, "KVM_GET_XSAVE", GET_XSAVE)
 }

@@ -1,6 +1,6 @@
 //! One vCPU's PMU on KVM, over the VMM's descriptors.
 //!
-//! # What KVM hands over, and what not
+//! # What KVM hands over
 //!
 //! With an MSR filter, RDMSR and WRMSR of the PMU's MSRs come to the VMM. The local APIC stays in
 //! the kernel, so LVTPC is read there when there is an interrupt to deliver, and what LVTPC asks for is
@@ -43,15 +43,15 @@ use crate::{Exit, Statistics, sys};
 pub const RDPMC_PORT: u16 = 0xe6;
 const RDPMC_LENGTH: u64 = 2;
 
-/// How long a host event is kept for a guest that does not use it.
+/// Time for which a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
 /// Runs between two looks at the clock.
 const LOOK_AT_CLOCK: u32 = 64;
 
 /// One vCPU's PMU, counted by perf events of the vCPU's thread.
 ///
-/// The thread is the one that calls [`before_run`](Self::before_run); another that calls it later takes the PMU
-/// over. All else may be called from any thread while the vCPU does not run.
+/// The thread is the one that calls [`before_run`](Self::before_run). Another thread that calls this function later
+/// takes the PMU over. All other functions may be called from any thread while the vCPU does not run.
 #[derive(Debug)]
 pub struct VcpuPmu {
     core: Core<Host>,
@@ -63,8 +63,8 @@ pub struct VcpuPmu {
 }
 
 impl VcpuPmu {
-    /// The PMU of a vCPU of KVM's, out of reset. Installs the handler of the overflows' signal; from here on, a vCPU's
-    /// thread makes no other calls than [`SYSCALLS`](crate::SYSCALLS). The descriptors are duplicated.
+    /// Attaches a PMU, out of reset, to a vCPU of KVM's. Installs the handler of the overflows' signal. From here on, a
+    /// vCPU's thread makes no other calls than [`SYSCALLS`](crate::SYSCALLS). The descriptors are duplicated.
     ///
     /// # Errors
     ///
@@ -80,10 +80,10 @@ impl VcpuPmu {
         Self::with(options, Some(kvm), tsc_hz, kick)
     }
 
-    /// The PMU of a vCPU that the VMM reaches by an abstraction of its own. The VMM hands over each access
+    /// Makes the PMU of a vCPU that the VMM reaches by an abstraction of its own. The VMM hands over each access
     /// ([`rdmsr`](Self::rdmsr), [`wrmsr`](Self::wrmsr), [`rdpmc`](Self::rdpmc)) and delivers each interrupt
-    /// ([`take_pmi`](Self::take_pmi)). `options` say how fast the guest's TSC is, and how an overflow is to
-    /// keep the vCPU from running.
+    /// ([`take_pmi`](Self::take_pmi)). `options` say how fast the guest's TSC is, and how an overflow keeps the vCPU
+    /// from running.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl VcpuPmu {
             return Err(Error::NoMemory);
         }
         let perf = PerfOptions {
-            // A counter that writes records is not written by its guest for each of them.
+            // A guest does not write a counter anew for each record that the counter makes.
             repeating: pebs,
             ..options.perf(kick, tsc_hz)
         };
@@ -116,28 +116,28 @@ impl VcpuPmu {
         })
     }
 
-    /// What the guest is offered.
+    /// Returns the PMU that the guest is offered.
     pub fn capability(&self) -> Capability {
         self.core.pmu().capability()
     }
 
-    /// What counts.
+    /// Returns the backing that counts.
     pub fn backing(&self) -> Backing {
         self.backing
     }
 
-    /// What `counter` is doing; `None` if there is no such counter. Numbered as the engine does.
+    /// Returns the state of `counter`, or `None` if there is no such counter. Counters are numbered as in the engine.
     pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
         self.core.pmu().counter_state(counter)
     }
 
-    /// What the PMU cost, which any thread may look into.
+    /// Returns the PMU's cost, which any thread may look into.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
         self.core.shared_statistics()
     }
 
-    /// Takes what has overflowed and delivers the interrupt that is due. To be called on the vCPU's thread right
-    /// before each KVM_RUN, also one that is only to complete an exit; nothing may clear the kick's flag in between.
+    /// Takes the overflows and delivers the interrupt that is due. Call this on the vCPU's thread right before each
+    /// KVM_RUN, also before one that only completes an exit. Nothing may clear the kick's flag in between.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl VcpuPmu {
             self.bind()?;
         }
         self.core.host.forget_guest();
-        // Before the look for overflows, so that none is without its kick.
+        // The kick is taken back before the look for overflows, so that no overflow is without its kick.
         take_back(&self.perf.kick);
         if self.slice.has_ended() {
             self.core.end_slice();
@@ -159,16 +159,15 @@ impl VcpuPmu {
         }
     }
 
-    /// Completes the exit if it is one of the PMU's. To be called right after each KVM_RUN, however it ended.
-    /// `false`: the exit, or the interruption by a signal, is the VMM's. An RDMSR or WRMSR then is #GP unless the
-    /// VMM knows better.
+    /// Completes the exit if it is one of the PMU's. Call this right after each KVM_RUN, however it ended. `false`: the
+    /// exit, or the interruption by a signal, is the VMM's. An RDMSR or WRMSR is then #GP unless the VMM knows better.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
     pub fn after_run(&mut self) -> Result<bool, Error> {
         self.core.host.forget_guest();
-        // What was counted up to this exit comes before the access.
+        // Events up to this exit count before the access.
         self.core.take_overflows();
         match &mut self.kvm {
             None => Ok(false),
@@ -176,51 +175,52 @@ impl VcpuPmu {
         }
     }
 
-    /// RDMSR of `index`; `None`: no MSR of the PMU.
+    /// Performs RDMSR of `index`. `None`: no MSR of the PMU.
     pub fn rdmsr(&mut self, index: u32) -> Option<Result<u64, Gp>> {
         self.core.take_overflows();
         self.core.rdmsr(index)
     }
 
-    /// WRMSR of `index`; `None`: no MSR of the PMU.
+    /// Performs WRMSR of `index`. `None`: no MSR of the PMU.
     pub fn wrmsr(&mut self, index: u32, value: u64) -> Option<Result<(), Gp>> {
         self.core.take_overflows();
         self.core.wrmsr(index, value)
     }
 
-    /// What RDPMC gives the guest's kernel with `index` in ECX.
+    /// Returns the value that RDPMC gives the guest's kernel with `index` in ECX.
     ///
     /// # Errors
     ///
-    /// There is no such counter.
+    /// When there is no such counter.
     pub fn rdpmc(&mut self, index: u32) -> Result<u64, Gp> {
         self.core.take_overflows();
         self.core.rdpmc(index)
     }
 
-    /// Whether a PMI is due, so that LVTPC has to be looked at.
+    /// Returns whether a PMI is due, so that the VMM has to look at LVTPC.
     pub fn pmi_is_due(&self) -> bool {
         self.core.pmi_is_due()
     }
 
-    /// Takes the PMI that is due, for the VMM to deliver as `lvtpc` has it; `None`: none is due, or LVTPC masks it.
+    /// Takes the PMI that is due, for the VMM to deliver as `lvtpc` says. `None`: no PMI is due, or LVTPC masks it.
     /// [`before_run`](Self::before_run) does both where it has descriptors.
     pub fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
         self.core.take_pmi(lvtpc)
     }
 
-    /// What the guest has, up to this moment, in which it does not run. Nothing stops: it can go on.
+    /// Returns the PMU's state up to this moment, in which the guest does not run. Nothing stops: the guest can go on.
     pub fn save(&mut self) -> State {
         self.core.take_overflows();
         self.core.save()
     }
 
-    /// Goes on from `state`, in place of what was here, with what its guest was offered. The statistics stay.
+    /// Continues from `state`, with the PMU that its guest was offered, in place of the present state. The statistics
+    /// stay.
     ///
     /// # Errors
     ///
-    /// When this host cannot count what the guest was offered, or the state is none of such a PMU. All is then as
-    /// it was.
+    /// When this host cannot count the events that the guest was offered, or the state is none of such a PMU. The PMU
+    /// then stays as it was.
     pub fn restore(&mut self, state: &State) -> Result<(), Error> {
         if options::has_pebs(&state.capability) != options::has_pebs(&self.capability()) {
             return Err(Error::OtherPebs);
@@ -250,7 +250,7 @@ impl VcpuPmu {
     }
 }
 
-/// Tells when a scheduling slice of a vCPU is over, by its runs and, seldom, by the clock.
+/// Decides when a scheduling slice of a vCPU is over, by its runs and, seldom, by the clock.
 #[derive(Debug)]
 pub(crate) struct Slice {
     begun: Instant,
@@ -265,7 +265,7 @@ impl Slice {
         }
     }
 
-    /// To be called before each run. Answers whether a slice has ended; the next then begins.
+    /// Returns whether a slice has ended. The next slice then begins. Call this before each run.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.runs = self.runs.wrapping_add(1);
         let ended = self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.begun.elapsed() >= SLICE;
@@ -276,14 +276,14 @@ impl Slice {
     }
 }
 
-/// Takes back the kick that an overflow has left.
+/// Takes back the kick that an overflow has left behind.
 pub(crate) fn take_back(kick: &Kick) {
     if let Kick::Flag(flag) = kick {
         unset(&**flag);
     }
 }
 
-/// Takes back what this crate has set, and nothing else.
+/// Takes back the value that this crate has set, and no other.
 fn unset(flag: &dyn Flag) {
     let _ = flag
         .flag()
@@ -296,14 +296,14 @@ pub(crate) struct OnKvm {
     vm: OwnedFd,
     vcpu: Arc<OwnedFd>,
     run: Arc<RunPage>,
-    /// An RDPMC that exited with this RIP is to fault, once KVM has stepped over it.
+    /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
     fault: Option<u64>,
 }
 
 impl OnKvm {
     pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
         let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
-        // No other descriptor has this call.
+        // Descriptors of other kinds do not have this call.
         sys::lapic(&vcpu).map_err(|error| match error {
             Error::Kvm(_, errno) => Error::NoLapic(errno),
             error => error,
@@ -330,7 +330,7 @@ impl OnKvm {
         }
         self.run.before_run();
         if self.fault.is_some() {
-            // The VMM's own wish is as good.
+            // The VMM's own request has the same effect.
             let flag = self.run.flag();
             let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
             self.run.expect_regs();
@@ -363,8 +363,8 @@ impl OnKvm {
         Ok(result.is_some())
     }
 
-    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so it is
-    /// the kernel that executes it.
+    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so only the
+    /// kernel executes it.
     fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, core: &mut Core<H>) {
         let (rcx, rip) = self.run.rcx_and_rip();
         match core.rdpmc(rcx as u32) {

@@ -1,4 +1,4 @@
-//! What can go wrong in the lab, each with what to do about it.
+//! The failures of the lab, each with advice about it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ pub enum Error {
     /// A file or folder could not be used.
     #[error("failed to {action} {}: {source}{}", path.display(), hint(source))]
     File {
-        /// What was tried, as a verb: "read", "write".
+        /// The failed action, as a verb: "read", "write".
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why it did not work.
+        /// The cause.
         source: io::Error,
     },
     /// A program of the machine is not installed.
@@ -38,11 +38,11 @@ pub enum Error {
     Program {
         /// Its name.
         program: String,
-        /// How it ended.
+        /// The way in which it ended.
         status: String,
         /// The end of what it printed.
         output: String,
-        /// What usually helps.
+        /// Advice that usually helps.
         hint: &'static str,
     },
     /// No Debian mirror among the machine's apt sources.
@@ -50,7 +50,7 @@ pub enum Error {
         "no Debian mirror among this machine's apt sources; set VPMU_DEBIAN_MIRROR to the address of one (the part before /dists)"
     )]
     NoMirror,
-    /// A package is not what the signed index says.
+    /// A package differs from the signed index.
     #[error(
         "package {file} has sha256 {found}, expected {expected}; delete {} and try again",
         path.display()
@@ -58,14 +58,14 @@ pub enum Error {
     Checksum {
         /// The package's file name.
         file: String,
-        /// What the signed index says.
+        /// The digest in the signed index.
         expected: String,
-        /// What is on the disk.
+        /// The digest of the file on the disk.
         found: String,
-        /// Where it is.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// Something the guest needs is in none of the packages.
+    /// None of the packages has something that the guest needs.
     #[error(
         "{what} is in none of the downloaded packages; delete {} to fetch the current ones",
         cache.display()
@@ -81,7 +81,7 @@ pub enum Error {
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what to give instead.
+        /// The problem, and the file to give instead.
         problem: String,
     },
     /// A program that runs inside the guest was not built.
@@ -91,7 +91,7 @@ pub enum Error {
     MissingArtifact {
         /// Its file name.
         file: &'static str,
-        /// Where it was looked for.
+        /// The folders that were searched.
         searched: String,
     },
     /// A program that is built together with `vpmu` is not beside it.
@@ -99,7 +99,7 @@ pub enum Error {
     MissingProgramBeside {
         /// Its file name.
         file: &'static str,
-        /// Where it was looked for.
+        /// The folders that were searched.
         searched: String,
     },
     /// Options that do not go together.
@@ -140,13 +140,13 @@ pub enum Error {
     /// There is no place for the cache.
     #[error("no cache folder: set HOME or XDG_CACHE_HOME")]
     NoHome,
-    /// The guest's kernel turned in a circle, or has lost an interrupt.
+    /// The guest's kernel runs in an endless loop, or has lost an interrupt.
     #[error("{STUCK}{}", quoted(console))]
     Stuck {
         /// Its last console lines.
         console: Vec<String>,
     },
-    /// As [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
+    /// Like [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
     #[error(
         "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
          nested guest when it counts instructions, about one in ten thousand, or not at all; run less, take fewer \
@@ -172,7 +172,7 @@ pub enum Error {
     /// This project's hypervisor ended the guest.
     #[error("{line}{}", quoted(console))]
     Monitor {
-        /// What it said.
+        /// The hypervisor's message.
         line: String,
         /// Its last console lines.
         console: Vec<String>,
@@ -184,7 +184,7 @@ pub enum Error {
         quoted(console)
     )]
     Hang {
-        /// For how long.
+        /// The time for which QEMU did neither.
         quiet: Duration,
         /// Its last console lines.
         console: Vec<String>,
@@ -198,20 +198,20 @@ pub enum Error {
     Ended {
         /// QEMU or vpmu-vmm.
         program: String,
-        /// How it ended.
+        /// The way in which the program ended.
         status: String,
-        /// What it said itself.
+        /// The program's own message.
         message: String,
         /// The guest's last console lines.
         console: Vec<String>,
     },
-    /// The guest ended without saying what the command did.
+    /// The guest ended without reporting the command's result.
     #[error(
         "the guest ended without reporting what the command did; {how}{}",
         quoted(console)
     )]
     NoReport {
-        /// How it ended, as far as known.
+        /// The way in which the guest ended, as far as known.
         how: String,
         /// Its last console lines.
         console: Vec<String>,
@@ -223,7 +223,7 @@ pub enum Error {
         design: crate::spec::design::Design,
         /// Its exit status.
         status: i32,
-        /// What it printed.
+        /// The command's output.
         output: String,
     },
     /// Ctrl-C, or a request to end.

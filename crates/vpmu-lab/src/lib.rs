@@ -1,5 +1,5 @@
-//! The lab: boots a stock Linux guest under one PMU design or another, runs a
-//! command in it, and says what it cost.
+//! The lab: boots a stock Linux guest under one PMU design or another, runs a command in it, and
+//! reports the command's cost.
 //!
 //! | room | what it holds |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | [`run`] | supervision, retries, comparisons |
 //! | [`mod@bench`] | published experiments, done again |
 //!
-//! A room uses those above it and none below it. The lab drives built programs
-//! and links no hypervisor: of the engine it takes the MSRs' names.
+//! A room uses those above it and none below it. The lab drives built programs and links no
+//! hypervisor. From the engine it takes only the MSRs' names.
 
 pub mod backend;
 pub mod bench;

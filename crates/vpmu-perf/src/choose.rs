@@ -1,4 +1,4 @@
-//! Which perf event counts what a guest wants, and what this machine has of them.
+//! The choice of the perf event that counts a guest's event, and the events that this machine has.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use vpmu::x86::{ArchEvent, EventKind};
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
 
-/// What counts.
+/// The backing that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
     /// The processor's counters.
@@ -35,7 +35,7 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
-    /// With the wanted backing, or with the best that works.
+    /// Chooses the wanted backing, or the best that works.
     pub(crate) fn new(
         wanted: Option<Backing>,
         guest: bool,
@@ -57,7 +57,7 @@ impl Chooser {
         })
     }
 
-    /// Whether this machine counts `event`.
+    /// Returns whether this machine counts `event`.
     pub(crate) fn counts(self, event: ArchEvent) -> bool {
         let rings = Rings {
             user: true,
@@ -68,7 +68,7 @@ impl Chooser {
             .is_ok_and(|kind| PerfEvent::try_open(kind).is_ok())
     }
 
-    /// The perf event for what is to be counted.
+    /// Returns the perf event for a configuration.
     pub(crate) fn kind(
         self,
         event: Option<ArchEvent>,
@@ -119,7 +119,7 @@ impl Chooser {
     }
 }
 
-/// The event that shows whether a backing works.
+/// Returns the event that shows whether a backing works.
 fn probe(backing: Backing, guest: bool) -> Kind {
     match backing {
         Backing::Hardware => Kind {
@@ -139,7 +139,7 @@ fn probe(backing: Backing, guest: bool) -> Kind {
     }
 }
 
-/// No hardware PMU, or none that can be restricted to guests.
+/// Returns whether there is no hardware PMU, or none that can be restricted to guests.
 fn is_absence(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -147,21 +147,21 @@ fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-/// Who made a processor, as far as its events matter.
+/// The maker of a processor, as far as its events matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vendor {
     /// Intel.
     Intel,
     /// AMD, or Hygon, whose processors are AMD's.
     Amd,
-    /// Somebody else.
+    /// Another maker.
     Other,
 }
 
 impl Vendor {
-    /// Of this machine's processor.
+    /// Returns the vendor of this machine's processor.
     ///
-    /// Not by CPUID: that is an unsafe function to the oldest compiler, and a safe one to the newest.
+    /// CPUID would not do: that is an unsafe function to the oldest compiler, and a safe one to the newest.
     pub fn of_host() -> Self {
         static VENDOR: OnceLock<Vendor> = OnceLock::new();
         *VENDOR.get_or_init(|| {
@@ -175,7 +175,7 @@ impl Vendor {
         })
     }
 
-    /// Whose event select `event` is; `None` for what is no event select.
+    /// Returns the vendor whose event select `event` is, or `None` if it is no event select.
     pub(crate) fn of(event: EventKind) -> Option<Self> {
         match event {
             EventKind::General { .. } => Some(Self::Intel),

@@ -1,12 +1,13 @@
-//! Why there can be no perf events.
+//! The reasons why there can be no perf events.
 
 use std::io;
 
-/// Why there can be no perf events. Each text ends with what to do.
+/// The reason why there can be no perf events. Each text ends with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PerfError {
-    /// The kernel forbids it. Holds what `perf_event_paranoid` says, where that can be read.
+    /// The kernel forbids perf events. Holds the value of `perf_event_paranoid`, where it can be
+    /// read.
     #[error(
         "the kernel does not let this user count the guest's kernel{}: run as root, give the \
          program CAP_PERFMON, or write 1 to /proc/sys/kernel/perf_event_paranoid",
@@ -19,7 +20,7 @@ pub enum PerfError {
          with the module parameter enable_mediated_pmu=0 of kvm_intel or kvm_amd, or use KVM's PMU"
     )]
     Mediated,
-    /// No perf in this kernel.
+    /// This kernel has no perf.
     #[error(
         "this kernel has no perf events, or a container forbids them: use a kernel with \
          CONFIG_PERF_EVENTS, and allow perf_event_open in the container's seccomp profile"
@@ -31,7 +32,7 @@ pub enum PerfError {
     /// The signal cannot carry overflows.
     #[error("signal {0} cannot report overflows: give a real-time signal, which queues")]
     Signal(i32),
-    /// One for each thread, which has its overflows.
+    /// A thread has one host, which has its overflows.
     #[error("this thread has a PerfHost already: drop it first, or use another thread")]
     Taken,
     /// A clock that stands still.
@@ -43,7 +44,7 @@ impl PerfError {
     pub(crate) fn from_open(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => Self::Forbidden(paranoia()),
-            // The second one: while a guest has it.
+            // The second error comes while a guest has the PMU.
             Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::Mediated,
             Some(libc::ENOSYS) => Self::NoPerf,
             errno => Self::Open(errno.unwrap_or(libc::EINVAL)),
@@ -51,7 +52,7 @@ impl PerfError {
     }
 }
 
-/// What the kernel is set to; `None` where /proc is not to be seen, as in a jail.
+/// Returns the kernel's setting; `None` where /proc is not visible, as in a jail.
 fn paranoia() -> Option<i32> {
     let level = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
     level.trim().parse().ok()

@@ -13,10 +13,10 @@ use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 
 use crate::notes::Notes;
 
-/// Longer than any machine runs.
+/// A period that is longer than any machine runs.
 pub(crate) const ENDLESS: u64 = i64::MAX as u64;
 
-/// A host has no more events.
+/// The most events of a host.
 pub(crate) const COUNTERS: usize = 32;
 
 const TIMES: u64 = PERF_FORMAT_TOTAL_TIME_ENABLED as u64 | PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
@@ -27,12 +27,12 @@ fn word(bytes: &[u8], n: usize) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// What to open.
+/// The event to open.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     pub(crate) type_: u32,
     pub(crate) config: u64,
-    /// In which rings, and whose; a software clock knows neither.
+    /// The rings that count, and whose they are. A software clock knows neither.
     pub(crate) rings: Option<Rings>,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct Kind {
 pub(crate) struct Rings {
     pub(crate) user: bool,
     pub(crate) kernel: bool,
-    /// Only while the thread runs a guest.
+    /// Whether the event counts only while the thread runs a guest.
     pub(crate) guest: bool,
 }
 
-/// A total, and how long it was counted of how long it should have been, ns.
+/// A total, with the ns for which it was counted and for which it should have been.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Total {
     pub(crate) value: u64,
@@ -61,8 +61,8 @@ pub(crate) struct PerfEvent(File);
     reason = "perf_event_open, its ioctls and fcntl are C interfaces"
 )]
 impl PerfEvent {
-    /// Opened, stopped, for the thread of `notes`, which gets `signal` for each overflow. Its first period is
-    /// endless. With a `leader`, which is the same thread's, it is the last of that group.
+    /// Opens a stopped event for the thread of `notes`, which gets `signal` for each overflow. Its first period is
+    /// endless. With a `leader`, which is the same thread's, the event is the last of that group.
     pub(crate) fn open(
         kind: Kind,
         notes: &Notes,
@@ -74,7 +74,7 @@ impl PerfEvent {
         Ok(event)
     }
 
-    /// A group of clocks of the thread of `notes`, stopped.
+    /// Opens a group of clocks of the thread of `notes`, stopped.
     pub(crate) fn open_group(notes: &Notes) -> io::Result<Self> {
         let mut attr = perf_event_attr::default();
         // A clock, too: with a leader of another kind, Linux from 6.12 on starts a member that is enabled by itself
@@ -82,13 +82,13 @@ impl PerfEvent {
         attr.type_ = PERF_TYPE_SOFTWARE;
         attr.config = PERF_COUNT_SW_TASK_CLOCK.into();
         attr.read_format = TIMES | u64::from(PERF_FORMAT_GROUP);
-        // So it takes no rights.
+        // So the leader takes no rights.
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
         Self::of_attr(attr, notes.target(), None)
     }
 
-    /// Whether it can be opened.
+    /// Checks that the event can be opened.
     pub(crate) fn try_open(kind: Kind) -> io::Result<()> {
         Self::of(kind, 0, None).map(drop)
     }
@@ -99,7 +99,7 @@ impl PerfEvent {
         attr.config = kind.config;
         attr.read_format = TIMES;
         attr.__bindgen_anon_1.sample_period = ENDLESS;
-        // A signal at each overflow.
+        // The kernel signals each overflow.
         attr.__bindgen_anon_2.wakeup_events = 1;
         if let Some(rings) = kind.rings {
             attr.set_exclude_host(rings.guest.into());
@@ -168,9 +168,9 @@ impl PerfEvent {
         unsafe { ioctls::DISABLE(self.fd(), 0) == 0 }
     }
 
-    /// The next overflow is `period` from now.
+    /// Sets the next overflow to `period` from now.
     pub(crate) fn set_period(&self, period: u64) -> bool {
-        // Not the crate's wrapper, which hands the number over where the kernel wants its address.
+        // The crate's wrapper does not fit: it hands over the number where the kernel wants its address.
         // SAFETY: the kernel reads `period`.
         unsafe { libc::ioctl(self.fd(), bindings::PERIOD.into(), &raw const period) == 0 }
     }
@@ -185,9 +185,9 @@ impl PerfEvent {
         })
     }
 
-    /// Of a group, which has `members`: their totals in the order in which they were opened.
+    /// Reads a group of `members` members: their totals in the order in which they were opened.
     pub(crate) fn read_group(&self, members: usize) -> io::Result<impl Iterator<Item = Total>> {
-        // The number of events, both times, the leader's total.
+        // The head has the number of events, both times, and the leader's total.
         const HEAD: usize = 4;
         let mut bytes = [0; 8 * (HEAD + COUNTERS)];
         let read = (&self.0).read(&mut bytes)?;

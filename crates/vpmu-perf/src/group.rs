@@ -18,7 +18,7 @@ use crate::notes::Notes;
 #[derive(Debug)]
 pub(crate) struct Group {
     leader: PerfEvent,
-    /// The leader is enabled: so members that are count.
+    /// Whether the leader is enabled. Then enabled members count, too.
     runs: bool,
     /// Members that are enabled by themselves.
     enabled: CounterSet,
@@ -40,12 +40,12 @@ impl Group {
         &self.leader
     }
 
-    /// A new event, the group's last, is behind `counter`.
+    /// Adds a new event, the group's last, behind `counter`.
     pub(crate) fn add(&mut self, counter: u8) {
         self.members.push(counter);
     }
 
-    /// The event behind `counter` is closed.
+    /// Removes the event behind `counter`, which is closed.
     pub(crate) fn remove(&mut self, counter: u8) {
         self.members.retain(|&member| member != counter);
         self.enabled.remove(counter);
@@ -60,7 +60,7 @@ impl Group {
         }
     }
 
-    /// Members to be disabled, and to be enabled, before [`start`](Self::start), so that `wanted` count.
+    /// Returns the members to disable, and those to enable, before [`start`](Self::start), so that `wanted` count.
     pub(crate) fn changes(&self, wanted: CounterSet) -> (CounterSet, CounterSet) {
         (self.enabled - wanted, wanted - self.enabled)
     }
@@ -69,7 +69,7 @@ impl Group {
         self.runs = self.runs || self.leader.enable();
     }
 
-    /// Stops all of `running` if these are `counters`, and several. `false`: each is to be stopped by itself.
+    /// Stops all of `running` if these are `counters`, and several. `false`: the caller must stop each by itself.
     pub(crate) fn stop(&mut self, counters: CounterSet, running: CounterSet) -> bool {
         let whole = self.runs && running.len() > 1 && (running - counters).is_empty();
         if whole {
@@ -78,7 +78,7 @@ impl Group {
         whole && !self.runs
     }
 
-    /// Each member's counter and total, by one system call.
+    /// Reads each member's counter and total, by one system call.
     pub(crate) fn read(&self) -> io::Result<impl Iterator<Item = (u8, Total)> + use<'_>> {
         let totals = self.leader.read_group(self.members.len())?;
         Ok(self.members.iter().copied().zip(totals))

@@ -2,10 +2,10 @@
 //!
 //! # One-shot reports from periodic events
 //!
-//! The engine asks for one report; a perf event overflows again and again. To stop it after the
-//! first one (PERF_EVENT_IOC_REFRESH) would stop its counting too, and cost a system call to undo.
-//! So it is let go on: the guest's handler usually gives it another period at once, and if a second
-//! overflow comes that nobody waits for, only then is the period made endless.
+//! The engine asks for one report, but a perf event overflows again and again. Stopping it after
+//! the first overflow (PERF_EVENT_IOC_REFRESH) would stop its counting too, and would cost a system
+//! call to undo. So the event continues. The guest's handler usually gives it another period at
+//! once. Only if a second overflow comes that nobody waits for is the period made endless.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -28,19 +28,19 @@ const NS: u64 = 1_000_000_000;
 #[derive(Debug)]
 struct Slot {
     event: PerfEvent,
-    /// A report is wanted and has not come.
+    /// Whether a report is wanted and has not come.
     armed: bool,
-    /// The period was set while no signal of another could come any more.
+    /// Whether the period was set while no signal of another could come any more.
     certain: bool,
     running: bool,
-    /// The period that the event has is endless.
+    /// Whether the event's period is endless.
     endless: bool,
-    /// It was not counted all the time.
+    /// Whether the event was not counted all the time.
     multiplexed: bool,
     /// The last total, for when a read fails.
     total: u64,
-    /// Guest's events to the next overflow, for when it is resumed: then it is known how many share
-    /// the processor with it.
+    /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
+    /// is it known how many events share the processor with it.
     wanted: Option<NonZeroU64>,
 }
 
@@ -51,7 +51,7 @@ impl Slot {
     }
 }
 
-/// Why there is no perf event.
+/// Returns the reason why there is no perf event.
 fn lost(error: &io::Error) -> Lost {
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
@@ -69,35 +69,36 @@ pub struct PerfHost {
     signal: i32,
     repeating: bool,
     slots: [Option<Slot>; COUNTERS],
-    /// Of all their events; made with the first of them.
+    /// The group of all their events, made with the first of them.
     group: Option<Group>,
     notes: Arc<Notes>,
-    /// Keeps what the handler kicks.
+    /// The target of the handler's kick, kept alive.
     _kick: Kick,
 }
 
 impl PerfHost {
-    /// Overflows are at least so far apart, in a clock's ns: those of each of several perf events so
-    /// many times as far, or their timers together would leave no time for anything else, the guest
-    /// included. A host that is emulated takes half of that for one. A hardware event does not know
-    /// time, and takes it for so many events: at 4 GHz and one event a cycle it is a quarter of that.
+    /// The shortest distance between overflows, in a clock's ns. With several perf events, the distance of each is as
+    /// many times as long, or their timers together would leave no time for anything else, the guest included. An
+    /// emulated host takes half of that for one overflow. A hardware event does not know time, and takes the number as
+    /// events: at 4 GHz and one event a cycle, that is a quarter of the time.
     pub const FLOOR: u64 = 50_000;
 
-    /// For the guest that the calling thread runs. Does what [`prepare`](crate::prepare) does, unless that is done.
+    /// Makes a host for the guest that the calling thread runs. Does the work of [`prepare`](crate::prepare), unless
+    /// that is done.
     ///
     /// # Errors
     ///
-    /// Says why perf events cannot be had, and what to do.
+    /// Says why perf events are not available, and what to do.
     pub fn new(options: PerfOptions) -> Result<Self, PerfError> {
         Self::counting(options, true)
     }
 
-    /// As [`PerfHost::new`], but what is counted is the thread itself, which runs no guest: to try
-    /// and to measure what this machine's perf events do.
+    /// Like [`PerfHost::new`], but counts the thread itself, which runs no guest: to try and to
+    /// measure this machine's perf events.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As for [`PerfHost::new`].
     pub fn of_thread(options: PerfOptions) -> Result<Self, PerfError> {
         Self::counting(options, false)
     }
@@ -120,23 +121,23 @@ impl PerfHost {
         })
     }
 
-    /// What counts.
+    /// Returns the backing that counts.
     pub fn backing(&self) -> Backing {
         self.chooser.backing
     }
 
-    /// Whether `event` can be counted: what CPUID may offer.
+    /// Returns whether `event` can be counted, so that CPUID may offer it.
     pub fn counts(&self, event: ArchEvent) -> bool {
         self.chooser.counts(event)
     }
 
-    /// Whether the calling thread is the one that made this host.
+    /// Returns whether the calling thread is the one that made this host.
     pub fn is_here(&self) -> bool {
         self.notes.is_here()
     }
 
-    /// Overflows that have been signalled since the last call. Costs a look into memory when there
-    /// are none.
+    /// Takes the overflows that have been signalled since the last call. Costs a look into memory
+    /// when there are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
         let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.notes.take() {
@@ -168,7 +169,7 @@ impl PerfHost {
         due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
     }
 
-    /// `events` as what the perf event counts, rounded up.
+    /// Converts `events` to the perf event's unit, rounded up.
     fn to_host(&self, events: u64) -> u64 {
         let count = match self.chooser.backing {
             Backing::Hardware => u128::from(events),
@@ -178,7 +179,7 @@ impl PerfHost {
             }
         };
         let made = self.slots.iter().flatten();
-        // Those that only count interrupt nobody. Of one-shot reports it is not known which come back.
+        // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
         let sharing = match self.repeating {
             true => made.filter(|slot| slot.armed && slot.running).count(),
             false => made.count(),
@@ -188,11 +189,11 @@ impl PerfHost {
             .clamp(Self::FLOOR * sharing.max(1) as u64, ENDLESS)
     }
 
-    /// What the perf event has counted as the guest's events.
+    /// Converts the perf event's count to the guest's events.
     fn to_guest(&self, count: u64) -> u64 {
         match self.chooser.backing {
             Backing::Hardware => count,
-            // Modulo 2^64, as every total.
+            // The product is taken modulo 2^64, as every total.
             Backing::Clock => (u128::from(count) * u128::from(self.tsc_hz) / u128::from(NS)) as u64,
         }
     }
@@ -201,7 +202,7 @@ impl PerfHost {
         self.slots.get_mut(usize::from(counter))?.as_mut()
     }
 
-    /// Counters whose perf event runs, or is about to.
+    /// Returns the counters whose perf event runs, or is about to.
     fn running(&self) -> CounterSet {
         let mut running = CounterSet::EMPTY;
         for (counter, slot) in (0..).zip(&self.slots) {
@@ -212,7 +213,7 @@ impl PerfHost {
         running
     }
 
-    /// Stops these counters. Answers whether they were stopped together, with no other that runs.
+    /// Stops these counters. Returns whether they were stopped together, with no other that runs.
     fn pause_whole(&mut self, counters: CounterSet) -> bool {
         let running = self.running();
         let group = self.group.as_mut();
@@ -311,21 +312,21 @@ impl CounterHost<CounterConfig> for PerfHost {
             match events {
                 Some(events) => {
                     self.program(counter, events);
-                    // A signal of the period before is noted by the time the system call ends. One that is
-                    // noted may also be of the new period.
+                    // A signal of the previous period is noted by the time the system call ends. A noted signal may
+                    // also be of the new period.
                     let certain = !self.notes.has(counter);
                     if let Some(slot) = self.slot(counter) {
                         slot.certain = certain;
                     }
                 }
-                // If one comes all the same, it is ignored, and the last.
+                // If a signal comes all the same, it is ignored, and it is the last.
                 None => slot.armed = false,
             }
         } else {
             slot.wanted = events;
             slot.armed = events.is_some();
             slot.certain = true;
-            // A signal of the period before has come by now, and is of no interest.
+            // A signal of the previous period has come by now, and does not matter.
             self.notes.forget(counter);
         }
     }
@@ -386,8 +387,8 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// Two system calls for a group, and for each event that is none, but one operation: a guest that stops a counter
-    /// reads it next, and then the total is known.
+    /// Makes two system calls for a group, and for each event outside it, but counts one operation: a guest that stops
+    /// a counter reads it next, and then the total is known.
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
         let whole = self.pause_whole(counters) && self.read_group();
         for counter in counters {
@@ -417,7 +418,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// The signal is the vCPU thread's own, and the VMM looks for it at each exit.
+    /// Returns true: the signal is the vCPU thread's own, and the VMM looks for it at each exit.
     fn reports_promptly(&self) -> bool {
         true
     }

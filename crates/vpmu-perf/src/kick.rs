@@ -1,4 +1,4 @@
-//! How an overflow keeps a vCPU from entering the guest.
+//! The kick: the way in which an overflow keeps a vCPU from entering the guest.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,7 +11,7 @@ pub const KICKED: u8 = 2;
 
 /// A byte that a signal handler may write to as long as it is kept.
 pub trait Flag: Send + Sync {
-    /// The byte.
+    /// Returns the byte.
     fn flag(&self) -> &AtomicU8;
 }
 
@@ -21,9 +21,8 @@ impl Flag for AtomicU8 {
     }
 }
 
-/// What the signal of an overflow does besides being noted. Without a kick, a signal that comes between
-/// the last look for overflows and the entry into the guest is seen at the next exit only, which may be
-/// never.
+/// The effect of an overflow's signal besides its note. Without a kick, a signal that comes between the last look for
+/// overflows and the entry into the guest is seen only at the next exit, which may never come.
 #[derive(Clone, Default)]
 pub enum Kick {
     /// Nothing: for threads that run no guest.

@@ -1,17 +1,15 @@
-//! What the signal handler notes for the thread it interrupts: which perf events have overflowed.
+//! The signal handler's notes for the thread that it interrupts: the perf events that have overflowed.
 //!
-//! The handler finds the counter by its file descriptor, notes it in a word of memory, and kicks: without
-//! the kick, a signal that comes between the last look and KVM_RUN would be seen at the next exit only,
-//! which may be never.
+//! The handler finds the counter by its file descriptor, notes it in a word of memory, and kicks. Without the kick, a
+//! signal that comes between the last look and KVM_RUN would be seen only at the next exit, which may never come.
 //!
-//! It is a real-time signal, because these queue: of two overflows at one time, a second SIGUSR1
-//! would be dropped, and with it the report that was promised. A queue that is full makes the kernel
-//! send SIGIO instead, which says of no counter in particular that it has overflowed, and would end
-//! the process if nobody expected it.
+//! The signal is a real-time signal, because these queue. Of two overflows at one time, a second SIGUSR1 would be
+//! dropped, and with it the report that was promised. A full queue makes the kernel send SIGIO instead. SIGIO names no
+//! counter, and would end the process if nobody expected it.
 //!
-//! Notes are shared by the handler's thread and the host, which may be on another thread by then. The
-//! thread keeps its notes until it ends or takes others, so the handler never finds them gone; what the
-//! kick points to is the host's, which lets go of it only when no handler is at work (`retire`).
+//! The handler's thread and the host share the notes. The host may be on another thread by then. The thread keeps its
+//! notes until it ends or takes others, so the handler never finds them gone. The kick's target belongs to the host,
+//! which releases it only when no handler is at work (`retire`).
 
 use std::cell::RefCell;
 use std::io;
@@ -34,9 +32,9 @@ pub(crate) struct Notes {
     /// The perf event of each counter.
     fds: [AtomicI32; COUNTERS],
     pending: AtomicU32,
-    /// Any counter may have overflowed.
+    /// Whether any counter may have overflowed.
     overrun: AtomicBool,
-    /// Handlers at work.
+    /// Number of handlers at work.
     busy: AtomicU32,
     /// Set to [`KICKED`] with each note, unless null.
     flag: AtomicPtr<AtomicU8>,
@@ -46,7 +44,7 @@ pub(crate) struct Notes {
     signal: AtomicI32,
     process: libc::pid_t,
     thread: libc::pid_t,
-    /// Somebody uses them.
+    /// Whether somebody uses the notes.
     claimed: AtomicBool,
 }
 
@@ -56,7 +54,7 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// What keeps this thread's notes where its handler looks.
+/// The guard that keeps this thread's notes where its handler looks.
 struct Kept(Arc<Notes>);
 
 impl Drop for Kept {
@@ -111,40 +109,40 @@ impl Notes {
         }
     }
 
-    /// The thread whose overflows are noted.
+    /// Returns the thread whose overflows are noted.
     pub(crate) fn thread(&self) -> libc::pid_t {
         self.thread
     }
 
-    /// Whether that is the calling one.
+    /// Returns whether that thread is the calling one.
     pub(crate) fn is_here(&self) -> bool {
         CURRENT.with(|current| ptr::eq(current.load(Ordering::Relaxed), self))
     }
 
-    /// The thread, as perf_event_open is asked for it: fewer rights are needed for the calling one.
+    /// Returns the thread as perf_event_open takes it: the calling thread needs fewer rights.
     pub(crate) fn target(&self) -> libc::pid_t {
         if self.is_here() { 0 } else { self.thread }
     }
 
-    /// The perf event of `counter`; `None`: none.
+    /// Sets the perf event of `counter`; `None`: none.
     pub(crate) fn watch(&self, counter: u8, fd: Option<libc::c_int>) {
         if let Some(slot) = self.fds.get(usize::from(counter)) {
             slot.store(fd.unwrap_or(NO_FD), Ordering::Relaxed);
         }
     }
 
-    /// Drops what has been noted of `counter`.
+    /// Drops the note of `counter`.
     pub(crate) fn forget(&self, counter: u8) {
         let others = !CounterSet::of(counter).bits();
         self.pending.fetch_and(others, Ordering::Relaxed);
     }
 
-    /// Whether something has been noted of `counter`.
+    /// Returns whether there is a note of `counter`.
     pub(crate) fn has(&self, counter: u8) -> bool {
         CounterSet::from_bits(self.pending.load(Ordering::Relaxed)).contains(counter)
     }
 
-    /// The counters noted since the last time.
+    /// Takes the counters noted since the last call.
     pub(crate) fn take(&self) -> CounterSet {
         if self.pending.load(Ordering::Relaxed) == 0 {
             return CounterSet::EMPTY;
@@ -152,26 +150,26 @@ impl Notes {
         CounterSet::from_bits(self.pending.swap(0, Ordering::Relaxed))
     }
 
-    /// Whether since the last time any counter may have overflowed without a note.
+    /// Returns whether any counter may have overflowed without a note since the last call.
     pub(crate) fn take_overrun(&self) -> bool {
         self.overrun.load(Ordering::Relaxed) && self.overrun.swap(false, Ordering::Relaxed)
     }
 
-    /// Notes nothing and kicks nobody any more. What the kick points to may go after this.
+    /// Stops all notes and kicks. The kick's target may go after this.
     pub(crate) fn retire(&self) {
         (0..COUNTERS as u8).for_each(|counter| self.watch(counter, None));
         self.flag.store(ptr::null_mut(), Ordering::SeqCst);
         self.eventfd.store(NO_FD, Ordering::SeqCst);
         self.signal.store(NO_SIGNAL, Ordering::SeqCst);
-        // A handler that has said that it is at work may have seen what was there before; one that says so
-        // later sees none of it. It is at work only if this is another thread than its own.
+        // A handler that has said that it is at work may have seen the previous values. A handler that says so later
+        // sees none of them. A handler can be at work only if this is another thread than its own.
         while self.busy.load(Ordering::SeqCst) != 0 {
             std::thread::yield_now();
         }
         self.claimed.store(false, Ordering::Relaxed);
     }
 
-    /// The handler's part.
+    /// Notes an overflow, in the handler.
     fn note(&self, fd: Option<libc::c_int>) {
         self.busy.fetch_add(1, Ordering::SeqCst);
         let found = match fd {
@@ -203,7 +201,7 @@ impl Notes {
         // SAFETY: null or the flag of the `Kick`, which the host keeps until `retire` has seen that no
         // handler is at work.
         if let Some(flag) = unsafe { flag.as_ref() } {
-            // Not over a VMM's own wish, which the VMM clears by itself.
+            // The VMM's own request is not overwritten. The VMM clears it by itself.
             let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
             return;
         }
@@ -239,7 +237,7 @@ fn with_current(body: impl FnOnce(&Notes)) {
     }
 }
 
-/// The signal for overflows unless the VMM gives another. Not the first of the real-time signals, which
+/// Returns the signal for overflows unless the VMM gives another. It is not the first of the real-time signals, which
 /// VMMs use to take a vCPU out of the guest.
 pub(crate) fn default_signal() -> libc::c_int {
     libc::SIGRTMIN() + 1
@@ -254,7 +252,7 @@ pub fn overrun() {
 
 #[expect(unsafe_code, reason = "a signal handler gets raw pointers")]
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    /// What the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).
+    /// The values that the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).
     #[repr(C)]
     struct SigPoll {
         head: [libc::c_int; 3],
@@ -284,7 +282,7 @@ pub(crate) fn install(signal: libc::c_int) -> io::Result<()> {
     // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
-    // Not SA_RESTART: the signal is there to end KVM_RUN.
+    // SA_RESTART stays clear, because the signal must end KVM_RUN.
     action.sa_flags = libc::SA_SIGINFO;
     // SAFETY: as above.
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! How a host counts, and what this machine can count.
+//! The settings of a host, and the events that this machine can count.
 
 use vpmu::x86::ArchEvent;
 
@@ -7,10 +7,10 @@ use crate::error::PerfError;
 use crate::kick::Kick;
 use crate::notes;
 
-/// How to count.
+/// The settings of a host.
 #[derive(Clone, Debug, Default)]
 pub struct PerfOptions {
-    /// The guest's TSC frequency, Hz: what a clock's cycles are.
+    /// The guest's TSC frequency, Hz: the rate of a clock's cycles.
     pub tsc_hz: u64,
     /// `None`: hardware if it is there, else a clock.
     pub backing: Option<Backing>,
@@ -19,27 +19,28 @@ pub struct PerfOptions {
     pub approximate_instructions: bool,
     /// The real-time signal that reports overflows to the thread. `None`: SIGRTMIN+1.
     pub signal: Option<i32>,
-    /// What else the signal does.
+    /// The signal's further effect.
     pub kick: Kick,
-    /// A period goes on after its report, until another is set: [`CounterHost::repeats`](vpmu::counter::CounterHost::repeats).
+    /// Whether a period goes on after its report, until another is set:
+    /// [`CounterHost::repeats`](vpmu::counter::CounterHost::repeats).
     pub repeating: bool,
 }
 
-/// What this machine can count for guests.
+/// The events that this machine can count for guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Support {
-    /// What counts.
+    /// The backing that counts.
     pub backing: Backing,
     /// The architectural events that can be counted: bit [`ArchEvent::cpuid_bit`] for each.
     pub events: u32,
 }
 
-/// Finds out what this machine can count for guests. Takes nothing, from any thread: each event is opened
+/// Finds out which events this machine can count for guests. Takes no resources, from any thread: each event is opened
 /// and closed again. `tsc_hz`, the signal and the kick do not matter.
 ///
 /// # Errors
 ///
-/// Says why perf events cannot be had, and what to do.
+/// Says why perf events are not available, and what to do.
 pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
     let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
     let events = ArchEvent::ENUMERATED
@@ -53,9 +54,9 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
     })
 }
 
-/// Does what a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
-/// looks at /proc/cpuinfo. Whoever puts a thread into a jail calls this before; [`PerfHost::new`](crate::PerfHost::new) then makes
-/// neither call.
+/// Does the work that a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
+/// looks at /proc/cpuinfo. Call this before a thread goes into a jail. [`PerfHost::new`](crate::PerfHost::new) then
+/// makes neither call.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! The engine on real perf events of this machine: the clock, which is there everywhere.
+//! Tests of the engine on real perf events of this machine: the clock, which is there everywhere.
 #![cfg(target_os = "linux")]
 
 use std::num::NonZeroU64;
@@ -31,7 +31,7 @@ const OPTIONS: PerfOptions = PerfOptions {
     repeating: false,
 };
 
-/// `None`: this machine has no perf events, which is said.
+/// Returns a host, or says that this machine has no perf events and returns `None`.
 fn host() -> Option<PerfHost> {
     match PerfHost::new(OPTIONS) {
         Ok(host) => Some(host),
@@ -62,8 +62,8 @@ fn read(pmu: &mut Pmu, host: &mut PerfHost, msr: u32) -> u64 {
     }
 }
 
-/// Starts the counters, and uses the CPU until an overflow is reported. How long that took: no less than the counter
-/// counted, as time in which the thread does not run is not counted.
+/// Starts the counters, and uses the CPU until an overflow is reported. Returns the time until then: no less than the
+/// counter counted, because time in which the thread does not run is not counted.
 fn overflow(pmu: &mut Pmu, host: &mut PerfHost) -> Duration {
     let start = Instant::now();
     write(pmu, host, GLOBAL_CTRL, 1);
@@ -89,7 +89,7 @@ fn a_counter_overflows_again_and_again_under_each_policy() {
         for _ in 0..5 {
             let took = overflow(&mut pmu, &mut host);
             assert!(took >= Duration::from_millis(4), "early: {took:?}");
-            // As Linux's handler does.
+            // Linux's handler does this, too.
             write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
             assert_eq!(read(&mut pmu, &mut host, GLOBAL_STATUS), 1);
             let beyond = read(&mut pmu, &mut host, PMC0);
@@ -113,7 +113,7 @@ fn a_stopped_counter_stands_still_and_a_running_one_keeps_time() {
     write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
     let most = start.elapsed().as_nanos() as u64;
     let counted = read(&mut pmu, &mut host, PMC0);
-    // Time on the CPU is never more than time; on a busy machine it may be much less.
+    // Time on the CPU is never more than elapsed time. On a busy machine it may be much less.
     assert!(counted > 0 && counted <= most, "{counted} of {most}");
     while start.elapsed() < Duration::from_millis(60) {}
     assert_eq!(read(&mut pmu, &mut host, PMC0), counted);
@@ -138,7 +138,7 @@ fn what_a_clock_cannot_tell_is_lost_and_said() {
 
 #[test]
 fn no_descriptor_left_is_a_loss_and_not_the_end() {
-    // In a process of its own: the limit is the process's.
+    // The test runs in a process of its own, because the limit is the process's.
     if std::env::var_os("VPMU_FEW_FILES").is_none() {
         let own = std::env::current_exe().unwrap();
         let status = std::process::Command::new(own)
@@ -175,7 +175,7 @@ fn a_period_of_one_is_a_storm_for_nobody_but_the_guest() {
     storm(1);
 }
 
-/// The limit is the thread's, not each counter's.
+/// Checks that the limit is the thread's, not each counter's.
 #[test]
 fn nor_is_it_on_every_counter() {
     storm(4);
@@ -199,7 +199,7 @@ fn storm(counters: u32) {
         }
         let status = read(&mut pmu, &mut host, GLOBAL_STATUS);
         for n in (0..counters).filter(|n| status >> n & 1 != 0) {
-            // In this order: the other way round the next overflow may be acknowledged too.
+            // The order matters: the other way round, the next overflow may be acknowledged too.
             write(&mut pmu, &mut host, OVF_CTRL, 1 << n);
             write(&mut pmu, &mut host, PMC0 + n, MASK);
         }
@@ -225,7 +225,7 @@ fn the_promises_that_the_program_checks() {
 
 #[test]
 fn a_full_queue_of_signals_loses_no_overflow() {
-    // In a process of its own: the limit is the process's.
+    // The test runs in a process of its own, because the limit is the process's.
     if std::env::var_os("VPMU_FEW_SIGNALS").is_none() {
         let own = std::env::current_exe().unwrap();
         let status = std::process::Command::new(own)
@@ -268,7 +268,7 @@ fn a_storm_of_several_counters_is_as_many_times_slower() {
     let counters = CounterSet::from_bits(0b1111);
     for counter in counters {
         assert_eq!(host.create(counter, &cycles), Ok(()));
-        // The first as well, which was alone then.
+        // The first counter is included, which was alone then.
         host.set_period(counter, NonZeroU64::new(1));
     }
     host.resume(counters);

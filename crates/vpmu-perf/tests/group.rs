@@ -1,4 +1,4 @@
-//! A clock's perf events are a group: together or by themselves, each counts exactly while it is to.
+//! Tests that a clock's perf events are a group: together or by themselves, each counts exactly while it should.
 #![cfg(target_os = "linux")]
 
 use rustix::time::{ClockId, clock_gettime};
@@ -8,9 +8,9 @@ use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 
 /// Cycles, in both rings.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17;
-/// In no order: the kernel reads a group in the order of its making.
+/// Counters in no order: the kernel reads a group in the order of its making.
 const COUNTERS: [u8; 4] = [3, 0, 5, 1];
-/// ns. Less than a kernel's tick, after which it may look anew at what is to count.
+/// A moment, ns. It is less than a kernel's tick, after which the kernel may look anew at what should count.
 const MOMENT: u64 = 300_000;
 
 fn set(counters: &[u8]) -> CounterSet {
@@ -19,7 +19,7 @@ fn set(counters: &[u8]) -> CounterSet {
     set
 }
 
-/// `None`: this machine has no perf events, which is said.
+/// Returns a host, or says that this machine has no perf events and returns `None`.
 fn host() -> Option<PerfHost> {
     let options = PerfOptions {
         tsc_hz: 1_000_000_000,
@@ -41,13 +41,13 @@ fn host() -> Option<PerfHost> {
     Some(host)
 }
 
-/// The thread's time on the CPU, ns.
+/// Returns the thread's time on the CPU, ns.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Uses the CPU for a moment: `counting` count all of it, and no other anything.
+/// Uses the CPU for a moment. `counting` must count all of it, and no other counter anything.
 fn only(host: &mut PerfHost, counting: &[u8]) {
     let totals = |host: &mut PerfHost| COUNTERS.map(|counter| host.read(counter));
     let before = totals(host);
@@ -64,7 +64,7 @@ fn only(host: &mut PerfHost, counting: &[u8]) {
     }
 }
 
-/// Stops and reads `counters`, and panics unless their totals are those of each.
+/// Stops and reads `counters`, and panics unless their totals are right for each.
 fn stop(host: &mut PerfHost, counters: &[u8]) {
     let mut totals = [0; 32];
     assert!(host.pause_and_read(set(counters), &mut totals));
@@ -92,7 +92,7 @@ fn each_counts_while_it_is_to() {
     only(&mut host, &[0, 5, 3]);
     stop(&mut host, &[5]);
     only(&mut host, &[0, 3]);
-    // What stands still may be stopped with the others.
+    // A counter that stands still may be stopped with the others.
     stop(&mut host, &[0, 3, 5]);
     only(&mut host, &[]);
     host.resume(set(&[1]));

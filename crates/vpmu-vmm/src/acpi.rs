@@ -1,6 +1,6 @@
-//! The ACPI tables (ACPI 6.5, chapter 5): processors, interrupt controllers, how to power off.
+//! The ACPI tables (ACPI 6.5, chapter 5): processors, interrupt controllers, and the power-off.
 //!
-//! Debian's kernels find processors in ACPI only, and switch off with it. The FADT declares absent
+//! Debian's kernels find processors in ACPI only, and power off with it. The FADT declares absent
 //! devices, so that Linux does not probe for a keyboard controller, which takes a second.
 
 use acpi_tables::fadt::{FADT, FADTBuilder, Flags};
@@ -11,7 +11,7 @@ use acpi_tables::{Aml, aml, facs::FACS, rsdp::Rsdp, sdt::Sdt, xsdt::XSDT};
 /// Power management registers, as [`ports`](super::ports) has them.
 pub(super) const PM1_EVENT: u16 = 0x600;
 pub(super) const PM1_CONTROL: u16 = 0x604;
-/// The PC's reset register, and what is written to it.
+/// The PC's reset register, and the value to write.
 pub(super) const RESET: u16 = 0xcf9;
 pub(super) const RESET_VALUE: u8 = 6;
 /// The sleep type that powers off, as `_S5` says.
@@ -31,7 +31,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// A table of which only the header is given.
+/// Returns a table that has only the header.
 fn table(signature: [u8; 4], revision: u8) -> Sdt {
     Sdt::new(signature, 36, revision, OEM, TABLE, REVISION)
 }
@@ -41,7 +41,8 @@ fn port(width: u8, address: u16) -> GAS {
     GAS::new(AddressSpace::SystemIo, width, 0, size, address.into())
 }
 
-/// By hand but for its structures: the crate's MADT says that there are no 8259s.
+/// Returns the MADT. It is made by hand except for its structures, because the crate's MADT says
+/// that there are no 8259s.
 fn madt(vcpus: u8) -> Sdt {
     const PCAT_COMPAT: u32 = 1 << 0;
     // Source override: the SCI is level triggered, active high.
@@ -73,13 +74,13 @@ fn fadt(facs: u64, dsdt: u64) -> FADT {
     fadt.pm1_cnt_len = 2;
     fadt.x_pm1a_evt_blk = port(32, PM1_EVENT);
     fadt.x_pm1a_cnt_blk = port(16, PM1_CONTROL);
-    // Greater than ACPI allows: there is no C2, and no C3.
+    // These latencies are greater than ACPI allows, so there is no C2, and no C3.
     fadt.p_lvl2_lat = 101.into();
     fadt.p_lvl3_lat = 1001.into();
     fadt.iapc_boot_arch = (NO_VGA | NO_CMOS_CLOCK).into();
     fadt.reset_reg = port(8, RESET);
     fadt.reset_value = RESET_VALUE;
-    // No fixed power button, no fixed sleep button.
+    // There is no fixed power button and no fixed sleep button.
     [
         Flags::Wbinvd,
         Flags::ProcC1,
@@ -92,7 +93,7 @@ fn fadt(facs: u64, dsdt: u64) -> FADT {
     .finalize()
 }
 
-/// All tables, to be put at `base`; the first is the RSDP.
+/// Returns all tables, for the address `base`. The first is the RSDP.
 pub(super) fn tables(base: u64, vcpus: u8) -> Vec<u8> {
     let mut all = vec![0; 64];
     let mut place = |bytes: &[u8]| {

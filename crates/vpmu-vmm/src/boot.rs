@@ -1,4 +1,4 @@
-//! Memory as a kernel wants to find it: the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
+//! The memory in which a kernel begins: the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,7 @@ const ZERO_PAGE: u64 = 0x7000;
 const STACK: u64 = 0x8ff0;
 const PAGE_TABLES: u64 = 0x9000;
 const COMMAND_LINE: u64 = 0x2_0000;
-/// Linux on x86 keeps 2048 bytes with the NUL, and cuts off the rest without a word.
+/// Linux on x86 keeps 2048 bytes with the NUL, and cuts off the rest without a message.
 const LONGEST_COMMAND_LINE: usize = 2047;
 /// The end of conventional memory.
 const LOW_END: u64 = 0x9_fc00;
@@ -24,11 +24,11 @@ const ACPI: u64 = 0xe_0000;
 const HIGH: u64 = 0x10_0000;
 const PAGE: u64 = 4096;
 
-/// Where the boot processor begins.
+/// The boot processor's first address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(u64);
 
-/// Where the initramfs is.
+/// The place of the initramfs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Initrd {
     at: u64,
@@ -78,7 +78,8 @@ fn open_kernel(config: &Config) -> Result<Kernel, Error> {
     })
 }
 
-/// Answers where the kernel ends, with all that it clears before it looks for anything else.
+/// Loads the kernel, and returns its end, with everything that it clears before it looks for
+/// anything else.
 fn load_kernel(memory: &GuestMemoryMmap, size: u64, kernel: &Kernel) -> Result<u64, Error> {
     let mut end = HIGH;
     for segment in kernel.segments() {
@@ -106,7 +107,8 @@ fn load_initrd(
     let file = File::open(path).map_err(error)?;
     let room = room.start.next_multiple_of(PAGE)..room.end;
     let most = room.end.saturating_sub(room.start);
-    // One byte more than there is room for, to notice it; a device may have no end.
+    // This buffer takes one byte more than there is room for, to notice a longer file. A device may
+    // have no end.
     let mut bytes = Vec::new();
     file.take(most + 1).read_to_end(&mut bytes).map_err(error)?;
     let size = bytes.len() as u64;
@@ -121,10 +123,10 @@ fn load_initrd(
     Ok(Initrd { at, size })
 }
 
-/// The zero page. Memory ends below 4 GiB, so every address fits into 32 bits.
+/// Returns the zero page. Memory ends below 4 GiB, so every address fits into 32 bits.
 fn boot_params(config: &Config, initrd: Initrd) -> boot_params {
     const USABLE: u32 = 1;
-    /// Of a boot loader without a number.
+    /// The number of a boot loader without one.
     const UNKNOWN_LOADER: u8 = 0xff;
     let mut params = boot_params {
         acpi_rsdp_addr: ACPI,
@@ -150,7 +152,7 @@ fn boot_params(config: &Config, initrd: Initrd) -> boot_params {
     params
 }
 
-/// The first 4 GiB onto themselves, in pages of 2 MiB.
+/// Writes page tables that map the first 4 GiB onto themselves, in pages of 2 MiB.
 fn write_page_tables(memory: &GuestMemoryMmap) -> Result<(), Error> {
     const TABLE: u64 = 0x3; // present, writable
     const LARGE: u64 = 0x83;
@@ -172,7 +174,7 @@ fn write(memory: &GuestMemoryMmap, at: u64, bytes: &[u8], what: &'static str) ->
         .map_err(|_| Error::Memory(what))
 }
 
-/// The registers of the boot processor, in 64-bit mode with paging.
+/// Sets the registers of the boot processor, in 64-bit mode with paging.
 pub(super) fn set_registers(
     vcpu: &kvm_ioctls::VcpuFd,
     Entry(entry): Entry,
@@ -200,7 +202,7 @@ pub(super) fn set_registers(
     vcpu.set_sregs(&sregs)
 }
 
-/// A flat segment of 64-bit mode.
+/// Returns a flat segment of 64-bit mode.
 fn flat_segment(selector: u16, code: bool) -> kvm_segment {
     kvm_segment {
         limit: 0xffff_ffff,

@@ -1,4 +1,4 @@
-//! The guest's processor: what KVM supports, one processor in each package, and what its PMU makes of it.
+//! The guest's processor: KVM's supported features, one processor in each package, and the changes for its PMU.
 //!
 //! The paravirtual end of interrupt is not offered to any guest: without an exit at a handler's begin, QEMU's
 //! repeated interrupt (docs/benches.md) ends most nested guests.
@@ -10,7 +10,7 @@ use super::Error;
 
 const PV_EOI: u32 = 1 << 6;
 
-/// Makes what KVM supports the CPUID of vCPU `id`.
+/// Turns KVM's supported features into the CPUID of vCPU `id`.
 pub(super) fn guest(
     cpuid: &mut CpuId,
     id: u8,
@@ -25,7 +25,7 @@ pub(super) fn guest(
     for entry in cpuid.as_mut_slice() {
         match entry.function {
             1 => {
-                // One processor in this package, with this APIC.
+                // There is one processor in this package, with this APIC.
                 entry.ebx = entry.ebx & 0xff00 | 1 << 16 | u32::from(id) << 24;
                 entry.ecx = entry.ecx & !PDCM | TSC_DEADLINE | HYPERVISOR;
             }
@@ -34,7 +34,7 @@ pub(super) fn guest(
             _ => {}
         }
     }
-    // Each processor is a package of its own: no topology to tell. Nor is there a PMU of KVM's.
+    // Each processor is a package of its own, so there is no topology to report. There is no PMU of KVM's either.
     cpuid.retain(|entry| {
         !matches!(
             entry.function,

@@ -1,4 +1,4 @@
-//! What a thread does that waits for a vCPU's deadlines.
+//! The work of a thread that waits for a vCPU's deadlines.
 
 use std::sync::atomic::Ordering;
 
@@ -20,8 +20,8 @@ pub(super) fn serve(machine: &Machine, deadline: &Deadline) -> Result<(), Error>
     }
 }
 
-/// Has this thread run as soon as its timer expires, before vCPUs that want the same processor, as
-/// a timer of KVM's own would. Where that is not permitted, deadlines come later on a busy host.
+/// Makes this thread run as soon as its timer expires, before vCPUs that want the same processor,
+/// as a timer of KVM's own would. Where that is not permitted, deadlines come later on a busy host.
 #[expect(unsafe_code, reason = "no safe wrapper")]
 fn run_at_once() {
     let parameters = libc::sched_param { sched_priority: 1 };

@@ -1,4 +1,4 @@
-//! Saved machines that nobody has saved, for the fuzz target `saved`.
+//! Forged files of saved machines, for the fuzz target `saved`.
 
 use kvm_bindings::CpuId;
 use lazy_deadline::HostTimer;
@@ -11,7 +11,7 @@ use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
 use super::slot::Memory;
 use super::{Error, vm};
 
-/// A PMU that this machine's clock backs; none where there are no perf events.
+/// Returns a PMU that this machine's clock backs, or none where there are no perf events.
 fn pmu(capability: Option<vpmu_kvm::Capability>) -> Option<VcpuPmu> {
     VcpuPmu::without_descriptors(Options {
         capability,
@@ -24,7 +24,7 @@ fn pmu(capability: Option<vpmu_kvm::Capability>) -> Option<VcpuPmu> {
     .ok()
 }
 
-/// The state, as a file has it, of a machine with two vCPUs that nothing has happened to.
+/// Returns the state, as a file has it, of a machine with two vCPUs that has done nothing yet.
 pub fn blank() -> Vec<u8> {
     let interrupt = Interrupt(EventFd::new(0).expect("a descriptor"));
     let ports = Ports::new(interrupt, Vec::new(), Offers::default());
@@ -52,12 +52,13 @@ pub fn blank() -> Vec<u8> {
     postcard::to_stdvec(&state).expect("plain data")
 }
 
-/// A file of this state and of pieces of memory, each with the place and the length that it claims. Its sums are right.
+/// Returns a file of this state and of pieces of memory, each with the place and the length that it claims. Its
+/// checksums are right.
 pub fn file(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
     saved::forge(state, pieces)
 }
 
-/// Goes on with the machine in `file`, as [`restore`](crate::restore) does, as far as that takes no KVM.
+/// Continues the machine in `file`, as [`restore`](crate::restore) does, as far as that needs no KVM.
 pub fn read(file: &[u8]) -> Result<(), Error> {
     let (state, reader) = Reader::new(file, "a forged file".to_owned())?;
     let size = state.memory as usize;
@@ -74,7 +75,7 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
             && let Some(mut pmu) = pmu(Some(told.capability))
             && pmu.restore(told).is_ok()
         {
-            // What went in comes out, and goes in again.
+            // A state that was restored is saved as it was, and can be restored again.
             let again = pmu.save();
             pmu.restore(&again).expect("its own state");
             assert_eq!(pmu.save(), again);

@@ -1,4 +1,4 @@
-//! What a machine is made of, before anything is in it.
+//! The parts of a machine, before anything is in it.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use super::slot::{Deadline, Memory};
 use super::{Error, kvm};
 use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 
-/// Where Intel's processors want three pages of their own, below the firmware's.
+/// The address of three pages that Intel's processors need for themselves, below the firmware's.
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
-/// Bytes of memory that a guest may have. Above the largest is where devices are.
+/// Bytes of memory that a guest may have. Devices are above the largest.
 pub const MEMORY: RangeInclusive<u64> = 64 << 20..=3 << 30;
 /// Virtual processors that a guest may have.
 pub const MOST_VCPUS: u8 = 64;
 
-/// What kind of machine.
+/// The kind of a machine.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) vcpus: usize,
@@ -34,16 +34,16 @@ pub(super) struct Shape {
     pub(super) lazy_deadline: bool,
 }
 
-/// Its parts.
+/// The machine's parts.
 pub(super) struct Hardware {
     pub(super) vm: VmFd,
     pub(super) memory: GuestMemoryMmap,
     /// The serial line's interrupt.
     pub(super) interrupt: EventFd,
     pub(super) vcpus: Vec<(VcpuFd, Option<Deadline>)>,
-    /// What KVM supports.
+    /// KVM's supported features.
     pub(super) cpuid: CpuId,
-    /// The MSRs that KVM keeps for a guest, and we do not.
+    /// The MSRs that KVM keeps for a guest, and this program does not.
     pub(super) msrs: Vec<u32>,
 }
 

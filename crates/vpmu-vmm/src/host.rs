@@ -1,11 +1,11 @@
-//! The host kernel's statistics, at the two ends of a measurement: the exits that KVM handled by itself,
-//! and where the host's time went.
+//! The host kernel's statistics, at the two ends of a measurement: the exits that KVM handled by itself, and the use of
+//! the host's time.
 
 use std::fs;
 
 use vpmu_record::Snapshot;
 
-/// Reads the statistics. Those of exits are in debugfs: there are none where it is not mounted.
+/// Reads the statistics. The exits' statistics are in debugfs, and are missing where it is not mounted.
 pub(super) fn snapshot() -> Snapshot {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let files = fs::read_dir("/sys/kernel/debug/kvm").into_iter().flatten();

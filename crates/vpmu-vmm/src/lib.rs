@@ -1,8 +1,9 @@
 //! A small VMM around [`VcpuPmu`](vpmu_kvm::VcpuPmu): enough of a machine for a stock Linux.
 //!
-//! Memory, in-kernel interrupt controllers and timers, a serial port, the power button's registers.
-//! No disk, no network: what a guest needs is in its initramfs. It exists to run the engine under
-//! real guests and to measure it; a VMM with devices embeds [`VcpuPmu`](vpmu_kvm::VcpuPmu) itself.
+//! The machine has memory, in-kernel interrupt controllers and timers, a serial port, and the power
+//! button's registers. It has no disk and no network: a guest's files are in its initramfs. The VMM
+//! exists to run the engine under real guests and to measure it. A VMM with devices embeds
+//! [`VcpuPmu`](vpmu_kvm::VcpuPmu) itself.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod acpi;
@@ -34,38 +35,39 @@ pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
 pub use vm::{restore, run};
 
-/// What to run.
+/// The machine to run.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// A bzImage or an ELF file.
     pub kernel: PathBuf,
-    /// Its initramfs.
+    /// The kernel's initramfs.
     pub initrd: Option<PathBuf>,
-    /// Its command line.
+    /// The kernel's command line.
     pub command_line: String,
     /// Virtual processors: 1 to 64.
     pub vcpus: u8,
     /// Memory, bytes: 64 MiB to 3 GiB.
     pub memory: u64,
-    /// The guest's PMU; `None`: it has none.
+    /// The guest's PMU; `None`: the guest has none.
     pub pmu: Option<PmuOptions>,
     /// Whether the guest is offered the registers of [`VcpuDeadline`](vpmu_kvm::VcpuDeadline).
     pub lazy_deadline: bool,
-    /// Where the machine is saved when its guest or SIGUSR2 asks for it; `None`: it is not.
+    /// The file for the machine when its guest or SIGUSR2 asks for a save; `None`: nothing saves
+    /// it.
     pub save: Option<PathBuf>,
-    /// Whether the guest may begin and end measurements. Each reads files of the host's, so a guest
-    /// that does nothing else keeps its vCPU's thread busy there.
+    /// Whether the guest may begin and end measurements. Each measurement reads files of the
+    /// host's, so a guest that does nothing else keeps its vCPU's thread busy there.
     pub measure: bool,
     /// Whether an unpacked kernel is kept in the user's cache folder, and taken from there.
     pub kernel_cache: bool,
 }
 
-/// What to go on with.
+/// The saved machine to continue.
 #[derive(Clone, Debug)]
 pub struct Restore {
     /// A machine that was saved.
     pub file: PathBuf,
-    /// Another policy than it had.
+    /// A policy in place of the saved one.
     pub policy: Option<Policy>,
     /// As in [`Config`].
     pub save: Option<PathBuf>,
@@ -75,55 +77,57 @@ pub struct Restore {
     pub drop_paravirtual: bool,
 }
 
-/// What kind of PMU.
+/// The kind of a PMU.
 #[derive(Clone, Copy, Debug)]
 pub struct PmuOptions {
-    /// Whose PMU.
+    /// The vendor's model of the PMU.
     pub model: Model,
-    /// What is asked of the host when.
+    /// The policy for calls to the host.
     pub policy: Policy,
-    /// Instructions and branches made of time, where nothing can count them.
+    /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
-    /// With PEBS, whose records are made where an overflow takes the vCPU out of the guest.
+    /// Whether the guest has PEBS. Its records are made where an overflow takes the vCPU out of the
+    /// guest.
     pub pebs: bool,
-    /// A paravirtual one, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural one.
+    /// Whether the PMU is paravirtual, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural
+    /// one.
     pub paravirtual: bool,
 }
 
-/// How the guest ended.
+/// The end of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It powered off.
+    /// The guest powered off.
     PowerOff,
-    /// It reset itself. There is no second boot.
+    /// The guest reset itself. There is no second boot.
     Reset,
-    /// A triple fault: its kernel is broken, or was broken.
+    /// A triple fault: the guest's kernel is broken, or was broken.
     TripleFault,
     /// A signal ended the VMM.
     Interrupted,
-    /// It was saved, and can go on.
+    /// The guest was saved, and can continue.
     Saved,
 }
 
-/// Why a guest could not run, or not go on.
+/// The reason why a guest could not run or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No KVM.
+    /// There is no KVM.
     #[error(
         "cannot open /dev/kvm: {0}; load kvm_intel or kvm_amd, enable virtualisation in the \
          firmware (or nested virtualisation in the cloud), or join the group `kvm`"
     )]
     NoKvm(#[source] kvm_ioctls::Error),
-    /// KVM said no.
+    /// KVM refused a call.
     #[error("KVM: {0} failed: {1}")]
     Kvm(&'static str, #[source] kvm_ioctls::Error),
     /// A file cannot be read.
     #[error("{0}: {1}")]
     File(String, #[source] std::io::Error),
-    /// The kernel is none.
+    /// The file is no kernel.
     #[error("{0}: {1}")]
     Kernel(String, #[source] vpmu_kernel::Error),
-    /// A part of the kernel does not go where its headers want it.
+    /// A part of the kernel does not fit where its headers want it.
     #[error(
         "the kernel wants memory from {0:#x} to {1:#x}: below 0x100000 it is the VMM's, and above \
          --memory there is none"
@@ -135,13 +139,13 @@ pub enum Error {
     /// Too little memory for kernel and initramfs.
     #[error("{0} does not fit into the guest's memory: give more with --memory")]
     Memory(&'static str),
-    /// No such machine.
+    /// There can be no such machine.
     #[error("{0}")]
     Config(String),
     /// The PMU part.
     #[error("{0}")]
     Pmu(#[from] vpmu_kvm::Error),
-    /// It cannot be saved, or not go on here.
+    /// The machine cannot be saved, or cannot continue here.
     #[error("{0}")]
     Save(#[from] SaveError),
     /// The operating system.

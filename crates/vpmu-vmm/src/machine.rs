@@ -1,4 +1,4 @@
-//! What a machine's threads share: KVM's virtual machine, the ports, and what it all cost.
+//! The state that a machine's threads share: KVM's virtual machine, the ports, and the statistics.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use super::slot::Deadline;
 use super::stats;
 use vpmu_kvm::Statistics;
 
-/// What the vCPUs' threads share.
+/// The state that the vCPUs' threads share.
 pub(super) struct Machine {
     pub(super) vm: VmFd,
     pub(super) stop: AtomicBool,
@@ -58,7 +58,7 @@ impl Machine {
         locked(&self.statistics).push(statistics);
     }
 
-    /// What each vCPU has; a paravirtual PMU has no capability.
+    /// Notes the PMU that each vCPU has. A paravirtual PMU has no capability.
     pub(super) fn say_pmu(&self, capability: Option<Capability>, backing: Backing) {
         *locked(&self.pmu) = Some((capability, backing));
     }
@@ -77,7 +77,7 @@ impl Machine {
         }
     }
 
-    /// Whether a measurement is under way.
+    /// Returns whether a measurement is under way.
     pub(super) fn measures(&self) -> bool {
         locked(&self.measure).begin.is_some()
     }
@@ -93,7 +93,7 @@ impl Machine {
         total
     }
 
-    /// What it cost, as JSON.
+    /// Returns the machine's cost, as JSON.
     pub(super) fn report(&self, pmu: Option<PmuOptions>) -> serde_json::Value {
         let measure = locked(&self.measure);
         let span = measure.span.as_ref();

@@ -149,7 +149,7 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
 }
 
-/// Where the statistics go, opened before there are any. `None`: to standard output.
+/// Opens the file for the statistics, before there are any. `None`: standard output.
 fn open_statistics(path: &Path) -> Result<Option<File>, Error> {
     if path.as_os_str() == "-" {
         return Ok(None);
@@ -181,7 +181,7 @@ fn main() -> ExitCode {
             measure: cli.measure,
             drop_paravirtual: cli.drop_paravirt,
         }),
-        // clap has seen to it that there is one.
+        // clap has made sure that there is one.
         (None, kernel) => vpmu_vmm::run(&Config {
             kernel: kernel.unwrap_or_default(),
             initrd: cli.initrd,

@@ -11,7 +11,7 @@ use super::slot::Memory;
 use super::vcpu::Vcpu;
 use super::{Error, PmuOptions};
 
-/// One vCPU's.
+/// The PMU of one vCPU.
 #[expect(clippy::large_enum_variant, reason = "there is one for each vCPU")]
 pub(super) enum GuestPmu {
     Architectural(VcpuPmu),
@@ -63,7 +63,7 @@ impl GuestPmu {
 }
 
 impl Vcpu {
-    /// Its PMU, which goes on where it was if it was saved.
+    /// Attaches the vCPU's PMU, which continues where it was if it was saved.
     pub(super) fn attach_pmu(
         &mut self,
         machine: &Machine,

@@ -12,26 +12,26 @@ use super::{Ending, Error};
 
 pub(super) const COM1: u16 = 0x3f8;
 pub(super) const COM1_IRQ: u32 = 4;
-/// A guest that writes 1 here begins a measurement, 2 ends it, 3 has the machine saved, each where it
-/// is offered; a read gives [`DOORBELL_ID`].
+/// A guest writes 1 here to begin a measurement, 2 to end it, and 3 to save the machine, each where it is offered. A
+/// read gives [`DOORBELL_ID`].
 const DOORBELL: u16 = 0x5650;
 const DOORBELL_ID: u8 = b'V';
-/// The second half of the event block: which events are wanted.
+/// The second half of the event block, which selects the wanted events.
 const PM1_ENABLE: u16 = PM1_EVENT + 2;
 /// The keyboard controller's command port: 0xfe pulses the reset line.
 const KEYBOARD: u16 = 0x64;
 
-/// What the doorbell is good for.
+/// The services of the doorbell.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Offers {
-    /// Measurements. Each reads the host's statistics: a guest that may begin them can keep the host
-    /// reading.
+    /// Whether it measures. Each measurement reads the host's statistics, so a guest that may begin measurements can
+    /// keep the host reading.
     pub(super) measure: bool,
-    /// Having the machine saved.
+    /// Whether it saves the machine.
     pub(super) save: bool,
 }
 
-/// What a port access asks of the machine.
+/// A request of a port access to the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     End(Ending),
@@ -55,11 +55,11 @@ impl Trigger for Interrupt {
 pub(super) struct Ports<W: Write> {
     serial: Serial<Interrupt, NoEvents, W>,
     offers: Offers,
-    /// PM1 event enable. Nothing ever happens that it enables.
+    /// PM1 event enable. The events that it enables never happen.
     pm1_enable: u16,
 }
 
-/// Their state as a value.
+/// The ports' state as a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PortsState {
     #[serde(with = "SerialRegisters")]
@@ -99,7 +99,7 @@ impl<W: Write> Ports<W> {
         }
     }
 
-    /// Goes on from `state`. An interrupt that is asserted is raised again, so the interrupt
+    /// Continues from `state`. An interrupt that is asserted is raised again, so the interrupt
     /// controllers must have their state by then.
     pub(super) fn from_state(
         state: &PortsState,
@@ -115,7 +115,7 @@ impl<W: Write> Ports<W> {
         })
     }
 
-    /// Bytes for the guest's serial line, as many as fit.
+    /// Gives bytes to the guest's serial line, and returns how many fit.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> usize {
         self.serial.enqueue_raw_bytes(bytes).unwrap_or(0)
     }
@@ -125,7 +125,7 @@ impl<W: Write> Ports<W> {
     }
 
     pub(super) fn read(&mut self, port: u16, data: &mut [u8]) {
-        // Where there is nothing, the bus floats.
+        // The bus floats where there is no device.
         data.fill(0xff);
         match (port, data) {
             (COM1..=0x3ff, [byte]) => *byte = self.serial.read((port - COM1) as u8),
@@ -133,7 +133,7 @@ impl<W: Write> Ports<W> {
             (PM1_ENABLE, [low, high]) => [*low, *high] = self.pm1_enable.to_le_bytes(),
             (PM1_EVENT..PM1_CONTROL, data) => data.fill(0),
             (PM1_CONTROL, data) => {
-                // SCI_EN: ACPI has been enabled by firmware.
+                // SCI_EN: firmware has enabled ACPI.
                 data.fill(0);
                 data[0] = 1;
             }
@@ -145,7 +145,7 @@ impl<W: Write> Ports<W> {
     pub(super) fn write(&mut self, port: u16, data: &[u8]) -> Option<Request> {
         match (port, data) {
             (COM1..=0x3ff, &[byte]) => {
-                // A console that is gone is no reason to stop the guest.
+                // A console that has gone is no reason to stop the guest.
                 let _ = self.serial.write((port - COM1) as u8, byte);
                 None
             }

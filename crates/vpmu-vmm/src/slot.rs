@@ -1,4 +1,4 @@
-//! The guest's memory, where the slots of the lazy deadlines are, the pages of paravirtual PMUs, and PEBS records.
+//! The guest's memory, which holds the slots of the lazy deadlines, the pages of paravirtual PMUs, and PEBS records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -10,10 +10,10 @@ use vm_memory::{
 };
 use vpmu_kvm::{GuestMemory, PAGE_SIZE, Page, PageMemory, SlotMemory, VcpuDeadline};
 
-/// A vCPU's lazy deadline, which its own thread and the one that waits for it share.
+/// A vCPU's lazy deadline, which its own thread shares with the thread that waits for it.
 pub(super) type Deadline = Arc<VcpuDeadline<Memory>>;
 
-/// The guest's memory, where its slots are.
+/// The guest's memory, which holds its slots.
 #[derive(Clone, Debug)]
 pub(super) struct Memory(pub(super) GuestMemoryMmap);
 

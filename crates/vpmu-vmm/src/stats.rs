@@ -1,11 +1,12 @@
-//! The statistics, as the lab reads them.
+//! The statistics, in the form that the lab reads.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 use vpmu_kvm::Statistics;
 
-/// Exits and host operations by name, those that have not happened left out.
+/// Returns exits and host operations by name, without those that have not
+/// happened.
 pub(super) fn to_json(statistics: &Statistics) -> Value {
     let exits: BTreeMap<String, u64> = statistics
         .exits

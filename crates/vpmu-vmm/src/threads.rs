@@ -18,15 +18,15 @@ use super::{Ending, Error, PmuOptions};
 type Ended = Result<Ending, Error>;
 
 /// Runs the vCPUs, the serial line on standard input and output, until the guest ends or a signal
-/// comes: SIGINT, SIGTERM, and where it `saves` SIGUSR2. Nothing is left running. Gives the vCPUs
-/// back, with no exit waiting for its completion.
+/// comes: SIGINT, SIGTERM, and where it `saves` SIGUSR2. Nothing is left running. Returns the
+/// vCPUs, with no exit waiting for its completion.
 pub(super) fn run(
     machine: &Arc<Machine>,
     vcpus: Vec<Vcpu>,
     pmu: Option<PmuOptions>,
     saves: bool,
 ) -> Result<(Ending, Vec<Vcpu>), Error> {
-    // Takes a vCPU out of the guest. That it has come is all.
+    // Takes a vCPU out of the guest by its arrival. The handler itself does nothing.
     extern "C" fn nothing(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     register_signal_handler(SIGRTMIN(), nothing)
         .map_err(|error| Error::Os("sigaction", error.into()))?;
@@ -71,14 +71,14 @@ pub(super) fn run(
     };
     signals.stopping.store(true, Ordering::Relaxed);
     machine.stop.store(true, Ordering::Relaxed);
-    // All of them, whatever has become of one.
+    // All vCPUs are collected, whatever happened to one.
     let vcpus = threads.into_iter().flatten();
     let vcpus: Vec<_> = vcpus.map(|thread| join(machine, thread)).collect();
     let timers = timers.into_iter().flatten();
     let timers: Vec<_> = timers.map(|thread| join(machine, thread)).collect();
     signals.end();
     let _ = machine.ports().console().flush();
-    // A guest that has ended in the meantime has nothing to be saved.
+    // A guest that has ended in the meantime cannot be saved.
     if matches!(end, Ok(Ending::Saved)) {
         let mut others = ended.try_iter();
         let ended = |it: &Ended| !matches!(it, Ok(Ending::Saved | Ending::Interrupted));
@@ -89,7 +89,7 @@ pub(super) fn run(
     Ok((end, vcpus.into_iter().collect::<Result<_, _>>()?))
 }
 
-/// A thread that tells how the machine ends, if it is the one to know.
+/// Spawns a thread that reports how the machine ends, if that thread knows first.
 fn spawn<T: Send + 'static>(
     name: String,
     ending: &Sender<Ended>,
@@ -101,20 +101,20 @@ fn spawn<T: Send + 'static>(
         .spawn(move || body(&ending.0))
 }
 
-/// What a vCPU's thread waits at before the guest's first instruction.
+/// A gate at which a vCPU's thread waits before the guest's first instruction.
 struct Gate {
     ready: Sender<()>,
     open: Receiver<()>,
 }
 
-/// Who waits for all vCPUs, and lets them go.
+/// The gatekeeper, which waits for all vCPUs and lets them go.
 struct Gatekeeper {
     ready: Receiver<()>,
     open: Vec<Sender<()>>,
 }
 
-/// A gate for each of `count` vCPUs: none passes until all are there, and none ever does when one of
-/// them has been dropped.
+/// Makes a gate for each of `count` vCPUs. None passes until all are there, and none ever does when one of them has
+/// been dropped.
 fn gates(count: usize) -> (Vec<Gate>, Gatekeeper) {
     let (ready, all_ready) = mpsc::channel();
     let (opens, gates) = (0..count)
@@ -132,7 +132,8 @@ fn gates(count: usize) -> (Vec<Gate>, Gatekeeper) {
 }
 
 impl Gate {
-    /// Says that this vCPU is ready, and waits for the others. False: the guest is not to run.
+    /// Says that this vCPU is ready, and waits for the others. Returns false when the guest must
+    /// not run.
     fn pass(self) -> bool {
         let _ = self.ready.send(());
         drop(self.ready);
@@ -141,7 +142,8 @@ impl Gate {
 }
 
 impl Gatekeeper {
-    /// Waits until each gate has been reached or dropped. Whether all were reached, and are open.
+    /// Waits until each gate has been reached or dropped. Returns whether all were reached, and are
+    /// open.
     fn open(self) -> bool {
         let all = self.ready.iter().count() == self.open.len();
         all && self.open.iter().all(|open| open.send(()).is_ok())
@@ -152,8 +154,8 @@ impl Gatekeeper {
 struct Signals {
     handle: signal_hook::iterator::Handle,
     thread: JoinHandle<()>,
-    /// Once set, a second signal ends the process as it would without a handler: a console that
-    /// nobody reads from cannot keep it.
+    /// Once set, a second signal ends the process as it would without a handler, so that a console
+    /// that nobody reads from cannot keep the process.
     stopping: Arc<AtomicBool>,
 }
 
@@ -191,7 +193,8 @@ impl Signals {
     }
 }
 
-/// Gives standard input to the guest's serial line. Its thread ends with the process: nothing can
+/// Gives standard input to the guest's serial line. Its thread ends with the process, because
+/// nothing can take it out of read().
 /// take it out of read().
 fn feed_input(machine: &Arc<Machine>) {
     let input = Arc::downgrade(machine);
@@ -223,9 +226,10 @@ impl Drop for Vital {
     }
 }
 
-/// Waits for a thread that is to stop.
+/// Waits for a thread that is about to stop.
 fn join<T>(machine: &Machine, thread: JoinHandle<T>) -> Result<T, Error> {
-    // Again and again: one that comes just before the guest is entered is not seen there.
+    // The signal is sent again and again, because one that comes just before the guest is entered
+    // is not seen there.
     while !thread.is_finished() {
         let _ = thread.kill(SIGRTMIN());
         machine
@@ -241,7 +245,7 @@ fn join<T>(machine: &Machine, thread: JoinHandle<T>) -> Result<T, Error> {
 mod tests {
     use super::*;
 
-    /// How many pass when the first `failing` of `count` never reach their gate.
+    /// Returns how many pass when the first `failing` of `count` never reach their gate.
     fn passed(count: usize, failing: usize) -> usize {
         let (gates, keeper) = gates(count);
         let threads: Vec<_> = gates

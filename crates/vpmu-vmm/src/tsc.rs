@@ -7,7 +7,7 @@ use crate::{Error, kvm};
 
 pub(crate) const IA32_TSC: u32 = 0x10;
 
-/// What it is now.
+/// Returns the present TSC.
 pub(crate) fn tsc(vcpu: &VcpuFd) -> Result<u64, Error> {
     let entry = kvm_msr_entry {
         index: IA32_TSC,

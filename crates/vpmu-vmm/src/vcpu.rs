@@ -20,33 +20,33 @@ pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
     pub(super) id: u8,
     pub(super) start: Start,
-    /// What KVM supports, and once it has run, what the guest was told.
+    /// KVM's supported features. Once the vCPU has run, the CPUID that the guest was told.
     pub(super) cpuid: CpuId,
     pub(super) deadline: Option<Deadline>,
-    /// Where the page of a paravirtual PMU is.
+    /// The memory that holds the page of a paravirtual PMU.
     pub(super) memory: Memory,
-    /// Its PMU's state, when it has run, or is to go on.
+    /// The PMU's state, when the vCPU has run, or continues from a saved one.
     pub(super) pmu: Option<State>,
-    /// Its paravirtual PMU's.
+    /// The paravirtual PMU's state.
     pub(super) paravirtual: Option<ParavirtState>,
-    /// Whether that leaves its guest.
+    /// Whether the paravirtual PMU leaves its guest.
     pub(super) drop_paravirtual: bool,
 }
 
-/// How a vCPU begins.
+/// The beginning of a vCPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Start {
     /// With its first instruction.
     Entry(Entry),
     /// With the boot processor's call.
     Wait,
-    /// Where it was: KVM has its state, and `pmu` holds its PMU's.
+    /// Where it was saved: KVM has its state, and `pmu` holds its PMU's.
     Saved,
 }
 
 impl Vcpu {
-    /// Runs it, on the calling thread, until the machine ends. Then no exit waits for its completion,
-    /// unless it was this vCPU that ended the machine.
+    /// Runs the vCPU, on the calling thread, until the machine ends. Then no exit waits for its completion, unless this
+    /// vCPU ended the machine.
     pub(super) fn run(
         &mut self,
         machine: &Machine,
@@ -82,7 +82,7 @@ impl Vcpu {
             statistics.count(exit);
         };
 
-        // Until each vCPU has all its state, none runs: a guest goes on whole or not at all.
+        // No vCPU runs before each has all its state: a guest continues whole or not at all.
         if !others_are_ready() {
             return Ok(Ending::Interrupted);
         }
@@ -93,7 +93,7 @@ impl Vcpu {
                 pmu.before_run()?;
             }
             if stop {
-                // The exit before is still to be completed, without the guest going on.
+                // The previous exit is still to be completed, without the guest going on.
                 self.fd.set_kvm_immediate_exit(1);
             } else if let Some(deadline) = &self.deadline {
                 deadline.before_run(&machine.vm, &self.fd)?;
@@ -106,7 +106,7 @@ impl Vcpu {
             let exit = match exit {
                 Ok(_) if ours => continue,
                 Ok(exit) => exit,
-                // EINTR: a signal. EAGAIN: a vCPU that has not been started.
+                // EINTR is a signal. EAGAIN is a vCPU that has not been started.
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                     self.fd.set_kvm_immediate_exit(0);
                     if stop {
@@ -150,7 +150,7 @@ impl Vcpu {
         let msrs = Msrs::from_entries(&[misc]).expect("one MSR fits");
         kvm("KVM_SET_MSRS", self.fd.set_msrs(&msrs))?;
 
-        // LINT0 is where the 8259s are, LINT1 the NMI button.
+        // The 8259s are at LINT0, and the NMI button is at LINT1.
         let mut lapic = kvm("KVM_GET_LAPIC", self.fd.get_lapic())?;
         for (offset, mode) in [(0x350, 0x700_u32), (0x360, 0x400)] {
             for (byte, value) in lapic.regs[offset..].iter_mut().zip(mode.to_le_bytes()) {
@@ -165,13 +165,13 @@ impl Vcpu {
     }
 }
 
-/// What becomes of a guest after an exit.
+/// The result of an exit for the guest.
 enum Served {
-    /// It goes on.
+    /// The guest goes on.
     Yes,
-    /// It is saved, once no vCPU runs.
+    /// The guest is saved, once no vCPU runs.
     Saving,
-    /// It has ended.
+    /// The guest has ended.
     Last(Ending),
 }
 
@@ -226,7 +226,8 @@ fn serve(
 }
 
 impl PmuOptions {
-    /// For a guest that was told this before; `None`: of all that this host can count.
+    /// Returns the options for a guest that was told this before. `None`: everything that this host
+    /// can count.
     pub(super) fn for_guest(self, told: Option<Capability>) -> Options {
         Options {
             model: self.model,

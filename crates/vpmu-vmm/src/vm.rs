@@ -19,11 +19,11 @@ use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, thread
 use vpmu_kvm::{Capability, PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState, detect};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
-/// Answers how it ended and what it cost, as JSON.
+/// Returns its end and its cost, as JSON.
 ///
 /// # Errors
 ///
-/// When it cannot be started or saved, or KVM gives up on it. Nothing is left running.
+/// When the guest cannot be started or saved, or KVM gives up on it. Nothing is left running.
 pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
@@ -52,12 +52,12 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     .go(ports)
 }
 
-/// Goes on with a guest that was saved, as [`run`] does. Its statistics begin anew.
+/// Continues a guest that was saved, as [`run`] does. Its statistics begin anew.
 ///
 /// # Errors
 ///
-/// When the file is none or damaged, when this host lacks what the guest was told of, or as for
-/// [`run`]. The file stays as it is.
+/// When the file holds no machine or is damaged, when this host lacks a feature that the guest was
+/// told of, or as for [`run`]. The file stays as it is.
 pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
     let pmu = state.pmu_options().map(|pmu| PmuOptions {
@@ -108,7 +108,8 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     .go(ports)
 }
 
-/// The MSRs of a PMU with these options, whose guest was `told` this before; `None`: of all that this host can count.
+/// Returns the MSRs of a PMU with these options, whose guest was `told` this before. `None`: everything that this host
+/// can count.
 fn pmu_msrs(options: Option<PmuOptions>, told: Option<Capability>) -> Result<Vec<u32>, Error> {
     let Some(options) = options else {
         return Ok(Vec::new());
@@ -123,7 +124,8 @@ fn pmu_msrs(options: Option<PmuOptions>, told: Option<Capability>) -> Result<Vec
     Ok(vpmu_kvm::pmu_msrs(&capability))
 }
 
-/// Whether this host, whose KVM supports `supported`, has what the guest was told of.
+/// Checks that this host, whose KVM supports `supported`, has the features that the guest was told
+/// of.
 pub(super) fn check(
     state: &MachineState,
     options: Option<PmuOptions>,
@@ -201,7 +203,7 @@ impl Vm<'_> {
             let measuring = machine.measures();
             machine.end_measuring();
             let ports = machine.ports().state();
-            // Raised interrupts are on their way through a work queue of KVM's: this waits for it.
+            // Raised interrupts pass through a work queue of KVM's. This call waits for the queue.
             kvm(
                 "KVM_IRQFD",
                 machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
@@ -222,13 +224,13 @@ impl Vm<'_> {
             };
             saved::write(file, &state, &memory)?;
         }
-        // All threads are through: nobody uses the memory any more.
+        // All threads have ended, so nobody uses the memory any more.
         drop(memory);
         Ok((ending, machine.report(self.pmu)))
     }
 }
 
-/// What the guest has been told of its PMU.
+/// Returns the PMU that the guest has been told of.
 fn told(vcpu: &Vcpu, options: Option<PmuOptions>) -> Option<Pmu> {
     let state = vcpu.pmu.as_ref()?;
     options.map(|options| Pmu {

@@ -1,7 +1,8 @@
-//! vpmu-vmm saves a guest of a few instructions and goes on with it, on this machine's own KVM.
+//! Tests that vpmu-vmm saves a guest of a few instructions and continues it, on this machine's own
+//! KVM.
 //!
-//! Needs a /dev/kvm that runs it, and perf events: says `skipped` on standard error where there is
-//! none. A stock guest that is saved is in crates/vpmu-cli/tests.
+//! Needs a /dev/kvm that runs the guest, and perf events. Without them, the tests say `skipped` on
+//! standard error. crates/vpmu-cli/tests has a stock guest that is saved.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::fs;
@@ -36,11 +37,11 @@ impl Code {
     fn wrmsr(self, index: u32, value: u32) -> Self {
         self.ecx(index).eax(value).edx(0).bytes(&[0x0f, 0x30])
     }
-    /// dec ecx; jnz
+    /// Adds `dec ecx; jnz`.
     fn spin(self, times: u32) -> Self {
         self.ecx(times).bytes(&[0xff, 0xc9, 0x75, 0xfc])
     }
-    /// Counter 0 and the TSC, 8 bytes each, to the serial line.
+    /// Writes counter 0 and the TSC, 8 bytes each, to the serial line.
     fn report(self) -> Self {
         const SAVE_EDX: [u8; 2] = [0x89, 0xd3]; // mov ebx, edx
         const EDX_TO_EAX: [u8; 2] = [0x89, 0xd8]; // mov eax, ebx
@@ -56,7 +57,7 @@ impl Code {
             .bytes(&EDX_TO_EAX)
             .print()
     }
-    /// EAX, the low byte first.
+    /// Prints EAX, the low byte first.
     fn print(self) -> Self {
         let out = [0xee, 0xc1, 0xe8, 8]; // out dx, al; shr eax, 8
         self.edx(0x3f8).bytes(&[out; 4].concat())
@@ -64,19 +65,19 @@ impl Code {
     fn ring(self, what: u32) -> Self {
         self.edx(0x5650).eax(what).bytes(&[0xee])
     }
-    /// jmp to what is `at` bytes from the beginning
+    /// Adds a `jmp` to the code that is `at` bytes from the beginning.
     fn jump(self, at: usize) -> Self {
         let back = at as u32;
         let from = self.0.len() as u32 + 5;
         self.mov(0xe9, back.wrapping_sub(from))
     }
-    /// out dx, ax; jmp $
+    /// Adds `out dx, ax; jmp $`.
     fn power_off(self) -> Self {
         self.edx(0x604).eax(0x3400).bytes(&[0x66, 0xef, 0xeb, 0xfe])
     }
 }
 
-/// Counts cycles in counter 0.
+/// Returns code that counts cycles in counter 0.
 fn counting() -> Code {
     Code::default()
         .wrmsr(0x186, 0x0053_003c)
@@ -84,7 +85,7 @@ fn counting() -> Code {
         .spin(100_000)
 }
 
-/// An ELF file with one segment, and the sections that the search for RDPMC wants.
+/// Returns an ELF file with one segment, and the sections that the search for RDPMC wants.
 fn elf(code: &[u8]) -> Vec<u8> {
     let names = b"\0.text\0.shstrtab\0";
     let code_at = 64 + 56;
@@ -135,7 +136,7 @@ impl Files {
         }
     }
 
-    /// Boots it, to be saved.
+    /// Boots the guest, with a place for its save.
     fn boot(&self) -> Command {
         let mut command = vmm();
         command
@@ -156,7 +157,7 @@ fn vmm() -> Command {
     command
 }
 
-/// What cannot run here at all is no failure of saving.
+/// Returns whether the guest runs. A machine that cannot run it at all is no failure of saving.
 fn runs(output: &Output) -> bool {
     let errors = String::from_utf8_lossy(&output.stderr);
     let missing = [
@@ -172,7 +173,7 @@ fn runs(output: &Output) -> bool {
     !skip
 }
 
-/// The count and the TSC that a guest has printed.
+/// Returns the count and the TSC that a guest has printed.
 fn reported(output: &Output) -> (u64, u64) {
     let word = |at| u64::from_le_bytes(output.stdout[at..at + 8].try_into().unwrap());
     (word(0), word(8))
@@ -200,7 +201,7 @@ fn a_guest_goes_on_where_it_was_saved() {
         "it went on after the save: {saved:?}"
     );
     for _ in 0..2 {
-        // Long beside the time that the guest ran for, however slow the machine is.
+        // The pause is long beside the time for which the guest ran, however slow the machine is.
         while tsc() - end < 2 * (end - begin) {
             sleep(Duration::from_millis(100));
         }
@@ -209,28 +210,30 @@ fn a_guest_goes_on_where_it_was_saved() {
         let ran = (end - begin) + (tsc() - again);
         assert_eq!(restored.status.code(), Some(0), "{restored:?}");
         let ((before, tsc_before), (after, tsc_after)) = (reported(&saved), reported(&restored));
-        // The counter has kept what it had, and goes on; neither it nor the TSC has seen the pause.
+        // The counter has kept its value, and goes on. Neither the counter nor the TSC has seen the
+        // pause.
         assert!(before > 0 && after > before, "{before} {after}");
         let text = String::from_utf8_lossy(&restored.stdout[16..]).into_owned();
         assert!(text.contains(r#""backing":"#), "{text}");
         if (begin..=end).contains(&tsc_before) {
             eprintln!("skipped in part: this KVM gives guests the host's own TSC");
         } else {
-            // A new guest's begins at 0, and runs as fast as the host's.
+            // A new guest's TSC begins at 0, and runs as fast as the host's.
             let passed = tsc_after - tsc_before;
             assert!(
                 tsc_before <= end - begin && passed <= ran,
                 "{passed} of {ran}"
             );
         }
-        // Cycles are made of the TSC's ticks where a clock counts; no processor makes eight of one.
+        // Where a clock counts, cycles are the TSC's ticks; no processor makes eight cycles of one
+        // tick.
         let clock = text.contains(r#""backing":"clock""#);
         let most = if clock { ran + ran / 50 } else { 8 * ran };
         assert!(after - before <= most, "{} of {most}", after - before);
     }
 }
 
-/// This machine's time-stamp counter.
+/// Returns this machine's time-stamp counter.
 #[expect(unsafe_code, reason = "an instruction")]
 fn tsc() -> u64 {
     // SAFETY: reads a counter that every x86-64 processor has.

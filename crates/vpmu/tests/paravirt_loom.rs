@@ -1,9 +1,9 @@
 //! Both halves of the paravirtual PMU under loom: every interleaving of overflows that the host reports with a
 //! guest's handler and doorbells, and every value that the memory model lets a load return.
 //!
-//! Checked at the end of each: every overflow was announced by an interrupt, every interrupt was the device's own
-//! and the only one on its way, and who sees an overflow sees its count. Each rule that is left out on purpose
-//! must break that.
+//! Invariants, checked at the end of each: an interrupt announced every overflow; every interrupt was the device's own
+//! and the only one on its way; whoever sees an overflow sees its count. Each rule that is left out on purpose must
+//! break an invariant.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p vpmu --test paravirt_loom`
 #![cfg(loom)]
@@ -20,16 +20,16 @@ use vpmu::x86::{CounterConfig, EventFilter};
 
 const PERIOD: u64 = 100;
 
-/// What a guest does between two looks for its NMI.
+/// A guest's action between two looks for its NMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     /// Takes an NMI if there is one.
     Handle,
-    /// Takes an NMI at a moment at which its handler must not run, and has it come again.
+    /// Takes an NMI at a moment at which its handler must not run, and asks for it again.
     Defer,
-    /// Rings to read.
+    /// Rings the doorbell to read.
     Read,
-    /// Rings to apply the same wishes again.
+    /// Rings the doorbell to apply the same wishes again.
     Apply,
 }
 
@@ -41,11 +41,11 @@ enum Mutation {
     None,
     /// No full barrier in the host between publishing and its look at `ACK`.
     HostFence,
-    /// None in the guest between its `ACK` and its look at the overflows.
+    /// No full barrier in the guest between its `ACK` and its look at the overflows.
     GuestFence,
     /// The host's stores are not ordered.
     HostStores,
-    /// The guest acknowledges what is there after its look.
+    /// The guest writes `ACK` after its look instead of before.
     LateAck,
 }
 
@@ -54,7 +54,7 @@ struct View<'a> {
     words: &'a BTreeMap<usize, AtomicU64>,
     fence: bool,
     store: Ordering,
-    /// A store of `ACK` is kept back.
+    /// Whether a store of `ACK` is kept back.
     late_ack: bool,
 }
 
@@ -78,7 +78,7 @@ impl Page for View<'_> {
     }
 }
 
-/// Counts for counter 0.
+/// The count of counter 0.
 #[derive(Default)]
 struct Clock(u64);
 
@@ -147,7 +147,7 @@ impl Machine {
         }
     }
 
-    /// The device is one at a time; what it writes goes on its way to the guest meanwhile.
+    /// Runs `body` on the device, one caller at a time. The device's writes travel to the guest meanwhile.
     fn device(&self, body: impl FnOnce(&mut Device, &mut Clock, &View<'_>)) {
         let mut host = self.host.lock().unwrap();
         let (device, clock) = &mut *host;
@@ -171,7 +171,7 @@ impl Machine {
         });
     }
 
-    /// The handler, if an NMI has come.
+    /// Runs the handler, if an NMI has come.
     fn handle(&self, guest: &mut GuestHalf) {
         if !self.nmi.swap(false, Ordering::AcqRel) {
             return;
@@ -222,7 +222,7 @@ fn run(acts: &[Act], overflows: u64, mutation: Mutation) {
     machine.handle(&mut guest);
     let published = machine.words[&word::overflows(0)].load(Ordering::SeqCst);
     assert_eq!(published, overflows, "an overflow was not counted");
-    // Another NMI would find what has been announced too late, or never.
+    // A further NMI would find only overflows that were announced too late, or never.
     machine.nmi.store(true, Ordering::SeqCst);
     let view = machine.guest_view();
     machine.words[&word::ACK].store(u64::MAX, Ordering::SeqCst);
@@ -255,7 +255,7 @@ fn longer_scripts() {
     }
 }
 
-/// Scripts that notice `mutation`, and what the first of them says.
+/// Runs scripts until one of them notices `mutation`, and returns that script's message.
 fn bites(mutation: Mutation) -> String {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
@@ -270,7 +270,7 @@ fn bites(mutation: Mutation) -> String {
     said.unwrap_or_default()
 }
 
-/// The check would notice.
+/// Checks that the invariants notice each mutation.
 #[test]
 fn each_rule_is_needed() {
     assert!(bites(Mutation::HostFence).contains("no interrupt announced"));

@@ -15,7 +15,7 @@ fn main() {
         "--pie",
         "--no-dynamic-linker",
         "-znotext",
-        // What a boot loader takes; no objcopy needed.
+        // This is the format that a boot loader takes; no objcopy is needed.
         "--oformat=binary",
     ] {
         println!("cargo::rustc-link-arg-bins={argument}");

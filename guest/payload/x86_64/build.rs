@@ -8,12 +8,13 @@ fn main() {
     for argument in [
         "--static",
         "--entry=payload_start",
-        // Linked where it is loaded: nothing applies relocations.
+        // The program is linked where it is loaded, because nothing applies
+        // relocations.
         "--no-pie",
-        // Above what the boot protocol puts below, and within the 2 MiB page
-        // that `user` opens to ring 3.
+        // The program lies above the boot protocol's data, and within the 2 MiB
+        // page that `user` opens to ring 3.
         "--image-base=0x400000",
-        // The VMM finds RDPMC instructions by section, so those stay.
+        // The VMM finds RDPMC instructions by section, so the sections stay.
         "--strip-debug",
     ] {
         println!("cargo::rustc-link-arg-bins={argument}");

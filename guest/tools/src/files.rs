@@ -12,13 +12,13 @@ const PIECE: usize = 4096;
 ///
 /// # Errors
 ///
-/// The system call's; for a path with a NUL, that there is no such file.
+/// The system call's error. A path with a NUL counts as a file that does not exist.
 pub fn open(path: &str, flags: usize) -> Result<Fd, Errno> {
     let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
     sys::open(&path, flags)
 }
 
-/// Whether there is a file at `path`.
+/// Returns whether there is a file at `path`.
 pub fn exists(path: &str) -> bool {
     open(path, flags::READ).map(Fd::close).is_ok()
 }
@@ -74,7 +74,7 @@ fn each_piece(file: Fd, mut take: impl FnMut(&[u8]) -> Result<(), Errno>) -> Res
     }
 }
 
-/// The names in a folder, sorted; none when it cannot be read.
+/// Returns the names in a folder, sorted. Returns none when the folder cannot be read.
 pub fn names(folder: &str) -> Vec<String> {
     let mut names = Vec::new();
     if let Ok(folder) = open(folder, flags::READ) {
@@ -94,7 +94,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Of `stream`, from where it is.
+    /// Reads the lines of `stream`, from its current position.
     pub fn of(stream: Fd) -> Self {
         Self {
             stream,
@@ -107,7 +107,7 @@ impl Lines {
 impl Iterator for Lines {
     type Item = String;
 
-    /// The next line without its end; `None` when the stream ended, even amid a line.
+    /// Returns the next line without its end, or `None` when the stream ended, even amid a line.
     fn next(&mut self) -> Option<String> {
         let mut line = Vec::new();
         loop {

@@ -1,5 +1,5 @@
-//! `/proc/interrupts`: how many interrupts the machine took, and how many of
-//! them came from the PMU.
+//! Reads `/proc/interrupts`: the number of interrupts that the machine took,
+//! and the number of those that came from the PMU.
 //!
 //! The file has a heading with one word per online CPU, then one line per
 //! source: `LABEL: COUNT.. DESCRIPTION`. The kernel's Arm PMU driver requests
@@ -12,7 +12,7 @@
 pub struct Interrupts {
     /// Every source, inter-processor interrupts included.
     pub all: u64,
-    /// The PMU's; `None` when no PMU driver holds an interrupt.
+    /// The PMU's interrupts; `None` when no PMU driver holds an interrupt.
     pub pmu: Option<u64>,
 }
 
@@ -36,7 +36,7 @@ impl Interrupts {
                 count = count.wrapping_add(number);
                 fields.next();
             }
-            // PMIs are among the NMIs already.
+            // The NMIs already include the PMIs.
             let pmi = label == b"PMI";
             if !pmi {
                 sum.all = sum.all.wrapping_add(count);
@@ -48,8 +48,9 @@ impl Interrupts {
         sum
     }
 
-    /// What was counted after `earlier`. The PMU's share is known when its
-    /// driver holds the interrupt now; a driver that came meanwhile began at 0.
+    /// Returns the interrupts after `earlier`. The PMU's share is known when
+    /// its driver holds the interrupt now; a driver that came meanwhile began
+    /// at 0.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             all: self.all.wrapping_sub(earlier.all),

@@ -1,8 +1,8 @@
-//! What the programs `meter`, `workload` and `kvm-host` are made of.
+//! The common parts of the programs `meter`, `workload` and `kvm-host`.
 //!
-//! They run where nothing is but a kernel and an initramfs, so they are
-//! static, freestanding ELF programs: no libc, raw Linux system calls. They are
-//! built for bare-metal targets, which need no cross linker:
+//! They run where there is only a kernel and an initramfs. So they are static,
+//! freestanding ELF programs: no libc, raw Linux system calls. They are built
+//! for bare-metal targets, which need no cross linker:
 //!
 //! ```text
 //! cargo build --release --target aarch64-unknown-none-softfloat -p vpmu-guest-tools

@@ -1,8 +1,8 @@
-//! What `workload` executes, to the instruction.
+//! The instructions that `workload` executes, exactly.
 //!
-//! One *unit* is what `--scale 1` runs: `main` runs a loop of its own, then
-//! calls `foo`, `bar` and `qux` once each. All four are written in assembly,
-//! so a unit takes exactly
+//! One *unit* is the work of `--scale 1`: `main` runs a loop of its own, then
+//! calls `foo`, `bar` and `qux` once each. All four are written in assembly, so
+//! a unit takes exactly
 //!
 //! | function | instructions | share | what it does |
 //! |---|---|---|---|
@@ -17,12 +17,12 @@
 //! instructions:u = N * 100,000 + start
 //! ```
 //!
-//! where `start` (process entry, arguments, exit) is what the compiler made
-//! of it, less than [`START_LIMIT`]. It is the same in every run with the same
-//! arguments, and two values of N with as many digits have the same `start`,
-//! so their difference is exact. With a NAME the other functions are not
-//! called: a unit is then 5,000 less one (its `bl`) for each function left
-//! out, plus the instructions of the one named.
+//! where `start` (process entry, arguments, exit) depends on the compiler, and
+//! is less than [`START_LIMIT`]. It is the same in every run with the same
+//! arguments. Two values of N with as many digits have the same `start`, so
+//! their difference is exact. With a NAME the other functions are not called. A
+//! unit is then 5,000 less one (its `bl`) for each function left out, plus the
+//! instructions of the one named.
 //!
 //! On x86-64 `main`'s loop has one round less, because testing and branching
 //! are two instructions there; everything else is the same.
@@ -62,13 +62,15 @@ pub const BAR_ROUNDS: u64 = (BAR - 5) / 7;
 /// Rounds of `qux`'s loop: three instructions each, three outside.
 pub const QUX_ROUNDS: u64 = (QUX - 3) / 3;
 
-/// Where `bar`'s shift register starts.
+/// The initial value of `bar`'s shift register.
 pub const BAR_SEED: u16 = 0xace1;
-/// Its feedback: x^16 + x^14 + x^13 + x^11 + 1, of maximal period.
+/// The feedback of the register: x^16 + x^14 + x^13 + x^11 + 1, of maximal
+/// period.
 pub const BAR_FEEDBACK: u16 = 0xb400;
-/// How often in a call `bar`'s steered branch sees 1 and falls through.
+/// Number of times in a call that `bar`'s steered branch sees 1 and falls
+/// through.
 pub const BAR_ONES: u64 = bar_ones();
-/// How often in a call `bar`'s steered branch sees 0 and is taken.
+/// Number of times in a call that `bar`'s steered branch sees 0 and is taken.
 pub const BAR_ZEROS: u64 = BAR_ROUNDS - BAR_ONES;
 
 const fn bar_ones() -> u64 {
@@ -87,7 +89,7 @@ const fn bar_ones() -> u64 {
     ones
 }
 
-/// Which functions `main` calls.
+/// The functions that `main` calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Functions(u64);
 
@@ -103,7 +105,7 @@ impl Functions {
     /// All three.
     pub const ALL: Self = Self(7);
 
-    /// The function called `name` alone.
+    /// Returns the function called `name` alone.
     pub fn named(name: &[u8]) -> Option<Self> {
         match name {
             b"main" => Some(Self::MAIN),
@@ -114,12 +116,12 @@ impl Functions {
         }
     }
 
-    /// Bit 0 is `foo`, bit 1 `bar`, bit 2 `qux`.
+    /// Returns the functions as bits: bit 0 is `foo`, bit 1 `bar`, bit 2 `qux`.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Instructions of a unit that calls these.
+    /// Returns the instructions of a unit that calls these functions.
     pub const fn instructions(self) -> u64 {
         let mut count = MAIN - 3 + self.0.count_ones() as u64;
         if self.0 & Self::FOO.0 != 0 {

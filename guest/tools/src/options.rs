@@ -5,18 +5,18 @@ use core::fmt;
 
 use crate::mix::Functions;
 
-/// Why a command line makes no sense.
+/// The reason why a command line makes no sense.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum UsageError {
-    /// An option nobody knows.
+    /// An unknown option.
     Unknown,
     /// An option lacks its value.
     Value,
     /// `--scale` wants a number.
     Number,
-    /// No such function.
+    /// An unknown function.
     Function,
-    /// `meter` has nothing to run.
+    /// `meter` has no command to run.
     Command,
 }
 
@@ -32,7 +32,7 @@ impl fmt::Display for UsageError {
     }
 }
 
-/// What `meter` was asked to do.
+/// The request to `meter`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Meter<'a> {
     /// File that takes the command's standard output.
@@ -52,7 +52,7 @@ impl<'a> Meter<'a> {
     ///
     /// # Errors
     ///
-    /// Names the first argument that is wrong, and how.
+    /// Names the first wrong argument, and the mistake.
     pub fn parse(arguments: impl Iterator<Item = &'a CStr>) -> Result<Self, UsageError> {
         let mut options = Self::default();
         let mut arguments = arguments.enumerate().skip(1).peekable();
@@ -75,12 +75,12 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// What `workload` was asked to do.
+/// The request to `workload`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Workload {
-    /// How many units of work.
+    /// Number of units of work.
     pub scale: u64,
-    /// Which functions each unit calls.
+    /// The functions that each unit calls.
     pub functions: Functions,
 }
 
@@ -92,7 +92,7 @@ impl Workload {
     ///
     /// # Errors
     ///
-    /// Names the first argument that is wrong, and how.
+    /// Names the first wrong argument, and the mistake.
     pub fn parse<'a>(arguments: impl Iterator<Item = &'a CStr>) -> Result<Self, UsageError> {
         let mut options = Self {
             scale: Self::DEFAULT_SCALE,

@@ -1,4 +1,4 @@
-//! Other programs: started, waited for.
+//! Starts other programs and waits for them.
 
 use alloc::ffi::CString;
 use alloc::vec::Vec;
@@ -11,13 +11,13 @@ use crate::sys::{self, Child, Errno, Fd};
 /// Exit status of a process that could not become the program, as a shell's.
 const NOT_FOUND: i32 = 127;
 
-/// Starts the program at the path `words[0]` with these words as its
-/// arguments. Its input and output are this process's but for those given.
+/// Starts the program at the path `words[0]` with these words as its arguments.
+/// Its input and output are this process's, except those given.
 ///
 /// # Errors
 ///
-/// When the process cannot be made. A program that cannot be run is said on
-/// standard error and ends with status 127.
+/// When the process cannot be made. If the program cannot be run, the new
+/// process says so on standard error and ends with status 127.
 pub fn start(
     process: Process,
     words: &[&str],
@@ -48,8 +48,8 @@ pub fn start(
     sys::exit(NOT_FOUND)
 }
 
-/// Starts the program and waits for its end. Its status is as a shell would
-/// show it.
+/// Starts the program and waits for its end. Returns its status as a shell
+/// would show it.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! How `meter` reports.
+//! The report of `meter`.
 
 use vpmu_record::{Meter, Record};
 
@@ -7,7 +7,7 @@ use crate::interrupts::Interrupts;
 /// Everything measured about one command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// How it ended.
+    /// The end of the command.
     pub end: End,
     /// CLOCK_MONOTONIC around the command, nanoseconds.
     pub real_ns: u64,
@@ -15,17 +15,17 @@ pub struct Report {
     pub user_us: u64,
     /// Kernel time of the command and its children, microseconds.
     pub sys_us: u64,
-    /// Interrupts the machine took meanwhile; `None` when
+    /// Interrupts that the machine took meanwhile; `None` when
     /// `/proc/interrupts` could not be read.
     pub interrupts: Option<Interrupts>,
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// It returned this status, 0..=255.
+    /// The process returned this status, 0..=255.
     Exited(i32),
-    /// This signal killed it.
+    /// This signal killed the process.
     Signaled(i32),
 }
 
@@ -38,7 +38,8 @@ impl End {
         }
     }
 
-    /// The status a shell would show: 128 + signal for a killed process.
+    /// Returns the status that a shell would show: 128 + signal for a killed
+    /// process.
     pub fn status(self) -> i32 {
         match self {
             Self::Exited(status) => status,

@@ -1,15 +1,15 @@
-//! Where a command is looked for: the rules of `execvp`.
+//! The search for a command, by the rules of `execvp`.
 
 use core::ffi::CStr;
 
-/// Searched when the environment has no PATH.
+/// The directories to search when the environment has no PATH.
 pub const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Longest path the kernel takes, its NUL included.
 pub const PATH_MAX: usize = 4096;
 
-/// Directories to try for `command`, in order. A command with a slash in it is
-/// a path itself: one try, in no directory.
+/// Returns the directories to try for `command`, in order. A command with a
+/// slash is a path itself: one try, in no directory.
 pub fn directories<'a>(command: &[u8], path: &'a [u8]) -> impl Iterator<Item = Option<&'a [u8]>> {
     let is_path = command.contains(&b'/');
     let searched = path
@@ -28,7 +28,8 @@ pub fn directories<'a>(command: &[u8], path: &'a [u8]) -> impl Iterator<Item = O
         .chain(searched.take(if is_path { 0 } else { usize::MAX }))
 }
 
-/// Writes `directory/command` into `buffer`; `None` when it is too long.
+/// Writes `directory/command` into `buffer`. Returns `None` when it is too
+/// long.
 pub fn join<'a>(
     buffer: &'a mut [u8; PATH_MAX],
     directory: Option<&[u8]>,

@@ -12,7 +12,7 @@ use crate::sys::{self, Fd};
 /// Exit status of a program that panicked, as a shell shows SIGABRT.
 const PANICKED: i32 = 134;
 
-/// Defines the program's `fn(Process) -> i32` as what runs after start-up.
+/// Makes the program's `fn(Process) -> i32` run after start-up.
 #[macro_export]
 macro_rules! start {
     ($run:path) => {
@@ -30,7 +30,7 @@ unsafe extern "Rust" {
     fn vpmu_program(process: Process) -> i32;
 }
 
-/// What the kernel handed to this process.
+/// The arguments and the environment that the kernel handed to this process.
 #[derive(Clone, Copy)]
 pub struct Process {
     argc: usize,
@@ -39,7 +39,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// The arguments, the program's own name first.
+    /// Returns the arguments, the program's own name first.
     pub fn arguments(self) -> impl Iterator<Item = &'static CStr> + Clone {
         (0..self.argc).map(move |index| {
             // SAFETY: argv has argc pointers to strings that live as long as
@@ -48,19 +48,19 @@ impl Process {
         })
     }
 
-    /// `argv` from argument `first` on, NULL-terminated, as `execve` takes it.
-    /// `first` beyond the end gives the empty vector.
+    /// Returns `argv` from argument `first` on, NULL-terminated, as `execve`
+    /// takes it. A `first` beyond the end gives the empty vector.
     pub fn arguments_from(self, first: usize) -> *const *const c_char {
         // SAFETY: argv[argc] is the terminating NULL.
         unsafe { self.argv.add(first.min(self.argc)) }
     }
 
-    /// The environment, NULL-terminated, as `execve` takes it.
+    /// Returns the environment, NULL-terminated, as `execve` takes it.
     pub fn environment(self) -> *const *const c_char {
         self.envp
     }
 
-    /// The value of environment variable `name`.
+    /// Returns the value of environment variable `name`.
     pub fn variable(self, name: &[u8]) -> Option<&'static [u8]> {
         let mut entry = self.envp;
         loop {
@@ -81,7 +81,7 @@ impl Process {
     }
 }
 
-/// First Rust code of the process; `stack` points at `argc`.
+/// Runs the first Rust code of the process. `stack` points at `argc`.
 pub(crate) extern "C" fn enter(stack: *const usize) -> ! {
     // SAFETY: the kernel lays out argc, argv[argc], NULL, envp.., NULL.
     let process = unsafe {

@@ -114,8 +114,8 @@ impl Fd {
         Ok(())
     }
 
-    /// Writes a message and a line end, for people; nothing to do when that
-    /// fails.
+    /// Writes a message and a line end, for people. A failure has no
+    /// consequences.
     pub fn say(mut self, message: fmt::Arguments<'_>) {
         let _ = fmt::Write::write_fmt(&mut self, format_args!("{message}\n"));
     }
@@ -136,8 +136,8 @@ impl Fd {
         unsafe { syscall(arch::CLOSE, [self.0, 0, 0, 0, 0, 0]) };
     }
 
-    /// Hands each name in this folder to `take`, but for those of the folder and
-    /// its parent. Ends at the first error.
+    /// Hands each name in this folder to `take`, except those of the folder and its parent. Ends at
+    /// the first error.
     pub fn each_entry(self, mut take: impl FnMut(&[u8])) {
         // A `struct linux_dirent64` is 8-byte aligned: inode, offset, then its size (u16), a type
         // (u8) and the name.
@@ -239,7 +239,7 @@ pub fn allow_port(port: u16) -> Result<(), Errno> {
     check(unsafe { syscall(arch::IOPERM, [port.into(), 1, 1, 0, 0, 0]) }).map(drop)
 }
 
-/// Nanoseconds of CLOCK_MONOTONIC.
+/// Returns the nanoseconds of CLOCK_MONOTONIC.
 pub fn monotonic_ns() -> u64 {
     const CLOCK_MONOTONIC: usize = 1;
     let mut time = [0_u64; 2];
@@ -253,7 +253,7 @@ pub fn monotonic_ns() -> u64 {
     time[0] * 1_000_000_000 + time[1]
 }
 
-/// Sleeps.
+/// Sleeps for `ms` milliseconds.
 pub fn sleep_ms(ms: u32) {
     let time = [u64::from(ms / 1000), u64::from(ms % 1000) * 1_000_000];
     // SAFETY: a timespec is two 64-bit words.
@@ -282,14 +282,14 @@ pub fn pin(thread: usize, cpu: u32) -> Result<(), Errno> {
 #[derive(Clone, Copy)]
 pub struct SignalAction([usize; 4]);
 
-/// Ignores `signal`; returns what was set before.
+/// Ignores `signal`, and returns the previous action.
 pub fn ignore_signal(signal: i32) -> SignalAction {
     let mut before = SignalAction([0; 4]);
     set_signal(signal, &SignalAction([SIG_IGN, 0, 0, 0]), &mut before);
     before
 }
 
-/// Sets `signal` to what [`ignore_signal`] returned.
+/// Sets `signal` to the action that [`ignore_signal`] returned.
 pub fn restore_signal(signal: i32, action: SignalAction) {
     set_signal(signal, &action, &mut SignalAction([0; 4]));
 }
@@ -328,7 +328,7 @@ pub fn fork() -> Result<Option<Child>, Errno> {
     Ok((pid != 0).then_some(Child(pid)))
 }
 
-/// How a child ended and what it and its own children used.
+/// The end of a child, with the time that it and its own children used.
 #[derive(Clone, Copy)]
 pub struct Ended {
     /// The kernel's wait status.
@@ -378,7 +378,7 @@ impl Child {
     }
 }
 
-/// Replaces the program; returns only with the reason why it could not.
+/// Replaces the program. Returns only with the reason for a failure.
 ///
 /// `arguments` and `environment` come from [`crate::start::Process`].
 pub fn execute(

@@ -1,5 +1,5 @@
-//! The command line itself: what is refused, and what is said about it.
-//! Nothing here boots anything or needs the network.
+//! Tests of the command line itself: which arguments vpmu refuses, and with which message. Nothing
+//! here boots anything or needs the network.
 
 mod rewrite_kernel;
 
@@ -28,7 +28,7 @@ fn vpmu(home: &Path) -> Command {
     command
 }
 
-/// Runs vpmu with `arguments`; gives its exit status and standard error.
+/// Runs vpmu with `arguments` and returns its exit status and standard error.
 fn refuse(arguments: &[&str]) -> (i32, String) {
     let home = tempfile::tempdir().unwrap();
     let output = vpmu(home.path()).args(arguments).output().unwrap();
@@ -264,7 +264,7 @@ fn a_cache_that_cannot_be_written() {
         .unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(125), "{errors}");
-    // The cache, or a program where that is not installed.
+    // The message names the cache, or a program that is not installed.
     let named = ["/proc/vpmu", "qemu-system", "script/setup"];
     assert!(named.iter().any(|name| errors.contains(name)), "{errors}");
 }
@@ -283,7 +283,7 @@ fn no_network() {
         .unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(125), "{errors}");
-    // Where QEMU is missing that is said first.
+    // Where QEMU is missing, vpmu says that first.
     assert!(
         errors.contains("VPMU_DEBIAN_MIRROR") || errors.contains("qemu-system-arm"),
         "{errors}"

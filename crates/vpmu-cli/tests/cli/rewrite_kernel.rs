@@ -1,10 +1,10 @@
-//! `vpmu rewrite-kernel`: what it writes, what it says, and what it leaves alone.
+//! Tests of `vpmu rewrite-kernel`: its output file, its messages, and what it leaves alone.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// An ELF file for x86-64 with one section of code, at byte 64.
+/// Returns an ELF file for x86-64 with one section of code, at byte 64.
 fn vmlinux(code: &[u8]) -> Vec<u8> {
     let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
@@ -47,7 +47,7 @@ fn only_rdpmc_changes_and_the_place_is_said() {
     after[65..67].copy_from_slice(&[0xe6, 0xe6]);
     assert_eq!(fs::read(&output).unwrap(), after);
 
-    // What has none is no error: here, what was written.
+    // A kernel without RDPMC is no error: here, the file that was just written.
     let again = rewrite(&output, &input);
     assert_eq!(again.status.code(), Some(0), "{again:?}");
     assert!(

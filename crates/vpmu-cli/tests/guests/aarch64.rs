@@ -12,15 +12,15 @@ use serde_json::Value;
 
 use crate::support::{NO_SYMBOLS, compare, text, turn, vpmu};
 
-/// `--no-bpf-event` spares perf a thread that wakes once a second, which real time would be rounded
-/// up to.
+/// `--no-bpf-event` spares perf a thread that wakes once a second. With that thread, real time would be rounded up to
+/// whole seconds.
 const FIFTEEN_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,\
     cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
 const SIX_EVENTS: &str = "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k \
     -o perf.data -- gzip -c random.bin > /dev/null";
 
-/// Compares the designs and gives the written file. Figures are means of `runs`. perf finds no symbols of the kernel.
+/// Compares the designs and returns the written file. Figures are means of `runs`. perf finds no symbols of the kernel.
 fn compare_quickly(designs: &str, runs: u32, command: &str, json: &Path) -> Option<String> {
     let runs = runs.to_string();
     let options = ["--pmu", designs, "--runs", &runs];
@@ -48,8 +48,8 @@ fn close_to_native() {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let designs = "native,partitioned,direct";
-    // The kernel steers the period by time, so one run's number of samples wanders by some parts in
-    // a hundred. Means do not.
+    // The kernel steers the period by time, so one run's number of samples varies by some parts in a hundred. Means do
+    // not.
     let Some(text) = compare_quickly(designs, 4, FIFTEEN_EVENTS, &json) else {
         return;
     };
@@ -69,8 +69,8 @@ fn close_to_native() {
             ratio <= 1.02,
             "{pmu}: user_s + sys_s is {ratio} of native's"
         );
-        // Their sum is exact. How it is shared between them is found by 250 ticks a second: some
-        // 600 in kernel time here, so a part in twenty is chance.
+        // Their sum is exact. The kernel divides it between them by 250 ticks a second. Some 600 ticks fall in kernel
+        // time here, so a part in twenty is chance.
         for figure in ["user_s", "sys_s"] {
             let ratio = number(run, figure) / number(native, figure);
             assert!(ratio <= 1.1, "{pmu}: {figure} is {ratio} of native's");
@@ -87,7 +87,7 @@ fn close_to_native() {
         }
     }
     assert!(native["exits"].is_null(), "{native}");
-    // The doorbell that begins the measurement, once for all runs, and nothing else.
+    // Only the doorbell that begins the measurement exits, once for all runs.
     let direct = row(&results, "direct");
     assert_eq!(
         direct["monitor"]["measured"]["exits"],
@@ -117,7 +117,8 @@ fn emulated_beats_kvm() {
     }
 }
 
-/// script/demo's command, symbols and all, at the rate that costs most. The registers that the hardware answers do not trap: QEMU's `max` has FEAT_FGT.
+/// Runs script/demo's command, symbols included, at the rate that costs most. The registers that the hardware answers
+/// do not trap: QEMU's `max` has FEAT_FGT.
 #[test]
 fn emulated_is_close_to_native() {
     let _turn = turn(2);
@@ -175,7 +176,7 @@ fn counts_agree() {
     }
 }
 
-/// With a fixed period and user-space events, each design takes the very samples that native takes.
+/// Checks that each design takes exactly native's samples, with a fixed period and user-space events.
 #[test]
 fn samples_agree() {
     let _turn = turn(5);
@@ -188,7 +189,7 @@ fn samples_agree() {
         return;
     };
     let results: Value = serde_json::from_str(&text).unwrap();
-    // 100,000,078 instructions, one cycle each, four events.
+    // The guest runs 100,000,078 instructions of one cycle each, and samples four events.
     for pmu in designs.split(',') {
         let run = row(&results, pmu);
         assert_eq!(run["samples"], 4000, "{run}");
@@ -308,7 +309,7 @@ fn no_qemu_stays_behind() {
     }
 }
 
-/// The /proc folders of a process's children, whichever thread started them.
+/// Returns the /proc folders of a process's children, whichever thread started them.
 fn children(parent: &Child) -> Vec<PathBuf> {
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.id())).unwrap();
     tasks

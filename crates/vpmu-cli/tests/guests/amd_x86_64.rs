@@ -16,7 +16,7 @@ use vpmu_lab::spec::arch::Arch;
 /// Cycles between two samples.
 const PERIOD: u64 = 500_000;
 
-/// What both scripts begin with. Each line that is looked at begins with a word of its own.
+/// The beginning of both scripts. Each line that a test reads begins with a word of its own.
 const BEGIN: &str = r#"
 field() { grep -m1 "^$1" /proc/cpuinfo | sed 's/.*: //'; }
 echo "vendor $(field vendor_id)"
@@ -43,7 +43,7 @@ perf record --no-bpf-event -q -e cycles -c PERIOD -o a -- workload --scale 300; 
 perf record --no-bpf-event -q -a -e cycles -c PERIOD -o c -- workload --scale 300; echo "everywhere $(samples c)"
 "#;
 
-/// The machine is saved while all counts and samples, and another process goes on with it.
+/// Saves the machine while all counters count and sample. Another process then goes on with the machine.
 const V2: &str = r#"
 perf record --no-bpf-event -q -a -e cycles -c PERIOD -o c -- workload --scale 2000 &
 while ! pidof workload > /dev/null; do sleep 0.02; done
@@ -65,7 +65,7 @@ struct Run {
 }
 
 impl Run {
-    /// `None`: skipped.
+    /// Runs the guest; `None` means that the test is skipped.
     fn of(options: &[&str], script: &str) -> Option<Self> {
         let _turn = turn(1);
         if Arch::X86_64.has_hardware_kvm() {
@@ -133,7 +133,7 @@ impl Run {
         number.unwrap_or_else(|| panic!("no {word}"))
     }
 
-    /// `counted` is between `least` and `most` percent of what `perf stat` has counted of the same work.
+    /// Checks that `counted` is between `least` and `most` percent of the count by `perf stat` of the same work.
     fn close(&self, what: &str, counted: u64, least: u64, most: u64) {
         let plain = self.number("plain");
         let (least, most) = (plain / 100 * least, plain / 100 * most);
@@ -143,11 +143,11 @@ impl Run {
         );
     }
 
-    /// What holds with any of AMD's interfaces. `multiplexed` and `forked` are percentages.
+    /// Checks the facts that hold under every AMD interface. `multiplexed` and `forked` are percentages.
     fn check(&self, multiplexed: u64, forked: u64) {
         assert_eq!(self.said("vendor"), ["AuthenticAMD"]);
         assert_eq!((self.number("driver"), self.number("counters")), (1, 6));
-        // Thirty million instructions, each a cycle here, and what perf itself takes.
+        // The work is thirty million instructions, a cycle each here. perf's own cycles are counted, too.
         let plain = self.number("plain");
         assert!(plain > 30_000_000, "{plain}");
         assert!(self.number("frequency") > 5);
@@ -174,7 +174,7 @@ fn a_stock_guest_has_an_amd_pmu() {
     let Some(run) = Run::of(&[], CORE) else {
         return;
     };
-    // Handlers are counted too, where nothing stops the counters.
+    // The counts include handlers, because nothing stops the counters.
     run.check(250, 1000);
     assert_eq!(run.number("version"), 0);
     run.close("fixed", run.number("fixed") * PERIOD, 95, 200);
@@ -198,7 +198,7 @@ fn a_guest_with_version_2_is_saved_while_it_samples() {
     assert_eq!((run.number("family"), run.number("version")), (26, 2));
     let everywhere = run.number("everywhere");
     run.close("everywhere", everywhere * PERIOD / 20 * 3, 95, 300);
-    // Both processes ran it.
+    // Both processes ran the guest.
     assert_eq!(run.pmis.len(), 2, "{:?}", run.pmis);
 }
 

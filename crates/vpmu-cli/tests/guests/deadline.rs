@@ -17,7 +17,7 @@ use vpmu_lab::spec::arch::Arch;
 
 const TRANSACTIONS: u64 = 150;
 
-/// Each line of what it prints begins with a word for its kind.
+/// The part that all scripts share. Each line that it prints begins with a word for its kind.
 const COMMON: &str = r#"exec 2>&1
 mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit
 echo 1 > /sys/devices/system/cpu/cpu1/online || exit
@@ -74,7 +74,7 @@ rmmod lazy_deadline && work 50 && echo "unloaded"
 true
 "#;
 
-/// For the newest kernel that Debian builds with a compiler that is here.
+/// The script for the newest kernel that Debian builds with a compiler that is installed here.
 const ON_LINUX_6_12: &str = r#"uname -r | grep -q '^6\.12\.' && echo "on Linux 6.12"
 insmod /root/lazy_deadline.ko mode=off || exit
 for mode in plain guest-only paravirtual; do
@@ -88,7 +88,7 @@ dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|left a
 true
 "#;
 
-/// vpmu with a guest that has the module, unless something is missing here.
+/// Runs `script` in a guest that has the module, unless something is missing here.
 fn run(kernel: Kernel, pmu: &str, options: &[String], script: &str) -> Option<(String, Value)> {
     let mut vpmu = vpmu("x86_64")?;
     if let Err(error) = Modules::check() {
@@ -103,7 +103,7 @@ fn run(kernel: Kernel, pmu: &str, options: &[String], script: &str) -> Option<(S
     )
     .unwrap();
     let options = |vpmu: &mut Command| {
-        // The host has one processor, as in the bench: it executes no two at once anyway.
+        // The host has one processor, as in the bench: QEMU executes no two at once anyway.
         vpmu.args(["--qemu-arg=-smp", "--qemu-arg=1", "--memory", "512M"])
             .args(["--append", Modules::DEADLINE_COMMAND_LINE, "--pmu", pmu])
             .args(options)
@@ -117,8 +117,9 @@ fn run(kernel: Kernel, pmu: &str, options: &[String], script: &str) -> Option<(S
     Some(two_vcpus::compare(&mut vpmu, options, &script))
 }
 
-/// Asked, avoided, written, interrupts, early, rearmed, stray, and of due ones
-/// and others those on an idle CPU: of all CPUs together.
+/// The module's counters, summed over all CPUs: asked, avoided, written, interrupts, early,
+/// rearmed, stray. The last two count the due interrupts, and the other ones, that found an idle
+/// CPU.
 struct Counters(Vec<u64>);
 
 impl Counters {
@@ -231,7 +232,7 @@ fn every_mode_in_one_guest() {
     assert!(!text.contains("complaint "));
     let result = format!("\"transactions\":{TRANSACTIONS},");
     assert_eq!(text.matches(&result).count(), 6);
-    // The host has the other half of the account.
+    // The host keeps the other half of the account.
     let deadline = &run["vmm"]["total"]["deadline"];
     for event in ["writes", "injected"] {
         assert!(deadline[event].as_u64() > Some(0), "{deadline}");

@@ -1,9 +1,9 @@
-//! The matrix of processors: the monitor boots stock Linux on each, its PMU counts what the machine's does,
-//! and what must trap there is said, with the reason.
+//! Tests a matrix of processors. The monitor boots stock Linux on each, the guest's PMU counts like the machine's, and
+//! the monitor says which accesses must trap there, and why.
 //!
-//! QEMU models the ID registers of each core, so that the plan is the one that the core would get. It does not
-//! model how long anything takes, nor how well a core keeps host counters apart: a program's counts are the same on
-//! each, so that one of them is the reference for all.
+//! QEMU models the ID registers of each core, so the plan is the one that the core would get. It models neither how
+//! long anything takes nor how well a core keeps host counters apart. A program's counts are the same on each core, so
+//! one core is the reference for all.
 
 use std::fs;
 
@@ -19,12 +19,12 @@ const OLDER: [(&str, u32); 5] = [
     ("neoverse-v1", 2),
 ];
 
-/// Cores that can; A710 has 20 counters.
+/// Cores that can keep a counter from counting at EL2. A710 has 20 counters.
 const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max", 12)];
 
 const COUNT: &str = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat; nproc";
 
-/// Other machines around one core, by more options of QEMU's `virt`, and memory.
+/// Other machines around one core: more options of QEMU's `virt`, and memory.
 const BOARDS: [(&str, &str); 4] = [
     ("virt,highmem=off", "1G"),
     ("virt,its=off", "1G"),
@@ -32,7 +32,7 @@ const BOARDS: [(&str, &str); 4] = [
     ("virt", "8G"),
 ];
 
-/// The two counts and the number of CPUs, and the results.
+/// Runs a guest and returns the two counts, the number of CPUs, and the results.
 fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
@@ -66,7 +66,8 @@ fn newer_cores_boot_count_right_and_trap_nothing() {
     check(&NEWER);
 }
 
-/// With and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, with much memory.
+/// Checks boards with and without an ITS, with GICv4's redistributors of four frames, with all devices below 4 GiB, and
+/// with much memory.
 #[test]
 fn other_boards_make_no_difference() {
     let core = ("cortex-a76", 2);
@@ -87,7 +88,7 @@ fn other_boards_make_no_difference() {
     }
 }
 
-/// Where the monitor cannot work, it says so in one line, and the machine ends.
+/// Checks that a monitor that cannot work says so in one line and ends the machine.
 #[test]
 fn machines_without_what_it_needs_end_with_one_line() {
     let _turn = turn(1);
@@ -120,7 +121,7 @@ fn machines_without_what_it_needs_end_with_one_line() {
     }
 }
 
-/// Checks guests of these cores.
+/// Checks the counts and traps of guests on these cores.
 fn check(cores: &[(&'static str, u32)]) {
     let Some(native) = native(cores[0]) else {
         return;
@@ -132,7 +133,7 @@ fn check(cores: &[(&'static str, u32)]) {
     }
 }
 
-/// Returns the counts on a core itself.
+/// Returns the counts of a run on the core itself, without a monitor.
 fn native(core: (&str, u32)) -> Option<Vec<f64>> {
     let _turn = turn(1);
     run("native", core, &[]).map(|(native, _)| native)
@@ -154,7 +155,7 @@ fn check_guest((cpu, vcpus): (&str, u32), native: &[f64], guest: &[f64], results
         .keys()
         .filter(|kind| kind.starts_with("sysreg:PM"))
         .collect();
-    // A guest's first access finds its PMU not loaded, and traps for that.
+    // A guest's first access traps because its PMU is not loaded yet.
     let times: u64 = trapped
         .iter()
         .filter_map(|&kind| exits[kind].as_u64())

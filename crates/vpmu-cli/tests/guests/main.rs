@@ -1,9 +1,9 @@
 //! The command and real guests: what must hold on any machine, however busy.
 //!
-//! Needs QEMU, the guest-side programs and vpmu-vmm, all of which `script/setup` prepares, and the
-//! network the first time. Time is counted in instructions, so that bars are exact, except where
-//! this machine's own KVM runs the guests. `skipped: <reason>` on standard error says what was
-//! missing, unless `VPMU_TEST_ALL` is set: then that fails.
+//! Needs QEMU, the guest-side programs and vpmu-vmm, all of which `script/setup` prepares, and the network the first
+//! time. Time is counted in instructions, so that limits are exact, except where this machine's own KVM runs the
+//! guests. `skipped: <reason>` on standard error names what was missing. With `VPMU_TEST_ALL` set, the test fails
+//! instead.
 //!
 //! One program holds all these tests, so that they share this machine's processors ([`support::turn`])
 //! and are linked once.

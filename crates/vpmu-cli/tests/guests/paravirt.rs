@@ -14,7 +14,7 @@ use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
 
-/// Each line of what the scripts print begins with a word for its case.
+/// The part that all scripts share. Each line that a script prints begins with a word for its case.
 const COMMON: &str = r#"exec 2>&1
 # counts EVENT: of all lines of the last perf stat
 counts() { sed -n "s/^\([0-9]*\),[^,]*,$1,.*/\1/p" stat | tr '\n' ' '; }
@@ -86,11 +86,11 @@ dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|unknow
 echo "end"
 "#;
 
-/// What a guest said.
+/// The output of a guest.
 struct Said(String);
 
 impl Said {
-    /// The numbers behind `word`.
+    /// Returns the numbers behind `word`.
     fn numbers(&self, word: &str) -> Vec<u64> {
         let mut lines = self.0.lines();
         let line = lines.find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
@@ -107,7 +107,7 @@ impl Said {
         }
     }
 
-    /// Panics unless the numbers behind `word` differ from `count` by so many of a hundred at most.
+    /// Panics unless the numbers behind `word` differ from `count` by at most `percent` percent.
     fn near(&self, word: &str, count: u64, percent: u64) {
         for number in self.numbers(word) {
             let difference = number.abs_diff(count) * 100;
@@ -140,12 +140,12 @@ impl Said {
         assert!(self.one("system") > cycles / 3, "{}", self.0);
         self.near("inherited", cycles * 2, 10);
         self.near("again", cycles, 10);
-        // A period of a million: as many samples as there are millions.
+        // The period is a million, so there are as many samples as millions.
         self.near("fixed", cycles / 1_000_000, 15);
         for case in ["frequency", "leader", "storm"] {
             assert!(self.one(case) > 10, "{case}: {}", self.0);
         }
-        // Twice for each of 300 operations, and perf's own.
+        // Each of 300 operations switches twice, and perf itself switches, too.
         let switched = self.one("switched");
         assert!((600..800).contains(&switched), "{}", self.0);
         self.lines(&["no rdpmc", "busy", "unloaded", "end"]);

@@ -1,11 +1,12 @@
-//! What the tests of the bare-metal programs share.
+//! Helpers for the tests of the bare-metal programs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::support::skipped;
 
-/// Where `script/setup` puts the program `name`, beside `target/release`; none, said aloud, where it is not.
+/// Returns the path of the program `name`, which `script/setup` puts beside `target/release`. Where the program is
+/// missing, the function says so and returns `None`.
 pub(crate) fn program(name: &str) -> Option<PathBuf> {
     let target = Path::new(env!("CARGO_BIN_EXE_vpmu")).ancestors().nth(2)?;
     let path = target.join("guest").join(name);
@@ -16,7 +17,7 @@ pub(crate) fn program(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// The names of the tests that passed, those with a listed deviation included.
+/// Returns the names of the tests that passed, including those with a listed deviation.
 pub(crate) fn passed(console: &str) -> BTreeSet<&str> {
     console
         .lines()

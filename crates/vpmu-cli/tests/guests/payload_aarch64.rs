@@ -1,4 +1,4 @@
-//! Runs the bare-metal test program under every design: what it finds must be the same everywhere.
+//! Runs the bare-metal test program under every design. Its findings must be the same everywhere.
 //!
 //! The program checks every PMU register, the exception levels' rules, overflows and their interrupts,
 //! the GIC and PSCI, on two CPUs (`guest/payload/aarch64`).
@@ -10,7 +10,7 @@ use std::process::Command;
 use crate::payload::{passed, program};
 use crate::support::turn;
 
-/// The console of the payload under `design`, started with `words`.
+/// Returns the console of the payload under `design`, started with `words`.
 fn run(design: &str, more: &[&str], words: &str) -> Option<String> {
     run_kernel(&program("aarch64/payload.bin")?, design, more, words)
 }
@@ -58,7 +58,7 @@ fn every_design_agrees_with_the_machine() {
     }
 }
 
-/// The console of the payload on a partitioned PMU, and what the monitor says of that at the end.
+/// Returns the console of the payload on a partitioned PMU, and the monitor's final report about that PMU.
 fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
     let folder = tempfile::tempdir().unwrap();
     let keep = folder.path().to_str().unwrap();
@@ -88,18 +88,18 @@ fn a_way_to_host_counters_is_found_and_trapped() {
     };
     let (isolation, traps) = (&monitor["isolation"], names(&monitor["traps"]));
     let open = names(&isolation["open"]);
-    // No attack is without effect where it should have one: what is not open is closed.
+    // Every attack has an effect where it should have one, so an access that is not open is closed.
     assert_eq!(isolation["unproven"].as_array().unwrap().len(), 0);
     assert_eq!(isolation["partition"], open.is_empty());
     assert!(open.is_subset(&traps), "open: {open:?}, trapped: {traps:?}");
-    // QEMU 10.0. Should a later one isolate, nothing of this is open.
+    // QEMU 10.0 leaves this open. A later QEMU that isolates leaves nothing open.
     assert!(
         open.is_empty() || open.contains("PMSWINC_EL0:w"),
         "{open:?}"
     );
 }
 
-/// The oldest PMUs trap no more than the newest, and count nothing of EL2 all the same.
+/// Checks that the oldest PMUs trap no more than the newest, and still count nothing of EL2.
 #[test]
 fn no_version_traps_or_counts_at_el2() {
     let _turn = turn(1);
@@ -132,7 +132,7 @@ fn a_guest_that_touches_every_system_register_survives() {
     }
 }
 
-/// Where the monitor is on QEMU's `virt` machine with 512 MiB.
+/// Address of the monitor on QEMU's `virt` machine with 512 MiB.
 const MONITOR: &str = "addr=0x5f800000";
 
 #[test]
@@ -149,14 +149,14 @@ fn a_guest_that_reaches_into_the_monitor_is_stopped_with_a_message() {
     }
 }
 
-/// The interrupt controller writes tables by physical address: EL1 must not say where.
+/// Checks that EL1 cannot say where the interrupt controller writes its tables, which it writes by physical address.
 #[test]
 fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
     let _turn = turn(1);
     let Some(its) = run("partitioned", &[], &format!("test=attack.its {MONITOR}")) else {
         return;
     };
-    // The registers of an ITS are not there.
+    // The guest has no registers of an ITS.
     assert!(
         its.contains("guest stopped") && its.contains("no memory of its own"),
         "{its}"
@@ -166,8 +166,8 @@ fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
     assert!(!lpi.contains("LPIs are enabled"), "{lpi}");
 }
 
-/// A program without the header of an arm64 `Image` runs where such programs expect to run, and has RAM in one
-/// piece.
+/// Checks that a program without the header of an arm64 `Image` runs where such programs expect to run, and has RAM in
+/// one piece.
 #[test]
 fn a_raw_binary_runs() {
     let _turn = turn(1);

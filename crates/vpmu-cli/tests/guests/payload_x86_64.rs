@@ -1,5 +1,4 @@
-//! Runs the bare-metal x86-64 test program on vpmu-vmm, under every policy: what it finds must be
-//! the same everywhere.
+//! Runs the bare-metal x86-64 test program on vpmu-vmm, under every policy. Its findings must be the same everywhere.
 //!
 //! The program (`guest/payload/x86_64`) checks every PMU register, counting, overflows, PMIs, RDPMC, a
 //! storm and hostile writes, on two CPUs, and that each has a PMU of its own. On a machine whose own
@@ -10,7 +9,7 @@ use std::thread;
 use crate::payload::{passed, program};
 use crate::support::{turn, vpmu};
 
-/// The console of the payload with these options of vpmu, started with `words`.
+/// Returns the console of the payload with these options of vpmu, started with `words`.
 fn run(options: &[&str], words: &str) -> Option<String> {
     let output = vpmu("x86_64")?
         .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
@@ -33,7 +32,7 @@ fn run(options: &[&str], words: &str) -> Option<String> {
 fn every_policy_gives_the_same_pmu() {
     let _turn = turn(3);
     let policies = ["recreate", "reuse", "paused"];
-    // All at once: counted instructions do not mind company.
+    // All run at once: load does not change counted instructions.
     let consoles = thread::scope(|scope| {
         let options = |policy| ["--model", "intel", "--policy", policy, "--vcpus", "2"];
         let runs = policies.map(|policy| scope.spawn(move || run(&options(policy), "")));
@@ -52,7 +51,7 @@ fn every_policy_gives_the_same_pmu() {
     }
 }
 
-/// Fixed counter 0 and more events of the general ones.
+/// Checks fixed counter 0, and more events of the general counters.
 #[test]
 fn instructions_by_approximation_are_a_counter_as_any_other() {
     let _turn = turn(1);
@@ -66,7 +65,7 @@ fn instructions_by_approximation_are_a_counter_as_any_other() {
     assert!(!console.contains("no work is done"), "{console}");
 }
 
-/// Every register of AMD's, with both interfaces, on two processors each.
+/// Checks every register of AMD's PMU, with both interfaces, on two processors each.
 #[test]
 fn amds_pmu_is_as_its_manual() {
     let _turn = turn(2);
@@ -85,7 +84,7 @@ fn amds_pmu_is_as_its_manual() {
     }
 }
 
-/// The guest sets its TSC to 0, to 2^62, close to where it wraps: each deadline fires once, in time.
+/// Checks deadlines of a guest that sets its TSC to 0, to 2^62, and close to where it wraps: each fires once, in time.
 #[test]
 fn the_lazy_deadline_keeps_time_with_any_tsc() {
     let _turn = turn(1);
@@ -99,7 +98,7 @@ fn the_lazy_deadline_keeps_time_with_any_tsc() {
     assert!(tests.contains("cpu1.deadline.as_it_is"), "{console}");
 }
 
-/// In place of all registers: a page that is shared, and one NMI for a driver that has died.
+/// Checks the paravirtual PMU: a shared page in place of all registers, and one NMI for a driver that has died.
 #[test]
 fn the_paravirtual_pmu_does_what_its_page_says() {
     let _turn = turn(1);

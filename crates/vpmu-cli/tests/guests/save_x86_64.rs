@@ -1,8 +1,7 @@
-//! A stock guest is saved in the middle of what perf does, goes on in another process of the VMM,
-//! and perf finds what it would have found.
+//! A stock guest is saved while perf runs, and goes on in another process of the VMM. perf's
+//! results must be those of a guest that is not saved.
 //!
-//! Needs the nested KVM host of the lab, which starts the second
-//! process.
+//! Needs the nested KVM host of the lab, which starts the second process.
 
 use std::path::Path;
 use std::thread;
@@ -14,8 +13,8 @@ use vpmu_lab::spec::arch::Arch;
 /// Cycles between two samples: some 200 of them in [`SCRIPT`].
 const PERIOD: u64 = 4_000_000;
 
-/// A system-wide sampling run, so that counters run at whatever moment, and a counting run of one
-/// program, whose counter the scheduler switches. METER rings in the middle of each.
+/// The first command samples the whole system, so that counters run at whatever moment. The second
+/// counts one program, whose counter the scheduler switches. METER rings in the middle of each.
 const SCRIPT: &str = "
 middle() { while ! pidof workload > /dev/null; do sleep 0.05; done; METER sleep 0.3 > /dev/null; }
 perf record --no-bpf-event -q -a -e cycles -c PERIOD -o perf.data -- workload --scale 8000 &
@@ -26,7 +25,7 @@ grep cycles stat
 dmesg | grep -c -i -E 'unstable|skew|stall|lockup|hung task|unknown NMI|call trace'
 true";
 
-/// What a run of [`SCRIPT`] shows.
+/// The results of a run of [`SCRIPT`].
 struct Run {
     /// Samples in perf.data.
     samples: u64,
@@ -38,7 +37,7 @@ struct Run {
     pmis: Vec<u64>,
 }
 
-/// Runs it with `meter` and `options`.
+/// Runs [`SCRIPT`] with `meter` and `options`.
 fn run(meter: &str, options: &[&str]) -> Option<Run> {
     let script = [NO_SYMBOLS, SCRIPT]
         .concat()
@@ -82,12 +81,12 @@ fn run(meter: &str, options: &[&str]) -> Option<Run> {
 
 const SAVE: &str = "--vmm-arg=--save=/guest/saved";
 
-/// Three processes: PMIs in the first two, which sampled; the third finished counting.
+/// Checks three processes: PMIs in the first two, which sampled; the third finished counting.
 fn check_saved(saved: &Run) {
     assert_eq!(saved.pmis.len(), 3, "{:?}", saved.pmis);
     assert!(saved.pmis[0] > 20 && saved.pmis[1] > 20, "{:?}", saved.pmis);
     assert_eq!(saved.complaints, 0);
-    // No sample is lost or made up: each PMI of either process is one.
+    // No sample is lost or made up: each PMI of either process is a sample.
     assert_eq!(saved.pmis.iter().sum::<u64>(), saved.samples);
 }
 
@@ -101,7 +100,7 @@ fn a_guest_that_is_saved_twice_counts_and_samples_as_one_that_is_not() {
         );
         return;
     }
-    // Both at once: counted instructions do not mind company.
+    // Both run at once: load does not change counted instructions.
     let (whole, saved) = thread::scope(|scope| {
         let saved = scope.spawn(|| run("meter --save", &["--model", "intel", SAVE]));
         let whole = run("meter", &["--model", "intel"]);
@@ -113,8 +112,8 @@ fn a_guest_that_is_saved_twice_counts_and_samples_as_one_that_is_not() {
     assert_eq!((whole.pmis.len(), whole.complaints), (1, 0));
     assert!(whole.samples > 150, "{}", whole.samples);
     check_saved(&saved);
-    // The new process's memory is mapped anew as the guest touches it, and the clock that counts
-    // here counts that for the guest. Nothing else is more.
+    // The new process maps its memory anew as the guest touches it, and the clock that counts here
+    // counts that work for the guest. Nothing else is counted twice or in addition.
     let close =
         |saved: u64, whole: u64| saved >= whole - whole / 100 && saved <= whole + whole / 20;
     assert!(

@@ -7,8 +7,8 @@ use std::process::Command;
 /// Cycles between two samples: some hundred of them.
 const PERIOD: u64 = 20_000_000;
 
-/// A run on the first processor alone, then one on both, the second with twice the work, that is
-/// sampled, and counted from before the first sample to after the last.
+/// The first run is on the first processor alone, the second on both. The second does twice the
+/// work, is sampled, and is counted from before the first sample to after the last.
 const SCRIPT: &str = "
 echo processors $(nproc)
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
@@ -44,12 +44,13 @@ fn each_processor_counts_and_samples_its_own() {
         let number = line.and_then(|line| line.split(',').next()?.parse().ok());
         number.unwrap_or_else(|| panic!("{begin}"))
     };
-    // The second one idles meanwhile; what idles counts no cycles.
+    // The second processor idles meanwhile, and counts no cycles while it idles.
     assert!(number("alone", 0) > 2 * number("alone", 1));
     assert!(2 * number("counted", 1) > 3 * number("alone", 0));
     for processor in [0, 1] {
-        // Each sample is a period that was counted. Not each period is a sample: in real time on a
-        // slow machine interrupts come late, and what is counted meanwhile is in none.
+        // Each sample is a period that was counted, but not each period is a sample. In real time
+        // on a slow machine, interrupts come late, and events that are counted meanwhile are in no
+        // sample.
         let (counted, samples) = (number("counted", processor), number("sampled", processor));
         let possible = 10..=counted / 20 * 21 / PERIOD;
         assert!(

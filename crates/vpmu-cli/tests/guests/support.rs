@@ -1,4 +1,4 @@
-//! What the tests of real guests share: the command, where it can run guests, and their turn.
+//! Helpers for the tests of real guests: the command, whether it can run guests, and the turns of tests.
 
 use std::fs;
 use std::path::Path;
@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-/// Says that a test did not run, and why. Where `VPMU_TEST_ALL` is set, as `script/test` does after
-/// the set-up, nothing may be missing, and this fails.
+/// Says that a test did not run, and why. Panics where `VPMU_TEST_ALL` is set: `script/test` sets it after the set-up,
+/// when nothing may be missing.
 pub(crate) fn skipped(reason: &str) {
     assert!(
         std::env::var_os("VPMU_TEST_ALL").is_none(),
@@ -17,7 +17,7 @@ pub(crate) fn skipped(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// vpmu, unless something it needs for guests of this architecture is missing here.
+/// Returns vpmu, unless something that it needs for guests of this architecture is missing here.
 pub(crate) fn vpmu(arch: &str) -> Option<Command> {
     let vpmu = || Command::new(env!("CARGO_BIN_EXE_vpmu"));
     let doctor = vpmu().args(["doctor", "--arch", arch]).output().unwrap();
@@ -30,7 +30,7 @@ pub(crate) fn vpmu(arch: &str) -> Option<Command> {
     Some(vpmu())
 }
 
-/// All that a program said.
+/// Returns all of a program's output.
 pub(crate) fn text(output: &Output) -> String {
     format!(
         "{}{}",
@@ -39,11 +39,11 @@ pub(crate) fn text(output: &Output) -> String {
     )
 }
 
-/// What a script begins with whose perf needs no symbols of the kernel: whenever it records or reports, perf reads them
-/// for a second of the guest's time. Without any it counts and samples alike.
+/// The beginning of a script whose perf needs no kernel symbols. Otherwise perf reads them whenever it records or
+/// reports, for a second of the guest's time. It counts and samples alike without them.
 pub(crate) const NO_SYMBOLS: &str = "mount -o bind /dev/null /proc/kallsyms; ";
 
-/// Compares with these options and gives the file that `--json` wrote.
+/// Compares with these options and returns the file that `--json` wrote.
 pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) -> Option<String> {
     let output = vpmu(arch)?
         .args(["compare", "--arch", arch, "--json"])
@@ -56,13 +56,13 @@ pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) 
     Some(fs::read_to_string(json).unwrap())
 }
 
-/// Processors that guests have at the moment, and since when.
+/// The processors that guests have at the moment, and since when.
 pub(crate) struct Turn(usize, Instant);
 
 struct Turns {
-    /// Tests that have asked.
+    /// Number of tests that have asked.
     asked: u64,
-    /// Tests that have had their turn: the others wait in the order in which they asked.
+    /// Number of tests that have had their turn. The others wait in the order in which they asked.
     served: u64,
     /// Processors without a guest; `None` before the first turn.
     free: Option<usize>,
@@ -75,8 +75,8 @@ static TURNS: Mutex<Turns> = Mutex::new(Turns {
 });
 static CHANGED: Condvar = Condvar::new();
 
-/// Waits until this machine has a processor for each of `guests` that run at once, or for as many as
-/// it has processors. A guest takes a gigabyte, too: more of them at once might not fit.
+/// Waits until this machine has a processor for each of `guests` that run at once, or for as many as it has processors.
+/// Each guest also takes a gigabyte, so more guests at once might not fit.
 pub(crate) fn turn(guests: usize) -> Turn {
     let processors = thread::available_parallelism().map_or(1, usize::from);
     let guests = guests.min(processors);

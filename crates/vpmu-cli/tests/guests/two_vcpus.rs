@@ -6,8 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// What `script` prints in such a guest of one design, and its figures. By `compare`, which tries
-/// again where QEMU has ended the guest.
+/// Runs `script` in such a guest of one design, and returns its output and its figures. `compare`
+/// runs it, because it tries again where QEMU has ended the guest.
 pub(crate) fn compare(
     vpmu: &mut Command,
     options: impl FnOnce(&mut Command),
@@ -33,7 +33,7 @@ pub(crate) fn compare(
     (console, run)
 }
 
-/// All that the one design said.
+/// Returns all of the design's output.
 fn console(kept: &Path) -> String {
     let log = fs::read_dir(kept)
         .ok()

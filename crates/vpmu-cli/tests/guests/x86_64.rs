@@ -7,9 +7,8 @@ use serde_json::Value;
 use crate::support::{NO_SYMBOLS, compare, text, turn, vpmu};
 use vpmu_lab::spec::arch::Arch;
 
-/// Short, for the whole of it is run under emulated virtualization; long
-/// enough for some hundred samples. `--no-bpf-event` spares perf a thread that
-/// wakes once a second.
+/// The script is short, for all of it runs under emulated virtualization, but long enough for some
+/// hundred samples. `--no-bpf-event` spares perf a thread that wakes once a second.
 const RECORD: &str =
     "perf record --no-bpf-event -q -e cycles -F 1000 -o perf.data -- workload --scale 2500";
 
@@ -35,8 +34,8 @@ fn a_stock_guest_has_an_intel_pmu() {
     let cycles = lines
         .find(|line| !line.is_empty())
         .and_then(|line| line.split(',').next()?.parse::<u64>().ok());
-    // 100 million instructions; in real time the clock has its own idea of
-    // how many cycles they take.
+    // The guest runs 100 million instructions. In real time, the clock decides how many cycles they
+    // take.
     assert!(
         cycles.is_some_and(|cycles| cycles > 1_000_000),
         "{}",
@@ -44,8 +43,8 @@ fn a_stock_guest_has_an_intel_pmu() {
     );
 }
 
-/// Perf events of this machine, and of a guest, whose hardware events are the
-/// virtual PMU's: the bench checks them before it measures.
+/// Checks perf events of this machine, and of a guest, whose hardware events are the virtual PMU's.
+/// The bench checks these events before it measures.
 #[test]
 fn overflows_with_real_events_here_and_in_a_guest() {
     let _turn = turn(1);
@@ -77,7 +76,7 @@ fn overflows_with_real_events_here_and_in_a_guest() {
                 figure("host_ops_per_pmi", &mode),
             )
         });
-        // Not here, where the machine may be busy.
+        // This machine may be busy, so its own figures are not compared.
         assert!(
             place.is_empty() || recreate.0 > reuse.0,
             "{recreate:?} {reuse:?}"
@@ -102,7 +101,7 @@ fn stock_kvm_has_no_pmu_and_says_so() {
         assert!(run[figure].is_null(), "{figure}: {run}");
     }
     assert!(run["exits"]["other"].as_u64() > Some(0), "{run}");
-    // Told only where it is fair.
+    // The share is reported only where it is fair.
     assert_eq!(
         run["host_share"].is_null(),
         run["deterministic"] == true,
@@ -135,7 +134,7 @@ fn designs_side_by_side() {
             assert!(run["exits"]["msr:write:0x38f"].as_u64() > Some(0), "{run}");
             assert!(run["host_operations"].is_object(), "{run}");
         } else {
-            // There is no PMU; perf then samples by a software clock.
+            // There is no PMU, so perf samples by a software clock.
             assert!(run["guest_counters"].is_null(), "{run}");
             assert!(run["pmis"].is_null(), "{run}");
         }

@@ -1,4 +1,4 @@
-//! What CPUID promises of performance monitoring and of what shares its registers, and who keeps it.
+//! CPUID's promises of performance monitoring and of features that share its registers, and who keeps them.
 //!
 //! With the PMU's MSRs intercepted, the engine answers for all of IA32_DEBUGCTL too, and KVM for none
 //! of it. A feature that KVM offers may so lose the register that it works by. Each is either kept or
@@ -6,7 +6,7 @@
 
 use vpmu::x86::{Capability, CpuidLeaf, amd, intel};
 
-/// Who keeps a promise.
+/// The party that keeps a promise.
 #[derive(Clone, Copy, Debug)]
 enum Keeper {
     /// Intel's model, where the capability has it.
@@ -15,14 +15,14 @@ enum Keeper {
     Amd(fn(&amd::Capability) -> bool),
     /// KVM, without a register of the PMU.
     Kvm,
-    /// KVM, unless the guest's PMU is AMD's: its counters would have to tell the guest's own guests.
+    /// KVM, unless the guest's PMU is AMD's, whose counters would have to distinguish the guest's own guests.
     KvmForIntel,
     /// Nobody: the bit is cleared.
     Nobody,
 }
 
 impl Keeper {
-    /// Whether a guest with `capability` is offered what KVM offers if `before`.
+    /// Returns whether a guest with `capability` is offered a feature that KVM offers if `before`.
     fn offers(self, before: bool, capability: &Capability) -> bool {
         match (self, capability) {
             (Self::Intel(offers), Capability::Intel(capability)) => offers(capability),
@@ -33,7 +33,7 @@ impl Keeper {
     }
 }
 
-/// What the guest may do if the bit is set: read an MSR, and set these bits of it.
+/// The guest's rights if the bit is set: to read an MSR, and to set these bits of it.
 type Uses = Option<(u32, u64)>;
 
 /// Leaf, subleaf.
@@ -136,16 +136,16 @@ const PROMISES: &[Promise] = {
     ]
 };
 
-/// Leaves that only describe what nobody keeps: Intel PT, architectural LBR, IBS; and PerfMonV2, which the PMU's own
-/// leaf then replaces.
+/// Leaves that only describe features that nobody keeps: Intel PT, architectural LBR, IBS; and PerfMonV2, which the
+/// PMU's own leaf then replaces.
 const NOBODYS_LEAVES: [u32; 4] = [0x14, 0x1c, 0x8000_001b, 0x8000_0022];
 
-/// Whether `function` describes only what no guest with this PMU has.
+/// Returns whether `function` only describes features that no guest with this PMU has.
 pub(super) fn is_nobodys(function: u32) -> bool {
     NOBODYS_LEAVES.contains(&function)
 }
 
-/// Takes from an answer of CPUID what nobody keeps, and puts in what the engine keeps.
+/// Removes the features that nobody keeps from an answer of CPUID, and adds those that the engine keeps.
 pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability: &Capability) {
     for promise in PROMISES {
         if promise.leaf != (function, index) {
@@ -205,7 +205,7 @@ mod tests {
         register >> promise.bit & 1 != 0
     }
 
-    /// Whether the guest can use what a promise is about: read the MSR, set the bits.
+    /// Returns whether the guest can use the registers of a promise: read the MSR, set the bits.
     fn works((msr, bits): (u32, u64), capability: &Capability) -> bool {
         let mut pmu = AnyPmu::new(PmuConfig::new(*capability)).unwrap();
         let read = matches!(pmu.rdmsr(msr, &mut NoHost), Outcome::Value(_));

@@ -19,34 +19,34 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// The vCPU's TSC when the host's is `host_tsc`.
+    /// Returns the vCPU's TSC when the host's is `host_tsc`.
     pub(super) fn guest(self, host_tsc: u64) -> u64 {
         host_tsc.wrapping_add(self.offset)
     }
 
-    /// Rounds up, so that a timer of this length is not early. A time beyond 64 bits, some centuries,
-    /// becomes the longest.
+    /// Converts ticks to nanoseconds. Rounds up, so that a timer of this length is not early. A time beyond 64 bits,
+    /// some centuries, becomes the longest.
     pub(super) fn nanoseconds(self, ticks: u64) -> u64 {
         let ns = (u128::from(ticks) * 1_000_000).div_ceil(u128::from(self.khz.max(1)));
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// Rounds down.
+    /// Converts nanoseconds to ticks. Rounds down.
     pub(super) fn ticks(self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.khz) / 1_000_000) as u64
     }
 }
 
-/// The host's TSC.
+/// Returns the host's TSC.
 #[expect(unsafe_code, reason = "an instruction without a safe wrapper")]
 pub(super) fn rdtsc() -> u64 {
     // SAFETY: RDTSC reads a counter, and user space may unless it has forbidden that to itself.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// [`Clock::offset`] of a vCPU that does not run.
+/// Returns [`Clock::offset`] of a vCPU that does not run.
 ///
-/// A KVM before Linux 5.16 does not tell the offset. The offset is then somewhat too small and
+/// A KVM before Linux 5.16 does not report the offset. The offset is then somewhat too small and
 /// deadlines are somewhat late, because time goes by while KVM is asked for the vCPU's TSC.
 pub(super) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
     if let Some(offset) = offset_attribute(vcpu) {
@@ -55,7 +55,7 @@ pub(super) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
     Ok(sys::msr(vcpu, IA32_TSC)?.wrapping_sub(rdtsc()))
 }
 
-/// `None` before Linux 5.16.
+/// Returns the offset, or `None` before Linux 5.16.
 #[expect(unsafe_code, reason = "kvm-ioctls has no such call for a vCPU")]
 fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
     // _IOW(KVMIO, 0xe2, struct kvm_device_attr)

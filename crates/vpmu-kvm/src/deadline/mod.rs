@@ -3,12 +3,11 @@
 //! The timer is a timerfd of the VMM's. KVM's own timer would wake the guest, and whether to wake it
 //! is what an expiry has to find out.
 //!
-//! KVM keeps the local APIC to itself, and tells its registers only between two runs of the vCPU. So
-//! the LVT timer register and the vCPU's TSC offset are read at each write of the deadline register,
-//! which is an exit anyway, and hold until the next write. This makes a rule for guests: a change of
-//! the LVT or the TSC is followed by a write of the deadline. Without this write, a guest that masks
-//! the LVT gets the interrupt once more; a guest that unmasks it gets none; a guest that sets its TSC
-//! gets the interrupt at the moment that the old TSC gives.
+//! KVM keeps the local APIC to itself, and reports its registers only between two runs of the vCPU. So the LVT timer
+//! register and the vCPU's TSC offset are read at each write of the deadline register, which is an exit anyway, and
+//! hold until the next write. This makes a rule for guests: a change of the LVT or the TSC is followed by a write of
+//! the deadline. Without this write, a guest that masks the LVT gets the interrupt once more; a guest that unmasks it
+//! gets none; a guest that sets its TSC gets the interrupt at the moment that the old TSC gives.
 //!
 //! The TSC may change unseen, too: a host that has slept gives its guests an older one. The timer
 //! then expires far from its deadline by the offset known here. The guest is interrupted at once,
@@ -54,7 +53,7 @@ pub struct VcpuDeadline<M> {
     state: Mutex<State>,
 }
 
-/// All that must go with the guest, and its memory, for no deadline to be lost.
+/// The state that must go with the guest, and with its memory, for no deadline to be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VcpuDeadlineState {
     deadline: DeadlineState,
@@ -78,12 +77,12 @@ struct State {
 }
 
 impl<M: SlotMemory> VcpuDeadline<M> {
-    /// Nothing armed, nothing shared. The vCPU's TSC must run as fast as the host's, and
-    /// KVM_CAP_X2APIC_API be off.
+    /// Makes a deadline that is not armed, with no slot. The vCPU's TSC must run as fast as the
+    /// host's, and KVM_CAP_X2APIC_API must be off.
     ///
     /// # Errors
     ///
-    /// When the host has no timer to give, or does not tell its TSC's rate.
+    /// When the host has no timer to give, or does not report its TSC's rate.
     pub fn new(vcpu: &impl AsRawFd, memory: M) -> Result<Self, Error> {
         let khz = sys::tsc_khz(vcpu)?;
         let timer =
@@ -108,12 +107,12 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often what happened.
+    /// Returns the number of each event.
     pub fn statistics(&self) -> HostStatistics {
         self.state().deadline.statistics()
     }
 
-    /// Does what the guest has written. To be called on the vCPU's thread before it runs.
+    /// Performs the guest's writes. Call this on the vCPU's thread before it runs.
     ///
     /// # Errors
     ///
@@ -144,7 +143,7 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         state.inject(verdict, vm)
     }
 
-    /// The timer's descriptor has become readable.
+    /// Handles an expiry, when the timer's descriptor has become readable.
     ///
     /// # Errors
     ///
@@ -161,8 +160,8 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         state.inject(verdict, vm)
     }
 
-    /// What is to be saved, while the vCPU does not run. Nothing may expire here any more, unless the
-    /// guest goes on here.
+    /// Returns the state to save, while the vCPU does not run. Nothing may expire here any more, unless the guest goes
+    /// on here.
     pub fn save(&self) -> VcpuDeadlineState {
         let state = &mut *self.state();
         let (deadline, at) = (&mut state.deadline, state.slot);
@@ -175,8 +174,8 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         }
     }
 
-    /// Goes on from `saved`, before the vCPU runs: when its TSC, its local APIC and its memory are
-    /// what they were.
+    /// Continues from `saved`, before the vCPU runs, and after its TSC, its local APIC and its
+    /// memory have been restored.
     ///
     /// # Errors
     ///
@@ -241,7 +240,7 @@ impl State {
     }
 }
 
-/// What can be made of a forged state without a vCPU, for fuzz targets.
+/// The checks of a forged state that need no vCPU, for fuzz targets.
 #[cfg(fuzzing)]
 #[doc(hidden)]
 impl VcpuDeadlineState {
@@ -255,7 +254,7 @@ impl VcpuDeadlineState {
         }
     }
 
-    /// Goes on from it with `host`'s timer, until that has expired.
+    /// Continues from the state with `host`'s timer, until the timer has expired.
     pub fn try_restore(&self, memory: &impl SlotMemory, host: &mut impl lazy_deadline::HostTimer) {
         memory.with_slot(self.slot, |slot| {
             let mut deadline = DeadlineTimer::new();

@@ -16,7 +16,7 @@ pub const DEADLINE_MSR: u32 = 0x4b56_4d57;
 const SLOT_ENABLE: u64 = 1;
 
 impl<M: SlotMemory> VcpuDeadline<M> {
-    /// RDMSR of one of the two; `None`: another MSR.
+    /// Performs RDMSR of one of the two. `None`: another MSR.
     pub fn rdmsr(&self, index: u32) -> Option<u64> {
         let state = &mut *self.state();
         match index {
@@ -29,8 +29,8 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         }
     }
 
-    /// WRMSR of one of the two; `None`: another MSR. What it asks of the timer is done by
-    /// [`before_run`](Self::before_run).
+    /// Performs WRMSR of one of the two. `None`: another MSR. [`before_run`](Self::before_run) then
+    /// sets the timer.
     pub fn wrmsr(&self, index: u32, value: u64) -> Option<Result<(), Gp>> {
         let state = &mut *self.state();
         match index {
@@ -43,7 +43,7 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         }
     }
 
-    /// The guest shares the slot that `value` names, or none.
+    /// Shares the slot that `value` names, or none.
     fn share(&self, state: &mut State, value: u64) -> bool {
         let deadline = &mut state.deadline;
         if value == 0 {

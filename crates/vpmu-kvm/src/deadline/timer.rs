@@ -27,13 +27,13 @@ const LONGEST_SPAN: u64 = u64::MAX / 2;
 
 /// The two clocks of the host: its TSC, and a timer that runs on another clock.
 pub(super) trait Clocks {
-    /// The host's TSC.
+    /// Returns the host's TSC.
     fn tsc(&self) -> u64;
 
     /// Sets the timer to expire once, after `ns`; 0: not at all.
     fn set(&self, ns: u64);
 
-    /// Whether the timer is still to expire.
+    /// Returns whether the timer has yet to expire.
     fn is_set(&self) -> bool;
 }
 
@@ -97,7 +97,7 @@ const ZERO: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// How the timer is set, and how early the next one is to be.
+/// The setting of the timer, and the advance of the next one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Alarm {
     /// `None`: not set.
@@ -126,10 +126,10 @@ impl Alarm {
     }
 }
 
-/// What an expiry says of the vCPU's TSC.
+/// An expiry's finding about the vCPU's TSC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expiry {
-    /// The TSC is as far as was to be expected, or nothing was set.
+    /// The TSC is as far as expected, or nothing was set.
     Expected,
     /// The timer has expired and the TSC is far from the deadline, or behind the moment of setting:
     /// it was changed unseen.
@@ -155,8 +155,8 @@ impl<'a, C: Clocks> Timer<'a, C> {
         }
     }
 
-    /// Waits for what is left of the time by which the timer was set early, and learns how early to
-    /// set the next one.
+    /// Waits for the rest of the time by which the timer was set early, and learns how early to set
+    /// the next one.
     pub(super) fn wait(&mut self) -> Expiry {
         let Some(set) = self.alarm.set.take() else {
             return Expiry::Expected;
@@ -182,19 +182,19 @@ impl<'a, C: Clocks> Timer<'a, C> {
             left if !set.woken && left > self.difference(set.ahead) && !self.clocks.is_set() => {
                 return Expiry::UnknownTsc;
             }
-            // A wake-up, and the timer is still to expire; or the timer's clock is somewhat fast.
+            // This was a wake-up before the expiry, or the timer's clock is somewhat fast.
             _ => self.alarm.set = Some(set),
         }
         Expiry::Expected
     }
 
-    /// Ticks of the vCPU's TSC since it was `since`, also where it wrapped in between.
+    /// Returns the ticks of the vCPU's TSC since it was `since`, also where it wrapped in between.
     fn elapsed(&self, since: u64) -> u64 {
         self.clock.guest(self.clocks.tsc()).wrapping_sub(since)
     }
 
-    /// How far the timer's clock and the TSC may come apart in so many ticks: adjtimex(2) makes the
-    /// clock up to 10 % faster.
+    /// Returns how far the timer's clock and the TSC may come apart in this many ticks: adjtimex(2)
+    /// makes the clock up to 10 % faster.
     fn difference(&self, ticks: u64) -> u64 {
         u64::from(self.clock.khz) + ticks / 8
     }

@@ -1,7 +1,7 @@
 //! The guest of a vCPU, as PEBS records need it: its registers, and its memory by linear address.
 //!
-//! All is asked of KVM while the vCPU does not run, at most once between two runs, and forgotten before the next: the
-//! guest may change its page tables whenever it runs.
+//! KVM is asked while the vCPU does not run, at most once between two runs. The answers are forgotten before the next
+//! run, because the guest may change its page tables whenever it runs.
 
 mod paging;
 
@@ -16,14 +16,14 @@ use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
 use crate::sys;
 use paging::{Access, PAGE, Paging};
 
-/// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). Not its devices, and not
-/// what it may not write: the guest chooses the addresses.
+/// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). It includes neither the
+/// guest's devices nor memory that the guest may not write: the guest chooses the addresses.
 pub trait GuestMemory: fmt::Debug + Send + Sync {
     /// Fills `bytes` from `address` on. `false`: not all of that is RAM; `bytes` may be anything.
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
 
-    /// Writes `bytes` from `address` on, as the guest would: where the VMM logs written pages, these are. `false`: not all
-    /// of that is RAM.
+    /// Writes `bytes` from `address` on, as the guest would. Where the VMM logs written pages, these pages are logged,
+    /// too. `false`: not all of that is RAM.
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
 }
 
@@ -48,7 +48,7 @@ impl VcpuGuest {
         }
     }
 
-    /// The guest may have run.
+    /// Forgets KVM's answers, because the guest may have run.
     pub(crate) fn forget(&mut self) {
         (self.sregs, self.regs) = (None, None);
     }
@@ -68,7 +68,7 @@ impl VcpuGuest {
         self.regs.ok_or(Fault)
     }
 
-    /// Does `body` with each page's part of the range: its physical address, and which bytes of the range it has.
+    /// Calls `body` with each page's part of the range: its physical address, and the bytes of the range that it has.
     fn each_page(
         &mut self,
         address: u64,
@@ -157,7 +157,7 @@ impl Guest for VcpuGuest {
     }
 }
 
-/// CPL is the privilege level of SS (SDM vol. 3A, 5.5).
+/// Returns the CPL, which is the privilege level of SS (SDM vol. 3A, 5.5).
 fn ring(sregs: &kvm_sregs, regs: &kvm_regs) -> Ring {
     const PE: u64 = 1 << 0;
     const VM: u64 = 1 << 17;

@@ -26,7 +26,7 @@ pub(super) enum Access {
     Write,
 }
 
-/// What decides about a linear address.
+/// The settings that decide about a linear address.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paging {
     /// 0: none; `None`: of another kind.
@@ -34,7 +34,7 @@ pub(super) struct Paging {
     root: u64,
     /// CR4.SMAP: no page of user space is reached.
     smap: bool,
-    /// CR0.WP: a page that is not writable is so for the supervisor, too.
+    /// CR0.WP: a page that is not writable is read-only for the supervisor, too.
     protects: bool,
 }
 
@@ -59,7 +59,7 @@ impl Paging {
         }
     }
 
-    /// The physical address behind `address`, where the access is allowed.
+    /// Returns the physical address behind `address`, where the access is allowed.
     pub(super) fn translate(
         &self,
         memory: &dyn GuestMemory,
@@ -90,7 +90,7 @@ impl Paging {
             user &= entry & USER != 0;
             let is_large = entry & LARGE != 0;
             if level > 2 && is_large {
-                // Reserved there.
+                // The bit is reserved there.
                 return None;
             }
             if level == 0 || is_large {
@@ -136,7 +136,8 @@ mod tests {
     const KERNEL: u64 = 0x63;
     const ADDR: u64 = 0xffff_fe00_0001_2000;
 
-    /// Tables of so many levels for ADDR, the last of which has `entry`; those of `level` and above are tables.
+    /// Returns tables of `levels` levels for ADDR, the last of which has `entry`. The entries of `level` and above are
+    /// tables.
     fn tables(levels: u32, level: u32, entry: u64) -> Ram {
         let ram = Ram(Mutex::new(vec![0; 0x10_0000]));
         let mut table = ROOT;
@@ -162,7 +163,7 @@ mod tests {
         })
     }
 
-    /// PG, WP, PE; PAE; LMA, LME.
+    /// Returns paging with PG, WP, PE; PAE; LMA, LME.
     fn four_levels() -> Paging {
         paging(0x8001_0001, 0x20, 0x500)
     }
@@ -197,7 +198,7 @@ mod tests {
         for other in [0, ADDR + PAGE, ADDR & !(1 << 63), 1 << 47, ADDR ^ 1 << 50] {
             assert_eq!(read(four, &ram, other), None, "{other:#x}");
         }
-        // Not present; a table outside RAM; a large page where there is none.
+        // The cases are: not present; a table outside RAM; a large page where there is none.
         assert_eq!(
             read(four, &tables(4, 1, 0x5_6000 | KERNEL & !1), ADDR),
             None
@@ -207,7 +208,7 @@ mod tests {
             None
         );
         assert_eq!(read(four, &tables(4, 4, LARGE | KERNEL), ADDR), None);
-        // 32-bit tables.
+        // These are 32-bit tables.
         assert_eq!(read(paging(0x8001_0001, 0x20, 0), &ram, ADDR), None);
     }
 

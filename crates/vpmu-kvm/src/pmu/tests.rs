@@ -21,7 +21,7 @@ const MASKED: u32 = 1 << 16;
 #[derive(Debug, Default)]
 pub(crate) struct Host {
     total: [u64; 32],
-    /// How many events are left until a report is due.
+    /// Number of events until a report is due.
     left: [Option<u64>; 32],
     running: CounterSet,
 }
@@ -66,7 +66,7 @@ fn wrmsr(pmu: &mut Core<Host>, index: u32, data: u64) -> Result<(), Gp> {
     pmu.wrmsr(index, data).expect("the PMU has it")
 }
 
-/// The guest runs for so many cycles, and the VMM hands over what the host reports.
+/// Runs the guest for `cycles` cycles, and hands over the host's reports as a VMM does.
 pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     let mut due = Vec::new();
     for n in pmu.host.running {
@@ -119,7 +119,7 @@ fn what_the_guest_may_not_do_is_a_fault() {
     assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), Ok(0), "unchanged");
     assert_eq!(wrmsr(&mut pmu, GLOBAL_STATUS, 0), Err(Gp), "read-only");
     assert_eq!(wrmsr(&mut pmu, PERF_CAPABILITIES, 0), Err(Gp));
-    // Five counters there are not.
+    // There are no five counters.
     assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0 + 4), Err(Gp));
 }
 
@@ -160,7 +160,7 @@ fn an_overflow_is_one_interrupt() {
     run(&mut pmu, 5000);
     assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
     assert_eq!(pmu.take_pmi(NMI), None);
-    // A handler that does not acknowledge gets the next, too.
+    // A handler that does not acknowledge gets the next PMI, too.
     assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(0xee), Some(Pmi::Vector(0xee)));
@@ -176,7 +176,7 @@ fn an_interrupt_that_finds_lvtpc_masked_is_lost_and_its_status_stays() {
     assert_eq!(pmu.take_pmi(NMI | MASKED), None);
     assert_eq!(pmu.take_pmi(NMI), None);
     assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
-    // It does not silence its counter.
+    // Such a PMI does not silence its counter.
     assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
@@ -215,7 +215,7 @@ fn the_state_of_another_pmu_is_refused() {
     assert_eq!(pmu.save(), before);
 }
 
-/// What a profiler does, each step with what the guest sees of it.
+/// The steps of a profiler, each with the result that the guest sees.
 const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
     fn delivered(pmu: &mut Core<Host>) -> u64 {
         u64::from(pmu.take_pmi(NMI) == Some(Pmi::Nmi))

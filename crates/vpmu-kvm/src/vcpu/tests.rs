@@ -1,6 +1,7 @@
-//! The way through KVM: a guest of some dozen instructions, and a host that counts what it is told.
+//! Tests of the way through KVM, with a guest of some dozen instructions and a host that counts as
+//! it is told.
 //!
-//! Needs a /dev/kvm, any: says `skipped` on standard error where there is none.
+//! Needs a /dev/kvm, any. Without it, the tests say `skipped` on standard error.
 
 use kvm_ioctls::VcpuExit;
 
@@ -13,7 +14,7 @@ mod guest;
 
 use guest::{Code, END, HANDLED, Machine, REPORT, options};
 
-/// The guest has run for so many cycles.
+/// The port by which the guest says that it has run for this many cycles.
 const RUN: u8 = 0x13;
 
 impl Code {
@@ -31,7 +32,7 @@ const CYCLES: u64 = 0x0053_003c;
 const NMI: u32 = 0x400;
 const MASKED: u32 = 1 << 16;
 
-/// The machine, its PMU on a host that counts what it is told, and what the guest has reported.
+/// The machine, its PMU on a host that counts as it is told, and the guest's reports.
 struct Rig {
     machine: Machine,
     kvm: OnKvm,
@@ -39,7 +40,7 @@ struct Rig {
     reports: Vec<(u8, u32)>,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, PartialEq, Eq)]
 enum Ended {
     /// With an exit of the PMU's.
@@ -48,7 +49,7 @@ enum Ended {
     Signal,
     /// With an exit of the VMM's.
     Vmm,
-    /// The guest is through.
+    /// The guest has finished.
     End,
 }
 
@@ -65,7 +66,7 @@ impl Rig {
         })
     }
 
-    /// As a VMM's loop does.
+    /// Runs the guest as a VMM's loop does.
     fn run(&mut self) -> Ended {
         self.kvm.before_run(&mut self.core).unwrap();
         let exit = match self.machine.vcpu.run() {
@@ -91,7 +92,8 @@ impl Rig {
     }
 }
 
-/// What a guest reports that executes `code` with this LVTPC; `None`: no KVM here.
+/// Returns the reports of a guest that executes `code` with this LVTPC. `None`: there is no KVM
+/// here.
 fn reports(code: Code, lvtpc: u32) -> Option<Vec<(u8, u32)>> {
     let mut rig = Rig::new(code, lvtpc)?;
     for _ in 0..1000 {
@@ -132,7 +134,7 @@ fn a_guests_mistakes_are_faults_at_their_instruction() {
     let Some(reports) = reports(code, NMI) else {
         return;
     };
-    // The handler steps over the instruction at fault, so that the report behind it comes.
+    // The handler steps over the instruction at fault, so that the following report comes.
     let fault = (HANDLED, 13);
     let expected = [fault, fault, (REPORT, 1), fault, (REPORT, 2), (REPORT, 0)];
     assert_eq!(reports, expected);
@@ -157,10 +159,11 @@ fn an_overflow_interrupts_the_guest_as_lvtpc_says() {
     }
 }
 
-/// A pause that comes while an RDPMC faults is the VMM's, and stays until the VMM takes it back.
+/// Checks that a pause that comes while an RDPMC faults is the VMM's, and stays until the VMM takes
+/// it back.
 #[test]
 fn a_pause_that_comes_with_a_fault_is_not_lost() {
-    // Before the exit is completed, and after.
+    // The pause comes before the exit is completed, or after.
     for early in [true, false] {
         let code = Code::default().eax(5).rdpmc(9).eax(7).out(REPORT);
         let Some(mut rig) = Rig::new(code, NMI) else {

@@ -15,10 +15,10 @@ const CODE: u64 = 0x8000;
 const STACK: u64 = 0xa000;
 const MEMORY: usize = 0x1_0000;
 
-/// The guest reports EAX, or in a handler its vector.
+/// Port to which the guest reports EAX, or in a handler its vector.
 pub(crate) const REPORT: u8 = 0x10;
 pub(crate) const HANDLED: u8 = 0x11;
-/// It is through.
+/// Port by which the guest says that it has finished.
 pub(crate) const END: u8 = 0x12;
 
 /// 64-bit code.
@@ -53,13 +53,14 @@ impl Code {
     pub(crate) fn rdmsr(self, index: u32) -> Self {
         self.ecx(index).bytes(&[0x0f, 0x32]).out(REPORT)
     }
-    /// As `vpmu-kernel` leaves it behind.
+    /// Adds RDPMC in the form that `vpmu-kernel` leaves behind.
     pub(crate) fn rdpmc(self, index: u32) -> Self {
         self.ecx(index).bytes(&[0xe6, 0xe6]).out(REPORT)
     }
 }
 
-/// Says its vector. After a fault, steps over the instruction, all of which have two bytes here.
+/// Returns a handler that reports its vector. After a fault, it steps over the instruction, all of which have two bytes
+/// here.
 fn handler(vector: u8) -> Vec<u8> {
     const PUSH_RAX: u8 = 0x50;
     const POP_RAX: u8 = 0x58;
@@ -75,7 +76,7 @@ fn handler(vector: u8) -> Vec<u8> {
 
 fn fill(memory: &GuestMemoryMmap, code: &[u8]) {
     let write = |at: u64, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(at)).unwrap();
-    // The first 2 MiB onto themselves.
+    // The tables map the first 2 MiB onto themselves.
     let tables = [PAGE_TABLES + 0x1003, PAGE_TABLES + 0x2003, 0x83_u64];
     for (page, entry) in (0..).zip(tables) {
         write(PAGE_TABLES + page * 0x1000, &entry.to_le_bytes());
@@ -128,7 +129,7 @@ fn enter_long_mode(vcpu: &VcpuFd) {
     vcpu.set_regs(&regs).unwrap();
 }
 
-/// The APIC enabled, and what its LVTPC says.
+/// Enables the APIC and sets its LVTPC.
 fn set_lvtpc(vcpu: &VcpuFd, lvtpc: u32) {
     let mut lapic = vcpu.get_lapic().unwrap();
     for (offset, value) in [(0xf0, 0x1ff_u32), (0x340, lvtpc)] {
@@ -152,7 +153,7 @@ fn give_memory(vm: &VmFd, memory: &GuestMemoryMmap) {
     unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
-/// The guests here know Intel's PMU, whatever this machine's processor is.
+/// Returns options with Intel's PMU, which the guests here know, whatever this machine's processor is.
 pub(crate) fn options() -> Options {
     Options {
         model: Model::Intel,
@@ -193,8 +194,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Executes `code` with this LVTPC, and then writes to the port `END`. `None`: there is no KVM here that hands over
-    /// MSRs, which is said.
+    /// Prepares a machine that executes `code` with this LVTPC, and then writes to the port `END`. If no KVM here hands
+    /// over MSRs, it says so and returns `None`.
     pub(crate) fn new(code: Code, lvtpc: u32) -> Option<Self> {
         let kvm = Kvm::new().and_then(|kvm| Ok((kvm.get_supported_cpuid(80)?, kvm.create_vm()?)));
         let (cpuid, vm) = match kvm {
@@ -224,7 +225,7 @@ impl Machine {
         })
     }
 
-    /// As a VMM does it, after its own changes.
+    /// Sets CPUID as a VMM does, after its own changes.
     pub(crate) fn set_cpuid(&self, capability: &Capability) {
         let entries = self.cpuid.as_slice().iter();
         let mut entries: Vec<CpuidEntry> = entries.map(CpuidEntry::from).collect();

@@ -1,4 +1,5 @@
-//! What the embedding guide says of itself. Its code is compiled as a documentation test.
+//! Tests of the embedding guide's statements about itself. Its code is compiled as a documentation
+//! test.
 
 use std::fs;
 use std::path::Path;

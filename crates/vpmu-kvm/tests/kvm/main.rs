@@ -1,6 +1,7 @@
-//! The crate as a VMM uses it.
+//! Tests of the crate as a VMM uses it.
 //!
-//! Needs a /dev/kvm that runs a few instructions, and perf events: says `skipped` on standard error where there is none.
+//! Needs a /dev/kvm that runs a few instructions, and perf events. Without them, the tests say `skipped` on standard
+//! error.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod guest;
@@ -24,7 +25,7 @@ const CYCLES: u64 = 0x0053_003c;
 /// An LVTPC.
 const NMI: u32 = 0x400;
 
-/// `None`: there is no PMU to be had, which is said.
+/// Returns the result, or says that no PMU is available and returns `None`.
 fn possible<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -36,7 +37,8 @@ fn possible<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
-/// Runs a guest as a VMM does. `port` is told of each write to a port, and ends the run by an answer; it answers reads.
+/// Runs a guest as a VMM does. `port` gets each access to a port. It ends the run by its answer to a write, and answers
+/// reads.
 fn run(machine: &mut Machine, pmu: &mut VcpuPmu, mut port: impl FnMut(Port<'_>) -> bool) {
     loop {
         pmu.before_run().unwrap();

@@ -1,4 +1,4 @@
-//! Records in the memory of a guest that runs.
+//! Tests of records in the memory of a guest that runs.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const CYCLES: u64 = 0x4_10c3_00c0;
 
 const AREA: u64 = 0x5000;
 const BUFFER: u64 = 0x6000;
-/// Of a record with all groups.
+/// Size of a record with all groups.
 const SIZE: u64 = 464;
 const RECORDS: u64 = 3;
 const PERIOD: u64 = 5_000_000;
@@ -41,7 +41,7 @@ impl Ram {
         self.0.read_obj(GuestAddress(at)).unwrap()
     }
 
-    /// A DS save area whose buffer asks for an interrupt after a few records, and a counter's period.
+    /// Writes a DS save area whose buffer asks for an interrupt after a few records, and a counter's period.
     pub(crate) fn describe_buffer(&self, period: u64) {
         for (offset, value) in [
             (0x20, BUFFER),
@@ -57,20 +57,20 @@ impl Ram {
     }
 }
 
-/// What R12 and XMM5 hold.
+/// The value that R12 and XMM5 hold.
 const KNOWN: u64 = 0x1234_5678_9abc_def0;
 
 fn know_registers(vcpu: &VcpuFd) {
     let mut regs = vcpu.get_regs().unwrap();
     regs.r12 = KNOWN;
     vcpu.set_regs(&regs).unwrap();
-    // SSE, which a kernel switches on.
+    // A kernel switches on SSE, so the test does.
     let mut sregs = vcpu.get_sregs().unwrap();
     sregs.cr4 |= 1 << 9;
     vcpu.set_sregs(&sregs).unwrap();
 }
 
-/// Options by which a guest with this memory has PEBS.
+/// Returns options by which a guest with this memory has PEBS.
 pub(crate) fn with_pebs(machine: &Machine) -> Options {
     Options {
         pebs: true,

@@ -1,4 +1,4 @@
-//! A VMM without privileges: what it may and may not, and that it is told so, in a jail too.
+//! Tests of a VMM without privileges: its rights, and the errors that explain them, in a jail too.
 
 use std::fs;
 use std::process::Command;
@@ -24,7 +24,7 @@ fn is_root() -> bool {
     root
 }
 
-/// Makes the calling thread, and no other, one of nobody's with these capabilities.
+/// Makes the calling thread, and no other, a thread of user nobody with these capabilities.
 fn become_nobody(capabilities: CapabilitySet) {
     let (uid, gid) = (Uid::from_raw(65534), Gid::from_raw(65534));
     set_keep_capabilities(true).unwrap();
@@ -44,7 +44,7 @@ fn paranoia() -> Option<i32> {
     level.trim().parse().ok()
 }
 
-/// What somebody without capabilities gets.
+/// Checks the results for a user without capabilities.
 fn check_nobodys(level: Option<i32>, seen: Option<i32>) {
     let found = detect(&options());
     match level {
@@ -81,7 +81,7 @@ fn in_a_jail_without_proc_as_well() {
     if !is_root() {
         return;
     }
-    // In a process of its own: its root is another.
+    // The test runs in a process of its own, because its root differs.
     if let Ok(level) = std::env::var(JAIL) {
         let empty = std::env::temp_dir().join(format!("vpmu-jail-{}", std::process::id()));
         fs::create_dir(&empty).unwrap();
@@ -105,7 +105,7 @@ fn in_a_jail_without_proc_as_well() {
     assert!(status.success());
 }
 
-/// The descriptors come from somebody who may open /dev/kvm, as a jailer's do.
+/// Checks descriptors from a process that may open /dev/kvm, as a jailer's do.
 #[test]
 fn a_vmm_of_nobodys_with_one_capability_runs_its_guest() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! The list of system calls is whole, and nothing in it is superfluous: vCPUs run under a seccomp filter that is made of
-//! the list, and of the list without one of its rules.
+//! Tests that the list of system calls is complete, and has nothing superfluous: vCPUs run under a seccomp filter made
+//! of the list, and of the list without one of its rules.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -15,15 +15,15 @@ use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
 use vpmu_kvm::{Kick, Options, SYSCALLS, Syscall, VcpuPmu};
 
 const VECTOR: u32 = 0xee;
-/// Says which rule is left out: in a process of its own, which the filter may end.
+/// The variable that names the rule left out, in a process of its own, which the filter may end.
 const LEFT_OUT: &str = "VPMU_SECCOMP_WITHOUT";
 const NOTHING: &str = "nothing";
-/// Whether it depends on the host, the schedule or the build that the call is made.
+/// Returns whether the call depends on the host, the schedule or the build.
 fn depends(call: &Syscall) -> bool {
     matches!(call.name, "futex" | "clock_gettime") || call.why.contains("debug assertions")
 }
 
-/// What the test's own thread calls: KVM_RUN, output, memory, its end.
+/// The calls of the test's own thread: KVM_RUN, output, memory, its end.
 const OWN: &str = r#"{"syscall":"ioctl","args":[{"index":1,"type":"dword","op":"eq","val":44672}]},
 {"syscall":"brk"},{"syscall":"mmap"},{"syscall":"munmap"},{"syscall":"mprotect"},{"syscall":"madvise"},
 {"syscall":"exit"},{"syscall":"exit_group"},{"syscall":"sigaltstack"},{"syscall":"rt_sigprocmask"},
@@ -31,7 +31,7 @@ const OWN: &str = r#"{"syscall":"ioctl","args":[{"index":1,"type":"dword","op":"
 
 fn filter(left_out: Option<usize>) -> BpfProgram {
     let rules = vpmu_kvm::seccomp_rules();
-    // One rule a line.
+    // Each rule is on a line of its own.
     let mut rules: Vec<&str> = rules
         .trim()
         .trim_matches(['[', ']'])
@@ -65,8 +65,8 @@ impl Code {
     }
 }
 
-/// All that a guest can have its PMU do: records, sampling, a new period while it runs, a stop, reads, another event, a
-/// fault.
+/// Makes a guest use every service of its PMU: records, sampling, a new period while it runs, a stop, reads, another
+/// event, a fault.
 fn profiling(period: u64) -> Code {
     Code::default()
         .record(period)
@@ -88,7 +88,7 @@ fn profiling(period: u64) -> Code {
         .wrmsr(PERFEVTSEL0, CYCLES)
 }
 
-/// Runs the guest to its end on a thread under `filter`. `false`: this machine cannot.
+/// Runs the guest to its end on a thread under `filter`. Returns `false` where this machine cannot.
 fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
         return false;
@@ -137,7 +137,7 @@ fn eventfd() -> Arc<OwnedFd> {
 
 fn under_the_filter(left_out: Option<usize>) {
     let filter = filter(left_out);
-    // A VMM's own signal, whose handler does nothing but be there.
+    // The VMM's own signal has a handler that does nothing.
     let signal = libc::SIGRTMIN() + 2;
     let handled = Arc::default();
     signal_hook::flag::register(signal, Arc::clone(&handled)).unwrap();

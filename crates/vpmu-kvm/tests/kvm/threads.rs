@@ -1,4 +1,5 @@
-//! A PMU goes where its vCPU goes: made on one thread, run on another, then on a third; and runs without descriptors.
+//! Tests that a PMU follows its vCPU: made on one thread, run on another, then on a third. It also runs without
+//! descriptors.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -38,7 +39,7 @@ fn what_is_offered_is_what_counts_here() {
         ..clock.clone()
     };
     assert_eq!(events(detect(&approximate).unwrap()), 0b10_0111);
-    // More than counts here is refused.
+    // A capability with more than this host counts is refused.
     let too_much = Options {
         capability: Some(detect(&approximate).unwrap()),
         kick: Some(Kick::Nothing),
@@ -70,7 +71,7 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     machine.set_cpuid(&pmu.capability());
     let (mut guest, mut handled) = ((machine, pmu), false);
     while !handled {
-        // Some reports on each thread, or what the period ends with.
+        // Each thread gets some reports, or the event that ends the period.
         let some_reports = move || {
             let (mut reports, (mut machine, mut pmu)) = (0, guest);
             run(&mut machine, &mut pmu, |port| {
@@ -88,7 +89,7 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     assert_eq!(pmu.rdmsr(GLOBAL_STATUS), Some(Ok(1)), "on another");
 }
 
-/// A VMM's own way to a vCPU. The clock counts the thread, so it is the guest.
+/// Returns the PMU of a VMM with its own way to a vCPU. The clock counts the thread, so the thread is the guest.
 fn clock(kick: Kick) -> Option<VcpuPmu> {
     possible(VcpuPmu::without_descriptors(Options {
         backing: Some(Backing::Clock),
@@ -127,15 +128,15 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
     }
     assert_eq!(pmu.wrmsr(PERFEVTSEL0, 1 << 40), Some(Err(Gp)));
     assert_eq!(pmu.rdmsr(0x10), None, "the TSC is the VMM's");
-    // On a busy machine the read may find an overflow before its signal comes. The next is
-    // another try.
+    // On a busy machine, the read may find an overflow before its signal comes. The next round
+    // tries again.
     let kicked = (0..1000).any(|_| {
         one_overflow(&mut pmu);
         flag.load(std::sync::atomic::Ordering::SeqCst) == KICKED
     });
     assert!(kicked);
     assert_eq!(pmu.rdpmc(9), Err(Gp));
-    // Another takes its place on the thread when it is gone, and goes on.
+    // Another host takes its place on the thread when it is gone, and goes on.
     let state = pmu.save();
     drop(pmu);
     let mut other = clock(Kick::Nothing).unwrap();
@@ -156,7 +157,7 @@ fn two_pmus_on_one_thread_are_refused_and_told_so() {
     };
     first.before_run().unwrap();
     assert_eq!(second.before_run(), Err(Error::Perf(PerfError::Taken)));
-    // Gone from a thread that has not made it.
+    // The host is dropped on a thread that has not made it.
     std::thread::spawn(move || drop(first)).join().unwrap();
     assert_eq!(second.before_run(), Ok(()));
 }

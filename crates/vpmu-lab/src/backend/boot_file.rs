@@ -1,10 +1,10 @@
 //! One file that boots the monitor with a guest behind it.
 //!
-//! QEMU's `-kernel` takes a single file. So the monitor's raw image is padded
-//! to 2 MiB, the alignment an arm64 `Image` wants, and the guest follows. Two
-//! words of the monitor's header are filled in: the memory that the whole
-//! takes (Linux `Documentation/arch/arm64/booting.rst`, `image_size`), so that
-//! the loader puts device tree and initrd behind it, and the guest's length.
+//! QEMU's `-kernel` takes a single file. So the monitor's raw image is padded to 2 MiB, the
+//! alignment that an arm64 `Image` wants, and the guest follows. The builder fills in two words of
+//! the monitor's header. The first is the memory of the whole (Linux
+//! `Documentation/arch/arm64/booting.rst`, `image_size`), so that the loader puts device tree and
+//! initrd behind it. The second is the guest's length.
 
 use std::fs;
 use std::path::Path;
@@ -50,7 +50,7 @@ pub fn build(monitor: &Path, guest: &Path) -> Result<Vec<u8>> {
     Ok(file)
 }
 
-/// Returns how many bytes of memory a guest takes: as its arm64 header says, or its length.
+/// Returns the bytes of memory that a guest takes: the value in its arm64 header, or its length.
 fn guest_memory(guest: &[u8]) -> u64 {
     let length = guest.len() as u64;
     let is_image = guest.get(IMAGE_MAGIC..IMAGE_MAGIC + 4) == Some(b"ARM\x64");
@@ -63,7 +63,7 @@ fn guest_memory(guest: &[u8]) -> u64 {
     }
 }
 
-/// Names what a file is that cannot be booted as it is.
+/// Names the format of a file that cannot be booted as it is.
 fn compression(file: &[u8]) -> Option<&'static str> {
     match file {
         [] => Some("empty"),

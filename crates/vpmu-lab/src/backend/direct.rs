@@ -52,7 +52,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         "--model",
         vmm.model.name(),
         "--measure",
-        // A nested host keeps its files in memory and boots once: a cache would not be read.
+        // A nested host keeps its files in memory and boots once, so nothing would read a cache.
         "--no-kernel-cache",
     ];
     let paravirtual = vmm.paravirtual.then_some("--paravirt");

@@ -37,7 +37,7 @@ pub trait Backend {
     /// When a program is missing.
     fn check(&self) -> Result<()>;
 
-    /// Returns whom the guest tells when its command begins and ends.
+    /// Returns the recipient of the guest's messages that its command begins and ends.
     fn notify(&self) -> Notify {
         Notify::Nobody
     }
@@ -64,26 +64,26 @@ pub trait Backend {
 /// A program to start.
 #[derive(Debug)]
 pub struct Launch {
-    /// The program, as it is called in messages.
+    /// The program, by its name in messages.
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
     command: process::Command,
 }
 
-/// How a guest ended.
+/// The end of a guest.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
     /// The guest powered off, or was reset.
     PoweredOff,
-    /// The VMM in the KVM host says that it failed.
+    /// The VMM in the KVM host reported its failure.
     VmmFailed {
         /// The VMM's version line.
         vmm: String,
         /// The VMM's exit status.
         status: i32,
     },
-    /// The KVM host went down and said nothing.
+    /// The KVM host went down without a message.
     HostReset,
 }
 

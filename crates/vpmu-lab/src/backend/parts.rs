@@ -1,4 +1,4 @@
-//! What a guest is made of under every design.
+//! The parts of a guest, the same under every design.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use crate::image::images::Images;
 use crate::spec::Payload;
 use crate::spec::arch::Arch;
 
-/// What a guest is made of, before a backend puts something below it.
+/// The parts of a guest, before a backend puts something below it.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// What runs in the guest.
+    /// The payload that runs in the guest.
     pub payload: &'a Payload,
-    /// Images of Debian packages; there when [`crate::spec::Spec::needs_images`] says so.
+    /// Images of Debian packages; present when [`crate::spec::Spec::needs_images`] says so.
     pub images: Option<&'a Images>,
-    /// The kernel that our modules are for, when a guest has one.
+    /// The kernel for our modules, when a guest has one of them.
     pub kernel: Option<PathBuf>,
     /// The second archive of our own file tree, when a command runs.
     pub job: Option<PathBuf>,
@@ -26,7 +26,7 @@ pub struct Parts<'a> {
     pub phase: u32,
 }
 
-/// What a machine boots.
+/// The files and the command line that a machine boots.
 #[derive(Debug, Clone)]
 pub(super) struct Boot {
     /// The kernel's file.
@@ -63,7 +63,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Returns what boots the guest itself, with its initrd written into `folder`.
+    /// Returns the files that boot the guest itself, with its initrd written into `folder`.
     pub(super) fn boot(&self, arch: Arch, folder: &Path) -> Result<Boot> {
         let kernel = match (self.own_kernel(), self.images) {
             (Some(kernel), _) => kernel.to_owned(),

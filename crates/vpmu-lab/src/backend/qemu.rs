@@ -64,8 +64,8 @@ fn cpu(machine: &Machine) -> String {
         // Pointer authentication with a cheap hash: QEMU computes it in software,
         // and the architected one is slow.
         Arch::Aarch64 => ("pauth", "pauth-impdef=on"),
-        // Linux copies and clears memory by the byte where bytes are said to be fast.
-        // In QEMU each byte is an instruction: a nested boot takes more than twice as long.
+        // Linux copies and clears memory by the byte on processors that call bytes fast. In QEMU
+        // each byte is an instruction, so a nested boot takes more than twice as long.
         Arch::X86_64 => ("erms", "-erms,-fsrm"),
     };
     if model == MAX && !options.contains(feature) {

@@ -1,8 +1,8 @@
 //! Counts the exits of a guest's profiling session by kind and by register, in
 //! the layout published in 2021 for KVM on Intel.
 //!
-//! vpmu-vmm counts the exits that reach it. The host's KVM counts those that it
-//! handles itself; here they have KVM's names.
+//! vpmu-vmm counts the exits that reach it. The host's KVM counts the exits that it handles itself.
+//! The figures have KVM's names for those exits.
 //!
 //! A second run, with one event and a fixed period, gives the exits of a single
 //! PMI by kind: four events share interrupts, and perf adjusts their periods.
@@ -33,8 +33,8 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// The published four events, as `bench paused` has them, sampled by frequency.
-/// perf then adjusts their periods, which is part of the published mix.
+/// The four published events, as in `bench paused`, sampled by frequency. perf then adjusts their
+/// periods, which is part of the published mix.
 const COMMAND: &str = "perf record --no-bpf-event -q -F 1000 -e cpu-cycles -e instructions \
 -e branch-instructions -e ref-cycles -o perf.data -- workload --scale 3000";
 
@@ -98,7 +98,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
         &[],
         ONE_EVENT,
     )?;
-    // AMD's registers are others.
+    // AMD has other registers.
     let registers = match context.model {
         Model::Auto | Model::Intel => &PUBLISHED_MSRS[..],
         Model::Amd | Model::AmdV2 => &[],
@@ -110,13 +110,13 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(published.chain(each).collect())
 }
 
-/// The published count of exits of `kind`.
+/// Returns the published count of exits of `kind`.
 fn published_exits(kind: &str) -> u64 {
     let found = PUBLISHED_EXITS.iter().find(|(name, _)| *name == kind);
     found.map_or(0, |(_, count)| *count)
 }
 
-/// Each published exit and register for one PMI, measured beside published.
+/// Returns each published exit and register for one PMI, measured beside published.
 fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
     let each = |count: Option<f64>, pmis| for_each_pmi(count?, pmis);
     rows.iter()
@@ -130,8 +130,8 @@ fn shares(rows: &[Row], pmis: Option<u64>) -> Vec<Row> {
         .collect()
 }
 
-/// The published exits for each PMI, without the local APIC's registers, which KVM
-/// handles without telling.
+/// Returns the published exits for each PMI, without exits for the local APIC's registers, which
+/// KVM handles without telling.
 fn published_per_pmi() -> f64 {
     let pmis = published_exits("EXCEPTION_NMI");
     let registers = PUBLISHED_MSRS

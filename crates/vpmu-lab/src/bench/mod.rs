@@ -1,5 +1,4 @@
-//! Published experiments, done again: what was measured beside what was
-//! published.
+//! Published experiments, done again: measured figures beside published ones.
 //!
 //! Absolute times differ: the published machines are faster and ran the command
 //! longer. The relation of one design to another is comparable.
@@ -34,11 +33,11 @@ use crate::{Error, Result};
 pub struct Bench {
     /// The bench's name on the command line.
     pub name: &'static str,
-    /// What the bench is about.
+    /// The subject of the bench.
     pub about: &'static str,
-    /// What `docs/results` says beside its figures.
+    /// The text of `docs/results` beside the bench's figures.
     pub page: Page,
-    /// Whether it measures guests of either vendor.
+    /// Whether the bench measures guests of either vendor.
     has_models: bool,
     /// Checks before anything is downloaded, then measures.
     rows: fn(&Context<'_>) -> Result<Vec<Row>>,
@@ -58,7 +57,7 @@ pub const BENCHES: &[Bench] = &[
 /// A bench's tools and options.
 struct Context<'a> {
     name: &'static str,
-    /// Of x86 guests. What was published was Intel's.
+    /// The model of x86 guests. The published guests had Intel's.
     model: Model,
     keep: Option<&'a Path>,
     cache: &'a Cache,
@@ -98,8 +97,8 @@ impl Bench {
 }
 
 impl Context<'_> {
-    /// `command` with events that the guests have. Of AMD's processors only the newest count reference cycles, and
-    /// of those only the newest kernels know it: there cycles are counted once more.
+    /// Returns `command` with events that the guests have. Among AMD's processors, only the newest count reference
+    /// cycles, and only the newest kernels know that event. On others, `command` counts cycles once more.
     fn with_events(&self, command: &str) -> String {
         match self.model {
             Model::Auto | Model::Intel => command.to_owned(),
@@ -107,8 +106,8 @@ impl Context<'_> {
         }
     }
 
-    /// Runs `command` under each of `designs` with options `vmm_args` for the
-    /// VMM. `part` tells the kept logs of several apart.
+    /// Runs `command` under each of `designs` with options `vmm_args` for the VMM. `part`
+    /// distinguishes the kept logs of several calls.
     fn compare(
         &self,
         part: &str,
@@ -141,7 +140,7 @@ impl Context<'_> {
             command: Command::from_words(&[command.to_owned()]),
             programs: programs.to_vec(),
             timeout: Duration::from_secs(1800),
-            // A busy machine boots slowly; a guest that hangs is told by its own time.
+            // A busy machine boots slowly. A guest that hangs is recognised by its own time.
             boot_timeout: Duration::from_secs(1800),
             keep: self
                 .keep
@@ -184,7 +183,7 @@ fn mode(design: Design) -> &'static str {
         .map_or(design.pmu.name(), |policy| policy.name())
 }
 
-/// Two digits behind the point, as published.
+/// Rounds to two digits behind the point, as published.
 fn hundredths(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }

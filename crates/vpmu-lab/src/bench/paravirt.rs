@@ -1,5 +1,5 @@
-//! What the paravirtual PMU saves: exits for a sample and for a context switch,
-//! beside the trapped design on the same kernel.
+//! Measures the exits that the paravirtual PMU saves for a sample and for a context switch,
+//! compared with the trapped design on the same kernel.
 
 use super::{Bench, Context, Row, numbers};
 use crate::report::markdown::{Group, Page};
@@ -23,7 +23,8 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// What both do first: no throttling, so that both take the samples that are asked for.
+/// The beginning of both designs' commands. It stops throttling, so that both take all requested
+/// samples.
 const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
     echo 10000 > /proc/sys/kernel/perf_event_max_sample_rate && \
     echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
@@ -39,7 +40,7 @@ struct Part {
 
 struct Figure {
     name: &'static str,
-    /// Of the design, unless it is another.
+    /// The figure's mode, where that is not the design's own.
     mode: Option<&'static str>,
     value: Option<f64>,
     unit: &'static str,
@@ -138,7 +139,8 @@ fn parts() -> Vec<Part> {
     ]
 }
 
-/// Two records, one of them without samples, and one whose handlers are timed.
+/// Returns a command with two records, one of them without samples, and one record whose handlers
+/// are timed.
 fn time() -> String {
     format!(
         "{QUIET}timed() {{ perf stat -x, -o time -e duration_time -- {RECORD} -c $1 -- workload --scale 5000 && \
@@ -156,7 +158,7 @@ fn time() -> String {
     )
 }
 
-/// Shares of the workload's functions, of a hundred.
+/// Shares of the workload's functions, in percent.
 const WEIGHTS: [(&str, f64); 4] = [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
 
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
@@ -194,7 +196,7 @@ fn of_pipe(row: &result::Row) -> Result<Vec<Figure>> {
         figure("sched_pipe_us", Some(first(row, "four")?), "us"),
         figure("sched_pipe_us:no_inherit", Some(first(row, "alone")?), "us"),
     ];
-    // Without perf both are the same guest.
+    // Without perf, both designs have the same guest.
     if row.design.pmu == Pmu::Paravirt {
         figures.push(none);
     }
@@ -232,12 +234,13 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the NMI.
+/// Returns the published exits to the VMM for an interrupt: 8.5 for MSRs, 1.3 for RDPMC, 1 for the
+/// NMI.
 fn published(figure: &str, mode: &str) -> Option<f64> {
     (figure == "exits_per_pmi" && mode == "trapped").then_some(10.8)
 }
 
-/// The first number behind the line that begins with `word`.
+/// Returns the first number behind the line that begins with `word`.
 fn first(row: &result::Row, word: &str) -> Result<f64> {
     let number = numbers(&row.output, word).and_then(|numbers| numbers.first().copied());
     number.ok_or_else(|| Error::CommandFailed {

@@ -1,5 +1,5 @@
-//! The partitioned PMU against KVM's emulated one, published in 2025 for KVM
-//! on Arm with ten counters; the gzip run there was of 64 MB.
+//! Measures the partitioned PMU against KVM's emulated one, published in 2025 for KVM on Arm with
+//! ten counters. The published gzip run was of 64 MB.
 
 use super::{Bench, Context, Row, mode};
 use crate::Result;
@@ -36,8 +36,8 @@ struct Figure {
     published: &'static [(Pmu, f64)],
 }
 
-/// `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a
-/// second: every run would take some whole number of seconds more.
+/// `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a second. With
+/// that thread, every run would take some whole number of seconds more.
 const PARTS: &[Part] = &[
     Part {
         command: "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\

@@ -45,10 +45,9 @@ struct Part {
 
 /// The published four events, three times, and one event by itself.
 ///
-/// Twelve events do not fit the guest's seven counters, so the guest's perf multiplexes them, as in
-/// the published runs. Cache misses are replaced: without a hardware PMU a clock can only pretend to
-/// count instructions and branches, one a cycle, which costs the same operations. The single event
-/// shows what one interrupt costs.
+/// Twelve events do not fit the guest's seven counters, so the guest's perf multiplexes them, as in the published runs.
+/// Cache misses are replaced. Without a hardware PMU, a clock can only pretend to count instructions and branches, one
+/// a cycle, which costs the same operations. The single event shows the cost of one interrupt.
 const PARTS: [Part; 2] = [
     Part {
         suffix: "",
@@ -65,7 +64,7 @@ const PARTS: [Part; 2] = [
     Part {
         suffix: ":one_event",
         events: "cpu-cycles",
-        // One long run, so that the operations of perf's own start hardly count.
+        // One long run makes the operations of perf's own start negligible.
         runs: 1,
         scale: 5000,
         published: |_| None,
@@ -142,7 +141,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     Ok(handlers)
 }
 
-/// Returns how many times faster, with two digits behind the point as published.
+/// Returns the ratio of `before` to `after`, with two digits behind the point as published.
 fn times(before: f64, after: f64) -> f64 {
     hundredths(before / after)
 }
@@ -160,7 +159,7 @@ fn handler_mean(row: &result::Row) -> Result<Option<f64>> {
     Ok((count > 0.0).then(|| sum / count))
 }
 
-/// Returns all operations together, and each kind.
+/// Returns the sum of all operations, and the number of each kind.
 fn host_operations(run: &Run, suffix: &str) -> Vec<Row> {
     let row = |figure: String, measured| Row {
         figure: format!("{figure}{suffix}"),

@@ -1,10 +1,8 @@
-//! Measures the cost of handling an overflow with real host events, published in
-//! 2018 for KVM on Intel: an event that is recreated each time against an event
-//! that is left where it runs.
+//! Measures the cost of handling an overflow with real host events, published in 2018 for KVM on
+//! Intel. An event that is recreated each time is compared with an event that stays where it runs.
 //!
-//! The program `vpmu-reprogram` measures this machine's own perf events, and then
-//! those of a guest. The guest's are hardware events of this project's PMU, which
-//! this machine may not have.
+//! The program `vpmu-reprogram` measures this machine's own perf events, and then those of a guest.
+//! The guest's events are hardware events of this project's PMU, which this machine may not have.
 
 use std::process::Command;
 
@@ -58,9 +56,9 @@ const MODES: [[&str; 2]; 3] = [
     ["paused", "guest-paused"],
 ];
 const UNITS: [&str; 2] = ["ns", "operations"];
-/// The guest's command. It first checks that the guest's events keep what the engine
-/// relies on: figures of others would mean nothing. It handles fewer overflows, as
-/// each costs exits.
+/// The guest's command. It first checks that the guest's events keep the promises on which the
+/// engine relies, because figures of other events would mean nothing. It handles fewer overflows,
+/// as each costs exits.
 const IN_GUEST: &str = "vpmu-reprogram --check --backing hardware > check || { cat check; exit 1; }; \
 vpmu-reprogram --overflows 200 --backing hardware --json -";
 

@@ -1,10 +1,9 @@
 //! Compares a profile taken in a guest with the host's, published in 2019 for KVM
 //! on Intel with a program of four functions.
 //!
-//! The host of the guest is the emulated machine, which has no PMU: there a
-//! clock takes the samples. The workload executes known numbers of
-//! instructions in each function, and in that machine an instruction is a
-//! nanosecond, so both profiles have to show the same weights.
+//! The host of the guest is the emulated machine, which has no PMU, so a clock takes the samples
+//! there. The workload executes known numbers of instructions in each function, and an instruction
+//! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
 use super::{Bench, Context, Row, emulated, mode, numbers};
 use crate::report::markdown::{Group, Page};
@@ -106,7 +105,7 @@ impl Profile {
         let share = |(function, _, _): (&str, f64, f64)| {
             numbers(&row.output, &format!("share:{function}"))
                 .and_then(|numbers| numbers.first().copied())
-                // Functions without a sample are not in perf's report.
+                // perf's report omits functions without a sample.
                 .unwrap_or(0.0)
         };
         let shares = FUNCTIONS.map(share);

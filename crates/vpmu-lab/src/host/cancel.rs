@@ -1,11 +1,11 @@
-//! A request to stop, shared by everything that can take long.
+//! A request to stop, shared by all work that can take long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, Result};
 
-/// A flag that a signal handler or a failed neighbour sets, and that everything that waits reads.
+/// A flag that a signal handler or a failed neighbour sets, and that all waiting code reads.
 #[derive(Debug, Clone, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -20,7 +20,7 @@ impl Cancel {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Tells whether to stop.
+    /// Tells whether someone has asked to stop.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Files that others read: written whole or not at all.
+//! Files that others read, written whole or not at all.
 
 use std::fs::{self, File};
 use std::path::Path;

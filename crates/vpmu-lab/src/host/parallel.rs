@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-/// Returns how many runs go on at once: each run of QEMU takes a processor.
+/// Returns the number of runs at once: each run of QEMU takes a processor.
 pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }

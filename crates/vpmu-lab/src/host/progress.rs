@@ -1,5 +1,5 @@
-//! What the user sees while the lab works: bars on a terminal, plain lines
-//! elsewhere, always on standard error.
+//! The display of progress while the lab works: bars on a terminal, plain lines elsewhere, always
+//! on standard error.
 
 use std::io::IsTerminal;
 use std::sync::Arc;

@@ -16,14 +16,15 @@ pub const SETPRIV_FIX: &str = "apt-get install util-linux";
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// A program, and what to say when it is missing or fails.
+/// A program, with messages for the cases that it is missing or fails.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
     /// The program's name, looked up in `PATH`.
     pub program: &'static str,
-    /// The command that installs it, said when it is missing.
+    /// The command that installs the program. The message about a missing program quotes it.
     pub fix: &'static str,
-    /// What usually helps, said after the program's own words when it fails.
+    /// Advice that usually helps. The message about a failure ends with it, after the program's own
+    /// words.
     pub hint: &'static str,
 }
 
@@ -131,7 +132,7 @@ struct KillOnDrop(Child);
 
 impl Drop for KillOnDrop {
     fn drop(&mut self) {
-        // Both fail only for a child that has ended already.
+        // Both calls fail only for a child that has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! Initramfs archives (cpio, `newc`), the same bytes for the same contents.
+//! Initramfs archives (cpio, `newc`), with the same bytes for the same contents.
 //!
 //! A guest that boots from different bytes takes a different number of
 //! instructions, and with `-icount` that changes every later figure. So
@@ -14,7 +14,7 @@ use cpio::newc::{Builder, ModeFileType, trailer};
 
 use crate::{Error, Result};
 
-/// 2026-01-01 00:00 UTC. Not zero: gzip warns about files from 1970.
+/// 2026-01-01 00:00 UTC. The time is not zero, because gzip warns about files from 1970.
 pub const MTIME: u32 = 1_767_225_600;
 
 /// A file tree, in memory or on the disk until it is written.
@@ -30,7 +30,7 @@ enum Entry {
     Link(String),
 }
 
-/// Where a file's bytes come from.
+/// The source of a file's bytes.
 #[derive(Debug)]
 pub enum Contents {
     /// Bytes in memory.
@@ -45,7 +45,7 @@ impl Archive {
         Self::default()
     }
 
-    /// Adds a folder and those it is in. `path` has no leading slash.
+    /// Adds a folder and its parent folders. `path` has no leading slash.
     pub fn folder(&mut self, path: &str) -> &mut Self {
         let ends = path.match_indices('/').map(|(index, _)| index);
         for end in ends.chain([path.len()]) {
@@ -56,7 +56,7 @@ impl Archive {
         self
     }
 
-    /// Adds a file with permissions `mode`, and the folders it is in.
+    /// Adds a file with permissions `mode`, and its parent folders.
     pub fn file(&mut self, path: &str, mode: u32, contents: Contents) -> &mut Self {
         self.parents(path);
         self.entries
@@ -64,7 +64,7 @@ impl Archive {
         self
     }
 
-    /// Adds a symbolic link, and the folders it is in.
+    /// Adds a symbolic link, and its parent folders.
     pub fn link(&mut self, path: &str, target: &str) -> &mut Self {
         self.parents(path);
         self.entries
@@ -76,8 +76,8 @@ impl Archive {
     ///
     /// # Errors
     ///
-    /// When a file cannot be read, is larger than 4 GiB, or `out` fails;
-    /// `place` is what `out` is called in the error.
+    /// When a file cannot be read or is larger than 4 GiB, or when `out` fails. The error calls
+    /// `out` by the name `place`.
     pub fn write(&self, out: &mut impl Write, place: &Path) -> Result<()> {
         for (index, (path, entry)) in self.entries.iter().enumerate() {
             let inode = u32::try_from(index + 1).expect("fewer than 2^32 files");

@@ -1,4 +1,4 @@
-//! The guest-side programs of this project, built beforehand by script/setup.
+//! The guest-side programs of this project, which script/setup has built.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
-//! The folder in which the lab keeps what it downloaded and built.
+//! The folder for the files that the lab downloaded and built.
 //!
-//! Several `vpmu` may run at once, and any may be killed at any time. So a
-//! file gets its name only once it is whole (written beside it, then renamed),
-//! whoever adds something holds [`Cache::lock`], and the short-lived folder of
-//! a run is recognised as abandoned by its lock, which dies with its owner.
+//! Several `vpmu` may run at once, and any may be killed at any time. So a file gets its name only
+//! once it is whole (written beside it, then renamed), and whoever adds something holds
+//! [`Cache::lock`]. The short-lived folder of a run has a lock that dies with its owner, so an
+//! abandoned folder is recognised.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ pub struct RunDir {
 }
 
 impl Cache {
-    /// Opens the user's cache folder, and makes it where it is missing.
+    /// Opens the user's cache folder, and creates it where it is missing.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// Returns the folder of [`Cache::open`], whether or not it is there.
+    /// Returns the folder of [`Cache::open`], whether or not it exists.
     pub fn location() -> Option<PathBuf> {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         variable("XDG_CACHE_HOME")
@@ -106,7 +106,7 @@ impl Cache {
     pub fn run_dir(&self) -> Result<RunDir> {
         let runs = self.root.join("runs");
         fs::create_dir_all(&runs).map_err(Error::file("create", &runs))?;
-        // Another lock than the cache's, which may be held for minutes.
+        // This lock differs from the cache's, which may be held for minutes.
         let _lock = locked(&self.root.join("runs.lock"))?;
         remove_abandoned(&runs);
         let folder =
@@ -116,7 +116,7 @@ impl Cache {
     }
 }
 
-/// Waits for the lock of a file that is locked for moments only, and returns the file.
+/// Waits for the lock of a file that is locked only briefly, and returns the file.
 fn locked(path: &Path) -> Result<File> {
     let file = File::create(path).map_err(Error::file("create", path))?;
     flock(&file, FlockOperation::LockExclusive)

@@ -1,8 +1,8 @@
 //! Finds the shared libraries that programs need.
 //!
-//! A guest holds programs from packages, but not the packages: only the
-//! programs and the closure of their `DT_NEEDED` entries. Libraries that a
-//! program opens by itself at run time are not followed.
+//! A guest holds programs from packages, but not the packages: only the programs and the closure of
+//! their `DT_NEEDED` entries. The closure excludes libraries that a program opens by itself at run
+//! time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -66,7 +66,7 @@ pub struct Needed {
     pub libraries: Vec<String>,
 }
 
-/// Reads which names the ELF file at `path` asks for.
+/// Reads the names for which the ELF file at `path` asks.
 ///
 /// # Errors
 ///

@@ -24,24 +24,24 @@ use crate::image::debian::{Pool, Selection, TEMPORARY};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
-/// The version of the images' contents: changes with whatever below changes them.
+/// The version of the images' contents. It changes with any code below that changes them.
 const LAYOUT: u32 = 3;
 
 /// Programs in every guest, each from the package of a similar name.
 const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];
 
-/// Kernel modules of an x86 KVM host, in the order in which they need each
-/// other. On Arm KVM is part of the kernel.
+/// Kernel modules of an x86 KVM host, in the order in which they need each other. On Arm, KVM is
+/// part of the kernel.
 const KVM_MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
 
-/// What stock QEMU loads into an x86 guest before the kernel.
+/// The files that stock QEMU loads into an x86 guest before the kernel.
 const FIRMWARE: [&str; 3] = [
     "usr/share/seabios/bios-256k.bin",
     "usr/share/qemu/kvmvapic.bin",
     "usr/share/qemu/linuxboot_dma.bin",
 ];
 
-/// Bytes of `/root/random.bin`, which nothing can compress.
+/// Bytes of `/root/random.bin`, which cannot be compressed.
 const RANDOM_BYTES: usize = 4 << 20;
 
 /// The machine's dpkg-deb.
@@ -126,17 +126,17 @@ impl Images {
         }
     }
 
-    /// Returns the x86-64 kernel as this project's VMM would unpack and rewrite it, which takes an
-    /// emulated processor a fifth of a nested boot. The first call makes the file.
+    /// Returns the x86-64 kernel as this project's VMM would unpack and rewrite it. That work takes
+    /// an emulated processor a fifth of a nested boot. The first call makes the file.
     ///
     /// # Errors
     ///
-    /// When the kernel is none that the VMM could boot, or the file cannot be written.
+    /// When the VMM could not boot the kernel, or the file cannot be written.
     pub fn rewritten_kernel(&self) -> Result<PathBuf> {
         self.unpacked(REWRITTEN, |kernel| kernel.rewrite_rdpmc().map(drop))
     }
 
-    /// Returns the file `name` with the x86-64 kernel unpacked and changed so.
+    /// Returns the file `name`, which has the x86-64 kernel unpacked and changed by the closure.
     fn unpacked(
         &self,
         name: &str,
@@ -235,7 +235,7 @@ fn folder(pool: &Pool) -> PathBuf {
 pub(super) fn remove_older(folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(prefix) {
-            // A folder that stays costs disk space only.
+            // A folder that stays only costs disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
     }

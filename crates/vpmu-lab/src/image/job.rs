@@ -1,4 +1,4 @@
-//! What one run adds to a guest's images: the job, as a second archive.
+//! The job that one run adds to a guest's images, as a second archive.
 
 use std::path::{Path, PathBuf};
 
@@ -14,10 +14,10 @@ use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 
-/// Options for the VMM that restores a saved guest, and for no other.
+/// Options for the VMM that restores a saved guest. No other VMM gets them.
 const RESTORING: &[&str] = &["--drop-paravirt"];
 
-/// What happens to the command's output.
+/// The treatment of the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
     /// The output is printed as it comes.
@@ -26,7 +26,7 @@ pub enum Output {
     Buffer,
 }
 
-/// How `meter` tells the world outside when the command begins and ends.
+/// The way in which `meter` tells the world outside that the command begins and ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notify {
     /// `meter` tells nobody.
@@ -42,13 +42,13 @@ pub enum Notify {
 pub struct Job<'a> {
     /// The guest's architecture.
     pub arch: Arch,
-    /// What to run.
+    /// The work to run.
     pub work: &'a Work,
-    /// Linux modules that are loaded before.
+    /// Linux modules that are loaded before the work.
     pub modules: &'a [PathBuf],
-    /// What to do with its output.
+    /// The treatment of the work's output.
     pub output: Output,
-    /// Whom `meter` tells.
+    /// The recipient of `meter`'s messages.
     pub notify: Notify,
     /// Selects the moment of the kernel's ticks at which the command begins: each
     /// number is another moment.
@@ -64,8 +64,8 @@ pub enum Vmm {
     Ours(OwnProgram),
 }
 
-/// A program of this machine with the libraries it needs: the C library here may
-/// be another than the guest's.
+/// A program of this machine with the libraries that it needs. The C library here may differ from
+/// the guest's.
 #[derive(Debug, Clone)]
 pub struct OwnProgram {
     name: &'static str,
@@ -74,12 +74,12 @@ pub struct OwnProgram {
     libraries: Vec<(String, PathBuf)>,
 }
 
-/// What the KVM host is told about its guest.
+/// The settings that the KVM host gets for its guest.
 #[derive(Debug, Clone)]
 pub struct HostJob<'a> {
     /// The architecture of the host and its guest.
     pub arch: Arch,
-    /// What runs the guest.
+    /// The program that runs the guest.
     pub vmm: Vmm,
     /// The VMM's options.
     pub options: &'a [String],
@@ -87,15 +87,15 @@ pub struct HostJob<'a> {
     pub append: &'a str,
     /// The guest's processors.
     pub vcpus: u32,
-    /// The host's clock ticks at another rate than the guest's, so that its
-    /// shares of time are fair.
+    /// Whether the host's clock ticks at another rate than the guest's, so that the host's shares
+    /// of time are fair.
     pub skew: bool,
     /// Whether KVM's tracepoints count while the guest measures.
     pub trace: bool,
     /// Selects the moment of the kernel's ticks at which the guest is started.
     pub phase: u32,
-    /// The guest's own job, an archive on the disk. Without a job the guest has no
-    /// initrd of the lab's.
+    /// The guest's own job, an archive on the disk. Without a job, the guest has no initrd from the
+    /// lab.
     pub guest: Option<&'a Path>,
     /// The user's initrd for the guest, instead of the lab's.
     pub initrd: Option<&'a Path>,
@@ -103,13 +103,13 @@ pub struct HostJob<'a> {
     pub kernel: Option<&'a Path>,
 }
 
-/// The program that starts programs of this machine. The lab needs x86-64's only.
+/// The program that starts programs of this machine. The lab needs only x86-64's.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// Milliseconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
 const SETTLE: u32 = 1000;
-/// Milliseconds between two phases: no multiple of a tick.
+/// Milliseconds between two phases. The number is no multiple of a tick.
 const PHASE: u32 = 37;
 
 impl Job<'_> {
@@ -167,8 +167,8 @@ impl Job<'_> {
 }
 
 impl Job<'_> {
-    /// Writes the script that meter runs. A single run costs no process beside the
-    /// command's own shell. Of several runs, each run's perf.data is put aside.
+    /// Returns the script that meter runs. A single run costs no process beside the command's own
+    /// shell. For several runs, the script sets each run's perf.data aside.
     fn script(&self, output: &str) -> String {
         let redirect = format!("exec < /dev/null > {output} 2>&1");
         let command = self.work.command.as_line();
@@ -188,7 +188,7 @@ impl Job<'_> {
 }
 
 impl Vmm {
-    /// Finds this project's VMM, as it is built on this machine.
+    /// Finds the VMM of this project that was built on this machine.
     ///
     /// # Errors
     ///
@@ -286,7 +286,7 @@ impl HostJob<'_> {
         Ok(archive)
     }
 
-    /// Returns where the VMM saves its guest, if at all.
+    /// Returns the place where the VMM saves its guest, if it saves.
     fn saved_to(&self) -> Option<&str> {
         let mut options = self.options.iter();
         options.find_map(|option| option.strip_prefix("--save="))

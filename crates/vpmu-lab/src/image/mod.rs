@@ -1,4 +1,4 @@
-//! What guests are made of: packages, a kernel, a file tree, the job to do.
+//! The parts of guests: packages, a kernel, a file tree, the job to do.
 
 pub mod archive;
 pub mod artifacts;

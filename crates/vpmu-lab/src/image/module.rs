@@ -1,8 +1,8 @@
 //! The Linux modules of `guest/`, built for a Debian kernel, and that kernel.
 //!
-//! It is one of Debian 12's: a distribution's headers want the compiler that
-//! built the kernel, and gcc 12 is in Debian 12 and 13. Sources and recipe are
-//! part of vpmu; they are built once for each set of packages.
+//! The kernel is one of Debian 12's. A distribution's headers need the compiler that built the
+//! kernel, and gcc 12 is in Debian 12 and 13. Sources and recipe are part of vpmu, and are built
+//! once for each set of packages.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 pub enum Kernel {
     /// Debian 12's, Linux 6.1.
     Bookworm,
-    /// The newer one that its backports have, Linux 6.12.
+    /// The newer kernel in its backports, Linux 6.12.
     Backports,
 }
 
@@ -85,7 +85,7 @@ const SHELL: Tool = Tool {
 
 const KERNEL: &str = "kernel";
 const PMU: &str = "vpmu_pmu.ko";
-/// For guests with a lazy deadline.
+/// The files for guests with a lazy deadline.
 const FILES: [&str; 4] = [
     "lazy_deadline.ko",
     "as_linux_7_1.ko",
@@ -100,11 +100,11 @@ pub struct Modules {
 }
 
 impl Modules {
-    /// Words for a kernel with a lazy deadline, so that it stops its tick whenever it idles, as the
-    /// kernels did for which a lazy deadline was published. Newer kernels keep the
-    /// tick through idle moments that did not end with a tick before, unless a
-    /// cpuidle governor says otherwise. Of Debian's governors, `ladder` does. Its
-    /// driver halts, as the kernel without a driver does.
+    /// Words for a kernel with a lazy deadline. The kernel then stops its tick whenever it idles,
+    /// as the kernels did for which a lazy deadline was published. Newer kernels keep the tick
+    /// through idle moments that did not end with a tick before, unless a cpuidle governor says
+    /// otherwise. Of Debian's governors, `ladder` does. Its driver halts, as the kernel without a
+    /// driver does.
     ///
     /// The guest starts its second processor when all is quiet: processors that
     /// wait for each other boot slowly where the machine runs one at a time.
@@ -115,7 +115,8 @@ impl Modules {
     ///
     /// # Errors
     ///
-    /// When the machine has no compiler for the modules, or its processor is another.
+    /// When the machine has no compiler for the modules, or has a processor of another
+    /// architecture.
     pub fn check() -> Result<()> {
         if !cfg!(target_arch = "x86_64") {
             return Err(Error::Usage(
@@ -134,11 +135,11 @@ impl Modules {
         Ok(())
     }
 
-    /// The modules for `kernel`, built first when they are not there.
+    /// Returns the modules for `kernel`, built first when they are missing.
     ///
     /// # Errors
     ///
-    /// When a compiler is missing, or packages cannot be had.
+    /// When a compiler is missing, or packages cannot be downloaded.
     pub fn prepare(
         kernel: Kernel,
         cache: &Cache,
@@ -168,13 +169,13 @@ impl Modules {
         self.folder.join(KERNEL)
     }
 
-    /// `lazy_deadline.ko`, the same as it is on a kernel that it refuses, and the programs
-    /// `ping_pong` and `sleepers`.
+    /// Returns `lazy_deadline.ko`, the same module as it is on a kernel that it refuses, and the
+    /// programs `ping_pong` and `sleepers`.
     pub fn files(&self) -> Vec<PathBuf> {
         FILES.map(|file| self.folder.join(file)).into()
     }
 
-    /// `vpmu_pmu.ko`.
+    /// Returns `vpmu_pmu.ko`.
     pub fn pmu(&self) -> PathBuf {
         self.folder.join(PMU)
     }

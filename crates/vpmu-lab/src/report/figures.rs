@@ -10,7 +10,7 @@ use crate::host::files::write_whole;
 /// One line of a bench's result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// What was measured.
+    /// The measured quantity.
     pub figure: String,
     /// The design or policy.
     pub mode: &'static str,
@@ -22,7 +22,7 @@ pub struct Row {
     pub unit: &'static str,
 }
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Debug, Serialize)]
 pub struct Report {
     schema: u32,
@@ -40,7 +40,7 @@ impl Report {
         }
     }
 
-    /// One line for each figure and design.
+    /// Returns one line for each figure and design.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }

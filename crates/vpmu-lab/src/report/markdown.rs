@@ -1,7 +1,7 @@
 //! Makes a page in Markdown of a bench's results, which `vpmu bench NAME --json FILE` writes.
 //!
-//! Pages in `docs/results` are made of the JSON beside them, by `tests/results.rs`: a figure in them
-//! cannot be older than the run.
+//! Pages in `docs/results` are made from the JSON beside them, by `tests/results.rs`, so a figure in a page cannot be
+//! older than the run.
 
 use serde::Deserialize;
 
@@ -41,11 +41,11 @@ struct Figure {
     unit: String,
 }
 
-/// Returns the page of `bench`, with the figures in `json` and behind them those of `--model amd` in `amd`.
+/// Returns the page of `bench`, with the figures in `json`, followed by those of `--model amd` in `amd`.
 ///
 /// # Errors
 ///
-/// When either is not what `vpmu bench --json` writes.
+/// When either file was not written by `vpmu bench --json`.
 pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Result<String> {
     let (files, of_them) = match amd {
         Some(_) => (format!("{bench}.json and {bench}-amd.json"), "none"),
@@ -104,7 +104,7 @@ fn tables(rows: &[(&str, &Figure)]) -> String {
             kinds.push(kind(name));
         }
     }
-    // The plain figures first.
+    // The plain figures come first.
     kinds.sort_by_key(Option::is_some);
     kinds
         .iter()

@@ -1,4 +1,4 @@
-//! What guests report, the figures that come of it, and how they are shown.
+//! The reports of guests, the figures made from them, and their display.
 
 pub mod figures;
 pub mod markdown;

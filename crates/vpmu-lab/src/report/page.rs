@@ -1,8 +1,8 @@
-//! Makes one HTML page of saved results, with tables and plots and nothing that
-//! is fetched from elsewhere.
+//! Makes one HTML page of saved results, with tables and plots. The page fetches nothing from
+//! elsewhere.
 //!
-//! The page holds what the files say, in the order of their names: figures that
-//! a file has as null are shown as `-` and have no bar.
+//! The page shows the files in the order of their names. Figures that a file has as null are shown
+//! as `-` and have no bar.
 
 use std::fs;
 use std::path::Path;
@@ -215,7 +215,7 @@ impl Bench {
                 Some(unit) if !unit.is_empty() => format!("{figure}, {unit} ({kind})"),
                 _ => format!("{figure} ({kind})"),
             };
-            // Published machines are other machines: each has a scale of its own.
+            // Published figures come from other machines, so each machine has a scale of its own.
             let measured = rows().map(|row| (row.mode.clone(), row.measured));
             let published = rows().map(|row| (row.mode.clone(), row.published));
             [
@@ -321,11 +321,11 @@ mod tests {
         let html = &page.html;
         assert!(html.contains("<td>partitioned</td><td>6+1</td><td>4.000</td><td>2.000</td>"));
         assert!(html.contains("irq:pmu 10"), "{html}");
-        // Half as long as the longest.
+        // One bar is half as long as the longest.
         for length in ["width=\"130\"", "width=\"260\""] {
             assert_eq!(html.matches(length).count(), 2, "{length}: {html}");
         }
-        // Nothing is known of one design only, and nothing is made up.
+        // This figure is known for one design only, and no plot is made up.
         assert!(!html.contains("exits for each PMI"), "{html}");
         assert!(!html.contains("(published)"), "{html}");
         assert!(html.contains("4.1430"), "{html}");

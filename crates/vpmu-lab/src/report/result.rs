@@ -18,7 +18,7 @@ use crate::spec::design::{Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
 use vpmu_record::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 
-/// What `--json` writes.
+/// The file that `--json` writes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Results {
     /// Changes when a field changes its meaning.
@@ -34,7 +34,7 @@ pub struct Row {
     pub design: Design,
     /// The figures.
     pub run: Run,
-    /// What the command printed.
+    /// The output of the command.
     pub output: Vec<u8>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
@@ -42,14 +42,14 @@ pub struct Row {
     pub boot_wall: Duration,
 }
 
-/// What was run.
+/// The settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings<'a> {
     /// The machine.
     pub machine: &'a Machine,
     /// The guest.
     pub guest: &'a Guest,
-    /// How often the command ran.
+    /// Number of runs of the command.
     pub runs: u32,
     /// The command, as a line for the shell.
     pub command: &'a str,
@@ -63,8 +63,7 @@ pub struct Run {
     pub arch: Arch,
     /// The design.
     pub pmu: Pmu,
-    /// What becomes of a host event that the guest does not use, where there
-    /// is a choice.
+    /// The treatment of a host event that the guest does not use, where there is a choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<Policy>,
     /// The number of the guest's processors.
@@ -78,7 +77,7 @@ pub struct Run {
     pub host_counters: Option<u32>,
     /// The command, as a line for the shell.
     pub command: String,
-    /// How often the command ran.
+    /// Number of runs of the command.
     pub runs: u32,
     /// The command's exit status, 128 + signal when it was killed.
     pub status: i32,
@@ -92,10 +91,10 @@ pub struct Run {
     pub samples: Option<u64>,
     /// Samples that perf knows it lost.
     pub lost_samples: Option<u64>,
-    /// How often the guest's kernel throttled an event.
+    /// Number of times that the guest's kernel throttled an event.
     pub throttled: Option<u64>,
-    /// Samples a second and event that the guest's kernel allowed in the end;
-    /// it lowers this where samples take too long.
+    /// Samples a second and event that the guest's kernel allowed in the end. The kernel lowers
+    /// this limit where samples take too long.
     pub max_sample_rate: Option<u64>,
     /// PMU interrupts that the guest took during the command.
     pub pmis: Option<u64>,
@@ -103,8 +102,8 @@ pub struct Run {
     pub exits: Option<BTreeMap<String, u64>>,
     /// All exits for each PMI.
     pub exits_per_pmi: Option<f64>,
-    /// Exits that serve the guest's PMU, for each PMI: the PMU's overflow interrupts
-    /// and its registers. `None` where the hypervisor does not count them apart.
+    /// Exits that serve the guest's PMU, for each PMI: the PMU's overflow interrupts and its
+    /// registers. `None` where the hypervisor does not count these exits separately.
     pub pmu_exits_per_pmi: Option<f64>,
     /// Part of the machine's time spent in the hypervisor during the command.
     pub host_share: Option<f64>,
@@ -118,10 +117,10 @@ pub struct Run {
     pub host_operations_per_pmi: Option<f64>,
     /// Whether repeated runs give the same figures.
     pub deterministic: bool,
-    /// Everything the monitor said.
+    /// All of the monitor's statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub monitor: Option<Monitor>,
-    /// Everything the VMM said.
+    /// All of the VMM's statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Vmm>,
     /// The KVM host's counts of tracepoints, for each part that the command marked.
@@ -183,7 +182,7 @@ impl Run {
                 kinds.map(|(kind, count)| (kind, mean(count))).collect()
             })
         };
-        // In this machine's own KVM the exits that do not reach the VMM are not counted.
+        // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
         let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
         let pmu_exits = pmu
             .is_ours()

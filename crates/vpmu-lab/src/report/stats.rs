@@ -54,8 +54,8 @@ impl Stats {
         }
     }
 
-    /// The VMM counts the exits that reach it. KVM handles others by itself, which
-    /// only the host's own statistics know.
+    /// Returns the VMM's statistics. The VMM counts the exits that reach it. KVM handles other
+    /// exits by itself, and only the host's own statistics know them.
     fn of_vmm(vmm: &Vmm) -> Self {
         let Some(span) = &vmm.measured else {
             return Self::default();
@@ -83,8 +83,8 @@ impl Stats {
             let count = end.saturating_sub(begin);
             match name.as_str() {
                 "exits" => all = count,
-                // A signal ends a run of the vCPU from outside: no exit of the guest's, and
-                // not one of `exits`.
+                // A signal ends a run of the vCPU from outside. It is no exit of the guest's, and
+                // is not counted in `exits`.
                 "signal_exits" => {}
                 _ => {
                     named += count;
@@ -130,9 +130,9 @@ fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
 /// Page and doorbell of the paravirtual PMU (docs/paravirtual-pmu.md).
 const PARAVIRTUAL: [u32; 2] = [0x4b56_4d58, 0x4b56_4d59];
 
-/// Tells whether an exit of this kind, as the monitor and vpmu-vmm name it, serves
-/// the guest's PMU: an overflow of a counter, or an access to the PMU's registers.
-/// Timers, other devices and the command's own begin and end do not.
+/// Tells whether an exit of this kind, as the monitor and vpmu-vmm name it, serves the guest's PMU.
+/// An overflow of a counter does, and so does an access to the PMU's registers. Timers, other
+/// devices and the command's own begin and end do not.
 pub(super) fn serves_pmu(kind: &str) -> bool {
     match kind.split(':').collect::<Vec<_>>()[..] {
         // Arm: the interrupt; registers by their architectural names.

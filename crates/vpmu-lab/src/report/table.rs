@@ -145,7 +145,7 @@ pub fn kinds(exits: &BTreeMap<String, u64>) -> String {
     shown.join(", ")
 }
 
-/// Warns of figures that may be wrong: of what, why, and which option mends it.
+/// Warns of figures that may be wrong, with the reason and the option that mends them.
 pub fn warnings(rows: &[Row]) -> Vec<String> {
     let mut warnings = Vec::new();
     for row in rows {

@@ -40,8 +40,8 @@ impl Activity {
         self.since.elapsed()
     }
 
-    /// For how long QEMU's busiest thread could run and had to wait for a processor; zero where the kernel keeps no
-    /// such account.
+    /// Returns the time for which QEMU's busiest thread could run and had to wait for a processor. The time is zero
+    /// where the kernel keeps no such account.
     pub(super) fn waited(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid));
         let waits = tasks.into_iter().flatten().flatten().filter_map(|task| {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// The first processor that this process may use.
+    /// Returns the first processor that this process may use.
     fn processor() -> String {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let mut lines = status.lines();
@@ -85,7 +85,7 @@ mod tests {
         first.unwrap().to_owned()
     }
 
-    /// A busy loop that may use this processor only.
+    /// Starts a busy loop that may use this processor only.
     fn spin(processor: &str) -> Child {
         let mut command = Command::new("taskset");
         command.args(["-c", processor, "sh", "-c", "while :; do :; done"]);
@@ -102,7 +102,7 @@ mod tests {
         let mut spinners = [spin(&processor), spin(&processor)];
         let activities = spinners.each_ref().map(Activity::new);
         let waited = || activities.each_ref().map(Activity::waited);
-        // Two share a processor: each waits while the other runs.
+        // Two processes share a processor: each waits while the other runs.
         while waited().contains(&Duration::ZERO) {
             sleep(Duration::from_millis(10));
         }

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// The results of all designs.
 #[derive(Debug)]
 pub struct Comparison {
-    /// In the order asked for, without designs that failed.
+    /// The rows in the order asked for, without designs that failed.
     pub rows: Vec<Row>,
     /// Designs that could not be run, and why.
     pub failures: Vec<(Design, Error)>,

@@ -1,22 +1,21 @@
 //! The guest's console: records and output told apart as the bytes arrive.
 //!
-//! Everything comes over one serial line: kernel messages, the command's own
-//! bytes, and records. A record is taken out wherever it is; the command's
-//! bytes are passed on unchanged, whatever they are, and a 0x1e among them
-//! that begins no record is just a byte.
+//! Everything comes over one serial line: kernel messages, the command's own bytes, and records.
+//! Records are taken out wherever they are. The command's bytes are passed on unchanged, whatever
+//! they are. A 0x1e among them that begins no record is just a byte.
 
 use std::collections::VecDeque;
 
 use vpmu_record::{MARK, Phase, Record};
 
-/// A line longer than this is no record of ours.
+/// A longer line is no record of ours.
 const LONGEST_RECORD: usize = 256 << 10;
 /// Console lines remembered for error messages.
 const REMEMBERED: usize = 12;
 /// Bytes of a line that are remembered.
 const LONGEST_LINE: usize = 400;
 
-/// What a piece of the stream is.
+/// The kinds of pieces of the stream.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Piece {
     /// Bytes of the console.
@@ -33,7 +32,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Takes the next chunk and gives the pieces that are complete.
+    /// Takes the next chunk and returns the pieces that are complete.
     pub fn feed(&mut self, chunk: &[u8]) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let mut plain = Vec::new();
@@ -85,7 +84,7 @@ fn flush(plain: &mut Vec<u8>, pieces: &mut Vec<Piece>) {
     }
 }
 
-/// What a console has said so far.
+/// The output of a console so far.
 #[derive(Debug, Default, Clone)]
 pub struct Transcript {
     /// The records, in the order they came.

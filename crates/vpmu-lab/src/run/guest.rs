@@ -19,14 +19,14 @@ use crate::spec::{Guest, Payload, Spec, Time};
 use crate::{Error, Result};
 use vpmu_record::Record;
 
-/// A machine that does not run for so long is said to have stopped.
+/// Time after which a machine that does not run counts as stopped.
 const QUIET: Duration = Duration::from_secs(20);
 
-/// How often a guest is tried.
+/// Number of attempts to run a guest.
 const TRIES: u32 = 3;
 
-/// Checks, before anything is downloaded, that the programs are there that the
-/// guests of `spec` need.
+/// Checks, before anything is downloaded, that the programs that the guests of `spec` need are
+/// present.
 ///
 /// # Errors
 ///
@@ -116,11 +116,11 @@ pub fn run(
     })
 }
 
-/// Says that a guest which failed so is tried again, and why: QEMU has faults that a later start avoids.
+/// Reports that a guest with this failure is tried again, and why: QEMU has faults that a later start avoids.
 ///
 /// # Errors
 ///
-/// `error`, where QEMU is not known to be the cause, or after so many tries.
+/// Returns `error` where QEMU is not known to be the cause, or after `TRIES` attempts.
 pub fn once_more(spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
     let own_kernel = match &spec.payload {
         Payload::Command(work) => work.kernel.is_some(),
@@ -142,7 +142,7 @@ pub fn once_more(spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result
     }
 }
 
-/// Returns what the guest is made of, with its job written into `folder`.
+/// Returns the guest's parts, with its job written into `folder`.
 fn parts<'a>(
     lab: &'a Lab<'_>,
     spec: &'a Spec,
@@ -277,7 +277,7 @@ mod tests {
     fn request() -> Request {
         Request {
             command: Command::from_words(&["true".to_owned()]),
-            // In the lab's KVM host, whatever this machine's own KVM can do.
+            // This runs in the lab's KVM host, whatever this machine's own KVM can do.
             marked: true,
             ..Request::new(Arch::X86_64)
         }

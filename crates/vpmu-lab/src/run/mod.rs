@@ -22,28 +22,27 @@ use crate::report::result::Run;
 use crate::spec::Spec;
 use vpmu_record::Monitor;
 
-/// What runs of guests share.
+/// The resources that runs of guests share.
 #[derive(Debug)]
 pub struct Lab<'a> {
     /// The folder in which files are kept.
     pub cache: &'a Cache,
     /// Images of Debian packages; `None` when they are not needed.
     pub images: Option<Images>,
-    /// Ours for guests, with their kernel; `None` when no guest has one.
+    /// This project's modules for guests, with their kernel; `None` when no guest has one.
     pub modules: Option<Modules>,
     /// The user's wish to stop.
     pub cancel: &'a Cancel,
-    /// What the user sees meanwhile.
+    /// The display of progress for the user.
     pub progress: &'a Progress,
 }
 
 impl<'a> Lab<'a> {
-    /// Downloads packages and makes images, as far as `spec` needs them and they
-    /// are not there.
+    /// Downloads packages and makes images, as far as `spec` needs them and they are missing.
     ///
     /// # Errors
     ///
-    /// When packages cannot be had or lack something.
+    /// When packages cannot be downloaded or lack something.
     pub fn prepare(
         spec: &Spec,
         cache: &'a Cache,
@@ -68,7 +67,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// How the command's output is treated.
+/// The treatment of the command's output.
 pub struct Sink {
     /// Whether the output is kept until the command is over.
     pub output: Output,
@@ -81,7 +80,7 @@ pub struct Sink {
 pub struct Outcome {
     /// The figures; `None` when no command ran.
     pub run: Option<Run>,
-    /// What the monitor said, when there is one.
+    /// The monitor's report, when there is a monitor.
     pub monitor: Option<Monitor>,
     /// Wall-clock time of the whole.
     pub wall: Duration,

@@ -1,5 +1,4 @@
-//! Runs QEMU, or a VMM: never longer than asked, never orphaned, never hanging
-//! unnoticed.
+//! Runs QEMU, or a VMM: never longer than asked, never orphaned, and never stuck without notice.
 //!
 //! QEMU gets its own process group, so a terminal's Ctrl-C reaches only vpmu,
 //! which then ends QEMU. When vpmu is killed, the kernel ends QEMU
@@ -24,9 +23,9 @@ use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
-/// How often QEMU's processor time is looked at.
+/// The interval between looks at QEMU's processor time.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long QEMU may take to end after the console was closed.
+/// The time that QEMU may take to end after the console was closed.
 const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// Limits by the wall clock. Time in which QEMU waits for a busy processor does not count.
@@ -36,12 +35,12 @@ pub struct Limits {
     pub total: Duration,
     /// Until the command begins; `None` when no command is expected.
     pub boot: Option<Duration>,
-    /// For a machine that uses no processor time and does not wait for the
-    /// reader. `None` when idling is normal: in real time an idle guest uses none.
+    /// Limit for a machine that uses no processor time and does not wait for the reader. `None`
+    /// when idling is normal: in real time an idle guest uses no processor time.
     pub quiet: Option<Duration>,
 }
 
-/// Where console bytes go.
+/// The destinations of console bytes.
 pub struct Streams {
     /// The command's output, or everything when `raw`.
     pub output: Box<dyn Write + Send>,
@@ -127,7 +126,7 @@ pub fn run(
     let transcript = shared.transcript();
     if !status.success() {
         let mut message = String::new();
-        // QEMU's message could not be read: its status has to do.
+        // QEMU's message could not be read, so its status has to do.
         let _ = errors
             .rewind()
             .and_then(|()| errors.read_to_string(&mut message));
@@ -182,7 +181,7 @@ impl<'a> Watch<'a> {
             return None;
         }
         self.looked = Instant::now();
-        // A machine whose output the user's terminal or pager does not take may wait.
+        // A machine may wait while the user's terminal or pager does not take its output.
         if self.shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
         }
@@ -193,7 +192,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Returns what the guest itself said about a bad end.
+/// Returns the guest's own report of a bad end.
 pub fn ended_badly(transcript: &Transcript) -> Option<Error> {
     let console = transcript.last_lines();
     if let Some(line) = transcript.monitor.clone() {
@@ -350,8 +349,8 @@ mod tests {
         error
     }
 
-    /// Runs `script` into a limit, and into longer ones on a machine so busy that the script has not done its part
-    /// until then. Returns the first error of which `done` holds.
+    /// Runs `script` into a limit. On a machine so busy that the script has not done its part within the limit, repeats
+    /// with longer limits. Returns the first error that `done` accepts.
     fn until_limit(
         script: &str,
         limits: impl Fn(Duration) -> Limits,

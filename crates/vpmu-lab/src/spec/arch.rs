@@ -20,7 +20,7 @@ pub enum Arch {
     X86_64,
 }
 
-/// Packages that guests of any architecture are made of.
+/// Packages in guests of any architecture.
 const COMMON_PACKAGES: [&str; 4] = ["busybox-static", "gzip", "linux-perf", "stress-ng"];
 
 const QEMU_AARCH64: Tool = Tool {
@@ -62,7 +62,7 @@ impl Arch {
         }
     }
 
-    /// Returns the packages that guests and the KVM host are made of, sorted.
+    /// Returns the packages from which guests and the KVM host are made, sorted.
     pub fn packages(self) -> Vec<&'static str> {
         let own: &[&str] = match self {
             Self::Aarch64 => &["linux-image-arm64", "qemu-system-arm"],

@@ -6,8 +6,8 @@ pub struct Command(String);
 
 impl Command {
     /// Makes a command of the words after `--`. Several words are a program and
-    /// its arguments, as they are; a single word is a line for the shell
-    /// (`a | b > c`). `None` without a word.
+    /// its arguments, passed unchanged; a single word is a line for the shell
+    /// (`a | b > c`). Returns `None` without a word.
     pub fn from_words(words: &[String]) -> Option<Self> {
         match words {
             [] => None,

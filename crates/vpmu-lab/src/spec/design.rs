@@ -18,7 +18,7 @@ pub enum Pmu {
     Emulated,
     /// This project's monitor, the counters split by `MDCR_EL2.HPMN`.
     Partitioned,
-    /// The same, and physical interrupts go to the guest.
+    /// As `Partitioned`, and physical interrupts go to the guest.
     Direct,
     /// This project's monitor, all counters the guest's, no trap: the limit.
     Untrapped,
@@ -84,8 +84,8 @@ impl FromStr for Pmu {
     }
 }
 
-/// What happens to the host's event behind a guest's counter while the guest
-/// does not count with it (`docs/event-life-cycle.md`).
+/// The treatment of the host's event behind a guest's counter while the guest does not count with
+/// that counter (`docs/event-life-cycle.md`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
@@ -126,7 +126,7 @@ impl FromStr for Policy {
     }
 }
 
-/// Whose PMU this project's x86 VMM offers its guest, and so whose processor.
+/// The vendor of the PMU, and so of the processor, that this project's x86 VMM offers its guest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Model {
     /// The vendor of the machine that the guest runs on.
@@ -141,10 +141,10 @@ pub enum Model {
 }
 
 impl Model {
-    /// All of them.
+    /// All models.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Intel, Self::Amd, Self::AmdV2];
 
-    /// As on the command line, also of the VMM.
+    /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

@@ -1,8 +1,8 @@
-//! What to run, and on which machine.
+//! The work to run, and the machine to run it on.
 //!
-//! A [`Request`] is what a user or a bench asks for. [`Request::check`] makes a
-//! [`Spec`] of it, in which every fact that follows from others is settled: how
-//! each design's guest runs ([`Way`]), and in whose time ([`Time`]).
+//! A [`Request`] is the wish of a user or a bench. [`Request::check`] turns it into a [`Spec`],
+//! which settles every fact that follows from others: how each design's guest runs ([`Way`]), and
+//! in whose time ([`Time`]).
 
 pub mod arch;
 pub mod command;
@@ -41,7 +41,7 @@ pub struct Machine {
 pub struct Spec {
     /// The machine.
     pub machine: Machine,
-    /// What runs on it.
+    /// The payload that runs on the machine.
     pub payload: Payload,
     /// More words for the guest's kernel command line.
     pub append: Option<String>,
@@ -51,11 +51,11 @@ pub struct Spec {
     pub timeout: Duration,
     /// Wall-clock limit for its boot.
     pub boot_timeout: Duration,
-    /// Where logs are kept, a folder for each design.
+    /// The folder for logs, with a folder for each design.
     pub keep: Option<PathBuf>,
 }
 
-/// What runs in a guest.
+/// The payload of a guest.
 #[derive(Debug, Clone)]
 pub enum Payload {
     /// A command, in a small Debian system.
@@ -69,12 +69,12 @@ pub enum Payload {
     },
 }
 
-/// A command and what goes with it.
+/// A command and its surroundings.
 #[derive(Debug, Clone)]
 pub struct Work {
     /// The command.
     pub command: Command,
-    /// How often the command runs, 1 to 100. Times and counts are means.
+    /// Number of runs of the command, 1 to 100. Times and counts are means.
     pub runs: u32,
     /// A kernel instead of Debian's.
     pub kernel: Option<PathBuf>,
@@ -82,9 +82,8 @@ pub struct Work {
     pub add: Vec<PathBuf>,
     /// Names of programs that stand beside `vpmu` and that the command calls.
     pub programs: Vec<&'static str>,
-    /// Whether the command itself marks the parts to be measured (`meter
-    /// --doorbell`), each with some rest behind it. The KVM host then counts by
-    /// tracepoints.
+    /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
+    /// some rest behind it. The KVM host then counts by tracepoints.
     pub marked: bool,
 }
 
@@ -95,7 +94,7 @@ pub struct Guest {
     pub design: Design,
     /// The way to run the guest.
     pub way: Way,
-    /// What the guest's clock counts.
+    /// The unit of the guest's clock.
     pub time: Time,
 }
 
@@ -124,20 +123,20 @@ pub enum Vmm {
     Ours(OurVmm),
 }
 
-/// How this project's x86 VMM is called.
+/// The configuration of this project's x86 VMM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OurVmm {
-    /// What becomes of a host event that the guest does not use.
+    /// The treatment of a host event that the guest does not use.
     pub policy: Policy,
-    /// The guest's PMU is paravirtual, and it has the driver.
+    /// Whether the guest's PMU is paravirtual. The guest then has the driver.
     pub paravirtual: bool,
-    /// Whose PMU the guest has.
+    /// The vendor's model of the guest's PMU.
     pub model: Model,
     /// The user's options.
     pub options: Vec<String>,
 }
 
-/// What a guest's clock counts.
+/// The unit of a guest's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Time {
     /// Instructions: repeated runs give the same figures.
@@ -155,8 +154,8 @@ impl Spec {
 }
 
 impl Spec {
-    /// Whether a guest has one of our Linux modules. All guests then have the
-    /// kernel that these are built for.
+    /// Tells whether a guest has a Linux module of this project. All guests then have the kernel
+    /// for which these modules are built.
     pub fn needs_modules(&self) -> bool {
         (self.guests.iter()).any(|guest| guest.design.pmu == Pmu::Paravirt)
     }
@@ -171,11 +170,10 @@ impl Guest {
 
     /// Tells whether a KVM host's statistics give its share of time fairly.
     ///
-    /// A host ticks as often as its guest. It would look at the same moment of the
-    /// guest's tick each time, so its clock is made a little fast. The exception is
-    /// stock QEMU for x86 with counted instructions: there a guest without a PMU
-    /// samples by timers, and a host's tick that comes while the guest's kernel
-    /// handles a timer makes QEMU 10.0 deliver that interrupt twice.
+    /// A host ticks as often as its guest. The host would see the same moment of the guest's tick
+    /// each time, so its clock is made a little fast. The exception is stock QEMU for x86 with
+    /// counted instructions. There a guest without a PMU samples by timers, and a host's tick that
+    /// comes while the guest's kernel handles a timer makes QEMU 10.0 deliver that interrupt twice.
     pub fn has_fair_shares(&self, arch: Arch) -> bool {
         let is_stock = self.design.pmu == Pmu::Kvm;
         !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)

@@ -17,20 +17,20 @@ const MOST_VCPUS: u32 = 64;
 /// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
 
-/// What a user or a bench asks for.
+/// The wish of a user or a bench.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The machine.
     pub machine: Machine,
     /// More options for this project's x86 VMM.
     pub vmm_args: Vec<String>,
-    /// Whose PMU that VMM's guests have.
+    /// The model of the PMU that this VMM's guests have.
     pub model: Model,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The command; without a command the kernel runs until it powers off.
     pub command: Option<Command>,
-    /// How often the command runs.
+    /// Number of runs of the command.
     pub runs: u32,
     /// A kernel instead of Debian's.
     pub kernel: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Request {
     pub timeout: Duration,
     /// Wall-clock limit for the boot.
     pub boot_timeout: Duration,
-    /// Where logs are kept, a folder for each design.
+    /// The folder for logs, with a folder for each design.
     pub keep: Option<PathBuf>,
 }
 
@@ -85,8 +85,8 @@ impl Request {
         }
     }
 
-    /// Checks what can be checked without this project's or the machine's
-    /// programs, and settles how the guest of each of `designs` runs.
+    /// Checks everything that does not need this project's or the machine's programs, and settles
+    /// how the guest of each of `designs` runs.
     ///
     /// # Errors
     ///
@@ -186,8 +186,8 @@ impl Request {
         }
     }
 
-    /// Chooses this machine's own KVM only if it can run all designs: real time is
-    /// not compared with counted instructions.
+    /// Chooses this machine's own KVM only if that KVM can run all designs: real time is not
+    /// compared with counted instructions.
     fn guests(&self, designs: &[Design], own_kvm: bool) -> Result<Vec<Guest>> {
         let is_direct = own_kvm && designs.iter().all(|design| design.pmu.is_ours());
         if is_direct && !self.machine.qemu_args.is_empty() {
@@ -290,7 +290,7 @@ impl Request {
     }
 }
 
-/// Whether the monitor may keep counters under this design.
+/// Tells whether the monitor may keep counters under this design.
 fn has_partition(pmu: Pmu) -> bool {
     matches!(pmu, Pmu::Partitioned | Pmu::Direct)
 }

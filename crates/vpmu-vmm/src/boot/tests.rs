@@ -1,4 +1,4 @@
-//! What a kernel finds, and what does not fit.
+//! Tests of the memory that a kernel finds, and of kernels that do not fit.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::*;
 const MEMORY: u64 = 64 << 20;
 const KERNEL: u64 = 16 << 20;
 
-/// An ELF file with one segment, which has a byte in the file.
+/// Returns an ELF file with one segment, which has a byte in the file.
 fn elf(address: u64, size: u64, entry: u64) -> Vec<u8> {
     let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
     file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
@@ -79,7 +79,7 @@ fn the_zero_page_is_as_the_boot_protocol_has_it() {
     let mut setup = Setup::new();
     setup.config.command_line = "console=ttyS0".to_owned();
     let memory = setup.load().unwrap();
-    // boot.rst and zero-page.rst: field, offset.
+    // The rows have field and offset, from boot.rst and zero-page.rst.
     for (at, value) in [
         (0x070, ACPI), // acpi_rsdp_addr
         (0x202, u64::from(u32::from_le_bytes(*b"HdrS"))),
@@ -141,7 +141,7 @@ fn an_initramfs_of_any_size_is_whole_or_refused() {
         matches!(setup.load(), Err(Error::Memory(_))),
         "a file without an end"
     );
-    // A kernel that leaves no room at all.
+    // This kernel leaves no room at all.
     setup.kernel(&elf(KERNEL, MEMORY - KERNEL, KERNEL));
     assert!(matches!(setup.load(), Err(Error::Memory(_))));
 }

@@ -1,9 +1,8 @@
-//! The guest's two clocks, TSC and kvmclock, which must not drift apart by being saved: Linux
-//! compares them, and would give up the TSC.
+//! The guest's two clocks, TSC and kvmclock. A save must not make them drift apart: Linux compares
+//! them, and would give up the TSC.
 //!
-//! There is no call that reads or writes both. So they are read one after the other here and written
-//! one after the other there, in the same order: what passes between them is the same, but for what
-//! two calls differ.
+//! No call reads or writes both. So the save reads one after the other, and the restore writes them in the same order.
+//! The time between the two calls is about the same on both sides.
 
 use kvm_bindings::kvm_clock_data;
 use kvm_ioctls::{VcpuFd, VmFd};
@@ -15,14 +14,14 @@ use crate::{Error, kvm};
 /// One moment in the guest's time.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Clock {
-    /// By a vCPU's TSC.
+    /// The time by a vCPU's TSC.
     tsc: u64,
-    /// By kvmclock, nanoseconds.
+    /// The time by kvmclock, nanoseconds.
     ns: u64,
 }
 
 impl Clock {
-    /// After everything else: then nobody has seen a later time.
+    /// Reads the clocks, after everything else: then nobody has seen a later time.
     pub(crate) fn of(vm: &VmFd, vcpu: &VcpuFd) -> Result<Self, Error> {
         Ok(Self {
             tsc: tsc(vcpu)?,
@@ -30,7 +29,7 @@ impl Clock {
         })
     }
 
-    /// Makes kvmclock what it is at the moment that the TSC shows, after that has been restored.
+    /// Sets kvmclock to its value at the moment that the TSC shows. The TSC must be restored before.
     pub(crate) fn restore(self, vm: &VmFd, vcpu: &VcpuFd, khz: u32) -> Result<(), Error> {
         let ticks = tsc(vcpu)?.saturating_sub(self.tsc);
         let clock = kvm_clock_data {

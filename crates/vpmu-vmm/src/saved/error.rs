@@ -1,36 +1,38 @@
-//! Why a machine cannot be saved, or a saved one cannot go on here.
+//! The reasons why a machine cannot be saved, or a saved machine cannot
+//! continue here.
 
 use std::io;
 
 use vpmu::x86::ArchEvent;
 
-/// Why a machine cannot be saved, or a saved one cannot go on here.
+/// The reason why a machine cannot be saved, or a saved machine cannot continue
+/// here.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// It cannot be written. What was there before still is.
+    /// The file cannot be written. The previous file is still there.
     #[error("save the machine to {0}: {1}")]
     Write(String, #[source] io::Error),
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("restore from {0}: {1}")]
     Read(String, #[source] io::Error),
     /// Some other file.
     #[error("restore from {0}: it holds no machine that vpmu-vmm has saved")]
     Foreign(String),
-    /// Of another vpmu-vmm.
+    /// The file is another vpmu-vmm's.
     #[error(
         "restore from {file}: its format is {saved}, and this vpmu-vmm reads {known}; use the one \
          that saved it"
     )]
     Version {
-        /// Which file.
+        /// The file's name.
         file: String,
-        /// What it says.
+        /// The file's format.
         saved: u32,
-        /// What can be read.
+        /// The format that can be read.
         known: u32,
     },
-    /// Not as it was written.
+    /// The file differs from what was written.
     #[error("restore from {0}: the file is damaged ({1}); save the machine again")]
     Damaged(String, &'static str),
     /// The guest has been told of features that this host does not have.
@@ -52,9 +54,9 @@ pub enum Error {
          and KVM cannot scale it here"
     )]
     Tsc {
-        /// The guest's.
+        /// The guest's rate.
         saved: u32,
-        /// The host's.
+        /// The host's rate.
         here: u32,
     },
     /// An MSR that KVM does not take.
@@ -65,7 +67,7 @@ pub enum Error {
     Msr {
         /// Its address.
         index: u32,
-        /// What the guest had there.
+        /// The guest's value of the MSR.
         value: u64,
     },
     /// An event that this host cannot count.

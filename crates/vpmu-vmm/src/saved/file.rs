@@ -1,4 +1,4 @@
-//! The file.
+//! The file of a saved machine.
 //!
 //! ```text
 //! "vpmu-vmm" | format, u32 | length, u32 | the state (postcard) | CRC-32 of all before, u32
@@ -6,13 +6,12 @@
 //! 0, u64 | 0, u64 | CRC-32 of all before, u32
 //! ```
 //!
-//! Numbers are little-endian. Memory that is not there is zero. Pieces of memory are whole pages, at
-//! most 1 MiB each, and ascend. The state is checked before it is used, and the memory before a vCPU
-//! runs.
+//! Numbers are little-endian. Memory that is missing is zero. Pieces of memory are whole pages, at most 1 MiB each, and
+//! ascend. The state is checked before it is used, and the memory before a vCPU runs.
 //!
-//! A file may be forged: its sums are right and all else is not. Reading it takes at most 2 MiB for
-//! the state, 16 MiB for what that says, and one pass over a file that is no longer than the largest
-//! guest, however long the file is.
+//! A file may be forged, with right checksums and everything else wrong. Reading it takes at most 2 MiB for the state,
+//! 16 MiB for the decoded state, and one pass over a file that is no longer than the largest guest, however long the
+//! file is.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -24,7 +23,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use super::{Error, MachineState};
 
 const MAGIC: &[u8; 8] = b"vpmu-vmm";
-/// To be changed with everything in [`MachineState`].
+/// The format's number, which changes with everything in [`MachineState`].
 const FORMAT: u32 = 6;
 /// 64 vCPUs, the largest machine, need about 700 KiB. Decoded, a byte becomes eight at the most.
 const LONGEST_STATE: u32 = 2 << 20;
@@ -32,7 +31,7 @@ const PAGE: usize = 4096;
 /// Memory goes through a buffer of this size.
 const RUN: usize = 1 << 20;
 
-/// That [`write`] can write there, as far as that is known before there is something to write.
+/// Checks that [`write`] can write there, as far as that is known before there is something to write.
 pub(crate) fn check_place(path: &Path) -> Result<(), Error> {
     tempfile::tempfile_in(folder(path))
         .map(drop)
@@ -103,7 +102,8 @@ fn write_state<W: Write>(output: &mut CrcWriter<W>, bytes: &[u8]) -> io::Result<
     write_sum(output)
 }
 
-/// A file whose sums are right, of a state and of pieces of memory that may be anything: where each claims to be, how long
+/// Returns a file with right checksums, of a state and of pieces of memory that may be anything: the place and the
+/// length that each claims, and the bytes.
 /// each claims to be, and the bytes.
 #[cfg(fuzzing)]
 pub(crate) fn forge(state: &[u8], pieces: &[(u64, u64, Vec<u8>)]) -> Vec<u8> {
@@ -141,7 +141,7 @@ pub(crate) struct Reader<R = BufReader<File>> {
 }
 
 impl Reader {
-    /// Opens a file: the machine without its memory, and the rest.
+    /// Opens a file, and returns the machine without its memory, and the rest.
     pub(crate) fn open(path: &Path) -> Result<(MachineState, Self), Error> {
         let name = path.display().to_string();
         let file = File::open(path).map_err(|error| Error::Read(name.clone(), error))?;
@@ -195,7 +195,7 @@ impl<R: Read> Reader<R> {
             if length > RUN as u64 || !length.is_multiple_of(WHOLE) {
                 return Err(self.damaged("the length of a piece of memory"));
             }
-            // Each page once: a file without an end is not read for ever.
+            // Each page comes once, so that a file without an end is not read for ever.
             if at < end || !at.is_multiple_of(WHOLE) {
                 return Err(self.damaged("the place of a piece of memory"));
             }

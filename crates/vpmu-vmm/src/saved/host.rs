@@ -1,4 +1,4 @@
-//! Whether this host has what a saved guest has been told of.
+//! The check that this host has the features that a saved guest has been told of.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::ArchEvent;
@@ -6,8 +6,8 @@ use vpmu_kvm::Capability;
 
 use super::Error;
 
-/// CPUID's registers of feature bits: leaf, subleaf, and for EAX to EDX which bits are features.
-/// Others are numbers, or, as OSXSAVE, what the guest has done.
+/// CPUID's registers of feature bits: leaf, subleaf, and for EAX to EDX the bits that are features.
+/// Other bits are numbers, or, as OSXSAVE, the guest's own settings.
 const FEATURES: [(u32, u32, [u32; 4]); 6] = [
     (0x1, 0, [0, 0, !(1 << 27), !0]),
     (0x7, 0, [0, !0, !(1 << 4), !0]),
@@ -17,8 +17,8 @@ const FEATURES: [(u32, u32, [u32; 4]); 6] = [
     (0x8000_0001, 0, [0, 0, !0, !0]),
 ];
 
-/// Compares what the guest was told with what it would be told here, and asks whether the events
-/// can be counted.
+/// Compares the CPUID that the guest was told with the CPUID that it would be told here, and checks
+/// that its events can be counted.
 pub(crate) fn check(
     saved: &[kvm_cpuid_entry2],
     here: &CpuId,

@@ -1,13 +1,12 @@
-//! A machine at rest, as a file: saved by one process, taken up by another.
+//! A machine at rest, as a file: one process saves it, and another continues it.
 //!
-//! What a guest could notice is in it: memory, processors, interrupt controllers, clocks, ports, and
-//! the PMU's registers with all that the host has counted for them. Time stands still for the guest
-//! while it is saved: TSC and KVM's clock go on where they were. The statistics do not belong to the
-//! guest, so they begin anew in the process that goes on; a measurement that was under way ends with
-//! the save and begins again there.
+//! The file has everything that a guest could notice: memory, processors, interrupt controllers, clocks, ports, and the
+//! PMU's registers with all that the host has counted for them. Time stands still for the guest while it is saved: TSC
+//! and KVM's clock continue where they were. The statistics do not belong to the guest, so they begin anew in the next
+//! process. A measurement that was under way ends with the save and begins again there.
 //!
-//! The order in which KVM's state is read and written is not free. It is QEMU's and Firecracker's,
-//! and `vcpu.rs` says why.
+//! KVM's state must be read and written in a certain order. The order is QEMU's and Firecracker's,
+//! and `vcpu.rs` gives the reasons.
 
 mod clock;
 mod error;
@@ -34,13 +33,13 @@ use super::PmuOptions;
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
 
-/// All of a machine but its memory.
+/// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MachineState {
     /// Bytes of memory.
     pub(super) memory: u64,
     pub(super) pmu: Option<Pmu>,
-    /// The guest has begun to measure, and not ended.
+    /// Whether the guest has begun to measure, and not ended.
     pub(super) measuring: bool,
     pub(super) vcpus: Vec<VcpuState>,
     pub(super) vm: VmState,
@@ -49,8 +48,8 @@ pub(super) struct MachineState {
 }
 
 impl MachineState {
-    /// What could be no machine that this program has saved. Sums tell of accidents; a forged file's
-    /// are right.
+    /// Refuses states that no machine of this program could have saved. Checksums find accidents; a forged file's
+    /// checksums are right.
     fn check(&self) -> Result<(), &'static str> {
         if !MEMORY.contains(&self.memory) || !self.memory.is_multiple_of(4096) {
             return Err("the size of its memory");
@@ -64,7 +63,7 @@ impl MachineState {
         }
     }
 
-    /// How the guest's PMU was backed, if it has one.
+    /// Returns how the guest's PMU was backed, if the guest has one.
     pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
         let paravirtual = self.vcpus.iter().find_map(|vcpu| vcpu.paravirtual.as_ref());
         match paravirtual {
@@ -79,13 +78,13 @@ impl MachineState {
         }
     }
 
-    /// Whether the guest has been offered a lazy deadline.
+    /// Returns whether the guest has been offered a lazy deadline.
     pub(super) fn lazy_deadline(&self) -> bool {
         self.vcpus.iter().any(|vcpu| vcpu.deadline.is_some())
     }
 }
 
-/// What the guest has been told of its PMU, and how it was backed.
+/// The PMU that the guest has been told of, and its backing.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct Pmu {
     pub(super) capability: Capability,

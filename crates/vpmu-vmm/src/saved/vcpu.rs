@@ -6,7 +6,7 @@
 //! - KVM_SET_CPUID2 first: it decides which MSRs and which bits there are;
 //! - KVM_SET_SREGS before KVM_SET_LAPIC: it holds the APIC's base and mode;
 //! - KVM_SET_LAPIC before the deadline: in another mode of its timer the MSR is not taken;
-//! - the TSC before the deadline: a deadline is armed by what the TSC says;
+//! - the TSC before the deadline: the TSC's value decides when a deadline fires;
 //! - KVM_SET_REGS before KVM_SET_VCPU_EVENTS: it drops a pending exception;
 //! - KVM_GET_VCPU_EVENTS last: reading other state may change it.
 
@@ -25,7 +25,7 @@ use vpmu_kvm::{ParavirtState, State, VcpuDeadlineState, Vendor};
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// MSRs that KVM may name, with room for those of later kernels. Linux 6.12 names some 110.
 const MOST_MSRS: usize = 1024;
-/// How far two hosts' TSCs may differ, parts per million: as far as NTP mends.
+/// The difference of two hosts' TSCs that is tolerated, parts per million: as much as NTP corrects.
 const TSC_TOLERANCE_PPM: u32 = 250;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,8 +47,8 @@ pub(crate) struct VcpuState {
 }
 
 impl VcpuState {
-    /// Of a vCPU that does not run, with no exit waiting for its completion. Neither do the others.
-    /// `msrs`: those that may be there.
+    /// Reads the state of a vCPU that does not run, with no exit waiting for its completion. The
+    /// other vCPUs do not run either. `msrs` are the MSRs that may exist.
     pub(crate) fn of(
         fd: &VcpuFd,
         cpuid: &CpuId,
@@ -74,7 +74,7 @@ impl VcpuState {
         })
     }
 
-    /// Puts it into a new vCPU. The machine's own state comes after that of all its vCPUs.
+    /// Writes the state into a new vCPU. The machine's own state comes after that of all its vCPUs.
     pub(crate) fn restore(&self, fd: &VcpuFd) -> Result<(), crate::Error> {
         let cpuid = self.cpuid()?;
         kvm("KVM_SET_CPUID2", fd.set_cpuid2(&cpuid))?;
@@ -97,9 +97,10 @@ impl VcpuState {
         kvm("KVM_SET_VCPU_EVENTS", fd.set_vcpu_events(&self.events))
     }
 
-    /// As KVM has them. AMD's task register is never busy; KVM says that it is, as Intel's must be,
-    /// and would have it so. QEMU, where it is the processor, then takes the ports away that user
-    /// space has been given (`helper_check_io` knows a TSS that is not busy only).
+    /// Returns the registers as KVM takes them. AMD's task register is never busy. KVM says that it
+    /// is, as Intel's must be, and would make it so. QEMU, where it is the processor, then takes
+    /// away the ports that user space has been given (`helper_check_io` knows only a TSS that is
+    /// not busy).
     fn sregs(&self) -> kvm_sregs {
         const BUSY: u8 = 1 << 1;
         let mut sregs = self.sregs;
@@ -109,7 +110,7 @@ impl VcpuState {
         sregs
     }
 
-    /// Whether KVM could have given this.
+    /// Returns whether KVM could have given this state.
     pub(crate) fn is_plausible(&self) -> bool {
         self.tsc_khz != 0
             && self.cpuid.len() <= KVM_MAX_CPUID_ENTRIES
@@ -133,7 +134,7 @@ fn set_xsave(fd: &VcpuFd, xsave: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
     unsafe { fd.set_xsave(xsave) }
 }
 
-/// Those of `indices` that are there, in an order in which they can be written.
+/// Returns those of `indices` that exist, in an order in which they can be written.
 fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::Error> {
     let mut wanted: Vec<kvm_msr_entry> = indices
         .iter()
@@ -149,7 +150,7 @@ fn read_msrs(fd: &VcpuFd, indices: &[u32]) -> Result<Vec<kvm_msr_entry>, crate::
         let mut msrs = entries(rest)?;
         let read = kvm("KVM_GET_MSRS", fd.get_msrs(&mut msrs))?.min(rest.len());
         found.extend_from_slice(&msrs.as_slice()[..read]);
-        // It stops at one that this guest does not have.
+        // KVM stops at an MSR that this guest does not have.
         rest = rest.get(read + 1..).unwrap_or_default();
     }
     Ok(found)
@@ -162,7 +163,8 @@ fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error>
         let Some(refused) = rest.get(written) else {
             break;
         };
-        // Some that can be read cannot be written, and need not be if they are what they were.
+        // Some MSRs that can be read cannot be written. They need no write if they have their old
+        // value.
         let now = read_msrs(fd, &[refused.index])?;
         if now.first().is_none_or(|now| now.data != refused.data) {
             return Err(Error::Msr {
@@ -176,7 +178,7 @@ fn write_msrs(fd: &VcpuFd, values: &[kvm_msr_entry]) -> Result<(), crate::Error>
     Ok(())
 }
 
-/// The TSC first, its deadline last.
+/// Returns the order of an MSR: the TSC first, its deadline last.
 fn rank(index: u32) -> u8 {
     match index {
         IA32_TSC => 0,
@@ -191,7 +193,7 @@ fn entries(msrs: &[kvm_msr_entry]) -> Result<Msrs, crate::Error> {
 
 #[cfg(any(test, fuzzing))]
 impl VcpuState {
-    /// One that nothing has happened to.
+    /// Returns the state of a vCPU that has done nothing yet.
     pub(crate) fn blank() -> Self {
         let cpuid = |function| kvm_cpuid_entry2 {
             function,

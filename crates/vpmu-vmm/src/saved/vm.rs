@@ -1,4 +1,4 @@
-//! What a machine has besides its vCPUs, as KVM has it: interrupt controllers and a timer.
+//! The parts of a machine besides its vCPUs, as KVM has them: interrupt controllers and a timer.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip, kvm_pit_state2,
@@ -42,7 +42,7 @@ impl VmState {
         })
     }
 
-    /// After the vCPUs' state.
+    /// Restores these parts. The vCPUs' state must be restored before.
     pub(crate) fn restore(&self, vm: &VmFd) -> Result<(), Error> {
         for chip in &self.chips {
             kvm("KVM_SET_IRQCHIP", vm.set_irqchip(chip))?;

@@ -316,8 +316,8 @@ fn an_event_that_becomes_chain_does_not_count_old_carries() {
 
 #[test]
 fn long_counters_do_not_carry() {
-    // Neither where a counter without LP would overflow, nor at their own end; counted by the host
-    // and by software.
+    // There is no carry where a counter without LP would overflow, nor at the counters' own end.
+    // This holds for counting by the host and by software.
     for (start, passed) in [(0xffff_ffff, 0), (u64::MAX, 1)] {
         for software in [false, true] {
             let mut guest = chained(PmuVersion::V3p5);

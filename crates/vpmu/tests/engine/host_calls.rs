@@ -1,4 +1,4 @@
-//! What the host is asked: the cost of an emulated PMU.
+//! Calls to the host: the cost of an emulated PMU.
 
 use crate::support::{Call, Guest, INST_RETIRED};
 use vpmu::arm::ExceptionLevel::El1;

@@ -13,7 +13,7 @@ fn level() -> impl Strategy<Value = ExceptionLevel> {
     prop_oneof![4 => Just(ExceptionLevel::El1), 1 => Just(ExceptionLevel::El0)]
 }
 
-/// Few counters, so that they meet often; some that do not exist.
+/// Returns one of few counters, so that they meet often, and sometimes one that does not exist.
 fn index() -> impl Strategy<Value = u8> {
     prop_oneof![8 => 0..4_u8, 1 => 4..32_u8]
 }
@@ -32,7 +32,7 @@ fn happening() -> impl Strategy<Value = u16> {
     prop_oneof![4 => Just(INST_RETIRED), 2 => Just(CPU_CYCLES), 1 => Just(OTHER)]
 }
 
-/// Counts and counters near the places where something happens.
+/// Returns counts and counters near the places where something happens.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         3 => 0..300_u64,
@@ -46,7 +46,7 @@ fn counter_value() -> impl Strategy<Value = u64> {
     prop_oneof![4 => number(), 2 => (0..300_u64).prop_map(|n| u64::MAX - n), 1 => any::<u64>()]
 }
 
-/// PMCR_EL0: mostly on, with and without each of its effects.
+/// Returns values of PMCR_EL0: mostly on, with and without each of its effects.
 fn control() -> impl Strategy<Value = u64> {
     let bits = [pmcr::D, pmcr::LC, pmcr::LP, pmcr::P, pmcr::C];
     let bits = prop::sample::subsequence(bits.to_vec(), 0..=2);
@@ -107,8 +107,8 @@ fn read() -> impl Strategy<Value = Register> {
     ]
 }
 
-/// Pairs that chain, counters close to their end, everything enabled: where it gets interesting at
-/// once.
+/// Returns writes that set up chained pairs and counters close to their end, with everything
+/// enabled. Interesting cases follow at once.
 fn set_up() -> impl Strategy<Value = Vec<(Register, u64)>> {
     use Register::*;
     let odd = prop_oneof![3 => Just(CHAIN), 1 => event()];
@@ -174,7 +174,7 @@ proptest! {
     ) {
         let mut pair = Pair::new(version, counters, el3, policy);
         for (register, value) in set_up {
-            // What does not exist in this PMU is refused, by both.
+            // Both refuse registers that do not exist in this PMU.
             pair.step(&Step::Write(register, ExceptionLevel::El1, value));
         }
         for step in &steps {

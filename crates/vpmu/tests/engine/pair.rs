@@ -6,8 +6,8 @@
 //!   at EL0, those that a step reads.
 //! - **line on time**: once the host's reports are delivered, the engine's line is the reference's.
 //! - **line never early**: before that, the engine's line is high only if the reference's is.
-//! - **comparing disturbs nothing**: these are checked on copies, so what the engine puts off stays
-//!   put off.
+//! - **comparing disturbs nothing**: these are checked on copies, so work that the engine puts off
+//!   stays put off.
 //! - **put stops**: after a put no host counter runs.
 //! - **put settles**: after a put the line needs no report to be right.
 //! - **orderly**: the host is called in the order `CounterHost` promises (the fake host checks it).
@@ -24,17 +24,17 @@ use vpmu::counter::{CounterState, Lost, Policy, Report};
 pub(crate) enum Step {
     Read(Register, ExceptionLevel),
     Write(Register, ExceptionLevel, u64),
-    /// The guest does this so often.
+    /// This event happens at this level, so many times.
     Happen(u16, ExceptionLevel, u64),
-    /// The host's reports arrive, those of this mask.
+    /// The host's reports arrive, as far as they are in this mask.
     Deliver(u32),
-    /// A report too early, or for nothing: the one that was asked for will not come.
+    /// A report comes too early, or for nothing. The report that was asked for will not come.
     Early(u8),
     Put,
     Load,
     Filter(bool),
     Refuse(bool),
-    /// Save, and restore into a new PMU on a new host.
+    /// Saves, and restores into a new PMU on a new host.
     Migrate,
 }
 
@@ -154,7 +154,7 @@ impl Pair {
         assert_eq!(copy.interrupt(), high, "line on time: {step:?}");
 
         for register in Register::all() {
-            // A copy for each: reading one register settles things for the next.
+            // Each read is on a copy of its own: reading one register settles things for the next.
             let mut copy = self.guest.clone();
             let engine = copy.pmu.read(register, ExceptionLevel::El1, &mut copy.host);
             let reference = self.reference.read(register, ExceptionLevel::El1);

@@ -1,5 +1,5 @@
 //! A PMUv3 as naive as the manual's pseudocode: every counter is a number, every event is added at
-//! once, nothing is put off, nobody stands behind it. DDI 0487: the register pages of D24.5,
+//! once, nothing is put off, and there is no host. DDI 0487: the register pages of D24.5,
 //! `CountPMUEvents`, `AArch64.IncrementEventCounter`, `AArch64.IncrementCycleCounter` and
 //! `CheckPMUOverflowCondition` in J1. Shares no code with the engine but the names of registers.
 
@@ -62,12 +62,12 @@ impl Reference {
         self.bit(0) && self.overflow & self.interrupt != 0
     }
 
-    /// A migration forgets how many of 64 cycles have gone by.
+    /// Forgets how many of 64 cycles have gone by, as a migration does.
     pub(crate) fn migrate(&mut self) {
         self.elapsed = 0;
     }
 
-    /// `event` happens `times` times at `level`.
+    /// Counts `times` occurrences of `event` at `level`.
     pub(crate) fn happen(&mut self, event: u16, level: ExceptionLevel, times: u64) {
         if !self.loaded || self.denied.contains(&event) {
             return;
@@ -86,7 +86,7 @@ impl Reference {
             } else {
                 times
             };
-            // Which levels a carry may be from is known to the engine only by the filters.
+            // The engine knows only from the filters at which levels a carry may happen.
             let levels = [ExceptionLevel::El0, ExceptionLevel::El1];
             let from = levels.map(|level| self.passes(n, level));
             self.increment(n, times, from);
@@ -118,8 +118,8 @@ impl Reference {
         }
         self.overflow |= 1 << n;
         let odd = n + 1;
-        // The pseudocode (J1.1.1) raises event 0x1e for idx<0> == '0', lp == '0' and a counter above
-        // that exists. PMCR_EL0.LP is `lp` from PMUv3p5 on, before that `lp` is '0'.
+        // The pseudocode (J1.1.1) raises event 0x1e for idx<0> == '0', lp == '0' and an existing counter above.
+        // PMCR_EL0.LP is `lp` from PMUv3p5 on; before that, `lp` is '0'.
         let lp = self.minor >= 5 && self.bit(7);
         let chains = n & 1 == 0 && odd < usize::from(self.n) && !lp && self.event(odd) == 0x1e;
         if chains && self.bit(0) && self.enabled & 1 << odd != 0 {
@@ -151,7 +151,7 @@ impl Reference {
         self.pmcr >> bit & 1 != 0
     }
 
-    /// Where an access through PMSELR_EL0 goes, or what is wrong with it.
+    /// Returns the register that an access through PMSELR_EL0 reaches, or how the access ends instead.
     fn access(
         &self,
         register: Register,
@@ -167,7 +167,7 @@ impl Reference {
         };
         let [en, sw, cr, er] = [0, 1, 2, 3].map(|bit| self.user >> bit & 1 != 0);
         let el0 = level == ExceptionLevel::El0;
-        // (exists for this direction and level, EL0 is let through)
+        // The pair says whether the register exists for this direction and level, and whether EL0 may access it.
         let (exists, open) = match register {
             Pmevtyper(n) => (n < self.n, en),
             Pmevcntr(n) => (n < self.n, en || er && !write),

@@ -1,4 +1,4 @@
-//! What registers hold and who may touch them.
+//! Tests of the registers' contents, and of the levels that may access them.
 
 use crate::support::{FakeHost, Guest, INST_RETIRED, config};
 use vpmu::arm::ExceptionLevel::{El0, El1};

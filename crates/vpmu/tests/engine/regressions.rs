@@ -127,7 +127,7 @@ fn no_counter_runs_after_a_put() {
     assert_eq!(guest.host.running().len(), 7);
     guest.pmu.put(&mut guest.host);
     assert!(guest.host.running().is_empty());
-    // What another guest does meanwhile is not counted here.
+    // The counter does not count another guest's work meanwhile.
     guest.execute(1000);
     guest.cycles(1000);
     guest.pmu.load(&mut guest.host);

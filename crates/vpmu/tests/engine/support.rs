@@ -36,7 +36,7 @@ pub(crate) struct FakeHost {
     pub(crate) reports: CounterSet,
     /// Every call since the last [`calls`](Self::calls).
     pub(crate) calls: Vec<Call>,
-    /// Answer to every create.
+    /// The host's answer to every create.
     pub(crate) refuse: Option<Lost>,
     pub(crate) refused: u64,
     /// Whether pausing a paused counter is no mistake.
@@ -44,7 +44,7 @@ pub(crate) struct FakeHost {
 }
 
 impl FakeHost {
-    /// The guest does something `times` times at `level` that `event` counts.
+    /// Lets the guest do something `times` times at `level` that `event` counts.
     pub(crate) fn happen(&mut self, event: u16, level: ExceptionLevel, times: u64) {
         for (n, counter) in (0..).zip(&mut self.counters) {
             let Some(counter) = counter else { continue };
@@ -69,14 +69,14 @@ impl FakeHost {
         }
     }
 
-    /// The report `n` was asked for will not come.
+    /// Cancels the report that `n` was asked for.
     pub(crate) fn forget(&mut self, n: u8) {
         if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
             counter.due = None;
         }
     }
 
-    /// The calls since the last time.
+    /// Returns the calls since the last time.
     pub(crate) fn calls(&mut self) -> Vec<Call> {
         std::mem::take(&mut self.calls)
     }
@@ -170,7 +170,7 @@ impl CounterHost<CounterConfig> for FakeHost {
     }
 }
 
-/// A PMU with six event counters that nothing is forbidden to.
+/// Returns a PMU with six event counters and no forbidden events.
 pub(crate) fn config(version: PmuVersion) -> EmulatedConfig {
     EmulatedConfig {
         counters: 6,
@@ -229,7 +229,8 @@ impl Guest {
         );
     }
 
-    /// `times` instructions of user space. Reports wait for [`interrupt`](Self::interrupt).
+    /// Executes `times` instructions of user space. Reports wait for
+    /// [`interrupt`](Self::interrupt).
     pub(crate) fn execute(&mut self, times: u64) {
         self.host.happen(INST_RETIRED, ExceptionLevel::El0, times);
     }
@@ -238,7 +239,7 @@ impl Guest {
         self.host.happen(CPU_CYCLES, ExceptionLevel::El0, times);
     }
 
-    /// Delivers what the host has to report, and answers the line.
+    /// Delivers the host's reports, and returns the line.
     pub(crate) fn interrupt(&mut self) -> bool {
         for n in self.host.take_reports() {
             let _ = self.pmu.overflow(n, Report::Unsure, &mut self.host);
@@ -246,7 +247,7 @@ impl Guest {
         self.pmu.line()
     }
 
-    /// Event counter `n` counts `event` from `value` on, with its interrupt enabled.
+    /// Makes event counter `n` count `event` from `value` on, with its interrupt enabled.
     pub(crate) fn sample(&mut self, n: u8, event: u16, value: u64) {
         self.write(Register::Pmevtyper(n), event.into());
         self.write(Register::Pmevcntr(n), value);

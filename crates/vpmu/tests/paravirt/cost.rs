@@ -1,4 +1,4 @@
-//! What it costs: the figures that the device is for.
+//! Tests of the device's cost: the figures that justify it.
 
 use vpmu::counter::CounterSet;
 use vpmu::paravirt::{command, word};
@@ -38,7 +38,8 @@ fn a_new_period_asks_twice_and_rings_nothing() {
     assert_eq!(vcpu.operations(), before + 2);
 }
 
-/// As a driver does at a context switch: away with all events, then all of the next task.
+/// Checks a driver's work at a context switch: all events go away, then all events of the next task
+/// come.
 #[test]
 fn a_context_switch_is_two_doorbells_and_makes_no_event() {
     for counters in [1, 4] {
@@ -75,7 +76,7 @@ fn a_guest_that_wants_nothing_costs_nothing() {
     assert_eq!(vcpu.operations(), 0);
 }
 
-/// A preempted vCPU, sampling, is not programmed anew.
+/// Checks that a preempted vCPU that samples is not programmed anew.
 #[test]
 fn a_put_and_load_sets_no_period() {
     let mut vcpu = Vcpu::new(repeating());

@@ -1,4 +1,4 @@
-//! A guest that writes anything anywhere. The host that checks its calls is the judge.
+//! Tests with a guest that writes anything anywhere. The host judges by checking its calls.
 
 use proptest::prelude::*;
 use vpmu::counter::Report;
@@ -58,12 +58,12 @@ proptest! {
         let floor = 16;
         let mut vcpu = Vcpu::new(Host { repeats, floor, ..Host::default() });
         let mut events = 0;
-        // Counters that are at work when the guest turns hostile.
+        // These counters are at work when the guest turns hostile.
         (0..4).for_each(|n| vcpu.sample(n, 100, 64 * u64::from(n)));
         vcpu.want(0b1111);
         vcpu.ring(command::APPLY);
         for step in steps {
-            // The guest takes NMIs or not; the host owes it one at a time at most by `seq`.
+            // The guest may or may not take NMIs. By `seq`, the host owes it at most one at a time.
             vcpu.nmi = false;
             let (device, host, page) = (&mut vcpu.device, &mut vcpu.host, &vcpu.page);
             match step {
@@ -86,7 +86,8 @@ proptest! {
             }
             vcpu.take_nmi();
         }
-        // No more interrupts than the floor lets through, one for each doorbell aside.
+        // Apart from one interrupt for each doorbell, there are no more interrupts than the floor
+        // lets through.
         prop_assert!(vcpu.nmis <= events / floor * 4 + 200, "{} in {events}", vcpu.nmis);
         let _ = vcpu.word(word::SEQ);
     }

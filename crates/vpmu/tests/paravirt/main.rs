@@ -1,4 +1,4 @@
-//! The paravirtual device: what it does for whom, against a reference of its own, and under a hostile guest.
+//! Tests of the paravirtual device: against its rules, against a reference of its own, and under a hostile guest.
 
 mod cost;
 mod hostile;

@@ -1,4 +1,5 @@
-//! A well-behaved guest finds what it would have counted itself, whatever comes between.
+//! Checks that a well-behaved guest finds the counts that it would have counted itself, whatever
+//! comes between.
 
 use proptest::prelude::*;
 use vpmu::paravirt::{command, word};
@@ -60,15 +61,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The wishes that have not been applied, and what has.
+/// A vCPU and its reference: the wishes that have been applied, and those that have not.
 struct Pair {
     vcpu: Vcpu,
-    /// As applied.
+    /// The counters as applied.
     now: [Reference; COUNTERS as usize],
     wished: [Option<Reference>; COUNTERS as usize],
     want: u32,
     frozen: bool,
-    /// The handler looked, and rang for it to come again.
+    /// Whether the handler looked, and rang for its NMI to come again.
     late: bool,
 }
 
@@ -103,7 +104,8 @@ impl Pair {
                 };
                 let vcpu = &mut self.vcpu;
                 vcpu.guest.wish(&vcpu.page, n, CYCLES, flags, left, period);
-                // The period in force changes at once where the counter of before overflows first.
+                // The period in force changes at once, which matters where the previous counter
+                // overflows first.
                 self.now[usize::from(n)].period = period;
                 self.wished[usize::from(n)] = Some(Reference {
                     made: true,
@@ -118,7 +120,7 @@ impl Pair {
                 self.vcpu.want(self.want);
             }
             Step::Period(n, period) => {
-                // A late report would pick up the period of its own time.
+                // A late report would use the period in force when the report comes.
                 if !self.late {
                     self.vcpu.guest_period(n, period);
                     self.now[usize::from(n)].period = period;
@@ -136,7 +138,7 @@ impl Pair {
             Step::Run(events) => self.run(events),
             Step::Handle => self.handle(),
             Step::Inject => {
-                // As a handler that must not run now.
+                // The handler must not run now, so it asks for the NMI again.
                 if std::mem::take(&mut self.vcpu.nmi) {
                     self.vcpu.ring(command::INJECT);
                     assert!(self.vcpu.nmi, "not acknowledged, so it comes again");
@@ -213,7 +215,7 @@ impl Pair {
         vcpu.take_nmi();
     }
 
-    /// All that has been counted is in the page, and each overflow was announced.
+    /// Checks that the page has all counts, and that each overflow was announced.
     fn check(&mut self) {
         self.vcpu.ring(command::READ);
         self.handle();

@@ -1,4 +1,4 @@
-//! The rules of the page, each by itself.
+//! Tests of the page's rules, each rule by itself.
 
 use vpmu::counter::{CounterSet, CounterState, Lost};
 use vpmu::paravirt::{

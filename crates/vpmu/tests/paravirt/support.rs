@@ -34,12 +34,12 @@ impl Page for Memory {
 pub(crate) struct Event {
     total: u64,
     runs: bool,
-    /// Events to the report, and between reports.
+    /// Number of events until the report, and between reports.
     left: Option<u64>,
     period: u64,
 }
 
-/// Counts every event for every counter that runs.
+/// A host that counts every event for every counter that runs.
 #[derive(Default)]
 pub(crate) struct Host {
     pub(crate) events: [Option<Event>; 32],
@@ -55,7 +55,7 @@ impl Host {
         event.expect("the engine asks for events that it has created")
     }
 
-    /// The next report is so far away.
+    /// Returns the number of events until the next report.
     fn nearest(&self) -> Option<u64> {
         let running = self.events.iter().flatten().filter(|event| event.runs);
         running.filter_map(|event| event.left).min()
@@ -134,13 +134,13 @@ pub(crate) fn offer() -> Offer {
     }
 }
 
-/// A vCPU: both halves, and what is between them.
+/// A vCPU: both halves, and the state between them.
 pub(crate) struct Vcpu {
     pub(crate) device: Device,
     pub(crate) host: Host,
     pub(crate) page: Memory,
     pub(crate) guest: GuestHalf,
-    /// An NMI that the guest has not taken.
+    /// Whether there is an NMI that the guest has not taken.
     pub(crate) nmi: bool,
     pub(crate) nmis: u64,
 }
@@ -177,7 +177,7 @@ impl Vcpu {
         }
     }
 
-    /// So many events happen; overflows are reported when they do.
+    /// Runs `events` events. Overflows are reported when they happen.
     pub(crate) fn run(&mut self, mut events: u64) {
         while events != 0 {
             let step = self.host.nearest().map_or(events, |left| left.min(events));
@@ -187,7 +187,7 @@ impl Vcpu {
         }
     }
 
-    /// So many events happen, and reports come at the end.
+    /// Runs `events` events. Overflows are reported at the end.
     pub(crate) fn run_late(&mut self, mut events: u64) {
         while events != 0 {
             let step = self.host.nearest().map_or(events, |left| left.min(events));
@@ -206,7 +206,7 @@ impl Vcpu {
         }
     }
 
-    /// The guest takes its NMI, if there is one.
+    /// Takes the guest's NMI, if there is one.
     pub(crate) fn handle(&mut self) -> CounterSet {
         if !std::mem::take(&mut self.nmi) {
             return CounterSet::EMPTY;
@@ -237,7 +237,7 @@ impl Vcpu {
     }
 }
 
-/// Four counters of one kind.
+/// Sets up `counters` counters of one kind.
 pub(crate) fn counting(vcpu: &mut Vcpu, counters: u8) {
     for n in 0..counters {
         vcpu.guest.wish(&vcpu.page, n, CYCLES, BOTH, 0, 0);

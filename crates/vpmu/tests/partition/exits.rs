@@ -1,4 +1,4 @@
-//! Nothing counts at EL2, on any version of PMUv3.
+//! Checks that nothing counts at EL2, on any version of PMUv3.
 
 use super::machine::Place;
 use super::{Vm, config};
@@ -7,7 +7,7 @@ use vpmu::arm::{PmuVersion, Register};
 
 const E: u64 = 1;
 
-/// A machine before PMUv3p1: nothing keeps counters from EL2 but their types.
+/// Returns a machine before PMUv3p1, on which only their types keep counters from counting at EL2.
 fn old() -> PartitionConfig {
     PartitionConfig {
         features: Features {
@@ -18,7 +18,7 @@ fn old() -> PartitionConfig {
     }
 }
 
-/// Machines of each version, with MDCR_EL2's prohibitions working or not.
+/// Returns machines of each version, with MDCR_EL2's prohibitions working or not.
 fn machines() -> impl Iterator<Item = PartitionConfig> {
     use PmuVersion::{V3, V3p1, V3p4, V3p5};
     [V3, V3p1, V3p4, V3p5].into_iter().flat_map(|version| {

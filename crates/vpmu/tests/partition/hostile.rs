@@ -1,5 +1,5 @@
-//! No sequence of guest accesses reaches a host counter, counts outside the guest, or shows the
-//! guest anything but a PMU of its own.
+//! Checks that no sequence of guest accesses reaches a host counter or counts outside the guest,
+//! and that the guest sees only a PMU of its own.
 
 use proptest::prelude::*;
 
@@ -12,13 +12,13 @@ use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper, 
 pub(super) enum Step {
     Access(Register, Option<u64>, ExceptionLevel),
     Happen(u16, Place, u64),
-    /// Off the CPU, another vCPU uses it, back on.
+    /// The vCPU leaves the CPU, another vCPU uses the CPU, and the vCPU comes back.
     Switch(u64),
     /// The physical interrupt is taken if it is asserted.
     Interrupt,
     /// The host programs one of its counters.
     Host(u8, u64, u64),
-    /// Saved, and restored into a new value.
+    /// The PMU is saved, and restored into a new value.
     Migrate,
 }
 
@@ -52,7 +52,7 @@ fn events() -> impl Strategy<Value = u16> {
     proptest::sample::select(SOME_EVENTS.to_vec())
 }
 
-/// Event types with any filter.
+/// Returns event types with any filter.
 fn types() -> impl Strategy<Value = u64> {
     let filters = prop_oneof![
         Just(0),
@@ -69,7 +69,7 @@ fn values() -> impl Strategy<Value = u64> {
         Just(u64::MAX),
         0..64_u64,
         types(),
-        // Counters about to overflow.
+        // Counters with these values are about to overflow.
         (1..4_u64).prop_map(u64::wrapping_neg),
         (1..4_u32).prop_map(|n| n.wrapping_neg().into()),
     ]
@@ -87,7 +87,7 @@ pub(super) fn steps() -> impl Strategy<Value = Step> {
         1 => Just(Step::Interrupt),
         1 => (0..8_u8, types(), values()).prop_map(|(n, e, v)| Step::Host(n, e, v)),
         1 => Just(Step::Migrate),
-        // What a random guest would rarely get right.
+        // A random guest would rarely get these accesses right.
         1 => Just(Step::Access(Register::Pmcr, Some(1), ExceptionLevel::El1)),
         1 => Just(Step::Access(Register::PmcntenSet, Some(u64::MAX), ExceptionLevel::El1)),
         1 => types().prop_map(|t| Step::Access(Register::Pmevtyper(0), Some(t), ExceptionLevel::El1)),
@@ -103,7 +103,7 @@ prop_compose! {
     }
 }
 
-/// What a machine does, and what is known of it by a probe that proved only part.
+/// Returns a machine's behaviour, and the findings of a probe that proved only part of it.
 fn machines() -> impl Strategy<Value = (Quirks, Isolation)> {
     prop_oneof![
         2 => Just((Quirks::default(), Isolation::ALL)),
@@ -133,7 +133,7 @@ fn filters() -> impl Strategy<Value = EventFilter> {
 }
 
 prop_compose! {
-    /// What a machine does against the architecture, and a configuration for it.
+    /// Returns a machine's deviations from the architecture, and a configuration for it.
     pub(super) fn configs()(
         (implemented, host_counters) in (0..8_u8).prop_flat_map(|n| (Just(n), 0..=n)),
         version in proptest::sample::select(vec![
@@ -151,7 +151,7 @@ prop_compose! {
     }
 }
 
-/// The machine the guest believes to be on: its own, with no host and nobody below EL1.
+/// Returns the machine that the guest believes it has: its own, with no host and nobody below EL1.
 pub(super) fn native(config: &PartitionConfig) -> Machine {
     let counters = config.implemented - config.host_counters;
     let mut machine = Machine::new(counters, config.features, Quirks::default());
@@ -189,7 +189,7 @@ fn access(
     let host = vm.machine.host_part();
     let outcome = comparable(register, version, vm.access(register, write, el));
     let expected = comparable(register, version, natively(native, register, write, el));
-    // Hardware asks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
+    // Hardware checks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
     let order = matches!(
         (register, outcome, expected),
         (
@@ -278,7 +278,7 @@ fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
     assert_eq!(vm.pmu.line(&mut vm.machine), native.interrupt(), "line");
 }
 
-/// Another vCPU has used the CPU in between, and was put.
+/// Fills the registers with the values of another vCPU, which has used the CPU in between and was put.
 pub(super) fn neighbour(machine: &mut Machine, noise: u64) {
     for n in (0..usize::from(machine.hpmn())).chain([31]) {
         machine.evcntr[n] = noise;

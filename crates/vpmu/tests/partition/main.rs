@@ -1,4 +1,4 @@
-//! The partitioned PMU, and the emulated one on physical counters, against a model of the hardware below it.
+//! Tests the partitioned PMU, and the emulated one on physical counters, against a model of the hardware below them.
 
 mod backed;
 mod exits;
@@ -15,7 +15,7 @@ use machine::{EVENTS, Machine, Place, Quirks};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, PartitionedPmu, Plan};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 
-/// A CPU as the architecture has it since PMUv3p5: six event counters, two of them the host's.
+/// Returns a CPU as the architecture has it since PMUv3p5: six event counters, two of them the host's.
 fn config() -> PartitionConfig {
     PartitionConfig {
         implemented: 6,
@@ -33,7 +33,7 @@ fn config() -> PartitionConfig {
     }
 }
 
-/// The same CPU as QEMU makes it: HPMN isolates nothing but counting.
+/// Returns the same CPU as QEMU makes it: HPMN isolates nothing but counting.
 fn leaky() -> PartitionConfig {
     PartitionConfig {
         isolation: Isolation {
@@ -44,7 +44,7 @@ fn leaky() -> PartitionConfig {
     }
 }
 
-/// The value that a read of `register` gave.
+/// Returns the value that a read of `register` gave.
 #[track_caller]
 fn value_read(register: Register, outcome: Outcome) -> u64 {
     match outcome {
@@ -58,7 +58,7 @@ fn assert_written(register: Register, outcome: Outcome) {
     assert_eq!(outcome, Outcome::Done, "write of {}", register.name());
 }
 
-/// The machine that `config` tells of.
+/// Returns the machine that `config` describes.
 fn machine(config: &PartitionConfig) -> Machine {
     let quirks = if config.isolation.partition {
         Quirks::default()
@@ -81,7 +81,7 @@ fn plan(config: &PartitionConfig) -> Plan {
 struct Vm {
     machine: Machine,
     pmu: PartitionedPmu,
-    /// How many accesses of the guest came to EL2.
+    /// Number of the guest's accesses that came to EL2.
     trapped: u64,
 }
 
@@ -116,7 +116,7 @@ impl Vm {
         outcome
     }
 
-    /// The guest is left. What EL2 does from now on is not counted by the guest's counters.
+    /// Leaves the guest. The guest's counters do not count what EL2 does from now on.
     fn exit(&mut self) {
         self.pmu.exited(&mut self.machine);
         let mut at_el2 = self.machine.clone();
@@ -147,7 +147,7 @@ impl Vm {
         self.machine.traps = self.pmu.trap_registers();
     }
 
-    /// Gives the host counters something to lose.
+    /// Gives the host counters values that could be lost.
     fn busy_host(&mut self) {
         let machine = &mut self.machine;
         machine.cnten |= 0x30;
@@ -155,7 +155,7 @@ impl Vm {
         machine.ovs |= 0x20;
         machine.evcntr[4] = 0x4444;
         machine.evcntr[5] = 0x5555;
-        // INST_RETIRED at EL2 only.
+        // This counter counts INST_RETIRED at EL2 only.
         machine.evtyper[4] = 1 << 31 | 1 << 30 | 1 << 27 | 8;
         machine.evtyper[5] = 8;
     }

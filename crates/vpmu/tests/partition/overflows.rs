@@ -1,4 +1,4 @@
-//! Overflows and carries: none is lost or made up, whatever the published implementation or its review got wrong.
+//! Checks that no overflow or carry is lost or made up, whatever the published implementation or its review got wrong.
 
 use super::machine::Place;
 use super::{Vm, config, leaky};
@@ -19,9 +19,9 @@ fn an_overflow_is_lost_neither_by_a_put_nor_by_a_load() {
     assert!(vm.machine.interrupt());
     vm.put();
     assert_eq!(vm.machine.ovs & 0x8000_000f, 0);
-    // Who waits for an interrupt must learn of it here.
+    // A guest that waits for an interrupt must learn of it here.
     assert!(vm.pmu.line(&mut vm.machine));
-    // What another guest left behind is no overflow of this one.
+    // Overflow bits that another guest left behind are no overflows of this guest.
     vm.machine.ovs |= 0xe;
     vm.load();
     assert_eq!(vm.read(Register::PmovsSet), 1);
@@ -38,11 +38,11 @@ fn a_halted_vcpu_is_woken_by_its_interrupt() {
     vm.write(Register::PmcntenSet, 1 << 31);
     // The cycle counter overflows at 2^64.
     vm.write(Register::Pmcr, E | 1 << 6);
-    // WFI, and the CPU does not go to anybody else: the physical interrupt wakes it.
+    // The guest executes WFI and the CPU stays with it, so the physical interrupt wakes it.
     vm.machine.happen(0x11, Place::El1, 1);
     assert!(vm.machine.interrupt());
     assert!(vm.pmu.overflow(&mut vm.machine).guest);
-    // It does go to somebody else: nothing physical is left, so the line is asked for.
+    // The CPU goes to another guest. Nothing physical is left, so the host asks for the line.
     vm.put();
     assert!(!vm.machine.interrupt());
     assert!(vm.pmu.line(&mut vm.machine));
@@ -77,7 +77,7 @@ fn no_overflow_falls_between_reading_and_clearing() {
     vm.write(Register::Pmcr, E);
     let mut racing = Racing(vm.machine);
     vm.pmu.put(&mut racing);
-    // Had the counter still run, its overflow would have been cleared unseen, and its value zero.
+    // A counter that still ran would overflow to zero, and the put would clear that overflow unseen.
     assert_eq!(racing.0.evcntr[0], 0xffff_ffff);
     let state = vm.pmu.save(&mut racing);
     assert_eq!(state.pmcnten, 1);
@@ -103,7 +103,7 @@ fn no_counter_runs_on_after_a_put() {
 
 #[test]
 fn a_software_increment_carries_into_a_chain() {
-    // Where PMSWINC_EL0 goes to the hardware, and where it is performed at EL2.
+    // In one configuration PMSWINC_EL0 goes to the hardware, in the other EL2 performs the write.
     for config in [config(), leaky()] {
         let mut vm = Vm::new(&config);
         vm.busy_host();
@@ -115,17 +115,17 @@ fn a_software_increment_carries_into_a_chain() {
         vm.write(Register::Pmevtyper(2), 8);
         vm.write(Register::Pmevcntr(0), 0xffff_ffff);
         vm.write(Register::PmcntenSet, 3);
-        // Not enabled by PMCR_EL0.E yet.
+        // PMCR_EL0.E does not enable the counters yet.
         vm.write(Register::Pmswinc, u64::MAX);
         vm.write(Register::Pmcr, E);
         vm.write(Register::Pmswinc, u64::MAX);
         assert_eq!(vm.machine.guest_counts()[..3], [0x1_0000_0000, 1, 0]);
         assert_eq!(vm.read(Register::PmovsSet), 1);
-        // Filtered away at EL1.
+        // The filter excludes EL1.
         vm.write(Register::Pmevtyper(0), 1 << 31);
         vm.write(Register::Pmswinc, 1);
         assert_eq!(vm.machine.evcntr[0], 0x1_0000_0000);
-        // No carry into what is no CHAIN, nor out of an odd counter.
+        // Nothing carries into an event other than CHAIN, nor out of an odd counter.
         vm.write(Register::PmcntenSet, 0xf);
         vm.write(Register::Pmevtyper(1), 0);
         vm.write(Register::Pmevtyper(2), 0x1e);

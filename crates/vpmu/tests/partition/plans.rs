@@ -1,4 +1,4 @@
-//! What plans trap, and what they refuse.
+//! Tests of plans: what they trap, and what they refuse.
 
 use super::{config, leaky, machine, plan};
 use vpmu::arm::partition::{Features, Isolation, PartitionConfig, Plan, PlanError, Why};
@@ -11,7 +11,7 @@ const HPMD: u64 = 1 << 17;
 const HCCD: u64 = 1 << 23;
 const HLP: u64 = 1 << 26;
 
-/// All that a plan traps: name, direction, reason.
+/// Returns everything that a plan traps: name, direction, reason.
 fn trapped(plan: &Plan) -> Vec<(&'static str, char, Why)> {
     let mut traps = Vec::new();
     for register in Register::all() {
@@ -38,7 +38,7 @@ fn no_traps_where_the_hardware_isolates() {
 
 #[test]
 fn the_hot_registers_do_not_trap_where_the_hardware_isolates() {
-    // Not even with an event filter, or where counting at EL2 must be masked away.
+    // They do not trap even with an event filter, or where counting at EL2 must be masked away.
     let filtered = PartitionConfig {
         filter: EventFilter::deny_all(),
         ..config()
@@ -163,7 +163,7 @@ fn event_types_trap_where_other_threads_could_be_counted() {
         });
         let why = Why::CountsOutsideGuest;
         let types = [
-            // PMXEVTYPER_EL0 can select the cycle counter: the three go together.
+            // PMXEVTYPER_EL0 can select the cycle counter, so these three trap together.
             ("PMXEVTYPER_EL0", 'w', why),
             ("PMCCFILTR_EL0", 'w', why),
             ("PMEVTYPERn_EL0", 'w', why),
@@ -210,7 +210,7 @@ fn a_filter_traps_pmceid_only_if_it_hides_something_there() {
         why
     };
     assert_eq!(pmceid(&filtered(0x11)), Some(Why::EventFilter));
-    // An event of the implementer's own, and one that this machine does not have.
+    // One event is the implementer's own, and one does not exist on this machine.
     assert_eq!(pmceid(&filtered(0xc001)), None);
     assert_eq!(pmceid(&filtered(0x3f)), None);
 }
@@ -294,7 +294,7 @@ fn errors_say_what_to_do() {
     );
 }
 
-/// `is_trapped` and the register values say the same.
+/// Checks that `is_trapped` and the register values say the same.
 #[test]
 fn the_values_do_what_the_plan_says() {
     use super::machine::Exit;
@@ -315,7 +315,7 @@ fn the_values_do_what_the_plan_says() {
             let mut machine = machine(&config);
             machine.traps = plan.traps();
             for register in Register::all() {
-                // Those of counters the guest has; the hardware itself sees to the others.
+                // Only the guest's counters are compared. The hardware itself protects the others.
                 if matches!(register, Register::Pmevtyper(n) | Register::Pmevcntr(n) if n >= 4) {
                     continue;
                 }

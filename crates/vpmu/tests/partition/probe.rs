@@ -1,5 +1,5 @@
-//! The probe on machines that break one promise each: every leak is found, and nothing is believed
-//! of an attack that does nothing.
+//! Runs the probe on machines that break one promise each. It must find every leak, and must
+//! believe nothing of an attack that has no effect.
 
 use super::config;
 use super::machine::{Machine, Quirks, access_bit};
@@ -30,7 +30,7 @@ fn newest(quirks: Quirks) -> Findings {
     probed(quirks, config().features, 2)
 }
 
-/// All accesses by which the architecture gives EL1 the guest's event counters.
+/// Returns all accesses by which the architecture gives EL1 the guest's event counters.
 fn ways() -> impl Iterator<Item = (Register, bool)> {
     use Register as R;
     [

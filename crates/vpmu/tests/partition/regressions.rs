@@ -1,4 +1,5 @@
-//! What the published implementation, or its review, got wrong, and what is easy to get wrong.
+//! Tests of mistakes in the published implementation or its review, and of mistakes that are easy
+//! to make.
 
 use super::{Vm, config, leaky};
 use vpmu::arm::partition::{Features, PartitionConfig};
@@ -10,7 +11,8 @@ const C: u64 = 4;
 
 #[test]
 fn a_reset_by_the_guest_resets_the_guests_counters() {
-    // Where PMCR_EL0.P isolates, where it traps, and where everything traps.
+    // PMCR_EL0.P isolates in one configuration, it traps in another, and everything traps in the
+    // third.
     let no_fgt = PartitionConfig {
         features: Features {
             fgt: false,

@@ -36,7 +36,7 @@ fn the_first_touch_loads_and_the_rest_go_straight_to_the_hardware() {
 #[test]
 fn a_refused_access_of_el0_is_no_touch() {
     let mut vm = Vm::new(&config());
-    // Somebody else's permission is in the hardware.
+    // The hardware holds another guest's permission.
     vm.machine.userenr = 0xf;
     let outcome = vm.access(Register::Pmccntr, None, ExceptionLevel::El0);
     assert_eq!(outcome, Outcome::TrapToEl1);
@@ -91,7 +91,7 @@ fn a_pmu_in_use_is_loaded_again() {
             (Register::PmintenSet, 1),
             (Register::Pmcr, E),
         ],
-        // EL0 may come without a trap that could load it.
+        // EL0 may access counters without a trap that could load the PMU.
         &[(Register::Pmuserenr, 1)],
     ];
     for writes in uses {
@@ -138,7 +138,7 @@ fn a_saved_state_goes_on_elsewhere() {
     vm.write(Register::PmcntenSet, 4);
     vm.write(Register::PmintenSet, 4);
     vm.write(Register::Pmcr, E);
-    // In the middle of an overflow.
+    // The save comes between an overflow and its delivery.
     vm.machine.happen(0x08, Place::El1, 1);
     let state = vm.pmu.save(&mut vm.machine);
     assert_eq!(state.pmovs, 4);
@@ -276,7 +276,7 @@ fn a_guest_that_has_seen_nothing_may_go_anywhere() {
         .expect("it has seen nothing");
     assert_eq!(untouched.plan().hpmn(), 6);
 
-    // Having read PMCR_EL0.N is having seen something, though no register changed.
+    // A guest that has read PMCR_EL0.N has seen the PMU, though no register changed.
     let mut vm = Vm::new(&config());
     vm.read(Register::Pmcr);
     vm.put();

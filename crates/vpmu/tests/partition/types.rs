@@ -1,4 +1,4 @@
-//! Event types, their filter and the selection: what the published implementation, or its review, got wrong.
+//! Tests of event types, their filter and the selection, where the published implementation or its review was wrong.
 
 use super::machine::{EVENTS, Place};
 use super::{Vm, config};
@@ -7,7 +7,7 @@ use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 
 const E: u64 = 1;
 
-/// Writes of types trap: other threads could be counted.
+/// Returns a configuration in which writes of types trap, because other threads could be counted.
 fn trapping_types() -> PartitionConfig {
     PartitionConfig {
         features: Features {
@@ -50,7 +50,7 @@ fn the_selected_type_of_index_31_is_the_cycle_filter() {
         vm.write(Register::Pmxevtyper, 1 << 30);
         assert_eq!(vm.machine.evtyper[31], 1 << 30);
         assert_eq!(vm.read(Register::Pmxevtyper), 1 << 30);
-        // But there is no event counter 31.
+        // There is no event counter 31, however.
         let outcome = vm.access(Register::Pmxevcntr, None, ExceptionLevel::El1);
         assert_eq!(outcome, Outcome::Undefined);
     }
@@ -61,7 +61,7 @@ fn the_selection_is_the_hardwares_and_survives_a_switch() {
     let mut vm = Vm::new(&trapping_types());
     vm.write(Register::PmcntenSet, 1);
     vm.write(Register::Pmcr, E);
-    // Not trapped, so no copy of it could be up to date.
+    // PMSELR_EL0 does not trap, so no copy of it could be up to date.
     let trapped = vm.trapped;
     vm.write(Register::Pmselr, 2);
     assert_eq!(vm.trapped, trapped);
@@ -81,8 +81,8 @@ fn an_idle_guest_does_not_suffer_from_anothers_selection() {
     let mut vm = Vm::new(&config);
     vm.write(Register::Pmselr, 2);
     vm.put();
-    // On the same CPU, another guest selects a counter that does not exist: whoever accesses
-    // PMXEVTYPER_EL0 then is undefined, before EL2 could see it.
+    // On the same CPU, another guest selects a counter that does not exist. An access to
+    // PMXEVTYPER_EL0 would then be undefined before EL2 could see it.
     let mut other = Vm::on(vm.machine.clone(), super::plan(&config));
     other.write(Register::Pmselr, 30);
     other.put();

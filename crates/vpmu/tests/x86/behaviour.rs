@@ -1,4 +1,4 @@
-//! What counters do, event by event.
+//! Tests of the counters' behaviour, event by event.
 
 use crate::support::{CYCLES, END, Guest, Happening, INSTRUCTIONS, SAMPLE};
 use vpmu::counter::{CounterState, Events, Lost, Policy, Report};
@@ -84,7 +84,7 @@ fn a_handler_that_does_not_acknowledge_gets_each_pmi() {
             assert_eq!(guest.read(GlobalStatus), 1);
             guest.write(FullWidthPmc(0), END - 10);
         }
-        // One that does not write the counter either gets the next a whole counter later.
+        // A guest that does not write the counter gets another PMI, too, a whole counter later.
         guest.execute(10);
         assert!(guest.take_pmi());
         guest.execute(END);
@@ -215,7 +215,7 @@ fn emulated_instructions_cost_nothing_where_nobody_counts_them() {
     let Guest { pmu, host } = &mut guest;
     let _ = pmu.emulated(ArchEvent::Instructions, 1, Ring::Kernel, host);
     assert_eq!(guest.host.calls(), []);
-    // Where nobody waits for an interrupt, neither.
+    // Nor do they cost anything where nobody waits for an interrupt.
     guest.write(PerfEvtSel(1), 0x0043_00c0);
     guest.host.calls();
     let Guest { pmu, host } = &mut guest;
@@ -319,7 +319,7 @@ fn a_host_that_shares_its_counter_is_found_out() {
     let shared = CounterState::Lost(Lost::Multiplexed);
     assert_eq!(pmu.counter_state(2), Some(shared));
     assert!(host.running().contains(2), "and still counting what it can");
-    // Configured anew, it gets a new chance, and a new host event.
+    // A counter that is configured anew gets a new chance, and a new host event.
     assert_eq!(
         pmu.write(PerfEvtSel(2), SAMPLE | INSTRUCTIONS, &mut host),
         Outcome::Done

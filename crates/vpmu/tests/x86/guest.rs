@@ -1,4 +1,4 @@
-//! A guest whose memory is a few pieces, and whose registers are what a test says.
+//! A guest whose memory is a few pieces, and whose registers have the values that a test sets.
 
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
@@ -11,7 +11,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Where `length` bytes at `address` are, if all of them are here.
+    /// Returns the place of `length` bytes at `address`, if all of them are in this piece.
     fn find(&self, address: u64, length: usize) -> Option<std::ops::Range<usize>> {
         let begin = usize::try_from(address.checked_sub(self.at)?).ok()?;
         let end = begin.checked_add(length)?;
@@ -19,7 +19,7 @@ impl Piece {
     }
 }
 
-/// An access goes to one piece, whole, or it faults.
+/// A guest with memory in pieces. An access goes to one piece, whole, or it faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FakeGuest {
     pieces: Vec<Piece>,
@@ -33,7 +33,7 @@ pub(crate) struct FakeGuest {
 impl FakeGuest {
     pub(crate) const RAM: u64 = 0x1000;
     pub(crate) const ROM: u64 = 0x2000;
-    /// The last bytes of the address space.
+    /// Address of the last piece, which ends with the address space.
     pub(crate) const TOP: u64 = u64::MAX - 0x3ff;
 
     pub(crate) fn new() -> Self {
@@ -79,7 +79,7 @@ impl FakeGuest {
         }
     }
 
-    /// What the guest itself writes, if there is memory.
+    /// Writes `value` as the guest itself does, if there is memory.
     pub(crate) fn store(&mut self, address: u64, value: u64) {
         for piece in &mut self.pieces {
             if let Some(place) = piece.find(address, 8) {
@@ -88,7 +88,7 @@ impl FakeGuest {
         }
     }
 
-    /// What the guest itself reads.
+    /// Reads as the guest itself does.
     pub(crate) fn load(&mut self, address: u64) -> u64 {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)
@@ -96,7 +96,7 @@ impl FakeGuest {
         u64::from_le_bytes(bytes)
     }
 
-    /// The guest goes on somewhere in `ring`.
+    /// Moves the guest on to some place in `ring`.
     pub(crate) fn go_on(&mut self, ring: Ring, times: u64) {
         self.place.ip = match ring {
             Ring::User => 0x40_1000 + (times & 0xff0),

@@ -1,4 +1,4 @@
-//! What the host is asked: the cost of a virtual PMU, policy by policy.
+//! Calls to the host: the cost of a virtual PMU, policy by policy.
 
 use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, SAMPLE, set};
 use vpmu::counter::{CounterSet, Policy, Report, Statistics};
@@ -12,7 +12,7 @@ fn a_guest_that_never_enables_a_counter_costs_no_call() {
         let mut guest = Guest::with_policy(policy);
         for msr in Msr::all() {
             let _ = guest.pmu.read(msr, &mut guest.host);
-            // What Linux writes while it looks for its PMU.
+            // Linux writes this while it looks for its PMU.
             let _ = guest.pmu.write(msr, 0, &mut guest.host);
         }
         guest.write(Pmc(0), 0xabcd);
@@ -24,7 +24,8 @@ fn a_guest_that_never_enables_a_counter_costs_no_call() {
     }
 }
 
-/// Linux's handler for one sample of counter 0 (intel_pmu_handle_irq of arch/x86/events/intel).
+/// Runs Linux's handler for one sample of counter 0 (intel_pmu_handle_irq of
+/// arch/x86/events/intel).
 fn linux_handler(guest: &mut Guest, period: u64) {
     guest.write(GlobalCtrl, 0);
     let status = guest.read(GlobalStatus);
@@ -49,7 +50,7 @@ fn since(now: Statistics, before: Statistics) -> [u64; 6] {
     ]
 }
 
-/// Host operations for one sample: create, set period, resume, pause, read, release.
+/// Returns the host operations for one sample: create, set period, resume, pause, read, release.
 fn operations_per_pmi(policy: Policy, atomic: bool) -> [u64; 6] {
     let mut guest = Guest::with_policy(policy);
     guest.host.atomic = atomic;
@@ -78,8 +79,8 @@ fn one_sample_costs_so_many_operations() {
     assert_eq!(recreate, [2, 1, 2, 2, 2, 2]);
     assert_eq!(reuse, [0, 2, 1, 2, 3, 0]);
     assert_eq!(paused, [0, 1, 1, 1, 1, 0]);
-    // Where a host pauses and reads in one operation, as perf_event_pause does, each kind of
-    // operation that is left is done once.
+    // A host may pause and read in one operation, as perf_event_pause does. Then each remaining
+    // kind of operation is done once.
     assert_eq!(
         operations_per_pmi(Policy::ReusePaused, true),
         [0, 1, 1, 1, 0, 0]

@@ -13,7 +13,7 @@ pub(crate) fn ring() -> impl Strategy<Value = Ring> {
     prop_oneof![Just(Ring::User), Just(Ring::Kernel)]
 }
 
-/// Few counters, so that they meet often; some that do not exist.
+/// Returns one of few counters, so that they meet often, and sometimes one that does not exist.
 fn index() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0..3_u32, 1 => 3..8_u32]
 }
@@ -37,7 +37,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
-/// Counts near the places where something happens.
+/// Returns counts near the places where something happens.
 pub(crate) fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => 0..300_u64,
@@ -117,7 +117,7 @@ fn read() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// Counters close to their end, everything enabled: where it gets interesting at once.
+/// Returns steps that set up counters close to their end, with everything enabled. Interesting cases follow at once.
 fn set_up() -> BoxedStrategy<Vec<(u32, u64)>> {
     let counters = prop::array::uniform3((event_select(), counter_value(), counter_value()));
     (counters, prop::bool::weighted(0.3))
@@ -161,7 +161,7 @@ pub(crate) fn own() -> BoxedStrategy<Step> {
     .boxed()
 }
 
-/// What a guest of a vendor's does by its `own` registers and events, and what happens to any guest.
+/// Returns the steps of one vendor's guest, with its `own` registers and events, and the steps of any guest.
 pub(crate) fn step(own: BoxedStrategy<Step>) -> BoxedStrategy<Step> {
     let report = prop::sample::select(vec![
         Report::Due,
@@ -214,7 +214,7 @@ pub(crate) fn capability() -> BoxedStrategy<Capability> {
                     fixed: if version == V5 {
                         fixed
                     } else {
-                        // Without gaps.
+                        // Before version 5, the fixed counters have no gaps.
                         (1 << fixed.count_ones()) - 1
                     },
                     fixed_width,
@@ -257,7 +257,7 @@ proptest! {
         let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
         let mut pair = Pair::<Reference>::new(config, atomic, prompt);
         for (address, value) in set_up {
-            // What does not exist in this PMU is refused, by both.
+            // Both refuse registers that do not exist in this PMU.
             pair.step(&Step::Write(address, value));
         }
         for step in &steps {

@@ -1,5 +1,5 @@
-//! Every order of what can happen around an overflow, up to a depth, against the reference: each
-//! overflow is one PMI, never none and never two.
+//! Tries every order of steps around an overflow, up to a depth, against the reference. Each
+//! overflow must be exactly one PMI.
 
 use std::mem::take;
 
@@ -17,18 +17,19 @@ const GLOBAL_OVF_CTRL: u32 = 0x390;
 const GLOBAL_STATUS_SET: u32 = 0x391;
 const DEBUGCTL: u32 = 0x1d9;
 
-/// As far from the counter's end as each write of it puts it.
+/// Distance from the counter's end to which each write of the counter puts it.
 const PERIOD: u64 = 2;
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Write(u32, u64),
     Read(u32),
-    /// As many instructions as a period has.
+    /// Executes as many instructions as a period has.
     Execute,
-    /// Reports that are on their way arrive.
+    /// Delivers the reports that are on their way.
     Deliver,
-    /// The local APIC takes the PMI. Whether LVTPC then is masked makes no difference to the PMU.
+    /// Lets the local APIC take the PMI. Whether LVTPC then is masked makes no difference to the
+    /// PMU.
     TakePmi,
 }
 
@@ -106,7 +107,7 @@ impl Both {
                 reference.emulate(Happening::Instructions, Ring::User, PERIOD);
                 self.guest.execute(PERIOD);
                 if self.reference.freezes() {
-                    // Counters stop with the PMI's request: it is here at once.
+                    // Counters stop with the PMI's request, so the PMI arrives at once.
                     self.guest.interrupt();
                 }
             }
@@ -137,7 +138,7 @@ impl Both {
     }
 }
 
-/// Tries all orders of `depth` more acts. Answers how many there were.
+/// Tries all orders of `depth` more acts, and returns the number of orders.
 fn explore(both: &Both, path: &mut Vec<Act>, depth: u32) -> u64 {
     if depth == 0 {
         return 1;

@@ -6,12 +6,12 @@
 //! - **PMI on time**: once the host's reports are delivered, the engine has a PMI due if and only
 //!   if the reference has.
 //! - **PMI never early**: before that, the engine has one due only if the reference has.
-//! - **comparing disturbs nothing**: these are checked on copies, so what the engine puts off stays
-//!   put off.
+//! - **comparing disturbs nothing**: these are checked on copies, so work that the engine puts off
+//!   stays put off.
 //! - **put stops**: after a put no host event runs.
 //! - **put settles**: after a put the PMI needs no report to be due.
 //! - **orderly**: the host is called in the order `CounterHost` promises (the fake host checks it).
-//! - **same records**: the guest's memory is the same, and so is what became of each overflow.
+//! - **same records**: the guest's memory is the same, and so is the outcome of each overflow.
 //! - **quiet**: a report is asked for only for a counter that asks for an interrupt.
 //! - **honest loss**: a counter is lost only if the host refused it or nobody could count it, and
 //!   refusals are counted.
@@ -24,40 +24,40 @@ use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, EventFilter, Outcome, PmuConfig, Ring,
 };
 
-/// A vendor's PMU as naive as its manual's text. Counters are numbered as the engine does.
+/// A vendor's PMU as naive as its manual's text. It numbers counters as the engine does.
 pub(crate) trait Reference: Clone {
     fn of(capability: Capability) -> Self;
     fn read(&self, address: u32) -> Outcome;
     fn write(&mut self, address: u32, value: u64) -> Outcome;
     fn rdpmc(&self, ecx: u32, ring: Ring, pce: bool) -> Outcome;
-    /// Something is counted `times` times, all at once, whether or not the guest runs.
+    /// Counts `what` `times` times, all at once, whether or not the guest runs.
     fn emulate(&mut self, what: Happening, ring: Ring, times: u64);
-    /// What `event` is to a guest of this vendor's.
+    /// Returns the meaning of `event` to a guest of this vendor's.
     fn happening(event: ArchEvent) -> Option<Happening>;
-    /// Whether a PMI has been requested that nobody has taken.
+    /// Returns whether a PMI has been requested that nobody has taken.
     fn pmi(&mut self) -> &mut bool;
-    /// These count nothing, because the host has nothing for them.
+    /// Makes these counters count nothing, because the host has nothing for them.
     fn lose(&mut self, lost: CounterSet);
-    /// Some events count nothing, or none does so; and the engine's filter for that.
+    /// Makes some events count nothing, or makes all events count, and returns the engine's filter for that.
     fn deny(&mut self, deny: bool) -> EventFilter;
-    /// Whether a PMI request stops the counters.
+    /// Returns whether a PMI request stops the counters.
     fn freezes(&self) -> bool;
-    /// What writes records, with the guest's memory.
+    /// Returns the writer of records, with the guest's memory.
     fn pebs(&mut self) -> Option<&mut Pebs> {
         None
     }
-    /// Whether the host is not even asked to back an enabled `n`.
+    /// Returns whether the host is not even asked to back an enabled `n`.
     fn unsupported(&self, n: u8) -> bool;
     fn interrupts(&self, n: u8) -> bool;
-    /// Every MSR, and some of others.
+    /// Returns every MSR of the PMU, and some others.
     fn addresses() -> Vec<u32>;
 }
 
-/// A counter that is further from its overflow than this is looked at by the end of a slice, at the
-/// latest: so many events take longer than a slice.
+/// A counter that is further from its overflow than this is looked at by the end of a slice at the
+/// latest. This many events take longer than a slice.
 const MORE_THAN_A_SLICE: u64 = 1 << 32;
 
-/// So many overflows of counters that ask for records are noticed one by one.
+/// Number of overflows, of counters that ask for records, that are noticed one by one.
 const MOST_OVERFLOWS: u32 = 40;
 
 #[derive(Clone, Debug)]
@@ -66,19 +66,19 @@ pub(crate) enum Step {
     Read(u32),
     /// WRMSR.
     Write(u32, u64),
-    /// RDPMC, by whom, with CR4.PCE.
+    /// RDPMC at a ring, with CR4.PCE or without.
     Rdpmc(u32, Ring, bool),
-    /// The guest does this so often.
+    /// The guest does this so many times.
     Happen(Happening, Ring, u64),
-    /// The embedder emulates this so often.
+    /// The embedder emulates this so many times.
     Emulate(ArchEvent, Ring, u64),
-    /// The host's reports arrive, those of this mask.
+    /// The host's reports arrive, as far as they are in this mask.
     Deliver(u32, Report),
-    /// A report too early, or for nothing: the one that was asked for will not come.
+    /// A report comes too early, or for nothing. The report that was asked for will not come.
     Early(u8),
-    /// The guest writes so to its memory.
+    /// The guest writes this value to its memory.
     Store(u64, u64),
-    /// The host cannot read the guest's registers any more, or can again.
+    /// From now on the host cannot, or can again, read the guest's registers.
     Mute(bool),
     Put,
     Load,
@@ -87,7 +87,7 @@ pub(crate) enum Step {
     Refuse(Option<Lost>),
     /// The local APIC takes the PMI that is due, if one is.
     TakePmi,
-    /// Save, and restore into a new PMU on a new host.
+    /// Saves, and restores into a new PMU on a new host.
     Migrate,
 }
 
@@ -106,7 +106,7 @@ impl Guest {
         }
     }
 
-    /// Delivers what the host has to report, and answers whether a PMI is due.
+    /// Delivers the host's reports, and returns whether a PMI is due.
     fn interrupt(&mut self) -> bool {
         for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
             let _ = self.pmu.overflow(n, report, &mut self.host);
@@ -131,8 +131,8 @@ pub(crate) struct Pair<R> {
 }
 
 impl<R: Reference> Pair<R> {
-    /// `atomic`: the host pauses and reads in one operation. `prompt`: its reports arrive before
-    /// every step.
+    /// Creates the pair. With `atomic`, the host pauses and reads in one operation. With `prompt`,
+    /// its reports arrive before every step.
     pub(crate) fn new(config: PmuConfig<Capability>, atomic: bool, prompt: bool) -> Self {
         let mut guest = Guest::new(&config);
         guest.host.atomic = atomic;
@@ -159,7 +159,7 @@ impl<R: Reference> Pair<R> {
     fn perform(&mut self, step: &Step) {
         if self.guest.host.prompt {
             self.guest.interrupt();
-            // The step may take back the wish for an interrupt.
+            // The step may withdraw the wish for an interrupt.
             self.check_quiet(step);
         }
         self.reference.lose(self.guest.lost());
@@ -234,8 +234,8 @@ impl<R: Reference> Pair<R> {
         self.both(|guest| guest.go_on(ring, times));
         let counts = |config: &CounterConfig| what.is_counted_by(config, ring);
         if self.records() {
-            // A record is of the moment: overflow by overflow, as long as they are few. Those that the host was not
-            // asked for are too far away.
+            // A record describes a moment, so overflows are delivered one by one as long as they are few. Overflows
+            // that the host was not asked for are too far away.
             let mut left = times.min(MORE_THAN_A_SLICE - 1);
             for _ in 0..MOST_OVERFLOWS {
                 let due = self.guest.host.soonest(counts);
@@ -247,21 +247,21 @@ impl<R: Reference> Pair<R> {
                 left -= due;
             }
             self.count(what, ring, left);
-            // What has counted several periods by now is read, and has one record for them.
+            // A counter that has counted several periods by now is read, and has one record for them.
             self.deliver(Report::Unsure);
         } else {
             self.count(what, ring, times);
         }
         let freezes = self.reference.freezes();
         if times >= MORE_THAN_A_SLICE {
-            // No report is late by a slice: a counter that passes its end several times in so
-            // long a while has reported, and is looked at, before anything else happens.
+            // No report is late by a slice. A counter that passes its end several times in so many
+            // events has reported, and is looked at, before anything else happens.
             self.guest.interrupt();
             let Guest { pmu, host } = &mut self.guest;
             pmu.end_slice(host);
         }
         if freezes {
-            // Counters stop with the interrupt, not before it: it is here at once.
+            // Counters stop with the interrupt, not before it, so the interrupt arrives at once.
             self.guest.interrupt();
         }
     }
@@ -282,12 +282,12 @@ impl<R: Reference> Pair<R> {
         }
     }
 
-    /// Whether a counter asks for records.
+    /// Returns whether a counter asks for records.
     fn records(&mut self) -> bool {
         self.reference.pebs().is_some_and(|pebs| pebs.enable != 0)
     }
 
-    /// Does the same to the engine's guest and to the reference's.
+    /// Applies `change` to the engine's guest and to the reference's.
     fn both(&mut self, change: impl Fn(&mut FakeGuest)) {
         let engines = self.guest.host.guest.as_mut();
         let references = self.reference.pebs().map(|pebs| &mut pebs.guest);
@@ -322,7 +322,7 @@ impl<R: Reference> Pair<R> {
         assert!(!copy.pmu.pmi_due() || due, "PMI never early: {step:?}");
         assert_eq!(copy.interrupt(), due, "PMI on time: {step:?}");
 
-        // Reading one register settles things for the next, so the order is both ways.
+        // Reading one register settles things for the next, so registers are read in both orders.
         let mut addresses = R::addresses();
         for _ in 0..2 {
             let mut copy = self.guest.clone();

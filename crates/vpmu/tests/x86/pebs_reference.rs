@@ -1,5 +1,5 @@
 //! PEBS as naive as the manual's text: SDM vol. 3B, 20.9, and 18.4.9 for the DS save area. A record is a list of words,
-//! and is written the moment that its counter overflows.
+//! and is written at the moment its counter overflows.
 
 use crate::guest::FakeGuest;
 use vpmu::x86::Ring;
@@ -29,7 +29,7 @@ impl Pebs {
         }
     }
 
-    /// The field at this offset of the DS save area.
+    /// Returns the field at this offset of the DS save area.
     fn field(&mut self, offset: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         let at = self.area.checked_add(offset)?;
@@ -37,7 +37,7 @@ impl Pebs {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// The record, as words.
+    /// Returns the record, as words.
     fn words(&mut self, counter: u32, groups: u64) -> Result<Vec<u64>, Fault> {
         let place = self.guest.place()?;
         let mut words = vec![0, place.ip, 1 << counter, place.tsc];
@@ -58,7 +58,7 @@ impl Pebs {
         Ok(words)
     }
 
-    /// Appends the record to the buffer between `base` and `maximum`; the new index.
+    /// Appends the record to the buffer between `base` and `maximum`, and returns the new index.
     fn append(&mut self, index: u64, base: u64, maximum: u64, words: &[u64]) -> Option<u64> {
         let end = u128::from(index) + words.len() as u128 * 8;
         if index < base || end > u128::from(maximum) {
@@ -71,14 +71,14 @@ impl Pebs {
         Some(end as u64)
     }
 
-    /// A counter that asks for records has overflowed. Answers whether a PMI is requested.
+    /// Handles an overflow of a counter that asks for records, and returns whether a PMI is requested.
     pub(crate) fn sample(&mut self, counter: Counter<'_>) -> bool {
         let n = counter.n;
         let reset = match n {
             ..32 => 0x40 + 8 * u64::from(n),
             _ => 0x80 + 8 * u64::from(n - 32),
         };
-        // The head is read as a whole, so one that is there in part is not there.
+        // The head is read as a whole, so a head that is there only in part counts as missing.
         let head = [0x20, 0x28, 0x30, 0x38].map(|offset| self.field(offset));
         let ([Some(base), Some(index), Some(maximum), Some(threshold)], Some(reset)) =
             (head, self.field(reset))
@@ -96,7 +96,7 @@ impl Pebs {
         let counted = match self.guest.place().map(|place| place.ring) {
             Ok(Ring::User) => counter.user,
             Ok(Ring::Kernel) => counter.kernel,
-            // Then there is no record either.
+            // Without the place there is no record either.
             Err(Fault) => true,
         };
         if !counted {
@@ -119,11 +119,11 @@ impl Pebs {
 /// A counter, numbered as in the global registers.
 pub(crate) struct Counter<'a> {
     pub(crate) n: u32,
-    /// One above its largest value.
+    /// One above the counter's largest value.
     pub(crate) end: u128,
     pub(crate) value: &'a mut u64,
     pub(crate) user: bool,
     pub(crate) kernel: bool,
-    /// Whether its records have what MSR_PEBS_DATA_CFG says.
+    /// Whether its records have the groups that MSR_PEBS_DATA_CFG selects.
     pub(crate) adaptive: bool,
 }

@@ -102,7 +102,7 @@ impl Counter {
         self.value = (self.value + counted) % LIMIT;
     }
 
-    /// What every PMU does after every access: see `x86/counters.rs`.
+    /// Performs the work of every PMU after every access: see `x86/counters.rs`.
     fn apply(&mut self) {
         if !self.wanted() {
             self.events.stop(ONLY, &mut self.host);
@@ -256,7 +256,7 @@ impl Counter {
             assert!(calls.is_empty(), "free overflow: {}", context());
         }
         if policy == Policy::ReusePaused && paused && !self.wanted() {
-            // Unless the guest wanted it and the host had nothing.
+            // An exception is a counter that the guest wanted and the host could not back.
             let quiet = |call: &Call<u8>| matches!(call, Call::Release(_) | Call::Create(..));
             let quiet = calls.iter().all(quiet);
             assert!(quiet, "left alone: {calls:?}, {}", context());
@@ -296,7 +296,7 @@ fn deficit(host: &FakeHost<u8>) -> bool {
     vpmu::counter::CounterHost::deficit(host, N).is_some()
 }
 
-/// Every sequence of `steps` up to `length`, on copies, so that each step is done once.
+/// Runs every sequence of `steps` up to `length`, on copies, so that each step is done once.
 fn every_sequence(
     counters: &[Counter],
     steps: &[Step],
@@ -319,7 +319,7 @@ fn every_sequence(
     }
 }
 
-/// The policies side by side.
+/// Returns a counter for each policy.
 fn all(atomic: bool) -> Vec<Counter> {
     Policy::ALL
         .map(|policy| Counter::new(policy, atomic))

@@ -1,5 +1,5 @@
 //! Architectural performance monitoring as naive as the manual's text: every counter is a number,
-//! every event is added at once, nothing is put off, nobody stands behind it. SDM vol. 3B, section
+//! every event is added at once, nothing is put off, and there is no host. SDM vol. 3B, section
 //! 20.2, and vol. 4, table 2-2. Shares no code with the engine: MSRs are numbers here.
 
 // Fuzz targets include this file by its path, and look for its modules beside it.
@@ -10,7 +10,7 @@ use crate::pebs_reference::{Counter, Pebs};
 use crate::support::Happening;
 use vpmu::x86::{Outcome, Ring};
 
-/// What the guest is told, in plain numbers.
+/// The capability that the guest is told, in plain numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub(crate) version: u32,
@@ -87,7 +87,7 @@ impl Reference {
         (self.fixed_control >> (4 * (n - 32))) & 15
     }
 
-    /// Whether `n` asks for an interrupt, or for records.
+    /// Returns whether `n` asks for an interrupt, or for records.
     fn interrupts(&self, n: u32) -> bool {
         if self.pebs.enable >> n & 1 != 0 {
             return true;
@@ -99,12 +99,12 @@ impl Reference {
         }
     }
 
-    /// Whether a PMI request stops the counters (19.4.7).
+    /// Returns whether a PMI request stops the counters (19.4.7).
     pub(crate) fn freezes(&self) -> bool {
         self.debug >> 12 & 1 != 0
     }
 
-    /// Whether the host is not even asked to back an enabled `n`.
+    /// Returns whether the host is not even asked to back an enabled `n`.
     pub(crate) fn unsupported(&self, n: u32) -> bool {
         if n >= 32 {
             return self.control(n) & 4 != 0;
@@ -113,8 +113,8 @@ impl Reference {
         let architectural = [
             0x003c, 0x00c0, 0x013c, 0x4f2e, 0x412e, 0x00c4, 0x00c5, 0x01a4,
         ];
-        // A condition on the event (edge, inversion, a counter mask) makes no other event of it, but that less than
-        // 16 instructions retire is true in each cycle.
+        // A condition on the event (edge, inversion, a counter mask) leaves the event the same, with one exception:
+        // fewer than 16 instructions retire in every cycle, so that condition counts cycles.
         let named = match Self::is_cycles(select) {
             true => 0x3c,
             false => select & 0xffff,
@@ -125,7 +125,7 @@ impl Reference {
         absent || select >> 21 & 1 != 0
     }
 
-    /// Instructions, inverted, with a counter mask of 16 or more, and no edge.
+    /// Returns whether `select` is instructions, inverted, with a counter mask of 16 or more, and no edge.
     fn is_cycles(select: u64) -> bool {
         select & 0x0084_ffff == 0x0080_00c0 && select & 0xf000_0000 != 0
     }
@@ -165,7 +165,7 @@ impl Reference {
             && !self.unsupported(n)
     }
 
-    /// Something is counted `times` times, all at once.
+    /// Counts `what` `times` times, all at once.
     pub(crate) fn emulate(&mut self, what: Happening, ring: Ring, times: u64) {
         let exist = (0..64).filter(|&n| self.exists(n));
         let concerned: Vec<u32> = exist.filter(|&n| self.counts(n, what, ring)).collect();
@@ -176,8 +176,8 @@ impl Reference {
             if sum >= self.end(n) && self.pebs.enable >> n & 1 != 0 {
                 pmi |= self.sample(n);
             } else if sum >= self.end(n) {
-                // 20.2.2: the counter "will generate an interrupt on overflow". Nothing is said
-                // of the status bit, and nothing of it being clear before.
+                // 20.2.2: the counter "will generate an interrupt on overflow". The text does not
+                // mention the status bit, nor that the bit must be clear before.
                 self.status |= 1 << n;
                 pmi |= self.interrupts(n);
             }
@@ -191,10 +191,10 @@ impl Reference {
         }
     }
 
-    /// Counter `n`, which asks for records, has overflowed. Answers whether a PMI is requested.
+    /// Handles an overflow of counter `n`, which asks for records, and returns whether a PMI is requested.
     fn sample(&mut self, n: u32) -> bool {
         let control = match n {
-            // Kernel, user, adaptive, as in the fixed counters' register.
+            // The bits are kernel, user and adaptive, as in the fixed counters' register.
             ..32 => {
                 let select = self.select[n as usize];
                 select >> 17 & 1 | (select >> 16 & 1) << 1 | (select >> 34 & 1) << 32

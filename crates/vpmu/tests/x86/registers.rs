@@ -1,5 +1,5 @@
-//! Every MSR with its reserved bits and what an access ends with, version by version, after SDM
-//! vol. 4, table 2-2, and vol. 3B, 20.2.
+//! Tests of every MSR with its reserved bits and the outcome of an access, version by version,
+//! after SDM vol. 4, table 2-2, and vol. 3B, 20.2.
 
 use crate::support::Guest;
 use vpmu::x86::Outcome::{Done, GeneralProtection, NotHandled, Value};
@@ -7,14 +7,14 @@ use vpmu::x86::intel::Version::{V2, V3, V4, V5};
 use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
 use vpmu::x86::{Ring, pebs};
 
-/// What is at one address.
+/// The register at one address.
 struct Row {
     address: u32,
-    /// What it reads after reset; `None`: #GP.
+    /// The value that it reads after reset; `None`: #GP.
     reads: Option<u64>,
     /// Bits that can be written; `None`: a write is #GP whatever its value.
     writable: Option<u64>,
-    /// Whether it reads back what was written.
+    /// Whether a read returns what was written.
     keeps: bool,
 }
 
@@ -27,12 +27,12 @@ const fn row(address: u32, reads: Option<u64>, writable: Option<u64>, keeps: boo
     }
 }
 
-/// A register that keeps what is written.
+/// Returns a register that keeps what is written.
 const fn kept(address: u32, reset: u64, writable: u64) -> Row {
     row(address, Some(reset), Some(writable), true)
 }
 
-/// One that does something with what is written, and reads as zero.
+/// Returns a register that acts on what is written, and reads as zero.
 const fn command(address: u32, writable: u64) -> Row {
     row(address, Some(0), Some(writable), false)
 }
@@ -47,8 +47,8 @@ const fn absent(address: u32) -> Row {
 
 const WIDTH: u64 = (1 << 48) - 1;
 
-/// 4 general counters and 3 fixed ones of 48 bits, with full-width writes: in version 5 fixed
-/// counters 0, 2 and 3. With PEBS or without.
+/// Returns the MSRs of a PMU with 4 general counters and 3 fixed ones of 48 bits, with full-width
+/// writes. In version 5, the fixed counters are 0, 2 and 3. The PMU has PEBS or not.
 fn table(version: Version, pebs: bool) -> Vec<Row> {
     let select = match version {
         V2 | V5 => 0xffdf_ffff,
@@ -60,7 +60,7 @@ fn table(version: Version, pebs: bool) -> Vec<Row> {
         V5 => (0b1101, 0xbb0b),
     };
     let counters = 0xf | fixed << 32;
-    // The bits that make a counter an adaptive one.
+    // These bits make a counter adaptive.
     let (select, fixed_control) = match (pebs, version) {
         (false, _) => (select, fixed_control),
         (true, V5) => (select | 1 << 34, fixed_control | 0x1101 << 32),
@@ -69,7 +69,7 @@ fn table(version: Version, pebs: bool) -> Vec<Row> {
     let mut rows = Vec::new();
     for n in 0..4 {
         rows.push(kept(0x186 + n, 0, select));
-        // The high half is not looked at, and what is kept depends on bit 31.
+        // A write ignores the high half, and the value kept depends on bit 31.
         rows.push(row(0xc1 + n, Some(0), Some(u64::MAX), false));
         rows.push(kept(0x4c1 + n, 0, WIDTH));
     }
@@ -86,13 +86,13 @@ fn table(version: Version, pebs: bool) -> Vec<Row> {
     rows.push(kept(0x38d, 0, fixed_control));
     rows.push(read_only(0x38e, 0));
     rows.push(kept(0x38f, 0xf, counters));
-    // Trap-like, with the registers, format 4, baseline.
+    // The capabilities are trap-like, with the registers, format 4, baseline.
     let capabilities = if pebs { 0x44c0 } else { 0 };
     rows.push(read_only(0x345, capabilities | 1 << 13));
     if pebs {
         rows.push(kept(0x3f1, 0, counters));
         rows.push(kept(0x3f2, 0, 0b111));
-        // Canonical addresses only.
+        // The register takes canonical addresses only.
         rows.push(kept(0x600, 0, (1 << 47) - 1));
     } else {
         rows.extend([absent(0x3f1), absent(0x3f2), absent(0x600)]);
@@ -122,7 +122,7 @@ fn guest((version, pebs): (Version, bool)) -> Guest {
     Guest::with(PmuConfig::new(capability(version, pebs)))
 }
 
-/// Each version, without PEBS and with it.
+/// Returns each version, without PEBS and with it.
 fn offers() -> impl Iterator<Item = (Version, bool)> {
     [V2, V3, V4, V5]
         .into_iter()

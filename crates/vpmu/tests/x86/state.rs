@@ -1,4 +1,4 @@
-//! A PMU as a value.
+//! Tests of a PMU's state as a value.
 
 use crate::support::{END, Guest, INSTRUCTIONS};
 use vpmu::counter::Policy;
@@ -50,7 +50,7 @@ fn a_pending_interrupt_is_saved() {
         let mut first = sampling(Policy::ReusePaused);
         first.write(DebugCtl, frozen);
         first.execute(1000);
-        // The report has not arrived: saving finds the overflow all the same.
+        // The report has not arrived, yet saving finds the overflow.
         let state = first.pmu.save(&mut first.host);
         assert_eq!(state.global_status, 1);
         let mut second = Guest::new(Version::V2);

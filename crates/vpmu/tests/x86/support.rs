@@ -34,11 +34,11 @@ pub(crate) struct FakeHost<E> {
     counters: [Option<Counter<E>>; 32],
     /// Overflow reports that nobody has taken yet.
     pub(crate) reports: CounterSet,
-    /// Those of them that are for the period last asked for.
+    /// The reports that are for the period last asked for.
     current: CounterSet,
     /// Every call since the last [`calls`](Self::calls).
     pub(crate) calls: Vec<Call<E>>,
-    /// Answer to every create.
+    /// The host's answer to every create.
     pub(crate) refuse: Option<Lost>,
     pub(crate) refused: u64,
     /// Whether pausing and reading is one operation.
@@ -47,11 +47,11 @@ pub(crate) struct FakeHost<E> {
     pub(crate) prompt: bool,
     /// Whether pausing a paused counter is no mistake.
     pub(crate) pauses_twice: bool,
-    /// The call, counted from here, that goes wrong.
+    /// The number of calls from here to the one that fails.
     pub(crate) fail_in: Option<u32>,
-    /// Whether it has.
+    /// Whether that call has failed.
     pub(crate) failed: bool,
-    /// What PEBS records are made of, and where they go.
+    /// The guest that PEBS records describe, and whose memory they go to.
     pub(crate) guest: Option<FakeGuest>,
 }
 
@@ -75,7 +75,7 @@ impl<E> Default for FakeHost<E> {
 }
 
 impl<E: Copy + std::fmt::Debug> FakeHost<E> {
-    /// A host for an engine with this policy.
+    /// Returns a host for an engine with this policy.
     pub(crate) fn new(policy: Policy) -> Self {
         Self {
             pauses_twice: policy == Policy::Reuse,
@@ -83,7 +83,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         }
     }
 
-    /// Something happens `times` times that `counts` says which events count.
+    /// Lets an event that `counts` accepts happen `times` times.
     pub(crate) fn count(&mut self, times: u64, counts: impl Fn(&E) -> bool) {
         for (n, counter) in (0..).zip(&mut self.counters) {
             let Some(counter) = counter else { continue };
@@ -101,37 +101,38 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         }
     }
 
-    /// The report `n` was asked for will not come.
+    /// Cancels the report that `n` was asked for.
     pub(crate) fn forget(&mut self, n: u8) {
         if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
             counter.due = None;
         }
     }
 
-    /// How often something has to happen until the next report comes of a counter that `counts` it.
+    /// Returns how many events that `counts` accepts are left until the next report of such a
+    /// counter.
     pub(crate) fn soonest(&self, counts: impl Fn(&E) -> bool) -> Option<u64> {
         let concerned = |it: &&Counter<E>| it.running && counts(&it.event);
         let counters = self.counters.iter().flatten().filter(concerned);
         counters.filter_map(|counter| counter.due).min()
     }
 
-    /// When the report for `n` comes.
+    /// Returns the number of events until the report for `n`.
     pub(crate) fn due(&self, n: u8) -> Option<u64> {
         let counter = self.counters.get(usize::from(n))?.as_ref()?;
         counter.due
     }
 
-    /// `n` had to share its counter.
+    /// Makes `n` share its counter.
     pub(crate) fn multiplex(&mut self, n: u8) {
         self.counter(n).deficit = Some(Lost::Multiplexed);
     }
 
-    /// The calls since the last time.
+    /// Returns the calls since the last time.
     pub(crate) fn calls(&mut self) -> Vec<Call<E>> {
         std::mem::take(&mut self.calls)
     }
 
-    /// The reports that are there, with what the host can honestly say of each if it is `wished`.
+    /// Returns the reports that are there, each as `wished` if the host can honestly say that.
     pub(crate) fn take_reports(&mut self, mask: u32, wished: Report) -> Vec<(u8, Report)> {
         let taken = self.reports & CounterSet::from_bits(mask);
         self.reports -= taken;
@@ -169,7 +170,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
             .expect("the counter was created before")
     }
 
-    /// Writes `call` down, and says whether it is the one to go wrong.
+    /// Writes `call` down, and returns whether it is the call that fails.
     fn note(&mut self, call: Call<E>) -> bool {
         self.calls.push(call);
         let fails = self.fail_in == Some(0);
@@ -203,7 +204,7 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         let events = events.map(NonZeroU64::get);
         let fails = self.note(Call::SetPeriod(counter, events));
         self.current.remove(counter);
-        // A failure is a report that never comes.
+        // Where the call fails, the report never comes.
         self.counter(counter).due = events.filter(|_| !fails);
     }
 
@@ -270,13 +271,13 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
     }
 }
 
-/// What a guest does that counters can count.
+/// A guest's activity that counters can count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Happening {
     Instructions,
     Cycles,
     TscCycles,
-    /// Whatever has this event select and unit mask.
+    /// Any event with this event select and unit mask.
     Other(u8, u8),
 }
 
@@ -365,7 +366,7 @@ impl Guest {
         assert_eq!(outcome, Outcome::Done, "write of {value:#x} to {msr}");
     }
 
-    /// The guest does something `times` times in user space. Reports wait for
+    /// Lets the guest do `what` `times` times at `ring`. Reports wait for
     /// [`interrupt`](Self::interrupt).
     pub(crate) fn happen(&mut self, what: Happening, ring: Ring, times: u64) {
         self.host
@@ -376,7 +377,7 @@ impl Guest {
         self.happen(Happening::Instructions, Ring::User, times);
     }
 
-    /// Delivers what the host has to report, and answers whether a PMI is due.
+    /// Delivers the host's reports, and returns whether a PMI is due.
     pub(crate) fn interrupt(&mut self) -> bool {
         for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
             let _ = self.pmu.overflow(n, report, &mut self.host);
@@ -384,13 +385,14 @@ impl Guest {
         self.pmu.pmi_due()
     }
 
-    /// Delivers what the host has to report, and takes the PMI that is due, if one is.
+    /// Delivers the host's reports, and takes the PMI if one is due.
     pub(crate) fn take_pmi(&mut self) -> bool {
         self.interrupt();
         self.pmu.take_pmi()
     }
 
-    /// General counter `n` samples `event` every `period` times, once it is enabled globally.
+    /// Makes general counter `n` sample `event` every `period` times, once the counter is enabled
+    /// globally.
     pub(crate) fn sample(&mut self, n: u8, event: u64, period: u64) {
         self.write(Msr::FullWidthPmc(n), END - period);
         self.write(Msr::PerfEvtSel(n), SAMPLE | event);

@@ -1,5 +1,5 @@
-//! Accesses to any system register: the instruction is assembled where it
-//! will be executed.
+//! Accesses to any system register. The instruction is assembled where it will
+//! be executed.
 
 // UNSAFETY: writes instructions and runs them.
 #![expect(unsafe_code, reason = "writes instructions and runs them")]
@@ -49,7 +49,7 @@ pub(crate) fn write_at_el0(register: Encoding, value: u64) -> Result<(), Fault> 
     at_el0(register.msr_x0(), value).map(drop)
 }
 
-/// Executes one A32 instruction at EL0 with r0 = `value`; r0 after it.
+/// Executes one A32 instruction at EL0 with r0 = `value`, and returns r0.
 pub(crate) fn a32_at_el0(instruction: u32, value: u64) -> Result<u64, Fault> {
     let code = assemble([instruction, A32_SVC]);
     // SAFETY: the cell holds one register access and SVC; the tests have asked whether EL0 has AArch32.
@@ -84,7 +84,7 @@ fn at_el0(instruction: u32, value: u64) -> Result<u64, Fault> {
     unsafe { el0::run(code, value) }
 }
 
-/// Makes the instructions visible to execution; returns where they are.
+/// Makes the instructions visible to execution, and returns their address.
 fn assemble(code: [u32; 2]) -> usize {
     let cell = CELL.0.get();
     // SAFETY: nobody else uses the cell now.

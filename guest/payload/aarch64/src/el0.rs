@@ -1,4 +1,4 @@
-//! Code run at EL0. With the MMU off it may be any code of the image.
+//! Code run at EL0. With the MMU off, that may be any code of the image.
 
 // UNSAFETY: changes the exception level.
 #![expect(unsafe_code, reason = "changes the exception level")]
@@ -15,7 +15,8 @@ const SVC: [u64; 2] = [0x15 << 26 | 1 << 25, 0x11 << 26 | 1 << 25];
 const STATE: [u64; 2] = [0x3c0, 0x1d0];
 
 /// Runs `code` at EL0 with x0 = `argument`, interrupts masked, until it raises
-/// an exception. `SVC #0` ends it well, with x0; anything else is the fault.
+/// an exception. `SVC #0` is a good end and gives x0. Any other exception is
+/// the fault.
 ///
 /// # Safety
 ///
@@ -25,11 +26,11 @@ pub(crate) unsafe fn run(code: usize, argument: u64) -> Result<u64, Fault> {
     end(unsafe { enter(code, argument, STATE[0]) })
 }
 
-/// The same for A32 code, with r0 = `argument`.
+/// Runs A32 code like [`run`], with r0 = `argument`.
 ///
 /// # Safety
 ///
-/// As for [`run`]; and EL0 must have AArch32.
+/// As for [`run`]. EL0 must also have AArch32.
 pub(crate) unsafe fn run_aarch32(code: usize, argument: u64) -> Result<u64, Fault> {
     // SAFETY: the caller's duty.
     end(unsafe { enter(code, argument, STATE[1]) })

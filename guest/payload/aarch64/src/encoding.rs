@@ -1,5 +1,6 @@
-//! System registers by encoding, so that any of them can be touched, named or
-//! not: the tests assemble the instruction they need (see `cell`).
+//! System registers by encoding, so that the tests can access any of them,
+//! named or not. The tests assemble the instruction that they need (see
+//! `cell`).
 
 use core::fmt;
 
@@ -8,35 +9,35 @@ use core::fmt;
 pub struct Encoding(u16);
 
 impl Encoding {
-    /// How many encodings there are with op0 = 3.
+    /// Number of encodings with op0 = 3.
     pub const OP0_3: u16 = 1 << 14;
 
-    /// The register S3_`op1`_C`crn`_C`crm`_`op2`.
+    /// Returns the register S3_`op1`_C`crn`_C`crm`_`op2`.
     pub const fn op0_3(op1: u16, crn: u16, crm: u16, op2: u16) -> Self {
         Self(1 << 14 | op1 << 11 | crn << 7 | crm << 3 | op2)
     }
 
-    /// Number `index` of the encodings with op0 = 3.
+    /// Returns number `index` of the encodings with op0 = 3.
     pub const fn nth_op0_3(index: u16) -> Self {
         Self(1 << 14 | index & (Self::OP0_3 - 1))
     }
 
-    /// op1.
+    /// Returns op1.
     pub const fn op1(self) -> u16 {
         self.0 >> 11 & 7
     }
 
-    /// CRn.
+    /// Returns CRn.
     pub const fn crn(self) -> u16 {
         self.0 >> 7 & 15
     }
 
-    /// CRm.
+    /// Returns CRm.
     pub const fn crm(self) -> u16 {
         self.0 >> 3 & 15
     }
 
-    /// op2.
+    /// Returns op2.
     pub const fn op2(self) -> u16 {
         self.0 & 7
     }
@@ -45,18 +46,18 @@ impl Encoding {
         2 + (self.0 >> 14)
     }
 
-    /// `MRS X0, <this>`.
+    /// Returns `MRS X0, <this>`.
     pub const fn mrs_x0(self) -> u32 {
         0xd530_0000 | (self.0 as u32) << 5
     }
 
-    /// `MSR <this>, X0`.
+    /// Returns `MSR <this>, X0`.
     pub const fn msr_x0(self) -> u32 {
         0xd510_0000 | (self.0 as u32) << 5
     }
 
-    /// The syndrome (ESR_EL1) of this register's access with X0 when it is
-    /// trapped as EC 0x18.
+    /// Returns the syndrome (ESR_EL1) of this register's access with X0 when it
+    /// is trapped as EC 0x18.
     pub const fn trap_syndrome(self, access: Access) -> u64 {
         let direction = match access {
             Access::Read => 1,
@@ -87,7 +88,7 @@ impl fmt::Display for Encoding {
     }
 }
 
-/// Which way.
+/// The direction of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// `MRS`
@@ -140,12 +141,12 @@ registers! {
     TPIDR_EL1 = 0 13 0 4;
 }
 
-/// PMEVCNTR`n`_EL0, n < 31 (31 is the encoding after the last one).
+/// Returns PMEVCNTR`n`_EL0, n < 31 (31 is the encoding after the last one).
 pub const fn pmevcntr(n: u8) -> Encoding {
     Encoding::op0_3(3, 14, 8 | n as u16 >> 3, n as u16 & 7)
 }
 
-/// PMEVTYPER`n`_EL0, n < 31 (31 is PMCCFILTR_EL0).
+/// Returns PMEVTYPER`n`_EL0, n < 31 (31 is PMCCFILTR_EL0).
 pub const fn pmevtyper(n: u8) -> Encoding {
     Encoding::op0_3(3, 14, 12 | n as u16 >> 3, n as u16 & 7)
 }
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn instructions() {
-        // As an assembler has them.
+        // An assembler gives the same values.
         assert_eq!(PMCR_EL0.mrs_x0(), 0xd53b_9c00);
         assert_eq!(PMCR_EL0.msr_x0(), 0xd51b_9c00);
         assert_eq!(PMINTENSET_EL1.mrs_x0(), 0xd538_9e20);

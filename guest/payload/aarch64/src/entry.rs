@@ -84,14 +84,15 @@ set_up_cpu:                     // x0: index of the CPU
     ret
 
 leave_el2:
-    // MMU and data cache off; EL1 exception entry and return synchronise;
-    // WFI and WFE are not trapped from EL0.
+    // MMU and data cache off; EL1 exception entry and return synchronise; WFI
+    // and WFE are not trapped from EL0.
     ldr     x1, ={sctlr}
     msr     sctlr_el1, x1
     mrs     x1, currentel
     cmp     x1, #(2 << 2)
     b.ne    6f
-    // No monitor: give EL1 the whole machine; what EL2 still traps is UNDEFINED.
+    // There is no monitor, so EL1 gets the whole machine. Accesses that EL2 still traps are
+    // UNDEFINED.
     adrp    x1, el2_vectors
     add     x1, x1, :lo12:el2_vectors
     msr     vbar_el2, x1
@@ -149,18 +150,18 @@ el2_vectors:
 );
 
 unsafe extern "C" {
-    /// Where PSCI starts the other CPUs.
+    /// Marks the entry at which PSCI starts the other CPUs.
     safe fn secondary_entry();
-    /// The image's first instruction.
+    /// Marks the image's first instruction.
     safe fn image_head();
 }
 
-/// Where the image is.
+/// Returns the image's address.
 pub(crate) fn image_address() -> u64 {
     image_head as *const () as u64
 }
 
-/// Address at which PSCI starts the other CPUs; their x0 is their index.
+/// Returns the address at which PSCI starts the other CPUs. Their x0 is their index.
 pub(crate) fn secondary_address() -> u64 {
     secondary_entry as *const () as u64
 }

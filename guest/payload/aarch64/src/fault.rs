@@ -13,7 +13,7 @@ impl Fault {
     /// ESR_EL1 of an instruction that is UNDEFINED: EC 0, IL.
     pub const UNDEFINED: Self = Self { syndrome: 1 << 25 };
 
-    /// The exception class.
+    /// Returns the exception class.
     pub const fn class(self) -> u64 {
         self.syndrome >> 26 & 0x3f
     }

@@ -11,7 +11,7 @@ use crate::{loops, percpu, pmu};
 
 /// INTIDs from here on are special; 1023 means "none".
 const SPECIAL: u32 = 1020;
-/// A device that is never quiet is masked after so many interrupts.
+/// A device that is never quiet is masked after this many interrupts.
 const STORM: u32 = 1000;
 
 /// Priority of everything unless a test says otherwise.
@@ -56,12 +56,12 @@ const ICFGR: u64 = 0xc00;
 const GICD_IROUTER: u64 = 0x6000;
 
 impl Gic {
-    /// Sets the interrupt controller up for this CPU, everything disabled and
-    /// nothing pending but what devices hold.
+    /// Sets the interrupt controller up for this CPU. Everything is disabled,
+    /// and nothing is pending except the interrupts that devices hold.
     pub(crate) fn for_this_cpu(machine: &Machine<'_>) -> Self {
         let distributor = machine.distributor;
-        // Affinity routing, both groups; whichever of the bits this security
-        // state has.
+        // This enables affinity routing and both groups, with whichever of the
+        // bits this security state has.
         write32(distributor + GICD_CTLR, 0x10);
         write32(distributor + GICD_CTLR, 0x13);
         let frame = redistributor(machine.redistributors);
@@ -85,7 +85,7 @@ impl Gic {
         gic
     }
 
-    /// The SGI frame of this CPU's redistributor.
+    /// Returns the SGI frame of this CPU's redistributor.
     pub(crate) fn private(&self) -> u64 {
         self.private
     }
@@ -137,13 +137,13 @@ impl Gic {
         self.settle();
     }
 
-    /// Whether the controller calls `intid` pending.
+    /// Returns whether the controller calls `intid` pending.
     pub(crate) fn is_pending(&self, intid: u32) -> bool {
         let (address, bit) = self.bit(ISPENDR, intid);
         read32(address) & bit != 0
     }
 
-    /// Whether the controller calls `intid` active.
+    /// Returns whether the controller calls `intid` active.
     pub(crate) fn is_active(&self, intid: u32) -> bool {
         let (address, bit) = self.bit(ISACTIVER, intid);
         read32(address) & bit != 0
@@ -176,7 +176,7 @@ impl Gic {
     }
 }
 
-/// This CPU's redistributor among those from `base` on.
+/// Returns this CPU's redistributor among those from `base` on.
 fn redistributor(base: u64) -> u64 {
     let this = affinity();
     let this = this >> 32 << 24 | this & 0xff_ffff;
@@ -187,7 +187,7 @@ fn redistributor(base: u64) -> u64 {
             return frame;
         }
         assert!(kind & 1 << 4 == 0, "no redistributor of this CPU");
-        // Two frames of 64 KiB, four with virtual LPIs.
+        // There are two frames of 64 KiB, or four with virtual LPIs.
         frame += if kind & 1 << 1 != 0 {
             0x4_0000
         } else {
@@ -196,7 +196,7 @@ fn redistributor(base: u64) -> u64 {
     }
 }
 
-/// This CPU's affinity, as MPIDR_EL1 and GICD_IROUTER have it.
+/// Returns this CPU's affinity, as MPIDR_EL1 and GICD_IROUTER have it.
 pub(crate) fn affinity() -> u64 {
     read_icc!("mpidr_el1") & 0xff_00ff_ffff
 }
@@ -221,12 +221,12 @@ pub(crate) fn send_to_others(intid: u32) {
     write_icc!("s3_0_c12_c11_5", 1 << 40 | u64::from(intid) << 24);
 }
 
-/// Whether an interrupt waits for this CPU to unmask.
+/// Returns whether an interrupt waits for this CPU to unmask.
 pub(crate) fn interrupt_waits() -> bool {
     read_icc!("isr_el1") & 1 << 7 != 0
 }
 
-/// The interrupt that would be taken next; 1023: none.
+/// Returns the interrupt that would be taken next; 1023: none.
 pub(crate) fn next_interrupt() -> u64 {
     read_icc!("s3_0_c12_c12_2") & 0xff_ffff
 }
@@ -242,29 +242,29 @@ pub(crate) fn set_split_end(split: bool) {
     write_icc!("s3_0_c12_c12_4", u64::from(split) << 1);
 }
 
-/// The generic timer's counts per second.
+/// Returns the generic timer's counts per second.
 pub(crate) fn timer_frequency() -> u64 {
     read_icc!("cntfrq_el0")
 }
 
-/// The virtual timer fires `ticks` from now.
+/// Makes the virtual timer fire `ticks` from now.
 pub(crate) fn start_timer(ticks: u64) {
-    // Not CNTV_TVAL_EL0, which has 32 bits.
+    // CNTV_TVAL_EL0 does not suffice, because it has 32 bits.
     write_icc!("cntv_cval_el0", read_icc!("cntvct_el0") + ticks);
     write_icc!("cntv_ctl_el0", 1);
 }
 
-/// The virtual timer is quiet.
+/// Stops the virtual timer.
 pub(crate) fn stop_timer() {
     write_icc!("cntv_ctl_el0", 0);
 }
 
-/// Whether the virtual timer has fired.
+/// Returns whether the virtual timer has fired.
 pub(crate) fn timer_fired() -> bool {
     read_icc!("cntv_ctl_el0") & 4 != 0
 }
 
-/// The interrupt handler; called by the vectors.
+/// Handles an interrupt. The vectors call this function.
 pub(crate) extern "C" fn handle_interrupt() {
     let cpu = percpu::this();
     let intid = (read_icc!("s3_0_c12_c12_0") & 0xff_ffff) as u32; // ICC_IAR1_EL1
@@ -273,7 +273,7 @@ pub(crate) extern "C" fn handle_interrupt() {
         assert!(count < STORM, "spurious interrupts without end");
         return;
     }
-    // Whatever holds a PPI's line is quieted.
+    // The handler quiets every device that holds a PPI's line.
     if (16..32).contains(&intid) {
         pmu::handle_interrupt(cpu, count);
         if timer_fired() {

@@ -1,6 +1,6 @@
-//! A bare-metal arm64 program that checks the PMU it is given, and the
-//! machine around it: what a guest sees natively, under an emulated and under
-//! a partitioned PMU must be the same.
+//! A bare-metal arm64 program that checks its PMU and the machine around it. A
+//! guest's view must be the same natively, under an emulated and under a
+//! partitioned PMU.
 //!
 //! It is an `Image` as arm64 boot loaders take it: loaded at any 2 MiB-aligned
 //! address, x0 = device tree, entered at EL1 (or EL2, which it leaves at once).
@@ -12,27 +12,26 @@
 //!     -icount shift=0,sleep=off -nographic -nic none -kernel .../release/vpmu-payload-aarch64
 //! ```
 //!
-//! What it expects of counts and times holds where the clock is the number of
-//! instructions (`-icount`); in real time an interruption by the host makes
-//! some of its bounds too narrow.
+//! The expected counts and times hold where the clock is the number of
+//! instructions (`-icount`). In real time, an interruption by the host makes
+//! some of the bounds too narrow.
 //!
-//! # What it says
+//! # Output
 //!
-//! On the PL011 of the device tree, a line for each test and their tally
-//! ([`vpmu_payload_harness`]); then it powers off through PSCI.
+//! The program prints a line for each test and their tally on the PL011 of the
+//! device tree ([`vpmu_payload_harness`]). Then it powers off through PSCI.
 //!
-//! What is wanted is what the Arm ARM (DDI 0487, chapter D13 and the register
-//! pages) says. What a machine is known to do otherwise is listed where it is
-//! tested, as a [`Deviation`](vpmu_payload_harness::Deviation).
+//! The reference is the Arm ARM (DDI 0487, chapter D13 and the register pages).
+//! Each test lists the known deviations of machines, as a
+//! [`Deviation`](vpmu_payload_harness::Deviation).
 //!
 //! # Command line (`/chosen/bootargs`)
 //!
-//! See [`BootArgs`](vpmu_payload_harness::BootArgs). Three runs are no part of the
-//! usual one: `test=fuzzregs` reads and writes every system register encoding,
-//! `test=stray addr=A` writes to A, which a monitor below must stop,
-//! `test=attack.its` and `test=attack.lpi` (with `addr=A`) make the interrupt
-//! controller write to A, and `test=hang` prints a line and then never does
-//! anything again.
+//! See [`BootArgs`](vpmu_payload_harness::BootArgs). The usual run excludes these: `test=fuzzregs`
+//! reads and writes every system register encoding, `test=stray addr=A` writes to A, which a
+//! monitor below must stop, `test=attack.its` and `test=attack.lpi` (with `addr=A`) make the
+//! interrupt controller write to A, and `test=hang` prints a line and then never does anything
+//! again.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![cfg_attr(

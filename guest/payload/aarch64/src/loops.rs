@@ -20,7 +20,7 @@ pub(crate) fn spin(rounds: u64) {
 }
 
 /// Sets `counters` in PMCNTENSET_EL0, runs `rounds` rounds, and clears them.
-/// What is counted is the rounds and a few instructions, always as many.
+/// The counters count the rounds and a few instructions, always as many.
 pub(crate) fn counted(counters: u64, rounds: u64) {
     // SAFETY: counters are what the tests are about.
     unsafe {

@@ -6,10 +6,10 @@ use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::NodeStandard;
 use dtoolkit::{Node, Property};
 
-/// More CPUs than these are left alone.
+/// The program leaves further CPUs alone.
 pub const MAX_CPUS: usize = 8;
 
-/// How to call the firmware.
+/// The instruction that calls the firmware.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Conduit {
     /// `HVC`
@@ -18,7 +18,7 @@ pub enum Conduit {
     Smc,
 }
 
-/// What the tests need to know.
+/// The facts about the machine that the tests need.
 #[derive(Clone, Debug)]
 pub struct Machine<'a> {
     /// The PL011's address.
@@ -31,9 +31,9 @@ pub struct Machine<'a> {
     pub its: Option<u64>,
     /// The first piece of RAM.
     pub ram: Range<u64>,
-    /// How many there are.
+    /// Number of pieces of RAM.
     pub pieces_of_ram: usize,
-    /// How to call PSCI.
+    /// The instruction that calls PSCI.
     pub conduit: Conduit,
     /// The PMU's interrupt.
     pub pmi: u32,
@@ -41,7 +41,7 @@ pub struct Machine<'a> {
     pub timer: u32,
     /// MPIDR affinities of the CPUs, the first [`MAX_CPUS`].
     pub cpus: [u64; MAX_CPUS],
-    /// How many of them there are.
+    /// Number of these CPUs.
     pub cpu_count: usize,
     /// The command line.
     pub bootargs: &'a str,
@@ -56,7 +56,7 @@ impl<'a> Machine<'a> {
     ///
     /// # Errors
     ///
-    /// Names what is missing.
+    /// Names the missing part.
     pub fn from_device_tree(tree: Fdt<'a>) -> Result<Self, &'static str> {
         let root = tree.root();
         let uart = find(root, "arm,pl011").ok_or("no arm,pl011 in the device tree")?;
@@ -99,7 +99,8 @@ impl<'a> Machine<'a> {
             pieces_of_ram: pieces_of_ram(root).count(),
             conduit,
             pmi: private_interrupt(pmu, 0).ok_or("the PMU has no private interrupt")?,
-            // Secure, non-secure, virtual, hypervisor.
+            // The timer's interrupts are secure, non-secure, virtual,
+            // hypervisor.
             timer: private_interrupt(timer, 2).ok_or("the timer has no virtual interrupt")?,
             cpus,
             cpu_count,
@@ -122,7 +123,7 @@ fn pieces_of_ram(root: FdtNode<'_>) -> impl Iterator<Item = Range<u64>> {
         })
 }
 
-/// The node with `compatible` at the root or one level below.
+/// Returns the node with `compatible` at the root or one level below.
 fn find<'a>(root: FdtNode<'a>, compatible: &str) -> Option<FdtNode<'a>> {
     root.children()
         .find(|node| node.is_compatible(compatible))
@@ -137,8 +138,8 @@ fn address(node: FdtNode<'_>, index: usize) -> Option<u64> {
     node.reg().ok()??.nth(index)?.address().ok()
 }
 
-/// INTID of the `index`th interrupt, which must be a PPI; three cells each:
-/// kind, number, flags.
+/// Returns the INTID of the `index`th interrupt, which must be a PPI. An
+/// interrupt has three cells: kind, number, flags.
 fn private_interrupt(node: FdtNode<'_>, index: usize) -> Option<u32> {
     const PPI: u32 = 1;
     let property = node.property("interrupts")?;

@@ -1,13 +1,14 @@
-//! Device registers. Spelled out as single instructions without write-back: a
-//! monitor can complete a trapped access only when the CPU describes it
-//! (ESR_EL2.ISV), which the compiler's choice of instruction may prevent.
+//! Device registers. The accesses are spelled out as single instructions
+//! without write-back. A monitor can complete a trapped access only when the
+//! CPU describes it (ESR_EL2.ISV), which the compiler's choice of instruction
+//! may prevent.
 
 // UNSAFETY: device registers.
 #![expect(unsafe_code, reason = "device registers")]
 
 use core::arch::asm;
 
-/// Reads 32 bits. Whoever passes an address has it from the device tree.
+/// Reads 32 bits. Callers take the address from the device tree.
 pub(crate) fn read32(address: u64) -> u32 {
     let value: u32;
     // SAFETY: a load from a device changes no memory of the program.

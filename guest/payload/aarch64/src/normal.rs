@@ -1,7 +1,8 @@
 //! Device frames reached through a mapping of Normal memory, which lets unaligned accesses through.
 //!
 //! Stage 1 decides whether an unaligned access faults before the access is made (Arm ARM DDI 0487,
-//! B2.5 "Alignment support"): with the MMU off everything is Device memory and it always does.
+//! B2.5 "Alignment support"). With the MMU off, everything is Device memory and such an access
+//! always faults.
 
 // UNSAFETY: switches the MMU on and makes accesses of any alignment.
 #![expect(unsafe_code, reason = "switches the MMU on")]
@@ -31,7 +32,7 @@ pub(crate) fn mapped<T>(body: impl FnOnce() -> T) -> Result<T, Fault> {
     for (index, entry) in TABLE.0.iter().enumerate() {
         entry.store((index as u64) << 30 | BLOCK, Relaxed);
     }
-    // PARange and IPS have the same encoding; beyond 48 bits, 48 do.
+    // PARange and IPS have the same encoding. For sizes beyond 48 bits, 48 suffice.
     let size = (cell::read(ID_AA64MMFR0_EL1)? & 0xf).min(5);
     // SAFETY: everything stays where it was.
     unsafe {
@@ -68,7 +69,7 @@ pub(crate) fn mapped<T>(body: impl FnOnce() -> T) -> Result<T, Fault> {
     Ok(result)
 }
 
-/// Stores all ones to `bytes` bytes (1, 2, 4 or 8) at `address`, and says what exception that raised.
+/// Stores all ones to `bytes` bytes (1, 2, 4 or 8) at `address`, and returns the exception that the store raised.
 pub(crate) fn store_ones(address: u64, bytes: u8) -> Option<Fault> {
     let cpu = percpu::this();
     cpu.expect_exception();

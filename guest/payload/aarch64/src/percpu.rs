@@ -1,4 +1,4 @@
-//! What a CPU's exception handlers and its tests tell each other.
+//! The values that a CPU's exception handlers and its tests exchange.
 //!
 //! One CPU owns each entry; handler and test interrupt one another but never
 //! run at once, so relaxed loads and stores suffice (and, with the MMU off,
@@ -20,7 +20,7 @@ pub(crate) const STACK_SIZE: usize = 0x1_0000;
 pub(crate) const COUNTED: usize = 288;
 const LOG: usize = 128;
 
-/// What the handler does about a PMU interrupt.
+/// The handler's reaction to a PMU interrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PmiAction {
@@ -35,7 +35,7 @@ pub(crate) enum PmiAction {
 /// A CPU's entry.
 #[repr(C, align(64))]
 pub(crate) struct PerCpu {
-    /// x0 when EL0 was left. First: the vectors store it.
+    /// x0 when EL0 was left. This field is first, because the vectors store it.
     el0_result: AtomicU64,
     /// Whether an exception is expected, to be noted and skipped.
     expecting: AtomicBool,
@@ -65,7 +65,7 @@ pub(crate) fn install(index: usize) {
     unsafe { asm!("msr tpidr_el1, {}", in(reg) &raw const CPUS[index]) }
 }
 
-/// This CPU's entry.
+/// Returns this CPU's entry.
 pub(crate) fn this() -> &'static PerCpu {
     let entry: *const PerCpu;
     // SAFETY: `install` came first; entries are static.
@@ -91,18 +91,20 @@ impl PerCpu {
         }
     }
 
-    /// x0 when EL0 was left.
+    /// Returns x0 of the moment when EL0 was left.
     pub(crate) fn el0_result(&self) -> u64 {
         self.el0_result.load(Relaxed)
     }
 
-    /// From now on an exception is noted and its instruction skipped.
+    /// Makes the handler note an exception and skip its instruction from now
+    /// on.
     pub(crate) fn expect_exception(&self) {
         self.syndrome.store(0, Relaxed);
         self.expecting.store(true, Relaxed);
     }
 
-    /// Ends [`Self::expect_exception`]; the syndrome of what came, if any.
+    /// Ends [`Self::expect_exception`], and returns the syndrome of the
+    /// exception, if any.
     pub(crate) fn exception(&self) -> Option<u64> {
         self.expecting.store(false, Relaxed);
         match self.syndrome.load(Relaxed) {
@@ -111,13 +113,13 @@ impl PerCpu {
         }
     }
 
-    /// Notes an exception; false when none was expected.
+    /// Notes an exception. Returns false when none was expected.
     pub(crate) fn note_exception(&self, syndrome: u64) -> bool {
         self.syndrome.store(syndrome, Relaxed);
         self.expecting.load(Relaxed)
     }
 
-    /// Counts an interrupt; returns how often it has come.
+    /// Counts an interrupt, and returns how often it has come.
     pub(crate) fn count(&self, intid: u32) -> u32 {
         let logged = self.logged.load(Relaxed);
         if let Some(slot) = self.log.get(logged as usize) {
@@ -130,23 +132,24 @@ impl PerCpu {
         count
     }
 
-    /// How often `intid` came since [`Self::reset`].
+    /// Returns how often `intid` came since [`Self::reset`].
     pub(crate) fn taken(&self, intid: u32) -> u64 {
         self.counts[intid as usize].load(Relaxed).into()
     }
 
-    /// How often any interrupt came, spurious ones and unknown ones included.
+    /// Returns how often any interrupt came, spurious ones and unknown ones
+    /// included.
     pub(crate) fn taken_any(&self) -> u64 {
         let known: u32 = self.counts.iter().map(|count| count.load(Relaxed)).sum();
         (known + self.spurious.load(Relaxed)).into()
     }
 
-    /// The `index`th interrupt taken since [`Self::reset`].
+    /// Returns the `index`th interrupt taken since [`Self::reset`].
     pub(crate) fn logged(&self, index: usize) -> Option<u32> {
         (index < self.logged.load(Relaxed) as usize).then(|| self.log[index].load(Relaxed))
     }
 
-    /// What the handler does about a PMU interrupt.
+    /// Returns the handler's reaction to a PMU interrupt.
     pub(crate) fn pmi_action(&self) -> PmiAction {
         match self.pmi_action.load(Relaxed) {
             1 => PmiAction::KeepOnce,
@@ -155,12 +158,12 @@ impl PerCpu {
         }
     }
 
-    /// See [`PmiAction`].
+    /// Sets the [`PmiAction`].
     pub(crate) fn set_pmi_action(&self, action: PmiAction) {
         self.pmi_action.store(action as u8, Relaxed);
     }
 
-    /// PMOVSSET_EL0 as the last PMU interrupt found it.
+    /// Returns PMOVSSET_EL0 as the last PMU interrupt found it.
     pub(crate) fn pmi_flags(&self) -> u64 {
         self.pmi_flags.load(Relaxed)
     }
@@ -170,7 +173,7 @@ impl PerCpu {
         self.pmi_flags.store(flags, Relaxed);
     }
 
-    /// Whether interrupts are ended in two steps.
+    /// Returns whether interrupts are ended in two steps.
     pub(crate) fn split_end(&self) -> bool {
         self.split_end.load(Relaxed)
     }
@@ -180,7 +183,7 @@ impl PerCpu {
         self.split_end.store(split, Relaxed);
     }
 
-    /// Forgets what was counted; back to [`PmiAction::Clear`].
+    /// Forgets all counts, and goes back to [`PmiAction::Clear`].
     pub(crate) fn reset(&self) {
         for count in &self.counts {
             count.store(0, Relaxed);

@@ -54,14 +54,14 @@ pub(crate) mod event {
 
 /// ID_AA64DFR0_EL1.PMUVer of PMUv3p1.
 pub(crate) const V3P1: u64 = 4;
-/// Of PMUv3p5.
+/// ID_AA64DFR0_EL1.PMUVer of PMUv3p5.
 pub(crate) const V3P5: u64 = 6;
-/// Of PMUv3p7.
+/// ID_AA64DFR0_EL1.PMUVer of PMUv3p7.
 pub(crate) const V3P7: u64 = 7;
-/// Of PMUv3p9.
+/// ID_AA64DFR0_EL1.PMUVer of PMUv3p9.
 pub(crate) const V3P9: u64 = 9;
 
-/// What this PMU says it is.
+/// The identity of this PMU, from its own registers.
 #[derive(Clone, Copy)]
 pub(crate) struct Pmu {
     /// PMCR_EL0.N.
@@ -74,7 +74,7 @@ pub(crate) struct Pmu {
 }
 
 impl Pmu {
-    /// Asks.
+    /// Reads the PMU's identity.
     pub(crate) fn identify() -> Result<Self, Fault> {
         Ok(Self {
             counters: (cell::read(PMCR_EL0)? >> 11 & 0x1f) as u8,
@@ -84,22 +84,22 @@ impl Pmu {
         })
     }
 
-    /// Bits of the counters there are, cycle counter included.
+    /// Returns the bits of the existing counters, cycle counter included.
     pub(crate) fn mask(&self) -> u64 {
         1 << CYCLE | ((1 << self.counters) - 1)
     }
 
-    /// Whether PMCEID<n>_EL0 offers `event`, a common event below 0x40.
+    /// Returns whether PMCEID<n>_EL0 offers `event`, a common event below 0x40.
     pub(crate) fn offers(&self, event: u16) -> bool {
         self.ceid[usize::from(event >> 5 & 1)] & 1 << (event & 0x1f) != 0
     }
 
-    /// Whether event counters have 64 bits.
+    /// Returns whether event counters have 64 bits.
     pub(crate) fn long_counters(&self) -> bool {
         self.version >= V3P5
     }
 
-    /// A known state: all off, all zero.
+    /// Sets the PMU to a known state: all off, all zero.
     pub(crate) fn reset(&self) -> Result<(), Fault> {
         cell::write(PMCR_EL0, 0)?;
         cell::write(PMCNTENCLR_EL0, !0)?;
@@ -115,7 +115,7 @@ impl Pmu {
         cell::write(PMOVSCLR_EL0, !0)
     }
 
-    /// Counter `n` at `value`, to count `event` (with filter bits); not
+    /// Sets counter `n` to `value`, to count `event` (with filter bits), not
     /// enabled. Counter 31 takes filter bits only.
     pub(crate) fn set_up(&self, n: u8, event: u64, value: u64) -> Result<(), Fault> {
         if n == CYCLE {
@@ -127,27 +127,27 @@ impl Pmu {
         }
     }
 
-    /// What counter `n` has counted.
+    /// Returns the value of counter `n`.
     pub(crate) fn value(&self, n: u8) -> Result<u64, Fault> {
         cell::read(if n == CYCLE { PMCCNTR_EL0 } else { pmevcntr(n) })
     }
 
-    /// What `n` counts of `event` while `rounds` rounds run at EL1.
+    /// Returns the count of `event` by `n` while `rounds` rounds run at EL1.
     pub(crate) fn count(&self, n: u8, event: u64, rounds: u64) -> Result<u64, Fault> {
         self.set_up(n, event, 0)?;
         loops::counted(1 << n, rounds);
         self.value(n)
     }
 
-    /// What `n` counts of `event` in 1,000 rounds at EL1: the difference of
-    /// two counts, so nothing but the rounds.
+    /// Returns the count of `event` by `n` in 1,000 rounds at EL1. The result
+    /// is the difference of two counts, so it has nothing but the rounds.
     pub(crate) fn count_rounds(&self, n: u8, event: u64) -> Result<u64, Fault> {
         let few = self.count(n, event, 1_000)?;
         let more = self.count(n, event, 2_000)?;
         Ok(more.wrapping_sub(few))
     }
 
-    /// As [`Self::count_rounds`], but the rounds run at EL0.
+    /// Counts like [`Self::count_rounds`], but the rounds run at EL0.
     pub(crate) fn count_rounds_at_el0(&self, n: u8, event: u64) -> Result<u64, Fault> {
         let count = |rounds| {
             self.set_up(n, event, 0)?;
@@ -172,7 +172,7 @@ pub(crate) fn write(register: Encoding, value: u64) -> Result<(), Failure> {
     Ok(cell::write(register, value)?)
 }
 
-/// What the interrupt handler does about the PMU; `count` is how often this
+/// Handles the PMU in the interrupt handler. `count` is how often this
 /// interrupt has come.
 pub(crate) fn handle_interrupt(cpu: &PerCpu, count: u32) {
     let flags: u64;

@@ -10,12 +10,12 @@ use crate::machine::Conduit;
 
 static HVC: AtomicBool = AtomicBool::new(false);
 
-/// Sets how the firmware is called.
+/// Sets the instruction that calls the firmware.
 pub(crate) fn set_conduit(conduit: Conduit) {
     HVC.store(conduit == Conduit::Hvc, Relaxed);
 }
 
-/// Calls function `function`; the result as PSCI has it, negative for errors.
+/// Calls function `function`, and returns PSCI's result, negative for errors.
 pub(crate) fn call(function: u32, arguments: [u64; 3]) -> i64 {
     let mut all = [0; 17];
     all[..3].copy_from_slice(&arguments);
@@ -32,7 +32,7 @@ pub(crate) fn hypervisor_call(function: u32) -> u64 {
     smccc::hvc64(function, [0; 17])[0]
 }
 
-/// The version: major in bits 31:16, minor below.
+/// Returns the version: major in bits 31:16, minor below.
 pub(crate) fn version() -> i64 {
     call(PSCI_VERSION, [0; 3])
 }
@@ -42,7 +42,7 @@ pub(crate) fn cpu_on(mpidr: u64, entry: u64, context: u64) -> i64 {
     call(PSCI_CPU_ON_64, [mpidr, entry, context])
 }
 
-/// 0: on, 1: off, 2: on its way.
+/// Returns the CPU's state. 0: on, 1: off, 2: on its way.
 pub(crate) fn affinity_info(mpidr: u64) -> i64 {
     call(PSCI_AFFINITY_INFO_64, [mpidr, 0, 0])
 }

@@ -11,14 +11,14 @@ const DATA: u64 = 0x00;
 const FLAGS: u64 = 0x18;
 const TRANSMIT_FULL: u32 = 1 << 5;
 
-/// Sets where the UART is.
+/// Sets the UART's address.
 pub(crate) fn set_address(address: u64) {
     ADDRESS.store(address, Relaxed);
 }
 
 /// Prints, on one CPU at a time.
 pub(crate) fn print(text: fmt::Arguments<'_>) {
-    // The UART takes everything.
+    // The UART accepts every byte.
     let _ = Uart.write_fmt(text);
 }
 

@@ -1,8 +1,8 @@
 //! The exception vectors of EL1.
 //!
-//! From EL1, a synchronous exception is either expected (the access under
-//! test) and skipped, or the end. From EL0 it ends `el0::run`. Interrupts are
-//! handled the same from both.
+//! From EL1, a synchronous exception is either expected (the access under test)
+//! and skipped, or the end of the program. From EL0, the exception ends
+//! `el0::run`. Interrupts are handled the same from both.
 
 // UNSAFETY: exception vectors.
 #![expect(unsafe_code, reason = "exception vectors")]
@@ -109,7 +109,7 @@ fatal_exception:
     fatal = sym fatal,
 );
 
-/// Returns the address at which to go on.
+/// Returns the address at which the program continues.
 extern "C" fn el1_synchronous(syndrome: u64, address: u64) -> u64 {
     if percpu::this().note_exception(syndrome) {
         address + 4

@@ -3,7 +3,8 @@
 /// The parsed command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BootArgs<'a> {
-    /// `test=NAME`: run the tests whose name begins with NAME; without it all of the usual ones.
+    /// `test=NAME`: run the tests whose name begins with NAME. Without this word, all of the usual
+    /// tests run.
     pub test: Option<&'a str>,
     /// `addr=A`, decimal or with 0x.
     pub address: Option<u64>,
@@ -12,7 +13,7 @@ pub struct BootArgs<'a> {
 }
 
 impl<'a> BootArgs<'a> {
-    /// Parses; words of others are ignored, the last of a kind holds.
+    /// Parses the command line. Ignores unknown words; the last word of a kind counts.
     pub fn parse(text: &'a str) -> Self {
         let mut parsed = Self::default();
         for word in text.split_ascii_whitespace() {
@@ -30,7 +31,7 @@ impl<'a> BootArgs<'a> {
         parsed
     }
 
-    /// Whether the test called `name` shall run.
+    /// Returns whether the test called `name` shall run.
     pub fn selects(&self, name: &str) -> bool {
         self.test.is_none_or(|wanted| name.starts_with(wanted))
     }

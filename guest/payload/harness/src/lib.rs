@@ -1,14 +1,15 @@
-//! What the bare-metal test programs share: how a test ends, how it is reported, and the words of the
-//! command line. Knows no architecture.
+//! The common parts of the bare-metal test programs: the end of a test, its report, and the words of the command line.
+//! This crate knows no architecture.
 //!
-//! # What a program says
+//! # Output
 //!
-//! One line per test: `ok NAME`, `ok NAME (deviates: ...)`, `skip NAME: reason` or
-//! `FAIL NAME: reason (got .. want ..)`; then `payload: N passed, N failed, N skipped`. Names of tests
-//! on other CPUs than the first begin with `cpuN.`.
+//! Each test prints one line: `ok NAME`, `ok NAME (deviates: ...)`, `skip NAME: reason` or `FAIL NAME: reason (got ..
+//! want ..)`. At the end comes `payload: N passed, N failed, N skipped`. Names of tests on other CPUs than the first
+//! begin with `cpuN.`.
 //!
-//! Where a machine is known to do something else than its manual says, the test lists that as data
-//! ([`Deviation`]): it passes and says so, or fails when `strict` is on the command line.
+//! Where a machine is known to differ from its manual, the test lists the difference as data
+//! ([`Deviation`]). Such a test passes and reports the deviation, or fails when `strict` is on the
+//! command line.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![expect(

@@ -1,9 +1,9 @@
-//! Tests, what they may say, and how it is printed.
+//! Tests, their results, and their output.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// A line of text without an allocator; what does not fit is cut.
+/// A line of text without an allocator. Text that does not fit is cut.
 #[derive(Clone)]
 pub struct Text {
     bytes: [u8; Self::SIZE],
@@ -19,12 +19,12 @@ impl Text {
             bytes: [0; Self::SIZE],
             length: 0,
         };
-        // Full is no error: the text is cut.
+        // A full buffer is no error: the text is cut.
         let _ = text.write_fmt(message);
         text
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn as_str(&self) -> &str {
         str::from_utf8(&self.bytes[..self.length]).unwrap_or("?")
     }
@@ -44,7 +44,7 @@ impl Write for Text {
     }
 }
 
-/// Why a test failed.
+/// The reason why a test failed.
 #[derive(Clone)]
 pub struct Failure(pub Text);
 
@@ -52,18 +52,18 @@ pub struct Failure(pub Text);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Deviation(pub &'static str);
 
-/// How a test that did not fail ended.
+/// The result of a test that did not fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pass {
-    /// As the architecture says.
+    /// The machine does what the architecture says.
     Ok,
-    /// As this known deviation says.
+    /// The machine shows this known deviation.
     Deviates(Deviation),
-    /// It could not be tried, for this reason.
+    /// The test could not run, for this reason.
     Skip(&'static str),
 }
 
-/// What a test returns.
+/// The result of a test.
 pub type Verdict = Result<Pass, Failure>;
 
 /// Compares `got` with `want`.
@@ -99,7 +99,7 @@ pub fn check_range(
     ))))
 }
 
-/// As [`check`], with one more value that a known machine gives.
+/// Compares like [`check`], with one more value that a known machine gives.
 ///
 /// # Errors
 ///
@@ -117,7 +117,7 @@ pub fn check_or(
 }
 
 impl Pass {
-    /// The worse of two: a deviation is not forgotten.
+    /// Returns the worse of two results, so that a deviation is not forgotten.
     pub fn and(self, other: Self) -> Self {
         match self {
             Self::Ok => other,
@@ -126,7 +126,8 @@ impl Pass {
     }
 }
 
-/// How many tests ended how. CPUs share it, each working while the others wait.
+/// The number of tests with each result. CPUs share it, each working while the
+/// others wait.
 #[derive(Debug, Default)]
 pub struct Tally {
     passed: AtomicU32,
@@ -135,7 +136,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing counted yet.
+    /// Returns a tally that has counted no test.
     pub const fn new() -> Self {
         Self {
             passed: AtomicU32::new(0),
@@ -144,12 +145,12 @@ impl Tally {
         }
     }
 
-    /// Counts the `verdict` of the test `name` on CPU number `cpu` and writes the test's line; with
+    /// Counts the `verdict` of the test `name` on CPU number `cpu` and writes the test's line. With
     /// `strict`, known deviations are failures.
     ///
     /// # Errors
     ///
-    /// What `out` answers.
+    /// The error of `out`.
     pub fn record(
         &self,
         out: &mut impl Write,
@@ -163,7 +164,8 @@ impl Tally {
             Ok(Pass::Ok | Pass::Deviates(_)) => (&self.passed, "ok"),
             Err(_) => (&self.failed, "FAIL"),
         };
-        // A load and a store: exclusive accesses need caches, which a program may have off.
+        // This is a load and a store, because exclusive accesses need caches, which a program may
+        // have off.
         count.store(count.load(Relaxed) + 1, Relaxed);
         write!(out, "{word} ")?;
         if cpu != 0 {

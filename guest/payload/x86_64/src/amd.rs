@@ -1,8 +1,8 @@
-//! The MSRs of AMD's PMU as CPUID says they are: AMD64 Architecture Programmer's Manual vol. 2, 13.2, and the PPRs'
+//! The MSRs of AMD's PMU as CPUID describes them: AMD64 Architecture Programmer's Manual vol. 2, 13.2, and the PPRs'
 //! pages of the registers.
 //!
-//! Written after the manuals, not after the engine: the engine is what is
-//! tested with it. A host test holds the two against each other.
+//! This table follows the manuals, not the engine, because it tests the engine.
+//! A host test compares the two.
 
 /// The first of the legacy registers: four PERF_CTL, then four PERF_CTR.
 pub const LEGACY: u32 = 0xc001_0000;
@@ -19,24 +19,25 @@ pub const GLOBAL_STATUS_CLR: u32 = 0xc000_0302;
 /// PerfCntrGlobalStatusSet.
 pub const GLOBAL_STATUS_SET: u32 = 0xc000_0303;
 
-/// Bits that a counter has.
+/// Bits of a counter.
 pub const COUNTER: u64 = 0xffff_ffff_ffff;
 /// Bits that PERF_CTL keeps; the others are ignored.
 pub const CONTROL: u64 = 0x30f_ffd7_ffff;
 
-/// What CPUID says of the PMU.
+/// CPUID's description of the PMU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capability {
     /// PerfCtrExtCore: 8000_0001H, ECX\[23\].
     pub core: bool,
     /// PerfMonV2: 8000_0022H, EAX\[0\].
     pub v2: bool,
-    /// Counters: 4, 6, or what 8000_0022H says.
+    /// Number of counters: 4, 6, or the number in 8000_0022H.
     pub counters: u32,
 }
 
 impl Capability {
-    /// From ECX of leaf 8000_0001H, and EAX and EBX of leaf 8000_0022H, which are 0 if there is none.
+    /// Makes the description from ECX of leaf 8000_0001H, and EAX and EBX of leaf 8000_0022H, which are 0 if there is
+    /// none.
     pub const fn new(features: u32, [eax, ebx]: [u32; 2]) -> Self {
         let core = features >> 23 & 1 != 0;
         let v2 = eax & 1 != 0;
@@ -52,18 +53,18 @@ impl Capability {
     }
 }
 
-/// What one MSR does: where it is, what it reads out of reset, and which bits it keeps. No write is a fault.
+/// The behaviour of one MSR: its address, its value out of reset, and the bits that it keeps. No write is a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Where it is.
+    /// The MSR's address.
     pub address: u32,
-    /// What it reads out of reset.
+    /// The value out of reset.
     pub reset: u64,
     /// Bits that read back as written.
     pub keeps: u64,
 }
 
-/// Every address that a PMU may have, as one with `c` has it; `Err`: it is not there.
+/// Returns every address that a PMU may have, as a PMU with `c` has it. `Err`: the MSR does not exist.
 pub fn rows(c: Capability) -> impl Iterator<Item = Result<Row, u32>> {
     let when = |there, address, reset, keeps| {
         let row = Row {

@@ -54,13 +54,13 @@ fn write(register: u32, value: u32) {
     }
 }
 
-/// Enables the APIC, with nothing to be delivered by LVTPC.
+/// Enables the APIC. LVTPC delivers nothing.
 pub(crate) fn enable() {
     write(SPURIOUS_VECTOR, SOFTWARE_ENABLE | u32::from(SPURIOUS));
     set_lvtpc(LVT_MASKED);
 }
 
-/// What LVTPC holds.
+/// Returns the value of LVTPC.
 pub(crate) fn lvtpc() -> u32 {
     if is_x2apic() {
         rdmsr(X2APIC + LVT_PMC / 16).map_or(!0, |value| value as u32)
@@ -69,22 +69,22 @@ pub(crate) fn lvtpc() -> u32 {
     }
 }
 
-/// What is done about a PMI.
+/// Sets the APIC's reaction to a PMI.
 pub(crate) fn set_lvtpc(value: u32) {
     if is_x2apic() {
-        // It exists, and takes any legal value.
+        // The MSR exists, and takes any legal value.
         let _ = wrmsr(X2APIC + LVT_PMC / 16, value.into());
     } else {
         write(LVT_PMC, value);
     }
 }
 
-/// What the timer does when it is due.
+/// Sets the timer's action when it is due.
 pub(crate) fn set_lvt_timer(value: u32) {
     write(LVT_TIMER, value);
 }
 
-/// An interrupt has been handled.
+/// Tells the APIC that an interrupt has been handled.
 pub(crate) fn end_of_interrupt() {
     if is_x2apic() {
         let _ = wrmsr(X2APIC + END_OF_INTERRUPT / 16, 0);
@@ -93,14 +93,14 @@ pub(crate) fn end_of_interrupt() {
     }
 }
 
-/// Whether `vector` waits to be taken, or is being handled.
+/// Returns whether `vector` waits to be taken, or is being handled.
 pub(crate) fn is_pending(vector: u8) -> bool {
     let word = u32::from(vector) / 32 * 0x10;
     let bit = 1 << (vector % 32);
     (read(REQUEST + word) | read(IN_SERVICE + word)) & bit != 0
 }
 
-/// This CPU's identifier, without x2APIC.
+/// Returns this CPU's identifier, without x2APIC.
 pub(crate) fn id() -> u8 {
     (read(ID) >> 24) as u8
 }
@@ -112,13 +112,13 @@ pub(crate) fn send(id: u8, command: u32) {
     while read(COMMAND) & PENDING != 0 {}
 }
 
-/// Goes over to x2APIC.
+/// Switches to x2APIC mode.
 pub(crate) fn enter_x2apic() -> Result<(), Fault> {
     wrmsr(IA32_APIC_BASE, rdmsr(IA32_APIC_BASE)? | X2APIC_ENABLE)
 }
 
-/// And back, through a disabled APIC, which forgets what it held (SDM vol. 3A,
-/// 11.12.5).
+/// Leaves x2APIC mode through a disabled APIC, which forgets its state (SDM
+/// vol. 3A, 11.12.5).
 pub(crate) fn leave_x2apic() -> Result<(), Fault> {
     let base = rdmsr(IA32_APIC_BASE)? & !(APIC_ENABLE | X2APIC_ENABLE);
     wrmsr(IA32_APIC_BASE, base)?;

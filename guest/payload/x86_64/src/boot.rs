@@ -1,38 +1,39 @@
-//! What the boot loader leaves: the boot parameters ("zero page") and the ACPI
-//! tables. Linux, Documentation/arch/x86/boot.rst and zero-page.rst; ACPI 6.5,
-//! 5.2.
+//! The data that the boot loader leaves: the boot parameters ("zero page") and
+//! the ACPI tables. Linux, Documentation/arch/x86/boot.rst and zero-page.rst;
+//! ACPI 6.5, 5.2.
 //!
-//! Memory is read through a function, so that host tests can make one up.
+//! Memory is read through a function, so that host tests can supply their own.
 
-/// Processors beyond these are left alone.
+/// The program leaves further processors alone.
 pub const MAX_CPUS: usize = 8;
 
-/// What the tests need to know.
+/// The facts about the machine that the tests need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Boot {
-    /// Where the command line is.
+    /// The address of the command line.
     pub command_line: u64,
-    /// How long it is.
+    /// The length of the command line.
     pub command_line_length: usize,
     /// APIC identifiers of the processors, the first [`MAX_CPUS`].
     pub apic_ids: [u8; MAX_CPUS],
-    /// How many of them there are.
+    /// Number of these processors.
     pub cpus: usize,
 }
 
 /// Reads memory, a byte at an address.
 pub trait Memory {
-    /// The byte at `address`.
+    /// Returns the byte at `address`.
     fn byte(&self, address: u64) -> u8;
 
-    /// The little-endian number of `bytes` bytes, at most 8, at `address`.
+    /// Returns the little-endian number of `bytes` bytes, at most 8, at
+    /// `address`.
     fn number(&self, address: u64, bytes: u64) -> u64 {
         (0..bytes).fold(0, |number, n| {
             number | u64::from(self.byte(address + n)) << (8 * n)
         })
     }
 
-    /// Whether `text` is at `address`.
+    /// Returns whether `text` is at `address`.
     fn has(&self, address: u64, text: &[u8]) -> bool {
         (address..)
             .zip(text)
@@ -46,7 +47,7 @@ impl Boot {
     ///
     /// # Errors
     ///
-    /// Names what is missing.
+    /// Names the missing part.
     pub fn read(memory: &impl Memory, zero_page: u64) -> Result<Self, &'static str> {
         let mut boot = Self {
             command_line: memory.number(zero_page + 0x228, 4),
@@ -62,7 +63,7 @@ impl Boot {
             if length < 2 {
                 return Err("an empty entry in the MADT");
             }
-            // A processor's local APIC, enabled.
+            // The entry is a processor's local APIC, and it is enabled.
             if kind == 0 && memory.number(at + 4, 4) & 1 != 0 && boot.cpus < MAX_CPUS {
                 boot.apic_ids[boot.cpus] = memory.byte(at + 3);
                 boot.cpus += 1;
@@ -107,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Boot parameters at 0x1000, two processors of three enabled.
+    /// Returns boot parameters at 0x1000, with two processors of three enabled.
     fn machine() -> Bytes {
         let mut memory = Bytes(vec![0; 0x4000]);
         memory.put(0x1228, &0x3000_u32.to_le_bytes());

@@ -14,10 +14,10 @@ pub(crate) const KERNEL_CODE: u16 = 0x08;
 pub(crate) const KERNEL_DATA: u16 = 0x10;
 pub(crate) const USER_DATA: u16 = 0x18 | 3;
 pub(crate) const USER_CODE: u16 = 0x20 | 3;
-/// Of CPU 0; each takes 16 bytes.
+/// Selector of CPU 0's task. Each takes 16 bytes.
 pub(crate) const FIRST_TSS: u16 = 0x28;
 
-/// Bytes of stack a CPU has for its program, and for what interrupts ring 3.
+/// Bytes of stack that a CPU has for its program, and for handlers that interrupt ring 3.
 pub(crate) const STACK_SIZE: usize = 0x8000;
 
 const CODE: u64 = 0x00af_9b00_0000_ffff;
@@ -51,12 +51,12 @@ static TABLES: Shared<Tables> = Shared(UnsafeCell::new(Tables {
     tasks: [[0; TSS_SIZE / 4]; MAX_CPUS],
 }));
 
-/// A stack for each CPU's program, and one for what interrupts ring 3.
+/// A stack for each CPU's program, and one for handlers that interrupt ring 3.
 pub(crate) static STACKS: Shared<[[Stack; 2]; MAX_CPUS]> = Shared(UnsafeCell::new(
     [const { [const { Stack([0; STACK_SIZE]) }; 2] }; MAX_CPUS],
 ));
 
-/// The top of CPU `cpu`'s program stack.
+/// Returns the top of CPU `cpu`'s program stack.
 pub(crate) fn stack_top(cpu: usize) -> u64 {
     STACKS.0.get() as u64 + ((2 * cpu + 1) * STACK_SIZE) as u64
 }
@@ -112,8 +112,8 @@ pub(crate) fn load(cpu: usize) {
         base: tables as u64 + core::mem::offset_of!(Tables, idt) as u64,
     };
     let task = FIRST_TSS + 16 * cpu as u16;
-    // SAFETY: this CPU's own descriptor. LTR wants a task that is not busy, as that of a CPU that is
-    // started again is.
+    // SAFETY: this CPU's own descriptor. LTR needs a task that is not busy. The task of a CPU that is started again is
+    // busy.
     unsafe {
         const BUSY: u64 = 1 << 41;
         let descriptor = (&raw mut (*tables).gdt).cast::<u64>().add(5 + 2 * cpu);

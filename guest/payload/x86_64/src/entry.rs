@@ -47,7 +47,7 @@ extern "C" fn boot_cpu(zero_page: u64) -> ! {
         Ok(boot) => boot,
         Err(error) => panic!("{error}"),
     };
-    // SAFETY: the boot loader put it there, in memory that nobody writes to.
+    // SAFETY: the boot loader put the command line there, in memory that nobody writes to.
     let command_line = unsafe {
         core::slice::from_raw_parts(boot.command_line as *const u8, boot.command_line_length)
     };

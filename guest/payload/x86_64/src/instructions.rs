@@ -1,7 +1,8 @@
 //! The instructions under test, with the #GP they may raise, and a few others.
 //!
-//! Each of the first three is two bytes long, also as the VMM rewrites RDPMC
-//! (`out 0xe6, al`), so the #GP handler knows where to go on.
+//! Each of the first three is two bytes long, even in the form to which the VMM
+//! rewrites RDPMC (`out 0xe6, al`). So the #GP handler knows where the program
+//! continues.
 
 // UNSAFETY: privileged instructions.
 #![expect(unsafe_code, reason = "privileged instructions")]
@@ -40,7 +41,7 @@ impl From<Fault> for Failure {
     }
 }
 
-/// Runs `body`, one of the instructions above, and says what it raised.
+/// Runs `body`, one of the instructions above, and returns the exception that it raised.
 fn caught<T>(body: impl FnOnce() -> T) -> Result<T, Fault> {
     let cpu = percpu::this();
     cpu.expect_fault();
@@ -51,12 +52,12 @@ fn caught<T>(body: impl FnOnce() -> T) -> Result<T, Fault> {
     }
 }
 
-/// RDMSR.
+/// Executes RDMSR.
 pub(crate) fn rdmsr(address: u32) -> Result<u64, Fault> {
     rdmsr_rcx(address.into())
 }
 
-/// RDMSR with all of RCX, whose upper half is to be ignored.
+/// Executes RDMSR with all of RCX, whose upper half the processor must ignore.
 pub(crate) fn rdmsr_rcx(rcx: u64) -> Result<u64, Fault> {
     caught(|| {
         let (low, high): (u64, u64);
@@ -69,22 +70,21 @@ pub(crate) fn rdmsr_rcx(rcx: u64) -> Result<u64, Fault> {
     })
 }
 
-/// WRMSR of a PMU's MSR.
+/// Executes WRMSR of a PMU's MSR.
 pub(crate) fn wrmsr(address: u32, value: u64) -> Result<(), Fault> {
     caught(|| {
-        // All of RCX, for the upper half of "ecx" is the compiler's, and QEMU looks at it: see
-        // `access.upper_half_of_rcx`.
+        // The code sets all of RCX, because the upper half of "ecx" is the compiler's, and QEMU
+        // looks at it: see `access.upper_half_of_rcx`.
         let rcx = u64::from(address);
-        // SAFETY: whoever calls this writes MSRs of the PMU or the APIC, which change no memory;
-        // #GP is noted and skipped.
+        // SAFETY: callers write MSRs of the PMU or the APIC, which change no memory; #GP is noted
+        // and skipped.
         unsafe {
             asm!("wrmsr", in("rcx") rcx, in("eax") value as u32, in("edx") (value >> 32) as u32, options(nostack));
         }
     })
 }
 
-/// RDPMC, with what RAX and RDX hold afterwards: their upper halves must be
-/// clear.
+/// Executes RDPMC, and returns RAX and RDX. Their upper halves must be clear.
 pub(crate) fn rdpmc(index: u64) -> Result<(u64, u64), Fault> {
     caught(|| {
         let (low, high): (u64, u64);
@@ -96,7 +96,7 @@ pub(crate) fn rdpmc(index: u64) -> Result<(u64, u64), Fault> {
     })
 }
 
-/// CPUID: EAX, EBX, ECX and EDX.
+/// Executes CPUID, and returns EAX, EBX, ECX and EDX.
 pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     let (eax, rbx, ecx, edx): (u32, u64, u32, u32);
     // SAFETY: gives registers only. RBX is the compiler's.
@@ -115,7 +115,7 @@ pub(crate) fn cpuid(leaf: u32, subleaf: u32) -> [u32; 4] {
     [eax, rbx as u32, ecx, edx]
 }
 
-/// The time-stamp counter.
+/// Returns the time-stamp counter.
 pub(crate) fn tsc() -> u64 {
     // SAFETY: nobody has set CR4.TSD.
     unsafe { _rdtsc() }
@@ -133,7 +133,7 @@ pub(crate) fn spin(rounds: u64) {
 /// Runs `body` with interrupts enabled.
 pub(crate) fn interruptible(body: impl FnOnce()) {
     // SAFETY: the interrupt descriptor table has a handler for each vector. STI lets one more
-    // instruction pass first, so that what is pending is taken before the CLI even if `body` is
+    // instruction pass first, so that a pending interrupt is taken before the CLI even if `body` is
     // empty.
     unsafe { asm!("sti", "nop", options(nostack)) }
     body();
@@ -147,7 +147,7 @@ pub(crate) fn halt() {
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) }
 }
 
-/// Has CR4.PCE as `on`: whether ring 3 may execute RDPMC.
+/// Sets CR4.PCE to `on`: whether ring 3 may execute RDPMC.
 pub(crate) fn set_pce(on: bool) {
     const PCE: u64 = 1 << 8;
     // SAFETY: changes nothing else.

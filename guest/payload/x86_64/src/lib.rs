@@ -1,6 +1,6 @@
-//! A bare-metal x86-64 program that checks the PMU it is given: Intel's
-//! architectural performance monitoring as a guest's kernel meets it, with
-//! nothing between the test and the registers.
+//! A bare-metal x86-64 program that checks its PMU: Intel's architectural
+//! performance monitoring as a guest's kernel meets it, with nothing between
+//! the test and the registers.
 //!
 //! It is an ELF file for the 64-bit boot protocol: entered in long mode with
 //! the first 4 GiB mapped onto themselves and RSI at the boot parameters.
@@ -12,20 +12,19 @@
 //! vpmu run --arch x86_64 --pmu emulated --kernel .../release/vpmu-payload-x86_64
 //! ```
 //!
-//! # What it says
+//! # Output
 //!
-//! On the first serial port: a line for each test and their tally
-//! ([`vpmu_payload_harness`]). Then it powers off.
+//! The program prints a line for each test and their tally on the first serial
+//! port ([`vpmu_payload_harness`]). Then it powers off.
 //!
-//! What is wanted is what the SDM says (Intel 64 and IA-32 Architectures
-//! Software Developer's Manual, vol. 3B, chapter 20, and vol. 4, table 2-2),
-//! given what CPUID says; for AMD's PMU, on AMD's processors, what the APM and the PPRs say. What a virtual PMU is known to do otherwise is listed
-//! where it is tested, as a [`Deviation`](vpmu_payload_harness::Deviation).
+//! The reference is the SDM (Intel 64 and IA-32 Architectures Software Developer's Manual, vol. 3B, chapter 20, and
+//! vol. 4, table 2-2), given CPUID's values. For AMD's PMU, on AMD's processors, the reference is the APM and the PPRs.
+//! Each test lists the known deviations of virtual PMUs, as a [`Deviation`](vpmu_payload_harness::Deviation).
 //!
 //! # Time
 //!
-//! No test expects something to happen within a time. What must happen is
-//! waited for; what must not happen is looked for for a while.
+//! No test sets a time limit for an event. A test waits for what must happen,
+//! and watches for a while that nothing else happens.
 //!
 //! # Command line
 //!

@@ -1,8 +1,8 @@
-//! The MSRs of the PMU as CPUID says they are: which exist, what they read out
-//! of reset, which bits can be written. SDM vol. 4, table 2-2; vol. 3B, 20.2.
+//! The MSRs of the PMU as CPUID describes them: the existing ones, their values
+//! out of reset, and their writable bits. SDM vol. 4, table 2-2; vol. 3B, 20.2.
 //!
-//! Written after the manual, not after the engine: the engine is what is
-//! tested with it. Host tests hold the two against each other.
+//! This table follows the manual, not the engine, because it tests the engine.
+//! Host tests compare the two.
 
 /// IA32_PMC0.
 pub const PMC: u32 = 0xc1;
@@ -37,7 +37,7 @@ pub const DS_AREA: u32 = 0x600;
 
 /// General counters that have addresses, in any version.
 pub const GENERAL_ADDRESSES: u32 = 8;
-/// Fixed ones.
+/// Fixed counters that have addresses, in any version.
 pub const FIXED_ADDRESSES: u32 = 7;
 
 /// IA32_PERF_CAPABILITIES.FW_WRITE.
@@ -46,23 +46,24 @@ pub const FW_WRITE: u64 = 1 << 13;
 const PEBS_BASELINE: u64 = 1 << 14;
 /// Adaptive_Record of IA32_PERFEVTSELx.
 pub const ADAPTIVE: u64 = 1 << 34;
-/// IA32_DEBUGCTL.BTF: not the PMU's, but of the same register, and of every processor.
+/// IA32_DEBUGCTL.BTF: a bit of the same register that is not the PMU's, and that every processor
+/// has.
 const BTF: u64 = 1 << 1;
 /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
 pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
-/// What CPUID and IA32_PERF_CAPABILITIES say of the PMU.
+/// The PMU's description in CPUID and IA32_PERF_CAPABILITIES.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capability {
     /// CPUID.0AH:EAX\[7:0\].
     pub version: u32,
-    /// General counters, and their width in bits.
+    /// General counters.
     pub general: u32,
-    /// See `general`.
+    /// Width of the general counters in bits.
     pub general_width: u32,
     /// Fixed counters, bit n for counter n.
     pub fixed: u32,
-    /// Their width.
+    /// Width of the fixed counters in bits.
     pub fixed_width: u32,
     /// Architectural events that general counters count: bit n is clear in
     /// CPUID.0AH:EBX, and EAX\[31:24\] says that the bit has a meaning.
@@ -74,7 +75,7 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// From CPUID leaf 0AH (EAX, EBX, ECX, EDX), PDCM and
+    /// Makes the description from CPUID leaf 0AH (EAX, EBX, ECX, EDX), PDCM and
     /// IA32_PERF_CAPABILITIES. SDM vol. 2A, CPUID; vol. 3B, 20.2.
     pub const fn new([eax, ebx, ecx, edx]: [u32; 4], pdcm: bool, perf_capabilities: u64) -> Self {
         let version = eax & 0xff;
@@ -95,27 +96,28 @@ impl Capability {
         }
     }
 
-    /// Whether general counters have aliases that take their whole width.
+    /// Returns whether general counters have aliases that take their whole
+    /// width.
     pub const fn full_width(&self) -> bool {
         self.perf_capabilities & FW_WRITE != 0
     }
 
-    /// Whether every counter can write records (vol. 3B, 20.9).
+    /// Returns whether every counter can write records (vol. 3B, 20.9).
     pub const fn has_pebs(&self) -> bool {
         self.perf_capabilities & PEBS_BASELINE != 0
     }
 
-    /// The bits that a general counter has.
+    /// Returns the bits that a general counter has.
     pub const fn general_mask(&self) -> u64 {
         (1 << self.general_width) - 1
     }
 
-    /// The bits that a fixed counter has.
+    /// Returns the bits that a fixed counter has.
     pub const fn fixed_mask(&self) -> u64 {
         (1 << self.fixed_width) - 1
     }
 
-    /// Every counter's bit in IA32_PERF_GLOBAL_CTRL and _STATUS.
+    /// Returns every counter's bit in IA32_PERF_GLOBAL_CTRL and _STATUS.
     pub const fn counters(&self) -> u64 {
         ((1 << self.general) - 1) | (self.fixed as u64) << 32
     }
@@ -133,25 +135,25 @@ impl Capability {
     }
 }
 
-/// What one MSR does.
+/// The behaviour of one MSR.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Where it is.
+    /// The MSR's address.
     pub address: u32,
-    /// Its name, without "IA32_".
+    /// The MSR's name, without "IA32_".
     pub name: &'static str,
     /// The number of its counter, where there are several.
     pub index: u32,
-    /// What it reads out of reset; `None`: reading it is #GP.
+    /// The value out of reset; `None`: reading the MSR is #GP.
     pub reset: Option<u64>,
     /// Bits that can be written; `None`: any write is #GP.
     pub writable: Option<u64>,
-    /// Whether it reads back what was written while nothing counts.
+    /// Whether a read returns what was written while nothing counts.
     pub keeps: bool,
 }
 
 impl Row {
-    /// Whether a write of `value` is #GP.
+    /// Returns whether a write of `value` is #GP.
     pub const fn refuses(&self, value: u64) -> bool {
         match self.writable {
             Some(writable) => value & !writable != 0,
@@ -160,8 +162,8 @@ impl Row {
     }
 }
 
-/// Every address that a PMU of any version may have, as one with `capability`
-/// has it.
+/// Returns every address that a PMU of any version may have, as a PMU with
+/// `capability` has it.
 pub fn rows(capability: Capability) -> impl Iterator<Item = Row> {
     let c = capability;
     let select = if c.has_any_thread() {
@@ -185,7 +187,7 @@ pub fn rows(capability: Capability) -> impl Iterator<Item = Row> {
                 writable: exists.then_some(select),
                 ..row(PERFEVTSEL, "PERFEVTSEL")
             },
-            // The upper half of what is written is not looked at.
+            // The MSR ignores the upper half of a written value.
             Row {
                 writable: exists.then_some(!0),
                 keeps: false,
@@ -209,12 +211,13 @@ pub fn rows(capability: Capability) -> impl Iterator<Item = Row> {
             keeps: true,
         }
     });
-    // Without PEBS these are not the PMU's, whoever answers for them.
+    // Without PEBS, these MSRs do not belong to the PMU, whoever answers for
+    // them.
     let pebs = pebs(c).into_iter().filter(move |_| c.has_pebs());
     general.chain(fixed).chain(single(c)).chain(pebs)
 }
 
-/// Those of a PMU whose counters write records: vol. 3B, 20.9.
+/// Returns the MSRs of a PMU whose counters write records: vol. 3B, 20.9.
 fn pebs(c: Capability) -> [Row; 3] {
     let row = |address, name, writable| Row {
         address,
@@ -226,17 +229,18 @@ fn pebs(c: Capability) -> [Row; 3] {
     };
     [
         row(PEBS_ENABLE, "PEBS_ENABLE", c.counters()),
-        // Memory, general registers, XMM; no branch records.
+        // The groups are memory, general registers and XMM, without branch
+        // records.
         row(PEBS_DATA_CFG, "PEBS_DATA_CFG", 0b111),
-        // The canonical addresses of a lower half.
+        // These are the canonical addresses of a lower half.
         row(DS_AREA, "DS_AREA", (1 << 47) - 1),
     ]
 }
 
-/// Those that are there once.
+/// Returns the MSRs that exist once.
 fn single(c: Capability) -> [Row; 8] {
     let v4 = c.version >= 4;
-    // LBR_FRZ and CTR_FRZ.
+    // These bits are LBR_FRZ and CTR_FRZ.
     let freeze = if v4 { 0b11 << 58 } else { 0 };
     let row = |address, name, reset, writable| Row {
         address,
@@ -265,7 +269,7 @@ fn single(c: Capability) -> [Row; 8] {
             Some((1 << c.general) - 1),
             Some(c.counters()),
         ),
-        // OvfBuf and CondChgd can be cleared by any version.
+        // Any version can clear OvfBuf and CondChgd.
         reads_zero(row(
             GLOBAL_OVF_CTRL,
             "PERF_GLOBAL_OVF_CTRL",

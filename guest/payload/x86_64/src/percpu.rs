@@ -1,4 +1,4 @@
-//! What a CPU's handlers and its tests tell each other.
+//! The values that a CPU's handlers and its tests exchange.
 //!
 //! One CPU owns each entry; handler and test interrupt one another but never
 //! run at once. A CPU finds its entry by its task register, which no change of
@@ -14,20 +14,20 @@ use crate::boot::MAX_CPUS;
 use crate::descriptors::FIRST_TSS;
 use crate::instructions::Fault;
 
-/// What the handler does about a PMI, beside counting it.
+/// The handler's reaction to a PMI, beside counting it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum PmiAction {
     /// Acknowledge the overflows, unmask LVTPC.
     Acknowledge,
-    /// The same, and have the counters overflow again at their next event, as
-    /// often as [`PerCpu::storm_left`] says; then stop them.
+    /// As `Acknowledge`, and make the counters overflow again at their next
+    /// event, as often as [`PerCpu::storm_left`] says; then stop them.
     Storm,
-    /// The same, and no counter counts meanwhile.
+    /// As `Storm`, and no counter counts meanwhile.
     StopAndStorm,
     /// Nothing.
     Leave,
-    /// What the paravirtual PMU's tests want.
+    /// The reaction for the paravirtual PMU's tests.
     Page,
 }
 
@@ -35,19 +35,19 @@ pub(crate) enum PmiAction {
 pub(crate) struct PerCpu {
     /// Whether an exception is expected, to be noted and skipped.
     expecting: AtomicBool,
-    /// What came: 1 << 63, vector, error code.
+    /// The noted exception: 1 << 63, vector, error code.
     noted: AtomicU64,
     /// How often each vector came. NMIs are vector 2.
     counts: [AtomicU32; 256],
     pmi_action: AtomicU8,
-    /// IA32_PERF_GLOBAL_STATUS as the last PMI found it, and as any did.
+    /// IA32_PERF_GLOBAL_STATUS as the last PMI found it, and as any PMI did.
     pub(crate) pmi_status: AtomicU64,
     pub(crate) pmi_status_ever: AtomicU64,
     /// LVTPC as the last PMI found it.
     pub(crate) pmi_lvtpc: AtomicU32,
     /// PMIs that found something to do, whatever their vector.
     pub(crate) pmis: AtomicU64,
-    /// How many PMIs more [`PmiAction::Storm`] is to make.
+    /// Number of PMIs that [`PmiAction::Storm`] has yet to make.
     pub(crate) storm_left: AtomicU64,
     /// RSP at which `user::run` goes on.
     pub(crate) kernel_stack: AtomicU64,
@@ -57,7 +57,7 @@ pub(crate) struct PerCpu {
 
 static CPUS: [PerCpu; MAX_CPUS] = [const { PerCpu::new() }; MAX_CPUS];
 
-/// This CPU's number.
+/// Returns this CPU's number.
 pub(crate) fn index() -> usize {
     let task: u16;
     // SAFETY: reads a selector.
@@ -65,7 +65,7 @@ pub(crate) fn index() -> usize {
     usize::from(task.saturating_sub(FIRST_TSS)) / 16
 }
 
-/// This CPU's entry.
+/// Returns this CPU's entry.
 pub(crate) fn this() -> &'static PerCpu {
     &CPUS[index()]
 }
@@ -87,13 +87,14 @@ impl PerCpu {
         }
     }
 
-    /// From now on an exception is noted and its instruction skipped.
+    /// Makes the handler note an exception and skip its instruction from now
+    /// on.
     pub(crate) fn expect_fault(&self) {
         self.noted.store(0, Relaxed);
         self.expecting.store(true, Relaxed);
     }
 
-    /// Ends [`Self::expect_fault`]; what came, if anything.
+    /// Ends [`Self::expect_fault`], and returns the exception, if any.
     pub(crate) fn fault(&self) -> Option<Fault> {
         self.expecting.store(false, Relaxed);
         let noted = self.noted.load(Relaxed);
@@ -103,20 +104,21 @@ impl PerCpu {
         })
     }
 
-    /// Notes an exception; false when none was expected.
+    /// Notes an exception. Returns false when none was expected.
     pub(crate) fn note_fault(&self, fault: Fault) -> bool {
         let noted = 1 << 63 | u64::from(fault.vector) << 32 | u64::from(fault.error);
         self.noted.store(noted, Relaxed);
         self.expecting.load(Relaxed)
     }
 
-    /// Has faults treated as they were before an interrupt; see
+    /// Restores the treatment of faults from before an interrupt; see
     /// [`Self::suspend_faults`].
     pub(crate) fn resume_faults(&self, expecting: bool) {
         self.expecting.store(expecting, Relaxed);
     }
 
-    /// An interrupt has come: no fault is expected in its handler.
+    /// Suspends the expectation of faults at an interrupt: its handler expects
+    /// none.
     pub(crate) fn suspend_faults(&self) -> bool {
         self.expecting.swap(false, Relaxed)
     }
@@ -127,18 +129,18 @@ impl PerCpu {
         counter.store(counter.load(Relaxed) + 1, Relaxed);
     }
 
-    /// How often `vector` came since [`Self::reset`].
+    /// Returns how often `vector` came since [`Self::reset`].
     pub(crate) fn taken(&self, vector: u8) -> u64 {
         self.counts[usize::from(vector)].load(Relaxed).into()
     }
 
-    /// How often any came.
+    /// Returns how often any vector came.
     pub(crate) fn taken_any(&self) -> u64 {
         let sum: u32 = self.counts.iter().map(|count| count.load(Relaxed)).sum();
         sum.into()
     }
 
-    /// What the handler does about a PMI.
+    /// Returns the handler's reaction to a PMI.
     pub(crate) fn pmi_action(&self) -> PmiAction {
         match self.pmi_action.load(Relaxed) {
             1 => PmiAction::Storm,
@@ -149,12 +151,12 @@ impl PerCpu {
         }
     }
 
-    /// See [`PmiAction`].
+    /// Sets the [`PmiAction`].
     pub(crate) fn set_pmi_action(&self, action: PmiAction) {
         self.pmi_action.store(action as u8, Relaxed);
     }
 
-    /// Forgets what was counted; back to [`PmiAction::Acknowledge`].
+    /// Forgets all counts, and goes back to [`PmiAction::Acknowledge`].
     pub(crate) fn reset(&self) {
         for count in &self.counts {
             count.store(0, Relaxed);

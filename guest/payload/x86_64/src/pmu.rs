@@ -17,7 +17,7 @@ pub(crate) const OS: u64 = 1 << 17;
 pub(crate) const INT: u64 = 1 << 20;
 /// EN: enabled.
 pub(crate) const EN: u64 = 1 << 22;
-/// What counts wherever the program is.
+/// Bits of a counter that counts wherever the program is.
 pub(crate) const COUNT: u64 = USR | OS | EN;
 
 /// Event select and unit mask of the architectural events, in the order of
@@ -34,15 +34,15 @@ pub(crate) const EVENTS: [(&str, u64); 8] = [
 ];
 pub(crate) const CYCLES: u64 = EVENTS[0].1;
 
-/// So many events are waited for, where any number would do.
+/// Number of events to wait for, where any number would do.
 pub(crate) const SOME: u64 = 20_000;
-/// Waiting is given up after so many cycles of the time-stamp counter: ten seconds and more, as a busy machine's own KVM
-/// may let the guest wait.
+/// Cycles of the time-stamp counter after which a wait gives up. They take ten seconds and more, as a busy machine's
+/// own KVM may let the guest wait.
 pub(crate) const PATIENCE: u64 = 1 << 35;
 /// Rounds between two looks.
 const ROUNDS: u64 = 1_000;
 
-/// For the handler: all bits of a fixed counter.
+/// All bits of a fixed counter, for the handler.
 static FIXED_MASK: AtomicU64 = AtomicU64::new(0);
 
 /// A counter.
@@ -62,7 +62,7 @@ impl core::fmt::Display for Counter {
 }
 
 impl Counter {
-    /// Its bit in IA32_PERF_GLOBAL_CTRL and _STATUS.
+    /// Returns the counter's bit in IA32_PERF_GLOBAL_CTRL and _STATUS.
     pub(crate) fn bit(self) -> u64 {
         match self {
             Self::General(n) => 1 << n,
@@ -70,7 +70,7 @@ impl Counter {
         }
     }
 
-    /// The MSR that holds its value.
+    /// Returns the MSR that holds the counter's value.
     pub(crate) fn address(self) -> u32 {
         match self {
             Self::General(n) => PMC + n,
@@ -78,7 +78,7 @@ impl Counter {
         }
     }
 
-    /// Its index for RDPMC (SDM vol. 2B, RDPMC).
+    /// Returns the counter's index for RDPMC (SDM vol. 2B, RDPMC).
     pub(crate) fn rdpmc_index(self) -> u64 {
         match self {
             Self::General(n) => n.into(),
@@ -86,18 +86,18 @@ impl Counter {
         }
     }
 
-    /// What it has counted.
+    /// Returns the counter's value.
     pub(crate) fn value(self) -> Result<u64, Fault> {
         rdmsr(self.address())
     }
 }
 
-/// What this PMU says it is.
+/// This PMU's description, from CPUID and its MSRs.
 #[derive(Clone, Copy)]
 pub(crate) struct Pmu(pub(crate) Capability);
 
 impl Pmu {
-    /// Asks.
+    /// Reads the PMU's description.
     pub(crate) fn identify() -> Result<Self, Fault> {
         let [_, _, features, _] = cpuid(1, 0);
         let pdcm = features >> 15 & 1 != 0;
@@ -107,25 +107,25 @@ impl Pmu {
         Ok(Self(capability))
     }
 
-    /// General counters.
+    /// Returns the general counters.
     pub(crate) fn general(&self) -> impl Iterator<Item = Counter> + use<> {
         (0..self.0.general).map(Counter::General)
     }
 
-    /// Every counter.
+    /// Returns every counter.
     pub(crate) fn counters(&self) -> impl Iterator<Item = Counter> + use<> {
         let bits = self.0.fixed;
         let fixed = (0..FIXED_ADDRESSES).filter(move |n| bits >> n & 1 != 0);
         self.general().chain(fixed.map(Counter::Fixed))
     }
 
-    /// Whether event `n` of [`EVENTS`] is offered.
+    /// Returns whether event `n` of [`EVENTS`] is offered.
     pub(crate) fn offers(&self, n: usize) -> bool {
         self.0.events >> n & 1 != 0
     }
 
-    /// Whether CPUID promises that `counter` counts: general counters, cycles;
-    /// fixed ones, their own event (SDM vol. 3B, table 20-2).
+    /// Returns whether CPUID promises that `counter` counts: general counters
+    /// count cycles, fixed ones their own event (SDM vol. 3B, table 20-2).
     pub(crate) fn counts(&self, counter: Counter) -> bool {
         match counter {
             Counter::General(_) => self.offers(0),
@@ -139,13 +139,13 @@ impl Pmu {
         }
     }
 
-    /// The counters that count.
+    /// Returns the counters that count.
     pub(crate) fn counting(&self) -> impl Iterator<Item = Counter> + use<> {
         let pmu = *self;
         self.counters().filter(move |&counter| pmu.counts(counter))
     }
 
-    /// All bits of `counter`.
+    /// Returns all bits of `counter`.
     pub(crate) fn mask(&self, counter: Counter) -> u64 {
         match counter {
             Counter::General(_) => self.0.general_mask(),
@@ -153,7 +153,7 @@ impl Pmu {
         }
     }
 
-    /// A known state: all off, all zero.
+    /// Sets the PMU to a known state: all off, all zero.
     pub(crate) fn reset(&self) -> Result<(), Fault> {
         apic::set_lvtpc(LVT_MASKED);
         wrmsr(GLOBAL_CTRL, 0)?;
@@ -174,7 +174,7 @@ impl Pmu {
         wrmsr(GLOBAL_OVF_CTRL, status)
     }
 
-    /// Has `counter` hold `value`, which may have all of its bits.
+    /// Sets `counter` to `value`, which may have all of its bits.
     pub(crate) fn set(&self, counter: Counter, value: u64) -> Result<(), Fault> {
         match counter {
             Counter::General(n) if self.0.full_width() => wrmsr(A_PMC + n, value),
@@ -183,13 +183,13 @@ impl Pmu {
         }
     }
 
-    /// Has `counter` overflow after `events` more.
+    /// Makes `counter` overflow after `events` more.
     pub(crate) fn set_period(&self, counter: Counter, events: u64) -> Result<(), Fault> {
         self.set(counter, events.wrapping_neg() & self.mask(counter))
     }
 
-    /// Sets what `counter` does, as bits of IA32_PERFEVTSELx; the event is
-    /// cycles for general counters.
+    /// Configures `counter` with bits of IA32_PERFEVTSELx. The event of general
+    /// counters is cycles.
     pub(crate) fn configure(&self, counter: Counter, bits: u64) -> Result<(), Fault> {
         match counter {
             Counter::General(n) => wrmsr(PERFEVTSEL + n, CYCLES | bits),
@@ -205,13 +205,13 @@ impl Pmu {
         }
     }
 
-    /// Which counters may count.
+    /// Lets these counters count, and no others.
     pub(crate) fn enable(&self, counters: u64) -> Result<(), Fault> {
         wrmsr(GLOBAL_CTRL, counters)
     }
 
     /// Lets `counter`, configured but not enabled, count [`SOME`], and stops
-    /// all. Answers its value then.
+    /// all counters. Returns its value then.
     pub(crate) fn count_some(&self, counter: Counter) -> Result<u64, Failure> {
         self.enable(counter.bit())?;
         let counted = wait(|| Ok(counter.value()? >= SOME));
@@ -238,7 +238,7 @@ pub(crate) fn wait(mut done: impl FnMut() -> Result<bool, Fault>) -> Result<(), 
     Ok(())
 }
 
-/// Runs for so many cycles of the time-stamp counter, the processor's or the
+/// Runs for this many cycles of the time-stamp counter, the processor's or the
 /// hypervisor's.
 pub(crate) fn pass(cycles: u64) {
     let begin = tsc();
@@ -247,24 +247,24 @@ pub(crate) fn pass(cycles: u64) {
     }
 }
 
-/// A register that must be there.
+/// Reads a register that must exist.
 pub(crate) fn read(address: u32) -> Result<u64, Failure> {
     Ok(rdmsr(address)?)
 }
 
-/// Writes a register that must be there.
+/// Writes a register that must exist.
 pub(crate) fn write(address: u32, value: u64) -> Result<(), Failure> {
     Ok(wrmsr(address, value)?)
 }
 
-/// What the handler does about a PMI. An access that raises #GP here ends the
-/// program: none of these may.
+/// Handles a PMI. An access that raises #GP here ends the program: none of
+/// these accesses may.
 pub(crate) fn handle_pmi(cpu: &PerCpu) {
     if cpu.pmi_action() == PmiAction::Page {
         return crate::tests::acknowledge_page();
     }
     if cpuid(0x0a, 0)[0] == 0 {
-        // AMD's: nothing is to be acknowledged, and the tests look at how many came.
+        // AMD's PMU needs no acknowledgement, and the tests look at the number of PMIs.
         return;
     }
     let read = |address| rdmsr(address).unwrap_or_else(|fault| panic!("in a PMI: {fault:?}"));
@@ -274,7 +274,8 @@ pub(crate) fn handle_pmi(cpu: &PerCpu) {
     let action = cpu.pmi_action();
     let global = read(GLOBAL_CTRL);
     if action == PmiAction::StopAndStorm {
-        // First, as Linux does: what overflows up to here is in the status.
+        // The handler stops the counters first, as Linux does. The status then
+        // has every overflow up to here.
         write(GLOBAL_CTRL, 0);
     }
     let status = read(GLOBAL_STATUS);
@@ -307,11 +308,11 @@ pub(crate) fn handle_pmi(cpu: &PerCpu) {
     apic::set_lvtpc(lvtpc & !LVT_MASKED);
 }
 
-/// Has each counter of `status` overflow at its next event.
+/// Makes each counter of `status` overflow at its next event.
 fn rearm(status: u64, write: impl Fn(u32, u64)) {
     for n in 0..GENERAL_ADDRESSES {
         if status >> n & 1 != 0 {
-            // Bit 31 is copied into the upper half.
+            // The write copies bit 31 into the upper half.
             write(PMC + n, 0xffff_ffff);
         }
     }

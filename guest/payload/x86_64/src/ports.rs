@@ -1,4 +1,4 @@
-//! Ports: the console on the first serial port, and how to power off.
+//! Ports: the console on the first serial port, and the power-off.
 
 // UNSAFETY: port accesses.
 #![expect(unsafe_code, reason = "port accesses")]
@@ -17,7 +17,7 @@ const POWER_OFF: u16 = 1 << 13 | 5 << 10;
 
 /// Prints, on one CPU at a time.
 pub(crate) fn print(text: fmt::Arguments<'_>) {
-    // The serial port takes everything.
+    // The serial port accepts every byte.
     let _ = Serial.write_fmt(text);
 }
 
@@ -52,7 +52,7 @@ fn read8(port: u16) -> u8 {
 /// Stops the machine.
 pub(crate) fn power_off() -> ! {
     loop {
-        // SAFETY: as above; where there is no such port, nothing is left to do but wait.
+        // SAFETY: as above; without such a port, the program can only wait.
         unsafe {
             asm!("out dx, ax", "cli", "hlt", in("dx") PM1_CONTROL, in("ax") POWER_OFF, options(nostack));
         }

@@ -1,12 +1,12 @@
-//! Numbers for hostile writes: the same in every run.
+//! Numbers for hostile writes, the same in every run.
 
-/// A linear congruential generator, by Knuth's constants; only its upper half
+/// A linear congruential generator, with Knuth's constants. Only its upper half
 /// is used.
 #[derive(Clone, Copy, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Returns the sequence of this seed.
     pub const fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -19,12 +19,12 @@ impl Random {
         self.0 >> 32
     }
 
-    /// Any value.
+    /// Returns any value.
     pub fn any(&mut self) -> u64 {
         self.half() << 32 | self.half()
     }
 
-    /// A number below `end`, which is not 0.
+    /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: usize) -> usize {
         (self.half() as usize) % end
     }

@@ -1,9 +1,9 @@
-//! The other processors: how they are started, and what they are asked to do.
-//! SDM vol. 3A, 9.4.4 (INIT and SIPI).
+//! The other processors: their start, and their jobs. SDM vol. 3A, 9.4.4 (INIT
+//! and SIPI).
 //!
 //! One CPU works at a time, unless a job says otherwise. The boot CPU hands out
-//! jobs and halts until they are done; the others halt until there is one.
-//! Each wakes the other by an interrupt, which waits until HLT if it comes
+//! jobs and halts until they are done. The others halt until there is a job.
+//! They wake each other by an interrupt, which waits until HLT if it comes
 //! early.
 
 // UNSAFETY: code for real mode is put where it is run.
@@ -20,8 +20,8 @@ use crate::pmu::PATIENCE;
 use crate::vectors::WAKE;
 use crate::{apic, descriptors, tests};
 
-/// Where other processors begin: a page of conventional memory that holds
-/// nothing, above the boot protocol's page tables.
+/// The address at which other processors begin: an unused page of conventional
+/// memory, above the boot protocol's page tables.
 const TRAMPOLINE: u64 = 0x1_0000;
 
 global_asm!(
@@ -93,13 +93,13 @@ unsafe extern "C" {
     static trampoline_entry: u8;
 }
 
-/// What another CPU is asked to do.
+/// A job for another CPU.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Job {
-    /// Nothing: the last one is done.
+    /// No job: the last one is done.
     None,
-    /// Begin. Done when the CPU runs.
+    /// Start. The job is done when the CPU runs.
     Start,
     /// The tests that run on every CPU.
     Tests,
@@ -109,9 +109,9 @@ pub(crate) enum Job {
     Storm,
     /// Work for some ten million cycles.
     Work,
-    /// Something in every MSR.
+    /// Write a value to every MSR.
     Fill,
-    /// It is still there.
+    /// Check that these values are still there.
     CheckFilled,
 }
 
@@ -141,8 +141,8 @@ fn job(cpu: usize) -> Job {
 /// Starts CPU `cpu`, also one that runs, and waits until it runs.
 pub(crate) fn start(boot: &Boot, cpu: usize) -> Result<(), Failure> {
     let id = boot.apic_ids[cpu];
-    // SAFETY: the page is conventional memory that nobody uses, mapped onto itself; the symbols
-    // delimit the code above. The CPU that runs it has been started before, or is this one's to start.
+    // SAFETY: the page is conventional memory that nobody uses, mapped onto itself; the symbols delimit the code above.
+    // The CPU that runs this code has been started before, or is this CPU's to start.
     unsafe {
         let code = &raw const trampoline;
         let place = |field: *const u8| (TRAMPOLINE + (field as u64 - code as u64)) as *mut u64;
@@ -170,18 +170,18 @@ pub(crate) fn start(boot: &Boot, cpu: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Hands `work` to CPU `cpu`, which runs.
+/// Hands `work` to CPU `cpu`, which must be running.
 pub(crate) fn hand_out(boot: &Boot, cpu: usize, work: Job) {
     JOBS[cpu].store(work as u8, Ordering::Release);
     apic::send(boot.apic_ids[cpu], WAKE.into());
 }
 
-/// Whether CPU `cpu` has been started.
+/// Returns whether CPU `cpu` has been started.
 pub(crate) fn runs(cpu: usize) -> bool {
     RUNS[cpu].load(Ordering::Acquire)
 }
 
-/// Whether CPU `cpu` has done its job.
+/// Returns whether CPU `cpu` has done its job.
 pub(crate) fn is_done(cpu: usize) -> bool {
     job(cpu) == Job::None
 }

@@ -1,4 +1,4 @@
-//! Code run in ring 3, from one page that is open to it.
+//! Code run in ring 3, from one page that is open to ring 3.
 
 // UNSAFETY: changes the ring.
 #![expect(unsafe_code, reason = "writes instructions and runs them in ring 3")]
@@ -11,7 +11,7 @@ use crate::descriptors::{USER_CODE, USER_DATA};
 use crate::instructions::Fault;
 use crate::percpu;
 
-/// Code for ring 3: what it is about, then `ud2`, which any hypervisor hands
+/// Code for ring 3: the code under test, then `ud2`, which any hypervisor hands
 /// back to the guest.
 #[repr(C, align(4096))]
 struct Page(UnsafeCell<[u8; 4096]>);
@@ -27,7 +27,7 @@ pub(crate) const RDPMC: &[u8] = &[0x0f, 0x33];
 pub(crate) const RDMSR: &[u8] = &[0x0f, 0x32];
 /// `wrmsr`
 pub(crate) const WRMSR: &[u8] = &[0x0f, 0x30];
-/// `out 0xe6, al`: what RDPMC of the kernel is rewritten to.
+/// `out 0xe6, al`: the instruction that replaces the kernel's RDPMC.
 pub(crate) const OUT: &[u8] = &[0xe6, 0xe6];
 /// `dec rcx; jnz .-3`: RCX rounds.
 pub(crate) const SPIN: &[u8] = &[0x48, 0xff, 0xc9, 0x75, 0xfb];
@@ -74,7 +74,7 @@ unsafe extern "C" {
     safe fn leave_ring_3();
 }
 
-/// Where the handlers go on when ring 3 is left.
+/// Returns the address at which the handlers go on when ring 3 is left.
 pub(crate) fn exit_address() -> u64 {
     leave_ring_3 as *const () as u64
 }
@@ -98,13 +98,13 @@ pub(crate) fn open_page() {
     }
 }
 
-/// Runs `code` in ring 3 with RCX = `argument`; RAX and RDX of the end, or the
-/// exception that ended it.
+/// Runs `code` in ring 3 with RCX = `argument`. Returns RAX and RDX at the end,
+/// or the exception that ended the code.
 pub(crate) fn run(code: &[u8], argument: u64) -> Result<(u64, u64), Fault> {
     let cpu = percpu::this();
     let page = PAGE.0.get();
-    // SAFETY: nobody else uses the page now. Code in it has no stack and ends in an exception,
-    // which the handlers bring back here with the registers that a C function preserves.
+    // SAFETY: nobody else uses the page now. Code in it has no stack and ends in an exception. The
+    // handlers bring the exception back here with the registers that a C function preserves.
     unsafe {
         let bytes = &mut *page;
         bytes.fill(0xcc);

@@ -1,8 +1,8 @@
 //! Interrupts and exceptions.
 //!
 //! From ring 0, #GP is either expected (the access under test) and skipped, or
-//! the end, as any other exception is. From ring 3 it ends `user::run`.
-//! Interrupts are handled the same from both.
+//! the end of the program, as any other exception is. From ring 3, an exception
+//! ends `user::run`. Interrupts are handled the same from both.
 
 // UNSAFETY: interrupt entry.
 #![expect(unsafe_code, reason = "interrupt entry")]
@@ -15,17 +15,17 @@ use crate::instructions::{Fault, LENGTH};
 use crate::{apic, percpu, pmu, ports, user};
 
 pub(crate) const NMI: u8 = 2;
-/// In ring 3: it is done.
+/// The code in ring 3 is done.
 const UD: u8 = 6;
 const GP: u8 = 13;
-/// Exceptions end here.
+/// Number of vectors that are exceptions.
 const EXCEPTIONS: u8 = 32;
 /// Vectors the tests use for PMIs.
 pub(crate) const PMI: u8 = 0xee;
 pub(crate) const OTHER_PMI: u8 = 0x31;
 /// Vector by which CPUs wake each other.
 pub(crate) const WAKE: u8 = 0xf0;
-/// Of the APIC; needs no end of interrupt.
+/// The APIC's spurious vector, which needs no end of interrupt.
 pub(crate) const SPURIOUS: u8 = 0xff;
 
 /// Bytes from one vector's code to the next one's.
@@ -40,7 +40,7 @@ vector_entries:
     .set    vector, 0
     .rept   256
     .balign 16
-    // These push an error code themselves.
+    // These exceptions push an error code themselves.
     .if     (vector == 8) || (vector == 10) || (vector == 11) || (vector == 12) || (vector == 13) || (vector == 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
     .else
     push    0
@@ -79,16 +79,16 @@ interrupted:
 );
 
 unsafe extern "C" {
-    /// The first vector's code.
+    /// Marks the first vector's code.
     safe fn vector_entries();
 }
 
-/// Where the gate of `vector` leads.
+/// Returns the address to which the gate of `vector` leads.
 pub(crate) fn entry(vector: u8) -> u64 {
     vector_entries as *const () as u64 + STRIDE * u64::from(vector)
 }
 
-/// What the code above and the processor have pushed.
+/// The frame that the code above and the processor have pushed.
 #[repr(C)]
 struct Frame {
     r11: u64,
@@ -153,11 +153,11 @@ extern "C" fn interrupted(frame: &mut Frame) {
     }
 }
 
-/// Goes on in `user::run`, in ring 0.
+/// Continues in `user::run`, in ring 0.
 fn leave_ring_3(frame: &mut Frame, fault: Option<Fault>) {
     let cpu = percpu::this();
     match fault {
-        // Noted though not expected: `user::run` asks for it.
+        // The fault is noted though not expected: `user::run` asks for it.
         Some(fault) => drop(cpu.note_fault(fault)),
         None => cpu.expect_fault(),
     }
@@ -167,7 +167,7 @@ fn leave_ring_3(frame: &mut Frame, fault: Option<Fault>) {
     frame.cs = KERNEL_CODE.into();
     frame.ss = KERNEL_DATA.into();
     frame.rsp = cpu.kernel_stack.load(Relaxed);
-    // Interrupts masked.
+    // Interrupts are masked.
     frame.rflags = 2;
 }
 

@@ -25,7 +25,7 @@ pub(crate) const GETDENTS64: usize = 61;
 pub(crate) const SCHED_SETAFFINITY: usize = 122;
 pub(crate) const WAIT4: usize = 260;
 
-/// Where the kernel enters the program: the stack pointer points at `argc`.
+/// Enters the program from the kernel. The stack pointer points at `argc`.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn _start() -> ! {
@@ -38,7 +38,7 @@ extern "C" fn _start() -> ! {
     )
 }
 
-/// One system call; errors come back as -4095..=-1.
+/// Makes one system call. Errors come back as -4095..=-1.
 ///
 /// # Safety
 ///

@@ -24,7 +24,7 @@ pub(crate) const SCHED_SETAFFINITY: usize = 203;
 pub(crate) const WAIT4: usize = 61;
 pub(crate) const IOPERM: usize = 173;
 
-/// Where the kernel enters the program: the stack pointer points at `argc`,
+/// Enters the program from the kernel. The stack pointer points at `argc`,
 /// and is a multiple of 16, as the ABI wants it before a call.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -38,7 +38,7 @@ extern "C" fn _start() -> ! {
     )
 }
 
-/// One system call; errors come back as -4095..=-1.
+/// Makes one system call. Errors come back as -4095..=-1.
 ///
 /// # Safety
 ///

@@ -1,14 +1,14 @@
 //! `meter [--output FILE] [--doorbell] [--save] [--sync] [--] PROG [ARGS..]`
 //!
-//! Runs PROG and says on one line of standard output what it took, see
-//! [`vpmu_guest_tools::report`]. Its exit status is PROG's (128 + signal for a
-//! killed one), 127 when PROG is not found, 126 when it cannot be executed, and
-//! 125 when meter itself failed.
+//! Runs PROG and reports its cost on one line of standard output, see
+//! [`vpmu_guest_tools::report`]. meter's exit status is PROG's (128 + signal
+//! for a killed one), 127 when PROG is not found, 126 when it cannot be
+//! executed, and 125 when meter itself failed.
 //!
 //! - `--output FILE`: PROG's standard output goes to FILE.
 //! - `--doorbell`: tells the hypervisor below to measure while PROG runs.
-//! - `--save`: has the VMM below save the machine when PROG has ended. It goes
-//!   on in another process of the VMM, and here.
+//! - `--save`: makes the VMM below save the machine when PROG has ended. The
+//!   machine goes on in another process of the VMM, and here.
 //! - `--sync`: prints `\x1ebegin` before and `\x1eend` after, each time waiting
 //!   for a line on standard input, so that whoever holds the console can take
 //!   snapshots.
@@ -124,7 +124,7 @@ mod meter {
         report.end.status()
     }
 
-    /// Becomes the command; returns the exit status when that fails.
+    /// Becomes the command. Returns the exit status when that fails.
     fn execute(process: Process, first: usize) -> i32 {
         let command = process
             .arguments()
@@ -143,7 +143,8 @@ mod meter {
                 process.environment(),
             ) {
                 Errno::ENOENT | Errno::ENOTDIR => {}
-                // As execvp: another directory may have one that can be run.
+                // This follows execvp: another directory may have a command
+                // that can be run.
                 Errno::EACCES => reason = Errno::EACCES,
                 errno => {
                     reason = errno;
@@ -163,12 +164,14 @@ mod meter {
     }
 
     fn interrupts() -> Option<Interrupts> {
-        // Some 100 bytes per source and CPU group: ample for a small guest.
+        // A source and CPU group takes some 100 bytes, so this is ample for a
+        // small guest.
         let mut buffer = [0; 128 * 1024];
         sys::read_file(c"/proc/interrupts", &mut buffer).map(Interrupts::parse)
     }
 
-    /// Prints `mark`, then waits for a line; false when the input ended.
+    /// Prints `mark`, then waits for a line. Returns false when the input
+    /// ended.
     fn wait_for_line(mark: &str) -> bool {
         if Fd::STDOUT.write_all(mark.as_bytes()).is_err() {
             return false;

@@ -1,6 +1,6 @@
 //! The monitor's doorbell on AArch64: a page of the guest's physical address space at which a
-//! program tells the monitor below to begin and to end measuring. The monitor writes its
-//! address into the guest's device tree; without a monitor the tree has none.
+//! program tells the monitor below to begin and to end measuring. The monitor writes the page's
+//! address into the guest's device tree. Without a monitor, the tree has no such address.
 
 // UNSAFETY: the doorbell is a device register.
 #![expect(unsafe_code, reason = "the doorbell is a device register")]
@@ -13,7 +13,7 @@ use crate::sys::{self, Errno, flags};
 /// The address, big-endian with 64 bits.
 const ADDRESS: &core::ffi::CStr = c"/proc/device-tree/chosen/vpmu,doorbell";
 const LENGTH: usize = 0x1000;
-/// What the register reads as when a monitor is below: "VPMV".
+/// The value that the register reads as when a monitor is below: "VPMV".
 const MAGIC: u32 = 0x564d_5056;
 const BEGIN: u32 = 1;
 const END: u32 = 2;
@@ -21,7 +21,7 @@ const END: u32 = 2;
 /// The mapped doorbell of a monitor that is really there.
 pub struct Doorbell(*mut u32);
 
-/// Why there is no doorbell.
+/// The reason why there is no doorbell.
 pub enum NoDoorbell {
     /// `/dev/mem` could not be opened or mapped.
     Memory(Errno),
@@ -47,7 +47,7 @@ impl Doorbell {
     ///
     /// [`NoDoorbell`] says what is missing.
     pub fn open() -> Result<Self, NoDoorbell> {
-        // A byte more than there is: the file must end.
+        // The buffer has a byte more than the file, so that the end of the file shows.
         let mut bytes = [0; 9];
         let address = sys::read_file(ADDRESS, &mut bytes)
             .and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
@@ -56,7 +56,7 @@ impl Doorbell {
             .and_then(|memory| memory.map(address as usize, LENGTH))
             .map_err(NoDoorbell::Memory)?
             .cast::<u32>();
-        // SAFETY: mapped above, and no memory of anybody's: a monitor says that it is a register.
+        // SAFETY: mapped above, and nobody's memory: a monitor says that it is a register.
         if unsafe { device_read(register) } == MAGIC {
             Ok(Self(register))
         } else {
@@ -76,7 +76,7 @@ impl Doorbell {
         unsafe { device_write(self.0, END) }
     }
 
-    /// Whether machines can be saved.
+    /// Returns whether machines can be saved.
     pub fn saves(&self) -> bool {
         false
     }

@@ -13,7 +13,7 @@ use core::fmt;
 use crate::sys::{self, Errno};
 
 const PORT: u16 = 0x5650;
-/// What the port reads as when the VMM is below: "V".
+/// The value that the port reads as when the VMM is below: "V".
 const MAGIC: u8 = 0x56;
 const BEGIN: u8 = 1;
 const END: u8 = 2;
@@ -22,7 +22,7 @@ const SAVE: u8 = 3;
 /// The port of a VMM that is really there.
 pub struct Doorbell(());
 
-/// Why there is no doorbell.
+/// The reason why there is no doorbell.
 pub enum NoDoorbell {
     /// The kernel does not give the port away.
     Port(Errno),
@@ -47,12 +47,12 @@ impl Doorbell {
     ///
     /// # Errors
     ///
-    /// Says why there is none to ring.
+    /// Says why there is no doorbell to ring.
     pub fn open() -> Result<Self, NoDoorbell> {
         sys::allow_port(PORT).map_err(NoDoorbell::Port)?;
         let answer: u8;
-        // SAFETY: the port is allowed, and reading it does nothing, whether
-        // or not it is a doorbell's.
+        // SAFETY: the port is allowed, and reading it does nothing, whether or
+        // not it is a doorbell's.
         unsafe {
             asm!("in al, dx", out("al") answer, in("dx") PORT, options(nomem, nostack, preserves_flags));
         }
@@ -73,12 +73,12 @@ impl Doorbell {
         ring(END);
     }
 
-    /// Whether machines can be saved.
+    /// Returns whether machines can be saved.
     pub fn saves(&self) -> bool {
         true
     }
 
-    /// Has the VMM save the machine, if it was told where to.
+    /// Makes the VMM save the machine, if it was told a place for it.
     pub fn save(&self) {
         ring(SAVE);
     }

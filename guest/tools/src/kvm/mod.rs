@@ -1,4 +1,4 @@
-//! What process 1 of the KVM host makes of what its kernel says.
+//! Evaluates the KVM host's kernel messages for its process 1.
 
 pub mod trace;
 pub mod watch;

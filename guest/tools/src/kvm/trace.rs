@@ -5,7 +5,8 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
 /// Reads one line of an event's histogram: the values of its keys, separated by
-/// commas, and how often they came. `None` for the lines around the table.
+/// commas, and their number of occurrences. Returns `None` for the lines around
+/// the table.
 ///
 /// The kernel prints `{ write:          1, ecx:       1760 } hitcount:        514`.
 pub fn histogram_line(line: &str) -> Option<(String, u64)> {
@@ -19,12 +20,12 @@ pub fn histogram_line(line: &str) -> Option<(String, u64)> {
     Some((values.join(","), count))
 }
 
-/// Which interrupt each wake-up of a halted vCPU was for: the first that is
-/// injected into the vCPU afterwards. Two lines of the trace tell that only
-/// together, by the thread that both are of.
+/// Finds the interrupt for which each halted vCPU was woken: the first that is
+/// injected into the vCPU afterwards. Only two lines of the trace together show
+/// that, by the thread to which both belong.
 #[derive(Debug, Default)]
 pub struct WakeUps {
-    /// Threads that no interrupt has been injected into since they woke.
+    /// Threads that have had no interrupt injected since they woke.
     waiting: BTreeSet<String>,
     count: BTreeMap<String, u64>,
     lost: u64,
@@ -46,8 +47,8 @@ impl WakeUps {
         }
     }
 
-    /// How often each interrupt (`0xec`) or `nothing` followed, and in `lost`
-    /// how often the trace has a gap.
+    /// Returns how often each interrupt (`0xec`) or `nothing` followed. The
+    /// entry `lost` counts the gaps of the trace.
     pub fn finish(mut self) -> BTreeMap<String, u64> {
         self.count.insert("lost".to_string(), self.lost);
         self.count

@@ -1,25 +1,26 @@
 //! Recognises a guest that will never end.
 //!
 //! QEMU sometimes loses an interrupt of a nested guest, or delivers it twice.
-//! The guest then waits for ever, or turns in a circle with its interrupts off.
+//! The guest then waits for ever, or runs in an endless loop with its
+//! interrupts off.
 
 use vpmu_record::Snapshot;
 
 /// Nearly all of the processor's time between two looks, hundredths of a second.
 const ALL: u64 = 350;
-/// Looks at a guest without exits after which it is stuck.
+/// Number of looks at a guest without exits after which it counts as stuck.
 const PATIENCE: u32 = 30;
-/// For how many looks a look at a busy guest counts: even a busy guest sets its
-/// next tick, so two are enough.
+/// Number of looks for which a look at a busy guest counts. Even a busy guest
+/// sets its next tick, so two are enough.
 const BUSY: u32 = 15;
 
 /// Seconds between two looks.
 pub const INTERVAL_S: u32 = 4;
 
-/// What was seen of a guest so far.
+/// The observations of a guest so far.
 #[derive(Debug, Default)]
 pub struct Watch {
-    /// Exits but for the host's own interrupts.
+    /// Number of exits, without those for the host's own interrupts.
     own: Option<u64>,
     /// Time in the guest, hundredths of a second.
     guest: u64,
@@ -27,7 +28,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Takes the host's statistics of [`INTERVAL_S`] later; true when the guest is stuck.
+    /// Takes the host's statistics of [`INTERVAL_S`] later. Returns true when the guest is stuck.
     pub fn look(&mut self, snapshot: &Snapshot) -> bool {
         let count = |name| snapshot.exits.get(name).copied().unwrap_or(0);
         let own = Some(count("exits").saturating_sub(count("irq_exits")));
@@ -50,7 +51,7 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// The number of the first look that finds the guest stuck, of 100.
+    /// Returns the number of the first look that finds the guest stuck, of 100.
     fn stuck_at(mut at: impl FnMut(u64) -> [u64; 3]) -> Option<u64> {
         let mut watch = Watch::default();
         (0..100).find(|&look| {

@@ -35,7 +35,7 @@ impl Clocks for Fake {
 }
 
 impl Fake {
-    /// The timer expires, and the thread that waits for it runs `late` ticks later.
+    /// Lets the timer expire, and the thread that waits for it run `late` ticks later.
     fn expire(&self, late: u64) {
         let expiry = self.expiry.take().expect("a timer is set");
         self.tsc.set(expiry.wrapping_add(late));
@@ -71,7 +71,7 @@ impl Rig {
         self.clock.guest(self.fake.tsc.get())
     }
 
-    /// Arms for `ahead` ticks from now; returns the deadline.
+    /// Arms for `ahead` ticks from now, and returns the deadline.
     fn arm(&mut self, ahead: u64) -> u64 {
         let deadline = self.guest().saturating_add(ahead);
         self.timer().arm(deadline);
@@ -83,8 +83,8 @@ impl Rig {
     }
 }
 
-/// Fresh hosts and old ones, with guests that are as young, much younger, older; guests whose TSC
-/// is below 0 in terms of the host's, and those that are about to wrap.
+/// Returns fresh hosts and old ones, with guests that are as young, much younger, or older. Some
+/// guests' TSCs are below 0 in terms of the host's, and some are about to wrap.
 fn ages() -> impl Iterator<Item = (u64, u64)> {
     let hosts = [0, SECOND, 1_000 * SECOND, 1 << 60];
     let guests = [
@@ -133,7 +133,7 @@ fn a_tsc_that_went_back_is_noticed_at_any_age() {
     }
 }
 
-/// The host's TSC begins anew over a sleep, and the guest's with it.
+/// Checks a sleep over which the host's TSC begins anew, and the guest's with it.
 #[test]
 fn a_host_that_has_slept_is_noticed() {
     for (host, guest) in ages() {
@@ -157,14 +157,14 @@ fn lateness_is_learned_and_bounded() {
         assert_eq!(rig.wait(), Expiry::Expected);
     }
     assert_eq!(rig.alarm.advance, longest);
-    // Early by that much, the thread waits, and the next timer is set less early.
+    // The expiry is early by that much, so the thread waits, and the next timer is set less early.
     let deadline = rig.arm(SECOND);
     rig.fake.expire(0);
     assert!(rig.guest() < deadline);
     assert_eq!(rig.wait(), Expiry::Expected);
     assert!(rig.guest() >= deadline);
     assert!(rig.alarm.advance < longest);
-    // An hour late, as after a stopped VMM: no more than the bound is learned.
+    // This expiry is an hour late, as after a stopped VMM. The timer learns no more than the bound.
     rig.arm(SECOND);
     rig.fake.expire(3_600 * SECOND);
     assert_eq!(rig.wait(), Expiry::Expected);
@@ -186,7 +186,7 @@ fn a_wake_up_waits_for_nothing_and_keeps_the_deadline() {
     }
 }
 
-/// adjtimex(2) lets the timer's clock run 10 % faster than the TSC.
+/// Checks a timer whose clock runs 10 % faster than the TSC, as adjtimex(2) permits.
 #[test]
 fn a_clock_that_is_fast_changes_no_tsc() {
     let mut rig = Rig::new(5 * SECOND, SECOND);
@@ -198,7 +198,8 @@ fn a_clock_that_is_fast_changes_no_tsc() {
     assert!(rig.alarm.set.is_some());
 }
 
-/// The whole way of a deadline, by the engine: one interrupt, when the TSC is there.
+/// Checks the whole way of a deadline, by the engine: one interrupt, when the TSC has reached the
+/// deadline.
 #[test]
 fn a_deadline_fires_once_at_any_age() {
     for (host, guest) in ages() {
@@ -229,7 +230,8 @@ fn a_deadline_fires_once_at_any_age() {
     }
 }
 
-/// The TSC reaches 2^64 and begins at 0 while the expiry is handled: the deadline has passed.
+/// Checks a TSC that reaches 2^64 and begins at 0 while the expiry is handled: the deadline has
+/// passed.
 #[test]
 fn a_deadline_just_before_the_wrap_is_not_lost() {
     for before in [0, 1, 2, 5, 5_000] {

@@ -1,10 +1,9 @@
-//! Measures what a lazy TSC deadline saves, published in 2023 for KVM on Intel
-//! with netperf's TCP_RR over loopback.
+//! Measures the saving of a lazy TSC deadline, published in 2023 for KVM on Intel with netperf's
+//! TCP_RR over loopback.
 //!
-//! A stock KVM host in the emulated machine runs vpmu-vmm with a stock Debian 12
-//! kernel and the module `guest/lazy_deadline`. The module's mode is the only
-//! difference between runs. In mode `plain` it writes what the stock driver
-//! writes, and measures.
+//! A stock KVM host in the emulated machine runs vpmu-vmm with a stock Debian 12 kernel and the
+//! module `guest/lazy_deadline`. The module's mode is the only difference between runs. In mode
+//! `plain` it makes the stock driver's writes, and measures.
 //!
 //! The host counts, with KVM's tracepoints ([`stats`]); the module measures
 //! the latency from a deadline to its handler.
@@ -61,14 +60,14 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// Attempts after a boot that QEMU has cut short, each a little later than before.
+/// Attempts after a boot that QEMU has cut short, each a little later than the one before.
 const ATTEMPTS: u32 = 6;
 /// The limit of a boot, which takes about one minute on an idle machine and longer on a busy
-/// machine. It is for a QEMU that stands still: the guard against guests that hang counts their
-/// own time.
+/// machine. The limit is for a QEMU that stands still. The guard against guests that hang counts
+/// their own time.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Who decides what of the timer is written.
+/// The sides that decide about writes of the timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Plain,
@@ -98,8 +97,8 @@ enum Workload {
     Pipe,
     /// No work, for ten seconds.
     Idle,
-    /// A vCPU sleeps a millisecond, again and again: deadlines that cannot be saved,
-    /// and the latency of many. The other vCPU does nothing, as the host's one
+    /// A vCPU sleeps a millisecond, again and again. The workload gives deadlines that cannot be
+    /// saved, and the latency of many deadlines. The other vCPU does nothing, as the host's one
     /// processor has no time for both at once.
     Sleep,
 }
@@ -193,7 +192,7 @@ fn figures(all: &[(Mode, Workload, Stats)]) -> Vec<Row> {
 /// The counts of one boot, for each workload.
 type Measured = Vec<(Mode, Workload, Stats)>;
 
-/// What all boots have in common.
+/// The values that all boots have in common.
 struct Lab<'a> {
     context: &'a Context<'a>,
     images: Images,
@@ -219,8 +218,7 @@ impl<'a> Lab<'a> {
         })
     }
 
-    /// Runs all boots, as many at a time as this machine has processors, until a
-    /// boot fails.
+    /// Runs all boots until a boot fails. As many run at a time as this machine has processors.
     fn run(&self, cells: &[Cell]) -> Result<Vec<Measured>> {
         let failed = AtomicBool::new(false);
         let all = parallel::map(cells, parallel::processors(), |&cell| {
@@ -273,8 +271,8 @@ impl<'a> Lab<'a> {
         };
         request.machine.vcpus = 2;
         request.machine.memory = 512;
-        // One processor: QEMU executes several in turn, and has been seen to turn in a circle with
-        // them.
+        // The machine has one processor. QEMU executes several in turn, and sometimes turns in a
+        // circle with them.
         request.machine.qemu_args = ["-smp", "1"].map(str::to_owned).into();
         let spec = request.check(&[design])?;
         run::check(&spec)?;
@@ -325,7 +323,7 @@ fn script(cell: Cell) -> String {
     script + "cd / && rmmod lazy_deadline\n"
 }
 
-/// Returns the line before each workload's output.
+/// The line before each workload's output.
 const PART: &str = "== part";
 
 /// Reads a boot's counts; `None` when a part is missing.

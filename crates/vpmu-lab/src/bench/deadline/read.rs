@@ -1,4 +1,4 @@
-//! Reads what the host counted and what the guest's shell printed.
+//! Reads the host's counts and the output of the guest's shell.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
         let code: u64 = key.parse().ok()?;
         add("exits", count);
         match EXITS.iter().find(|(known, _)| *known == code) {
-            // Counted by direction below.
+            // The code below counts these exits by direction.
             Some((_, "msr")) => {}
             Some((_, name)) => add(&format!("exits:{name}"), count),
             None => add(&format!("exits:{code:#x}"), count),
@@ -64,7 +64,7 @@ pub(super) fn counts(trace: &Trace) -> Option<BTreeMap<String, u64>> {
         of("kvm_msr", IA32_TSC_DEADLINE)? + to_user,
     );
     add("timer_interrupts", of("kvm_inj_virq", LOCAL_TIMER_VECTOR)?);
-    // With events lost, their order tells nothing.
+    // Where events were lost, their order tells nothing.
     if of("woken", "lost")? > 0 {
         return None;
     }

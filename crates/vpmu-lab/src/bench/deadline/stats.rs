@@ -1,7 +1,8 @@
 //! The counts of the boots of one mode and workload, and the figures made of them.
 //!
-//! Exits are the host's counts: KVM's tracepoints while the guest's doorbell says so. Latencies and
-//! needless wake-ups are the module's: it alone knows which deadline an interrupt was for.
+//! Exits are the host's counts: KVM's tracepoints count between the rings of the guest's doorbell.
+//! Latencies and needless wake-ups are the module's counts, because it alone knows the deadline for
+//! which an interrupt came.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +42,7 @@ pub(super) struct Stats {
 }
 
 impl Stats {
-    /// Reads what the host counted and the guest printed; `None` when a part is missing.
+    /// Reads the host's counts and the guest's output. Returns `None` when a part is missing.
     pub(super) fn of(trace: &Trace, text: &str) -> Option<Self> {
         let mut stats = Self {
             counts: read::counts(trace)?,
@@ -70,7 +71,7 @@ impl Stats {
             };
             *stats.latencies.entry(from).or_default() += count;
         }
-        // count min median p99 max
+        // The fields are count, min, median, p99 and max.
         if let &[count, shortest, _, _, longest] = read::lines(text, "latency").next()?.as_slice()
             && count > 0
         {
@@ -117,7 +118,8 @@ impl Stats {
         (self.seconds > 0.0).then(|| self.transactions as f64 / self.seconds)
     }
 
-    /// Returns the latency that `percent` of all are below, to the width of a bucket (3 %).
+    /// Returns the latency below which `percent` of all latencies are, to the width of a bucket (3
+    /// %).
     fn percentile(&self, percent: u64) -> Option<u64> {
         let all: u64 = self.latencies.values().sum();
         let mut left = (all * percent).div_ceil(100);
@@ -152,8 +154,8 @@ impl Stats {
             of("tsc_deadline_exits", "exits"),
             of("exits", "exits"),
             of("timer_interrupts", "interrupts"),
-            // Timer interrupts that found their CPU idle and no deadline due. KVM's wake-ups do not
-            // tell them: KVM also wakes vCPUs for other reasons.
+            // These are timer interrupts that found their CPU idle and no deadline due. KVM's
+            // wake-ups do not show them, because KVM also wakes vCPUs for other reasons.
             row(
                 "halted_wakeups",
                 number(self.count("guest:idle_extra")),
@@ -291,7 +293,7 @@ mod tests {
         assert_eq!(deadline.unwrap().published, Some(185_629.0));
     }
 
-    /// A CPU counts 2 and the other 1, whatever KVM counts as woken.
+    /// Checks that a CPU counts 2 and the other 1, whatever KVM counts as woken.
     #[test]
     fn needless_wakeups_are_what_the_module_counts() {
         let mut stats = stats();

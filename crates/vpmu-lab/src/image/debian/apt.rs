@@ -1,9 +1,8 @@
 //! A private apt: another release, another architecture, no root.
 //!
-//! apt-get checks the archive's signature with the machine's own Debian
-//! keyring and every package against the signed index. Everything that apt
-//! would read from or write to the machine's package state is pointed into a
-//! folder of the lab's. Only the proxy settings are the machine's.
+//! apt-get checks the archive's signature with the machine's own Debian keyring and every package
+//! against the signed index. The lab redirects all of the machine's package state that apt would
+//! read or write into a folder of its own. Only the proxy settings are the machine's.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,8 +48,7 @@ impl Apt {
     ///
     /// # Errors
     ///
-    /// Without a mirror or keyring on this machine, or when `folder` cannot
-    /// be written.
+    /// Without a mirror or keyring on this machine, or when `folder` cannot be written.
     pub fn new(folder: &Path, release: &str, architecture: &str) -> Result<Self> {
         let mirror = sources::mirror().ok_or(Error::NoMirror)?;
         if !Path::new(KEYRING).exists() {
@@ -69,7 +67,7 @@ impl Apt {
             Ok(path)
         };
         write("status", String::new())?;
-        // Backports need the release they are for.
+        // Backports need the release that they extend.
         let base = release.strip_suffix("-backports");
         let suites = base.into_iter().chain([release]);
         let sources =
@@ -179,7 +177,7 @@ Acquire::Retries "3";
     )
 }
 
-/// `'URI' FILE SIZE SHA256:HASH`
+/// Parses a line `'URI' FILE SIZE SHA256:HASH`.
 fn parse_uri_line(line: &str) -> Option<Package> {
     let mut words = line.split_whitespace();
     let _uri = words.next()?;

@@ -23,10 +23,10 @@ use crate::spec::arch::Arch;
 use crate::{Error, Result};
 use apt::{Apt, Package};
 
-/// The Debian release guests are made of, unless a bench says otherwise.
+/// The Debian release of guests, unless a bench says otherwise.
 pub const RELEASE: &str = "trixie";
 
-/// What a pool is made of.
+/// The contents of a pool.
 #[derive(Debug, Clone)]
 pub struct Selection {
     release: &'static str,
@@ -62,8 +62,8 @@ impl Selection {
     }
 }
 
-/// Large dependencies that no program of the lab's loads: scripts, data, and
-/// libraries that programs open at run time when a screen is there.
+/// Large dependencies that no program of the lab loads: scripts, data, and libraries that programs
+/// open at run time when there is a screen.
 const NOT_NEEDED: [&str; 8] = [
     "libllvm",
     "libpython3.13-stdlib",
@@ -78,7 +78,7 @@ const NOT_NEEDED: [&str; 8] = [
 /// The prefix of the names of temporary folders in a pool's folder.
 pub(crate) const TEMPORARY: &str = "temporary-";
 
-/// Which files make up a pool.
+/// The files that make up a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     release: String,
@@ -97,8 +97,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Returns the pool if it was fetched before; `None` when the network is needed
-    /// first.
+    /// Returns the pool if it was fetched before. `None` means that the network is needed first.
     pub fn fetched(cache: &Cache, selection: &Selection) -> Option<Self> {
         let folder = folder(cache, selection);
         let text = fs::read(folder.join("manifest.json")).ok()?;
@@ -120,7 +119,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// When apt is missing or fails, or a file is not what the index says.
+    /// When apt is missing or fails, or a file differs from the index.
     pub fn fetch(
         cache: &Cache,
         selection: &Selection,
@@ -229,7 +228,7 @@ fn download(
         .map_err(Error::file("write in", packages))?;
     let total = missing.iter().map(|package| package.size).sum();
     let task = progress.bytes("downloading guest packages", total);
-    // In small pieces: those finished before an interruption are kept.
+    // The downloads are small, so that finished ones survive an interruption.
     let mut finished = 0;
     for piece in missing.chunks(16) {
         apt.download(piece, incoming.path(), cancel, &|| {
@@ -270,11 +269,11 @@ fn folder_size(folder: &Path) -> u64 {
         .sum()
 }
 
-/// Removes what killed runs left half done.
+/// Removes the unfinished files of killed runs.
 fn remove_leftovers(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
-            // A folder that stays costs disk space only.
+            // A folder that stays only costs disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -288,7 +287,7 @@ fn remove_others(packages: &Path, plan: &[Package]) {
             .to_str()
             .is_some_and(|name| wanted.contains(name))
         {
-            // A file that stays costs disk space only.
+            // A file that stays only costs disk space.
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -1,14 +1,14 @@
 //! Finds a Debian mirror among the sources of the machine's own apt.
 //!
-//! Whoever administers the machine chose its mirror, proxy and network policy;
-//! guests come the same way. apt says where it would look for packages
-//! (`apt-get update --print-uris`): that needs neither the network, nor root,
-//! nor a package index of an earlier day, which `apt-get indextargets` does.
+//! Whoever administers the machine chose its mirror, proxy and network policy. Guests come the same
+//! way. apt says where it would look for packages (`apt-get update --print-uris`). That needs
+//! neither the network, nor root, nor a package index of an earlier day; `apt-get indextargets`
+//! needs such an index.
 
 use super::apt::APT_GET;
 use crate::host::cancel::Cancel;
 
-/// The address that overrides what the machine's sources say.
+/// The variable with an address that overrides the machine's sources.
 pub const MIRROR_VARIABLE: &str = "VPMU_DEBIAN_MIRROR";
 
 /// Names under which Debian's mirrors publish a release, newest last.
@@ -36,20 +36,19 @@ pub fn mirror() -> Option<String> {
         .or_else(|| mirror_among(&uris(&[])?))
 }
 
-/// Returns the files that apt, called with `options`, would download to know its
-/// packages, a line each. `None` when apt is missing or does not understand its
-/// own sources.
+/// Returns the files that apt, called with `options`, would download to know its packages, a line
+/// each. Returns `None` when apt is missing or does not understand its own sources.
 fn uris(options: &[String]) -> Option<String> {
     let mut command = APT_GET.command().ok()?;
     command.args(options).args(["update", "--print-uris"]);
     APT_GET.run(command, &Cancel::default(), &|| ()).ok()
 }
 
-/// Returns the address in the first of `lines` that is of Debian's main archive:
+/// Returns the address in the first of `lines` that belongs to Debian's main archive:
 /// `'ADDRESS/dists/SUITE/...' FILE SIZE`.
 ///
-/// The security archive does not qualify: it holds few packages. Neither does
-/// any other vendor's, whose suites are not named like Debian's releases.
+/// The security archive does not qualify: it holds few packages. Nor does any other vendor's
+/// archive, whose suites are not named like Debian's releases.
 fn mirror_among(lines: &str) -> Option<String> {
     lines.lines().find_map(|line| {
         let uri = line.strip_prefix('\'')?.split('\'').next()?;
@@ -59,7 +58,7 @@ fn mirror_among(lines: &str) -> Option<String> {
         let is_debian = RELEASES.contains(&release)
             && matches!(pocket, "" | "updates" | "backports")
             && !address.contains("security")
-            // apt would ask for the disc.
+            // apt would ask the user for the disc.
             && !address.starts_with("cdrom:");
         is_debian.then(|| address.trim_end_matches('/').to_owned())
     })
@@ -95,7 +94,7 @@ mod tests {
         assert_eq!(found.as_deref(), Some("http://b.example/debian"));
     }
 
-    /// Both formats of sources.list(5), read by apt, without an index.
+    /// Checks both formats of sources.list(5), read by apt, without an index.
     #[test]
     fn apt_reads_its_sources() {
         if !is_installed(APT_GET.program) {

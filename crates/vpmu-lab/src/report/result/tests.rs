@@ -1,4 +1,4 @@
-//! Figures of given records.
+//! Tests of the figures of given records.
 
 use super::*;
 use crate::spec::design::Model;
@@ -83,7 +83,7 @@ fn kvm_accounts() {
     assert_eq!((exits["hvc"], exits["other"]), (10, 850));
     assert_eq!(run.exits_per_pmi, Some(8.6));
     assert_eq!(run.pmu_exits_per_pmi, None, "KVM does not count them apart");
-    // 200 in all: 50 idle, 50 in the guest.
+    // The host has 200 ticks in all: 50 idle, 50 in the guest.
     assert_eq!(run.host_share, Some(0.5));
 }
 
@@ -117,7 +117,7 @@ fn vmm_accounts() {
     assert_eq!(run.host_operations_per_pmi, Some(2.0));
     assert_eq!(run.host_share, Some(0.5));
 
-    // Beside other guests, the host's statistics are not this guest's.
+    // Beside other guests, the host's statistics are not this guest's alone.
     let direct = Guest {
         way: Way::Direct(OurVmm {
             paravirtual: false,

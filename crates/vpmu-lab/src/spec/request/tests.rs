@@ -1,4 +1,4 @@
-//! Requests that are refused, and what is said of them.
+//! Tests of requests that are refused, and of the messages.
 
 use super::*;
 use crate::spec::design::Policy;

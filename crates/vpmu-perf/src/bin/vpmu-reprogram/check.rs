@@ -1,9 +1,8 @@
-//! Whether this machine's perf events keep what a [`CounterHost`] promises.
+//! Checks that this machine's perf events keep the promises of a [`CounterHost`].
 //!
-//! The engine's own tests run against fakes and against the clock that every machine has. A hardware
-//! PMU is another matter: whether its events can be told to count guests alone, when its overflows
-//! are reported, what happens when there are too few counters. So the promises are tried on the
-//! machine itself: on bare metal, or in a guest whose PMU is this project's own.
+//! The engine's own tests run against fakes and against the clock that every machine has. A hardware PMU differs:
+//! whether its events can count guests alone, when it reports overflows, and what it does with too few counters. So
+//! this program tries the promises on the machine itself: on bare metal, or in a guest whose PMU is this project's own.
 
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -16,11 +15,11 @@ use vpmu_perf::{Backing, PerfHost};
 
 use crate::options;
 
-/// How one check ended.
+/// The result of one check.
 pub(crate) enum Outcome {
-    /// As promised; what was seen.
+    /// The promise holds; the observation.
     Holds(String),
-    /// Not as promised.
+    /// The promise does not hold.
     Fails(String),
     /// There is nothing to check with this backing.
     Skipped,
@@ -41,7 +40,7 @@ pub(crate) const CHECKS: [Check; 10] = [
     ("events that share a counter are known to", shared),
 ];
 
-/// Of cycles, or of nanoseconds: some hundred microseconds either way.
+/// A period of cycles, or of nanoseconds: some hundred microseconds either way.
 const PERIOD: u64 = 200_000;
 const CYCLES: CounterConfig =
     RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
@@ -57,13 +56,13 @@ fn create(host: &mut PerfHost, counter: u8) -> Result<(), String> {
         .map_err(|lost| format!("cycles cannot be counted: {lost}"))
 }
 
-/// The time that this thread has had on a processor: on a busy machine any other may pass without it.
+/// Returns the time that this thread has had on a processor. On a busy machine, other time may pass without it.
 fn used() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).expect("a thread's time is never negative")
 }
 
-/// Uses the CPU for `time`; the reports that came meanwhile.
+/// Uses the CPU for `time`, and returns the reports that came meanwhile.
 fn spin(host: &mut PerfHost, time: Duration) -> Vec<(u8, Report)> {
     let start = used();
     let mut reports = Vec::new();
@@ -143,8 +142,8 @@ fn replaced(backing: Backing) -> Result<Outcome, String> {
     host.set_period(0, NonZeroU64::new(1 << 46));
     host.resume(CounterSet::of(0));
     spin(&mut host, MOMENT);
-    // Replaced at any moment around the end of the period before, whose signal may be on its way: a report
-    // that is vouched for is of the new one. The others only have the counter read.
+    // The period is replaced at any moment around the end of the previous one, whose signal may be on its way. A report
+    // that is vouched for is of the new period. The others only make the engine read the counter.
     let mut vouched_for = 0;
     for round in 0..100 {
         const SHORT: u64 = 60_000;
@@ -200,7 +199,7 @@ fn at_once(backing: Backing) -> Result<Outcome, String> {
     let all = CounterSet::first(3);
     for counter in all {
         create(&mut host, counter)?;
-        // Long enough for nobody to be kept from the CPU until the next one.
+        // The period is long enough that nobody is kept from the CPU until the next overflow.
         host.set_period(counter, NonZeroU64::new(20 * PERIOD));
     }
     host.resume(all);

@@ -1,11 +1,11 @@
-//! What one overflow costs a host with real perf events, under each policy.
+//! Measures the cost of an overflow for a host with real perf events, under each policy.
 //!
 //! The published experiment of 2018 without its virtual machine: the engine drives perf events of
 //! this thread as it would for a vCPU, and the overflows are real ones. Each policy gets the same
 //! guest: it profiles with Linux's handler.
 //!
-//! What is counted is this thread, so it runs on any machine with perf events, also in a guest: there
-//! the events are hardware ones if the guest has a PMU. `--check` tries what the engine relies on.
+//! The program counts its own thread, so it runs on any machine with perf events, also in a guest. The events there are
+//! hardware ones if the guest has a PMU. `--check` tests the promises on which the engine relies.
 
 mod check;
 
@@ -120,7 +120,7 @@ impl Guest {
         }
     }
 
-    /// Uses the CPU until an overflow comes; how long the engine took for it.
+    /// Uses the CPU until an overflow comes, and returns the time that the engine took for it.
     fn overflow(&mut self) -> Result<Duration, String> {
         let waiting = Instant::now();
         loop {
@@ -139,7 +139,7 @@ impl Guest {
         }
     }
 
-    /// What Linux's handler does with the PMU for one sample.
+    /// Does the work of Linux's handler with the PMU for one sample.
     fn handle(&mut self) -> Result<(), String> {
         self.write(GLOBAL_CTRL, 0)?;
         let _ = self.pmu.rdmsr(GLOBAL_STATUS, &mut self.host);
@@ -167,7 +167,7 @@ impl Guest {
         }
         let operations = self.pmu.statistics().host_operations() - before;
 
-        // So far from the end that nothing happens meanwhile, and each time another value.
+        // Each value is so far from the end that nothing happens meanwhile, and each time another.
         let mut rewrites = Vec::new();
         for n in 0..u64::from(overflows) {
             let start = Instant::now();
@@ -188,7 +188,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// Of each policy, by its name on the command line.
+/// The figures of each policy, by its name on the command line.
 type All = Vec<(&'static str, Figures)>;
 
 fn measure(overflows: u32, wanted: Option<Backing>) -> Result<(Backing, All), String> {
@@ -238,7 +238,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What counts a vCPU's guest on this machine.
+/// Returns the backing that counts a vCPU's guest on this machine.
 fn probe(wanted: Option<Backing>) -> Result<Backing, String> {
     let host = PerfHost::new(options(wanted)).map_err(|error| error.to_string())?;
     Ok(host.backing())
@@ -269,7 +269,7 @@ fn check(wanted: Option<Backing>) -> Result<(), String> {
 fn report(cli: &Cli, wanted: Option<Backing>) -> Result<(), String> {
     let file = cli.json.as_ref().filter(|path| path.as_os_str() != "-");
     if let Some(path) = file {
-        // Before anything is measured for nothing.
+        // The file is opened first, so that no measurement is lost.
         let opened = File::options().create(true).append(true).open(path);
         opened.map_err(|error| format!("{}: {error}", path.display()))?;
     }

@@ -20,7 +20,7 @@ fn state() -> MachineState {
     }
 }
 
-/// A machine with something in it.
+/// Returns a machine with some contents.
 fn machine() -> (MachineState, GuestMemoryMmap) {
     let memory = memory();
     // The first page, the last one, some in a row, and one that is longer than a buffer.
@@ -133,7 +133,7 @@ fn a_file_is_replaced_whole_or_not_at_all() {
         write(&nowhere, &state, &memory),
         Err(Error::Write(..))
     ));
-    // A machine with more memory than there is cannot be written to its end.
+    // A machine that claims more memory than there is cannot be written to its end.
     let state = MachineState {
         memory: MEMORY + 1,
         ..state
@@ -147,7 +147,7 @@ fn a_file_is_replaced_whole_or_not_at_all() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
-/// A small machine's file, and where its parts are.
+/// A small machine's file, and the places of its parts.
 struct Forger {
     bytes: Vec<u8>,
     /// The checksum of the state.
@@ -174,7 +174,7 @@ impl Forger {
         Self { bytes, sum }
     }
 
-    /// With one byte more or less, and sums that are right again.
+    /// Returns the file with one byte more or less, and right checksums.
     fn forged(&self, at: usize, change: u8) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         bytes[at] = bytes[at].wrapping_add(change);
@@ -203,7 +203,7 @@ fn no_byte_may_change() {
 fn a_forged_file_is_an_error_or_a_machine_that_may_be() {
     let forger = Forger::new();
     let (mut refused, mut taken) = (0, 0);
-    // All of the state and the first piece's header; some of the rest.
+    // The test changes all of the state and the first piece's header, and some of the rest.
     let state = forger.sum + 4 + 16;
     for at in (0..state).chain((state..forger.bytes.len() - 4).step_by(61)) {
         match read(&forger.forged(at, [1, 0x80, 0xff][at % 3])) {
@@ -251,7 +251,8 @@ fn sizes_that_no_machine_has_are_refused() {
     assert!(read(&bytes).is_ok(), "the largest machine is within bounds");
 }
 
-/// A file of zeros after `begin`, which ends only when more was read than any reader needs.
+/// A file of zeros after `begin`, which ends only when a reader has read more than any reader
+/// needs.
 struct Endless<'a> {
     begin: &'a [u8],
     page: Vec<u8>,
@@ -281,7 +282,7 @@ impl Read for Endless<'_> {
 #[test]
 fn a_file_without_an_end_is_given_up() {
     let forger = Forger::new();
-    // The same page again and again, for ever.
+    // The file repeats the same page for ever.
     let endless = Endless {
         begin: &forger.bytes[..forger.sum + 4],
         page: Vec::new(),

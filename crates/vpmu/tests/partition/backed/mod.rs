@@ -1,4 +1,4 @@
-//! The emulated PMU on physical counters: open or closed, its guest has a PMU of its own.
+//! Checks that a guest of the emulated PMU on physical counters, open or closed, has a PMU of its own.
 
 mod random;
 
@@ -17,11 +17,11 @@ struct Vm {
     machine: Machine,
     pmu: BackedPmu,
     config: EmulatedConfig,
-    /// How many accesses of the guest came to EL2.
+    /// Number of the guest's accesses that came to EL2.
     trapped: u64,
 }
 
-/// What `config` offers when the guest is told of its machine.
+/// Returns the PMU that `config` offers when the guest is told of its machine.
 fn emulated(config: &PartitionConfig, policy: Policy) -> EmulatedConfig {
     EmulatedConfig {
         counters: config.implemented - config.host_counters,
@@ -86,7 +86,7 @@ impl Vm {
         assert_written(register, outcome);
     }
 
-    /// Event counter 0 counts instructions from `value` on, with its interrupt enabled.
+    /// Makes event counter 0 count instructions from `value` on, with its interrupt enabled.
     fn sample(&mut self, control: u64, value: u64) {
         self.write(Register::Pmcr, control);
         self.write(Register::Pmevtyper(0), 8);
@@ -96,7 +96,7 @@ impl Vm {
         self.write(Register::Pmcr, control | pmcr::E);
     }
 
-    /// The physical interrupt is taken for as long as it is asserted.
+    /// Takes the physical interrupt for as long as it is asserted.
     fn deliver(&mut self) -> bool {
         // Each counter may report early, once.
         for _ in 0..64 {
@@ -152,7 +152,8 @@ fn open_registers_trap_what_decides_and_nothing_else() {
     }
 }
 
-/// The accesses of Linux's driver to a sample: `armv8pmu_handle_irq`, one counter that has overflowed.
+/// Counts the traps of the accesses that Linux's driver makes for a sample: `armv8pmu_handle_irq`, one counter that has
+/// overflowed.
 #[test]
 fn a_sample_traps_three_times() {
     let vm = &mut Vm::new(&config());
@@ -209,7 +210,8 @@ fn registers_stay_closed_where_the_hardware_would_answer_otherwise() {
             ..told.clone()
         }
     ));
-    // Without fine-grained traps; where host counters are not proven to be hidden, and where there are none.
+    // Registers open neither without fine-grained traps nor where host counters are not proven to be hidden. Where
+    // there are no host counters, they open.
     let features = Features {
         fgt: false,
         ..ours.features
@@ -250,7 +252,7 @@ fn a_chain_counter_closes_the_registers_and_its_end_opens_them() {
     vm.machine.happen(8, Place::El0, 1);
     assert_eq!(vm.read(Register::Pmevcntr(1)), 9);
     assert_eq!(vm.read(Register::Pmevcntr(0)), 1 << 32 | 2);
-    // By way of PMSELR_EL0, which did not trap.
+    // The write goes by way of PMSELR_EL0, which did not trap.
     vm.write(Register::Pmselr, 3);
     vm.write(Register::Pmxevtyper, 0x1e);
     assert!(!vm.is_open());

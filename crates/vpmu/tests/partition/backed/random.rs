@@ -1,4 +1,4 @@
-//! Random guests on random machines, against a machine without hypervisor.
+//! Compares random guests on random machines with a machine without hypervisor.
 
 use proptest::prelude::*;
 
@@ -10,8 +10,8 @@ use vpmu::arm::partition::PartitionConfig;
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register, pmcr};
 use vpmu::counter::Policy;
 
-/// Leaves out what this machine and the engine see differently by choice: the divider of PMCR_EL0.D (not in this
-/// machine); events that only happen by themselves; a CHAIN counter that filters otherwise than its even one.
+/// Leaves out steps that this machine and the engine see differently by choice: the divider of PMCR_EL0.D (not in this
+/// machine), events that only happen by themselves, and a CHAIN counter that filters otherwise than its even one.
 fn tamed(step: &Step, version: PmuVersion, chains: bool) -> Option<Step> {
     let mut step = step.clone();
     match &mut step {
@@ -29,7 +29,7 @@ fn tamed(step: &Step, version: PmuVersion, chains: bool) -> Option<Step> {
     Some(step)
 }
 
-/// What both tell of the same PMU: the engine counts CHAIN on any machine.
+/// Reduces `outcome` to what both report of the same PMU: the engine counts CHAIN on any machine.
 fn same(register: Register, version: PmuVersion, outcome: Outcome) -> Outcome {
     match (register, outcome) {
         (Register::Pmceid0 | Register::Pmceid1, Outcome::Value(value)) => {
@@ -49,7 +49,7 @@ fn access(vm: &mut Vm, native: &mut Machine, of: (Register, Option<u64>, Excepti
     let host = vm.machine.host_part();
     let outcome = same(register, version, vm.access(register, write, el));
     let expected = same(register, version, natively(native, register, write, el));
-    // Hardware asks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
+    // Hardware checks PMUSERENR_EL0 before HPMN, but after PMCR_EL0.N.
     let order = (outcome, expected) == (Outcome::TrapToEl1, Outcome::Undefined);
     assert!(
         order || outcome == expected,
@@ -110,7 +110,7 @@ fn step(vm: &mut Vm, native: &mut Machine, step: &Step) {
     assert_eq!(vm.clone().deliver(), native.interrupt(), "line");
 }
 
-/// Values from which an overflow is some counts away, of 32 and of 64 bits.
+/// Returns values from which an overflow is some counts away, of 32 and of 64 bits.
 fn close_to_the_end() -> impl Strategy<Value = u64> {
     prop_oneof![
         2 => (1..5_u32).prop_map(|n| n.wrapping_neg().into()),
@@ -123,7 +123,7 @@ fn write(register: Register, value: u64) -> Step {
     Step::Access(register, Some(value), ExceptionLevel::El1)
 }
 
-/// Each counter enabled and close to its end.
+/// Returns steps that enable each counter close to its end.
 fn set_up() -> impl Strategy<Value = Vec<Step>> {
     let event = prop::sample::select(vec![8_u64, 8, 0x11, 0, 0x1e]);
     let counters = prop::array::uniform4((event, close_to_the_end()));
@@ -141,7 +141,7 @@ fn set_up() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// What a random guest does too rarely.
+/// Returns steps that a random guest takes too rarely.
 fn busy_steps() -> impl Strategy<Value = Step> {
     use Register::*;
     let sets = vec![

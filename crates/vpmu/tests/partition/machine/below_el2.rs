@@ -1,11 +1,11 @@
-//! What EL1 and EL0 see below MDCR_EL2.HPMN and the traps (DDI 0487: the register pages' access pseudocode).
+//! The PMU as EL1 and EL0 see it below MDCR_EL2.HPMN and the traps (DDI 0487: the register pages' access pseudocode).
 
 use vpmu::arm::{ExceptionLevel, PmuVersion, Register};
 
 use super::{C, CYCLE, EVENTS, Exit, LP, Machine, P, Place, access_bit, bit, counter_mask};
 
 impl Machine {
-    /// An instruction of the guest.
+    /// Performs an instruction of the guest.
     pub(crate) fn guest(
         &mut self,
         register: Register,
@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    /// Whether this machine lets the access reach host counters.
+    /// Returns whether this machine lets the access reach host counters.
     fn is_open(&self, register: Register, write: bool, el: ExceptionLevel) -> bool {
         let from = match el {
             ExceptionLevel::El1 => 0,
@@ -126,7 +126,7 @@ impl Machine {
         by_fine || (tpm || tpmcr && register == R::Pmcr) && !unasked
     }
 
-    /// The bits of a set/clear pair that EL1 reaches.
+    /// Returns the bits of a set/clear pair that EL1 reaches.
     fn reach(&self, open: bool) -> u64 {
         if open { self.all() } else { self.guests() }
     }
@@ -202,7 +202,7 @@ impl Machine {
         self.pmcr | u64::from(n) << 11 | 0x4101 << 16
     }
 
-    /// Registers whose writes do not depend on the exception level.
+    /// Writes a register whose write does not depend on the exception level.
     pub(super) fn write_plain(&mut self, register: Register, value: u64) {
         use Register as R;
         match register {

@@ -1,4 +1,4 @@
-//! What EL2 sees: every register, whatever HPMN says.
+//! The PMU as EL2 sees it: every register, whatever HPMN says.
 
 use vpmu::arm::partition::{Attacker, PmuRegisters, ProbedCpu, TrapRegisters};
 use vpmu::arm::{ExceptionLevel, Register};

@@ -1,5 +1,5 @@
-//! A CPU with a PMU, as far as a partition can tell: what EL2 sees, what EL1 and EL0 see below
-//! MDCR_EL2.HPMN and the traps, and what an event does to the counters.
+//! A CPU with a PMU, as far as a partition can tell: the view of EL2, the view of EL1 and EL0 below
+//! MDCR_EL2.HPMN and the traps, and the effect of an event on the counters.
 //!
 //! Written from the manual (DDI 0487: the register pages' access pseudocode, `PMUEvent`,
 //! `AArch64.PMUSwIncrement`) independently of the engine, and without its helpers. With [`Quirks`] it
@@ -11,7 +11,7 @@ mod el2;
 use vpmu::arm::partition::{Features, TrapRegisters};
 use vpmu::arm::{EventFilter, Outcome, PmuVersion, Register};
 
-/// How an access of the guest ends on the hardware.
+/// The end of a guest's access on the hardware.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     Value(u64),
@@ -22,7 +22,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// The end as the engine names it; `None`: EL2 is to perform the access.
+    /// Returns the end as the engine names it. `None`: EL2 performs the access.
     pub(crate) fn outcome(self) -> Option<Outcome> {
         match self {
             Self::Value(value) => Some(Outcome::Value(value)),
@@ -34,16 +34,16 @@ impl Exit {
     }
 }
 
-/// What a machine does that the architecture forbids.
+/// Deviations of a machine from the architecture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Quirks {
     /// Accesses ([`access_bit`]) that reach host counters below EL2.
     pub(crate) open: u64,
-    /// Where from they do: bit 0 EL1, bit 1 EL0, bit 2 EL0 in AArch32.
+    /// Levels from which these accesses do so: bit 0 EL1, bit 1 EL0, bit 2 EL0 in AArch32.
     pub(crate) from: u8,
     /// Accesses that do nothing at all below EL2, and read as zero.
     pub(crate) dead: u64,
-    /// PMCR_EL0.E is host counters' enable, too.
+    /// PMCR_EL0.E enables host counters, too.
     pub(crate) e_gates_all: bool,
     /// PMCR_EL0.LP says where host counters overflow.
     pub(crate) lp_is_for_all: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Quirks {
     pub(crate) no_hpmd: bool,
     /// MDCR_EL2.HCCD does nothing.
     pub(crate) no_hccd: bool,
-    /// MDCR_EL2.TPM lets pass what PMUSERENR_EL0.{ER, CR, SW} permit to EL0.
+    /// MDCR_EL2.TPM does not trap EL0's accesses that PMUSERENR_EL0.{ER, CR, SW} permit.
     pub(crate) tpm_asks_only_en: bool,
 }
 
@@ -90,9 +90,9 @@ pub(crate) struct Machine {
     pub(crate) userenr: u64,
     pub(crate) evcntr: [u64; 32],
     pub(crate) evtyper: [u64; 32],
-    /// Denied events are ones this machine does not have.
+    /// The machine lacks the events that this filter denies.
     pub(crate) filter: EventFilter,
-    /// How often EL2 accessed a PMU register.
+    /// Number of EL2's accesses to PMU registers.
     pub(crate) el2_accesses: u64,
 }
 
@@ -106,7 +106,7 @@ pub(crate) enum Place {
     OtherThread,
 }
 
-/// What must not change by anything a guest does: the host's part of the PMU.
+/// The host's part of the PMU, which nothing that a guest does may change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostPart {
     /// Bits of PMCNTEN, PMINTEN and PMOVS.
@@ -172,7 +172,7 @@ impl Machine {
         }
     }
 
-    /// The values of the counters the guest owns.
+    /// Returns the values of the counters the guest owns.
     pub(crate) fn guest_counts(&self) -> Vec<u64> {
         let guests = self.guests();
         (0..32)
@@ -181,7 +181,7 @@ impl Machine {
             .collect()
     }
 
-    /// The PMU's interrupt line.
+    /// Returns the PMU's interrupt line.
     pub(crate) fn interrupt(&self) -> bool {
         let enabled = |n: u8| {
             if self.is_guests(n) {
@@ -197,7 +197,7 @@ impl Machine {
         bit(self.guests(), n.into())
     }
 
-    /// `times` occurrences of `event`. Cycles are event 0x11.
+    /// Lets `event` happen `times` times. Cycles are event 0x11.
     pub(crate) fn happen(&mut self, event: u16, place: Place, times: u64) {
         let all = self.all();
         for _ in 0..times {
@@ -226,7 +226,7 @@ impl Machine {
         let hpmd = bit(mdcr, 17) && version >= PmuVersion::V3p1 && !self.quirks.no_hpmd;
         let hccd = bit(mdcr, 23) && version >= PmuVersion::V3p5 && !self.quirks.no_hccd;
         let prohibited = match n {
-            // PMCR_EL0.DP extends to the cycle counter what is prohibited to event counters.
+            // PMCR_EL0.DP extends the prohibition of event counters to the cycle counter.
             CYCLE => hccd || hpmd && self.pmcr & DP != 0,
             _ => hpmd && self.is_guests(n),
         };
@@ -263,8 +263,8 @@ impl Machine {
         }
         self.ovs |= 1 << n;
         let next = n + 1;
-        // `AArch64.IncrementEventCounter`: no carry out of 64 bits (lp == '1'). Of a pair that HPMN
-        // divides, CONSTRAINED UNPREDICTABLE, this machine makes none.
+        // `AArch64.IncrementEventCounter`: no carry out of 64 bits (lp == '1'). Where HPMN divides
+        // a pair, which is CONSTRAINED UNPREDICTABLE, this machine carries nothing.
         let pair = n.is_multiple_of(2)
             && !long
             && next < self.implemented
@@ -275,7 +275,7 @@ impl Machine {
     }
 }
 
-/// PMCEID0/1_EL0.
+/// Values of PMCEID0_EL0 and PMCEID1_EL0.
 pub(crate) const EVENTS: [u64; 2] = [0x4002_0000_000b_8fff, 0x0000_0001_1000_0018];
 
 fn counter_mask(version: PmuVersion, n: u8) -> u64 {

@@ -1,4 +1,4 @@
-//! What AMD's counters do, and what the host is asked for it.
+//! Tests of the behaviour of AMD's counters, and of the calls that they make to the host.
 
 use crate::support::{Call, END, FakeHost, Happening, SAMPLE, set};
 use vpmu::counter::{CounterState, Lost, Policy, Report, Statistics};
@@ -7,7 +7,7 @@ use vpmu::x86::{ArchEvent, CounterConfig, EventFilter, EventKind, MaskedEvent, O
 
 const CYCLES: u64 = 0x76;
 const INSTRUCTIONS: u64 = 0xc0;
-/// Bits 35:32 and 7:0, and EN: no rings.
+/// Bits 35:32 and 7:0, and EN. No ring is selected.
 const MERGE: u64 = 0xf_0040_00ff;
 
 /// A PMU, its host, and the guest's side of both.
@@ -58,7 +58,7 @@ impl Guest {
             .count(times, |config| what.is_counted_by(config, Ring::User));
     }
 
-    /// Delivers what the host has to report, and takes the PMI that is due, if one is.
+    /// Delivers the host's reports, and takes the PMI if one is due.
     pub(super) fn take_pmi(&mut self) -> bool {
         for (n, report) in self.host.take_reports(u32::MAX, Report::Due) {
             let _ = self.pmu.overflow(n, report, &mut self.host);
@@ -132,7 +132,7 @@ fn an_overflow_is_one_interrupt_even_when_the_counter_is_stopped_first() {
 fn version_2_tells_who_has_overflowed_until_it_is_cleared() {
     let mut guest = Guest::new(Interface::V2);
     guest.sample(2, INSTRUCTIONS, 100);
-    // Without an interrupt: the bit all the same.
+    // Counter 3 asks for no interrupt, yet its bit is set.
     guest.write(Msr::Ctr(3), END - 100);
     guest.write(Msr::Ctl(3), 0x0043_00c0);
     guest.execute(100);
@@ -140,7 +140,7 @@ fn version_2_tells_who_has_overflowed_until_it_is_cleared() {
     guest.write(Msr::Ctr(2), END - 100);
     guest.write(Msr::GlobalStatus, 0);
     assert_eq!(guest.read(Msr::GlobalStatus), 0b1100);
-    // As Linux does: all bits but what it leaves.
+    // Linux does this: it writes all bits but those that it leaves.
     guest.write(Msr::GlobalStatusClr, !0b1000);
     assert_eq!(guest.read(Msr::GlobalStatus), 0b1000);
     guest.write(Msr::GlobalStatusSet, u64::MAX);
@@ -234,14 +234,14 @@ fn a_guest_that_never_enables_a_counter_costs_no_call() {
     }
 }
 
-/// Linux's handler for one sample of counter 0 (amd_pmu_handle_irq of arch/x86/events/amd): it stops nothing.
+/// Runs Linux's handler for one sample of counter 0 (amd_pmu_handle_irq of arch/x86/events/amd), which stops nothing.
 fn core_handler(guest: &mut Guest) {
     let count = guest.rdpmc(0, Ring::Kernel, false);
     assert!(matches!(count, Outcome::Value(0..100)), "{count:?}");
     guest.write(Msr::Ctr(0), END - 1000);
 }
 
-/// And with the global registers (amd_pmu_v2_handle_irq).
+/// Runs Linux's handler for the global registers (amd_pmu_v2_handle_irq).
 fn v2_handler(guest: &mut Guest) {
     guest.write(Msr::GlobalCtl, 0);
     let status = guest.read(Msr::GlobalStatus);
@@ -285,7 +285,7 @@ fn a_sample_asks_three_operations_of_the_host() {
     assert_eq!(
         paused,
         Statistics {
-            // RDPMC, and the write, which takes what has been counted since.
+            // RDPMC reads, and so does the write, which takes the count since then.
             reads: 2,
             set_periods: 1,
             ..Statistics::default()

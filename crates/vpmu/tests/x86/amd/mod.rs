@@ -1,4 +1,4 @@
-//! AMD's model.
+//! Tests of AMD's model.
 
 mod behaviour;
 mod model;

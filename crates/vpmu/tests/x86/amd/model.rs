@@ -10,7 +10,7 @@ use vpmu::counter::Policy;
 use vpmu::x86::amd::{Capability, Interface};
 use vpmu::x86::{ArchEvent, PmuConfig};
 
-/// Few counters, so that they meet often; some that do not exist.
+/// Returns one of few counters, so that they meet often, and sometimes one that does not exist.
 fn index() -> impl Strategy<Value = u32> {
     prop_oneof![8 => 0..3_u32, 1 => 3..6_u32]
 }
@@ -89,7 +89,8 @@ fn own() -> BoxedStrategy<Step> {
     .boxed()
 }
 
-/// Counters close to their end, everything enabled: where it gets interesting at once.
+/// Returns steps that set up counters close to their end, with everything enabled. Interesting
+/// cases follow at once.
 fn set_up() -> impl Strategy<Value = Vec<Step>> {
     prop::array::uniform3((control(), counter())).prop_map(|counters| {
         let mut steps = vec![];

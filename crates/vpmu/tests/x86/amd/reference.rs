@@ -12,11 +12,12 @@ const END: u64 = 1 << 48;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
-    /// Counters, and whether they have addresses of the core extension, and the global registers.
+    /// The number of counters, whether they have addresses of the core extension, and whether there are global
+    /// registers.
     count: usize,
     core: bool,
     v2: bool,
-    /// Of cycles, instructions, reference cycles, branches, missed branches: which the host counts.
+    /// Which of cycles, instructions, reference cycles, branches and missed branches the host counts.
     backed: [bool; 5],
     denied: Option<u64>,
     lost: u32,
@@ -28,17 +29,17 @@ pub(crate) struct Reference {
     pmi: bool,
 }
 
-/// Event select and unit mask, as one number: bits 35:32 and 15:0 of PERF_CTL.
+/// Returns event select and unit mask as one number: bits 35:32 and 15:0 of PERF_CTL.
 fn event(control: u64) -> u64 {
     control & 0xf_0000_ffff
 }
 
-/// Bits 35:32 and 7:0: all ones is Merge.
+/// Returns whether the event is Merge: bits 35:32 and 7:0 all ones.
 fn is_merge(control: u64) -> bool {
     control & 0xf_0000_00ff == 0xf_0000_00ff
 }
 
-/// What an MSR is.
+/// The meaning of an MSR.
 enum Place {
     Control(usize),
     Counter(usize),
@@ -75,7 +76,8 @@ impl Reference {
         (1 << self.count) - 1
     }
 
-    /// Whether an enabled Merge in the odd one makes a pair of `n` and its neighbour, or `n` itself has that event.
+    /// Returns whether an enabled Merge in the odd counter makes a pair of `n` and its neighbour, or `n` itself has
+    /// that event.
     fn is_merged(&self, n: usize) -> bool {
         let odd = self.control[n | 1];
         is_merge(self.control[n]) || is_merge(odd) && odd >> 22 & 1 != 0
@@ -99,9 +101,9 @@ impl Reference {
         let level = if ring == Ring::User { 16 } else { 17 };
         control >> 22 & 1 != 0
             && control >> level & 1 != 0
-            // Edges and thresholds: nothing here happens in such a way.
+            // Nothing that happens here satisfies edges or thresholds.
             && control & 0xff84_0000 == 0
-            // 13.2.1: with either bit, only while EFER.SVME is set.
+            // 13.2.1: with either bit, a counter counts only while EFER.SVME is set.
             && control >> 40 & 3 == 0
             && event(control) == wanted
             && self.denied != Some(wanted)
@@ -220,7 +222,7 @@ impl pair::Reference for Reference {
 
     fn addresses() -> Vec<u32> {
         let own = Msr::all().map(Msr::address);
-        // Neighbours: HWCR, a northbridge counter, LBR_SELECT.
+        // These MSRs are neighbours: HWCR, a northbridge counter, LBR_SELECT.
         own.chain([0xc001_0015, 0xc001_0240, 0xc000_010e]).collect()
     }
 }

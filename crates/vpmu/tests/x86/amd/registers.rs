@@ -1,4 +1,4 @@
-//! Every MSR with the bits it has and what an access ends with, interface by interface, after the PPRs' pages of the
+//! Tests of every MSR with its bits and the outcome of an access, interface by interface, after the PPRs' pages of the
 //! registers.
 
 use super::behaviour::Guest;
@@ -9,13 +9,13 @@ use vpmu::x86::amd::Msr;
 
 const ALL: [Interface; 3] = [Legacy, Core, V2];
 
-/// What is at one address: what it reads after reset, and the bits that keep what is written.
+/// The register at one address: the value it reads after reset, and the bits that keep what is written.
 struct Row(u32, u64, u64);
 
 const CONTROL: u64 = 0x0000_030f_ffd7_ffff;
 const COUNTER: u64 = 0x0000_ffff_ffff_ffff;
 
-/// What exists. All else of the PMU's is #GP.
+/// Returns the registers that exist. All other registers of the PMU are #GP.
 fn table(interface: Interface) -> Vec<Row> {
     let mut rows = Vec::new();
     for n in 0..4 {

@@ -1,4 +1,4 @@
-//! A PMU as a value.
+//! Tests of a PMU's state as a value.
 
 use super::behaviour::Guest;
 use crate::support::{END, SAMPLE};
@@ -35,7 +35,7 @@ fn a_sampling_run_goes_on_in_another_process() {
 fn a_pending_interrupt_is_saved() {
     let mut first = sampling();
     first.execute(1000);
-    // The report has not arrived: saving finds the overflow all the same.
+    // The report has not arrived, yet saving finds the overflow.
     let state = first.pmu.save(&mut first.host);
     assert_eq!(state.global_status, 1);
     let mut second = Guest::new(V2);
@@ -76,7 +76,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         let error = RestoreError::Interface { saved: V2, offered };
         assert_eq!(other.pmu.restore(&good, &mut other.host), Err(error));
     }
-    // What an interface does not have is zero in its state.
+    // A register that an interface lacks is zero in its state.
     let mut legacy = Guest::new(Legacy);
     let mut state = legacy.pmu.save(&mut legacy.host);
     state.perf_ctr[4] = 1;

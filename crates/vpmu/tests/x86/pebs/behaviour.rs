@@ -1,4 +1,4 @@
-//! What a guest with PEBS finds, sample by sample. SDM vol. 3B, 20.9.
+//! Tests of the records that a guest with PEBS finds, sample by sample. SDM vol. 3B, 20.9.
 
 use crate::guest::FakeGuest;
 use crate::support::Happening::Cycles;
@@ -21,7 +21,8 @@ fn capability() -> Capability {
     }
 }
 
-/// A guest with a DS save area in RAM, a buffer of 0x800 bytes, and a PMI once it has `threshold` bytes.
+/// Returns a guest with a DS save area in RAM, a buffer of 0x800 bytes, and a PMI once the buffer has `threshold`
+/// bytes.
 fn guest(threshold: u64) -> Guest {
     let mut guest = Guest::with(PmuConfig::new(capability()));
     let mut memory = FakeGuest::new();
@@ -48,7 +49,7 @@ impl Guest {
         self.memory().store(FakeGuest::RAM + offset, value);
     }
 
-    /// General counter 0 writes a record every `period` events.
+    /// Makes general counter 0 write a record every `period` events.
     fn record(&mut self, select: u64, period: u64) {
         self.set_reset(0x40, period);
         self.write(FullWidthPmc(0), END - period);
@@ -84,7 +85,7 @@ fn the_processor_says_that_it_has_pebs() {
 
 #[test]
 fn a_record_has_each_group_where_the_guest_expects_it() {
-    // Groups, size, and where RIP, RAX and XMM1 are.
+    // Each case has groups, a size, and the places of RIP, RAX and XMM1.
     for (groups, size, rip, rax, xmm1) in [
         (0, 32, None, None, None),
         (1, 64, None, None, None),
@@ -146,7 +147,7 @@ fn the_threshold_interrupts_and_the_counter_does_not() {
     guest.write(GlobalOvfCtrl, OVF_BUF);
     assert_eq!(guest.read(GlobalStatus), 0);
 
-    // A guest that has not looked is told again.
+    // A guest that has not looked gets another PMI.
     guest.execute(1000);
     assert!(guest.take_pmi());
     let statistics = guest.pmu.pebs_statistics();
@@ -169,7 +170,7 @@ fn a_late_overflow_keeps_what_is_beyond_its_period() {
     let mut guest = guest(0x800);
     guest.record(COUNT | INSTRUCTIONS, 1000);
     guest.execute(3400);
-    // Nobody reports it: the counter's read finds it.
+    // Nobody reports the overflow, but the counter's read finds it.
     assert_eq!(guest.read(FullWidthPmc(0)), END - 600);
     assert_eq!(
         guest.index(),
@@ -242,7 +243,7 @@ fn linuxs_other_name_for_cycles_counts_cycles() {
     guest.happen(Cycles, Ring::User, 10);
     assert_eq!(guest.read(FullWidthPmc(0)), END - 990);
     assert_eq!(guest.read(FullWidthPmc(1)), 10);
-    // With fewer than 16 it is what the host would have to count, and this one has no instructions.
+    // With a mask below 16 the host would have to count instructions, and this host has none.
     guest.write(PerfEvtSel(0), 0x0fc3_00c0);
     assert_eq!(guest.pmu.statistics().lost, 0, "the host is not asked");
     assert!(!guest.host.running().contains(0));
@@ -353,7 +354,7 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
         let error = refused(change).expect_err("no such bit");
         assert!(matches!(error, RestoreError::Reserved { .. }), "{error:?}");
     }
-    // Written before there was PEBS: its registers are zero.
+    // An old state was written before there was PEBS, so its PEBS registers are zero.
     let old = |state: &mut PmuState| {
         state.layout = PmuState::OLDEST_LAYOUT;
         (state.pebs_enable, state.pebs_data_cfg, state.ds_area) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! PEBS: records of counters that overflow.
+//! Tests of PEBS: records of counters that overflow.
 
 mod behaviour;
 mod model;

@@ -10,7 +10,8 @@ use vpmu::counter::Policy;
 use vpmu::x86::intel::Capability;
 use vpmu::x86::{PmuConfig, pebs};
 
-/// Where the DS save area and records may be: in RAM, at its end, in ROM, nowhere, at the end of the address space.
+/// Returns places for the DS save area and records: in RAM, at its end, in ROM, nowhere, at the end of the address
+/// space.
 fn address() -> impl Strategy<Value = u64> {
     let multiple = |from: u64, to: u64| (from / 8..to / 8).prop_map(|n| n * 8);
     prop_oneof![
@@ -23,7 +24,7 @@ fn address() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// An area that mostly works: its place, and what to do for it.
+/// Returns steps that set up an area that mostly works.
 fn area() -> BoxedStrategy<Vec<Step>> {
     let place = prop_oneof![4 => Just(FakeGuest::RAM), 1 => address()];
     let buffer = prop_oneof![6 => Just(FakeGuest::RAM + 0x100), 1 => address()];
@@ -50,7 +51,7 @@ fn area() -> BoxedStrategy<Vec<Step>> {
         .boxed()
 }
 
-/// Three general and three fixed counters that ask for records soon.
+/// Returns steps that set up three general and three fixed counters that ask for records soon.
 fn counters() -> BoxedStrategy<Vec<Step>> {
     let event = prop::sample::select(vec![0xc0_u64, 0x3c, 0x1080_00c0]);
     let rings = prop::sample::select(vec![0x41_0000_u64, 0x42_0000, 0x43_0000, 0x53_0000]);

@@ -1,4 +1,4 @@
-//! How a [`Pair`](crate::pair::Pair) asks the reference.
+//! Answers the questions of a [`Pair`](crate::pair::Pair) to the reference.
 
 use super::{Reference, Told};
 use crate::pair;
@@ -8,7 +8,7 @@ use vpmu::counter::CounterSet;
 use vpmu::x86::intel::{FIXED, Msr};
 use vpmu::x86::{ArchEvent, Capability, EventFilter, MaskedEvent, Outcome, Ring};
 
-/// The engine's number of a counter in the numbers of the global registers.
+/// Returns the number, in the global registers, of the counter that the engine numbers `n`.
 fn global(n: u8) -> u32 {
     u32::from(if n < FIXED { n } else { n - FIXED + 32 })
 }

@@ -1,5 +1,5 @@
-//! EL0 in AArch32 under an AArch64 EL1: the same PMU by MRC, MCR, MRRC and MCRR, let through or refused by
-//! the same bits of PMUSERENR_EL0 (Arm ARM DDI 0487, chapter G8.4, "Accessing" of each register).
+//! EL0 in AArch32 under an AArch64 EL1: the same PMU by MRC, MCR, MRRC and MCRR. The same bits of PMUSERENR_EL0 permit
+//! or refuse accesses (Arm ARM DDI 0487, chapter G8.4, "Accessing" of each register).
 
 use super::{Context, Test};
 use crate::cell::{self, a32_at_el0};
@@ -43,7 +43,7 @@ fn on_aarch32(test: impl FnOnce() -> Result<(), Failure>) -> Verdict {
 /// QEMU 10.0 has no 64-bit form of PMCCNTR.
 const NO_MRRC: Deviation = Deviation("QEMU: MRRC and MCRR of PMCCNTR are UNDEFINED");
 
-/// `MRC p15, 0, r0, <this>`: CRn, CRm and opc2 are those of the AArch64 register.
+/// Returns `MRC p15, 0, r0, <this>`: CRn, CRm and opc2 are those of the AArch64 register.
 const fn mrc(register: Encoding) -> u32 {
     0xee10_0f10
         | (register.crn() as u32) << 16
@@ -51,7 +51,7 @@ const fn mrc(register: Encoding) -> u32 {
         | register.crm() as u32
 }
 
-/// `MCR p15, 0, r0, <this>`.
+/// Returns `MCR p15, 0, r0, <this>`.
 const fn mcr(register: Encoding) -> u32 {
     mrc(register) & !(1 << 20)
 }
@@ -95,7 +95,7 @@ fn registers(version: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The cycle counter by MRRC and MCRR.
+/// Checks the cycle counter by MRRC and MCRR.
 fn cycle_counter(_: &Context) -> Verdict {
     const MCRR_CLASS: u64 = 0x04;
     if !has_aarch32()? {
@@ -120,7 +120,7 @@ fn cycle_counter(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// An event counter, set up, let count and read from AArch32.
+/// Checks an event counter that AArch32 sets up, lets count and reads.
 fn counter() -> Result<(), Failure> {
     write(PMUSERENR_EL0, EN)?;
     write(PMCR_EL0, 1)?;
@@ -129,7 +129,7 @@ fn counter() -> Result<(), Failure> {
     let set = a32_at_el0(mrc(pmevcntr(0)), 0)?;
     check(format_args!("PMEVCNTR0"), set, 100)?;
     a32_at_el0(mcr(PMCNTENSET_EL0), 1)?;
-    // Each of these counts the few instructions that it is.
+    // Each access takes a few instructions, which count, too.
     for _ in 0..100 {
         a32_at_el0(mrc(PMSELR_EL0), 0)?;
     }
@@ -142,7 +142,8 @@ fn counter() -> Result<(), Failure> {
     )
 }
 
-/// What PMUSERENR does not let through traps to EL1 with the class of the instruction.
+/// Checks that accesses that PMUSERENR does not permit trap to EL1 with the class of the
+/// instruction.
 fn refused() -> Result<(), Failure> {
     const MCR_CLASS: u64 = 0x03;
     for (userenr, instruction, wanted) in [
@@ -163,18 +164,18 @@ fn refused() -> Result<(), Failure> {
     Ok(())
 }
 
-/// An instruction whose condition fails does nothing, whether it is trapped or not.
+/// Checks that an instruction whose condition fails does nothing, whether it is trapped or not.
 fn failed_condition() -> Result<(), Failure> {
     const CONDITION: u32 = 0xf << 28;
     write(PMUSERENR_EL0, EN)?;
     write(PMSELR_EL0, 3)?;
-    // EQ with Z clear, as EL0 is entered.
+    // The condition is EQ, and Z is clear when EL0 is entered.
     let never = mcr(PMSELR_EL0) & !CONDITION;
     a32_at_el0(never, 31)?;
     check(format_args!("PMSELR"), read(PMSELR_EL0)?, 3)
 }
 
-/// EL1's registers are UNDEFINED, whatever PMUSERENR says.
+/// Checks that EL1's registers are UNDEFINED, whatever PMUSERENR says.
 fn not_for_el0() -> Result<(), Failure> {
     write(PMUSERENR_EL0, EN)?;
     for instruction in [

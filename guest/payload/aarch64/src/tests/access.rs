@@ -1,5 +1,5 @@
-//! Which encodings of the PMU's space are registers, and which way they can be
-//! accessed from EL1. All others are UNDEFINED: EC 0 taken to EL1.
+//! The encodings of the PMU's space that are registers, and the directions in
+//! which EL1 can access them. All others are UNDEFINED: EC 0 taken to EL1.
 
 use super::{Context, Test};
 use crate::cell;
@@ -79,7 +79,7 @@ fn unallocated(cx: &Context) -> Verdict {
             }
         }
     }
-    // Between PMEVCNTR30 and PMEVTYPER0.
+    // This encoding lies between PMEVCNTR30 and PMEVTYPER0.
     expect(pmevcntr(31), Access::Read, false)?;
     expect(pmevcntr(31), Access::Write, false)?;
     Ok(Pass::Ok)
@@ -102,7 +102,7 @@ fn selected_beyond(cx: &Context, register: Encoding) -> Verdict {
     Ok(pass)
 }
 
-/// UNDEFINED, with the known deviation.
+/// Checks that an access is UNDEFINED, with the known deviation.
 fn selected(n: u8, register: Encoding) -> Verdict {
     write(PMSELR_EL0, n.into())?;
     let written = cell::write(register, !0);
@@ -120,7 +120,8 @@ fn selected(n: u8, register: Encoding) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Fails unless the access is allowed, or UNDEFINED when it is not to be.
+/// Fails unless the access is permitted as `allowed` says, or otherwise
+/// UNDEFINED.
 fn expect(register: Encoding, access: Access, allowed: bool) -> Result<(), Failure> {
     let result = match access {
         Access::Read => cell::read(register).map(drop),

@@ -1,6 +1,6 @@
-//! Runs that make the interrupt controller write memory: translation tables of the ITS, pending bits
-//! of LPIs. Both are written by physical address (Arm IHI 0069, chapters 5 and 6), past stage 2. The
-//! target is `addr=A`, a monitor's memory; whoever is there must still answer an HVC.
+//! Runs that make the interrupt controller write memory: translation tables of the ITS, and pending bits of LPIs. The
+//! controller writes both by physical address (Arm IHI 0069, chapters 5 and 6), past stage 2. The target is `addr=A`, a
+//! monitor's memory. The hypervisor there must still answer an HVC.
 
 // UNSAFETY: tables that the interrupt controller writes.
 #![expect(unsafe_code, reason = "tables that the controller writes")]
@@ -16,7 +16,7 @@ use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check};
 pub(super) const ITS: &[Test] = &[("attack.its", its)];
 pub(super) const LPI: &[Test] = &[("attack.lpi", lpi)];
 
-/// Where QEMU's `virt` has the ITS, when the tree does not say.
+/// The ITS address of QEMU's `virt`, for a tree that does not give one.
 const VIRT_ITS: u64 = 0x0808_0000;
 
 const GITS_CTLR: u64 = 0x0;
@@ -32,7 +32,7 @@ const MAPD: u64 = 0x08;
 const MAPC: u64 = 0x09;
 const MAPTI: u64 = 0x0a;
 
-/// Bytes that are overwritten: an image's head with its vectors.
+/// Number of overwritten bytes: an image's head with its vectors.
 const LENGTH: u64 = 0x1_0000;
 
 /// Commands that a page holds.
@@ -47,7 +47,7 @@ static QUEUE: Queue = Queue([const { [const { AtomicU64::new(0) }; 4] }; COMMAND
 #[repr(align(65536))]
 struct Memory(UnsafeCell<[u8; 0x1_0000]>);
 
-// SAFETY: only the controller touches it.
+// SAFETY: only the controller touches this memory.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -71,7 +71,7 @@ fn target(cx: &Context) -> Result<u64, Failure> {
         .ok_or_else(|| Failure(Text::new(format_args!("needs addr=ADDRESS"))))
 }
 
-/// Whoever is at EL2 answers that it knows no such function.
+/// Checks that the hypervisor at EL2 answers that it knows no such function.
 fn hypervisor_answers() -> Verdict {
     let answer = psci::hypervisor_call(0xc600_ff00);
     check(format_args!("answer to an HVC"), answer, u64::MAX)?;
@@ -86,8 +86,8 @@ struct Its {
 }
 
 impl Its {
-    /// Starts the ITS with a table (64 KiB) for each kind of its tables; returns it with the bytes
-    /// of a device's entry.
+    /// Starts the ITS with a table (64 KiB) for each kind of its tables. Returns the ITS and the
+    /// bytes of a device's entry.
     fn start(cx: &Context, table: impl Fn(u64) -> u64) -> (Self, u64) {
         let base = cx.machine.its.unwrap_or(VIRT_ITS);
         uart::print(format_args!("payload: the ITS at {base:#x}\n"));
@@ -98,7 +98,7 @@ impl Its {
             let old = read64(register);
             let kind = old >> 56 & 7;
             if kind != 0 {
-                // Pages of 64 KiB, one of them.
+                // The table is one page of 64 KiB.
                 write64(register, VALID | table(kind) | 2 << 8);
             }
             if kind == DEVICES {
@@ -111,7 +111,7 @@ impl Its {
         (Self { base, next: 0 }, entry)
     }
 
-    /// Has a command executed.
+    /// Makes the ITS execute a command.
     fn command(&mut self, words: [u64; 3]) {
         for (place, word) in QUEUE.0[self.next].iter().zip(words) {
             place.store(word, Relaxed);

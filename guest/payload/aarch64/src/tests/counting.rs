@@ -1,8 +1,8 @@
-//! What counters count. Counts fall into three classes: exact ones, those that
-//! must not be zero, and those that nobody can know.
+//! Tests of counts. Counts fall into three classes: exact ones, those that must
+//! not be zero, and those that nobody can know.
 //!
-//! An exact count is taken as the difference of two runs of different length:
-//! what enabling and disabling cost is in both.
+//! An exact count is the difference of two runs of different length. Both runs
+//! include the cost of enabling and disabling.
 
 use super::{Context, Test};
 use crate::encoding::*;
@@ -27,8 +27,8 @@ pub(super) const TESTS: &[Test] = &[
     ("count.chain", chain),
 ];
 
-/// What an event counts in 1,000 rounds of two instructions, one of which is
-/// a taken branch.
+/// The count of an event in 1,000 rounds of two instructions, one of which is a
+/// taken branch.
 enum Class {
     /// Between these, in any implementation.
     Between(u64, u64),
@@ -73,7 +73,7 @@ fn events(cx: &Context) -> Verdict {
         if !cx.pmu.offers(*event) {
             continue;
         }
-        // Counter 0: CHAIN counts on odd ones only.
+        // The test uses counter 0: CHAIN counts on odd counters only.
         let got = cx.pmu.count_rounds(0, (*event).into())?;
         if let Between(least, most) = *class {
             check_range(format_args!("{name}"), got, least, most)?;
@@ -82,7 +82,7 @@ fn events(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// An event whose count is known exactly.
+/// Returns an event whose count is known exactly.
 fn exact_event(cx: &Context) -> Option<u64> {
     (cx.pmu.offers(event::INST_RETIRED) && cx.pmu.counters > 0)
         .then_some(event::INST_RETIRED.into())
@@ -143,7 +143,7 @@ fn every_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// All counters at once, enabled by one write, count the same.
+/// Checks that all counters, enabled at once by one write, count the same.
 fn together(cx: &Context) -> Verdict {
     let Some(event) = exact_event(cx) else {
         return Ok(NO_EXACT);
@@ -184,7 +184,7 @@ fn globally_disabled(cx: &Context) -> Verdict {
     for n in (0..cx.pmu.counters).chain([CYCLE]) {
         check(format_args!("counter {n}"), cx.pmu.value(n)?, 5)?;
     }
-    // Enabled by PMCR.E, stopped by it again.
+    // PMCR.E enables the counters here, and stops them again.
     write(PMCNTENSET_EL0, !0)?;
     write(PMCR_EL0, PMCR_E)?;
     loops::spin(1_000);
@@ -200,7 +200,7 @@ fn globally_disabled(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMCR.D counts every 64th cycle, unless LC is set.
+/// Checks that PMCR.D counts every 64th cycle, unless LC is set.
 fn divided_cycles(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_D)?;
     if read(PMCR_EL0)? & PMCR_D == 0 {
@@ -225,7 +225,7 @@ fn divided_cycles(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A write to a running counter counts on from the value written.
+/// Checks that a running counter goes on from the value written to it.
 fn rewrite_running(cx: &Context) -> Verdict {
     let Some(event) = exact_event(cx) else {
         return Ok(NO_EXACT);
@@ -247,8 +247,8 @@ fn rewrite_running(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A new event for a running counter: the value stays, and grows by the new
-/// event only.
+/// Checks a new event for a running counter: the value stays, and grows by the
+/// new event only.
 fn event_change(cx: &Context) -> Verdict {
     let Some(event) = exact_event(cx) else {
         return Ok(NO_EXACT);
@@ -274,7 +274,7 @@ fn event_change(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A common event that PMCEID does not offer counts nothing.
+/// Checks that a common event that PMCEID does not offer counts nothing.
 fn unoffered_event(cx: &Context) -> Verdict {
     let Some(event) = (0..0x40).find(|&event| !cx.pmu.offers(event)) else {
         return Ok(Pass::Skip("all common events are offered"));
@@ -306,8 +306,8 @@ fn software_increment(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMSWINC moves no counter of another event, no disabled one, and none at
-/// all while PMCR.E is 0.
+/// Checks that PMSWINC moves no counter of another event, no disabled one, and
+/// none at all while PMCR.E is 0.
 fn software_increment_others(cx: &Context) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));
@@ -332,7 +332,7 @@ fn software_increment_others(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// CHAIN counts the overflows of the even counter below.
+/// Checks that CHAIN counts the overflows of the even counter below.
 fn chain(cx: &Context) -> Verdict {
     if !cx.pmu.offers(event::CHAIN) {
         return Ok(Pass::Skip("CHAIN is not offered"));
@@ -341,7 +341,8 @@ fn chain(cx: &Context) -> Verdict {
         return Ok(Pass::Skip("fewer than two event counters"));
     }
     write(PMCR_EL0, PMCR_E)?;
-    // By software: 0xffff_fffe, then overflow from -1 to 0, then from 0.
+    // Software increments take the counter to 0xffff_fffe, then over from -1 to
+    // 0, then on from 0.
     cx.pmu.set_up(0, event::SW_INCR.into(), 0xffff_fffe)?;
     cx.pmu.set_up(1, event::CHAIN.into(), 0)?;
     write(PMCNTENSET_EL0, 3)?;
@@ -360,7 +361,7 @@ fn chain(cx: &Context) -> Verdict {
     cx.pmu.set_up(1, event::CHAIN.into(), 0xffff_ffff)?;
     write(PMSWINC_EL0, 1)?;
     check(format_args!("flags of both"), read(PMOVSSET_EL0)?, 3)?;
-    // By a counted event.
+    // A counted event does the same.
     let Some(event) = exact_event(cx) else {
         return Ok(Pass::Ok);
     };

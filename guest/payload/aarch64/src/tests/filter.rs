@@ -1,4 +1,4 @@
-//! Filter bits: at which exception levels a counter counts.
+//! Filter bits, which select the exception levels at which a counter counts.
 
 use super::{Context, Test};
 use crate::encoding::*;
@@ -21,8 +21,8 @@ pub(super) const TESTS: &[Test] = &[
 /// Whether EL1 and EL0 are counted.
 type Counted = (bool, bool);
 
-/// Filter bits; what is counted without EL3 (where NSK and NSU are RES0), and
-/// with it, in the non-secure state.
+/// Filter bits, with the counted levels without EL3 (where NSK and NSU are
+/// RES0), and with EL3, in the non-secure state.
 const FILTERS: &[(u64, Counted, Counted)] = &[
     (0, (true, true), (true, true)),
     (FILTER_P, (false, true), (false, true)),
@@ -81,7 +81,7 @@ fn each_filter(
     Ok(Pass::Ok)
 }
 
-/// SW_INCR is an event like others: not counted where it is filtered.
+/// Checks that SW_INCR is an event like others: a filter excludes it, too.
 fn software_increment(cx: &Context) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));
@@ -100,8 +100,9 @@ fn software_increment(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What a monitor at EL2 does on the guest's behalf is not counted, even with
-/// NSH: calls to it cost the guest one instruction each (and the loop around).
+/// Checks that a monitor's work at EL2 on the guest's behalf is not counted,
+/// even with NSH. Calls to the monitor cost the guest one instruction each (and
+/// the loop around).
 fn el2_is_not_counted(cx: &Context) -> Verdict {
     if !cx.pmu.offers(event::INST_RETIRED) || cx.pmu.counters == 0 {
         return Ok(Pass::Skip("INST_RETIRED is not offered"));
@@ -109,7 +110,7 @@ fn el2_is_not_counted(cx: &Context) -> Verdict {
     calls_cost_the_same_with_nsh(cx, 0, event::INST_RETIRED.into())
 }
 
-/// Cycles of EL2 are not counted either.
+/// Checks that cycles of EL2 are not counted either.
 fn cycles_of_el2_are_not_counted(cx: &Context) -> Verdict {
     calls_cost_the_same_with_nsh(cx, CYCLE, 0)
 }
@@ -137,8 +138,8 @@ fn calls_cost_the_same_with_nsh(cx: &Context, n: u8, event: u64) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A filter written to a running counter holds at once, and the count so far
-/// stays.
+/// Checks that a filter written to a running counter holds at once, and the
+/// count so far stays.
 fn change_running(cx: &Context) -> Verdict {
     cx.pmu.set_up(CYCLE, 0, 0)?;
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;

@@ -25,7 +25,7 @@ const OFF: i64 = 1;
 /// An affinity that no CPU has.
 const NOBODY: u64 = 0xab_00cd_ef00;
 
-/// Fails unless a call gave `want`.
+/// Fails unless a call returned `want`.
 fn gives(what: &str, got: i64, want: i64) -> Result<(), vpmu_payload_harness::Failure> {
     // Functions of 32 bits give errors in the lower half only.
     let low = |value: i64| value as u64 & 0xffff_ffff;
@@ -89,7 +89,7 @@ fn other_cpus(cx: &Context) -> Verdict {
             psci::cpu_on(cpu, entry::secondary_address(), index as u64),
             0,
         )?;
-        // Halted, so that its instructions are not counted as the other's.
+        // This CPU halts, so that its instructions do not count as the other's.
         let mut answered = 0;
         while percpu::this().taken(DONE) == 0 {
             wait_for_interrupt();
@@ -117,7 +117,7 @@ fn other_cpus(cx: &Context) -> Verdict {
         }
         gives("AFFINITY_INFO after CPU_OFF", psci::affinity_info(cpu), OFF)?;
     }
-    // Nothing was sent anywhere else.
+    // Nothing was sent to any other CPU.
     check(format_args!("waits"), gic::interrupt_waits().into(), 0)?;
     Ok(Pass::Ok)
 }

@@ -1,9 +1,9 @@
-//! Accesses to the redistributor that try to switch off what a monitor below needs there: its
-//! maintenance interrupt, and the PMU's when it emulates one. After each, more interrupts than list
-//! registers and the PMU's must still arrive.
+//! Accesses to the redistributor that try to switch off the interrupts that a monitor below needs
+//! there: its maintenance interrupt, and the PMU's interrupt when the monitor emulates a PMU. After
+//! each access, more interrupts than list registers and the PMU's must still arrive.
 //!
-//! On a machine without a monitor the same accesses do what the GIC does with them, nothing or an
-//! abort; the tests then enable what they use, as the architecture allows.
+//! On a machine without a monitor, the GIC answers the same accesses with nothing or an abort. The
+//! tests then enable the interrupts that they use, as the architecture allows.
 
 use super::{Context, Test, interrupt, sgi};
 use crate::gic::PRIORITY;
@@ -28,14 +28,14 @@ const INMIR0: u64 = 0xf80;
 /// The maintenance interrupt that Arm's Base System Architecture recommends, on every machine tried.
 const MAINTENANCE: u32 = 25;
 
-/// Interrupts still come: sixteen at once, and the PMU's.
+/// Checks that interrupts still come: sixteen at once, and the PMU's.
 fn alive(cx: &Context) -> Verdict {
     sgi::many(cx)?;
     crate::percpu::this().reset();
     interrupt::delivered(cx)
 }
 
-/// Stores that begin within and before the register, each touching some of its bytes.
+/// Stores to addresses within and before the register, each store touching some of its bytes.
 fn unaligned(cx: &Context) -> Verdict {
     normal::mapped(|| {
         for register in [ICENABLER0, ICPENDR0, ICACTIVER0] {
@@ -45,7 +45,7 @@ fn unaligned(cx: &Context) -> Verdict {
                         .gic
                         .private()
                         .wrapping_add_signed(register as i64 + first);
-                    // A fault is an answer as good as any.
+                    // A fault is as good an answer as any.
                     if !address.is_multiple_of(bytes.into()) {
                         normal::store_ones(address, bytes);
                     }
@@ -64,13 +64,13 @@ fn widths(cx: &Context) -> Verdict {
                 normal::store_ones(cx.gic.private() + register + part, bytes);
             }
         }
-        // The doubleword whose upper half is the register before.
+        // This doubleword has the previous register as its upper half.
         normal::store_ones(cx.gic.private() + register - 8, 8);
     }
     alive(cx)
 }
 
-/// The least urgent priority for every PPI, byte by byte and word by word.
+/// Writes the least urgent priority for every PPI, byte by byte and word by word.
 fn priorities(cx: &Context) -> Verdict {
     for bytes in [1, 4, 8] {
         for intid in (16..32).step_by(bytes.into()) {
@@ -83,7 +83,7 @@ fn priorities(cx: &Context) -> Verdict {
             4,
         );
     })?;
-    // Its own the guest sets as it pleases.
+    // The guest sets its own priorities as it pleases.
     for intid in 16..32 {
         if intid != MAINTENANCE {
             cx.gic.set_priority(intid, PRIORITY);
@@ -92,7 +92,7 @@ fn priorities(cx: &Context) -> Verdict {
     alive(cx)
 }
 
-/// The maintenance interrupt made an edge, a group 0 interrupt and a non-maskable one.
+/// Makes the maintenance interrupt an edge, a group 0 interrupt and a non-maskable one.
 fn configuration(cx: &Context) -> Verdict {
     let bit = 1 << MAINTENANCE;
     cx.gic

@@ -1,7 +1,7 @@
-//! Every system register encoding with op0 = 3, read and written with several
-//! patterns. Each gives a value, or an exception that EL1 can take from its own
-//! instruction: never a dead machine. Which ones can be read and written is
-//! printed, to be compared between machines.
+//! Reads and writes every system register encoding with op0 = 3 with several
+//! patterns. Each access gives a value, or an exception that EL1 can take from
+//! its own instruction, but never a dead machine. The test prints the registers
+//! that can be read and written, for comparison between machines.
 
 use super::{Context, Test};
 use crate::encoding::*;
@@ -17,7 +17,8 @@ const PATTERNS: [u64; 4] = [0, !0, 0x5555_5555_5555_5555, 0xaaaa_aaaa_aaaa_aaaa]
 /// floating point, system register, SVE, SME.
 const CLASSES: [u64; 5] = [0x00, 0x07, 0x18, 0x19, 0x1d];
 
-/// Not written, because the program itself would go down: (op1, CRn), why.
+/// Registers that the test does not write, because the program itself would go
+/// down: (op1, CRn), why.
 const NOT_WRITTEN: &[(u16, u16, &str)] = &[
     (0, 1, "SCTLR_EL1, ACTLR_EL1, CPACR_EL1 and the like"),
     (0, 2, "translation tables, pointer authentication keys"),
@@ -27,13 +28,14 @@ const NOT_WRITTEN: &[(u16, u16, &str)] = &[
     (3, 4, "PSTATE fields"),
 ];
 
-/// CRn whose registers are whatever the CPU's maker wants.
+/// Values of CRn whose registers the CPU's maker defines.
 const IMPLEMENTATION_DEFINED: [u16; 2] = [11, 15];
 
 fn read_all(_: &Context) -> Verdict {
     let mut values = 0;
     for register in registers() {
-        // One acknowledges an interrupt; harmless, none is pending.
+        // One of these reads acknowledges an interrupt. That is harmless,
+        // because none is pending.
         if accepted(register, Access::Read, cell::read(register))?.is_some() {
             values += 1;
             uart::print(format_args!("payload: readable {register}\n"));
@@ -84,7 +86,7 @@ fn registers() -> impl Iterator<Item = Encoding> {
     (0..Encoding::OP0_3).map(Encoding::nth_op0_3)
 }
 
-/// The value, `None` for an exception that is allowed, or the failure.
+/// Returns the value, `None` for an allowed exception, or the failure.
 fn accepted<T>(
     register: Encoding,
     access: Access,

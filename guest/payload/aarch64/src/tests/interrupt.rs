@@ -41,25 +41,25 @@ const E_LEAVES_LINE: Deviation = Deviation(
     "QEMU: PMCR.E = 0 does not drop the interrupt line until the next write to PMOVS or PMINTEN",
 );
 
-/// QEMU (10.0, `pmevcntr_op_finish`) sets its timer one event early, finds no
-/// overflow when it fires, and sets none for the event that is left; and none
-/// for a counter at exactly 0.
+/// QEMU (10.0, `pmevcntr_op_finish`) sets its timer one event early. The timer
+/// finds no overflow when it fires, and QEMU sets no timer for the event that
+/// is left. QEMU sets none for a counter at exactly 0 either.
 const OVERFLOW_LATE: Deviation = Deviation(
     "QEMU: an overflow is not seen until something touches the PMU or changes the exception level",
 );
 
 /// A level that drops before the CPU takes it may already have been taken on
-/// the guest's behalf. The GIC promises only that the drop is seen in finite
-/// time, and drivers cope (they find no flag and return).
+/// the guest's behalf. The GIC only promises to see the drop in finite time,
+/// and drivers cope (they find no flag and return).
 const TAKEN_ON_BEHALF: Deviation =
     Deviation("the interrupt, dropped before it was taken, still comes once");
 
-/// `-events` for a cycle counter of 64 bits.
+/// Returns `-events` for a cycle counter of 64 bits.
 pub(super) const fn minus(events: u64) -> u64 {
     events.wrapping_neg()
 }
 
-/// The cycle counter overflows after `cycles`; its interrupt is on.
+/// Makes the cycle counter overflow after `cycles`, with its interrupt on.
 pub(super) fn arm(cx: &Context, cycles: u64) -> Result<(), Failure> {
     cx.gic.enable(cx.machine.pmi);
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
@@ -72,7 +72,7 @@ fn taken(cx: &Context) -> u64 {
     percpu::this().taken(cx.machine.pmi)
 }
 
-/// One interrupt, one flag, and nothing else.
+/// Checks that there was one interrupt, one flag, and nothing else.
 pub(super) fn expect_one(cx: &Context, n: u8) -> Result<(), Failure> {
     check(format_args!("interrupts"), taken(cx), 1)?;
     check(
@@ -120,7 +120,8 @@ fn event_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The counter overflows at EL0; the interrupt is taken when EL1 unmasks.
+/// Checks a counter that overflows at EL0: the interrupt is taken when EL1
+/// unmasks.
 fn at_el0(cx: &Context) -> Verdict {
     arm(cx, 100_000)?;
     loops::spin_at_el0(1_000_000)?;
@@ -130,7 +131,7 @@ fn at_el0(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Every counter can interrupt; only its own enable lets it.
+/// Checks that every counter can interrupt, and only with its own enable.
 fn every_counter(cx: &Context) -> Verdict {
     let mut pass = Pass::Ok;
     cx.gic.enable(cx.machine.pmi);
@@ -149,8 +150,8 @@ fn every_counter(cx: &Context) -> Verdict {
     Ok(pass)
 }
 
-/// Runs until counter `n` must have interrupted, touching nothing. Where that
-/// is not enough, touches it.
+/// Runs until counter `n` must have interrupted, without touching it. If that
+/// is not enough, the function touches the counter.
 fn spin_to_overflow(cx: &Context, n: u8) -> Verdict {
     let before = taken(cx);
     interruptible(|| spin(500_000));
@@ -177,7 +178,7 @@ fn software_increment(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A flag set by software interrupts like any other.
+/// Checks that a flag set by software interrupts like any other.
 fn flag_by_software(cx: &Context) -> Verdict {
     cx.gic.enable(cx.machine.pmi);
     write(PMCR_EL0, PMCR_E)?;
@@ -197,7 +198,8 @@ fn not_enabled(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Enabling the interrupt of a counter that has overflowed raises it.
+/// Checks that enabling the interrupt of a counter that has overflowed raises
+/// it.
 fn enabled_late(cx: &Context) -> Verdict {
     not_enabled(cx)?;
     write(PMINTENSET_EL1, 1 << CYCLE)?;
@@ -206,7 +208,8 @@ fn enabled_late(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// No interrupt while PMCR.E is 0, although flag and enable are set.
+/// Checks that no interrupt comes while PMCR.E is 0, although flag and enable
+/// are set.
 fn globally_off(cx: &Context) -> Verdict {
     cx.gic.enable(cx.machine.pmi);
     write(PMINTENSET_EL1, 1 << CYCLE)?;
@@ -218,7 +221,7 @@ fn globally_off(cx: &Context) -> Verdict {
         0,
     )?;
     write(PMOVSCLR_EL0, 1 << CYCLE)?;
-    // E set, the line high, E clear again: all while masked.
+    // E is set, the line goes high, and E is cleared again, all while masked.
     write(PMCR_EL0, PMCR_E)?;
     write(PMOVSSET_EL0, 1 << CYCLE)?;
     check(
@@ -239,7 +242,7 @@ fn globally_off(cx: &Context) -> Verdict {
     Ok(first)
 }
 
-/// An overflow while interrupts are masked waits, and comes once.
+/// Checks that an overflow while interrupts are masked waits, and comes once.
 fn pending_while_masked(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     check(
@@ -265,7 +268,7 @@ fn pending_while_masked(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The flag cleared while masked takes the interrupt back.
+/// Checks that clearing the flag while masked takes the interrupt back.
 fn dropped_while_masked(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     spin(100_000);
@@ -274,7 +277,7 @@ fn dropped_while_masked(cx: &Context) -> Verdict {
     expect_dropped(cx)
 }
 
-/// So does disabling its interrupt.
+/// Checks that disabling the counter's interrupt takes the interrupt back.
 fn dropped_by_pminten(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     spin(100_000);
@@ -296,7 +299,7 @@ fn expect_dropped(cx: &Context) -> Verdict {
     )
 }
 
-/// The handler that leaves the line high is entered again.
+/// Checks that a handler that leaves the line high is entered again.
 fn fires_again(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     percpu::this().set_pmi_action(PmiAction::KeepOnce);
@@ -311,7 +314,7 @@ fn fires_again(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Two counters that overflowed while masked are one interrupt.
+/// Checks that two counters that overflowed while masked are one interrupt.
 fn one_for_two(cx: &Context) -> Verdict {
     if cx.pmu.counters == 0 {
         return Ok(Pass::Skip("no event counter"));
@@ -332,7 +335,7 @@ fn one_for_two(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Overflow, handle, rewrite: a sampling profiler's life.
+/// Checks the life of a sampling profiler: overflow, handle, rewrite.
 fn repeated(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     for count in 1..=20 {
@@ -343,8 +346,9 @@ fn repeated(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that nobody rewrites interrupts again after 2^32 events. Too long
-/// to spin; only where cycles go on in WFI.
+/// Checks that a counter that nobody rewrites interrupts again after 2^32
+/// events. Spinning would take too long, so the test runs only where cycles go
+/// on in WFI.
 fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     if n != CYCLE && cx.pmu.counters <= n {
         return Ok(Pass::Skip("no event counter"));
@@ -365,7 +369,7 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     gic::start_timer(second / 100);
     wait_for_interrupt();
     gic::stop_timer();
-    // In 10 ms; then 2^32 of them take 20 s at most.
+    // The first count takes 10 ms. At this rate, 2^32 cycles take 20 s at most.
     if cx.pmu.value(n)? < 2_500_000 {
         return Ok(Pass::Skip("cycles stand still in WFI"));
     }
@@ -376,8 +380,9 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     write(PMINTENSET_EL1, 1 << n)?;
     let pass = spin_to_overflow(cx, n)?;
     check(format_args!("first"), taken(cx), 1)?;
-    // With ticks, as an operating system has them: a way out, should the
-    // second not come, and enough for a machine that is late without them.
+    // The timer ticks as under an operating system. The ticks end the wait if
+    // the second interrupt does not come, and suffice for a machine that would
+    // be late without them.
     for _ in 0..250 {
         gic::start_timer(second / 10);
         wait_for_interrupt();
@@ -391,8 +396,8 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     Ok(pass)
 }
 
-/// The same with interrupts ended in two steps (EOIR drops the priority, DIR
-/// deactivates).
+/// Checks the same with interrupts ended in two steps (EOIR drops the priority,
+/// DIR deactivates).
 fn split_end(cx: &Context) -> Verdict {
     gic::set_split_end(true);
     arm(cx, 10_000)?;

@@ -1,5 +1,5 @@
-//! The RAM that the device tree promises: small kernels and test programs refuse RAM in pieces, and expect
-//! to be loaded near its beginning.
+//! The RAM that the device tree promises. Small kernels and test programs refuse RAM in pieces, and expect to be loaded
+//! near its beginning.
 
 use super::{Context, Test};
 use crate::entry;
@@ -36,7 +36,7 @@ fn one_piece(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The first and the last word can be written.
+/// Checks that the first and the last word can be written.
 fn both_ends(cx: &Context) -> Verdict {
     for address in [cx.machine.ram.start, cx.machine.ram.end - 4] {
         let old = read32(address);

@@ -1,5 +1,5 @@
-//! Registers of which a hypervisor may trap some and leave others to the hardware: what was written by one
-//! way is there by the other, and stays where it changes between the two.
+//! Registers of which a hypervisor may trap some and leave others to the hardware. A value written by one way must be
+//! there by the other, and must stay when the way changes.
 
 use super::interrupt::expect_one;
 use super::{Context, Test};
@@ -45,10 +45,10 @@ pub(super) const TESTS: &[Test] = &[
 
 const LOW: u64 = 0xffff_ffff;
 
-/// What `keeps_all` selects: a counter that need not exist.
+/// The selection in `keeps_all`: a counter that need not exist.
 const SELECTION: u64 = 9;
 
-/// Clearing one flag leaves the other, which came without an interrupt.
+/// Checks that clearing one flag leaves the other, which came without an interrupt.
 fn one_flag_of_two(cx: &Context) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));
@@ -67,8 +67,8 @@ fn one_flag_of_two(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The flag of a counter that has counted with its interrupt on, set by software when it counts no more: one
-/// interrupt, and whoever runs below takes none for ever.
+/// Checks the flag of a stopped counter. The counter counted with its interrupt on, and software sets the flag
+/// afterwards. One interrupt must come, and the hypervisor below must not take interrupts for ever.
 fn flag_of_a_stopped_counter(cx: &Context) -> Verdict {
     cx.gic.enable(cx.machine.pmi);
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
@@ -86,7 +86,7 @@ fn flag_of_a_stopped_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The flag stays set all the time; the line follows the enable, down and up again.
+/// Checks that the flag stays set all the time, and that the line follows the enable, down and up again.
 fn line_by_pminten(cx: &Context) -> Verdict {
     cx.gic.enable(cx.machine.pmi);
     write(PMCR_EL0, PMCR_E)?;
@@ -104,7 +104,7 @@ fn line_by_pminten(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMCR_EL0.P and C set counters to zero, and nothing else.
+/// Checks that PMCR_EL0.P and C set counters to zero, and change nothing else.
 fn reset_keeps_flags(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     cx.pmu.set_up(CYCLE, 0, LOW)?;
@@ -120,7 +120,7 @@ fn reset_keeps_flags(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Software increments go on from what was written, and set their own flag only.
+/// Checks that software increments go on from the written value, and set only their own flag.
 fn increment_between_writes(cx: &Context) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));
@@ -143,7 +143,7 @@ fn increment_between_writes(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter overflows at the width that PMCR_EL0 says when it gets there.
+/// Checks that a counter overflows at the width that PMCR_EL0 gives at that moment.
 fn width_while_counting(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E | PMCR_LC)?;
     cx.pmu.set_up(CYCLE, 0, LOW)?;
@@ -173,7 +173,8 @@ fn width_while_counting(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Values, flags, enables, selection and permissions are the same after `change`, and the cycle counter goes on.
+/// Checks that values, flags, enables, selection and permissions are the same after `change`, and that the cycle
+/// counter goes on.
 fn keeps_all(cx: &Context, change: fn() -> Result<(), Failure>) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));

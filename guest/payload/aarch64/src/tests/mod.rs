@@ -36,7 +36,7 @@ mod stray;
 mod user;
 mod wfi;
 
-/// What a test works with.
+/// The values with which a test works.
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     machine: &'static Machine<'static>,
@@ -44,11 +44,11 @@ pub(crate) struct Context {
     gic: Gic,
 }
 
-/// A test's name and what it does. It finds the PMU reset and all interrupts
+/// A test's name and function. The test finds the PMU reset and all interrupts
 /// disabled and masked, and need not clean up.
 type Test = (&'static str, fn(&Context) -> Verdict);
 
-/// Run on every CPU.
+/// Tests that run on every CPU.
 const EVERY_CPU: &[&[Test]] = &[
     register::TESTS,
     offer::TESTS,
@@ -65,10 +65,10 @@ const EVERY_CPU: &[&[Test]] = &[
     frame::TESTS,
 ];
 
-/// Run on the others, which the boot CPU answers.
+/// Tests that run on the other CPUs, and that the boot CPU answers.
 const OTHER_CPUS: &[&[Test]] = &[sgi::ANSWERED];
 
-/// Run on the boot CPU; they start the others.
+/// Tests that run on the boot CPU. They start the others.
 const BOOT_CPU: &[&[Test]] = &[memory::TESTS, firmware::TESTS, pending::BOOT_CPU];
 
 static MACHINE: AtomicPtr<Machine<'static>> = AtomicPtr::new(ptr::null_mut());
@@ -78,10 +78,11 @@ static TALLY: Tally = Tally::new();
 pub(crate) const DONE: u32 = 15;
 /// SGI by which a CPU asks the boot CPU for SGIs.
 pub(crate) const ASK: u32 = 14;
-/// The SGIs that it then sends: more than a monitor has list registers.
+/// Number of SGIs that the boot CPU then sends: more than a monitor has list
+/// registers.
 pub(crate) const ANSWERS: u32 = 14;
 
-/// Runs what the command line asks for, on the boot CPU.
+/// Runs the tests that the command line selects, on the boot CPU.
 pub(crate) fn run(mut machine: Machine<'static>) {
     MACHINE.store(&raw mut machine, Relaxed);
     let arguments = BootArgs::parse(machine.bootargs);
@@ -120,15 +121,15 @@ fn run_lists(lists: &[&[Test]], cpu: usize) {
     for (name, test) in lists.iter().copied().flatten() {
         if arguments.selects(name) {
             let verdict = prepare(machine).and_then(|context| test(&context));
-            // The UART takes everything.
+            // The UART accepts every byte.
             let _ = TALLY.record(&mut uart::Uart, (cpu, name), &verdict, arguments.strict);
         }
     }
-    // Nothing of the last test must disturb what follows.
+    // The last test's leftovers must not disturb the following work.
     let _ = prepare(machine);
 }
 
-/// What every test finds.
+/// Prepares the state that every test finds.
 fn prepare(machine: &'static Machine<'static>) -> Result<Context, Failure> {
     let pmu = Pmu::identify()?;
     pmu.reset()?;

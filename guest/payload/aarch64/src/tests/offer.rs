@@ -1,5 +1,5 @@
-//! What the ID registers offer: a feature whose field says that it is not there has no registers, and what is
-//! there for a hypervisor only is not offered to a guest of one.
+//! The offer of the ID registers. A feature whose field says that it is missing has no registers, and a hypervisor's
+//! own features are not offered to its guest.
 
 use super::{Context, Test};
 use crate::cell;
@@ -14,7 +14,7 @@ pub(super) const TESTS: &[Test] = &[
     ("offer.pmu_agrees", pmu_agrees),
 ];
 
-/// A feature: the ID register and the place of its field, the least value that offers the register.
+/// A feature: the ID register, the place of its field, and the least value that offers the register.
 const FEATURES: &[(&str, Encoding, u32, u64, Encoding)] = &[
     ("SPE", ID_AA64DFR0_EL1, 32, 1, Encoding::op0_3(0, 9, 9, 0)),
     ("TRBE", ID_AA64DFR0_EL1, 44, 1, Encoding::op0_3(0, 9, 11, 0)),
@@ -43,7 +43,7 @@ fn absent_is_undefined(_: &Context) -> Verdict {
         if cell::read(id)? >> shift & 0xf >= least {
             continue;
         }
-        // Of ALLINT, only writes can be kept from a guest.
+        // A hypervisor can keep only writes of ALLINT from a guest.
         let got = if name == "NMI" {
             cell::write(register, 0)
         } else {
@@ -58,7 +58,7 @@ fn absent_is_undefined(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// ID registers cannot be written.
+/// Checks that ID registers cannot be written.
 fn read_only(_: &Context) -> Verdict {
     for crm in 1..8 {
         for op2 in 0..8 {
@@ -76,14 +76,14 @@ fn read_only(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The AArch32 view says the same of the PMU as the AArch64 view, where there is an AArch32.
+/// Checks that the AArch32 view of the PMU agrees with the AArch64 view, where there is an AArch32.
 fn pmu_agrees(cx: &Context) -> Verdict {
     const AARCH32: u64 = 2;
     if cell::read(ID_AA64PFR0_EL1)? & 0xf != AARCH32 {
         return Ok(Pass::Skip("no AArch32"));
     }
     let aarch32 = cell::read(Encoding::op0_3(0, 0, 1, 2))? >> 24 & 0xf;
-    // PMUv3 is 1 in the one and 3 in the other; the later ones have the same number.
+    // PMUv3 is 1 in one view and 3 in the other. Later versions have the same number in both.
     let wanted = if cx.pmu.version == 1 {
         3
     } else {

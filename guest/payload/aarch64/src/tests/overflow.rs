@@ -22,12 +22,13 @@ pub(super) const TESTS: &[Test] = &[
 
 const LOW: u64 = 0xffff_ffff;
 
-/// `-events` as a counter value of 32 bits.
+/// Returns `-events` as a counter value of 32 bits.
 const fn minus(events: u64) -> u64 {
     events.wrapping_neg() & LOW
 }
 
-/// The event that overflow tests count: exact where there is one.
+/// Returns the event that overflow tests count, an exact one where there is
+/// one.
 fn event(cx: &Context) -> u64 {
     if cx.pmu.offers(event::INST_RETIRED) {
         event::INST_RETIRED.into()
@@ -97,7 +98,7 @@ fn disabled(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each counter sets its own flag.
+/// Checks that each counter sets its own flag.
 fn every_counter(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     for n in (0..cx.pmu.counters).chain([CYCLE]) {
@@ -110,7 +111,7 @@ fn every_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// With PMCR.LP, event counters overflow at 64 bits only.
+/// Checks that with PMCR.LP, event counters overflow at 64 bits only.
 fn long_event_counter(cx: &Context) -> Verdict {
     if !cx.pmu.long_counters() || cx.pmu.counters == 0 {
         return Ok(Pass::Skip("needs PMUv3p5 and an event counter"));
@@ -124,7 +125,7 @@ fn long_event_counter(cx: &Context) -> Verdict {
     loops::counted(1, 10_000);
     check(format_args!("flags at 64 bits"), read(PMOVSSET_EL0)?, 1)?;
     check_range(format_args!("value"), cx.pmu.value(0)?, 100, 10_000_000)?;
-    // LP is not for the cycle counter.
+    // LP does not apply to the cycle counter.
     cx.pmu.set_up(CYCLE, 0, minus(100))?;
     write(PMOVSCLR_EL0, !0)?;
     if read(PMCR_EL0)? & PMCR_LC == 0 {
@@ -138,7 +139,8 @@ fn long_event_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMCR.LC does for the cycle counter what LP does for the others.
+/// Checks that PMCR.LC has the effect on the cycle counter that LP has on the
+/// others.
 fn long_cycle_counter(cx: &Context) -> Verdict {
     write(PMCR_EL0, PMCR_E)?;
     if read(PMCR_EL0)? & PMCR_LC == 0 {
@@ -208,7 +210,7 @@ fn software_increment(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMOVSCLR clears what is written as one, and nothing else.
+/// Checks that PMOVSCLR clears the bits that are written as one, and no others.
 fn flags_clear(cx: &Context) -> Verdict {
     if cx.pmu.counters < 2 {
         return Ok(Pass::Skip("fewer than two event counters"));
@@ -234,7 +236,7 @@ fn flags_clear(cx: &Context) -> Verdict {
         read(PMOVSSET_EL0)?,
         1,
     )?;
-    // A flag stays although the counter is written.
+    // A flag stays when its counter is written.
     write(pmevcntr(0), 0)?;
     check(
         format_args!("after a counter write"),
@@ -244,7 +246,7 @@ fn flags_clear(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Overflow after overflow: a flag cleared is set again.
+/// Checks overflow after overflow: a flag that was cleared is set again.
 fn second(cx: &Context) -> Verdict {
     if cx.pmu.counters == 0 {
         return Ok(Pass::Skip("no event counter"));
@@ -265,7 +267,7 @@ fn second(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The counter counts on through its overflow, exactly.
+/// Checks that the counter goes on through its overflow, exactly.
 fn goes_on(cx: &Context) -> Verdict {
     if !cx.pmu.offers(event::INST_RETIRED) || cx.pmu.counters < 2 {
         return Ok(Pass::Skip("INST_RETIRED is not offered"));

@@ -1,5 +1,5 @@
-//! Interrupts that stay pending for long: more of them than any processor has list registers, and some that
-//! a CPU leaves behind when it goes off. Whoever takes them on the guest's behalf must lose none.
+//! Interrupts that stay pending for long: more of them than any processor has list registers, and some that a CPU
+//! leaves behind when it goes off. Whoever takes them on the guest's behalf must lose none.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -23,24 +23,24 @@ pub(super) const TESTS: &[Test] = &[
     ("pending.urgent_when_full", urgent_when_full),
 ];
 
-/// For the boot CPU, which starts another.
+/// Tests for the boot CPU, which starts another.
 pub(super) const BOOT_CPU: &[Test] = &[("pending.cpu_off", left_behind)];
 
-/// SPIs that no device of the `virt` machine uses: of its platform bus, and beyond.
+/// SPIs that no device of the `virt` machine uses. They are those of its platform bus, and beyond.
 const FREE_SPIS: Range<u32> = 160..250;
-/// Those that the other CPU takes before it goes off; more than it has list registers.
+/// SPIs that the other CPU takes before it goes off; more than it has list registers.
 const LEFT: Range<u32> = 160..168;
-/// How often each comes afterwards.
+/// Number of times that each comes afterwards.
 const TIMES: u64 = 2_000 / 8;
 
-/// The CPU that starts next takes [`LEFT`] and goes off.
+/// Whether the CPU that starts next takes [`LEFT`] and goes off.
 static LEAVES: AtomicBool = AtomicBool::new(false);
 
 fn free(count: u32) -> Range<u32> {
     FREE_SPIS.start..FREE_SPIS.start + count
 }
 
-/// All of `spis` are pending here, with interrupts masked.
+/// Makes all of `spis` pending here, with interrupts masked.
 fn pend(gic: &Gic, spis: Range<u32>, priority: impl Fn(u32) -> u8) {
     for spi in spis {
         gic.route_here(spi);
@@ -76,7 +76,7 @@ fn many(cx: &Context, count: u32) -> Verdict {
         check(format_args!("active"), cx.gic.is_active(spi).into(), 0)?;
     }
     quiet(&cx.gic, free(count));
-    // And the CPU still hears.
+    // The CPU still takes interrupts.
     cx.gic.enable(1);
     gic::send(1, gic::affinity());
     interruptible(|| spin(1_000));
@@ -84,7 +84,7 @@ fn many(cx: &Context, count: u32) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Eight priorities, in an order that is not theirs: the most urgent come first.
+/// Checks that eight priorities come with the most urgent first, when they were sent in another order.
 fn by_priority(cx: &Context) -> Verdict {
     let priority = |spi: u32| 0x20 + (spi * 5 % 8) as u8 * 0x10;
     pend(&cx.gic, FREE_SPIS, priority);
@@ -112,7 +112,7 @@ fn by_priority(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Priority 0 is the guest's to use.
+/// Checks that the guest may use priority 0.
 fn most_urgent(cx: &Context) -> Verdict {
     pend(&cx.gic, free(20), |_| 0);
     interruptible(|| spin(200_000));
@@ -123,7 +123,7 @@ fn most_urgent(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What is more urgent than all that waits is taken next.
+/// Checks that an interrupt that is more urgent than all waiting ones is taken next.
 fn urgent_when_full(cx: &Context) -> Verdict {
     pend(&cx.gic, free(20), |_| PRIORITY);
     cx.gic.enable(2);
@@ -137,7 +137,7 @@ fn urgent_when_full(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Interrupts that another CPU took masked, before it went off, come here once they are routed here.
+/// Checks that interrupts that another CPU took masked, before it went off, come here once they are routed here.
 fn left_behind(cx: &Context) -> Verdict {
     if cx.machine.cpu_count < 2 {
         return Ok(Pass::Skip("one CPU"));
@@ -147,7 +147,7 @@ fn left_behind(cx: &Context) -> Verdict {
     let answer = psci::cpu_on(other, entry::secondary_address(), 1);
     check(format_args!("CPU_ON"), answer as u64, 0)?;
     const OFF: i64 = 1;
-    // First it must be on: it clears the flag.
+    // First the CPU must be on: it clears the flag.
     for _ in 0..10_000 {
         if !LEAVES.load(Relaxed) && psci::affinity_info(other) == OFF {
             break;
@@ -188,7 +188,7 @@ fn left_behind(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What the started CPU does instead of running tests, if it is to: takes interrupts masked, and goes off.
+/// Takes interrupts masked and goes off, if the started CPU is asked for that instead of running tests.
 pub(super) fn leave_behind(machine: &Machine<'_>) -> bool {
     if !LEAVES.load(Relaxed) {
         return false;

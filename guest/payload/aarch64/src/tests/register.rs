@@ -1,5 +1,6 @@
-//! Every register: what can be written, what reads back, what it leaves alone.
-//! Arm ARM DDI 0487, the register pages of chapter D24.
+//! Tests of every register: the bits that can be written, the bits that read
+//! back, and the registers that a write leaves alone. Arm ARM DDI 0487, the
+//! register pages of chapter D24.
 
 use super::{Context, Test};
 use crate::encoding::*;
@@ -70,8 +71,9 @@ fn pmu_range(
 
 fn pmcr(cx: &Context) -> Verdict {
     let identity = read(PMCR_EL0)? & 0xffff_f800;
-    // What must hold what was written; what may (RES0, or RES1 for LC, where
-    // the feature is not implemented).
+    // The first mask is of bits that must hold what was written, the second of
+    // bits that may (RES0, or RES1 for LC, where the feature is not
+    // implemented).
     let mut must = PMCR_E | PMCR_DP;
     let mut may = PMCR_D | PMCR_X | PMCR_LC;
     if cx.pmu.version >= pmu::V3P5 {
@@ -99,7 +101,7 @@ fn pmcr(cx: &Context) -> Verdict {
 
 /// QEMU (10.0, `pmcr_write`) has one mask of writable bits for all versions.
 const EARLY_LP: Deviation = Deviation("QEMU: PMCR.LP can be set before PMUv3p5");
-/// QEMU (10.0, `pmevtyper_write`) likewise.
+/// QEMU (10.0, `pmevtyper_write`) does the same for event numbers.
 const EARLY_EVENTS: Deviation = Deviation("QEMU: event numbers have 16 bits in PMUv3");
 
 fn set_and_clear(cx: &Context, set: Encoding, clear: Encoding) -> Verdict {
@@ -158,8 +160,9 @@ fn pmuserenr(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// P, U and the event must hold what is written; NSK, NSU, NSH, M and MT may,
-/// where EL3, EL2 or multithreading is not implemented; the rest is RES0.
+/// Checks the fields. P, U and the event must hold what is written. NSK, NSU,
+/// NSH, M and MT may, where EL3, EL2 or multithreading is not implemented. The
+/// rest is RES0.
 fn pmevtyper_fields(cx: &Context) -> Verdict {
     let event = if cx.pmu.version > 1 { 0xffff } else { 0x3ff };
     let mut pass = Pass::Ok;
@@ -178,7 +181,7 @@ fn pmevtyper_fields(cx: &Context) -> Verdict {
                 pattern & must,
             )?;
         }
-        // Only this one.
+        // The write changes only this register.
         for other in (0..cx.pmu.counters).filter(|&other| other != n) {
             check(
                 format_args!("PMEVTYPER{other} after PMEVTYPER{n}"),
@@ -255,7 +258,7 @@ fn pmccntr(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMXEVTYPER and PMXEVCNTR are the registers that PMSELR selects.
+/// Checks that PMXEVTYPER and PMXEVCNTR are the registers that PMSELR selects.
 fn selected(cx: &Context) -> Verdict {
     for n in 0..cx.pmu.counters {
         let (event, value) = (u64::from(n) + 0x10, 0x1000 + u64::from(n));
@@ -295,7 +298,8 @@ fn selected(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMXEVTYPER with 31 selected is PMCCFILTR, and no event counter's.
+/// Checks that PMXEVTYPER with 31 selected is PMCCFILTR, and no event counter's
+/// register.
 fn selected_31(cx: &Context) -> Verdict {
     write(PMSELR_EL0, CYCLE.into())?;
     write(PMXEVTYPER_EL0, FILTER_U)?;
@@ -308,7 +312,7 @@ fn selected_31(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMCR.P resets the event counters, and nothing else.
+/// Checks that PMCR.P resets the event counters, and nothing else.
 fn reset_event_counters(cx: &Context) -> Verdict {
     fill(cx)?;
     write(PMCR_EL0, PMCR_P)?;
@@ -331,7 +335,7 @@ fn reset_event_counters(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// PMCR.C resets the cycle counter, and nothing else.
+/// Checks that PMCR.C resets the cycle counter, and nothing else.
 fn reset_cycle_counter(cx: &Context) -> Verdict {
     fill(cx)?;
     write(PMCR_EL0, PMCR_C)?;
@@ -348,7 +352,7 @@ fn reset_cycle_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Something in every register, with counting off by PMCR.E.
+/// Writes a value to every register, with counting off by PMCR.E.
 fn fill(cx: &Context) -> Result<(), vpmu_payload_harness::Failure> {
     for n in 0..cx.pmu.counters {
         cx.pmu.set_up(n, 0x11, 0x100 + u64::from(n))?;

@@ -1,5 +1,5 @@
-//! The interrupt controller around the PMU: SGIs, the timer's PPI, an SPI;
-//! more of them pending than a monitor has list registers.
+//! The interrupt controller around the PMU: SGIs, the timer's PPI and an SPI,
+//! with more of them pending than a monitor has list registers.
 
 use super::{ANSWERS, ASK, Context, Test};
 use crate::gic::{self, PRIORITY};
@@ -25,10 +25,11 @@ pub(super) const TESTS: &[Test] = &[
     ("gic.split_end", split_end),
 ];
 
-/// For CPUs other than the boot CPU.
+/// Tests for CPUs other than the boot CPU.
 pub(super) const ANSWERED: &[Test] = &[("gic.sgi_from_other", from_other)];
 
-/// As for the PMU's interrupt: already taken on the guest's behalf.
+/// As for the PMU's interrupt: a hypervisor has already taken the interrupt on
+/// the guest's behalf.
 const TAKEN_ON_BEHALF: Deviation =
     Deviation("the interrupt, taken back while it waited, still comes once");
 
@@ -55,7 +56,7 @@ fn sgi_to_self(cx: &Context) -> Verdict {
             0,
         )?;
     }
-    // Those sent to others do not come here.
+    // SGIs for other CPUs do not come here.
     percpu::this().reset();
     gic::send_to_others(1);
     interruptible(|| spin(1_000));
@@ -67,7 +68,7 @@ fn sgi_to_self(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// All sixteen pending at once.
+/// Checks all sixteen SGIs, pending at once.
 pub(super) fn many(cx: &Context) -> Verdict {
     for intid in 0..16 {
         cx.gic.enable(intid);
@@ -102,7 +103,8 @@ fn many_again(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The most urgent first, in whatever order they were sent.
+/// Checks that the most urgent SGI comes first, in whatever order they were
+/// sent.
 fn by_priority(cx: &Context) -> Verdict {
     for intid in 0..16 {
         cx.gic.enable(intid);
@@ -127,7 +129,7 @@ fn by_priority(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A disabled SGI waits until it is enabled.
+/// Checks that a disabled SGI waits until it is enabled.
 fn disabled(cx: &Context) -> Verdict {
     cx.gic.disable(5);
     gic::send(5, gic::affinity());
@@ -176,7 +178,8 @@ fn cleared_while_pending(cx: &Context) -> Verdict {
     )
 }
 
-/// Sent twice before it is taken: pending is one bit.
+/// Checks that an SGI sent twice before it is taken comes once: pending is one
+/// bit.
 fn twice_while_masked(cx: &Context) -> Verdict {
     cx.gic.enable(3);
     gic::send(3, gic::affinity());
@@ -195,7 +198,7 @@ fn twice_while_masked(cx: &Context) -> Verdict {
     )
 }
 
-/// ICC_PMR_EL1 holds back what is not urgent enough.
+/// Checks that ICC_PMR_EL1 holds back interrupts that are not urgent enough.
 fn priority_mask(cx: &Context) -> Verdict {
     cx.gic.enable(6);
     gic::set_priority_mask(PRIORITY);
@@ -232,7 +235,7 @@ fn spi_by_software(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// SPIs, SGIs and a PPI, all pending.
+/// Checks SPIs, SGIs and a PPI, all pending.
 fn spi_many(cx: &Context) -> Verdict {
     for spi in FREE_SPIS {
         cx.gic.route_here(spi);
@@ -298,13 +301,13 @@ fn split_end(cx: &Context) -> Verdict {
     verdict
 }
 
-/// Asks the boot CPU for SGIs, which come while this CPU is halted: first sent
-/// to this CPU, then to all others.
+/// Asks the boot CPU for SGIs, which come while this CPU is halted. They are
+/// sent to this CPU first, then to all others.
 fn from_other(cx: &Context) -> Verdict {
     for intid in 0..ANSWERS {
         cx.gic.enable(intid);
     }
-    // Should they not come, the timer wakes.
+    // If they do not come, the timer wakes this CPU.
     cx.gic.enable(cx.machine.timer);
     let cpu = percpu::this();
     for round in 1..=2 {

@@ -1,4 +1,4 @@
-//! Runs that a monitor, or whoever watches the machine, must end.
+//! Runs that a monitor, or an observer of the machine, must end.
 
 use super::{Context, Test};
 use crate::mmio;
@@ -20,7 +20,7 @@ fn stray(cx: &Context) -> Verdict {
     ))))
 }
 
-/// Never returns, and never does anything.
+/// Loops for ever and does nothing.
 pub(super) fn hang() -> ! {
     uart::print(format_args!("payload: hanging\n"));
     loop {

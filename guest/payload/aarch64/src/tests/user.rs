@@ -1,6 +1,6 @@
-//! EL0: which accesses PMUSERENR_EL0 lets through. Others are trapped to EL1
-//! with EC 0x18 and a syndrome that names the register; registers that EL0
-//! does not have are UNDEFINED whatever PMUSERENR says.
+//! Accesses from EL0 that PMUSERENR_EL0 lets through. Others are trapped to EL1
+//! with EC 0x18 and a syndrome that names the register. Registers that EL0 does
+//! not have are UNDEFINED whatever PMUSERENR says.
 
 use super::{Context, Test};
 use crate::cell;
@@ -19,14 +19,14 @@ const EN: u64 = 1;
 const SW: u64 = 2;
 const CR: u64 = 4;
 const ER: u64 = 8;
-/// As `enabled_by`: never trapped.
+/// A value for `EnabledBy`: the access is never trapped.
 const ALWAYS: u64 = !0;
 
-/// Who lets EL0 through.
+/// The condition under which EL0 has access.
 enum Rule {
     /// Any of these bits of PMUSERENR.
     EnabledBy(u64),
-    /// Nobody: UNDEFINED.
+    /// Never: the access is UNDEFINED.
     Undefined,
 }
 use Access::{Read, Write};
@@ -94,7 +94,8 @@ fn accesses(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Counters that are not there are UNDEFINED at EL0 too, when EN lets through.
+/// Checks that counters that do not exist are UNDEFINED at EL0 too, when EN
+/// gives EL0 access.
 fn beyond(cx: &Context) -> Verdict {
     write(PMUSERENR_EL0, EN)?;
     for n in cx.pmu.counters..31 {
@@ -107,7 +108,8 @@ fn beyond(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What EL0 writes is what EL1 reads, and nothing of a trapped write arrives.
+/// Checks that EL1 reads what EL0 wrote, and that a trapped write has no
+/// effect.
 fn writes_arrive(cx: &Context) -> Verdict {
     if cx.pmu.counters == 0 {
         return Ok(Pass::Skip("no event counter"));

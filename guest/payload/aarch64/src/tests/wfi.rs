@@ -1,4 +1,4 @@
-//! WFI beside the PMU's interrupt.
+//! WFI together with the PMU's interrupt.
 
 use super::Context;
 use super::interrupt::{arm, expect_one, minus};
@@ -9,9 +9,9 @@ use crate::percpu;
 use crate::pmu::{CYCLE, read, write};
 use vpmu_payload_harness::{Pass, Verdict, check};
 
-/// A halted CPU is woken by its PMU, interrupts masked or not.
+/// Checks that the PMU wakes a halted CPU, interrupts masked or not.
 pub(super) fn wakes(cx: &Context) -> Verdict {
-    // Should cycles stand still in WFI, the timer wakes.
+    // If cycles stand still in WFI, the timer wakes the CPU.
     let safety = gic::timer_frequency() / 10;
     cx.gic.enable(cx.machine.timer);
     arm(cx, 1_000_000)?;
@@ -29,7 +29,7 @@ pub(super) fn wakes(cx: &Context) -> Verdict {
     gic::stop_timer();
     interruptible(|| spin(1_000));
     expect_one(cx, CYCLE)?;
-    // Unmasked: taken where WFI stands.
+    // With interrupts unmasked, the interrupt is taken at the WFI.
     percpu::this().reset();
     write(PMCCNTR_EL0, minus(1_000_000))?;
     gic::start_timer(safety);
@@ -40,7 +40,7 @@ pub(super) fn wakes(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// WFI does not halt while the interrupt waits.
+/// Checks that WFI does not halt while the interrupt waits.
 pub(super) fn when_pending(cx: &Context) -> Verdict {
     arm(cx, 10_000)?;
     spin(100_000);

@@ -1,4 +1,4 @@
-//! Which MSRs there are, beside those of the table.
+//! Tests of which MSRs exist, beside those of the table.
 
 use super::{Context, Test};
 use crate::instructions::{Fault, rdmsr, rdmsr_rcx, wrmsr};
@@ -11,8 +11,8 @@ pub(super) const TESTS: &[Test] = &[
     ("access.upper_half_of_rcx", upper_half_of_rcx),
 ];
 
-/// The last counter that CPUID names exists, and the one after it does not:
-/// not its value, its select, its alias.
+/// Checks that the last counter that CPUID names exists, and the one after it
+/// does not: neither its value, nor its select, nor its alias.
 fn counters(cx: &Context) -> Verdict {
     let c = cx.pmu.0;
     let last = c.general - 1;
@@ -30,8 +30,8 @@ fn counters(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What is not there on any processor with this PMU: performance metrics, LBR, PEBS unless it is offered, and
-/// addresses in between that nothing has.
+/// Checks MSRs that no processor with this PMU has: performance metrics, LBR, PEBS unless it is offered, and unused
+/// addresses in between.
 fn neighbours(cx: &Context) -> Verdict {
     for address in [PEBS_ENABLE, PEBS_DATA_CFG] {
         expect(address, cx.pmu.0.has_pebs())?;
@@ -47,11 +47,11 @@ fn neighbours(cx: &Context) -> Verdict {
 }
 
 /// QEMU 10.0's SVM looks up the intercept of an MSR with all of RCX, and finds
-/// none: the access is that of the hypervisor's own processor.
+/// none. The access is then that of the hypervisor's own processor.
 const RCX: Deviation =
     Deviation("QEMU: RDMSR with bits in RCX's upper half is not intercepted by a hypervisor");
 
-/// The address is ECX (SDM vol. 2B, RDMSR).
+/// Checks that the address is ECX (SDM vol. 2B, RDMSR).
 fn upper_half_of_rcx(_: &Context) -> Verdict {
     let value = 0x1_2345;
     wrmsr(PERFEVTSEL, value)?;
@@ -68,8 +68,8 @@ fn upper_half_of_rcx(_: &Context) -> Verdict {
     Ok(pass)
 }
 
-/// Fails unless reading `address` gives a value, or both ways give #GP(0) where
-/// it is not to be `there`.
+/// Fails unless reading `address` gives a value, or, where it is not `there`,
+/// both ways give #GP(0).
 fn expect(address: u32, there: bool) -> Result<(), Failure> {
     let got = rdmsr(address);
     let is_right = if there {

@@ -1,4 +1,4 @@
-//! AMD's PMU: what CPUID says, every register, counting, and the interrupt. APM vol. 2, 13.2; the PPRs.
+//! AMD's PMU: its description in CPUID, every register, counting, and the interrupt. APM vol. 2, 13.2; the PPRs.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -32,7 +32,7 @@ pub(super) const TESTS: &[Test] = &[
     ("amd.status", status),
     ("amd.storm", storm),
     ("amd.hostile", hostile),
-    // Last: the next CPU must find its own as after reset.
+    // This test is last: the next CPU must find its own registers as after reset.
     ("amd.leave_all_bits", leave_all_bits),
 ];
 
@@ -40,15 +40,15 @@ pub(super) const TESTS: &[Test] = &[
 const CYCLES: u64 = 0x76;
 /// Overflows of a storm.
 const STORM: u64 = 50;
-/// Long enough for an interrupt that comes though it should not, cycles.
+/// Cycles, enough for an interrupt that comes though it should not.
 const A_WHILE: u64 = 200_000;
-/// As many as [`rows`] gives.
+/// As many as the rows of [`rows`].
 const ROWS: usize = 24;
-/// What each MSR read before anything was written; `NOT_READ`: #GP.
+/// The value of each MSR before the first write; `NOT_READ`: #GP.
 static RESET: [AtomicU64; ROWS] = [const { AtomicU64::new(0) }; ROWS];
 const NOT_READ: u64 = !0;
 
-/// Whether the processor is AMD's.
+/// Returns whether the processor is AMD's.
 pub(super) fn is_here() -> bool {
     let [_, ebx, ecx, edx] = cpuid(0, 0);
     (ebx, edx, ecx) == (0x6874_7541, 0x6974_6e65, 0x444d_4163)
@@ -82,7 +82,7 @@ fn ctr(n: u32) -> u32 {
     }
 }
 
-/// Reads every MSR before anything else is done.
+/// Reads every MSR before the first write.
 pub(super) fn note_reset() {
     for (row, noted) in rows(capability()).zip(&RESET) {
         let address = row.map_or_else(|address| address, |row| row.address);
@@ -90,7 +90,7 @@ pub(super) fn note_reset() {
     }
 }
 
-/// A known state: all off, all zero.
+/// Sets the PMU to a known state: all off, all zero.
 pub(super) fn reset() -> Result<(), Fault> {
     apic::set_lvtpc(LVT_MASKED);
     for n in counters() {
@@ -108,7 +108,7 @@ fn identity(_: &Context) -> Verdict {
     let c = capability();
     check(format_args!("PerfCtrExtCore"), c.core.into(), 1)?;
     check(format_args!("counters"), c.counters.into(), 6)?;
-    // What nobody keeps: SVM, IBS, northbridge and L3 counters; branch sampling.
+    // No virtual machine here has these: SVM, IBS, northbridge and L3 counters; branch sampling.
     let [_, _, ecx, _] = cpuid(0x8000_0001, 0);
     let absent = 1 << 2 | 1 << 10 | 1 << 24 | 1 << 28;
     check(format_args!("8000_0001H ECX"), u64::from(ecx & absent), 0)?;
@@ -130,7 +130,8 @@ fn reset_values(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each bit by itself, and all: kept or ignored, and never a fault. What is not there is #GP(0) both ways.
+/// Checks each bit by itself, and all: kept or ignored, and never a fault. An MSR that does not exist is #GP(0) both
+/// ways.
 fn bits(_: &Context) -> Verdict {
     for row in rows(capability()) {
         let Row { address, keeps, .. } = match row {
@@ -151,7 +152,7 @@ fn bits(_: &Context) -> Verdict {
                 got,
                 value & keeps,
             )?;
-            // Nothing is to count while other bits are tried.
+            // No counter may count while other bits are tried.
             write(address, 0)?;
         }
         if address == GLOBAL_CTL {
@@ -197,7 +198,7 @@ fn rdpmc_indices(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each counts, wraps at 48 bits, and stands still when it is off.
+/// Checks that each counter counts, wraps at 48 bits, and stands still when it is off.
 fn counts(_: &Context) -> Verdict {
     for n in counters() {
         write(ctr(n), COUNTER - SOME)?;
@@ -231,7 +232,7 @@ fn gate(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Without EFER.SVME a counter with either bit counts nothing.
+/// Checks that without EFER.SVME a counter with either bit counts nothing.
 fn host_and_guest_only(_: &Context) -> Verdict {
     for bits in [1 << 40, 1 << 41, 3 << 40] {
         write(ctl(0), COUNT | CYCLES | bits)?;
@@ -241,7 +242,7 @@ fn host_and_guest_only(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A pair stands still, and its even counter counts again without its neighbour.
+/// Checks that a pair stands still, and that its even counter counts again without its neighbour.
 fn merge(_: &Context) -> Verdict {
     write(ctl(3), 0xf_0000_00ff | EN)?;
     write(ctl(2), COUNT | CYCLES)?;
@@ -253,7 +254,7 @@ fn merge(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Has counter `n` overflow soon, with these bits.
+/// Makes counter `n` overflow soon, with these bits.
 fn arm(n: u32, bits: u64) -> Result<(), Failure> {
     write(ctr(n), COUNTER + 1 - SOME)?;
     write(ctl(n), CYCLES | bits)
@@ -291,7 +292,7 @@ fn without_int(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What finds LVTPC masked is lost; the next overflow is not.
+/// Checks that an overflow that finds LVTPC masked is lost, and that the next is not.
 fn lvtpc_masked(_: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI | LVT_MASKED);
     arm(0, COUNT | INT)?;
@@ -304,7 +305,8 @@ fn lvtpc_masked(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// AMD's local APIC does not mask LVTPC when it delivers (APM vol. 2, 16.4): the next overflow interrupts, too.
+/// Checks that the next overflow interrupts, too: AMD's local APIC does not mask LVTPC when it delivers (APM vol. 2,
+/// 16.4).
 fn lvtpc_stays_open(_: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(0, COUNT | INT)?;
@@ -315,7 +317,7 @@ fn lvtpc_stays_open(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that has overflowed interrupts though it is stopped at once, as Linux waits for it.
+/// Checks that a counter that has overflowed interrupts even if it is stopped at once: Linux waits for that interrupt.
 fn stopped(_: &Context) -> Verdict {
     for round in 1..=20 {
         apic::set_lvtpc(LVT_NMI);
@@ -332,7 +334,7 @@ fn stopped(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Nobody acknowledges anything, and each overflow is one interrupt.
+/// Checks that each overflow is one interrupt when nobody acknowledges anything.
 fn one_each(_: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(0, COUNT | INT)?;
@@ -390,7 +392,7 @@ fn storm(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Any value to any MSR: no fault, and afterwards the PMU works.
+/// Writes any value to any MSR. No write is a fault, and afterwards the PMU works.
 fn hostile(cx: &Context) -> Verdict {
     let mut random = Random::new(1);
     apic::set_lvtpc(LVT_NMI);
@@ -398,7 +400,7 @@ fn hostile(cx: &Context) -> Verdict {
         let Some(Ok(row)) = rows(capability()).nth(random.below(ROWS)) else {
             continue;
         };
-        // Half of them near a counter's end.
+        // Half of the values are near a counter's end.
         let near = COUNTER - (random.any() & 0xfff);
         let value = if random.below(2) == 0 {
             random.any()

@@ -1,6 +1,6 @@
-//! Counters count what they are told to, and nothing when they are told not to.
-//! SDM vol. 3B, 20.2.1 (event selects), 20.2.2 (fixed counters and the global
-//! enables).
+//! Counters count the events that they are told to count, and nothing when they
+//! are off. SDM vol. 3B, 20.2.1 (event selects), 20.2.2 (fixed counters and the
+//! global enables).
 
 use super::{Context, Test};
 use crate::instructions::tsc;
@@ -35,12 +35,12 @@ pub(super) const TESTS: &[Test] = &[
 const ONE_RING: Deviation =
     Deviation("the host counts with a clock: an event of one ring only counts nothing");
 
-/// Long enough to be noticed by any counter, cycles.
+/// Cycles, enough for any counter to notice.
 const A_WHILE: u64 = 200_000;
-/// Rounds in ring 3 that take about so long.
+/// Rounds in ring 3 that take about as long.
 const RING_3_ROUNDS: u64 = 100_000;
 
-/// Each by itself, and meanwhile no other.
+/// Checks each counter by itself. Meanwhile no other counts.
 fn every_counter(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         for other in cx.pmu.counters() {
@@ -68,7 +68,8 @@ fn all_at_once(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Counters whose event CPUID does not offer are registers, and count nothing.
+/// Checks that counters whose event CPUID does not offer are registers, and
+/// count nothing.
 fn not_offered(cx: &Context) -> Verdict {
     let mut skip = Pass::Skip("every event is offered");
     for (n, (name, event)) in EVENTS.into_iter().enumerate() {
@@ -95,8 +96,8 @@ fn not_offered(cx: &Context) -> Verdict {
     Ok(skip)
 }
 
-/// Every event that is offered is counted, by the last general counter. Caches
-/// and branch predictors may have nothing to say.
+/// Checks that the last general counter counts every event that is offered.
+/// Caches and branch predictors may count nothing.
 fn events(cx: &Context) -> Verdict {
     let n = cx.pmu.0.general - 1;
     for (index, (name, event)) in EVENTS.into_iter().enumerate() {
@@ -111,8 +112,9 @@ fn events(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Reference cycles are those of the time-stamp counter, so no more of them
-/// than that has. A hypervisor knows its frequency by one part in 50.
+/// Checks that there are no more reference cycles than cycles of the time-stamp
+/// counter, because they are the same. A hypervisor knows its frequency by one
+/// part in 50.
 fn no_faster_than_time(cx: &Context) -> Verdict {
     let counter = Counter::Fixed(2);
     if cx.pmu.0.fixed >> 2 & 1 == 0 || !cx.pmu.counts(counter) {
@@ -129,7 +131,7 @@ fn no_faster_than_time(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that runs never goes back, whichever way it is read.
+/// Checks that a counter that runs never goes back, whichever way it is read.
 fn monotonic(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT)?;
@@ -146,7 +148,7 @@ fn monotonic(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What is written while a counter runs is where it goes on.
+/// Checks that a running counter goes on from a written value.
 fn from_a_write(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT)?;
@@ -162,7 +164,7 @@ fn from_a_write(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter has its width, and goes on from 0.
+/// Checks that a counter has its width, and goes on from 0.
 fn wraps(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT)?;
@@ -175,7 +177,7 @@ fn wraps(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Runs `counter`, has `stop` stop it, and sees that it stands.
+/// Runs `counter`, lets `stop` stop it, and checks that it stands still.
 fn stops(
     cx: &Context,
     counter: Counter,
@@ -217,8 +219,8 @@ fn stop_global(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The same event select again changes nothing; another one does not touch the
-/// value.
+/// Checks that writing the same event select again changes nothing, and that
+/// another one does not touch the value.
 fn rewritten(cx: &Context) -> Verdict {
     let counter = Counter::General(0);
     cx.pmu.configure(counter, COUNT)?;
@@ -228,7 +230,7 @@ fn rewritten(cx: &Context) -> Verdict {
     cx.pmu.configure(counter, COUNT)?;
     wait(|| Ok(counter.value()? >= before + SOME))?;
     let before = counter.value()?;
-    // Event 0 is none on any processor.
+    // No processor has event 0.
     write(PERFEVTSEL, COUNT)?;
     check_range(
         format_args!("{counter}"),
@@ -241,8 +243,8 @@ fn rewritten(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What all counting counters together have counted in ring 0 with these bits
-/// of their event selects.
+/// Returns the sum that all counting counters have counted in ring 0 with these
+/// bits of their event selects.
 fn counted_in_ring_0(cx: &Context, rings: u64) -> Result<u64, Failure> {
     counted(cx, rings, || {
         pass(A_WHILE);
@@ -296,8 +298,8 @@ fn usr_in_ring_3(cx: &Context) -> Verdict {
     check_or(format_args!("counted"), some, 1, (0, ONE_RING))
 }
 
-/// The rounds in ring 3 are none of ring 0's: so much more of them is no more
-/// for a counter of ring 0.
+/// Checks that a counter of ring 0 does not count the rounds in ring 3: many
+/// more of these rounds do not raise its count.
 fn os_in_ring_3(cx: &Context) -> Verdict {
     let count = counted_in_ring_3(cx, OS)?;
     check_range(format_args!("cycles"), count, 0, RING_3_ROUNDS)?;

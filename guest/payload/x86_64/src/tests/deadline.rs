@@ -1,5 +1,5 @@
-//! The lazy TSC deadline, where the VMM offers it: it keeps time with the vCPU's TSC, whatever the
-//! guest has made of that. docs/lazy-deadline.md has the registers and the slot.
+//! The lazy TSC deadline, where the VMM offers it. It keeps time with the vCPU's TSC, whatever
+//! value the guest has given the TSC. docs/lazy-deadline.md has the registers and the slot.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -27,11 +27,11 @@ const DEADLINE: u32 = 0x4b56_4d57;
 const TAG: u64 = 0x7670_6d75_5453_4301;
 const VECTOR: u8 = 0xec;
 const TSC_DEADLINE: u32 = 0b10 << 17;
-/// A deadline is so far ahead, ticks: some milliseconds.
+/// Ticks from now to a deadline: some milliseconds.
 const AHEAD: u64 = 10_000_000;
 
-/// How long before the wrap a test begins, ticks, and how much later a TSC is read than it was set at
-/// most: enough for a busy host.
+/// Ticks before the wrap at which a test begins, and the most by which a TSC is read later than it was set: enough for
+/// a busy host.
 const LEAD: u64 = 1 << 30;
 
 /// A CPU's slot: the tests use it one CPU after another.
@@ -50,7 +50,7 @@ static SHARED: Slot = Slot {
     reserved: [const { AtomicU64::new(0) }; 5],
 };
 
-/// Does `test` with a shared slot, on a TSC that begins at `begin`. Memory is mapped one to one.
+/// Runs `test` with a shared slot, on a TSC that begins at `begin`. Memory is mapped one to one.
 fn with_slot(begin: Option<u64>, test: impl FnOnce() -> Result<(), Failure>) -> Verdict {
     let [_, b, c, d] = cpuid(0x4000_0100, 0);
     let offered = [b, c, d].map(u32::to_le_bytes).as_flattened() == b"vpmuvpmuvpmu"
@@ -82,7 +82,7 @@ fn with_slot(begin: Option<u64>, test: impl FnOnce() -> Result<(), Failure>) -> 
     done.map(|()| Pass::Ok)
 }
 
-/// The guest's half, without the look at `armed`.
+/// Does the guest's half, without the look at `armed`.
 fn set(deadline: u64) -> Result<(), Failure> {
     SHARED.pending.store(deadline, SeqCst);
     Ok(wrmsr(DEADLINE, deadline)?)
@@ -102,17 +102,17 @@ fn on_a_tsc(begin: Option<u64>) -> Verdict {
         wait_for(1)?;
         check_range(format_args!("TSC at the interrupt"), tsc(), first, u64::MAX)?;
         check(format_args!("afterwards"), rdmsr(DEADLINE)?, 0)?;
-        // Moved later without an exit: one interrupt, at the later one.
+        // The deadline moves later without an exit. One interrupt comes, at the later deadline.
         let armed = tsc() + AHEAD;
         let later = armed + AHEAD;
         set(armed)?;
         SHARED.pending.store(later, SeqCst);
         wait_for(2)?;
         check_range(format_args!("TSC at the later"), tsc(), later, u64::MAX)?;
-        // The past fires at once.
+        // A deadline in the past fires at once.
         set(tsc() - 1)?;
         wait_for(3)?;
-        // A write of 0 takes it back: one so far ahead that no busy host gets there first.
+        // A write of 0 withdraws a deadline. The deadline is so far ahead that no busy host reaches it first.
         set(tsc() + 1000 * AHEAD)?;
         set(0)?;
         check(format_args!("taken back"), rdmsr(DEADLINE)?, 0)?;
@@ -120,7 +120,7 @@ fn on_a_tsc(begin: Option<u64>) -> Verdict {
     })
 }
 
-/// The TSC goes from 2^64 - 1 to 0 while deadlines just before that are handled: none is lost.
+/// Checks that no deadline is lost when the TSC goes from 2^64 - 1 to 0 while deadlines just before that are handled.
 fn wrapping() -> Verdict {
     for before in [0, 1, 1000] {
         percpu::this().reset();
@@ -128,12 +128,12 @@ fn wrapping() -> Verdict {
             let deadline = u64::MAX - before;
             set(deadline)?;
             wait_for(1)?;
-            // Not before its time: the TSC has wrapped, or is past the deadline.
+            // The interrupt does not come early: the TSC has wrapped, or is past the deadline.
             let now = tsc();
             let late = now.wrapping_sub(deadline);
             check_range(format_args!("ticks late"), late, 0, u64::MAX / 2)?;
             check(format_args!("pending"), SHARED.pending.load(Relaxed), 0)?;
-            // And after it.
+            // The next deadline is after the wrap.
             let next = tsc().wrapping_add(AHEAD);
             set(next)?;
             wait_for(2)?;

@@ -1,4 +1,4 @@
-//! Any value to any MSR, thousands of times: each write is taken or #GP(0) as
+//! Any value to any MSR, thousands of times. Each write is taken or #GP(0) as
 //! the table says, nothing else happens, and afterwards the PMU works.
 
 use core::sync::atomic::Ordering::Relaxed;
@@ -32,7 +32,7 @@ pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
         };
         let value = value(&mut random, &row);
         expect_write(&row, value)?;
-        // What it reads is known only of some, but it must be readable.
+        // The values of only some MSRs are known, but each must be readable.
         let read = rdmsr(row.address);
         check(
             format_args!("{} can be read", row.name),
@@ -40,7 +40,7 @@ pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
             row.reset.is_some().into(),
         )?;
         if random.below(4) == 0 {
-            // Any index; a value or #GP(0).
+            // Any index gives a value or #GP(0).
             let _ = rdpmc(random.any() & 0xc000_000f);
         }
         apic::set_lvtpc(lvtpc);
@@ -59,12 +59,13 @@ pub(super) fn hostile(cx: &Context, seed: u64, lvtpc: u32) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Anything; mostly what can be written, for else all would be #GP; and counters
+/// Returns any value. Most values can be written, for otherwise all would be #GP, and counters are
 /// often close to their end.
 fn value(random: &mut Random, row: &Row) -> u64 {
     let writable = row.writable.unwrap_or(0);
     if row.address == DS_AREA {
-        // Where nothing is: records would be written over this program.
+        // The area is at an address without memory. Otherwise the counters would write records over
+        // this program.
         return random.any() & writable | 1 << 45;
     }
     match random.below(8) {

@@ -1,5 +1,5 @@
-//! What CPUID says of the PMU. SDM vol. 2A, CPUID leaves 01H and 0AH; vol. 3B,
-//! 20.2.
+//! CPUID's description of the PMU. SDM vol. 2A, CPUID leaves 01H and 0AH; vol.
+//! 3B, 20.2.
 
 use super::{Context, Test};
 use crate::instructions::cpuid;
@@ -13,7 +13,7 @@ pub(super) const TESTS: &[Test] = &[
     ("cpuid.pdcm", pdcm),
 ];
 
-/// Kernels drive an architectural PMU on Intel's processors only.
+/// Checks the vendor: kernels drive an architectural PMU on Intel's processors only.
 fn vendor(_: &Context) -> Verdict {
     let [eax, ebx, ecx, edx] = cpuid(0, 0);
     check(format_args!("EBX"), ebx.into(), 0x756e_6547)?;
@@ -28,7 +28,8 @@ fn leaf_0a(cx: &Context) -> Verdict {
     check_range(format_args!("version"), c.version.into(), 2, 5)?;
     let most = GENERAL_ADDRESSES.into();
     check_range(format_args!("general counters"), c.general.into(), 1, most)?;
-    // 32 bits can be written by any means; at 64 nothing could be reserved.
+    // At least 32 bits, which can be written by any means; less than 64, where no bit could be
+    // reserved.
     check_range(format_args!("width"), c.general_width.into(), 32, 63)?;
     check_range(format_args!("fixed width"), c.fixed_width.into(), 32, 63)?;
     check(
@@ -54,7 +55,7 @@ fn pdcm(cx: &Context) -> Verdict {
     if !cx.pmu.0.pdcm {
         return Ok(Pass::Skip("no IA32_PERF_CAPABILITIES"));
     }
-    // LBR and the like are for someone to offer who has them; of PEBS, all or nothing.
+    // Only a PMU that has LBR and the like may offer them. It offers all of PEBS or nothing.
     let pebs = if cx.pmu.0.has_pebs() { 0x44c0 } else { 0 };
     let value = read(PERF_CAPABILITIES)?;
     check(

@@ -41,22 +41,23 @@ pub(super) const TESTS: &[Test] = &[
     }),
 ];
 
-/// See `pmu.rs` of vpmu-kvm for the reason.
+/// `pmu.rs` of vpmu-kvm has the reason.
 const NOT_MASKED: Deviation =
     Deviation("the VMM delivers without setting LVTPC's mask bit, as KVM offers no safe way");
 
-/// Counters are started again one by one, and the first may overflow before the
-/// guest is entered: with the policy `recreate` on a slow host.
+/// The host starts counters again one by one, and the first may overflow before
+/// the guest is entered. That happens with the policy `recreate` on a slow
+/// host.
 const STANDS_STILL: Deviation = Deviation(
     "starting the counters takes the VMM longer than the shortest period: no work is done",
 );
 
-/// Long enough for an interrupt that comes though it should not, cycles.
+/// Cycles, enough for an interrupt that comes though it should not.
 const A_WHILE: u64 = 200_000;
 /// PMIs of a storm.
 const STORM: u64 = 50;
 
-/// Has `counter` overflow soon, with these bits of its event select.
+/// Makes `counter` overflow soon, with these bits of its event select.
 fn arm(cx: &Context, counter: Counter, bits: u64) -> Result<(), Failure> {
     cx.pmu.configure(counter, bits)?;
     cx.pmu.set_period(counter, SOME)?;
@@ -72,7 +73,7 @@ fn wait_for_status(counter: Counter) -> Result<(), Failure> {
     wait(|| Ok(rdmsr(GLOBAL_STATUS)? & counter.bit() != 0))
 }
 
-/// An NMI that the APIC itself is asked for: the way there, without a PMU.
+/// Checks an NMI from the APIC itself: the delivery, without a PMU.
 fn self_nmi(_: &Context) -> Verdict {
     apic::send(apic::id(), LVT_NMI);
     wait(|| Ok(percpu::this().taken(NMI) >= 1))?;
@@ -81,7 +82,8 @@ fn self_nmi(_: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each counter's overflow is an NMI, finds that counter's bit, and no other.
+/// Checks that each counter's overflow is an NMI that finds that counter's bit,
+/// and no other.
 fn nmi(cx: &Context) -> Verdict {
     by(cx, LVT_NMI, NMI)
 }
@@ -100,14 +102,15 @@ fn by(cx: &Context, lvtpc: u32, vector: u8) -> Verdict {
         check(format_args!("status in the PMI"), found, counter.bit())?;
         check(format_args!("status after"), read(GLOBAL_STATUS)?, 0)?;
         check(format_args!("PMIs of {counter}"), cpu.pmis.load(Relaxed), 1)?;
-        // A second delivery of the same overflow would find nothing, but come.
+        // A second delivery of the same overflow would find nothing, but it
+        // would come.
         check(format_args!("interrupts"), cpu.taken_any(), 1)?;
         check(format_args!("vector"), cpu.taken(vector), 1)?;
     }
     Ok(Pass::Ok)
 }
 
-/// An NMI does not ask for the interrupt flag.
+/// Checks that an NMI ignores the interrupt flag.
 fn nmi_masked(cx: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(cx, Counter::General(0), COUNT | INT)?;
@@ -115,13 +118,13 @@ fn nmi_masked(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The vector that LVTPC has, whichever it is.
+/// Checks that the vector is LVTPC's, whichever it is.
 fn vector(cx: &Context) -> Verdict {
     by(cx, PMI.into(), PMI)?;
     by(cx, OTHER_PMI.into(), OTHER_PMI)
 }
 
-/// A vector waits for the interrupt flag.
+/// Checks that a vector waits for the interrupt flag.
 fn vector_waits(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     apic::set_lvtpc(PMI.into());
@@ -137,8 +140,9 @@ fn vector_waits(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// With LVTPC masked nothing comes, neither then nor when it is unmasked: the
-/// overflow bit is all there is. The next overflow makes the next interrupt.
+/// Checks that with LVTPC masked no interrupt comes, neither then nor when it
+/// is unmasked: only the overflow bit is set. The next overflow makes the next
+/// interrupt.
 fn lvtpc_masked(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     for lvtpc in [LVT_NMI, PMI.into()] {
@@ -161,7 +165,7 @@ fn lvtpc_masked(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The delivery sets LVTPC's mask bit (SDM vol. 3A, 11.5.1).
+/// Checks that the delivery sets LVTPC's mask bit (SDM vol. 3A, 11.5.1).
 fn masks_itself(cx: &Context) -> Verdict {
     apic::set_lvtpc(LVT_NMI);
     arm(cx, Counter::General(0), COUNT | INT)?;
@@ -176,8 +180,8 @@ fn masks_itself(cx: &Context) -> Verdict {
     )
 }
 
-/// What LVTPC cannot ask for, INIT, ExtINT and a vector below 16, is no
-/// interrupt, and no end either.
+/// Checks modes that LVTPC cannot ask for: INIT, ExtINT and a vector below 16.
+/// They neither interrupt nor end anything.
 fn delivery_modes(cx: &Context) -> Verdict {
     const INIT: u32 = 0b101 << 8;
     const EXTINT: u32 = 0b111 << 8;
@@ -194,8 +198,8 @@ fn delivery_modes(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that has overflowed unasked and is disabled makes no interrupt when
-/// it is made to ask for one.
+/// Checks that a counter that has overflowed without INT and is disabled makes no interrupt when it
+/// gets INT.
 fn not_while_disabled(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         apic::set_lvtpc(LVT_NMI);
@@ -211,7 +215,7 @@ fn not_while_disabled(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that does not ask for an interrupt gets none.
+/// Checks that a counter that does not ask for an interrupt gets none.
 fn without_int(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         apic::set_lvtpc(LVT_NMI);
@@ -225,8 +229,8 @@ fn without_int(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each overflow makes an interrupt, whether or not its bit is still set from the
-/// one before; the bit alone makes none.
+/// Checks that each overflow makes an interrupt, whether or not its bit is still set from the one
+/// before. The bit alone makes none.
 fn one_each(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     let counter = Counter::General(0);
@@ -257,8 +261,8 @@ fn one_each(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that is disabled before its end makes no interrupt, and makes it
-/// when it is enabled and goes on.
+/// Checks that a counter that is disabled before its end makes no interrupt,
+/// and makes one when it is enabled and goes on.
 fn global_enable(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     for counter in cx.pmu.counting() {
@@ -277,7 +281,8 @@ fn global_enable(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// All at once: every overflow is seen, by as many interrupts at the most.
+/// Checks all counters at once: every overflow is seen, by as many interrupts
+/// at the most.
 fn all_counters(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     let mut all = 0;
@@ -297,8 +302,8 @@ fn all_counters(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A PMI that is on its way wakes a processor that halts. (Halted cycles are
-/// none, so it must be on its way.)
+/// Checks that a PMI on its way wakes a processor that halts. The PMI must be
+/// on its way already, because a halted processor has no cycles.
 fn wakes(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     let counter = Counter::General(0);
@@ -310,7 +315,7 @@ fn wakes(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI: a PMI stops all counters, before
+/// Checks IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI: a PMI stops all counters, before
 /// version 4 by clearing IA32_PERF_GLOBAL_CTRL.
 fn freeze(cx: &Context) -> Verdict {
     let cpu = percpu::this();
@@ -326,7 +331,7 @@ fn freeze(cx: &Context) -> Verdict {
     wait_for_pmis(1)?;
     let status = cpu.pmi_status.load(Relaxed);
     if cx.pmu.0.version >= 4 {
-        // CTR_FRZ, which the handler has acknowledged.
+        // The higher bit is CTR_FRZ, which the handler has acknowledged.
         check(format_args!("status"), status, counter.bit() | 1 << 59)?;
         return Ok(Pass::Ok);
     }
@@ -343,7 +348,7 @@ fn freeze(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// LVTPC is an MSR in x2APIC mode.
+/// Checks that LVTPC is an MSR in x2APIC mode.
 fn x2apic(cx: &Context) -> Verdict {
     let [_, _, features, _] = cpuid(1, 0);
     if features >> 21 & 1 == 0 {
@@ -355,11 +360,13 @@ fn x2apic(cx: &Context) -> Verdict {
     verdict
 }
 
-/// Every counter overflows at its next event, again and again: the guest takes
-/// the PMIs, gets on with its work, and the storm ends when the guest wants.
+/// Checks a storm: every counter overflows at its next event, again and again.
+/// The guest takes the PMIs, gets on with its work, and the storm ends when the
+/// guest wants.
 ///
-/// Work is expected only of a handler that stops the counters, as Linux's does:
-/// else they overflow again in the handler, on a real processor too.
+/// The test expects work only with a handler that stops the counters, as
+/// Linux's does. With another handler, they overflow again in the handler, on a
+/// real processor too.
 pub(super) fn storm(cx: &Context, lvtpc: u32, action: PmiAction) -> Verdict {
     let cpu = percpu::this();
     let mut all = 0;
@@ -388,7 +395,7 @@ pub(super) fn storm(cx: &Context, lvtpc: u32, action: PmiAction) -> Verdict {
     check(format_args!("PMIs"), cpu.pmis.load(Relaxed), STORM)?;
     let ever = cpu.pmi_status_ever.load(Relaxed);
     check(format_args!("counters that overflowed"), ever, all)?;
-    // What is left of it comes now, and then nothing more.
+    // The rest of the storm comes now, and then nothing more.
     cpu.set_pmi_action(PmiAction::Acknowledge);
     interruptible(|| pass(A_WHILE));
     let taken = cpu.taken_any();

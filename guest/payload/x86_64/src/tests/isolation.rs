@@ -1,5 +1,5 @@
-//! Each CPU has a PMU of its own: what another one does is not to be seen, nor
-//! felt.
+//! Each CPU has a PMU of its own: another CPU's PMU is neither visible nor
+//! noticeable.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -21,18 +21,18 @@ pub(super) const TESTS: &[Test] = &[
     ("isolation.init", init),
 ];
 
-/// The CPU next door.
+/// The other CPU.
 const OTHER: usize = 1;
-/// What it counts, cycles: long beside an interrupt and what a hypervisor does
-/// before it lets a halted CPU sleep.
+/// Cycles that the other CPU counts. The number is large beside an interrupt
+/// and the work of a hypervisor before it lets a halted CPU sleep.
 const LONG: u64 = 10_000_000;
 
-/// Whether the last job next door went well.
+/// Whether the other CPU's last job went well.
 static WENT_WELL: AtomicBool = AtomicBool::new(false);
-/// What was counted there.
+/// The other CPU's count.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 
-/// Notes how a job on CPU `cpu` went.
+/// Notes the result of a job on CPU `cpu`.
 pub(super) fn note(cpu: usize, done: &Result<(), Failure>) {
     if let Err(Failure(text)) = done {
         ports::print(format_args!("payload: CPU {cpu}: {}\n", text.as_str()));
@@ -40,7 +40,7 @@ pub(super) fn note(cpu: usize, done: &Result<(), Failure>) {
     WENT_WELL.store(done.is_ok(), Relaxed);
 }
 
-/// Does `work` on the CPU next door.
+/// Does `work` on the other CPU.
 pub(super) fn next_door(cx: &Context, work: Job) -> Result<(), Failure> {
     match work {
         Job::Disturb => hostile::hostile(cx, 4, LVT_NMI).map(drop),
@@ -64,7 +64,7 @@ fn begin(cx: &Context, work: Job) {
     smp::hand_out(cx.boot, OTHER, work);
 }
 
-/// Checks that it went well, and that nothing came here but its end.
+/// Checks that the job went well, and that only its end reached this CPU.
 fn end() -> Result<(), Failure> {
     let cpu = percpu::this();
     if !WENT_WELL.load(Relaxed) {
@@ -74,7 +74,8 @@ fn end() -> Result<(), Failure> {
     check(format_args!("interrupts"), others, 0)
 }
 
-/// Registers hold what was written here, whatever is written there.
+/// Checks that registers hold the values written here, whatever the other CPU
+/// writes.
 fn registers(cx: &Context) -> Verdict {
     if !smp::runs(OTHER) {
         return Ok(ALONE);
@@ -89,7 +90,7 @@ fn registers(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A halted CPU's cycles stand still while the other one's go on.
+/// Checks that a halted CPU's cycles stand still while the other CPU's go on.
 fn counts(cx: &Context) -> Verdict {
     if !smp::runs(OTHER) {
         return Ok(ALONE);
@@ -107,7 +108,8 @@ fn counts(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A storm there is none here: this CPU works, counts, and is not interrupted.
+/// Checks that a storm on the other CPU does not reach this one: this CPU
+/// works, counts, and is not interrupted.
 fn storm_next_door(cx: &Context) -> Verdict {
     if !smp::runs(OTHER) {
         return Ok(ALONE);
@@ -129,7 +131,8 @@ fn storm_next_door(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// INIT leaves a PMU as it is (SDM vol. 3A, table 10-1), and the others' too.
+/// Checks that INIT leaves a PMU as it is (SDM vol. 3A, table 10-1), and the
+/// others' too.
 fn init(cx: &Context) -> Verdict {
     if !smp::runs(OTHER) {
         return Ok(ALONE);

@@ -1,6 +1,6 @@
 //! The tests: lists of names and functions, run on every CPU in turn.
 
-// UNSAFETY: other CPUs find what the boot loader left through a pointer.
+// UNSAFETY: other CPUs find the boot loader's data through a pointer.
 #![expect(unsafe_code, reason = "other CPUs find the machine by a pointer")]
 
 use core::ptr;
@@ -29,18 +29,18 @@ mod pebs;
 mod rdpmc;
 mod register;
 
-/// What a test works with.
+/// The values with which a test works.
 #[derive(Clone, Copy)]
 pub(crate) struct Context {
     pmu: Pmu,
     boot: &'static Boot,
 }
 
-/// A test's name and what it does. It finds the PMU reset and interrupts
+/// A test's name and function. The test finds the PMU reset and interrupts
 /// masked, and need not clean up.
 type Test = (&'static str, fn(&Context) -> Verdict);
 
-/// Run on every CPU.
+/// Tests that run on every CPU.
 const EVERY_CPU: &[&[Test]] = &[
     identity::TESTS,
     register::TESTS,
@@ -54,16 +54,16 @@ const EVERY_CPU: &[&[Test]] = &[
     deadline::TESTS,
 ];
 
-/// Run on every CPU of AMD's, in place of these.
+/// Tests that run on every CPU of AMD's, in place of these.
 const EVERY_AMD_CPU: &[&[Test]] = &[amd::TESTS];
 
-/// Run on the boot CPU, while another one works.
+/// Tests that run on the boot CPU, while another CPU works.
 const BOOT_CPU: &[&[Test]] = &[isolation::TESTS];
 
-/// Long enough for an interrupt that waits, cycles.
+/// Cycles, enough for an interrupt that waits.
 const DRAIN: u64 = 10_000;
 
-/// What every CPU works with.
+/// The values with which every CPU works.
 struct Machine {
     boot: Boot,
     arguments: BootArgs<'static>,
@@ -72,7 +72,7 @@ struct Machine {
 static MACHINE: AtomicPtr<Machine> = AtomicPtr::new(ptr::null_mut());
 static TALLY: Tally = Tally::new();
 
-/// Runs what the command line asks for, on the boot CPU.
+/// Runs the tests that the command line selects, on the boot CPU.
 pub(crate) fn run(boot: Boot, command_line: &'static str) {
     let arguments = BootArgs::parse(command_line);
     let mut machine = Machine { boot, arguments };
@@ -113,7 +113,8 @@ pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
     match work {
         Job::None | Job::Start => {}
         Job::Tests => run_every_cpus(cpu),
-        // Finds what the CPU had before it was started again.
+        // The check finds the values that the CPU had before it was started
+        // again.
         Job::CheckFilled => {
             let left = context().and_then(|context| register::check_filled(&context));
             isolation::note(cpu, &left);
@@ -125,13 +126,13 @@ pub(crate) fn on_other_cpu(cpu: usize, work: Job) {
         Job::Disturb | Job::Storm | Job::Work => {
             let done = prepare().and_then(|context| isolation::next_door(&context, work));
             isolation::note(cpu, &done);
-            // Nothing of it must disturb what follows.
+            // The job's leftovers must not disturb the following work.
             let _ = prepare();
         }
     }
 }
 
-/// The boot CPU's APIC identifier.
+/// Returns the boot CPU's APIC identifier.
 pub(crate) fn boot_cpu_id() -> u8 {
     machine().boot.apic_ids[0]
 }
@@ -141,7 +142,7 @@ fn machine() -> &'static Machine {
     unsafe { &*MACHINE.load(Relaxed) }
 }
 
-/// Runs what every CPU runs, with the PMU that it has.
+/// Runs the tests for every CPU, with the PMU that this CPU has.
 fn run_every_cpus(cpu: usize) {
     if amd::is_here() {
         amd::note_reset();
@@ -159,7 +160,8 @@ fn run_lists(lists: &[&[Test]], cpu: usize) {
             record(cpu, name, &verdict);
         }
     }
-    // Nothing of the last test must disturb what follows. What AMD's last one leaves, the next CPU must not find.
+    // The last test's leftovers must not disturb the following work. The next CPU must not find the values that AMD's
+    // last test leaves.
     if !amd::is_here() {
         let _ = prepare();
     }
@@ -167,18 +169,18 @@ fn run_lists(lists: &[&[Test]], cpu: usize) {
 
 fn record(cpu: usize, name: &str, verdict: &Verdict) {
     let strict = machine().arguments.strict;
-    // The serial port takes everything.
+    // The serial port accepts every byte.
     let _ = TALLY.record(&mut ports::Serial, (cpu, name), verdict, strict);
 }
 
-/// What every test finds.
+/// Prepares the state that every test finds.
 fn prepare() -> Result<Context, Failure> {
     if amd::is_here() {
         amd::reset()?;
     } else {
         Pmu::identify()?.reset()?;
     }
-    // Nothing of the last test must disturb what follows.
+    // The last test's leftovers must not disturb the following work.
     interruptible(|| pass(DRAIN));
     percpu::this().reset();
     context()

@@ -27,8 +27,8 @@ fn overflowed(counter: Counter) -> Result<(), Failure> {
     })
 }
 
-/// Each has its own bit, with and without a wish for an interrupt; while LVTPC
-/// is masked that is all.
+/// Checks that each counter has its own bit, with and without a wish for an
+/// interrupt. While LVTPC is masked, nothing else happens.
 fn every_counter(cx: &Context) -> Verdict {
     for bits in [COUNT, COUNT | INT] {
         for counter in cx.pmu.counting() {
@@ -60,8 +60,8 @@ fn at_minus_one(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that has not come to its end has not overflowed: not at 32 bits,
-/// nor on its way.
+/// Checks that a counter that has not come to its end has not overflowed: not
+/// at 32 bits, nor on its way.
 fn not_before(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         for value in [0, 0xffff_ffff, 0x7fff_ffff] {
@@ -76,7 +76,7 @@ fn not_before(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Software writes are no events.
+/// Checks that software writes are no events.
 fn not_by_a_write(cx: &Context) -> Verdict {
     for counter in cx.pmu.counters() {
         cx.pmu.set(counter, cx.pmu.mask(counter))?;
@@ -91,7 +91,8 @@ fn not_by_a_write(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// -period in 32 bits, as kernels without full-width writes have it.
+/// Checks a period of -period in 32 bits, as kernels without full-width writes
+/// set it.
 fn legacy_period(cx: &Context) -> Verdict {
     for counter in cx.pmu.general() {
         cx.pmu.configure(counter, COUNT)?;
@@ -104,7 +105,7 @@ fn legacy_period(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Counting does not end with an overflow.
+/// Checks that counting does not end with an overflow.
 fn goes_on(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT | INT)?;
@@ -119,7 +120,8 @@ fn goes_on(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// IA32_PERF_GLOBAL_OVF_CTRL clears the bits that are written, and no others.
+/// Checks that IA32_PERF_GLOBAL_OVF_CTRL clears the bits that are written, and
+/// no others.
 fn ovf_ctrl(cx: &Context) -> Verdict {
     let mut all = 0;
     for counter in cx.pmu.counting() {
@@ -143,8 +145,8 @@ fn ovf_ctrl(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter whose bit has been cleared sets it again, and not before it
-/// overflows again.
+/// Checks that a counter whose bit has been cleared sets the bit again, and not
+/// before the counter overflows again.
 fn again(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT | INT)?;
@@ -153,7 +155,7 @@ fn again(cx: &Context) -> Verdict {
             check(format_args!("{counter} before"), read(GLOBAL_STATUS)?, 0)?;
             cx.pmu.enable(counter.bit())?;
             overflowed(counter)?;
-            // Far from its end now.
+            // The counter is far from its end now.
             check_range(format_args!("{counter}"), counter.value()?, 0, 1 << 31)?;
             write(GLOBAL_OVF_CTRL, counter.bit())?;
             pass(SOME);
@@ -164,7 +166,7 @@ fn again(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// IA32_PERF_GLOBAL_STATUS_SET sets bits (SDM vol. 3B, 20.2.4.2).
+/// Checks that IA32_PERF_GLOBAL_STATUS_SET sets bits (SDM vol. 3B, 20.2.4.2).
 fn status_set(cx: &Context) -> Verdict {
     if cx.pmu.0.version < 4 {
         return Ok(Pass::Skip(

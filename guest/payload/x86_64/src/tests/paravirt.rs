@@ -9,7 +9,7 @@ use crate::random::Random;
 use crate::vectors::NMI;
 use vpmu_payload_harness::{Failure, Pass, Verdict, check};
 
-/// A test's name and what it does. It needs no context: there is no other PMU.
+/// A test's name and function. It needs no context: there is no other PMU.
 type Test = (&'static str, fn() -> Verdict);
 
 pub(super) const TESTS: &[Test] = &[
@@ -31,7 +31,7 @@ const TAG: u64 = 0x7670_6d75_504d_5501;
 const ACK: usize = 1;
 const WANTED: usize = 2;
 const SEQ: usize = 8;
-/// Of counter 0.
+/// Words of counter 0.
 const CONFIG: usize = 32;
 const FLAGS: usize = 33;
 const LEFT: usize = 34;
@@ -43,9 +43,9 @@ const OVERFLOWS: usize = 41;
 const CYCLES: u64 = 0x3c;
 const BOTH_RINGS: u64 = 0b11;
 const INTERRUPT: u64 = 0b100;
-/// Longer than any host's shortest period.
+/// More events than any host's shortest period has.
 const EVENTS: u64 = 1_000_000;
-/// Looks before a test gives up, each some microseconds apart.
+/// Number of looks before a test gives up, each some microseconds apart.
 const PATIENCE: u64 = 100_000;
 
 #[repr(C, align(4096))]
@@ -54,14 +54,14 @@ struct Page([AtomicU64; 512]);
 static PAGE: Page = Page([const { AtomicU64::new(0) }; 512]);
 static ACKNOWLEDGES: AtomicBool = AtomicBool::new(true);
 
-/// Whether the VMM offers the device.
+/// Returns whether the VMM offers the device.
 pub(crate) fn is_offered() -> bool {
     let [_, b, c, d] = cpuid(0x4000_0100, 0);
     [b, c, d].map(u32::to_le_bytes).as_flattened() == b"vpmuvpmuvpmu"
         && cpuid(0x4000_0101, 0)[0] & 2 != 0
 }
 
-/// What the NMI handler does with [`PmiAction::Page`].
+/// Handles the NMI with [`PmiAction::Page`].
 pub(crate) fn acknowledge() {
     if ACKNOWLEDGES.load(SeqCst) {
         put(ACK, word(SEQ));
@@ -96,7 +96,7 @@ fn share() -> Result<(), Failure> {
     Ok(wrmsr(PAGE_MSR, address() | 1)?)
 }
 
-/// Shares an empty page, and lets go of it afterwards.
+/// Shares an empty page, and withdraws it afterwards.
 fn with_page(test: impl FnOnce() -> Result<(), Failure>) -> Verdict {
     percpu::this().reset();
     percpu::this().set_pmi_action(PmiAction::Page);
@@ -107,7 +107,7 @@ fn with_page(test: impl FnOnce() -> Result<(), Failure>) -> Verdict {
     done.map(|()| Pass::Ok)
 }
 
-/// Has counter 0 count cycles.
+/// Makes counter 0 count cycles.
 fn count(flags: u64) -> Result<(), Failure> {
     let wishes = [CYCLES, BOTH_RINGS | flags, EVENTS, EVENTS];
     let words = [CONFIG, FLAGS, LEFT, PERIOD];
@@ -155,7 +155,7 @@ fn counts() -> Verdict {
     })
 }
 
-/// Spins until `done`, or for long.
+/// Spins until `done`, or gives up after a long time.
 fn until(done: impl Fn() -> bool) {
     interruptible(|| {
         for _ in 0..PATIENCE {
@@ -186,7 +186,7 @@ fn overflow() -> Verdict {
     })
 }
 
-/// All commands in turn, in a loop: each is done, none takes from a count or interrupts.
+/// Checks all commands in turn, in a loop: each is done, and none takes from a count or interrupts.
 fn doorbells() -> Verdict {
     with_page(|| {
         count(0)?;
@@ -202,7 +202,8 @@ fn doorbells() -> Verdict {
     })
 }
 
-/// A driver that does not acknowledge gets one NMI. The one after it, of a crash kernel, begins with a page of its own.
+/// Checks that a driver that does not acknowledge gets one NMI. Its successor, of a crash kernel, begins with a page of
+/// its own.
 fn dead_driver() -> Verdict {
     with_page(|| {
         ACKNOWLEDGES.store(false, SeqCst);
@@ -222,7 +223,7 @@ fn dead_driver() -> Verdict {
     })
 }
 
-/// Anything anywhere, with counters at work; then memory that is the guest's again.
+/// Checks arbitrary writes with counters at work. Afterwards the memory is the guest's again.
 fn hostile() -> Verdict {
     let mut random = Random::new(14);
     with_page(|| {

@@ -41,14 +41,14 @@ const FIXED_RESET: usize = 16;
 static AREA: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 static BUFFER: [AtomicU64; 512] = [const { AtomicU64::new(0) }; 512];
 
-/// What the tests that wait have an overflow after: long enough for a host to notice each.
+/// Number of events to an overflow in the tests that wait: enough for a host to notice each overflow.
 const PERIOD: u64 = 10 * SOME;
 
 fn with_pebs(cx: &Context, test: fn(&Context) -> Verdict) -> Verdict {
     if !cx.pmu.0.has_pebs() {
         return Ok(Pass::Skip("no PEBS"));
     }
-    // The program's addresses are linear and physical.
+    // The program's addresses are both linear and physical.
     let (area, buffer) = (address(&AREA[0]), address(&BUFFER[0]));
     for word in AREA.iter().chain(&BUFFER) {
         word.store(0, Relaxed);
@@ -71,7 +71,7 @@ fn address(word: &AtomicU64) -> u64 {
     ptr::from_ref(word).addr() as u64
 }
 
-/// Bytes of records.
+/// Returns the number of bytes of records.
 fn written() -> u64 {
     AREA[INDEX].load(Relaxed) - address(&BUFFER[0])
 }
@@ -80,7 +80,7 @@ fn word(n: usize) -> u64 {
     BUFFER[n].load(Relaxed)
 }
 
-/// Where the counter's reset value is.
+/// Returns the place of the counter's reset value.
 fn reset_word(counter: Counter) -> usize {
     match counter {
         Counter::General(n) => RESET + n as usize,
@@ -88,7 +88,7 @@ fn reset_word(counter: Counter) -> usize {
     }
 }
 
-/// Has `counter` write a record every `period` events, with these bits of its event select.
+/// Makes `counter` write a record every `period` events, with these bits of its event select.
 fn start(cx: &Context, counter: Counter, bits: u64, period: u64) -> Result<(), Failure> {
     let value = period.wrapping_neg() & cx.pmu.mask(counter);
     AREA[reset_word(counter)].store(value, Relaxed);
@@ -110,7 +110,7 @@ fn wait_for_bytes(bytes: u64) -> Result<(), Failure> {
     wait(|| Ok(written() >= bytes))
 }
 
-/// What CPUID and the MSRs say of it, they say together.
+/// Checks that CPUID and the MSRs agree about PEBS.
 fn offered(cx: &Context) -> Verdict {
     let [_, _, ecx, edx] = cpuid(1, 0);
     check(format_args!("DTES64"), (ecx >> 2 & 1).into(), 1)?;
@@ -119,13 +119,13 @@ fn offered(cx: &Context) -> Verdict {
     let [bts, pebs] = UNAVAILABLE.map(|bit| u64::from(misc & bit != 0));
     check(format_args!("BTS_UNAVAILABLE"), bts, 1)?;
     check(format_args!("PEBS_UNAVAILABLE"), pebs, 0)?;
-    // PEBS_TRAP, PEBS_ARCH_REG, format 4.
+    // The fields are PEBS_TRAP, PEBS_ARCH_REG and format 4.
     let format = cx.pmu.0.perf_capabilities & 0xfc0;
     check(format_args!("the format"), format, 0x4c0)?;
     Ok(Pass::Ok)
 }
 
-/// Each group has its place and its size.
+/// Checks that each group has its place and its size.
 fn groups(cx: &Context) -> Verdict {
     for groups in 0..8_u64 {
         let sizes = [32, 144, 256];
@@ -163,7 +163,7 @@ fn groups(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter that is no adaptive one has the basic group.
+/// Checks that a counter that is not adaptive has the basic group.
 fn basic_only(cx: &Context) -> Verdict {
     write(PEBS_DATA_CFG, 7)?;
     start(cx, Counter::General(0), COUNT, PERIOD)?;
@@ -173,7 +173,7 @@ fn basic_only(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Each counter that counts writes its records, and says which it is.
+/// Checks that each counter that counts writes its records, and names itself in them.
 fn every_counter(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.reset()?;
@@ -188,7 +188,7 @@ fn every_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The counter goes on from its reset value, and writes the next record.
+/// Checks that the counter goes on from its reset value, and writes the next record.
 fn reload(cx: &Context) -> Verdict {
     let counter = Counter::General(0);
     start(cx, counter, COUNT, PERIOD)?;
@@ -204,11 +204,11 @@ fn reload(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// One PMI when the buffer is full enough, with the buffer's status bit, and none before.
+/// Checks that one PMI comes when the buffer is full enough, with the buffer's status bit, and none before.
 fn threshold(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     AREA[THRESHOLD].store(address(&BUFFER[0]) + 4 * 32, Relaxed);
-    // Acknowledges nothing, so that this test sees it.
+    // The handler acknowledges nothing, so that this test sees the bit.
     cpu.set_pmi_action(PmiAction::Leave);
     apic::set_lvtpc(LVT_NMI);
     start(cx, Counter::General(0), COUNT, PERIOD)?;
@@ -217,7 +217,7 @@ fn threshold(cx: &Context) -> Verdict {
     let found = cpu.pmi_status.load(Relaxed);
     check(format_args!("status in the PMI"), found, OVF_BUF)?;
     check_range(format_args!("bytes"), written(), 4 * 32, u64::MAX)?;
-    // Each record from the threshold on may have one.
+    // Each record from the threshold on may have a PMI.
     let most = written() / 32 - 3;
     check_range(format_args!("PMIs"), cpu.pmis.load(Relaxed), 1, most)?;
     write(GLOBAL_OVF_CTRL, OVF_BUF)?;
@@ -225,7 +225,7 @@ fn threshold(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Nothing is written behind the buffer's end.
+/// Checks that nothing is written behind the buffer's end.
 fn full(cx: &Context) -> Verdict {
     AREA[MAXIMUM].store(address(&BUFFER[0]) + 2 * 32, Relaxed);
     start(cx, Counter::General(0), COUNT, SOME)?;
@@ -237,7 +237,7 @@ fn full(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// A counter of user space has no address of this ring, where the host can count so at all.
+/// Checks that a counter of user space writes no address of this ring, where the host can count so at all.
 fn other_ring(cx: &Context) -> Verdict {
     start(cx, Counter::General(0), USR | 1 << 22, SOME)?;
     pass(20 * SOME);
@@ -246,10 +246,10 @@ fn other_ring(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Areas and buffers that are nowhere, wrap, or overlap: the counter counts, and the machine goes on.
+/// Checks areas and buffers that are nowhere, wrap, or overlap: the counter counts, and the machine goes on.
 fn hostile_area(cx: &Context) -> Verdict {
     let (area, buffer) = (address(&AREA[0]), address(&BUFFER[0]));
-    // Area, base, index, maximum.
+    // The values are area, base, index and maximum.
     for (at, base, index, maximum) in [
         (1 << 46, buffer, buffer, u64::MAX),
         (u64::MAX, buffer, buffer, u64::MAX),
@@ -260,7 +260,7 @@ fn hostile_area(cx: &Context) -> Verdict {
         (area, buffer, buffer - 8, u64::MAX),
         (area, buffer, buffer, buffer + 31),
         (area, 0, 0, 0),
-        // An I/O APIC and a local one: memory, but none that may be written so.
+        // These are an I/O APIC and a local one: memory, but none that records may be written to.
         (area, 0xfec0_0000, 0xfec0_0000, u64::MAX),
         (area, 0xfee0_0000, 0xfee0_0000, u64::MAX),
         (0xfec0_0000, buffer, buffer, u64::MAX),
@@ -286,7 +286,7 @@ fn hostile_area(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// IA32_DS_AREA takes canonical addresses.
+/// Checks that IA32_DS_AREA takes canonical addresses.
 fn addresses(_: &Context) -> Verdict {
     for (value, taken) in [
         (0xffff_8000_0000_0000, true),

@@ -1,4 +1,4 @@
-//! RDPMC and its indices (SDM vol. 2B, RDPMC), and what ring 3 may do.
+//! RDPMC and its indices (SDM vol. 2B, RDPMC), and the rights of ring 3.
 
 use super::{Context, Test};
 use crate::instructions::{Fault, rdpmc, set_pce};
@@ -23,8 +23,8 @@ pub(super) const TESTS: &[Test] = &[
 const USER_RDPMC: Deviation =
     Deviation("RDPMC of ring 3 is not the VMM's to complete: #GP also with CR4.PCE");
 
-/// RDPMC in ring 0 gives all bits of what RDMSR gives, CR4.PCE or not, and
-/// clears the upper halves of its registers.
+/// Checks that RDPMC in ring 0 gives all bits that RDMSR gives, CR4.PCE or not,
+/// and clears the upper halves of its registers.
 fn every_counter(cx: &Context) -> Verdict {
     for pce in [false, true] {
         set_pce(pce);
@@ -40,7 +40,7 @@ fn every_counter(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Between two RDMSRs it gives something between them.
+/// Checks that RDPMC between two RDMSRs gives a value between theirs.
 fn while_it_counts(cx: &Context) -> Verdict {
     for counter in cx.pmu.counting() {
         cx.pmu.configure(counter, COUNT)?;
@@ -56,7 +56,7 @@ fn while_it_counts(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// The index is ECX.
+/// Checks that the index is ECX.
 fn upper_half(cx: &Context) -> Verdict {
     for counter in cx.pmu.counters() {
         cx.pmu.set(counter, 0x1234)?;
@@ -67,7 +67,7 @@ fn upper_half(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Counters that are not there are #GP(0).
+/// Checks that counters that do not exist are #GP(0).
 fn out_of_range(cx: &Context) -> Verdict {
     let c = cx.pmu.0;
     let general = (c.general..0x40).chain([0xff, 0x100, 0xffff]);
@@ -79,9 +79,9 @@ fn out_of_range(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// ECX[31:16] is the type: 0 and 4000H are counters. 2000H is performance
-/// metrics, and bit 31 the fast read of processors without architectural
-/// performance monitoring: not here.
+/// Checks other types. ECX[31:16] is the type: 0 and 4000H are counters. 2000H
+/// is performance metrics, and bit 31 the fast read of processors without
+/// architectural performance monitoring. This PMU has neither.
 fn other_types(cx: &Context) -> Verdict {
     for kind in (0..32).map(|bit| 1_u32 << bit).filter(|bit| *bit > 0xffff) {
         for n in 0..cx.pmu.0.general {
@@ -106,7 +106,7 @@ fn refused(index: u32) -> Result<(), Failure> {
     }
 }
 
-/// A counter that has something to show, read by ring 3.
+/// Reads a counter that has a value, in ring 3.
 fn in_ring_3(cx: &Context, pce: bool) -> Result<Result<(u64, u64), Fault>, Failure> {
     let counter = crate::pmu::Counter::General(0);
     cx.pmu.set(counter, 0x1234)?;
@@ -133,7 +133,7 @@ fn user_with_pce(cx: &Context) -> Verdict {
     }
 }
 
-/// The port of a rewritten RDPMC is none of ring 3's.
+/// Checks that ring 3 cannot use the port of a rewritten RDPMC.
 fn user_port(cx: &Context) -> Verdict {
     cx.pmu.set(crate::pmu::Counter::General(0), 0x1234)?;
     set_pce(true);
@@ -143,7 +143,7 @@ fn user_port(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// MSRs are ring 0's (SDM vol. 2B, RDMSR, WRMSR).
+/// Checks that MSRs are ring 0's (SDM vol. 2B, RDMSR, WRMSR).
 fn user_msrs(cx: &Context) -> Verdict {
     write(PERFEVTSEL, COUNT)?;
     for address in [PMC, PERFEVTSEL, FIXED_CTR, GLOBAL_CTRL, GLOBAL_STATUS] {

@@ -1,6 +1,6 @@
-//! Every MSR: what it reads out of reset, what can be written, what reads
-//! back, what it leaves alone. SDM vol. 4, table 2-2; vol. 3B, 20.2; what is
-//! wanted is the table in [`crate::msr`].
+//! Tests of every MSR: its value out of reset, its writable bits, the bits that
+//! read back, and the MSRs that a write leaves alone. SDM vol. 4, table 2-2;
+//! vol. 3B, 20.2. The reference is the table in [`crate::msr`].
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -40,14 +40,14 @@ pub(super) const TESTS: &[Test] = &[
     ("register.full_width_write", full_width_write),
 ];
 
-/// As many as [`rows`] gives.
+/// As many as the rows of [`rows`].
 const ROWS: usize = (3 * GENERAL_ADDRESSES + FIXED_ADDRESSES + 8) as usize;
-/// What each MSR read before anything was written; `NOT_READ`: #GP.
+/// The value of each MSR before the first write; `NOT_READ`: #GP.
 static RESET: [AtomicU64; ROWS] = [const { AtomicU64::new(0) }; ROWS];
 /// No MSR of the PMU reads this out of reset.
 const NOT_READ: u64 = !0;
 
-/// Reads every MSR before anything else is done.
+/// Reads every MSR before the first write.
 pub(super) fn note_reset() {
     if let Ok(pmu) = Pmu::identify() {
         for (row, noted) in rows(pmu.0).zip(&RESET) {
@@ -56,7 +56,7 @@ pub(super) fn note_reset() {
     }
 }
 
-/// SDM vol. 3A, table 10-1.
+/// Checks the values out of reset: SDM vol. 3A, table 10-1.
 fn reset(cx: &Context) -> Verdict {
     for (row, noted) in rows(cx.pmu.0).zip(&RESET) {
         check(
@@ -68,8 +68,8 @@ fn reset(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Writes every bit of the MSRs from `first` on: it is taken, and read back, or
-/// refused with #GP(0), and then nothing has changed.
+/// Writes every bit of the MSRs from `first` on. A bit is taken and read back,
+/// or refused with #GP(0), and then nothing has changed.
 fn bits(cx: &Context, first: u32, count: u32) -> Verdict {
     for row in rows(cx.pmu.0).filter(|row| (first..first + count).contains(&row.address)) {
         let before = expect_read(&row)?;
@@ -98,7 +98,7 @@ fn bits(cx: &Context, first: u32, count: u32) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// All writable bits at once, and none.
+/// Checks all writable bits at once, and none.
 fn all_bits(cx: &Context) -> Verdict {
     // Nothing may count meanwhile.
     write(GLOBAL_CTRL, 0)?;
@@ -115,27 +115,28 @@ fn all_bits(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// What one MSR holds is no other's, but for the two addresses of one counter.
+/// Checks that each MSR holds its own value, except the two addresses of one
+/// counter.
 fn independent(cx: &Context) -> Verdict {
     fill(cx)?;
     check_filled(cx)?;
     Ok(Pass::Ok)
 }
 
-/// Every MSR that keeps what is written, and something to write that is no
-/// other's. The global enables are not among them: nothing counts.
+/// Returns every MSR that keeps what is written, and a value for it that no
+/// other gets. The global enables are not among them, so nothing counts.
 fn kept(cx: &Context) -> impl Iterator<Item = (Row, u64)> + use<> {
     rows(cx.pmu.0)
         .filter(|row| row.keeps && row.address != GLOBAL_CTRL)
         .filter_map(|row| Some((row, row.writable? & (u64::from(row.address) * 0x3_0003))))
 }
 
-/// Something in every MSR.
+/// Writes a value to every MSR.
 pub(super) fn fill(cx: &Context) -> Result<(), Failure> {
     kept(cx).try_for_each(|(row, value)| write(row.address, value))
 }
 
-/// Fails unless it is still there, and no overflow has come.
+/// Fails unless these values are still there, and no overflow has come.
 pub(super) fn check_filled(cx: &Context) -> Result<(), Failure> {
     for (row, value) in kept(cx) {
         let got = read(row.address)?;
@@ -145,8 +146,8 @@ pub(super) fn check_filled(cx: &Context) -> Result<(), Failure> {
     check(format_args!("GLOBAL_STATUS"), read(GLOBAL_STATUS)?, 0)
 }
 
-/// A write of IA32_PMCx takes 32 bits and copies bit 31 into the others (SDM
-/// vol. 3B, 20.2.8).
+/// Checks that a write of IA32_PMCx takes 32 bits and copies bit 31 into the
+/// others (SDM vol. 3B, 20.2.8).
 fn legacy_write(cx: &Context) -> Verdict {
     let mask = cx.pmu.0.general_mask();
     for counter in cx.pmu.general() {
@@ -169,7 +170,8 @@ fn legacy_write(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// IA32_A_PMCx takes all bits that the counter has, and is the same register.
+/// Checks that IA32_A_PMCx takes all bits that the counter has, and is the same
+/// register.
 fn full_width_write(cx: &Context) -> Verdict {
     if !cx.pmu.0.full_width() {
         return Ok(Pass::Skip("no full-width writes"));
@@ -188,7 +190,7 @@ fn full_width_write(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Reads; fails unless that is as the row has it.
+/// Reads, and fails unless the result is as the row says.
 fn expect_read(row: &Row) -> Result<Option<u64>, Failure> {
     match (rdmsr(row.address), row.reset) {
         (Ok(value), Some(_)) => Ok(Some(value)),
@@ -206,7 +208,7 @@ fn expect_read(row: &Row) -> Result<Option<u64>, Failure> {
     }
 }
 
-/// Writes; fails unless that is taken or refused as the row has it.
+/// Writes, and fails unless the write is taken or refused as the row says.
 pub(super) fn expect_write(row: &Row, value: u64) -> Result<(), Failure> {
     let want = if row.refuses(value) {
         Err(Fault::GP)

@@ -15,13 +15,13 @@ use vpmu_record::{Host, HostJob, HostVmm, Record};
 use super::stats::HostStats;
 use super::{ours, qemu};
 
-/// The guest's job as an archive, when the guest is one of the lab's.
+/// The guest's job as an archive, when the guest comes from the lab.
 const JOB: &str = "/guest/job.cpio";
 /// The guest's own initrd.
 const OWN: &str = "/guest/own.cpio";
 /// The file tree that the lab's guests share.
 const GUEST: &str = "/guest/guest.cpio";
-/// Made of the two.
+/// The initrd that is made of the two.
 const INITRD: &str = "/guest/initrd";
 
 /// The guest's kernel.
@@ -43,8 +43,8 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     if job.skew {
         // The kernel charges a whole tick to whatever the tick interrupts. Host and guest tick at
         // the same rate, so the host would look at the same moment of the guest's tick every time.
-        // With its clock made 1.4 % fast it looks at all of them in turn. Only shares are taken
-        // from this clock.
+        // With a clock that is 1.4 % fast, the host looks at all moments in turn. Only shares are
+        // taken from this clock.
         busybox(process, "adjtimex -q -t 10137");
     }
     let stats = HostStats::find();
@@ -76,13 +76,14 @@ fn prepare(process: Process) {
     }
     // Kernel messages stay out of the guest's console; a panic is still printed.
     set("/proc/sys/kernel/printk", "1");
-    // On x86 KVM is not part of the kernel. Their names begin with their order.
+    // On x86, KVM is not part of the kernel. The names of its modules begin with their order.
     for module in files::names("/vpmu/modules") {
         busybox(process, &format!("insmod /vpmu/modules/{module}"));
     }
 }
 
-/// The initrd for the guest: its own, or the lab's with the job; `None` without either.
+/// Returns the initrd for the guest: its own, or the lab's with the job. Returns `None` without
+/// either.
 fn initrd(process: Process) -> Result<Option<&'static str>, Errno> {
     let initrd = if files::exists(OWN) {
         Some(OWN)
@@ -95,7 +96,7 @@ fn initrd(process: Process) -> Result<Option<&'static str>, Errno> {
     } else {
         None
     };
-    // The file tree is memory, which the guest may need.
+    // The file tree takes memory that the guest may need.
     busybox(process, &format!("rm {GUEST}"));
     Ok(initrd)
 }
@@ -136,17 +137,16 @@ pub(crate) fn power_off(process: Process) -> ! {
 
 /// Prints a record.
 pub(crate) fn report(record: &Record) {
-    // Nobody is left to hear of a console that fails.
+    // Nobody is left to hear about a console that fails.
     let _ = Fd::STDOUT.write_all(record.line().as_bytes());
 }
 
-/// Writes `text` into a file of the kernel's. A kernel without that file is one whose default has
-/// to do.
+/// Writes `text` into a file of the kernel's. A kernel without that file keeps its default.
 pub(crate) fn set(path: &str, text: &str) {
     let _ = files::write(path, flags::CREATE, text);
 }
 
-/// Runs a busybox applet, without a shell. It says itself why it fails.
+/// Runs a busybox applet, without a shell. The applet prints the reason of a failure itself.
 pub(crate) fn busybox(process: Process, command: &str) {
     let mut words: Vec<&str> = command.split(' ').collect();
     words.insert(0, "/usr/bin/busybox");

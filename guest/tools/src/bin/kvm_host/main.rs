@@ -1,9 +1,9 @@
 //! `kvm-host`: process 1 of the KVM host, which runs a guest on stock KVM.
 //!
-//! The job is a file ([`vpmu_record::HostJob`]), the guest's kernel and initrd are in `/guest`, and
-//! reports ([`vpmu_record::Record`]) go to the console, where the guest's first serial port comes
-//! out, too. The host powers off when its guest has ended. What is not the host's own work is
-//! busybox's.
+//! The job is a file ([`vpmu_record::HostJob`]), and the guest's kernel and initrd are in `/guest`.
+//! Reports ([`vpmu_record::Record`]) go to the console, as does the output of the guest's first
+//! serial port. The host powers off when its guest has ended. busybox does everything that is not
+//! the host's own work.
 
 #![cfg_attr(target_os = "none", no_std, no_main)]
 

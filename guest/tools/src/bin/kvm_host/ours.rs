@@ -1,4 +1,4 @@
-//! This project's x86 VMM as the guest's.
+//! Runs this project's x86 VMM as the guest's VMM.
 //!
 //! The VMM takes the snapshots of the host's statistics itself, when the guest rings its doorbell.
 
@@ -21,7 +21,7 @@ pub(crate) const NAME: &str = "vpmu-vmm";
 /// The exit status of a VMM that saved its guest.
 const SAVED: i32 = 4;
 
-/// Where the guest is saved, and more options of the VMM that restores it.
+/// The place of the saved guest, and more options of the VMM that restores it.
 type Saved<'a> = (&'a str, &'a [String]);
 
 /// Runs the guest to its end and reports.
@@ -65,7 +65,7 @@ fn run_vmm(
     Ok(())
 }
 
-/// With the libraries that it was built with, which may be older than this host.
+/// Runs the VMM with the libraries with which it was built, which may be older than this host.
 fn run_once(process: Process, options: &[&str]) -> Result<i32, Errno> {
     let mut words = Vec::from([
         "/vpmu/lib/ld-linux-x86-64.so.2",

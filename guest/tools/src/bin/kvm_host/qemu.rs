@@ -1,4 +1,4 @@
-//! Stock QEMU as the guest's VMM.
+//! Runs stock QEMU as the guest's VMM.
 //!
 //! The guest's second serial port carries the dialogue of `meter --sync`: meter says begin or end
 //! and waits for a line, and meanwhile the host takes a snapshot of its statistics.
@@ -19,13 +19,13 @@ use vpmu_record::{Host, HostJob, Kvm, MARK, Record, Snapshot};
 use super::host::{KERNEL, busybox, report};
 use super::stats::HostStats;
 
-/// QEMU opens these two pipes by the name without the endings.
+/// The name of the two pipes for QEMU, without the endings.
 const SYNC: &str = "/run/sync";
 const FROM_GUEST: &str = "/run/sync.out";
 const TO_GUEST: &str = "/run/sync.in";
 const VERSION: &str = "/run/version";
 
-/// What the dialogue left behind.
+/// The results of the dialogue.
 #[derive(Default)]
 struct Dialogue {
     begin: Option<Snapshot>,
@@ -45,7 +45,8 @@ pub(crate) fn run(
 ) -> Result<(), Errno> {
     let qemu = format!("/usr/bin/{name}");
     busybox(process, &format!("mkfifo {TO_GUEST} {FROM_GUEST}"));
-    // Open for both directions: QEMU, which may end at any time, is then never the only one.
+    // The host opens both pipes in both directions. So QEMU, which may end at any time, is never
+    // the only one to have a pipe open.
     let from_guest = files::open(FROM_GUEST, flags::READ_WRITE)?;
     let to_guest = files::open(TO_GUEST, flags::READ_WRITE)?;
     let mut words = Vec::from([qemu.as_str()]);
@@ -73,7 +74,7 @@ pub(crate) fn run(
 }
 
 /// Starts QEMU from another process, which waits for its end. That process
-/// joins in the dialogue: `pid NUMBER`, then `gone STATUS`.
+/// takes part in the dialogue: `pid NUMBER`, then `gone STATUS`.
 fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
     let Some(_) = sys::fork()? else {
         let nothing = files::open("/dev/null", flags::READ).ok();
@@ -117,7 +118,7 @@ fn talk(job: &HostJob, from_guest: Fd, to_guest: Fd, stats: &HostStats) -> Resul
     Ok(found)
 }
 
-/// With a processor for each of several vCPUs, each keeps its own.
+/// Gives each of several vCPUs a processor of its own, where there are enough.
 fn pin(qemu: usize, vcpus: u32) {
     let last = vcpus.saturating_sub(1);
     if last == 0 || !files::exists(&format!("/sys/devices/system/cpu/cpu{last}")) {
@@ -130,13 +131,13 @@ fn pin(qemu: usize, vcpus: u32) {
         let cpu = name.trim().strip_prefix("CPU ");
         let cpu = cpu.and_then(|name| name.strip_suffix("/KVM"));
         if let (Some(Ok(cpu)), Ok(thread)) = (cpu.map(str::parse), task.parse()) {
-            // Without it the figures are those of a busier host.
+            // Without the pinning, the figures are those of a busier host.
             let _ = sys::pin(thread, cpu);
         }
     }
 }
 
-/// The first line of what QEMU says of itself.
+/// Returns the first line of QEMU's version output.
 fn version(process: Process, qemu: &str) -> Result<String, Errno> {
     let file = files::open(VERSION, flags::CREATE)?;
     program::run(process, &[qemu, "--version"], None, Some(file))?;

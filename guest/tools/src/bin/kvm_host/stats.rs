@@ -1,4 +1,4 @@
-//! What the host's kernel says of its own work.
+//! The host kernel's statistics of its own work.
 
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -8,14 +8,14 @@ use vpmu_record::Snapshot;
 
 const KVM: &str = "/sys/kernel/debug/kvm";
 
-/// Where the kernel keeps its statistics.
+/// The places of the kernel's statistics.
 pub(crate) struct HostStats {
     /// KVM's counters of exits: names and files.
     exits: Vec<(String, String)>,
 }
 
 impl HostStats {
-    /// Finds KVM's counters. Those of single guests, which come later, are not among them.
+    /// Finds KVM's counters, without those of single guests, which come later.
     pub(crate) fn find() -> Self {
         let exits = files::names(KVM)
             .into_iter()
@@ -28,12 +28,12 @@ impl HostStats {
         Self { exits }
     }
 
-    /// Whether KVM counts exits for the host's own interrupts apart.
+    /// Returns whether KVM counts exits for the host's own interrupts separately.
     pub(crate) fn tell_interrupts(&self) -> bool {
         self.exits.iter().any(|(name, _)| name == "irq_exits")
     }
 
-    /// The statistics now.
+    /// Returns the present statistics.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let stat = files::read("/proc/stat").unwrap_or_default();
         let exits = self.exits.iter().filter_map(|(name, path)| {

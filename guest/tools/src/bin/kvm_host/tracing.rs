@@ -1,8 +1,8 @@
 //! KVM's tracepoints, counted while the guest measures.
 //!
 //! The kernel's own histograms count. The guest's doorbell, a write of 1 or 2 to port 0x5650, is a
-//! tracepoint, too, and switches them. Who was woken by what only the order of two tracepoints
-//! tells.
+//! tracepoint, too, and switches the histograms. Only the order of two tracepoints tells which
+//! interrupt woke which vCPU.
 
 use alloc::borrow::ToOwned;
 use alloc::format;
@@ -19,10 +19,10 @@ use super::host::{busybox, power_off, report, set, stuck};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const KVM: &str = "/sys/kernel/tracing/events/kvm";
-/// An instance of its own, in which this program hears of the doorbell.
+/// A separate instance, in which this program notices the doorbell.
 const MARKS: &str = "/sys/kernel/tracing/instances/marks";
 
-/// Counted by these keys.
+/// The tracepoints to count, with their keys.
 const COUNTED: [(&str, &str); 4] = [
     ("kvm_exit", "exit_reason"),
     ("kvm_msr", "write,ecx"),
@@ -34,9 +34,9 @@ const ORDERED: [&str; 2] = ["kvm_vcpu_wakeup", "kvm_inj_virq"];
 const BEGIN: &str = "port == 0x5650 && val == 1";
 const END: &str = "port == 0x5650 && val == 2";
 
-/// Longer than any of the guests takes: one that takes longer turns in a circle.
+/// Longer than any of the guests takes. A guest that takes longer runs in an endless loop.
 const LIMIT_MS: u32 = 60_000;
-/// What this program's other process writes when the VMM has ended.
+/// The line that this program's other process writes when the VMM has ended.
 const GONE: &str = "gone";
 
 /// Runs the guest by `vmm` to its end and reports a [`Trace`] of each measurement.
@@ -63,7 +63,7 @@ pub(crate) fn run(
         }
         taken.push(Record::Trace(take()?));
     }
-    // Only now: the console's exits would be among those counted.
+    // The reports wait until now, because the console's exits would be counted, too.
     taken.iter().for_each(report);
     power_off(process)
 }
@@ -71,11 +71,11 @@ pub(crate) fn run(
 fn begin(process: Process) -> Result<(), Errno> {
     busybox(process, &format!("mount -t tracefs tracefs {TRACING}"));
     set(&format!("{TRACING}/buffer_size_kb"), "16384");
-    // The host's one processor runs both vCPUs: a vCPU that polls takes the other's time, and one
+    // The host's one processor runs both vCPUs. A vCPU that polls takes the other's time. A vCPU
     // that is interrupted when it has just woken the other has locks that the other needs.
     set("/sys/module/kvm/parameters/halt_poll_ns", "0");
     set("/sys/kernel/debug/sched/features", "NO_WAKEUP_PREEMPTION");
-    // An event takes one trigger of a kind: the end has an event of its own.
+    // An event takes one trigger of a kind, so the end has an event of its own.
     write(
         "dynamic_events",
         "e:vpmu/doorbell kvm/kvm_pio port=$port val=$val",
@@ -101,7 +101,7 @@ fn begin(process: Process) -> Result<(), Errno> {
     write("instances/marks/events/kvm/kvm_pio/enable", "1")
 }
 
-/// What was counted since the last time. The guest gives this the time before it begins anew.
+/// Returns the counts since the last call. The guest leaves time for this before it begins anew.
 fn take() -> Result<Trace, Errno> {
     let mut trace = Trace::new();
     for (event, keys) in COUNTED {
@@ -114,12 +114,12 @@ fn take() -> Result<Trace, Errno> {
         )?;
     }
     let mut wake_ups = WakeUps::default();
-    // Too long to be read whole.
+    // The file is too long to be read whole.
     let events = files::open(&format!("{TRACING}/trace"), flags::READ)?;
     Lines::of(events).for_each(|line: String| wake_ups.line(&line));
     events.close();
     trace.insert("woken".to_owned(), wake_ups.finish());
-    // A write empties it.
+    // A write empties the file.
     write("trace", "\n")?;
     Ok(trace)
 }

@@ -1,5 +1,5 @@
-//! The workload's functions on AArch64. How many instructions each takes is
-//! promised in [`vpmu_guest_tools::mix`]; change both together.
+//! The workload's functions on AArch64. [`vpmu_guest_tools::mix`] promises the
+//! number of instructions of each; change both together.
 
 // UNSAFETY: exact instruction counts need functions written in assembly, and
 // `perf` should show their plain names.
@@ -48,7 +48,7 @@ pub(crate) extern "C" fn main(units: u64, functions: u64) {
     )
 }
 
-/// Arithmetic: 2 instructions and six a round.
+/// Does arithmetic: 2 instructions and six a round.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn foo() {
@@ -66,8 +66,8 @@ extern "C" fn foo() {
     )
 }
 
-/// A branch nobody predicts: 5 instructions and seven a round, whichever way
-/// the branch goes.
+/// Takes a branch that nobody predicts: 5 instructions and seven a round,
+/// whichever way the branch goes.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn bar() {
@@ -95,7 +95,7 @@ extern "C" fn bar() {
     )
 }
 
-/// Loads: 3 instructions and three a round.
+/// Loads a word again and again: 3 instructions and three a round.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn qux() {

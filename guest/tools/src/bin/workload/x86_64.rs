@@ -1,5 +1,5 @@
-//! The workload's functions on x86-64. How many instructions each takes is
-//! promised in [`vpmu_guest_tools::mix`]; change both together.
+//! The workload's functions on x86-64. [`vpmu_guest_tools::mix`] promises the
+//! number of instructions of each; change both together.
 
 // UNSAFETY: exact instruction counts need functions written in assembly, and
 // `perf` should show their plain names.
@@ -21,7 +21,7 @@ pub(crate) extern "C" fn main(units: u64, functions: u64) {
         "push r12",
         "mov r12, rdi",
         "mov rbx, rsi",
-        // A unit: 12 instructions and two a round, of which there is one less
+        // A unit takes 12 instructions and two a round. It has one round less
         // than on machines that test and branch in one instruction.
         "2:",
         "mov eax, {rounds} - 1",
@@ -53,7 +53,7 @@ pub(crate) extern "C" fn main(units: u64, functions: u64) {
     )
 }
 
-/// Arithmetic: 2 instructions and six a round.
+/// Does arithmetic: 2 instructions and six a round.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn foo() {
@@ -71,8 +71,8 @@ extern "C" fn foo() {
     )
 }
 
-/// A branch nobody predicts: 5 instructions and seven a round, whichever way
-/// the branch goes.
+/// Takes a branch that nobody predicts: 5 instructions and seven a round,
+/// whichever way the branch goes.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn bar() {
@@ -100,7 +100,7 @@ extern "C" fn bar() {
     )
 }
 
-/// Loads: 3 instructions and three a round.
+/// Loads a word again and again: 3 instructions and three a round.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 extern "C" fn qux() {
