@@ -76,7 +76,8 @@ at_work 3; sleep 0.05; meter --save true > /dev/null; wait
 echo "gone $(dmesg | grep -c "the host's PMU has gone")"
 echo "lost $(grep -c 'not counted' lost1) $(grep -c 'not counted' lost2)"
 samples before
-perf stat -e cycles true || echo "refused after"
+perf stat -x, -o after -e cycles true
+grep -q '^[0-9][0-9]*,[^,]*,cycles' after || echo "refused after"
 rmmod vpmu_pmu && echo "unloaded after"
 insmod /root/vpmu_pmu.ko || echo "no device after"
 "#;

@@ -175,7 +175,8 @@ fn precise_samples_are_records_without_interrupts() {
     let json = folder.path().join("results.json");
     let record =
         "perf record --no-bpf-event -q -e cycles:pp -c 100000 -o perf.data workload --scale 1000";
-    let report = "perf report -i perf.data --stdio -F overhead,symbol 2> /dev/null";
+    let report =
+        "perf report -i perf.data --stdio --stdio-color never -F overhead,symbol 2> /dev/null";
     let command = format!("{NO_SYMBOLS}dmesg | grep -c 'PEBS fmt4+-baseline'; {record}; {report}");
     let output = vpmu
         .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
