@@ -1,5 +1,5 @@
 //! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1, and on its
-//! 6.12, with two processors, what may befall a driver: processors that go and come, a host that takes the device away.
+//! 6.12, with two processors, what may befall a driver: processors that go and come, a guest that sleeps, a host that takes the device away.
 //!
 //! Needs gcc 12 and make, too. Where only a clock counts, cycles are the vCPU's time: counts are compared with each
 //! other, not with a constant.
@@ -69,6 +69,8 @@ END
 record -a -c 1000000 -e cycles -- sh load; samples hotplug
 echo "unplugged $(counts cycles)"
 stat -e cycles taskset 2 workload --scale 1000; echo "plugged $(counts cycles)"
+stat -e cycles workload --scale 2000 & at_work 1; sleep 0.05
+echo disk > /sys/power/state || echo "no swap to hibernate into"; wait; echo "slept $(counts cycles)"
 perf stat -x, -o lost1 -a -e cycles workload --scale 2000 &
 perf stat -x, -o lost2 -e '{cycles,instructions}' workload --scale 2000 &
 record -F 1000 -e cycles workload --scale 2000 &
@@ -156,6 +158,7 @@ impl Said {
         let cycles = self.numbers("counted")[0];
         self.near("unplugged", cycles, 15);
         self.near("plugged", cycles, 10);
+        self.near("slept", cycles * 2, 10);
         assert!(
             self.one("hotplug") >= self.one("unplugged") / 1_000_000 / 2,
             "{}",
