@@ -24,9 +24,9 @@ pub(super) const BENCH: Bench = Bench {
 };
 
 /// The beginning of both designs' commands. It stops throttling, so that both take all requested
-/// samples.
+/// samples: a limit that 10,000 samples a second reach would stop and start the event.
 const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
-    echo 10000 > /proc/sys/kernel/perf_event_max_sample_rate && \
+    echo 100000 > /proc/sys/kernel/perf_event_max_sample_rate && \
     echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
 
 const RECORD: &str = "perf record --no-bpf-event -q -e cycles -o perf.data";
