@@ -1,18 +1,15 @@
-//! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1, and on its
-//! 6.12, with two processors, what may befall a driver: processors that go and come, a guest that sleeps, a host that takes the device away.
+//! The module `guest/vpmu_pmu` in a real guest under vpmu-vmm on KVM: stock perf on Debian 12's Linux 6.1 and 6.12, and
+//! on 6.12, with two processors, what may befall a driver: processors that go and come, a guest that sleeps, a host that
+//! takes the device away.
 //!
 //! Needs gcc 12 and make, too. Where only a clock counts, cycles are the vCPU's time: counts are compared with each
 //! other, not with a constant.
 
 use std::process::Command;
 
-use crate::support::{NO_SYMBOLS, skipped, turn, vpmu};
+use crate::support::{NO_SYMBOLS, RESTORING, modules, nested_vpmu, turn, vpmu};
 use crate::two_vcpus;
-use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::module::{Kernel, Modules};
-use vpmu_lab::spec::arch::Arch;
 
 /// The part that all scripts share. Each line that a script prints begins with a word for its case.
 const COMMON: &str = r#"exec 2>&1
@@ -171,15 +168,6 @@ impl Said {
     }
 }
 
-fn modules(kernel: Kernel) -> Option<Modules> {
-    if let Err(error) = Modules::check() {
-        skipped(&error.to_string());
-        return None;
-    }
-    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
-    Some(Modules::prepare(kernel, &cache, &cancel, &Progress::silent()).unwrap())
-}
-
 fn options(vpmu: &mut Command, modules: &Modules) {
     vpmu.args(["--pmu", "emulated", "--memory", "512M"])
         .args([
@@ -225,23 +213,16 @@ fn stock_perf_works(kernel: Kernel) {
 #[ignore = "long: script/test --long"]
 fn what_may_befall_the_driver_on_linux_6_12() {
     let _turn = turn(1);
-    let Some(mut vpmu) = vpmu("x86_64") else {
+    let Some(mut vpmu) = nested_vpmu(RESTORING) else {
         return;
     };
     let Some(modules) = modules(Kernel::Backports) else {
         return;
     };
-    if Arch::X86_64.has_hardware_kvm() {
-        eprintln!(
-            "skipped: this machine's own KVM runs the guests: the lab restores in its KVM host only"
-        );
-        return;
-    }
     let options = |vpmu: &mut Command| {
         options(vpmu, &modules);
-        // The host has one processor: it executes no two at once anyway. So the guest starts its second when all
-        // is quiet.
-        vpmu.args(["--qemu-arg=-smp", "--qemu-arg=1", "--append", "maxcpus=1"])
+        vpmu.args(two_vcpus::ONE_PROCESSOR)
+            .args(["--append", "maxcpus=1"])
             .args(["--vmm-arg=--save=/guest/saved", "--vmm-arg=--drop-paravirt"]);
     };
     let script = [NO_SYMBOLS, COMMON, COUNT, FATE, END].concat();

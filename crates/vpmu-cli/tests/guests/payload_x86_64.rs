@@ -9,12 +9,12 @@ use std::thread;
 use crate::payload::{passed, program};
 use crate::support::{turn, vpmu};
 
-/// Returns the console of the payload with these options of vpmu, started with `words`.
-fn run(options: &[&str], words: &str) -> Option<String> {
+/// Returns the console of the payload with these options of vpmu, which blanks separate, started with `words`.
+fn run(options: &str, words: &str) -> Option<String> {
     let output = vpmu("x86_64")?
         .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
         .args(["--append", words])
-        .args(options)
+        .args(options.split(' '))
         .arg("--kernel")
         .arg(program("x86_64/payload.elf")?)
         .output()
@@ -22,8 +22,8 @@ fn run(options: &[&str], words: &str) -> Option<String> {
     let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
     let errors = String::from_utf8_lossy(&output.stderr);
     let console = format!("{text}{errors}");
-    assert!(output.status.success(), "{options:?}:\n{console}");
-    assert!(console.contains(" 0 failed,"), "{options:?}:\n{console}");
+    assert!(output.status.success(), "{options}:\n{console}");
+    assert!(console.contains(" 0 failed,"), "{options}:\n{console}");
     Some(console)
 }
 
@@ -34,7 +34,7 @@ fn every_policy_gives_the_same_pmu() {
     let policies = ["recreate", "reuse", "paused"];
     // All run at once: load does not change counted instructions.
     let consoles = thread::scope(|scope| {
-        let options = |policy| ["--model", "intel", "--policy", policy, "--vcpus", "2"];
+        let options = |policy| format!("--model intel --policy {policy} --vcpus 2");
         let runs = policies.map(|policy| scope.spawn(move || run(&options(policy), "")));
         runs.map(|run| run.join().unwrap())
     });
@@ -56,8 +56,7 @@ fn every_policy_gives_the_same_pmu() {
 fn instructions_by_approximation_are_a_counter_as_any_other() {
     let _turn = turn(1);
     let options = "--model intel --vcpus 2 --vmm-arg=--approximate-instructions";
-    let options: Vec<&str> = options.split(' ').collect();
-    let Some(console) = run(&options, "") else {
+    let Some(console) = run(options, "") else {
         return;
     };
     let tests = passed(&console);
@@ -71,7 +70,7 @@ fn amds_pmu_is_as_its_manual() {
     let _turn = turn(2);
     let models = ["amd", "amd-v2"];
     let consoles = thread::scope(|scope| {
-        let options = |model| ["--model", model, "--vcpus", "2"];
+        let options = |model| format!("--model {model} --vcpus 2");
         let runs = models.map(|model| scope.spawn(move || run(&options(model), "test=amd")));
         runs.map(|run| run.join().unwrap())
     });
@@ -89,8 +88,7 @@ fn amds_pmu_is_as_its_manual() {
 fn the_lazy_deadline_keeps_time_with_any_tsc() {
     let _turn = turn(1);
     let options = "--model intel --vcpus 2 --vmm-arg=--lazy-deadline";
-    let options: Vec<&str> = options.split(' ').collect();
-    let Some(console) = run(&options, "test=deadline") else {
+    let Some(console) = run(options, "test=deadline") else {
         return;
     };
     let tests = passed(&console);
@@ -102,7 +100,7 @@ fn the_lazy_deadline_keeps_time_with_any_tsc() {
 #[test]
 fn the_paravirtual_pmu_does_what_its_page_says() {
     let _turn = turn(1);
-    let Some(console) = run(&["--vmm-arg=--paravirt"], "") else {
+    let Some(console) = run("--vmm-arg=--paravirt", "") else {
         return;
     };
     let tests = passed(&console);

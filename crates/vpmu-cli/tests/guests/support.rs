@@ -7,6 +7,12 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::module::{Kernel, Modules};
+use vpmu_lab::spec::arch::Arch;
+
 /// Says that a test did not run, and why. Panics where `VPMU_TEST_ALL` is set: `script/test` sets it after the set-up,
 /// when nothing may be missing.
 pub(crate) fn skipped(reason: &str) {
@@ -28,6 +34,29 @@ pub(crate) fn vpmu(arch: &str) -> Option<Command> {
         return None;
     }
     Some(vpmu())
+}
+
+/// Why a test that restores a guest needs the lab's KVM host.
+pub(crate) const RESTORING: &str = ": the lab restores in its KVM host only";
+
+/// Returns vpmu for an x86-64 guest in the lab's KVM host, unless this machine's own KVM runs the guests; `because` says
+/// why the test cannot use that.
+pub(crate) fn nested_vpmu(because: &str) -> Option<Command> {
+    if Arch::X86_64.has_hardware_kvm() {
+        eprintln!("skipped: this machine's own KVM runs the guests{because}");
+        return None;
+    }
+    vpmu("x86_64")
+}
+
+/// Returns the guest's modules for `kernel`, and that kernel, unless this machine cannot build them.
+pub(crate) fn modules(kernel: Kernel) -> Option<Modules> {
+    if let Err(error) = Modules::check() {
+        skipped(&error.to_string());
+        return None;
+    }
+    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
+    Some(Modules::prepare(kernel, &cache, &cancel, &Progress::silent()).unwrap())
 }
 
 /// Returns all of a program's output.

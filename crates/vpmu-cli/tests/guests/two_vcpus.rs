@@ -6,6 +6,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
+/// Options for a host with one processor: QEMU executes no two at once anyway, and two take so many interrupts that it
+/// delivers one of them twice. The guest starts its second processor when all is quiet (`maxcpus=1`).
+pub(crate) const ONE_PROCESSOR: [&str; 2] = ["--qemu-arg=-smp", "--qemu-arg=1"];
+
 /// Runs `script` in such a guest of one design, and returns its output and its figures. `compare`
 /// runs it, because it tries again where QEMU has ended the guest.
 pub(crate) fn compare(

@@ -55,6 +55,11 @@ pub trait Backend {
         End::PoweredOff
     }
 
+    /// Tells whether QEMU is known to lose interrupts of this guest, or to deliver one twice.
+    fn loses_interrupts(&self) -> bool {
+        false
+    }
+
     /// Renames an error by its likely cause.
     fn explain(&self, error: Error) -> Error {
         error

@@ -38,12 +38,9 @@ pub(super) struct Boot {
 }
 
 impl Parts<'_> {
-    /// Returns the user's kernel, where there is one.
+    /// Returns the user's kernel, or the modules', where there is one.
     pub(super) fn own_kernel(&self) -> Option<&Path> {
-        match self.payload {
-            Payload::Command(work) => work.kernel.as_deref().or(self.kernel.as_deref()),
-            Payload::Kernel { kernel, .. } => Some(kernel),
-        }
+        self.payload.own_kernel().or(self.kernel.as_deref())
     }
 
     /// Returns the user's initrd, where there is one.

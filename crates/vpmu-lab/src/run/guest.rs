@@ -12,7 +12,6 @@ use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::report::result::{Run, Settings};
-use crate::spec::arch::Arch;
 use crate::spec::command::quote;
 use crate::spec::design::{Design, Pmu};
 use crate::spec::{Guest, Payload, Spec, Time};
@@ -122,20 +121,17 @@ pub fn run(
 ///
 /// Returns `error` where QEMU is not known to be the cause, or after `TRIES` attempts.
 pub fn once_more(spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
-    let own_kernel = match &spec.payload {
-        Payload::Command(work) => work.kernel.is_some(),
-        Payload::Kernel { .. } => true,
+    let may_hang = || {
+        let backend = backend::of(&spec.machine, guest);
+        backend.loses_interrupts() && spec.payload.own_kernel().is_none()
     };
-    let loses_interrupts = spec.machine.arch == Arch::X86_64
-        && guest.design.pmu != Pmu::Native
-        && guest.time == Time::Counted;
     match error {
         error if phase + 1 >= TRIES => Err(error),
         Error::RepeatedInterrupt { .. } => Ok(
             "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
         ),
         Error::HostReset { .. } => Ok("QEMU seems to have reset the KVM host; once more"),
-        Error::Boot { .. } if loses_interrupts && !own_kernel => {
+        Error::Boot { .. } if may_hang() => {
             Ok("the boot hung, as when QEMU loses an interrupt; once more, a bit later")
         }
         error => Err(error),
@@ -270,6 +266,7 @@ fn silent_end(end: End, transcript: &Transcript) -> Error {
 mod tests {
     use super::*;
     use crate::spec::Request;
+    use crate::spec::arch::Arch;
     use crate::spec::command::Command;
     use crate::spec::design::Pmu;
     use vpmu_record::Host;

@@ -9,7 +9,7 @@ pub mod command;
 pub mod design;
 mod request;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use request::Request;
@@ -67,6 +67,16 @@ pub enum Payload {
         /// Its initrd, if it wants one.
         initrd: Option<PathBuf>,
     },
+}
+
+impl Payload {
+    /// Returns the user's kernel, where there is one.
+    pub fn own_kernel(&self) -> Option<&Path> {
+        match self {
+            Self::Command(work) => work.kernel.as_deref(),
+            Self::Kernel { kernel, .. } => Some(kernel),
+        }
+    }
 }
 
 /// A command and its surroundings.

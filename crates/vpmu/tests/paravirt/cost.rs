@@ -3,14 +3,12 @@
 use vpmu::counter::CounterSet;
 use vpmu::paravirt::{command, word};
 
-use crate::support::{Vcpu, counting, repeating};
+use crate::support::{Vcpu, counting, repeating, sampling};
 
 #[test]
 fn a_fixed_period_asks_nothing_of_the_host() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 1000, 1000);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 1000);
     let before = vcpu.operations();
     for n in 1..=100 {
         vcpu.run(1000);
@@ -25,9 +23,7 @@ fn a_fixed_period_asks_nothing_of_the_host() {
 #[test]
 fn a_new_period_asks_twice_and_rings_nothing() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 1000, 1000);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 1000);
     let before = vcpu.operations();
     vcpu.guest_period(0, 700);
     vcpu.run(1000);
@@ -80,9 +76,7 @@ fn a_guest_that_wants_nothing_costs_nothing() {
 #[test]
 fn a_put_and_load_sets_no_period() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 1000, 1000);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 1000);
     vcpu.run(300);
     let before = vcpu.device.statistics().set_periods;
     vcpu.device.put(&mut vcpu.host, Some(&vcpu.page));

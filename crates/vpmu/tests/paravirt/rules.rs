@@ -6,7 +6,9 @@ use vpmu::paravirt::{
 };
 use vpmu::x86::Outcome;
 
-use crate::support::{BOTH, CYCLES, Host, Memory, SAMPLING, Vcpu, counting, offer, repeating};
+use crate::support::{
+    BOTH, CYCLES, Host, Memory, SAMPLING, Vcpu, counting, offer, repeating, sampling,
+};
 
 impl Vcpu {
     pub(crate) fn guest_period(&mut self, counter: u8, period: u64) {
@@ -73,9 +75,7 @@ fn an_old_generation_goes_on_and_a_new_one_begins() {
 #[test]
 fn an_interrupt_that_was_put_off_comes_again_when_asked_for() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 10, 10);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 10);
     vcpu.run(10);
     assert!(std::mem::take(&mut vcpu.nmi), "the guest defers it");
     vcpu.run(10);
@@ -146,9 +146,7 @@ fn a_period_below_the_floor_is_stretched_and_said_so() {
 #[test]
 fn a_page_that_was_let_go_of_is_not_written() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 10, 10);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 10);
     vcpu.device.detach(&mut vcpu.host);
     let before = vcpu.page.clone();
     vcpu.run(100);
@@ -181,9 +179,7 @@ fn a_device_that_leaves_says_so_and_interrupts() {
 #[test]
 fn a_device_that_leaves_sends_no_interrupt_behind_another() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 100, 100);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 100);
     vcpu.run(150);
     assert_eq!(vcpu.nmis, 1);
     vcpu.device.leave(&mut vcpu.host, Some(&vcpu.page));
@@ -227,9 +223,7 @@ fn a_saved_device_goes_on_in_another() {
 #[test]
 fn a_state_of_another_kind_is_refused() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.sample(0, 100, 100);
-    vcpu.want(1);
-    vcpu.ring(command::APPLY);
+    sampling(&mut vcpu, 100);
     let good = vcpu.device.save(&mut vcpu.host, Some(&vcpu.page));
     let mut refuse = |change: fn(&mut DeviceState)| {
         let mut state = good.clone();

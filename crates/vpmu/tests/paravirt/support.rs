@@ -246,6 +246,13 @@ pub(crate) fn counting(vcpu: &mut Vcpu, counters: u8) {
     vcpu.ring(command::APPLY);
 }
 
+/// Has counter 0 sample with this period, and no other count.
+pub(crate) fn sampling(vcpu: &mut Vcpu, period: u64) {
+    vcpu.sample(0, period, period);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+}
+
 pub(crate) fn repeating() -> Host {
     Host {
         repeats: true,
