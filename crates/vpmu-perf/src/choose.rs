@@ -120,7 +120,7 @@ impl Chooser {
 }
 
 /// Returns the event that shows whether a backing works.
-fn probe(backing: Backing, guest: bool) -> Kind {
+pub(crate) fn probe(backing: Backing, guest: bool) -> Kind {
     match backing {
         Backing::Hardware => Kind {
             type_: PERF_TYPE_HARDWARE,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_GROUP,
@@ -42,6 +42,22 @@ pub(crate) struct Rings {
     pub(crate) kernel: bool,
     /// Whether the event counts only while the thread runs a guest.
     pub(crate) guest: bool,
+}
+
+impl Kind {
+    /// Returns the attributes that say what is counted, and where.
+    pub(crate) fn attr(self) -> perf_event_attr {
+        let mut attr = perf_event_attr::default();
+        attr.type_ = self.type_;
+        attr.config = self.config;
+        if let Some(rings) = self.rings {
+            attr.set_exclude_host(rings.guest.into());
+            attr.set_exclude_hv(1);
+            attr.set_exclude_user(u64::from(!rings.user));
+            attr.set_exclude_kernel(u64::from(!rings.kernel));
+        }
+        attr
+    }
 }
 
 /// A total, with the ns for which it was counted and for which it should have been.
@@ -94,23 +110,16 @@ impl PerfEvent {
     }
 
     fn of(kind: Kind, thread: libc::pid_t, leader: Option<&Self>) -> io::Result<Self> {
-        let mut attr = perf_event_attr::default();
-        attr.type_ = kind.type_;
-        attr.config = kind.config;
+        let mut attr = kind.attr();
         attr.read_format = TIMES;
         attr.__bindgen_anon_1.sample_period = ENDLESS;
         // The kernel signals each overflow.
         attr.__bindgen_anon_2.wakeup_events = 1;
-        if let Some(rings) = kind.rings {
-            attr.set_exclude_host(rings.guest.into());
-            attr.set_exclude_hv(1);
-            attr.set_exclude_user(u64::from(!rings.user));
-            attr.set_exclude_kernel(u64::from(!rings.kernel));
-        }
         Self::of_attr(attr, thread, leader)
     }
 
-    fn of_attr(
+    /// Opens the event of `attr`, stopped, for a thread.
+    pub(crate) fn of_attr(
         mut attr: perf_event_attr,
         thread: libc::pid_t,
         leader: Option<&Self>,
@@ -156,6 +165,10 @@ impl PerfEvent {
 
     pub(crate) fn fd(&self) -> libc::c_int {
         self.0.as_raw_fd()
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     pub(crate) fn enable(&self) -> bool {

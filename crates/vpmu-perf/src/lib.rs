@@ -33,6 +33,8 @@ mod host;
 mod kick;
 mod notes;
 mod options;
+mod ring;
+mod sampler;
 
 pub use choose::{Backing, Vendor};
 pub use error::PerfError;
@@ -40,3 +42,5 @@ pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::overrun;
 pub use options::{PerfOptions, Support, prepare, support};
+pub use ring::{PerfRecord, PerfSample, Place};
+pub use sampler::Sampler;

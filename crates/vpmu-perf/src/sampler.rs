@@ -1,0 +1,81 @@
+//! A thread's samples, which the kernel takes by itself.
+//!
+//! A sample of a thread that runs a guest has the guest's address and CPL: KVM tells perf, whose interrupt takes the
+//! processor out of the guest and back in, where the guest was. The thread itself does not return from KVM_RUN.
+//!
+//! The event is never the member of a group: Linux (seen with 6.12) does not begin to sample siblings again once it has
+//! throttled them. Nor does it tell what a counter counted: throttled, it counts too little.
+
+use std::io;
+
+use perf_event_open_sys::bindings::{PERF_SAMPLE_IP, PERF_SAMPLE_TIME};
+
+use crate::choose::{Backing, probe};
+use crate::error::PerfError;
+use crate::event::{ENDLESS, Kind, PerfEvent};
+use crate::ring::{PerfRecord, Ring};
+
+/// A perf event of one thread that samples this thread into a ring of memory.
+#[derive(Debug)]
+pub struct Sampler {
+    event: PerfEvent,
+    ring: Ring,
+}
+
+impl Sampler {
+    /// Makes a sampler of the calling thread's time on the CPU, in its guest and outside. It is stopped. Its ring has
+    /// room for `samples`, or somewhat more.
+    ///
+    /// # Errors
+    ///
+    /// Says why perf events are not available, and what to do.
+    pub fn of_time(samples: u64) -> Result<Self, PerfError> {
+        let kind = probe(Backing::Clock, true);
+        Self::open(kind, 0, samples).map_err(|error| PerfError::from_open(&error))
+    }
+
+    /// Makes a sampler of a thread by an event.
+    pub(crate) fn open(kind: Kind, thread: libc::pid_t, samples: u64) -> io::Result<Self> {
+        let mut attr = kind.attr();
+        // The order of a record's fields is that of these bits.
+        attr.sample_type = u64::from(PERF_SAMPLE_IP) | u64::from(PERF_SAMPLE_TIME);
+        attr.__bindgen_anon_1.sample_period = ENDLESS;
+        // Nobody waits for the ring to fill.
+        attr.set_watermark(1);
+        attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+        let event = PerfEvent::of_attr(attr, thread, None)?;
+        let ring = Ring::map(event.as_fd(), Ring::size_for(samples))?;
+        Ok(Self { event, ring })
+    }
+
+    /// Returns the number of samples for which the ring has room.
+    pub fn capacity(&self) -> u64 {
+        self.ring.capacity()
+    }
+
+    /// Takes the next sample in `period` of the event's units, ns of a clock, and one after each further `period`.
+    /// Returns whether the kernel accepts that.
+    pub fn set_period(&mut self, period: u64) -> bool {
+        self.event.set_period(period.clamp(1, ENDLESS))
+    }
+
+    /// Samples from now on, or goes on where [`disable`](Self::disable) has stopped a period.
+    pub fn enable(&mut self) -> bool {
+        self.event.enable()
+    }
+
+    /// Stops sampling. The samples so far stay in the ring.
+    pub fn disable(&mut self) -> bool {
+        self.event.disable()
+    }
+
+    /// Returns the next record that has not been returned. Costs a look into memory where there is none.
+    pub fn next_record(&mut self) -> Option<PerfRecord> {
+        self.ring.next()
+    }
+
+    /// Returns the host's TSC at a sample's time. `None`: this machine's perf clock is not made of the TSC.
+    pub fn tsc(&self, time: u64) -> Option<u64> {
+        self.ring.tsc(time)
+    }
+}
