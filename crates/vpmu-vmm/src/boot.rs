@@ -1,12 +1,13 @@
 //! The memory in which a kernel begins: the 64-bit boot protocol (Documentation/arch/x86/boot.rst).
 
 use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::io::{ErrorKind, Read};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
-use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 use vpmu_kernel::{Cache, Kernel};
 
 use super::{Config, Error, acpi};
@@ -39,10 +40,7 @@ struct Initrd {
 pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, Error> {
     let kernel = open_kernel(config)?;
     let end = load_kernel(memory, config.memory, &kernel)?;
-    let initrd = match &config.initrd {
-        Some(path) => load_initrd(memory, path, end..config.memory)?,
-        None => Initrd::default(),
-    };
+    let initrd = load_initrd(memory, &config.initrd, end..config.memory)?;
     let command_line = config.command_line.as_bytes();
     if command_line.len() > LONGEST_COMMAND_LINE || command_line.contains(&0) {
         return Err(Error::Config(format!(
@@ -97,30 +95,44 @@ fn load_kernel(memory: &GuestMemoryMmap, size: u64, kernel: &Kernel) -> Result<u
     }
 }
 
-/// Puts the initramfs at the end of `room`, whole pages of it.
+/// Puts the parts of the initramfs at the begin of `room`, without a copy of this process's own.
 fn load_initrd(
     memory: &GuestMemoryMmap,
-    path: &Path,
-    room: std::ops::Range<u64>,
+    paths: &[PathBuf],
+    room: Range<u64>,
 ) -> Result<Initrd, Error> {
+    let at = room.start.next_multiple_of(PAGE);
+    let mut end = at;
+    for path in paths {
+        // The kernel looks for the next archive at a multiple of four. Between two are zeros.
+        end = load_file(memory, path, end.next_multiple_of(4)..room.end)?;
+    }
+    Ok(match end - at {
+        0 => Initrd::default(),
+        size => Initrd { at, size },
+    })
+}
+
+/// Reads the file `path` to the begin of `room`, and returns the end of the bytes there.
+fn load_file(memory: &GuestMemoryMmap, path: &Path, room: Range<u64>) -> Result<u64, Error> {
     let error = |error| Error::File(path.display().to_string(), error);
-    let file = File::open(path).map_err(error)?;
-    let room = room.start.next_multiple_of(PAGE)..room.end;
-    let most = room.end.saturating_sub(room.start);
-    // This buffer takes one byte more than there is room for, to notice a longer file. A device may
-    // have no end.
-    let mut bytes = Vec::new();
-    file.take(most + 1).read_to_end(&mut bytes).map_err(error)?;
-    let size = bytes.len() as u64;
-    if size > most {
-        return Err(Error::Memory("the initramfs"));
+    let mut file = File::open(path).map_err(error)?;
+    let mut end = room.start;
+    while end < room.end {
+        let most = usize::try_from(room.end - end).unwrap_or(usize::MAX);
+        match memory.read_volatile_from(GuestAddress(end), &mut file, most) {
+            Ok(0) => return Ok(end),
+            Ok(read) => end += read as u64,
+            Err(GuestMemoryError::IOError(failed)) if failed.kind() == ErrorKind::Interrupted => {}
+            Err(GuestMemoryError::IOError(failed)) => return Err(error(failed)),
+            Err(_) => return Err(Error::Memory("the initramfs")),
+        }
     }
-    if size == 0 {
-        return Ok(Initrd::default());
+    // The size of a file is not asked for: a device's says nothing.
+    match file.read(&mut [0]).map_err(error)? {
+        0 => Ok(end),
+        _ => Err(Error::Memory("the initramfs")),
     }
-    let at = room.end - size.next_multiple_of(PAGE);
-    write(memory, at, &bytes, "the initramfs")?;
-    Ok(Initrd { at, size })
 }
 
 /// Returns the zero page. Memory ends below 4 GiB, so every address fits into 32 bits.

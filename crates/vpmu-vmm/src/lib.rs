@@ -40,8 +40,8 @@ pub use vm::{restore, run};
 pub struct Config {
     /// A bzImage or an ELF file.
     pub kernel: PathBuf,
-    /// The kernel's initramfs.
-    pub initrd: Option<PathBuf>,
+    /// The parts of the kernel's initramfs.
+    pub initrd: Vec<PathBuf>,
     /// The kernel's command line.
     pub command_line: String,
     /// Virtual processors: 1 to 64.

@@ -26,9 +26,9 @@ struct Cli {
     /// The kernel: a bzImage (gzip, xz, zstd or lz4) or an ELF file
     #[arg(long, value_name = "FILE", required_unless_present = "restore")]
     kernel: Option<PathBuf>,
-    /// Its initramfs
+    /// Its initramfs; several are put one after another, as boot loaders do
     #[arg(long, value_name = "FILE")]
-    initrd: Option<PathBuf>,
+    initrd: Vec<PathBuf>,
     /// The kernel's command line
     #[arg(
         long,

@@ -19,6 +19,7 @@ use stats::Stats;
 
 use super::{Bench, Context, Row};
 use crate::host::parallel;
+use crate::host::progress::Task;
 use crate::image::images::Images;
 use crate::image::module::{Kernel, Modules};
 use crate::report::markdown::{Group, Page};
@@ -233,13 +234,15 @@ impl<'a> Lab<'a> {
 
     /// Runs one boot, and again where QEMU has killed the guest.
     fn boot(&self, cell: Cell) -> Result<Measured> {
+        let task = self.context.progress.task(&cell.to_string());
         let mut crashes = 0;
         loop {
-            match self.attempt(cell, crashes) {
+            match self.attempt(cell, crashes, &task) {
                 Err(Error::RepeatedInterrupt { .. } | Error::Timeout { .. })
                     if crashes + 1 < ATTEMPTS =>
                 {
                     crashes += 1;
+                    task.say("QEMU has delivered an interrupt twice, or not at all; once more");
                 }
                 Err(error) => return Err(error),
                 Ok(mut all) => {
@@ -252,7 +255,7 @@ impl<'a> Lab<'a> {
         }
     }
 
-    fn attempt(&self, cell: Cell, crashes: u32) -> Result<Measured> {
+    fn attempt(&self, cell: Cell, crashes: u32, task: &Task) -> Result<Measured> {
         let context = self.context;
         let design = Design::from(Pmu::Emulated);
         let mut request = Request {
@@ -284,10 +287,7 @@ impl<'a> Lab<'a> {
             progress: context.progress,
         };
         let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
-        let task = context.progress.task(&cell.to_string());
-        let row = run_one(&lab, &spec, &spec.guests[0], phase, &task);
-        task.done();
-        let row = row?;
+        let row = run_one(&lab, &spec, &spec.guests[0], phase, task)?;
         measured(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
             design,
             status: row.run.status,

@@ -9,7 +9,7 @@ use vpmu_guest_tools::files;
 use vpmu_guest_tools::kvm::watch::{INTERVAL_S, Watch};
 use vpmu_guest_tools::program;
 use vpmu_guest_tools::start::Process;
-use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
+use vpmu_guest_tools::sys::{self, Fd, flags};
 use vpmu_record::{Host, HostJob, HostVmm, Record};
 
 use super::stats::HostStats;
@@ -21,8 +21,6 @@ const JOB: &str = "/guest/job.cpio";
 const OWN: &str = "/guest/own.cpio";
 /// The file tree that the lab's guests share.
 const GUEST: &str = "/guest/guest.cpio";
-/// The initrd that is made of the two.
-const INITRD: &str = "/guest/initrd";
 
 /// The guest's kernel.
 pub(crate) const KERNEL: &str = "/guest/kernel";
@@ -48,10 +46,10 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
         busybox(process, "adjtimex -q -t 10137");
     }
     let stats = HostStats::find();
-    if files::exists(JOB) && !job.trace && stats.tell_interrupts() {
+    if files::exists(JOB) && stats.tell_interrupts() {
         watch(process, &job, &stats);
     }
-    let initrd = initrd(process).map_err(|errno| format!("failed to make {INITRD}: {errno}"))?;
+    let initrd = initrd();
     sys::sleep_ms(job.settle_ms);
     match &job.vmm {
         HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &stats),
@@ -82,23 +80,15 @@ fn prepare(process: Process) {
     }
 }
 
-/// Returns the initrd for the guest: its own, or the lab's with the job. Returns `None` without
-/// either.
-fn initrd(process: Process) -> Result<Option<&'static str>, Errno> {
-    let initrd = if files::exists(OWN) {
-        Some(OWN)
+/// Returns the parts of the initrd for the guest: its own, or the lab's and the job.
+fn initrd() -> &'static [&'static str] {
+    if files::exists(OWN) {
+        &[OWN]
     } else if files::exists(JOB) {
-        let whole = files::open(INITRD, flags::CREATE)?;
-        files::append(GUEST, whole)?;
-        files::append(JOB, whole)?;
-        whole.close();
-        Some(INITRD)
+        &[GUEST, JOB]
     } else {
-        None
-    };
-    // The file tree takes memory that the guest may need.
-    busybox(process, &format!("rm {GUEST}"));
-    Ok(initrd)
+        &[]
+    }
 }
 
 /// Watches the guest from another process, and ends the host when the guest is stuck.
@@ -108,20 +98,20 @@ fn watch(process: Process, job: &HostJob, stats: &HostStats) {
     loop {
         sys::sleep_ms(INTERVAL_S * 1000);
         if watch.look(&stats.snapshot()) {
-            stuck(process, job, 1);
+            stuck(process, job);
         }
     }
 }
 
-/// Reports that the guest is stuck, with `status` as the VMM's, and powers off.
-pub(crate) fn stuck(process: Process, job: &HostJob, status: i32) -> ! {
+/// Reports that the guest is stuck, and powers off.
+fn stuck(process: Process, job: &HostJob) -> ! {
     let vmm = match &job.vmm {
         HostVmm::Qemu(name) => name,
         HostVmm::Ours { .. } => ours::NAME,
     };
     report(&Record::Host(Host {
         vmm: vmm.to_owned(),
-        status,
+        status: 1,
         stuck: true,
     }));
     power_off(process)

@@ -29,11 +29,11 @@ pub(crate) fn run(
     process: Process,
     job: &HostJob,
     saved: Option<Saved<'_>>,
-    initrd: Option<&str>,
+    initrd: &[&str],
 ) -> Result<(), Errno> {
     let vmm = || run_vmm(process, job, saved, initrd);
     if job.trace {
-        tracing::run(process, job, vmm)
+        tracing::run(process, vmm)
     } else {
         vmm()
     }
@@ -43,7 +43,7 @@ fn run_vmm(
     process: Process,
     job: &HostJob,
     saved: Option<Saved<'_>>,
-    initrd: Option<&str>,
+    initrd: &[&str],
 ) -> Result<(), Errno> {
     let mut words: Vec<&str> = job.options.iter().map(String::as_str).collect();
     words.extend(["--kernel", KERNEL]);

@@ -24,6 +24,8 @@ const SYNC: &str = "/run/sync";
 const FROM_GUEST: &str = "/run/sync.out";
 const TO_GUEST: &str = "/run/sync.in";
 const VERSION: &str = "/run/version";
+/// The initrd that is made of its parts.
+const INITRD: &str = "/guest/initrd";
 
 /// The results of the dialogue.
 #[derive(Default)]
@@ -40,7 +42,7 @@ pub(crate) fn run(
     process: Process,
     job: &HostJob,
     name: &str,
-    initrd: Option<&str>,
+    initrd: &[&str],
     stats: &HostStats,
 ) -> Result<(), Errno> {
     let qemu = format!("/usr/bin/{name}");
@@ -52,7 +54,17 @@ pub(crate) fn run(
     let mut words = Vec::from([qemu.as_str()]);
     words.extend(job.options.iter().map(String::as_str));
     words.extend(["-kernel", KERNEL]);
-    words.extend(initrd.iter().flat_map(|file| ["-initrd", file]));
+    if !initrd.is_empty() {
+        // QEMU takes the initrd as a single file.
+        let whole = files::open(INITRD, flags::CREATE)?;
+        for part in initrd {
+            files::append(part, whole)?;
+            // The parts take memory that the guest may need.
+            busybox(process, &format!("rm {part}"));
+        }
+        whole.close();
+        words.extend(["-initrd", INITRD]);
+    }
     let sync = format!("pipe,id=sync,path={SYNC}");
     words.extend(["-append", &job.append, "-serial", "stdio"]);
     words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);

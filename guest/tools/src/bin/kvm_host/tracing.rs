@@ -13,9 +13,9 @@ use vpmu_guest_tools::files::{self, Lines};
 use vpmu_guest_tools::kvm::trace::{WakeUps, histogram_line};
 use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
-use vpmu_record::{HostJob, Record, Trace};
+use vpmu_record::{Record, Trace};
 
-use super::host::{busybox, power_off, report, set, stuck};
+use super::host::{busybox, power_off, report, set};
 
 const TRACING: &str = "/sys/kernel/tracing";
 const KVM: &str = "/sys/kernel/tracing/events/kvm";
@@ -34,26 +34,16 @@ const ORDERED: [&str; 2] = ["kvm_vcpu_wakeup", "kvm_inj_virq"];
 const BEGIN: &str = "port == 0x5650 && val == 1";
 const END: &str = "port == 0x5650 && val == 2";
 
-/// Longer than any of the guests takes. A guest that takes longer runs in an endless loop.
-const LIMIT_MS: u32 = 60_000;
 /// The line that this program's other process writes when the VMM has ended.
 const GONE: &str = "gone";
 
 /// Runs the guest by `vmm` to its end and reports a [`Trace`] of each measurement.
-pub(crate) fn run(
-    process: Process,
-    job: &HostJob,
-    vmm: impl Fn() -> Result<(), Errno>,
-) -> Result<(), Errno> {
+pub(crate) fn run(process: Process, vmm: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     begin(process)?;
     if sys::fork()?.is_none() {
         let status = i32::from(vmm().is_err());
         set(&format!("{MARKS}/trace_marker"), GONE);
         sys::exit(status);
-    }
-    if sys::fork()?.is_none() {
-        sys::sleep_ms(LIMIT_MS);
-        stuck(process, job, 0);
     }
     let mut taken = Vec::new();
     let marks = files::open(&format!("{MARKS}/trace_pipe"), flags::READ)?;
