@@ -212,6 +212,11 @@ pub(crate) struct Guest {
     /// By default the vendor of the machine that the guest runs on; QEMU's max is AMD's.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = model)]
     model: Model,
+    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's model (x86_64, emulated)
+    ///
+    /// With Intel's model, the default is 5.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
+    perfmon: Option<u8>,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -236,6 +241,7 @@ impl Guest {
             },
             vmm_args: self.vmm_arg.clone(),
             model: self.model,
+            perfmon: self.perfmon,
             host_counters: self.host_counters,
             command: Command::from_words(&self.command),
             runs: self.runs,

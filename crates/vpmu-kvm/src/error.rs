@@ -82,6 +82,12 @@ pub enum Error {
     /// A saved paravirtual PMU that cannot go on here.
     #[error("{0}; restore with the version that saved it")]
     Paravirt(vpmu::paravirt::RestoreError),
+    /// A version of Intel's performance monitoring was asked for with AMD's PMU.
+    #[error(
+        "AMD's PMU has no version of architectural performance monitoring: leave Options::perfmon out, or \
+         choose Intel's model"
+    )]
+    NoPerfmon,
     /// PEBS was asked for with AMD's PMU.
     #[error("PEBS is Intel's: leave Options::pebs out, or choose Intel's model")]
     NoPebs,

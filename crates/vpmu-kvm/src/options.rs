@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use vpmu::counter::Policy;
+pub use vpmu::x86::intel::Version as Perfmon;
 use vpmu::x86::{ArchEvent, Capability, amd, intel, pebs};
 use vpmu_perf::{Backing, Kick, PerfOptions, Support, Vendor};
 
@@ -33,6 +34,10 @@ pub enum Model {
 pub struct Options {
     /// The model that [`detect`] finds.
     pub model: Model,
+    /// The version of Intel's architectural performance monitoring that [`detect`] finds, and with it Intel's model where
+    /// `model` leaves the choice. `None`: version 5, whose bitmap of fixed counters names no counter without an event
+    /// here. A sample costs a guest as much with each version.
+    pub perfmon: Option<Perfmon>,
     /// The PMU that the guest is offered. `None`: the one that [`detect`] finds.
     pub capability: Option<Capability>,
     /// Offer PEBS with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
@@ -103,6 +108,9 @@ fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability,
         if options.pebs {
             return Err(Error::NoPebs);
         }
+        if options.perfmon.is_some() {
+            return Err(Error::NoPerfmon);
+        }
         if host != Vendor::Amd {
             return Err(Error::NoAmd);
         }
@@ -115,11 +123,16 @@ fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability,
     match options.model {
         Model::Amd => amd(amd::Interface::Core),
         Model::AmdV2 => amd(amd::Interface::V2),
-        Model::Auto if host == Vendor::Amd => amd(amd::Interface::Core),
+        Model::Auto if host == Vendor::Amd && options.perfmon.is_none() => {
+            amd(amd::Interface::Core)
+        }
         Model::Auto | Model::Intel => {
-            let offered = intel::Capability::new(intel::Version::V2);
+            let version = options.perfmon.unwrap_or(Perfmon::V5);
+            let offered = intel::Capability::new(version);
+            let events = support.events & offered.events;
             Ok(intel::Capability {
-                events: support.events & offered.events,
+                events,
+                fixed: intel::Capability::fixed_for(version, events),
                 other_debugctl: BTF,
                 pebs: options.pebs.then(|| pebs::Capability {
                     linear_address_bits: if has_five_levels() { 57 } else { 48 },
@@ -211,5 +224,36 @@ mod tests {
         assert!(!has_pebs(&found(Model::Intel, Vendor::Intel).unwrap()));
         assert!(has_pebs(&with_pebs(Model::Intel, Vendor::Amd).unwrap()));
         assert_eq!(with_pebs(Model::Auto, Vendor::Amd), Err(Error::NoPebs));
+    }
+
+    #[test]
+    fn a_fixed_counter_that_nothing_backs_is_not_offered_where_it_can_be_left_out() {
+        let found = |perfmon, model, events| {
+            let options = Options {
+                perfmon: Some(perfmon),
+                model,
+                ..Options::default()
+            };
+            let support = Support {
+                backing: Backing::Clock,
+                events,
+            };
+            best(&options, Vendor::Amd, support)
+        };
+        let fixed = |perfmon, events| match found(perfmon, Model::Auto, events) {
+            Ok(Capability::Intel(found)) => {
+                assert_eq!((found.version, found.check()), (perfmon, Ok(())));
+                assert_eq!(found.leaf_0a().ebx, !events & 0x7f);
+                found.fixed
+            }
+            other => panic!("{other:?}"),
+        };
+        for perfmon in [Perfmon::V2, Perfmon::V3, Perfmon::V4] {
+            assert_eq!(fixed(perfmon, 0b101), 0b111, "no gaps");
+        }
+        for (events, counters) in [(0b101, 0b110), (0b111, 0b111), (0x7b, 0b011)] {
+            assert_eq!(fixed(Perfmon::V5, events), counters);
+        }
+        assert_eq!(found(Perfmon::V5, Model::Amd, 1), Err(Error::NoPerfmon));
     }
 }

@@ -28,8 +28,8 @@ mod vm;
 
 use std::path::PathBuf;
 
-pub use vpmu_kvm::Model;
 use vpmu_kvm::Policy;
+pub use vpmu_kvm::{Model, Perfmon};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -82,6 +82,8 @@ pub struct Restore {
 pub struct PmuOptions {
     /// The vendor's model of the PMU.
     pub model: Model,
+    /// The version of Intel's PMU. `None`: the default.
+    pub perfmon: Option<Perfmon>,
     /// The policy for calls to the host.
     pub policy: Policy,
     /// Whether time stands in for instructions and branches, where nothing can count them.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use vpmu_vmm::{Config, Ending, Error, PmuOptions, Restore};
+use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -46,6 +46,11 @@ struct Cli {
     /// Whose PMU the guest is offered, and so whose processor it has
     #[arg(long, value_enum, default_value_t = Model::Auto)]
     model: Model,
+    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's model unless another is
+    /// given
+    /// [default: 5]
+    #[arg(long, value_name = "N", value_parser = perfmon, conflicts_with_all = ["no_pmu", "paravirt"])]
+    perfmon: Option<Perfmon>,
     /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
     #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     pebs: Pebs,
@@ -63,7 +68,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "model", "paravirt", "pebs",
+            "approximate_instructions", "model", "paravirt", "pebs", "perfmon",
         ]
     )]
     restore: Option<PathBuf>,
@@ -149,6 +154,13 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "a size is a number with M or G, from 64M to 3G".to_owned())
 }
 
+fn perfmon(text: &str) -> Result<Perfmon, String> {
+    let number = text.parse().ok().filter(|number| (2..=5).contains(number));
+    number
+        .and_then(Perfmon::from_number)
+        .ok_or_else(|| "there are versions 2 to 5".to_owned())
+}
+
 /// Opens the file for the statistics, before there are any. `None`: standard output.
 fn open_statistics(path: &Path) -> Result<Option<File>, Error> {
     if path.as_os_str() == "-" {
@@ -191,6 +203,7 @@ fn main() -> ExitCode {
             lazy_deadline: cli.lazy_deadline,
             pmu: (!cli.no_pmu).then_some(PmuOptions {
                 model: cli.model.into(),
+                perfmon: cli.perfmon,
                 policy: policy.unwrap_or_default(),
                 approximate_instructions: cli.approximate_instructions,
                 pebs: cli.pebs == Pebs::Exit,

@@ -231,6 +231,7 @@ impl PmuOptions {
     pub(super) fn for_guest(self, told: Option<Capability>) -> Options {
         Options {
             model: self.model,
+            perfmon: self.perfmon,
             capability: told,
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,

@@ -51,6 +51,25 @@ fn every_policy_gives_the_same_pmu() {
     }
 }
 
+/// Checks the registers of each version, freezing by CTR_FRZ, and the fixed counters that version 5 leaves out.
+#[test]
+#[ignore = "long: script/test --long"]
+fn every_version_is_as_its_manual() {
+    let _turn = turn(3);
+    let consoles = thread::scope(|scope| {
+        let options = |version| format!("--perfmon {version}");
+        let runs = [3, 4, 5].map(|version| scope.spawn(move || run(&options(version), "")));
+        runs.map(|run| run.join().unwrap())
+    });
+    for (version, console) in (3..).zip(consoles.iter().flatten()) {
+        let tests = passed(console);
+        assert!(tests.contains("pmi.freeze"), "{version}:\n{console}");
+        for test in ["overflow.status_set", "register.in_use"] {
+            assert_eq!(tests.contains(test), version >= 4, "{test}:\n{console}");
+        }
+    }
+}
+
 /// Checks fixed counter 0, and more events of the general counters.
 #[test]
 fn instructions_by_approximation_are_a_counter_as_any_other() {

@@ -25,7 +25,7 @@ dmesg | grep -c -i -E 'unstable|skew|stall|lockup|hung task|unknown NMI|call tra
 true";
 
 /// The results of a run of [`SCRIPT`].
-struct Run {
+pub(crate) struct Run {
     /// Samples in perf.data.
     samples: u64,
     /// Cycles that `perf stat` saw.
@@ -34,10 +34,12 @@ struct Run {
     complaints: u64,
     /// PMIs that each process of the VMM delivered.
     pmis: Vec<u64>,
+    /// The version of the PMU that each process of the VMM had.
+    pub(crate) versions: Vec<u64>,
 }
 
 /// Runs [`SCRIPT`] with `meter` and `options`.
-fn run(meter: &str, options: &[&str]) -> Option<Run> {
+pub(crate) fn run(meter: &str, options: &[&str]) -> Option<Run> {
     let script = [NO_SYMBOLS, SCRIPT]
         .concat()
         .replace("METER", meter)
@@ -67,21 +69,27 @@ fn run(meter: &str, options: &[&str]) -> Option<Run> {
     let mut numbers = console.lines().filter_map(|line| line.trim().parse().ok());
     let mut kept = std::fs::read_dir(folder.join("kept")).unwrap();
     let records = read(&kept.next().unwrap().unwrap().path().join("records.json"));
-    let pmis = records.as_array().unwrap().iter();
+    let vmms = || {
+        let records = records.as_array().unwrap().iter();
+        records.filter_map(|record| record.get("vpmu-vmm"))
+    };
     Some(Run {
         samples: first["samples"].as_u64().unwrap(),
         cycles: stat.unwrap().split(',').next().unwrap().parse().unwrap(),
         complaints: numbers.next().unwrap(),
-        pmis: pmis
-            .filter_map(|record| record["vpmu-vmm"]["total"]["pmis"].as_u64())
+        pmis: vmms()
+            .filter_map(|vmm| vmm["total"]["pmis"].as_u64())
+            .collect(),
+        versions: vmms()
+            .filter_map(|vmm| vmm["pmu_version"].as_u64())
             .collect(),
     })
 }
 
-const SAVE: &str = "--vmm-arg=--save=/guest/saved";
+pub(crate) const SAVE: &str = "--vmm-arg=--save=/guest/saved";
 
 /// Checks three processes: PMIs in the first two, which sampled; the third finished counting.
-fn check_saved(saved: &Run) {
+pub(crate) fn check_saved(saved: &Run) {
     assert_eq!(saved.pmis.len(), 3, "{:?}", saved.pmis);
     assert!(saved.pmis[0] > 20 && saved.pmis[1] > 20, "{:?}", saved.pmis);
     assert_eq!(saved.complaints, 0);

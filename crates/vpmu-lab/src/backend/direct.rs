@@ -56,6 +56,8 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
         "--no-kernel-cache",
     ];
     let paravirtual = vmm.paravirtual.then_some("--paravirt");
+    let perfmon = vmm.perfmon.map(|version| format!("--perfmon={version}"));
     let words = words.into_iter().chain(paravirtual).map(str::to_owned);
+    let words = words.chain(perfmon);
     words.chain(vmm.options.iter().cloned()).collect()
 }

@@ -142,6 +142,8 @@ pub struct OurVmm {
     pub paravirtual: bool,
     /// The vendor's model of the guest's PMU.
     pub model: Model,
+    /// The version of Intel's PMU; `None`: the VMM's default.
+    pub perfmon: Option<u8>,
     /// The user's options.
     pub options: Vec<String>,
 }

@@ -26,6 +26,8 @@ pub struct Request {
     pub vmm_args: Vec<String>,
     /// The model of the PMU that this VMM's guests have.
     pub model: Model,
+    /// The version of Intel's PMU that these guests have.
+    pub perfmon: Option<u8>,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The command; without a command the kernel runs until it powers off.
@@ -70,6 +72,7 @@ impl Request {
             },
             vmm_args: Vec::new(),
             model: Model::default(),
+            perfmon: None,
             host_counters: 0,
             command: None,
             runs: 1,
@@ -155,6 +158,17 @@ impl Request {
         if !has_vmm && self.model != Model::default() {
             return usage("--model is about --arch x86_64 --pmu emulated");
         }
+        if self.perfmon.is_some() {
+            let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
+            if !has_vmm || !designs.iter().any(is_emulated) {
+                return usage("--perfmon is about --arch x86_64 --pmu emulated");
+            }
+            if matches!(self.model, Model::Amd | Model::AmdV2) {
+                return usage(
+                    "--perfmon is about Intel's PMU: leave --model out, or give --model intel",
+                );
+            }
+        }
         for word in &self.vmm_args {
             if word.contains(char::is_whitespace) {
                 return usage(format!(
@@ -218,6 +232,7 @@ impl Request {
             policy: design.policy.unwrap_or_default(),
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
+            perfmon: self.perfmon.filter(|_| design.pmu == Pmu::Emulated),
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {

@@ -70,6 +70,7 @@ impl MachineState {
             None => self.pmu.map(|pmu| pmu.options()),
             Some(state) => Some(PmuOptions {
                 model: Model::Auto,
+                perfmon: None,
                 policy: Policy::default(),
                 approximate_instructions: state.approximate_instructions(),
                 pebs: false,
@@ -98,6 +99,10 @@ impl Pmu {
             model: match self.capability {
                 Capability::Intel(_) => Model::Intel,
                 Capability::Amd(_) => Model::Amd,
+            },
+            perfmon: match self.capability {
+                Capability::Intel(pmu) => Some(pmu.version),
+                Capability::Amd(_) => None,
             },
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,

@@ -100,7 +100,7 @@ fn table(version: Version, pebs: bool) -> Vec<Row> {
     rows.push(kept(0x1d9, 0, 1 << 12));
     if version >= V4 {
         rows.push(command(0x390, counters | 0b11 << 58 | 0b11 << 62));
-        rows.push(command(0x391, counters | 0b11 << 58 | 1 << 62));
+        rows.push(command(0x391, counters | 1 << 59 | 1 << 62));
         rows.push(read_only(0x392, 0));
     } else {
         rows.push(command(0x390, counters | 0b11 << 62));

@@ -52,6 +52,9 @@ const BTF: u64 = 1 << 1;
 /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
 pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
+/// CTR_FRZ of IA32_PERF_GLOBAL_STATUS and its companions: a PMI has stopped all counters (vol. 3B, 20.2.4.1).
+pub const CTR_FRZ: u64 = 1 << 59;
+
 /// The PMU's description in CPUID and IA32_PERF_CAPABILITIES.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capability {
@@ -240,8 +243,8 @@ fn pebs(c: Capability) -> [Row; 3] {
 /// Returns the MSRs that exist once.
 fn single(c: Capability) -> [Row; 8] {
     let v4 = c.version >= 4;
-    // These bits are LBR_FRZ and CTR_FRZ.
-    let freeze = if v4 { 0b11 << 58 } else { 0 };
+    // The other bit is LBR_FRZ. Without LBR nothing sets it.
+    let freeze = if v4 { CTR_FRZ | 1 << 58 } else { 0 };
     let row = |address, name, reset, writable| Row {
         address,
         name,
@@ -280,7 +283,7 @@ fn single(c: Capability) -> [Row; 8] {
             GLOBAL_STATUS_SET,
             "PERF_GLOBAL_STATUS_SET",
             v4.then_some(0),
-            v4.then_some(c.counters() | freeze | 1 << 62),
+            v4.then_some(c.counters() | CTR_FRZ | 1 << 62),
         )),
         row(GLOBAL_INUSE, "PERF_GLOBAL_INUSE", v4.then_some(0), None),
         row(

@@ -123,6 +123,7 @@ fn vmm_accounts() {
             paravirtual: false,
             policy: Policy::Paused,
             model: Model::Auto,
+            perfmon: None,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

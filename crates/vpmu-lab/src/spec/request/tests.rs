@@ -1,7 +1,7 @@
 //! Tests of requests that are refused, and of the messages.
 
 use super::*;
-use crate::spec::design::Policy;
+use crate::spec::design::{Model, Policy};
 
 fn request() -> Request {
     Request {
@@ -38,7 +38,7 @@ fn wrong_numbers_and_files_are_named() {
 
 #[test]
 fn contradictions_are_named() {
-    let cases: [(Pmu, Change, &str); 9] = [
+    let cases: [(Pmu, Change, &str); 11] = [
         (
             Pmu::Native,
             &|it| it.vmm_args.push("-x".into()),
@@ -73,6 +73,12 @@ fn contradictions_are_named() {
             "kvm needs a command",
         ),
         (Pmu::Partitioned, &|_| (), "does not exist"),
+        (Pmu::Paravirt, &|it| it.perfmon = Some(5), "--perfmon"),
+        (
+            Pmu::Emulated,
+            &|it| (it.perfmon, it.model) = (Some(5), Model::Amd),
+            "--model intel",
+        ),
         (
             Pmu::Emulated,
             &|it| it.append = Some("quiet vpmu.pmu=kvm".into()),

@@ -253,6 +253,17 @@ impl Capability {
         }
     }
 
+    /// The fixed counters to offer where these architectural events are counted (bit [`ArchEvent::cpuid_bit`] for
+    /// each). From version 5 on, a fixed counter whose event is missing is not there. Before, there are no gaps, and
+    /// the bit of CPUID.0AH:EBX says that fixed counter 0 has no instructions to count.
+    pub const fn fixed_for(version: Version, events: u32) -> u32 {
+        match version {
+            Version::V2 | Version::V3 | Version::V4 => 0b111,
+            // Instructions, cycles and reference cycles are bits 1, 0 and 2 of the events.
+            Version::V5 => events >> 1 & 1 | (events & 1) << 1 | events & 1 << 2,
+        }
+    }
+
     /// Whether a general counter can count `event`. Fixed counters always can count theirs.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
         match event.cpuid_bit() {
@@ -297,7 +308,9 @@ impl Capability {
 
     /// Reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
     pub const fn status_set_reserved(&self) -> u64 {
-        !(to_global(self.counters()) | global_status::OVF_BUF | self.freeze_bits())
+        // LBR_FRZ can be cleared, as any version-4 handler may try to, but nothing sets it: there is no LBR.
+        let frozen = self.freeze_bits() & global_status::CTR_FRZ;
+        !(to_global(self.counters()) | global_status::OVF_BUF | frozen)
     }
 
     /// Reserved bits of IA32_DEBUGCTL.

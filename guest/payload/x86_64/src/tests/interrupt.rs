@@ -316,7 +316,8 @@ fn wakes(cx: &Context) -> Verdict {
 }
 
 /// Checks IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI: a PMI stops all counters, before
-/// version 4 by clearing IA32_PERF_GLOBAL_CTRL.
+/// version 4 by clearing IA32_PERF_GLOBAL_CTRL, then by CTR_FRZ, until that is
+/// cleared.
 fn freeze(cx: &Context) -> Verdict {
     let cpu = percpu::this();
     let counter = Counter::General(0);
@@ -326,22 +327,24 @@ fn freeze(cx: &Context) -> Verdict {
     }
     cx.pmu.configure(counter, COUNT | INT)?;
     cx.pmu.set_period(counter, SOME)?;
-    apic::set_lvtpc(LVT_NMI);
-    cx.pmu.enable(cx.pmu.0.counters())?;
-    wait_for_pmis(1)?;
-    let status = cpu.pmi_status.load(Relaxed);
-    if cx.pmu.0.version >= 4 {
-        // The higher bit is CTR_FRZ, which the handler has acknowledged.
-        check(format_args!("status"), status, counter.bit() | 1 << 59)?;
-        return Ok(Pass::Ok);
+    let v4 = cx.pmu.0.version >= 4;
+    if v4 {
+        cpu.set_pmi_action(PmiAction::Leave);
     }
-    check(format_args!("status"), status, counter.bit())?;
-    check(format_args!("GLOBAL_CTRL"), read(GLOBAL_CTRL)?, 0)?;
+    let all = cx.pmu.0.counters();
+    apic::set_lvtpc(LVT_NMI);
+    cx.pmu.enable(all)?;
+    wait_for_pmis(1)?;
+    let (frozen, left) = if v4 { (CTR_FRZ, all) } else { (0, 0) };
+    let status = cpu.pmi_status.load(Relaxed);
+    check(format_args!("status"), status, counter.bit() | frozen)?;
+    check(format_args!("GLOBAL_CTRL"), read(GLOBAL_CTRL)?, left)?;
     for other in cx.pmu.counting() {
         let frozen = other.value()?;
         pass(A_WHILE);
         check(format_args!("{other} stands"), other.value()?, frozen)?;
     }
+    write(GLOBAL_OVF_CTRL, frozen)?;
     cx.pmu.enable(counter.bit())?;
     let value = counter.value()?;
     wait(|| Ok(counter.value()? >= value + SOME))?;

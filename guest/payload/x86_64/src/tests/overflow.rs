@@ -166,7 +166,8 @@ fn again(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Checks that IA32_PERF_GLOBAL_STATUS_SET sets bits (SDM vol. 3B, 20.2.4.2).
+/// Checks that IA32_PERF_GLOBAL_STATUS_SET sets bits (SDM vol. 3B, 20.2.4.2), and that
+/// CTR_FRZ stops all counters whoever sets it.
 fn status_set(cx: &Context) -> Verdict {
     if cx.pmu.0.version < 4 {
         return Ok(Pass::Skip(
@@ -183,5 +184,15 @@ fn status_set(cx: &Context) -> Verdict {
         write(GLOBAL_OVF_CTRL, counter.bit())?;
         check(format_args!("{counter}"), read(GLOBAL_STATUS)?, 0)?;
     }
+    let counter = Counter::General(0);
+    cx.pmu.configure(counter, COUNT)?;
+    cx.pmu.enable(counter.bit())?;
+    write(GLOBAL_STATUS_SET, CTR_FRZ)?;
+    let frozen = counter.value()?;
+    pass(SOME);
+    check(format_args!("{counter} stands"), counter.value()?, frozen)?;
+    check(format_args!("status"), read(GLOBAL_STATUS)?, CTR_FRZ)?;
+    write(GLOBAL_OVF_CTRL, CTR_FRZ)?;
+    wait(|| Ok(counter.value()? >= frozen + SOME))?;
     Ok(Pass::Ok)
 }

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::{Context, Test};
 use crate::instructions::{Fault, rdmsr, wrmsr};
 use crate::msr::*;
-use crate::pmu::{Counter, Pmu, read, write};
+use crate::pmu::{COUNT, Counter, INT, Pmu, read, write};
 use vpmu_payload_harness::{Failure, Pass, Text, Verdict, check};
 
 pub(super) const TESTS: &[Test] = &[
@@ -36,6 +36,7 @@ pub(super) const TESTS: &[Test] = &[
     ("register.bits.debugctl", |cx| bits(cx, DEBUGCTL, 1)),
     ("register.all_bits", all_bits),
     ("register.independent", independent),
+    ("register.in_use", in_use),
     ("register.legacy_write", legacy_write),
     ("register.full_width_write", full_width_write),
 ];
@@ -144,6 +145,29 @@ pub(super) fn check_filled(cx: &Context) -> Result<(), Failure> {
     }
     check(format_args!("GLOBAL_CTRL"), read(GLOBAL_CTRL)?, 0)?;
     check(format_args!("GLOBAL_STATUS"), read(GLOBAL_STATUS)?, 0)
+}
+
+/// Checks that IA32_PERF_GLOBAL_INUSE names the counters that have an event or an enable bit, and an interrupt (SDM
+/// vol. 3B, 20.2.4.3).
+fn in_use(cx: &Context) -> Verdict {
+    const PMI: u64 = 1 << 63;
+    if cx.pmu.0.version < 4 {
+        return Ok(Pass::Skip("no IA32_PERF_GLOBAL_INUSE before version 4"));
+    }
+    check(format_args!("of none"), read(GLOBAL_INUSE)?, 0)?;
+    for counter in cx.pmu.counters() {
+        for (bits, asks) in [(COUNT, 0), (COUNT | INT, PMI)] {
+            cx.pmu.configure(counter, bits)?;
+            check(
+                format_args!("of {counter}"),
+                read(GLOBAL_INUSE)?,
+                counter.bit() | asks,
+            )?;
+        }
+        cx.pmu.reset()?;
+    }
+    check(format_args!("at last"), read(GLOBAL_INUSE)?, 0)?;
+    Ok(Pass::Ok)
 }
 
 /// Checks that a write of IA32_PMCx takes 32 bits and copies bit 31 into the
