@@ -4,11 +4,35 @@
 //! repeated interrupt (docs/benches.md) ends most nested guests.
 
 use kvm_bindings::CpuId;
-use vpmu_kvm::{Capability, CpuidEntry, Offer};
+use vpmu_kvm::{Capability, CpuidEntry, CpuidLeaf, Offer};
 
 use super::Error;
 
 const PV_EOI: u32 = 1 << 6;
+
+/// Leaves 0BH and 1FH: extended topology.
+const TOPOLOGY: [u32; 2] = [0x0b, 0x1f];
+
+/// Returns the subleaves of a leaf of [`TOPOLOGY`] for vCPU `id`, whose package has one core with one thread (SDM
+/// vol. 2A, CPUID). Subleaf 2 ends the list.
+fn topology(function: u32, id: u8) -> [CpuidEntry; 3] {
+    const SIGNIFICANT_INDEX: u32 = 1 << 0;
+    const THREAD: u32 = 1;
+    const CORE: u32 = 2;
+    const NONE: u32 = 0;
+    [(0, THREAD), (1, CORE), (2, NONE)].map(|(index, kind)| CpuidEntry {
+        function,
+        index,
+        flags: SIGNIFICANT_INDEX,
+        leaf: CpuidLeaf {
+            // No bit of the x2APIC ID numbers threads or cores.
+            eax: 0,
+            ebx: u32::from(kind != NONE),
+            ecx: kind << 8 | index,
+            edx: id.into(),
+        },
+    })
+}
 
 /// Turns KVM's supported features into the CPUID of vCPU `id`.
 pub(super) fn guest(
@@ -34,7 +58,8 @@ pub(super) fn guest(
             _ => {}
         }
     }
-    // Each processor is a package of its own, so there is no topology to report. There is no PMU of KVM's either.
+    // Each processor is a package of its own: no other leaf has more to say. KVM's topology is the host's, as are its
+    // answers about a PMU.
     cpuid.retain(|entry| {
         !matches!(
             entry.function,
@@ -45,6 +70,10 @@ pub(super) fn guest(
     if let Some(capability) = pmu {
         vpmu_kvm::set_cpuid(&mut leaves, capability, tsc_khz);
     }
+    let highest = leaves.iter().find(|entry| entry.function == 0);
+    let highest = highest.map_or(0, |entry| entry.leaf.eax);
+    let there = TOPOLOGY.into_iter().filter(|&leaf| leaf <= highest);
+    leaves.extend(there.flat_map(|leaf| topology(leaf, id)));
     if lazy_deadline {
         vpmu_kvm::set_deadline_cpuid(&mut leaves);
     }
@@ -55,4 +84,56 @@ pub(super) fn guest(
     *cpuid = CpuId::from_entries(&leaves)
         .map_err(|_| Error::Stopped("its CPUID has too many leaves".to_owned()))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::kvm_cpuid_entry2;
+    use vpmu_kvm::Perfmon;
+
+    use super::*;
+
+    /// Returns what vCPU 3 is told on a host whose highest leaf is `highest`.
+    fn told(highest: u32, pmu: Option<&Capability>) -> Vec<[u32; 7]> {
+        let host = |function, eax, edx| kvm_cpuid_entry2 {
+            function,
+            eax,
+            edx,
+            ..Default::default()
+        };
+        // The host's own topology, of its processor 7.
+        let leaves = [
+            host(0, highest, 0),
+            host(1, 0, 0),
+            host(0x0b, 1, 7),
+            host(0x1f, 1, 7),
+        ];
+        let mut cpuid = CpuId::from_entries(&leaves).unwrap();
+        guest(&mut cpuid, 3, 2_000_000, pmu, false, None).unwrap();
+        let entries = cpuid.as_slice().iter().map(CpuidEntry::from);
+        entries.map(<[u32; 7]>::from).collect()
+    }
+
+    #[test]
+    fn each_vcpu_has_its_own_x2apic_id_in_a_package_of_its_own() {
+        let intel = vpmu::x86::intel::Capability::new(Perfmon::V5).into();
+        for (highest, pmu, leaves) in [
+            (0x0a, None, &[][..]),
+            (0x0d, None, &[0x0b]),
+            (0x20, None, &[0x0b, 0x1f]),
+            // An Intel processor's highest leaf is the one that its PMU needs, or more.
+            (0x20, Some(&intel), &[0x0b]),
+        ] {
+            let told = told(highest, pmu);
+            let found = told.iter().filter(|entry| TOPOLOGY.contains(&entry[0]));
+            let expected = leaves.iter().flat_map(|&leaf| {
+                [
+                    [leaf, 0, 1, 0, 1, 0x100, 3],
+                    [leaf, 1, 1, 0, 1, 0x201, 3],
+                    [leaf, 2, 1, 0, 0, 0x002, 3],
+                ]
+            });
+            assert!(found.copied().eq(expected), "{highest:#x}: {told:x?}");
+        }
+    }
 }

@@ -11,6 +11,9 @@ const PERIOD: u64 = 20_000_000;
 /// work, is sampled, and is counted from before the first sample to after the last.
 const SCRIPT: &str = "
 echo processors $(nproc)
+echo topology $(sed -nE 's/^(apicid|initial apicid|physical id|siblings).*: //p' /proc/cpuinfo)
+echo extended $(grep -c '^flags.* xtopology' /proc/cpuinfo)
+echo mismatches $(dmesg | grep -c -i -E 'APIC ID mismatch|Firmware Bug')
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 perf stat -x, -a -A -e cycles -o stat -- taskset 1 workload --scale 2000
 sed -n 's/^CPU/alone CPU/p' stat
@@ -37,6 +40,11 @@ fn each_processor_counts_and_samples_its_own() {
     let script = script.replace("PERIOD", &PERIOD.to_string());
     let (console, _) = two_vcpus::compare(&mut vpmu, options, &script);
     assert!(console.contains("processors 2"));
+    // The kernel has found its topology in leaf 0BH: each processor is a package of its own, whose x2APIC ID is the
+    // local APIC's.
+    assert!(console.contains("extended 2"));
+    assert!(console.contains("topology 0 1 0 0 1 1 1 1"));
+    assert!(console.contains("mismatches 0"));
 
     let number = |what: &str, processor: u64| -> u64 {
         let begin = format!("{what} CPU{processor},");

@@ -2,6 +2,7 @@
 //! 3B, 20.2.
 
 use super::{Context, Test};
+use crate::apic;
 use crate::instructions::cpuid;
 use crate::msr::{GENERAL_ADDRESSES, PERF_CAPABILITIES};
 use crate::pmu::read;
@@ -9,6 +10,7 @@ use vpmu_payload_harness::{Pass, Verdict, check, check_range};
 
 pub(super) const TESTS: &[Test] = &[
     ("cpuid.vendor", vendor),
+    ("cpuid.x2apic_id", x2apic_id),
     ("cpuid.leaf_0a", leaf_0a),
     ("cpuid.pdcm", pdcm),
 ];
@@ -21,6 +23,27 @@ fn vendor(_: &Context) -> Verdict {
     check(format_args!("ECX"), ecx.into(), 0x6c65_746e)?;
     check_range(format_args!("highest leaf"), eax.into(), 0x0a, 0xff)?;
     Ok(Pass::Ok)
+}
+
+/// Checks that leaves 0BH and 1FH, where they are there, have this CPU's APIC ID.
+fn x2apic_id(_: &Context) -> Verdict {
+    let [highest, ..] = cpuid(0, 0);
+    let mut pass = Pass::Skip("no leaf 0BH");
+    for leaf in [0x0b, 0x1f] {
+        let [_, processors, _, _] = cpuid(leaf, 0);
+        if leaf <= highest && processors != 0 {
+            for subleaf in 0..3 {
+                let [_, _, _, id] = cpuid(leaf, subleaf);
+                check(
+                    format_args!("{leaf:#x}.{subleaf}"),
+                    id.into(),
+                    apic::id().into(),
+                )?;
+            }
+            pass = Pass::Ok;
+        }
+    }
+    Ok(pass)
 }
 
 fn leaf_0a(cx: &Context) -> Verdict {
