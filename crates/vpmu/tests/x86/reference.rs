@@ -311,7 +311,7 @@ impl Reference {
             0x38f => counters,
             0x390 if v4 => counters | 3 << 62 | 3 << 58,
             0x390 => counters | 3 << 62,
-            0x391 if v4 => counters | 1 << 62 | 3 << 58,
+            0x391 if v4 => counters | 1 << 62 | 1 << 59,
             0x1d9 => {
                 let freeze = u64::from(self.told.pdcm) << 12 | u64::from(self.told.smm) << 14;
                 freeze | self.told.other_debugctl

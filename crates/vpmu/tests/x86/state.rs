@@ -135,7 +135,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 fn version_4_keeps_its_freeze_bits() {
     let config = PmuConfig::new(Capability::new(Version::V4));
     let mut first = Guest::with(config.clone());
-    first.write(GlobalStatusSet, 1 << 59 | 1 << 58 | 1 << 62 | 1 << 32);
+    first.write(GlobalStatusSet, 1 << 59 | 1 << 62 | 1 << 32);
     let state = first.pmu.save(&mut first.host);
     let mut second = Guest::with(config);
     second
@@ -144,6 +144,6 @@ fn version_4_keeps_its_freeze_bits() {
         .expect("the same kind of PMU");
     assert_eq!(
         second.read(GlobalStatus),
-        1 << 59 | 1 << 58 | 1 << 62 | 1 << 32
+        1 << 59 | 1 << 62 | 1 << 32
     );
 }
