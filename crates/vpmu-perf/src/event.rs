@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_GROUP,
+    PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_TASK_CLOCK, PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_GROUP,
     PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_SOFTWARE,
     perf_event_attr,
 };
@@ -102,6 +102,17 @@ impl PerfEvent {
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
         Self::of_attr(attr, notes.target(), None)
+    }
+
+    /// Opens an event of the calling thread that never counts.
+    pub(crate) fn open_spare() -> io::Result<Self> {
+        let mut attr = perf_event_attr::default();
+        attr.type_ = PERF_TYPE_SOFTWARE;
+        attr.config = PERF_COUNT_SW_DUMMY.into();
+        // So it takes no rights.
+        attr.set_exclude_kernel(1);
+        attr.set_exclude_hv(1);
+        Self::of_attr(attr, 0, None)
     }
 
     /// Checks that the event can be opened.

@@ -1,9 +1,12 @@
 //! The settings of a host, and the events that this machine can count.
 
+use std::sync::OnceLock;
+
 use vpmu::x86::ArchEvent;
 
 use crate::choose::{Backing, Chooser, Vendor};
 use crate::error::PerfError;
+use crate::event::PerfEvent;
 use crate::kick::Kick;
 use crate::notes;
 
@@ -54,9 +57,15 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
     })
 }
 
-/// Does the work that a process does once for all its hosts: installs the handlers of the signal and of SIGIO, and
-/// looks at /proc/cpuinfo. Call this before a thread goes into a jail. [`PerfHost::new`](crate::PerfHost::new) then
-/// makes neither call.
+/// An event of no use but to be open. A kernel without any event of a thread has switched off the part of perf that
+/// switches events with threads. Switching it on takes the kernel a grace period of RCU: milliseconds, in which a
+/// guest's first counter would keep its vCPU waiting.
+static SPARE: OnceLock<Option<PerfEvent>> = OnceLock::new();
+
+/// Does the work that a process does once for all its hosts: installs the handlers of the signal and of SIGIO, looks at
+/// /proc/cpuinfo, and opens an event that never counts and stays open, so that the kernel is ready when a guest's first
+/// counter begins to count. (Without that event the first counter is late, and all is well otherwise.) Call this before a thread goes into a jail. [`PerfHost::new`](crate::PerfHost::new) then
+/// makes none of these calls.
 ///
 /// # Errors
 ///
@@ -67,6 +76,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
         return Err(PerfError::Signal(signal));
     }
     Vendor::of_host();
+    SPARE.get_or_init(|| PerfEvent::open_spare().ok());
     notes::install(signal).map_err(|error| PerfError::Open(error.raw_os_error().unwrap_or(0)))
 }
 

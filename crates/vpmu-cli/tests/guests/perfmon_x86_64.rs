@@ -9,6 +9,10 @@ use serde_json::Value;
 
 /// Each line that the test reads begins with a word of its own.
 const SCRIPT: &str = r#"
+for n in first second; do
+    perf stat -x, -o stat -e cycles,user_time,system_time true
+    echo "$n $(awk -F, '/_time/ { sum += $1 } END { print sum }' stat)"
+done
 said() { dmesg | sed -n "s/.*\.\.\. $1: *//p"; }
 echo "version $(said version)"
 echo "general $(said 'generic registers')"
@@ -60,6 +64,9 @@ fn check(version: u8) {
     assert_eq!(said("kernel"), "0", "{all}");
     if run["deterministic"] == true {
         assert_eq!(run["samples"], run["pmis"], "{run}");
+        // The host's perf has been ready since the VMM attached the PMU.
+        let [first, second] = ["first", "second"].map(|run| said(run).parse::<u64>().unwrap());
+        assert!(2 * first < 3 * second, "{first} ns, then {second}: {all}");
     }
 }
 

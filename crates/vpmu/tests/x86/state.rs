@@ -142,8 +142,5 @@ fn version_4_keeps_its_freeze_bits() {
         .pmu
         .restore(&state, &mut second.host)
         .expect("the same kind of PMU");
-    assert_eq!(
-        second.read(GlobalStatus),
-        1 << 59 | 1 << 62 | 1 << 32
-    );
+    assert_eq!(second.read(GlobalStatus), 1 << 59 | 1 << 62 | 1 << 32);
 }
