@@ -245,12 +245,18 @@ pub(crate) trait Model {
         self.follow_up(host);
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);
-        if report == Report::Due && self.implemented().contains(n) && due.is_some() && due != asked
-        {
-            // The host event may be further than what it reported, and is asked again from there.
+        let asks = report == Report::Due && due.is_some() && due != asked;
+        // The host event may be further than what it reported, and is asked again from there. A host event that
+        // repeats has then less than a period to count, and repeats that. So after that report it is asked for a
+        // whole period, unread: each read would leave less than a period again.
+        let reads = asks && self.implemented().contains(n) && !self.bank().hosted.repeats_rest(n);
+        if reads {
             self.settle(CounterSet::of(n), host);
         }
         self.apply(host);
+        if reads {
+            self.bank_mut().hosted.note_rest(n);
+        }
     }
 
     fn lose(&mut self, n: u8, reason: Lost) {

@@ -17,6 +17,8 @@ pub(super) struct HostEvent<E> {
     pub(super) armed: Option<NonZeroU64>,
     /// After so many events again, and so on; `None`: it reports once.
     pub(super) repeats: Option<NonZeroU64>,
+    /// Whether `repeats` is what was left of a period when the event was read after a report.
+    pub(super) is_rest: bool,
     /// Why the total is not all that happened.
     pub(super) deficit: Option<Lost>,
 }
@@ -29,6 +31,7 @@ impl<E> HostEvent<E> {
             owed: 0,
             armed: None,
             repeats: None,
+            is_rest: false,
             deficit: None,
         }
     }

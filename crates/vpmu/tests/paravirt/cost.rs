@@ -1,9 +1,9 @@
 //! Tests of the device's cost: the figures that justify it.
 
-use vpmu::counter::CounterSet;
+use vpmu::counter::{CounterHost, CounterSet};
 use vpmu::paravirt::{command, word};
 
-use crate::support::{Vcpu, counting, repeating, sampling};
+use crate::support::{Host, Vcpu, counting, repeating, sampling};
 
 #[test]
 fn a_fixed_period_asks_nothing_of_the_host() {
@@ -32,6 +32,29 @@ fn a_new_period_asks_twice_and_rings_nothing() {
     vcpu.run(1400);
     assert_eq!(vcpu.word(word::overflows(0)), 3);
     assert_eq!(vcpu.operations(), before + 2);
+}
+
+/// Checks a task that comes back in the middle of a period, on a host that reports late.
+#[test]
+fn the_rest_of_a_period_asks_three_times_and_no_more() {
+    let mut vcpu = Vcpu::new(Host {
+        latency: 20,
+        ..repeating()
+    });
+    vcpu.sample(0, 300, 1000);
+    vcpu.want(1);
+    vcpu.ring(command::APPLY);
+    let before = vcpu.operations();
+    vcpu.run(300);
+    assert_eq!(vcpu.operations(), before + 2, "read, set what is left");
+    vcpu.run(1000);
+    assert_eq!(vcpu.operations(), before + 3, "set the period");
+    vcpu.run(98_000);
+    assert_eq!(vcpu.word(word::overflows(0)), 100);
+    assert_eq!(vcpu.operations(), before + 3);
+    vcpu.ring(command::READ);
+    let counted = vcpu.host.read(0);
+    assert_eq!(vcpu.count_of(0), counted, "no event is lost");
 }
 
 /// Checks a driver's work at a context switch: all events go away, then all events of the next task

@@ -45,6 +45,8 @@ pub(crate) struct Host {
     pub(crate) events: [Option<Event>; 32],
     pub(crate) repeats: bool,
     pub(crate) floor: u64,
+    /// Number of events between an overflow and its report.
+    pub(crate) latency: u64,
     pub(crate) refuses: Option<Lost>,
     pub(crate) reports: Vec<u8>,
 }
@@ -183,6 +185,10 @@ impl Vcpu {
             let step = self.host.nearest().map_or(events, |left| left.min(events));
             self.host.count(step);
             events -= step;
+            if !self.host.reports.is_empty() {
+                self.host.count(self.host.latency);
+                events = events.saturating_sub(self.host.latency);
+            }
             self.deliver(Report::Due);
         }
     }
