@@ -15,6 +15,8 @@ mod pebs_reference;
 mod reference;
 #[path = "steps.rs"]
 mod steps;
+#[path = "../../crates/vpmu/tests/x86/samples.rs"]
+mod samples;
 #[path = "../../crates/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;

@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report, Taken};
 use vpmu::x86::CounterConfig;
-use vpmu::x86::pebs::Guest;
+use vpmu::x86::pebs::{Guest, Place};
 use vpmu_perf::PerfHost;
 
 use crate::guest::VcpuGuest;
@@ -96,6 +96,30 @@ impl CounterHost<CounterConfig> for Host {
             Self::Bound(_, Some(guest)) => Some(guest),
             Self::Bound(_, None) | Self::Unbound => None,
         }
+    }
+
+    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+        self.bound().map_or(0, |host| host.sample(counter, events))
+    }
+
+    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+        let Self::Bound(host, guest) = self else {
+            return Taken::default();
+        };
+        let mut taken = host.take_samples(counter, places);
+        if taken.places == 0 {
+            return taken;
+        }
+        let offset = guest.as_mut().map(VcpuGuest::tsc_offset);
+        let Some(Ok(offset)) = offset else {
+            taken.lost += taken.places as u64;
+            taken.places = 0;
+            return taken;
+        };
+        for place in &mut places[..taken.places] {
+            place.tsc = place.tsc.wrapping_add(offset);
+        }
+        taken
     }
 
     fn reports_promptly(&self) -> bool {

@@ -90,7 +90,7 @@ pub use error::Error;
 pub use guest::GuestMemory;
 pub use intercept::{intercept, pmu_msrs};
 pub use lapic::Pmi;
-pub use options::{Model, Options, Perfmon, detect};
+pub use options::{Model, Options, Pebs, Perfmon, detect};
 pub use paravirt::{
     PMU_DOORBELL_MSR, PMU_PAGE_MSR, PageMemory, ParavirtState, VcpuParavirt, detect_paravirt,
 };

@@ -29,6 +29,21 @@ pub enum Model {
     AmdV2,
 }
 
+/// The way in which a guest's PEBS records are collected. The records and all registers are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pebs {
+    /// The guest has no PEBS.
+    #[default]
+    Off,
+    /// Each overflow takes the vCPU out of the guest, and its record is made there.
+    Exit,
+    /// The host's kernel samples the guest where it can: records of the basic group, made at a fixed period, with room for
+    /// many of them. Others are made as with `Exit`.
+    Ring,
+    /// As `Ring` on a host whose perf can do that, as `Exit` elsewhere.
+    Auto,
+}
+
 /// A VMM's choices. The default suits most.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -40,8 +55,8 @@ pub struct Options {
     pub perfmon: Option<Perfmon>,
     /// The PMU that the guest is offered. `None`: the one that [`detect`] finds.
     pub capability: Option<Capability>,
-    /// Offer PEBS with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
-    pub pebs: bool,
+    /// Whether PEBS is offered with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
+    pub pebs: Pebs,
     /// The guest's memory, where PEBS writes records.
     pub memory: Option<Arc<dyn GuestMemory>>,
     /// The backing that counts. `None`: the processor's counters where they are available, else a clock.
@@ -67,6 +82,7 @@ impl Options {
             signal: self.signal,
             kick,
             repeating: false,
+            sampling: false,
         }
     }
 }
@@ -82,7 +98,22 @@ impl Options {
 /// on a processor that is not AMD's.
 pub fn detect(options: &Options) -> Result<Capability, Error> {
     let host = Vendor::of_host();
+    samples(options)?;
     best(options, host, support(options)?)
+}
+
+/// Returns whether the host's kernel is to sample the guest.
+///
+/// # Errors
+///
+/// When it is to, and cannot.
+pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
+    let can = || vpmu_perf::check_sampling(&options.perf(Kick::Nothing, 1));
+    match options.pebs {
+        Pebs::Off | Pebs::Exit => Ok(false),
+        Pebs::Ring => Ok(can().map(|()| true)?),
+        Pebs::Auto => Ok(can().is_ok()),
+    }
 }
 
 /// Returns whether a guest with `capability` has PEBS.
@@ -105,7 +136,7 @@ pub(crate) fn support(options: &Options) -> Result<Support, Error> {
 /// Returns the best PMU that `support` backs on this host.
 fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability, Error> {
     let amd = |interface| {
-        if options.pebs {
+        if options.pebs != Pebs::Off {
             return Err(Error::NoPebs);
         }
         if options.perfmon.is_some() {
@@ -134,7 +165,7 @@ fn best(options: &Options, host: Vendor, support: Support) -> Result<Capability,
                 events,
                 fixed: intel::Capability::fixed_for(version, events),
                 other_debugctl: BTF,
-                pebs: options.pebs.then(|| pebs::Capability {
+                pebs: (options.pebs != Pebs::Off).then(|| pebs::Capability {
                     linear_address_bits: if has_five_levels() { 57 } else { 48 },
                 }),
                 ..offered
@@ -207,7 +238,7 @@ mod tests {
             pebs,
             ..Options::default()
         };
-        let found = |model, host| best(&options(model, false), host, support);
+        let found = |model, host| best(&options(model, Pebs::Off), host, support);
         assert_eq!(
             found(Model::Auto, Vendor::Amd),
             Ok(amd(amd::Interface::Core))
@@ -220,7 +251,7 @@ mod tests {
             assert_eq!(found(Model::Auto, host), found(Model::Intel, Vendor::Amd));
             assert_eq!(found(Model::Amd, host), Err(Error::NoAmd));
         }
-        let with_pebs = |model, host| best(&options(model, true), host, support);
+        let with_pebs = |model, host| best(&options(model, Pebs::Exit), host, support);
         assert!(!has_pebs(&found(Model::Intel, Vendor::Intel).unwrap()));
         assert!(has_pebs(&with_pebs(Model::Intel, Vendor::Amd).unwrap()));
         assert_eq!(with_pebs(Model::Auto, Vendor::Amd), Err(Error::NoPebs));

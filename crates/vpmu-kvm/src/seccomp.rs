@@ -100,6 +100,16 @@ pub const SYSCALLS: &[Syscall] = &[
         PERF_PERIOD,
         "PERF_EVENT_IOC_PERIOD: events to the next overflow"
     ),
+    any(
+        "mmap",
+        libc::SYS_mmap,
+        "with Pebs::Ring or Auto: the samples of a counter",
+    ),
+    any(
+        "munmap",
+        libc::SYS_munmap,
+        "with Pebs::Ring or Auto: such a counter is given back",
+    ),
     any("read", libc::SYS_read, "a counter is read"),
     any("close", libc::SYS_close, "a counter is given back"),
     any(
@@ -118,6 +128,10 @@ pub const SYSCALLS: &[Syscall] = &[
     ioctl!(sys::GET_REGS, "KVM_GET_REGS: an RDPMC faults"),
     ioctl!(sys::GET_SREGS, "KVM_GET_SREGS: a PEBS record"),
     ioctl!(sys::GET_MSRS, "KVM_GET_MSRS: a PEBS record"),
+    ioctl!(
+        sys::GET_DEVICE_ATTR,
+        "KVM_GET_DEVICE_ATTR: with Pebs::Ring or Auto, the time of a PEBS record"
+    ),
     ioctl!(
         sys::GET_XSAVE,
         "KVM_GET_XSAVE: a PEBS record with XMM registers"

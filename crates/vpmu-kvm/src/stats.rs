@@ -157,6 +157,8 @@ fn combine_pebs(
         records: f(a.records, b.records),
         lost: f(a.lost, b.lost),
         filtered: f(a.filtered, b.filtered),
+        sampled: f(a.sampled, b.sampled),
+        outside: f(a.outside, b.outside),
         skipped: f(a.skipped, b.skipped),
     }
 }

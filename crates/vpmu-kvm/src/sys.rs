@@ -9,8 +9,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs,
-    kvm_sregs, kvm_vcpu_events, kvm_xsave,
+    kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter,
+    kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -29,6 +29,7 @@ pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
 pub(crate) const GET_XSAVE: u64 = read::<kvm_xsave>(0xa4);
 const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
 pub(crate) const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
+pub(crate) const GET_DEVICE_ATTR: u64 = write::<kvm_device_attr>(0xe2);
 const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
 
 const fn none(number: u64) -> u64 {
@@ -201,5 +202,6 @@ mod tests {
         assert_eq!(GET_MSRS, 0xc008_ae88);
         assert_eq!(ENABLE_CAP, 0x4068_aea3);
         assert_eq!(SET_MSR_FILTER, 0x4188_aec6);
+        assert_eq!(GET_DEVICE_ATTR, 0x4018_aee2);
     }
 }

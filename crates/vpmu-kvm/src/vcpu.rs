@@ -103,6 +103,7 @@ impl VcpuPmu {
         let perf = PerfOptions {
             // A guest does not write a counter anew for each record that the counter makes.
             repeating: pebs,
+            sampling: pebs && options::samples(&options)?,
             ..options.perf(kick, tsc_hz)
         };
         vpmu_perf::prepare(&perf)?;

@@ -29,6 +29,18 @@ pub enum PerfError {
     /// The system refuses for another reason; its error number.
     #[error("perf_event_open: {}; see perf_event_open(2) for its reasons", io::Error::from_raw_os_error(*.0))]
     Open(i32),
+    /// The ring of samples takes more memory than the kernel lets this user lock.
+    #[error(
+        "the kernel does not let this user have memory for perf's samples: raise \
+         /proc/sys/kernel/perf_event_mlock_kb, or give the program CAP_IPC_LOCK"
+    )]
+    Locked,
+    /// Samples cannot be given the time that a guest knows.
+    #[error(
+        "perf's clock is not made of the TSC here, so samples cannot be given the guest's time: \
+         boot the host with a TSC that it finds stable (tsc=reliable), or collect without a ring"
+    )]
+    NoTsc,
     /// The signal cannot carry overflows.
     #[error("signal {0} cannot report overflows: give a real-time signal, which queues")]
     Signal(i32),

@@ -7,20 +7,26 @@
 //! call to undo. So the event continues. The guest's handler usually gives it another period at
 //! once. Only if a second overflow comes that nobody waits for is the period made endless.
 
+pub(crate) mod sampling;
+mod units;
+
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report, Taken};
+use vpmu::x86::pebs::Place;
 use vpmu::x86::{ArchEvent, CounterConfig};
 
 use crate::choose::{Backing, Chooser, Vendor};
 use crate::error::PerfError;
-use crate::event::{COUNTERS, ENDLESS, PerfEvent, Rings, Total};
+use crate::event::{COUNTERS, ENDLESS, Kind, PerfEvent, Rings, Total};
 use crate::group::Group;
 use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, PerfOptions};
+
+use sampling::Sampling;
 
 const NS: u64 = 1_000_000_000;
 
@@ -42,6 +48,10 @@ struct Slot {
     /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
     /// is it known how many events share the processor with it.
     wanted: Option<NonZeroU64>,
+    /// The event that samples the guest where this one counts. `None`: there is none, because a clock counts something
+    /// other than time.
+    samples: Option<Kind>,
+    sampling: Option<Sampling>,
 }
 
 impl Slot {
@@ -68,6 +78,8 @@ pub struct PerfHost {
     tsc_hz: u64,
     signal: i32,
     repeating: bool,
+    /// Whether the kernel may sample the guest, and has not refused.
+    sampling: bool,
     slots: [Option<Slot>; COUNTERS],
     /// The group of all their events, made with the first of them.
     group: Option<Group>,
@@ -114,6 +126,7 @@ impl PerfHost {
             tsc_hz: options.tsc_hz,
             signal: options::signal(&options),
             repeating: options.repeating,
+            sampling: options.sampling,
             slots: [const { None }; COUNTERS],
             group: None,
             notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
@@ -169,35 +182,6 @@ impl PerfHost {
         due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
     }
 
-    /// Converts `events` to the perf event's unit, rounded up.
-    fn to_host(&self, events: u64) -> u64 {
-        let count = match self.chooser.backing {
-            Backing::Hardware => u128::from(events),
-            Backing::Clock => {
-                let ns = u128::from(events) * u128::from(NS);
-                ns.div_ceil(u128::from(self.tsc_hz))
-            }
-        };
-        let made = self.slots.iter().flatten();
-        // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
-        let sharing = match self.repeating {
-            true => made.filter(|slot| slot.armed && slot.running).count(),
-            false => made.count(),
-        };
-        u64::try_from(count)
-            .unwrap_or(ENDLESS)
-            .clamp(Self::FLOOR * sharing.max(1) as u64, ENDLESS)
-    }
-
-    /// Converts the perf event's count to the guest's events.
-    fn to_guest(&self, count: u64) -> u64 {
-        match self.chooser.backing {
-            Backing::Hardware => count,
-            // The product is taken modulo 2^64, as every total.
-            Backing::Clock => (u128::from(count) * u128::from(self.tsc_hz) / u128::from(NS)) as u64,
-        }
-    }
-
     fn slot(&mut self, counter: u8) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(counter))?.as_mut()
     }
@@ -215,6 +199,7 @@ impl PerfHost {
 
     /// Stops these counters. Returns whether they were stopped together, with no other that runs.
     fn pause_whole(&mut self, counters: CounterSet) -> bool {
+        self.let_sample(counters, false);
         let running = self.running();
         let group = self.group.as_mut();
         let whole = group.is_some_and(|group| group.stop(counters, running));
@@ -283,6 +268,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         let leader = self.group.as_ref().map(Group::leader);
         let event = PerfEvent::open(kind, &self.notes, self.signal, leader);
         let event = event.map_err(|error| lost(&error))?;
+        let is_hardware = self.chooser.backing == Backing::Hardware;
         let slot = self
             .slots
             .get_mut(usize::from(counter))
@@ -300,6 +286,8 @@ impl CounterHost<CounterConfig> for PerfHost {
             multiplexed: false,
             total: 0,
             wanted: None,
+            samples: (is_hardware || config.user && config.kernel).then_some(kind),
+            sampling: None,
         });
         Ok(())
     }
@@ -332,6 +320,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn resume(&mut self, counters: CounterSet) {
+        self.let_sample(counters, true);
         for counter in counters {
             if let Some(slot) = self.slot(counter) {
                 slot.running = true;
@@ -401,6 +390,21 @@ impl CounterHost<CounterConfig> for PerfHost {
             }
         }
         true
+    }
+
+    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+        match events {
+            Some(events) => self.begin_sampling(counter, events),
+            None => {
+                self.end_sampling(counter);
+                0
+            }
+        }
+    }
+
+    /// A place's TSC is the host's.
+    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+        self.taken(counter, places)
     }
 
     fn repeats(&self) -> bool {

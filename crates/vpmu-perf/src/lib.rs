@@ -41,6 +41,6 @@ pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::overrun;
-pub use options::{PerfOptions, Support, prepare, support};
+pub use options::{PerfOptions, Support, check_sampling, prepare, support};
 pub use ring::{PerfRecord, PerfSample, Place};
 pub use sampler::Sampler;

@@ -4,11 +4,13 @@ use std::sync::OnceLock;
 
 use vpmu::x86::ArchEvent;
 
-use crate::choose::{Backing, Chooser, Vendor};
+use crate::choose::{Backing, Chooser, Vendor, probe};
 use crate::error::PerfError;
 use crate::event::PerfEvent;
+use crate::host::sampling;
 use crate::kick::Kick;
 use crate::notes;
+use crate::sampler::Sampler;
 
 /// The settings of a host.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +29,9 @@ pub struct PerfOptions {
     /// Whether a period goes on after its report, until another is set:
     /// [`CounterHost::repeats`](vpmu::counter::CounterHost::repeats).
     pub repeating: bool,
+    /// Whether the kernel samples the guest where that is asked for:
+    /// [`CounterHost::sample`](vpmu::counter::CounterHost::sample).
+    pub sampling: bool,
 }
 
 /// The events that this machine can count for guests.
@@ -55,6 +60,16 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
         backing: chooser.backing,
         events,
     })
+}
+
+/// Finds out whether the kernel can sample guests ([`PerfOptions::sampling`]). Takes no resources, from any thread.
+///
+/// # Errors
+///
+/// Says why not, and what to do.
+pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
+    let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
+    Sampler::try_open(probe(chooser.backing, true), sampling::SAMPLES)
 }
 
 /// An event of no use but to be open. A kernel without any event of a thread has switched off the part of perf that

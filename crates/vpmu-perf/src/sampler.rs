@@ -48,6 +48,20 @@ impl Sampler {
         Ok(Self { event, ring })
     }
 
+    /// Finds out whether this machine can sample a thread, with a ring for `samples` and the TSC of each. Takes no
+    /// resources.
+    ///
+    /// # Errors
+    ///
+    /// Says why not, and what to do.
+    pub(crate) fn try_open(kind: Kind, samples: u64) -> Result<(), PerfError> {
+        let sampler = Self::open(kind, 0, samples).map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM) => PerfError::Locked,
+            _ => PerfError::from_open(&error),
+        })?;
+        sampler.tsc(0).map(drop).ok_or(PerfError::NoTsc)
+    }
+
     /// Returns the number of samples for which the ring has room.
     pub fn capacity(&self) -> u64 {
         self.ring.capacity()

@@ -29,6 +29,7 @@ const OPTIONS: PerfOptions = PerfOptions {
     signal: None,
     kick: Kick::Nothing,
     repeating: false,
+    sampling: false,
 };
 
 /// Returns a host, or says that this machine has no perf events and returns `None`.

@@ -29,7 +29,7 @@ mod vm;
 use std::path::PathBuf;
 
 use vpmu_kvm::Policy;
-pub use vpmu_kvm::{Model, Perfmon};
+pub use vpmu_kvm::{Model, Pebs, Perfmon};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -88,9 +88,8 @@ pub struct PmuOptions {
     pub policy: Policy,
     /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
-    /// Whether the guest has PEBS. Its records are made where an overflow takes the vCPU out of the
-    /// guest.
-    pub pebs: bool,
+    /// Whether the guest has PEBS, and how its records are collected.
+    pub pebs: Pebs,
     /// Whether the PMU is paravirtual, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural
     /// one.
     pub paravirtual: bool,

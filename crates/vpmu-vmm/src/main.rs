@@ -129,6 +129,22 @@ enum Pebs {
     Off,
     /// Each overflow is an exit, in which its record is written into the guest's memory
     Exit,
+    /// The host's kernel samples the guest without an exit where the guest's records need no registers;
+    /// elsewhere as exit
+    Ring,
+    /// As ring where the host's perf can do that, else as exit
+    Auto,
+}
+
+impl From<Pebs> for vpmu_vmm::Pebs {
+    fn from(pebs: Pebs) -> Self {
+        match pebs {
+            Pebs::Off => Self::Off,
+            Pebs::Exit => Self::Exit,
+            Pebs::Ring => Self::Ring,
+            Pebs::Auto => Self::Auto,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -206,7 +222,7 @@ fn main() -> ExitCode {
                 perfmon: cli.perfmon,
                 policy: policy.unwrap_or_default(),
                 approximate_instructions: cli.approximate_instructions,
-                pebs: cli.pebs == Pebs::Exit,
+                pebs: cli.pebs.into(),
                 paravirtual: cli.paravirt,
             }),
             save: cli.save,

@@ -39,6 +39,8 @@ pub(super) fn to_json(statistics: &Statistics) -> Value {
             "lost": pebs.lost,
             "filtered": pebs.filtered,
             "skipped": pebs.skipped,
+            "sampled": pebs.sampled,
+            "outside": pebs.outside,
         },
     })
 }

@@ -48,7 +48,7 @@ pub(super) fn rdtsc() -> u64 {
 ///
 /// A KVM before Linux 5.16 does not report the offset. The offset is then somewhat too small and
 /// deadlines are somewhat late, because time goes by while KVM is asked for the vCPU's TSC.
-pub(super) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
+pub(crate) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
     if let Some(offset) = offset_attribute(vcpu) {
         return Ok(offset);
     }
@@ -58,8 +58,6 @@ pub(super) fn tsc_offset(vcpu: &impl AsRawFd) -> Result<u64, Error> {
 /// Returns the offset, or `None` before Linux 5.16.
 #[expect(unsafe_code, reason = "kvm-ioctls has no such call for a vCPU")]
 fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
-    // _IOW(KVMIO, 0xe2, struct kvm_device_attr)
-    const KVM_GET_DEVICE_ATTR: libc::c_ulong = 0x4018_aee2;
     let mut offset = 0_u64;
     let attribute = kvm_device_attr {
         flags: 0,
@@ -69,7 +67,7 @@ fn offset_attribute(vcpu: &impl AsRawFd) -> Option<u64> {
     };
     let (fd, attribute) = (vcpu.as_raw_fd(), &raw const attribute);
     // SAFETY: the call reads `attribute` and writes 64 bits to its `addr`. Both are locals.
-    let answer = unsafe { libc::ioctl(fd, KVM_GET_DEVICE_ATTR, attribute) };
+    let answer = unsafe { libc::ioctl(fd, sys::GET_DEVICE_ATTR as _, attribute) };
     (answer == 0).then_some(offset)
 }
 

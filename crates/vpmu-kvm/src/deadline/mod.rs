@@ -29,7 +29,8 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::lapic::{self, Lapic};
 use crate::sys;
-use clock::{Clock, tsc_offset};
+use clock::Clock;
+pub(crate) use clock::tsc_offset;
 use timer::{Alarm, Expiry, Timer, TimerFd};
 
 pub use msrs::{DEADLINE_MSR, DEADLINE_SLOT_MSR};

@@ -13,7 +13,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
 
-use crate::sys;
+use crate::{deadline, sys};
 use paging::{Access, PAGE, Paging};
 
 /// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). It includes neither the
@@ -36,6 +36,7 @@ pub(crate) struct VcpuGuest {
     memory: Arc<dyn GuestMemory>,
     sregs: Option<Box<kvm_sregs>>,
     regs: Option<kvm_regs>,
+    tsc_offset: Option<u64>,
 }
 
 impl VcpuGuest {
@@ -45,12 +46,21 @@ impl VcpuGuest {
             memory,
             sregs: None,
             regs: None,
+            tsc_offset: None,
         }
     }
 
     /// Forgets KVM's answers, because the guest may have run.
     pub(crate) fn forget(&mut self) {
-        (self.sregs, self.regs) = (None, None);
+        (self.sregs, self.regs, self.tsc_offset) = (None, None, None);
+    }
+
+    /// Returns the guest's TSC less the host's, modulo 2^64. The guest's is taken to be as fast.
+    pub(crate) fn tsc_offset(&mut self) -> Result<u64, Fault> {
+        if self.tsc_offset.is_none() {
+            self.tsc_offset = Some(deadline::tsc_offset(&self.vcpu).map_err(|_| Fault)?);
+        }
+        self.tsc_offset.ok_or(Fault)
     }
 
     fn sregs(&mut self) -> Result<&kvm_sregs, Fault> {

@@ -29,7 +29,9 @@ const NMI: u32 = 0x400;
 fn possible<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
-        Err(error @ Error::Perf(PerfError::Forbidden(_) | PerfError::NoPerf)) => {
+        Err(
+            error @ Error::Perf(PerfError::Forbidden(_) | PerfError::NoPerf | PerfError::NoTsc),
+        ) => {
             eprintln!("skipped: {error}");
             None
         }

@@ -1,6 +1,7 @@
 //! Tests of records in the memory of a guest that runs.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
@@ -8,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::guest::{Code, END, HANDLED, Machine, Ram, options};
 use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, possible, run};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, Error, Options, VcpuPmu};
+use vpmu_kvm::{Capability, Error, Options, Pebs, VcpuPmu};
 
 const PERFEVTSEL0: u32 = 0x186;
 pub(crate) const PEBS_ENABLE: u32 = 0x3f1;
@@ -27,8 +28,17 @@ const PERIOD: u64 = 5_000_000;
 impl Code {
     /// Asks for records of all groups, every `period` cycles.
     pub(crate) fn record(self, period: u64) -> Self {
+        self.record_groups(7, period)
+    }
+
+    /// Asks for records of the basic group, every `period` cycles.
+    pub(crate) fn record_places(self, period: u64) -> Self {
+        self.record_groups(0, period)
+    }
+
+    fn record_groups(self, groups: u64, period: u64) -> Self {
         self.wrmsr(DS_AREA, AREA)
-            .wrmsr(PEBS_DATA_CFG, 7)
+            .wrmsr(PEBS_DATA_CFG, groups)
             .wrmsr(PMC0, (1 << 48) - period)
             .wrmsr(PERFEVTSEL0, CYCLES)
             .wrmsr(PEBS_ENABLE, 1)
@@ -57,6 +67,59 @@ impl Ram {
     }
 }
 
+/// Returns this thread's, which counts its guest's, too.
+pub(crate) fn time_on_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// With a ring, one exit has the kernel sample the guest, and a look of the guest's makes records of the samples.
+#[test]
+fn a_ring_needs_no_exit_for_a_record() {
+    const BASIC: u64 = 32;
+    let code = Code::default()
+        .record_places(PERIOD)
+        .spin_until_told()
+        .wrmsr(GLOBAL_CTRL, 0)
+        .rdmsr(GLOBAL_STATUS);
+    let Some(mut machine) = Machine::new(code, NMI) else {
+        return;
+    };
+    machine.memory.describe_buffer(PERIOD);
+    let options = Options {
+        pebs: Pebs::Ring,
+        ..with_pebs(&machine)
+    };
+    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
+    let Some(mut pmu) = possible(attached) else {
+        return;
+    };
+    machine.set_cpuid(&pmu.capability());
+    let enough = time_on_cpu() + Duration::from_millis(60);
+    run(&mut machine, &mut pmu, |port| match port {
+        Port::In(data) => {
+            data[0] = u8::from(time_on_cpu() >= enough);
+            false
+        }
+        Port::Out(port, _) => port == END,
+    });
+    let pebs = pmu.statistics().lock().unwrap().pebs;
+    // A KVM that is emulated does not tell perf that a guest is at work.
+    assert!(pebs.sampled + pebs.outside > 0, "{pebs:?}");
+    assert_eq!(pebs.records, 1 + pebs.sampled, "{pebs:?}");
+    let memory = &machine.memory;
+    assert_eq!(memory.load(AREA + 0x28), BUFFER + pebs.records * BASIC);
+    let mut before = 0;
+    for record in (0..pebs.records).map(|n| BUFFER + n * BASIC) {
+        assert_eq!(memory.load(record), BASIC << 48);
+        let ip = memory.load(record + 8);
+        assert!((0x8000..0x9000).contains(&ip), "{ip:#x}");
+        let tsc = memory.load(record + 0x18);
+        assert!(tsc > before, "in order: {tsc} after {before}");
+        before = tsc;
+    }
+}
+
 /// The value that R12 and XMM5 hold.
 const KNOWN: u64 = 0x1234_5678_9abc_def0;
 
@@ -73,7 +136,7 @@ fn know_registers(vcpu: &VcpuFd) {
 /// Returns options by which a guest with this memory has PEBS.
 pub(crate) fn with_pebs(machine: &Machine) -> Options {
     Options {
-        pebs: true,
+        pebs: Pebs::Exit,
         memory: Some(Arc::new(machine.memory.clone())),
         ..options()
     }
@@ -150,7 +213,7 @@ fn pebs_needs_the_guests_memory_and_its_registers() {
     let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
     assert!(matches!(attached, Err(Error::NoMemory | Error::Perf(_))));
     let told = Options {
-        pebs: false,
+        pebs: Pebs::Off,
         ..with_pebs(&machine)
     };
     let Some(pmu) = possible(VcpuPmu::attach(&machine.vm, &machine.vcpu, told)) else {

@@ -7,7 +7,9 @@ mod deadline;
 mod exits;
 mod paravirt;
 mod partition;
+mod parts;
 mod paused;
+mod pebs;
 mod reprogram;
 mod sampling;
 
@@ -52,6 +54,7 @@ pub const BENCHES: &[Bench] = &[
     exits::BENCH,
     deadline::BENCH,
     paravirt::BENCH,
+    pebs::BENCH,
 ];
 
 /// A bench's tools and options.

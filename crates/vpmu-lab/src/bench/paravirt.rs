@@ -1,12 +1,13 @@
 //! Measures the exits that the paravirtual PMU saves for a sample and for a context switch,
 //! compared with the trapped design on the same kernel.
 
+use super::parts::{Figure, Part, QUIET, figure, first, share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, numbers};
+use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
-use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
     name: "paravirt",
@@ -23,38 +24,7 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-/// The beginning of both designs' commands. It stops throttling, so that both take all requested
-/// samples: a limit that 10,000 samples a second reach would stop and start the event.
-const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
-    echo 100000 > /proc/sys/kernel/perf_event_max_sample_rate && \
-    echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
-
 const RECORD: &str = "perf record --no-bpf-event -q -e cycles -o perf.data";
-
-/// A part: its name, its command, and the figures of each design's guest.
-struct Part {
-    name: &'static str,
-    command: String,
-    figures: fn(&result::Row) -> Result<Vec<Figure>>,
-}
-
-struct Figure {
-    name: &'static str,
-    /// The figure's mode, where that is not the design's own.
-    mode: Option<&'static str>,
-    value: Option<f64>,
-    unit: &'static str,
-}
-
-fn figure(name: &'static str, value: Option<f64>, unit: &'static str) -> Figure {
-    let (mode, value) = (None, value.map(round));
-    Figure {
-        name,
-        mode,
-        value,
-        unit,
-    }
-}
 
 fn parts() -> Vec<Part> {
     let pipe = |events: &str| {
@@ -142,14 +112,9 @@ fn parts() -> Vec<Part> {
 /// Returns a command with two records, one of them without samples, and one record whose handlers
 /// are timed.
 fn time() -> String {
+    let timed = timed(RECORD, "-c 100000", 5000);
     format!(
-        "{QUIET}timed() {{ perf stat -x, -o time -e duration_time -- {RECORD} -c $1 -- workload --scale 5000 && \
-         awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
-         timed 1000000000000 without && timed 100000 with && \
-         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; \
-         perf report -i perf.data --stdio --sort symbol -F overhead,sym -t , 2>/dev/null | \
-         awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }}'; \
-         cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
+        "{timed}cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
          cd /root && {RECORD} -c 1000000 -- workload --scale 5000 && \
          echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
          awk '/(vpmu_pmu_nmi|perf_event_nmi_handler)/ && match($0, /delta_ns: [0-9]+/) \
@@ -158,30 +123,18 @@ fn time() -> String {
     )
 }
 
-/// Shares of the workload's functions, in percent.
-const WEIGHTS: [(&str, f64); 4] = [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
-
 fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
-    let [without, with, samples] =
-        [("without"), ("with"), ("samples")].map(|word| first(row, word));
-    let (without, with, samples) = (without?, with?, samples?);
-    let each = (with - without) / samples / 1e3;
     let handlers = numbers(&row.output, "handlers").unwrap_or_default();
     let mean = match handlers[..] {
         [count, sum] if count > 0.0 => Some(sum / count),
         _ => None,
     };
-    let differences = WEIGHTS.map(|(function, weight)| {
-        let share = first(row, &format!("share:{function}")).unwrap_or(0.0);
-        (share - weight).abs()
-    });
-    let difference = differences.into_iter().fold(0.0, f64::max);
     Ok(vec![
-        figure("guest_us_per_sample", (samples > 0.0).then_some(each), "us"),
+        figure("guest_us_per_sample", us_per_sample(row)?, "us"),
         figure("nmi_handler_ns", mean, "ns"),
         figure(
             "largest_share_difference_points",
-            Some(difference),
+            Some(share_difference(row)),
             "points",
         ),
     ])
@@ -240,38 +193,12 @@ fn published(figure: &str, mode: &str) -> Option<f64> {
     (figure == "exits_per_pmi" && mode == "trapped").then_some(10.8)
 }
 
-/// Returns the first number behind the line that begins with `word`.
-fn first(row: &result::Row, word: &str) -> Result<f64> {
-    let number = numbers(&row.output, word).and_then(|numbers| numbers.first().copied());
-    number.ok_or_else(|| Error::CommandFailed {
-        design: row.design,
-        status: row.run.status,
-        output: String::from_utf8_lossy(&row.output).into_owned(),
-    })
-}
-
-fn round(value: f64) -> f64 {
-    (value * 1000.0).round() / 1000.0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn commands_are_valid_shell() {
-        for part in parts() {
-            let status = std::process::Command::new("sh")
-                .args(["-n", "-c", &part.command])
-                .status()
-                .unwrap();
-            assert!(status.success(), "{}", part.name);
-        }
-    }
-
-    #[test]
-    fn the_weights_are_the_workloads() {
-        let sum: f64 = WEIGHTS.iter().map(|(_, weight)| weight).sum();
-        assert_eq!(sum, 100.0);
+        crate::bench::parts::tests::assert_valid_shell(&parts());
     }
 }

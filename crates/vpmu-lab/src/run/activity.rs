@@ -40,14 +40,6 @@ impl Activity {
         self.since.elapsed()
     }
 
-    /// Returns the processor time that QEMU has used.
-    pub(super) fn used(&self) -> Duration {
-        /// Of the units of time in proc(5), on every machine that Linux runs on.
-        const TICKS_PER_S: u64 = 100;
-        let ticks = processor_time(self.pid).map_or(0, |(used, _)| used);
-        Duration::from_millis(ticks * 1000 / TICKS_PER_S)
-    }
-
     /// Returns the time for which QEMU's busiest thread could run and had to wait for a processor. The time is zero
     /// where the kernel keeps no such account.
     pub(super) fn waited(&self) -> Duration {

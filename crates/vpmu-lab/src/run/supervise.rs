@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::activity::Activity;
-use super::clock::Clock;
 use crate::host::cancel::Cancel;
 use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Result};
@@ -30,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// Limits by the wall clock. Time in which QEMU waits for a busy processor does not count.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Until the end.
     pub total: Duration,
@@ -39,8 +38,6 @@ pub struct Limits {
     /// Limit for a machine that uses no processor time and does not wait for the reader. `None`
     /// when idling is normal: in real time an idle guest uses no processor time.
     pub quiet: Option<Duration>,
-    /// The clock of a machine whose guest may spin for ever.
-    pub clock: Option<Clock>,
 }
 
 /// The destinations of console bytes.
@@ -179,17 +176,11 @@ impl<'a> Watch<'a> {
             let console = console();
             return Some(Error::Boot { limit, console });
         }
+        let quiet = self.limits.quiet?;
         if self.looked.elapsed() <= LOOK {
             return None;
         }
         self.looked = Instant::now();
-        if let Some(clock) = &mut self.limits.clock
-            && clock.stands_still(self.activity.used())
-        {
-            let console = console();
-            return Some(Error::Stuck { console });
-        }
-        let quiet = self.limits.quiet?;
         // A machine may wait while the user's terminal or pager does not take its output.
         if self.shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
@@ -324,7 +315,6 @@ mod tests {
         total: Duration::from_secs(20),
         boot: None,
         quiet: None,
-        clock: None,
     };
 
     fn shell(script: &str, limits: Limits) -> Result<Transcript> {
@@ -393,7 +383,7 @@ mod tests {
         let boot = |boot| Limits {
             total: Duration::from_secs(1000),
             boot: Some(boot),
-            ..LIMITS
+            quiet: None,
         };
         until_limit(
             "echo Kernel panic - not syncing: x; sleep 1000",

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Model};
+use vpmu_kvm::{Capability, Model, Pebs};
 
 use super::PmuOptions;
 use super::hardware::{MEMORY, MOST_VCPUS};
@@ -73,7 +73,7 @@ impl MachineState {
                 perfmon: None,
                 policy: Policy::default(),
                 approximate_instructions: state.approximate_instructions(),
-                pebs: false,
+                pebs: Pebs::Off,
                 paravirtual: true,
             }),
         }
@@ -106,7 +106,11 @@ impl Pmu {
             },
             policy: self.policy,
             approximate_instructions: self.approximate_instructions,
-            pebs: matches!(self.capability, Capability::Intel(pmu) if pmu.pebs.is_some()),
+            // The guest does not see how its records are collected, and hosts differ in what they can.
+            pebs: match self.capability {
+                Capability::Intel(pmu) if pmu.pebs.is_some() => Pebs::Auto,
+                _ => Pebs::Off,
+            },
             paravirtual: false,
         }
     }

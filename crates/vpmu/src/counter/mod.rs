@@ -82,6 +82,26 @@ pub trait CounterHost<E> {
         None
     }
 
+    /// Samples the guest by itself where `counter` counts: takes a place of the guest after each `events` more events, from
+    /// now on, until it is given `None` or the host event is [released](Self::release). A counter that is paused is not
+    /// sampled, and goes on where it was. Its total and its reports stay as they are.
+    ///
+    /// Returns the number of samples that the host keeps before they are [taken](Self::take_samples); 0: it does not
+    /// sample, and the engine asks for a report of each overflow.
+    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+        let _ = (counter, events);
+        0
+    }
+
+    /// Moves samples of `counter` into `places`, the oldest first, as many as there are or fit.
+    fn take_samples(&mut self, counter: u8, places: &mut [crate::x86::pebs::Place]) -> Taken {
+        let _ = (counter, places);
+        Taken {
+            ended: true,
+            ..Taken::default()
+        }
+    }
+
     /// Whether every report that is due has been handed to the PMU before the guest's next access
     /// is: a signal to the vCPU's own thread, say, that is looked for at every exit. Then a counter
     /// that has been asked for a report, and has not made it, has not got there, and an overflow
@@ -110,6 +130,19 @@ pub trait CounterHost<E> {
         let _ = counter;
         None
     }
+}
+
+/// Samples that a host has [handed over](CounterHost::take_samples).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// How many places were filled in.
+    pub places: usize,
+    /// Samples that found the vCPU's thread at work for its guest, not in it.
+    pub outside: u64,
+    /// Samples that the host had no room for.
+    pub lost: u64,
+    /// The host takes no more samples of this counter.
+    pub ended: bool,
 }
 
 /// Why a guest counter has no host counter behind it.

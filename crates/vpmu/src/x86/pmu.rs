@@ -29,9 +29,11 @@ pub struct Pmu<R: Registers, V = ()> {
     /// Counters that ask for an interrupt.
     pub(super) interrupting: CounterSet,
     /// Counters that ask for a PEBS record, and so for no interrupt of their own.
-    recording: CounterSet,
+    pub(super) recording: CounterSet,
     /// Those of them that have overflowed and wait for it: none between two calls.
     pub(super) unrecorded: CounterSet,
+    /// Those that the host samples.
+    pub(super) sampling: pebs::Sampling,
     pub(super) pebs: pebs::Statistics,
 }
 
@@ -48,6 +50,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             interrupting: CounterSet::EMPTY,
             recording: CounterSet::EMPTY,
             unrecorded: CounterSet::EMPTY,
+            sampling: pebs::Sampling::default(),
             pebs: pebs::Statistics::default(),
         };
         pmu.classify(pmu.implemented());
@@ -92,6 +95,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> Outcome {
         self.settle_acting(host);
         let written = R::write(self, msr, value, host);
+        self.end_sampling(self.unfit(), host);
         self.apply(host);
         match written {
             Some(()) => Outcome::Done,
@@ -214,6 +218,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.registers = R::power_on(*self.capability());
         self.overflowed = CounterSet::EMPTY;
         self.pmi_due = false;
+        self.sampling = pebs::Sampling::default();
         self.classify(self.implemented());
     }
 
@@ -262,6 +267,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) {
         self.look(n, host);
+        if self.bank.counters[n].value != value {
+            self.end_sampling(CounterSet::of(n), host);
+        }
         self.bank.counters[n].value = value;
         if !self.registers.has_status() {
             self.overflowed.remove(n);
@@ -279,6 +287,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         let mut next = self.registers.clone();
         change(&mut next);
         let (mut changed, mut otherwise) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        let mut other_events = CounterSet::EMPTY;
         for n in concerned {
             let (before, after) = (self.registers.control(n), next.control(n));
             if before != after {
@@ -292,6 +301,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             {
                 otherwise.insert(n);
             }
+            if before.event != after.event {
+                other_events.insert(n);
+            }
         }
         self.bank.hosted.touch(changed, host);
         self.bank.hosted.stop(otherwise, host);
@@ -299,6 +311,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.settle(changed, host);
         // Not `next`: what was settled may have stopped all counters.
         change(&mut self.registers);
+        self.end_sampling(other_events, host);
         self.classify(changed);
     }
 

@@ -98,6 +98,12 @@ pub trait Registers: Clone {
         let _ = (pmu, host);
     }
 
+    /// The groups of a PEBS record of counter `n`'s, beyond the basic one.
+    fn record_groups(&self, n: u8) -> u64 {
+        let _ = n;
+        0
+    }
+
     /// Whether the guest sees who has overflowed, until it clears that by itself.
     fn has_status(&self) -> bool {
         true

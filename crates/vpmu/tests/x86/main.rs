@@ -13,5 +13,6 @@ mod pebs_reference;
 mod policy;
 mod reference;
 mod registers;
+mod samples;
 mod state;
 mod support;

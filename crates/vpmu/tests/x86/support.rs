@@ -3,11 +3,13 @@
 //! [`CounterHost`] promises.
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report, Taken};
 use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
+use vpmu::x86::pebs::Place;
 use vpmu::x86::{CounterConfig, EventKind, Outcome, Ring, pebs};
 
 use crate::guest::FakeGuest;
+use crate::samples::Samples;
 
 /// One call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,13 +22,14 @@ pub(crate) enum Call<E> {
     Release(u8),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Counter<E> {
     event: E,
     running: bool,
     total: u64,
     due: Option<u64>,
     deficit: Option<Lost>,
+    samples: Samples,
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +56,10 @@ pub(crate) struct FakeHost<E> {
     pub(crate) failed: bool,
     /// The guest that PEBS records describe, and whose memory they go to.
     pub(crate) guest: Option<FakeGuest>,
+    /// How many samples the host keeps of a counter; 0: it takes none.
+    pub(crate) keeps: u64,
+    /// Whether the vCPU's thread is outside its guest.
+    pub(crate) outside: u64,
 }
 
 impl<E> Default for FakeHost<E> {
@@ -70,6 +77,8 @@ impl<E> Default for FakeHost<E> {
             fail_in: None,
             failed: false,
             guest: None,
+            keeps: 0,
+            outside: 0,
         }
     }
 }
@@ -88,6 +97,10 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         for (n, counter) in (0..).zip(&mut self.counters) {
             let Some(counter) = counter else { continue };
             if counter.running && counts(&counter.event) {
+                let place = self.guest.as_ref().map(|guest| guest.place);
+                if let Some(place) = place {
+                    counter.samples.sample(times, place, self.keeps);
+                }
                 counter.total = counter.total.wrapping_add(times);
                 match counter.due {
                     Some(due) if due <= times => {
@@ -99,6 +112,17 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
                 }
             }
         }
+    }
+
+    /// Takes no more samples of `n`, as a kernel that throttles.
+    pub(crate) fn throttle(&mut self, n: u8) {
+        self.counter(n).samples.end();
+    }
+
+    /// Returns the period with which `n` is sampled.
+    pub(crate) fn sampled(&self, n: u8) -> Option<u64> {
+        let counter = self.counters.get(usize::from(n))?.as_ref()?;
+        counter.samples.period()
     }
 
     /// Cancels the report that `n` was asked for.
@@ -195,6 +219,7 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
             total: 0,
             due: None,
             deficit: None,
+            samples: Samples::every(None),
         });
         self.current.remove(counter);
         Ok(())
@@ -259,6 +284,26 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
 
     fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
         Some(self.guest.as_mut()?)
+    }
+
+    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+        let keeps = self.keeps;
+        let period = events.filter(|_| keeps > 0).map(NonZeroU64::get);
+        self.counter(counter).samples = Samples::every(period);
+        keeps
+    }
+
+    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+        let outside = std::mem::take(&mut self.outside);
+        let counter = self.counters.get_mut(usize::from(counter));
+        let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(places)));
+        taken.map_or(
+            Taken {
+                ended: true,
+                ..Taken::default()
+            },
+            |taken| Taken { outside, ..taken },
+        )
     }
 
     fn reports_promptly(&self) -> bool {

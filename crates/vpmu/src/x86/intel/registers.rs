@@ -71,6 +71,14 @@ impl pmu::Registers for Registers {
         pmu.record(host);
     }
 
+    fn record_groups(&self, n: u8) -> u64 {
+        let adaptive = match fixed_index(n) {
+            Some(fixed) => self.fixed_ctrl & fixed_ctrl::adaptive(fixed) != 0,
+            None => self.selects[n].has(RawPerfEvtSel::ADAPTIVE),
+        };
+        if adaptive { self.pebs.data_cfg } else { 0 }
+    }
+
     fn capability(&self) -> &Capability {
         &self.capability
     }
@@ -145,15 +153,6 @@ impl pmu::Registers for Registers {
 }
 
 impl Registers {
-    /// The groups of a record of counter `n`'s.
-    pub(in crate::x86) fn record_groups(&self, n: u8) -> u64 {
-        let adaptive = match fixed_index(n) {
-            Some(fixed) => self.fixed_ctrl & fixed_ctrl::adaptive(fixed) != 0,
-            None => self.selects[n].has(RawPerfEvtSel::ADAPTIVE),
-        };
-        if adaptive { self.pebs.data_cfg } else { 0 }
-    }
-
     /// The guest's PEBS buffer has filled up to its threshold.
     pub(in crate::x86) fn set_buffer_overflow(&mut self) {
         self.status |= global_status::OVF_BUF;

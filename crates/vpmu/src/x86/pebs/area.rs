@@ -1,6 +1,7 @@
 //! The DS save area: the guest's, at IA32_DS_AREA, with fields of 64 bits (SDM vol. 3B, 18.4.9.1; with CPUID's DTES64 in
 //! any mode). The guest may have anything there, and write it meanwhile.
 
+use super::record::BASIC;
 use super::{Fault, Guest};
 use crate::x86::intel;
 
@@ -59,6 +60,27 @@ impl Area {
         guest.write(index, &next.to_le_bytes())?;
         self.index = next;
         Ok(())
+    }
+
+    /// How many records of the basic group fit behind the index.
+    pub(super) fn room(&self) -> u64 {
+        match self.index < self.base {
+            true => 0,
+            false => self.maximum.saturating_sub(self.index) / BASIC as u64,
+        }
+    }
+
+    /// How many fit into the empty buffer up to the threshold.
+    pub(super) fn up_to_threshold(&self) -> u64 {
+        self.threshold.saturating_sub(self.base) / BASIC as u64
+    }
+
+    /// How many are left up to the threshold. The guest will have emptied a buffer that is due.
+    pub(super) fn left(&self) -> u64 {
+        match self.threshold.saturating_sub(self.index) {
+            0 => self.up_to_threshold(),
+            bytes => bytes.div_ceil(BASIC as u64),
+        }
     }
 
     /// Whether the buffer is filled so far that the guest wants to be told.

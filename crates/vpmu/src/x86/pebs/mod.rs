@@ -25,6 +25,9 @@
 //! becomes of a counter whose record does not fit into the buffer: here it goes on from its reset value, and the PMI is
 //! requested again. So a guest that missed one does not lose its counter.
 //!
+//! Where the host can sample its guest, records of the basic group need no exit: the host's samples become records later
+//! ([`CounterHost::sample`](crate::counter::CounterHost::sample)).
+//!
 //! # Addresses of the other ring
 //!
 //! An overflow is noticed a little after it happened, when the guest may have changed its ring. Linux believes a
@@ -41,11 +44,13 @@ mod guest;
 mod record;
 mod registers;
 mod sample;
+mod sampling;
 
 pub use guest::{Fault, GeneralRegisters, Guest, Place};
 pub use record::data_cfg;
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
+pub(super) use sampling::Sampling;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +61,10 @@ pub struct Statistics {
     pub lost: u64,
     /// Overflows without a record, because the guest was in a ring that the counter does not count.
     pub filtered: u64,
+    /// Those of the records that are the host's own samples ([`CounterHost::sample`](crate::counter::CounterHost::sample)).
+    pub sampled: u64,
+    /// The host's own samples that have no record, because the host was at work for the guest: there is no address.
+    pub outside: u64,
     /// Periods that were over before their overflow was noticed, beyond the one that has a record.
     pub skipped: u64,
 }

@@ -21,6 +21,20 @@ pub mod data_cfg {
 /// The longest record, in words: basic, memory, general, XMM.
 const WORDS: usize = 4 + 4 + 18 + 32;
 
+/// Bytes of a record of the basic group alone.
+pub(super) const BASIC: usize = 32;
+
+/// Returns such a record.
+pub(super) fn basic(counters: u64, place: Place) -> [u8; BASIC] {
+    let words = [(BASIC as u64) << 48, place.ip, counters, place.tsc];
+    let mut record = [0; BASIC];
+    let (room, _) = record.as_chunks_mut();
+    for (place, word) in room.iter_mut().zip(words) {
+        *place = word.to_le_bytes();
+    }
+    record
+}
+
 /// A record of format 4.
 #[derive(Debug)]
 pub(super) struct Record {

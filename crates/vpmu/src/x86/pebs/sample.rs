@@ -18,9 +18,18 @@ struct Overflow {
 }
 
 impl<V: Events> intel::Pmu<V> {
-    /// Writes the records of the counters that have overflowed, lowest first.
+    /// Writes the records of the counters that have overflowed, lowest first, and before them those that the host has
+    /// sampled.
     pub(in crate::x86) fn record<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        for n in core::mem::take(&mut self.unrecorded) {
+        let unrecorded = core::mem::take(&mut self.unrecorded);
+        let sampled = unrecorded & self.sampling.counters();
+        for n in sampled {
+            self.pass_sampled(n);
+        }
+        if !self.sampling.counters().is_empty() {
+            self.convert(sampled, host);
+        }
+        for n in unrecorded - sampled {
             let overflow = Overflow {
                 counter: n,
                 config: self.event(n),
@@ -51,6 +60,7 @@ impl<V: Events> intel::Pmu<V> {
                 self.registers.set_buffer_overflow();
                 self.request_pmi();
             }
+            self.begin_sampling(n, reset, &area, host);
         }
     }
 

@@ -53,7 +53,7 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
         // it, which is soon enough.
         let rewritten = self.overflowed | self.recording;
         let unexpected = rewritten.contains(n) && distance >= FAR;
-        NonZeroU64::new(distance).filter(|_| !unexpected)
+        NonZeroU64::new(self.sampling.due(n, distance)).filter(|_| !unexpected)
     }
 
     fn advance(&mut self, n: u8, events: u64) -> bool {
@@ -79,7 +79,7 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
     }
 
     fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if !self.unrecorded.is_empty() {
+        if !self.unrecorded.is_empty() || !self.sampling.counters().is_empty() {
             R::record(self, host);
         }
     }

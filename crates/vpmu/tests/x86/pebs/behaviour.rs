@@ -8,10 +8,10 @@ use vpmu::x86::intel::{Capability, PmuConfig, PmuState, RestoreError, Version};
 use vpmu::x86::pebs::{self, Statistics};
 use vpmu::x86::{CpuidLeaf, Outcome, Ring};
 
-const BUFFER: u64 = FakeGuest::RAM + 0x100;
+pub(super) const BUFFER: u64 = FakeGuest::RAM + 0x100;
 const OVF_BUF: u64 = 1 << 62;
 /// EN, OS, USR: Linux asks for no interrupt.
-const COUNT: u64 = 0x0043_0000;
+pub(super) const COUNT: u64 = 0x0043_0000;
 const ADAPTIVE: u64 = 1 << 34;
 
 fn capability() -> Capability {
@@ -23,7 +23,7 @@ fn capability() -> Capability {
 
 /// Returns a guest with a DS save area in RAM, a buffer of 0x800 bytes, and a PMI once the buffer has `threshold`
 /// bytes.
-fn guest(threshold: u64) -> Guest {
+pub(super) fn guest(threshold: u64) -> Guest {
     let mut guest = Guest::with(PmuConfig::new(capability()));
     let mut memory = FakeGuest::new();
     let fields = [BUFFER, BUFFER, BUFFER + 0x800, BUFFER + threshold];
@@ -36,21 +36,21 @@ fn guest(threshold: u64) -> Guest {
 }
 
 impl Guest {
-    fn memory(&mut self) -> &mut FakeGuest {
+    pub(super) fn memory(&mut self) -> &mut FakeGuest {
         self.host.guest.as_mut().expect("it was given")
     }
 
-    fn index(&mut self) -> u64 {
+    pub(super) fn index(&mut self) -> u64 {
         self.memory().load(FakeGuest::RAM + 0x28)
     }
 
-    fn set_reset(&mut self, offset: u64, period: u64) {
+    pub(super) fn set_reset(&mut self, offset: u64, period: u64) {
         let value = END - period;
         self.memory().store(FakeGuest::RAM + offset, value);
     }
 
     /// Makes general counter 0 write a record every `period` events.
-    fn record(&mut self, select: u64, period: u64) {
+    pub(super) fn record(&mut self, select: u64, period: u64) {
         self.set_reset(0x40, period);
         self.write(FullWidthPmc(0), END - period);
         self.write(PerfEvtSel(0), select);

@@ -1,0 +1,104 @@
+//! What the benches of sampling share: parts with a command each, and the figures of its guests.
+
+use super::numbers;
+use crate::report::result;
+use crate::{Error, Result};
+
+/// The beginning of each command that samples. It stops throttling, so that all designs take all requested
+/// samples: a limit that 10,000 samples a second reach would stop and start the event.
+pub(super) const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent && \
+    echo 100000 > /proc/sys/kernel/perf_event_max_sample_rate && \
+    echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
+
+/// A part: its name, its command, and the figures of each design's guest.
+pub(super) struct Part {
+    pub(super) name: &'static str,
+    pub(super) command: String,
+    pub(super) figures: fn(&result::Row) -> Result<Vec<Figure>>,
+}
+
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    /// The figure's mode, where that is not the design's own.
+    pub(super) mode: Option<&'static str>,
+    pub(super) value: Option<f64>,
+    pub(super) unit: &'static str,
+}
+
+pub(super) fn figure(name: &'static str, value: Option<f64>, unit: &'static str) -> Figure {
+    let (mode, value) = (None, value.map(round));
+    Figure {
+        name,
+        mode,
+        value,
+        unit,
+    }
+}
+
+/// Returns a command that times `record` of the workload twice: with a period that never ends, and with `period`. It
+/// prints the guest times in ns, the number of samples, and each function's share.
+pub(super) fn timed(record: &str, period: &str, scale: u32) -> String {
+    format!(
+        "{QUIET}timed() {{ perf stat -x, -o time -e duration_time -- {record} $1 -- workload --scale {scale} && \
+         awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
+         timed '-c 1000000000000' without && timed '{period}' with && \
+         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; \
+         perf report -i perf.data --stdio --sort symbol -F overhead,sym -t , 2>/dev/null | \
+         awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }}'; "
+    )
+}
+
+/// Returns the guest time of a sample in us, by the output of [`timed`]; `None` without a sample.
+pub(super) fn us_per_sample(row: &result::Row) -> Result<Option<f64>> {
+    let [without, with, samples] = ["without", "with", "samples"].map(|word| first(row, word));
+    let (without, with, samples) = (without?, with?, samples?);
+    Ok((samples > 0.0).then(|| (with - without) / samples / 1e3))
+}
+
+/// Shares of the workload's functions, in percent.
+pub(super) const WEIGHTS: [(&str, f64); 4] =
+    [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
+
+/// Returns the largest difference of a function's share, by the output of [`timed`], from its weight.
+pub(super) fn share_difference(row: &result::Row) -> f64 {
+    let differences = WEIGHTS.map(|(function, weight)| {
+        let share = first(row, &format!("share:{function}")).unwrap_or(0.0);
+        (share - weight).abs()
+    });
+    differences.into_iter().fold(0.0, f64::max)
+}
+
+/// Returns the first number behind the line that begins with `word`.
+pub(super) fn first(row: &result::Row, word: &str) -> Result<f64> {
+    let number = numbers(&row.output, word).and_then(|numbers| numbers.first().copied());
+    number.ok_or_else(|| Error::CommandFailed {
+        design: row.design,
+        status: row.run.status,
+        output: String::from_utf8_lossy(&row.output).into_owned(),
+    })
+}
+
+fn round(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::bench) fn assert_valid_shell(parts: &[Part]) {
+        for part in parts {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", &part.command])
+                .status()
+                .unwrap();
+            assert!(status.success(), "{}", part.name);
+        }
+    }
+
+    #[test]
+    fn the_weights_are_the_workloads() {
+        let sum: f64 = WEIGHTS.iter().map(|(_, weight)| weight).sum();
+        assert_eq!(sum, 100.0);
+    }
+}

@@ -1,0 +1,163 @@
+//! Measures samples of a guest with PEBS, whose records an exit makes or the host's kernel, compared with samples by
+//! interrupts on the same kernel, and what PEBS costs who does not profit by it.
+
+use super::parts::{Figure, Part, QUIET, figure, first, share_difference, timed, us_per_sample};
+use super::{Bench, Context, Row, emulated};
+use crate::Result;
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::arch::Arch;
+use crate::spec::design::Policy;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "pebs",
+    about: "precise samples as records in the guest's memory: exits, guest time and NMIs of a sample (x86_64)",
+    has_models: false,
+    page: Page {
+        title: "PEBS: results",
+        intro: include_str!("pebs.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Figures",
+        }],
+    },
+    rows,
+};
+
+/// A way to collect records: its name, the VMM's option, and the event that samples precisely.
+struct Way {
+    name: &'static str,
+    option: &'static str,
+    precise: &'static str,
+}
+
+const WAYS: [Way; 3] = [
+    Way {
+        name: "none",
+        option: "--pebs=off",
+        precise: "cycles",
+    },
+    Way {
+        name: "exit",
+        option: "--pebs=exit",
+        precise: "cycles:pp",
+    },
+    Way {
+        name: "ring",
+        option: "--pebs=ring",
+        precise: "cycles:pp",
+    },
+];
+
+/// Some 3,000 samples: a guest with many more interrupts hits a fault of QEMU's.
+const SCALE: u32 = 3000;
+/// Guest time of 1,000 operations is some 15 ms without perf.
+const OPERATIONS: u32 = 1000;
+
+const RECORD: &str = "perf record --no-bpf-event -q -o perf.data";
+
+fn parts(way: &Way) -> Vec<Part> {
+    let fixed = format!("{RECORD} -e {} -c 100000", way.precise);
+    vec![
+        Part {
+            name: "fixed",
+            command: format!("{QUIET}{fixed} -- workload --scale {SCALE}"),
+            figures: of_fixed,
+        },
+        Part {
+            name: "time",
+            command: format!(
+                "{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l {OPERATIONS} 2>&1 | \
+                 awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
+                 us alone env; us stat perf stat -e cycles; us record {RECORD}; us precise {fixed}",
+                timed(&format!("{RECORD} -e {}", way.precise), "-c 100000", SCALE)
+            ),
+            figures: of_time,
+        },
+        Part {
+            name: "plain",
+            command: timed(RECORD, "-F 4000", SCALE),
+            figures: of_plain,
+        },
+    ]
+}
+
+/// Returns exits that serve the PMU and interrupts, for each sample.
+fn per_sample(row: &result::Row) -> [Option<f64>; 2] {
+    let samples = row.run.samples.filter(|&samples| samples > 0);
+    [row.run.pmu_exits(), row.run.pmis].map(|count| Some(count? as f64 / samples? as f64))
+}
+
+fn of_fixed(row: &result::Row) -> Result<Vec<Figure>> {
+    let [exits, nmis] = per_sample(row);
+    let samples = row.run.samples.map(|samples| samples as f64);
+    Ok(vec![
+        figure("samples", samples, "samples"),
+        figure("exits_per_sample", exits, "exits"),
+        figure("nmis_per_sample", nmis, "NMIs"),
+    ])
+}
+
+fn of_plain(row: &result::Row) -> Result<Vec<Figure>> {
+    let [exits, nmis] = per_sample(row);
+    Ok(vec![
+        figure("exits_per_sample:frequency", exits, "exits"),
+        figure("nmis_per_sample:frequency", nmis, "NMIs"),
+        figure("guest_us_per_sample:frequency", us_per_sample(row)?, "us"),
+        figure("guest_ms:frequency", Some(first(row, "with")? / 1e6), "ms"),
+    ])
+}
+
+fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
+    let mut figures = vec![
+        figure("guest_us_per_sample", us_per_sample(row)?, "us"),
+        figure(
+            "largest_share_difference_points",
+            Some(share_difference(row)),
+            "points",
+        ),
+    ];
+    for (name, word) in [
+        ("sched_pipe_us:alone", "alone"),
+        ("sched_pipe_us:stat", "stat"),
+        ("sched_pipe_us:record", "record"),
+        ("sched_pipe_us:precise", "precise"),
+    ] {
+        figures.push(figure(name, Some(first(row, word)?), "us"));
+    }
+    Ok(figures)
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let designs = emulated(&[Policy::Paused]);
+    let mut rows = Vec::new();
+    for way in &WAYS {
+        for part in parts(way) {
+            let name = format!("{}-{}", way.name, part.name);
+            let options = [way.option];
+            let runs = context.compare(&name, Arch::X86_64, &designs, &options, &part.command)?;
+            for row in &runs {
+                rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
+                    figure: figure.name.to_owned(),
+                    mode: way.name,
+                    measured: figure.value,
+                    published: None,
+                    unit: figure.unit,
+                }));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_valid_shell() {
+        for way in &WAYS {
+            crate::bench::parts::tests::assert_valid_shell(&parts(way));
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! The guest's events in the perf event's unit, and back.
+
+use super::{NS, PerfHost};
+use crate::choose::Backing;
+use crate::event::ENDLESS;
+
+impl PerfHost {
+    /// Converts `events` to the perf event's unit, rounded up.
+    pub(super) fn to_count(&self, events: u64) -> u64 {
+        let count = match self.chooser.backing {
+            Backing::Hardware => u128::from(events),
+            Backing::Clock => {
+                let ns = u128::from(events) * u128::from(NS);
+                ns.div_ceil(u128::from(self.tsc_hz))
+            }
+        };
+        u64::try_from(count).unwrap_or(ENDLESS)
+    }
+
+    /// Converts `events` to a period of the perf event's, which leaves others time.
+    pub(super) fn to_host(&self, events: u64) -> u64 {
+        let count = self.to_count(events);
+        let made = self.slots.iter().flatten();
+        // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
+        let sharing = match self.repeating {
+            true => made.filter(|slot| slot.armed && slot.running).count(),
+            false => made.count(),
+        };
+        count.clamp(Self::FLOOR * sharing.max(1) as u64, ENDLESS)
+    }
+
+    /// Converts the perf event's count to the guest's events.
+    pub(super) fn to_guest(&self, count: u64) -> u64 {
+        match self.chooser.backing {
+            Backing::Hardware => count,
+            // The product is taken modulo 2^64, as every total.
+            Backing::Clock => (u128::from(count) * u128::from(self.tsc_hz) / u128::from(NS)) as u64,
+        }
+    }
+}

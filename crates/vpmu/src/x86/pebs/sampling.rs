@@ -1,0 +1,277 @@
+//! Records of samples that the host has taken by itself.
+//!
+//! # Why
+//!
+//! A record of the basic group needs an address, a ring and a time. A host that can sample its guest into memory of its
+//! own has these without an exit. So the embedder takes a counter's first overflow, and hundreds that follow are
+//! [samples](crate::counter::CounterHost::sample), which become records when the guest next accesses its PMU or the
+//! buffer is due.
+//!
+//! # The rules
+//!
+//! - A counter is sampled if its records have only the basic group, its reset value makes a period that the host can
+//!   sample with, and the buffer has room for many records up to its threshold. The first overflow is taken by an exit,
+//!   so that the host's period begins where the counter's does.
+//! - The counter's value is the host event's, never the samples': a host drops samples, and still counts.
+//! - The guest ends the sampling by what makes the host's period another than the counter's: another value of the
+//!   counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
+//!   whose value changes with each switch of tasks loses no sample, however short the slices are.
+//! - A report is asked for after as many overflows as the buffer has records left up to its threshold.
+
+use core::num::NonZeroU64;
+
+use super::area::Area;
+use super::record::{BASIC, basic};
+use super::{Fault, Place};
+use crate::counter::{CounterHost, CounterSet, Events, FAR, Model, Slots, Taken, count};
+use crate::x86::pmu::Registers;
+use crate::x86::{CounterConfig, Pmu, Ring, intel};
+
+/// The least number of records up to the threshold for which sampling pays. Linux has one where it wants an interrupt
+/// for each record, and else hundreds.
+const MANY: u64 = 16;
+
+/// Samples that are converted at once.
+const BATCH: usize = 32;
+
+/// A counter that the host samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sampled {
+    /// The period that the host samples with, in events.
+    period: u64,
+    /// The host's report is due with the overflow of this number, counted from the next.
+    ahead: u64,
+    /// How many samples the host keeps.
+    capacity: u64,
+}
+
+/// The counters that the host samples.
+#[derive(Clone, Debug, Default)]
+pub(in crate::x86) struct Sampling {
+    counters: CounterSet,
+    slots: Slots<Sampled>,
+    /// Records that fit up to the threshold, as far as is known.
+    room: u64,
+}
+
+impl Sampling {
+    /// Counters that are sampled.
+    pub(in crate::x86) const fn counters(&self) -> CounterSet {
+        self.counters
+    }
+
+    /// In how many events a report of `n` is due, whose next overflow comes after `distance`.
+    pub(in crate::x86) fn due(&self, n: u8, distance: u64) -> u64 {
+        if !self.counters.contains(n) {
+            return distance;
+        }
+        let Sampled { period, ahead, .. } = self.slots[n];
+        let more = period.saturating_mul(ahead.saturating_sub(1));
+        distance.saturating_add(more)
+    }
+
+    /// `passed` periods of `n` are over.
+    fn pass(&mut self, n: u8, passed: u64) {
+        let slot = &mut self.slots[n];
+        slot.ahead = slot.ahead.saturating_sub(passed);
+    }
+
+    /// Whether the room up to the threshold must be divided anew: a counter has used up what it was given.
+    fn is_used_up(&self) -> bool {
+        self.counters.iter().any(|n| self.slots[n].ahead == 0)
+    }
+
+    /// Divides the room up to the threshold among the counters.
+    fn divide(&mut self) {
+        let share = self.room / u64::from(self.counters.len().max(1));
+        for n in self.counters {
+            let slot = &mut self.slots[n];
+            // The host's samples find room for a quarter more: its period is not exactly the counter's.
+            let most = (slot.capacity / 4 * 3).min(FAR / slot.period.max(1));
+            slot.ahead = share.min(most).max(1);
+        }
+    }
+}
+
+impl<V: Events> intel::Pmu<V> {
+    /// Has the host sample `n` from now on, which has just gone on from `reset`, if that is possible and pays.
+    pub(super) fn begin_sampling<H: CounterHost<CounterConfig>>(
+        &mut self,
+        n: u8,
+        reset: u64,
+        area: &Area,
+        host: &mut H,
+    ) {
+        let pays = self.registers.record_groups(n) == 0 && area.up_to_threshold() >= MANY;
+        // A policy that makes events anew has taken this one away.
+        if !pays || !self.bank.hosted.backed().contains(n) {
+            return;
+        }
+        let Some(period) = self.period(n, reset).filter(|period| period.get() < FAR) else {
+            return;
+        };
+        let capacity = host.sample(n, Some(period));
+        if capacity < MANY {
+            return;
+        }
+        self.sampling.counters.insert(n);
+        self.sampling.slots[n] = Sampled {
+            period: period.get(),
+            ahead: 0,
+            capacity,
+        };
+        self.sampling.room = area.left();
+        self.divide_room(host);
+    }
+
+    /// Gives each sampled counter its share of the room, if one has none. A report is asked for from what has been
+    /// counted, so all of them are read.
+    fn divide_room<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if !self.sampling.is_used_up() {
+            return;
+        }
+        for n in self.sampling.counters {
+            let counted = self.bank.hosted.collect(n, host);
+            self.take(n, counted);
+        }
+        for n in core::mem::take(&mut self.unrecorded) {
+            self.pass_sampled(n);
+        }
+        self.sampling.divide();
+    }
+
+    /// The period that `reset` makes of counter `n`; `None`: there is no reset value.
+    fn period(&self, n: u8, reset: u64) -> Option<NonZeroU64> {
+        let mask = self.registers.capability.counter_mask(n);
+        let period = (mask - (reset & mask)).wrapping_add(1);
+        NonZeroU64::new(period).filter(|_| reset & mask != 0)
+    }
+
+    /// Takes note of the overflow of `n`, which is sampled.
+    pub(super) fn pass_sampled(&mut self, n: u8) {
+        let mask = self.registers.capability.counter_mask(n);
+        let period = self.sampling.slots[n].period.max(1);
+        let beyond = self.bank.counters[n].value;
+        let reset = mask.wrapping_sub(period).wrapping_add(1);
+        self.bank.counters[n].value = reset.wrapping_add(beyond % period) & mask;
+        self.sampling.pass(n, 1 + beyond / period);
+    }
+
+    /// Makes records of the samples that there are. `overflowed`: counters whose report has come.
+    pub(super) fn convert<H: CounterHost<CounterConfig>>(
+        &mut self,
+        overflowed: CounterSet,
+        host: &mut H,
+    ) {
+        const NOWHERE: Place = Place {
+            ip: 0,
+            ring: Ring::User,
+            tsc: 0,
+        };
+        for n in self.sampling.counters {
+            loop {
+                let mut places = [NOWHERE; BATCH];
+                let Taken {
+                    places: taken,
+                    outside,
+                    lost,
+                    ended,
+                } = host.take_samples(n, &mut places);
+                self.pebs.outside = self.pebs.outside.wrapping_add(outside);
+                self.pebs.lost = self.pebs.lost.wrapping_add(lost);
+                let places = places.get(..taken).unwrap_or_default();
+                let goes_on = self.append(n, places, overflowed.contains(n), host);
+                if ended || !goes_on.unwrap_or(true) {
+                    self.end_sampling(CounterSet::of(n), host);
+                }
+                if taken < BATCH {
+                    break;
+                }
+            }
+        }
+        self.divide_room(host);
+    }
+
+    /// Writes records of counter `n` at `places`. Answers whether the host's period is still the counter's.
+    fn append<H: CounterHost<CounterConfig>>(
+        &mut self,
+        n: u8,
+        places: &[Place],
+        reported: bool,
+        host: &mut H,
+    ) -> Result<bool, Fault> {
+        if places.is_empty() {
+            return Ok(true);
+        }
+        let config = self.event(n);
+        let counters = intel::to_global(CounterSet::of(n));
+        let mut bytes = [0; BASIC * BATCH];
+        let (records, _) = bytes.as_chunks_mut::<BASIC>();
+        let of_ring = places.iter().filter(|place| config.counts_in(place.ring));
+        let mut number = 0_u64;
+        for (record, &place) in records.iter_mut().zip(of_ring) {
+            *record = basic(counters, place);
+            count(&mut number);
+        }
+        self.pebs.filtered = (self.pebs.filtered).wrapping_add(places.len() as u64 - number);
+
+        let at = self.registers.pebs.ds_area;
+        let guest = host.pebs().ok_or(Fault);
+        let head = guest.and_then(|guest| {
+            let area = Area::read(guest, at)?;
+            Ok((area.reset(guest, n)?, guest, area))
+        });
+        let Ok((reset, guest, mut area)) = head else {
+            self.pebs.lost = self.pebs.lost.wrapping_add(number);
+            return Err(Fault);
+        };
+        let was_due = area.is_due();
+        let written = number.min(area.room());
+        let bytes = bytes.get(..BASIC * written as usize).unwrap_or_default();
+        let written = match written == 0 || area.append(guest, bytes).is_ok() {
+            true => written,
+            false => 0,
+        };
+        self.pebs.records = self.pebs.records.wrapping_add(written);
+        self.pebs.sampled = self.pebs.sampled.wrapping_add(written);
+        self.pebs.lost = self.pebs.lost.wrapping_add(number - written);
+        // A guest that looks at its buffer meanwhile has had its PMI.
+        if area.is_due() && (!was_due || reported) {
+            self.registers.set_buffer_overflow();
+            self.request_pmi();
+        }
+        self.sampling.room = area.left();
+        let period = self.sampling.slots[n].period;
+        Ok(self.period(n, reset).is_some_and(|now| now.get() == period))
+    }
+}
+
+impl<R: Registers, V: Events> Pmu<R, V> {
+    /// The next overflow of each of `counters` is an exit again.
+    pub(in crate::x86) fn end_sampling<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: CounterSet,
+        host: &mut H,
+    ) {
+        for n in counters & self.sampling.counters {
+            self.sampling.counters.remove(n);
+            if self.bank.hosted.backed().contains(n) {
+                let _ = host.sample(n, None);
+            }
+        }
+    }
+
+    /// Counters that are sampled and must not be any more, as the guest has changed registers.
+    pub(in crate::x86) fn unfit(&self) -> CounterSet {
+        let mut unfit = CounterSet::EMPTY;
+        for n in self.sampling.counters {
+            // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each
+            // switch of tasks.
+            let fits = self.recording.contains(n) || !self.enabled().contains(n);
+            if !fits || self.registers.record_groups(n) != 0 {
+                unfit.insert(n);
+            }
+        }
+        unfit
+    }
+}
