@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod doctor;
+mod manual;
 mod options;
 mod report;
 mod rewrite_kernel;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Verb::Doctor { arch } => doctor::doctor(*arch),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
+        Verb::Manual { folder } => manual::manual(folder),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench {

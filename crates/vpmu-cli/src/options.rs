@@ -147,6 +147,12 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },
+    /// Write the manual pages, and completions for bash, zsh and fish, into a folder
+    Manual {
+        /// The folder, made if need be
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -58,6 +58,34 @@ fn help_has_examples_and_exit_statuses() {
 }
 
 #[test]
+fn the_manual_has_a_page_for_each_command() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("new/pages");
+    let write = || {
+        vpmu(home.path())
+            .arg("manual")
+            .arg(&folder)
+            .output()
+            .unwrap()
+    };
+    assert!(write().status.success());
+    for name in [
+        "vpmu.1",
+        "vpmu-compare.1",
+        "vpmu.bash",
+        "_vpmu",
+        "vpmu.fish",
+    ] {
+        assert!(folder.join(name).exists(), "{name}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "in the way").unwrap();
+    let refused = write();
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("new/pages"));
+    assert_eq!(refused.status.code(), Some(125));
+}
+
+#[test]
 fn wrong_words() {
     assert_refused(&[], 2, "Usage:");
     assert_refused(&["frobnicate"], 2, "frobnicate");
