@@ -1,10 +1,12 @@
-//! Sequences of Arm PMU register accesses, on both designs.
+//! Sequences of Arm PMU register accesses, on each design.
 //!
 //! The first byte chooses the design. Emulated: the engine must stay equal to the reference model
-//! of its tests, on a host that checks how it is called. Partitioned: on a model of the hardware,
-//! no guest may reach a host counter or count outside the guest. And nothing may panic.
+//! of its tests, on a host that checks how it is called. Partitioned, and emulated on physical counters:
+//! on a model of the hardware, no guest may reach a host counter or count outside the guest. And
+//! nothing may panic.
 #![no_main]
 
+mod backed;
 #[path = "../../crates/vpmu/tests/engine/pair.rs"]
 mod pair;
 mod partitioned;
@@ -23,9 +25,10 @@ use vpmu::counter::Policy;
 fuzz_target!(|data: &[u8]| {
     let mut input = Unstructured::new(data);
     // An input ends where its bytes do.
-    let _ = match input.arbitrary() {
-        Ok(true) => emulated(&mut input),
-        Ok(false) => partitioned::run(&mut input),
+    let _ = match input.int_in_range(0..=2) {
+        Ok(0) => emulated(&mut input),
+        Ok(1) => partitioned::run(&mut input),
+        Ok(_) => backed::run(&mut input),
         Err(_) => Ok(()),
     };
 });

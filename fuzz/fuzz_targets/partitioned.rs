@@ -6,7 +6,7 @@
 
 #[path = "../../crates/vpmu/tests/partition/machine/mod.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
-mod machine;
+pub(crate) mod machine;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use machine::{EVENTS, Exit, Machine, Place, Quirks};
@@ -38,7 +38,7 @@ pub(crate) fn run(input: &mut Unstructured<'_>) -> Result<()> {
 }
 
 /// A configuration, and a machine that it is true of.
-fn config(input: &mut Unstructured<'_>) -> Result<(PartitionConfig, Quirks)> {
+pub(crate) fn config(input: &mut Unstructured<'_>) -> Result<(PartitionConfig, Quirks)> {
     let mut bit = || input.arbitrary::<bool>();
     let isolation = Isolation {
         partition: bit()?,
@@ -49,7 +49,11 @@ fn config(input: &mut Unstructured<'_>) -> Result<(PartitionConfig, Quirks)> {
     let version = super::version(input)?;
     let filter = EventFilter::default();
     let quirks = Quirks {
-        open: if isolation.partition { 0 } else { input.arbitrary()? },
+        open: if isolation.partition {
+            0
+        } else {
+            input.arbitrary()?
+        },
         from: 7,
         no_hpmd: !isolation.hpmd,
         no_hccd: !isolation.hccd,

@@ -52,7 +52,10 @@ impl Sgi {
             0x400..0x420 => {
                 let from = (register - 0x400) as usize;
                 let bytes = &self.priorities[from..from + usize::from(bytes)];
-                bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+                bytes
+                    .iter()
+                    .rev()
+                    .fold(0, |word, &byte| word << 8 | u64::from(byte))
             }
             0xc00 | 0xc04 => self.configuration[(register - 0xc00) as usize / 4].into(),
             // The register that clears reads as the one that sets.
@@ -117,7 +120,11 @@ fn redistributor(input: &mut Unstructured<'_>) -> Result<()> {
         let priorities = (0x400..0x420).contains(&register);
         if input.arbitrary()? {
             let value: u64 = input.arbitrary()?;
-            let there = if defined { machine.read(register, bytes) } else { !0 };
+            let there = if defined {
+                machine.read(register, bytes)
+            } else {
+                !0
+            };
             if let Some(value) = view.write(offset, bytes, value, || there) {
                 assert!(defined, "{bytes} bytes are written at {offset:#x}");
                 assert!(register < 0xd00, "{register:#x} is written");
@@ -126,7 +133,8 @@ fn redistributor(input: &mut Unstructured<'_>) -> Result<()> {
             if defined {
                 own.write(register, bytes, value);
             }
-        } else if defined && (register < 0x400 || priorities || (0xc00..0xc08).contains(&register)) {
+        } else if defined && (register < 0x400 || priorities || (0xc00..0xc08).contains(&register))
+        {
             let value = view.read(offset, bytes, || machine.read(register, bytes));
             let (mask, believed) = match register {
                 // Which group, how triggered, pending and active: no guest is told of the monitor's.
@@ -147,7 +155,11 @@ fn redistributor(input: &mut Unstructured<'_>) -> Result<()> {
             let value = view.read(offset, bytes, || u64::MAX);
             control(offset, bytes, value);
         }
-        assert_eq!(machine.of(owned), monitors, "after {bytes} bytes at {offset:#x}");
+        assert_eq!(
+            machine.of(owned),
+            monitors,
+            "after {bytes} bytes at {offset:#x}"
+        );
     }
     for n in 0..32 {
         if owned >> n & 1 != 0 {
@@ -180,7 +192,10 @@ fn distributor(input: &mut Unstructured<'_>) -> Result<()> {
         let hidden = (0xf80..0x1000).contains(&offset) || (0x3b00..0x3c00).contains(&offset);
         match distributor::write(offset, bytes, value) {
             Some(written) => {
-                assert!(defined(offset, bytes) && !hidden, "{bytes} bytes at {offset:#x}");
+                assert!(
+                    defined(offset, bytes) && !hidden,
+                    "{bytes} bytes at {offset:#x}"
+                );
                 // Affinity routing stays on.
                 let kept = if offset == 0 { 1 << 4 } else { 0 };
                 assert_eq!(written, value | kept);
@@ -225,7 +240,8 @@ fn regions(input: &mut Unstructured<'_>) -> Result<()> {
 /// Most accesses are close to a register that exists.
 fn place(input: &mut Unstructured<'_>, size: u64) -> Result<(u64, u8)> {
     const REGISTERS: [u64; 16] = [
-        0x080, 0x100, 0x180, 0x200, 0x280, 0x300, 0x380, 0x400, 0xc00, 0xc04, 0xd00, 0xf80, 0x3b00, 0x0, 0x8, 0x70,
+        0x080, 0x100, 0x180, 0x200, 0x280, 0x300, 0x380, 0x400, 0xc00, 0xc04, 0xd00, 0xf80, 0x3b00,
+        0x0, 0x8, 0x70,
     ];
     let bytes = *input.choose(&[4, 4, 4, 1, 2, 8])?;
     let register = match input.int_in_range(0..=7)? {

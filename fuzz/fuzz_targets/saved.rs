@@ -64,7 +64,8 @@ fn forge(input: &mut Unstructured<'_>) -> Result<Vec<u8>> {
             0 => input.arbitrary()?,
             _ => u64::from(input.arbitrary::<u8>()? % 4) << 12,
         };
-        let there = length.min(0x4000) as usize - input.int_in_range(0..=1)? * usize::from(length != 0);
+        let there =
+            length.min(0x4000) as usize - input.int_in_range(0..=1)? * usize::from(length != 0);
         pieces.push((at, length, vec![0x5a; there]));
     }
     Ok(forged::file(&state, &pieces))

@@ -14,10 +14,10 @@ mod pair;
 mod pebs_reference;
 #[path = "../../crates/vpmu/tests/x86/reference.rs"]
 mod reference;
-#[path = "steps.rs"]
-mod steps;
 #[path = "../../crates/vpmu/tests/x86/samples.rs"]
 mod samples;
+#[path = "steps.rs"]
+mod steps;
 #[path = "../../crates/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
