@@ -103,12 +103,12 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "mmap",
         libc::SYS_mmap,
-        "with Pebs::Ring or Auto: the samples of a counter",
+        "the samples of a counter: with Pebs::Ring or Auto, and where a clock counts one ring",
     ),
     any(
         "munmap",
         libc::SYS_munmap,
-        "with Pebs::Ring or Auto: such a counter is given back",
+        "such a counter is given back: with Pebs::Ring or Auto, and where a clock counts one ring",
     ),
     any("read", libc::SYS_read, "a counter is read"),
     any("close", libc::SYS_close, "a counter is given back"),
@@ -125,8 +125,14 @@ pub const SYSCALLS: &[Syscall] = &[
         sys::SIGNAL_MSI,
         "KVM_SIGNAL_MSI: a PMI is delivered as a vector"
     ),
-    ioctl!(sys::GET_REGS, "KVM_GET_REGS: an RDPMC faults"),
-    ioctl!(sys::GET_SREGS, "KVM_GET_SREGS: a PEBS record"),
+    ioctl!(
+        sys::GET_REGS,
+        "KVM_GET_REGS: an RDPMC faults, or a counter of one ring overflows"
+    ),
+    ioctl!(
+        sys::GET_SREGS,
+        "KVM_GET_SREGS: a PEBS record, or a counter of one ring overflows"
+    ),
     ioctl!(sys::GET_MSRS, "KVM_GET_MSRS: a PEBS record"),
     ioctl!(
         sys::GET_DEVICE_ATTR,

@@ -31,7 +31,7 @@ use vpmu::x86::{Capability, CounterConfig};
 use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfHost, PerfOptions};
 
 use crate::error::Error;
-use crate::guest::VcpuGuest;
+use crate::guest::{self, VcpuGuest};
 use crate::host::Host;
 use crate::lapic::{self, Lapic, Pmi};
 use crate::options::{self, Options};
@@ -245,7 +245,12 @@ impl VcpuPmu {
             }
             _ => None,
         };
-        self.core.host = Host::Bound(PerfHost::new(self.perf.clone())?, guest);
+        let mut host = PerfHost::new(self.perf.clone())?;
+        if let Some(kvm) = &self.kvm {
+            let vcpu = Arc::clone(&kvm.vcpu);
+            host.set_ring(move || guest::ring_of(&vcpu));
+        }
+        self.core.host = Host::Bound(host, guest);
         self.core.load();
         Ok(())
     }

@@ -77,7 +77,8 @@ impl Chooser {
     ) -> Result<Kind, Lost> {
         match self.backing {
             Backing::Clock => match event {
-                _ if !rings.user || !rings.kernel => Err(Lost::Unsupported),
+                // A guest's ring is told by samples.
+                _ if !(self.guest || rings.user && rings.kernel) => Err(Lost::Unsupported),
                 Some(ArchEvent::CoreCycles | ArchEvent::ReferenceCycles | ArchEvent::TscCycles) => {
                     Ok(probe(Backing::Clock, self.guest))
                 }

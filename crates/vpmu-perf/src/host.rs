@@ -7,7 +7,9 @@
 //! call to undo. So the event continues. The guest's handler usually gives it another period at
 //! once. Only if a second overflow comes that nobody waits for is the period made endless.
 
+mod rings;
 pub(crate) mod sampling;
+mod slot;
 mod units;
 
 use std::io;
@@ -20,46 +22,15 @@ use vpmu::x86::{ArchEvent, CounterConfig};
 
 use crate::choose::{Backing, Chooser, Vendor};
 use crate::error::PerfError;
-use crate::event::{COUNTERS, ENDLESS, Kind, PerfEvent, Rings, Total};
+use crate::event::{COUNTERS, ENDLESS, PerfEvent, Rings};
 use crate::group::Group;
 use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, PerfOptions};
-
-use sampling::Sampling;
+use rings::{Watch, Whereabouts};
+use slot::Slot;
 
 const NS: u64 = 1_000_000_000;
-
-/// The perf event behind one counter.
-#[derive(Debug)]
-struct Slot {
-    event: PerfEvent,
-    /// Whether a report is wanted and has not come.
-    armed: bool,
-    /// Whether the period was set while no signal of another could come any more.
-    certain: bool,
-    running: bool,
-    /// Whether the event's period is endless.
-    endless: bool,
-    /// Whether the event was not counted all the time.
-    multiplexed: bool,
-    /// The last total, for when a read fails.
-    total: u64,
-    /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
-    /// is it known how many events share the processor with it.
-    wanted: Option<NonZeroU64>,
-    /// The event that samples the guest where this one counts. `None`: there is none, because a clock counts something
-    /// other than time.
-    samples: Option<Kind>,
-    sampling: Option<Sampling>,
-}
-
-impl Slot {
-    fn take(&mut self, total: Total) {
-        self.multiplexed |= total.enabled != total.running;
-        self.total = total.value;
-    }
-}
 
 /// Returns the reason why there is no perf event.
 fn lost(error: &io::Error) -> Lost {
@@ -83,6 +54,9 @@ pub struct PerfHost {
     slots: [Option<Slot>; COUNTERS],
     /// The group of all their events, made with the first of them.
     group: Option<Group>,
+    /// The samples of the thread, while there is a counter of one ring.
+    watch: Option<Watch>,
+    whereabouts: Whereabouts,
     notes: Arc<Notes>,
     /// The target of the handler's kick, kept alive.
     _kick: Kick,
@@ -129,6 +103,8 @@ impl PerfHost {
             sampling: options.sampling,
             slots: [const { None }; COUNTERS],
             group: None,
+            watch: None,
+            whereabouts: Whereabouts::default(),
             notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
             _kick: options.kick,
         })
@@ -154,6 +130,12 @@ impl PerfHost {
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
         let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
         for counter in self.notes.take() {
+            if self.has_share(counter) {
+                if self.is_up(counter) {
+                    unsure.insert(counter);
+                }
+                continue;
+            }
             let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
                 continue;
             };
@@ -171,8 +153,16 @@ impl PerfHost {
             }
         }
         if self.notes.take_overrun() {
+            for counter in 0..COUNTERS as u8 {
+                if self.has_share(counter) && self.is_up(counter) {
+                    unsure.insert(counter);
+                }
+            }
             for (counter, slot) in (0..).zip(&mut self.slots) {
-                if let Some(slot) = slot.as_mut().filter(|slot| slot.armed) {
+                if let Some(slot) = slot
+                    .as_mut()
+                    .filter(|slot| slot.armed && slot.share.is_none())
+                {
                     slot.armed = self.repeating;
                     unsure.insert(counter);
                 }
@@ -200,6 +190,7 @@ impl PerfHost {
     /// Stops these counters. Returns whether they were stopped together, with no other that runs.
     fn pause_whole(&mut self, counters: CounterSet) -> bool {
         self.let_sample(counters, false);
+        self.look();
         let running = self.running();
         let group = self.group.as_mut();
         let whole = group.is_some_and(|group| group.stop(counters, running));
@@ -241,7 +232,7 @@ impl PerfHost {
     fn program(&mut self, counter: u8, events: NonZeroU64) {
         let period = self.to_host(events.get());
         if let Some(slot) = self.slot(counter) {
-            slot.armed = slot.event.set_period(period);
+            slot.armed = slot.event.set_period(period.min(Self::longest(slot)));
             slot.endless = false;
         }
     }
@@ -265,6 +256,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         if self.chooser.backing == Backing::Clock && self.group.is_none() {
             self.group = Some(Group::new(&self.notes).map_err(|error| lost(&error))?);
         }
+        let share = self.share(config)?;
         let leader = self.group.as_ref().map(Group::leader);
         let event = PerfEvent::open(kind, &self.notes, self.signal, leader);
         let event = event.map_err(|error| lost(&error))?;
@@ -288,11 +280,13 @@ impl CounterHost<CounterConfig> for PerfHost {
             wanted: None,
             samples: (is_hardware || config.user && config.kernel).then_some(kind),
             sampling: None,
+            share,
         });
         Ok(())
     }
 
     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+        self.expect(counter, events);
         let Some(slot) = self.slot(counter) else {
             return;
         };
@@ -321,6 +315,7 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn resume(&mut self, counters: CounterSet) {
         self.let_sample(counters, true);
+        self.look();
         for counter in counters {
             if let Some(slot) = self.slot(counter) {
                 slot.running = true;
@@ -330,6 +325,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             if let Some(wanted) = self.slot(counter).and_then(|slot| slot.wanted.take()) {
                 self.program(counter, wanted);
             }
+            self.look_at_times(counter);
         }
         let (stale, fresh) = match &self.group {
             Some(group) => group.changes(self.running()),
@@ -355,6 +351,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn read(&mut self, counter: u8) -> u64 {
+        self.look();
         let Some(slot) = self.slot(counter) else {
             return 0;
         };
@@ -362,8 +359,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         if let Ok(total) = slot.event.read() {
             slot.take(total);
         }
-        let total = slot.total;
-        self.to_guest(total)
+        self.value(counter)
     }
 
     fn release(&mut self, counter: u8) {
@@ -371,6 +367,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
             *slot = None;
         }
+        self.end_watch();
         if let Some(group) = &mut self.group {
             group.remove(counter);
         }
@@ -381,11 +378,10 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
         let whole = self.pause_whole(counters) && self.read_group();
         for counter in counters {
-            let known = self.slot(counter).filter(|_| whole).map(|slot| slot.total);
             if let Some(total) = totals.get_mut(usize::from(counter)) {
-                *total = match known {
-                    Some(known) => self.to_guest(known),
-                    None => self.read(counter),
+                *total = match whole {
+                    true => self.value(counter),
+                    false => self.read(counter),
                 };
             }
         }
@@ -429,6 +425,9 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn deficit(&self, counter: u8) -> Option<Lost> {
         let slot = self.slots.get(usize::from(counter))?.as_ref()?;
+        if slot.share.is_some() && self.is_blind() {
+            return Some(Lost::Unsupported);
+        }
         slot.multiplexed.then_some(Lost::Multiplexed)
     }
 }

@@ -14,8 +14,8 @@
 //!   guest's thread sleeps and its cycles stand still, as they should. Exits are part of the time:
 //!   a guest that exits much seems slower than it is. Nothing else can be told by a clock: cycles
 //!   and reference cycles are offered, and instructions and branches only as the approximation of
-//!   one for each cycle that the user asks for by name. Nor can a clock tell user from kernel: an
-//!   event of one ring only is [`Lost::Unsupported`](vpmu::counter::Lost::Unsupported).
+//!   one for each cycle that the user asks for by name. An event of one ring only has the part of
+//!   the time that a [`Sampler`] finds the guest in that ring for.
 //!
 //! # Limits
 //!

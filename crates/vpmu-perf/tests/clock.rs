@@ -126,8 +126,7 @@ fn what_a_clock_cannot_tell_is_lost_and_said() {
     assert!(host.counts(ArchEvent::CoreCycles) && host.counts(ArchEvent::TscCycles));
     assert!(!host.counts(ArchEvent::Instructions) && !host.counts(ArchEvent::LlcMisses));
     let mut pmu = pmu(Policy::ReusePaused);
-    let user_only = CYCLES & !RawPerfEvtSel::OS;
-    for event in [CYCLES & !0xff | 0xc0, user_only] {
+    for event in [CYCLES & !0xff | 0xc0, CYCLES & !0xff | 0xc4] {
         write(&mut pmu, &mut host, EVTSEL0, event);
         write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
         let state = pmu.counter_state(0);
@@ -135,6 +134,23 @@ fn what_a_clock_cannot_tell_is_lost_and_said() {
         assert_eq!(read(&mut pmu, &mut host, PMC0), 0);
         write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
     }
+}
+
+/// A thread without a guest is never seen in one. Its counter of user space stands still, and says so.
+#[test]
+fn a_ring_that_nothing_tells_is_lost() {
+    let Some(mut host) = host() else { return };
+    let mut pmu = pmu(Policy::ReusePaused);
+    write(&mut pmu, &mut host, EVTSEL0, CYCLES & !RawPerfEvtSel::OS);
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
+    let start = Instant::now();
+    while pmu.counter_state(0) == Some(CounterState::Counting) {
+        assert!(start.elapsed() < PATIENCE);
+        assert_eq!(read(&mut pmu, &mut host, PMC0), 0);
+    }
+    let state = pmu.counter_state(0);
+    assert_eq!(state, Some(CounterState::Lost(Lost::Unsupported)));
+    write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
 }
 
 #[test]

@@ -167,6 +167,12 @@ impl Guest for VcpuGuest {
     }
 }
 
+/// Returns the ring in which the guest of a vCPU that does not run is, if KVM tells.
+pub(crate) fn ring_of(vcpu: &OwnedFd) -> Option<Ring> {
+    let (sregs, regs) = (sys::sregs(vcpu).ok()?, sys::regs(vcpu).ok()?);
+    Some(ring(&sregs, &regs))
+}
+
 /// Returns the CPL, which is the privilege level of SS (SDM vol. 3A, 5.5).
 fn ring(sregs: &kvm_sregs, regs: &kvm_regs) -> Ring {
     const PE: u64 = 1 << 0;

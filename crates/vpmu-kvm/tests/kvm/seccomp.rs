@@ -93,6 +93,8 @@ fn profiling(period: u64) -> Code {
         .wrmsr(PERFEVTSEL0, 0)
         .wrmsr(PERFEVTSEL0, CYCLES | 1 << 8)
         .wrmsr(GLOBAL_CTRL, 1)
+        .wrmsr(PERFEVTSEL0, CYCLES & !(1 << 16))
+        .wrmsr(GLOBAL_CTRL, 1)
         .wrmsr(PERFEVTSEL0, CYCLES)
 }
 

@@ -219,7 +219,7 @@ pub fn lost_counters(run: &Run) -> Option<String> {
     }
     let why = match vmm.backing.as_deref() {
         Some("clock") => {
-            "only cycles of all rings have a clock to count them; \
+            "only cycles have a clock to count them; \
              --vmm-arg=--approximate-instructions counts instructions and branches as cycles"
         }
         _ => "the host's counters lack it, or are taken",

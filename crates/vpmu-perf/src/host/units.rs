@@ -20,13 +20,18 @@ impl PerfHost {
     /// Converts `events` to a period of the perf event's, which leaves others time.
     pub(super) fn to_host(&self, events: u64) -> u64 {
         let count = self.to_count(events);
+        count.clamp(self.floor(), ENDLESS)
+    }
+
+    /// Returns the shortest period, in the perf event's unit.
+    pub(super) fn floor(&self) -> u64 {
         let made = self.slots.iter().flatten();
         // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
         let sharing = match self.repeating {
             true => made.filter(|slot| slot.armed && slot.running).count(),
             false => made.count(),
         };
-        count.clamp(Self::FLOOR * sharing.max(1) as u64, ENDLESS)
+        Self::FLOOR * sharing.max(1) as u64
     }
 
     /// Converts the perf event's count to the guest's events.

@@ -1,0 +1,40 @@
+//! The perf event behind one counter.
+
+use std::num::NonZeroU64;
+
+use super::rings::Share;
+use super::sampling::Sampling;
+use crate::event::{Kind, PerfEvent, Total};
+
+/// The perf event behind one counter.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) event: PerfEvent,
+    /// Whether a report is wanted and has not come.
+    pub(super) armed: bool,
+    /// Whether the period was set while no signal of another could come any more.
+    pub(super) certain: bool,
+    pub(super) running: bool,
+    /// Whether the event's period is endless.
+    pub(super) endless: bool,
+    /// Whether the event was not counted all the time.
+    pub(super) multiplexed: bool,
+    /// The last total, for when a read fails.
+    pub(super) total: u64,
+    /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
+    /// is it known how many events share the processor with it.
+    pub(super) wanted: Option<NonZeroU64>,
+    /// The event that samples the guest where this one counts. `None`: there is none, because a clock counts something
+    /// other than time, or one ring.
+    pub(super) samples: Option<Kind>,
+    pub(super) sampling: Option<Sampling>,
+    /// The part of a clock's time that a counter of one ring has.
+    pub(super) share: Option<Share>,
+}
+
+impl Slot {
+    pub(super) fn take(&mut self, total: Total) {
+        self.multiplexed |= total.enabled != total.running;
+        self.total = total.value;
+    }
+}
