@@ -17,6 +17,7 @@ mod payload;
 mod payload_aarch64;
 mod payload_x86_64;
 mod perfmon_x86_64;
+mod rings_x86_64;
 mod save_x86_64;
 mod smp_x86_64;
 mod support;
