@@ -70,10 +70,11 @@ fn check(model: &str) {
     assert!((share - known).abs() < 0.03, "{share} of {known}");
 
     for ring in ["u", "k"] {
+        // Taking samples takes time, which is counted, too.
         let counted = number(&format!("mixed cycles:{ring} "));
         let samples = number(&format!("sampled cycles:{ring} "));
         assert!(
-            (0.85..1.15).contains(&(samples * 200e3 / counted)),
+            (0.85..1.4).contains(&(samples * 200e3 / counted)),
             "{ring}: {samples} of {counted}"
         );
         let in_kernel = number(&format!("kernel cycles:{ring} "));
