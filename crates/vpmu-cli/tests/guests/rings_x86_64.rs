@@ -95,8 +95,8 @@ fn check(model: &str) {
     let samples = number("nobodys samples ");
     assert!(samples > 50.0);
     assert_eq!(number("nobodys kernel "), 0.0);
-    let foo = number("nobodys foo ") / samples;
-    assert!((foo - 0.5).abs() < 0.12, "{foo}");
+    let half = number("nobodys foo ") / samples;
+    assert!((half - 0.5).abs() < 0.12, "{half}");
 
     let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     let run = &results["runs"][0];
