@@ -16,6 +16,7 @@ mod paravirt;
 mod payload;
 mod payload_aarch64;
 mod payload_x86_64;
+mod pebs_x86_64;
 mod perfmon_x86_64;
 mod rings_x86_64;
 mod save_x86_64;

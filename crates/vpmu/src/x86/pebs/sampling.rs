@@ -16,6 +16,7 @@
 //! - The guest ends the sampling by what makes the host's period another than the counter's: another value of the
 //!   counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
 //!   whose value changes with each switch of tasks loses no sample, however short the slices are.
+//! - A host that takes less than half of its samples is not believed, and the next overflow is an exit again.
 //! - A report is asked for after as many overflows as the buffer has records left up to its threshold.
 
 use core::num::NonZeroU64;
@@ -43,6 +44,17 @@ pub(super) struct Sampled {
     ahead: u64,
     /// How many samples the host keeps.
     capacity: u64,
+    /// Periods since the last division of the room that are over, and those of them that the host has sampled.
+    passed: u64,
+    seen: u64,
+}
+
+impl Sampled {
+    /// Returns the periods of which the host has taken no sample, if it misses more than it takes.
+    fn missed(&self) -> Option<u64> {
+        let missed = self.passed.saturating_sub(self.seen);
+        (missed > self.seen && missed >= MANY).then_some(missed)
+    }
 }
 
 /// The counters that the host samples.
@@ -74,6 +86,7 @@ impl Sampling {
     fn pass(&mut self, n: u8, passed: u64) {
         let slot = &mut self.slots[n];
         slot.ahead = slot.ahead.saturating_sub(passed);
+        slot.passed = slot.passed.saturating_add(passed);
     }
 
     /// Whether the room up to the threshold must be divided anew: a counter has used up what it was given.
@@ -89,6 +102,7 @@ impl Sampling {
             // The host's samples find room for a quarter more: its period is not exactly the counter's.
             let most = (slot.capacity / 4 * 3).min(FAR / slot.period.max(1));
             slot.ahead = share.min(most).max(1);
+            (slot.passed, slot.seen) = (0, 0);
         }
     }
 }
@@ -117,8 +131,8 @@ impl<V: Events> intel::Pmu<V> {
         self.sampling.counters.insert(n);
         self.sampling.slots[n] = Sampled {
             period: period.get(),
-            ahead: 0,
             capacity,
+            ..Sampled::default()
         };
         self.sampling.room = area.left();
         self.divide_room(host);
@@ -179,6 +193,10 @@ impl<V: Events> intel::Pmu<V> {
                 } = host.take_samples(n, &mut places);
                 self.pebs.outside = self.pebs.outside.wrapping_add(outside);
                 self.pebs.lost = self.pebs.lost.wrapping_add(lost);
+                let slot = &mut self.sampling.slots[n];
+                slot.seen = (slot.seen.saturating_add(taken as u64))
+                    .saturating_add(outside)
+                    .saturating_add(lost);
                 let places = places.get(..taken).unwrap_or_default();
                 let goes_on = self.append(n, places, overflowed.contains(n), host);
                 if ended || !goes_on.unwrap_or(true) {
@@ -187,6 +205,11 @@ impl<V: Events> intel::Pmu<V> {
                 if taken < BATCH {
                     break;
                 }
+            }
+            // The counter knows better than a host that says that it samples.
+            if let Some(missed) = self.sampling.slots[n].missed() {
+                self.pebs.skipped = self.pebs.skipped.wrapping_add(missed);
+                self.end_sampling(CounterSet::of(n), host);
             }
         }
         self.divide_room(host);

@@ -237,6 +237,20 @@ fn a_saved_guest_has_its_records() {
 }
 
 #[test]
+fn a_host_that_does_not_sample_what_it_promised_is_not_believed() {
+    let mut guest = sampled();
+    guest.host.keeps = 0;
+    guest.execute((THRESHOLD - 1) * PERIOD);
+    guest.interrupt();
+    assert_eq!(records(&guest), [1, 0]);
+    assert_eq!(guest.pmu.pebs_statistics().skipped, THRESHOLD - 1);
+    assert_eq!(guest.host.sampled(0), None);
+    guest.execute(PERIOD);
+    guest.interrupt();
+    assert_eq!(records(&guest), [2, 0], "by an exit");
+}
+
+#[test]
 fn two_counters_share_the_buffer() {
     let mut guest = begun();
     guest.set_reset(0x48, 3 * PERIOD);

@@ -1,0 +1,195 @@
+//! A stock guest's precise samples: records that the VMM writes into the guest's buffer.
+
+use std::fs;
+use std::process::Command;
+
+use crate::save_x86_64::SAVE;
+use crate::support::{NO_SYMBOLS, RESTORING, nested_vpmu, text, turn};
+use crate::two_vcpus;
+use serde_json::Value;
+
+/// Runs `script` in a guest with `--pebs WAY`, and returns its output and the figures of the run.
+fn run(way: &str, script: &str) -> Option<(String, Value)> {
+    let mut vpmu = nested_vpmu(", in real time")?;
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let output = vpmu
+        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+        .args(["--model", "intel", "--json"])
+        .arg(&json)
+        .arg(format!("--vmm-arg=--pebs={way}"))
+        .args(["--", &[NO_SYMBOLS, script].concat()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let console = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("{console}");
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    Some((console, results["runs"][0].clone()))
+}
+
+/// Returns the number behind the line that begins with `word`.
+fn number(console: &str, word: &str) -> u64 {
+    let mut lines = console.lines();
+    let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
+    number.unwrap_or_else(|| panic!("{word}: {console}"))
+}
+
+/// Samples with a fixed period. `sampled` of a hundred records are to be the kernel's samples, and `most` exits serve
+/// the PMU.
+fn records_without_interrupts(way: &str, sampled: u64, most: u64) {
+    const SCRIPT: &str = "dmesg | grep -c 'PEBS fmt4+-baseline'; \
+        perf record --no-bpf-event -q -e cycles:pp -c 100000 -o perf.data workload --scale 2500; \
+        perf report -i perf.data --stdio --stdio-color never -F overhead,symbol 2> /dev/null";
+    let _turn = turn(1);
+    let Some((console, run)) = run(way, SCRIPT) else {
+        return;
+    };
+    assert_eq!(console.lines().next(), Some("1"), "{console}");
+    let pebs = &run["vmm"]["measured"]["pebs"];
+    let samples = run["samples"].as_u64().unwrap();
+    assert!(samples > 2500, "{run}");
+    assert_eq!(pebs["records"], samples, "{run}");
+    assert_eq!([&pebs["lost"], &pebs["skipped"]], [0, 0], "{run}");
+    assert_eq!(run["lost_samples"], 0, "{run}");
+    let by_kernel = pebs["sampled"].as_u64().unwrap();
+    assert!(by_kernel * 100 >= samples * sampled, "{run}");
+    // The buffer holds 2,040 records.
+    assert!(run["pmis"].as_u64().unwrap() * 1000 <= samples, "{run}");
+    let exits = run["exits"].as_object().unwrap();
+    let served = |kind: &str| kind == "kick" || kind == "rdpmc" || kind.starts_with("msr:");
+    let of_the_pmu = exits.iter().filter(|(kind, _)| served(kind));
+    let count: u64 = of_the_pmu.filter_map(|(_, count)| count.as_u64()).sum();
+    assert!(count * 100 <= samples * most, "{count} exits: {run}");
+    // The workload's known weights.
+    for (function, share) in [("foo", 50.0), ("bar", 30.0), ("qux", 15.0), ("main", 5.0)] {
+        let line = console
+            .lines()
+            .find(|line| line.ends_with(&format!("[.] {function}")));
+        let found = line.and_then(|line| line.trim().split('%').next()?.parse::<f64>().ok());
+        assert!(
+            found.is_some_and(|found| (found - share).abs() <= 1.5),
+            "{function}: {found:?}: {console}"
+        );
+    }
+}
+
+/// An exit makes each record, and nothing interrupts the guest until its buffer is nearly full.
+#[test]
+fn precise_samples_are_records_without_interrupts() {
+    records_without_interrupts("exit", 0, 110);
+}
+
+/// The host's kernel samples the guest: no exit for a record.
+#[test]
+fn precise_samples_of_a_ring_take_no_exits() {
+    records_without_interrupts("ring", 99, 5);
+}
+
+/// Whatever perf asks for, each record is a sample of it, and none is lost.
+#[test]
+#[ignore = "long: script/test --long"]
+fn each_kind_of_precise_sample_works_with_a_ring() {
+    // Two events at once, the whole system, and three that the kernel cannot sample: registers, an interrupt for each
+    // sample, and a frequency.
+    const SCRIPT: &str = "
+record() {
+    name=$1; shift
+    perf record --no-bpf-event -q -o perf.data \"$@\" -- workload --scale 1000 || exit
+    perf report --stats -i perf.data 2> /dev/null |
+        awk -v name=$name '$1 == \"SAMPLE\" { print name, $3; exit } $1 == \"LOST\" { print \"lost\", $3 }'
+}
+record several -e cycles/period=200000/pp -e cycles/period=700000/pp
+perf script -i perf.data -F event | sort | uniq -c
+record all -a -e cycles:pp -c 200000
+record registers -e cycles:p -c 1000000 --intr-regs=ax,ip
+echo with $(perf script -i perf.data -F iregs | grep -c ' AX:.* IP:')
+record graph -e cycles:pp -c 1000000 -g
+record plain -F 1000
+true";
+    let _turn = turn(1);
+    let Some((console, run)) = run("ring", SCRIPT) else {
+        return;
+    };
+    let counts = ["several", "all", "registers", "graph", "plain"]
+        .map(|name| number(&console, &format!("{name} ")));
+    assert!(counts.iter().all(|&count| count > 50), "{counts:?}");
+    assert_eq!(number(&console, "with "), counts[2], "registers");
+    let pebs = &run["vmm"]["measured"]["pebs"];
+    assert_eq!([&pebs["lost"], &pebs["skipped"]], [0, 0], "{run}");
+    assert_eq!(pebs["records"], counts.iter().sum::<u64>(), "{run}");
+    let by_kernel = pebs["sampled"].as_u64().unwrap();
+    assert!(by_kernel * 10 >= (counts[0] + counts[1]) * 9, "{run}");
+    assert!(by_kernel <= counts[0] + counts[1], "{run}");
+}
+
+/// Two processors of a guest, each with its own ring.
+#[test]
+#[ignore = "long: script/test --long"]
+fn two_processors_have_a_ring_each() {
+    const SCRIPT: &str = "
+echo 'taskset 1 workload --scale 2000 & taskset 2 workload --scale 2000; wait' > both
+perf record --no-bpf-event -q -a -e cycles:pp -c 2000000 -o perf.data -- sh both || exit
+perf report --stdio -n --sort cpu 2> /dev/null | awk '$3 ~ /^00/ { print \"sampled\" $3 + 0, $2 }'
+true";
+    let _turn = turn(1);
+    let Some(mut vpmu) = nested_vpmu(", in real time") else {
+        return;
+    };
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--model", "intel", "--realtime"])
+            .arg("--vmm-arg=--pebs=ring");
+    };
+    let script = [NO_SYMBOLS, SCRIPT].concat();
+    let (console, run) = two_vcpus::compare(&mut vpmu, options, &script);
+    for processor in ["sampled0 ", "sampled1 "] {
+        assert!(number(&console, processor) > 20, "{processor}{console}");
+    }
+    let pebs = &run["vmm"]["measured"]["pebs"];
+    assert_eq!(pebs["lost"], 0, "{run}");
+    assert_eq!(pebs["records"], run["samples"], "{run}");
+    assert!(pebs["sampled"].as_u64() > Some(0), "{run}");
+}
+
+/// A save makes records of all samples first, and the next process of the VMM samples again.
+#[test]
+#[ignore = "long: script/test --long"]
+fn a_guest_that_is_saved_loses_no_record() {
+    const SCRIPT: &str = "
+perf record --no-bpf-event -q -e cycles:pp -c 1000000 -o perf.data -- workload --scale 8000 &
+while ! pidof workload > /dev/null; do sleep 0.05; done
+meter --save sleep 0.3 > /dev/null
+wait $!
+true";
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let json = folder.join("results.json");
+    let Some(mut vpmu) = nested_vpmu(RESTORING) else {
+        return;
+    };
+    let output = vpmu
+        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+        .args(["--model", "intel", "--vmm-arg=--pebs=ring", SAVE, "--keep"])
+        .arg(folder.join("kept"))
+        .arg("--json")
+        .arg(&json)
+        .args(["--", &[NO_SYMBOLS, SCRIPT].concat()])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let read = |path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
+    let run = read(json)["runs"][0].clone();
+    let mut kept = fs::read_dir(folder.join("kept")).unwrap();
+    let records = read(kept.next().unwrap().unwrap().path().join("records.json"));
+    let records = records.as_array().unwrap().iter();
+    let vmms = records.filter_map(|record| record.get("vpmu-vmm"));
+    let pebs: Vec<&Value> = vmms.map(|vmm| &vmm["total"]["pebs"]).collect();
+    assert_eq!(pebs.len(), 2, "{pebs:?}");
+    let sum = |word: &str| -> u64 { pebs.iter().filter_map(|pebs| pebs[word].as_u64()).sum() };
+    for pebs in &pebs {
+        assert!(pebs["sampled"].as_u64() > Some(50), "{pebs}");
+    }
+    assert_eq!((sum("lost"), sum("skipped")), (0, 0), "{pebs:?}");
+    assert_eq!(run["samples"], sum("records"), "{run}");
+}
