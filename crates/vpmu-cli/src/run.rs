@@ -1,6 +1,9 @@
 //! `vpmu run`.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::check_writable;
@@ -43,20 +46,20 @@ pub(crate) fn run(
     let guest_spec = &spec.guests[0];
     let mut phase = 0;
     let outcome = loop {
+        let printed = Arc::new(AtomicBool::new(false));
         let sink = Sink {
             output: Output::Stream,
-            to: Box::new(std::io::stdout()),
+            to: Box::new(Printing(Arc::clone(&printed))),
         };
-        let mut printed = false;
         let outcome = run::run(&lab, &spec, guest_spec, phase, sink, &mut |stage| {
             // The bar makes way for the command's output, or a bare kernel's.
             if stage != Stage::Boot || !has_command {
-                printed = true;
                 task.done();
             }
         });
         match outcome {
-            Err(error) if !printed => {
+            // What has been printed would be printed twice.
+            Err(error) if !printed.load(Ordering::Relaxed) => {
                 let why = run::once_more(&spec, guest_spec, phase, error)?;
                 eprintln!("vpmu: {why}");
             }
@@ -81,4 +84,18 @@ pub(crate) fn run(
         Results::new(vec![run]).write(path)?;
     }
     Ok(ExitCode::from(status))
+}
+
+/// Standard output, with a note that something was printed.
+struct Printing(Arc<AtomicBool>);
+
+impl Write for Printing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.fetch_or(!bytes.is_empty(), Ordering::Relaxed);
+        io::stdout().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().flush()
+    }
 }

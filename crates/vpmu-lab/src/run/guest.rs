@@ -356,6 +356,12 @@ mod tests {
         };
         let fatal = "Kernel panic - not syncing: Fatal exception in interrupt";
         assert!(explain(request(), Pmu::Emulated, fatal));
+        let mut appended = request();
+        appended.append = Some("maxcpus=1".to_owned());
+        assert!(
+            explain(appended, Pmu::Emulated, fatal),
+            "the words do not matter"
+        );
         assert!(!explain(request(), Pmu::Native, fatal), "nothing is nested");
         let other = "Kernel panic - not syncing: Attempted to kill init!";
         assert!(!explain(request(), Pmu::Emulated, other));
