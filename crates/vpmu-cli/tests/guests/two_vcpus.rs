@@ -38,7 +38,7 @@ pub(crate) fn compare(
 }
 
 /// Returns all of the design's output.
-fn console(kept: &Path) -> String {
+pub(crate) fn console(kept: &Path) -> String {
     let log = fs::read_dir(kept)
         .ok()
         .and_then(|mut designs| designs.next()?.ok())
