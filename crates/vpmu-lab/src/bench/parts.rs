@@ -35,16 +35,20 @@ pub(super) fn figure(name: &'static str, value: Option<f64>, unit: &'static str)
     }
 }
 
-/// Returns a command that times `record` of the workload twice: with a period that never ends, and with `period`. It
-/// prints the guest times in ns, the number of samples, and each function's share.
+/// Prints each function's share of the workload's samples in `perf.data`.
+pub(super) const SHARES: &str = "perf report -i perf.data --stdio --comms workload --percentage relative \
+    --sort symbol -F overhead,sym -t , 2>/dev/null | \
+    awk -F, '/^ *[0-9]/ { split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }'; ";
+
+/// Returns a command that times the workload under `record` twice: with a period that never ends, and with `period`. It
+/// prints the guest times in ns, the number of samples, and each function's share. The clock is inside the recording:
+/// the begin and end of `perf record` take longer than all samples, and not always as long.
 pub(super) fn timed(record: &str, period: &str, scale: u32) -> String {
     format!(
-        "{QUIET}timed() {{ perf stat -x, -o time -e duration_time -- {record} $1 -- workload --scale {scale} && \
+        "{QUIET}timed() {{ {record} $1 -- perf stat -x, -o time -e duration_time workload --scale {scale} && \
          awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
          timed '-c 1000000000000' without && timed '{period}' with && \
-         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; \
-         perf report -i perf.data --stdio --sort symbol -F overhead,sym -t , 2>/dev/null | \
-         awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }}'; "
+         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; {SHARES}"
     )
 }
 
@@ -59,7 +63,7 @@ pub(super) fn us_per_sample(row: &result::Row) -> Result<Option<f64>> {
 pub(super) const WEIGHTS: [(&str, f64); 4] =
     [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
 
-/// Returns the largest difference of a function's share, by the output of [`timed`], from its weight.
+/// Returns the largest difference of a function's share, by the output of [`SHARES`], from its weight.
 pub(super) fn share_difference(row: &result::Row) -> f64 {
     let differences = WEIGHTS.map(|(function, weight)| {
         let share = first(row, &format!("share:{function}")).unwrap_or(0.0);
