@@ -65,7 +65,7 @@ pub(crate) fn doctor(arch: Arch) -> Result<ExitCode> {
     }
     lines.extend([cores(), memory(), kvm(arch), perf(arch)]);
     if arch == Arch::X86_64 {
-        lines.push(backing(arch));
+        lines.extend(backing(arch));
     }
     let complete = lines.iter().all(|line| line.verdict != Verdict::Missing);
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -305,8 +305,10 @@ fn memory() -> Line {
     }
 }
 
-/// What counts for a guest's counters, as the program says that measures perf events.
-fn backing(arch: Arch) -> Line {
+/// What counts for a guest's counters, and whether the kernel can sample guests for `--pebs ring`, as the program says
+/// that measures perf events.
+fn backing(arch: Arch) -> [Line; 2] {
+    const RING: &str = "PEBS by a ring";
     let subject = "counter backing";
     let fix =
         "cycles work; instructions and branches only with --vmm-arg --approximate-instructions";
@@ -317,20 +319,43 @@ fn backing(arch: Arch) -> Line {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         (text(&output.stdout), text(&output.stderr))
     });
-    if !arch.has_hardware_kvm() {
-        let own = if own.is_empty() { "unknown" } else { &own };
-        let found =
-            format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
-        return line(Verdict::Note, subject, found, fix);
-    }
-    match own.as_str() {
+    let (own, sampled) = own.split_once('\n').unwrap_or((&own, "unknown"));
+    let emulated = !arch.has_hardware_kvm();
+    let ring = match sampled {
+        _ if emulated => line(
+            Verdict::Ok,
+            RING,
+            "the emulated host's kernel samples guests",
+            "",
+        ),
+        "sampled" => line(
+            Verdict::Ok,
+            RING,
+            "this machine's kernel samples guests",
+            "",
+        ),
+        reason => line(
+            Verdict::Note,
+            RING,
+            reason,
+            "--pebs exit asks less of a kernel",
+        ),
+    };
+    let counts = match own {
+        _ if emulated => {
+            let own = if own.is_empty() { "unknown" } else { own };
+            let found =
+                format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
+            line(Verdict::Note, subject, found, fix)
+        }
         "hardware" => line(Verdict::Ok, subject, "hardware: this machine's PMU", ""),
         "clock" => {
             let found = "clock: this machine has no hardware PMU for perf events";
             line(Verdict::Note, subject, found, fix)
         }
         _ => line(Verdict::Note, subject, format!("unknown: {error}"), ""),
-    }
+    };
+    [counts, ring]
 }
 
 fn perf(arch: Arch) -> Line {

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{Outcome, Ring};
-use vpmu_perf::{Backing, PerfHost, PerfOptions};
+use vpmu_perf::{Backing, PerfHost, PerfOptions, check_sampling};
 
 use crate::check::{CHECKS, Outcome as Checked};
 
@@ -43,7 +43,7 @@ struct Cli {
     /// Measure nothing, but check that the events keep what the engine relies on
     #[arg(long, conflicts_with_all = ["json", "overflows"])]
     check: bool,
-    /// Measure nothing, but say what counts here
+    /// Measure nothing, but say what counts here, and then whether the kernel can sample a guest
     #[arg(long, conflicts_with_all = ["json", "overflows", "check"])]
     probe: bool,
 }
@@ -226,7 +226,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.backing.map(Backing::from) {
         wanted if cli.check => check(wanted),
-        wanted if cli.probe => probe(wanted).map(|backing| println!("{}", name(backing))),
+        wanted if cli.probe => probe(wanted),
         wanted => report(&cli, wanted),
     };
     match done {
@@ -238,10 +238,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns the backing that counts a vCPU's guest on this machine.
-fn probe(wanted: Option<Backing>) -> Result<Backing, String> {
-    let host = PerfHost::new(options(wanted)).map_err(|error| error.to_string())?;
-    Ok(host.backing())
+/// Prints the backing that counts a vCPU's guest on this machine, and `sampled` or the reason why guests cannot be.
+fn probe(wanted: Option<Backing>) -> Result<(), String> {
+    let options = options(wanted);
+    let samples = check_sampling(&options);
+    let host = PerfHost::new(options).map_err(|error| error.to_string())?;
+    println!("{}", name(host.backing()));
+    match samples {
+        Ok(()) => println!("sampled"),
+        Err(error) => println!("{error}"),
+    }
+    Ok(())
 }
 
 fn check(wanted: Option<Backing>) -> Result<(), String> {
