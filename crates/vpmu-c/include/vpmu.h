@@ -499,7 +499,7 @@ struct vpmu_x86_config {
  * Room for one vCPU's x86 PMU, of either vendor.
  */
 struct vpmu_x86 {
-  uint64_t opaque[512];
+  uint64_t opaque[640];
 };
 
 /**

@@ -53,7 +53,7 @@ pub struct VpmuCpuid {
 #[repr(C)]
 #[derive(Debug)]
 pub struct VpmuX86 {
-    opaque: [u64; 512],
+    opaque: [u64; 640],
 }
 
 #[derive(Debug)]
