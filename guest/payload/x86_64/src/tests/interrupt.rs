@@ -269,7 +269,7 @@ fn global_enable(cx: &Context) -> Verdict {
         cpu.reset();
         apic::set_lvtpc(LVT_NMI);
         cx.pmu.configure(counter, COUNT | INT)?;
-        cx.pmu.set_period(counter, 10 * SOME)?;
+        cx.pmu.set_period(counter, 1000 * SOME)?;
         cx.pmu.enable(counter.bit())?;
         cx.pmu.enable(0)?;
         pass(A_WHILE);
