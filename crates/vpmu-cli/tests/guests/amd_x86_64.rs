@@ -70,19 +70,20 @@ struct Run {
 }
 
 impl Run {
-    /// Runs the guest; `None` means that the test is skipped.
+    /// Runs the guest by `compare`, which tries again where QEMU has ended the guest; `None` means that the test is
+    /// skipped.
     fn of(options: &[&str], script: &str) -> Option<Self> {
         let _turn = turn(1);
         let folder = tempfile::tempdir().unwrap();
         let output = nested_vpmu(INTELS)?
-            .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
+            .args(["compare", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
             .arg(folder.path())
             .args(options)
             .arg("--")
             .arg(whole(&[BEGIN, script, END]))
             .output()
             .unwrap();
-        let console = String::from_utf8_lossy(&output.stdout).into_owned();
+        let console = two_vcpus::console(folder.path());
         println!("{console}{}", String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success());
         let mut kept = fs::read_dir(folder.path()).unwrap();
