@@ -120,6 +120,14 @@ impl Launch {
         }
     }
 
+    /// Adds arguments.
+    pub fn add(&mut self, arguments: impl IntoIterator<Item = OsString>) {
+        for argument in arguments {
+            self.command.arg(&argument);
+            self.arguments.push(argument);
+        }
+    }
+
     /// Returns the program with its arguments. The kernel ends the program when vpmu is killed.
     pub fn into_command(self) -> process::Command {
         self.command

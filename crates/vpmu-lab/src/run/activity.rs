@@ -26,8 +26,8 @@ impl Activity {
         self.since = Instant::now();
     }
 
-    /// Returns for how long the machine has neither used nor wanted processor time.
-    pub(super) fn quiet_for(&mut self) -> Duration {
+    /// Looks at the machine's processor time.
+    pub(super) fn look(&mut self) {
         match processor_time(self.pid) {
             // On a busy machine a runnable QEMU may have to wait.
             Some((used, runnable)) if used == self.used && !runnable => {}
@@ -37,7 +37,18 @@ impl Activity {
             }
             None => self.reset(),
         }
+    }
+
+    /// Returns for how long the machine has neither used nor wanted processor time.
+    pub(super) fn quiet_for(&self) -> Duration {
         self.since.elapsed()
+    }
+
+    /// Returns the processor time that QEMU had used at the last look.
+    pub(super) fn used(&self) -> Duration {
+        /// Of the units of time in proc(5), on every machine that Linux runs on.
+        const TICKS_PER_S: u64 = 100;
+        Duration::from_millis(self.used * 1000 / TICKS_PER_S)
     }
 
     /// Returns the time for which QEMU's busiest thread could run and had to wait for a processor. The time is zero

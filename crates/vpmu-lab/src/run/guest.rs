@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::console::Transcript;
 use super::supervise::{self, Limits, Stage, Streams};
 use super::{Lab, Outcome, Sink};
@@ -71,7 +72,13 @@ pub fn run(
         sink.output,
         folder.path(),
     )?;
-    let launch = backend.construct(&parts, folder.path())?;
+    let mut launch = backend.construct(&parts, folder.path())?;
+    let clock = (backend.loses_interrupts())
+        .then(|| Clock::in_folder(folder.path()))
+        .flatten();
+    if let Some(clock) = &clock {
+        launch.add(clock.arguments());
+    }
     let kept = Kept::new(spec, guest.design, &launch)?;
 
     let has_command = matches!(spec.payload, Payload::Command(_));
@@ -79,6 +86,7 @@ pub fn run(
         total: spec.timeout,
         boot: has_command.then_some(spec.boot_timeout),
         quiet: (guest.time == Time::Counted).then_some(QUIET),
+        clock,
     };
     let streams = Streams {
         output: sink.to,

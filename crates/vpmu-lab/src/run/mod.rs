@@ -1,6 +1,7 @@
 //! Runs of guests: under supervision, with retries, several side by side.
 
 mod activity;
+pub(crate) mod clock;
 pub mod compare;
 pub mod console;
 mod guest;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::activity::Activity;
+use super::clock::Clock;
 use crate::host::cancel::Cancel;
 use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Result};
@@ -29,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const LAST_WORDS: Duration = Duration::from_secs(60);
 
 /// Limits by the wall clock. Time in which QEMU waits for a busy processor does not count.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Limits {
     /// Until the end.
     pub total: Duration,
@@ -38,6 +39,8 @@ pub struct Limits {
     /// Limit for a machine that uses no processor time and does not wait for the reader. `None`
     /// when idling is normal: in real time an idle guest uses no processor time.
     pub quiet: Option<Duration>,
+    /// The clock of a machine whose guest may spin for ever.
+    pub clock: Option<Clock>,
 }
 
 /// The destinations of console bytes.
@@ -176,11 +179,19 @@ impl<'a> Watch<'a> {
             let console = console();
             return Some(Error::Boot { limit, console });
         }
+        // A machine that has a clock to watch may not be quiet either: both count instructions.
         let quiet = self.limits.quiet?;
         if self.looked.elapsed() <= LOOK {
             return None;
         }
         self.looked = Instant::now();
+        self.activity.look();
+        if let Some(clock) = &mut self.limits.clock
+            && clock.stands_still(self.activity.used())
+        {
+            let console = console();
+            return Some(Error::Stuck { console });
+        }
         // A machine may wait while the user's terminal or pager does not take its output.
         if self.shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
@@ -315,6 +326,7 @@ mod tests {
         total: Duration::from_secs(20),
         boot: None,
         quiet: None,
+        clock: None,
     };
 
     fn shell(script: &str, limits: Limits) -> Result<Transcript> {
@@ -383,7 +395,7 @@ mod tests {
         let boot = |boot| Limits {
             total: Duration::from_secs(1000),
             boot: Some(boot),
-            quiet: None,
+            ..LIMITS
         };
         until_limit(
             "echo Kernel panic - not syncing: x; sleep 1000",
