@@ -1,10 +1,8 @@
 //! Stock guests with AMD's PMU, on the emulated machine, whose processor is AMD's: a boot for each interface, many cases.
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 
-use crate::support::{NO_SYMBOLS, modules, nested_vpmu, turn};
+use crate::support::{NO_SYMBOLS, compared, modules, nested_vpmu, turn};
 use crate::two_vcpus;
 use serde_json::Value;
 use vpmu_lab::image::module::Kernel;
@@ -74,23 +72,14 @@ impl Run {
     /// skipped.
     fn of(options: &[&str], script: &str) -> Option<Self> {
         let _turn = turn(1);
-        let folder = tempfile::tempdir().unwrap();
-        let output = nested_vpmu(INTELS)?
-            .args(["compare", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
-            .arg(folder.path())
-            .args(options)
-            .arg("--")
-            .arg(whole(&[BEGIN, script, END]))
-            .output()
-            .unwrap();
-        let console = two_vcpus::console(folder.path());
-        println!("{console}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success());
-        let mut kept = fs::read_dir(folder.path()).unwrap();
-        let records = kept.next().unwrap().unwrap().path().join("records.json");
+        let own = |vpmu: &mut Command| {
+            vpmu.args(["--pmu", "emulated"]).args(options);
+        };
+        let script = whole(&[BEGIN, script, END]);
+        let compared = compared(&mut nested_vpmu(INTELS)?, own, &script);
         Some(Self {
-            console,
-            pmis: pmis(&records),
+            console: compared.console,
+            pmis: pmis(&compared.records),
         })
     }
 
@@ -154,12 +143,9 @@ impl Run {
     }
 }
 
-fn pmis(records: &Path) -> Vec<u64> {
-    let records: Value = serde_json::from_slice(&fs::read(records).unwrap()).unwrap();
-    let records = records.as_array().unwrap().iter();
-    records
-        .filter_map(|record| record["vpmu-vmm"]["total"]["pmis"].as_u64())
-        .collect()
+fn pmis(records: &[Value]) -> Vec<u64> {
+    let pmis = |record: &Value| record["vpmu-vmm"]["total"]["pmis"].as_u64();
+    records.iter().filter_map(pmis).collect()
 }
 
 #[test]

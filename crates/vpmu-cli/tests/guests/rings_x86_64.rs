@@ -1,11 +1,9 @@
 //! Events of one ring (`cycles:u`, `cycles:k`) in stock guests, where a clock counts; an unprivileged user's perf, which
 //! knows no others.
 
-use std::fs;
+use std::process::Command;
 
-use crate::support::{NO_SYMBOLS, nested_vpmu, text, turn};
-use crate::two_vcpus;
-use serde_json::Value;
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
 
 /// Some 70 percent user space, by instructions that are known, and then the kernel. Each line that the test reads begins
 /// with a word of its own.
@@ -42,22 +40,13 @@ fn check(model: &str) {
     let Some(mut vpmu) = nested_vpmu(", maybe with a PMU of the host's, and in real time") else {
         return;
     };
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("results.json");
-    // `compare` runs it, because it tries again where QEMU has ended the guest.
-    let kept = folder.path().join("kept");
-    let output = vpmu
-        .args(["compare", "--arch", "x86_64", "--pmu", "emulated"])
-        .args(["--model", model, "--json"])
-        .arg(&json)
-        .arg("--keep")
-        .arg(&kept)
-        .args(["--", &format!("{NO_SYMBOLS}{SCRIPT}")])
-        .output()
-        .unwrap();
-    let all = two_vcpus::console(&kept);
-    println!("{all}{}", text(&output));
-    assert!(output.status.success());
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--model", model]);
+    };
+    let script = [NO_SYMBOLS, SCRIPT].concat();
+    let Compared {
+        console: all, run, ..
+    } = compared(&mut vpmu, options, &script);
     let said = |words: &str| {
         let rest = all.lines().find_map(|line| line.trim().strip_prefix(words));
         rest.unwrap_or_else(|| panic!("no {words}")).trim()
@@ -103,8 +92,6 @@ fn check(model: &str) {
     let half = number("nobodys foo ") / samples;
     assert!((half - 0.5).abs() < 0.12, "{half}");
 
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    let run = &results["runs"][0];
     if model == "intel" {
         assert_eq!(run["vmm"]["measured"]["lost"], 0, "{run}");
     }

@@ -7,6 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
+use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
@@ -83,6 +84,53 @@ pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) 
         .unwrap();
     assert!(output.status.success(), "{}", text(&output));
     Some(fs::read_to_string(json).unwrap())
+}
+
+/// What `compare` has found of one design's guest.
+pub(crate) struct Compared {
+    /// All of the guest's output.
+    pub(crate) console: String,
+    /// The guest's figures.
+    pub(crate) run: Value,
+    /// The records of each program.
+    pub(crate) records: Vec<Value>,
+}
+
+/// Runs `script` in an x86-64 guest of one design. `compare` runs it, because it tries again where QEMU has ended the
+/// guest.
+pub(crate) fn compared(
+    vpmu: &mut Command,
+    options: impl FnOnce(&mut Command),
+    script: &str,
+) -> Compared {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, kept) = (
+        folder.path().join("results.json"),
+        folder.path().join("kept"),
+    );
+    vpmu.args(["compare", "--arch", "x86_64", "--json"])
+        .arg(&json)
+        .arg("--keep")
+        .arg(&kept);
+    options(vpmu);
+    let output = vpmu.args(["--", script]).output().unwrap();
+    let design = fs::read_dir(&kept)
+        .ok()
+        .and_then(|mut designs| designs.next()?.ok())
+        .map(|design| design.path());
+    let read = |name| design.as_ref().and_then(|it| fs::read(it.join(name)).ok());
+    let console = read("console.log").unwrap_or_default();
+    let console = String::from_utf8_lossy(&console).into_owned();
+    println!("{console}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success());
+    let results: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let run = results["runs"][0].clone();
+    assert_eq!(run["status"], 0);
+    Compared {
+        console,
+        run,
+        records: serde_json::from_slice(&read("records.json").unwrap()).unwrap(),
+    }
 }
 
 /// The processors that guests have at the moment, and since when.

@@ -12,7 +12,7 @@ mod seccomp;
 mod threads;
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{Error, PerfError, VcpuPmu};
+use vpmu_kvm::{Error, Options, PerfError, VcpuPmu};
 
 use guest::Machine;
 
@@ -37,6 +37,13 @@ fn possible<T>(result: Result<T, Error>) -> Option<T> {
         }
         Err(error) => panic!("{error}"),
     }
+}
+
+/// Attaches a PMU and tells the guest about it, if a PMU is available.
+fn attach(machine: &Machine, options: Options) -> Option<VcpuPmu> {
+    let pmu = possible(VcpuPmu::attach(&machine.vm, &machine.vcpu, options))?;
+    machine.set_cpuid(&pmu.capability());
+    Some(pmu)
 }
 
 /// Runs a guest as a VMM does. `port` gets each access to a port. It ends the run by its answer to a write, and answers

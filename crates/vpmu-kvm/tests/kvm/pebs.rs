@@ -7,7 +7,7 @@ use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::guest::{Code, END, HANDLED, Machine, Ram, options};
-use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, possible, run};
+use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, attach, possible, run};
 use vpmu::x86::intel;
 use vpmu_kvm::{Capability, Error, Options, Pebs, VcpuPmu};
 
@@ -90,11 +90,9 @@ fn a_ring_needs_no_exit_for_a_record() {
         pebs: Pebs::Ring,
         ..with_pebs(&machine)
     };
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
-    let Some(mut pmu) = possible(attached) else {
+    let Some(mut pmu) = attach(&machine, options) else {
         return;
     };
-    machine.set_cpuid(&pmu.capability());
     let enough = time_on_cpu() + Duration::from_millis(60);
     run(&mut machine, &mut pmu, |port| match port {
         Port::In(data) => {
@@ -159,11 +157,9 @@ fn a_guest_finds_its_records_and_one_interrupt() {
     let stack = machine.vcpu.get_regs().unwrap().rsp;
     let above = GuestAddress(stack);
     machine.memory.0.write_obj(KNOWN, above).unwrap();
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, with_pebs(&machine));
-    let Some(mut pmu) = possible(attached) else {
+    let Some(mut pmu) = attach(&machine, with_pebs(&machine)) else {
         return;
     };
-    machine.set_cpuid(&pmu.capability());
     let mut handled = Vec::new();
     run(&mut machine, &mut pmu, |port| match port {
         Port::In(data) => {

@@ -108,11 +108,9 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
         pebs: Pebs::Auto,
         ..with_pebs(&machine)
     };
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
-    let Some(pmu) = super::possible(attached) else {
+    let Some(pmu) = super::attach(&machine, options) else {
         return false;
     };
-    machine.set_cpuid(&pmu.capability());
     machine.memory.describe_buffer(5_000_000);
     let thread = std::thread::spawn(move || {
         // The first call finds the vDSO, by a system call of its own.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use super::guest::{Code, HANDLED, Machine, REPORT, options};
-use super::{CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Port, possible, run};
+use super::{
+    CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Port, attach, possible, run,
+};
 use vpmu::x86::PmuState;
 use vpmu_kvm::{
     Backing, Capability, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu, detect,
@@ -64,11 +66,9 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     let Some(machine) = Machine::new(code, NMI) else {
         return;
     };
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options());
-    let Some(pmu) = possible(attached) else {
+    let Some(pmu) = attach(&machine, options()) else {
         return;
     };
-    machine.set_cpuid(&pmu.capability());
     let (mut guest, mut handled) = ((machine, pmu), false);
     while !handled {
         // Each thread gets some reports, or the event that ends the period.

@@ -15,8 +15,9 @@ use std::num::NonZeroU64;
 use vpmu::counter::Lost;
 use vpmu::x86::{CounterConfig, Ring};
 
+use super::PerfHost;
 use super::slot::Slot;
-use super::{NS, PerfHost};
+use super::units::to_events;
 use crate::choose::Backing;
 use crate::event::ENDLESS;
 use crate::ring::{PerfRecord, Place};
@@ -305,9 +306,8 @@ impl PerfHost {
         };
         let ring = share.ring;
         if value < limit {
-            let rest = u128::from(limit - value) * u128::from(NS);
-            let rest = rest.div_ceil(u128::from(hz)).min(u128::from(LOOK)) as u64;
-            self.wait(counter, rest);
+            let rest = self.to_count(limit - value);
+            self.wait(counter, rest.min(LOOK));
             return false;
         }
         let told = self.whereabouts.0.as_ref().and_then(|ring| ring());
@@ -342,10 +342,6 @@ impl PerfHost {
     pub(super) fn is_blind(&self) -> bool {
         self.watch.as_ref().is_some_and(Watch::is_blind)
     }
-}
-
-fn to_events(ns: u64, hz: u64) -> u64 {
-    (u128::from(ns) * u128::from(hz) / u128::from(NS)) as u64
 }
 
 #[cfg(test)]

@@ -38,8 +38,12 @@ impl PerfHost {
     pub(super) fn to_guest(&self, count: u64) -> u64 {
         match self.chooser.backing {
             Backing::Hardware => count,
-            // The product is taken modulo 2^64, as every total.
-            Backing::Clock => (u128::from(count) * u128::from(self.tsc_hz) / u128::from(NS)) as u64,
+            Backing::Clock => to_events(count, self.tsc_hz),
         }
     }
+}
+
+/// Converts a clock's ns to the guest's events. The product is taken modulo 2^64, as every total.
+pub(super) fn to_events(ns: u64, hz: u64) -> u64 {
+    (u128::from(ns) * u128::from(hz) / u128::from(NS)) as u64
 }
