@@ -20,7 +20,7 @@ echo 1 > /sys/devices/system/cpu/cpu1/online || exit
 lazy=/sys/kernel/debug/lazy_deadline
 account() { awk -v kind="$1" '$1 != "cpu" { for (i = 2; i <= NF; i++) sum[i] += $i }
     END { printf "counters %s", kind; for (i = 2; i <= NF; i++) printf " %d", sum[i]; print "" }' $lazy/counters; }
-work() { /root/ping_pong "$1" 0 1 > result && sed "s/^/result /" result; }
+work() { /root/ping_pong "$1" 0 1 1000 > result && sed "s/^/result /" result; }
 "#;
 
 const IN_OURS: &str = r#"insmod /root/lazy_deadline.ko mode=off || exit

@@ -15,9 +15,10 @@ use serde_json::Value;
 
 /// QEMU's processor time between two looks.
 const EVERY: Duration = Duration::from_secs(5);
-/// QEMU's processor time within which the clock's second must change. The slowest that is right is Linux's calibration
-/// of a timer in an RDTSC loop, some 60 seconds for a second, which lasts for a tenth of one.
-const STILL: Duration = Duration::from_secs(60);
+/// QEMU's processor time within which the clock's second must change. Slow machines that are right: Linux calibrates a
+/// timer in an RDTSC loop, and vCPUs that share a processor wait for each other in PAUSE loops. A second of such a
+/// loop has taken 85 seconds.
+const STILL: Duration = Duration::from_secs(240);
 /// The longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The longest path of a socket, with its NUL (unix(7)).
@@ -150,16 +151,16 @@ mod tests {
     fn a_clock_that_goes_on_and_one_that_stands_still() {
         let folder = tempfile::tempdir().unwrap();
         let mut seconds = vec![1, 2, 2, 3];
-        seconds.extend([4; 13]);
+        seconds.extend([4; 49]);
         let server = serve(folder.path(), seconds);
         let mut clock = Clock::in_folder(folder.path()).unwrap();
         let mut at = |seconds| clock.stands_still(Duration::from_secs(seconds));
         // Before five seconds nobody asks.
         assert!(!at(4));
-        let still: Vec<bool> = (1..=17).map(|n| at(5 * n)).collect();
-        assert_eq!(still.iter().position(|&still| still), Some(16));
+        let still: Vec<bool> = (1..=53).map(|n| at(5 * n)).collect();
+        assert_eq!(still.iter().position(|&still| still), Some(52));
         server.join().unwrap();
-        assert!(!at(90), "a QEMU that has gone is not judged");
+        assert!(!at(270), "a QEMU that has gone is not judged");
         assert!(!at(1000));
     }
 

@@ -45,6 +45,7 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
         // taken from this clock.
         busybox(process, "adjtimex -q -t 10137");
     }
+    share_processors(job.vcpus);
     let stats = HostStats::find();
     if files::exists(JOB) && stats.tell_interrupts() {
         watch(process, &job, &stats);
@@ -78,6 +79,23 @@ fn prepare(process: Process) {
     for module in files::names("/vpmu/modules") {
         busybox(process, &format!("insmod /vpmu/modules/{module}"));
     }
+}
+
+/// Lets vCPUs take turns quickly where the host has fewer processors than they.
+fn share_processors(vcpus: u32) {
+    let last = vcpus.saturating_sub(1);
+    if files::exists(&format!("/sys/devices/system/cpu/cpu{last}")) {
+        return;
+    }
+    // A vCPU that polls takes the other's time.
+    set("/sys/module/kvm/parameters/halt_poll_ns", "0");
+    // A vCPU that wakes another holds the lock of the other's run queue. If the other preempted it, the other would wait
+    // for that lock at once, in a PAUSE loop, which QEMU executes very slowly. So the other waits until the vCPU halts,
+    // or until the end of a slice, which is short because a vCPU may also spin until the other answers.
+    let scheduler = "/sys/kernel/debug/sched";
+    set(&format!("{scheduler}/features"), "NO_WAKEUP_PREEMPTION");
+    set(&format!("{scheduler}/features"), "HRTICK");
+    set(&format!("{scheduler}/base_slice_ns"), "100000");
 }
 
 /// Returns the parts of the initrd for the guest: its own, or the lab's and the job.

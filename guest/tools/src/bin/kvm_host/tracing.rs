@@ -61,10 +61,6 @@ pub(crate) fn run(process: Process, vmm: impl Fn() -> Result<(), Errno>) -> Resu
 fn begin(process: Process) -> Result<(), Errno> {
     busybox(process, &format!("mount -t tracefs tracefs {TRACING}"));
     set(&format!("{TRACING}/buffer_size_kb"), "16384");
-    // The host's one processor runs both vCPUs. A vCPU that polls takes the other's time. A vCPU
-    // that is interrupted when it has just woken the other has locks that the other needs.
-    set("/sys/module/kvm/parameters/halt_poll_ns", "0");
-    set("/sys/kernel/debug/sched/features", "NO_WAKEUP_PREEMPTION");
     // An event takes one trigger of a kind, so the end has an event of its own.
     write(
         "dynamic_events",
