@@ -2,7 +2,8 @@
 //!
 //! A guest that switches tasks stops all its counters, reads them, and starts them again. For each counter this takes
 //! three system calls, for a group three in all: its leader, an event of no counter, is disabled, read and
-//! enabled. A member that stands still while others count is disabled by itself.
+//! enabled. A member that stands still while others count is disabled by itself, unless it only counts: then the
+//! group is just read (`host/idle.rs`).
 //!
 //! Only a clock's events are a group. Hardware events in a group count only while all of them fit, so a busy host
 //! would count none of them, where it counts each for a part of the time.
@@ -60,9 +61,15 @@ impl Group {
         }
     }
 
-    /// Returns the members to disable, and those to enable, before [`start`](Self::start), so that `wanted` count.
-    pub(crate) fn changes(&self, wanted: CounterSet) -> (CounterSet, CounterSet) {
-        (self.enabled - wanted, wanted - self.enabled)
+    /// Returns the members to disable, and those to enable, before [`start`](Self::start), so that `wanted` count. Those
+    /// that are `idle` may.
+    pub(crate) fn changes(&self, wanted: CounterSet, idle: CounterSet) -> (CounterSet, CounterSet) {
+        (self.enabled - wanted - idle, wanted - self.enabled)
+    }
+
+    /// Returns whether the events behind all of `counters` count.
+    pub(crate) fn counts(&self, counters: CounterSet) -> bool {
+        self.runs && (counters - self.enabled).is_empty()
     }
 
     pub(crate) fn start(&mut self) {

@@ -7,6 +7,7 @@
 //! call to undo. So the event continues. The guest's handler usually gives it another period at
 //! once. Only if a second overflow comes that nobody waits for is the period made endless.
 
+mod idle;
 mod rings;
 pub(crate) mod sampling;
 mod slot;
@@ -277,6 +278,8 @@ impl CounterHost<CounterConfig> for PerfHost {
             endless: true,
             multiplexed: false,
             total: 0,
+            idle: false,
+            skipped: 0,
             wanted: None,
             samples: (is_hardware || config.user && config.kernel).then_some(kind),
             sampling: None,
@@ -314,6 +317,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn resume(&mut self, counters: CounterSet) {
+        self.wake(counters);
         self.let_sample(counters, true);
         self.look();
         for counter in counters {
@@ -328,7 +332,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             self.look_at_times(counter);
         }
         let (stale, fresh) = match &self.group {
-            Some(group) => group.changes(self.running()),
+            Some(group) => group.changes(self.running(), self.idle_counters()),
             None => (CounterSet::EMPTY, counters),
         };
         stale.iter().for_each(|counter| self.disable(counter));
@@ -373,10 +377,10 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// Makes two system calls for a group, and for each event outside it, but counts one operation: a guest that stops
-    /// a counter reads it next, and then the total is known.
+    /// Makes at most two system calls for a group, and for each event outside it, but counts one operation: a guest that
+    /// stops a counter reads it next, and then the total is known.
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
-        let whole = self.pause_whole(counters) && self.read_group();
+        let whole = self.idle(counters) || self.pause_whole(counters) && self.read_group();
         for counter in counters {
             if let Some(total) = totals.get_mut(usize::from(counter)) {
                 *total = match whole {

@@ -1,6 +1,8 @@
 //! Tests that a clock's perf events are a group: together or by themselves, each counts exactly while it should.
 #![cfg(target_os = "linux")]
 
+use std::num::NonZeroU64;
+
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{CounterHost, CounterSet};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
@@ -102,6 +104,32 @@ fn each_counts_while_it_is_to() {
     only(&mut host, &COUNTERS);
     stop(&mut host, &COUNTERS);
     only(&mut host, &[]);
+}
+
+#[test]
+fn a_counter_that_stood_still_overflows_after_its_own_period() {
+    let Some(mut host) = host() else { return };
+    host.resume(set(&[3, 0]));
+    only(&mut host, &[3, 0]);
+    stop(&mut host, &[3, 0]);
+    only(&mut host, &[]);
+    let before = host.read(3);
+    host.set_period(3, NonZeroU64::new(4 * MOMENT));
+    only(&mut host, &[]);
+    host.resume(set(&[3]));
+    while !host.take_overflows().any(|(counter, _)| counter == 3) {}
+    let counted = host.read(3) - before;
+    assert!(counted >= 4 * MOMENT, "{counted}");
+    // A counter that waits for an overflow is stopped, and the one that stands still is left as it is.
+    stop(&mut host, &[3]);
+    only(&mut host, &[]);
+    host.set_period(3, None);
+    host.resume(set(&[0, 3]));
+    only(&mut host, &[0, 3]);
+    host.pause(set(&[0, 3]));
+    only(&mut host, &[]);
+    host.resume(set(&[0]));
+    only(&mut host, &[0]);
 }
 
 #[test]

@@ -21,6 +21,10 @@ pub(super) struct Slot {
     pub(super) multiplexed: bool,
     /// The last total, for when a read fails.
     pub(super) total: u64,
+    /// Whether the counter stands still although its event may run on.
+    pub(super) idle: bool,
+    /// What the event has counted while the counter stood still.
+    pub(super) skipped: u64,
     /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
     /// is it known how many events share the processor with it.
     pub(super) wanted: Option<NonZeroU64>,
@@ -35,6 +39,13 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn take(&mut self, total: Total) {
         self.multiplexed |= total.enabled != total.running;
-        self.total = total.value;
+        if !self.idle {
+            self.total = total.value.wrapping_sub(self.skipped);
+        }
+    }
+
+    /// Returns whether no more is asked of the event than its total.
+    pub(super) fn counts_only(&self) -> bool {
+        self.endless && !self.armed && self.share.is_none() && self.sampling.is_none()
     }
 }

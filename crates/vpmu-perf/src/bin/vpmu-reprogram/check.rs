@@ -195,6 +195,23 @@ fn together(backing: Backing) -> Result<Outcome, String> {
 }
 
 fn at_once(backing: Backing) -> Result<Outcome, String> {
+    // A report that is lost comes a period later, every time. A machine that is taken away from this program for a
+    // period gives the same picture, but not always.
+    const TRIES: u32 = 10;
+    let in_time = 20 * PERIOD..40 * PERIOD;
+    let mut totals = [0; 3];
+    for _ in 0..TRIES {
+        totals = reported_at(backing)?;
+        if totals.iter().all(|total| in_time.contains(total)) {
+            break;
+        }
+    }
+    let seen = format!("at {totals:?} of {}", 20 * PERIOD);
+    holds_if(totals.iter().all(|total| in_time.contains(total)), seen)
+}
+
+/// Returns the totals at which three counters report the same period.
+fn reported_at(backing: Backing) -> Result<[u64; 3], String> {
     let mut host = host(backing)?;
     let all = CounterSet::first(3);
     for counter in all {
@@ -211,9 +228,7 @@ fn at_once(backing: Backing) -> Result<Outcome, String> {
             totals[usize::from(counter)] = host.read(counter);
         }
     }
-    let seen = format!("at {totals:?} of {}", 20 * PERIOD);
-    let in_time = 20 * PERIOD..40 * PERIOD;
-    holds_if(totals.iter().all(|total| in_time.contains(total)), seen)
+    Ok(totals)
 }
 
 fn storm(backing: Backing) -> Result<Outcome, String> {
