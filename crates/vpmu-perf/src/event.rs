@@ -61,7 +61,7 @@ impl Kind {
 }
 
 /// A total, with the ns for which it was counted and for which it should have been.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Total {
     pub(crate) value: u64,
     pub(crate) enabled: u64,

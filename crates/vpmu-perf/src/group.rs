@@ -14,11 +14,14 @@ use vpmu::counter::CounterSet;
 
 use crate::event::{COUNTERS, PerfEvent, Total};
 use crate::notes::Notes;
+use crate::ring::Ring;
 
 /// The group. Each perf event of the host is a member.
 #[derive(Debug)]
 pub(crate) struct Group {
     leader: PerfEvent,
+    /// The leader's page, which tells its time without a system call.
+    page: Option<Ring>,
     /// Whether the leader is enabled. Then enabled members count, too.
     runs: bool,
     /// Members that are enabled by themselves.
@@ -29,8 +32,10 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn new(notes: &Notes) -> io::Result<Self> {
+        let leader = PerfEvent::open_group(notes)?;
         Ok(Self {
-            leader: PerfEvent::open_group(notes)?,
+            page: Ring::map(leader.as_fd(), 0).ok(),
+            leader,
             runs: false,
             enabled: CounterSet::EMPTY,
             members: Vec::with_capacity(COUNTERS),
@@ -83,6 +88,12 @@ impl Group {
             self.runs = !self.leader.disable();
         }
         whole && !self.runs
+    }
+
+    /// Returns the leader's time, ns, where that takes no system call and the group runs.
+    pub(crate) fn now(&self) -> Option<u64> {
+        let page = self.page.as_ref().filter(|_| self.runs)?;
+        page.running()
     }
 
     /// Reads each member's counter and total, by one system call.

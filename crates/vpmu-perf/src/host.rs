@@ -195,6 +195,12 @@ impl PerfHost {
         let running = self.running();
         let group = self.group.as_mut();
         let whole = group.is_some_and(|group| group.stop(counters, running));
+        if whole {
+            self.slots
+                .iter_mut()
+                .flatten()
+                .for_each(|slot| slot.ahead = None);
+        }
         for counter in counters {
             if !whole {
                 self.disable(counter);
@@ -210,6 +216,7 @@ impl PerfHost {
     fn disable(&mut self, counter: u8) {
         if let Some(slot) = self.slot(counter) {
             slot.event.disable();
+            slot.ahead = None;
         }
         if let Some(group) = &mut self.group {
             group.note(counter, false);
@@ -280,6 +287,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             total: 0,
             idle: false,
             skipped: 0,
+            ahead: None,
             wanted: None,
             samples: (is_hardware || config.user && config.kernel).then_some(kind),
             sampling: None,
@@ -339,6 +347,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         for counter in fresh {
             if let Some(slot) = self.slot(counter) {
                 slot.running = slot.event.enable();
+                slot.ahead = None;
                 let running = slot.running;
                 if let Some(group) = &mut self.group {
                     group.note(counter, running);

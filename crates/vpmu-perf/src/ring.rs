@@ -55,6 +55,8 @@ pub enum PerfRecord {
     Lost(u64),
 }
 
+/// Bit of `capabilities`: the page's `time_offset`, `time_mult` and `time_shift` tell the time since its last update.
+const CAP_USER_TIME: u64 = 1 << 3;
 /// Bit of `capabilities`: the page's `time_zero`, `time_mult` and `time_shift` relate perf's clock to the TSC.
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 
@@ -104,7 +106,8 @@ impl Ring {
         self.size / SAMPLE
     }
 
-    /// Maps the ring of `event`, of `size` bytes, a power of two of whole pages.
+    /// Maps the ring of `event`, of `size` bytes, a power of two of whole pages. 0: maps the page alone, and there are no
+    /// records.
     pub(crate) fn map(event: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
         let page = page_size();
         let (mapped, offset) = (page + size, page as usize);
@@ -212,22 +215,46 @@ impl Ring {
         Some(whole.wrapping_add(rest.checked_shl(shift)? / mult))
     }
 
+    /// Returns the ns for which the event has counted, where the calling thread is the event's and it counts now.
+    /// `None`: this machine's perf clock is not made of the TSC.
+    pub(crate) fn running(&self) -> Option<u64> {
+        let (scale, running, tsc) = self.consistent(|| {
+            let running: u64 = Self::get(field!(self, time_running));
+            (self.scale_now(), running, tsc())
+        });
+        if scale.capabilities & CAP_USER_TIME == 0 {
+            return None;
+        }
+        let since = (u128::from(tsc?) * u128::from(scale.mult)) >> u32::from(scale.shift).min(63);
+        Some(running.wrapping_add(scale.offset.wrapping_add(since as u64)))
+    }
+
     fn scale(&self) -> Scale {
+        self.consistent(|| self.scale_now())
+    }
+
+    fn scale_now(&self) -> Scale {
+        Scale {
+            capabilities: Self::get(field!(self, __bindgen_anon_1.capabilities)),
+            shift: Self::get(field!(self, time_shift)),
+            mult: Self::get(field!(self, time_mult)),
+            zero: Self::get(field!(self, time_zero)),
+            offset: Self::get(field!(self, time_offset)),
+        }
+    }
+
+    /// Reads several fields of the page, which the kernel may change, as they were at one moment.
+    fn consistent<T>(&self, read: impl Fn() -> T) -> T {
         let lock = field!(self, lock);
         // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
         let lock = unsafe { AtomicU32::from_ptr(lock) };
         loop {
             let before = lock.load(Ordering::Acquire);
-            let scale = Scale {
-                capabilities: Self::get(field!(self, __bindgen_anon_1.capabilities)),
-                shift: Self::get(field!(self, time_shift)),
-                mult: Self::get(field!(self, time_mult)),
-                zero: Self::get(field!(self, time_zero)),
-            };
+            let fields = read();
             fence(Ordering::Acquire);
             // The kernel adds 1 before it writes and 1 behind.
             if before & 1 == 0 && lock.load(Ordering::Relaxed) == before {
-                return scale;
+                return fields;
             }
             std::hint::spin_loop();
         }
@@ -245,6 +272,17 @@ struct Scale {
     shift: u16,
     mult: u32,
     zero: u64,
+    /// The time from the page's last update on, less that of the TSC.
+    offset: u64,
+}
+
+/// Returns the TSC, where there is one.
+fn tsc() -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction takes no memory, and Linux lets every program execute it.
+    return Some(unsafe { std::arch::x86_64::_rdtsc() });
+    #[cfg(not(target_arch = "x86_64"))]
+    None
 }
 
 impl Drop for Ring {

@@ -1,15 +1,16 @@
 //! Counters that stand still while their clocks run on.
 //!
 //! To stop and start a group takes two system calls, each of which has the kernel schedule all events of the thread
-//! anew, and a third reads the totals. A read costs a quarter of either. So counters that only count are not stopped:
-//! a read when they are to stand still, and another when they go on, tell what lies between, which is not theirs.
+//! anew, and a third reads the totals. So counters that only count are not stopped: a read when they are to stand
+//! still, and another when they go on, tell what lies between, which is not theirs. All clocks of a thread go on
+//! together, so where the leader's page tells its time, no system call is left.
 //! A counter that waits for an overflow is stopped, or its clock would report one for time that is not the counter's.
 
 use vpmu::counter::CounterSet;
 
 use super::PerfHost;
 use super::slot::Slot;
-use crate::group::Group;
+use crate::event::{COUNTERS, Total};
 
 impl PerfHost {
     /// Takes the totals of `counters`, and lets them stand still. `false`: they have to be stopped, and nothing was done.
@@ -20,11 +21,15 @@ impl PerfHost {
         };
         let group = self.group.as_ref();
         let runs = group.is_some_and(|group| group.counts(counters));
-        if !runs || !counters.iter().all(counts_only) || !self.read_group() {
+        if !runs || !counters.iter().all(counts_only) {
             return false;
         }
-        for counter in counters {
+        let Some(totals) = self.totals(counters) else {
+            return false;
+        };
+        for (counter, total) in counters.iter().zip(totals) {
             if let Some(slot) = self.slot(counter) {
+                slot.take(total);
                 slot.running = false;
                 slot.idle = true;
             }
@@ -38,13 +43,11 @@ impl PerfHost {
         if idle.is_empty() {
             return;
         }
-        let Some(Ok(totals)) = self.group.as_ref().map(Group::read) else {
+        let Some(totals) = self.totals(idle) else {
             return;
         };
-        for (counter, total) in totals {
-            if let Some(Some(slot)) = self.slots.get_mut(usize::from(counter))
-                && idle.contains(counter)
-            {
+        for (counter, total) in idle.iter().zip(totals) {
+            if let Some(slot) = self.slot(counter) {
                 slot.skipped = total.value.wrapping_sub(slot.total);
                 slot.idle = false;
             }
@@ -60,5 +63,34 @@ impl PerfHost {
             }
         }
         idle
+    }
+
+    /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far
+    /// each is ahead of that, and otherwise by a system call.
+    fn totals(&mut self, counters: CounterSet) -> Option<[Total; COUNTERS]> {
+        let mut totals = [Total::default(); COUNTERS];
+        let group = self.group.as_ref()?;
+        // An event that does not count stands still beside the clock.
+        let now = group.now().filter(|_| group.counts(counters));
+        let ahead = |counter| self.slots.get(usize::from(counter))?.as_ref()?.ahead;
+        if let Some(now) = now
+            && counters.iter().all(|counter| ahead(counter).is_some())
+        {
+            for (counter, total) in counters.iter().zip(&mut totals) {
+                total.value = now.wrapping_add(ahead(counter)?);
+            }
+            return Some(totals);
+        }
+        let read = group.read().ok()?;
+        for (counter, total) in read {
+            let Some(place) = counters.iter().position(|wanted| wanted == counter) else {
+                continue;
+            };
+            *totals.get_mut(place)? = total;
+            if let Some(Some(slot)) = self.slots.get_mut(usize::from(counter)) {
+                slot.ahead = now.map(|now| total.value.wrapping_sub(now));
+            }
+        }
+        Some(totals)
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Slot {
     pub(super) idle: bool,
     /// What the event has counted while the counter stood still.
     pub(super) skipped: u64,
+    /// How far the event's total is ahead of its group's clock. `None`: not known since the event was last enabled.
+    pub(super) ahead: Option<u64>,
     /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
     /// is it known how many events share the processor with it.
     pub(super) wanted: Option<NonZeroU64>,
