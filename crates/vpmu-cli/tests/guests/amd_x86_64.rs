@@ -91,8 +91,7 @@ impl Run {
         let end = END.replace("|unstable", "");
         let script = whole(&[online, BEGIN, script, &end]);
         let options = |vpmu: &mut Command| {
-            vpmu.args(two_vcpus::ONE_PROCESSOR)
-                .args(["--append", "maxcpus=1", "--pmu", "emulated"])
+            vpmu.args(["--append", "maxcpus=1", "--pmu", "emulated"])
                 .args(options);
         };
         let (console, run) = two_vcpus::compare(&mut nested_vpmu(INTELS)?, options, &script);

@@ -97,8 +97,7 @@ fn run(
 ) -> Option<(String, Value)> {
     let module = modules(kernel)?;
     let options = |vpmu: &mut Command| {
-        vpmu.args(two_vcpus::ONE_PROCESSOR)
-            .args(["--memory", "512M"])
+        vpmu.args(["--memory", "512M"])
             .args(["--append", Modules::DEADLINE_COMMAND_LINE, "--pmu", pmu])
             .args(options)
             .arg("--kernel")

@@ -221,8 +221,7 @@ fn what_may_befall_the_driver_on_linux_6_12() {
     };
     let options = |vpmu: &mut Command| {
         options(vpmu, &modules);
-        vpmu.args(two_vcpus::ONE_PROCESSOR)
-            .args(["--append", "maxcpus=1"])
+        vpmu.args(["--append", "maxcpus=1"])
             .args(["--vmm-arg=--save=/guest/saved", "--vmm-arg=--drop-paravirt"]);
     };
     let script = [NO_SYMBOLS, COMMON, COUNT, FATE, END].concat();

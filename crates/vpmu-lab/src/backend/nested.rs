@@ -35,10 +35,20 @@ impl Nested<'_> {
         guest + KVM_HOST_MEMORY
     }
 
+    /// Returns the number of the host's processors.
+    fn processors(&self) -> u32 {
+        match self.guest.time {
+            // QEMU executes no two processors at once while it counts instructions, but each for long turns. Several
+            // PCs' processors also take so many interrupts that it delivers one of them twice.
+            Time::Counted if self.machine.arch == Arch::X86_64 => 1,
+            _ => self.machine.vcpus,
+        }
+    }
+
     /// Returns the kernel command line of the host.
     fn host_command_line(&self) -> String {
         let arch = self.machine.arch;
-        let one_timer = match (arch, self.machine.vcpus, self.guest.time) {
+        let one_timer = match (arch, self.processors(), self.guest.time) {
             // A PC's only processor needs no timer of its own: the machine's is as good. Linux calibrates that of
             // the processor by RDTSC in a loop, which takes QEMU a third of the host's boot.
             (Arch::X86_64, 1, Time::Counted) => " nolapic_timer",
@@ -119,7 +129,11 @@ impl Backend for Nested<'_> {
             initrd: Some(initrd),
             append: self.host_command_line(),
         };
-        qemu::launch(self.machine, self.memory(), &boot)
+        let host = Machine {
+            vcpus: self.processors(),
+            ..self.machine.clone()
+        };
+        qemu::launch(&host, self.memory(), &boot)
     }
 
     fn end(&self, records: &[Record]) -> End {

@@ -274,9 +274,6 @@ impl<'a> Lab<'a> {
         };
         request.machine.vcpus = 2;
         request.machine.memory = 512;
-        // The machine has one processor. QEMU executes several in turn, and sometimes turns in a
-        // circle with them.
-        request.machine.qemu_args = ["-smp", "1"].map(str::to_owned).into();
         let spec = request.check(&[design])?;
         run::check(&spec)?;
         let lab = run::Lab {
