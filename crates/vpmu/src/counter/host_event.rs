@@ -19,6 +19,8 @@ pub(super) struct HostEvent<E> {
     pub(super) repeats: Option<NonZeroU64>,
     /// Whether `repeats` is what was left of a period when the event was read after a report.
     pub(super) is_rest: bool,
+    /// Whether a read has found a period over whose report has not come.
+    pub(super) overtaken: bool,
     /// Why the total is not all that happened.
     pub(super) deficit: Option<Lost>,
 }
@@ -32,6 +34,7 @@ impl<E> HostEvent<E> {
             armed: None,
             repeats: None,
             is_rest: false,
+            overtaken: false,
             deficit: None,
         }
     }
@@ -47,6 +50,7 @@ impl<E> HostEvent<E> {
         }
         self.mark = total;
         self.owed = self.owed.wrapping_add(counted);
+        self.overtaken |= self.armed.is_some_and(|due| due.get() <= counted);
         self.armed = self.armed.and_then(|due| {
             let beyond = match (counted.checked_sub(due.get()), self.repeats) {
                 (None, _) => return NonZeroU64::new(due.get() - counted),

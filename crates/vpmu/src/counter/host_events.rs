@@ -318,6 +318,11 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
             return 0;
         };
+        let report = match report {
+            // It may be the report of a period that a read has found over, and not of the one since asked for.
+            Report::Due if core::mem::take(&mut slot.overtaken) => Report::Unsure,
+            report => report,
+        };
         let due = slot.armed;
         // A total that is read finds out where a repeated period stands.
         if slot.repeats.is_none() {
@@ -337,7 +342,11 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             Report::Unsure if self.policy != Policy::Recreate => {}
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
         }
-        self.collect(counter, host)
+        let counted = self.collect(counter, host);
+        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
+            slot.overtaken = false;
+        }
+        counted
     }
 
     /// Whether the period that `counter` repeats is what was left of the model's own, by

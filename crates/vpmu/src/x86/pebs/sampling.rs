@@ -15,7 +15,8 @@
 //! - The counter's value is the host event's, never the samples': a host drops samples, and still counts.
 //! - The guest ends the sampling by what makes the host's period another than the counter's: another value of the
 //!   counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
-//!   whose value changes with each switch of tasks loses no sample, however short the slices are.
+//!   whose value changes with each switch of tasks loses no sample, however short the slices are. The reset field is
+//!   looked at with the next records, so these still have the old period.
 //! - A host that takes less than half of its samples is not believed, and the next overflow is an exit again.
 //! - A report is asked for after as many overflows as the buffer has records left up to its threshold.
 

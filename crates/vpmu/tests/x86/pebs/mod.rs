@@ -3,3 +3,4 @@
 mod behaviour;
 mod model;
 mod sampling;
+mod ways;
