@@ -2,6 +2,9 @@
 #![cfg(target_os = "linux")]
 
 use std::num::NonZeroU64;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{CounterHost, CounterSet};
@@ -130,6 +133,38 @@ fn a_counter_that_stood_still_overflows_after_its_own_period() {
     only(&mut host, &[]);
     host.resume(set(&[0]));
     only(&mut host, &[0]);
+}
+
+#[test]
+fn the_time_of_a_thread_that_waits_is_not_counted() {
+    let (give, take) = mpsc::channel();
+    let (ask, asked) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        let host = host().map(|mut host| {
+            for _ in 0..2 {
+                host.resume(set(&COUNTERS));
+                only(&mut host, &COUNTERS);
+                stop(&mut host, &COUNTERS);
+            }
+            host.resume(set(&COUNTERS));
+            host
+        });
+        give.send(host).unwrap();
+        asked.recv().unwrap();
+        now()
+    });
+    let Some(mut host) = take.recv().unwrap() else {
+        return;
+    };
+    thread::sleep(Duration::from_millis(50));
+    let mut totals = [0; 32];
+    assert!(host.pause_and_read(set(&COUNTERS), &mut totals));
+    ask.send(()).unwrap();
+    let used = thread.join().unwrap();
+    for counter in COUNTERS {
+        let counted = totals[usize::from(counter)];
+        assert!(counted > 0 && counted <= used, "{counted} of {used}");
+    }
 }
 
 #[test]

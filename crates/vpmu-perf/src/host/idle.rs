@@ -70,8 +70,11 @@ impl PerfHost {
     fn totals(&mut self, counters: CounterSet) -> Option<[Total; COUNTERS]> {
         let mut totals = [Total::default(); COUNTERS];
         let group = self.group.as_ref()?;
-        // An event that does not count stands still beside the clock.
-        let now = group.now().filter(|_| group.counts(counters));
+        // The page tells the time of a thread that runs, and an event that does not count stands still beside the clock.
+        let now = match self.is_here() && group.counts(counters) {
+            true => group.now(),
+            false => None,
+        };
         let ahead = |counter| self.slots.get(usize::from(counter))?.as_ref()?.ahead;
         if let Some(now) = now
             && counters.iter().all(|counter| ahead(counter).is_some())

@@ -169,3 +169,19 @@ fn sizes_are_whole_pages_and_powers_of_two() {
     let size = Ring::size_for(2040);
     assert!(size.is_power_of_two() && (2040 * SAMPLE..4 * 2040 * SAMPLE).contains(&size));
 }
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_time_of_an_event_goes_on_from_the_page() {
+    let forged = Forged::new(0);
+    let ring = Ring::map(forged.0.as_fd(), 0).unwrap();
+    assert_eq!(ring.running(), None, "no time without a TSC");
+    forged.put(offset!(__bindgen_anon_1), CAP_USER_TIME);
+    forged.put(offset!(time_running), 1_000_000);
+    // The page was written at TSC 2^20, with 4 ns a tick.
+    forged.put(offset!(time_shift) & !7, 1 << 16 | 8 << 32);
+    forged.put(offset!(time_offset), 0_u64.wrapping_sub(4 << 20));
+    let since = |tsc: u64| 1_000_000 + 4 * (tsc - (1 << 20));
+    let [before, time, after] = [tsc(), ring.running(), tsc()].map(Option::unwrap);
+    assert!((since(before)..=since(after)).contains(&time), "{time}");
+}
