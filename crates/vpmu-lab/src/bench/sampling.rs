@@ -5,6 +5,7 @@
 //! there. The workload executes known numbers of instructions in each function, and an instruction
 //! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
+use super::parts::{share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated, mode, numbers};
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
@@ -20,7 +21,7 @@ pub(super) const BENCH: Bench = Bench {
         intro: include_str!("sampling.md"),
         groups: &[Group {
             suffix: "",
-            heading: "Shares of the samples",
+            heading: "Shares of the samples, and their cost",
         }],
     },
     has_models: true,
@@ -93,6 +94,35 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             published,
             unit: "points",
         });
+    }
+    for (kind, period) in [("", "-c 100000"), (":plain", "-F 4000")] {
+        rows.extend(cost(context, kind, period)?);
+    }
+    Ok(rows)
+}
+
+/// Measures what a sample with `period` costs the guest, and how far its shares are from the workload's weights.
+fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
+    let command = timed(
+        "perf record --no-bpf-event -q -e cycles -o perf.data",
+        period,
+        5000,
+    );
+    let label = format!("cost{}", kind.replace(':', "-"));
+    let designs = emulated(&[Policy::Paused]);
+    let runs = context.compare(&label, Arch::X86_64, &designs, &[], &command)?;
+    let row = |row: &result::Row, figure, measured, unit| Row {
+        figure: format!("{figure}{kind}"),
+        mode: mode(row.design),
+        measured,
+        published: None,
+        unit,
+    };
+    let mut rows = Vec::new();
+    for run in &runs {
+        let off = Some(share_difference(run));
+        rows.push(row(run, "guest_us_per_sample", us_per_sample(run)?, "us"));
+        rows.push(row(run, "largest_difference_from_weights", off, "points"));
     }
     Ok(rows)
 }
