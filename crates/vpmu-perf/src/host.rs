@@ -365,9 +365,11 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn read(&mut self, counter: u8) -> u64 {
         self.look();
-        let total = self.total(counter);
+        let Some(slot) = self.slot(counter) else {
+            return 0;
+        };
         // An event in an error state reads nothing: it stands still.
-        if let (Some(slot), Some(total)) = (self.slot(counter), total) {
+        if let Ok(total) = slot.event.read() {
             slot.take(total);
         }
         self.value(counter)

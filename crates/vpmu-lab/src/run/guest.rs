@@ -23,7 +23,7 @@ use vpmu_record::Record;
 const QUIET: Duration = Duration::from_secs(20);
 
 /// Number of attempts to run a guest.
-const TRIES: u32 = 3;
+const TRIES: u32 = 5;
 
 /// Checks, before anything is downloaded, that the programs that the guests of `spec` need are
 /// present.
