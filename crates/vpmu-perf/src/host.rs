@@ -179,13 +179,7 @@ impl PerfHost {
 
     /// Returns the counters whose perf event runs, or is about to.
     fn running(&self) -> CounterSet {
-        let mut running = CounterSet::EMPTY;
-        for (counter, slot) in (0..).zip(&self.slots) {
-            if slot.as_ref().is_some_and(|slot| slot.running) {
-                running.insert(counter);
-            }
-        }
-        running
+        self.which(|slot| slot.running)
     }
 
     /// Stops these counters. Returns whether they were stopped together, with no other that runs.

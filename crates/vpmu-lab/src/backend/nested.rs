@@ -35,26 +35,30 @@ impl Nested<'_> {
         guest + KVM_HOST_MEMORY
     }
 
+    /// Tells whether the host is a PC whose instructions QEMU counts.
+    fn is_counted_pc(&self) -> bool {
+        self.machine.arch == Arch::X86_64 && self.guest.time == Time::Counted
+    }
+
     /// Returns the number of the host's processors.
     fn processors(&self) -> u32 {
-        match self.guest.time {
+        match self.is_counted_pc() {
             // QEMU executes no two processors at once while it counts instructions, but each for long turns. Several
             // PCs' processors also take so many interrupts that it delivers one of them twice.
-            Time::Counted if self.machine.arch == Arch::X86_64 => 1,
-            _ => self.machine.vcpus,
+            true => 1,
+            false => self.machine.vcpus,
         }
     }
 
     /// Returns the kernel command line of the host.
     fn host_command_line(&self) -> String {
-        let arch = self.machine.arch;
-        let one_timer = match (arch, self.processors(), self.guest.time) {
+        let one_timer = match self.is_counted_pc() {
             // A PC's only processor needs no timer of its own: the machine's is as good. Linux calibrates that of
             // the processor by RDTSC in a loop, which takes QEMU a third of the host's boot.
-            (Arch::X86_64, 1, Time::Counted) => " nolapic_timer",
-            _ => "",
+            true => " nolapic_timer",
+            false => "",
         };
-        command_line(arch) + one_timer
+        command_line(self.machine.arch) + one_timer
     }
 
     /// Returns the options of the stock QEMU in the host, without console and kernel.
@@ -153,7 +157,7 @@ impl Backend for Nested<'_> {
 
     /// QEMU 10.0 is known to, for nested x86 guests, while it counts instructions.
     fn loses_interrupts(&self) -> bool {
-        self.machine.arch == Arch::X86_64 && self.guest.time == Time::Counted
+        self.is_counted_pc()
     }
 
     /// Names QEMU as the likely cause.

@@ -1,7 +1,9 @@
 //! Measures the exits that the paravirtual PMU saves for a sample and for a context switch,
 //! compared with the trapped design on the same kernel.
 
-use super::parts::{Figure, Part, QUIET, figure, first, share_difference, timed, us_per_sample};
+use super::parts::{
+    CYCLES, Figure, Part, QUIET, figure, first, share_difference, timed, us_per_sample,
+};
 use super::{Bench, Context, Row, numbers};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
@@ -23,8 +25,6 @@ pub(super) const BENCH: Bench = Bench {
     },
     rows,
 };
-
-const RECORD: &str = "perf record --no-bpf-event -q -e cycles -o perf.data";
 
 const PIPE: &str = "us() { name=$1; shift; \"$@\" perf bench sched pipe -l 2000 2>&1 | \
      awk -v name=$name '/usecs\\/op/ { print name, $1 }'; }; \
@@ -57,7 +57,7 @@ fn parts() -> Vec<Part> {
         },
         Part {
             name: "fixed",
-            command: format!("{QUIET}{RECORD} -c 100000 -- workload --scale 5000"),
+            command: format!("{QUIET}{CYCLES} -c 100000 -- workload --scale 5000"),
             figures: |row| {
                 Ok(vec![
                     figure("exits_per_pmi", row.run.pmu_exits_per_pmi, "exits"),
@@ -71,7 +71,7 @@ fn parts() -> Vec<Part> {
         },
         Part {
             name: "frequency",
-            command: format!("{QUIET}{RECORD} -F 1000 -- workload --scale 10000"),
+            command: format!("{QUIET}{CYCLES} -F 1000 -- workload --scale 10000"),
             figures: |row| {
                 let exits = row.run.pmu_exits_per_pmi;
                 Ok(vec![figure("exits_per_pmi:frequency", exits, "exits")])
@@ -115,10 +115,10 @@ fn parts() -> Vec<Part> {
 /// Returns a command with two records, one of them without samples, and one record whose handlers
 /// are timed.
 fn time() -> String {
-    let timed = timed(RECORD, "-c 100000", 5000);
+    let timed = timed(CYCLES, "-c 100000", 5000);
     format!(
         "{timed}cd /sys/kernel/tracing && echo 16384 > buffer_size_kb && echo 1 > events/nmi/nmi_handler/enable && \
-         cd /root && {RECORD} -c 1000000 -- workload --scale 5000 && \
+         cd /root && {CYCLES} -c 1000000 -- workload --scale 5000 && \
          echo 0 > /sys/kernel/tracing/events/nmi/nmi_handler/enable; \
          awk '/(vpmu_pmu_nmi|perf_event_nmi_handler)/ && match($0, /delta_ns: [0-9]+/) \
          {{ n++; sum += substr($0, RSTART + 10, RLENGTH - 10) }} \

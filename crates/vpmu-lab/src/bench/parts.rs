@@ -10,6 +10,9 @@ pub(super) const QUIET: &str = "echo 25 > /proc/sys/kernel/perf_cpu_time_max_per
     echo 100000 > /proc/sys/kernel/perf_event_max_sample_rate && \
     echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent && ";
 
+/// Records cycles; the period or frequency follows.
+pub(super) const CYCLES: &str = "perf record --no-bpf-event -q -e cycles -o perf.data";
+
 /// A part: its name, its command, and the figures of each design's guest.
 pub(super) struct Part {
     pub(super) name: &'static str,

@@ -5,7 +5,7 @@
 //! there. The workload executes known numbers of instructions in each function, and an instruction
 //! takes a nanosecond on that machine. So both profiles have to show the same weights.
 
-use super::parts::{share_difference, timed, us_per_sample};
+use super::parts::{CYCLES, share_difference, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated, mode, numbers};
 use crate::report::markdown::{Group, Page};
 use crate::report::result;
@@ -103,11 +103,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
 
 /// Measures what a sample with `period` costs the guest, and how far its shares are from the workload's weights.
 fn cost(context: &Context<'_>, kind: &str, period: &str) -> Result<Vec<Row>> {
-    let command = timed(
-        "perf record --no-bpf-event -q -e cycles -o perf.data",
-        period,
-        5000,
-    );
+    let command = timed(CYCLES, period, 5000);
     let label = format!("cost{}", kind.replace(':', "-"));
     let designs = emulated(&[Policy::Paused]);
     let runs = context.compare(&label, Arch::X86_64, &designs, &[], &command)?;

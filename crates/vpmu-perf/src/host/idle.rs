@@ -56,13 +56,7 @@ impl PerfHost {
 
     /// Returns the counters that stand still while their clocks run on.
     pub(super) fn idle_counters(&self) -> CounterSet {
-        let mut idle = CounterSet::EMPTY;
-        for (counter, slot) in (0..).zip(&self.slots) {
-            if slot.as_ref().is_some_and(|slot| slot.idle) {
-                idle.insert(counter);
-            }
-        }
-        idle
+        self.which(|slot| slot.idle)
     }
 
     /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far

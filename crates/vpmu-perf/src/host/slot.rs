@@ -2,6 +2,9 @@
 
 use std::num::NonZeroU64;
 
+use vpmu::counter::CounterSet;
+
+use super::PerfHost;
 use super::rings::Share;
 use super::sampling::Sampling;
 use crate::event::{Kind, PerfEvent, Total};
@@ -49,5 +52,18 @@ impl Slot {
     /// Returns whether no more is asked of the event than its total.
     pub(super) fn counts_only(&self) -> bool {
         self.endless && !self.armed && self.share.is_none() && self.sampling.is_none()
+    }
+}
+
+impl PerfHost {
+    /// Returns the counters whose slot is as `wanted`.
+    pub(super) fn which(&self, wanted: impl Fn(&Slot) -> bool) -> CounterSet {
+        let mut which = CounterSet::EMPTY;
+        for (counter, slot) in (0..).zip(&self.slots) {
+            if slot.as_ref().is_some_and(&wanted) {
+                which.insert(counter);
+            }
+        }
+        which
     }
 }

@@ -231,19 +231,18 @@ pub(crate) fn capability() -> BoxedStrategy<Capability> {
         .boxed()
 }
 
-pub(crate) fn cases() -> u32 {
-    let from_outside = std::env::var("PROPTEST_CASES").ok();
-    from_outside
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or(500)
+/// Returns what proptest does with each of this program's properties.
+pub(crate) fn config() -> ProptestConfig {
+    let cases = std::env::var("PROPTEST_CASES").ok();
+    ProptestConfig {
+        cases: cases.and_then(|cases| cases.parse().ok()).unwrap_or(500),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn the_engine_is_the_reference(

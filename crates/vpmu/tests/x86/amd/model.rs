@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::reference::Reference;
-use crate::model::{cases, number, ring, step};
+use crate::model::{config, number, ring, step};
 use crate::pair::{Pair, Step};
 use crate::support::Happening;
 use vpmu::counter::Policy;
@@ -110,11 +110,7 @@ fn capability() -> impl Strategy<Value = Capability> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn the_engine_is_the_reference(

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use crate::guest::FakeGuest;
-use crate::model::{capability, cases, own, step};
+use crate::model::{capability, config, own, step};
 use crate::pair::{Pair, Step};
 use crate::reference::Reference;
 use vpmu::counter::Policy;
@@ -109,11 +109,7 @@ fn with_pebs() -> BoxedStrategy<Capability> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn records_are_the_references(

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::behaviour::{BUFFER, COUNT, guest};
 use crate::guest::FakeGuest;
-use crate::model::cases;
+use crate::model::config;
 use crate::support::{END, Guest, Happening, INSTRUCTIONS};
 use vpmu::x86::Ring;
 use vpmu::x86::intel::Msr::*;
@@ -99,7 +99,7 @@ fn execute(guest: &mut Guest, times: u64, ring: Ring, seen: &mut Seen) {
     }
 }
 
-fn perform(guest: &mut Guest, step: Step, enabled: u64, seen: &mut Seen) {
+fn perform(guest: &mut Guest, step: Step, seen: &mut Seen) {
     let both = [COUNT | INSTRUCTIONS; 2];
     match step {
         Step::Execute(times, ring, at) => {
@@ -115,6 +115,7 @@ fn perform(guest: &mut Guest, step: Step, enabled: u64, seen: &mut Seen) {
         }
         Step::Switch(times) => {
             guest.write(GlobalCtrl, 0);
+            let recording = guest.read(PebsEnable);
             guest.write(PebsEnable, 0);
             let values = [0, 1].map(|n| guest.read(FullWidthPmc(n)));
             guest.write(PerfEvtSel(0), COUNT | 0xc4);
@@ -126,7 +127,7 @@ fn perform(guest: &mut Guest, step: Step, enabled: u64, seen: &mut Seen) {
                 guest.write(PerfEvtSel(n), both[usize::from(n)]);
                 guest.write(FullWidthPmc(n), value);
             }
-            guest.write(PebsEnable, enabled);
+            guest.write(PebsEnable, recording);
             guest.write(GlobalCtrl, 3);
             seen.values.extend(values);
         }
@@ -140,11 +141,7 @@ fn perform(guest: &mut Guest, step: Step, enabled: u64, seen: &mut Seen) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: cases(),
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn a_host_that_samples_gives_the_same_records(
@@ -154,10 +151,9 @@ proptest! {
     ) {
         let run = |keeps| {
             let mut guest = sampled(two, atomic, keeps);
-            let enabled = if two { 3 } else { 1 };
             let mut seen = Seen::default();
             for &step in &steps {
-                perform(&mut guest, step, enabled, &mut seen);
+                perform(&mut guest, step, &mut seen);
             }
             drain(&mut guest, &mut seen);
             assert_eq!(guest.pmu.pebs_statistics().lost, 0);
@@ -183,7 +179,7 @@ fn counters_that_overflow_at_once_count_once() {
         execute(&mut guest, times, Ring::User, &mut seen);
         counted = counted.map(|all| all + times);
         if let Some(n) = pause {
-            perform(&mut guest, Step::Pause(n), 3, &mut seen);
+            perform(&mut guest, Step::Pause(n), &mut seen);
             counted[1 - usize::from(n)] += 10;
         }
     }
