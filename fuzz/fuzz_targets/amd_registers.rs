@@ -47,7 +47,12 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
         policy: *input.choose(&Policy::ALL)?,
         ..PmuConfig::new(capability.into())
     };
-    let mut pair = Pair::<Reference>::new(config, input.arbitrary()?, input.arbitrary()?);
+    let mut pair = Pair::<Reference>::new(
+        config,
+        input.arbitrary()?,
+        input.arbitrary()?,
+        input.arbitrary()?,
+    );
     let addresses = Reference::addresses();
     while !input.is_empty() {
         pair.step(&step(input, &addresses)?);

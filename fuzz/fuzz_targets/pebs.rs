@@ -47,8 +47,12 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
         policy: *input.choose(&Policy::ALL)?,
         ..PmuConfig::new(capability.into())
     };
-    let mut pair =
-        Pair::<reference::Reference>::new(config, input.arbitrary()?, input.arbitrary()?);
+    let mut pair = Pair::<reference::Reference>::new(
+        config,
+        input.arbitrary()?,
+        input.arbitrary()?,
+        input.arbitrary()?,
+    );
     for step in begin() {
         pair.step(&step);
     }

@@ -40,8 +40,12 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
         policy: *input.choose(&Policy::ALL)?,
         ..PmuConfig::new(capability(input)?.into())
     };
-    let mut pair =
-        Pair::<reference::Reference>::new(config, input.arbitrary()?, input.arbitrary()?);
+    let mut pair = Pair::<reference::Reference>::new(
+        config,
+        input.arbitrary()?,
+        input.arbitrary()?,
+        input.arbitrary()?,
+    );
     while !input.is_empty() {
         pair.step(&step(input)?);
     }

@@ -37,8 +37,8 @@ impl Host {
 
     pub(crate) fn overflows(&mut self) -> Option<impl Iterator<Item = (u8, Report)> + use<>> {
         match self {
-            Self::Unbound => None,
-            Self::Bound(host, _) => Some(host.take_overflows()),
+            Self::Bound(host, _) if host.has_overflows() => Some(host.take_overflows()),
+            Self::Unbound | Self::Bound(..) => None,
         }
     }
 

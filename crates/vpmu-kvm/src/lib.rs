@@ -96,7 +96,7 @@ pub use paravirt::{
 };
 pub use pmu::{Gp, State};
 pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
-pub use stats::{Exit, Statistics};
+pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::{RDPMC_PORT, VcpuPmu};
 pub use vpmu::counter::Policy;
 pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};

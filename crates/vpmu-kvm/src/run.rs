@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
     KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
-    KVM_SYNC_X86_REGS, kvm_run,
+    KVM_SYNC_X86_REGS, kvm_regs, kvm_run,
 };
 use vpmu_perf::Flag;
 
@@ -73,9 +73,10 @@ impl RunPage {
         if page == libc::MAP_FAILED {
             return Err(Error::last("mmap of kvm_run"));
         }
-        NonNull::new(page.cast())
-            .map(Self)
-            .ok_or(Error::Kvm("mmap of kvm_run", libc::EFAULT))
+        let page = NonNull::new(page.cast()).map(Self);
+        let page = page.ok_or(Error::Kvm("mmap of kvm_run", libc::EFAULT))?;
+        page.expect_regs();
+        Ok(page)
     }
 
     fn get<T: Copy>(field: *mut T) -> T {
@@ -138,6 +139,12 @@ impl RunPage {
             Self::get(field!(self, s.regs.regs.rcx)),
             Self::get(field!(self, s.regs.regs.rip)),
         )
+    }
+
+    /// Returns the general registers of the vCPU that has exited, if KVM has given them.
+    pub(crate) fn regs(&self) -> Option<kvm_regs> {
+        self.has_regs()
+            .then(|| Self::get(field!(self, s.regs.regs)))
     }
 
     /// Makes [`has_regs`](Self::has_regs) able to tell whether KVM_RUN has been called since.

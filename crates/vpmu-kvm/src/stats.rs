@@ -7,7 +7,7 @@ use vpmu::counter;
 use vpmu::x86::{amd, intel, pebs};
 
 /// The reason of an exit to the VMM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
     /// RDMSR of this MSR.
     MsrRead(u32),
@@ -25,6 +25,22 @@ pub enum Exit {
     Other,
 }
 
+impl Exit {
+    /// Returns a number that stands for this reason alone.
+    const fn number(self) -> u64 {
+        let (kind, place) = match self {
+            Self::MsrRead(index) => (0, index),
+            Self::MsrWrite(index) => (1, index),
+            Self::Rdpmc => (2, 0),
+            Self::Kick => (3, 0),
+            Self::Port(port) => (4, port as u32),
+            Self::Memory => (5, 0),
+            Self::Other => (6, 0),
+        };
+        kind << 32 | place as u64
+    }
+}
+
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -39,11 +55,49 @@ impl fmt::Display for Exit {
     }
 }
 
+/// How many exits there were of each kind. Counting one is a search among numbers: every exit pays for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exits(Vec<(u64, Exit, u64)>);
+
+impl Exits {
+    /// Returns the kinds that have been counted, or have room, with their counts.
+    pub fn iter(&self) -> impl Iterator<Item = (Exit, u64)> {
+        self.0.iter().map(|&(_, exit, count)| (exit, count))
+    }
+
+    /// Returns how many there were of this kind.
+    pub fn get(&self, exit: Exit) -> u64 {
+        self.find(exit).map_or(0, |at| self.0[at].2)
+    }
+
+    fn find(&self, exit: Exit) -> Result<usize, usize> {
+        let number = exit.number();
+        self.0.binary_search_by_key(&number, |&(number, ..)| number)
+    }
+
+    fn add(&mut self, exit: Exit, more: u64) {
+        match self.find(exit) {
+            Ok(at) => self.0[at].2 += more,
+            Err(at) => self.0.insert(at, (exit.number(), exit, more)),
+        }
+    }
+}
+
+impl FromIterator<(Exit, u64)> for Exits {
+    fn from_iter<T: IntoIterator<Item = (Exit, u64)>>(counts: T) -> Self {
+        let mut exits = Self::default();
+        for (exit, count) in counts {
+            exits.add(exit, count);
+        }
+        exits
+    }
+}
+
 /// The cost of one vCPU, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Exits to the VMM.
-    pub exits: BTreeMap<Exit, u64>,
+    pub exits: Exits,
     /// PMIs delivered to the guest.
     pub pmis: u64,
     /// PMIs that found LVTPC masked.
@@ -72,12 +126,14 @@ impl Statistics {
 
     /// Counts one more exit.
     pub fn count(&mut self, exit: Exit) {
-        *self.exits.entry(exit).or_default() += 1;
+        self.exits.add(exit, 1);
     }
 
     /// Adds the statistics of another vCPU.
     pub fn add(&mut self, other: &Self) {
-        add(&mut self.exits, &other.exits);
+        for (exit, count) in other.exits.iter() {
+            self.exits.add(exit, count);
+        }
         add(&mut self.deadline, &other.deadline);
         self.pmis += other.pmis;
         self.masked_pmis += other.masked_pmis;
@@ -105,7 +161,12 @@ impl Statistics {
     /// Returns the statistics since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self {
-            exits: since(&self.exits, &before.exits),
+            exits: self
+                .exits
+                .iter()
+                .map(|(exit, count)| (exit, count.saturating_sub(before.exits.get(exit))))
+                .filter(|&(_, count)| count != 0)
+                .collect(),
             deadline: since(&self.deadline, &before.deadline),
             pmis: self.pmis.saturating_sub(before.pmis),
             masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
@@ -115,13 +176,16 @@ impl Statistics {
     }
 }
 
-fn add<K: Copy + Ord>(counts: &mut BTreeMap<K, u64>, more: &BTreeMap<K, u64>) {
+fn add(counts: &mut BTreeMap<&'static str, u64>, more: &BTreeMap<&'static str, u64>) {
     for (&kind, count) in more {
         *counts.entry(kind).or_default() += count;
     }
 }
 
-fn since<K: Copy + Ord>(now: &BTreeMap<K, u64>, before: &BTreeMap<K, u64>) -> BTreeMap<K, u64> {
+fn since(
+    now: &BTreeMap<&'static str, u64>,
+    before: &BTreeMap<&'static str, u64>,
+) -> BTreeMap<&'static str, u64> {
     let old = |kind| before.get(kind).copied().unwrap_or_default();
     now.iter()
         .map(|(kind, count)| (*kind, count.saturating_sub(old(kind))))
@@ -176,17 +240,18 @@ mod tests {
         after.pmis = 3;
         after.host.reads = 2;
         let span = after.since(&before);
-        assert_eq!(span.exits, [(Exit::MsrRead(0x38e), 1)].into());
+        let only = [(Exit::MsrRead(0x38e), 1)];
+        assert_eq!(span.exits, only.into_iter().collect());
         assert_eq!((span.pmis, span.host.reads), (3, 2));
     }
 
     #[test]
     fn a_pmus_exits_take_no_memory() {
         let mut statistics = Statistics::new();
-        let kinds = statistics.exits.len();
+        let kinds = statistics.exits.0.len();
         statistics.count(Exit::MsrWrite(0x38f));
         statistics.count(Exit::MsrWrite(0xc001_0201));
         statistics.count(Exit::Kick);
-        assert_eq!(statistics.exits.len(), kinds);
+        assert_eq!(statistics.exits.0.len(), kinds);
     }
 }

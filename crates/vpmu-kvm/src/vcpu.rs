@@ -241,7 +241,8 @@ impl VcpuPmu {
         }
         let guest = match (&self.kvm, &self.options.memory) {
             (Some(kvm), Some(memory)) => {
-                Some(VcpuGuest::new(Arc::clone(&kvm.vcpu), Arc::clone(memory)))
+                let (vcpu, run) = (Arc::clone(&kvm.vcpu), Arc::clone(&kvm.run));
+                Some(VcpuGuest::new(vcpu, run, Arc::clone(memory)))
             }
             _ => None,
         };

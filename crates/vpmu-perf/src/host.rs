@@ -126,6 +126,12 @@ impl PerfHost {
         self.notes.is_here()
     }
 
+    /// Returns whether overflows have been signalled since the last [`take_overflows`](Self::take_overflows): a look into
+    /// memory.
+    pub fn has_overflows(&self) -> bool {
+        self.notes.any()
+    }
+
     /// Takes the overflows that have been signalled since the last call. Costs a look into memory
     /// when there are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {

@@ -142,6 +142,11 @@ impl Notes {
         CounterSet::from_bits(self.pending.load(Ordering::Relaxed)).contains(counter)
     }
 
+    /// Returns whether there is anything to take.
+    pub(crate) fn any(&self) -> bool {
+        self.pending.load(Ordering::Relaxed) != 0 || self.overrun.load(Ordering::Relaxed)
+    }
+
     /// Takes the counters noted since the last call.
     pub(crate) fn take(&self) -> CounterSet {
         if self.pending.load(Ordering::Relaxed) == 0 {

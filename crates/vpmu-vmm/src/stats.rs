@@ -11,8 +11,8 @@ pub(super) fn to_json(statistics: &Statistics) -> Value {
     let exits: BTreeMap<String, u64> = statistics
         .exits
         .iter()
-        .filter(|(_, count)| **count != 0)
-        .map(|(exit, &count)| (exit.to_string(), count))
+        .filter(|&(_, count)| count != 0)
+        .map(|(exit, count)| (exit.to_string(), count))
         .collect();
     let calls = &statistics.host;
     let host = [

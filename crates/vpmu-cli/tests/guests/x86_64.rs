@@ -1,6 +1,7 @@
 //! Stock x86-64 guests: without a PMU, under stock KVM, and under this project's VMM.
 
 use std::fs;
+use std::thread;
 
 use serde_json::Value;
 
@@ -108,21 +109,29 @@ fn stock_kvm_has_no_pmu_and_says_so() {
     );
 }
 
+/// Compares two designs, and beside them two policies: the design and policy that are in both give the same figures twice.
 #[test]
 fn designs_side_by_side() {
-    let _turn = turn(3);
+    let _turn = turn(4);
     let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("results.json");
-    let designs = "--pmu native,emulated --policy reuse,paused --model intel";
-    let designs: Vec<&str> = designs.split(' ').collect();
     let record = format!("{NO_SYMBOLS}{RECORD}");
-    let Some(text) = compare("x86_64", &designs, &record, &json) else {
+    let compared = |pmus: &str, policies: &str| -> Option<Vec<Value>> {
+        let json = folder.path().join(format!("{pmus}.json"));
+        let options = ["--pmu", pmus, "--policy", policies, "--model", "intel"];
+        let text = compare("x86_64", &options, &record, &json)?;
+        let results: Value = serde_json::from_str(&text).unwrap();
+        results["runs"].as_array().cloned()
+    };
+    let (designs, policies) = thread::scope(|scope| {
+        let designs = scope.spawn(|| compared("native,emulated", "paused"));
+        let policies = compared("emulated", "reuse,paused");
+        (designs.join().unwrap(), policies)
+    });
+    let (Some(designs), Some(policies)) = (designs, policies) else {
         return;
     };
-    let results: Value = serde_json::from_str(&text).unwrap();
-    let runs = results["runs"].as_array().unwrap();
-    assert_eq!(runs.len(), 3);
-    for run in runs {
+    assert_eq!([designs.len(), policies.len()], [2, 2]);
+    for run in designs.iter().chain(&policies) {
         assert_eq!(run["status"], 0, "{run}");
         assert_eq!(run["arch"], "x86_64");
         assert_eq!(run["exits"].is_null(), run["pmu"] == "native", "{run}");
@@ -138,21 +147,16 @@ fn designs_side_by_side() {
             assert!(run["pmis"].is_null(), "{run}");
         }
     }
-    let operations = |policy: &str| {
-        let run = runs.iter().find(|run| run["policy"] == policy).unwrap();
-        run["host_operations_per_pmi"].as_f64().unwrap()
+    let of = |policy: &str, runs: &[Value]| -> Value {
+        let mut runs = runs.iter();
+        runs.find(|run| run["policy"] == policy).cloned().unwrap()
     };
-    let (reuse, paused) = (operations("reuse"), operations("paused"));
+    let (first, second) = (of("paused", &designs), of("paused", &policies));
+    let operations = |run: &Value| run["host_operations_per_pmi"].as_f64().unwrap();
+    let (reuse, paused) = (operations(&of("reuse", &policies)), operations(&first));
     assert!(paused < reuse, "{paused} paused, {reuse} reused");
-
-    let again = folder.path().join("again.json");
-    let designs = "--pmu emulated --policy paused --model intel";
-    let designs: Vec<&str> = designs.split(' ').collect();
-    let text = compare("x86_64", &designs, &record, &again).unwrap();
-    let second: Value = serde_json::from_str(&text).unwrap();
-    let first = runs.iter().find(|run| run["policy"] == "paused").unwrap();
     if first["deterministic"] == true {
-        assert_eq!(&second["runs"][0], first);
+        assert_eq!(second, first);
     } else {
         eprintln!("this machine's own KVM ran the guests: two runs differ");
     }

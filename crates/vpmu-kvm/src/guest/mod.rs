@@ -1,7 +1,9 @@
 //! The guest of a vCPU, as PEBS records need it: its registers, and its memory by linear address.
 //!
 //! KVM is asked while the vCPU does not run, at most once between two runs. The answers are forgotten before the next
-//! run, because the guest may change its page tables whenever it runs.
+//! run, because the guest may change its page tables whenever it runs. Until then a page stays where it was found, as in
+//! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
+//! it can rely on the change.
 
 mod paging;
 
@@ -13,8 +15,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
 
+use crate::run::RunPage;
 use crate::{deadline, sys};
-use paging::{Access, PAGE, Paging};
+use paging::{PAGE, Page, Paging};
 
 /// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). It includes neither the
 /// guest's devices nor memory that the guest may not write: the guest chooses the addresses.
@@ -33,26 +36,32 @@ const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 #[derive(Debug)]
 pub(crate) struct VcpuGuest {
     vcpu: Arc<OwnedFd>,
+    run: Arc<RunPage>,
     memory: Arc<dyn GuestMemory>,
     sregs: Option<Box<kvm_sregs>>,
     regs: Option<kvm_regs>,
     tsc_offset: Option<u64>,
+    /// The pages last found, by the addresses that lead there: those of a DS area and of its buffer.
+    pages: [Option<(u64, Page)>; 2],
 }
 
 impl VcpuGuest {
-    pub(crate) fn new(vcpu: Arc<OwnedFd>, memory: Arc<dyn GuestMemory>) -> Self {
+    pub(crate) fn new(vcpu: Arc<OwnedFd>, run: Arc<RunPage>, memory: Arc<dyn GuestMemory>) -> Self {
         Self {
             vcpu,
+            run,
             memory,
             sregs: None,
             regs: None,
             tsc_offset: None,
+            pages: [None; 2],
         }
     }
 
     /// Forgets KVM's answers, because the guest may have run.
     pub(crate) fn forget(&mut self) {
         (self.sregs, self.regs, self.tsc_offset) = (None, None, None);
+        self.pages = [None; 2];
     }
 
     /// Returns the guest's TSC less the host's, modulo 2^64. The guest's is taken to be as fast.
@@ -73,9 +82,30 @@ impl VcpuGuest {
 
     fn regs(&mut self) -> Result<kvm_regs, Fault> {
         if self.regs.is_none() {
-            self.regs = Some(sys::regs(&self.vcpu).map_err(|_| Fault)?);
+            self.regs = match self.run.regs() {
+                Some(regs) => Some(regs),
+                None => Some(sys::regs(&self.vcpu).map_err(|_| Fault)?),
+            };
         }
         self.regs.ok_or(Fault)
+    }
+
+    /// Returns the page behind `address`, where it may be read, or written if it `is_written`.
+    fn page(&mut self, address: u64, is_written: bool) -> Result<u64, Fault> {
+        let linear = address & !(PAGE - 1);
+        let known = self.pages.iter().flatten().find(|&&(at, _)| at == linear);
+        let page = match known {
+            Some(&(_, page)) => page,
+            None => {
+                let paging = Paging::of(self.sregs()?);
+                let page = paging.translate(&*self.memory, address).ok_or(Fault)?;
+                self.pages.rotate_right(1);
+                self.pages[0] = Some((linear, page));
+                page
+            }
+        };
+        let is_allowed = page.writable || !is_written;
+        is_allowed.then_some(page.physical).ok_or(Fault)
     }
 
     /// Calls `body` with each page's part of the range: its physical address, and the bytes of the range that it has.
@@ -83,16 +113,15 @@ impl VcpuGuest {
         &mut self,
         address: u64,
         length: usize,
-        access: Access,
+        is_written: bool,
         mut body: impl FnMut(&dyn GuestMemory, u64, std::ops::Range<usize>) -> bool,
     ) -> Result<(), Fault> {
-        let paging = Paging::of(self.sregs()?);
         let mut done = 0;
         while done < length {
             let at = address.checked_add(done as u64).ok_or(Fault)?;
             let rest = (PAGE - at % PAGE) as usize;
             let end = length.min(done + rest);
-            let physical = paging.translate(&*self.memory, at, access).ok_or(Fault)?;
+            let physical = self.page(at, is_written)? + at % PAGE;
             if !body(&*self.memory, physical, done..end) {
                 return Err(Fault);
             }
@@ -104,13 +133,13 @@ impl VcpuGuest {
 
 impl Guest for VcpuGuest {
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.each_page(address, bytes.len(), Access::Read, |memory, at, part| {
+        self.each_page(address, bytes.len(), false, |memory, at, part| {
             memory.read(at, &mut bytes[part])
         })
     }
 
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.each_page(address, bytes.len(), Access::Write, |memory, at, part| {
+        self.each_page(address, bytes.len(), true, |memory, at, part| {
             memory.write(at, &bytes[part])
         })
     }

@@ -20,10 +20,13 @@ const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
+/// A page that an address leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    Read,
-    Write,
+pub(super) struct Page {
+    /// Physical address of its first byte.
+    pub(super) physical: u64,
+    /// Whether it may be written. All may be read.
+    pub(super) writable: bool,
 }
 
 /// The settings that decide about a linear address.
@@ -59,16 +62,14 @@ impl Paging {
         }
     }
 
-    /// Returns the physical address behind `address`, where the access is allowed.
-    pub(super) fn translate(
-        &self,
-        memory: &dyn GuestMemory,
-        address: u64,
-        access: Access,
-    ) -> Option<u64> {
+    /// Returns the page behind `address`, where an access is allowed at all.
+    pub(super) fn translate(&self, memory: &dyn GuestMemory, address: u64) -> Option<Page> {
         let levels = self.levels?;
         if levels == 0 {
-            return (address <= u32::MAX.into()).then_some(address);
+            return (address <= u32::MAX.into()).then_some(Page {
+                physical: address & !(PAGE - 1),
+                writable: true,
+            });
         }
         let unused = 64 - 12 - 9 * levels;
         if address.cast_signed() << unused >> unused != address.cast_signed() {
@@ -94,12 +95,14 @@ impl Paging {
                 return None;
             }
             if level == 0 || is_large {
-                let refused = access == Access::Write && self.protects && !writable;
-                if refused || self.smap && user {
+                if self.smap && user {
                     return None;
                 }
                 let offset = (1 << shift) - 1;
-                return Some(entry & ADDRESS & !offset | address & offset);
+                return Some(Page {
+                    physical: (entry & ADDRESS & !offset | address & offset) & !(PAGE - 1),
+                    writable: writable || !self.protects,
+                });
             }
             table = entry & ADDRESS;
         }
@@ -181,61 +184,64 @@ mod tests {
             ] {
                 let ram = tables(levels, level, page | KERNEL | large | 1 << 63);
                 let offset = (1_u64 << (12 + 9 * (level - 1))) - 1;
-                for access in [Access::Read, Access::Write] {
-                    let at = paging.translate(&ram, ADDR + 0x123, access);
-                    assert_eq!(at, Some(page | (ADDR + 0x123) & offset), "{levels} {level}");
-                }
+                let expected = Page {
+                    physical: page | ADDR & offset,
+                    writable: true,
+                };
+                let found = paging.translate(&ram, ADDR + 0x123);
+                assert_eq!(found, Some(expected), "{levels} {level}");
             }
         }
     }
 
     #[test]
     fn what_the_processor_would_not_reach_is_not_reached() {
-        let read = |paging: Paging, ram: &Ram, at| paging.translate(ram, at, Access::Read);
         let ram = tables(4, 1, 0x5_6000 | KERNEL);
         let four = four_levels();
-        assert!(read(four, &ram, ADDR).is_some());
+        assert!(four.translate(&ram, ADDR).is_some());
         for other in [0, ADDR + PAGE, ADDR & !(1 << 63), 1 << 47, ADDR ^ 1 << 50] {
-            assert_eq!(read(four, &ram, other), None, "{other:#x}");
+            assert_eq!(four.translate(&ram, other), None, "{other:#x}");
         }
         // The cases are: not present; a table outside RAM; a large page where there is none.
         assert_eq!(
-            read(four, &tables(4, 1, 0x5_6000 | KERNEL & !1), ADDR),
+            four.translate(&tables(4, 1, 0x5_6000 | KERNEL & !1), ADDR),
             None
         );
         assert_eq!(
-            read(four, &tables(4, 2, 0x7_0000_0000 | KERNEL), ADDR),
+            four.translate(&tables(4, 2, 0x7_0000_0000 | KERNEL), ADDR),
             None
         );
-        assert_eq!(read(four, &tables(4, 4, LARGE | KERNEL), ADDR), None);
+        assert_eq!(four.translate(&tables(4, 4, LARGE | KERNEL), ADDR), None);
         // These are 32-bit tables.
-        assert_eq!(read(paging(0x8001_0001, 0x20, 0), &ram, ADDR), None);
+        assert_eq!(paging(0x8001_0001, 0x20, 0).translate(&ram, ADDR), None);
     }
 
     #[test]
     fn permissions_are_the_supervisors() {
         let read_only = tables(4, 1, 0x5_6000 | KERNEL & !WRITABLE);
         let four = four_levels();
-        assert!(four.translate(&read_only, ADDR, Access::Read).is_some());
-        assert_eq!(four.translate(&read_only, ADDR, Access::Write), None);
-        let no_wp = paging(0x8000_0001, 0x20, 0x500);
-        assert!(no_wp.translate(&read_only, ADDR, Access::Write).is_some());
+        let writable =
+            |paging: Paging| paging.translate(&read_only, ADDR).map(|page| page.writable);
+        assert_eq!(writable(four), Some(false));
+        assert_eq!(writable(paging(0x8000_0001, 0x20, 0x500)), Some(true));
 
         let user = tables(4, 1, 0x5_6000 | KERNEL | USER);
         let kernel = tables(4, 1, 0x5_6000 | KERNEL);
         let smap = paging(0x8001_0001, 0x20 | SMAP, 0x500);
-        for access in [Access::Read, Access::Write] {
-            assert!(four.translate(&user, ADDR, access).is_some());
-            assert_eq!(smap.translate(&user, ADDR, access), None);
-            assert!(smap.translate(&kernel, ADDR, access).is_some());
-        }
+        assert!(four.translate(&user, ADDR).is_some());
+        assert_eq!(smap.translate(&user, ADDR), None);
+        assert!(smap.translate(&kernel, ADDR).is_some());
     }
 
     #[test]
     fn without_paging_an_address_is_itself() {
         let none = paging(1, 0, 0);
         let ram = Ram(Mutex::new(Vec::new()));
-        assert_eq!(none.translate(&ram, 0x1234, Access::Write), Some(0x1234));
-        assert_eq!(none.translate(&ram, 1 << 32, Access::Write), None);
+        let itself = Page {
+            physical: 0x1000,
+            writable: true,
+        };
+        assert_eq!(none.translate(&ram, 0x1234), Some(itself));
+        assert_eq!(none.translate(&ram, 1 << 32), None);
     }
 }

@@ -75,6 +75,19 @@ fn cpu(machine: &Machine) -> String {
     }
 }
 
+/// Returns whether the user's options name another board than `virt`.
+fn has_another_board(machine: &Machine) -> bool {
+    let mut words = machine.qemu_args.iter();
+    let mut board = None;
+    while let Some(word) = words.next() {
+        if matches!(word.as_str(), "-M" | "-machine") {
+            board = words.next();
+        }
+    }
+    let named = board.and_then(|board| board.split(',').find(|word| !word.contains('=')));
+    named.is_some_and(|name| name != "virt")
+}
+
 /// Returns a QEMU that boots `boot` on `machine` with `memory` MiB.
 ///
 /// # Errors
@@ -93,6 +106,8 @@ fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut push = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
     match machine.arch {
+        // QEMU merges the options of several -M. Another board does not have these.
+        Arch::Aarch64 if has_another_board(machine) => push(&["-cpu", &cpu]),
         Arch::Aarch64 => push(&["-M", "virt,virtualization=on,gic-version=3", "-cpu", &cpu]),
         Arch::X86_64 => push(&["-M", "pc", "-accel", "tcg", "-cpu", &cpu, "-vga", "none"]),
     }
@@ -134,6 +149,20 @@ mod tests {
             .map(|argument| argument.to_str().unwrap())
             .collect();
         words.join(" ")
+    }
+
+    #[test]
+    fn a_board_has_its_own_options() {
+        let mut machine = Request::new(Arch::Aarch64).machine;
+        let ours = "-M virt,virtualization=on,gic-version=3";
+        for (option, is_ours) in [
+            ("virt,its=off", true),
+            ("its=off", true),
+            ("xlnx-versal-virt", false),
+        ] {
+            machine.qemu_args = vec!["-M".to_owned(), option.to_owned()];
+            assert_eq!(line(&machine).contains(ours), is_ours, "{option}");
+        }
     }
 
     #[test]

@@ -186,9 +186,12 @@ pub(crate) trait Model {
     fn due(&self, n: u8) -> Option<NonZeroU64> {
         let wanted = self.report_wanted(n);
         let hosted = &self.bank().hosted;
-        let armed = hosted
-            .armed(n)
-            .filter(|&armed| armed.get() >= FAR && wanted.is_some_and(|wanted| armed <= wanted));
+        let idles = hosted.may_idle(n) && wanted.is_none_or(|wanted| wanted.get() >= FAR);
+        let will_do = |armed: &NonZeroU64| match wanted {
+            None => idles,
+            Some(wanted) => *armed <= wanted && (idles || armed.get() >= FAR),
+        };
+        let armed = hosted.armed(n).filter(will_do);
         if armed.is_some() && hosted.keeps_period(n, &self.event(n), armed) {
             armed
         } else {
@@ -239,9 +242,12 @@ pub(crate) trait Model {
     /// The host reports that `n` has counted as far as was asked.
     fn report<H: CounterHost<Self::Event>>(&mut self, n: u8, report: Report, host: &mut H) {
         let counted = self.bank_mut().hosted.report(n, report, host);
-        if !self.take(n, counted) {
-            count(&mut self.bank_mut().hosted.statistics_mut().spurious_reports);
+        let overflowed = self.take(n, counted);
+        let hosted = &mut self.bank_mut().hosted;
+        if !overflowed {
+            count(&mut hosted.statistics_mut().spurious_reports);
         }
+        hosted.note_overflow(n, overflowed);
         self.follow_up(host);
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);

@@ -19,6 +19,8 @@ pub(super) struct HostEvent<E> {
     pub(super) repeats: Option<NonZeroU64>,
     /// Whether `repeats` is what was left of a period when the event was read after a report.
     pub(super) is_rest: bool,
+    /// Whether the event may repeat its period once more although the model waits for nothing soon.
+    pub(super) may_idle: bool,
     /// Whether a read has found a period over whose report has not come.
     pub(super) overtaken: bool,
     /// Why the total is not all that happened.
@@ -34,6 +36,7 @@ impl<E> HostEvent<E> {
             armed: None,
             repeats: None,
             is_rest: false,
+            may_idle: false,
             overtaken: false,
             deficit: None,
         }

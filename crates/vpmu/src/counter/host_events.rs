@@ -69,7 +69,7 @@ const COUNTERS: usize = 32;
 #[derive(Clone, Debug)]
 pub struct HostEvents<E> {
     policy: Policy,
-    slots: [HostEvent<E>; COUNTERS],
+    pub(super) slots: [HostEvent<E>; COUNTERS],
     /// Counters that have a host event.
     backed: CounterSet,
     running: CounterSet,
@@ -349,20 +349,6 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         counted
     }
 
-    /// Whether the period that `counter` repeats is what was left of the model's own, by
-    /// [`note_rest`](Self::note_rest).
-    pub fn repeats_rest(&self, counter: u8) -> bool {
-        let slot = self.slots.get(usize::from(counter));
-        slot.is_some_and(|slot| slot.is_rest)
-    }
-
-    /// Notes that `counter` was read after its report, and asked for what was left of its period.
-    pub fn note_rest(&mut self, counter: u8) {
-        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
-            slot.is_rest = slot.repeats.is_some();
-        }
-    }
-
     /// A scheduling slice is over: events that were not used in it, and do not run, are released.
     pub fn end_slice<H: CounterHost<E>>(&mut self, host: &mut H) {
         let idle = self.backed - self.used - self.running;
@@ -438,6 +424,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             slot.armed = due;
             slot.repeats = due.filter(|_| host.repeats());
             slot.is_rest = false;
+            slot.may_idle = false;
         }
     }
 }

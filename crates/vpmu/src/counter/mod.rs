@@ -16,6 +16,7 @@ mod bank;
 mod host_event;
 mod host_events;
 mod policy;
+mod repeats;
 mod set;
 mod slots;
 mod statistics;

@@ -131,12 +131,18 @@ pub(crate) struct Pair<R> {
 }
 
 impl<R: Reference> Pair<R> {
-    /// Creates the pair. With `atomic`, the host pauses and reads in one operation. With `prompt`,
-    /// its reports arrive before every step.
-    pub(crate) fn new(config: PmuConfig<Capability>, atomic: bool, prompt: bool) -> Self {
+    /// Creates the pair. With `atomic`, the host pauses and reads in one operation; with `repeats`, its reports go on.
+    /// With `prompt`, its reports arrive before every step.
+    pub(crate) fn new(
+        config: PmuConfig<Capability>,
+        atomic: bool,
+        prompt: bool,
+        repeats: bool,
+    ) -> Self {
         let mut guest = Guest::new(&config);
         guest.host.atomic = atomic;
         guest.host.prompt = prompt;
+        guest.host.repeats = repeats;
         guest.host.guest = Some(FakeGuest::new());
         Self {
             guest,
@@ -199,7 +205,8 @@ impl<R: Reference> Pair<R> {
                 }
             }
             Step::Early(n) => {
-                if !host.prompt {
+                // A host that repeats goes on.
+                if !host.prompt && !host.repeats {
                     host.forget(n);
                 }
                 let _ = pmu.overflow(n, Report::Unsure, host);
@@ -302,6 +309,7 @@ impl<R: Reference> Pair<R> {
         next.host.refuse = host.refuse;
         next.host.atomic = host.atomic;
         next.host.prompt = host.prompt;
+        next.host.repeats = host.repeats;
         next.host.guest = host.guest.take();
         if let Some(pebs) = self.reference.pebs() {
             pebs.statistics = Default::default();

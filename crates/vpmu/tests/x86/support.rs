@@ -28,6 +28,8 @@ struct Counter<E> {
     running: bool,
     total: u64,
     due: Option<u64>,
+    /// The period, which `due` begins anew where the host repeats.
+    period: Option<u64>,
     deficit: Option<Lost>,
     samples: Samples,
 }
@@ -48,6 +50,8 @@ pub(crate) struct FakeHost<E> {
     pub(crate) atomic: bool,
     /// Whether reports are delivered before each access.
     pub(crate) prompt: bool,
+    /// Whether a report is followed by others.
+    pub(crate) repeats: bool,
     /// Whether pausing a paused counter is no mistake.
     pub(crate) pauses_twice: bool,
     /// The number of calls from here to the one that fails.
@@ -73,6 +77,7 @@ impl<E> Default for FakeHost<E> {
             refused: 0,
             atomic: false,
             prompt: false,
+            repeats: false,
             pauses_twice: false,
             fail_in: None,
             failed: false,
@@ -104,9 +109,17 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
                 counter.total = counter.total.wrapping_add(times);
                 match counter.due {
                     Some(due) if due <= times => {
+                        let beyond = times - due;
                         counter.due = None;
-                        self.reports.insert(n);
                         self.current.insert(n);
+                        if let Some(period) = counter.period.filter(|_| self.repeats) {
+                            counter.due = Some(period - beyond % period);
+                            // A report tells of one period.
+                            if beyond >= period || self.reports.contains(n) {
+                                self.current.remove(n);
+                            }
+                        }
+                        self.reports.insert(n);
                     }
                     due => counter.due = due.map(|due| due - times),
                 }
@@ -128,7 +141,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
     /// Cancels the report that `n` was asked for.
     pub(crate) fn forget(&mut self, n: u8) {
         if let Some(Some(counter)) = self.counters.get_mut(usize::from(n)) {
-            counter.due = None;
+            (counter.due, counter.period) = (None, None);
         }
     }
 
@@ -218,6 +231,7 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
             running: false,
             total: 0,
             due: None,
+            period: None,
             deficit: None,
             samples: Samples::every(None),
         });
@@ -230,7 +244,9 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         let fails = self.note(Call::SetPeriod(counter, events));
         self.current.remove(counter);
         // Where the call fails, the report never comes.
-        self.counter(counter).due = events.filter(|_| !fails);
+        let counter = self.counter(counter);
+        counter.due = events.filter(|_| !fails);
+        counter.period = counter.due;
     }
 
     fn resume(&mut self, counters: CounterSet) {
@@ -308,6 +324,10 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
 
     fn reports_promptly(&self) -> bool {
         self.prompt
+    }
+
+    fn repeats(&self) -> bool {
+        self.repeats
     }
 
     fn deficit(&self, counter: u8) -> Option<Lost> {

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
-use vpmu::x86::CounterConfig;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
-use vpmu_perf::{Backing, PerfHost};
+use vpmu::x86::pebs::Place;
+use vpmu::x86::{CounterConfig, Ring};
+use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
 use crate::options;
 
@@ -21,18 +22,20 @@ pub(crate) enum Outcome {
     Holds(String),
     /// The promise does not hold.
     Fails(String),
-    /// There is nothing to check with this backing.
-    Skipped,
+    /// There is nothing to check here, and why.
+    Skipped(&'static str),
 }
 
 pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
 
-pub(crate) const CHECKS: [Check; 10] = [
+pub(crate) const CHECKS: [Check; 12] = [
     ("counts while it runs, and only then", counts),
     ("an event made anew begins at zero", anew),
     ("an overflow is reported once, and not early", overflow),
     ("a running event's period can be replaced", replaced),
     ("without a period there is no report", unasked),
+    ("a period that repeats needs no call", repeated),
+    ("the kernel's samples are a period apart", sampled),
     ("several are paused and read at once", together),
     ("overflows at one time are all reported", at_once),
     ("a storm is bounded", storm),
@@ -44,6 +47,12 @@ pub(crate) const CHECKS: [Check; 10] = [
 const PERIOD: u64 = 200_000;
 const CYCLES: CounterConfig =
     RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
+const HARDWARE_ONLY: &str = "only hardware events can";
+const NOWHERE: Place = Place {
+    ip: 0,
+    ring: Ring::Kernel,
+    tsc: 0,
+};
 const MOMENT: Duration = Duration::from_millis(3);
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -176,6 +185,58 @@ fn unasked(backing: Backing) -> Result<Outcome, String> {
     holds_if(reports.is_empty() && total > PERIOD, seen)
 }
 
+fn repeated(backing: Backing) -> Result<Outcome, String> {
+    const TIMES: u64 = 10;
+    let options = PerfOptions {
+        repeating: true,
+        ..options(Some(backing))
+    };
+    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    create(&mut host, 0)?;
+    host.set_period(0, NonZeroU64::new(PERIOD));
+    host.resume(CounterSet::of(0));
+    for _ in 0..TIMES {
+        let report = wait(&mut host)?;
+        if report != (0, Report::Due) {
+            return Err(format!("{report:?}"));
+        }
+    }
+    let total = host.read(0);
+    // Signals that were not taken in time are one report.
+    let seen = format!("{TIMES} reports in {total} of {PERIOD} each");
+    holds_if(total >= TIMES * PERIOD, seen)
+}
+
+fn sampled(backing: Backing) -> Result<Outcome, String> {
+    let options = PerfOptions {
+        sampling: true,
+        ..options(Some(backing))
+    };
+    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    create(&mut host, 0)?;
+    host.resume(CounterSet::of(0));
+    if host.sample(0, NonZeroU64::new(PERIOD)) == 0 {
+        // As in a guest with kvmclock.
+        return Ok(Outcome::Skipped("perf's clock is not the TSC"));
+    }
+    let before = host.read(0);
+    spin(&mut host, 20 * MOMENT);
+    host.pause(CounterSet::of(0));
+    let periods = (host.read(0) - before) / PERIOD;
+    // A place of this thread is outside any guest.
+    let outside = host.take_samples(0, &mut [NOWHERE]).outside;
+    let seen = format!("{outside} samples in {periods} periods");
+    // A clock's timer that comes late takes one sample for all the periods that are over.
+    let least = match backing {
+        Backing::Hardware => periods.saturating_sub(2),
+        Backing::Clock => 1,
+    };
+    holds_if(
+        periods > 10 && (least..=periods + 2).contains(&outside),
+        seen,
+    )
+}
+
 fn together(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
     let both = CounterSet::first(2);
@@ -250,7 +311,7 @@ fn storm(backing: Backing) -> Result<Outcome, String> {
 
 fn guests_only(backing: Backing) -> Result<Outcome, String> {
     if backing == Backing::Clock {
-        return Ok(Outcome::Skipped);
+        return Ok(Outcome::Skipped(HARDWARE_ONLY));
     }
     let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
     create(&mut host, 0)?;
@@ -262,7 +323,7 @@ fn guests_only(backing: Backing) -> Result<Outcome, String> {
 
 fn shared(backing: Backing) -> Result<Outcome, String> {
     if backing == Backing::Clock {
-        return Ok(Outcome::Skipped);
+        return Ok(Outcome::Skipped(HARDWARE_ONLY));
     }
     let mut host = host(backing)?;
     let all = CounterSet::first(24);

@@ -260,7 +260,7 @@ fn check(wanted: Option<Backing>) -> Result<(), String> {
     for (promise, check) in CHECKS {
         match check(backing) {
             Ok(Checked::Holds(seen)) => println!("ok       {promise}: {seen}"),
-            Ok(Checked::Skipped) => println!("skipped  {promise}: only hardware events can"),
+            Ok(Checked::Skipped(reason)) => println!("skipped  {promise}: {reason}"),
             Ok(Checked::Fails(seen)) | Err(seen) => {
                 failed += 1;
                 println!("FAILED   {promise}: {seen}");

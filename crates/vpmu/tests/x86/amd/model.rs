@@ -118,11 +118,12 @@ proptest! {
         policy in prop::sample::select(Policy::ALL.to_vec()),
         atomic: bool,
         prompt: bool,
+        repeats: bool,
         set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
         steps in prop::collection::vec(step(own()), 1..80),
     ) {
         let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
-        let mut pair = Pair::<Reference>::new(config, atomic, prompt);
+        let mut pair = Pair::<Reference>::new(config, atomic, prompt, repeats);
         for step in set_up.iter().chain(&steps) {
             pair.step(step);
         }

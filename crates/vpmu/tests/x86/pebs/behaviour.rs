@@ -2,7 +2,7 @@
 
 use crate::guest::FakeGuest;
 use crate::support::Happening::Cycles;
-use crate::support::{CYCLES, END, Guest, INSTRUCTIONS};
+use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, set};
 use vpmu::x86::intel::Msr::*;
 use vpmu::x86::intel::{Capability, PmuConfig, PmuState, RestoreError, Version};
 use vpmu::x86::pebs::{self, Statistics};
@@ -194,6 +194,54 @@ fn without_a_reset_value_the_counter_goes_on_from_zero() {
     guest.execute(1007);
     assert_eq!(guest.read(FullWidthPmc(0)), 7);
     assert!(guest.take_pmi());
+}
+
+/// Returns a guest whose counter records after 1,000 instructions and has no reset value, on a host that repeats.
+fn without_reset(threshold: u64) -> Guest {
+    let mut guest = guest(threshold);
+    (guest.host.prompt, guest.host.atomic, guest.host.repeats) = (true, true, true);
+    guest.record(COUNT | INSTRUCTIONS, 1000);
+    guest.memory().store(FakeGuest::RAM + 0x40, 0);
+    guest
+}
+
+/// Linux samples by a frequency so: it gives each period, and the reset value is 0.
+#[test]
+fn a_guest_that_gives_each_period_costs_three_operations() {
+    let mut guest = without_reset(32);
+    let only = set([0]);
+    for period in [1000, 900, 800] {
+        guest.host.calls();
+        guest.execute(period);
+        assert!(guest.take_pmi());
+        guest.write(GlobalCtrl, 0);
+        assert_eq!(guest.read(FullWidthPmc(0)), 0);
+        guest.write(FullWidthPmc(0), END - (period - 100));
+        guest.memory().store(FakeGuest::RAM + 0x28, BUFFER);
+        guest.write(GlobalOvfCtrl, OVF_BUF);
+        guest.write(GlobalCtrl, 1);
+        let calls = [
+            Call::Pause(only),
+            Call::SetPeriod(0, Some(period - 100)),
+            Call::Resume(only),
+        ];
+        assert_eq!(guest.host.calls(), calls);
+    }
+}
+
+#[test]
+fn a_guest_that_gives_no_period_is_asked_for_one_report_more() {
+    let mut guest = without_reset(0x800);
+    guest.host.calls();
+    guest.execute(1000);
+    guest.interrupt();
+    assert_eq!(guest.host.calls(), []);
+    guest.execute(1000);
+    guest.interrupt();
+    assert_eq!(guest.host.calls(), [Call::SetPeriod(0, None)]);
+    guest.execute(5000);
+    assert!(guest.host.reports.is_empty());
+    assert_eq!(guest.read(FullWidthPmc(0)), 6000);
 }
 
 #[test]

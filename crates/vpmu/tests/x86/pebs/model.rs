@@ -117,12 +117,13 @@ proptest! {
         policy in prop::sample::select(Policy::ALL.to_vec()),
         atomic: bool,
         prompt: bool,
+        repeats: bool,
         area in area(),
         counters in counters(),
         steps in prop::collection::vec(step(own_with_pebs()), 1..80),
     ) {
         let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
-        let mut pair = Pair::<Reference>::new(config, atomic, prompt);
+        let mut pair = Pair::<Reference>::new(config, atomic, prompt, repeats);
         for step in area.iter().chain(&counters).chain(&steps) {
             pair.step(step);
         }

@@ -68,9 +68,10 @@ fn drain(guest: &mut Guest, seen: &mut Seen) {
 }
 
 /// Returns a guest that records with one counter or with two, on a host that keeps so many samples.
-fn sampled(two: bool, atomic: bool, keeps: u64) -> Guest {
+fn sampled(two: bool, atomic: bool, repeats: bool, keeps: u64) -> Guest {
     let mut guest = guest(THRESHOLD * RECORD);
     (guest.host.prompt, guest.host.atomic, guest.host.keeps) = (true, atomic, keeps);
+    guest.host.repeats = repeats;
     guest.record(COUNT | INSTRUCTIONS, PERIODS[0]);
     if two {
         guest.set_reset(0x48, PERIODS[1]);
@@ -148,9 +149,10 @@ proptest! {
         steps in prop::collection::vec(step(), 1..400),
         two in any::<bool>(),
         atomic in any::<bool>(),
+        repeats in any::<bool>(),
     ) {
         let run = |keeps| {
-            let mut guest = sampled(two, atomic, keeps);
+            let mut guest = sampled(two, atomic, repeats, keeps);
             let mut seen = Seen::default();
             for &step in &steps {
                 perform(&mut guest, step, &mut seen);
@@ -172,7 +174,7 @@ proptest! {
 /// of the second. The second report, which is on its way, is not that one.
 #[test]
 fn counters_that_overflow_at_once_count_once() {
-    let mut guest = sampled(true, false, 100);
+    let mut guest = sampled(true, false, false, 100);
     let mut seen = Seen::default();
     let mut counted = [0, 0];
     for (times, pause) in [(12748, Some(1_u8)), (12748, Some(0)), (25496, None)] {
