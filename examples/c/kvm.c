@@ -1,5 +1,6 @@
 /*
- * A VMM in C whose guest, in real mode, samples its cycles: a PMI every million, taken as an NMI.
+ * A VMM in C whose guest, in real mode, samples its cycles: a PMI every million, taken as an NMI. The guest knows
+ * Intel's registers only, so that it is given Intel's PMU on any host.
  * Exits with 77 where this machine cannot run it.
  */
 #define _GNU_SOURCE
@@ -18,7 +19,7 @@
 #define WANTED 3
 #define SIZE 0x10000
 
-/* The guest is loaded at 0x1000, and its NMI vector is at 8. */
+/* The guest is loaded at 0x1000. Its NMI vector is at 8, that of #GP at 52. */
 __asm__(".pushsection .rodata\n"
 	".code16\n"
 	"guest:\n"
@@ -28,6 +29,8 @@ __asm__(".pushsection .rodata\n"
 	"	movw $0x1000, %sp\n"
 	"	movw $(handler - guest + 0x1000), 8\n"
 	"	movw %ax, 10\n"
+	"	movw $(fault - guest + 0x1000), 52\n"
+	"	movw %ax, 54\n"
 	"	movl $0x1b, %ecx\n" /* IA32_APIC_BASE: x2APIC */
 	"	rdmsr\n"
 	"	orl $0xc00, %eax\n"
@@ -65,6 +68,7 @@ __asm__(".pushsection .rodata\n"
 	"	wrmsr\n"
 	"	call reload\n"
 	"	iretw\n"
+	"fault:	outl %eax, $0x11\n"
 	"guest_end:\n"
 	".code64\n"
 	".popsection\n");
@@ -138,6 +142,10 @@ static int run(int vcpu, volatile struct kvm_run *shared, struct vpmu_kvm *pmu)
 			shared->immediate_exit = 0;
 			continue;
 		}
+		if (shared->exit_reason == KVM_EXIT_IO && shared->io.port == 0x11) {
+			fprintf(stderr, "the guest's access to an MSR has faulted\n");
+			return 1;
+		}
 		if (shared->exit_reason != KVM_EXIT_IO || shared->io.port != 0x10) {
 			fprintf(stderr, "exit %u\n", shared->exit_reason);
 			return 1;
@@ -163,10 +171,13 @@ int main(void)
 	void *shared;
 
 	if (vpmu_kvm_attach(-1, -1, &pmu) == VPMU_STATUS_OK || !*vpmu_kvm_error() ||
-	    vpmu_kvm_before_run(NULL) != VPMU_STATUS_MISUSE) {
+	    vpmu_kvm_before_run(NULL) != VPMU_STATUS_MISUSE ||
+	    vpmu_kvm_choose(99) != VPMU_STATUS_MISUSE) {
 		fprintf(stderr, "a careless caller was not told\n");
 		return 1;
 	}
+	if (vpmu_kvm_choose(VPMU_KVM_MODEL_INTEL) != VPMU_STATUS_OK)
+		return 1;
 	kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
 	if (kvm < 0) {
 		fprintf(stderr, "skipped: /dev/kvm: %s\n", strerror(errno));

@@ -206,6 +206,28 @@ enum vpmu_outcome {
 };
 
 /**
+ * The PMU that guests are offered, for `vpmu_kvm_choose`.
+ */
+enum vpmu_kvm_model {
+  /**
+   * AMD's where the host's processor is AMD's, else Intel's.
+   */
+  VPMU_KVM_MODEL_AUTO = 0,
+  /**
+   * Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+   */
+  VPMU_KVM_MODEL_INTEL = 1,
+  /**
+   * AMD's core extension: six counters, without global registers.
+   */
+  VPMU_KVM_MODEL_AMD = 2,
+  /**
+   * AMD's PerfMonV2.
+   */
+  VPMU_KVM_MODEL_AMD_V2 = 3,
+};
+
+/**
  * One vCPU's PMU, counted by perf events of the vCPU's thread.
  */
 struct vpmu_kvm;
@@ -612,6 +634,12 @@ enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, s
  * and what to do about it. Good until the thread's next call.
  */
 const char *vpmu_kvm_error(void);
+
+/**
+ * Chooses the PMU of all guests of this process by an `enum vpmu_kvm_model`, before the other calls. Without this call
+ * it is `VPMU_KVM_MODEL_AUTO`. `VPMU_STATUS_MISUSE`: there is no such model.
+ */
+enum vpmu_status vpmu_kvm_choose(uint32_t number);
 
 /**
  * Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first

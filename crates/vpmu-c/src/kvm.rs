@@ -4,8 +4,9 @@ use core::ffi::{c_char, c_int};
 use core::slice;
 use std::cell::RefCell;
 use std::ffi::CString;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use vpmu_kvm::{Capability, CpuidEntry, Error, Options, State, VcpuPmu};
+use vpmu_kvm::{Capability, CpuidEntry, Error, Model, Options, State, VcpuPmu};
 
 use crate::{VpmuStatus, room, state};
 
@@ -34,6 +35,23 @@ pub struct VpmuKvmCpuid {
     /// Zero.
     pub padding: [u32; 3],
 }
+
+/// The PMU that guests are offered, for `vpmu_kvm_choose`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VpmuKvmModel {
+    /// AMD's where the host's processor is AMD's, else Intel's.
+    Auto = 0,
+    /// Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+    Intel = 1,
+    /// AMD's core extension: six counters, without global registers.
+    Amd = 2,
+    /// AMD's PerfMonV2.
+    AmdV2 = 3,
+}
+
+/// The choice of this process.
+static MODEL: AtomicU32 = AtomicU32::new(VpmuKvmModel::Auto as u32);
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
@@ -74,9 +92,38 @@ pub extern "C" fn vpmu_kvm_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-/// The PMU that this host can back: AMD's on AMD's processors, else Intel's.
+fn model(number: u32) -> Option<Model> {
+    const MODELS: [(VpmuKvmModel, Model); 4] = [
+        (VpmuKvmModel::Auto, Model::Auto),
+        (VpmuKvmModel::Intel, Model::Intel),
+        (VpmuKvmModel::Amd, Model::Amd),
+        (VpmuKvmModel::AmdV2, Model::AmdV2),
+    ];
+    let mut models = MODELS.into_iter();
+    models.find_map(|(name, model)| (name as u32 == number).then_some(model))
+}
+
+fn options() -> Options {
+    Options {
+        model: model(MODEL.load(Ordering::Relaxed)).unwrap_or_default(),
+        ..Options::default()
+    }
+}
+
+/// The PMU that this host can back, of the chosen model.
 fn detect() -> Result<Capability, Error> {
-    vpmu_kvm::detect(&Options::default())
+    vpmu_kvm::detect(&options())
+}
+
+/// Chooses the PMU of all guests of this process by an `enum vpmu_kvm_model`, before the other calls. Without this call
+/// it is `VPMU_KVM_MODEL_AUTO`. `VPMU_STATUS_MISUSE`: there is no such model.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_choose(number: u32) -> VpmuStatus {
+    if model(number).is_none() {
+        return VpmuStatus::Misuse;
+    }
+    MODEL.store(number, Ordering::Relaxed);
+    VpmuStatus::Ok
 }
 
 /// Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
@@ -152,7 +199,7 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     let Some(pmu) = (unsafe { room::out(pmu) }) else {
         return VpmuStatus::Misuse;
     };
-    match VcpuPmu::attach(&vm, &vcpu, Options::default()) {
+    match VcpuPmu::attach(&vm, &vcpu, options()) {
         Ok(made) => {
             *pmu = Box::into_raw(Box::new(VpmuKvm(made)));
             VpmuStatus::Ok

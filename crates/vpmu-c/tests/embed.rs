@@ -83,7 +83,10 @@ fn a_vmm_in_c_samples_its_guest() {
     const SKIPPED: i32 = 77;
     let room = tempfile::tempdir().expect("a folder");
     let vmm = program_with_libc(&example("kvm.c"), room.path());
-    let ended = Command::new(&vmm).output().expect("to start the VMM");
+    // A guest that goes astray may run for ever.
+    let mut limited = Command::new("timeout");
+    let ended = limited.arg("120").arg(&vmm).output();
+    let ended = ended.expect("to start the VMM");
     let said = String::from_utf8_lossy(&ended.stderr);
     if ended.status.code() == Some(SKIPPED) {
         println!("{said}");

@@ -7,7 +7,7 @@
 
 use std::process::Command;
 
-use crate::support::{NO_SYMBOLS, RESTORING, modules, nested_vpmu, turn, vpmu};
+use crate::support::{NO_SYMBOLS, RESTORING, compared, modules, nested_vpmu, turn, vpmu};
 use crate::two_vcpus;
 use vpmu_lab::image::module::{Kernel, Modules};
 
@@ -199,14 +199,9 @@ fn stock_perf_works(kernel: Kernel) {
     let Some(modules) = modules(kernel) else {
         return;
     };
-    vpmu.args(["run", "--arch", "x86_64"]);
-    options(&mut vpmu, &modules);
     let script = [NO_SYMBOLS, COMMON, COUNT, PERF, END].concat();
-    let output = vpmu.args(["--", &script]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}{errors}");
-    Said(text).check_perf();
+    let compared = compared(&mut vpmu, |vpmu| options(vpmu, &modules), &script);
+    Said(compared.console.replace('\r', "")).check_perf();
 }
 
 #[test]

@@ -1,33 +1,26 @@
 //! A stock guest's precise samples: records that the VMM writes into the guest's buffer.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use crate::save_x86_64::SAVE;
-use crate::support::{NO_SYMBOLS, RESTORING, nested_vpmu, text, turn};
+use crate::support::{Compared, NO_SYMBOLS, RESTORING, compared, nested_vpmu, turn};
 use crate::two_vcpus;
 use serde_json::Value;
 
-/// Runs `script` in a guest with `--pebs WAY` and `options`, and returns its output and the figures of the run.
+/// Adds the options of a guest with `--pebs WAY`.
+fn guest(vpmu: &mut Command, way: &str, options: &[&str]) {
+    vpmu.args(["--pmu", "emulated", "--model", "intel"])
+        .arg(format!("--vmm-arg=--pebs={way}"))
+        .args(options);
+}
+
+/// Runs `script` in such a guest, and returns its output and the figures of the run.
 fn run(way: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
     let mut vpmu = nested_vpmu(", in real time")?;
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("results.json");
-    let output = vpmu
-        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
-        .args(["--model", "intel", "--json"])
-        .arg(&json)
-        .arg(format!("--vmm-arg=--pebs={way}"))
-        .args(options)
-        .args(["--", &[NO_SYMBOLS, script].concat()])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    let console = String::from_utf8_lossy(&output.stdout).into_owned();
-    println!("{console}");
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    Some((console, results["runs"][0].clone()))
+    let script = [NO_SYMBOLS, script].concat();
+    let compared = compared(&mut vpmu, |vpmu| guest(vpmu, way, options), &script);
+    Some((compared.console, compared.run))
 }
 
 /// Returns the number behind the line that begins with `word`.
@@ -40,14 +33,14 @@ fn number(console: &str, word: &str) -> u64 {
 /// Samples with a fixed period. `sampled` of a hundred records are to be the kernel's samples, and `most` exits serve
 /// the PMU.
 fn records_without_interrupts(way: &str, sampled: u64, most: u64) {
-    const SCRIPT: &str = "dmesg | grep -c 'PEBS fmt4+-baseline'; \
+    const SCRIPT: &str = "echo baseline $(dmesg | grep -c 'PEBS fmt4+-baseline'); \
         perf record --no-bpf-event -q -e cycles:pp -c 100000 -o perf.data workload --scale 2500; \
         perf report -i perf.data --stdio --stdio-color never -F overhead,symbol 2> /dev/null";
     let _turn = turn(1);
     let Some((console, run)) = run(way, &[], SCRIPT) else {
         return;
     };
-    assert_eq!(console.lines().next(), Some("1"), "{console}");
+    assert_eq!(number(&console, "baseline "), 1, "{console}");
     let pebs = &run["vmm"]["measured"]["pebs"];
     let samples = run["samples"].as_u64().unwrap();
     assert!(samples > 2500, "{run}");
@@ -170,10 +163,7 @@ true";
     let Some(mut vpmu) = nested_vpmu(", in real time") else {
         return;
     };
-    let options = |vpmu: &mut Command| {
-        vpmu.args(["--pmu", "emulated", "--model", "intel", "--realtime"])
-            .arg("--vmm-arg=--pebs=ring");
-    };
+    let options = |vpmu: &mut Command| guest(vpmu, "ring", &["--realtime"]);
     let script = [NO_SYMBOLS, SCRIPT].concat();
     let (console, run) = two_vcpus::compare(&mut vpmu, options, &script);
     for processor in ["sampled0 ", "sampled1 "] {
@@ -196,28 +186,13 @@ meter --save sleep 0.3 > /dev/null
 wait $!
 true";
     let _turn = turn(1);
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let json = folder.join("results.json");
     let Some(mut vpmu) = nested_vpmu(RESTORING) else {
         return;
     };
-    let output = vpmu
-        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
-        .args(["--model", "intel", "--vmm-arg=--pebs=ring", SAVE, "--keep"])
-        .arg(folder.join("kept"))
-        .arg("--json")
-        .arg(&json)
-        .args(["--", &[NO_SYMBOLS, SCRIPT].concat()])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    let read = |path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
-    let run = read(json)["runs"][0].clone();
-    let mut kept = fs::read_dir(folder.join("kept")).unwrap();
-    let records = read(kept.next().unwrap().unwrap().path().join("records.json"));
-    let records = records.as_array().unwrap().iter();
-    let vmms = records.filter_map(|record| record.get("vpmu-vmm"));
+    let script = [NO_SYMBOLS, SCRIPT].concat();
+    let Compared { run, records, .. } =
+        compared(&mut vpmu, |vpmu| guest(vpmu, "ring", &[SAVE]), &script);
+    let vmms = records.iter().filter_map(|record| record.get("vpmu-vmm"));
     let pebs: Vec<&Value> = vmms.map(|vmm| &vmm["total"]["pebs"]).collect();
     assert_eq!(pebs.len(), 2, "{pebs:?}");
     let sum = |word: &str| -> u64 { pebs.iter().filter_map(|pebs| pebs[word].as_u64()).sum() };

@@ -1,11 +1,10 @@
 //! Stock guests with each version of Intel's architectural performance monitoring.
 
-use std::fs;
+use std::process::Command;
 use std::thread;
 
 use crate::save_x86_64;
-use crate::support::{NO_SYMBOLS, text, turn, vpmu};
-use serde_json::Value;
+use crate::support::{Compared, NO_SYMBOLS, compared, turn, vpmu};
 
 /// Each line that the test reads begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -25,27 +24,21 @@ echo "kernel $(dmesg | grep -c -i -E 'unknown NMI|unchecked MSR|call trace')"
 
 /// Runs the script in a guest with `version`, and checks its findings.
 fn check(version: u8) {
-    let folder = tempfile::tempdir().unwrap();
-    let json = folder.path().join("results.json");
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
-    let output = vpmu
-        .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--perfmon"])
-        .args([&version.to_string(), "--json"])
-        .arg(&json)
-        .args(["--", &format!("{NO_SYMBOLS}{SCRIPT}")])
-        .output()
-        .unwrap();
-    let all = text(&output);
-    assert!(output.status.success(), "{all}");
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--perfmon", &version.to_string()]);
+    };
+    let script = [NO_SYMBOLS, SCRIPT].concat();
+    let Compared {
+        console: all, run, ..
+    } = compared(&mut vpmu, options, &script);
     let said = |word: &str| {
         let line = all.lines().find_map(|line| line.strip_prefix(word));
         let rest = line.unwrap_or_else(|| panic!("no {word}: {all}"));
         rest.trim().to_owned()
     };
-    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
-    let run = &results["runs"][0];
     assert_eq!(said("version"), version.to_string());
     assert_eq!(said("general"), if version == 5 { "8" } else { "4" });
     // Where a clock counts, fixed counter 0 has nothing to count. Only version 5 can leave it out.

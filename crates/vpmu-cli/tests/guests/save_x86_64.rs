@@ -3,11 +3,10 @@
 //!
 //! Needs the nested KVM host of the lab, which starts the second process.
 
-use std::path::Path;
+use std::process::Command;
 use std::thread;
 
-use crate::support::{NO_SYMBOLS, RESTORING, nested_vpmu, turn};
-use serde_json::Value;
+use crate::support::{Compared, NO_SYMBOLS, RESTORING, compared, nested_vpmu, turn};
 
 /// Cycles between two samples: some 200 of them in [`SCRIPT`].
 const PERIOD: u64 = 4_000_000;
@@ -44,37 +43,19 @@ pub(crate) fn run(meter: &str, options: &[&str]) -> Option<Run> {
         .concat()
         .replace("METER", meter)
         .replace("PERIOD", &PERIOD.to_string());
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    let json = folder.join("results.json");
-    let output = nested_vpmu(RESTORING)?
-        .args(["run", "--arch", "x86_64", "--pmu", "emulated", "--keep"])
-        .arg(folder.join("kept"))
-        .arg("--json")
-        .arg(&json)
-        .args(options)
-        .args(["--", &script])
-        .output()
-        .unwrap();
-    let console = String::from_utf8_lossy(&output.stdout);
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{console}{errors}");
-    println!("{meter}: {console}{errors}");
-
-    let read =
-        |path: &Path| -> Value { serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() };
-    let results = read(&json);
-    let first = &results["runs"][0];
+    let own = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated"]).args(options);
+    };
+    let Compared {
+        console,
+        run,
+        records,
+    } = compared(&mut nested_vpmu(RESTORING)?, own, &script);
     let stat = console.lines().find(|line| line.contains(",cycles"));
     let mut numbers = console.lines().filter_map(|line| line.trim().parse().ok());
-    let mut kept = std::fs::read_dir(folder.join("kept")).unwrap();
-    let records = read(&kept.next().unwrap().unwrap().path().join("records.json"));
-    let vmms = || {
-        let records = records.as_array().unwrap().iter();
-        records.filter_map(|record| record.get("vpmu-vmm"))
-    };
+    let vmms = || records.iter().filter_map(|record| record.get("vpmu-vmm"));
     Some(Run {
-        samples: first["samples"].as_u64().unwrap(),
+        samples: run["samples"].as_u64().unwrap(),
         cycles: stat.unwrap().split(',').next().unwrap().parse().unwrap(),
         complaints: numbers.next().unwrap(),
         pmis: vmms()

@@ -1,11 +1,12 @@
 //! Stock x86-64 guests: without a PMU, under stock KVM, and under this project's VMM.
 
 use std::fs;
+use std::process::Command;
 use std::thread;
 
 use serde_json::Value;
 
-use crate::support::{NO_SYMBOLS, compare, text, turn, vpmu};
+use crate::support::{NO_SYMBOLS, compare, compared, text, turn, vpmu};
 
 /// The script is short, for all of it runs under emulated virtualization, but long enough for some
 /// hundred samples. `--no-bpf-event` spares perf a thread that wakes once a second.
@@ -18,29 +19,22 @@ fn a_stock_guest_has_an_intel_pmu() {
     let Some(mut vpmu) = vpmu("x86_64") else {
         return;
     };
-    let command = "dmesg | grep -c 'Intel PMU driver'; cat /sys/devices/cpu/rdpmc; \
-                   perf stat -x, -o stat -e cycles -- workload && cat stat";
-    let output = vpmu
-        .args([
-            "run", "--arch", "x86_64", "--pmu", "emulated", "--model", "intel", "--", command,
-        ])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    let lines = String::from_utf8(output.stdout.clone()).unwrap();
-    let mut lines = lines.lines().filter(|line| !line.starts_with('#'));
-    assert_eq!(lines.next(), Some("1"), "{}", text(&output));
-    assert_eq!(lines.next(), Some("0"), "{}", text(&output));
-    let cycles = lines
-        .find(|line| !line.is_empty())
-        .and_then(|line| line.split(',').next()?.parse::<u64>().ok());
+    const SCRIPT: &str = "
+echo driver $(dmesg | grep -c 'Intel PMU driver')
+echo rdpmc $(cat /sys/devices/cpu/rdpmc)
+perf stat -x, -o stat -e cycles -- workload && awk -F, '$3 == \"cycles\" { print \"counted\", $1 }' stat";
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--model", "intel"]);
+    };
+    let console = compared(&mut vpmu, options, SCRIPT).console;
+    let said = |word: &str| -> u64 {
+        let line = console.lines().find_map(|line| line.strip_prefix(word));
+        line.unwrap().trim().parse().unwrap()
+    };
+    assert_eq!((said("driver "), said("rdpmc ")), (1, 0));
     // The guest runs 100 million instructions. In real time, the clock decides how many cycles they
     // take.
-    assert!(
-        cycles.is_some_and(|cycles| cycles > 1_000_000),
-        "{}",
-        text(&output)
-    );
+    assert!(said("counted ") > 1_000_000);
 }
 
 /// Checks perf events of this machine, and of a guest, whose hardware events are the virtual PMU's.
