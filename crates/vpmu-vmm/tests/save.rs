@@ -136,11 +136,11 @@ impl Files {
         }
     }
 
-    /// Boots the guest, with a place for its save.
+    /// Boots the guest, with a place for its save. It programs Intel's registers, whatever the host's processor is.
     fn boot(&self) -> Command {
         let mut command = vmm();
         command
-            .args(["--memory", "64M", "--kernel"])
+            .args(["--model", "intel", "--memory", "64M", "--kernel"])
             .arg(&self.kernel);
         command.arg("--save").arg(&self.machine);
         command
