@@ -163,6 +163,7 @@ static int run(int vcpu, volatile struct kvm_run *shared, struct vpmu_kvm *pmu)
 int main(void)
 {
 	struct kvm_userspace_memory_region region = {.memory_size = SIZE};
+	struct vpmu_kvm_options intel = {.model = VPMU_KVM_MODEL_INTEL};
 	unsigned char saved[VPMU_STATE_SIZE];
 	struct vpmu_kvm *pmu = NULL;
 	size_t length = 0;
@@ -172,11 +173,11 @@ int main(void)
 
 	if (vpmu_kvm_attach(-1, -1, &pmu) == VPMU_STATUS_OK || !*vpmu_kvm_error() ||
 	    vpmu_kvm_before_run(NULL) != VPMU_STATUS_MISUSE ||
-	    vpmu_kvm_choose(99) != VPMU_STATUS_MISUSE) {
+	    vpmu_kvm_choose(&(struct vpmu_kvm_options){.model = 99}) != VPMU_STATUS_MISUSE) {
 		fprintf(stderr, "a careless caller was not told\n");
 		return 1;
 	}
-	if (vpmu_kvm_choose(VPMU_KVM_MODEL_INTEL) != VPMU_STATUS_OK)
+	if (vpmu_kvm_choose(&intel) != VPMU_STATUS_OK)
 		return 1;
 	kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
 	if (kvm < 0) {

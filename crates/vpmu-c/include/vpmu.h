@@ -19,6 +19,12 @@
 #include <stdint.h>
 
 /**
+ * The ISS of an MRS of this register (Arm ARM DDI 0487, exception class 0x18) but for the direction, bit 0.
+ */
+#define VPMU_REGISTER(op0, op1, crn, crm, op2) \
+	((uint32_t)((op0) << 20 | (op2) << 17 | (op1) << 14 | (crn) << 10 | (crm) << 1))
+
+/**
  * A host counter belongs to the guest's counter as long as the guest uses it, and a counter that is
  * paused and read is left alone until the guest resumes it: the fewest calls of the host's functions.
  */
@@ -120,6 +126,41 @@
 #define VPMU_LOST_FAILED 4
 
 /**
+ * AMD's PMU where the host's processor is AMD's, else Intel's.
+ */
+#define VPMU_KVM_MODEL_AUTO 0
+
+/**
+ * Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+ */
+#define VPMU_KVM_MODEL_INTEL 1
+
+/**
+ * AMD's core extension: six counters, without global registers. On hosts of AMD's.
+ */
+#define VPMU_KVM_MODEL_AMD 2
+
+/**
+ * AMD's PerfMonV2. On hosts of AMD's.
+ */
+#define VPMU_KVM_MODEL_AMD_V2 3
+
+/**
+ * The processor's counters where they are available, else a clock.
+ */
+#define VPMU_KVM_BACKING_AUTO 0
+
+/**
+ * The processor's counters.
+ */
+#define VPMU_KVM_BACKING_HARDWARE 1
+
+/**
+ * The thread's time on the CPU.
+ */
+#define VPMU_KVM_BACKING_CLOCK 2
+
+/**
  * No saved state is longer, in bytes.
  */
 #define VPMU_STATE_SIZE 1024
@@ -203,28 +244,6 @@ enum vpmu_outcome {
    * Arm: inject the trapped access (EC 0x18, with the same ISS) into EL1.
    */
   VPMU_OUTCOME_TRAP_TO_EL1 = 5,
-};
-
-/**
- * The PMU that guests are offered, for `vpmu_kvm_choose`.
- */
-enum vpmu_kvm_model {
-  /**
-   * AMD's where the host's processor is AMD's, else Intel's.
-   */
-  VPMU_KVM_MODEL_AUTO = 0,
-  /**
-   * Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
-   */
-  VPMU_KVM_MODEL_INTEL = 1,
-  /**
-   * AMD's core extension: six counters, without global registers.
-   */
-  VPMU_KVM_MODEL_AMD = 2,
-  /**
-   * AMD's PerfMonV2.
-   */
-  VPMU_KVM_MODEL_AMD_V2 = 3,
 };
 
 /**
@@ -353,6 +372,41 @@ struct vpmu_host {
    * registers can then be read without reading counters. When in doubt: false.
    */
   bool reports_promptly;
+};
+
+/**
+ * What a process's guests are offered, for `vpmu_kvm_choose`. Zero is each field's default.
+ */
+struct vpmu_kvm_options {
+  /**
+   * One of `VPMU_KVM_MODEL_*`.
+   */
+  uint32_t model;
+  /**
+   * The version of Intel's architectural performance monitoring, 2 to 5. 0: 5.
+   */
+  uint32_t perfmon;
+  /**
+   * One of `VPMU_KVM_BACKING_*`.
+   */
+  uint32_t backing;
+  /**
+   * The real-time signal by which perf reports overflows to the vCPU's thread. 0: SIGRTMIN+1.
+   */
+  int signal;
+  /**
+   * Where only a clock counts: offer instructions and branches too, one for each cycle.
+   */
+  bool approximate_instructions;
+  /**
+   * The bytes of a saved guest, which is then offered the PMU that it had; `model` and `perfmon` are not looked at.
+   * Null: a new guest.
+   */
+  const uint8_t *saved;
+  /**
+   * How many bytes these are.
+   */
+  size_t saved_length;
 };
 
 /**
@@ -515,6 +569,11 @@ struct vpmu_x86_config {
    * One of `VPMU_POLICY_*`.
    */
   uint32_t policy;
+  /**
+   * Bits of IA32_DEBUGCTL that the hypervisor implements, for instance BTF (bit 1): the PMU keeps them as written.
+   * Others than its own and these are #GP.
+   */
+  uint64_t other_debugctl;
 };
 
 /**
@@ -636,14 +695,34 @@ enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, s
 const char *vpmu_kvm_error(void);
 
 /**
- * Chooses the PMU of all guests of this process by an `enum vpmu_kvm_model`, before the other calls. Without this call
- * it is `VPMU_KVM_MODEL_AUTO`. `VPMU_STATUS_MISUSE`: there is no such model.
+ * Chooses what the guests of this process are offered, before the other calls. Null: the defaults again.
  */
-enum vpmu_status vpmu_kvm_choose(uint32_t number);
+enum vpmu_status vpmu_kvm_choose(const struct vpmu_kvm_options *options);
+
+/**
+ * The MSRs of the PMU, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to `count`,
+ * and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
+ */
+enum vpmu_status vpmu_kvm_msrs(uint32_t *msrs,
+                               size_t room,
+                               size_t *count);
+
+/**
+ * The system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come before
+ * the filter: `vpmu_kvm_intercept`, `_msrs`, `_cpuid`, `_attach`, and `_restore` of a state from elsewhere.
+ */
+const char *vpmu_kvm_seccomp_rules(void);
+
+/**
+ * To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is
+ * full. Without such a handler, the library's does.
+ */
+void vpmu_kvm_overrun(void);
 
 /**
  * Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
- * vCPU is made.
+ * vCPU is made. A VMM with other MSRs of its own makes one filter of both (`vpmu_kvm_msrs`), which hands
+ * them over with KVM_MSR_EXIT_REASON_FILTER.
  */
 enum vpmu_status vpmu_kvm_intercept(int vm);
 
@@ -658,14 +737,15 @@ enum vpmu_status vpmu_kvm_cpuid(struct vpmu_kvm_cpuid_entry *entries,
 
 /**
  * Makes the PMU of a vCPU, out of reset, and puts it into `*pmu`. Give it back by `vpmu_kvm_detach`. The
- * descriptors stay the caller's. Before the seccomp filter, on any thread.
+ * descriptors stay the caller's. Before the seccomp filter, on any thread. Installs a handler of the
+ * overflows' signal, and of SIGIO unless there is one; no thread may block the first.
  */
 enum vpmu_status vpmu_kvm_attach(int vm,
                                  int vcpu,
                                  struct vpmu_kvm **pmu);
 
 /**
- * Ends a PMU, on the thread of its vCPU. Null is left alone.
+ * Ends a PMU, on any thread while its vCPU does not run. Null is left alone.
  * The PMU is used no more.
  */
 void vpmu_kvm_detach(struct vpmu_kvm *pmu);
@@ -677,22 +757,44 @@ void vpmu_kvm_detach(struct vpmu_kvm *pmu);
 enum vpmu_status vpmu_kvm_before_run(struct vpmu_kvm *pmu);
 
 /**
- * Completes the exit if it is one of the PMU's: `*ours` then becomes true. On the vCPU's thread, right
- * after each KVM_RUN, however it ended.
+ * Completes the exit if it is one of the PMU's: `*ours` then becomes true. Else the exit is left as KVM has
+ * made it. On the vCPU's thread, right after each KVM_RUN, however it ended.
  */
 enum vpmu_status vpmu_kvm_after_run(struct vpmu_kvm *pmu,
                                     bool *ours);
 
 /**
  * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
- * `length`, while the vCPU does not run. The PMU can go on.
+ * `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
+ * `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives.
  */
-enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu, uint8_t *buffer, size_t room, size_t *length);
+enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu,
+                               uint8_t *buffer,
+                               size_t room,
+                               size_t *length);
 
 /**
- * Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written.
+ * Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written. Choose that guest's PMU before its VM
+ * is made (`saved` of `vpmu_kvm_choose`).
  */
-enum vpmu_status vpmu_kvm_restore(struct vpmu_kvm *pmu, const uint8_t *buffer, size_t length);
+enum vpmu_status vpmu_kvm_restore(struct vpmu_kvm *pmu,
+                                  const uint8_t *buffer,
+                                  size_t length);
+
+/**
+ * The vCPU is reset, and does not run.
+ */
+enum vpmu_status vpmu_kvm_reset(struct vpmu_kvm *pmu);
+
+/**
+ * One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+ */
+int32_t vpmu_kvm_counter_state(struct vpmu_kvm *pmu, uint8_t counter);
+
+/**
+ * What counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE`.
+ */
+int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
 
 /**
  * Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided
@@ -712,7 +814,15 @@ enum vpmu_status vpmu_partition_init(struct vpmu_partition *pmu,
 enum vpmu_status vpmu_partition_traps(struct vpmu_partition *pmu, struct vpmu_traps *traps);
 
 /**
- * Performs a trapped MRS or MSR, as `vpmu_arm_access` does.
+ * Goes on with the plan of another CPU, before the first load there, and after a put. `VPMU_STATUS_CONFIG`: that CPU cannot
+ * be divided so. `VPMU_STATUS_STATE`: the guest would notice, or the PMU is loaded; nothing has changed.
+ */
+enum vpmu_status vpmu_partition_migrate(struct vpmu_partition *pmu,
+                                        const struct vpmu_partition_config *config);
+
+/**
+ * Performs a trapped MRS or MSR, as `vpmu_arm_access` does. AArch32 accesses of EL0 (exception classes 0x03 and 0x04)
+ * are the caller's to translate to the AArch64 register's ISS.
  */
 enum vpmu_outcome vpmu_partition_access(struct vpmu_partition *pmu,
                                         uint32_t iss,
@@ -737,7 +847,8 @@ enum vpmu_status vpmu_partition_overflow(struct vpmu_partition *pmu, bool *guest
 bool vpmu_partition_line(struct vpmu_partition *pmu);
 
 /**
- * The guest is about to run on this CPU.
+ * The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
+ * CPU, with an ISB between a write of MDCR_EL2 and either.
  */
 enum vpmu_status vpmu_partition_load(struct vpmu_partition *pmu);
 
@@ -756,7 +867,7 @@ enum vpmu_status vpmu_partition_save(struct vpmu_partition *pmu,
                                      size_t *length);
 
 /**
- * Goes on from the `length` bytes at `buffer`, which a save has written.
+ * Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
  */
 enum vpmu_status vpmu_partition_restore(struct vpmu_partition *pmu,
                                         const uint8_t *buffer,
@@ -787,6 +898,15 @@ enum vpmu_status vpmu_x86_cpuid(struct vpmu_x86 *pmu,
                                 uint32_t leaf,
                                 uint32_t subleaf,
                                 struct vpmu_cpuid *answer);
+
+/**
+ * The MSRs to intercept: their number to `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there
+ * are more.
+ */
+enum vpmu_status vpmu_x86_msrs(struct vpmu_x86 *pmu,
+                               uint32_t *msrs,
+                               size_t room,
+                               size_t *count);
 
 /**
  * Performs a guest's RDMSR.
@@ -836,7 +956,8 @@ enum vpmu_status vpmu_x86_put(struct vpmu_x86 *pmu);
 enum vpmu_status vpmu_x86_reset(struct vpmu_x86 *pmu);
 
 /**
- * A scheduling slice is over: host counters that the guest did not use in it are released.
+ * A scheduling slice is over: host counters that the guest did not use in it are released. At any regular moment, for
+ * instance each 100 ms.
  */
 enum vpmu_status vpmu_x86_end_slice(struct vpmu_x86 *pmu);
 

@@ -147,8 +147,12 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     };
     // SAFETY: as the caller promises.
     unsafe {
-        room::perform(pmu, |held| {
+        room::with(pmu, |held| {
+            if held.pmu.counter_state(counter).is_none() {
+                return VpmuStatus::Misuse;
+            }
             held.pmu.overflow(counter, report, &mut held.host);
+            VpmuStatus::Ok
         })
     }
 }
@@ -224,7 +228,7 @@ pub unsafe extern "C" fn vpmu_arm_save(
     // SAFETY: as the caller promises.
     unsafe {
         room::with(pmu, |held| {
-            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
         })
     }
 }

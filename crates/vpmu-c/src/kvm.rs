@@ -4,11 +4,49 @@ use core::ffi::{c_char, c_int};
 use core::slice;
 use std::cell::RefCell;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use vpmu_kvm::{Capability, CpuidEntry, Error, Model, Options, State, VcpuPmu};
+use vpmu_kvm::{Backing, Capability, CpuidEntry, Error, Model, Options, Perfmon, State, VcpuPmu};
 
+use crate::counter::counter_state;
 use crate::{VpmuStatus, room, state};
+
+/// AMD's PMU where the host's processor is AMD's, else Intel's.
+pub const VPMU_KVM_MODEL_AUTO: u32 = 0;
+/// Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+pub const VPMU_KVM_MODEL_INTEL: u32 = 1;
+/// AMD's core extension: six counters, without global registers. On hosts of AMD's.
+pub const VPMU_KVM_MODEL_AMD: u32 = 2;
+/// AMD's PerfMonV2. On hosts of AMD's.
+pub const VPMU_KVM_MODEL_AMD_V2: u32 = 3;
+
+/// The processor's counters where they are available, else a clock.
+pub const VPMU_KVM_BACKING_AUTO: u32 = 0;
+/// The processor's counters.
+pub const VPMU_KVM_BACKING_HARDWARE: u32 = 1;
+/// The thread's time on the CPU.
+pub const VPMU_KVM_BACKING_CLOCK: u32 = 2;
+
+/// What a process's guests are offered, for `vpmu_kvm_choose`. Zero is each field's default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct VpmuKvmOptions {
+    /// One of `VPMU_KVM_MODEL_*`.
+    pub model: u32,
+    /// The version of Intel's architectural performance monitoring, 2 to 5. 0: 5.
+    pub perfmon: u32,
+    /// One of `VPMU_KVM_BACKING_*`.
+    pub backing: u32,
+    /// The real-time signal by which perf reports overflows to the vCPU's thread. 0: SIGRTMIN+1.
+    pub signal: c_int,
+    /// Where only a clock counts: offer instructions and branches too, one for each cycle.
+    pub approximate_instructions: bool,
+    /// The bytes of a saved guest, which is then offered the PMU that it had; `model` and `perfmon` are not looked at.
+    /// Null: a new guest.
+    pub saved: *const u8,
+    /// How many bytes these are.
+    pub saved_length: usize,
+}
 
 /// One vCPU's PMU, counted by perf events of the vCPU's thread.
 #[derive(Debug)]
@@ -36,22 +74,11 @@ pub struct VpmuKvmCpuid {
     pub padding: [u32; 3],
 }
 
-/// The PMU that guests are offered, for `vpmu_kvm_choose`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VpmuKvmModel {
-    /// AMD's where the host's processor is AMD's, else Intel's.
-    Auto = 0,
-    /// Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
-    Intel = 1,
-    /// AMD's core extension: six counters, without global registers.
-    Amd = 2,
-    /// AMD's PerfMonV2.
-    AmdV2 = 3,
-}
+/// The choice of this process. `None`: the defaults.
+static CHOICE: Mutex<Option<Options>> = Mutex::new(None);
 
-/// The choice of this process.
-static MODEL: AtomicU32 = AtomicU32::new(VpmuKvmModel::Auto as u32);
+/// Bytes that cannot be read.
+const NO_STATE: &str = "these bytes are no saved PMU of this version";
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
@@ -59,11 +86,12 @@ thread_local! {
 
 /// What an error is for C; its text stays for `vpmu_kvm_error`.
 fn failed(error: &Error) -> VpmuStatus {
-    let text = CString::new(error.to_string()).unwrap_or_default();
-    LAST_ERROR.with_borrow_mut(|last| *last = text);
+    explain(&error.to_string());
     match error {
-        Error::State(_) | Error::StateVersion(_) => VpmuStatus::State,
-        Error::Config(_) | Error::Event(_) => VpmuStatus::Config,
+        Error::State(_) | Error::StateVersion(_) | Error::OtherPebs => VpmuStatus::State,
+        Error::Config(_) | Error::Event(_) | Error::NoAmd | Error::NoPebs | Error::NoPerfmon => {
+            VpmuStatus::Config
+        }
         _ => VpmuStatus::Host,
     }
 }
@@ -92,42 +120,121 @@ pub extern "C" fn vpmu_kvm_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
-fn model(number: u32) -> Option<Model> {
-    const MODELS: [(VpmuKvmModel, Model); 4] = [
-        (VpmuKvmModel::Auto, Model::Auto),
-        (VpmuKvmModel::Intel, Model::Intel),
-        (VpmuKvmModel::Amd, Model::Amd),
-        (VpmuKvmModel::AmdV2, Model::AmdV2),
-    ];
-    let mut models = MODELS.into_iter();
-    models.find_map(|(name, model)| (name as u32 == number).then_some(model))
+/// Keeps a text for `vpmu_kvm_error`.
+fn explain(text: &str) {
+    let text = CString::new(text).unwrap_or_default();
+    LAST_ERROR.with_borrow_mut(|last| *last = text);
 }
 
 fn options() -> Options {
-    Options {
-        model: model(MODEL.load(Ordering::Relaxed)).unwrap_or_default(),
-        ..Options::default()
-    }
+    let choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
+    choice.clone().unwrap_or_default()
 }
 
-/// The PMU that this host can back, of the chosen model.
+/// The PMU that this host can back, or the saved guest's.
 fn detect() -> Result<Capability, Error> {
-    vpmu_kvm::detect(&options())
+    let options = options();
+    match options.capability {
+        Some(capability) => Ok(capability),
+        None => vpmu_kvm::detect(&options),
+    }
 }
 
-/// Chooses the PMU of all guests of this process by an `enum vpmu_kvm_model`, before the other calls. Without this call
-/// it is `VPMU_KVM_MODEL_AUTO`. `VPMU_STATUS_MISUSE`: there is no such model.
-#[unsafe(no_mangle)]
-pub extern "C" fn vpmu_kvm_choose(number: u32) -> VpmuStatus {
-    if model(number).is_none() {
-        return VpmuStatus::Misuse;
+impl VpmuKvmOptions {
+    /// The choice without the saved guest's PMU. `None`: a number has no meaning.
+    fn numbers(&self) -> Option<Options> {
+        Some(Options {
+            model: match self.model {
+                VPMU_KVM_MODEL_AUTO => Model::Auto,
+                VPMU_KVM_MODEL_INTEL => Model::Intel,
+                VPMU_KVM_MODEL_AMD => Model::Amd,
+                VPMU_KVM_MODEL_AMD_V2 => Model::AmdV2,
+                _ => return None,
+            },
+            perfmon: match self.perfmon {
+                0 => None,
+                number @ 2..=5 => Some(Perfmon::from_number(u8::try_from(number).ok()?)?),
+                _ => return None,
+            },
+            backing: match self.backing {
+                VPMU_KVM_BACKING_AUTO => None,
+                VPMU_KVM_BACKING_HARDWARE => Some(Backing::Hardware),
+                VPMU_KVM_BACKING_CLOCK => Some(Backing::Clock),
+                _ => return None,
+            },
+            approximate_instructions: self.approximate_instructions,
+            signal: (self.signal != 0).then_some(self.signal),
+            ..Options::default()
+        })
     }
-    MODEL.store(number, Ordering::Relaxed);
+}
+
+/// Chooses what the guests of this process are offered, before the other calls. Null: the defaults again.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_choose(options: *const VpmuKvmOptions) -> VpmuStatus {
+    let mut chosen = None;
+    // SAFETY: as the caller promises.
+    if let Some(options) = unsafe { options.as_ref() } {
+        let Some(mut made) = options.numbers() else {
+            return VpmuStatus::Misuse;
+        };
+        if !options.saved.is_null() {
+            // SAFETY: as the caller promises.
+            let saved = unsafe { state::read::<State>(options.saved, options.saved_length) };
+            let Some(saved) = saved else {
+                explain(NO_STATE);
+                return VpmuStatus::State;
+            };
+            made.capability = Some(saved.capability);
+        }
+        chosen = Some(made);
+    }
+    *CHOICE.lock().unwrap_or_else(PoisonError::into_inner) = chosen;
     VpmuStatus::Ok
 }
 
+/// The MSRs of the PMU, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to `count`,
+/// and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_msrs(
+    msrs: *mut u32,
+    room: usize,
+    count: *mut usize,
+) -> VpmuStatus {
+    match detect() {
+        // SAFETY: as the caller promises.
+        Ok(found) => unsafe { room::list(found.msrs(), msrs, room, count) },
+        Err(error) => failed(&error),
+    }
+}
+
+/// The system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come before
+/// the filter: `vpmu_kvm_intercept`, `_msrs`, `_cpuid`, `_attach`, and `_restore` of a state from elsewhere.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_seccomp_rules() -> *const c_char {
+    static RULES: OnceLock<CString> = OnceLock::new();
+    let rules = RULES.get_or_init(|| CString::new(vpmu_kvm::seccomp_rules()).unwrap_or_default());
+    rules.as_ptr()
+}
+
+/// To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is
+/// full. Without such a handler, the library's does.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_overrun() {
+    vpmu_kvm::overrun();
+}
+
 /// Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
-/// vCPU is made.
+/// vCPU is made. A VMM with other MSRs of its own makes one filter of both (`vpmu_kvm_msrs`), which hands
+/// them over with KVM_MSR_EXIT_REASON_FILTER.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: c_int) -> VpmuStatus {
     status(detect().and_then(|found| vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&found))))
@@ -184,7 +291,8 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
 }
 
 /// Makes the PMU of a vCPU, out of reset, and puts it into `*pmu`. Give it back by `vpmu_kvm_detach`. The
-/// descriptors stay the caller's. Before the seccomp filter, on any thread.
+/// descriptors stay the caller's. Before the seccomp filter, on any thread. Installs a handler of the
+/// overflows' signal, and of SIGIO unless there is one; no thread may block the first.
 ///
 /// # Safety
 ///
@@ -208,7 +316,7 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     }
 }
 
-/// Ends a PMU, on the thread of its vCPU. Null is left alone.
+/// Ends a PMU, on any thread while its vCPU does not run. Null is left alone.
 ///
 /// # Safety
 ///
@@ -236,8 +344,8 @@ pub unsafe extern "C" fn vpmu_kvm_before_run(pmu: *mut VpmuKvm) -> VpmuStatus {
     }
 }
 
-/// Completes the exit if it is one of the PMU's: `*ours` then becomes true. On the vCPU's thread, right
-/// after each KVM_RUN, however it ended.
+/// Completes the exit if it is one of the PMU's: `*ours` then becomes true. Else the exit is left as KVM has
+/// made it. On the vCPU's thread, right after each KVM_RUN, however it ended.
 ///
 /// # Safety
 ///
@@ -258,7 +366,8 @@ pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, ours: *mut bool) 
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
-/// `length`, while the vCPU does not run. The PMU can go on.
+/// `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
+/// `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives.
 ///
 /// # Safety
 ///
@@ -273,12 +382,13 @@ pub unsafe extern "C" fn vpmu_kvm_save(
     // SAFETY: as the caller promises.
     match unsafe { held(pmu) } {
         // SAFETY: as the caller promises.
-        Some(pmu) => unsafe { state::save(&pmu.save(), buffer, room, length) },
+        Some(pmu) => unsafe { state::save(|| pmu.save(), buffer, room, length) },
         None => VpmuStatus::Misuse,
     }
 }
 
-/// Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written.
+/// Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written. Choose that guest's PMU before its VM
+/// is made (`saved` of `vpmu_kvm_choose`).
 ///
 /// # Safety
 ///
@@ -293,6 +403,63 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
     let Some(pmu) = (unsafe { held(pmu) }) else {
         return VpmuStatus::Misuse;
     };
+    if buffer.is_null() {
+        return VpmuStatus::Misuse;
+    }
     // SAFETY: as the caller promises.
-    unsafe { state::restore(buffer, length, |state: &State| status(pmu.restore(state))) }
+    let Some(state) = (unsafe { state::read::<State>(buffer, length) }) else {
+        explain(NO_STATE);
+        return VpmuStatus::State;
+    };
+    match pmu.restore(&state) {
+        Ok(()) => VpmuStatus::Ok,
+        Err(error) => match failed(&error) {
+            // There can be such a PMU, but not here.
+            VpmuStatus::Config => VpmuStatus::State,
+            status => status,
+        },
+    }
+}
+
+/// The vCPU is reset, and does not run.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_reset(pmu: *mut VpmuKvm) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    match unsafe { held(pmu) } {
+        Some(pmu) => {
+            pmu.reset();
+            VpmuStatus::Ok
+        }
+        None => VpmuStatus::Misuse,
+    }
+}
+
+/// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_counter_state(pmu: *mut VpmuKvm, counter: u8) -> i32 {
+    // SAFETY: as the caller promises.
+    counter_state(unsafe { held(pmu) }.and_then(|pmu| pmu.counter_state(counter)))
+}
+
+/// What counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE`.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_backing(pmu: *mut VpmuKvm) -> i32 {
+    // SAFETY: as the caller promises.
+    match unsafe { held(pmu) }.map(|pmu| pmu.backing()) {
+        Some(Backing::Hardware) => VPMU_KVM_BACKING_HARDWARE.cast_signed(),
+        Some(Backing::Clock) => VPMU_KVM_BACKING_CLOCK.cast_signed(),
+        None => VpmuStatus::Misuse as i32,
+    }
 }

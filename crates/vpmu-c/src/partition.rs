@@ -180,7 +180,29 @@ pub unsafe extern "C" fn vpmu_partition_traps(
     VpmuStatus::Ok
 }
 
-/// Performs a trapped MRS or MSR, as `vpmu_arm_access` does.
+/// Goes on with the plan of another CPU, before the first load there, and after a put. `VPMU_STATUS_CONFIG`: that CPU cannot
+/// be divided so. `VPMU_STATUS_STATE`: the guest would notice, or the PMU is loaded; nothing has changed.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_migrate(
+    pmu: *mut VpmuPartition,
+    config: *const VpmuPartitionConfig,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let (Some(held), Some(config)) = (unsafe { (room::value(pmu), config.as_ref()) }) else {
+        return VpmuStatus::Misuse;
+    };
+    match config.plan() {
+        Some(plan) => VpmuStatus::of_restore(held.pmu.migrate(plan)),
+        None => VpmuStatus::Config,
+    }
+}
+
+/// Performs a trapped MRS or MSR, as `vpmu_arm_access` does. AArch32 accesses of EL0 (exception classes 0x03 and 0x04)
+/// are the caller's to translate to the AArch64 register's ISS.
 ///
 /// # Safety
 ///
@@ -251,7 +273,8 @@ pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
     unsafe { room::with(pmu, |held| held.pmu.line(&mut held.host)) }
 }
 
-/// The guest is about to run on this CPU.
+/// The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
+/// CPU, with an ISB between a write of MDCR_EL2 and either.
 ///
 /// # Safety
 ///
@@ -289,12 +312,12 @@ pub unsafe extern "C" fn vpmu_partition_save(
     // SAFETY: as the caller promises.
     unsafe {
         room::with(pmu, |held| {
-            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
         })
     }
 }
 
-/// Goes on from the `length` bytes at `buffer`, which a save has written.
+/// Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
 ///
 /// # Safety
 ///

@@ -116,3 +116,36 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut T) -> Option<&'a mut T> {
     // SAFETY: as the caller promises.
     unsafe { pointer.as_mut() }
 }
+
+/// Writes `numbers`, as many as there is `room` for, to `to`, and how many there are to `count`.
+///
+/// # Safety
+///
+/// `to` is null or has room for so many; `count` is null or may be written.
+pub(crate) unsafe fn list(
+    numbers: impl Iterator<Item = u32>,
+    to: *mut u32,
+    room: usize,
+    count: *mut usize,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    let Some(count) = (unsafe { out(count) }) else {
+        return VpmuStatus::Misuse;
+    };
+    if to.is_null() && room > 0 {
+        return VpmuStatus::Misuse;
+    }
+    *count = 0;
+    for number in numbers {
+        if *count < room {
+            // SAFETY: within the room, and as the caller promises.
+            unsafe { to.add(*count).write(number) };
+        }
+        *count += 1;
+    }
+    if *count > room {
+        VpmuStatus::Room
+    } else {
+        VpmuStatus::Ok
+    }
+}

@@ -40,13 +40,13 @@ bytes!(x86::PmuState);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 bytes!(vpmu_kvm::State);
 
-/// Writes `state` to the `room` bytes at `buffer` and their number to `length`.
+/// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
 ///
 /// # Safety
 ///
 /// `buffer` is null or has `room` writable bytes; `length` is null or may be written.
 pub(crate) unsafe fn save<S: Bytes>(
-    state: &S,
+    save: impl FnOnce() -> S,
     buffer: *mut u8,
     room: usize,
     length: *mut usize,
@@ -56,7 +56,7 @@ pub(crate) unsafe fn save<S: Bytes>(
     }
     // SAFETY: as the caller promises.
     let to = unsafe { slice::from_raw_parts_mut(buffer, room) };
-    let Some(written) = state.write(to) else {
+    let Some(written) = save().write(to) else {
         return VpmuStatus::Room;
     };
     // SAFETY: not null, and as the caller promises.
@@ -78,6 +78,16 @@ pub(crate) unsafe fn restore<S: Bytes>(
         return VpmuStatus::Misuse;
     }
     // SAFETY: as the caller promises.
-    let state = S::read(unsafe { slice::from_raw_parts(buffer, length) });
+    let state = unsafe { read(buffer, length) };
     state.map_or(VpmuStatus::State, |state| go_on(&state))
+}
+
+/// Returns the state in the `length` bytes at `buffer`, if they are one.
+///
+/// # Safety
+///
+/// `buffer` has `length` readable bytes.
+pub(crate) unsafe fn read<S: Bytes>(buffer: *const u8, length: usize) -> Option<S> {
+    // SAFETY: as the caller promises.
+    S::read(unsafe { slice::from_raw_parts(buffer, length) })
 }

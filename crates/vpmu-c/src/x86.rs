@@ -32,6 +32,9 @@ pub struct VpmuX86Config {
     pub full_width_writes: bool,
     /// One of `VPMU_POLICY_*`.
     pub policy: u32,
+    /// Bits of IA32_DEBUGCTL that the hypervisor implements, for instance BTF (bit 1): the PMU keeps them as written.
+    /// Others than its own and these are #GP.
+    pub other_debugctl: u64,
 }
 
 /// One CPUID leaf. For leaves 1, 7 and 8000_0001H only the bits that concern the PMU: set those, and clear the
@@ -78,6 +81,7 @@ impl VpmuX86Config {
             events: self.events,
             pdcm: self.pdcm,
             full_width_writes: self.full_width_writes,
+            other_debugctl: self.other_debugctl,
             ..intel::Capability::new(version)
         })
     }
@@ -136,6 +140,7 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
         events,
         pdcm,
         full_width_writes,
+        other_debugctl,
         ..
     } = intel::Capability::new(known);
     *config = VpmuX86Config {
@@ -148,6 +153,7 @@ pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config
         pdcm,
         full_width_writes,
         policy: VPMU_POLICY_REUSE_PAUSED,
+        other_debugctl,
     };
     VpmuStatus::Ok
 }
@@ -207,6 +213,27 @@ pub unsafe extern "C" fn vpmu_x86_cpuid(
     };
     *answer = VpmuCpuid { eax, ebx, ecx, edx };
     VpmuStatus::Ok
+}
+
+/// The MSRs to intercept: their number to `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there
+/// are more.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_x86_msrs(
+    pmu: *mut VpmuX86,
+    msrs: *mut u32,
+    room: usize,
+    count: *mut usize,
+) -> VpmuStatus {
+    // SAFETY: as the caller promises.
+    unsafe {
+        room::with(pmu, |held| {
+            room::list(held.pmu.capability().msrs(), msrs, room, count)
+        })
+    }
 }
 
 /// An access, whose value goes to `value`.
@@ -293,8 +320,12 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
     };
     // SAFETY: as the caller promises.
     unsafe {
-        room::perform(pmu, |held| {
+        room::with(pmu, |held| {
+            if held.pmu.counter_state(counter).is_none() {
+                return VpmuStatus::Misuse;
+            }
             held.pmu.overflow(counter, report, &mut held.host);
+            VpmuStatus::Ok
         })
     }
 }
@@ -344,7 +375,8 @@ pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
     unsafe { room::perform(pmu, |held| held.pmu.reset(&mut held.host)) }
 }
 
-/// A scheduling slice is over: host counters that the guest did not use in it are released.
+/// A scheduling slice is over: host counters that the guest did not use in it are released. At any regular moment, for
+/// instance each 100 ms.
 ///
 /// # Safety
 ///
@@ -382,7 +414,7 @@ pub unsafe extern "C" fn vpmu_x86_save(
     // SAFETY: as the caller promises.
     unsafe {
         room::with(pmu, |held| {
-            state::save(&held.pmu.save(&mut held.host), buffer, room, length)
+            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
         })
     }
 }

@@ -8,28 +8,23 @@ use kvm_bindings::{
     KVM_MSR_FILTER_READ, KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
     kvm_msr_filter_range,
 };
-use vpmu::x86::{Capability, amd, intel};
+use vpmu::x86::Capability;
 
 use crate::error::Error;
 use crate::sys;
 
 /// Returns every MSR of a PMU of this vendor's, for [`intercept`], with those of PEBS where it is offered.
 pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
-    match capability {
-        Capability::Intel(capability) => {
-            let offered = |msr: &intel::Msr| capability.pebs.is_some() || !msr.is_of_pebs();
-            let msrs = intel::Msr::all().filter(offered);
-            msrs.map(intel::Msr::address).collect()
-        }
-        Capability::Amd(_) => amd::Msr::all().map(amd::Msr::address).collect(),
-    }
+    capability.msrs().collect()
 }
 
 /// Makes KVM hand all accesses of `msrs` to the VMM, and of no others. An empty list asks KVM for nothing. Switches off
 /// the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated vPMU) would
 /// take it from perf. Call this before the first vCPU is created.
 ///
-/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list.
+/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list. A VMM that
+/// wants other accesses, too (KVM_MSR_EXIT_REASON_UNKNOWN or _INVAL), enables KVM_CAP_X86_USER_SPACE_MSR again behind this
+/// call, with KVM_MSR_EXIT_REASON_FILTER among its reasons.
 ///
 /// # Errors
 ///
@@ -39,6 +34,10 @@ pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     if msrs.is_empty() {
         return Ok(());
     }
+    filter(vm, msrs)
+}
+
+pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     let has = |capability| sys::check_extension(vm, capability) != 0;
     if !has(KVM_CAP_X86_USER_SPACE_MSR) || !has(KVM_CAP_X86_MSR_FILTER) {
         return Err(Error::NoUserSpaceMsr);
@@ -98,6 +97,8 @@ fn disable_kvm_pmu(vm: &impl AsRawFd) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use vpmu::x86::{amd, intel};
+
     use super::*;
 
     #[test]

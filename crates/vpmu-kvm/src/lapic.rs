@@ -21,9 +21,11 @@ impl Lapic {
         u32::from_le_bytes(bytes)
     }
 
-    /// Returns the APIC's ID. KVM_CAP_X2APIC_API must be off: with it, the ID is the whole register.
-    pub(crate) fn id(&self) -> u8 {
-        (self.register(0x20) >> 24) as u8
+    /// Returns the APIC's ID. With KVM_CAP_X2APIC_API, an x2APIC's is the whole register; else it is the uppermost byte.
+    pub(crate) fn id(&self) -> u32 {
+        let register = self.register(0x20);
+        let is_whole = register << 8 != 0;
+        if is_whole { register } else { register >> 24 }
     }
 
     pub(crate) fn lvtpc(&self) -> u32 {
@@ -37,9 +39,11 @@ impl Lapic {
 
 /// Sends a fixed interrupt to the processor with this APIC, if there is one: a guest may give its APIC
 /// another ID at any time.
-pub(crate) fn signal(vm: &impl AsRawFd, id: u8, vector: u8) -> Result<(), Error> {
+pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error> {
     let message = kvm_msi {
-        address_lo: 0xfee0_0000 | u32::from(id) << 12,
+        address_lo: 0xfee0_0000 | (id & 0xff) << 12,
+        // KVM looks at this with KVM_CAP_X2APIC_API only. Without it, no ID is as large.
+        address_hi: id & !0xff,
         data: vector.into(),
         ..Default::default()
     };
@@ -73,6 +77,22 @@ impl Pmi {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_id_is_found_in_either_format() {
+        let id = |register: u32| {
+            let mut lapic = kvm_lapic_state::default();
+            for (to, from) in lapic.regs[0x20..].iter_mut().zip(register.to_le_bytes()) {
+                *to = from.cast_signed();
+            }
+            Lapic(lapic).id()
+        };
+        assert_eq!(id(0), 0);
+        assert_eq!(id(3 << 24), 3, "an xAPIC, or without the capability");
+        assert_eq!(id(0xff << 24), 0xff);
+        assert_eq!(id(3), 3, "an x2APIC, with the capability");
+        assert_eq!(id(0x1234), 0x1234);
+    }
 
     #[test]
     fn lvtpc_says_what_is_delivered() {

@@ -98,7 +98,7 @@ pub use pmu::{Gp, State};
 pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
 pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::{RDPMC_PORT, VcpuPmu};
-pub use vpmu::counter::Policy;
+pub use vpmu::counter::{CounterState, Policy};
 pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
 pub use vpmu::x86::{Capability, CpuidLeaf, pebs};
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};

@@ -130,6 +130,11 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         Ok(())
     }
 
+    pub(crate) fn reset(&mut self) {
+        self.pmu.reset(&mut self.host);
+        self.note_calls();
+    }
+
     /// Gives back host events that the guest has not used since the last call.
     pub(crate) fn end_slice(&mut self) {
         self.pmu.end_slice(&mut self.host);

@@ -161,7 +161,7 @@ impl VcpuPmu {
     }
 
     /// Completes the exit if it is one of the PMU's. Call this right after each KVM_RUN, however it ended. `false`: the
-    /// exit, or the interruption by a signal, is the VMM's. An RDMSR or WRMSR is then #GP unless the VMM knows better.
+    /// exit, or the interruption by a signal, is the VMM's, and is as KVM has made it.
     ///
     /// # Errors
     ///
@@ -232,6 +232,17 @@ impl VcpuPmu {
         self.core.take_overflows();
         let loaded = matches!(self.core.host, Host::Bound(..));
         self.core.restore(state, loaded)
+    }
+
+    /// Resets the PMU, as its vCPU is reset, and drops an interrupt that is due. The statistics stay.
+    pub fn reset(&mut self) {
+        self.core.take_overflows();
+        self.core.reset();
+        if let Some(kvm) = &mut self.kvm
+            && kvm.fault.take().is_some()
+        {
+            unset(&*kvm.run);
+        }
     }
 
     /// Makes the calling thread the one whose perf events count.
@@ -366,8 +377,11 @@ impl OnKvm {
             }
             Returned::Out(_) | Returned::Other => return Ok(false),
         };
-        self.run.complete_msr(result.and_then(Result::ok));
-        Ok(result.is_some())
+        let Some(result) = result else {
+            return Ok(false);
+        };
+        self.run.complete_msr(result.ok());
+        Ok(true)
     }
 
     /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so only the

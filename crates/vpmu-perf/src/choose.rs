@@ -1,6 +1,5 @@
 //! The choice of the perf event that counts a guest's event, and the events that this machine has.
 
-use std::fs;
 use std::io;
 use std::sync::OnceLock;
 
@@ -15,6 +14,26 @@ use vpmu::x86::{ArchEvent, EventKind};
 
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
+
+/// Returns the processor's name of its vendor, by CPUID: a process in a jail may have no /proc.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "the oldest compiler has no safe CPUID")]
+fn vendor_name() -> [u8; 12] {
+    #[allow(unused_unsafe, reason = "the newest compiler has")]
+    // SAFETY: every processor of 64 bits has CPUID.
+    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
+    let mut name = [0; 12];
+    let words = name.as_chunks_mut::<4>().0.iter_mut();
+    for (bytes, word) in words.zip([leaf.ebx, leaf.edx, leaf.ecx]) {
+        *bytes = word.to_le_bytes();
+    }
+    name
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vendor_name() -> [u8; 12] {
+    [0; 12]
+}
 
 /// The backing that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,18 +180,12 @@ pub enum Vendor {
 
 impl Vendor {
     /// Returns the vendor of this machine's processor.
-    ///
-    /// CPUID would not do: that is an unsafe function to the oldest compiler, and a safe one to the newest.
     pub fn of_host() -> Self {
         static VENDOR: OnceLock<Vendor> = OnceLock::new();
-        *VENDOR.get_or_init(|| {
-            let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-            let is = |name: &str| text.contains(name);
-            match () {
-                () if is("GenuineIntel") => Self::Intel,
-                () if is("AuthenticAMD") || is("HygonGenuine") => Self::Amd,
-                () => Self::Other,
-            }
+        *VENDOR.get_or_init(|| match &vendor_name() {
+            b"GenuineIntel" => Self::Intel,
+            b"AuthenticAMD" | b"HygonGenuine" => Self::Amd,
+            _ => Self::Other,
         })
     }
 

@@ -44,6 +44,9 @@ pub enum PerfError {
     /// The signal cannot carry overflows.
     #[error("signal {0} cannot report overflows: give a real-time signal, which queues")]
     Signal(i32),
+    /// Somebody else has a handler for the signal.
+    #[error("signal {0} has a handler already: give another real-time signal for overflows")]
+    SignalTaken(i32),
     /// A thread has one host, which has its overflows.
     #[error("this thread has a PerfHost already: drop it first, or use another thread")]
     Taken,

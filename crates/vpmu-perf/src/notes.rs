@@ -21,6 +21,7 @@ use std::sync::{Mutex, PoisonError};
 
 use vpmu::counter::CounterSet;
 
+use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
 
 const COUNTERS: usize = 32;
@@ -275,32 +276,48 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     with_current(|notes| notes.note((signal != libc::SIGIO).then_some(fd)));
 }
 
-/// Installs the handler, once for each signal: for `signal`, and for SIGIO unless somebody else has a
-/// handler for that.
-#[expect(unsafe_code, reason = "sigaction is a C interface")]
-pub(crate) fn install(signal: libc::c_int) -> io::Result<()> {
+/// Installs the handler, once for each signal: for `signal`, which nobody else may have a handler for, and for SIGIO unless
+/// somebody else has.
+pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
     static INSTALLED: Mutex<Vec<libc::c_int>> = Mutex::new(Vec::new());
     let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
     if installed.contains(&signal) {
         return Ok(());
     }
+    let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));
+    if has_handler(signal).map_err(failed)? {
+        return Err(PerfError::SignalTaken(signal));
+    }
+    let others = !installed.is_empty() || has_handler(libc::SIGIO).map_err(failed)?;
+    handle(signal).map_err(failed)?;
+    if !others {
+        handle(libc::SIGIO).map_err(failed)?;
+    }
+    installed.push(signal);
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "sigaction is a C interface")]
+fn has_handler(signal: libc::c_int) -> io::Result<bool> {
     // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
+    let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: only looks.
+    if unsafe { libc::sigaction(signal, ptr::null(), &mut present) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(![libc::SIG_DFL, libc::SIG_IGN].contains(&present.sa_sigaction))
+}
+
+#[expect(unsafe_code, reason = "sigaction is a C interface")]
+fn handle(signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: as in `has_handler`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
     // SA_RESTART stays clear, because the signal must end KVM_RUN.
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: as above.
-    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: `on_signal` has the signature of SA_SIGINFO, and does only what a handler may.
-    let done = unsafe {
-        libc::sigaction(signal, &action, ptr::null_mut()) == 0
-            && libc::sigaction(libc::SIGIO, ptr::null(), &mut before) == 0
-            && (before.sa_sigaction != libc::SIG_DFL
-                || libc::sigaction(libc::SIGIO, &action, ptr::null_mut()) == 0)
-    };
-    if !done {
-        return Err(io::Error::last_os_error());
+    match unsafe { libc::sigaction(signal, &action, ptr::null_mut()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
-    installed.push(signal);
-    Ok(())
 }

@@ -92,7 +92,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
     }
     Vendor::of_host();
     SPARE.get_or_init(|| PerfEvent::open_spare().ok());
-    notes::install(signal).map_err(|error| PerfError::Open(error.raw_os_error().unwrap_or(0)))
+    notes::install(signal)
 }
 
 pub(crate) fn signal(options: &PerfOptions) -> i32 {

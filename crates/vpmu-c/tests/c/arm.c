@@ -11,18 +11,16 @@
 		}                                                          \
 	} while (0)
 
-/* ISS of a trapped MSR; bit 0 makes it an MRS (Arm ARM DDI 0487, ISS of exception class 0x18). */
-#define ISS(op0, op1, crn, crm, op2) \
-	((op0) << 20 | (op2) << 17 | (op1) << 14 | (crn) << 10 | (crm) << 1)
+/* A trapped MSR; bit 0 makes it an MRS. */
 #define READ 1u
-#define PMCR ISS(3, 3, 9, 12, 0)
-#define PMCNTENSET ISS(3, 3, 9, 12, 1)
-#define PMCNTENCLR ISS(3, 3, 9, 12, 2)
-#define PMOVSCLR ISS(3, 3, 9, 12, 3)
-#define PMINTENSET ISS(3, 0, 9, 14, 1)
-#define PMEVCNTR0 ISS(3, 3, 14, 8, 0)
-#define PMEVTYPER0 ISS(3, 3, 14, 12, 0)
-#define SCTLR ISS(3, 0, 1, 0, 0)
+#define PMCR VPMU_REGISTER(3, 3, 9, 12, 0)
+#define PMCNTENSET VPMU_REGISTER(3, 3, 9, 12, 1)
+#define PMCNTENCLR VPMU_REGISTER(3, 3, 9, 12, 2)
+#define PMOVSCLR VPMU_REGISTER(3, 3, 9, 12, 3)
+#define PMINTENSET VPMU_REGISTER(3, 0, 9, 14, 1)
+#define PMEVCNTR0 VPMU_REGISTER(3, 3, 14, 8, 0)
+#define PMEVTYPER0 VPMU_REGISTER(3, 3, 14, 12, 0)
+#define SCTLR VPMU_REGISTER(3, 0, 1, 0, 0)
 
 static uint64_t total, period;
 static uint32_t running, created;
@@ -104,6 +102,7 @@ static int emulated(uint32_t policy, bool recreates)
 	CHECK(running == 1 && period == 1000);
 	total = 1000;
 	CHECK(!vpmu_arm_line(&pmu));
+	CHECK(vpmu_arm_overflow(&pmu, 6, VPMU_REPORT_UNSURE) == VPMU_STATUS_MISUSE);
 	CHECK(vpmu_arm_overflow(&pmu, 0, VPMU_REPORT_UNSURE) == VPMU_STATUS_OK);
 	CHECK(vpmu_arm_line(&pmu));
 	CHECK(vpmu_arm_access(&pmu, PMOVSCLR | READ, false, &value) == VPMU_OUTCOME_VALUE);
@@ -172,7 +171,18 @@ static int partitioned(void)
 	CHECK((value >> 11 & 0x1f) == 4);
 	CHECK(vpmu_partition_overflow(&pmu, &guest, &host) == VPMU_STATUS_OK);
 	CHECK(!guest && host == 0);
+	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_STATE);
+	CHECK(vpmu_partition_save(&pmu, NULL, sizeof(saved), &length) == VPMU_STATUS_MISUSE);
+	CHECK(file[PMCNTENSET] == 1 << 1);
 	CHECK(vpmu_partition_put(&pmu) == VPMU_STATUS_OK && file[PMCNTENSET] == 0);
+	/* A CPU with more counters, of which the host keeps as many more, and one with too few. */
+	config.implemented = 8;
+	config.host_counters = 4;
+	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_OK);
+	config.host_counters = 9;
+	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_CONFIG);
+	config.host_counters = 6;
+	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_STATE);
 	CHECK(vpmu_partition_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_restore(&pmu, saved, length) == VPMU_STATUS_OK);
 	CHECK(!vpmu_partition_line(&pmu));

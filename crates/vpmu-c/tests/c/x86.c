@@ -139,6 +139,7 @@ int main(void)
 	struct vpmu_x86 pmu, other;
 	struct vpmu_cpuid leaf;
 	unsigned char saved[VPMU_STATE_SIZE];
+	uint32_t msrs[64];
 	size_t length = 0;
 	uint64_t value = 0;
 
@@ -159,6 +160,21 @@ int main(void)
 	CHECK(vpmu_x86_rdmsr(&pmu, 0x10, &value) == VPMU_OUTCOME_NOT_HANDLED);
 	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 1ull << 40) == VPMU_OUTCOME_GENERAL_PROTECTION);
 
+	/* What is to be intercepted, whatever the room. */
+	CHECK(vpmu_x86_msrs(&pmu, NULL, 1, &length) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_x86_msrs(&pmu, NULL, 0, &length) == VPMU_STATUS_ROOM && length > 20);
+	msrs[1] = 0;
+	CHECK(vpmu_x86_msrs(&pmu, msrs, 1, &length) == VPMU_STATUS_ROOM && msrs[0] && !msrs[1]);
+	CHECK(vpmu_x86_msrs(&pmu, msrs, 64, &length) == VPMU_STATUS_OK && length <= 64);
+	for (size_t i = 0; i < length; i++)
+		CHECK(vpmu_x86_rdmsr(&pmu, msrs[i], &value) != VPMU_OUTCOME_NOT_HANDLED);
+
+	/* IA32_DEBUGCTL.BTF is the hypervisor's, which says so. */
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x1d9, 2) == VPMU_OUTCOME_GENERAL_PROTECTION);
+	config.other_debugctl = 2;
+	CHECK(vpmu_x86_init(&pmu, &config, &host) == VPMU_STATUS_OK);
+	CHECK(vpmu_x86_wrmsr(&pmu, 0x1d9, 2) == VPMU_OUTCOME_DONE);
+
 	/* Out of reset IA32_PERF_GLOBAL_CTRL enables the general counters. */
 	CHECK(vpmu_x86_wrmsr(&pmu, 0x38f, 0) == VPMU_OUTCOME_DONE);
 	/* EN, INT, OS, USR, instructions; 1000 to go; global enable. */
@@ -173,6 +189,7 @@ int main(void)
 
 	state.totals[0] = 1000;
 	CHECK(vpmu_x86_overflow(&pmu, 0, 7) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_x86_overflow(&pmu, 200, VPMU_REPORT_DUE) == VPMU_STATUS_MISUSE);
 	CHECK(!vpmu_x86_take_pmi(&pmu));
 	CHECK(vpmu_x86_overflow(&pmu, 0, VPMU_REPORT_DUE) == VPMU_STATUS_OK);
 	CHECK(vpmu_x86_take_pmi(&pmu));
@@ -188,6 +205,10 @@ int main(void)
 	CHECK(vpmu_x86_counter_state(&pmu, 1) == VPMU_COUNTER_LOST);
 
 	/* A snapshot goes on elsewhere; a damaged one does not. */
+	state.calls = 0;
+	CHECK(vpmu_x86_save(&pmu, NULL, sizeof(saved), &length) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_x86_save(&pmu, saved, sizeof(saved), NULL) == VPMU_STATUS_MISUSE);
+	CHECK(state.calls == 0);
 	CHECK(vpmu_x86_save(&pmu, saved, 3, &length) == VPMU_STATUS_ROOM);
 	CHECK(vpmu_x86_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
 	CHECK(vpmu_x86_put(&pmu) == VPMU_STATUS_OK && state.running == 0);

@@ -60,7 +60,7 @@ pub struct VcpuDeadlineState {
     deadline: DeadlineState,
     slot: Option<u64>,
     written: Option<u64>,
-    apic_id: u8,
+    apic_id: u32,
     vector: u8,
 }
 
@@ -73,13 +73,13 @@ struct State {
     slot: Option<u64>,
     /// A write of the deadline register that has not been acted upon.
     written: Option<u64>,
-    apic_id: u8,
+    apic_id: u32,
     vector: u8,
 }
 
 impl<M: SlotMemory> VcpuDeadline<M> {
     /// Makes a deadline that is not armed, with no slot. The vCPU's TSC must run as fast as the
-    /// host's, and KVM_CAP_X2APIC_API must be off.
+    /// host's.
     ///
     /// # Errors
     ///

@@ -159,6 +159,31 @@ fn an_overflow_interrupts_the_guest_as_lvtpc_says() {
     }
 }
 
+#[test]
+fn an_access_of_another_register_is_left_to_the_vmm() {
+    const OTHER: u32 = 0x4b56_4dff;
+    let Some(mut rig) = Rig::new(Code::default().rdmsr(OTHER).wrmsr(OTHER, 1), NMI) else {
+        return;
+    };
+    let mut msrs = crate::pmu_msrs(&rig.core.pmu().capability());
+    msrs.push(OTHER);
+    crate::intercept::filter(&rig.machine.vm, &msrs).unwrap();
+    // KVM takes the access for good unless the VMM says that it is #GP.
+    rig.kvm.before_run(&mut rig.core).unwrap();
+    match rig.machine.vcpu.run().unwrap() {
+        VcpuExit::X86Rdmsr(exit) if exit.index == OTHER => *exit.data = 5,
+        exit => panic!("{exit:?}"),
+    }
+    assert!(!rig.kvm.after_run(&mut rig.core).unwrap());
+    assert_eq!(rig.run(), Ended::Vmm, "the report of what was read");
+    rig.kvm.before_run(&mut rig.core).unwrap();
+    let exit = rig.machine.vcpu.run().unwrap();
+    assert!(matches!(exit, VcpuExit::X86Wrmsr(exit) if exit.index == OTHER));
+    assert!(!rig.kvm.after_run(&mut rig.core).unwrap());
+    while rig.run() != Ended::End {}
+    assert_eq!(rig.reports, [(REPORT, 5)]);
+}
+
 /// Checks that a pause that comes while an RDPMC faults is the VMM's, and stays until the VMM takes
 /// it back.
 #[test]

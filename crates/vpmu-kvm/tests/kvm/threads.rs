@@ -10,7 +10,8 @@ use super::{
 };
 use vpmu::x86::PmuState;
 use vpmu_kvm::{
-    Backing, Capability, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu, detect,
+    Backing, Capability, CounterState, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu,
+    detect,
 };
 
 const MASK: u64 = (1 << 48) - 1;
@@ -166,22 +167,54 @@ fn two_pmus_on_one_thread_are_refused_and_told_so() {
 fn a_wish_that_cannot_be_is_refused_with_what_to_do() {
     let missing = VcpuPmu::without_descriptors(options()).unwrap_err();
     assert!(missing.to_string().ends_with("give it in Options"));
-    let signal = Options {
-        signal: Some(libc::SIGUSR1),
+    let by = |signal| Options {
+        signal: Some(signal),
         kick: Some(Kick::Nothing),
         tsc_hz: Some(1),
         ..options()
     };
-    if possible(detect(&signal)).is_none() {
+    if possible(detect(&options())).is_none() {
         return;
     }
-    let error = VcpuPmu::without_descriptors(signal).unwrap_err();
-    assert_eq!(error, Error::Perf(PerfError::Signal(libc::SIGUSR1)));
-    assert!(
-        error
-            .to_string()
-            .ends_with("give a real-time signal, which queues")
-    );
+    let taken = libc::SIGRTMIN() + 4;
+    signal_hook::flag::register(taken, Arc::default()).unwrap();
+    for (signal, expected, says) in [
+        (
+            libc::SIGUSR1,
+            PerfError::Signal(libc::SIGUSR1),
+            "give a real-time signal, which queues",
+        ),
+        (
+            taken,
+            PerfError::SignalTaken(taken),
+            "give another real-time signal for overflows",
+        ),
+    ] {
+        let error = VcpuPmu::without_descriptors(by(signal)).unwrap_err();
+        assert_eq!(error, Error::Perf(expected));
+        assert!(error.to_string().ends_with(says), "{error}");
+    }
+}
+
+#[test]
+fn a_reset_ends_what_the_guest_began() {
+    let Some(mut pmu) = clock(Kick::Nothing) else {
+        return;
+    };
+    let fresh = pmu.save();
+    pmu.before_run().unwrap();
+    for (msr, value) in [(PERFEVTSEL0, CYCLES), (PMC0, MASK), (GLOBAL_CTRL, 1)] {
+        assert_eq!(pmu.wrmsr(msr, value), Some(Ok(())));
+    }
+    while !pmu.pmi_is_due() {
+        pmu.before_run().unwrap();
+    }
+    pmu.reset();
+    assert!(!pmu.pmi_is_due());
+    assert_eq!(pmu.save(), fresh);
+    pmu.before_run().unwrap();
+    assert_eq!(pmu.rdpmc(0), Ok(0));
+    assert_eq!(pmu.counter_state(0), Some(CounterState::Paused));
 }
 
 #[test]

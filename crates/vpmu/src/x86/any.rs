@@ -23,6 +23,22 @@ impl Capability {
             Self::Amd(capability) => capability.has_event(event),
         }
     }
+
+    /// Every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS where it is offered.
+    pub fn msrs(&self) -> impl Iterator<Item = u32> + use<> {
+        let (intel, amd) = match self {
+            Self::Intel(capability) => (Some(capability.pebs.is_some()), None),
+            Self::Amd(_) => (None, Some(amd::Msr::all())),
+        };
+        let intel = intel.into_iter().flat_map(|has_pebs| {
+            let offered = move |msr: &intel::Msr| has_pebs || !msr.is_of_pebs();
+            intel::Msr::all().filter(offered)
+        });
+        let amd = amd.into_iter().flatten();
+        intel
+            .map(intel::Msr::address)
+            .chain(amd.map(amd::Msr::address))
+    }
 }
 
 impl From<intel::Capability> for Capability {
