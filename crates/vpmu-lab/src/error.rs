@@ -149,8 +149,8 @@ pub enum Error {
     /// Like [`Error::Panic`] or [`Error::Stuck`], where QEMU is known to be the cause at times.
     #[error(
         "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
-         nested guest when it counts instructions, about one in ten thousand, or not at all; run less, take fewer \
-         samples, or give `run` and `compare` --realtime",
+         nested guest when it counts instructions, about one in ten thousand, or not at all; `compare` tries \
+         again; or take fewer samples, or give `run` and `compare` --realtime",
         quoted(console)
     )]
     RepeatedInterrupt {

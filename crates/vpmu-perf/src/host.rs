@@ -365,11 +365,9 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn read(&mut self, counter: u8) -> u64 {
         self.look();
-        let Some(slot) = self.slot(counter) else {
-            return 0;
-        };
+        let total = self.total(counter);
         // An event in an error state reads nothing: it stands still.
-        if let Ok(total) = slot.event.read() {
+        if let (Some(slot), Some(total)) = (self.slot(counter), total) {
             slot.take(total);
         }
         self.value(counter)

@@ -1,4 +1,4 @@
-//! Counters that stand still while their clocks run on.
+//! Counters that are read without a system call, and stand still while their clocks run on.
 //!
 //! To stop and start a group takes two system calls, each of which has the kernel schedule all events of the thread
 //! anew, and a third reads the totals. So counters that only count are not stopped: a read when they are to stand
@@ -57,6 +57,16 @@ impl PerfHost {
     /// Returns the counters that stand still while their clocks run on.
     pub(super) fn idle_counters(&self) -> CounterSet {
         self.which(|slot| slot.idle)
+    }
+
+    /// Returns the total of the event behind `counter`.
+    pub(super) fn total(&mut self, counter: u8) -> Option<Total> {
+        let only = CounterSet::of(counter);
+        if self.group.as_ref().is_some_and(|group| group.counts(only)) {
+            let [total, ..] = self.totals(only)?;
+            return Some(total);
+        }
+        self.slot(counter)?.event.read().ok()
     }
 
     /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far
