@@ -229,14 +229,14 @@ impl VcpuPmu {
         if state.capability != self.capability() {
             options::check_host(&self.options, &state.capability)?;
         }
-        self.core.take_overflows();
+        // As in `reset`, overflows until now stay untaken.
         let loaded = matches!(self.core.host, Host::Bound(..));
         self.core.restore(state, loaded)
     }
 
     /// Resets the PMU, as its vCPU is reset, and drops an interrupt that is due. The statistics stay.
     pub fn reset(&mut self) {
-        self.core.take_overflows();
+        // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
         self.core.reset();
         if let Some(kvm) = &mut self.kvm
             && kvm.fault.take().is_some()

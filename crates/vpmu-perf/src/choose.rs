@@ -18,8 +18,9 @@ use crate::event::{Kind, PerfEvent, Rings};
 /// Returns the processor's name of its vendor, by CPUID: a process in a jail may have no /proc.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the oldest compiler has no safe CPUID")]
+#[expect(clippy::allow_attributes, reason = "compilers differ")]
 fn vendor_name() -> [u8; 12] {
-    #[allow(unused_unsafe, reason = "the newest compiler has")]
+    #[allow(unused_unsafe, reason = "the newest compiler has one")]
     // SAFETY: every processor of 64 bits has CPUID.
     let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
     let mut name = [0; 12];

@@ -240,6 +240,7 @@ impl PerfHost {
     fn program(&mut self, counter: u8, events: NonZeroU64) {
         let period = self.to_host(events.get());
         if let Some(slot) = self.slot(counter) {
+            slot.asked = Some((events, period));
             slot.armed = slot.event.set_period(period.min(Self::longest(slot)));
             slot.endless = false;
         }
@@ -289,6 +290,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             skipped: 0,
             ahead: None,
             wanted: None,
+            asked: None,
             samples: (is_hardware || config.user && config.kernel).then_some(kind),
             sampling: None,
             share,
@@ -339,6 +341,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             }
             self.look_at_times(counter);
         }
+        self.spread(counters);
         let (stale, fresh) = match &self.group {
             Some(group) => group.changes(self.running(), self.idle_counters()),
             None => (CounterSet::EMPTY, counters),

@@ -6,10 +6,10 @@ use std::time::Duration;
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{Code, END, HANDLED, Machine, Ram, options};
+use super::guest::{Code, END, HANDLED, Machine, REPORT, Ram, options};
 use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, attach, possible, run};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, Error, Options, Pebs, VcpuPmu};
+use vpmu_kvm::{Capability, Error, Options, Pebs, State, VcpuPmu};
 
 const PERFEVTSEL0: u32 = 0x186;
 pub(crate) const PEBS_ENABLE: u32 = 0x3f1;
@@ -194,6 +194,38 @@ fn a_guest_finds_its_records_and_one_interrupt() {
         before = tsc;
         let (r12, xmm5) = (memory.load(record + 0xb0), memory.load(record + 0x120));
         assert_eq!((r12, xmm5), (KNOWN, KNOWN));
+    }
+}
+
+/// By then the memory may be another guest's.
+#[test]
+fn an_overflow_before_a_reset_or_a_restore_has_no_record_behind_it() {
+    const SOON: u64 = 1_000_000;
+    type Anew = fn(&mut VcpuPmu, &State);
+    let anew: [Anew; 2] = [
+        |pmu, _| pmu.reset(),
+        |pmu, fresh| pmu.restore(fresh).unwrap(),
+    ];
+    for anew in anew {
+        let code = Code::default().record_places(SOON).eax(1).out(REPORT);
+        let Some(mut machine) = Machine::new(code, NMI) else {
+            return;
+        };
+        machine.memory.describe_buffer(SOON);
+        let Some(mut pmu) = attach(&machine, with_pebs(&machine)) else {
+            return;
+        };
+        let fresh = pmu.save();
+        run(&mut machine, &mut pmu, |port| {
+            matches!(port, Port::Out(REPORT, _))
+        });
+        let enough = time_on_cpu() + Duration::from_millis(5);
+        while time_on_cpu() < enough {}
+        let index = machine.memory.load(AREA + 0x28);
+        anew(&mut pmu, &fresh);
+        assert_eq!(machine.memory.load(AREA + 0x28), index);
+        pmu.before_run().unwrap();
+        assert_eq!(machine.memory.load(AREA + 0x28), index);
     }
 }
 

@@ -127,6 +127,17 @@ impl Share {
         self.given = self.given.max(events.min(most));
         self.given
     }
+
+    /// Takes note that `value` has reached `limit`, which is reported.
+    fn pass(&mut self, value: u64, limit: u64, repeating: bool) {
+        self.wait = 0;
+        // It is not taken back, whatever the samples say that come meanwhile.
+        self.given = self.given.max(limit);
+        // A period that repeats begins again where it ends.
+        let periods = (value - limit) / self.period + 1;
+        let next = limit.saturating_add(periods.saturating_mul(self.period));
+        self.limit = repeating.then_some(next);
+    }
 }
 
 /// Samples that were looked at together.
@@ -321,11 +332,7 @@ impl PerfHost {
             self.wait(counter, wait);
             return false;
         }
-        share.wait = 0;
-        // A period that repeats begins again where it ends.
-        let periods = (value - limit) / share.period + 1;
-        let next = limit.saturating_add(periods.saturating_mul(share.period));
-        share.limit = repeating.then_some(next);
+        share.pass(value, limit, repeating);
         true
     }
 
@@ -393,5 +400,22 @@ mod tests {
         );
         share.limit = None;
         assert_eq!(share.give(300), 300);
+    }
+
+    #[test]
+    fn an_overflow_that_is_reported_is_not_taken_back() {
+        for repeating in [false, true] {
+            let mut share = Share::new(Ring::User);
+            share.note(taken(1, 0));
+            share.period = 100;
+            share.limit = Some(200);
+            let value = share.time(210);
+            assert_eq!(share.give(value), 199);
+            share.pass(value, 200, repeating);
+            // The time since the last sample turns out to be the kernel's.
+            share.note(taken(0, 1));
+            let value = share.time(211);
+            assert!(share.give(value) >= 200, "{repeating}");
+        }
     }
 }

@@ -33,6 +33,8 @@ pub(super) struct Slot {
     /// The guest's events to the next overflow, for the moment when the event is resumed. Only then
     /// is it known how many events share the processor with it.
     pub(super) wanted: Option<NonZeroU64>,
+    /// The guest's events that were asked for last, and the period that was made of them.
+    pub(super) asked: Option<(NonZeroU64, u64)>,
     /// The event that samples the guest where this one counts. `None`: there is none, because a clock counts something
     /// other than time, or one ring.
     pub(super) samples: Option<Kind>,

@@ -105,6 +105,12 @@ pub(crate) trait Model {
     /// waits for it.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64>;
 
+    /// Whether somebody waits for an overflow of `n`, also where [`report_wanted`](Self::report_wanted) wants none, as the
+    /// guest is about to write the counter.
+    fn is_awaited(&self, n: u8) -> bool {
+        self.report_wanted(n).is_some()
+    }
+
     /// Whether [`report_wanted`](Self::report_wanted) may want any.
     fn asks_for_reports(&self) -> bool {
         true
@@ -186,9 +192,12 @@ pub(crate) trait Model {
     fn due(&self, n: u8) -> Option<NonZeroU64> {
         let wanted = self.report_wanted(n);
         let hosted = &self.bank().hosted;
-        let idles = hosted.may_idle(n) && wanted.is_none_or(|wanted| wanted.get() >= FAR);
+        let idles = hosted.may_idle(n)
+            && self.is_awaited(n)
+            && wanted.is_none_or(|wanted| wanted.get() >= FAR);
         let will_do = |armed: &NonZeroU64| match wanted {
-            None => idles,
+            // The overflow is further than that.
+            None => idles && armed.get() < FAR,
             Some(wanted) => *armed <= wanted && (idles || armed.get() >= FAR),
         };
         let armed = hosted.armed(n).filter(will_do);

@@ -39,6 +39,32 @@ fn linux_handler(guest: &mut Guest, period: u64) {
     guest.write(GlobalCtrl, 0x7_0000_000f);
 }
 
+/// A host event that repeats may go on for a counter whose overflow is awaited only: nobody is told of one's that is not.
+#[test]
+fn an_overflow_that_nobody_waits_for_is_in_the_status_all_the_same() {
+    for clears in [false, true] {
+        let mut guest = Guest::new(Version::V2);
+        (guest.host.prompt, guest.host.atomic) = (true, true);
+        guest.host.repeats = true;
+        guest.sample(0, INSTRUCTIONS, 1000);
+        guest.write(GlobalCtrl, 1);
+        guest.execute(1000);
+        assert!(guest.take_pmi());
+        // Without INT.
+        guest.write(PerfEvtSel(0), 0x0043_0000 | INSTRUCTIONS);
+        guest.write(GlobalOvfCtrl, 1);
+        guest.write(FullWidthPmc(0), END - 10);
+        guest.execute(100);
+        guest.interrupt();
+        if clears {
+            guest.write(GlobalOvfCtrl, 1);
+            assert_eq!(guest.read(FullWidthPmc(0)), 90);
+        }
+        assert_eq!(guest.read(GlobalStatus), u64::from(!clears));
+        assert!(!guest.take_pmi());
+    }
+}
+
 fn since(now: Statistics, before: Statistics) -> [u64; 6] {
     [
         now.creates - before.creates,

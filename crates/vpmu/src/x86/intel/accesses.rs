@@ -112,6 +112,7 @@ impl<V: Events> Pmu<V> {
             }
             Msr::PebsDataCfg => {
                 fits(capability.pebs?.data_cfg_reserved())?;
+                self.settle_sampled(self.sampling.counters(), host);
                 self.registers.pebs.data_cfg = value;
             }
             Msr::DsArea => {

@@ -145,14 +145,33 @@ impl<V: Events> intel::Pmu<V> {
         if !self.sampling.is_used_up() {
             return;
         }
-        for n in self.sampling.counters {
+        self.settle_sampled(self.sampling.counters, host);
+        self.sampling.divide();
+    }
+
+    /// Takes note of the periods of `counters`, all of them sampled, that are over. What makes another of their period
+    /// comes after that: samples tell of overflows before their counter is read.
+    pub(in crate::x86) fn settle_sampled<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: CounterSet,
+        host: &mut H,
+    ) {
+        for n in counters {
             let counted = self.bank.hosted.collect(n, host);
             self.take(n, counted);
+            if self.unrecorded.contains(n) {
+                self.unrecorded.remove(n);
+                self.pass_sampled(n);
+            }
         }
-        for n in core::mem::take(&mut self.unrecorded) {
-            self.pass_sampled(n);
-        }
-        self.sampling.divide();
+    }
+
+    /// The next overflow of `n`, which is sampled, is an exit again: its period has become another, or the host samples
+    /// no more.
+    fn leave_sampling<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+        let only = CounterSet::of(n) & self.sampling.counters;
+        self.settle_sampled(only, host);
+        self.end_sampling(only, host);
     }
 
     /// The period that `reset` makes of counter `n`; `None`: there is no reset value.
@@ -201,7 +220,7 @@ impl<V: Events> intel::Pmu<V> {
                 let places = places.get(..taken).unwrap_or_default();
                 let goes_on = self.append(n, places, overflowed.contains(n), host);
                 if ended || !goes_on.unwrap_or(true) {
-                    self.end_sampling(CounterSet::of(n), host);
+                    self.leave_sampling(n, host);
                 }
                 if taken < BATCH {
                     break;
@@ -210,7 +229,7 @@ impl<V: Events> intel::Pmu<V> {
             // The counter knows better than a host that says that it samples.
             if let Some(missed) = self.sampling.slots[n].missed() {
                 self.pebs.skipped = self.pebs.skipped.wrapping_add(missed);
-                self.end_sampling(CounterSet::of(n), host);
+                self.leave_sampling(n, host);
             }
         }
         self.divide_room(host);

@@ -56,6 +56,10 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
         NonZeroU64::new(self.sampling.due(n, distance)).filter(|_| !unexpected)
     }
 
+    fn is_awaited(&self, n: u8) -> bool {
+        self.reported().contains(n)
+    }
+
     fn advance(&mut self, n: u8, events: u64) -> bool {
         let mask = self.registers.counter_mask(n);
         let counter = &mut self.bank.counters[n];

@@ -126,6 +126,33 @@ fn a_switch_of_tasks_goes_on_where_it_was() {
     assert_eq!(records(&guest), [2, 1]);
 }
 
+/// The counter's value is as far as its samples when the sampling ends: no overflow is taken for another, and none twice.
+#[test]
+fn what_ends_the_sampling_settles_it_first() {
+    type Change = fn(&mut Guest);
+    let changes: [(&str, Change); 3] = [
+        ("reset value", |g| g.set_reset(0x40, 3 * PERIOD)),
+        ("throttled", |g| g.host.throttle(0)),
+        ("groups", |g| g.write(PebsDataCfg, 2)),
+    ];
+    for (name, change) in changes {
+        let mut guest = sampled();
+        // With basic records until then, the counter goes on being sampled.
+        guest.write(PerfEvtSel(0), COUNT | ADAPTIVE | INSTRUCTIONS);
+        guest.execute(PERIOD);
+        guest.interrupt();
+        guest.read(GlobalCtrl);
+        assert_eq!(guest.host.sampled(0), Some(PERIOD), "{name}");
+        let [before, _] = records(&guest);
+        guest.execute(5 * PERIOD + 10);
+        change(&mut guest);
+        assert_eq!(guest.read(FullWidthPmc(0)), END - PERIOD + 10, "{name}");
+        assert_eq!(records(&guest)[0], before + 5, "{name}");
+        assert_eq!(guest.pmu.pebs_statistics().skipped, 0, "{name}");
+        assert_eq!(guest.host.sampled(0), None, "{name}");
+    }
+}
+
 #[test]
 fn what_changes_the_period_ends_the_sampling() {
     type Change = fn(&mut Guest);
