@@ -103,7 +103,7 @@ pub(crate) enum Verb {
     Compare {
         /// The PMU designs, in the order of the table; the first is what others are relative to
         ///
-        /// The default is native,kvm,emulated and, on aarch64, partitioned.
+        /// The default is native,kvm,emulated and, on aarch64, partitioned,direct.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = design)]
         pmu: Vec<Pmu>,
         /// When host events are made and given back (x86_64): one row of emulated for each of
@@ -173,7 +173,7 @@ pub(crate) struct Guest {
     /// commas (max,sve=off).
     #[arg(long, value_name = "NAME")]
     cpu: Option<String>,
-    /// Counters that the hypervisor keeps for itself (partitioned)
+    /// Counters that the hypervisor keeps for itself (partitioned, direct)
     ///
     /// The default leaves all to the guest, which then has as many as native.
     #[arg(long, value_name = "N", default_value_t = 0)]

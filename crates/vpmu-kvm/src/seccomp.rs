@@ -103,13 +103,9 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "mmap",
         libc::SYS_mmap,
-        "the samples of a counter: with Pebs::Ring or Auto, and where a clock counts one ring",
+        "a clock's group, which tells the time; samples: with Pebs::Ring or Auto, and where a clock counts one ring",
     ),
-    any(
-        "munmap",
-        libc::SYS_munmap,
-        "such a counter is given back: with Pebs::Ring or Auto, and where a clock counts one ring",
-    ),
+    any("munmap", libc::SYS_munmap, "what was mapped is given back"),
     any("read", libc::SYS_read, "a counter is read"),
     any("close", libc::SYS_close, "a counter is given back"),
     any(
