@@ -348,6 +348,12 @@ fn backing(arch: Arch) -> [Line; 2] {
                 format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
             line(Verdict::Note, subject, found, fix)
         }
+        "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => line(
+            Verdict::Note,
+            subject,
+            "hardware: this machine's PMU, but nothing while a vCPU's thread is on an E-core",
+            "taskset -c $(cat /sys/devices/cpu_core/cpus) vpmu ...",
+        ),
         "hardware" => line(Verdict::Ok, subject, "hardware: this machine's PMU", ""),
         "clock" => {
             let found = "clock: this machine has no hardware PMU for perf events";

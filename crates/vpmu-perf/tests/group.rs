@@ -4,7 +4,7 @@
 use std::num::NonZeroU64;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{CounterHost, CounterSet};
@@ -120,7 +120,10 @@ fn a_counter_that_stood_still_overflows_after_its_own_period() {
     host.set_period(3, NonZeroU64::new(4 * MOMENT));
     only(&mut host, &[]);
     host.resume(set(&[3]));
-    while !host.take_overflows().any(|(counter, _)| counter == 3) {}
+    let start = Instant::now();
+    while !host.take_overflows().any(|(counter, _)| counter == 3) {
+        assert!(start.elapsed() < Duration::from_secs(120), "it hangs");
+    }
     let counted = host.read(3) - before;
     assert!(counted >= 4 * MOMENT, "{counted}");
     // A counter that waits for an overflow is stopped, and the one that stands still is left as it is.

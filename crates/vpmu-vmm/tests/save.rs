@@ -11,6 +11,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
+
 const LOAD: u64 = 0x10_0000;
 
 /// Instructions of 64-bit mode.
@@ -287,18 +289,12 @@ fn a_signal_saves_a_guest_that_never_asks() {
     let again = code.0.len();
     let files = Files::with(code.report().spin(1_000_000).jump(again));
     let mut child = files.boot().stdout(Stdio::piped()).spawn().unwrap();
-    let signal = |child: &Child, name: &str| {
-        let mut kill = Command::new("kill");
-        assert!(
-            kill.arg(name)
-                .arg(child.id().to_string())
-                .status()
-                .unwrap()
-                .success()
-        );
+    let signal = |child: &Child, signal| {
+        let pid = Pid::from_child(child);
+        rustix::process::kill_process(pid, signal).unwrap();
     };
     wait_for_output(&mut child);
-    signal(&child, "-USR2");
+    signal(&child, Signal::USR2);
     let saved = child.wait_with_output().unwrap();
     if !runs(&saved) {
         return;
@@ -311,7 +307,7 @@ fn a_signal_saves_a_guest_that_never_asks() {
         .spawn()
         .unwrap();
     wait_for_output(&mut restored);
-    signal(&restored, "-TERM");
+    signal(&restored, Signal::TERM);
     let ended = restored.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130), "{ended:?}");
 }

@@ -53,7 +53,7 @@ echo "release $(uname -r)"
 "#;
 
 /// Why a test needs the lab's KVM host, whose processor is AMD's.
-const INTELS: &str = ", maybe on a processor of Intel's";
+pub(crate) const INTELS: &str = ", maybe on a processor of Intel's";
 
 /// Returns the script of these parts, whose perf needs no kernel symbols.
 fn whole(parts: &[&str]) -> String {

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 
 use crate::save_x86_64;
-use crate::support::{Compared, NO_SYMBOLS, compared, turn, vpmu};
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
 
 /// Each line that the test reads begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -24,7 +24,7 @@ echo "kernel $(dmesg | grep -c -i -E 'unknown NMI|unchecked MSR|call trace')"
 
 /// Runs the script in a guest with `version`, and checks its findings.
 fn check(version: u8) {
-    let Some(mut vpmu) = vpmu("x86_64") else {
+    let Some(mut vpmu) = nested_vpmu(", maybe without an event for reference cycles") else {
         return;
     };
     let options = |vpmu: &mut Command| {

@@ -52,7 +52,12 @@ fn overflows_with_real_events_here_and_in_a_guest() {
         .arg(&json)
         .output()
         .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
+    let said = text(&output);
+    if !output.status.success() && said.contains("perf_event_paranoid") {
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert!(output.status.success(), "{said}");
     let report: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
     let rows = report["rows"].as_array().unwrap();
     let figure = |figure: &str, mode: &str| {

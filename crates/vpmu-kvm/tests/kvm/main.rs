@@ -11,6 +11,8 @@ mod privileges;
 mod seccomp;
 mod threads;
 
+use std::time::{Duration, Instant};
+
 use kvm_ioctls::VcpuExit;
 use vpmu_kvm::{Error, Options, PerfError, VcpuPmu};
 
@@ -46,10 +48,25 @@ fn attach(machine: &Machine, options: Options) -> Option<VcpuPmu> {
     Some(pmu)
 }
 
+/// Ends a test that hangs: thousands of times what any takes on an idle machine.
+struct Patience(Instant);
+
+impl Patience {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    fn check(&self) {
+        assert!(self.0.elapsed() < Duration::from_secs(120), "a test hangs");
+    }
+}
+
 /// Runs a guest as a VMM does. `port` gets each access to a port. It ends the run by its answer to a write, and answers
 /// reads.
 fn run(machine: &mut Machine, pmu: &mut VcpuPmu, mut port: impl FnMut(Port<'_>) -> bool) {
+    let patience = Patience::new();
     loop {
+        patience.check();
         pmu.before_run().unwrap();
         let exit = machine.vcpu.run();
         if pmu.after_run().unwrap() {

@@ -20,8 +20,14 @@ fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         eprintln!("skipped: only root can become somebody else");
+        return false;
     }
-    root
+    // A container's root may lack the right, or perf altogether.
+    let lacks = detect(&options()).err();
+    if let Some(error) = &lacks {
+        eprintln!("skipped: {error}");
+    }
+    lacks.is_none()
 }
 
 /// Makes the calling thread, and no other, a thread of user nobody with these capabilities.

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicU8;
 
 use super::guest::{Code, HANDLED, Machine, REPORT, options};
 use super::{
-    CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Port, attach, possible, run,
+    CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Patience, Port, attach, possible,
+    run,
 };
 use vpmu::x86::PmuState;
 use vpmu_kvm::{
@@ -36,7 +37,8 @@ fn what_is_offered_is_what_counts_here() {
     };
     let by_clock = detect(&clock).unwrap();
     assert_eq!(events(by_clock), 0b101, "cycles and reference cycles");
-    assert_eq!(events(capability) & 0b101, 0b101);
+    // Not every processor of AMD's has an event for reference cycles.
+    assert_eq!(events(capability) & 0b1, 0b1);
     let approximate = Options {
         approximate_instructions: true,
         ..clock.clone()
@@ -104,7 +106,9 @@ fn clock(kick: Kick) -> Option<VcpuPmu> {
 fn one_overflow(pmu: &mut VcpuPmu) {
     assert_eq!(pmu.wrmsr(PMC0, MASK - 1_000_000), Some(Ok(())));
     let mut before = 0;
+    let patience = Patience::new();
     while !pmu.pmi_is_due() {
+        patience.check();
         pmu.before_run().unwrap();
         let now = pmu.rdpmc(0).unwrap();
         assert!(
@@ -148,7 +152,10 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
     let PmuState::Intel(before) = state.pmu else {
         panic!("Intel's");
     };
-    while other.rdpmc(0).unwrap() == before.pmc[0] {}
+    let patience = Patience::new();
+    while other.rdpmc(0).unwrap() == before.pmc[0] {
+        patience.check();
+    }
 }
 
 #[test]
@@ -206,7 +213,9 @@ fn a_reset_ends_what_the_guest_began() {
     for (msr, value) in [(PERFEVTSEL0, CYCLES), (PMC0, MASK), (GLOBAL_CTRL, 1)] {
         assert_eq!(pmu.wrmsr(msr, value), Some(Ok(())));
     }
+    let patience = Patience::new();
     while !pmu.pmi_is_due() {
+        patience.check();
         pmu.before_run().unwrap();
     }
     pmu.reset();
