@@ -689,15 +689,15 @@ enum vpmu_status vpmu_arm_save(struct vpmu_arm *pmu, uint8_t *buffer, size_t roo
 enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, size_t length);
 
 /**
+ * Chooses what the guests of this process are offered, before the other calls. Null: the defaults again.
+ */
+enum vpmu_status vpmu_kvm_choose(const struct vpmu_kvm_options *options);
+
+/**
  * What was wrong with this thread's last call that answered `VPMU_STATUS_HOST`, `_CONFIG` or `_STATE`,
  * and what to do about it. Good until the thread's next call.
  */
 const char *vpmu_kvm_error(void);
-
-/**
- * Chooses what the guests of this process are offered, before the other calls. Null: the defaults again.
- */
-enum vpmu_status vpmu_kvm_choose(const struct vpmu_kvm_options *options);
 
 /**
  * The MSRs of the PMU, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to `count`,

@@ -19,6 +19,8 @@
 
 mod amd;
 mod arm;
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+mod choice;
 mod counter;
 mod host;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
@@ -31,6 +33,8 @@ mod x86;
 
 pub use amd::*;
 pub use arm::*;
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+pub use choice::*;
 pub use counter::*;
 pub use host::*;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]

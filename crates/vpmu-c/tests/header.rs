@@ -12,6 +12,7 @@ fn the_header_is_up_to_date() {
         "arm",
         "counter",
         "host",
+        "choice",
         "kvm",
         "partition",
         "state",
