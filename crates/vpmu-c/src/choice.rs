@@ -3,10 +3,10 @@
 use core::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-use vpmu_kvm::{Backing, Capability, Error, Model, Options, Perfmon, State};
+use vpmu_kvm::{Backing, Capability, Error, Model, Options, Perfmon};
 
-use crate::kvm::{NO_STATE, explain};
-use crate::{VpmuStatus, state};
+use crate::VpmuStatus;
+use crate::kvm::saved;
 
 /// AMD's PMU where the host's processor is AMD's, else Intel's.
 pub const VPMU_KVM_MODEL_AUTO: u32 = 0;
@@ -106,12 +106,10 @@ pub unsafe extern "C" fn vpmu_kvm_choose(options: *const VpmuKvmOptions) -> Vpmu
         };
         if !options.saved.is_null() {
             // SAFETY: as the caller promises.
-            let saved = unsafe { state::read::<State>(options.saved, options.saved_length) };
-            let Some(saved) = saved else {
-                explain(NO_STATE);
-                return VpmuStatus::State;
-            };
-            made.capability = Some(saved.capability);
+            match unsafe { saved(options.saved, options.saved_length) } {
+                Ok(state) => made.capability = Some(state.capability),
+                Err(status) => return status,
+            }
         }
         chosen = Some(made);
     }

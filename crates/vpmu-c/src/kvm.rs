@@ -38,9 +38,6 @@ pub struct VpmuKvmCpuid {
     pub padding: [u32; 3],
 }
 
-/// Bytes that cannot be read.
-pub(crate) const NO_STATE: &str = "these bytes are no saved PMU of this version";
-
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
@@ -81,8 +78,24 @@ pub extern "C" fn vpmu_kvm_error() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
+/// Reads what `vpmu_kvm_save` has written.
+///
+/// # Safety
+///
+/// `buffer` is null or has `length` readable bytes.
+pub(crate) unsafe fn saved(buffer: *const u8, length: usize) -> Result<State, VpmuStatus> {
+    if buffer.is_null() {
+        return Err(VpmuStatus::Misuse);
+    }
+    // SAFETY: as the caller promises.
+    unsafe { state::read(buffer, length) }.ok_or_else(|| {
+        explain("these bytes are no saved PMU of this version");
+        VpmuStatus::State
+    })
+}
+
 /// Keeps a text for `vpmu_kvm_error`.
-pub(crate) fn explain(text: &str) {
+fn explain(text: &str) {
     let text = CString::new(text).unwrap_or_default();
     LAST_ERROR.with_borrow_mut(|last| *last = text);
 }
@@ -293,13 +306,10 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
     let Some(pmu) = (unsafe { held(pmu) }) else {
         return VpmuStatus::Misuse;
     };
-    if buffer.is_null() {
-        return VpmuStatus::Misuse;
-    }
     // SAFETY: as the caller promises.
-    let Some(state) = (unsafe { state::read::<State>(buffer, length) }) else {
-        explain(NO_STATE);
-        return VpmuStatus::State;
+    let state = match unsafe { saved(buffer, length) } {
+        Ok(state) => state,
+        Err(status) => return status,
     };
     match pmu.restore(&state) {
         Ok(()) => VpmuStatus::Ok,

@@ -157,14 +157,12 @@ fn a_program_without_a_c_library_embeds_the_engine() {
     let triple = "x86_64-unknown-none";
     // script/test says what this compiler needs for the target.
     let own = env::var("X86_FLAGS").unwrap_or_else(|_| format!("--target {triple}"));
-    let has_target = |flags: &str| {
-        flags.contains("build-std") || {
-            let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-            let print = ["--print", "target-libdir", "--target", triple];
-            Path::new(run(Command::new(rustc).args(print)).trim()).is_dir()
-        }
+    let has_target = own.contains("build-std") || {
+        let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let print = ["--print", "target-libdir", "--target", triple];
+        Path::new(run(Command::new(rustc).args(print)).trim()).is_dir()
     };
-    if !has_target(&own) {
+    if !has_target {
         println!("skipped: the compiler has no library for {triple}: script/setup installs it");
         return;
     }

@@ -273,10 +273,7 @@ impl<M: PageMemory> VcpuParavirt<M> {
             }
             Returned::Out(_) | Returned::Other => return false,
         };
-        if result.is_some() {
-            self.run.complete_msr(result.and_then(Result::ok));
-        }
-        result.is_some()
+        self.run.complete_msr(result)
     }
 
     /// Performs RDMSR of one of the two. `None`: another MSR.

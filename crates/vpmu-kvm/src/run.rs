@@ -17,6 +17,7 @@ use kvm_bindings::{
 use vpmu_perf::Flag;
 
 use crate::error::Error;
+use crate::pmu::Gp;
 
 const PAGE: usize = 4096;
 /// An address that no vCPU's RIP has: it is not canonical.
@@ -124,13 +125,18 @@ impl RunPage {
         }
     }
 
-    /// Completes an RDMSR or a WRMSR. `None` completes it with #GP.
-    pub(crate) fn complete_msr(&self, value: Option<u64>) {
-        if let Some(value) = value {
+    /// Completes an RDMSR or a WRMSR. `None`: the register is the VMM's, and the exit is left as KVM has made it, with
+    /// the answer `false`.
+    pub(crate) fn complete_msr(&self, result: Option<Result<u64, Gp>>) -> bool {
+        let Some(result) = result else {
+            return false;
+        };
+        if let Ok(value) = result {
             Self::put(field!(self, __bindgen_anon_1.msr.data), value);
         }
-        let error = u8::from(value.is_none());
+        let error = u8::from(result.is_err());
         Self::put(field!(self, __bindgen_anon_1.msr.error), error);
+        true
     }
 
     /// Returns RCX and RIP of the vCPU that has exited.

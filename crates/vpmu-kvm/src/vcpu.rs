@@ -377,11 +377,7 @@ impl OnKvm {
             }
             Returned::Out(_) | Returned::Other => return Ok(false),
         };
-        let Some(result) = result else {
-            return Ok(false);
-        };
-        self.run.complete_msr(result.ok());
-        Ok(true)
+        Ok(self.run.complete_msr(result))
     }
 
     /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so only the

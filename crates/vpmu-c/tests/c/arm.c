@@ -1,15 +1,7 @@
 /* The two Arm designs: emulated on an array of numbers, partitioned on fake registers. */
-#include <stdio.h>
 
+#include "check.h"
 #include "vpmu.h"
-
-#define CHECK(what)                                                        \
-	do {                                                               \
-		if (!(what)) {                                             \
-			printf("%s:%d: %s\n", __FILE__, __LINE__, #what);  \
-			return 1;                                          \
-		}                                                          \
-	} while (0)
 
 /* A trapped MSR; bit 0 makes it an MRS. */
 #define READ 1u

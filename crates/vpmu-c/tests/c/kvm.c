@@ -2,15 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "vpmu.h"
-
-#define CHECK(what)                                                        \
-	do {                                                               \
-		if (!(what)) {                                             \
-			printf("%s:%d: %s\n", __FILE__, __LINE__, #what);  \
-			return 1;                                          \
-		}                                                          \
-	} while (0)
 
 #define SKIPPED 77
 

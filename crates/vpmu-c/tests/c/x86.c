@@ -1,16 +1,8 @@
 /* A guest samples every 1000 instructions, with Intel's PMU and with AMD's; the host is an array of numbers. */
-#include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "vpmu.h"
-
-#define CHECK(what)                                                        \
-	do {                                                               \
-		if (!(what)) {                                             \
-			printf("%s:%d: %s\n", __FILE__, __LINE__, #what);  \
-			return 1;                                          \
-		}                                                          \
-	} while (0)
 
 struct host {
 	struct vpmu_event events[32];

@@ -114,7 +114,7 @@ fn designs_side_by_side() {
     let _turn = turn(4);
     let folder = tempfile::tempdir().unwrap();
     let record = format!("{NO_SYMBOLS}{RECORD}");
-    let compared = |pmus: &str, policies: &str| -> Option<Vec<Value>> {
+    let runs = |pmus: &str, policies: &str| -> Option<Vec<Value>> {
         let json = folder.path().join(format!("{pmus}.json"));
         let options = ["--pmu", pmus, "--policy", policies, "--model", "intel"];
         let text = compare("x86_64", &options, &record, &json)?;
@@ -122,8 +122,8 @@ fn designs_side_by_side() {
         results["runs"].as_array().cloned()
     };
     let (designs, policies) = thread::scope(|scope| {
-        let designs = scope.spawn(|| compared("native,emulated", "paused"));
-        let policies = compared("emulated", "reuse,paused");
+        let designs = scope.spawn(|| runs("native,emulated", "paused"));
+        let policies = runs("emulated", "reuse,paused");
         (designs.join().unwrap(), policies)
     });
     let (Some(designs), Some(policies)) = (designs, policies) else {

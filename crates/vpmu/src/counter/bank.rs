@@ -105,10 +105,11 @@ pub(crate) trait Model {
     /// waits for it.
     fn report_wanted(&self, n: u8) -> Option<NonZeroU64>;
 
-    /// Whether somebody waits for an overflow of `n`, also where [`report_wanted`](Self::report_wanted) wants none, as the
-    /// guest is about to write the counter.
+    /// Whether somebody waits for an overflow of `n` for which [`report_wanted`](Self::report_wanted) wants no report, as
+    /// the guest is about to write the counter.
     fn is_awaited(&self, n: u8) -> bool {
-        self.report_wanted(n).is_some()
+        let _ = n;
+        false
     }
 
     /// Whether [`report_wanted`](Self::report_wanted) may want any.
@@ -192,13 +193,13 @@ pub(crate) trait Model {
     fn due(&self, n: u8) -> Option<NonZeroU64> {
         let wanted = self.report_wanted(n);
         let hosted = &self.bank().hosted;
-        let idles = hosted.may_idle(n)
-            && self.is_awaited(n)
-            && wanted.is_none_or(|wanted| wanted.get() >= FAR);
         let will_do = |armed: &NonZeroU64| match wanted {
             // The overflow is further than that.
-            None => idles && armed.get() < FAR,
-            Some(wanted) => *armed <= wanted && (idles || armed.get() >= FAR),
+            None => hosted.may_idle(n) && self.is_awaited(n) && armed.get() < FAR,
+            Some(wanted) => {
+                let idles = hosted.may_idle(n) && wanted.get() >= FAR;
+                *armed <= wanted && (idles || armed.get() >= FAR)
+            }
         };
         let armed = hosted.armed(n).filter(will_do);
         if armed.is_some() && hosted.keeps_period(n, &self.event(n), armed) {
