@@ -55,7 +55,7 @@ pub struct Options {
     pub perfmon: Option<Perfmon>,
     /// The PMU that the guest is offered. `None`: the one that [`detect`] finds.
     pub capability: Option<Capability>,
-    /// Whether PEBS is offered with Intel's PMU: see docs/kvm.md for when that is better. Needs `memory`.
+    /// Whether PEBS is offered with Intel's PMU: see docs/pebs.md for when that is better. Needs `memory`.
     pub pebs: Pebs,
     /// The guest's memory, where PEBS writes records.
     pub memory: Option<Arc<dyn GuestMemory>>,
