@@ -227,20 +227,6 @@ fn storm(counters: u32) {
 }
 
 #[test]
-fn the_promises_that_the_program_checks() {
-    if host().is_none() {
-        return;
-    }
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_vpmu-reprogram"))
-        .args(["--check", "--backing", "clock"])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
-    assert!(said.starts_with("clock events\nok "), "{said}");
-}
-
-#[test]
 fn a_full_queue_of_signals_loses_no_overflow() {
     // The test runs in a process of its own, because the limit is the process's.
     if std::env::var_os("VPMU_FEW_SIGNALS").is_none() {
