@@ -195,8 +195,10 @@ impl PerfEvent {
     /// Sets the next overflow to `period` from now.
     pub(crate) fn set_period(&self, period: u64) -> bool {
         // The crate's wrapper does not fit: it hands over the number where the kernel wants its address.
+        // A request is an unsigned long for glibc and an int for musl. This one is positive as both.
+        let request = bindings::PERIOD.cast_signed() as libc::Ioctl;
         // SAFETY: the kernel reads `period`.
-        unsafe { libc::ioctl(self.fd(), bindings::PERIOD.into(), &raw const period) == 0 }
+        unsafe { libc::ioctl(self.fd(), request, &raw const period) == 0 }
     }
 
     pub(crate) fn read(&self) -> io::Result<Total> {
