@@ -61,6 +61,14 @@ impl<E: Copy + PartialEq> Bank<E> {
         self.counters = Slots::default();
     }
 
+    /// Returns why the host event of `n` has not counted all that happened, when that is first found out.
+    pub(crate) fn newly_lost(&mut self, n: u8) -> Option<Lost> {
+        let reason = self.hosted.deficit(n)?;
+        let lost = &mut self.counters[n].lost;
+        // The counter goes on counting: too little is better than nothing, and known to be too little.
+        lost.is_none().then(|| *lost.insert(reason))
+    }
+
     /// What `n`, which exists, is doing. `in_software`: the model counts for it.
     pub(crate) fn state(&self, n: u8, in_software: bool) -> CounterState {
         match self.counters[n].lost {
@@ -239,11 +247,7 @@ pub(crate) trait Model {
         if !self.implemented().contains(n) {
             return false;
         }
-        if let Some(reason) = self.bank().hosted.deficit(n)
-            && self.bank().counters[n].lost.is_none()
-        {
-            // It goes on counting: too little is better than nothing, and known to be too little.
-            self.bank_mut().counters[n].lost = Some(reason);
+        if let Some(reason) = self.bank_mut().newly_lost(n) {
             self.observer().lost(n, reason);
         }
         counted != 0 && self.advance(n, counted)

@@ -5,6 +5,13 @@ use core::ops::{Index, IndexMut};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Slots<T>([T; 32]);
 
+impl<T: Copy> Slots<T> {
+    /// The same `T` for each.
+    pub(crate) const fn filled(with: T) -> Self {
+        Self([with; 32])
+    }
+}
+
 impl<T> Index<u8> for Slots<T> {
     type Output = T;
     fn index(&self, n: u8) -> &T {

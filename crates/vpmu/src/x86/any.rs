@@ -89,6 +89,10 @@ impl core::error::Error for RestoreError {}
 
 /// One vCPU's PMU of either vendor: [`intel::Pmu`] or [`amd::Pmu`], whose documentation has what each call does.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nothing can be allocated here, and a vCPU has one PMU"
+)]
 pub enum AnyPmu<V = ()> {
     /// Intel's.
     Intel(intel::Pmu<V>),
@@ -249,7 +253,7 @@ impl<V: Events> AnyPmu<V> {
     }
 
     /// What became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
-    pub const fn pebs_statistics(&self) -> pebs::Statistics {
+    pub fn pebs_statistics(&self) -> pebs::Statistics {
         each!(self, pmu => pmu.pebs_statistics())
     }
 

@@ -8,6 +8,7 @@
 pub mod amd;
 mod any;
 mod config;
+mod counters;
 mod filter;
 pub mod intel;
 pub mod pebs;
@@ -18,8 +19,8 @@ mod select;
 pub use any::{AnyPmu, Capability, PmuState, RestoreError};
 pub use config::{ArchEvent, CounterConfig, EventKind};
 pub use filter::{EventFilter, MaskedEvent, TooManyEvents};
-use pmu::Control;
-pub use pmu::{Pmu, PmuConfig};
+pub use pmu::Pmu;
+pub use registers::PmuConfig;
 pub use select::RawPerfEvtSel;
 
 /// Who runs: the guest's kernel (CPL 0) or its user space (any other).
@@ -29,6 +30,15 @@ pub enum Ring {
     Kernel,
     /// CPL 1 to 3. Virtual-8086 mode is this too.
     User,
+}
+
+/// Bits of the global status register that are no counter's, at the same places for Intel (SDM vol. 3B, 20.2.4) and
+/// AMD.
+mod status {
+    /// The counters are frozen: none counts while this is set.
+    pub(super) const COUNTERS_FROZEN: u64 = 1 << 59;
+    /// The PEBS buffer in the DS save area is full, up to its threshold. Intel's only.
+    pub(super) const BUFFER_OVERFLOW: u64 = 1 << 62;
 }
 
 /// How an access ended, and so what the caller does next. The engine never injects anything.

@@ -1,13 +1,17 @@
-//! One vCPU's PMU: what the models of Intel and AMD have in common, which is all but the registers.
+//! One vCPU's PMU: a vendor's registers and the counters, and between them what an access does.
+//!
+//! Registers only [answer](super::registers). Here is what follows from their answers, for both vendors: counts are
+//! taken under the controls that they were counted with, then the counters adopt what the registers say now, then the
+//! host is brought to that.
 
-mod model;
+mod vcpu;
 
-pub use super::registers::PmuConfig;
-pub(crate) use super::registers::{Control, Registers};
-use super::{ArchEvent, CounterConfig, EventFilter, Outcome, Ring, pebs};
-use crate::counter::{
-    Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics,
-};
+use core::num::NonZeroU64;
+
+use super::counters::Counters;
+use super::registers::{Effect, PmuConfig, Registers, Source};
+use super::{CounterConfig, Outcome, Ring};
+use crate::counter::{Bank, CounterHost, CounterSet, Events, FAR, Lost, Model};
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
 /// [`amd::Pmu`](super::amd::Pmu). `V` is told what happens; by default nobody is.
@@ -15,45 +19,19 @@ use crate::counter::{
 /// No call panics, whatever a guest writes and whatever a host answers.
 #[derive(Clone, Debug)]
 pub struct Pmu<R: Registers, V = ()> {
-    pub(super) registers: R,
-    filter: EventFilter,
-    events: V,
-    pub(super) bank: Bank<CounterConfig>,
-    /// Counters' bits in the global status register.
-    pub(super) overflowed: CounterSet,
-    /// An overflow has requested a PMI that nobody has taken.
-    pub(super) pmi_due: bool,
-
-    /// Counters that the guest has enabled by their own controls.
-    enabled: CounterSet,
-    /// Counters that ask for an interrupt.
-    pub(super) interrupting: CounterSet,
-    /// Counters that ask for a PEBS record, and so for no interrupt of their own.
-    pub(super) recording: CounterSet,
-    /// Those of them that have overflowed and wait for it: none between two calls.
-    pub(super) unrecorded: CounterSet,
-    /// Those that the host samples.
-    pub(super) sampling: pebs::Sampling,
-    pub(super) pebs: pebs::Statistics,
+    registers: R,
+    counters: Counters<V>,
 }
 
 impl<R: Registers, V: Events> Pmu<R, V> {
     pub(super) fn build(config: PmuConfig<R::Capability>, events: V) -> Self {
+        let registers = R::power_on(config.capability);
+        let (existing, gate) = (registers.counters(), registers.gate_at_reset());
         let mut pmu = Self {
-            registers: R::power_on(config.capability),
-            filter: config.filter,
-            events,
-            bank: Bank::new(config.policy),
-            overflowed: CounterSet::EMPTY,
-            pmi_due: false,
-            enabled: CounterSet::EMPTY,
-            interrupting: CounterSet::EMPTY,
-            recording: CounterSet::EMPTY,
-            unrecorded: CounterSet::EMPTY,
-            sampling: pebs::Sampling::default(),
-            pebs: pebs::Statistics::default(),
+            registers,
+            counters: Counters::new(existing, gate, (config.filter, config.policy), events),
         };
-        pmu.classify(pmu.implemented());
+        pmu.adopt_all();
         pmu
     }
 
@@ -80,10 +58,19 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Performs a read of `msr`.
     pub fn read<H: CounterHost<CounterConfig>>(&mut self, msr: R::Msr, host: &mut H) -> Outcome {
-        match R::read(self, msr, host) {
-            Some(value) => Outcome::Value(value),
-            None => Outcome::GeneralProtection,
-        }
+        let Some(source) = self.registers.read(msr) else {
+            return Outcome::GeneralProtection;
+        };
+        Outcome::Value(match source {
+            Source::Register(value) => value,
+            Source::Counter(n) => self.read_counter(n, host),
+            Source::Status => self.read_status(host),
+            Source::Gate => {
+                self.settle_acting(host);
+                self.apply(host);
+                R::global_bits(self.counters.gate())
+            }
+        })
     }
 
     /// Performs a write of `msr`.
@@ -94,11 +81,16 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> Outcome {
         self.settle_acting(host);
-        let written = R::write(self, msr, value, host);
-        self.end_sampling(self.unfit(), host);
+        let effect = self.registers.write(msr, value);
+        if let Some(effect) = effect {
+            self.perform(effect, host);
+        }
+        if let Some(pebs) = self.registers.pebs_mut() {
+            pebs.end_unfit_sampling(&self.counters, host);
+        }
         self.apply(host);
-        match written {
-            Some(()) => Outcome::Done,
+        match effect {
+            Some(_) => Outcome::Done,
             None => Outcome::GeneralProtection,
         }
     }
@@ -116,64 +108,15 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> Outcome {
         match self.registers.indexed(ecx) {
-            Some(n) if ring == Ring::Kernel || pce => Outcome::Value(self.counter(n, host)),
+            Some(n) if ring == Ring::Kernel || pce => Outcome::Value(self.read_counter(n, host)),
             _ => Outcome::GeneralProtection,
         }
-    }
-
-    /// The host reports that `counter` has counted as far as was asked. Answers whether a PMI
-    /// [is due](Self::pmi_due).
-    ///
-    /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
-    /// [`put`](Self::put) and [`load`](Self::load) too, so that a report that arrives after its vCPU
-    /// stopped still wakes it.
-    pub fn overflow<H: CounterHost<CounterConfig>>(
-        &mut self,
-        counter: u8,
-        report: Report,
-        host: &mut H,
-    ) -> bool {
-        self.report(counter, report, host);
-        self.pmi_due
-    }
-
-    /// The embedder has emulated instructions for the guest, and so did `times` times what `event`
-    /// counts, in `ring`: no host event has seen it. Answers whether a PMI
-    /// [is due](Self::pmi_due).
-    ///
-    /// A guest that has no such event enabled costs no call of the host.
-    pub fn emulated<H: CounterHost<CounterConfig>>(
-        &mut self,
-        event: ArchEvent,
-        times: u64,
-        ring: Ring,
-        host: &mut H,
-    ) -> bool {
-        self.settle_acting(host);
-        let mut concerned = CounterSet::EMPTY;
-        for n in self.enabled() & self.bank.countable {
-            let config = self.event(n);
-            let same = config.architectural() == Some(event) && config.counts_in(ring);
-            if same && self.bank.counters[n].lost.is_none() && self.unsupported(n).is_none() {
-                concerned.insert(n);
-            }
-        }
-        if !concerned.is_empty() {
-            // Only a counter whose report must move has to be read for it.
-            self.settle(concerned & self.reported(), host);
-            for n in concerned {
-                self.take(n, times);
-            }
-            self.follow_up(host);
-            self.apply(host);
-        }
-        self.pmi_due
     }
 
     /// Whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken.
     /// Every call of this PMU that takes a host can set it.
     pub const fn pmi_due(&self) -> bool {
-        self.pmi_due
+        self.counters.pmi_due()
     }
 
     /// Takes the PMI that is due, if one is. The caller delivers it as LVTPC says; if LVTPC is
@@ -183,224 +126,191 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// that has not delivered the first of them.
     #[must_use = "the PMI is gone unless the caller delivers it"]
     pub const fn take_pmi(&mut self) -> bool {
-        core::mem::replace(&mut self.pmi_due, false)
+        self.counters.take_pmi()
     }
 
-    /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
-    /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
-    pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.start_vcpu(host);
+    /// The registers, for what a vendor's own PMU tells its embedder.
+    pub(super) const fn registers(&self) -> &R {
+        &self.registers
     }
 
-    /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
-    /// [`pmi_due`](Self::pmi_due) is exact. It is the end of a slice (see
-    /// [`end_slice`](Self::end_slice)). No call of the host for a guest that uses no counter.
-    ///
-    /// Not needed where host events stop and start with the vCPU's thread by themselves.
-    pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.stop_vcpu(host);
+    fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {
+        match effect {
+            Effect::Nothing => {}
+            Effect::Configure(concerned) => self.configure(concerned, host),
+            Effect::Gate(gate) => {
+                let before = self.counters.open();
+                let changed = (gate - before) | (before - gate);
+                let concerned = changed & self.counters.switched_on();
+                self.bank_mut().hosted.touch(concerned, host);
+                self.counters.set_gate(gate);
+            }
+            Effect::Counter(n, value) => self.write_counter(n, value, host),
+            Effect::ClearStatus(counters, others) => {
+                // What overflowed before this write is cleared by it, noticed or not.
+                self.settle(self.bank().hosted.in_doubt(counters, host), host);
+                self.counters.clear_status(counters, others);
+            }
+            Effect::SetStatus(counters, others) => {
+                let new = counters & (self.implemented() - self.counters.overflowed());
+                self.settle(new, host);
+                self.counters.set_status(new, others);
+            }
+            Effect::Freezing => {
+                // What overflowed before the guest wanted it to freeze does not freeze.
+                self.settle(self.counters.interrupting(), host);
+                self.counters.set_freezing(self.registers.freezing());
+            }
+            Effect::RecordGroups => {
+                if let Some(pebs) = self.registers.pebs_mut() {
+                    pebs.settle_sampled(&mut self.counters, host);
+                }
+            }
+        }
     }
 
-    /// A scheduling slice has ended: host events that the guest did not use in it are released, so a
-    /// guest that stops profiling costs nothing again. For hosts that have no use for
-    /// [`put`](Self::put), at any regular moment, minutes apart at most.
-    pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.settle_unreported(host);
-        self.bank.hosted.end_slice(host);
-        self.ask_again();
-        self.apply(host);
+    /// Has `concerned` do what the registers say now.
+    fn configure<H: CounterHost<CounterConfig>>(&mut self, concerned: CounterSet, host: &mut H) {
+        let (mut changed, mut otherwise) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        let mut other_events = CounterSet::EMPTY;
+        for n in concerned {
+            let (before, after) = (self.counters.control(n), self.registers.control(n));
+            changed.put(n, before.is_changed_by(&after));
+            otherwise.put(n, before.counts_otherwise(&after));
+            other_events.put(n, before.event != after.event);
+        }
+        self.bank_mut().hosted.touch(changed, host);
+        self.bank_mut().hosted.stop(otherwise, host);
+        // Under the old controls, and after the pause, so that once is enough.
+        self.settle(changed, host);
+        if let Some(pebs) = self.registers.pebs_mut() {
+            pebs.end_sampling(other_events, &self.counters, host);
+        }
+        self.adopt(concerned);
+        self.reclassify(changed);
     }
 
-    /// Back to power-on reset, with every host event released: for a vCPU that is reset or goes
-    /// away. INIT leaves a PMU as it is (SDM vol. 3A, table 10-1; APM vol. 2, table 14-1).
-    pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.bank.reset(host);
-        self.registers = R::power_on(*self.capability());
-        self.overflowed = CounterSet::EMPTY;
-        self.pmi_due = false;
-        self.sampling = pebs::Sampling::default();
-        self.classify(self.implemented());
+    /// All counters do what the registers say now. Losses are forgotten: the host is asked again.
+    fn adopt_all(&mut self) {
+        let all = self.implemented();
+        self.counters.set_freezing(self.registers.freezing());
+        self.adopt(all);
+        self.reclassify(all);
     }
 
-    /// Changes which events the guest may count, from now on: what was counted stays counted.
-    pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
-        self.settle_acting(host);
-        self.filter = filter;
-        self.classify(self.implemented());
-        self.apply(host);
-    }
-
-    /// What the guest is told.
-    pub fn capability(&self) -> &R::Capability {
-        self.registers.capability()
-    }
-
-    /// How often the host was called, and what it could not do.
-    pub const fn statistics(&self) -> Statistics {
-        self.bank.hosted.statistics()
-    }
-
-    /// What `counter` is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
-        let exists = self.implemented().contains(counter);
-        exists.then(|| self.bank.state(counter, false))
-    }
-
-    /// The observer given at the beginning.
-    pub fn events(&mut self) -> &mut V {
-        &mut self.events
+    fn adopt(&mut self, counters: CounterSet) {
+        for n in counters {
+            self.counters.adopt(n, self.registers.control(n));
+        }
     }
 
     /// RDMSR or RDPMC of counter `n`, which exists.
-    pub(super) fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
+    fn read_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
         self.settle_acting(host);
         self.look(n, host);
         self.apply(host);
-        self.bank.counters[n].value
+        self.counters.value(n)
     }
 
     /// WRMSR of counter `n`, which exists and has all bits of `value`.
-    pub(super) fn set_counter<H: CounterHost<CounterConfig>>(
-        &mut self,
-        n: u8,
-        value: u64,
-        host: &mut H,
-    ) {
+    fn write_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
         self.look(n, host);
-        if self.bank.counters[n].value != value {
-            self.end_sampling(CounterSet::of(n), host);
+        if self.counters.value(n) != value
+            && let Some(pebs) = self.registers.pebs_mut()
+        {
+            pebs.end_sampling(CounterSet::of(n), &self.counters, host);
         }
-        self.bank.counters[n].value = value;
+        self.counters.set_value(n, value);
         if !self.registers.has_status() {
-            self.overflowed.remove(n);
+            self.counters.clear_status(CounterSet::of(n), 0);
         }
         self.rearm(n, host);
     }
 
-    /// Changes registers by which the guest controls `concerned`.
-    pub(super) fn configure<H: CounterHost<CounterConfig>>(
-        &mut self,
-        concerned: CounterSet,
-        change: impl Fn(&mut R),
-        host: &mut H,
-    ) {
-        let mut next = self.registers.clone();
-        change(&mut next);
-        let (mut changed, mut otherwise) = (CounterSet::EMPTY, CounterSet::EMPTY);
-        let mut other_events = CounterSet::EMPTY;
-        for n in concerned {
-            let (before, after) = (self.registers.control(n), next.control(n));
-            if before != after {
-                changed.insert(n);
-            }
-            if (Control {
-                interrupts: after.interrupts,
-                records: after.records,
-                ..before
-            }) != after
-            {
-                otherwise.insert(n);
-            }
-            if before.event != after.event {
-                other_events.insert(n);
-            }
-        }
-        self.bank.hosted.touch(changed, host);
-        self.bank.hosted.stop(otherwise, host);
-        // Under the old registers, and after the pause, so that once is enough.
-        self.settle(changed, host);
-        // Not `next`: what was settled may have stopped all counters.
-        change(&mut self.registers);
-        self.end_sampling(other_events, host);
-        self.classify(changed);
-    }
-
-    /// Lets `gate` count, by a global register that `change` writes.
-    pub(super) fn open<H: CounterHost<CounterConfig>>(
-        &mut self,
-        gate: CounterSet,
-        change: impl FnOnce(&mut R),
-        host: &mut H,
-    ) {
-        let before = self.registers.gate();
-        let changed = (gate - before) | (before - gate);
-        self.bank.hosted.touch(changed & self.enabled, host);
-        change(&mut self.registers);
-    }
-
-    /// Counters' bits in the global status register, as far as they may be of interest for the first time.
-    pub(super) fn status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> CounterSet {
+    /// RDMSR of the global status register.
+    fn read_status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> u64 {
         // A counter whose bit is set already cannot change anything, unless it has another one set.
-        let clear = (self.implemented() - self.overflowed) | self.recording;
-        self.settle(self.bank.hosted.in_doubt(clear, host), host);
+        let clear = (self.implemented() - self.counters.overflowed()) | self.counters.recording();
+        self.settle(self.bank().hosted.in_doubt(clear, host), host);
         self.apply(host);
-        self.overflowed
-    }
-
-    /// The guest clears these bits in the global status register.
-    pub(super) fn clear_status<H: CounterHost<CounterConfig>>(
-        &mut self,
-        cleared: CounterSet,
-        host: &mut H,
-    ) {
-        // What overflowed before this write is cleared by it, noticed or not.
-        self.settle(self.bank.hosted.in_doubt(cleared, host), host);
-        self.overflowed -= cleared;
-    }
-
-    /// The guest sets these bits in the global status register.
-    pub(super) fn set_status<H: CounterHost<CounterConfig>>(
-        &mut self,
-        set: CounterSet,
-        host: &mut H,
-    ) {
-        let new = set & (self.implemented() - self.overflowed);
-        self.settle(new, host);
-        self.overflowed |= new;
-    }
-
-    /// Finds out anew what the registers of `counters` say, now that they may have changed. Losses
-    /// are forgotten: the host is asked again.
-    pub(super) fn classify(&mut self, counters: CounterSet) {
-        for n in counters {
-            let control = self.registers.control(n);
-            let counts = control.event.user || control.event.kernel;
-            self.enabled.put(n, control.on && counts);
-            self.interrupting
-                .put(n, control.interrupts && !control.records);
-            self.recording.put(n, control.records);
-        }
-        self.reclassify(counters);
+        R::global_bits(self.counters.overflowed()) | self.counters.status()
     }
 
     /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes
     /// after it.
-    pub(super) fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let mut acting = self.recording;
-        if self.registers.freezes() {
-            acting |= self.interrupting;
+    fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let acting = self.counters.acting();
+        self.settle(self.bank().hosted.in_doubt(acting, host), host);
+    }
+}
+
+/// The PMU as its bank of counters asks for it.
+impl<R: Registers, V: Events> Model for Pmu<R, V> {
+    type Event = CounterConfig;
+
+    fn bank(&self) -> &Bank<CounterConfig> {
+        self.counters.bank()
+    }
+
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+        self.counters.bank_mut()
+    }
+
+    fn observer(&mut self) -> &mut impl Events {
+        self.counters.observer()
+    }
+
+    fn implemented(&self) -> CounterSet {
+        self.counters.existing()
+    }
+
+    fn enabled(&self) -> CounterSet {
+        self.counters.enabled()
+    }
+
+    fn event(&self, n: u8) -> CounterConfig {
+        self.counters.control(n).event
+    }
+
+    fn is_countable(&self, n: u8) -> bool {
+        self.counters.allows(self.event(n).event)
+    }
+
+    fn unsupported(&self, n: u8) -> Option<Lost> {
+        self.counters.control(n).unsupported
+    }
+
+    /// 1 to 2^63 events.
+    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+        if !self.is_awaited(n) {
+            return None;
         }
-        self.settle(self.bank.hosted.in_doubt(acting, host), host);
+        let distance = self.counters.distance(n);
+        // A counter that has just overflowed is about to be written by the guest's handler. Asking
+        // the host for what nobody expects would be a call for each PMI: the end of a slice looks at
+        // it, which is soon enough.
+        let rewritten = self.counters.overflowed() | self.counters.recording();
+        if rewritten.contains(n) && distance >= FAR {
+            return None;
+        }
+        let due = match self.registers.pebs() {
+            Some(pebs) => pebs.report_due(n, distance),
+            None => distance,
+        };
+        NonZeroU64::new(due)
     }
 
-    /// Counters whose overflow somebody waits for.
-    pub(super) fn reported(&self) -> CounterSet {
-        self.interrupting | self.recording
+    fn is_awaited(&self, n: u8) -> bool {
+        self.counters.reported().contains(n)
     }
 
-    /// An interrupt is requested. The request, not its delivery, stops the counters if the guest wants that (SDM
-    /// 19.4.7): LVTPC may be masked.
-    pub(super) fn request_pmi(&mut self) {
-        self.pmi_due = true;
-        self.registers.freeze();
+    fn advance(&mut self, n: u8, events: u64) -> bool {
+        self.counters.advance(n, events)
     }
 
-    /// Looks at the counters whose overflow the host has not been asked to report.
-    fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        for n in self.interrupting & self.overflowed | self.recording {
-            if self.bank.hosted.armed(n).is_none() {
-                self.settle(CounterSet::of(n), host);
-            }
+    fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if let Some(pebs) = self.registers.pebs_mut() {
+            pebs.record(&mut self.counters, host);
         }
     }
 }

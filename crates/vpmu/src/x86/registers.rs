@@ -1,11 +1,16 @@
-//! What the [`Pmu`] that Intel's and AMD's models share is made of: a configuration, and a vendor's
-//! registers.
+//! What a vendor's registers tell the [`Pmu`](super::Pmu) that owns them.
+//!
+//! # Why they only answer
+//!
+//! A write of an MSR has two sides: the register keeps a value, and the counters do something. When counts are taken,
+//! and in which order the host is called, is the same for both vendors and easy to get wrong. So [`Registers`] know
+//! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
+//! them.
 
-use super::pmu::Pmu;
-use super::{CounterConfig, EventFilter};
-use crate::counter::{CounterHost, CounterSet, Events, Lost, Policy};
+use super::{CounterConfig, EventFilter, EventKind, pebs};
+use crate::counter::{CounterSet, Lost, Policy, Slots};
 
-/// What a [`Pmu`] is made of. `C` is the vendor's capability.
+/// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PmuConfig<C> {
     /// What the guest is told.
@@ -28,7 +33,7 @@ impl<C> PmuConfig<C> {
 }
 
 /// What the registers have one counter do.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
     pub(super) event: CounterConfig,
     /// Enabled by its own register.
@@ -37,11 +42,112 @@ pub struct Control {
     pub(super) interrupts: bool,
     /// Asks for a PEBS record when it overflows, in place of an interrupt.
     pub(super) records: bool,
+    /// Its PEBS records have more groups than the basic one.
+    pub(super) adaptive: bool,
     /// Why no host can count it.
     pub(super) unsupported: Option<Lost>,
+    /// Which bits of the counter exist.
+    pub(super) mask: u64,
 }
 
-/// A vendor's registers, without the counters and their overflow bits.
+impl Control {
+    /// A counter that does not exist.
+    pub(super) const NONE: Self = Self {
+        event: CounterConfig {
+            event: EventKind::Fixed(0),
+            user: false,
+            kernel: false,
+            edge: false,
+            invert: false,
+            threshold: 0,
+            only_c0: false,
+        },
+        on: false,
+        interrupts: false,
+        records: false,
+        adaptive: false,
+        unsupported: None,
+        mask: 0,
+    };
+
+    /// Whether a counter that did what `self` says is concerned when it does what `next` says. What is in its records is
+    /// looked at when they are written.
+    pub(super) fn is_changed_by(&self, next: &Self) -> bool {
+        let adaptive = next.adaptive;
+        Self { adaptive, ..*self } != *next
+    }
+
+    /// Whether the counter does something else, or stands still, with `next`: more than what its overflow asks for.
+    pub(super) fn counts_otherwise(&self, next: &Self) -> bool {
+        Self {
+            interrupts: next.interrupts,
+            records: next.records,
+            adaptive: next.adaptive,
+            ..*self
+        } != *next
+    }
+}
+
+/// Where the value of a register that is read comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The register as it was written, or a constant.
+    Register(u64),
+    /// The value of this counter, which exists.
+    Counter(u8),
+    /// The global status register: the bits of counters, and the others.
+    Status,
+    /// The global control register. An overflow can change it where it freezes the counters.
+    Gate,
+}
+
+/// What the write of a register does to the counters. The register has its new value already; counts that the host
+/// holds are still to be taken as the old value wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: no counter is concerned.
+    Nothing,
+    /// The [`Control`] of these counters may have changed.
+    Configure(CounterSet),
+    /// The global control register now lets these counters count, and no other.
+    Gate(CounterSet),
+    /// This counter, which exists, has this value.
+    Counter(u8, u64),
+    /// The guest clears bits of the global status register: those of counters, and others.
+    ClearStatus(CounterSet, u64),
+    /// The guest sets bits of the global status register: those of counters, and others.
+    SetStatus(CounterSet, u64),
+    /// The answer of [`Registers::freezing`] may have changed.
+    Freezing,
+    /// What an adaptive PEBS record holds has changed.
+    RecordGroups,
+}
+
+/// What the request of a PMI stops all counters by (SDM 19.4.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Freeze {
+    /// The global control register is cleared.
+    Gate,
+    /// A bit of the global status register is set, and nothing counts while it is.
+    Status,
+}
+
+/// What a guest can see of the counters beside its registers, as [`Registers`] save and restore it.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// The counters' values.
+    pub(super) values: Slots<u64>,
+    /// Counters that the global control register lets count.
+    pub(super) gate: CounterSet,
+    /// Counters' bits in the global status register.
+    pub(super) overflowed: CounterSet,
+    /// The other bits of the global status register.
+    pub(super) status: u64,
+    /// A PMI has been requested and not taken.
+    pub(super) pmi_due: bool,
+}
+
+/// A vendor's registers: what a guest has written, and nothing that counting changes.
 pub trait Registers: Clone {
     /// What the guest is told.
     type Capability: Copy;
@@ -49,63 +155,71 @@ pub trait Registers: Clone {
     /// An MSR of such a PMU, whether or not the capability has it.
     type Msr: Copy;
 
+    /// The registers and the counters as one plain value.
+    type State;
+
+    /// Why a state cannot be restored.
+    type RestoreError;
+
+    /// Returns the MSR at `address`; `None`: that is none of a PMU's.
     fn decode(address: u32) -> Option<Self::Msr>;
 
-    /// `None`: #GP.
-    fn read<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<Self, V>,
-        msr: Self::Msr,
-        host: &mut H,
-    ) -> Option<u64>;
-
-    /// `None`: #GP, and nothing has changed.
-    fn write<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<Self, V>,
-        msr: Self::Msr,
-        value: u64,
-        host: &mut H,
-    ) -> Option<()>;
-
-    /// The counter that RDPMC reads with this ECX, if it exists.
-    fn indexed(&self, ecx: u32) -> Option<u8>;
-
-    /// As after power-on reset.
+    /// Returns the registers as they are after power-on reset.
     fn power_on(capability: Self::Capability) -> Self;
 
+    /// Goes back to power-on reset.
+    fn reset(&mut self);
+
+    /// Returns what the guest is told.
     fn capability(&self) -> &Self::Capability;
 
-    /// Every counter there is.
+    /// Says what a read of `msr` shows. `None`: #GP.
+    fn read(&self, msr: Self::Msr) -> Option<Source>;
+
+    /// Keeps `value`, and says what the write does to the counters. `None`: #GP, and nothing has changed.
+    fn write(&mut self, msr: Self::Msr, value: u64) -> Option<Effect>;
+
+    /// Returns the counter that RDPMC reads with this ECX, if it exists.
+    fn indexed(&self, ecx: u32) -> Option<u8>;
+
+    /// Returns every counter there is.
     fn counters(&self) -> CounterSet;
 
-    /// Which bits of counter `n` exist.
-    fn counter_mask(&self, n: u8) -> u64;
+    /// Returns `counters` as the global registers show them.
+    fn global_bits(counters: CounterSet) -> u64;
 
+    /// Returns what the global control register lets count after power-on reset.
+    fn gate_at_reset(&self) -> CounterSet;
+
+    /// Returns what the registers have counter `n` do.
     fn control(&self, n: u8) -> Control;
 
-    /// Counters that the global registers let count.
-    fn gate(&self) -> CounterSet;
+    /// Returns everything as one plain value.
+    fn save(&self, counted: &Counted) -> Self::State;
 
-    /// Whether the request of an interrupt stops all counters.
-    fn freezes(&self) -> bool {
-        false
-    }
+    /// Refuses a state that this capability cannot have come to.
+    fn check(&self, state: &Self::State) -> Result<(), Self::RestoreError>;
 
-    /// Stops all counters, if that is wanted of the request of an interrupt.
-    fn freeze(&mut self) {}
-
-    /// Writes the PEBS records of the overflows that wait for one.
-    fn record<V: Events, H: CounterHost<CounterConfig>>(pmu: &mut Pmu<Self, V>, host: &mut H) {
-        let _ = (pmu, host);
-    }
-
-    /// The groups of a PEBS record of counter `n`'s, beyond the basic one.
-    fn record_groups(&self, n: u8) -> u64 {
-        let _ = n;
-        0
-    }
+    /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
+    fn restore(&mut self, state: &Self::State) -> Counted;
 
     /// Whether the guest sees who has overflowed, until it clears that by itself.
     fn has_status(&self) -> bool {
         true
+    }
+
+    /// Returns what the request of a PMI stops the counters by; `None`: they go on.
+    fn freezing(&self) -> Option<Freeze> {
+        None
+    }
+
+    /// Returns the unit that writes PEBS records, where the guest has one.
+    fn pebs(&self) -> Option<&pebs::Unit> {
+        None
+    }
+
+    /// As [`pebs`](Self::pebs), to have it write.
+    fn pebs_mut(&mut self) -> Option<&mut pebs::Unit> {
+        None
     }
 }

@@ -26,7 +26,6 @@
 //! fabric counters: their bits in CPUID are clear. The Merge event, by which families 17H and later make one
 //! counter of two, makes both [`Lost`](crate::counter::CounterState::Lost).
 
-mod accesses;
 mod capability;
 mod msr;
 mod pmu;

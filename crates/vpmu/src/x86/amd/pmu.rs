@@ -2,10 +2,10 @@
 
 use super::{Capability, Registers};
 use crate::counter::Events;
-use crate::x86::pmu;
+use crate::x86::{pmu, registers};
 
 /// What a [`Pmu`] is, as opposed to what it holds.
-pub type PmuConfig = pmu::PmuConfig<Capability>;
+pub type PmuConfig = registers::PmuConfig<Capability>;
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
 ///

@@ -1,8 +1,12 @@
-//! The registers of one PMU, without its counters.
+//! The registers of one PMU, and what accesses of them mean.
+//!
+//! An MSR that the capability does not have is #GP(0). Nothing else is: AMD's processors ignore what is written to
+//! reserved bits, and to PerfCntrGlobalStatus, which is read-only (the PPRs' register descriptions).
 
-use super::{Capability, Interface, Msr, Pmu};
-use crate::counter::{CounterHost, CounterSet, Events, Lost, Slots};
-use crate::x86::{Control, CounterConfig, EventKind, RawPerfEvtSel, pmu};
+use super::{Capability, Interface, Msr, PmuState, RestoreError};
+use crate::counter::{CounterSet, Lost, Slots};
+use crate::x86::registers::{self, Control, Counted, Effect, Source};
+use crate::x86::{EventKind, RawPerfEvtSel};
 
 /// Bits of PERF_CTL that Intel's register does not have (APM vol. 2, 13.2.1).
 pub mod perf_ctl {
@@ -25,8 +29,6 @@ pub struct Registers {
     pub(super) capability: Capability,
     /// PERF_CTL.
     pub(super) selects: Slots<RawPerfEvtSel>,
-    /// PerfCntrGlobalCtl: all counters, where there is none.
-    pub(super) global: CounterSet,
 }
 
 /// AMD's event select has 12 bits.
@@ -35,8 +37,8 @@ fn select(raw: RawPerfEvtSel) -> u16 {
 }
 
 impl Registers {
-    /// Whether `n` is a counter that exists.
-    pub(super) fn existing(&self, n: u8) -> Option<u8> {
+    /// Returns `n`, if it is a counter that exists.
+    fn existing(&self, n: u8) -> Option<u8> {
         (n < self.capability.count()).then_some(n)
     }
 
@@ -45,56 +47,90 @@ impl Registers {
         let odd = self.selects[n | 1];
         select(odd) == perf_ctl::MERGE && odd.has(RawPerfEvtSel::EN)
     }
+
+    /// `None`: the interface does not have `msr`.
+    fn check_interface(&self, msr: Msr) -> Option<()> {
+        let since = match msr {
+            Msr::LegacyCtl(_) | Msr::LegacyCtr(_) => Interface::Legacy,
+            Msr::Ctl(_) | Msr::Ctr(_) => Interface::Core,
+            Msr::GlobalStatus | Msr::GlobalCtl | Msr::GlobalStatusClr | Msr::GlobalStatusSet => {
+                Interface::V2
+            }
+        };
+        (self.capability.interface >= since).then_some(())
+    }
 }
 
-impl pmu::Registers for Registers {
+impl registers::Registers for Registers {
     type Capability = Capability;
     type Msr = Msr;
-
-    /// Every counter is enabled globally, everything else is zero.
-    fn power_on(capability: Capability) -> Self {
-        Self {
-            selects: Slots::default(),
-            global: capability.counters(),
-            capability,
-        }
-    }
+    type State = PmuState;
+    type RestoreError = RestoreError;
 
     fn decode(address: u32) -> Option<Msr> {
         Msr::decode(address)
     }
 
-    fn read<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<V>,
-        msr: Msr,
-        host: &mut H,
-    ) -> Option<u64> {
-        pmu.read_existing(msr, host)
+    /// Everything is zero but the [gate](Self::gate_at_reset).
+    fn power_on(capability: Capability) -> Self {
+        Self {
+            selects: Slots::default(),
+            capability,
+        }
     }
 
-    fn write<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<V>,
-        msr: Msr,
-        value: u64,
-        host: &mut H,
-    ) -> Option<()> {
-        pmu.write_existing(msr, value, host)
-    }
-
-    fn indexed(&self, ecx: u32) -> Option<u8> {
-        u8::try_from(ecx).ok().and_then(|n| self.existing(n))
+    fn reset(&mut self) {
+        *self = Self::power_on(self.capability);
     }
 
     fn capability(&self) -> &Capability {
         &self.capability
     }
 
+    fn read(&self, msr: Msr) -> Option<Source> {
+        self.check_interface(msr)?;
+        Some(match msr {
+            Msr::LegacyCtl(n) | Msr::Ctl(n) => Source::Register(self.selects[self.existing(n)?].0),
+            Msr::LegacyCtr(n) | Msr::Ctr(n) => Source::Counter(self.existing(n)?),
+            Msr::GlobalStatus => Source::Status,
+            Msr::GlobalCtl => Source::Gate,
+            Msr::GlobalStatusClr | Msr::GlobalStatusSet => Source::Register(0),
+        })
+    }
+
+    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+        self.check_interface(msr)?;
+        let counters = CounterSet::from_bits(value as u32) & self.capability.counters();
+        Some(match msr {
+            Msr::LegacyCtl(n) | Msr::Ctl(n) => {
+                let n = self.existing(n)?;
+                self.selects[n] = RawPerfEvtSel(value & perf_ctl::EXISTING);
+                // An odd one may change what its even neighbour is.
+                Effect::Configure(CounterSet::of(n) | CounterSet::of(n & !1))
+            }
+            Msr::LegacyCtr(n) | Msr::Ctr(n) => Effect::Counter(self.existing(n)?, value & COUNTER),
+            Msr::GlobalStatus => Effect::Nothing,
+            Msr::GlobalCtl => Effect::Gate(counters),
+            Msr::GlobalStatusClr => Effect::ClearStatus(counters, 0),
+            Msr::GlobalStatusSet => Effect::SetStatus(counters, 0),
+        })
+    }
+
+    fn indexed(&self, ecx: u32) -> Option<u8> {
+        u8::try_from(ecx).ok().and_then(|n| self.existing(n))
+    }
+
     fn counters(&self) -> CounterSet {
         self.capability.counters()
     }
 
-    fn counter_mask(&self, _: u8) -> u64 {
-        COUNTER
+    fn global_bits(counters: CounterSet) -> u64 {
+        counters.bits().into()
+    }
+
+    /// Every counter: so it is, too, where no register says so.
+    fn gate_at_reset(&self) -> CounterSet {
+        self.capability.counters()
     }
 
     fn control(&self, n: u8) -> Control {
@@ -117,12 +153,22 @@ impl pmu::Registers for Registers {
             on: raw.has(RawPerfEvtSel::EN) && !restricted,
             interrupts: raw.has(RawPerfEvtSel::INT),
             records: false,
+            adaptive: false,
             unsupported: (merged || absent).then_some(Lost::Unsupported),
+            mask: COUNTER,
         }
     }
 
-    fn gate(&self) -> CounterSet {
-        self.global
+    fn save(&self, counted: &Counted) -> PmuState {
+        PmuState::save(self, counted)
+    }
+
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        state.check(&self.capability)
+    }
+
+    fn restore(&mut self, state: &PmuState) -> Counted {
+        state.restore(self)
     }
 
     fn has_status(&self) -> bool {

@@ -3,9 +3,10 @@
 use core::fmt;
 
 use super::registers::COUNTER;
-use super::{Interface, MAX_COUNTERS, Pmu, perf_ctl};
-use crate::counter::{CounterHost, CounterSet, Events, Model};
-use crate::x86::{CounterConfig, RawPerfEvtSel};
+use super::{Capability, Interface, MAX_COUNTERS, Registers, perf_ctl};
+use crate::counter::CounterSet;
+use crate::x86::RawPerfEvtSel;
+use crate::x86::registers::Counted;
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs with equal states
 /// are the same to their guests.
@@ -35,71 +36,56 @@ impl PmuState {
     pub const LAYOUT: u16 = 1;
 }
 
-impl<V: Events> Pmu<V> {
-    /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
-    ///
-    /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
-    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        self.settle(self.unsettled(), host);
-        self.apply(host);
-        let interface = self.registers.capability.interface;
+impl PmuState {
+    /// Returns what a guest can see of its registers and counters.
+    pub(super) fn save(registers: &Registers, counted: &Counted) -> Self {
+        let interface = registers.capability.interface;
         let global = |counters: CounterSet| match interface {
             Interface::Legacy | Interface::Core => 0,
             Interface::V2 => counters.bits().into(),
         };
-        let mut state = PmuState {
-            layout: PmuState::LAYOUT,
+        let mut state = Self {
+            layout: Self::LAYOUT,
             interface,
             perf_ctl: [0; MAX_COUNTERS as usize],
             perf_ctr: [0; MAX_COUNTERS as usize],
-            global_ctl: global(self.registers.global),
-            global_status: global(self.overflowed),
-            pmi_due: self.pmi_due,
+            global_ctl: global(counted.gate),
+            global_status: global(counted.overflowed),
+            pmi_due: counted.pmi_due,
         };
         for ((n, value), raw) in (0..).zip(&mut state.perf_ctr).zip(&mut state.perf_ctl) {
-            *value = self.bank.counters[n].value;
-            *raw = self.registers.selects[n].0;
+            *value = counted.values[n];
+            *raw = registers.selects[n].0;
         }
         state
     }
 
-    /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled counts at once.
-    ///
-    /// # Errors
-    ///
-    /// Refuses a state of another layout or interface, or with bits set that do not exist. This PMU is then as it
-    /// was.
-    pub fn restore<H: CounterHost<CounterConfig>>(
-        &mut self,
-        state: &PmuState,
-        host: &mut H,
-    ) -> Result<(), RestoreError> {
-        self.check_state(state)?;
-        self.reset(host);
-        for ((n, &value), &raw) in (0..).zip(&state.perf_ctr).zip(&state.perf_ctl) {
-            self.bank.counters[n].value = value;
-            self.registers.selects[n] = RawPerfEvtSel(raw);
+    /// Puts a state that was [checked](Self::check) into `registers`, and returns what is not theirs.
+    pub(super) fn restore(&self, registers: &mut Registers) -> Counted {
+        let mut counted = Counted {
+            pmi_due: self.pmi_due,
+            gate: registers.capability.counters(),
+            ..Counted::default()
+        };
+        for ((n, &value), &raw) in (0..).zip(&self.perf_ctr).zip(&self.perf_ctl) {
+            counted.values[n] = value;
+            registers.selects[n] = RawPerfEvtSel(raw);
         }
-        if state.interface >= Interface::V2 {
-            self.registers.global = CounterSet::from_bits(state.global_ctl as u32);
-            self.overflowed = CounterSet::from_bits(state.global_status as u32);
+        if self.interface >= Interface::V2 {
+            counted.gate = CounterSet::from_bits(self.global_ctl as u32);
+            counted.overflowed = CounterSet::from_bits(self.global_status as u32);
         }
-        self.pmi_due = state.pmi_due;
-        self.classify(self.implemented());
-        self.apply(host);
-        Ok(())
+        counted
     }
 
-    fn check_state(&self, state: &PmuState) -> Result<(), RestoreError> {
-        let capability = &self.registers.capability;
-        if state.layout != PmuState::LAYOUT {
-            return Err(RestoreError::Layout {
-                saved: state.layout,
-            });
+    /// Refuses a state of another layout or interface, or with bits set that do not exist.
+    pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
+        if self.layout != Self::LAYOUT {
+            return Err(RestoreError::Layout { saved: self.layout });
         }
-        if state.interface != capability.interface {
+        if self.interface != capability.interface {
             return Err(RestoreError::Interface {
-                saved: state.interface,
+                saved: self.interface,
                 offered: capability.interface,
             });
         }
@@ -110,17 +96,17 @@ impl<V: Events> Pmu<V> {
                 Err(RestoreError::Reserved { register, value })
             }
         };
-        for ((n, &value), &raw) in (0..).zip(&state.perf_ctr).zip(&state.perf_ctl) {
+        for ((n, &value), &raw) in (0..).zip(&self.perf_ctr).zip(&self.perf_ctl) {
             let when = |existing| if n < capability.count() { existing } else { 0 };
             fits("PERF_CTL", raw, when(perf_ctl::EXISTING))?;
             fits("PERF_CTR", value, when(COUNTER))?;
         }
-        let global = match state.interface {
+        let global = match self.interface {
             Interface::Legacy | Interface::Core => 0,
             Interface::V2 => capability.counters().bits().into(),
         };
-        fits("PerfCntrGlobalCtl", state.global_ctl, global)?;
-        fits("PerfCntrGlobalStatus", state.global_status, global)
+        fits("PerfCntrGlobalCtl", self.global_ctl, global)?;
+        fits("PerfCntrGlobalStatus", self.global_status, global)
     }
 }
 

@@ -1,11 +1,10 @@
 //! What a guest is told about its PMU, and all that follows from it.
 
-use super::config::fixed_index;
+use super::global_status;
 use super::{ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
-use super::{global_status, to_global};
 use crate::counter::CounterSet;
-use crate::x86::pebs::{self, misc_enable};
-use crate::x86::{ArchEvent, CpuidLeaf};
+use crate::x86::ArchEvent;
+use crate::x86::pebs;
 
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
 /// higher, and contain the earlier ones.
@@ -169,62 +168,6 @@ impl Capability {
         Ok(())
     }
 
-    /// CPUID leaf 0AH.
-    pub const fn leaf_0a(&self) -> CpuidLeaf {
-        let known = self.known_events();
-        let length = known.count_ones();
-        let count = self.fixed.trailing_ones();
-        let v5 = matches!(self.version, Version::V5);
-        CpuidLeaf {
-            eax: self.version.number() as u32
-                | (self.general as u32) << 8
-                | (self.general_width as u32) << 16
-                | length << 24,
-            ebx: !self.events & known,
-            ecx: if v5 { self.fixed } else { 0 },
-            // Bit 15: AnyThread is deprecated.
-            edx: count | (self.fixed_width as u32) << 5 | (v5 as u32) << 15,
-        }
-    }
-
-    /// CPUID leaf 23H, if it is offered: subleaf 0 says which others there are, 1 which counters, 3
-    /// which events.
-    pub const fn leaf_23(&self, subleaf: u32) -> CpuidLeaf {
-        let (eax, ebx) = match subleaf {
-            _ if !self.leaf_23 => (0, 0),
-            0 => (1 << 0 | 1 << 1 | 1 << 3, 0),
-            1 => (CounterSet::first(self.general).bits(), self.fixed),
-            3 => (self.events, 0),
-            _ => (0, 0),
-        };
-        CpuidLeaf {
-            eax,
-            ebx,
-            ecx: 0,
-            edx: 0,
-        }
-    }
-
-    /// The bits of CPUID.01H:ECX that say what this PMU has: DTES64 and PDCM.
-    pub const fn leaf_01_ecx(&self) -> u32 {
-        (self.pebs.is_some() as u32) << 2 | (self.pdcm as u32) << 15
-    }
-
-    /// The bits of CPUID.01H:EDX that say what this PMU has: DS.
-    pub const fn leaf_01_edx(&self) -> u32 {
-        (self.pebs.is_some() as u32) << 21
-    }
-
-    /// The bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
-    pub const fn misc_enable(&self) -> u64 {
-        misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)
-    }
-
-    /// The bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
-    pub const fn leaf_07_1_eax(&self) -> u32 {
-        (self.leaf_23 as u32) << 8
-    }
-
     /// IA32_PERF_CAPABILITIES.
     pub const fn perf_capabilities(&self) -> u64 {
         let pebs = perf_capabilities::PEBS_TRAP
@@ -313,6 +256,12 @@ impl Capability {
         !(to_global(self.counters()) | global_status::OVF_BUF | frozen)
     }
 
+    /// Bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
+    pub(super) const fn status_bits(&self) -> u64 {
+        let counters = to_global(self.counters());
+        !self.status_set_reserved() & !counters | global_status::COND_CHGD
+    }
+
     /// Reserved bits of IA32_DEBUGCTL.
     pub const fn debugctl_reserved(&self) -> u64 {
         // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
@@ -328,42 +277,32 @@ impl Capability {
             Version::V4 | Version::V5 => global_status::LBR_FRZ | global_status::CTR_FRZ,
         }
     }
-
-    /// Bits of CPUID.0AH:EBX that have a meaning: seven, or eight where topdown slots are there.
-    const fn known_events(&self) -> u32 {
-        if self.events & 0x80 != 0 { 0xff } else { 0x7f }
-    }
 }
 
-const fn when(exist: bool, bits: u64) -> u64 {
+/// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
+/// is a general one.
+pub(super) const fn fixed_index(counter: u8) -> Option<u8> {
+    counter.checked_sub(FIXED)
+}
+
+/// Returns counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
+pub(in crate::x86) const fn to_global(counters: CounterSet) -> u64 {
+    let bits = counters.bits();
+    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
+}
+
+/// The other way round. Bits that are no counter's are dropped.
+pub(super) const fn from_global(bits: u64) -> CounterSet {
+    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
+}
+
+pub(super) const fn when(exist: bool, bits: u64) -> u64 {
     if exist { bits } else { 0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn version_5_enumerates_fixed_counters_by_a_bitmap() {
-        let capability = Capability {
-            fixed: 0b1011,
-            events: 0xfd,
-            leaf_23: true,
-            ..Capability::new(Version::V5)
-        };
-        assert_eq!(capability.check(), Ok(()));
-        let leaf = capability.leaf_0a();
-        assert_eq!(leaf.eax, 0x0830_0805);
-        assert_eq!(leaf.ebx, 0x02, "instructions are not available");
-        assert_eq!(leaf.ecx, 0b1011);
-        assert_eq!(leaf.edx, 0x8000 | 48 << 5 | 2, "two without a gap");
-        assert_eq!(capability.leaf_23(0).eax, 0b1011);
-        assert_eq!(capability.leaf_23(1).eax, 0xff);
-        assert_eq!(capability.leaf_23(1).ebx, 0b1011);
-        assert_eq!(capability.leaf_23(3).eax, 0xfd);
-        assert_eq!(capability.leaf_23(2), CpuidLeaf::default());
-        assert_eq!(capability.leaf_07_1_eax(), 1 << 8);
-    }
 
     #[test]
     fn versions_come_from_cpuid() {

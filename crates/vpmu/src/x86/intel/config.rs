@@ -1,6 +1,6 @@
 //! What a counter is told to count: the raw registers.
 
-use super::{FIXED, Version};
+use super::Version;
 use crate::x86::{CounterConfig, EventKind, RawPerfEvtSel};
 
 impl RawPerfEvtSel {
@@ -82,12 +82,6 @@ pub mod fixed_ctrl {
             only_c0: false,
         }
     }
-}
-
-/// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
-/// is a general one.
-pub(super) const fn fixed_index(counter: u8) -> Option<u8> {
-    counter.checked_sub(FIXED)
 }
 
 #[cfg(test)]

@@ -30,9 +30,9 @@
 //! Last-branch records, performance metrics and the uncore: their bits are reserved, so a guest that looks
 //! finds a processor without them. [`pebs`](crate::x86::pebs) is offered where the capability has it.
 
-mod accesses;
 mod capability;
 mod config;
+mod cpuid;
 mod error;
 mod msr;
 mod pmu;
@@ -40,9 +40,10 @@ mod registers;
 mod save;
 mod state;
 
-use crate::counter::CounterSet;
 pub use crate::x86::RawPerfEvtSel;
 
+use capability::from_global;
+pub(super) use capability::to_global;
 pub use capability::{Capability, Version, perf_capabilities};
 pub use config::fixed_ctrl;
 pub use error::ConfigError;
@@ -58,24 +59,14 @@ pub const MAX_GENERAL: u8 = 8;
 /// No PMU here has more fixed counters: 0 to 6 have a meaning.
 pub const MAX_FIXED: u8 = 7;
 
-/// The number that fixed counter 0 has in [`CounterSet`]s and for a host; the others follow.
+/// The number that fixed counter 0 has in [`CounterSet`](crate::counter::CounterSet)s and for a host; the others follow.
 /// General counters begin at 0.
 pub const FIXED: u8 = 16;
-
-/// Counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
-pub(super) const fn to_global(counters: CounterSet) -> u64 {
-    let bits = counters.bits();
-    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
-}
-
-/// The other way round. Bits that are no counter's are dropped.
-const fn from_global(bits: u64) -> CounterSet {
-    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
-}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counter::CounterSet;
 
     #[test]
     fn counters_have_their_places_in_the_global_registers() {

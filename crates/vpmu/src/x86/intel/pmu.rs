@@ -2,10 +2,10 @@
 
 use super::{Capability, ConfigError, Registers};
 use crate::counter::Events;
-use crate::x86::pmu;
+use crate::x86::{pmu, registers};
 
 /// What a [`Pmu`] is, as opposed to what it holds.
-pub type PmuConfig = pmu::PmuConfig<Capability>;
+pub type PmuConfig = registers::PmuConfig<Capability>;
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
 ///
@@ -83,6 +83,6 @@ impl<V: Events> Pmu<V> {
 
     /// IA32_DEBUGCTL, for whoever implements its other bits.
     pub const fn debugctl(&self) -> u64 {
-        self.registers.debugctl
+        self.registers().debugctl
     }
 }

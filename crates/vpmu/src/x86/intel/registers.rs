@@ -1,49 +1,150 @@
-//! The registers of one PMU, without its counters.
+//! The registers of one PMU, and what accesses of them mean.
+//!
+//! A set bit that is reserved, an MSR that the capability lacks, and a write of a read-only MSR are
+//! #GP(0), as the SDM has it for WRMSR and RDMSR. Only the high half of a write to IA32_PMCx is
+//! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
-use super::config::fixed_index;
-use super::{Capability, FIXED, Msr, Pmu, Version, debugctl, fixed_ctrl, global_status, to_global};
-use crate::counter::{CounterHost, CounterSet, Events, Lost, Slots};
-use crate::x86::{Control, CounterConfig, EventKind, RawPerfEvtSel, pebs, pmu};
+use super::capability::fixed_index;
+use super::{
+    Capability, FIXED, Msr, PmuState, RestoreError, Version, debugctl, fixed_ctrl, from_global,
+    to_global,
+};
+use crate::counter::{CounterSet, Lost, Slots};
+use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
+use crate::x86::{EventKind, RawPerfEvtSel, pebs};
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
 pub struct Registers {
-    pub(in crate::x86) capability: Capability,
+    pub(super) capability: Capability,
     /// IA32_PERFEVTSELx.
     pub(super) selects: Slots<RawPerfEvtSel>,
     /// IA32_FIXED_CTR_CTRL.
     pub(super) fixed_ctrl: u64,
-    /// IA32_PERF_GLOBAL_CTRL.
-    pub(super) global: CounterSet,
-    /// Bits in IA32_PERF_GLOBAL_STATUS that are no counter's.
-    pub(super) status: u64,
     pub(super) debugctl: u64,
-    pub(in crate::x86) pebs: pebs::Registers,
+    /// There where the capability has PEBS.
+    pub(super) pebs: Option<pebs::Unit>,
 }
 
-impl pmu::Registers for Registers {
+impl registers::Registers for Registers {
     type Capability = Capability;
     type Msr = Msr;
+    type State = PmuState;
+    type RestoreError = RestoreError;
 
     fn decode(address: u32) -> Option<Msr> {
         Msr::decode(address)
     }
 
-    fn read<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<V>,
-        msr: Msr,
-        host: &mut H,
-    ) -> Option<u64> {
-        pmu.read_existing(msr, host)
+    /// Everything is zero but the [gate](Self::gate_at_reset).
+    fn power_on(capability: Capability) -> Self {
+        Self {
+            capability,
+            selects: Slots::default(),
+            fixed_ctrl: 0,
+            debugctl: 0,
+            pebs: capability.pebs.map(|_| pebs::Unit::default()),
+        }
     }
 
-    fn write<V: Events, H: CounterHost<CounterConfig>>(
-        pmu: &mut Pmu<V>,
-        msr: Msr,
-        value: u64,
-        host: &mut H,
-    ) -> Option<()> {
-        pmu.write_existing(msr, value, host)
+    fn reset(&mut self) {
+        *self = Self {
+            pebs: self.pebs.as_ref().map(pebs::Unit::reset),
+            ..Self::power_on(self.capability)
+        };
+    }
+
+    fn capability(&self) -> &Capability {
+        &self.capability
+    }
+
+    fn read(&self, msr: Msr) -> Option<Source> {
+        Some(Source::Register(match msr {
+            Msr::Pmc(n) => return Some(Source::Counter(self.general(n)?)),
+            Msr::FullWidthPmc(n) => return Some(Source::Counter(self.full_width(n)?)),
+            Msr::FixedCtr(n) => return Some(Source::Counter(self.fixed(n)?)),
+            Msr::GlobalStatus => return Some(Source::Status),
+            Msr::GlobalCtrl => return Some(Source::Gate),
+            Msr::PerfEvtSel(n) => self.selects[self.general(n)?].0,
+            Msr::FixedCtrCtrl => self.fixed_ctrl,
+            Msr::GlobalOvfCtrl => 0,
+            Msr::GlobalStatusSet => self.since_v4(0)?,
+            Msr::GlobalInuse => self.since_v4(self.in_use())?,
+            Msr::PerfCapabilities => {
+                let pdcm = self.capability.pdcm;
+                pdcm.then(|| self.capability.perf_capabilities())?
+            }
+            Msr::DebugCtl => self.debugctl,
+            Msr::PebsEnable => self.pebs.as_ref()?.registers.enable,
+            Msr::PebsDataCfg => self.pebs.as_ref()?.registers.data_cfg,
+            Msr::DsArea => self.pebs.as_ref()?.registers.ds_area,
+        }))
+    }
+
+    fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
+        let capability = &self.capability;
+        let fits = |reserved: u64| (value & reserved == 0).then_some(());
+        // Counters' bits anywhere in a global register, whether or not they exist.
+        let others = value & !to_global(CounterSet::from_bits(u32::MAX));
+        Some(match msr {
+            Msr::PerfEvtSel(n) => {
+                let n = self.general(n)?;
+                fits(capability.perfevtsel_reserved())?;
+                self.selects[n] = RawPerfEvtSel(value);
+                Effect::Configure(CounterSet::of(n))
+            }
+            Msr::Pmc(n) => {
+                let n = self.general(n)?;
+                let extended = i64::from(value as u32 as i32) as u64;
+                Effect::Counter(n, extended & capability.counter_mask(n))
+            }
+            Msr::FullWidthPmc(n) => self.counter(self.full_width(n)?, value)?,
+            Msr::FixedCtr(n) => self.counter(self.fixed(n)?, value)?,
+            Msr::FixedCtrCtrl => {
+                fits(capability.fixed_ctrl_reserved())?;
+                self.fixed_ctrl = value;
+                Effect::Configure(from_global(!0 << 32))
+            }
+            Msr::GlobalCtrl => {
+                fits(capability.global_ctrl_reserved())?;
+                Effect::Gate(from_global(value))
+            }
+            Msr::GlobalOvfCtrl => {
+                fits(capability.ovf_ctrl_reserved())?;
+                Effect::ClearStatus(from_global(value), others)
+            }
+            Msr::GlobalStatusSet => {
+                self.since_v4(0)?;
+                fits(capability.status_set_reserved())?;
+                Effect::SetStatus(from_global(value), others)
+            }
+            Msr::DebugCtl => {
+                fits(capability.debugctl_reserved())?;
+                match core::mem::replace(&mut self.debugctl, value) == value {
+                    true => Effect::Nothing,
+                    false => Effect::Freezing,
+                }
+            }
+            Msr::PebsEnable => {
+                let all = capability.counters();
+                let reserved = capability.global_ctrl_reserved();
+                let registers = &mut self.pebs.as_mut()?.registers;
+                fits(reserved)?;
+                registers.enable = value;
+                Effect::Configure(all)
+            }
+            Msr::PebsDataCfg => {
+                fits(capability.pebs?.data_cfg_reserved())?;
+                self.pebs.as_mut()?.registers.data_cfg = value;
+                Effect::RecordGroups
+            }
+            Msr::DsArea => {
+                capability.pebs?.is_linear(value).then_some(())?;
+                self.pebs.as_mut()?.registers.ds_area = value;
+                Effect::Nothing
+            }
+            Msr::GlobalStatus | Msr::GlobalInuse | Msr::PerfCapabilities => return None,
+        })
     }
 
     fn indexed(&self, ecx: u32) -> Option<u8> {
@@ -54,45 +155,21 @@ impl pmu::Registers for Registers {
         }
     }
 
-    /// General counters are enabled globally (SDM vol. 3A, table 10-1), everything else is zero.
-    fn power_on(capability: Capability) -> Self {
-        Self {
-            capability,
-            selects: Slots::default(),
-            fixed_ctrl: 0,
-            global: CounterSet::first(capability.general),
-            status: 0,
-            debugctl: 0,
-            pebs: pebs::Registers::default(),
-        }
-    }
-
-    fn record<V: Events, H: CounterHost<CounterConfig>>(pmu: &mut Pmu<V>, host: &mut H) {
-        pmu.record(host);
-    }
-
-    fn record_groups(&self, n: u8) -> u64 {
-        let adaptive = match fixed_index(n) {
-            Some(fixed) => self.fixed_ctrl & fixed_ctrl::adaptive(fixed) != 0,
-            None => self.selects[n].has(RawPerfEvtSel::ADAPTIVE),
-        };
-        if adaptive { self.pebs.data_cfg } else { 0 }
-    }
-
-    fn capability(&self) -> &Capability {
-        &self.capability
-    }
-
     fn counters(&self) -> CounterSet {
         self.capability.counters()
     }
 
-    fn counter_mask(&self, n: u8) -> u64 {
-        self.capability.counter_mask(n)
+    fn global_bits(counters: CounterSet) -> u64 {
+        to_global(counters)
+    }
+
+    /// General counters are enabled globally (SDM vol. 3A, table 10-1).
+    fn gate_at_reset(&self) -> CounterSet {
+        CounterSet::first(self.capability.general)
     }
 
     fn control(&self, n: u8) -> Control {
-        let (event, on, interrupts, any_thread) = match fixed_index(n) {
+        let (event, on, interrupts, any_thread, adaptive) = match fixed_index(n) {
             Some(fixed) => {
                 let has = |bit| fixed_ctrl::field(self.fixed_ctrl, fixed) & bit != 0;
                 (
@@ -100,6 +177,7 @@ impl pmu::Registers for Registers {
                     true,
                     has(fixed_ctrl::PMI),
                     has(fixed_ctrl::ANY_THREAD),
+                    self.fixed_ctrl & fixed_ctrl::adaptive(fixed) != 0,
                 )
             }
             None => {
@@ -109,6 +187,7 @@ impl pmu::Registers for Registers {
                     raw.has(RawPerfEvtSel::EN),
                     raw.has(RawPerfEvtSel::INT),
                     raw.has(RawPerfEvtSel::ANY_THREAD),
+                    raw.has(RawPerfEvtSel::ADAPTIVE),
                 )
             }
         };
@@ -118,57 +197,98 @@ impl pmu::Registers for Registers {
             (EventKind::General { .. }, Some(event)) => !self.capability.has_event(event),
             _ => false,
         };
+        let recorded = (self.pebs.as_ref()).map_or(0, |pebs| pebs.registers.enable);
         Control {
             event,
             on,
             interrupts,
-            records: to_global(CounterSet::of(n)) & self.pebs.enable != 0,
+            records: to_global(CounterSet::of(n)) & recorded != 0,
+            adaptive,
             // The other threads of the core are not the guest's, whatever it is told.
             unsupported: (any_thread || absent).then_some(Lost::Unsupported),
+            mask: self.capability.counter_mask(n),
         }
     }
 
-    fn gate(&self) -> CounterSet {
-        if self.status & global_status::CTR_FRZ != 0 {
-            return CounterSet::EMPTY;
-        }
-        self.global
+    fn save(&self, counted: &Counted) -> PmuState {
+        PmuState::save(self, counted)
     }
 
-    fn freezes(&self) -> bool {
-        self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
+        state.check(&self.capability)
+    }
+
+    fn restore(&mut self, state: &PmuState) -> Counted {
+        state.restore(self)
     }
 
     /// SDM 19.4.7.
-    fn freeze(&mut self) {
-        if !self.freezes() {
-            return;
-        }
-        if self.capability.version >= Version::V4 {
-            self.status |= global_status::CTR_FRZ;
-        } else {
-            self.global = CounterSet::EMPTY;
-        }
+    fn freezing(&self) -> Option<Freeze> {
+        let style = match self.capability.version {
+            Version::V2 | Version::V3 => Freeze::Gate,
+            Version::V4 | Version::V5 => Freeze::Status,
+        };
+        (self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0).then_some(style)
+    }
+
+    fn pebs(&self) -> Option<&pebs::Unit> {
+        self.pebs.as_ref()
+    }
+
+    fn pebs_mut(&mut self) -> Option<&mut pebs::Unit> {
+        self.pebs.as_mut()
     }
 }
 
 impl Registers {
-    /// The guest's PEBS buffer has filled up to its threshold.
-    pub(in crate::x86) fn set_buffer_overflow(&mut self) {
-        self.status |= global_status::OVF_BUF;
-    }
-
-    /// The number of general counter `n`, if it exists.
-    pub(super) fn general(&self, n: u8) -> Option<u8> {
+    /// Returns the number of general counter `n`, if it exists.
+    fn general(&self, n: u8) -> Option<u8> {
         (n < self.capability.general).then_some(n)
     }
 
-    /// The number of fixed counter `n`, if it exists.
-    pub(super) fn fixed(&self, n: u8) -> Option<u8> {
+    /// Returns the number of fixed counter `n`, if it exists.
+    fn fixed(&self, n: u8) -> Option<u8> {
         let counter = n.checked_add(FIXED)?;
         self.capability
             .counters()
             .contains(counter)
             .then_some(counter)
+    }
+
+    /// Returns the number of general counter `n`, if it exists and can be written in full width.
+    fn full_width(&self, n: u8) -> Option<u8> {
+        self.general(n)
+            .filter(|_| self.capability.full_width_writes)
+    }
+
+    /// Says what it does to write all of counter `n`.
+    fn counter(&self, n: u8, value: u64) -> Option<Effect> {
+        let fits = value & !self.capability.counter_mask(n) == 0;
+        fits.then_some(Effect::Counter(n, value))
+    }
+
+    fn since_v4(&self, value: u64) -> Option<u64> {
+        (self.capability.version >= Version::V4).then_some(value)
+    }
+
+    /// Returns IA32_PERF_GLOBAL_INUSE: counters with an event select or an enable field that is not
+    /// zero, and bit 63 if a counter asks for an interrupt or for records (SDM 20.2.4.3).
+    fn in_use(&self) -> u64 {
+        use registers::Registers as _;
+        let mut used = CounterSet::EMPTY;
+        let mut reported = false;
+        for n in self.counters() {
+            let is_used = match fixed_index(n) {
+                Some(fixed) => {
+                    let field = fixed_ctrl::field(self.fixed_ctrl, fixed);
+                    field & (fixed_ctrl::OS | fixed_ctrl::USR) != 0
+                }
+                None => self.selects[n].select() != 0,
+            };
+            used.put(n, is_used);
+            let control = self.control(n);
+            reported |= control.interrupts || control.records;
+        }
+        to_global(used) | u64::from(reported) << 63
     }
 }

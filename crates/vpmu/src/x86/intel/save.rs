@@ -1,153 +1,140 @@
-//! A PMU as a value.
+//! A PMU as a value: how it is taken and put back.
 
-use super::{FIXED, Pmu, PmuState, RawPerfEvtSel, RestoreError, from_global, to_global};
-use crate::counter::{CounterHost, Events, Model};
-use crate::x86::{CounterConfig, pebs};
+use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers, RestoreError};
+use super::{from_global, to_global};
+use crate::x86::pebs;
+use crate::x86::registers::Counted;
 
-impl<V: Events> Pmu<V> {
-    /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
-    ///
-    /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
-    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        self.settle(self.unsettled(), host);
-        self.apply(host);
-        let capability = &self.registers.capability;
-        let mut state = PmuState {
-            layout: PmuState::LAYOUT,
+impl PmuState {
+    /// Returns what a guest can see of its registers and counters.
+    pub(super) fn save(registers: &Registers, counted: &Counted) -> Self {
+        let capability = &registers.capability;
+        let pebs =
+            (registers.pebs.as_ref()).map_or_else(pebs::Registers::default, |unit| unit.registers);
+        let mut state = Self {
+            layout: Self::LAYOUT,
             version: capability.version,
             general: (capability.general, capability.general_width),
             fixed: (capability.fixed, capability.fixed_width),
             perfevtsel: [0; 8],
             pmc: [0; 8],
             fixed_ctr: [0; 7],
-            fixed_ctr_ctrl: self.registers.fixed_ctrl,
-            global_ctrl: to_global(self.registers.global),
-            global_status: to_global(self.overflowed) | self.registers.status,
-            debugctl: self.registers.debugctl,
-            pmi_due: self.pmi_due,
-            pebs_enable: self.registers.pebs.enable,
-            pebs_data_cfg: self.registers.pebs.data_cfg,
-            ds_area: self.registers.pebs.ds_area,
+            fixed_ctr_ctrl: registers.fixed_ctrl,
+            global_ctrl: to_global(counted.gate),
+            global_status: to_global(counted.overflowed) | counted.status,
+            debugctl: registers.debugctl,
+            pmi_due: counted.pmi_due,
+            pebs_enable: pebs.enable,
+            pebs_data_cfg: pebs.data_cfg,
+            ds_area: pebs.ds_area,
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
-            *value = self.bank.counters[n].value;
-            *raw = self.registers.selects[n].0;
+            *value = counted.values[n];
+            *raw = registers.selects[n].0;
         }
         for (n, value) in (FIXED..).zip(&mut state.fixed_ctr) {
-            *value = self.bank.counters[n].value;
+            *value = counted.values[n];
         }
         state
     }
 
-    /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
-    /// counts at once.
-    ///
-    /// # Errors
-    ///
-    /// Refuses a state of another layout, version or set of counters, or with bits set that do not
-    /// exist. This PMU is then as it was.
-    pub fn restore<H: CounterHost<CounterConfig>>(
-        &mut self,
-        state: &PmuState,
-        host: &mut H,
-    ) -> Result<(), RestoreError> {
-        self.check(state)?;
-        self.reset(host);
-        for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
-            self.bank.counters[n].value = value;
-            self.registers.selects[n] = RawPerfEvtSel(raw);
-        }
-        for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
-            self.bank.counters[n].value = value;
-        }
-        self.registers.fixed_ctrl = state.fixed_ctr_ctrl;
-        self.registers.global = from_global(state.global_ctrl);
-        self.overflowed = from_global(state.global_status);
-        self.registers.status = state.global_status & self.status_bits();
-        self.registers.debugctl = state.debugctl;
-        self.registers.pebs = pebs::Registers {
-            enable: state.pebs_enable,
-            data_cfg: state.pebs_data_cfg,
-            ds_area: state.ds_area,
+    /// Puts a state that was [checked](Self::check) into `registers`, and returns what is not theirs.
+    pub(super) fn restore(&self, registers: &mut Registers) -> Counted {
+        let mut counted = Counted {
+            gate: from_global(self.global_ctrl),
+            overflowed: from_global(self.global_status),
+            status: self.global_status & registers.capability.status_bits(),
+            pmi_due: self.pmi_due,
+            ..Counted::default()
         };
-        self.pmi_due = state.pmi_due;
-        self.classify(self.implemented());
-        self.apply(host);
-        Ok(())
+        for ((n, &value), &raw) in (0..).zip(&self.pmc).zip(&self.perfevtsel) {
+            counted.values[n] = value;
+            registers.selects[n] = RawPerfEvtSel(raw);
+        }
+        for (n, &value) in (FIXED..).zip(&self.fixed_ctr) {
+            counted.values[n] = value;
+        }
+        registers.fixed_ctrl = self.fixed_ctr_ctrl;
+        registers.debugctl = self.debugctl;
+        if let Some(unit) = &mut registers.pebs {
+            unit.registers = pebs::Registers {
+                enable: self.pebs_enable,
+                data_cfg: self.pebs_data_cfg,
+                ds_area: self.ds_area,
+            };
+        }
+        counted
     }
 
-    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        let capability = &self.registers.capability;
-        if !(PmuState::OLDEST_LAYOUT..=PmuState::LAYOUT).contains(&state.layout) {
-            return Err(RestoreError::Layout {
-                saved: state.layout,
-            });
+    /// Refuses a state of another layout, version or set of counters, or with bits set that do not exist.
+    pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
+        if self.layout != Self::LAYOUT {
+            return Err(RestoreError::Layout { saved: self.layout });
         }
-        if state.version != capability.version {
+        if self.version != capability.version {
             return Err(RestoreError::Version {
-                saved: state.version,
+                saved: self.version,
                 offered: capability.version,
             });
         }
         let offered = (capability.general, capability.general_width);
-        if state.general != offered {
+        if self.general != offered {
             return Err(RestoreError::General {
-                saved: state.general,
+                saved: self.general,
                 offered,
             });
         }
         let offered = (capability.fixed, capability.fixed_width);
-        if state.fixed != offered {
+        if self.fixed != offered {
             return Err(RestoreError::Fixed {
-                saved: state.fixed,
+                saved: self.fixed,
                 offered,
             });
         }
         let exists = |n, reserved| {
-            if self.implemented().contains(n) {
+            if capability.counters().contains(n) {
                 reserved
             } else {
                 u64::MAX
             }
         };
-        for ((n, &value), &raw) in (0..).zip(&state.pmc).zip(&state.perfevtsel) {
+        for ((n, &value), &raw) in (0..).zip(&self.pmc).zip(&self.perfevtsel) {
             let types = exists(n, capability.perfevtsel_reserved());
             fits("IA32_PERFEVTSELx", raw, types)?;
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_PMCx", value, values)?;
         }
-        for (n, &value) in (FIXED..).zip(&state.fixed_ctr) {
+        for (n, &value) in (FIXED..).zip(&self.fixed_ctr) {
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_FIXED_CTRx", value, values)?;
         }
         let fixed_ctrl = capability.fixed_ctrl_reserved();
-        fits("IA32_FIXED_CTR_CTRL", state.fixed_ctr_ctrl, fixed_ctrl)?;
+        fits("IA32_FIXED_CTR_CTRL", self.fixed_ctr_ctrl, fixed_ctrl)?;
         let global = capability.global_ctrl_reserved();
-        fits("IA32_PERF_GLOBAL_CTRL", state.global_ctrl, global)?;
-        let status = !(self.status_bits() | to_global(self.implemented()));
-        fits("IA32_PERF_GLOBAL_STATUS", state.global_status, status)?;
+        fits("IA32_PERF_GLOBAL_CTRL", self.global_ctrl, global)?;
+        let status = !(capability.status_bits() | to_global(capability.counters()));
+        fits("IA32_PERF_GLOBAL_STATUS", self.global_status, status)?;
         fits(
             "IA32_DEBUGCTL",
-            state.debugctl,
+            self.debugctl,
             capability.debugctl_reserved(),
         )?;
-        self.check_pebs(state)
+        self.check_pebs(capability)
     }
 
-    fn check_pebs(&self, state: &PmuState) -> Result<(), RestoreError> {
-        let capability = &self.registers.capability;
+    fn check_pebs(&self, capability: &Capability) -> Result<(), RestoreError> {
         let (enable, groups, is_linear) = match capability.pebs {
             Some(pebs) => (
                 capability.global_ctrl_reserved(),
                 pebs.data_cfg_reserved(),
-                pebs.is_linear(state.ds_area),
+                pebs.is_linear(self.ds_area),
             ),
-            None => (u64::MAX, u64::MAX, state.ds_area == 0),
+            None => (u64::MAX, u64::MAX, self.ds_area == 0),
         };
-        fits("IA32_PEBS_ENABLE", state.pebs_enable, enable)?;
-        fits("MSR_PEBS_DATA_CFG", state.pebs_data_cfg, groups)?;
+        fits("IA32_PEBS_ENABLE", self.pebs_enable, enable)?;
+        fits("MSR_PEBS_DATA_CFG", self.pebs_data_cfg, groups)?;
         let area = if is_linear { 0 } else { u64::MAX };
-        fits("IA32_DS_AREA", state.ds_area, area)
+        fits("IA32_DS_AREA", self.ds_area, area)
     }
 }
 

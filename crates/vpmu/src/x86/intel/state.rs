@@ -36,22 +36,16 @@ pub struct PmuState {
     /// A PMI has been requested and not taken.
     pub pmi_due: bool,
     /// IA32_PEBS_ENABLE.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub pebs_enable: u64,
     /// MSR_PEBS_DATA_CFG.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub pebs_data_cfg: u64,
     /// IA32_DS_AREA.
-    #[cfg_attr(feature = "serde", serde(default))]
     pub ds_area: u64,
 }
 
 impl PmuState {
-    /// The layout this engine writes.
+    /// The layout this engine writes and reads.
     pub const LAYOUT: u16 = 3;
-    /// The oldest layout that this engine reads. It lacks the registers of PEBS, which are then zero: a format that
-    /// describes itself leaves them out.
-    pub const OLDEST_LAYOUT: u16 = 2;
 }
 
 /// Why a saved PMU cannot go on here.
@@ -98,8 +92,7 @@ impl fmt::Display for RestoreError {
         match self {
             Self::Layout { saved } => write!(
                 f,
-                "restore a PMU state of layout {saved}: this engine reads {} to {}",
-                PmuState::OLDEST_LAYOUT,
+                "restore a PMU state of layout {saved}: this engine reads {}",
                 PmuState::LAYOUT
             ),
             Self::Version { saved, offered } => {

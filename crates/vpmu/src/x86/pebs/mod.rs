@@ -43,14 +43,14 @@ mod area;
 mod guest;
 mod record;
 mod registers;
-mod sample;
 mod sampling;
+mod unit;
 
 pub use guest::{Fault, GeneralRegisters, Guest, Place};
 pub use record::data_cfg;
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
-pub(super) use sampling::Sampling;
+pub use unit::Unit;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

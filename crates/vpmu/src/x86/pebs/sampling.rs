@@ -24,10 +24,10 @@ use core::num::NonZeroU64;
 
 use super::area::Area;
 use super::record::{BASIC, basic};
-use super::{Fault, Place};
-use crate::counter::{CounterHost, CounterSet, Events, FAR, Model, Slots, Taken, count};
-use crate::x86::pmu::Registers;
-use crate::x86::{CounterConfig, Pmu, Ring, intel};
+use super::{Fault, Place, Unit};
+use crate::counter::{CounterHost, CounterSet, Events, FAR, Slots, Taken, count};
+use crate::x86::counters::Counters;
+use crate::x86::{CounterConfig, Ring, intel, status};
 
 /// The least number of records up to the threshold for which sampling pays. Linux has one where it wants an interrupt
 /// for each record, and else hundreds.
@@ -60,7 +60,7 @@ impl Sampled {
 
 /// The counters that the host samples.
 #[derive(Clone, Debug, Default)]
-pub(in crate::x86) struct Sampling {
+pub(super) struct Sampling {
     counters: CounterSet,
     slots: Slots<Sampled>,
     /// Records that fit up to the threshold, as far as is known.
@@ -69,12 +69,12 @@ pub(in crate::x86) struct Sampling {
 
 impl Sampling {
     /// Counters that are sampled.
-    pub(in crate::x86) const fn counters(&self) -> CounterSet {
+    pub(super) const fn counters(&self) -> CounterSet {
         self.counters
     }
 
     /// In how many events a report of `n` is due, whose next overflow comes after `distance`.
-    pub(in crate::x86) fn due(&self, n: u8, distance: u64) -> u64 {
+    fn due(&self, n: u8, distance: u64) -> u64 {
         if !self.counters.contains(n) {
             return distance;
         }
@@ -108,21 +108,68 @@ impl Sampling {
     }
 }
 
-impl<V: Events> intel::Pmu<V> {
+impl Unit {
+    /// Returns in how many events a report of `n` is due, whose next overflow comes after `distance`.
+    pub(in crate::x86) fn report_due(&self, n: u8, distance: u64) -> u64 {
+        self.sampling.due(n, distance)
+    }
+
+    /// Takes note of the periods of the sampled counters that are over. What makes another of their period comes after
+    /// that: samples tell of overflows before their counter is read.
+    pub(in crate::x86) fn settle_sampled<V: Events, H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: &mut Counters<V>,
+        host: &mut H,
+    ) {
+        self.settle_these(self.sampling.counters, counters, host);
+    }
+
+    /// The next overflow of each of `concerned` is an exit again.
+    pub(in crate::x86) fn end_sampling<V: Events, H: CounterHost<CounterConfig>>(
+        &mut self,
+        concerned: CounterSet,
+        counters: &Counters<V>,
+        host: &mut H,
+    ) {
+        for n in concerned & self.sampling.counters {
+            self.sampling.counters.remove(n);
+            if counters.is_backed(n) {
+                let _ = host.sample(n, None);
+            }
+        }
+    }
+
+    /// Ends the sampling of counters that must not be sampled any more, as the guest has changed registers.
+    pub(in crate::x86) fn end_unfit_sampling<V: Events, H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: &Counters<V>,
+        host: &mut H,
+    ) {
+        let mut unfit = CounterSet::EMPTY;
+        for n in self.sampling.counters {
+            // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each
+            // switch of tasks.
+            let fits = counters.recording().contains(n) || !counters.enabled().contains(n);
+            unfit.put(n, !fits || self.groups(n, counters) != 0);
+        }
+        self.end_sampling(unfit, counters, host);
+    }
+
     /// Has the host sample `n` from now on, which has just gone on from `reset`, if that is possible and pays.
-    pub(super) fn begin_sampling<H: CounterHost<CounterConfig>>(
+    pub(super) fn begin_sampling<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
         n: u8,
         reset: u64,
         area: &Area,
+        counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        let pays = self.registers.record_groups(n) == 0 && area.up_to_threshold() >= MANY;
+        let pays = self.groups(n, counters) == 0 && area.up_to_threshold() >= MANY;
         // A policy that makes events anew has taken this one away.
-        if !pays || !self.bank.hosted.backed().contains(n) {
+        if !pays || !counters.is_backed(n) {
             return;
         }
-        let Some(period) = self.period(n, reset).filter(|period| period.get() < FAR) else {
+        let Some(period) = period(n, reset, counters).filter(|period| period.get() < FAR) else {
             return;
         };
         let capacity = host.sample(n, Some(period));
@@ -136,65 +183,66 @@ impl<V: Events> intel::Pmu<V> {
             ..Sampled::default()
         };
         self.sampling.room = area.left();
-        self.divide_room(host);
+        self.divide_room(counters, host);
     }
 
     /// Gives each sampled counter its share of the room, if one has none. A report is asked for from what has been
     /// counted, so all of them are read.
-    fn divide_room<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+    fn divide_room<V: Events, H: CounterHost<CounterConfig>>(
+        &mut self,
+        counters: &mut Counters<V>,
+        host: &mut H,
+    ) {
         if !self.sampling.is_used_up() {
             return;
         }
-        self.settle_sampled(self.sampling.counters, host);
+        self.settle_sampled(counters, host);
         self.sampling.divide();
     }
 
-    /// Takes note of the periods of `counters`, all of them sampled, that are over. What makes another of their period
-    /// comes after that: samples tell of overflows before their counter is read.
-    pub(in crate::x86) fn settle_sampled<H: CounterHost<CounterConfig>>(
+    /// As [`settle_sampled`](Self::settle_sampled), for `concerned`, all of them sampled.
+    fn settle_these<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
-        counters: CounterSet,
+        concerned: CounterSet,
+        counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        for n in counters {
-            let counted = self.bank.hosted.collect(n, host);
-            self.take(n, counted);
-            if self.unrecorded.contains(n) {
-                self.unrecorded.remove(n);
-                self.pass_sampled(n);
+        for n in concerned {
+            counters.collect(n, host);
+            if counters.take_unrecorded_of(n) {
+                self.pass_sampled(n, counters);
             }
         }
     }
 
     /// The next overflow of `n`, which is sampled, is an exit again: its period has become another, or the host samples
     /// no more.
-    fn leave_sampling<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+    fn leave_sampling<V: Events, H: CounterHost<CounterConfig>>(
+        &mut self,
+        n: u8,
+        counters: &mut Counters<V>,
+        host: &mut H,
+    ) {
         let only = CounterSet::of(n) & self.sampling.counters;
-        self.settle_sampled(only, host);
-        self.end_sampling(only, host);
-    }
-
-    /// The period that `reset` makes of counter `n`; `None`: there is no reset value.
-    fn period(&self, n: u8, reset: u64) -> Option<NonZeroU64> {
-        let mask = self.registers.capability.counter_mask(n);
-        let period = (mask - (reset & mask)).wrapping_add(1);
-        NonZeroU64::new(period).filter(|_| reset & mask != 0)
+        self.settle_these(only, counters, host);
+        self.end_sampling(only, counters, host);
     }
 
     /// Takes note of the overflow of `n`, which is sampled.
-    pub(super) fn pass_sampled(&mut self, n: u8) {
-        let mask = self.registers.capability.counter_mask(n);
+    pub(super) fn pass_sampled<V: Events>(&mut self, n: u8, counters: &mut Counters<V>) {
+        let mask = counters.control(n).mask;
         let period = self.sampling.slots[n].period.max(1);
-        let beyond = self.bank.counters[n].value;
+        let beyond = counters.value(n);
         let reset = mask.wrapping_sub(period).wrapping_add(1);
-        self.bank.counters[n].value = reset.wrapping_add(beyond % period) & mask;
+        counters.set_value(n, reset.wrapping_add(beyond % period) & mask);
         self.sampling.pass(n, 1 + beyond / period);
     }
 
     /// Makes records of the samples that there are. `overflowed`: counters whose report has come.
-    pub(super) fn convert<H: CounterHost<CounterConfig>>(
+    pub(super) fn convert<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
         overflowed: CounterSet,
+        counters: &mut Counters<V>,
         host: &mut H,
     ) {
         const NOWHERE: Place = Place {
@@ -211,16 +259,16 @@ impl<V: Events> intel::Pmu<V> {
                     lost,
                     ended,
                 } = host.take_samples(n, &mut places);
-                self.pebs.outside = self.pebs.outside.wrapping_add(outside);
-                self.pebs.lost = self.pebs.lost.wrapping_add(lost);
+                self.statistics.outside = self.statistics.outside.wrapping_add(outside);
+                self.statistics.lost = self.statistics.lost.wrapping_add(lost);
                 let slot = &mut self.sampling.slots[n];
                 slot.seen = (slot.seen.saturating_add(taken as u64))
                     .saturating_add(outside)
                     .saturating_add(lost);
                 let places = places.get(..taken).unwrap_or_default();
-                let goes_on = self.append(n, places, overflowed.contains(n), host);
+                let goes_on = self.append(n, places, overflowed.contains(n), counters, host);
                 if ended || !goes_on.unwrap_or(true) {
-                    self.leave_sampling(n, host);
+                    self.leave_sampling(n, counters, host);
                 }
                 if taken < BATCH {
                     break;
@@ -228,44 +276,46 @@ impl<V: Events> intel::Pmu<V> {
             }
             // The counter knows better than a host that says that it samples.
             if let Some(missed) = self.sampling.slots[n].missed() {
-                self.pebs.skipped = self.pebs.skipped.wrapping_add(missed);
-                self.leave_sampling(n, host);
+                self.statistics.skipped = self.statistics.skipped.wrapping_add(missed);
+                self.leave_sampling(n, counters, host);
             }
         }
-        self.divide_room(host);
+        self.divide_room(counters, host);
     }
 
     /// Writes records of counter `n` at `places`. Answers whether the host's period is still the counter's.
-    fn append<H: CounterHost<CounterConfig>>(
+    fn append<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
         n: u8,
         places: &[Place],
         reported: bool,
+        counters: &mut Counters<V>,
         host: &mut H,
     ) -> Result<bool, Fault> {
         if places.is_empty() {
             return Ok(true);
         }
-        let config = self.event(n);
-        let counters = intel::to_global(CounterSet::of(n));
+        let config = counters.control(n).event;
+        let bits = intel::to_global(CounterSet::of(n));
         let mut bytes = [0; BASIC * BATCH];
         let (records, _) = bytes.as_chunks_mut::<BASIC>();
         let of_ring = places.iter().filter(|place| config.counts_in(place.ring));
         let mut number = 0_u64;
         for (record, &place) in records.iter_mut().zip(of_ring) {
-            *record = basic(counters, place);
+            *record = basic(bits, place);
             count(&mut number);
         }
-        self.pebs.filtered = (self.pebs.filtered).wrapping_add(places.len() as u64 - number);
+        self.statistics.filtered =
+            (self.statistics.filtered).wrapping_add(places.len() as u64 - number);
 
-        let at = self.registers.pebs.ds_area;
+        let at = self.registers.ds_area;
         let guest = host.pebs().ok_or(Fault);
         let head = guest.and_then(|guest| {
             let area = Area::read(guest, at)?;
             Ok((area.reset(guest, n)?, guest, area))
         });
         let Ok((reset, guest, mut area)) = head else {
-            self.pebs.lost = self.pebs.lost.wrapping_add(number);
+            self.statistics.lost = self.statistics.lost.wrapping_add(number);
             return Err(Fault);
         };
         let was_due = area.is_due();
@@ -275,46 +325,23 @@ impl<V: Events> intel::Pmu<V> {
             true => written,
             false => 0,
         };
-        self.pebs.records = self.pebs.records.wrapping_add(written);
-        self.pebs.sampled = self.pebs.sampled.wrapping_add(written);
-        self.pebs.lost = self.pebs.lost.wrapping_add(number - written);
+        self.statistics.records = self.statistics.records.wrapping_add(written);
+        self.statistics.sampled = self.statistics.sampled.wrapping_add(written);
+        self.statistics.lost = self.statistics.lost.wrapping_add(number - written);
         // A guest that looks at its buffer meanwhile has had its PMI.
         if area.is_due() && (!was_due || reported) {
-            self.registers.set_buffer_overflow();
-            self.request_pmi();
+            counters.set_status(CounterSet::EMPTY, status::BUFFER_OVERFLOW);
+            counters.request_pmi();
         }
         self.sampling.room = area.left();
-        let period = self.sampling.slots[n].period;
-        Ok(self.period(n, reset).is_some_and(|now| now.get() == period))
+        let sampled = self.sampling.slots[n].period;
+        Ok(period(n, reset, counters).is_some_and(|now| now.get() == sampled))
     }
 }
 
-impl<R: Registers, V: Events> Pmu<R, V> {
-    /// The next overflow of each of `counters` is an exit again.
-    pub(in crate::x86) fn end_sampling<H: CounterHost<CounterConfig>>(
-        &mut self,
-        counters: CounterSet,
-        host: &mut H,
-    ) {
-        for n in counters & self.sampling.counters {
-            self.sampling.counters.remove(n);
-            if self.bank.hosted.backed().contains(n) {
-                let _ = host.sample(n, None);
-            }
-        }
-    }
-
-    /// Counters that are sampled and must not be any more, as the guest has changed registers.
-    pub(in crate::x86) fn unfit(&self) -> CounterSet {
-        let mut unfit = CounterSet::EMPTY;
-        for n in self.sampling.counters {
-            // A counter that stands still has no samples. Linux takes IA32_PEBS_ENABLE away and gives it back at each
-            // switch of tasks.
-            let fits = self.recording.contains(n) || !self.enabled().contains(n);
-            if !fits || self.registers.record_groups(n) != 0 {
-                unfit.insert(n);
-            }
-        }
-        unfit
-    }
+/// Returns the period that `reset` makes of counter `n`; `None`: there is no reset value.
+fn period<V: Events>(n: u8, reset: u64, counters: &Counters<V>) -> Option<NonZeroU64> {
+    let mask = counters.control(n).mask;
+    let period = (mask - (reset & mask)).wrapping_add(1);
+    NonZeroU64::new(period).filter(|_| reset & mask != 0)
 }

@@ -402,12 +402,9 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
         let error = refused(change).expect_err("no such bit");
         assert!(matches!(error, RestoreError::Reserved { .. }), "{error:?}");
     }
-    // An old state was written before there was PEBS, so its PEBS registers are zero.
-    let old = |state: &mut PmuState| {
-        state.layout = PmuState::OLDEST_LAYOUT;
-        (state.pebs_enable, state.pebs_data_cfg, state.ds_area) = (0, 0, 0);
-    };
-    assert_eq!(refused(old), Ok(()));
+    let saved = PmuState::LAYOUT - 1;
+    let error = refused(|state| state.layout -= 1).expect_err("another layout");
+    assert_eq!(error, RestoreError::Layout { saved });
 }
 
 #[test]

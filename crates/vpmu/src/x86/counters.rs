@@ -1,0 +1,295 @@
+//! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI.
+
+use super::registers::{Control, Counted, Freeze};
+use super::{CounterConfig, EventFilter, EventKind, status};
+use crate::counter::{Bank, CounterHost, CounterSet, Events, Policy, Slots};
+
+/// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
+/// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
+#[derive(Clone, Debug)]
+pub(super) struct Counters<V> {
+    bank: Bank<CounterConfig>,
+    events: V,
+    filter: EventFilter,
+    controls: Slots<Control>,
+    /// Every counter there is.
+    existing: CounterSet,
+    /// Counters that the global control register lets count.
+    gate: CounterSet,
+    /// Counters' bits in the global status register.
+    overflowed: CounterSet,
+    /// The other bits of the global status register.
+    status: u64,
+    /// An overflow has requested a PMI that nobody has taken.
+    pmi_due: bool,
+    /// What the request of a PMI stops the counters by.
+    freezing: Option<Freeze>,
+
+    // What the controls say, as sets.
+    /// Counters that the guest has enabled by their own controls.
+    enabled: CounterSet,
+    /// Counters that ask for an interrupt.
+    interrupting: CounterSet,
+    /// Counters that ask for a PEBS record, and so for no interrupt of their own.
+    recording: CounterSet,
+    /// Those of them that have overflowed and wait for it: none between two calls of the PMU.
+    unrecorded: CounterSet,
+}
+
+impl<V: Events> Counters<V> {
+    /// Returns the counters `existing`, all zero, of which those of `gate` are let count.
+    pub(super) fn new(
+        existing: CounterSet,
+        gate: CounterSet,
+        (filter, policy): (EventFilter, Policy),
+        events: V,
+    ) -> Self {
+        Self {
+            bank: Bank::new(policy),
+            events,
+            filter,
+            controls: Slots::filled(Control::NONE),
+            existing,
+            gate,
+            overflowed: CounterSet::EMPTY,
+            status: 0,
+            pmi_due: false,
+            freezing: None,
+            enabled: CounterSet::EMPTY,
+            interrupting: CounterSet::EMPTY,
+            recording: CounterSet::EMPTY,
+            unrecorded: CounterSet::EMPTY,
+        }
+    }
+
+    /// All counters are zero, without a host event, and those of `gate` are let count.
+    pub(super) fn reset<H: CounterHost<CounterConfig>>(&mut self, gate: CounterSet, host: &mut H) {
+        self.bank.reset(host);
+        self.restore(&Counted {
+            gate,
+            ..Counted::default()
+        });
+    }
+
+    /// Returns what a guest can see.
+    pub(super) fn counted(&self) -> Counted {
+        let mut values = Slots::default();
+        for n in self.existing {
+            values[n] = self.bank.counters[n].value;
+        }
+        Counted {
+            values,
+            gate: self.gate,
+            overflowed: self.overflowed,
+            status: self.status,
+            pmi_due: self.pmi_due,
+        }
+    }
+
+    /// The other way round.
+    pub(super) fn restore(&mut self, counted: &Counted) {
+        for n in self.existing {
+            self.bank.counters[n].value = counted.values[n];
+        }
+        self.gate = counted.gate;
+        self.overflowed = counted.overflowed;
+        self.status = counted.status;
+        self.pmi_due = counted.pmi_due;
+    }
+
+    /// From now on counter `n` does what `control` says.
+    pub(super) fn adopt(&mut self, n: u8, control: Control) {
+        self.controls[n] = control;
+        let counts = control.event.user || control.event.kernel;
+        self.enabled.put(n, control.on && counts);
+        self.interrupting
+            .put(n, control.interrupts && !control.records);
+        self.recording.put(n, control.records);
+    }
+
+    pub(super) const fn bank(&self) -> &Bank<CounterConfig> {
+        &self.bank
+    }
+
+    pub(super) const fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+        &mut self.bank
+    }
+
+    pub(super) const fn observer(&mut self) -> &mut V {
+        &mut self.events
+    }
+
+    pub(super) fn set_filter(&mut self, filter: EventFilter) {
+        self.filter = filter;
+    }
+
+    pub(super) fn allows(&self, event: EventKind) -> bool {
+        self.filter.allows(event)
+    }
+
+    pub(super) fn control(&self, n: u8) -> &Control {
+        &self.controls[n]
+    }
+
+    /// Every counter there is.
+    pub(super) const fn existing(&self) -> CounterSet {
+        self.existing
+    }
+
+    /// The global control register. A frozen PMU keeps it, where freezing is a status bit.
+    pub(super) const fn gate(&self) -> CounterSet {
+        self.gate
+    }
+
+    /// Counters that the global registers let count.
+    pub(super) const fn open(&self) -> CounterSet {
+        if self.status & status::COUNTERS_FROZEN != 0 {
+            return CounterSet::EMPTY;
+        }
+        self.gate
+    }
+
+    pub(super) const fn set_gate(&mut self, gate: CounterSet) {
+        self.gate = gate;
+    }
+
+    /// Counters that the guest has enabled by their own controls, whatever the global ones say.
+    pub(super) const fn switched_on(&self) -> CounterSet {
+        self.enabled
+    }
+
+    /// Counters that the guest has enabled in every way.
+    pub(super) fn enabled(&self) -> CounterSet {
+        self.open() & self.enabled
+    }
+
+    pub(super) const fn interrupting(&self) -> CounterSet {
+        self.interrupting
+    }
+
+    pub(super) const fn recording(&self) -> CounterSet {
+        self.recording
+    }
+
+    /// Counters whose overflow somebody waits for.
+    pub(super) fn reported(&self) -> CounterSet {
+        self.interrupting | self.recording
+    }
+
+    /// Counters whose overflow does something at once: it stops all of them, or writes to the guest's memory.
+    pub(super) fn acting(&self) -> CounterSet {
+        match self.freezing {
+            Some(_) => self.recording | self.interrupting,
+            None => self.recording,
+        }
+    }
+
+    pub(super) const fn overflowed(&self) -> CounterSet {
+        self.overflowed
+    }
+
+    /// Bits of the global status register that are no counter's.
+    pub(super) const fn status(&self) -> u64 {
+        self.status
+    }
+
+    pub(super) fn clear_status(&mut self, counters: CounterSet, others: u64) {
+        self.overflowed -= counters;
+        self.status &= !others;
+    }
+
+    pub(super) fn set_status(&mut self, counters: CounterSet, others: u64) {
+        self.overflowed |= counters;
+        self.status |= others;
+    }
+
+    pub(super) const fn set_freezing(&mut self, freezing: Option<Freeze>) {
+        self.freezing = freezing;
+    }
+
+    pub(super) const fn pmi_due(&self) -> bool {
+        self.pmi_due
+    }
+
+    pub(super) const fn take_pmi(&mut self) -> bool {
+        core::mem::replace(&mut self.pmi_due, false)
+    }
+
+    /// An interrupt is requested. The request, not its delivery, stops the counters if the guest wants that (SDM
+    /// 19.4.7): LVTPC may be masked.
+    pub(super) fn request_pmi(&mut self) {
+        self.pmi_due = true;
+        match self.freezing {
+            Some(Freeze::Gate) => self.gate = CounterSet::EMPTY,
+            Some(Freeze::Status) => self.status |= status::COUNTERS_FROZEN,
+            None => {}
+        }
+    }
+
+    pub(super) fn value(&self, n: u8) -> u64 {
+        self.bank.counters[n].value
+    }
+
+    pub(super) fn set_value(&mut self, n: u8, value: u64) {
+        self.bank.counters[n].value = value;
+    }
+
+    /// Returns in how many events `n` overflows: 1 to 2^63.
+    pub(super) fn distance(&self, n: u8) -> u64 {
+        (self.controls[n].mask - self.value(n)).wrapping_add(1)
+    }
+
+    /// `n`, which exists, counts `events` more. Returns whether it overflows.
+    pub(super) fn advance(&mut self, n: u8, events: u64) -> bool {
+        let mask = self.controls[n].mask;
+        let value = self.value(n);
+        self.set_value(n, value.wrapping_add(events) & mask);
+        let overflows = events > mask - value;
+        if overflows {
+            self.events.overflowed(n);
+            // What was counted was counted while `n` was enabled and under the controls that are still here: every
+            // change of them settles first.
+            if self.recording.contains(n) {
+                self.unrecorded.insert(n);
+                return true;
+            }
+            self.overflowed.insert(n);
+            if self.interrupting.contains(n) {
+                self.request_pmi();
+            }
+        }
+        overflows
+    }
+
+    /// Takes note of what the host has counted for `n` since last time.
+    pub(super) fn collect<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+        let counted = self.bank.hosted.collect(n, host);
+        if let Some(reason) = self.bank.newly_lost(n) {
+            self.events.lost(n, reason);
+        }
+        if counted != 0 {
+            self.advance(n, counted);
+        }
+    }
+
+    /// Whether the overflow of `n` waits for a PEBS record. Forgets that.
+    pub(super) fn take_unrecorded_of(&mut self, n: u8) -> bool {
+        let waits = self.unrecorded.contains(n);
+        self.unrecorded.remove(n);
+        waits
+    }
+
+    /// Returns the counters whose overflow waits for a PEBS record, and forgets them.
+    pub(super) const fn take_unrecorded(&mut self) -> CounterSet {
+        core::mem::replace(&mut self.unrecorded, CounterSet::EMPTY)
+    }
+
+    pub(super) const fn has_unrecorded(&self) -> bool {
+        !self.unrecorded.is_empty()
+    }
+
+    /// Whether `n` has a host event.
+    pub(super) const fn is_backed(&self, n: u8) -> bool {
+        self.bank.hosted.backed().contains(n)
+    }
+}

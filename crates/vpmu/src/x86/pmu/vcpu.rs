@@ -1,0 +1,163 @@
+//! What happens to a PMU beside the accesses of its guest: its vCPU runs and stops, is reset, saved and restored.
+
+use super::{Pmu, Registers};
+use crate::counter::{CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics};
+use crate::x86::{ArchEvent, CounterConfig, EventFilter, Ring, pebs};
+
+impl<R: Registers, V: Events> Pmu<R, V> {
+    /// The host reports that `counter` has counted as far as was asked. Returns whether a PMI
+    /// [is due](Self::pmi_due).
+    ///
+    /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
+    /// [`put`](Self::put) and [`load`](Self::load) too, so that a report that arrives after its vCPU
+    /// stopped still wakes it.
+    pub fn overflow<H: CounterHost<CounterConfig>>(
+        &mut self,
+        counter: u8,
+        report: Report,
+        host: &mut H,
+    ) -> bool {
+        self.report(counter, report, host);
+        self.pmi_due()
+    }
+
+    /// The embedder has emulated instructions for the guest, and so did `times` times what `event`
+    /// counts, in `ring`: no host event has seen it. Returns whether a PMI
+    /// [is due](Self::pmi_due).
+    ///
+    /// A guest that has no such event enabled costs no call of the host.
+    pub fn emulated<H: CounterHost<CounterConfig>>(
+        &mut self,
+        event: ArchEvent,
+        times: u64,
+        ring: Ring,
+        host: &mut H,
+    ) -> bool {
+        self.settle_acting(host);
+        let mut concerned = CounterSet::EMPTY;
+        for n in self.enabled() & self.bank().countable {
+            let config = self.event(n);
+            let same = config.architectural() == Some(event) && config.counts_in(ring);
+            if same && self.bank().counters[n].lost.is_none() && self.unsupported(n).is_none() {
+                concerned.insert(n);
+            }
+        }
+        if !concerned.is_empty() {
+            // Only a counter whose report must move has to be read for it.
+            self.settle(concerned & self.counters.reported(), host);
+            for n in concerned {
+                self.take(n, times);
+            }
+            self.follow_up(host);
+            self.apply(host);
+        }
+        self.pmi_due()
+    }
+
+    /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
+    /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
+    pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.start_vcpu(host);
+    }
+
+    /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
+    /// [`pmi_due`](Self::pmi_due) is exact. It is the end of a slice (see
+    /// [`end_slice`](Self::end_slice)). No call of the host for a guest that uses no counter.
+    ///
+    /// Not needed where host events stop and start with the vCPU's thread by themselves.
+    pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.stop_vcpu(host);
+    }
+
+    /// A scheduling slice has ended: host events that the guest did not use in it are released, so a
+    /// guest that stops profiling costs nothing again. For hosts that have no use for
+    /// [`put`](Self::put), at any regular moment, minutes apart at most.
+    pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.settle_unreported(host);
+        self.bank_mut().hosted.end_slice(host);
+        self.ask_again();
+        self.apply(host);
+    }
+
+    /// Goes back to power-on reset, with every host event released: for a vCPU that is reset or goes
+    /// away. INIT leaves a PMU as it is (SDM vol. 3A, table 10-1; APM vol. 2, table 14-1).
+    pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.registers.reset();
+        self.counters.reset(self.registers.gate_at_reset(), host);
+        self.adopt_all();
+    }
+
+    /// Changes which events the guest may count, from now on: what was counted stays counted.
+    pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
+        self.settle_acting(host);
+        self.counters.set_filter(filter);
+        self.adopt_all();
+        self.apply(host);
+    }
+
+    /// Returns all that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
+    ///
+    /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
+    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> R::State {
+        self.settle(self.unsettled(), host);
+        self.apply(host);
+        self.registers.save(&self.counters.counted())
+    }
+
+    /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
+    /// counts at once.
+    ///
+    /// # Errors
+    ///
+    /// Refuses a state of another layout or another capability, or with bits set that do not exist.
+    /// This PMU is then as it was.
+    pub fn restore<H: CounterHost<CounterConfig>>(
+        &mut self,
+        state: &R::State,
+        host: &mut H,
+    ) -> Result<(), R::RestoreError> {
+        self.registers.check(state)?;
+        self.reset(host);
+        let counted = self.registers.restore(state);
+        self.counters.restore(&counted);
+        self.adopt_all();
+        self.apply(host);
+        Ok(())
+    }
+
+    /// Returns what the guest is told.
+    pub fn capability(&self) -> &R::Capability {
+        self.registers.capability()
+    }
+
+    /// Returns how often the host was called, and what it could not do.
+    pub const fn statistics(&self) -> Statistics {
+        self.counters.bank().hosted.statistics()
+    }
+
+    /// Returns what became of the overflows of counters that ask for PEBS records.
+    pub fn pebs_statistics(&self) -> pebs::Statistics {
+        (self.registers.pebs()).map_or_else(pebs::Statistics::default, pebs::Unit::statistics)
+    }
+
+    /// Returns what `counter` is doing; `None` if there is no such counter.
+    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+        let exists = self.implemented().contains(counter);
+        exists.then(|| self.bank().state(counter, false))
+    }
+
+    /// Returns the observer given at the beginning.
+    pub fn events(&mut self) -> &mut V {
+        self.counters.observer()
+    }
+
+    /// Takes the counts of counters whose overflow the host has not been asked to report.
+    fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let counters = &self.counters;
+        for n in counters.interrupting() & counters.overflowed() | counters.recording() {
+            if self.bank().hosted.armed(n).is_none() {
+                self.settle(CounterSet::of(n), host);
+            }
+        }
+    }
+}
