@@ -84,8 +84,8 @@ fn flush(plain: &mut Vec<u8>, pieces: &mut Vec<Piece>) {
     }
 }
 
-/// The output of a console so far.
-#[derive(Debug, Default, Clone)]
+/// The output of a console so far. No `Clone`: a transcript holds every record.
+#[derive(Debug, Default)]
 pub struct Transcript {
     /// The records, in the order they came.
     pub records: Vec<Record>,

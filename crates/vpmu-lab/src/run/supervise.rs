@@ -114,19 +114,19 @@ pub fn run(
     while !reader.is_finished() {
         thread::sleep(POLL);
         cancel.check()?;
-        let transcript = shared.transcript();
-        let now = Stage::of(&transcript);
+        let now = Stage::of(&shared.lock());
         if now != last_stage {
             last_stage = now;
             stage(now);
         }
-        if let Some(error) = watch.passed(now, &transcript) {
-            return Err(ended_badly(&transcript).unwrap_or(error));
+        if let Some(error) = watch.passed(now) {
+            return Err(ended_badly(&shared.lock()).unwrap_or(error));
         }
     }
     reader.join().unwrap_or(Ok(()))?;
     let status = qemu.wait(program, LAST_WORDS)?;
-    let transcript = shared.transcript();
+    // The reader is gone, so the transcript is whole and nobody else's.
+    let transcript = std::mem::take(&mut *shared.lock());
     if !status.success() {
         let mut message = String::new();
         // QEMU's message could not be read, so its status has to do.
@@ -165,10 +165,11 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the limit that is passed at `stage`.
-    fn passed(&mut self, stage: Stage, transcript: &Transcript) -> Option<Error> {
+    fn passed(&mut self, stage: Stage) -> Option<Error> {
         let elapsed = self.start.elapsed();
         let passed = |limit| elapsed > limit && elapsed - self.activity.waited() > limit;
-        let console = || transcript.last_lines();
+        let shared = self.shared;
+        let console = || shared.lock().last_lines();
         let limit = self.limits.total;
         if passed(limit) {
             let console = console();
@@ -193,7 +194,7 @@ impl<'a> Watch<'a> {
             return Some(Error::Stuck { console });
         }
         // A machine may wait while the user's terminal or pager does not take its output.
-        if self.shared.writing.load(Ordering::Relaxed) {
+        if shared.writing.load(Ordering::Relaxed) {
             self.activity.reset();
         }
         (self.activity.quiet_for() > quiet).then(|| Error::Hang {
@@ -221,10 +222,6 @@ struct Shared {
 }
 
 impl Shared {
-    fn transcript(&self) -> Transcript {
-        self.lock().clone()
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Transcript> {
         self.transcript
             .lock()
