@@ -12,9 +12,12 @@ mod paused;
 mod pebs;
 mod reprogram;
 mod sampling;
+mod stories;
 
 use std::path::Path;
 use std::time::Duration;
+
+pub use stories::told;
 
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;

@@ -20,7 +20,7 @@ pub(super) const BENCH: Bench = Bench {
         intro: include_str!("paravirt.md"),
         groups: &[Group {
             suffix: "",
-            heading: "Figures",
+            heading: "Trapped registers, and a PMU in shared memory",
         }],
     },
     rows,

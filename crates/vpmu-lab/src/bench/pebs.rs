@@ -20,7 +20,7 @@ pub(super) const BENCH: Bench = Bench {
         intro: include_str!("pebs.md"),
         groups: &[Group {
             suffix: "",
-            heading: "Figures",
+            heading: "Samples by interrupts, and as PEBS records",
         }],
     },
     rows,

@@ -3,8 +3,7 @@
 //! Pages in `docs/results` are made from the JSON beside them, by `tests/results.rs`, so a figure in a page cannot be
 //! older than the run.
 
-use serde::Deserialize;
-
+use super::saved::{Bench, Table, tables};
 use crate::{Error, Result};
 
 /// A page's text beside its figures. It names no figure of a run.
@@ -25,20 +24,6 @@ pub struct Group {
     pub suffix: &'static str,
     /// The group's heading.
     pub heading: &'static str,
-}
-
-#[derive(Deserialize)]
-struct Figures {
-    rows: Vec<Figure>,
-}
-
-#[derive(Deserialize)]
-struct Figure {
-    figure: String,
-    mode: String,
-    measured: Option<f64>,
-    published: Option<f64>,
-    unit: String,
 }
 
 /// Returns the page of `bench`, with the figures in `json`, followed by those of `--model amd` in `amd`.
@@ -66,28 +51,21 @@ pub fn markdown(bench: &str, page: &Page, json: &[u8], amd: Option<&[u8]>) -> Re
 impl Page {
     /// Writes the groups under headings that begin with `level`.
     fn figures(&self, json: &[u8], level: &str) -> Result<String> {
-        let figures: Figures = serde_json::from_slice(json)
+        let bench: Bench = serde_json::from_slice(json)
             .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
         let mut text = String::new();
         for group in self.groups {
-            let rows: Vec<(&str, &Figure)> = figures
-                .rows
-                .iter()
-                .filter(|row| self.group_of(&row.figure).suffix == group.suffix)
-                .map(|row| {
-                    let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
-                    (name, row)
-                })
-                .collect();
+            let rows = bench.group(self, group);
             if !rows.is_empty() {
                 text += &format!("\n{level} {}\n", group.heading);
-                text += &tables(&rows);
+                text.extend(tables(&rows).iter().map(table));
             }
         }
         Ok(text)
     }
 
-    fn group_of(&self, figure: &str) -> &Group {
+    /// Returns the group that `figure` belongs to.
+    pub(super) fn group_of(&self, figure: &str) -> &Group {
         self.groups
             .iter()
             .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
@@ -95,97 +73,19 @@ impl Page {
     }
 }
 
-/// Writes a table of the plain figures, and a table for each kind. A figure's kind stands before a colon.
-fn tables(rows: &[(&str, &Figure)]) -> String {
-    let kind = |name: &str| name.split_once(':').map(|(kind, _)| kind.to_owned());
-    let mut kinds = Vec::new();
-    for (name, _) in rows {
-        if !kinds.contains(&kind(name)) {
-            kinds.push(kind(name));
-        }
-    }
-    // The plain figures come first.
-    kinds.sort_by_key(Option::is_some);
-    kinds
-        .iter()
-        .map(|wanted| {
-            let rows: Vec<_> = rows
-                .iter()
-                .filter(|(name, _)| kind(name) == *wanted)
-                .map(|&(name, row)| (name.split_once(':').map_or(name, |(_, rest)| rest), row))
-                .collect();
-            table(wanted.as_deref().unwrap_or("figure"), &rows)
-        })
-        .collect()
-}
-
-fn table(title: &str, rows: &[(&str, &Figure)]) -> String {
-    let mut modes: Vec<&str> = Vec::new();
-    let mut published: Vec<&str> = Vec::new();
-    let mut names: Vec<&str> = Vec::new();
-    for (name, row) in rows {
-        for (list, value, wanted) in [
-            (&mut modes, row.mode.as_str(), true),
-            (&mut published, row.mode.as_str(), row.published.is_some()),
-            (&mut names, *name, true),
-        ] {
-            if wanted && !list.contains(&value) {
-                list.push(value);
-            }
-        }
-    }
-    // A mode may lack a bucket that another has.
-    if names.iter().all(|name| name.parse::<u64>().is_ok()) {
-        names.sort_by_key(|name| name.parse::<u64>().ok());
-    }
-    let mut text = format!("\n| {title} | {} |", modes.join(" | "));
-    for mode in &published {
+/// Writes a table. Its first column is headed by the figures' kind.
+fn table(table: &Table<'_>) -> String {
+    let title = table.kind.unwrap_or("figure");
+    let mut text = format!("\n| {title} | {} |", table.modes.join(" | "));
+    for mode in &table.published {
         text += &format!(" published: {mode} |");
     }
-    text += &format!("\n|---|{}\n", "---|".repeat(modes.len() + published.len()));
-    for name in names {
-        let of = |mode: &str| {
-            let found = rows
-                .iter()
-                .find(|(of, row)| *of == name && row.mode == mode);
-            found.map(|(_, row)| *row)
-        };
-        text += &format!("| `{name}` |");
-        for mode in &modes {
-            text += &cell(of(mode), |row| row.measured, "-");
-        }
-        for mode in &published {
-            text += &cell(of(mode), |row| row.published, "");
-        }
-        text += "\n";
+    let columns = table.modes.len() + table.published.len();
+    text += &format!("\n|---|{}\n", "---|".repeat(columns));
+    for line in &table.lines {
+        text += &format!("| `{}` | {} |\n", line.name, line.cells.join(" | "));
     }
     text
-}
-
-/// Writes a figure: `unknown` where it could not be known, nothing where there is none.
-fn cell(row: Option<&Figure>, value: impl Fn(&Figure) -> Option<f64>, unknown: &str) -> String {
-    let text = row.map_or(String::new(), |row| {
-        value(row).map_or(unknown.to_owned(), |value| number(value, &row.unit))
-    });
-    format!(" {text} |")
-}
-
-/// Writes a number with commas between thousands, and three decimals at most.
-fn number(value: f64, unit: &str) -> String {
-    let text = format!("{:.3}", value.abs());
-    let (whole, decimals) = text.split_once('.').unwrap_or((&text, ""));
-    let mut grouped = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    let decimals = decimals.trim_end_matches('0');
-    let sign = if value < 0.0 { "-" } else { "" };
-    let point = if decimals.is_empty() { "" } else { "." };
-    let unit = if unit == "percent" { " %" } else { "" };
-    format!("{sign}{grouped}{point}{decimals}{unit}")
 }
 
 #[cfg(test)]
@@ -254,20 +154,6 @@ mod tests {
             "{both}"
         );
         assert!(markdown("b", &PAGE, json, Some(b"{}")).is_err());
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        for (value, text) in [
-            (0.0, "0"),
-            (999.0, "999"),
-            (1000.0, "1,000"),
-            (12_617_503.0, "12,617,503"),
-            (1234.5678, "1,234.568"),
-            (-100.0, "-100"),
-        ] {
-            assert_eq!(number(value, ""), text);
-        }
     }
 
     #[test]

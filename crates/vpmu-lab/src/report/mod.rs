@@ -2,7 +2,10 @@
 
 pub mod figures;
 pub mod markdown;
+mod number;
 pub mod page;
+pub mod profile;
 pub mod result;
+mod saved;
 mod stats;
 pub mod table;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::profile::Profile;
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
@@ -123,6 +124,12 @@ pub struct Run {
     /// All of the VMM's statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Vmm>,
+    /// The hypervisor's profile of the command, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_profile: Option<Profile>,
+    /// The guest's own profile of the command, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_profile: Option<Profile>,
     /// The KVM host's counts of tracepoints, for each part that the command marked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Trace>,
@@ -225,6 +232,8 @@ impl Run {
             deterministic: settings.guest.time == Time::Counted,
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
+            host_profile: None,
+            guest_profile: None,
             traces: found.traces.into_iter().cloned().collect(),
         })
     }

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::figures;
+use super::number::number;
 use super::result::Row;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
@@ -97,8 +98,8 @@ pub fn bench(rows: &[figures::Row]) -> String {
         table.add_row([
             row.figure.clone(),
             row.mode.to_owned(),
-            number(row.measured),
-            number(row.published),
+            optional(row.measured, |value| number(value, "")),
+            optional(row.published, |value| number(value, "")),
             row.unit.to_owned(),
         ]);
     }
@@ -238,17 +239,6 @@ fn lost(design: Design, count: &str) -> String {
     )
 }
 
-/// Writes a figure of a bench.
-pub(super) fn number(value: Option<f64>) -> String {
-    optional(value, |value| {
-        if value.fract() == 0.0 {
-            format!("{value}")
-        } else {
-            format!("{value:.4}")
-        }
-    })
-}
-
 fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), show)
 }
@@ -293,6 +283,8 @@ mod tests {
                 deterministic: true,
                 monitor: None,
                 vmm: None,
+                host_profile: None,
+                guest_profile: None,
                 traces: Vec::new(),
             },
             output: Vec::new(),

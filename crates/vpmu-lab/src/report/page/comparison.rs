@@ -1,0 +1,174 @@
+//! The section of a comparison: time and exits by design, exits by kind, profiles.
+
+use super::super::number::number;
+use super::super::result::Run;
+use super::super::table;
+use super::draw::{kinds, measured};
+use super::flame::flame;
+use super::{Figures, Group, Section};
+
+/// Makes the section of the runs in `file`, the first of which the others are relative to.
+pub(super) fn section(file: &str, runs: &[Run]) -> Section {
+    let names: Vec<String> = runs.iter().map(|run| run.design().to_string()).collect();
+    let first = &runs[0];
+    Section {
+        id: file.trim_end_matches(".json").to_owned(),
+        file: file.to_owned(),
+        title: match runs {
+            [run] => format!("One command under {}", run.design()),
+            _ => format!("One command under {} designs", runs.len()),
+        },
+        kicker: kicker(runs),
+        command: Some(first.command.clone()),
+        sentences: sentences(runs),
+        first: Some(Group {
+            heading: String::new(),
+            drawings: drawings(runs, &names),
+        }),
+        others: Vec::new(),
+        figures: [table_of(runs), exits(runs, &names)]
+            .into_iter()
+            .filter(|table| !table.rows.is_empty())
+            .collect(),
+        claim: None,
+    }
+}
+
+fn kicker(runs: &[Run]) -> String {
+    let first = &runs[0];
+    let time = if runs.iter().all(|run| run.deterministic) {
+        "time is counted in instructions"
+    } else {
+        "real time"
+    };
+    let cpu = first.cpu.as_deref().map(|cpu| format!(" ({cpu})"));
+    let plural = |count: u32, word: &str| match count {
+        1 => format!("1 {word}"),
+        _ => format!("{count} {word}s"),
+    };
+    format!(
+        "{}{}, {}, {} of the command, {time}",
+        first.arch,
+        cpu.unwrap_or_default(),
+        plural(first.vcpus, "vCPU"),
+        plural(first.runs, "run"),
+    )
+}
+
+/// Says how long each design takes beside the first, and how many exits a PMI takes.
+fn sentences(runs: &[Run]) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let (first, others) = (&runs[0], &runs[1..]);
+    if !others.is_empty() && first.real_s > 0.0 {
+        let times = others
+            .iter()
+            .map(|run| format!("{:.3} ({})", run.real_s / first.real_s, run.design()));
+        sentences.push(format!(
+            "The command takes {:.3} s under {}, and {} times as long under the others.",
+            first.real_s,
+            first.design(),
+            listed(&times.collect::<Vec<_>>())
+        ));
+    }
+    let exits = runs
+        .iter()
+        .filter_map(|run| Some(format!("{:.2} ({})", run.exits_per_pmi?, run.design())));
+    let exits: Vec<String> = exits.collect();
+    if !exits.is_empty() {
+        sentences.push(format!("A PMI takes {} exits.", listed(&exits)));
+    }
+    sentences.extend(
+        runs.iter()
+            .filter_map(table::no_pmu)
+            .map(|text| format!("{text}.")),
+    );
+    sentences.extend(
+        runs.iter()
+            .filter_map(table::lost_counters)
+            .map(|text| format!("{text}.")),
+    );
+    sentences
+}
+
+fn listed(items: &[String]) -> String {
+    match items {
+        [before @ .., last] if !before.is_empty() => format!("{} and {last}", before.join(", ")),
+        _ => items.concat(),
+    }
+}
+
+fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
+    let bars = |label: &str, figure: &dyn Fn(&Run) -> Option<(f64, String)>| {
+        let values = names
+            .iter()
+            .map(String::as_str)
+            .zip(runs.iter().map(figure));
+        measured(label, values)
+    };
+    let seconds = |value: f64| Some((value, format!("{value:.3} s")));
+    let by_kind = runs.iter().zip(names).filter_map(|(run, name)| {
+        let exits = run.exits.as_ref()?.iter();
+        let exits = exits.map(|(kind, &count)| (kind.as_str(), count as f64));
+        Some((
+            name.as_str(),
+            exits.filter(|(_, count)| *count > 0.0).collect(),
+        ))
+    });
+    let mut drawings: Vec<String> = [
+        bars("Time of the command", &|run| seconds(run.real_s)),
+        bars("Processor time, user and kernel", &|run| {
+            seconds(run.busy_s())
+        }),
+        bars("Exits for each PMI", &|run| {
+            run.exits_per_pmi
+                .map(|exits| (exits, format!("{exits:.2} exits")))
+        }),
+        bars("The hypervisor's share of the time", &|run| {
+            run.host_share
+                .map(|share| (share, format!("{:.2} %", share * 100.0)))
+        }),
+        bars("Samples that perf took", &|run| {
+            let samples = run.samples? as f64;
+            Some((samples, format!("{} samples", number(samples, ""))))
+        }),
+        kinds("Exits by kind", "exits", by_kind),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    for (run, name) in runs.iter().zip(names) {
+        let profiles = [
+            ("the hypervisor's profile", &run.host_profile),
+            ("the guest's own profile", &run.guest_profile),
+        ];
+        drawings.extend(
+            profiles
+                .into_iter()
+                .filter_map(|(of, profile)| flame(&format!("{name}: {of}"), profile.as_ref()?)),
+        );
+    }
+    drawings
+}
+
+/// Returns the table that `compare` prints.
+fn table_of(runs: &[Run]) -> Figures {
+    let columns = &table::COLUMNS[..table::COLUMNS.len() - 1];
+    Figures {
+        columns: columns.iter().map(ToString::to_string).collect(),
+        rows: runs
+            .iter()
+            .map(|run| table::cells(run, Some(&runs[0])).to_vec())
+            .collect(),
+    }
+}
+
+fn exits(runs: &[Run], names: &[String]) -> Figures {
+    let rows = runs
+        .iter()
+        .zip(names)
+        .filter_map(|(run, name)| Some(vec![name.clone(), table::kinds(run.exits.as_ref()?)]));
+    Figures {
+        columns: vec!["design".to_owned(), "exits by kind".to_owned()],
+        rows: rows.collect(),
+    }
+}

@@ -1,0 +1,143 @@
+//! The figures that `--json` of a bench wrote, read again.
+
+use serde::Deserialize;
+
+use super::markdown::{Group, Page};
+use super::number::number;
+
+/// A file that `vpmu bench --json` wrote.
+#[derive(Debug, Deserialize)]
+pub(super) struct Bench {
+    #[serde(default)]
+    pub(super) schema: u32,
+    #[serde(default)]
+    pub(super) bench: String,
+    pub(super) rows: Vec<Figure>,
+}
+
+/// One measured quantity under one design.
+#[derive(Debug, Deserialize)]
+pub(super) struct Figure {
+    pub(super) figure: String,
+    pub(super) mode: String,
+    pub(super) measured: Option<f64>,
+    pub(super) published: Option<f64>,
+    pub(super) unit: String,
+}
+
+/// A figure with its name in its group: without the group's suffix.
+pub(super) type Named<'a> = (&'a str, &'a Figure);
+
+/// A table of figures of one kind: a line for each figure, a column for each mode.
+pub(super) struct Table<'a> {
+    /// The part of the figures' names before the colon; `None` for figures without a kind.
+    pub(super) kind: Option<&'a str>,
+    /// The columns of measured figures.
+    pub(super) modes: Vec<&'a str>,
+    /// The columns of published figures.
+    pub(super) published: Vec<&'a str>,
+    pub(super) lines: Vec<Line<'a>>,
+}
+
+/// One figure in a [`Table`].
+pub(super) struct Line<'a> {
+    pub(super) name: &'a str,
+    pub(super) unit: &'a str,
+    /// `-` where the figure could not be known, empty where there is none.
+    pub(super) cells: Vec<String>,
+}
+
+impl Bench {
+    /// Returns the figures of one of `page`'s groups, in the file's order.
+    pub(super) fn group<'a>(&'a self, page: &'a Page, group: &Group) -> Vec<Named<'a>> {
+        self.rows
+            .iter()
+            .filter(|row| page.group_of(&row.figure).suffix == group.suffix)
+            .map(|row| {
+                let name = row.figure.strip_suffix(group.suffix).unwrap_or(&row.figure);
+                (name, row)
+            })
+            .collect()
+    }
+
+    /// Returns the row of `figure` under `mode`.
+    pub(super) fn find(&self, figure: &str, mode: &str) -> Option<&Figure> {
+        self.rows
+            .iter()
+            .find(|row| row.figure == figure && row.mode == mode)
+    }
+}
+
+/// Returns a table of the plain figures, then a table for each kind.
+pub(super) fn tables<'a>(rows: &[Named<'a>]) -> Vec<Table<'a>> {
+    let kind = |name: &'a str| name.split_once(':').map(|(kind, _)| kind);
+    let mut kinds = unique(rows.iter().map(|(name, _)| kind(name)));
+    // The plain figures come first.
+    kinds.sort_by_key(Option::is_some);
+    kinds
+        .into_iter()
+        .map(|wanted| {
+            let rows: Vec<Named<'a>> = rows
+                .iter()
+                .filter(|(name, _)| kind(name) == wanted)
+                .map(|&(name, row)| (name.split_once(':').map_or(name, |(_, rest)| rest), row))
+                .collect();
+            Table::of(wanted, &rows)
+        })
+        .collect()
+}
+
+/// Returns each item once, in the order of first appearance.
+pub(super) fn unique<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut found = Vec::new();
+    for item in items {
+        if !found.contains(&item) {
+            found.push(item);
+        }
+    }
+    found
+}
+
+impl<'a> Table<'a> {
+    fn of(kind: Option<&'a str>, rows: &[Named<'a>]) -> Self {
+        let modes = unique(rows.iter().map(|(_, row)| row.mode.as_str()));
+        let has_published = rows.iter().filter(|(_, row)| row.published.is_some());
+        let published = unique(has_published.map(|(_, row)| row.mode.as_str()));
+        let mut names = unique(rows.iter().map(|&(name, _)| name));
+        // A mode may lack a bucket that another has.
+        if names.iter().all(|name| name.parse::<u64>().is_ok()) {
+            names.sort_by_key(|name| name.parse::<u64>().ok());
+        }
+        let line = |name: &'a str| {
+            let here = || rows.iter().filter(move |(of, _)| *of == name);
+            let of = |mode: &str| {
+                here()
+                    .find(|(_, row)| row.mode == mode)
+                    .map(|(_, row)| *row)
+            };
+            let measured = modes
+                .iter()
+                .map(|mode| cell(of(mode), |row| row.measured, "-"));
+            let published = published
+                .iter()
+                .map(|mode| cell(of(mode), |row| row.published, ""));
+            Line {
+                name,
+                unit: here().next().map_or("", |(_, row)| &row.unit),
+                cells: measured.chain(published).collect(),
+            }
+        };
+        Self {
+            kind,
+            lines: names.into_iter().map(line).collect(),
+            modes,
+            published,
+        }
+    }
+}
+
+fn cell(row: Option<&Figure>, value: impl Fn(&Figure) -> Option<f64>, unknown: &str) -> String {
+    row.map_or(String::new(), |row| {
+        value(row).map_or(unknown.to_owned(), |value| number(value, &row.unit))
+    })
+}
