@@ -1,12 +1,14 @@
 //! `vpmu compare`.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::files::check_writable;
+use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::report::result::{Results, Row};
+use vpmu_lab::report::page;
+use vpmu_lab::report::result::{Results, Row, Run};
 use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
 use vpmu_lab::run::{self, Lab};
@@ -23,6 +25,7 @@ const SHOWN_LINES: usize = 10;
 pub(crate) fn compare(
     pmus: &[Pmu],
     policies: &[Policy],
+    html: Option<&Path>,
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
@@ -35,15 +38,18 @@ pub(crate) fn compare(
     }
     let spec = request.check(&designs(guest.arch, pmus, policies))?;
     run::check(&spec)?;
-    if let Some(path) = &guest.json {
+    for path in html.into_iter().chain(guest.json.as_deref()) {
         check_writable(path)?;
     }
     let cache = Cache::open()?;
     let progress = Progress::stderr();
     let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
     let comparison = run::compare::compare(&lab, &spec)?;
+    let runs: Vec<Run> = comparison.rows.iter().map(|row| row.run.clone()).collect();
+    if let Some((path, page)) = html.zip(page::of_runs(&runs)) {
+        write_whole(path, page.as_bytes())?;
+    }
     if let Some(path) = &guest.json {
-        let runs = comparison.rows.iter().map(|row| row.run.clone()).collect();
         Results::new(runs).write(path)?;
     }
     show(&comparison)?;

@@ -45,7 +45,12 @@ fn main() -> ExitCode {
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Manual { folder } => manual::manual(folder),
-        Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
+        Verb::Compare {
+            pmu,
+            policy,
+            html,
+            guest,
+        } => compare::compare(pmu, policy, html.as_deref(), guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench {
             name,

@@ -112,6 +112,9 @@ pub(crate) enum Verb {
         /// The default is paused.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
         policy: Vec<Policy>,
+        /// Write a page of the figures, with drawings, to a file
+        #[arg(long, value_name = "FILE")]
+        html: Option<PathBuf>,
         #[command(flatten)]
         guest: Guest,
     },
@@ -136,9 +139,9 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "DIR")]
         keep: Option<PathBuf>,
     },
-    /// Make one HTML page, with tables and plots, of saved results
+    /// Make one HTML page, with drawings and tables, of saved results
     ///
-    /// Reads each file in DIR that --json wrote; the page needs no other file.
+    /// Reads each file in DIR that --json wrote. The page needs no other file and no network.
     Report {
         /// The folder with the files
         #[arg(value_name = "DIR")]
