@@ -3,7 +3,7 @@
 use core::ffi::c_int;
 use std::sync::{Mutex, PoisonError};
 
-use vpmu_kvm::{Backing, Capability, Error, Model, Options, Perfmon};
+use vpmu_kvm::{Clock, Error, Model, Offer, Options, Perfmon, Source, State, amd};
 
 use crate::VpmuStatus;
 use crate::kvm::saved;
@@ -45,48 +45,72 @@ pub struct VpmuKvmOptions {
     pub saved_length: usize,
 }
 
-/// The choice of this process. `None`: the defaults.
-static CHOICE: Mutex<Option<Options>> = Mutex::new(None);
+/// What guests are offered, and how the host counts for them.
+#[derive(Clone, Default)]
+struct Choice {
+    model: Model,
+    options: Options,
+    /// The saved guest's.
+    offer: Option<Offer>,
+}
 
-pub(crate) fn options() -> Options {
+/// The choice of this process. `None`: the defaults.
+static CHOICE: Mutex<Option<Choice>> = Mutex::new(None);
+
+fn choice() -> Choice {
     let choice = CHOICE.lock().unwrap_or_else(PoisonError::into_inner);
     choice.clone().unwrap_or_default()
 }
 
+pub(crate) fn options() -> Options {
+    choice().options
+}
+
 /// The PMU that this host can back, or the saved guest's.
-pub(crate) fn detect() -> Result<Capability, Error> {
-    let options = options();
-    match options.capability {
-        Some(capability) => Ok(capability),
-        None => vpmu_kvm::detect(&options),
+pub(crate) fn detect() -> Result<Offer, Error> {
+    let choice = choice();
+    match choice.offer {
+        Some(offer) => Ok(offer),
+        None => vpmu_kvm::detect(choice.model, &choice.options),
     }
 }
 
 impl VpmuKvmOptions {
     /// The choice without the saved guest's PMU. `None`: a number has no meaning.
-    fn numbers(&self) -> Option<Options> {
-        Some(Options {
-            model: match self.model {
-                VPMU_KVM_MODEL_AUTO => Model::Auto,
-                VPMU_KVM_MODEL_INTEL => Model::Intel,
-                VPMU_KVM_MODEL_AMD => Model::Amd,
-                VPMU_KVM_MODEL_AMD_V2 => Model::AmdV2,
-                _ => return None,
+    fn numbers(&self) -> Option<Choice> {
+        let perfmon = match self.perfmon {
+            0 => None,
+            number @ 2..=5 => Some(Perfmon::from_number(u8::try_from(number).ok()?)?),
+            _ => return None,
+        };
+        let model = match (self.model, perfmon) {
+            (VPMU_KVM_MODEL_AUTO, None) => Model::Auto,
+            (VPMU_KVM_MODEL_AUTO | VPMU_KVM_MODEL_INTEL, perfmon) => Model::Intel {
+                version: perfmon.unwrap_or(Perfmon::V5),
+                pebs: false,
             },
-            perfmon: match self.perfmon {
-                0 => None,
-                number @ 2..=5 => Some(Perfmon::from_number(u8::try_from(number).ok()?)?),
-                _ => return None,
+            (VPMU_KVM_MODEL_AMD, None) => Model::Amd(amd::Interface::Core),
+            (VPMU_KVM_MODEL_AMD_V2, None) => Model::Amd(amd::Interface::V2),
+            _ => return None,
+        };
+        let clock = match self.approximate_instructions {
+            true => Clock::Approximate,
+            false => Clock::Cycles,
+        };
+        let source = match self.backing {
+            VPMU_KVM_BACKING_AUTO => Source::Best(clock),
+            VPMU_KVM_BACKING_HARDWARE => Source::Hardware,
+            VPMU_KVM_BACKING_CLOCK => Source::Clock(clock),
+            _ => return None,
+        };
+        Some(Choice {
+            model,
+            options: Options {
+                source,
+                signal: (self.signal != 0).then_some(self.signal),
+                ..Options::default()
             },
-            backing: match self.backing {
-                VPMU_KVM_BACKING_AUTO => None,
-                VPMU_KVM_BACKING_HARDWARE => Some(Backing::Hardware),
-                VPMU_KVM_BACKING_CLOCK => Some(Backing::Clock),
-                _ => return None,
-            },
-            approximate_instructions: self.approximate_instructions,
-            signal: (self.signal != 0).then_some(self.signal),
-            ..Options::default()
+            offer: None,
         })
     }
 }
@@ -107,7 +131,7 @@ pub unsafe extern "C" fn vpmu_kvm_choose(options: *const VpmuKvmOptions) -> Vpmu
         if !options.saved.is_null() {
             // SAFETY: as the caller promises.
             match unsafe { saved(options.saved, options.saved_length) } {
-                Ok(state) => made.capability = Some(state.capability),
+                Ok(state) => made.offer = Some(State::offer(&state)),
                 Err(status) => return status,
             }
         }

@@ -4,9 +4,9 @@ use core::ffi::{c_char, c_int};
 use core::slice;
 use std::cell::RefCell;
 use std::ffi::CString;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use vpmu_kvm::{Backing, CpuidEntry, Error, State, VcpuPmu};
+use vpmu_kvm::{AfterRun, Backing, CpuidEntry, Error, GuestMemory, State, Vcpu, Words};
 
 use crate::choice::{VPMU_KVM_BACKING_CLOCK, VPMU_KVM_BACKING_HARDWARE, detect, options};
 use crate::counter::counter_state;
@@ -14,7 +14,23 @@ use crate::{VpmuStatus, room, state};
 
 /// One vCPU's PMU, counted by perf events of the vCPU's thread.
 #[derive(Debug)]
-pub struct VpmuKvm(VcpuPmu);
+pub struct VpmuKvm(Vcpu);
+
+/// The memory of a guest without PEBS, which nobody asks for.
+#[derive(Debug)]
+struct NoMemory;
+
+impl GuestMemory for NoMemory {
+    fn read(&self, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> bool {
+        false
+    }
+
+    fn with_words(&self, _: u64, _: usize, _: &mut dyn FnMut(&dyn Words)) {}
+}
 
 /// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
 #[repr(C)]
@@ -46,10 +62,8 @@ thread_local! {
 fn failed(error: &Error) -> VpmuStatus {
     explain(&error.to_string());
     match error {
-        Error::State(_) | Error::StateVersion(_) | Error::OtherPebs => VpmuStatus::State,
-        Error::Config(_) | Error::Event(_) | Error::NoAmd | Error::NoPebs | Error::NoPerfmon => {
-            VpmuStatus::Config
-        }
+        Error::State(_) | Error::StateVersion(_) | Error::OtherOffer => VpmuStatus::State,
+        Error::Config(_) | Error::Event(_) | Error::NoAmd => VpmuStatus::Config,
         _ => VpmuStatus::Host,
     }
 }
@@ -66,7 +80,7 @@ fn status(result: Result<(), Error>) -> VpmuStatus {
 /// # Safety
 ///
 /// `pmu` is null or what `vpmu_kvm_attach` gave, and nobody else uses it meanwhile.
-unsafe fn held<'a>(pmu: *mut VpmuKvm) -> Option<&'a mut VcpuPmu> {
+unsafe fn held<'a>(pmu: *mut VpmuKvm) -> Option<&'a mut Vcpu> {
     // SAFETY: as the caller promises.
     unsafe { pmu.as_mut() }.map(|pmu| &mut pmu.0)
 }
@@ -114,7 +128,7 @@ pub unsafe extern "C" fn vpmu_kvm_msrs(
 ) -> VpmuStatus {
     match detect() {
         // SAFETY: as the caller promises.
-        Ok(found) => unsafe { room::list(found.msrs(), msrs, room, count) },
+        Ok(found) => unsafe { room::list(found.msrs().into_iter(), msrs, room, count) },
         Err(error) => failed(&error),
     }
 }
@@ -140,7 +154,7 @@ pub extern "C" fn vpmu_kvm_overrun() {
 /// them over with KVM_MSR_EXIT_REASON_FILTER.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: c_int) -> VpmuStatus {
-    status(detect().and_then(|found| vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&found))))
+    status(detect().and_then(|found| vpmu_kvm::intercept(&vm, &found.msrs())))
 }
 
 /// Makes the CPUID in `*count` entries that of a processor with the PMU that this host can back, after the
@@ -163,8 +177,8 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
     if entries.is_null() || *count > room {
         return VpmuStatus::Misuse;
     }
-    let capability = match detect() {
-        Ok(capability) => capability,
+    let offer = match detect() {
+        Ok(offer) => offer,
         Err(error) => return failed(&error),
     };
     // SAFETY: as the caller promises.
@@ -172,7 +186,7 @@ pub unsafe extern "C" fn vpmu_kvm_cpuid(
     let numbers = |e: &VpmuKvmCpuid| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx];
     let given = entries.iter().take(*count);
     let mut leaves: Vec<CpuidEntry> = given.map(|entry| numbers(entry).into()).collect();
-    vpmu_kvm::set_cpuid(&mut leaves, &capability, tsc_khz);
+    offer.set_cpuid(&mut leaves, tsc_khz);
     if leaves.len() > room {
         return VpmuStatus::Room;
     }
@@ -210,7 +224,9 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     let Some(pmu) = (unsafe { room::out(pmu) }) else {
         return VpmuStatus::Misuse;
     };
-    match VcpuPmu::attach(&vm, &vcpu, options()) {
+    let attached =
+        detect().and_then(|offer| Vcpu::attach(&vm, &vcpu, &offer, &options(), Arc::new(NoMemory)));
+    match attached {
         Ok(made) => {
             *pmu = Box::into_raw(Box::new(VpmuKvm(made)));
             VpmuStatus::Ok
@@ -261,7 +277,7 @@ pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, ours: *mut bool) 
     };
     match pmu.after_run() {
         Ok(completed) => {
-            *ours = completed;
+            *ours = completed == AfterRun::Completed;
             VpmuStatus::Ok
         }
         Err(error) => failed(&error),
@@ -357,7 +373,7 @@ pub unsafe extern "C" fn vpmu_kvm_counter_state(pmu: *mut VpmuKvm, counter: u8) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_kvm_backing(pmu: *mut VpmuKvm) -> i32 {
     // SAFETY: as the caller promises.
-    match unsafe { held(pmu) }.map(|pmu| pmu.backing()) {
+    match unsafe { held(pmu) }.and_then(|pmu| pmu.backing()) {
         Some(Backing::Hardware) => VPMU_KVM_BACKING_HARDWARE.cast_signed(),
         Some(Backing::Clock) => VPMU_KVM_BACKING_CLOCK.cast_signed(),
         None => VpmuStatus::Misuse as i32,

@@ -84,9 +84,9 @@ impl From<CpuidEntry> for kvm_bindings::kvm_cpuid_entry2 {
 }
 
 /// Returns the leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered; 8000_0022H
-/// with AMD's PerfMonV2. [`set_cpuid`] adds them, and their further bits.
-pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, CpuidLeaf)> {
-    let leaves = match capability {
+/// with AMD's PerfMonV2.
+fn own_leaves(capability: &Capability) -> Vec<(u32, u32, CpuidLeaf)> {
+    match capability {
         Capability::Intel(capability) => {
             let subleaves = if capability.leaf_23 { 4 } else { 0 };
             let leaf_23 = (0..subleaves).map(|n| (0x23, n, capability.leaf_23(n)));
@@ -98,19 +98,15 @@ pub fn cpuid_leaves(capability: &Capability) -> impl Iterator<Item = (u32, u32, 
             amd::Interface::Legacy | amd::Interface::Core => Vec::new(),
             amd::Interface::V2 => vec![(PERFMON_V2, 0, capability.leaf_8000_0022())],
         },
-    };
-    leaves.into_iter()
+    }
 }
 
-/// Turns `cpuid`, which a guest without a PMU would be told, into that of a processor with this PMU. With AMD's PMU,
-/// the processor is the host's, else an Intel processor of no known model. With Intel's PMU on an AMD host, vendor and
-/// features become Intel's, and the TSC has `tsc_khz`. Call this after the VMM's own changes, many of which clear leaf
-/// 0AH. A second call changes nothing.
-///
-/// Features that no guest with this PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug
-/// store, bus lock detection, instruction-based sampling and their kin. SVM is not offered with AMD's PMU, whose
-/// counters cannot distinguish the guest's own guests.
-pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: u32) {
+/// Turns `cpuid` into that of a processor with this PMU: see [`Offer::set_cpuid`](crate::Offer::set_cpuid).
+pub(crate) fn set_architectural(
+    cpuid: &mut Vec<CpuidEntry>,
+    capability: &Capability,
+    tsc_khz: u32,
+) {
     if let Capability::Intel(intel) = capability {
         set_intel(cpuid, intel, tsc_khz);
     }
@@ -118,7 +114,7 @@ pub fn set_cpuid(cpuid: &mut Vec<CpuidEntry>, capability: &Capability, tsc_khz: 
         promises::keep(entry.function, entry.index, &mut entry.leaf, capability);
     }
     let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
-    let leaves: Vec<_> = cpuid_leaves(capability).collect();
+    let leaves = own_leaves(capability);
     let last = leaves.iter().map(|leaf| leaf.0).max();
     for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
         match *function {
@@ -151,16 +147,16 @@ fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_kh
     }
 }
 
-/// Says that the guest has the registers of [`VcpuDeadline`](crate::VcpuDeadline): leaves 40000100H
-/// and 40000101H (docs/lazy-deadline.md).
-pub fn set_deadline_cpuid(cpuid: &mut Vec<CpuidEntry>) {
+/// Says that the guest has the registers of the lazy deadline: leaves 40000100H and 40000101H
+/// (docs/lazy-deadline.md).
+pub(crate) fn set_deadline(cpuid: &mut Vec<CpuidEntry>) {
     const DEADLINE: u32 = 1 << 0;
     offer(cpuid, DEADLINE, None);
 }
 
-/// Says that the guest has the registers of [`VcpuParavirt`](crate::VcpuParavirt): leaves 40000100H to 40000102H
-/// (docs/paravirtual-pmu.md). The VMM sees to it that the guest finds no other PMU.
-pub fn set_paravirt_cpuid(cpuid: &mut Vec<CpuidEntry>, pmu: &Offer) {
+/// Says that the guest has the registers of the paravirtual PMU: leaves 40000100H to 40000102H
+/// (docs/paravirtual-pmu.md).
+pub(crate) fn set_paravirtual(cpuid: &mut Vec<CpuidEntry>, pmu: &Offer) {
     const PMU: u32 = 1 << 1;
     offer(cpuid, PMU, Some(pmu.leaf()));
 }
@@ -290,7 +286,7 @@ mod tests {
     fn the_guest_sees_the_engines_pmu_and_no_other() {
         let mut cpuid = supported(INTEL);
         let capability = intel(Version::V2);
-        set_cpuid(&mut cpuid, &capability, KHZ);
+        set_architectural(&mut cpuid, &capability, KHZ);
         let leaf_0a = intel::Capability::new(Version::V2).leaf_0a();
         assert_eq!(leaf(&cpuid, 0x0a, 0), Some(leaf_0a));
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x0a, "the highest leaf");
@@ -298,21 +294,21 @@ mod tests {
         assert_eq!(leaf(&cpuid, 1, 0).unwrap().eax, SIGNATURE);
         assert!(leaf(&cpuid, 0x23, 0).is_none());
         let once = cpuid.clone();
-        set_cpuid(&mut cpuid, &capability, KHZ);
+        set_architectural(&mut cpuid, &capability, KHZ);
         assert_eq!(cpuid, once);
     }
 
     #[test]
     fn a_guest_of_an_amd_host_sees_intels() {
         let mut cpuid = supported(AMD);
-        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
+        set_architectural(&mut cpuid, &intel(Version::V2), KHZ);
         let vendor = leaf(&cpuid, 0, 0).unwrap();
         assert_eq!((vendor.ebx, vendor.edx, vendor.ecx), INTEL);
         assert_eq!(leaf(&cpuid, 0x16, 0).unwrap().eax, 2400, "MHz");
         assert_eq!(leaf(&cpuid, 0x15, 0).unwrap().ecx, 2_400_000_000);
         assert!(leaf(&cpuid, 0x8000_0022, 0).is_none(), "AMD's PMU");
         let once = cpuid.clone();
-        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
+        set_architectural(&mut cpuid, &intel(Version::V2), KHZ);
         assert_eq!(cpuid, once);
     }
 
@@ -323,7 +319,7 @@ mod tests {
             CpuidEntry::from([function, index, 0, ones, ones, ones, ones])
         };
         let mut cpuid = vec![all(1, 0), all(7, 0), all(7, 1), all(0x14, 0)];
-        set_cpuid(&mut cpuid, &intel(Version::V2), KHZ);
+        set_architectural(&mut cpuid, &intel(Version::V2), KHZ);
         let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
         assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
         assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
@@ -339,10 +335,10 @@ mod tests {
             filter: vpmu::x86::EventFilter::default(),
         };
         let mut cpuid = Vec::new();
-        set_deadline_cpuid(&mut cpuid);
+        set_deadline(&mut cpuid);
         assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0101);
-        set_paravirt_cpuid(&mut cpuid, &pmu);
-        set_deadline_cpuid(&mut cpuid);
+        set_paravirtual(&mut cpuid, &pmu);
+        set_deadline(&mut cpuid);
         assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0102);
         assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b11);
         let told = leaf(&cpuid, 0x4000_0102, 0).unwrap();
@@ -357,7 +353,7 @@ mod tests {
             leaf_23: true,
             ..intel::Capability::new(Version::V5)
         };
-        set_cpuid(&mut cpuid, &capability.into(), KHZ);
+        set_architectural(&mut cpuid, &capability.into(), KHZ);
         assert_eq!(leaf(&cpuid, 0x23, 1).unwrap().eax, 0xff);
         assert_eq!(leaf(&cpuid, 0, 0).unwrap().eax, 0x23);
     }
@@ -373,7 +369,7 @@ mod tests {
             let mut cpuid = supported(AMD);
             cpuid.push(entry(0x8000_0000, 0x8000_000a));
             cpuid.push(CpuidEntry::from([0x8000_0001, 0, 0, 0, 0, u32::MAX, 0]));
-            set_cpuid(&mut cpuid, &capability.into(), KHZ);
+            set_architectural(&mut cpuid, &capability.into(), KHZ);
             let vendor = leaf(&cpuid, 0, 0).unwrap();
             assert_eq!((vendor.ebx, vendor.edx, vendor.ecx), AMD);
             assert_eq!(vendor.eax, 7);
@@ -393,13 +389,13 @@ mod tests {
             let described = leaf(&cpuid, 0x8000_0022, 0);
             assert_eq!(described, v2.then(|| capability.leaf_8000_0022()));
             let once = cpuid.clone();
-            set_cpuid(&mut cpuid, &capability.into(), KHZ);
+            set_architectural(&mut cpuid, &capability.into(), KHZ);
             assert_eq!(cpuid, once);
         }
         let mut cpuid = supported(AMD);
         cpuid.push(CpuidEntry::from([0x8000_0001, 0, 0, 0, 0, TOPOEXT, 0]));
         cpuid.push(entry(0x8000_001e, 0));
-        set_cpuid(
+        set_architectural(
             &mut cpuid,
             &amd::Capability::new(amd::Interface::Core).into(),
             KHZ,

@@ -61,7 +61,7 @@ pub enum Error {
     /// The guest has been offered an event that this host cannot count.
     #[error(
         "this host cannot count {0:?}, which the guest is offered: use a host that can, or \
-         Options::approximate_instructions if the guest was offered them so"
+         Clock::Approximate if the guest was offered them so"
     )]
     Event(ArchEvent),
     /// An AMD processor was asked for on a host that is none.
@@ -77,34 +77,23 @@ pub enum Error {
     #[error("a saved PMU of version {0} is not known here: restore with the version that saved it")]
     StateVersion(u32),
     /// No paravirtual PMU can be offered so.
-    #[error("{0}; use what detect_paravirt() gives")]
+    #[error("{0}; use what detect() gives")]
     Offer(vpmu::paravirt::BadOffer),
     /// A saved paravirtual PMU that cannot go on here.
     #[error("{0}; restore with the version that saved it")]
     Paravirt(vpmu::paravirt::RestoreError),
-    /// A version of Intel's performance monitoring was asked for with AMD's PMU.
+    /// PEBS needs a vCPU's descriptor.
     #[error(
-        "AMD's PMU has no version of architectural performance monitoring: leave Options::perfmon out, or \
-         choose Intel's model"
+        "PEBS records need the guest's registers and memory: offer no PEBS, or attach by descriptors \
+         (Vcpu::attach)"
     )]
-    NoPerfmon,
-    /// PEBS was asked for with AMD's PMU.
-    #[error("PEBS is Intel's: leave Options::pebs out, or choose Intel's model")]
-    NoPebs,
-    /// PEBS needs the vCPU's descriptor, and the guest's memory.
+    BarePebs,
+    /// The saved guest was offered other parts than this vCPU has.
     #[error(
-        "PEBS records need the guest's registers and memory: attach by descriptors, and give \
-         Options::memory"
+        "the saved guest was offered another kind of PMU, or another deadline: attach with what \
+         State::offer() gives"
     )]
-    NoMemory,
-    /// The saved guest has PEBS and this PMU has not, or the other way round.
-    #[error(
-        "PEBS was offered before and is not here, or is here and was not: offer what the saved guest has"
-    )]
-    OtherPebs,
-    /// A PMU without descriptors was told too little.
-    #[error("a PMU without descriptors cannot know {0}: give it in Options")]
-    Missing(&'static str),
+    OtherOffer,
 }
 
 impl Error {

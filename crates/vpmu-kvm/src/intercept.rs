@@ -8,15 +8,9 @@ use kvm_bindings::{
     KVM_MSR_FILTER_READ, KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
     kvm_msr_filter_range,
 };
-use vpmu::x86::Capability;
 
 use crate::error::Error;
 use crate::sys;
-
-/// Returns every MSR of a PMU of this vendor's, for [`intercept`], with those of PEBS where it is offered.
-pub fn pmu_msrs(capability: &Capability) -> Vec<u32> {
-    capability.msrs().collect()
-}
 
 /// Makes KVM hand all accesses of `msrs` to the VMM, and of no others. An empty list asks KVM for nothing. Switches off
 /// the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated vPMU) would
@@ -97,16 +91,16 @@ fn disable_kvm_pmu(vm: &impl AsRawFd) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use vpmu::x86::{amd, intel};
+    use vpmu::x86::{Capability, amd, intel};
 
     use super::*;
 
     #[test]
     fn a_pmus_msrs_are_few_runs() {
-        let intel = intel::Capability::new(intel::Version::V2).into();
-        let amd = amd::Capability::new(amd::Interface::Core).into();
+        let intel = Capability::from(intel::Capability::new(intel::Version::V2));
+        let amd = Capability::from(amd::Capability::new(amd::Interface::Core));
         for (capability, run) in [(intel, (0x38d, 6)), (amd, (0xc001_0200, 12))] {
-            let msrs = pmu_msrs(&capability);
+            let msrs: Vec<u32> = capability.msrs().collect();
             let runs = runs(&msrs);
             assert!(
                 runs.len() <= KVM_MSR_FILTER_MAX_RANGES as usize - 8,

@@ -7,6 +7,9 @@ use kvm_bindings::{kvm_lapic_state, kvm_msi};
 use crate::error::Error;
 use crate::sys;
 
+/// An LVT register that asks for an NMI (SDM vol. 3A, figure 11-8).
+pub(crate) const NMI: u32 = 0x400;
+
 /// The registers (SDM vol. 3A, table 11-1), as KVM_GET_LAPIC gives them.
 pub(crate) struct Lapic(kvm_lapic_state);
 

@@ -14,40 +14,45 @@
 //! # In a VMM of your own
 //!
 //! ```no_run
+//! use std::sync::Arc;
+//!
 //! use kvm_bindings::CpuId;
 //! use kvm_ioctls::{Kvm, VcpuExit};
-//! use vpmu_kvm::{CpuidEntry, Options, VcpuPmu};
+//! use vm_memory::{GuestAddress, GuestMemoryMmap};
+//! use vpmu_kvm::{AfterRun, CpuidEntry, Model, Options, Vcpu};
 //!
 //! // 1. On any thread, before there is a VM: what can this host back?
-//! let capability = vpmu_kvm::detect(&Options::default())?;
+//! let options = Options::default();
+//! let offer = vpmu_kvm::detect(Model::Auto, &options)?;
 //!
 //! // 2. Before the first vCPU is created: the PMU's MSRs, and no others, come to the VMM.
 //! let kvm = Kvm::new()?;
 //! let vm = kvm.create_vm()?;
-//! vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&capability))?;
+//! vpmu_kvm::intercept(&vm, &offer.msrs())?;
 //! vm.create_irq_chip()?;
 //! let mut vcpu = vm.create_vcpu(0)?;
 //!
 //! // 3. After the VMM's own changes of CPUID: the processor and its PMU.
 //! let cpuid = kvm.get_supported_cpuid(80)?;
 //! let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
-//! vpmu_kvm::set_cpuid(&mut leaves, &capability, vcpu.get_tsc_khz()?);
+//! offer.set_cpuid(&mut leaves, vcpu.get_tsc_khz()?);
 //! let leaves: Vec<_> = leaves.into_iter().map(Into::into).collect();
 //! vcpu.set_cpuid2(&CpuId::from_entries(&leaves).unwrap())?;
 //!
-//! // 4. Before the seccomp filter, on any thread.
-//! let options = Options { capability: Some(capability), ..Options::default() };
-//! let mut pmu = VcpuPmu::attach(&vm, &vcpu, options)?;
+//! // 4. Before the seccomp filter, on any thread. The memory is the guest's.
+//! let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 1 << 30)])?;
+//! let mut pmu = Vcpu::attach(&vm, &vcpu, &offer, &options, Arc::new(memory))?;
 //!
 //! // 5. On the vCPU's thread: around each KVM_RUN.
 //! loop {
 //!     pmu.before_run()?;
 //!     let exit = vcpu.run();
-//!     if pmu.after_run()? {
-//!         continue; // the exit was the PMU's, and is completed
+//!     match pmu.after_run()? {
+//!         AfterRun::Completed | AfterRun::Kicked => continue,
+//!         AfterRun::Vmm => {}
 //!     }
 //!     match exit {
-//!         // A signal: the VMM's, or an overflow's. The same is done for both.
+//!         // A signal of the VMM's.
 //!         Err(error) if error.errno() == libc::EINTR => vcpu.set_kvm_immediate_exit(0),
 //!         exit => match exit? {
 //!             VcpuExit::Hlt => break,
@@ -59,48 +64,56 @@
 //! ```
 //!
 //! With the feature `bindings`, entries of CPUID convert from and to those of this crate's version of `kvm-bindings`, as
-//! above; a VMM on another version converts by `[u32; 7]`.
+//! above; a VMM on another version converts by `[u32; 7]`. With the feature `vm-memory`, `GuestMemoryMmap` is a
+//! [`GuestMemory`]; a VMM on another version implements three functions.
 //!
-//! A VMM that reaches its vCPUs by an abstraction of its own makes its PMUs by
-//! [`VcpuPmu::without_descriptors`], and hands over what its abstraction gives it.
+//! A VMM that reaches its vCPUs by an abstraction of its own makes a [`BarePmu`] for each, and hands over what its
+//! abstraction gives it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 #[cfg(test)]
 extern crate self as vpmu_kvm;
 
+mod bare;
 mod cpuid;
 mod deadline;
 mod error;
 mod guest;
 mod host;
 mod intercept;
+mod kvm;
 mod lapic;
+mod memory;
+mod offer;
 mod options;
 mod paravirt;
+mod parts;
 mod pmu;
 mod run;
 mod seccomp;
+mod state;
 mod stats;
 mod sys;
+mod thread;
 mod vcpu;
 
-pub use cpuid::{CpuidEntry, cpuid_leaves, set_cpuid, set_deadline_cpuid, set_paravirt_cpuid};
-pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, SlotMemory, VcpuDeadline, VcpuDeadlineState};
+pub use bare::BarePmu;
+pub use cpuid::CpuidEntry;
+pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
-pub use guest::GuestMemory;
-pub use intercept::{intercept, pmu_msrs};
+pub use intercept::intercept;
+pub use kvm::{AfterRun, RDPMC_PORT};
 pub use lapic::Pmi;
-pub use options::{Model, Options, Pebs, Perfmon, detect};
-pub use paravirt::{
-    PMU_DOORBELL_MSR, PMU_PAGE_MSR, PageMemory, ParavirtState, VcpuParavirt, detect_paravirt,
-};
-pub use pmu::{Gp, State};
+pub use memory::{GuestMemory, Words};
+pub use offer::{Offer, Pmu, detect};
+pub use options::{Clock, Model, Options, Pebs, Perfmon, Source};
+pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
+pub use state::{ParavirtState, SavedPmu, State};
 pub use stats::{Exit, Exits, Statistics};
-pub use vcpu::{RDPMC_PORT, VcpuPmu};
+pub use vcpu::Vcpu;
 pub use vpmu::counter::{CounterState, Policy};
-pub use vpmu::paravirt::{Offer, PAGE_SIZE, Page};
-pub use vpmu::x86::{Capability, CpuidLeaf, pebs};
+pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, pebs};
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.

@@ -14,10 +14,10 @@ use kvm_bindings::{
     KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
     KVM_SYNC_X86_REGS, kvm_regs, kvm_run,
 };
+use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
 
 use crate::error::Error;
-use crate::pmu::Gp;
 
 const PAGE: usize = 4096;
 /// An address that no vCPU's RIP has: it is not canonical.
@@ -125,16 +125,18 @@ impl RunPage {
         }
     }
 
-    /// Completes an RDMSR or a WRMSR. `None`: the register is the VMM's, and the exit is left as KVM has made it, with
-    /// the answer `false`.
-    pub(crate) fn complete_msr(&self, result: Option<Result<u64, Gp>>) -> bool {
-        let Some(result) = result else {
-            return false;
+    /// Completes an RDMSR or a WRMSR. Returns whether the register was handled; where not, the exit is left as KVM has
+    /// made it.
+    pub(crate) fn complete_msr(&self, outcome: Outcome) -> bool {
+        let error = match outcome {
+            Outcome::NotHandled => return false,
+            Outcome::Value(value) => {
+                Self::put(field!(self, __bindgen_anon_1.msr.data), value);
+                0
+            }
+            Outcome::Done => 0,
+            Outcome::GeneralProtection => 1,
         };
-        if let Ok(value) = result {
-            Self::put(field!(self, __bindgen_anon_1.msr.data), value);
-        }
-        let error = u8::from(result.is_err());
         Self::put(field!(self, __bindgen_anon_1.msr.error), error);
         true
     }

@@ -67,9 +67,9 @@ const PERF_PERIOD: u32 = 0x4008_2404;
 const F_SETSIG: u32 = 10;
 const F_SETOWN_EX: u32 = 15;
 
-/// The calls of a vCPU's thread for its PMU after [`VcpuPmu::attach`](crate::VcpuPmu::attach), beside KVM_RUN and those
+/// The calls of a vCPU's thread for its PMU after [`Vcpu::attach`](crate::Vcpu::attach), beside KVM_RUN and those
 /// of its memory allocator. Everything else comes before: [`detect`](crate::detect), `attach` (rt_sigaction, mmap,
-/// fcntl) and, with a state of another host, [`VcpuPmu::restore`](crate::VcpuPmu::restore).
+/// fcntl) and, with a state of another host, [`Vcpu::restore`](crate::Vcpu::restore).
 pub const SYSCALLS: &[Syscall] = &[
     Syscall {
         name: "perf_event_open",

@@ -4,7 +4,7 @@
 //! repeated interrupt (docs/benches.md) ends most nested guests.
 
 use kvm_bindings::CpuId;
-use vpmu_kvm::{Capability, CpuidEntry, CpuidLeaf, Offer};
+use vpmu_kvm::{CpuidEntry, CpuidLeaf, Offer};
 
 use super::Error;
 
@@ -35,14 +35,7 @@ fn topology(function: u32, id: u8) -> [CpuidEntry; 3] {
 }
 
 /// Turns KVM's supported features into the CPUID of vCPU `id`.
-pub(super) fn guest(
-    cpuid: &mut CpuId,
-    id: u8,
-    tsc_khz: u32,
-    pmu: Option<&Capability>,
-    lazy_deadline: bool,
-    paravirtual: Option<&Offer>,
-) -> Result<(), Error> {
+pub(super) fn guest(cpuid: &mut CpuId, id: u8, tsc_khz: u32, offer: &Offer) -> Result<(), Error> {
     const PDCM: u32 = 1 << 15;
     const TSC_DEADLINE: u32 = 1 << 24;
     const HYPERVISOR: u32 = 1 << 31;
@@ -67,19 +60,11 @@ pub(super) fn guest(
         )
     });
     let mut leaves: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
-    if let Some(capability) = pmu {
-        vpmu_kvm::set_cpuid(&mut leaves, capability, tsc_khz);
-    }
+    offer.set_cpuid(&mut leaves, tsc_khz);
     let highest = leaves.iter().find(|entry| entry.function == 0);
     let highest = highest.map_or(0, |entry| entry.leaf.eax);
     let there = TOPOLOGY.into_iter().filter(|&leaf| leaf <= highest);
     leaves.extend(there.flat_map(|leaf| topology(leaf, id)));
-    if lazy_deadline {
-        vpmu_kvm::set_deadline_cpuid(&mut leaves);
-    }
-    if let Some(offer) = paravirtual {
-        vpmu_kvm::set_paravirt_cpuid(&mut leaves, offer);
-    }
     let leaves: Vec<_> = leaves.into_iter().map(Into::into).collect();
     *cpuid = CpuId::from_entries(&leaves)
         .map_err(|_| Error::Stopped("its CPUID has too many leaves".to_owned()))?;
@@ -89,12 +74,12 @@ pub(super) fn guest(
 #[cfg(test)]
 mod tests {
     use kvm_bindings::kvm_cpuid_entry2;
-    use vpmu_kvm::Perfmon;
+    use vpmu_kvm::{Capability, Perfmon, intel};
 
     use super::*;
 
     /// Returns what vCPU 3 is told on a host whose highest leaf is `highest`.
-    fn told(highest: u32, pmu: Option<&Capability>) -> Vec<[u32; 7]> {
+    fn told(highest: u32, offer: &Offer) -> Vec<[u32; 7]> {
         let host = |function, eax, edx| kvm_cpuid_entry2 {
             function,
             eax,
@@ -109,22 +94,23 @@ mod tests {
             host(0x1f, 1, 7),
         ];
         let mut cpuid = CpuId::from_entries(&leaves).unwrap();
-        guest(&mut cpuid, 3, 2_000_000, pmu, false, None).unwrap();
+        guest(&mut cpuid, 3, 2_000_000, offer).unwrap();
         let entries = cpuid.as_slice().iter().map(CpuidEntry::from);
         entries.map(<[u32; 7]>::from).collect()
     }
 
     #[test]
     fn each_vcpu_has_its_own_x2apic_id_in_a_package_of_its_own() {
-        let intel = vpmu::x86::intel::Capability::new(Perfmon::V5).into();
-        for (highest, pmu, leaves) in [
-            (0x0a, None, &[][..]),
-            (0x0d, None, &[0x0b]),
-            (0x20, None, &[0x0b, 0x1f]),
+        let none = Offer::default();
+        let intel = Capability::from(intel::Capability::new(Perfmon::V5)).into();
+        for (highest, offer, leaves) in [
+            (0x0a, &none, &[][..]),
+            (0x0d, &none, &[0x0b]),
+            (0x20, &none, &[0x0b, 0x1f]),
             // An Intel processor's highest leaf is the one that its PMU needs, or more.
-            (0x20, Some(&intel), &[0x0b]),
+            (0x20, &intel, &[0x0b]),
         ] {
-            let told = told(highest, pmu);
+            let told = told(highest, offer);
             let found = told.iter().filter(|entry| TOPOLOGY.contains(&entry[0]));
             let expected = leaves.iter().flat_map(|&leaf| {
                 [

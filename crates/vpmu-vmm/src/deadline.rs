@@ -2,9 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use vpmu_kvm::Deadline;
+
 use super::Error;
 use super::machine::Machine;
-use super::slot::Deadline;
 
 /// Waits for the expiries of one vCPU's timer until the machine stops and the timer is woken.
 pub(super) fn serve(machine: &Machine, deadline: &Deadline) -> Result<(), Error> {
@@ -16,7 +17,7 @@ pub(super) fn serve(machine: &Machine, deadline: &Deadline) -> Result<(), Error>
         if machine.stop.load(Ordering::Relaxed) {
             return Ok(());
         }
-        deadline.expire(&machine.vm)?;
+        deadline.expire()?;
     }
 }
 

@@ -4,49 +4,50 @@ use kvm_bindings::CpuId;
 use lazy_deadline::HostTimer;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
-use vpmu_kvm::{Backing, Kick, Options, Policy, VcpuDeadlineState, VcpuPmu};
+use vpmu_kvm::{
+    BarePmu, Capability, Clock, DeadlineState, Kick, Model, Options, Source, State, detect,
+};
 
 use super::ports::{Interrupt, Offers, Ports};
-use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
-use super::slot::Memory;
+use super::saved::{self, Backed, MachineState, Reader, VcpuState, VmState};
 use super::{Error, vm};
 
-/// Returns a PMU that this machine's clock backs, or none where there are no perf events.
-fn pmu(capability: Option<vpmu_kvm::Capability>) -> Option<VcpuPmu> {
-    VcpuPmu::without_descriptors(Options {
-        capability,
-        backing: Some(Backing::Clock),
-        approximate_instructions: true,
-        kick: Some(Kick::Nothing),
-        tsc_hz: Some(1_000_000_000),
+fn options() -> Options {
+    Options {
+        source: Source::Clock(Clock::Approximate),
         ..Options::default()
-    })
-    .ok()
+    }
+}
+
+/// Returns a PMU that this machine's clock backs, or none where there are no perf events.
+fn pmu(capability: Option<Capability>) -> Option<BarePmu> {
+    let capability = match capability {
+        Some(capability) => capability,
+        None => detect(Model::INTEL, &options()).ok()?.capability()?,
+    };
+    BarePmu::new(capability, &options(), 1_000_000_000, Kick::Nothing).ok()
 }
 
 /// Returns the state, as a file has it, of a machine with two vCPUs that has done nothing yet.
 pub fn blank() -> Vec<u8> {
     let interrupt = Interrupt(EventFd::new(0).expect("a descriptor"));
     let ports = Ports::new(interrupt, Vec::new(), Offers::default());
-    let mut pmu = pmu(None);
-    let saved = pmu.as_mut().map(VcpuPmu::save);
+    let saved = pmu(None).map_or_else(State::empty, |mut pmu| pmu.save());
     let vcpu = || {
         let mut vcpu = VcpuState::blank();
-        vcpu.pmu = saved.clone();
-        vcpu.deadline = Some(VcpuDeadlineState::new(Some(0x1000)));
+        vcpu.parts = State {
+            deadline: Some(DeadlineState::new(Some(0x1000))),
+            ..saved.clone()
+        };
         vcpu
     };
     let state = MachineState {
         memory: 64 << 20,
-        pmu: pmu.as_ref().map(|pmu| Pmu {
-            capability: pmu.capability(),
-            policy: Policy::default(),
-            approximate_instructions: true,
-        }),
+        backing: Some(Backed::default()),
         measuring: false,
         vcpus: vec![vcpu(), vcpu()],
         vm: VmState::default(),
-        clock: Clock::default(),
+        clock: saved::Clock::default(),
         ports: ports.state(),
     };
     postcard::to_stdvec(&state).expect("plain data")
@@ -65,23 +66,22 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), size)])
         .map_err(|_| Error::Memory("the machine"))?;
     reader.memory(&memory)?;
-    let options = state.pmu.map(|pmu| pmu.options());
     // A host without any feature.
     let nothing = CpuId::new(0).expect("no leaves");
-    let checked = vm::check(&state, options, &nothing);
+    let checked = vm::check(&state, state.pmu_options(), &nothing);
     for saved in &state.vcpus {
         saved.cpuid()?;
-        if let Some(told) = &saved.pmu
-            && let Some(mut pmu) = pmu(Some(told.capability))
-            && pmu.restore(told).is_ok()
+        if let Some(told) = saved.parts.offer().capability()
+            && let Some(mut pmu) = pmu(Some(told))
+            && pmu.restore(&saved.parts).is_ok()
         {
             // A state that was restored is saved as it was, and can be restored again.
             let again = pmu.save();
             pmu.restore(&again).expect("its own state");
             assert_eq!(pmu.save(), again);
         }
-        if let Some(deadline) = &saved.deadline {
-            deadline.try_restore(&Memory(memory.clone()), &mut Moment(state.memory));
+        if let Some(deadline) = &saved.parts.deadline {
+            deadline.try_restore(&memory, &mut Moment(state.memory));
         }
     }
     let interrupt = Interrupt(EventFd::new(0).map_err(|e| Error::Os("eventfd", e))?);

@@ -1,7 +1,6 @@
 //! The parts of a machine, before anything is in it.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use kvm_bindings::{
     CpuId, KVM_MAX_CPUID_ENTRIES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config,
@@ -12,9 +11,7 @@ use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, Gues
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::ports::COM1_IRQ;
-use super::slot::{Deadline, Memory};
 use super::{Error, kvm};
-use vpmu_kvm::{DEADLINE_MSR, DEADLINE_SLOT_MSR, VcpuDeadline};
 
 /// The address of three pages that Intel's processors need for themselves, below the firmware's.
 const TSS: usize = 0xfffb_d000;
@@ -29,9 +26,8 @@ pub const MOST_VCPUS: u8 = 64;
 pub(super) struct Shape {
     pub(super) vcpus: usize,
     pub(super) memory: u64,
-    /// The MSRs of the guest's PMU.
-    pub(super) pmu_msrs: Vec<u32>,
-    pub(super) lazy_deadline: bool,
+    /// The MSRs of the parts that the guest is offered.
+    pub(super) offered_msrs: Vec<u32>,
 }
 
 /// The machine's parts.
@@ -40,7 +36,7 @@ pub(super) struct Hardware {
     pub(super) memory: GuestMemoryMmap,
     /// The serial line's interrupt.
     pub(super) interrupt: EventFd,
-    pub(super) vcpus: Vec<(VcpuFd, Option<Deadline>)>,
+    pub(super) vcpus: Vec<VcpuFd>,
     /// KVM's supported features.
     pub(super) cpuid: CpuId,
     /// The MSRs that KVM keeps for a guest, and this program does not.
@@ -68,9 +64,7 @@ impl Hardware {
             ..Default::default()
         };
         kvm("KVM_CREATE_PIT2", vm.create_pit2(pit))?;
-        let deadline = [DEADLINE_SLOT_MSR, DEADLINE_MSR];
-        let deadline = deadline.into_iter().filter(|_| shape.lazy_deadline);
-        let ours: Vec<u32> = shape.pmu_msrs.into_iter().chain(deadline).collect();
+        let ours = shape.offered_msrs;
         vpmu_kvm::intercept(&vm, &ours)?;
 
         let size = shape.memory as usize;
@@ -81,14 +75,7 @@ impl Hardware {
         let interrupt = EventFd::new(EFD_NONBLOCK).map_err(|e| Error::Os("eventfd", e))?;
         kvm("KVM_IRQFD", vm.register_irqfd(&interrupt, COM1_IRQ))?;
         let vcpus = (0..shape.vcpus)
-            .map(|id| {
-                let fd = kvm("KVM_CREATE_VCPU", vm.create_vcpu(id as u64))?;
-                let deadline = match shape.lazy_deadline {
-                    true => Some(Arc::new(VcpuDeadline::new(&fd, Memory(memory.clone()))?)),
-                    false => None,
-                };
-                Ok((fd, deadline))
-            })
+            .map(|id| kvm("KVM_CREATE_VCPU", vm.create_vcpu(id as u64)))
             .collect::<Result<Vec<_>, Error>>()?;
         let msrs = kvm("KVM_GET_MSR_INDEX_LIST", system.get_msr_index_list())?;
         let msrs = msrs.as_slice().iter().copied();

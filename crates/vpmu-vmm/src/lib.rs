@@ -1,9 +1,9 @@
-//! A small VMM around [`VcpuPmu`](vpmu_kvm::VcpuPmu): enough of a machine for a stock Linux.
+//! A small VMM around [`vpmu_kvm::Vcpu`]: enough of a machine for a stock Linux.
 //!
 //! The machine has memory, in-kernel interrupt controllers and timers, a serial port, and the power
 //! button's registers. It has no disk and no network: a guest's files are in its initramfs. The VMM
 //! exists to run the engine under real guests and to measure it. A VMM with devices embeds
-//! [`VcpuPmu`](vpmu_kvm::VcpuPmu) itself.
+//! [`vpmu_kvm`] itself.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod acpi;
@@ -16,10 +16,8 @@ pub mod forged;
 mod hardware;
 mod host;
 mod machine;
-mod pmu;
 mod ports;
 mod saved;
-mod slot;
 mod stats;
 mod threads;
 mod tsc;
@@ -28,8 +26,8 @@ mod vm;
 
 use std::path::PathBuf;
 
-use vpmu_kvm::Policy;
-pub use vpmu_kvm::{Model, Pebs, Perfmon};
+use vpmu_kvm::{Clock, Options, Policy, Source};
+pub use vpmu_kvm::{Model, Pebs, Perfmon, Vendor, amd};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -50,7 +48,7 @@ pub struct Config {
     pub memory: u64,
     /// The guest's PMU; `None`: the guest has none.
     pub pmu: Option<PmuOptions>,
-    /// Whether the guest is offered the registers of [`VcpuDeadline`](vpmu_kvm::VcpuDeadline).
+    /// Whether the guest is offered the registers of the lazy deadline ([`vpmu_kvm::Deadline`]).
     pub lazy_deadline: bool,
     /// The file for the machine when its guest or SIGUSR2 asks for a save; `None`: nothing saves
     /// it.
@@ -80,19 +78,32 @@ pub struct Restore {
 /// The kind of a PMU.
 #[derive(Clone, Copy, Debug)]
 pub struct PmuOptions {
-    /// The vendor's model of the PMU.
+    /// The model of the PMU.
     pub model: Model,
-    /// The version of Intel's PMU. `None`: the default.
-    pub perfmon: Option<Perfmon>,
     /// The policy for calls to the host.
     pub policy: Policy,
     /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
-    /// Whether the guest has PEBS, and how its records are collected.
+    /// The way in which PEBS records are collected.
     pub pebs: Pebs,
-    /// Whether the PMU is paravirtual, for a guest with the driver (`guest/vpmu_pmu`), in place of an architectural
-    /// one.
-    pub paravirtual: bool,
+}
+
+impl PmuOptions {
+    pub(crate) fn is_paravirtual(self) -> bool {
+        self.model == Model::Paravirtual
+    }
+
+    pub(crate) fn options(self) -> Options {
+        Options {
+            source: Source::Best(match self.approximate_instructions {
+                true => Clock::Approximate,
+                false => Clock::Cycles,
+            }),
+            policy: self.policy,
+            pebs: self.pebs,
+            signal: None,
+        }
+    }
 }
 
 /// The end of a guest.

@@ -5,26 +5,24 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_ioctls::VmFd;
-use vpmu_kvm::{Backing, Capability};
+use vpmu_kvm::{Backing, Capability, Deadline, Offer, Statistics};
 use vpmu_record::{Kvm, Snapshot};
 
 use super::PmuOptions;
 use super::host::snapshot;
 use super::ports::Ports;
-use super::slot::Deadline;
 use super::stats;
-use vpmu_kvm::Statistics;
+use super::vcpu::Vcpu;
 
 /// The state that the vCPUs' threads share.
 pub(super) struct Machine {
     pub(super) vm: VmFd,
     pub(super) stop: AtomicBool,
     ports: Mutex<Ports<io::Stdout>>,
-    statistics: Mutex<Vec<Arc<Mutex<Statistics>>>>,
-    pub(super) deadlines: Vec<Deadline>,
-    measure: Mutex<Measure>,
     /// Each vCPU's.
-    pmu: Mutex<Option<(Option<Capability>, Backing)>>,
+    statistics: Vec<Arc<Mutex<Statistics>>>,
+    pub(super) deadlines: Vec<Arc<Deadline>>,
+    measure: Mutex<Measure>,
 }
 
 #[derive(Default)]
@@ -38,29 +36,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Machine {
-    pub(super) fn new(vm: VmFd, ports: Ports<io::Stdout>, deadlines: Vec<Deadline>) -> Self {
+    pub(super) fn new(vm: VmFd, ports: Ports<io::Stdout>, vcpus: &[Vcpu]) -> Self {
+        let parts = || vcpus.iter().map(|vcpu| &vcpu.parts);
         Self {
             vm,
             stop: AtomicBool::new(false),
             ports: Mutex::new(ports),
-            statistics: Mutex::default(),
-            deadlines,
+            statistics: parts().map(vpmu_kvm::Vcpu::statistics).collect(),
+            deadlines: parts().filter_map(vpmu_kvm::Vcpu::deadline).collect(),
             measure: Mutex::default(),
-            pmu: Mutex::default(),
         }
     }
 
     pub(super) fn ports(&self) -> MutexGuard<'_, Ports<io::Stdout>> {
         locked(&self.ports)
-    }
-
-    pub(super) fn add_statistics(&self, statistics: Arc<Mutex<Statistics>>) {
-        locked(&self.statistics).push(statistics);
-    }
-
-    /// Notes the PMU that each vCPU has. A paravirtual PMU has no capability.
-    pub(super) fn say_pmu(&self, capability: Option<Capability>, backing: Backing) {
-        *locked(&self.pmu) = Some((capability, backing));
     }
 
     pub(super) fn begin_measuring(&self) {
@@ -84,7 +73,7 @@ impl Machine {
 
     fn total(&self) -> Statistics {
         let mut total = Statistics::default();
-        for statistics in locked(&self.statistics).iter() {
+        for statistics in &self.statistics {
             total.add(&locked(statistics));
         }
         for deadline in &self.deadlines {
@@ -93,12 +82,15 @@ impl Machine {
         total
     }
 
-    /// Returns the machine's cost, as JSON.
-    pub(super) fn report(&self, pmu: Option<PmuOptions>) -> serde_json::Value {
+    /// Returns the machine's cost, as JSON. `offer` and `backing` are each vCPU's.
+    pub(super) fn report(
+        &self,
+        pmu: Option<PmuOptions>,
+        offer: &Offer,
+        backing: Option<Backing>,
+    ) -> serde_json::Value {
         let measure = locked(&self.measure);
         let span = measure.span.as_ref();
-        let (capability, backing) = locked(&self.pmu).unzip();
-        let capability = capability.flatten();
         let backing = backing.map(|backing| match backing {
             Backing::Hardware => "hardware",
             Backing::Clock => "clock",
@@ -108,7 +100,7 @@ impl Machine {
             vpmu::counter::Policy::Reuse => "reuse",
             vpmu::counter::Policy::ReusePaused => "paused",
         });
-        let (model, version, general, fixed) = match capability {
+        let (model, version, general, fixed) = match offer.capability() {
             Some(Capability::Intel(it)) => (
                 Some("intel"),
                 Some(it.version.number()),
@@ -120,7 +112,7 @@ impl Machine {
         };
         serde_json::json!({"vpmu-vmm": {
             "policy": policy.unwrap_or("none"),
-            "paravirtual": pmu.is_some_and(|pmu| pmu.paravirtual),
+            "paravirtual": pmu.is_some_and(PmuOptions::is_paravirtual),
             "backing": backing,
             "model": model,
             "pmu_version": version,

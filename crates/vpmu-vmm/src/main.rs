@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore};
+use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore, Vendor, amd};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -100,7 +100,7 @@ struct Cli {
     statistics: PathBuf,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Model {
     /// AMD's on AMD's processors, else Intel's
     Auto,
@@ -110,17 +110,6 @@ enum Model {
     Amd,
     /// AMD's PerfMonV2: the same with global registers
     AmdV2,
-}
-
-impl From<Model> for vpmu_vmm::Model {
-    fn from(model: Model) -> Self {
-        match model {
-            Model::Auto => Self::Auto,
-            Model::Intel => Self::Intel,
-            Model::Amd => Self::Amd,
-            Model::AmdV2 => Self::AmdV2,
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -136,14 +125,51 @@ enum Pebs {
     Auto,
 }
 
-impl From<Pebs> for vpmu_vmm::Pebs {
-    fn from(pebs: Pebs) -> Self {
-        match pebs {
-            Pebs::Off => Self::Off,
-            Pebs::Exit => Self::Exit,
-            Pebs::Ring => Self::Ring,
-            Pebs::Auto => Self::Auto,
+impl Cli {
+    /// Returns the model that the options ask for together.
+    fn model(&self) -> Result<vpmu_vmm::Model, Error> {
+        let (pebs, is_amd) = (self.pebs != Pebs::Off, Vendor::of_host() == Vendor::Amd);
+        let model = match self.model {
+            _ if self.paravirt => return Ok(vpmu_vmm::Model::Paravirtual),
+            Model::Auto if is_amd && self.perfmon.is_none() => Model::Amd,
+            Model::Auto => Model::Intel,
+            model => model,
+        };
+        let interface = match model {
+            Model::Amd => amd::Interface::Core,
+            Model::AmdV2 => amd::Interface::V2,
+            Model::Auto | Model::Intel => {
+                let version = self.perfmon.unwrap_or(Perfmon::V5);
+                return Ok(vpmu_vmm::Model::Intel { version, pebs });
+            }
+        };
+        let refused = |text: &str| Err(Error::Config(text.to_owned()));
+        if pebs {
+            return refused("PEBS is Intel's: leave --pebs out, or choose --model intel");
         }
+        if self.perfmon.is_some() {
+            return refused(
+                "AMD's PMU has no version of architectural performance monitoring: leave --perfmon out, or \
+                 choose --model intel",
+            );
+        }
+        Ok(vpmu_vmm::Model::Amd(interface))
+    }
+
+    fn pmu(&self, policy: vpmu::counter::Policy) -> Result<Option<PmuOptions>, Error> {
+        if self.no_pmu {
+            return Ok(None);
+        }
+        Ok(Some(PmuOptions {
+            model: self.model()?,
+            policy,
+            approximate_instructions: self.approximate_instructions,
+            pebs: match self.pebs {
+                Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
+                Pebs::Exit => vpmu_vmm::Pebs::Exit,
+                Pebs::Ring => vpmu_vmm::Pebs::Ring,
+            },
+        }))
     }
 }
 
@@ -201,33 +227,29 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = match (cli.restore, cli.kernel) {
-        (Some(file), _) => vpmu_vmm::restore(&Restore {
+    let pmu = cli.pmu(policy.unwrap_or_default());
+    let result = match cli.restore {
+        Some(file) => vpmu_vmm::restore(&Restore {
             file,
             policy,
             save: cli.save,
             measure: cli.measure,
             drop_paravirtual: cli.drop_paravirt,
         }),
-        // clap has made sure that there is one.
-        (None, kernel) => vpmu_vmm::run(&Config {
-            kernel: kernel.unwrap_or_default(),
-            initrd: cli.initrd,
-            command_line: cli.append,
-            vcpus: cli.vcpus,
-            memory: cli.memory,
-            lazy_deadline: cli.lazy_deadline,
-            pmu: (!cli.no_pmu).then_some(PmuOptions {
-                model: cli.model.into(),
-                perfmon: cli.perfmon,
-                policy: policy.unwrap_or_default(),
-                approximate_instructions: cli.approximate_instructions,
-                pebs: cli.pebs.into(),
-                paravirtual: cli.paravirt,
-            }),
-            save: cli.save,
-            measure: cli.measure,
-            kernel_cache: !cli.no_kernel_cache,
+        None => pmu.and_then(|pmu| {
+            vpmu_vmm::run(&Config {
+                // clap has made sure that there is one.
+                kernel: cli.kernel.unwrap_or_default(),
+                initrd: cli.initrd,
+                command_line: cli.append,
+                vcpus: cli.vcpus,
+                memory: cli.memory,
+                lazy_deadline: cli.lazy_deadline,
+                pmu,
+                save: cli.save,
+                measure: cli.measure,
+                kernel_cache: !cli.no_kernel_cache,
+            })
         }),
     };
     let result = result.and_then(|(ending, report)| {

@@ -13,7 +13,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 use super::deadline;
 use super::machine::Machine;
 use super::vcpu::Vcpu;
-use super::{Ending, Error, PmuOptions};
+use super::{Ending, Error};
 
 type Ended = Result<Ending, Error>;
 
@@ -23,7 +23,6 @@ type Ended = Result<Ending, Error>;
 pub(super) fn run(
     machine: &Arc<Machine>,
     vcpus: Vec<Vcpu>,
-    pmu: Option<PmuOptions>,
     saves: bool,
 ) -> Result<(Ending, Vec<Vcpu>), Error> {
     // Takes a vCPU out of the guest by its arrival. The handler itself does nothing.
@@ -47,7 +46,7 @@ pub(super) fn run(
     let threads = vcpus.into_iter().zip(gates).map(|(mut vcpu, gate)| {
         let machine = Arc::clone(machine);
         spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
-            let _ = ending.send(vcpu.run(&machine, pmu, || gate.pass()));
+            let _ = ending.send(vcpu.run(&machine, || gate.pass()));
             vcpu
         })
     });
@@ -195,7 +194,6 @@ impl Signals {
 
 /// Gives standard input to the guest's serial line. Its thread ends with the process, because
 /// nothing can take it out of read().
-/// take it out of read().
 fn feed_input(machine: &Arc<Machine>) {
     let input = Arc::downgrade(machine);
     thread::spawn(move || {

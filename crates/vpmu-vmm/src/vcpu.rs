@@ -1,19 +1,16 @@
 //! One virtual processor: its thread, from the first instruction to the machine's end.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::{CpuId, Msrs, kvm_msr_entry};
 use kvm_ioctls::{VcpuExit, VcpuFd};
-use vpmu_kvm::pebs::misc_enable;
-use vpmu_kvm::{Capability, Exit, Options, ParavirtState, State};
+use vpmu_kvm::{AfterRun, Exit, Offer};
 
 use super::boot::{self, Entry};
 use super::machine::Machine;
-use super::pmu::GuestPmu;
 use super::ports::Request;
-use super::slot::{Deadline, Memory};
-use super::{Ending, Error, PmuOptions, cpuid, kvm};
+use super::{Ending, Error, cpuid, kvm};
 
 /// A vCPU that does not run.
 pub(super) struct Vcpu {
@@ -22,15 +19,8 @@ pub(super) struct Vcpu {
     pub(super) start: Start,
     /// KVM's supported features. Once the vCPU has run, the CPUID that the guest was told.
     pub(super) cpuid: CpuId,
-    pub(super) deadline: Option<Deadline>,
-    /// The memory that holds the page of a paravirtual PMU.
-    pub(super) memory: Memory,
-    /// The PMU's state, when the vCPU has run, or continues from a saved one.
-    pub(super) pmu: Option<State>,
-    /// The paravirtual PMU's state.
-    pub(super) paravirtual: Option<ParavirtState>,
-    /// Whether the paravirtual PMU leaves its guest.
-    pub(super) drop_paravirtual: bool,
+    /// Its PMU and its deadline, which continue where they were if they were saved.
+    pub(super) parts: vpmu_kvm::Vcpu,
 }
 
 /// The beginning of a vCPU.
@@ -40,7 +30,7 @@ pub(super) enum Start {
     Entry(Entry),
     /// With the boot processor's call.
     Wait,
-    /// Where it was saved: KVM has its state, and `pmu` holds its PMU's.
+    /// Where it was saved: KVM and its parts have its state.
     Saved,
 }
 
@@ -50,101 +40,68 @@ impl Vcpu {
     pub(super) fn run(
         &mut self,
         machine: &Machine,
-        options: Option<PmuOptions>,
         others_are_ready: impl FnOnce() -> bool,
     ) -> Result<Ending, Error> {
-        let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
-        let mut pmu = match options {
-            Some(options) => Some(self.attach_pmu(machine, options)?),
-            None => None,
-        };
-        if let Some(pmu) = &pmu {
-            machine.say_pmu(pmu.capability(), pmu.backing());
-        }
         if !matches!(self.start, Start::Saved) {
-            let lazy = self.deadline.is_some();
-            let (capability, offer) = match &pmu {
-                Some(pmu) => (pmu.capability(), pmu.offer()),
-                None => (None, None),
-            };
-            let capability = capability.as_ref();
-            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, capability, lazy, offer)?;
+            let offer = self.parts.offer();
+            let tsc_khz = kvm("KVM_GET_TSC_KHZ", self.fd.get_tsc_khz())?;
+            cpuid::guest(&mut self.cpuid, self.id, tsc_khz, &offer)?;
             kvm("KVM_SET_CPUID2", self.fd.set_cpuid2(&self.cpuid))?;
-            self.set_up(capability)?;
+            self.set_up(&offer)?;
         }
-        let statistics = match &pmu {
-            Some(pmu) => pmu.statistics(),
-            None => Arc::default(),
-        };
-        machine.add_statistics(Arc::clone(&statistics));
-        let count = |exit| {
-            let mut statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner);
-            statistics.count(exit);
-        };
-
         // No vCPU runs before each has all its state: a guest continues whole or not at all.
         if !others_are_ready() {
             return Ok(Ending::Interrupted);
         }
+        let ending = self.go_round(machine);
+        // The machine's own thread saves what is left.
+        self.parts.release_thread();
+        ending
+    }
+
+    fn go_round(&mut self, machine: &Machine) -> Result<Ending, Error> {
+        let statistics = self.parts.statistics();
+        let count = |exit| {
+            let mut statistics = statistics.lock().unwrap_or_else(PoisonError::into_inner);
+            statistics.count(exit);
+        };
         let mut ending = Ending::Interrupted;
         loop {
             let stop = machine.stop.load(Ordering::Relaxed);
-            if let Some(pmu) = &mut pmu {
-                pmu.before_run()?;
-            }
+            self.parts.before_run()?;
             if stop {
                 // The previous exit is still to be completed, without the guest going on.
                 self.fd.set_kvm_immediate_exit(1);
-            } else if let Some(deadline) = &self.deadline {
-                deadline.before_run(&machine.vm, &self.fd)?;
             }
             let exit = self.fd.run();
-            let ours = match &mut pmu {
-                Some(pmu) => pmu.after_run()?,
-                None => false,
-            };
+            let completed = self.parts.after_run()? == AfterRun::Completed;
             let exit = match exit {
-                Ok(_) if ours => continue,
+                Ok(_) if completed => continue,
                 Ok(exit) => exit,
                 // EINTR is a signal. EAGAIN is a vCPU that has not been started.
                 Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                     self.fd.set_kvm_immediate_exit(0);
                     if stop {
-                        break;
-                    }
-                    if pmu.is_none() {
-                        count(Exit::Kick);
+                        return Ok(ending);
                     }
                     continue;
                 }
                 Err(error) => return Err(Error::Kvm("KVM_RUN", error)),
             };
-            match serve(exit, machine, self.deadline.as_ref(), count)? {
+            match serve(exit, machine, count)? {
                 Served::Yes => {}
                 Served::Saving => ending = Ending::Saved,
                 Served::Last(ending) => return Ok(ending),
             }
         }
-        match &mut pmu {
-            None => {}
-            Some(GuestPmu::Architectural(pmu)) => self.pmu = Some(pmu.save()),
-            Some(GuestPmu::Paravirtual(pmu)) => self.paravirtual = Some(pmu.save()),
-        }
-        Ok(ending)
     }
 
-    fn set_up(&self, pmu: Option<&Capability>) -> Result<(), Error> {
+    fn set_up(&self, offer: &Offer) -> Result<(), Error> {
         const MISC_ENABLE: u32 = 0x1a0;
         const FAST_STRINGS: u64 = 1 << 0;
-        let unavailable = match pmu {
-            Some(Capability::Intel(pmu)) => pmu.misc_enable(),
-            Some(Capability::Amd(_)) | None => {
-                misc_enable::BTS_UNAVAILABLE | misc_enable::PEBS_UNAVAILABLE
-            }
-        };
         let misc = kvm_msr_entry {
             index: MISC_ENABLE,
-            data: FAST_STRINGS | unavailable,
+            data: offer.misc_enable(FAST_STRINGS),
             ..Default::default()
         };
         let msrs = Msrs::from_entries(&[misc]).expect("one MSR fits");
@@ -175,24 +132,16 @@ enum Served {
     Last(Ending),
 }
 
-/// Completes an exit that is not the PMU's.
-fn serve(
-    exit: VcpuExit<'_>,
-    machine: &Machine,
-    deadline: Option<&Deadline>,
-    count: impl Fn(Exit),
-) -> Result<Served, Error> {
+/// Completes an exit that is not the parts'.
+fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<Served, Error> {
     match exit {
         VcpuExit::X86Rdmsr(exit) => {
             count(Exit::MsrRead(exit.index));
-            let value = deadline.and_then(|deadline| deadline.rdmsr(exit.index));
-            *exit.error = u8::from(value.is_none());
-            *exit.data = value.unwrap_or_default();
+            *exit.error = 1;
         }
         VcpuExit::X86Wrmsr(exit) => {
             count(Exit::MsrWrite(exit.index));
-            let done = deadline.and_then(|deadline| deadline.wrmsr(exit.index, exit.data));
-            *exit.error = u8::from(done != Some(Ok(())));
+            *exit.error = 1;
         }
         VcpuExit::IoIn(port, data) => {
             count(Exit::Port(port));
@@ -223,20 +172,4 @@ fn serve(
         exit => return Err(Error::Stopped(format!("{exit:?}"))),
     }
     Ok(Served::Yes)
-}
-
-impl PmuOptions {
-    /// Returns the options for a guest that was told this before. `None`: everything that this host
-    /// can count.
-    pub(super) fn for_guest(self, told: Option<Capability>) -> Options {
-        Options {
-            model: self.model,
-            perfmon: self.perfmon,
-            capability: told,
-            policy: self.policy,
-            approximate_instructions: self.approximate_instructions,
-            pebs: self.pebs,
-            ..Options::default()
-        }
-    }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvm_bindings::CpuId;
+use kvm_ioctls::VcpuFd;
 use serde_json::Value;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -12,11 +13,10 @@ use vmm_sys_util::eventfd::EventFd;
 use super::hardware::{Hardware, Shape};
 use super::machine::Machine;
 use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
-use super::saved::{self, Clock, MachineState, Pmu, Reader, VcpuState, VmState};
-use super::slot::Memory;
+use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
-use vpmu_kvm::{Capability, PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState, detect};
+use vpmu_kvm::{Offer, Options, detect};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Returns its end and its cost, as JSON.
@@ -25,17 +25,25 @@ use vpmu_kvm::{Capability, PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState, detect
 ///
 /// When the guest cannot be started or saved, or KVM gives up on it. Nothing is left running.
 pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
+    let offer = Offer {
+        deadline: config.lazy_deadline,
+        ..best(config.pmu)?
+    };
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
         memory: config.memory,
-        pmu_msrs: pmu_msrs(config.pmu, None)?,
-        lazy_deadline: config.lazy_deadline,
+        offered_msrs: offer.msrs(),
     })?;
     let entry = boot::load(&hardware.memory, config)?;
-    let vcpus = vcpus(&mut hardware, |id| match id {
+    let options = options(config.pmu);
+    let start = |id| match id {
         0 => Start::Entry(entry),
         _ => Start::Wait,
-    });
+    };
+    let vcpus = vcpus(&mut hardware, start, |hardware, _, fd| {
+        let memory = Arc::new(hardware.memory.clone());
+        vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)
+    })?;
     let interrupt = Interrupt(line(&hardware.interrupt)?);
     let offers = Offers {
         measure: config.measure,
@@ -64,33 +72,35 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
         policy: restore.policy.unwrap_or(pmu.policy),
         ..pmu
     });
+    let offer = state.offer();
     let mut hardware = Hardware::new(Shape {
         vcpus: state.vcpus.len(),
         memory: state.memory,
-        pmu_msrs: pmu_msrs(pmu, state.pmu.map(|pmu| pmu.capability))?,
-        lazy_deadline: state.lazy_deadline(),
+        offered_msrs: offer.msrs(),
     })?;
     reader.memory(&hardware.memory)?;
-    let counted = pmu.filter(|_| !restore.drop_paravirtual);
-    check(&state, counted, &hardware.cpuid)?;
-    for (saved, (fd, _)) in state.vcpus.iter().zip(&hardware.vcpus) {
+    let leaves = restore.drop_paravirtual && pmu.is_some_and(PmuOptions::is_paravirtual);
+    check(&state, pmu.filter(|_| !leaves), &hardware.cpuid)?;
+    for (saved, fd) in state.vcpus.iter().zip(&hardware.vcpus) {
         saved.restore(fd)?;
     }
     state.vm.restore(&hardware.vm)?;
-    if let (Some(saved), Some((fd, _))) = (state.vcpus.first(), hardware.vcpus.first()) {
+    if let (Some(saved), Some(fd)) = (state.vcpus.first(), hardware.vcpus.first()) {
         state.clock.restore(&hardware.vm, fd, saved.tsc_khz())?;
     }
-    for (saved, (fd, deadline)) in state.vcpus.iter().zip(&hardware.vcpus) {
-        if let (Some(saved), Some(deadline)) = (&saved.deadline, deadline) {
-            deadline.restore(saved, &hardware.vm, fd)?;
+    let options = options(pmu);
+    let attach = |hardware: &Hardware, n: usize, fd: &VcpuFd| {
+        let memory = Arc::new(hardware.memory.clone());
+        let saved = &state.vcpus[n].parts;
+        if leaves {
+            return vpmu_kvm::Vcpu::leave(&hardware.vm, fd, saved, memory);
         }
-    }
-    let mut vcpus = vcpus(&mut hardware, |_| Start::Saved);
+        let mut parts = vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)?;
+        parts.restore(saved).map(|()| parts)
+    };
+    let mut vcpus = vcpus(&mut hardware, |_| Start::Saved, attach)?;
     for (vcpu, saved) in vcpus.iter_mut().zip(&state.vcpus) {
         vcpu.cpuid = saved.cpuid()?;
-        vcpu.pmu = saved.pmu.clone();
-        vcpu.paravirtual = saved.paravirtual.clone();
-        vcpu.drop_paravirtual = restore.drop_paravirtual;
     }
     let interrupt = Interrupt(line(&hardware.interrupt)?);
     let offers = Offers {
@@ -108,62 +118,56 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     .go(ports)
 }
 
-/// Returns the MSRs of a PMU with these options, whose guest was `told` this before. `None`: everything that this host
-/// can count.
-fn pmu_msrs(options: Option<PmuOptions>, told: Option<Capability>) -> Result<Vec<u32>, Error> {
-    let Some(options) = options else {
-        return Ok(Vec::new());
-    };
-    if options.paravirtual {
-        return Ok(vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR]);
+/// Returns the best PMU with these options that this host can count for.
+fn best(pmu: Option<PmuOptions>) -> Result<Offer, Error> {
+    match pmu {
+        None => Ok(Offer::default()),
+        Some(pmu) => Ok(detect(pmu.model, &pmu.options())?),
     }
-    let capability = match told {
-        Some(capability) => capability,
-        None => detect(&options.for_guest(None))?,
-    };
-    Ok(vpmu_kvm::pmu_msrs(&capability))
+}
+
+fn options(pmu: Option<PmuOptions>) -> Options {
+    pmu.map_or_else(Options::default, PmuOptions::options)
 }
 
 /// Checks that this host, whose KVM supports `supported`, has the features that the guest was told
 /// of.
 pub(super) fn check(
     state: &MachineState,
-    options: Option<PmuOptions>,
+    pmu: Option<PmuOptions>,
     supported: &CpuId,
 ) -> Result<(), Error> {
     let Some(first) = state.vcpus.first() else {
         return Ok(());
     };
-    let best = options
-        .map(|options| detect(&options.for_guest(None)))
-        .transpose()?;
-    let capability = state.pmu.as_ref().map(|pmu| &pmu.capability);
+    let told = state.offer();
     let mut here = supported.clone();
-    let lazy = state.lazy_deadline();
-    let offer = first.paravirtual.as_ref().map(ParavirtState::offer);
-    let khz = first.tsc_khz();
-    cpuid::guest(&mut here, 0, khz, capability, lazy, offer.as_ref())?;
+    cpuid::guest(&mut here, 0, first.tsc_khz(), &told)?;
+    let capabilities = told.capability().zip(best(pmu)?.capability());
     Ok(saved::check_host(
         &first.cpuid,
         &here,
-        capability.zip(best.as_ref()),
+        capabilities.as_ref().map(|(told, best)| (told, best)),
     )?)
 }
 
-fn vcpus(hardware: &mut Hardware, start: impl Fn(u8) -> Start) -> Vec<Vcpu> {
-    let vcpus = std::mem::take(&mut hardware.vcpus);
-    (0..)
-        .zip(vcpus)
-        .map(|(id, (fd, deadline))| Vcpu {
-            fd,
-            id,
-            start: start(id),
-            cpuid: hardware.cpuid.clone(),
-            deadline,
-            memory: Memory(hardware.memory.clone()),
-            pmu: None,
-            paravirtual: None,
-            drop_paravirtual: false,
+/// Gives each vCPU its parts, which `attach` makes.
+fn vcpus(
+    hardware: &mut Hardware,
+    start: impl Fn(u8) -> Start,
+    attach: impl Fn(&Hardware, usize, &VcpuFd) -> Result<vpmu_kvm::Vcpu, vpmu_kvm::Error>,
+) -> Result<Vec<Vcpu>, Error> {
+    let fds = std::mem::take(&mut hardware.vcpus);
+    fds.into_iter()
+        .zip(0..)
+        .map(|(fd, id)| {
+            Ok(Vcpu {
+                parts: attach(hardware, id.into(), &fd)?,
+                fd,
+                id,
+                start: start(id),
+                cpuid: hardware.cpuid.clone(),
+            })
         })
         .collect()
 }
@@ -193,13 +197,16 @@ impl Vm<'_> {
             msrs,
             ..
         } = self.hardware;
-        let deadlines = self.vcpus.iter().filter_map(|vcpu| vcpu.deadline.clone());
-        let machine = Arc::new(Machine::new(vm, ports, deadlines.collect()));
+        let machine = Arc::new(Machine::new(vm, ports, &self.vcpus));
+        // Each vCPU is offered the same.
+        let first = self.vcpus.first().map(|vcpu| &vcpu.parts);
+        let offer = first.map_or_else(Offer::default, vpmu_kvm::Vcpu::offer);
+        let backing = first.and_then(vpmu_kvm::Vcpu::backing);
         if self.measuring {
             machine.begin_measuring();
         }
-        let (ending, vcpus) = threads::run(&machine, self.vcpus, self.pmu, self.save.is_some())?;
-        if let (Ending::Saved, Some(file), Some(first)) = (ending, self.save, vcpus.first()) {
+        let (ending, mut vcpus) = threads::run(&machine, self.vcpus, self.save.is_some())?;
+        if let (Ending::Saved, Some(file)) = (ending, self.save) {
             let measuring = machine.measures();
             machine.end_measuring();
             let ports = machine.ports().state();
@@ -208,34 +215,24 @@ impl Vm<'_> {
                 "KVM_IRQFD",
                 machine.vm.unregister_irqfd(&interrupt, COM1_IRQ),
             )?;
-            let states = vcpus.iter().map(|vcpu| {
-                let pmu = (vcpu.pmu.clone(), vcpu.paravirtual.clone());
-                let deadline = vcpu.deadline.as_ref().map(|deadline| deadline.save());
-                VcpuState::of(&vcpu.fd, &vcpu.cpuid, pmu, deadline, &msrs)
+            let states = vcpus.iter_mut().map(|vcpu| {
+                let parts = vcpu.parts.save();
+                VcpuState::of(&vcpu.fd, &vcpu.cpuid, parts, &msrs)
             });
+            let states: Vec<_> = states.collect::<Result<_, _>>()?;
             let state = MachineState {
                 memory: memory.iter().map(GuestMemoryRegion::len).sum(),
-                pmu: told(first, self.pmu),
+                backing: self.pmu.map(Into::into),
                 measuring,
-                vcpus: states.collect::<Result<_, _>>()?,
+                vcpus: states,
                 vm: VmState::of(&machine.vm)?,
-                clock: Clock::of(&machine.vm, &first.fd)?,
+                clock: Clock::of(&machine.vm, &vcpus[0].fd)?,
                 ports,
             };
             saved::write(file, &state, &memory)?;
         }
         // All threads have ended, so nobody uses the memory any more.
         drop(memory);
-        Ok((ending, machine.report(self.pmu)))
+        Ok((ending, machine.report(self.pmu, &offer, backing)))
     }
-}
-
-/// Returns the PMU that the guest has been told of.
-fn told(vcpu: &Vcpu, options: Option<PmuOptions>) -> Option<Pmu> {
-    let state = vcpu.pmu.as_ref()?;
-    options.map(|options| Pmu {
-        capability: state.capability,
-        policy: options.policy,
-        approximate_instructions: options.approximate_instructions,
-    })
 }

@@ -11,12 +11,13 @@
 use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use kvm_bindings::{CpuId, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu_kernel::Kernel; // PMU
-use vpmu_kvm::{Capability, CpuidEntry, Options, VcpuPmu}; // PMU
+use vpmu_kvm::{AfterRun, CpuidEntry, Model, Offer, Options, Vcpu}; // PMU
 
 const MEMORY: usize = 128 << 20;
 const GDT: u64 = 0x500;
@@ -38,11 +39,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let command_line = arguments.collect::<Vec<_>>().join(" ");
 
-    let capability = vpmu_kvm::detect(&Options::default())?; // PMU: what this host can back
+    let options = Options::default(); // PMU
+    let offer = vpmu_kvm::detect(Model::Auto, &options)?; // PMU: what this host can back
 
     let kvm = Kvm::new()?;
     let vm = kvm.create_vm()?;
-    vpmu_kvm::intercept(&vm, &vpmu_kvm::pmu_msrs(&capability))?; // PMU: before the first vCPU
+    vpmu_kvm::intercept(&vm, &offer.msrs())?; // PMU: before the first vCPU
     vm.set_tss_address(0xfffb_d000)?;
     vm.create_irq_chip()?;
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;
@@ -51,15 +53,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let mut vcpu = vm.create_vcpu(0)?;
     let cpuid = kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)?;
-    vcpu.set_cpuid2(&with_pmu(&cpuid, &capability, vcpu.get_tsc_khz()?)?)?;
+    vcpu.set_cpuid2(&with_pmu(&cpuid, &offer, vcpu.get_tsc_khz()?)?)?;
     set_registers(&vcpu, entry)?;
 
-    let mut pmu = VcpuPmu::attach(&vm, &vcpu, Options::default())?; // PMU: before a seccomp filter
+    // PMU: before a seccomp filter
+    let mut pmu = Vcpu::attach(&vm, &vcpu, &offer, &options, Arc::new(memory.clone()))?;
     let mut console = io::stdout().lock();
     loop {
         pmu.before_run()?; // PMU
         let exit = vcpu.run();
-        if pmu.after_run()? {
+        if pmu.after_run()? != AfterRun::Vmm {
             continue; // PMU: the exit was its, and is completed
         }
         match exit {
@@ -82,9 +85,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// PMU: what KVM supports, with the PMU in it.
-fn with_pmu(cpuid: &CpuId, capability: &Capability, khz: u32) -> Result<CpuId, Box<dyn Error>> {
+fn with_pmu(cpuid: &CpuId, offer: &Offer, khz: u32) -> Result<CpuId, Box<dyn Error>> {
     let mut entries: Vec<CpuidEntry> = cpuid.as_slice().iter().map(CpuidEntry::from).collect();
-    vpmu_kvm::set_cpuid(&mut entries, capability, khz);
+    offer.set_cpuid(&mut entries, khz);
     let entries: Vec<_> = entries.into_iter().map(Into::into).collect();
     Ok(CpuId::from_entries(&entries)?)
 }

@@ -18,16 +18,15 @@ mod msrs;
 mod timer;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lazy_deadline::{
-    DeadlineState, DeadlineTimer, HostStatistics, LvtTimer, SlotRef, TimerMode, Verdict,
-};
+use lazy_deadline::{DeadlineTimer, HostStatistics, LvtTimer, TimerMode, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::lapic::{self, Lapic};
+use crate::memory::{GuestMemory, with_slot};
 use crate::sys;
 use clock::Clock;
 pub(crate) use clock::tsc_offset;
@@ -38,26 +37,21 @@ pub use msrs::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 /// A move of the timer costs the host some microseconds. No guest makes the host move it more often.
 const FLOOR_NS: u64 = 20_000;
 
-/// The guest's memory, as far as a slot needs it.
-pub trait SlotMemory {
-    /// Hands over the slot at this guest physical address, a multiple of [`Slot::SIZE`](lazy_deadline::Slot::SIZE); `None` where no address is
-    /// given, or the guest has no memory for all of a slot.
-    fn with_slot<R>(&self, at: Option<u64>, body: impl FnOnce(Option<SlotRef<'_>>) -> R) -> R;
-}
-
-/// One vCPU's deadline. Its exits come from the vCPU's thread, expiries from any other, which waits
-/// for [`as_fd`](AsFd::as_fd) to become readable and calls [`expire`](Self::expire).
+/// One vCPU's lazy deadline, as another thread sees it: a thread of the VMM's that waits for [`as_fd`](AsFd::as_fd) to
+/// become readable, or in [`wait`](Self::wait), and then calls [`expire`](Self::expire).
 #[derive(Debug)]
-pub struct VcpuDeadline<M> {
-    memory: M,
+pub struct Deadline {
+    vm: Arc<OwnedFd>,
+    vcpu: Arc<OwnedFd>,
+    memory: Arc<dyn GuestMemory>,
     timer: TimerFd,
     state: Mutex<State>,
 }
 
 /// The state that must go with the guest, and with its memory, for no deadline to be lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VcpuDeadlineState {
-    deadline: DeadlineState,
+pub struct DeadlineState {
+    deadline: lazy_deadline::DeadlineState,
     slot: Option<u64>,
     written: Option<u64>,
     apic_id: u32,
@@ -77,19 +71,25 @@ struct State {
     vector: u8,
 }
 
-impl<M: SlotMemory> VcpuDeadline<M> {
+impl Deadline {
     /// Makes a deadline that is not armed, with no slot. The vCPU's TSC must run as fast as the
     /// host's.
     ///
     /// # Errors
     ///
     /// When the host has no timer to give, or does not report its TSC's rate.
-    pub fn new(vcpu: &impl AsRawFd, memory: M) -> Result<Self, Error> {
-        let khz = sys::tsc_khz(vcpu)?;
+    pub(crate) fn new(
+        vm: Arc<OwnedFd>,
+        vcpu: Arc<OwnedFd>,
+        memory: Arc<dyn GuestMemory>,
+    ) -> Result<Self, Error> {
+        let khz = sys::tsc_khz(&vcpu)?;
         let timer =
             TimerFd::new().map_err(|error| Error::Timer(error.raw_os_error().unwrap_or(0)))?;
         let clock = Clock { khz, offset: 0 };
         Ok(Self {
+            vm,
+            vcpu,
             memory,
             timer,
             state: Mutex::new(State {
@@ -113,25 +113,25 @@ impl<M: SlotMemory> VcpuDeadline<M> {
         self.state().deadline.statistics()
     }
 
-    /// Performs the guest's writes. Call this on the vCPU's thread before it runs.
+    /// Performs the guest's writes. Called on the vCPU's thread before it runs.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn before_run(&self, vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<(), Error> {
+    pub(crate) fn before_run(&self) -> Result<(), Error> {
         let state = &mut *self.state();
         let Some(value) = state.written.take() else {
             return Ok(());
         };
-        let lapic = Lapic::of(vcpu)?;
+        let lapic = Lapic::of(&self.vcpu)?;
         state.apic_id = lapic.id();
         state.vector = lapic.lvt_timer() as u8;
         if value != 0 {
-            state.clock.offset = tsc_offset(vcpu)?;
+            state.clock.offset = tsc_offset(&self.vcpu)?;
         }
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let (deadline, at) = (&mut state.deadline, state.slot);
-        let verdict = self.memory.with_slot(at, |slot| {
+        let verdict = with_slot(&*self.memory, at, |slot| {
             // The LVT's mode is IA32_TSC_DEADLINE's business: these registers work in each, so
             // that a guest may have both timers.
             let lvt = LvtTimer {
@@ -141,7 +141,7 @@ impl<M: SlotMemory> VcpuDeadline<M> {
             deadline.set_lvt(lvt, slot, timer);
             deadline.write(value, slot, timer)
         });
-        state.inject(verdict, vm)
+        state.inject(verdict, &self.vm)
     }
 
     /// Handles an expiry, when the timer's descriptor has become readable.
@@ -149,25 +149,25 @@ impl<M: SlotMemory> VcpuDeadline<M> {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn expire(&self, vm: &impl AsRawFd) -> Result<(), Error> {
+    pub fn expire(&self) -> Result<(), Error> {
         let state = &mut *self.state();
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let expiry = timer.wait();
         let (deadline, at) = (&mut state.deadline, state.slot);
-        let verdict = self.memory.with_slot(at, |slot| match expiry {
+        let verdict = with_slot(&*self.memory, at, |slot| match expiry {
             Expiry::Expected => deadline.expire(slot, timer),
             Expiry::UnknownTsc => deadline.expire_unknown_tsc(slot),
         });
-        state.inject(verdict, vm)
+        state.inject(verdict, &self.vm)
     }
 
     /// Returns the state to save, while the vCPU does not run. Nothing may expire here any more, unless the guest goes
     /// on here.
-    pub fn save(&self) -> VcpuDeadlineState {
+    pub(crate) fn save(&self) -> DeadlineState {
         let state = &mut *self.state();
         let (deadline, at) = (&mut state.deadline, state.slot);
-        VcpuDeadlineState {
-            deadline: self.memory.with_slot(at, |slot| deadline.save(slot)),
+        DeadlineState {
+            deadline: with_slot(&*self.memory, at, |slot| deadline.save(slot)),
             slot: state.slot,
             written: state.written,
             apic_id: state.apic_id,
@@ -182,31 +182,24 @@ impl<M: SlotMemory> VcpuDeadline<M> {
     ///
     /// When the slot is not in the guest's memory, the vCPU's TSC has another rate than the host's, or
     /// KVM refuses.
-    pub fn restore(
-        &self,
-        saved: &VcpuDeadlineState,
-        vm: &impl AsRawFd,
-        vcpu: &impl AsRawFd,
-    ) -> Result<(), Error> {
+    pub(crate) fn restore(&self, saved: &DeadlineState) -> Result<(), Error> {
         let state = &mut *self.state();
-        let (guest, host) = (sys::tsc_khz(vcpu)?, state.clock.khz);
+        let (guest, host) = (sys::tsc_khz(&self.vcpu)?, state.clock.khz);
         if guest != host {
             return Err(Error::ScaledTsc { guest, host });
         }
-        state.clock.offset = tsc_offset(vcpu)?;
+        state.clock.offset = tsc_offset(&self.vcpu)?;
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let deadline = &mut state.deadline;
-        let verdict = self
-            .memory
-            .with_slot(saved.slot, |slot| {
-                deadline.restore(&saved.deadline, slot, timer)
-            })
-            .map_err(Error::Deadline)?;
+        let verdict = with_slot(&*self.memory, saved.slot, |slot| {
+            deadline.restore(&saved.deadline, slot, timer)
+        })
+        .map_err(Error::Deadline)?;
         state.slot = saved.slot;
         state.written = saved.written;
         state.apic_id = saved.apic_id;
         state.vector = saved.vector;
-        state.inject(verdict, vm)
+        state.inject(verdict, &self.vm)
     }
 
     /// Waits for the next expiry.
@@ -224,7 +217,7 @@ impl<M: SlotMemory> VcpuDeadline<M> {
     }
 }
 
-impl<M> AsFd for VcpuDeadline<M> {
+impl AsFd for Deadline {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.timer.as_fd()
     }
@@ -244,7 +237,7 @@ impl State {
 /// The checks of a forged state that need no vCPU, for fuzz targets.
 #[cfg(fuzzing)]
 #[doc(hidden)]
-impl VcpuDeadlineState {
+impl DeadlineState {
     pub fn new(slot: Option<u64>) -> Self {
         Self {
             deadline: DeadlineTimer::new().save(None),
@@ -256,12 +249,13 @@ impl VcpuDeadlineState {
     }
 
     /// Continues from the state with `host`'s timer, until the timer has expired.
-    pub fn try_restore(&self, memory: &impl SlotMemory, host: &mut impl lazy_deadline::HostTimer) {
-        memory.with_slot(self.slot, |slot| {
+    pub fn try_restore(&self, memory: &dyn GuestMemory, host: &mut impl lazy_deadline::HostTimer) {
+        with_slot(memory, self.slot, |slot| {
             let mut deadline = DeadlineTimer::new();
             if deadline.restore(&self.deadline, slot, host).is_ok() {
                 let _ = deadline.expire(slot, host);
-                assert_eq!(deadline.save(slot).layout, DeadlineState::LAYOUT);
+                let layout = lazy_deadline::DeadlineState::LAYOUT;
+                assert_eq!(deadline.save(slot).layout, layout);
             }
         });
     }

@@ -7,7 +7,6 @@
 
 mod paging;
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -15,20 +14,10 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
 
+use crate::memory::GuestMemory;
 use crate::run::RunPage;
 use crate::{deadline, sys};
 use paging::{PAGE, Page, Paging};
-
-/// The guest's RAM by its physical addresses, for [`Options::memory`](crate::Options::memory). It includes neither the
-/// guest's devices nor memory that the guest may not write: the guest chooses the addresses.
-pub trait GuestMemory: fmt::Debug + Send + Sync {
-    /// Fills `bytes` from `address` on. `false`: not all of that is RAM; `bytes` may be anything.
-    fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
-
-    /// Writes `bytes` from `address` on, as the guest would. Where the VMM logs written pages, these pages are logged,
-    /// too. `false`: not all of that is RAM.
-    fn write(&self, address: u64, bytes: &[u8]) -> bool;
-}
 
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 

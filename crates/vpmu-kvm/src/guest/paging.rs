@@ -9,7 +9,7 @@
 
 use kvm_bindings::kvm_sregs;
 
-use super::GuestMemory;
+use crate::memory::GuestMemory;
 
 pub(super) const PAGE: u64 = 4096;
 
@@ -112,27 +112,9 @@ impl Paging {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
 
     use super::*;
-
-    /// RAM from address 0 on.
-    #[derive(Debug)]
-    struct Ram(Mutex<Vec<u8>>);
-
-    impl GuestMemory for Ram {
-        fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
-            let ram = self.0.lock().unwrap();
-            let from = ram.get(address as usize..address as usize + bytes.len());
-            from.inspect(|from| bytes.copy_from_slice(from)).is_some()
-        }
-
-        fn write(&self, address: u64, bytes: &[u8]) -> bool {
-            let mut ram = self.0.lock().unwrap();
-            let to = ram.get_mut(address as usize..address as usize + bytes.len());
-            to.map(|to| to.copy_from_slice(bytes)).is_some()
-        }
-    }
 
     const ROOT: u64 = 0x1000;
     /// PRESENT, WRITABLE, accessed, dirty.
@@ -141,8 +123,8 @@ mod tests {
 
     /// Returns tables of `levels` levels for ADDR, the last of which has `entry`. The entries of `level` and above are
     /// tables.
-    fn tables(levels: u32, level: u32, entry: u64) -> Ram {
-        let ram = Ram(Mutex::new(vec![0; 0x10_0000]));
+    fn tables(levels: u32, level: u32, entry: u64) -> GuestMemoryMmap {
+        let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
         let mut table = ROOT;
         for level in (level..levels).rev() {
             let next = table + PAGE;
@@ -236,7 +218,7 @@ mod tests {
     #[test]
     fn without_paging_an_address_is_itself() {
         let none = paging(1, 0, 0);
-        let ram = Ram(Mutex::new(Vec::new()));
+        let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
         let itself = Page {
             physical: 0x1000,
             writable: true,

@@ -1,10 +1,11 @@
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterSet, Lost};
+use vpmu::counter::{CounterSet, Lost, Policy};
 use vpmu::x86::intel::{self, Version};
-use vpmu::x86::{RestoreError, amd};
+use vpmu::x86::{Capability, PmuState, RestoreError, amd};
 
 use super::*;
+use Outcome::{Done, GeneralProtection, NotHandled, Value};
 
 const PERFEVTSEL0: u32 = 0x186;
 const PMC0: u32 = 0x4c1;
@@ -52,18 +53,14 @@ impl CounterHost<CounterConfig> for Host {
 }
 
 pub(crate) fn pmu() -> Core<Host> {
-    let capability = intel::Capability::new(Version::V2).into();
-    let mut pmu = Core::new(capability, Policy::default(), Host::default()).unwrap();
+    with(intel::Capability::new(Version::V2))
+}
+
+fn with(capability: impl Into<Capability>) -> Core<Host> {
+    let engine = Engine::of(capability.into(), Policy::default()).unwrap();
+    let mut pmu = Core::new(engine, Host::default());
     pmu.load();
     pmu
-}
-
-fn rdmsr(pmu: &mut Core<Host>, index: u32) -> Result<u64, Gp> {
-    pmu.rdmsr(index).expect("the PMU has it")
-}
-
-fn wrmsr(pmu: &mut Core<Host>, index: u32, data: u64) -> Result<(), Gp> {
-    pmu.wrmsr(index, data).expect("the PMU has it")
 }
 
 /// Runs the guest for `cycles` cycles, and hands over the host's reports as a VMM does.
@@ -84,10 +81,10 @@ pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     }
 }
 
-fn registers(state: &State) -> intel::PmuState {
-    match &state.pmu {
-        PmuState::Intel(registers) => registers.clone(),
-        PmuState::Amd(_) => panic!("Intel's"),
+fn registers(state: &SavedPmu) -> intel::PmuState {
+    match state {
+        SavedPmu::Architectural(_, PmuState::Intel(registers)) => registers.clone(),
+        other => panic!("{other:?}"),
     }
 }
 
@@ -97,15 +94,15 @@ fn sample_every(pmu: &mut Core<Host>, cycles: u64) {
         (PMC0, (1 << 48) - cycles),
         (GLOBAL_CTRL, 1),
     ] {
-        assert_eq!(wrmsr(pmu, index, data), Ok(()));
+        assert_eq!(pmu.wrmsr(index, data), Done);
     }
 }
 
 #[test]
 fn an_access_is_answered_and_counted() {
     let mut pmu = pmu();
-    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, CYCLES), Ok(()));
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), Ok(CYCLES));
+    assert_eq!(pmu.wrmsr(PERFEVTSEL0, CYCLES), Done);
+    assert_eq!(pmu.rdmsr(PERFEVTSEL0), Value(CYCLES));
     let statistics = pmu.shared_statistics();
     let statistics = statistics.lock().unwrap();
     assert_eq!(statistics.exits.get(Exit::MsrWrite(PERFEVTSEL0)), 1);
@@ -115,20 +112,20 @@ fn an_access_is_answered_and_counted() {
 #[test]
 fn what_the_guest_may_not_do_is_a_fault() {
     let mut pmu = pmu();
-    assert_eq!(wrmsr(&mut pmu, PERFEVTSEL0, 1 << 40), Err(Gp));
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0), Ok(0), "unchanged");
-    assert_eq!(wrmsr(&mut pmu, GLOBAL_STATUS, 0), Err(Gp), "read-only");
-    assert_eq!(wrmsr(&mut pmu, PERF_CAPABILITIES, 0), Err(Gp));
+    assert_eq!(pmu.wrmsr(PERFEVTSEL0, 1 << 40), GeneralProtection);
+    assert_eq!(pmu.rdmsr(PERFEVTSEL0), Value(0), "unchanged");
+    assert_eq!(pmu.wrmsr(GLOBAL_STATUS, 0), GeneralProtection, "read-only");
+    assert_eq!(pmu.wrmsr(PERF_CAPABILITIES, 0), GeneralProtection);
     // There are no five counters.
-    assert_eq!(rdmsr(&mut pmu, PERFEVTSEL0 + 4), Err(Gp));
+    assert_eq!(pmu.rdmsr(PERFEVTSEL0 + 4), GeneralProtection);
 }
 
 #[test]
 fn another_msr_is_left_to_the_caller() {
     let mut pmu = pmu();
     for index in [0x10, 0x1a0, 0x4b56_4d57, u32::MAX] {
-        assert_eq!(pmu.rdmsr(index), None, "{index:#x}");
-        assert_eq!(pmu.wrmsr(index, 0), None, "{index:#x}");
+        assert_eq!(pmu.rdmsr(index), NotHandled, "{index:#x}");
+        assert_eq!(pmu.wrmsr(index, 0), NotHandled, "{index:#x}");
     }
 }
 
@@ -137,11 +134,11 @@ fn rdpmc_gives_the_count_or_a_fault() {
     let mut pmu = pmu();
     sample_every(&mut pmu, 1000);
     run(&mut pmu, 300);
-    assert_eq!(pmu.rdpmc(0), Ok((1 << 48) - 700));
-    assert_eq!(pmu.rdpmc(3), Ok(0));
-    assert_eq!(pmu.rdpmc(1 << 30), Ok(0), "a fixed counter");
+    assert_eq!(pmu.rdpmc(0), Value((1 << 48) - 700));
+    assert_eq!(pmu.rdpmc(3), Value(0));
+    assert_eq!(pmu.rdpmc(1 << 30), Value(0), "a fixed counter");
     for index in [4, 1 << 30 | 3, 1 << 29, u32::MAX] {
-        assert_eq!(pmu.rdpmc(index), Err(Gp), "{index:#x}");
+        assert_eq!(pmu.rdpmc(index), GeneralProtection, "{index:#x}");
     }
     assert_eq!(
         pmu.shared_statistics()
@@ -162,10 +159,10 @@ fn an_overflow_is_one_interrupt() {
     run(&mut pmu, 1);
     assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
     run(&mut pmu, 5000);
-    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
+    assert_eq!(pmu.rdmsr(GLOBAL_STATUS), Value(1));
     assert_eq!(pmu.take_pmi(NMI), None);
     // A handler that does not acknowledge gets the next PMI, too.
-    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
+    assert_eq!(pmu.wrmsr(PMC0, (1 << 48) - 10), Done);
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(0xee), Some(Pmi::Vector(0xee)));
     let statistics = pmu.shared_statistics();
@@ -179,9 +176,9 @@ fn an_interrupt_that_finds_lvtpc_masked_is_lost_and_its_status_stays() {
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(NMI | MASKED), None);
     assert_eq!(pmu.take_pmi(NMI), None);
-    assert_eq!(rdmsr(&mut pmu, GLOBAL_STATUS), Ok(1));
+    assert_eq!(pmu.rdmsr(GLOBAL_STATUS), Value(1));
     // Such a PMI does not silence its counter.
-    assert_eq!(wrmsr(&mut pmu, PMC0, (1 << 48) - 10), Ok(()));
+    assert_eq!(pmu.wrmsr(PMC0, (1 << 48) - 10), Done);
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
     let statistics = pmu.shared_statistics();
@@ -197,7 +194,7 @@ fn a_state_is_read_as_it_was_written() {
     let state = pmu.save();
     assert!(registers(&state).pmi_due);
     let bytes = postcard::to_stdvec(&state).unwrap();
-    assert_eq!(postcard::from_bytes::<State>(&bytes).unwrap(), state);
+    assert_eq!(postcard::from_bytes::<SavedPmu>(&bytes).unwrap(), state);
 }
 
 #[test]
@@ -205,11 +202,13 @@ fn the_state_of_another_pmu_is_refused() {
     let mut pmu = pmu();
     sample_every(&mut pmu, 1000);
     let before = pmu.save();
-    let mut other = before.clone();
+    let SavedPmu::Architectural(capability, _) = before else {
+        panic!("{before:?}");
+    };
     let mut registers = registers(&before);
     registers.general.0 = 2;
     registers.pmi_due = true;
-    other.pmu = PmuState::Intel(registers);
+    let other = SavedPmu::Architectural(capability, PmuState::Intel(registers));
     assert!(matches!(
         pmu.restore(&other, true),
         Err(Error::State(RestoreError::Intel(
@@ -225,7 +224,13 @@ const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
         u64::from(pmu.take_pmi(NMI) == Some(Pmi::Nmi))
     }
     fn write(pmu: &mut Core<Host>, index: u32, data: u64) -> u64 {
-        u64::from(wrmsr(pmu, index, data).is_err())
+        u64::from(pmu.wrmsr(index, data) != Done)
+    }
+    fn read(outcome: Outcome) -> u64 {
+        match outcome {
+            Value(value) => value,
+            _ => u64::MAX,
+        }
     }
     [
         |pmu| write(pmu, PERFEVTSEL0, CYCLES),
@@ -241,18 +246,18 @@ const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
         },
         delivered,
         delivered,
-        |pmu| rdmsr(pmu, GLOBAL_STATUS).unwrap_or(u64::MAX),
+        |pmu| read(pmu.rdmsr(GLOBAL_STATUS)),
         |pmu| write(pmu, GLOBAL_CTRL, 0),
-        |pmu| pmu.rdpmc(0).unwrap_or(u64::MAX),
+        |pmu| read(pmu.rdpmc(0)),
         |pmu| write(pmu, PMC0, (1 << 48) - 50),
         |pmu| write(pmu, GLOBAL_OVF_CTRL, 1),
         |pmu| write(pmu, GLOBAL_CTRL, 1),
         |pmu| {
             run(pmu, 70);
-            rdmsr(pmu, GLOBAL_STATUS).unwrap_or(u64::MAX)
+            read(pmu.rdmsr(GLOBAL_STATUS))
         },
         delivered,
-        |pmu| pmu.rdpmc(0).unwrap_or(u64::MAX),
+        |pmu| read(pmu.rdpmc(0)),
     ]
 };
 
@@ -281,45 +286,31 @@ fn a_state_brings_what_its_guest_was_offered() {
     sample_every(&mut first, 1000);
     run(&mut first, 300);
     let state = first.save();
-    let other = intel::Capability::new(Version::V4).into();
-    let mut second = Core::new(other, Policy::default(), Host::default()).unwrap();
-    second.load();
-    second.wrmsr(GLOBAL_CTRL, 1);
+    let mut second = with(intel::Capability::new(Version::V4));
+    assert_eq!(second.wrmsr(GLOBAL_CTRL, 1), Done);
     second.restore(&state, true).unwrap();
     assert_eq!(second.save(), state);
     run(&mut second, 700);
     assert!(second.pmi_is_due(), "it counts at once");
-    let old = State {
-        version: 2,
-        ..state.clone()
-    };
-    assert_eq!(second.restore(&old, true), Ok(()));
-    let foreign = State {
-        version: 4,
-        ..state
-    };
-    assert_eq!(second.restore(&foreign, true), Err(Error::StateVersion(4)));
 }
 
 #[test]
 fn amds_pmu_samples_and_keeps_to_itself() {
     const PERF_CTL0: u32 = 0xc001_0200;
     const PERF_CTR0: u32 = 0xc001_0201;
-    let capability = amd::Capability::new(amd::Interface::Core).into();
-    let mut amd = Core::new(capability, Policy::default(), Host::default()).unwrap();
-    amd.load();
-    assert_eq!(wrmsr(&mut amd, PERF_CTR0, (1 << 48) - 1000), Ok(()));
-    assert_eq!(wrmsr(&mut amd, PERF_CTL0, 0x0053_0076), Ok(()));
+    let mut amd = with(amd::Capability::new(amd::Interface::Core));
+    assert_eq!(amd.wrmsr(PERF_CTR0, (1 << 48) - 1000), Done);
+    assert_eq!(amd.wrmsr(PERF_CTL0, 0x0053_0076), Done);
     run(&mut amd, 1000);
     assert_eq!(amd.take_pmi(NMI), Some(Pmi::Nmi));
-    assert_eq!(amd.rdpmc(0), Ok(0));
-    assert_eq!(amd.rdpmc(6), Err(Gp));
-    assert_eq!(amd.rdmsr(GLOBAL_CTRL), None, "Intel's");
-    assert_eq!(amd.rdmsr(0xc000_0301), Some(Err(Gp)), "PerfMonV2's");
+    assert_eq!(amd.rdpmc(0), Value(0));
+    assert_eq!(amd.rdpmc(6), GeneralProtection);
+    assert_eq!(amd.rdmsr(GLOBAL_CTRL), NotHandled, "Intel's");
+    assert_eq!(amd.rdmsr(0xc000_0301), GeneralProtection, "PerfMonV2's");
 
     let state = amd.save();
     let bytes = postcard::to_stdvec(&state).unwrap();
-    assert_eq!(postcard::from_bytes::<State>(&bytes).unwrap(), state);
+    assert_eq!(postcard::from_bytes::<SavedPmu>(&bytes).unwrap(), state);
     let mut intel = pmu();
     let error = Error::State(RestoreError::Vendor);
     assert_eq!(intel.restore(&state, true), Err(error));

@@ -5,7 +5,7 @@ use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, CpuidEntry, Model, Options, pebs};
+use vpmu_kvm::{Capability, CpuidEntry, Model, Offer, pebs};
 
 const IDT: u64 = 0x1000;
 const PAGE_TABLES: u64 = 0x2000;
@@ -153,34 +153,15 @@ fn give_memory(vm: &VmFd, memory: &GuestMemoryMmap) {
     unsafe { vm.set_user_memory_region(region) }.unwrap();
 }
 
-/// Returns options with Intel's PMU, which the guests here know, whatever this machine's processor is.
-pub(crate) fn options() -> Options {
-    Options {
-        model: Model::Intel,
-        ..Options::default()
-    }
-}
+/// Intel's PMU, which the guests here know, whatever this machine's processor is.
+pub(crate) const MODEL: Model = Model::INTEL;
 
 fn intel_msrs() -> Vec<u32> {
     let intel = intel::Capability {
         pebs: Some(pebs::Capability::new()),
         ..intel::Capability::new(intel::Version::V2)
     };
-    vpmu_kvm::pmu_msrs(&intel.into())
-}
-
-/// The guest's memory, as a VMM shows it.
-#[derive(Clone, Debug)]
-pub(crate) struct Ram(pub(crate) GuestMemoryMmap);
-
-impl vpmu_kvm::GuestMemory for Ram {
-    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
-        self.0.read_slice(bytes, GuestAddress(address)).is_ok()
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> bool {
-        self.0.write_slice(bytes, GuestAddress(address)).is_ok()
-    }
+    Offer::from(Capability::from(intel)).msrs()
 }
 
 /// A VM with one vCPU at its first instruction.
@@ -190,7 +171,7 @@ pub(crate) struct Machine {
     cpuid: CpuId,
     pub(crate) tsc_khz: u32,
     // Last: the guest's memory outlives the guest.
-    pub(crate) memory: Ram,
+    pub(crate) memory: GuestMemoryMmap,
 }
 
 impl Machine {
@@ -221,15 +202,15 @@ impl Machine {
             vcpu,
             vm,
             cpuid,
-            memory: Ram(memory),
+            memory,
         })
     }
 
     /// Sets CPUID as a VMM does, after its own changes.
-    pub(crate) fn set_cpuid(&self, capability: &Capability) {
+    pub(crate) fn set_cpuid(&self, offer: &Offer) {
         let entries = self.cpuid.as_slice().iter();
         let mut entries: Vec<CpuidEntry> = entries.map(CpuidEntry::from).collect();
-        vpmu_kvm::set_cpuid(&mut entries, capability, self.tsc_khz);
+        offer.set_cpuid(&mut entries, self.tsc_khz);
         let entries: Vec<_> = entries.into_iter().map(Into::into).collect();
         let cpuid = CpuId::from_entries(&entries).unwrap();
         self.vcpu.set_cpuid2(&cpuid).unwrap();

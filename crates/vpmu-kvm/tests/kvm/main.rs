@@ -11,10 +11,11 @@ mod privileges;
 mod seccomp;
 mod threads;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{Error, Options, PerfError, VcpuPmu};
+use vpmu_kvm::{AfterRun, Error, Model, Options, PerfError, Vcpu, detect};
 
 use guest::Machine;
 
@@ -41,10 +42,17 @@ fn possible<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
+/// Attaches a PMU, if one is available.
+fn try_attach(machine: &Machine, model: Model, options: &Options) -> Result<Vcpu, Error> {
+    let memory = Arc::new(machine.memory.clone());
+    let offer = detect(model, options)?;
+    Vcpu::attach(&machine.vm, &machine.vcpu, &offer, options, memory)
+}
+
 /// Attaches a PMU and tells the guest about it, if a PMU is available.
-fn attach(machine: &Machine, options: Options) -> Option<VcpuPmu> {
-    let pmu = possible(VcpuPmu::attach(&machine.vm, &machine.vcpu, options))?;
-    machine.set_cpuid(&pmu.capability());
+fn attach(machine: &Machine, model: Model, options: &Options) -> Option<Vcpu> {
+    let pmu = possible(try_attach(machine, model, options))?;
+    machine.set_cpuid(&pmu.offer());
     Some(pmu)
 }
 
@@ -63,14 +71,15 @@ impl Patience {
 
 /// Runs a guest as a VMM does. `port` gets each access to a port. It ends the run by its answer to a write, and answers
 /// reads.
-fn run(machine: &mut Machine, pmu: &mut VcpuPmu, mut port: impl FnMut(Port<'_>) -> bool) {
+fn run(machine: &mut Machine, pmu: &mut Vcpu, mut port: impl FnMut(Port<'_>) -> bool) {
     let patience = Patience::new();
     loop {
         patience.check();
         pmu.before_run().unwrap();
         let exit = machine.vcpu.run();
-        if pmu.after_run().unwrap() {
-            continue;
+        match pmu.after_run().unwrap() {
+            AfterRun::Completed | AfterRun::Kicked => continue,
+            AfterRun::Vmm => {}
         }
         let ended = match exit {
             Ok(VcpuExit::IoIn(_, data)) => port(Port::In(data)),

@@ -1,15 +1,15 @@
 //! Tests of records in the memory of a guest that runs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::guest::{Code, END, HANDLED, Machine, REPORT, Ram, options};
+use super::guest::{Code, END, HANDLED, MODEL, Machine, REPORT};
 use super::{GLOBAL_CTRL, GLOBAL_STATUS, NMI, PMC0, Port, attach, possible, run};
-use vpmu::x86::intel;
-use vpmu_kvm::{Capability, Error, Options, Pebs, State, VcpuPmu};
+use vpmu_kvm::{
+    BarePmu, Capability, Error, Kick, Model, Options, Pebs, Perfmon, State, Vcpu, detect, intel,
+};
 
 const PERFEVTSEL0: u32 = 0x186;
 pub(crate) const PEBS_ENABLE: u32 = 0x3f1;
@@ -46,9 +46,9 @@ impl Code {
     }
 }
 
-impl Ram {
+impl Machine {
     fn load(&self, at: u64) -> u64 {
-        self.0.read_obj(GuestAddress(at)).unwrap()
+        self.memory.read_obj(GuestAddress(at)).unwrap()
     }
 
     /// Writes a DS save area whose buffer asks for an interrupt after a few records, and a counter's period.
@@ -60,9 +60,8 @@ impl Ram {
             (0x38, BUFFER + RECORDS * SIZE),
             (0x40, 0_u64.wrapping_sub(period)),
         ] {
-            self.0
-                .write_obj(value, GuestAddress(AREA + offset))
-                .unwrap();
+            let at = GuestAddress(AREA + offset);
+            self.memory.write_obj(value, at).unwrap();
         }
     }
 }
@@ -85,12 +84,8 @@ fn a_ring_needs_no_exit_for_a_record() {
     let Some(mut machine) = Machine::new(code, NMI) else {
         return;
     };
-    machine.memory.describe_buffer(PERIOD);
-    let options = Options {
-        pebs: Pebs::Ring,
-        ..with_pebs(&machine)
-    };
-    let Some(mut pmu) = attach(&machine, options) else {
+    machine.describe_buffer(PERIOD);
+    let Some(mut pmu) = attach(&machine, WITH_PEBS, &collecting(Pebs::Ring)) else {
         return;
     };
     let enough = time_on_cpu() + Duration::from_millis(60);
@@ -105,14 +100,13 @@ fn a_ring_needs_no_exit_for_a_record() {
     // A KVM that is emulated does not tell perf that a guest is at work.
     assert!(pebs.sampled + pebs.outside > 0, "{pebs:?}");
     assert_eq!(pebs.records, 1 + pebs.sampled, "{pebs:?}");
-    let memory = &machine.memory;
-    assert_eq!(memory.load(AREA + 0x28), BUFFER + pebs.records * BASIC);
+    assert_eq!(machine.load(AREA + 0x28), BUFFER + pebs.records * BASIC);
     let mut before = 0;
     for record in (0..pebs.records).map(|n| BUFFER + n * BASIC) {
-        assert_eq!(memory.load(record), BASIC << 48);
-        let ip = memory.load(record + 8);
+        assert_eq!(machine.load(record), BASIC << 48);
+        let ip = machine.load(record + 8);
         assert!((0x8000..0x9000).contains(&ip), "{ip:#x}");
-        let tsc = memory.load(record + 0x18);
+        let tsc = machine.load(record + 0x18);
         assert!(tsc > before, "in order: {tsc} after {before}");
         before = tsc;
     }
@@ -131,12 +125,16 @@ fn know_registers(vcpu: &VcpuFd) {
     vcpu.set_sregs(&sregs).unwrap();
 }
 
-/// Returns options by which a guest with this memory has PEBS.
-pub(crate) fn with_pebs(machine: &Machine) -> Options {
+/// Intel's PMU with PEBS.
+pub(crate) const WITH_PEBS: Model = Model::Intel {
+    version: Perfmon::V5,
+    pebs: true,
+};
+
+pub(crate) fn collecting(pebs: Pebs) -> Options {
     Options {
-        pebs: Pebs::Exit,
-        memory: Some(Arc::new(machine.memory.clone())),
-        ..options()
+        pebs,
+        ..Options::default()
     }
 }
 
@@ -152,12 +150,12 @@ fn a_guest_finds_its_records_and_one_interrupt() {
     let Some(mut machine) = Machine::new(code, NMI) else {
         return;
     };
-    machine.memory.describe_buffer(PERIOD);
+    machine.describe_buffer(PERIOD);
     know_registers(&machine.vcpu);
     let stack = machine.vcpu.get_regs().unwrap().rsp;
     let above = GuestAddress(stack);
-    machine.memory.0.write_obj(KNOWN, above).unwrap();
-    let Some(mut pmu) = attach(&machine, with_pebs(&machine)) else {
+    machine.memory.write_obj(KNOWN, above).unwrap();
+    let Some(mut pmu) = attach(&machine, WITH_PEBS, &collecting(Pebs::Exit)) else {
         return;
     };
     let mut handled = Vec::new();
@@ -176,23 +174,22 @@ fn a_guest_finds_its_records_and_one_interrupt() {
     assert!(handled.contains(&2), "the threshold's NMI: {handled:?}");
     let records = pmu.statistics().lock().unwrap().pebs.records;
     assert!(records >= RECORDS, "{records}");
-    let memory = &machine.memory;
     assert_eq!(
-        memory.load(AREA + 0x28),
+        machine.load(AREA + 0x28),
         BUFFER + records * SIZE,
         "the index is behind the last of {records}"
     );
     let mut before = 0;
     for record in (0..RECORDS).map(|n| BUFFER + n * SIZE) {
-        assert_eq!(memory.load(record), SIZE << 48 | 7);
-        let (ip, rip) = (memory.load(record + 8), memory.load(record + 0x48));
+        assert_eq!(machine.load(record), SIZE << 48 | 7);
+        let (ip, rip) = (machine.load(record + 8), machine.load(record + 0x48));
         assert!((0x8000..0x9000).contains(&ip), "{ip:#x}");
         assert_eq!(ip, rip, "the group of general registers");
-        assert_eq!(memory.load(record + 0x10), 1, "the counter");
-        let tsc = memory.load(record + 0x18);
+        assert_eq!(machine.load(record + 0x10), 1, "the counter");
+        let tsc = machine.load(record + 0x18);
         assert!(tsc > before, "in order: {tsc} after {before}");
         before = tsc;
-        let (r12, xmm5) = (memory.load(record + 0xb0), memory.load(record + 0x120));
+        let (r12, xmm5) = (machine.load(record + 0xb0), machine.load(record + 0x120));
         assert_eq!((r12, xmm5), (KNOWN, KNOWN));
     }
 }
@@ -201,7 +198,7 @@ fn a_guest_finds_its_records_and_one_interrupt() {
 #[test]
 fn an_overflow_before_a_reset_or_a_restore_has_no_record_behind_it() {
     const SOON: u64 = 1_000_000;
-    type Anew = fn(&mut VcpuPmu, &State);
+    type Anew = fn(&mut Vcpu, &State);
     let anew: [Anew; 2] = [
         |pmu, _| pmu.reset(),
         |pmu, fresh| pmu.restore(fresh).unwrap(),
@@ -211,8 +208,8 @@ fn an_overflow_before_a_reset_or_a_restore_has_no_record_behind_it() {
         let Some(mut machine) = Machine::new(code, NMI) else {
             return;
         };
-        machine.memory.describe_buffer(SOON);
-        let Some(mut pmu) = attach(&machine, with_pebs(&machine)) else {
+        machine.describe_buffer(SOON);
+        let Some(mut pmu) = attach(&machine, WITH_PEBS, &collecting(Pebs::Exit)) else {
             return;
         };
         let fresh = pmu.save();
@@ -221,34 +218,30 @@ fn an_overflow_before_a_reset_or_a_restore_has_no_record_behind_it() {
         });
         let enough = time_on_cpu() + Duration::from_millis(5);
         while time_on_cpu() < enough {}
-        let index = machine.memory.load(AREA + 0x28);
+        let index = machine.load(AREA + 0x28);
         anew(&mut pmu, &fresh);
-        assert_eq!(machine.memory.load(AREA + 0x28), index);
+        assert_eq!(machine.load(AREA + 0x28), index);
         pmu.before_run().unwrap();
-        assert_eq!(machine.memory.load(AREA + 0x28), index);
+        assert_eq!(machine.load(AREA + 0x28), index);
     }
 }
 
 #[test]
-fn pebs_needs_the_guests_memory_and_its_registers() {
-    let Some(machine) = Machine::new(Code::default(), NMI) else {
+fn a_guest_has_pebs_where_it_is_offered_and_records_can_be_written() {
+    let options = collecting(Pebs::Exit);
+    let Some(offer) = possible(detect(MODEL, &options)) else {
         return;
     };
-    let options = Options {
-        memory: None,
-        ..with_pebs(&machine)
+    let Some(Capability::Intel(capability)) = offer.capability() else {
+        panic!("{offer:?}");
     };
-    let attached = VcpuPmu::attach(&machine.vm, &machine.vcpu, options);
-    assert!(matches!(attached, Err(Error::NoMemory | Error::Perf(_))));
-    let told = Options {
-        pebs: Pebs::Off,
-        ..with_pebs(&machine)
+    assert_eq!(capability.pebs, None);
+    let offer = detect(WITH_PEBS, &options).unwrap();
+    let Some(capability @ Capability::Intel(intel::Capability { pebs: Some(_), .. })) =
+        offer.capability()
+    else {
+        panic!("{offer:?}");
     };
-    let Some(pmu) = possible(VcpuPmu::attach(&machine.vm, &machine.vcpu, told)) else {
-        return;
-    };
-    let Capability::Intel(intel::Capability { pebs, .. }) = pmu.capability() else {
-        panic!("Intel's");
-    };
-    assert_eq!(pebs, None);
+    let bare = BarePmu::new(capability, &options, 1, Kick::Nothing);
+    assert!(matches!(bare, Err(Error::BarePebs)));
 }

@@ -10,9 +10,9 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::guest::{Code, HANDLED, Machine, REPORT, options};
+use super::guest::{Code, HANDLED, MODEL, Machine, REPORT};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, run};
-use vpmu_kvm::{Error, PerfError, VcpuPmu, detect};
+use vpmu_kvm::{Error, Options, PerfError, detect};
 
 const JAIL: &str = "VPMU_JAIL";
 
@@ -23,7 +23,7 @@ fn is_root() -> bool {
         return false;
     }
     // A container's root may lack the right, or perf altogether.
-    let lacks = detect(&options()).err();
+    let lacks = detect(MODEL, &Options::default()).err();
     if let Some(error) = &lacks {
         eprintln!("skipped: {error}");
     }
@@ -52,7 +52,7 @@ fn paranoia() -> Option<i32> {
 
 /// Checks the results for a user without capabilities.
 fn check_nobodys(level: Option<i32>, seen: Option<i32>) {
-    let found = detect(&options());
+    let found = detect(MODEL, &Options::default());
     match level {
         Some(..=1) => assert!(found.is_ok(), "{found:?}"),
         Some(_) => {
@@ -131,11 +131,9 @@ fn a_vmm_of_nobodys_with_one_capability_runs_its_guest() {
     };
     let nobody = move || {
         become_nobody(CapabilitySet::PERFMON);
-        let pmu = VcpuPmu::attach(&machine.vm, &machine.vcpu, options());
-        let Some(mut pmu) = super::possible(pmu) else {
+        let Some(mut pmu) = super::attach(&machine, MODEL, &Options::default()) else {
             return;
         };
-        machine.set_cpuid(&pmu.capability());
         run(&mut machine, &mut pmu, |port| {
             matches!(port, Port::Out(HANDLED, 2))
         });

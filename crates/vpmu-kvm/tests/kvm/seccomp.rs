@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use seccompiler::BpfProgram;
 
-use super::guest::{Code, END, HANDLED, Machine, options};
-use super::pebs::{PEBS_ENABLE, time_on_cpu, with_pebs};
+use super::guest::{Code, END, HANDLED, MODEL, Machine};
+use super::pebs::{PEBS_ENABLE, WITH_PEBS, time_on_cpu};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
-use vpmu_kvm::{Backing, Kick, Options, Pebs, SYSCALLS, Syscall, VcpuPmu};
+use vpmu_kvm::{Kick, Options, SYSCALLS, Source, Syscall, Vcpu, detect};
 
 const VECTOR: u32 = 0xee;
 /// The variable that names the rule left out, in a process of its own, which the filter may end.
@@ -29,12 +29,11 @@ fn depends(call: &Syscall) -> bool {
 }
 
 fn counts_by_clock() -> bool {
-    let pmu = VcpuPmu::without_descriptors(Options {
-        kick: Some(Kick::Nothing),
-        tsc_hz: Some(1_000_000_000),
-        ..options()
-    });
-    pmu.is_ok_and(|pmu| pmu.backing() == Backing::Clock)
+    let hardware = Options {
+        source: Source::Hardware,
+        ..Options::default()
+    };
+    detect(MODEL, &hardware).is_err()
 }
 
 /// The calls of the test's own thread: KVM_RUN, output, memory, its end.
@@ -121,15 +120,13 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
         return false;
     };
-    let options = Options {
-        kick,
-        pebs: Pebs::Auto,
-        ..with_pebs(&machine)
-    };
-    let Some(pmu) = super::attach(&machine, options) else {
+    let Some(mut pmu) = super::attach(&machine, WITH_PEBS, &Options::default()) else {
         return false;
     };
-    machine.memory.describe_buffer(5_000_000);
+    if let Some(kick) = kick {
+        pmu.set_kick(kick);
+    }
+    machine.describe_buffer(5_000_000);
     let thread = std::thread::spawn(move || {
         // The first call finds the vDSO, by a system call of its own.
         time_on_cpu();
@@ -143,7 +140,7 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     true
 }
 
-fn guests_life(mut machine: Machine, mut pmu: VcpuPmu) -> Vec<(u8, u32)> {
+fn guests_life(mut machine: Machine, mut pmu: Vcpu) -> Vec<(u8, u32)> {
     // Some periods.
     const LEAST: Duration = Duration::from_millis(10);
     let mut begun = time_on_cpu();

@@ -4,54 +4,48 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use super::guest::{Code, HANDLED, Machine, REPORT, options};
-use super::{
-    CYCLES, GLOBAL_CTRL, GLOBAL_STATUS, NMI, PERFEVTSEL0, PMC0, Patience, Port, attach, possible,
-    run,
-};
-use vpmu::x86::PmuState;
+use super::guest::{Code, HANDLED, MODEL, Machine, REPORT};
+use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Patience, Port, attach, possible, run};
+use vpmu::x86::Outcome::{self, Done, GeneralProtection, NotHandled, Value};
+use vpmu::x86::{PmuState, intel};
 use vpmu_kvm::{
-    Backing, Capability, CounterState, Error, Gp, KICKED, Kick, Options, PerfError, Pmi, VcpuPmu,
-    detect,
+    BarePmu, Capability, Clock, CounterState, Error, KICKED, Kick, Offer, Options, PerfError, Pmi,
+    SavedPmu, Source, State, Vcpu, detect,
 };
 
 const MASK: u64 = (1 << 48) - 1;
 
-fn events(capability: Capability) -> u32 {
-    match capability {
-        Capability::Intel(capability) => capability.events,
-        Capability::Amd(_) => panic!("Intel's"),
+fn events(offer: &Offer) -> u32 {
+    match offer.capability() {
+        Some(Capability::Intel(capability)) => capability.events,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn by(source: Source) -> Options {
+    Options {
+        source,
+        ..Options::default()
     }
 }
 
 #[test]
 fn what_is_offered_is_what_counts_here() {
-    let found = options();
-    let Some(capability) = possible(std::thread::spawn(move || detect(&found)).join().unwrap())
-    else {
+    let found = std::thread::spawn(|| detect(MODEL, &Options::default()));
+    let Some(offer) = possible(found.join().unwrap()) else {
         return;
     };
-    let clock = Options {
-        backing: Some(Backing::Clock),
-        ..options()
-    };
-    let by_clock = detect(&clock).unwrap();
-    assert_eq!(events(by_clock), 0b101, "cycles and reference cycles");
+    let clock = by(Source::Clock(Clock::Cycles));
+    let by_clock = detect(MODEL, &clock).unwrap();
+    assert_eq!(events(&by_clock), 0b101, "cycles and reference cycles");
     // Not every processor of AMD's has an event for reference cycles.
-    assert_eq!(events(capability) & 0b1, 0b1);
-    let approximate = Options {
-        approximate_instructions: true,
-        ..clock.clone()
-    };
-    assert_eq!(events(detect(&approximate).unwrap()), 0b10_0111);
+    assert_eq!(events(&offer) & 0b1, 0b1);
+    let approximate = by(Source::Clock(Clock::Approximate));
+    let approximate = detect(MODEL, &approximate).unwrap();
+    assert_eq!(events(&approximate), 0b10_0111);
     // A capability with more than this host counts is refused.
-    let too_much = Options {
-        capability: Some(detect(&approximate).unwrap()),
-        kick: Some(Kick::Nothing),
-        tsc_hz: Some(1),
-        ..clock
-    };
-    let error = VcpuPmu::without_descriptors(too_much).unwrap_err();
+    let capability = approximate.capability().unwrap();
+    let error = BarePmu::new(capability, &clock, 1, Kick::Nothing).unwrap_err();
     assert!(matches!(error, Error::Event(_)), "{error}");
 }
 
@@ -69,7 +63,7 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     let Some(machine) = Machine::new(code, NMI) else {
         return;
     };
-    let Some(pmu) = attach(&machine, options()) else {
+    let Some(pmu) = attach(&machine, MODEL, &Options::default()) else {
         return;
     };
     let (mut guest, mut handled) = ((machine, pmu), false);
@@ -89,34 +83,46 @@ fn a_pmu_follows_its_vcpu_from_thread_to_thread() {
     let (_machine, mut pmu) = guest;
     let statistics = pmu.statistics();
     assert_eq!(statistics.lock().unwrap().pmis, 1);
-    assert_eq!(pmu.rdmsr(GLOBAL_STATUS), Some(Ok(1)), "on another");
+    assert_eq!(registers(pmu.save()).global_status, 1, "on another");
+}
+
+/// Returns the registers of Intel's PMU.
+fn registers(state: State) -> intel::PmuState {
+    match state.pmu {
+        Some(SavedPmu::Architectural(_, PmuState::Intel(registers))) => registers,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Returns the PMU of a VMM with its own way to a vCPU. The clock counts the thread, so the thread is the guest.
-fn clock(kick: Kick) -> Option<VcpuPmu> {
-    possible(VcpuPmu::without_descriptors(Options {
-        backing: Some(Backing::Clock),
-        kick: Some(kick),
-        tsc_hz: Some(1_000_000_000),
-        ..options()
-    }))
+fn clock(kick: Kick) -> Option<BarePmu> {
+    let options = by(Source::Clock(Clock::Cycles));
+    let offer = possible(detect(MODEL, &options))?;
+    let capability = offer.capability().unwrap();
+    possible(BarePmu::new(capability, &options, 1_000_000_000, kick))
+}
+
+fn value(outcome: Outcome) -> u64 {
+    match outcome {
+        Value(value) => value,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Counts to an overflow of counter 0 and takes its PMI.
-fn one_overflow(pmu: &mut VcpuPmu) {
-    assert_eq!(pmu.wrmsr(PMC0, MASK - 1_000_000), Some(Ok(())));
+fn one_overflow(pmu: &mut BarePmu) {
+    assert_eq!(pmu.wrmsr(PMC0, MASK - 1_000_000), Done);
     let mut before = 0;
     let patience = Patience::new();
     while !pmu.pmi_is_due() {
         patience.check();
         pmu.before_run().unwrap();
-        let now = pmu.rdpmc(0).unwrap();
+        let now = value(pmu.rdpmc(0));
         assert!(
             now >= before || now < MASK / 2,
             "{now:#x} after {before:#x}"
         );
         before = now;
-        assert_eq!(pmu.after_run(), Ok(false), "no exit is known of");
     }
     assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
     assert_eq!(pmu.take_pmi(NMI), None);
@@ -129,10 +135,10 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
         return;
     };
     for (index, value) in [(PERFEVTSEL0, CYCLES), (GLOBAL_CTRL, 1)] {
-        assert_eq!(pmu.wrmsr(index, value), Some(Ok(())));
+        assert_eq!(pmu.wrmsr(index, value), Done);
     }
-    assert_eq!(pmu.wrmsr(PERFEVTSEL0, 1 << 40), Some(Err(Gp)));
-    assert_eq!(pmu.rdmsr(0x10), None, "the TSC is the VMM's");
+    assert_eq!(pmu.wrmsr(PERFEVTSEL0, 1 << 40), GeneralProtection);
+    assert_eq!(pmu.rdmsr(0x10), NotHandled, "the TSC is the VMM's");
     // On a busy machine, the read may find an overflow before its signal comes. The next round
     // tries again.
     let kicked = (0..1000).any(|_| {
@@ -140,7 +146,7 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
         flag.load(std::sync::atomic::Ordering::SeqCst) == KICKED
     });
     assert!(kicked);
-    assert_eq!(pmu.rdpmc(9), Err(Gp));
+    assert_eq!(pmu.rdpmc(9), GeneralProtection);
     // Another host takes its place on the thread when it is gone, and goes on.
     let state = pmu.save();
     drop(pmu);
@@ -149,11 +155,9 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
     let again = other.save();
     assert_eq!(again, state, "nothing counts before it runs");
     other.before_run().unwrap();
-    let PmuState::Intel(before) = state.pmu else {
-        panic!("Intel's");
-    };
+    let before = registers(state);
     let patience = Patience::new();
-    while other.rdpmc(0).unwrap() == before.pmc[0] {
+    while value(other.rdpmc(0)) == before.pmc[0] {
         patience.check();
     }
 }
@@ -172,17 +176,10 @@ fn two_pmus_on_one_thread_are_refused_and_told_so() {
 
 #[test]
 fn a_wish_that_cannot_be_is_refused_with_what_to_do() {
-    let missing = VcpuPmu::without_descriptors(options()).unwrap_err();
-    assert!(missing.to_string().ends_with("give it in Options"));
-    let by = |signal| Options {
-        signal: Some(signal),
-        kick: Some(Kick::Nothing),
-        tsc_hz: Some(1),
-        ..options()
-    };
-    if possible(detect(&options())).is_none() {
+    let Some(offer) = possible(detect(MODEL, &Options::default())) else {
         return;
-    }
+    };
+    let capability = offer.capability().unwrap();
     let taken = libc::SIGRTMIN() + 4;
     signal_hook::flag::register(taken, Arc::default()).unwrap();
     for (signal, expected, says) in [
@@ -197,7 +194,11 @@ fn a_wish_that_cannot_be_is_refused_with_what_to_do() {
             "give another real-time signal for overflows",
         ),
     ] {
-        let error = VcpuPmu::without_descriptors(by(signal)).unwrap_err();
+        let options = Options {
+            signal: Some(signal),
+            ..Options::default()
+        };
+        let error = BarePmu::new(capability, &options, 1, Kick::Nothing).unwrap_err();
         assert_eq!(error, Error::Perf(expected));
         assert!(error.to_string().ends_with(says), "{error}");
     }
@@ -211,7 +212,7 @@ fn a_reset_ends_what_the_guest_began() {
     let fresh = pmu.save();
     pmu.before_run().unwrap();
     for (msr, value) in [(PERFEVTSEL0, CYCLES), (PMC0, MASK), (GLOBAL_CTRL, 1)] {
-        assert_eq!(pmu.wrmsr(msr, value), Some(Ok(())));
+        assert_eq!(pmu.wrmsr(msr, value), Done);
     }
     let patience = Patience::new();
     while !pmu.pmi_is_due() {
@@ -222,13 +223,14 @@ fn a_reset_ends_what_the_guest_began() {
     assert!(!pmu.pmi_is_due());
     assert_eq!(pmu.save(), fresh);
     pmu.before_run().unwrap();
-    assert_eq!(pmu.rdpmc(0), Ok(0));
+    assert_eq!(pmu.rdpmc(0), Value(0));
     assert_eq!(pmu.counter_state(0), Some(CounterState::Paused));
 }
 
 #[test]
 fn a_pmu_may_be_sent_to_a_thread() {
     fn may<T: Send>() {}
-    may::<VcpuPmu>();
+    may::<Vcpu>();
+    may::<BarePmu>();
     may::<Options>();
 }

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Model, Pebs};
+use vpmu_kvm::{Capability, Model, Offer, Pebs, Pmu};
 
 use super::PmuOptions;
 use super::hardware::{MEMORY, MOST_VCPUS};
@@ -38,7 +38,8 @@ use super::ports::PortsState;
 pub(super) struct MachineState {
     /// Bytes of memory.
     pub(super) memory: u64,
-    pub(super) pmu: Option<Pmu>,
+    /// How the guest's PMU is backed. `None`: the guest has none.
+    pub(super) backing: Option<Backed>,
     /// Whether the guest has begun to measure, and not ended.
     pub(super) measuring: bool,
     pub(super) vcpus: Vec<VcpuState>,
@@ -57,61 +58,52 @@ impl MachineState {
         if !(1..=MOST_VCPUS.into()).contains(&self.vcpus.len()) {
             return Err("the number of its vCPUs");
         }
-        match self.vcpus.iter().all(VcpuState::is_plausible) {
+        let offer = self.offer();
+        let is_plausible = |vcpu: &VcpuState| vcpu.is_plausible() && vcpu.parts.offer() == offer;
+        match self.vcpus.iter().all(is_plausible) {
             true => Ok(()),
             false => Err("the state of a vCPU"),
         }
     }
 
-    /// Returns how the guest's PMU was backed, if the guest has one.
-    pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
-        let paravirtual = self.vcpus.iter().find_map(|vcpu| vcpu.paravirtual.as_ref());
-        match paravirtual {
-            None => self.pmu.map(|pmu| pmu.options()),
-            Some(state) => Some(PmuOptions {
-                model: Model::Auto,
-                perfmon: None,
-                policy: Policy::default(),
-                approximate_instructions: state.approximate_instructions(),
-                pebs: Pebs::Off,
-                paravirtual: true,
-            }),
-        }
+    /// Returns the parts that the guest was offered, which are the same on each vCPU.
+    pub(super) fn offer(&self) -> Offer {
+        let first = self.vcpus.first();
+        first.map_or_else(Offer::default, |vcpu| vcpu.parts.offer())
     }
 
-    /// Returns whether the guest has been offered a lazy deadline.
-    pub(super) fn lazy_deadline(&self) -> bool {
-        self.vcpus.iter().any(|vcpu| vcpu.deadline.is_some())
+    /// Returns the model of the guest's PMU and its backing, if the guest has one.
+    pub(super) fn pmu_options(&self) -> Option<PmuOptions> {
+        let backing = self.backing.unwrap_or_default();
+        Some(PmuOptions {
+            model: match self.offer().pmu? {
+                Pmu::Architectural(Capability::Intel(pmu)) => Model::Intel {
+                    version: pmu.version,
+                    pebs: pmu.pebs.is_some(),
+                },
+                Pmu::Architectural(Capability::Amd(pmu)) => Model::Amd(pmu.interface),
+                Pmu::Paravirtual(_) => Model::Paravirtual,
+            },
+            policy: backing.policy,
+            approximate_instructions: backing.approximate_instructions,
+            // The guest does not see how its records are collected, and hosts differ in what they can.
+            pebs: Pebs::Auto,
+        })
     }
 }
 
-/// The PMU that the guest has been told of, and its backing.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Pmu {
-    pub(super) capability: Capability,
+/// The backing of a PMU.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Backed {
     pub(super) policy: Policy,
     pub(super) approximate_instructions: bool,
 }
 
-impl Pmu {
-    pub(super) fn options(&self) -> PmuOptions {
-        PmuOptions {
-            model: match self.capability {
-                Capability::Intel(_) => Model::Intel,
-                Capability::Amd(_) => Model::Amd,
-            },
-            perfmon: match self.capability {
-                Capability::Intel(pmu) => Some(pmu.version),
-                Capability::Amd(_) => None,
-            },
-            policy: self.policy,
-            approximate_instructions: self.approximate_instructions,
-            // The guest does not see how its records are collected, and hosts differ in what they can.
-            pebs: match self.capability {
-                Capability::Intel(pmu) if pmu.pebs.is_some() => Pebs::Auto,
-                _ => Pebs::Off,
-            },
-            paravirtual: false,
+impl From<PmuOptions> for Backed {
+    fn from(pmu: PmuOptions) -> Self {
+        Self {
+            policy: pmu.policy,
+            approximate_instructions: pmu.approximate_instructions,
         }
     }
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use crate::kvm;
 use crate::tsc::IA32_TSC;
-use vpmu_kvm::{ParavirtState, State, VcpuDeadlineState, Vendor};
+use vpmu_kvm::{State, Vendor};
 
 const IA32_TSC_DEADLINE: u32 = 0x6e0;
 /// MSRs that KVM may name, with room for those of later kernels. Linux 6.12 names some 110.
@@ -31,9 +31,8 @@ const TSC_TOLERANCE_PPM: u32 = 250;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VcpuState {
     pub(crate) cpuid: Vec<kvm_cpuid_entry2>,
-    pub(crate) pmu: Option<State>,
-    pub(crate) paravirtual: Option<ParavirtState>,
-    pub(crate) deadline: Option<VcpuDeadlineState>,
+    /// Its PMU and its deadline.
+    pub(crate) parts: State,
     tsc_khz: u32,
     mp_state: kvm_mp_state,
     regs: kvm_regs,
@@ -52,15 +51,12 @@ impl VcpuState {
     pub(crate) fn of(
         fd: &VcpuFd,
         cpuid: &CpuId,
-        pmu: (Option<State>, Option<ParavirtState>),
-        deadline: Option<VcpuDeadlineState>,
+        parts: State,
         msrs: &[u32],
     ) -> Result<Self, crate::Error> {
         Ok(Self {
             cpuid: cpuid.as_slice().to_vec(),
-            pmu: pmu.0,
-            paravirtual: pmu.1,
-            deadline,
+            parts,
             tsc_khz: kvm("KVM_GET_TSC_KHZ", fd.get_tsc_khz())?,
             mp_state: kvm("KVM_GET_MP_STATE", fd.get_mp_state())?,
             regs: kvm("KVM_GET_REGS", fd.get_regs())?,
@@ -207,9 +203,7 @@ impl VcpuState {
         };
         Self {
             cpuid: (0..20).map(cpuid).collect(),
-            pmu: None,
-            paravirtual: None,
-            deadline: None,
+            parts: State::empty(),
             tsc_khz: 2_000_000,
             mp_state: kvm_mp_state::default(),
             regs: kvm_regs::default(),

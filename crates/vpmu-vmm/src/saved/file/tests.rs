@@ -11,7 +11,7 @@ fn memory() -> GuestMemoryMmap {
 fn state() -> MachineState {
     MachineState {
         memory: MEMORY,
-        pmu: None,
+        backing: None,
         measuring: true,
         vcpus: vec![VcpuState::blank()],
         vm: VmState::default(),

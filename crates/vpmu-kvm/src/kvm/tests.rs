@@ -6,13 +6,16 @@
 use kvm_ioctls::VcpuExit;
 
 use super::*;
+use crate::offer::Offer;
+use crate::options::Options;
 use crate::pmu::tests::{self as fake, Host, pmu};
+use crate::vcpu::Vcpu;
 
 #[path = "../../tests/kvm/guest.rs"]
 #[expect(dead_code, reason = "the tests of the crate as a VMM uses it use more")]
 mod guest;
 
-use guest::{Code, END, HANDLED, Machine, REPORT, options};
+use guest::{Code, END, HANDLED, Machine, REPORT};
 
 /// The port by which the guest says that it has run for this many cycles.
 const RUN: u8 = 0x13;
@@ -36,7 +39,7 @@ const MASKED: u32 = 1 << 16;
 struct Rig {
     machine: Machine,
     kvm: OnKvm,
-    core: Core<Host>,
+    parts: Parts<Host>,
     reports: Vec<(u8, u32)>,
 }
 
@@ -45,6 +48,8 @@ struct Rig {
 enum Ended {
     /// With an exit of the PMU's.
     Pmu,
+    /// Without an exit, by a kick of this crate's.
+    Kick,
     /// Without an exit.
     Signal,
     /// With an exit of the VMM's.
@@ -56,36 +61,47 @@ enum Ended {
 impl Rig {
     fn new(code: Code, lvtpc: u32) -> Option<Self> {
         let machine = Machine::new(code, lvtpc)?;
-        let core = pmu();
-        machine.set_cpuid(&core.pmu().capability());
+        let pmu = pmu();
+        machine.set_cpuid(&pmu.offer().into());
         Some(Self {
             kvm: OnKvm::new(&machine.vm, &machine.vcpu).unwrap(),
             machine,
-            core,
+            parts: Parts::new(Some(pmu), None),
             reports: Vec::new(),
         })
     }
 
+    fn offer(&self) -> Offer {
+        self.parts.pmu.as_ref().unwrap().offer().into()
+    }
+
+    fn after_run(&mut self) -> AfterRun {
+        self.kvm.after_run(&mut self.parts, false).unwrap()
+    }
+
     /// Runs the guest as a VMM's loop does.
     fn run(&mut self) -> Ended {
-        self.kvm.before_run(&mut self.core).unwrap();
+        self.kvm.before_run(&mut self.parts).unwrap();
         let exit = match self.machine.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => Some((port, data.to_vec())),
             Ok(VcpuExit::X86Rdmsr(_) | VcpuExit::X86Wrmsr(_)) => None,
             Err(error) if error.errno() == libc::EINTR => {
-                assert!(!self.kvm.after_run(&mut self.core).unwrap());
-                return Ended::Signal;
+                return match self.after_run() {
+                    AfterRun::Kicked => Ended::Kick,
+                    AfterRun::Vmm => Ended::Signal,
+                    AfterRun::Completed => panic!("there was no exit"),
+                };
             }
             exit => panic!("{exit:?} after {:?}", self.reports),
         };
-        if self.kvm.after_run(&mut self.core).unwrap() {
+        if self.after_run() == AfterRun::Completed {
             return Ended::Pmu;
         }
         let (port, data) = exit.expect("no MSR of the VMM's");
         let value = u32::from_le_bytes(data.try_into().unwrap());
         match port as u8 {
             END => return Ended::End,
-            RUN => fake::run(&mut self.core, value.into()),
+            RUN => fake::run(self.parts.pmu.as_mut().unwrap(), value.into()),
             port => self.reports.push((port, value)),
         }
         Ended::Vmm
@@ -165,21 +181,21 @@ fn an_access_of_another_register_is_left_to_the_vmm() {
     let Some(mut rig) = Rig::new(Code::default().rdmsr(OTHER).wrmsr(OTHER, 1), NMI) else {
         return;
     };
-    let mut msrs = crate::pmu_msrs(&rig.core.pmu().capability());
+    let mut msrs = rig.offer().msrs();
     msrs.push(OTHER);
     crate::intercept::filter(&rig.machine.vm, &msrs).unwrap();
     // KVM takes the access for good unless the VMM says that it is #GP.
-    rig.kvm.before_run(&mut rig.core).unwrap();
+    rig.kvm.before_run(&mut rig.parts).unwrap();
     match rig.machine.vcpu.run().unwrap() {
         VcpuExit::X86Rdmsr(exit) if exit.index == OTHER => *exit.data = 5,
         exit => panic!("{exit:?}"),
     }
-    assert!(!rig.kvm.after_run(&mut rig.core).unwrap());
+    assert_eq!(rig.after_run(), AfterRun::Vmm);
     assert_eq!(rig.run(), Ended::Vmm, "the report of what was read");
-    rig.kvm.before_run(&mut rig.core).unwrap();
+    rig.kvm.before_run(&mut rig.parts).unwrap();
     let exit = rig.machine.vcpu.run().unwrap();
     assert!(matches!(exit, VcpuExit::X86Wrmsr(exit) if exit.index == OTHER));
-    assert!(!rig.kvm.after_run(&mut rig.core).unwrap());
+    assert_eq!(rig.after_run(), AfterRun::Vmm);
     while rig.run() != Ended::End {}
     assert_eq!(rig.reports, [(REPORT, 5)]);
 }
@@ -206,7 +222,8 @@ fn a_pause_that_comes_with_a_fault_is_not_lost() {
         if early {
             pause();
         }
-        assert_eq!(rig.run(), Ended::Signal, "the port write is completed");
+        let ended = if early { Ended::Signal } else { Ended::Kick };
+        assert_eq!(rig.run(), ended, "the port write is completed");
         assert_eq!(flag(&rig), u8::from(early));
         if !early {
             pause();
@@ -241,9 +258,19 @@ fn what_is_no_vcpu_is_refused() {
         return;
     };
     let null = std::fs::File::open("/dev/null").unwrap();
+    fn attach(machine: &Machine, vcpu: &impl AsRawFd) -> Result<Vcpu, Error> {
+        let memory = Arc::new(machine.memory.clone());
+        Vcpu::attach(
+            &machine.vm,
+            vcpu,
+            &Offer::default(),
+            &Options::default(),
+            memory,
+        )
+    }
     for error in [
-        VcpuPmu::attach(&machine.vm, &machine.vm, options()).unwrap_err(),
-        VcpuPmu::attach(&machine.vm, &null, options()).unwrap_err(),
+        attach(&machine, &machine.vm).unwrap_err(),
+        attach(&machine, &null).unwrap_err(),
     ] {
         assert!(matches!(error, Error::NoLapic(_)), "{error}");
         assert!(

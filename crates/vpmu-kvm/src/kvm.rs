@@ -1,0 +1,193 @@
+//! A vCPU of KVM's: its exits, and the interrupts for it.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use vpmu::counter::CounterHost;
+use vpmu::x86::{CounterConfig, Outcome};
+use vpmu_perf::{Flag, KICKED, PerfHost, PerfOptions};
+
+use crate::error::Error;
+use crate::guest::{self, VcpuGuest};
+use crate::host::Host;
+use crate::lapic::{self, Lapic, Pmi};
+use crate::memory::GuestMemory;
+use crate::parts::Parts;
+use crate::run::{Returned, RunPage};
+use crate::thread::unset;
+use crate::{Exit, sys};
+
+/// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
+pub const RDPMC_PORT: u16 = 0xe6;
+const RDPMC_LENGTH: u64 = 2;
+
+/// The way on after a KVM_RUN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "an exit that is the VMM's is to be handled"]
+pub enum AfterRun {
+    /// The exit was completed: run the vCPU again.
+    Completed,
+    /// There was no exit: an overflow has taken the vCPU out of the guest, or kept it from entering, and
+    /// `immediate_exit` is not 1. Run the vCPU again. A signal of the VMM's own may have come at the same time.
+    Kicked,
+    /// The exit, or the interruption by a signal, is the VMM's, and is as KVM has made it.
+    Vmm,
+}
+
+/// A vCPU of KVM's.
+#[derive(Debug)]
+pub(crate) struct OnKvm {
+    pub(crate) vm: Arc<OwnedFd>,
+    pub(crate) vcpu: Arc<OwnedFd>,
+    pub(crate) run: Arc<RunPage>,
+    /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
+    fault: Option<u64>,
+}
+
+impl OnKvm {
+    pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
+        // Descriptors of other kinds do not have this call.
+        sys::lapic(&vcpu).map_err(|error| match error {
+            Error::Kvm(_, errno) => Error::NoLapic(errno),
+            error => error,
+        })?;
+        Ok(Self {
+            run: Arc::new(RunPage::map(&vcpu)?),
+            vm: Arc::new(vm),
+            vcpu: Arc::new(vcpu),
+            fault: None,
+        })
+    }
+
+    /// Makes the host of an architectural PMU on the calling thread. `pebs`: the guest's memory, for its records.
+    pub(crate) fn architectural_host(
+        &self,
+        perf: PerfOptions,
+        pebs: Option<Arc<dyn GuestMemory>>,
+    ) -> Result<Host, Error> {
+        let guest = pebs.map(|memory| {
+            let (vcpu, run) = (Arc::clone(&self.vcpu), Arc::clone(&self.run));
+            VcpuGuest::new(vcpu, run, memory)
+        });
+        let mut host = PerfHost::new(perf)?;
+        let vcpu = Arc::clone(&self.vcpu);
+        host.set_ring(move || guest::ring_of(&vcpu));
+        Ok(Host::Bound(host, guest))
+    }
+
+    /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.
+    pub(crate) fn before_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        parts: &mut Parts<H>,
+    ) -> Result<(), Error> {
+        if let Some(pmu) = &mut parts.pmu
+            && pmu.pmi_is_due()
+        {
+            // A paravirtual PMU's interrupt is an NMI, whatever LVTPC says.
+            let lapic = match pmu.is_architectural() {
+                true => Some(Lapic::of(&self.vcpu)?),
+                false => None,
+            };
+            let lvtpc = lapic.as_ref().map_or(lapic::NMI, Lapic::lvtpc);
+            match (pmu.take_pmi(lvtpc), lapic) {
+                (Some(Pmi::Nmi), _) => sys::nmi(&self.vcpu)?,
+                (Some(Pmi::Vector(vector)), Some(lapic)) => {
+                    lapic::signal(&self.vm, lapic.id(), vector)?;
+                }
+                (Some(Pmi::Vector(_)), None) | (None, _) => {}
+            }
+        }
+        self.run.before_run();
+        if self.fault.is_some() {
+            // The VMM's own request has the same effect.
+            let flag = self.run.flag();
+            let _ = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            self.run.expect_regs();
+        }
+        Ok(())
+    }
+
+    /// Completes the exit if it is one of the parts'. `overflowed`: an overflow was signalled during the run.
+    pub(crate) fn after_run<H: CounterHost<CounterConfig>>(
+        &mut self,
+        parts: &mut Parts<H>,
+        overflowed: bool,
+    ) -> Result<AfterRun, Error> {
+        let completed = match self.run.returned() {
+            Returned::NoExit => {
+                parts.count(Exit::Kick);
+                return self.no_exit(overflowed);
+            }
+            Returned::Rdmsr(index) => self.run.complete_msr(parts.rdmsr(index)),
+            Returned::Wrmsr(index, value) => self.run.complete_msr(parts.wrmsr(index, value)),
+            Returned::Out(RDPMC_PORT) => self.rdpmc(parts),
+            Returned::Out(_) | Returned::Other => false,
+        };
+        Ok(match completed {
+            true => AfterRun::Completed,
+            false => AfterRun::Vmm,
+        })
+    }
+
+    /// Forgets what was to become of the last exit.
+    pub(crate) fn reset(&mut self) {
+        if self.fault.take().is_some() {
+            unset(&*self.run);
+        }
+    }
+
+    fn no_exit(&mut self, overflowed: bool) -> Result<AfterRun, Error> {
+        // Read before a fault takes its own request back.
+        let flag = self.run.flag().load(Ordering::SeqCst);
+        self.inject_fault()?;
+        Ok(match flag {
+            KICKED => AfterRun::Kicked,
+            // Another kick than the flag's leaves no trace there.
+            0 if overflowed => AfterRun::Kicked,
+            _ => AfterRun::Vmm,
+        })
+    }
+
+    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so only the
+    /// kernel executes it. Returns `false` where no PMU has RDPMC: the port is the VMM's.
+    fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, parts: &mut Parts<H>) -> bool {
+        let (rcx, rip) = self.run.rcx_and_rip();
+        match parts.rdpmc(rcx as u32) {
+            Outcome::NotHandled => return false,
+            Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
+            Outcome::Done | Outcome::GeneralProtection => self.fault = Some(rip),
+        }
+        true
+    }
+
+    /// Injects #GP(0) in place of the RDPMC that KVM has stepped over.
+    fn inject_fault(&mut self) -> Result<(), Error> {
+        const GP: u8 = 13;
+        let Some(at) = self.fault else {
+            return Ok(());
+        };
+        if !self.run.has_regs() {
+            // The VMM has not called KVM_RUN.
+            return Ok(());
+        }
+        self.fault = None;
+        unset(&*self.run);
+        let mut regs = sys::regs(&self.vcpu)?;
+        regs.rip = match regs.rip == at {
+            true => at.wrapping_sub(RDPMC_LENGTH),
+            false => at,
+        };
+        sys::set_regs(&self.vcpu, &regs)?;
+        let mut events = sys::events(&self.vcpu)?;
+        events.exception.injected = 1;
+        events.exception.nr = GP;
+        events.exception.has_error_code = 1;
+        events.exception.error_code = 0;
+        sys::set_events(&self.vcpu, &events)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! The parts of a vCPU that a guest is offered, found by looking at this host.
+
+use std::fs;
+
+use vpmu::paravirt;
+use vpmu::x86::pebs::{self, misc_enable};
+use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel};
+use vpmu_perf::{Backing, Support, Vendor};
+
+use crate::cpuid::{self, CpuidEntry};
+use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
+use crate::error::Error;
+use crate::options::{Model, Options, Pebs};
+use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
+
+/// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes to the VMM with
+/// it. KVM takes the bit and does nothing for it.
+const BTF: u64 = 1 << 1;
+
+/// Counters that share a clock. More would do no harm, but would be useless: they all count the same.
+const CLOCK_COUNTERS: u8 = 8;
+/// Counters that nearly all processors have for their host's own use. More would be shared in time.
+const HARDWARE_COUNTERS: u8 = 4;
+
+/// The parts that a VM's guest is offered, the same on each vCPU. The default offers none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Offer {
+    /// The PMU. `None`: the guest has none, and nothing is asked of perf.
+    pub pmu: Option<Pmu>,
+    /// Whether the guest has the registers of the lazy TSC deadline (docs/lazy-deadline.md).
+    pub deadline: bool,
+}
+
+/// The PMU that a guest is offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each VM")]
+pub enum Pmu {
+    /// Intel's or AMD's, for stock guests.
+    Architectural(Capability),
+    /// The paravirtual PMU, for guests with its driver (docs/paravirtual-pmu.md).
+    Paravirtual(paravirt::Offer),
+}
+
+impl From<Pmu> for Offer {
+    fn from(pmu: Pmu) -> Self {
+        Self {
+            pmu: Some(pmu),
+            deadline: false,
+        }
+    }
+}
+
+impl From<Capability> for Offer {
+    fn from(capability: Capability) -> Self {
+        Pmu::Architectural(capability).into()
+    }
+}
+
+impl Offer {
+    /// Returns the architectural PMU, if the guest is offered one.
+    pub fn capability(&self) -> Option<Capability> {
+        match &self.pmu {
+            Some(Pmu::Architectural(capability)) => Some(*capability),
+            Some(Pmu::Paravirtual(_)) | None => None,
+        }
+    }
+
+    /// Returns the MSRs of all offered parts, for [`intercept`](crate::intercept).
+    pub fn msrs(&self) -> Vec<u32> {
+        let mut msrs = match &self.pmu {
+            None => Vec::new(),
+            Some(Pmu::Architectural(capability)) => capability.msrs().collect(),
+            Some(Pmu::Paravirtual(_)) => vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR],
+        };
+        if self.deadline {
+            msrs.extend([DEADLINE_SLOT_MSR, DEADLINE_MSR]);
+        }
+        msrs
+    }
+
+    /// Turns `cpuid`, which a guest without these parts would be told, into that of a processor with them. Call this
+    /// after the VMM's own changes, many of which clear leaf 0AH. A second call changes nothing.
+    ///
+    /// With AMD's PMU, the processor is the host's, else an Intel processor of no known model. With Intel's PMU on an
+    /// AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. Features that no guest with an
+    /// architectural PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug store, bus lock
+    /// detection, instruction-based sampling and their kin. SVM is not offered with AMD's PMU, whose counters cannot
+    /// distinguish the guest's own guests. With a paravirtual PMU, the VMM offers the guest no other.
+    pub fn set_cpuid(&self, cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
+        match &self.pmu {
+            None => {}
+            Some(Pmu::Architectural(capability)) => {
+                cpuid::set_architectural(cpuid, capability, tsc_khz);
+            }
+            Some(Pmu::Paravirtual(offer)) => cpuid::set_paravirtual(cpuid, offer),
+        }
+        if self.deadline {
+            cpuid::set_deadline(cpuid);
+        }
+    }
+
+    /// Returns the guest's IA32_MISC_ENABLE with bits 11 and 12 (BTS and PEBS unavailable) as this PMU has them. The VMM
+    /// gives the register this value before the vCPU runs. Other bits are those of `value`.
+    pub fn misc_enable(&self, value: u64) -> u64 {
+        let both = misc_enable::BTS_UNAVAILABLE | misc_enable::PEBS_UNAVAILABLE;
+        let unavailable = match self.capability() {
+            Some(Capability::Intel(pmu)) => pmu.misc_enable(),
+            Some(Capability::Amd(_)) | None => both,
+        };
+        value & !both | unavailable
+    }
+
+    pub(crate) fn has_pebs(&self) -> bool {
+        self.capability().as_ref().is_some_and(has_pebs)
+    }
+}
+
+/// Returns whether a guest with `capability` has PEBS.
+pub(crate) fn has_pebs(capability: &Capability) -> bool {
+    matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
+}
+
+/// Finds out what this host can back: the best PMU of this model that a guest can be offered here. May be called from
+/// any thread, before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With
+/// hardware counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's
+/// PMU cannot be told which events there are: the others count nothing.
+///
+/// # Errors
+///
+/// When this process may not count a guest's kernel, when the host has no perf events, or when AMD's PMU is asked for
+/// on a processor that is not AMD's.
+pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
+    let pmu = best(model, Vendor::of_host(), support(options)?)?;
+    let offer = Offer::from(pmu);
+    if offer.has_pebs() {
+        samples(options)?;
+    }
+    Ok(offer)
+}
+
+/// Returns whether the host's kernel is to sample a guest that has PEBS.
+///
+/// # Errors
+///
+/// When it is to, and cannot.
+pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
+    let can = || vpmu_perf::check_sampling(&options.probe());
+    match options.pebs {
+        Pebs::Exit => Ok(false),
+        Pebs::Ring => Ok(can().map(|()| true)?),
+        Pebs::Auto => Ok(can().is_ok()),
+    }
+}
+
+fn support(options: &Options) -> Result<Support, Error> {
+    Ok(vpmu_perf::support(&options.probe())?)
+}
+
+/// Returns whether the linear addresses of this machine's processor, and so of its guests, have five levels.
+fn has_five_levels() -> bool {
+    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "la57"))
+    })
+}
+
+/// Returns the best PMU of this model that `support` backs on a host of this vendor's.
+fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
+    Ok(match model {
+        Model::Auto if host == Vendor::Amd => {
+            return best(Model::Amd(amd::Interface::Core), host, support);
+        }
+        Model::Auto => return best(Model::INTEL, host, support),
+        Model::Intel { version, pebs } => {
+            let offered = intel::Capability::new(version);
+            let events = support.events & offered.events;
+            let capability = intel::Capability {
+                events,
+                fixed: intel::Capability::fixed_for(version, events),
+                other_debugctl: BTF,
+                pebs: pebs.then(|| pebs::Capability {
+                    linear_address_bits: if has_five_levels() { 57 } else { 48 },
+                }),
+                ..offered
+            };
+            Pmu::Architectural(capability.into())
+        }
+        Model::Amd(_) if host != Vendor::Amd => return Err(Error::NoAmd),
+        Model::Amd(interface) => {
+            let events = support.events;
+            Pmu::Architectural(amd::Capability { interface, events }.into())
+        }
+        Model::Paravirtual => {
+            let hardware = support.backing == Backing::Hardware;
+            Pmu::Paravirtual(paravirt::Offer {
+                counters: if hardware {
+                    HARDWARE_COUNTERS
+                } else {
+                    CLOCK_COUNTERS
+                },
+                events: support.events,
+                // A clock knows no rings, and counts nothing else.
+                rings: hardware,
+                raw: hardware,
+                filter: EventFilter::default(),
+            })
+        }
+    })
+}
+
+/// Returns the backing that counts for a guest with this PMU.
+///
+/// # Errors
+///
+/// When this host cannot count the events that the guest is offered.
+pub(crate) fn check(options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
+    let Support { backing, events } = support(options)?;
+    match pmu {
+        Pmu::Architectural(capability) => {
+            if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
+                return Err(Error::NoAmd);
+            }
+            check_events(events, |event| capability.has_event(event))?;
+        }
+        Pmu::Paravirtual(offer) => check_events(events, |event| offer.has_event(event))?,
+    }
+    Ok(backing)
+}
+
+/// Checks that all offered events are among those that are counted here.
+fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Result<(), Error> {
+    let counted = |event: ArchEvent| {
+        let bit = event.cpuid_bit().map_or(0, |bit| 1 << bit);
+        here & bit != 0
+    };
+    ArchEvent::ENUMERATED
+        .into_iter()
+        .filter(|&event| offered(event))
+        .find(|&event| !counted(event))
+        .map_or(Ok(()), |event| Err(Error::Event(event)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Perfmon;
+
+    fn support(events: u32) -> Support {
+        Support {
+            backing: Backing::Clock,
+            events,
+        }
+    }
+
+    fn found(model: Model, host: Vendor) -> Result<Offer, Error> {
+        best(model, host, support(0b101)).map(Offer::from)
+    }
+
+    #[test]
+    fn a_guest_gets_the_hosts_vendor() {
+        let amd = |interface| {
+            let events = 0b101;
+            Ok(Offer::from(Capability::from(amd::Capability {
+                interface,
+                events,
+            })))
+        };
+        assert_eq!(found(Model::Auto, Vendor::Amd), amd(amd::Interface::Core));
+        for interface in [amd::Interface::Core, amd::Interface::V2] {
+            assert_eq!(found(Model::Amd(interface), Vendor::Amd), amd(interface));
+            for host in [Vendor::Intel, Vendor::Other] {
+                assert_eq!(found(Model::Amd(interface), host), Err(Error::NoAmd));
+            }
+        }
+        for host in [Vendor::Intel, Vendor::Other] {
+            assert_eq!(found(Model::Auto, host), found(Model::INTEL, Vendor::Amd));
+        }
+        for pebs in [false, true] {
+            let version = Perfmon::V5;
+            let offer = found(Model::Intel { version, pebs }, Vendor::Amd).unwrap();
+            assert_eq!(offer.has_pebs(), pebs);
+        }
+    }
+
+    #[test]
+    fn a_fixed_counter_that_nothing_backs_is_not_offered_where_it_can_be_left_out() {
+        let fixed = |version, events| {
+            let model = Model::Intel {
+                version,
+                pebs: false,
+            };
+            match best(model, Vendor::Amd, support(events)) {
+                Ok(Pmu::Architectural(Capability::Intel(found))) => {
+                    assert_eq!((found.version, found.check()), (version, Ok(())));
+                    assert_eq!(found.leaf_0a().ebx, !events & 0x7f);
+                    found.fixed
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        for version in [Perfmon::V2, Perfmon::V3, Perfmon::V4] {
+            assert_eq!(fixed(version, 0b101), 0b111, "no gaps");
+        }
+        for (events, counters) in [(0b101, 0b110), (0b111, 0b111), (0x7b, 0b011)] {
+            assert_eq!(fixed(Perfmon::V5, events), counters);
+        }
+    }
+
+    #[test]
+    fn each_part_has_its_msrs() {
+        assert!(Offer::default().msrs().is_empty());
+        let both = Offer {
+            deadline: true,
+            ..found(Model::Paravirtual, Vendor::Other).unwrap()
+        };
+        assert_eq!(
+            both.msrs(),
+            [
+                PMU_PAGE_MSR,
+                PMU_DOORBELL_MSR,
+                DEADLINE_SLOT_MSR,
+                DEADLINE_MSR
+            ]
+        );
+        let intel = found(Model::INTEL, Vendor::Intel).unwrap();
+        assert!(intel.msrs().contains(&0x38f) && !intel.msrs().contains(&DEADLINE_MSR));
+    }
+
+    #[test]
+    fn misc_enable_says_unavailable_where_it_is() {
+        let with = |pebs| {
+            let version = Perfmon::V5;
+            found(Model::Intel { version, pebs }, Vendor::Intel).unwrap()
+        };
+        for (offer, unavailable) in [
+            (Offer::default(), 0x1800),
+            (with(false), 0x1800),
+            (with(true), 0x800),
+        ] {
+            assert_eq!(offer.misc_enable(0x1801), 1 | unavailable);
+            assert_eq!(offer.misc_enable(1), 1 | unavailable);
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The thread whose perf events count for a vCPU.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfOptions};
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::offer::{self, Offer, Pmu};
+use crate::options::Options;
+use crate::pmu::Core;
+
+/// Time for which a host event is kept for a guest that does not use it.
+const SLICE: Duration = Duration::from_millis(100);
+/// Runs between two looks at the clock.
+const LOOK_AT_CLOCK: u32 = 64;
+
+/// The perf events of the thread that runs a vCPU.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    pub(crate) backing: Backing,
+    pub(crate) perf: PerfOptions,
+    slice: Slice,
+}
+
+impl Thread {
+    /// Prepares the process for a PMU that this host can back. `kick` and `tsc_hz` are the vCPU's.
+    ///
+    /// # Errors
+    ///
+    /// When this process may not count guests, or the host cannot count what the guest is offered.
+    pub(crate) fn new(
+        pmu: &Pmu,
+        options: &Options,
+        kick: Kick,
+        tsc_hz: u64,
+    ) -> Result<Self, Error> {
+        let backing = offer::check(options, pmu)?;
+        let pebs = Offer::from(pmu.clone()).has_pebs();
+        let perf = PerfOptions {
+            // A guest does not write a counter anew for each record, and a driver with a page for no overflow.
+            repeating: pebs || matches!(pmu, Pmu::Paravirtual(_)),
+            sampling: pebs && offer::samples(options)?,
+            ..options.perf(kick, tsc_hz)
+        };
+        vpmu_perf::prepare(&perf)?;
+        Ok(Self {
+            backing,
+            perf,
+            slice: Slice::new(),
+        })
+    }
+
+    /// Takes the overflows. Where the calling thread is a new one, its perf events count from now on: `host` makes them,
+    /// for this PMU.
+    pub(crate) fn before_run(
+        &mut self,
+        core: &mut Core<Host>,
+        host: impl FnOnce(Offer, PerfOptions) -> Result<Host, Error>,
+    ) -> Result<(), Error> {
+        if !core.host.is_here() {
+            core.unbind();
+            core.host = host(core.offer().into(), self.perf.clone())?;
+            core.load();
+        }
+        core.host.forget_guest();
+        // The kick is taken back before the look for overflows, so that no overflow is without its kick.
+        self.take_back();
+        if self.slice.has_ended() {
+            core.end_slice();
+        }
+        core.take_overflows();
+        Ok(())
+    }
+
+    /// Takes back the kick that an overflow has left behind.
+    fn take_back(&self) {
+        if let Kick::Flag(flag) = &self.perf.kick {
+            unset(&**flag);
+        }
+    }
+}
+
+/// Takes back the value that this crate has set, and no other.
+pub(crate) fn unset(flag: &dyn Flag) {
+    let _ = flag
+        .flag()
+        .compare_exchange(KICKED, 0, Ordering::SeqCst, Ordering::Relaxed);
+}
+
+/// Decides when a scheduling slice of a vCPU is over, by its runs and, seldom, by the clock.
+#[derive(Debug)]
+struct Slice {
+    begun: Instant,
+    runs: u32,
+}
+
+impl Slice {
+    fn new() -> Self {
+        Self {
+            begun: Instant::now(),
+            runs: 0,
+        }
+    }
+
+    /// Returns whether a slice has ended. The next slice then begins. Call this before each run.
+    fn has_ended(&mut self) -> bool {
+        self.runs = self.runs.wrapping_add(1);
+        let ended = self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.begun.elapsed() >= SLICE;
+        if ended {
+            self.begun = Instant::now();
+        }
+        ended
+    }
+}
