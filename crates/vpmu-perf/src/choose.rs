@@ -14,6 +14,7 @@ use vpmu::x86::{ArchEvent, EventKind};
 
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
+use crate::kernel::Kernel;
 
 /// Returns the processor's name of its vendor, by CPUID: a process in a jail may have no /proc.
 #[cfg(target_arch = "x86_64")]
@@ -48,6 +49,7 @@ pub enum Backing {
 /// The rules by which perf events are chosen.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chooser {
+    kernel: &'static dyn Kernel,
     pub(crate) backing: Backing,
     /// Count only while the thread runs a guest.
     pub(crate) guest: bool,
@@ -57,11 +59,12 @@ pub(crate) struct Chooser {
 impl Chooser {
     /// Chooses the wanted backing, or the best that works.
     pub(crate) fn new(
+        kernel: &'static dyn Kernel,
         wanted: Option<Backing>,
         guest: bool,
         approximate: bool,
     ) -> Result<Self, PerfError> {
-        let works = |backing| PerfEvent::try_open(probe(backing, guest));
+        let works = |backing| PerfEvent::try_open(kernel, probe(backing, guest));
         let backing = match wanted {
             Some(backing) => works(backing).map(|()| backing),
             None => match works(Backing::Hardware) {
@@ -71,6 +74,7 @@ impl Chooser {
             },
         };
         Ok(Self {
+            kernel,
             backing: backing.map_err(|error| PerfError::from_open(&error))?,
             guest,
             approximate,
@@ -85,7 +89,7 @@ impl Chooser {
             guest: self.guest,
         };
         self.kind(Some(event), None, rings)
-            .is_ok_and(|kind| PerfEvent::try_open(kind).is_ok())
+            .is_ok_and(|kind| PerfEvent::try_open(self.kernel, kind).is_ok())
     }
 
     /// Returns the perf event for a configuration.

@@ -1,37 +1,37 @@
 //! The host: perf events behind guest counters.
 //!
-//! # One-shot reports from periodic events
+//! [`PerfHost`] puts the parts together, each of which has its own state and knows none of the others:
 //!
-//! The engine asks for one report, but a perf event overflows again and again. Stopping it after
-//! the first overflow (PERF_EVENT_IOC_REFRESH) would stop its counting too, and would cost a system
-//! call to undo. So the event continues. The guest's handler usually gives it another period at
-//! once. Only if a second overflow comes that nobody waits for is the period made endless.
+//! - [`Events`]: the perf events, which of them count, and their totals;
+//! - [`Slot`], for each counter: what it can be, and with that
+//!   - [`Period`]: what is asked of its overflows,
+//!   - [`RingTime`](crate::rings::RingTime) where it has one privilege ring's part of a clock's time,
+//!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
 
-mod idle;
-mod rings;
-pub(crate) mod sampling;
-mod slot;
-mod units;
+mod overflows;
 
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report, Taken};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Taken};
 use vpmu::x86::pebs::Place;
-use vpmu::x86::{ArchEvent, CounterConfig};
+use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use crate::choose::{Backing, Chooser, Vendor};
+use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
-use crate::event::{COUNTERS, ENDLESS, PerfEvent, Rings};
-use crate::group::Group;
+use crate::event::{ENDLESS, Rings};
+use crate::events::Events;
+use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, PerfOptions};
-use rings::{Watch, Whereabouts};
-use slot::Slot;
-
-const NS: u64 = 1_000_000_000;
+use crate::periods::Period;
+use crate::rings::{self, GuestRing, RingSampler};
+use crate::samplers;
+use crate::slot::Slot;
+use crate::units::{FLOOR, Units};
 
 /// Returns the reason why there is no perf event.
 fn lost(error: &io::Error) -> Lost {
@@ -46,18 +46,17 @@ fn lost(error: &io::Error) -> Lost {
 /// its guest, and drop it.
 #[derive(Debug)]
 pub struct PerfHost {
+    kernel: &'static dyn Kernel,
     chooser: Chooser,
-    tsc_hz: u64,
-    signal: i32,
+    units: Units,
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
-    slots: [Option<Slot>; COUNTERS],
-    /// The group of all their events, made with the first of them.
-    group: Option<Group>,
+    slots: PerCounter<Slot>,
+    events: Events,
     /// The samples of the thread, while there is a counter of one ring.
-    watch: Option<Watch>,
-    whereabouts: Whereabouts,
+    ring_sampler: Option<RingSampler>,
+    guest_ring: GuestRing,
     notes: Arc<Notes>,
     /// The target of the handler's kick, kept alive.
     _kick: Kick,
@@ -68,7 +67,7 @@ impl PerfHost {
     /// many times as long, or their timers together would leave no time for anything else, the guest included. An
     /// emulated host takes half of that for one overflow. A hardware event does not know time, and takes the number as
     /// events: at 4 GHz and one event a cycle, that is a quarter of the time.
-    pub const FLOOR: u64 = 50_000;
+    pub const FLOOR: u64 = FLOOR;
 
     /// Makes a host for the guest that the calling thread runs. Does the work of [`prepare`](crate::prepare), unless
     /// that is done.
@@ -77,7 +76,8 @@ impl PerfHost {
     ///
     /// Says why perf events are not available, and what to do.
     pub fn new(options: PerfOptions) -> Result<Self, PerfError> {
-        Self::counting(options, true)
+        options::prepare(&options)?;
+        Self::counting(&Linux, options, true)
     }
 
     /// Like [`PerfHost::new`], but counts the thread itself, which runs no guest: to try and to
@@ -87,26 +87,34 @@ impl PerfHost {
     ///
     /// As for [`PerfHost::new`].
     pub fn of_thread(options: PerfOptions) -> Result<Self, PerfError> {
-        Self::counting(options, false)
+        options::prepare(&options)?;
+        Self::counting(&Linux, options, false)
     }
 
-    fn counting(options: PerfOptions, guest: bool) -> Result<Self, PerfError> {
+    fn counting(
+        kernel: &'static dyn Kernel,
+        options: PerfOptions,
+        guest: bool,
+    ) -> Result<Self, PerfError> {
         if options.tsc_hz == 0 {
             return Err(PerfError::NoFrequency);
         }
-        options::prepare(&options)?;
-        let chooser = Chooser::new(options.backing, guest, options.approximate_instructions)?;
+        let approximate = options.approximate_instructions;
+        let chooser = Chooser::new(kernel, options.backing, guest, approximate)?;
+        let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
+        let grouped = chooser.backing == Backing::Clock;
+        let signal = options::signal(&options);
         Ok(Self {
+            kernel,
             chooser,
-            tsc_hz: options.tsc_hz,
-            signal: options::signal(&options),
+            units: Units::new(chooser.backing, options.tsc_hz),
             repeating: options.repeating,
             sampling: options.sampling,
-            slots: [const { None }; COUNTERS],
-            group: None,
-            watch: None,
-            whereabouts: Whereabouts::default(),
-            notes: Notes::claim(&options.kick).ok_or(PerfError::Taken)?,
+            slots: PerCounter::new(|| Slot::Empty),
+            events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
+            ring_sampler: None,
+            guest_ring: GuestRing::default(),
+            notes,
             _kick: options.kick,
         })
     }
@@ -121,129 +129,137 @@ impl PerfHost {
         self.chooser.counts(event)
     }
 
+    /// Has the host ask `ring` for the ring in which the guest was when it last ran, where a counter of one ring is to
+    /// overflow. The thread does not run the guest meanwhile. Without it, the last sample is believed, which is some 50
+    /// microseconds old.
+    pub fn set_ring(&mut self, ring: impl Fn() -> Option<Ring> + Send + 'static) {
+        self.guest_ring = GuestRing::new(ring);
+    }
+
     /// Returns whether the calling thread is the one that made this host.
     pub fn is_here(&self) -> bool {
         self.notes.is_here()
     }
 
-    /// Returns whether overflows have been signalled since the last [`take_overflows`](Self::take_overflows): a look into
-    /// memory.
+    /// Returns whether overflows have been signalled since the last [`take_overflows`](Self::take_overflows), by
+    /// reading memory alone.
     pub fn has_overflows(&self) -> bool {
         self.notes.any()
     }
 
-    /// Takes the overflows that have been signalled since the last call. Costs a look into memory
-    /// when there are none.
-    pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
-        let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
-        for counter in self.notes.take() {
-            if self.has_share(counter) {
-                if self.is_up(counter) {
-                    unsure.insert(counter);
-                }
-                continue;
-            }
-            let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
-                continue;
-            };
-            let Some(slot) = slot else {
-                continue;
-            };
-            if slot.armed {
-                slot.armed = self.repeating;
-                let reports = if slot.certain { &mut due } else { &mut unsure };
-                reports.insert(counter);
-                // The engine reads an event that is not certain, and then knows where its period stands.
-                slot.certain |= self.repeating;
-            } else if !slot.endless {
-                slot.endless = slot.event.set_period(ENDLESS);
-            }
-        }
-        if self.notes.take_overrun() {
-            for counter in 0..COUNTERS as u8 {
-                if self.has_share(counter) && self.is_up(counter) {
-                    unsure.insert(counter);
-                }
-            }
-            for (counter, slot) in (0..).zip(&mut self.slots) {
-                if let Some(slot) = slot
-                    .as_mut()
-                    .filter(|slot| slot.armed && slot.share.is_none())
-                {
-                    slot.armed = self.repeating;
-                    unsure.insert(counter);
-                }
-            }
-        }
-        let due = due.iter().map(|counter| (counter, Report::Due));
-        due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
-    }
-
-    fn slot(&mut self, counter: u8) -> Option<&mut Slot> {
-        self.slots.get_mut(usize::from(counter))?.as_mut()
-    }
-
-    /// Returns the counters whose perf event runs, or is about to.
-    fn running(&self) -> CounterSet {
-        self.which(|slot| slot.running)
-    }
-
-    /// Stops these counters. Returns whether they were stopped together, with no other that runs.
-    fn pause_whole(&mut self, counters: CounterSet) -> bool {
-        self.let_sample(counters, false);
-        self.look();
-        let running = self.running();
-        let group = self.group.as_mut();
-        let whole = group.is_some_and(|group| group.stop(counters, running));
-        if whole {
-            self.slots
-                .iter_mut()
-                .flatten()
-                .for_each(|slot| slot.ahead = None);
-        }
-        for counter in counters {
-            if !whole {
-                self.disable(counter);
-            }
-            if let Some(slot) = self.slot(counter) {
-                slot.running = false;
-            }
-        }
-        whole
-    }
-
-    /// Stops the perf event by itself.
-    fn disable(&mut self, counter: u8) {
-        if let Some(slot) = self.slot(counter) {
-            slot.event.disable();
-            slot.ahead = None;
-        }
-        if let Some(group) = &mut self.group {
-            group.note(counter, false);
-        }
-    }
-
-    /// Takes the totals of all perf events of the group.
-    fn read_group(&mut self) -> bool {
-        let Some(Ok(totals)) = self.group.as_ref().map(Group::read) else {
-            return false;
+    /// Hands the samples so far to the counters of one ring that count. Called before any counter starts or stops.
+    fn divide_time(&mut self) {
+        let Some(sampler) = &mut self.ring_sampler else {
+            return;
         };
-        for (counter, total) in totals {
-            if let Some(Some(slot)) = self.slots.get_mut(usize::from(counter)) {
-                slot.take(total);
-            }
+        let samples = sampler.take();
+        for counter in Counter::each(self.events.counting()) {
+            self.slots[counter].divide(samples);
         }
-        true
     }
 
-    /// Gives the perf event its period.
-    fn program(&mut self, counter: u8, events: NonZeroU64) {
-        let period = self.to_host(events.get());
-        if let Some(slot) = self.slot(counter) {
-            slot.asked = Some((events, period));
-            slot.armed = slot.event.set_period(period.min(Self::longest(slot)));
-            slot.endless = false;
+    /// Stops the samplers of these counters, or lets them go on: before the counters, both times, so that what a call
+    /// takes cancels out.
+    fn run_samplers(&mut self, counters: CounterSet, counts: bool) {
+        for counter in Counter::each(counters) {
+            self.slots[counter].run_sampler(counts);
         }
+    }
+
+    /// Returns the shortest period while `counting` count, in the perf event's unit.
+    fn floor(&self, counting: CounterSet) -> u64 {
+        // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
+        let sharing = match self.repeating {
+            true => (self.which(Slot::is_awaited) & counting).len() as usize,
+            false => self.events.len(),
+        };
+        FLOOR * sharing.max(1) as u64
+    }
+
+    /// Returns the period of the perf event for so many of the guest's events, which leaves others time.
+    fn host_period(&self, events: NonZeroU64, counting: CounterSet) -> u64 {
+        let count = self.units.to_count(events.get());
+        count.clamp(self.floor(counting), ENDLESS)
+    }
+
+    /// Gives the perf event its period, while `counting` count.
+    fn program(&mut self, counter: Counter, events: NonZeroU64, counting: CounterSet) {
+        let period = self.host_period(events, counting);
+        let slot = &mut self.slots[counter];
+        let most = slot.longest();
+        if let Some(place) = slot.period_mut() {
+            let certain = !matches!(place, Period::Set { certain: false, .. });
+            *place = match self.events.set_period(counter, period.min(most)) {
+                true => Period::Set {
+                    events,
+                    period,
+                    certain,
+                },
+                false => Period::Stale,
+            };
+        }
+    }
+
+    /// Gives the counters that count, `begun` the last of them, the periods that as many may have. Where periods repeat,
+    /// nobody asks for them again.
+    fn spread(&mut self, begun: CounterSet, counting: CounterSet) {
+        let awaited = self.which(Slot::is_awaited);
+        if !self.repeating || (begun & awaited).is_empty() {
+            return;
+        }
+        for counter in Counter::each(awaited & counting) {
+            if let Some(Period::Set { events, period, .. }) = self.slots[counter].period()
+                && self.host_period(events, counting) != period
+            {
+                self.program(counter, events, counting);
+            }
+        }
+    }
+
+    /// Returns the guest's events that the last total of `counter` stands for.
+    fn value(&mut self, counter: Counter) -> u64 {
+        let total = self.events.total(counter);
+        self.slots[counter].value(total, self.units)
+    }
+
+    fn read_value(&mut self, counter: Counter) -> u64 {
+        self.divide_time();
+        self.events.read(counter);
+        self.value(counter)
+    }
+
+    /// Stops the samples that tell the guest's ring unless a counter needs them.
+    fn end_ring_sampler(&mut self) {
+        if self.which(Slot::is_of_one_ring).is_empty() {
+            self.ring_sampler = None;
+        }
+    }
+
+    /// Samples where `counter` counts, each `events`. Returns the number of samples that are kept; 0: the period is too
+    /// short, or the kernel refuses.
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        let period = self.units.to_count(events.get());
+        let others = self.which(Slot::is_sampled) - counter.alone();
+        let shortest = samplers::FLOOR * u64::from(1 + others.len());
+        if !self.sampling || period < shortest {
+            return 0;
+        }
+        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
+        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
+        // What the kernel refuses, it refuses again.
+        self.sampling = begun.is_ok();
+        begun.unwrap_or(0)
+    }
+
+    /// Returns the counters whose slot is as `wanted`.
+    fn which(&self, wanted: impl Fn(&Slot) -> bool) -> CounterSet {
+        let mut which = CounterSet::EMPTY;
+        for (counter, slot) in self.slots.iter() {
+            if wanted(slot) {
+                which.insert(counter.number());
+            }
+        }
+        which
     }
 }
 
@@ -255,6 +271,7 @@ impl Drop for PerfHost {
 
 impl CounterHost<CounterConfig> for PerfHost {
     fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
+        let counter = Counter::new(counter).ok_or(Lost::Unsupported)?;
         let rings = Rings {
             user: config.user,
             kernel: config.kernel,
@@ -262,151 +279,117 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
-        if self.chooser.backing == Backing::Clock && self.group.is_none() {
-            self.group = Some(Group::new(&self.notes).map_err(|error| lost(&error))?);
+        let slot = match rings::only_ring(config) {
+            Some(ring) if self.chooser.backing == Backing::Clock => Slot::one_ring(ring),
+            _ => Slot::whole(kind),
+        };
+        if slot.is_of_one_ring() && self.ring_sampler.is_none() {
+            self.ring_sampler = Some(RingSampler::start(self.kernel)?);
         }
-        let share = self.share(config)?;
-        let leader = self.group.as_ref().map(Group::leader);
-        let event = PerfEvent::open(kind, &self.notes, self.signal, leader);
-        let event = event.map_err(|error| lost(&error))?;
-        let is_hardware = self.chooser.backing == Backing::Hardware;
-        let slot = self
-            .slots
-            .get_mut(usize::from(counter))
-            .ok_or(Lost::Unsupported)?;
-        if let Some(group) = &mut self.group {
-            group.add(counter);
+        match self.events.open(counter, kind) {
+            Ok(()) => {
+                self.slots[counter] = slot;
+                Ok(())
+            }
+            Err(error) => {
+                self.end_ring_sampler();
+                Err(lost(&error))
+            }
         }
-        self.notes.watch(counter, Some(event.fd()));
-        *slot = Some(Slot {
-            event,
-            armed: false,
-            certain: false,
-            running: false,
-            endless: true,
-            multiplexed: false,
-            total: 0,
-            idle: false,
-            skipped: 0,
-            ahead: None,
-            wanted: None,
-            asked: None,
-            samples: (is_hardware || config.user && config.kernel).then_some(kind),
-            sampling: None,
-            share,
-        });
-        Ok(())
     }
 
     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        self.expect(counter, events);
-        let Some(slot) = self.slot(counter) else {
+        let Some(counter) = Counter::new(counter) else {
             return;
         };
-        if slot.running {
-            match events {
-                Some(events) => {
-                    self.program(counter, events);
-                    // A signal of the previous period is noted by the time the system call ends. A noted signal may
-                    // also be of the new period.
-                    let certain = !self.notes.has(counter);
-                    if let Some(slot) = self.slot(counter) {
-                        slot.certain = certain;
-                    }
-                }
-                // If a signal comes all the same, it is ignored, and it is the last.
-                None => slot.armed = false,
-            }
-        } else {
-            slot.wanted = events;
-            slot.armed = events.is_some();
-            slot.certain = true;
+        self.slots[counter].expect(events);
+        let Some(period) = self.slots[counter].period_mut() else {
+            return;
+        };
+        if !self.events.counts(counter) {
+            period.plan(events);
             // A signal of the previous period has come by now, and does not matter.
             self.notes.forget(counter);
+            return;
+        }
+        let Some(events) = events else {
+            period.drop_wish();
+            return;
+        };
+        self.program(counter, events, self.events.counting());
+        // A signal of the previous period is noted by the time the system call ends. A noted signal may also be of the
+        // new period.
+        if let Some(Period::Set { certain, .. }) = self.slots[counter].period_mut() {
+            *certain = !self.notes.has(counter);
         }
     }
 
     fn resume(&mut self, counters: CounterSet) {
-        self.wake(counters);
-        self.let_sample(counters, true);
-        self.look();
-        for counter in counters {
-            if let Some(slot) = self.slot(counter) {
-                slot.running = true;
+        self.run_samplers(counters, true);
+        self.divide_time();
+        let counting = self.events.counting() | counters;
+        for counter in Counter::each(counters) {
+            if let Some(events) = self.slots[counter].period().and_then(Period::planned) {
+                self.program(counter, events, counting);
+            }
+            if let Slot::OneRing { period, .. } = &mut self.slots[counter]
+                && *period == Period::Endless
+                && self.events.set_period(counter, rings::LONGEST)
+            {
+                *period = Period::Stale;
             }
         }
-        for counter in counters {
-            if let Some(wanted) = self.slot(counter).and_then(|slot| slot.wanted.take()) {
-                self.program(counter, wanted);
-            }
-            self.look_at_times(counter);
-        }
-        self.spread(counters);
-        let (stale, fresh) = match &self.group {
-            Some(group) => group.changes(self.running(), self.idle_counters()),
-            None => (CounterSet::EMPTY, counters),
-        };
-        stale.iter().for_each(|counter| self.disable(counter));
-        for counter in fresh {
-            if let Some(slot) = self.slot(counter) {
-                slot.running = slot.event.enable();
-                slot.ahead = None;
-                let running = slot.running;
-                if let Some(group) = &mut self.group {
-                    group.note(counter, running);
-                }
-            }
-        }
-        if let Some(group) = &mut self.group {
-            group.start();
-        }
+        self.spread(counters, counting);
+        self.events.resume(counters);
     }
 
     fn pause(&mut self, counters: CounterSet) {
-        self.pause_whole(counters);
+        self.run_samplers(counters, false);
+        self.divide_time();
+        self.events.stop(counters);
     }
 
     fn read(&mut self, counter: u8) -> u64 {
-        self.look();
-        let total = self.total(counter);
-        // An event in an error state reads nothing: it stands still.
-        if let (Some(slot), Some(total)) = (self.slot(counter), total) {
-            slot.take(total);
-        }
-        self.value(counter)
+        Counter::new(counter).map_or(0, |counter| self.read_value(counter))
     }
 
     fn release(&mut self, counter: u8) {
-        self.notes.watch(counter, None);
-        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
-            *slot = None;
-        }
-        self.end_watch();
-        if let Some(group) = &mut self.group {
-            group.remove(counter);
+        if let Some(counter) = Counter::new(counter) {
+            self.events.close(counter);
+            self.slots[counter] = Slot::Empty;
+            self.end_ring_sampler();
         }
     }
 
     /// Makes at most two system calls for a group, and for each event outside it, but counts one operation: a guest that
     /// stops a counter reads it next, and then the total is known.
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
-        let whole = self.idle(counters) || self.pause_whole(counters) && self.read_group();
-        for counter in counters {
-            if let Some(total) = totals.get_mut(usize::from(counter)) {
-                *total = match whole {
-                    true => self.value(counter),
-                    false => self.read(counter),
-                };
-            }
+        let only_counts = |counter| self.slots[counter].only_counts();
+        let only_count = Counter::each(counters).all(only_counts);
+        let known = if only_count && self.events.stand_by(counters) {
+            true
+        } else {
+            self.run_samplers(counters, false);
+            self.divide_time();
+            self.events.stop(counters) && self.events.read_group()
+        };
+        for counter in Counter::each(counters) {
+            totals[counter.index()] = match known {
+                true => self.value(counter),
+                false => self.read_value(counter),
+            };
         }
         true
     }
 
     fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+        let Some(counter) = Counter::new(counter) else {
+            return 0;
+        };
         match events {
             Some(events) => self.begin_sampling(counter, events),
             None => {
-                self.end_sampling(counter);
+                self.slots[counter].end_sampling();
                 0
             }
         }
@@ -414,7 +397,10 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     /// A place's TSC is the host's.
     fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
-        self.taken(counter, places)
+        match Counter::new(counter) {
+            Some(counter) => self.slots[counter].take_samples(places),
+            None => Taken::default(),
+        }
     }
 
     fn repeats(&self) -> bool {
@@ -422,14 +408,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn shortest_period(&self, sharing: u32) -> u64 {
-        let floor = Self::FLOOR * u64::from(sharing);
-        match self.chooser.backing {
-            Backing::Hardware => floor,
-            Backing::Clock => {
-                let cycles = u128::from(floor) * u128::from(self.tsc_hz);
-                u64::try_from(cycles.div_ceil(u128::from(NS))).unwrap_or(ENDLESS)
-            }
-        }
+        self.units.to_guest_up(FLOOR * u64::from(sharing))
     }
 
     /// Returns true: the signal is the vCPU thread's own, and the VMM looks for it at each exit.
@@ -438,10 +417,14 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn deficit(&self, counter: u8) -> Option<Lost> {
-        let slot = self.slots.get(usize::from(counter))?.as_ref()?;
-        if slot.share.is_some() && self.is_blind() {
+        let counter = Counter::new(counter)?;
+        let sampler = self.ring_sampler.as_ref();
+        if self.slots[counter].is_of_one_ring() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);
         }
-        slot.multiplexed.then_some(Lost::Multiplexed)
+        self.events.deficit(counter)
     }
 }
+
+#[cfg(test)]
+mod tests;

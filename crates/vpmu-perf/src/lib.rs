@@ -25,22 +25,29 @@
 //! signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]
 
+mod buffer;
 mod choose;
+mod counter;
 mod error;
 mod event;
-mod group;
+mod events;
 mod host;
+mod kernel;
 mod kick;
 mod notes;
 mod options;
-mod ring;
+mod periods;
+mod rings;
 mod sampler;
+mod samplers;
+mod slot;
+mod units;
 
+pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::{Backing, Vendor};
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::overrun;
 pub use options::{PerfOptions, Support, check_sampling, prepare, support};
-pub use ring::{PerfRecord, PerfSample, Place};
 pub use sampler::Sampler;

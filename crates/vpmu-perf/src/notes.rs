@@ -21,17 +21,17 @@ use std::sync::{Mutex, PoisonError};
 
 use vpmu::counter::CounterSet;
 
+use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
 
-const COUNTERS: usize = 32;
 const NO_FD: i32 = -1;
 const NO_SIGNAL: i32 = 0;
 
 #[derive(Debug)]
 pub(crate) struct Notes {
     /// The perf event of each counter.
-    fds: [AtomicI32; COUNTERS],
+    fds: PerCounter<AtomicI32>,
     pending: AtomicU32,
     /// Whether any counter may have overflowed.
     overrun: AtomicBool,
@@ -91,7 +91,7 @@ impl Notes {
             _ => ptr::null_mut(),
         };
         Self {
-            fds: [const { AtomicI32::new(NO_FD) }; COUNTERS],
+            fds: PerCounter::new(|| AtomicI32::new(NO_FD)),
             pending: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             busy: AtomicU32::new(0),
@@ -126,21 +126,19 @@ impl Notes {
     }
 
     /// Sets the perf event of `counter`; `None`: none.
-    pub(crate) fn watch(&self, counter: u8, fd: Option<libc::c_int>) {
-        if let Some(slot) = self.fds.get(usize::from(counter)) {
-            slot.store(fd.unwrap_or(NO_FD), Ordering::Relaxed);
-        }
+    pub(crate) fn watch(&self, counter: Counter, fd: Option<libc::c_int>) {
+        self.fds[counter].store(fd.unwrap_or(NO_FD), Ordering::Relaxed);
     }
 
     /// Drops the note of `counter`.
-    pub(crate) fn forget(&self, counter: u8) {
-        let others = !CounterSet::of(counter).bits();
+    pub(crate) fn forget(&self, counter: Counter) {
+        let others = !counter.alone().bits();
         self.pending.fetch_and(others, Ordering::Relaxed);
     }
 
     /// Returns whether there is a note of `counter`.
-    pub(crate) fn has(&self, counter: u8) -> bool {
-        CounterSet::from_bits(self.pending.load(Ordering::Relaxed)).contains(counter)
+    pub(crate) fn has(&self, counter: Counter) -> bool {
+        counter.is_in(CounterSet::from_bits(self.pending.load(Ordering::Relaxed)))
     }
 
     /// Returns whether there is anything to take.
@@ -163,7 +161,9 @@ impl Notes {
 
     /// Stops all notes and kicks. The kick's target may go after this.
     pub(crate) fn retire(&self) {
-        (0..COUNTERS as u8).for_each(|counter| self.watch(counter, None));
+        self.fds
+            .iter()
+            .for_each(|(counter, _)| self.watch(counter, None));
         self.flag.store(ptr::null_mut(), Ordering::SeqCst);
         self.eventfd.store(NO_FD, Ordering::SeqCst);
         self.signal.store(NO_SIGNAL, Ordering::SeqCst);
@@ -184,10 +184,11 @@ impl Notes {
                 true
             }
             Some(fd) => {
-                let counter = |slot: &AtomicI32| slot.load(Ordering::Relaxed) == fd;
-                let counter = self.fds.iter().position(counter);
-                if let Some(counter) = counter {
-                    self.pending.fetch_or(1 << counter, Ordering::Relaxed);
+                let its = |(_, slot): &(Counter, &AtomicI32)| slot.load(Ordering::Relaxed) == fd;
+                let counter = self.fds.iter().find(its);
+                if let Some((counter, _)) = counter {
+                    let bit = counter.alone().bits();
+                    self.pending.fetch_or(bit, Ordering::Relaxed);
                 }
                 counter.is_some()
             }

@@ -7,10 +7,11 @@ use vpmu::x86::ArchEvent;
 use crate::choose::{Backing, Chooser, Vendor, probe};
 use crate::error::PerfError;
 use crate::event::PerfEvent;
-use crate::host::sampling;
+use crate::kernel::Linux;
 use crate::kick::Kick;
 use crate::notes;
 use crate::sampler::Sampler;
+use crate::samplers;
 
 /// The settings of a host.
 #[derive(Clone, Debug, Default)]
@@ -50,7 +51,12 @@ pub struct Support {
 ///
 /// Says why perf events are not available, and what to do.
 pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
-    let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
+    let chooser = Chooser::new(
+        &Linux,
+        options.backing,
+        true,
+        options.approximate_instructions,
+    )?;
     let events = ArchEvent::ENUMERATED
         .into_iter()
         .filter(|&event| chooser.counts(event))
@@ -68,8 +74,13 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
 ///
 /// Says why not, and what to do.
 pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
-    let chooser = Chooser::new(options.backing, true, options.approximate_instructions)?;
-    Sampler::try_open(probe(chooser.backing, true), sampling::SAMPLES)
+    let chooser = Chooser::new(
+        &Linux,
+        options.backing,
+        true,
+        options.approximate_instructions,
+    )?;
+    Sampler::try_open(&Linux, probe(chooser.backing, true), samplers::SAMPLES)
 }
 
 /// An event of no use but to be open. A kernel without any event of a thread has switched off the part of perf that
@@ -91,7 +102,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
         return Err(PerfError::Signal(signal));
     }
     Vendor::of_host();
-    SPARE.get_or_init(|| PerfEvent::open_spare().ok());
+    SPARE.get_or_init(|| PerfEvent::open_spare(&Linux).ok());
     notes::install(signal)
 }
 

@@ -10,61 +10,75 @@ use std::io;
 
 use perf_event_open_sys::bindings::{PERF_SAMPLE_IP, PERF_SAMPLE_TIME};
 
+use crate::buffer::{PerfRecord, RingBuffer};
 use crate::choose::{Backing, probe};
 use crate::error::PerfError;
 use crate::event::{ENDLESS, Kind, PerfEvent};
-use crate::ring::{PerfRecord, Ring};
+use crate::kernel::{Kernel, Linux};
 
-/// A perf event of one thread that samples this thread into a ring of memory.
+/// A perf event of one thread that samples this thread into a ring buffer.
 #[derive(Debug)]
 pub struct Sampler {
     event: PerfEvent,
-    ring: Ring,
+    buffer: RingBuffer,
 }
 
 impl Sampler {
-    /// Makes a sampler of the calling thread's time on the CPU, in its guest and outside. It is stopped. Its ring has
+    /// Makes a sampler of the calling thread's time on the CPU, in its guest and outside. It is stopped. Its buffer has
     /// room for `samples`, or somewhat more.
     ///
     /// # Errors
     ///
     /// Says why perf events are not available, and what to do.
     pub fn of_time(samples: u64) -> Result<Self, PerfError> {
-        let kind = probe(Backing::Clock, true);
-        Self::open(kind, 0, samples).map_err(|error| PerfError::from_open(&error))
+        Self::of_time_by(&Linux, samples).map_err(|error| PerfError::from_open(&error))
+    }
+
+    pub(crate) fn of_time_by(kernel: &'static dyn Kernel, samples: u64) -> io::Result<Self> {
+        Self::open(kernel, probe(Backing::Clock, true), 0, samples)
     }
 
     /// Makes a sampler of a thread by an event.
-    pub(crate) fn open(kind: Kind, thread: libc::pid_t, samples: u64) -> io::Result<Self> {
+    pub(crate) fn open(
+        kernel: &'static dyn Kernel,
+        kind: Kind,
+        thread: libc::pid_t,
+        samples: u64,
+    ) -> io::Result<Self> {
         let mut attr = kind.attr();
         // The order of a record's fields is that of these bits.
         attr.sample_type = u64::from(PERF_SAMPLE_IP) | u64::from(PERF_SAMPLE_TIME);
         attr.__bindgen_anon_1.sample_period = ENDLESS;
-        // Nobody waits for the ring to fill.
+        // Nobody waits for the buffer to fill.
         attr.set_watermark(1);
         attr.__bindgen_anon_2.wakeup_watermark = u32::MAX;
-        let event = PerfEvent::of_attr(attr, thread, None)?;
-        let ring = Ring::map(event.as_fd(), Ring::size_for(samples))?;
-        Ok(Self { event, ring })
+        let event = PerfEvent::of_attr(kernel, attr, thread, None)?;
+        let buffer = RingBuffer::map(kernel, event.fd(), RingBuffer::size_for(samples))?;
+        Ok(Self { event, buffer })
     }
 
-    /// Finds out whether this machine can sample a thread, with a ring for `samples` and the TSC of each. Takes no
+    /// Finds out whether this machine can sample a thread, with a buffer for `samples` and the TSC of each. Takes no
     /// resources.
     ///
     /// # Errors
     ///
     /// Says why not, and what to do.
-    pub(crate) fn try_open(kind: Kind, samples: u64) -> Result<(), PerfError> {
-        let sampler = Self::open(kind, 0, samples).map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM) => PerfError::Locked,
-            _ => PerfError::from_open(&error),
-        })?;
+    pub(crate) fn try_open(
+        kernel: &'static dyn Kernel,
+        kind: Kind,
+        samples: u64,
+    ) -> Result<(), PerfError> {
+        let sampler =
+            Self::open(kernel, kind, 0, samples).map_err(|error| match error.raw_os_error() {
+                Some(libc::EPERM) => PerfError::Locked,
+                _ => PerfError::from_open(&error),
+            })?;
         sampler.tsc(0).map(drop).ok_or(PerfError::NoTsc)
     }
 
-    /// Returns the number of samples for which the ring has room.
+    /// Returns the number of samples for which the buffer has room.
     pub fn capacity(&self) -> u64 {
-        self.ring.capacity()
+        self.buffer.capacity()
     }
 
     /// Takes the next sample in `period` of the event's units, ns of a clock, and one after each further `period`.
@@ -78,18 +92,18 @@ impl Sampler {
         self.event.enable()
     }
 
-    /// Stops sampling. The samples so far stay in the ring.
+    /// Stops sampling. The samples so far stay in the buffer.
     pub fn disable(&mut self) -> bool {
         self.event.disable()
     }
 
-    /// Returns the next record that has not been returned. Costs a look into memory where there is none.
+    /// Returns the next record that has not been returned. Reads memory alone where there is none.
     pub fn next_record(&mut self) -> Option<PerfRecord> {
-        self.ring.next()
+        self.buffer.next()
     }
 
     /// Returns the host's TSC at a sample's time. `None`: this machine's perf clock is not made of the TSC.
     pub fn tsc(&self, time: u64) -> Option<u64> {
-        self.ring.tsc(time)
+        self.buffer.tsc(time)
     }
 }

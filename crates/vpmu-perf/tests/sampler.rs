@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use vpmu_perf::{PerfError, PerfRecord, PerfSample, Place, Sampler};
+use vpmu_perf::{CpuMode, PerfError, PerfRecord, PerfSample, Sampler};
 
 /// Ends a test that hangs: thousands of times what any takes on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ fn a_thread_is_sampled_while_the_sampler_is_enabled() {
         assert!(pair[0].time < pair[1].time, "{pair:?}");
     }
     // A test runs no guest.
-    assert!(taken.iter().all(|sample| sample.place == Place::Host));
+    assert!(taken.iter().all(|sample| sample.mode == CpuMode::Host));
     let tscs: Option<Vec<u64>> = taken
         .iter()
         .map(|sample| sampler.tsc(sample.time))

@@ -1,4 +1,4 @@
-//! The memory in which the kernel leaves an event's records: `struct perf_event_mmap_page`, and a ring of bytes behind it.
+//! The memory in which the kernel leaves an event's records: `struct perf_event_mmap_page`, and a ring of bytes behind that.
 //!
 //! The kernel owns the bytes from the tail up to the head, which it writes; the reader owns those that it has not given
 //! back by moving the tail (perf_event_open(2), "MMAP layout"). Records are multiples of 8 bytes and begin at one, so no
@@ -10,8 +10,8 @@
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::{self, NonNull};
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use perf_event_open_sys::bindings::{
@@ -20,9 +20,11 @@ use perf_event_open_sys::bindings::{
     perf_event_mmap_page,
 };
 
-/// Where a thread was.
+use crate::kernel::Kernel;
+
+/// What a thread was doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum CpuMode {
     /// In its guest, at CPL 3.
     GuestUser,
     /// In its guest, at another CPL.
@@ -36,8 +38,8 @@ pub enum Place {
 pub struct PerfSample {
     /// The address of the next instruction, the guest's where the thread was in its guest.
     pub ip: u64,
-    /// Where the thread was.
-    pub place: Place,
+    /// What the thread was doing.
+    pub mode: CpuMode,
     /// The moment by perf's clock, in ns: [`Sampler::tsc`](crate::Sampler::tsc) converts it.
     pub time: u64,
 }
@@ -51,7 +53,7 @@ pub enum PerfRecord {
     Throttle,
     /// The kernel takes samples again.
     Unthrottle,
-    /// So many records found no room. 0: an unknown number, as the ring made no sense.
+    /// So many records found no room. 0: an unknown number, as the buffer made no sense.
     Lost(u64),
 }
 
@@ -66,9 +68,10 @@ const SAMPLE: u64 = HEADER + 16;
 /// Header, event, number.
 const LOST: u64 = HEADER + 16;
 
-/// A mapped ring and its reader.
+/// A mapped ring buffer and its reader.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct RingBuffer {
+    kernel: &'static dyn Kernel,
     page: NonNull<perf_event_mmap_page>,
     /// The first of `size` bytes, behind the page.
     data: NonNull<u64>,
@@ -81,19 +84,19 @@ pub(crate) struct Ring {
 
 // SAFETY: the mapping belongs to the process, not to a thread. There is one reader at a time, which `next` asks for by
 // `&mut`.
-unsafe impl Send for Ring {}
+unsafe impl Send for RingBuffer {}
 
 /// A pointer to a field of the page.
 macro_rules! field {
-    ($ring:expr, $($field:tt)+) => {{
-        let page = $ring.page.as_ptr();
+    ($buffer:expr, $($field:tt)+) => {{
+        let page = $buffer.page.as_ptr();
         // SAFETY: `page` is mapped as long as `self`, a whole perf_event_mmap_page fits in it, and no reference is made.
         unsafe { &raw mut (*page).$($field)+ }
     }};
 }
 
-impl Ring {
-    /// Returns the size of a ring with room for so many samples, in bytes: a power of two of whole pages.
+impl RingBuffer {
+    /// Returns the size of a buffer with room for so many samples, in bytes: a power of two of whole pages.
     pub(crate) fn size_for(samples: u64) -> u64 {
         samples
             .saturating_mul(SAMPLE)
@@ -101,33 +104,20 @@ impl Ring {
             .next_power_of_two()
     }
 
-    /// Returns the number of samples for which a ring has room.
+    /// Returns the number of samples for which the buffer has room.
     pub(crate) fn capacity(&self) -> u64 {
         self.size / SAMPLE
     }
 
-    /// Maps the ring of `event`, of `size` bytes, a power of two of whole pages. 0: maps the page alone, and there are no
-    /// records.
-    pub(crate) fn map(event: BorrowedFd<'_>, size: u64) -> io::Result<Self> {
+    /// Maps the buffer of `event`, of `size` bytes, a power of two of whole pages. 0: maps the page alone, and there are
+    /// no records.
+    pub(crate) fn map(kernel: &'static dyn Kernel, event: RawFd, size: u64) -> io::Result<Self> {
         let page = page_size();
         let (mapped, offset) = (page + size, page as usize);
         let mapped = usize::try_from(mapped).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: a new mapping, at an address that the kernel chooses.
-        let at = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                mapped,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                event.as_raw_fd(),
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let at = NonNull::new(at).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let mut ring = Self {
+        let at = kernel.map(event, mapped)?;
+        let mut buffer = Self {
+            kernel,
             page: at.cast(),
             // SAFETY: the mapping is longer than its first page.
             data: unsafe { at.byte_add(offset) }.cast(),
@@ -135,12 +125,11 @@ impl Ring {
             mapped,
             tail: 0,
         };
-        ring.tail = Self::get(field!(ring, data_tail));
-        Ok(ring)
+        buffer.tail = Self::get(field!(buffer, data_tail));
+        Ok(buffer)
     }
 
-    /// Returns the next record, if there is one that has not been returned. Costs a look into memory where there is
-    /// none.
+    /// Returns the next record, if there is one that has not been returned. Reads memory alone where there is none.
     pub(crate) fn next(&mut self) -> Option<PerfRecord> {
         let head = field!(self, data_head);
         // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
@@ -168,14 +157,14 @@ impl Ring {
     fn record(&self, kind: u32, misc: u64, length: u64) -> Option<PerfRecord> {
         match kind {
             PERF_RECORD_SAMPLE if length >= SAMPLE => {
-                let place = match misc as u32 & PERF_RECORD_MISC_CPUMODE_MASK {
-                    PERF_RECORD_MISC_GUEST_USER => Place::GuestUser,
-                    PERF_RECORD_MISC_GUEST_KERNEL => Place::GuestKernel,
-                    _ => Place::Host,
+                let mode = match misc as u32 & PERF_RECORD_MISC_CPUMODE_MASK {
+                    PERF_RECORD_MISC_GUEST_USER => CpuMode::GuestUser,
+                    PERF_RECORD_MISC_GUEST_KERNEL => CpuMode::GuestKernel,
+                    _ => CpuMode::Host,
                 };
                 Some(PerfRecord::Sample(PerfSample {
                     ip: self.word(1),
-                    place,
+                    mode,
                     time: self.word(2),
                 }))
             }
@@ -190,7 +179,7 @@ impl Ring {
     fn word(&self, n: u64) -> u64 {
         let at = self.tail.wrapping_add(8 * n) & (self.size - 8);
         // SAFETY: `size` is a power of two and no less than a page, so `at` is a multiple of 8 below `size`, and the
-        // word is in the ring.
+        // word is in the buffer.
         unsafe { self.data.byte_add(at as usize).read_volatile() }
     }
 
@@ -285,10 +274,10 @@ fn tsc() -> Option<u64> {
     None
 }
 
-impl Drop for Ring {
+impl Drop for RingBuffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this ring's, and nobody else has a pointer into it.
-        unsafe { libc::munmap(self.page.as_ptr().cast(), self.mapped) };
+        // SAFETY: the mapping is this buffer's, and nobody else has a pointer into it.
+        unsafe { self.kernel.unmap(self.page.cast(), self.mapped) };
     }
 }
 

@@ -1,17 +1,18 @@
-//! Rings that a test has forged, in a file, which takes the place of the kernel's event.
+//! Buffers that a test has forged, in a file, which takes the place of the kernel's event.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use perf_event_open_sys::bindings::PERF_RECORD_MISC_KERNEL;
 
 use super::*;
+use crate::kernel::Linux;
 
 const PAGE: u64 = 4096;
 const SIZE: u64 = 2 * PAGE;
 
-/// A ring's file.
+/// A buffer's file.
 struct Forged(File);
 
 macro_rules! offset {
@@ -21,7 +22,7 @@ macro_rules! offset {
 }
 
 impl Forged {
-    /// Returns a ring whose tail and head are `at`.
+    /// Returns a buffer whose tail and head are `at`.
     fn new(at: u64) -> Self {
         let file = tempfile::tempfile().unwrap();
         file.set_len(PAGE + SIZE).unwrap();
@@ -41,8 +42,8 @@ impl Forged {
         u64::from_ne_bytes(word)
     }
 
-    fn ring(&self) -> Ring {
-        Ring::map(self.0.as_fd(), SIZE).unwrap()
+    fn buffer(&self) -> RingBuffer {
+        RingBuffer::map(&Linux, self.0.as_raw_fd(), SIZE).unwrap()
     }
 
     /// Adds words behind the head.
@@ -69,80 +70,80 @@ fn sample(misc: u32, ip: u64, time: u64) -> [u64; 3] {
 
 #[test]
 fn samples_come_in_their_order_and_are_given_back() {
-    // 24 bytes do not divide the ring, so one record goes over its end.
+    // 24 bytes do not divide the buffer, so one record goes over its end.
     let forged = Forged::new(SIZE - 32);
-    let mut ring = forged.ring();
-    assert_eq!(ring.next(), None);
-    let places = [
-        (PERF_RECORD_MISC_GUEST_USER, Place::GuestUser),
-        (PERF_RECORD_MISC_GUEST_KERNEL, Place::GuestKernel),
-        (PERF_RECORD_MISC_KERNEL, Place::Host),
+    let mut buffer = forged.buffer();
+    assert_eq!(buffer.next(), None);
+    let modes = [
+        (PERF_RECORD_MISC_GUEST_USER, CpuMode::GuestUser),
+        (PERF_RECORD_MISC_GUEST_KERNEL, CpuMode::GuestKernel),
+        (PERF_RECORD_MISC_KERNEL, CpuMode::Host),
         // The bit beside the mode says that the address is exact.
-        (0x4000 | PERF_RECORD_MISC_GUEST_USER, Place::GuestUser),
+        (0x4000 | PERF_RECORD_MISC_GUEST_USER, CpuMode::GuestUser),
     ];
-    for (n, &(misc, _)) in (0..).zip(&places) {
+    for (n, &(misc, _)) in (0..).zip(&modes) {
         forged.add(&sample(misc, 0xffff_0000 + n, 1000 + n));
     }
-    for (n, &(_, place)) in (0..).zip(&places) {
+    for (n, &(_, mode)) in (0..).zip(&modes) {
         let (ip, time) = (0xffff_0000 + n, 1000 + n);
-        let expected = PerfRecord::Sample(PerfSample { ip, place, time });
-        assert_eq!(ring.next(), Some(expected));
+        let expected = PerfRecord::Sample(PerfSample { ip, mode, time });
+        assert_eq!(buffer.next(), Some(expected));
         assert_eq!(forged.tail(), SIZE - 32 + 24 * (n + 1));
     }
-    assert_eq!(ring.next(), None);
+    assert_eq!(buffer.next(), None);
 }
 
 #[test]
 fn other_records_are_told_apart_and_unknown_ones_are_left_out() {
     let forged = Forged::new(0);
-    let mut ring = forged.ring();
+    let mut buffer = forged.buffer();
     forged.add(&[header(PERF_RECORD_THROTTLE, 0, 32), 1, 2, 3]);
     forged.add(&[header(77, 0, 16), 1]);
     forged.add(&[header(PERF_RECORD_UNTHROTTLE, 0, 32), 1, 2, 3]);
     forged.add(&[header(PERF_RECORD_LOST, 0, 24), 1, 5]);
     // A sample that is too short to be one.
     forged.add(&[header(PERF_RECORD_SAMPLE, 0, 16), 1]);
-    assert_eq!(ring.next(), Some(PerfRecord::Throttle));
-    assert_eq!(ring.next(), Some(PerfRecord::Unthrottle));
-    assert_eq!(ring.next(), Some(PerfRecord::Lost(5)));
-    assert_eq!(ring.next(), None);
+    assert_eq!(buffer.next(), Some(PerfRecord::Throttle));
+    assert_eq!(buffer.next(), Some(PerfRecord::Unthrottle));
+    assert_eq!(buffer.next(), Some(PerfRecord::Lost(5)));
+    assert_eq!(buffer.next(), None);
     assert_eq!(forged.tail(), forged.get(offset!(data_head)));
 }
 
 #[test]
-fn a_ring_that_makes_no_sense_is_emptied() {
+fn a_buffer_that_makes_no_sense_is_emptied() {
     for length in [0, 4, 7, 12, 48, 0xfff8] {
         let forged = Forged::new(8);
-        let mut ring = forged.ring();
+        let mut buffer = forged.buffer();
         forged.add(&[header(PERF_RECORD_SAMPLE, 0, length), 1, 2, 3]);
-        assert_eq!(ring.next(), Some(PerfRecord::Lost(0)), "{length}");
-        assert_eq!(ring.next(), None, "{length}");
+        assert_eq!(buffer.next(), Some(PerfRecord::Lost(0)), "{length}");
+        assert_eq!(buffer.next(), None, "{length}");
         // It is of use again.
         forged.add(&sample(PERF_RECORD_MISC_GUEST_USER, 1, 2));
-        assert!(matches!(ring.next(), Some(PerfRecord::Sample(_))));
+        assert!(matches!(buffer.next(), Some(PerfRecord::Sample(_))));
     }
-    // A head before the tail, and one further than a ring.
+    // A head before the tail, and one further than a buffer.
     for head in [0, SIZE + 16] {
         let forged = Forged::new(8);
-        let mut ring = forged.ring();
+        let mut buffer = forged.buffer();
         forged.put(offset!(data_head), head);
-        assert_eq!(ring.next(), Some(PerfRecord::Lost(0)), "{head}");
-        assert_eq!(ring.next(), None, "{head}");
+        assert_eq!(buffer.next(), Some(PerfRecord::Lost(0)), "{head}");
+        assert_eq!(buffer.next(), None, "{head}");
     }
 }
 
 #[test]
 fn a_time_is_a_tsc_where_the_page_says_so() {
     let forged = Forged::new(0);
-    let ring = forged.ring();
-    assert_eq!(ring.tsc(1000), None);
+    let buffer = forged.buffer();
+    assert_eq!(buffer.tsc(1000), None);
     // The shift and the factor are halves of one word, the factor the higher.
     let word = |shift: u64, mult: u64| shift << 16 | mult << 32;
     let at = offset!(time_shift) & !7;
     assert_eq!(offset!(time_mult), at + 4);
     let capabilities = offset!(__bindgen_anon_1);
     forged.put(capabilities, CAP_USER_TIME_ZERO);
-    assert_eq!(ring.tsc(1000), None, "a factor of 0");
+    assert_eq!(buffer.tsc(1000), None, "a factor of 0");
     // A TSC of 2.5 GHz: 0.4 ns each, 429,496,730 in 2^30.
     let (mult, shift) = (429_496_730, 30);
     for (zero, tsc) in [
@@ -153,20 +154,20 @@ fn a_time_is_a_tsc_where_the_page_says_so() {
         forged.put(at, word(shift, mult));
         forged.put(offset!(time_zero), zero);
         let time = zero.wrapping_add(((u128::from(tsc) * u128::from(mult)) >> shift) as u64);
-        let found = ring.tsc(time).unwrap();
+        let found = buffer.tsc(time).unwrap();
         assert!(found.abs_diff(tsc) <= 3, "{found} {tsc}");
     }
     forged.put(at, word(64, mult));
-    assert_eq!(ring.tsc(1000), None, "no shift");
+    assert_eq!(buffer.tsc(1000), None, "no shift");
 }
 
 #[test]
 fn sizes_are_whole_pages_and_powers_of_two() {
     let page = page_size();
     for (samples, size) in [(0, page), (1, page), (u64::MAX, 1 << 30)] {
-        assert_eq!(Ring::size_for(samples), size);
+        assert_eq!(RingBuffer::size_for(samples), size);
     }
-    let size = Ring::size_for(2040);
+    let size = RingBuffer::size_for(2040);
     assert!(size.is_power_of_two() && (2040 * SAMPLE..4 * 2040 * SAMPLE).contains(&size));
 }
 
@@ -174,14 +175,14 @@ fn sizes_are_whole_pages_and_powers_of_two() {
 #[cfg(target_arch = "x86_64")]
 fn the_time_of_an_event_goes_on_from_the_page() {
     let forged = Forged::new(0);
-    let ring = Ring::map(forged.0.as_fd(), 0).unwrap();
-    assert_eq!(ring.running(), None, "no time without a TSC");
+    let buffer = RingBuffer::map(&Linux, forged.0.as_raw_fd(), 0).unwrap();
+    assert_eq!(buffer.running(), None, "no time without a TSC");
     forged.put(offset!(__bindgen_anon_1), CAP_USER_TIME);
     forged.put(offset!(time_running), 1_000_000);
     // The page was written at TSC 2^20, with 4 ns a tick.
     forged.put(offset!(time_shift) & !7, 1 << 16 | 8 << 32);
     forged.put(offset!(time_offset), 0_u64.wrapping_sub(4 << 20));
     let since = |tsc: u64| 1_000_000 + 4 * (tsc - (1 << 20));
-    let [before, time, after] = [tsc(), ring.running(), tsc()].map(Option::unwrap);
+    let [before, time, after] = [tsc(), buffer.running(), tsc()].map(Option::unwrap);
     assert!((since(before)..=since(after)).contains(&time), "{time}");
 }

@@ -1,0 +1,418 @@
+//! The perf events behind the counters: which there are, which count, and what they have counted.
+//!
+//! # A clock's events are a group
+//!
+//! A guest that switches tasks stops all its counters, reads them, and starts them again. For each counter this takes
+//! three system calls, for a group three in all: its leader, an event of no counter, is disabled, read and enabled. A
+//! member that is stopped while others count is disabled by itself.
+//!
+//! Hardware events are no group. A hardware group counts only while all of its members fit, so a busy host would count
+//! none of them, where it counts each for a part of the time.
+//!
+//! # Counters that stand by
+//!
+//! To stop and start a group takes two system calls, each of which has the kernel schedule all events of the thread
+//! anew, and a third reads the totals. So counters that only count are not stopped: they *stand by*. A read when they
+//! are to stop, and another when they go on, tell what lies between, which is not theirs. All clocks of a thread go on
+//! together, so where the leader's page tells its time, no system call is left. A counter that waits for an overflow is
+//! stopped, or its event would report one for time that is not the counter's.
+
+use std::io;
+use std::sync::Arc;
+
+use vpmu::counter::{CounterSet, Lost};
+
+use crate::buffer::RingBuffer;
+use crate::counter::{COUNTERS, Counter, PerCounter};
+use crate::event::{Kind, PerfEvent, Total};
+use crate::kernel::Kernel;
+use crate::notes::Notes;
+
+/// Whether a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Its event does not count.
+    Stopped,
+    /// Its event counts, and is so far ahead of the group's clock. `None`: not known since the event was last enabled.
+    Counting { ahead: Option<u64> },
+    /// It does not count although its event does, with the same meaning of `ahead`.
+    StandingBy { ahead: Option<u64> },
+}
+
+/// The event of one counter.
+#[derive(Debug)]
+struct Event {
+    event: PerfEvent,
+    state: State,
+    /// The last total of the counter, for when a read fails.
+    total: u64,
+    /// What the event has counted while the counter stood by.
+    skipped: u64,
+    /// The reason why the total is not all that happened.
+    deficit: Option<Lost>,
+}
+
+impl Event {
+    fn take(&mut self, total: Total) {
+        if total.enabled != total.running {
+            self.deficit = self.deficit.or(Some(Lost::Multiplexed));
+        }
+        if !matches!(self.state, State::StandingBy { .. }) {
+            self.total = total.value.wrapping_sub(self.skipped);
+        }
+    }
+
+    fn ahead(&self) -> Option<u64> {
+        match self.state {
+            State::Stopped => None,
+            State::Counting { ahead } | State::StandingBy { ahead } => ahead,
+        }
+    }
+
+    /// Notes how far the event is ahead of the group's clock.
+    fn note_ahead(&mut self, now: Option<u64>) {
+        match &mut self.state {
+            State::Stopped => {}
+            State::Counting { ahead } | State::StandingBy { ahead } => *ahead = now,
+        }
+    }
+}
+
+/// The group of a clock's events.
+#[derive(Debug)]
+struct Group {
+    leader: PerfEvent,
+    /// The leader's page, which tells its time without a system call.
+    page: Option<RingBuffer>,
+    /// Whether the leader is enabled. Then enabled members count, too.
+    runs: bool,
+    /// Members that are enabled by themselves.
+    enabled: CounterSet,
+    /// Counters in the order in which the kernel reads them.
+    members: Vec<Counter>,
+}
+
+impl Group {
+    fn open(kernel: &'static dyn Kernel, notes: &Notes) -> io::Result<Self> {
+        let leader = PerfEvent::open_group(kernel, notes)?;
+        Ok(Self {
+            page: RingBuffer::map(kernel, leader.fd(), 0).ok(),
+            leader,
+            runs: false,
+            enabled: CounterSet::EMPTY,
+            members: Vec::with_capacity(COUNTERS),
+        })
+    }
+
+    /// Returns whether the events behind all of `counters` count.
+    fn counts(&self, counters: CounterSet) -> bool {
+        self.runs && (counters - self.enabled).is_empty()
+    }
+
+    /// Reads each member's counter and total, by one system call.
+    fn read(&self) -> io::Result<impl Iterator<Item = (Counter, Total)> + use<'_>> {
+        let totals = self.leader.read_group(self.members.len())?;
+        Ok(self.members.iter().copied().zip(totals))
+    }
+}
+
+/// The perf events of one thread's counters.
+#[derive(Debug)]
+pub(crate) struct Events {
+    kernel: &'static dyn Kernel,
+    /// The notes of the thread, which gets `signal` for each overflow.
+    notes: Arc<Notes>,
+    signal: libc::c_int,
+    /// Whether the events are a group.
+    grouped: bool,
+    events: PerCounter<Option<Event>>,
+    /// Made with the first event.
+    group: Option<Group>,
+}
+
+impl Events {
+    pub(crate) fn new(
+        kernel: &'static dyn Kernel,
+        notes: Arc<Notes>,
+        signal: libc::c_int,
+        grouped: bool,
+    ) -> Self {
+        Self {
+            kernel,
+            notes,
+            signal,
+            grouped,
+            events: PerCounter::new(|| None),
+            group: None,
+        }
+    }
+
+    /// Opens an event of `kind` behind `counter`, stopped.
+    pub(crate) fn open(&mut self, counter: Counter, kind: Kind) -> io::Result<()> {
+        if self.grouped && self.group.is_none() {
+            self.group = Some(Group::open(self.kernel, &self.notes)?);
+        }
+        let leader = self.group.as_ref().map(|group| &group.leader);
+        let event = PerfEvent::open(self.kernel, kind, &self.notes, self.signal, leader)?;
+        if let Some(group) = &mut self.group {
+            group.members.push(counter);
+        }
+        self.notes.watch(counter, Some(event.fd()));
+        self.events[counter] = Some(Event {
+            event,
+            state: State::Stopped,
+            total: 0,
+            skipped: 0,
+            deficit: None,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn close(&mut self, counter: Counter) {
+        self.notes.watch(counter, None);
+        self.events[counter] = None;
+        if let Some(group) = &mut self.group {
+            group.members.retain(|&member| member != counter);
+            group.enabled -= counter.alone();
+        }
+    }
+
+    /// Returns the counters that count.
+    pub(crate) fn counting(&self) -> CounterSet {
+        self.which(|state| matches!(state, State::Counting { .. }))
+    }
+
+    /// Returns whether `counter` counts.
+    pub(crate) fn counts(&self, counter: Counter) -> bool {
+        let event = self.events[counter].as_ref();
+        event.is_some_and(|event| matches!(event.state, State::Counting { .. }))
+    }
+
+    /// Returns the number of events behind counters.
+    pub(crate) fn len(&self) -> usize {
+        self.events
+            .iter()
+            .filter(|(_, event)| event.is_some())
+            .count()
+    }
+
+    /// Returns why the total of `counter` is not all that happened, by the totals read so far.
+    pub(crate) fn deficit(&self, counter: Counter) -> Option<Lost> {
+        self.events[counter].as_ref()?.deficit
+    }
+
+    /// Sets the next overflow of the event behind `counter`, in its unit from now on.
+    pub(crate) fn set_period(&self, counter: Counter, period: u64) -> bool {
+        let event = self.events[counter].as_ref();
+        event.is_some_and(|event| event.event.set_period(period))
+    }
+
+    /// Has `counters` count.
+    pub(crate) fn resume(&mut self, counters: CounterSet) {
+        self.wake(counters);
+        let counting = self.counting() | counters;
+        if let Some(group) = &self.group {
+            // They were stopped with the whole group, and would count again with it.
+            let stale = group.enabled - counting - self.standing_by();
+            Counter::each(stale).for_each(|counter| self.disable(counter));
+        }
+        let enabled = match &self.group {
+            Some(group) => group.enabled,
+            None => CounterSet::EMPTY,
+        };
+        for counter in Counter::each(counters) {
+            let Some(event) = &mut self.events[counter] else {
+                continue;
+            };
+            if counter.is_in(enabled) {
+                let ahead = event.ahead();
+                event.state = State::Counting { ahead };
+            } else if event.event.enable() {
+                event.state = State::Counting { ahead: None };
+                if let Some(group) = &mut self.group {
+                    group.enabled |= counter.alone();
+                }
+            } else {
+                event.state = State::Stopped;
+            }
+        }
+        if let Some(group) = &mut self.group {
+            group.runs = group.runs || group.leader.enable();
+        }
+    }
+
+    /// Returns the last total of `counter`, in its event's unit.
+    pub(crate) fn total(&self, counter: Counter) -> u64 {
+        self.events[counter].as_ref().map_or(0, |event| event.total)
+    }
+
+    /// Reads the total of `counter`, in its event's unit. An event in an error state reads nothing: its total stands
+    /// still.
+    pub(crate) fn read(&mut self, counter: Counter) -> u64 {
+        let only = counter.alone();
+        let counts = self.group.as_ref().is_some_and(|group| group.counts(only));
+        let total = match counts {
+            true => self.totals(only).map(|[total, ..]| total),
+            false => self.events[counter]
+                .as_ref()
+                .and_then(|event| event.event.read().ok()),
+        };
+        if let (Some(event), Some(total)) = (&mut self.events[counter], total) {
+            event.take(total);
+        }
+        self.total(counter)
+    }
+
+    /// Returns the counters whose event is in a state as `wanted`.
+    fn which(&self, wanted: impl Fn(State) -> bool) -> CounterSet {
+        let mut which = CounterSet::EMPTY;
+        for (counter, event) in self.events.iter() {
+            if event.as_ref().is_some_and(|event| wanted(event.state)) {
+                which.insert(counter.number());
+            }
+        }
+        which
+    }
+
+    fn standing_by(&self) -> CounterSet {
+        self.which(|state| matches!(state, State::StandingBy { .. }))
+    }
+
+    /// Stops `counters`. Their totals stay to be read. Returns whether they were stopped together, so that
+    /// [`read_group`](Self::read_group) reads them all.
+    pub(crate) fn stop(&mut self, counters: CounterSet) -> bool {
+        let counting = self.counting();
+        let whole = self.stop_group(counters, counting);
+        if whole {
+            for (_, event) in self.events.iter_mut() {
+                if let Some(event) = event {
+                    event.note_ahead(None);
+                }
+            }
+        }
+        for counter in Counter::each(counters) {
+            if !whole {
+                self.disable(counter);
+            }
+            if let Some(event) = &mut self.events[counter]
+                && matches!(event.state, State::Counting { .. })
+            {
+                event.state = State::Stopped;
+            }
+        }
+        whole
+    }
+
+    /// Stops the group if `counters`, and several, are all that counts.
+    fn stop_group(&mut self, counters: CounterSet, counting: CounterSet) -> bool {
+        let Some(group) = &mut self.group else {
+            return false;
+        };
+        // For one counter its own event is as cheap, and the others' relation to the clock stays known.
+        let whole = group.runs && counting.len() > 1 && (counting - counters).is_empty();
+        if whole {
+            group.runs = !group.leader.disable();
+        }
+        whole && !group.runs
+    }
+
+    /// Stops the perf event by itself.
+    fn disable(&mut self, counter: Counter) {
+        if let Some(event) = &mut self.events[counter] {
+            event.event.disable();
+            event.note_ahead(None);
+        }
+        if let Some(group) = &mut self.group {
+            group.enabled -= counter.alone();
+        }
+    }
+
+    /// Reads the totals of all events by one system call, if they are a group.
+    pub(crate) fn read_group(&mut self) -> bool {
+        let Some(Ok(totals)) = self.group.as_ref().map(Group::read) else {
+            return false;
+        };
+        for (counter, total) in totals {
+            if let Some(event) = &mut self.events[counter] {
+                event.take(total);
+            }
+        }
+        true
+    }
+
+    /// Takes the totals of `counters`, and lets them stand by. `false`: they have to be stopped, and nothing was done.
+    pub(crate) fn stand_by(&mut self, counters: CounterSet) -> bool {
+        let counts = self
+            .group
+            .as_ref()
+            .is_some_and(|group| group.counts(counters));
+        let totals = match counts {
+            true => self.totals(counters),
+            false => None,
+        };
+        let Some(totals) = totals else {
+            return false;
+        };
+        for (counter, total) in Counter::each(counters).zip(totals) {
+            if let Some(event) = &mut self.events[counter] {
+                event.take(total);
+                let ahead = event.ahead();
+                event.state = State::StandingBy { ahead };
+            }
+        }
+        true
+    }
+
+    /// Lets those of `counters` that stand by go on from their last totals.
+    fn wake(&mut self, counters: CounterSet) {
+        let standing_by = self.standing_by() & counters;
+        if standing_by.is_empty() {
+            return;
+        }
+        let totals = self.totals(standing_by);
+        for (n, counter) in Counter::each(standing_by).enumerate() {
+            let total = totals.as_ref().and_then(|totals| totals.get(n));
+            if let Some(event) = &mut self.events[counter] {
+                match total {
+                    Some(total) => event.skipped = total.value.wrapping_sub(event.total),
+                    // Nobody knows how much of the total is not the counter's.
+                    None => event.deficit = Some(Lost::Failed),
+                }
+                let ahead = event.ahead();
+                event.state = State::Counting { ahead };
+            }
+        }
+    }
+
+    /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far
+    /// each is ahead of that, and otherwise by a system call.
+    fn totals(&mut self, counters: CounterSet) -> Option<[Total; COUNTERS]> {
+        let mut totals = [Total::default(); COUNTERS];
+        let group = self.group.as_ref()?;
+        // The page tells the time of a thread that runs, and an event that does not count falls behind the clock.
+        let page = group
+            .page
+            .as_ref()
+            .filter(|_| group.counts(counters) && self.notes.is_here());
+        let now = page.and_then(RingBuffer::running);
+        let ahead = |counter: Counter| self.events[counter].as_ref()?.ahead();
+        if let Some(now) = now
+            && Counter::each(counters).all(|counter| ahead(counter).is_some())
+        {
+            for (counter, total) in Counter::each(counters).zip(&mut totals) {
+                total.value = now.wrapping_add(ahead(counter)?);
+            }
+            return Some(totals);
+        }
+        for (counter, total) in group.read().ok()? {
+            let Some(n) = Counter::each(counters).position(|wanted| wanted == counter) else {
+                continue;
+            };
+            *totals.get_mut(n)? = total;
+            if let Some(event) = &mut self.events[counter] {
+                event.note_ahead(now.map(|now| total.value.wrapping_sub(now)));
+            }
+        }
+        Some(totals)
+    }
+}

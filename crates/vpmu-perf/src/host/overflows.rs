@@ -1,0 +1,84 @@
+//! The way of an overflow: from the signal handler's notes to what the engine is told.
+
+use vpmu::counter::{CounterSet, Report};
+
+use super::PerfHost;
+use crate::counter::Counter;
+use crate::event::ENDLESS;
+use crate::periods::{Overflow, Period};
+use crate::rings::{RingSampler, TimeUp};
+use crate::slot::Slot;
+
+impl PerfHost {
+    /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
+    pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
+        let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in Counter::each(self.notes.take()) {
+            match self.overflow(counter) {
+                Some(Report::Due) => due.insert(counter.number()),
+                Some(_) => unsure.insert(counter.number()),
+                None => {}
+            }
+        }
+        if self.notes.take_overrun() {
+            let awaited = self.which(Slot::is_awaited);
+            for counter in Counter::each(awaited) {
+                if self.may_have_overflowed(counter) {
+                    unsure.insert(counter.number());
+                }
+            }
+        }
+        let due = due.iter().map(|counter| (counter, Report::Due));
+        due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
+    }
+
+    /// The event behind `counter` has signalled an overflow. Returns what the engine is told.
+    fn overflow(&mut self, counter: Counter) -> Option<Report> {
+        let Slot::Whole { period, .. } = &mut self.slots[counter] else {
+            return self.is_time_up(counter).then_some(Report::Unsure);
+        };
+        match period.overflow(self.repeating) {
+            Overflow::Report(report) => return Some(report),
+            Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
+                *period = Period::Endless;
+            }
+            Overflow::Unwanted | Overflow::Late => {}
+        }
+        None
+    }
+
+    /// Signals have been lost, perhaps one of `counter`, of which a report is wanted.
+    fn may_have_overflowed(&mut self, counter: Counter) -> bool {
+        match &mut self.slots[counter] {
+            Slot::Empty => false,
+            Slot::OneRing { .. } => self.is_time_up(counter),
+            Slot::Whole { period, .. } => {
+                period.pass(self.repeating);
+                true
+            }
+        }
+    }
+
+    /// The clock of a counter of one ring has reached its period. Returns whether the counter overflows. If not, the
+    /// clock gets another period.
+    fn is_time_up(&mut self, counter: Counter) -> bool {
+        self.divide_time();
+        let total = self.events.read(counter);
+        let last = self.ring_sampler.as_ref().and_then(RingSampler::last);
+        let Slot::OneRing { period, time } = &mut self.slots[counter] else {
+            return false;
+        };
+        match time.is_up(total, self.units, self.repeating, &self.guest_ring, last) {
+            TimeUp::Overflow => {
+                period.pass(self.repeating);
+                return true;
+            }
+            TimeUp::Wait(ns) => {
+                let ns = ns.max(self.floor(self.events.counting()));
+                self.events.set_period(counter, ns);
+            }
+            TimeUp::Unwanted => {}
+        }
+        false
+    }
+}

@@ -1,0 +1,43 @@
+//! A host beside the events that it has made.
+
+use vpmu::x86::intel::{RawPerfEvtSel, Version};
+
+use super::*;
+
+#[test]
+fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
+    let options = PerfOptions {
+        tsc_hz: 1_000_000_000,
+        backing: Some(Backing::Clock),
+        kick: Kick::Nothing,
+        repeating: true,
+        ..PerfOptions::default()
+    };
+    let Ok(mut host) = PerfHost::new(options) else {
+        eprintln!("skipped: no perf events");
+        return;
+    };
+    const CYCLES: u64 = 0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS;
+    let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
+    let period = |host: &PerfHost, counter| {
+        let slot = &host.slots[Counter::new(counter).unwrap()];
+        match slot.period() {
+            Some(Period::Set { period, .. }) => period,
+            other => panic!("{counter}: {other:?}"),
+        }
+    };
+    let all = CounterSet::from_bits(0b111);
+    for counter in all {
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+        host.set_period(counter, NonZeroU64::new(1));
+        host.resume(CounterSet::of(counter));
+        host.pause(CounterSet::of(counter));
+    }
+    assert_eq!([0, 1, 2].map(|n| period(&host, n)), [PerfHost::FLOOR; 3]);
+    host.resume(all);
+    let shared = 3 * PerfHost::FLOOR;
+    assert_eq!([0, 1, 2].map(|n| period(&host, n)), [shared; 3]);
+    host.pause(all);
+    host.resume(CounterSet::of(1));
+    assert_eq!(period(&host, 1), PerfHost::FLOOR, "alone again");
+}

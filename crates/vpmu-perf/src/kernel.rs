@@ -1,0 +1,150 @@
+//! What is asked of the kernel for perf events: each system call of this crate but those of the signal handler.
+//!
+//! One trait, so that a test can be the kernel and follow perf's rules for machines that are not at hand: fewer
+//! counters, other users of the PMU, refusals, throttling.
+//!
+//! UNSAFETY: perf_event_open, its ioctls, fcntl and mmap are C interfaces.
+#![expect(unsafe_code, reason = "see UNSAFETY above")]
+
+use std::fmt::Debug;
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+
+use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
+use perf_event_open_sys::{bindings, ioctls, perf_event_open};
+
+/// The kernel, as far as perf events need one.
+pub(crate) trait Kernel: Debug + Sync {
+    /// Opens the event of `attr` for a thread, 0 for the calling one, as the last of the group of `leader`.
+    fn open(
+        &self,
+        attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<RawFd>,
+    ) -> io::Result<RawFd>;
+
+    /// Closes an event, which is not used any more.
+    fn close(&self, event: RawFd);
+
+    /// Has `thread` get `signal` for each overflow of `event`.
+    fn signal(&self, event: RawFd, thread: libc::pid_t, signal: libc::c_int) -> io::Result<()>;
+
+    fn enable(&self, event: RawFd) -> bool;
+
+    fn disable(&self, event: RawFd) -> bool;
+
+    /// Sets the next overflow to `period` from now, and each further one to `period` from the one before.
+    fn set_period(&self, event: RawFd, period: u64) -> bool;
+
+    /// Reads the totals of `event`, in the format of its attributes. Returns the number of bytes.
+    fn read(&self, event: RawFd, totals: &mut [u8]) -> io::Result<usize>;
+
+    /// Maps the buffer of `event`: `length` bytes that stay valid until they are unmapped.
+    fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>>;
+
+    /// Unmaps a buffer.
+    ///
+    /// # Safety
+    ///
+    /// [`map`](Self::map) has returned `buffer` for this `length`, and nobody uses it any more.
+    unsafe fn unmap(&self, buffer: NonNull<u8>, length: usize);
+}
+
+/// The kernel of this machine.
+#[derive(Debug)]
+pub(crate) struct Linux;
+
+impl Kernel for Linux {
+    fn open(
+        &self,
+        mut attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<RawFd>,
+    ) -> io::Result<RawFd> {
+        attr.size = size_of::<perf_event_attr>() as u32;
+        let (group, flags) = (leader.unwrap_or(-1), PERF_FLAG_FD_CLOEXEC.into());
+        // SAFETY: `attr` is initialised and its size is in it.
+        match unsafe { perf_event_open(&mut attr, thread, -1, group, flags) } {
+            fd if fd < 0 => Err(io::Error::last_os_error()),
+            fd => Ok(fd),
+        }
+    }
+
+    fn close(&self, event: RawFd) {
+        // SAFETY: takes no memory. The caller owns the descriptor.
+        unsafe { libc::close(event) };
+    }
+
+    fn signal(&self, event: RawFd, thread: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+        #[repr(C)]
+        struct Owner {
+            kind: libc::c_int,
+            pid: libc::pid_t,
+        }
+        const F_SETOWN_EX: libc::c_int = 15;
+        const F_SETSIG: libc::c_int = 10;
+        const F_OWNER_TID: libc::c_int = 0;
+        let owner = Owner {
+            kind: F_OWNER_TID,
+            pid: thread,
+        };
+        // SAFETY: none of these takes memory but F_SETOWN_EX, which reads `owner`.
+        let done = unsafe {
+            libc::fcntl(event, F_SETOWN_EX, &raw const owner) == 0
+                && libc::fcntl(event, F_SETSIG, signal) == 0
+                && libc::fcntl(event, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
+        };
+        match done {
+            true => Ok(()),
+            false => Err(io::Error::last_os_error()),
+        }
+    }
+
+    fn enable(&self, event: RawFd) -> bool {
+        // SAFETY: an ioctl of an open perf event; it takes no memory.
+        unsafe { ioctls::ENABLE(event, 0) == 0 }
+    }
+
+    fn disable(&self, event: RawFd) -> bool {
+        // SAFETY: as above.
+        unsafe { ioctls::DISABLE(event, 0) == 0 }
+    }
+
+    fn set_period(&self, event: RawFd, period: u64) -> bool {
+        // The crate's wrapper does not fit: it hands over the number where the kernel wants its address.
+        // A request is an unsigned long for glibc and an int for musl. This one is positive as both.
+        let request = bindings::PERIOD.cast_signed() as libc::Ioctl;
+        // SAFETY: the kernel reads `period`.
+        unsafe { libc::ioctl(event, request, &raw const period) == 0 }
+    }
+
+    fn read(&self, event: RawFd, totals: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the kernel writes no more than the length of `totals`.
+        let read = unsafe { libc::read(event, totals.as_mut_ptr().cast(), totals.len()) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>> {
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let at = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                event,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(at.cast()).ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+    }
+
+    unsafe fn unmap(&self, buffer: NonNull<u8>, length: usize) {
+        // SAFETY: the caller promises that the mapping is whole and unused.
+        unsafe { libc::munmap(buffer.as_ptr().cast(), length) };
+    }
+}

@@ -1,0 +1,343 @@
+//! Counters of one privilege ring, where only a clock counts.
+//!
+//! A clock knows a thread's time, and not the CPL of its guest. The samples of a [`Sampler`] beside it tell the ring that
+//! the guest was in, and so the counter's part of the time that its clock has counted. How much time there is to
+//! divide is the clock's to say, and not the number of samples, so the counters of both rings add up to the clock's.
+//!
+//! A counter that is to overflow kicks the vCPU when its time could be up at the earliest: if the guest were in its
+//! ring all the time. If it was not, the rest is waited for, and so on. The overflow is reported only while the guest
+//! is in the counter's ring. Until then reads show the last value before it, and the time beyond is carried on.
+//! So no interrupt of a counter of user space finds its guest in the kernel, whose addresses it could tell.
+
+use std::fmt;
+use std::num::NonZeroU64;
+
+use vpmu::counter::Lost;
+use vpmu::x86::{CounterConfig, Ring};
+
+use crate::buffer::{CpuMode, PerfRecord};
+use crate::kernel::Kernel;
+use crate::sampler::Sampler;
+use crate::units::{FLOOR, Units};
+
+/// ns between two samples. No divisor of a guest's tick, which would be sampled always or never.
+const PERIOD: u64 = 94_603;
+/// The same for the first [`EARLY`] samples, for commands that are over soon.
+const EARLY_PERIOD: u64 = 47_303;
+const EARLY: u64 = 64;
+/// The longest ns between two times that the samples are taken, for which their memory has room.
+pub(crate) const LONGEST: u64 = 20_000_000;
+/// The longest wait for the guest's return to a ring, as a multiple of [`FLOOR`].
+const PATIENCE: u64 = 4;
+/// So many samples of a thread that runs a guest, and none in the guest: this machine does not tell.
+const BLIND: u64 = 256;
+
+/// Returns the ring of a counter that counts in one alone.
+pub(crate) fn only_ring(config: &CounterConfig) -> Option<Ring> {
+    match (config.user, config.kernel) {
+        (true, false) => Some(Ring::User),
+        (false, true) => Some(Ring::Kernel),
+        _ => None,
+    }
+}
+
+/// Tells the ring in which the guest of a thread that does not run it was last, if that is known.
+#[derive(Default)]
+pub(crate) struct GuestRing(Option<Box<dyn Fn() -> Option<Ring> + Send>>);
+
+impl GuestRing {
+    pub(crate) fn new(ring: impl Fn() -> Option<Ring> + Send + 'static) -> Self {
+        Self(Some(Box::new(ring)))
+    }
+
+    fn now(&self) -> Option<Ring> {
+        self.0.as_ref().and_then(|ring| ring())
+    }
+}
+
+impl fmt::Debug for GuestRing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("GuestRing").field(&self.0.is_some()).finish()
+    }
+}
+
+/// Samples in a ring, and in all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    own: u64,
+    all: u64,
+}
+
+impl Seen {
+    /// Returns the own part of `time`, or `None` without a sample.
+    fn part(self, time: u64) -> Option<u64> {
+        let own = u128::from(time) * u128::from(self.own);
+        own.checked_div(u128::from(self.all)).map(|own| own as u64)
+    }
+}
+
+/// What a clock's period that is up means for a counter of one ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimeUp {
+    /// The counter overflows.
+    Overflow,
+    /// The counter does not overflow before so many ns more of the clock.
+    Wait(u64),
+    /// Nobody waits for an overflow.
+    Unwanted,
+}
+
+/// The part of a clock's time that a counter of one ring has.
+#[derive(Debug)]
+pub(crate) struct RingTime {
+    ring: Ring,
+    /// The clock's total up to the last sample that was taken, ns, and the ring's part of it.
+    clock: u64,
+    own: u64,
+    /// Samples since then.
+    fresh: Seen,
+    /// Samples up to then.
+    before: Seen,
+    /// The last value given, in the guest's events.
+    given: u64,
+    /// The value that is an overflow, which is not given before it is reported.
+    limit: Option<u64>,
+    /// Events from one overflow to the next, where a period repeats.
+    period: u64,
+    /// ns of the last wait for the guest's return to the ring.
+    wait: u64,
+}
+
+impl RingTime {
+    pub(crate) fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            clock: 0,
+            own: 0,
+            fresh: Seen::default(),
+            before: Seen::default(),
+            given: 0,
+            limit: None,
+            period: 1,
+            wait: 0,
+        }
+    }
+
+    /// Notes samples of the time that the counter's clock has counted.
+    pub(crate) fn note(&mut self, samples: RingSamples) {
+        self.fresh.all += samples.user + samples.kernel;
+        self.fresh.own += match self.ring {
+            Ring::User => samples.user,
+            Ring::Kernel => samples.kernel,
+        };
+    }
+
+    /// Notes that the counter overflows when it has counted `events` more than its last value.
+    pub(crate) fn expect(&mut self, events: Option<NonZeroU64>) {
+        // No counter of the guest's has 2^63 events.
+        self.period = events.map_or(1, NonZeroU64::get);
+        self.limit = events.map(|_| self.given.saturating_add(self.period));
+    }
+
+    /// Returns the counter's value when its clock's total is `total`.
+    pub(crate) fn value(&mut self, total: u64, units: Units) -> u64 {
+        let time = self.time(total);
+        self.give(units.to_guest(time))
+    }
+
+    /// The clock has reached its period, and its total is `total`. Believes `guest`, and if that does not know, `last`.
+    pub(crate) fn is_up(
+        &mut self,
+        total: u64,
+        units: Units,
+        repeating: bool,
+        guest: &GuestRing,
+        last: Option<Ring>,
+    ) -> TimeUp {
+        let value = units.to_guest(self.time(total));
+        let Some(limit) = self.limit else {
+            return TimeUp::Unwanted;
+        };
+        if value < limit {
+            return TimeUp::Wait(units.to_count(limit - value).min(LONGEST));
+        }
+        if guest.now().or(last).is_some_and(|here| here != self.ring) {
+            self.wait = (2 * self.wait).clamp(FLOOR, PATIENCE * FLOOR);
+            return TimeUp::Wait(self.wait);
+        }
+        self.pass(value, limit, repeating);
+        TimeUp::Overflow
+    }
+
+    /// Returns the ring's ns of `total`, the clock's. The time since the last sample is divided as the time before.
+    fn time(&mut self, total: u64) -> u64 {
+        let since = total.wrapping_sub(self.clock);
+        if let Some(own) = self.fresh.part(since) {
+            self.own = self.own.wrapping_add(own);
+            self.clock = total;
+            self.before.own += self.fresh.own;
+            self.before.all += self.fresh.all;
+            self.fresh = Seen::default();
+            return self.own;
+        }
+        self.own.wrapping_add(self.before.part(since).unwrap_or(0))
+    }
+
+    /// Returns the counter's value, which never falls, for `events` of the guest's so far.
+    fn give(&mut self, events: u64) -> u64 {
+        let most = self.limit.map_or(u64::MAX, |limit| limit - 1);
+        self.given = self.given.max(events.min(most));
+        self.given
+    }
+
+    /// Notes that `value` has reached `limit`, which is reported.
+    fn pass(&mut self, value: u64, limit: u64, repeating: bool) {
+        self.wait = 0;
+        // It is not taken back, whatever the samples say that come meanwhile.
+        self.given = self.given.max(limit);
+        // A period that repeats begins again where it ends.
+        let periods = (value - limit) / self.period + 1;
+        let next = limit.saturating_add(periods.saturating_mul(self.period));
+        self.limit = repeating.then_some(next);
+    }
+}
+
+/// Samples that were taken together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RingSamples {
+    user: u64,
+    kernel: u64,
+}
+
+/// The samples of a thread that tell its guest's ring.
+#[derive(Debug)]
+pub(crate) struct RingSampler {
+    sampler: Sampler,
+    /// The guest's ring at the last sample in the guest.
+    last: Option<Ring>,
+    taken: u64,
+    early: bool,
+}
+
+impl RingSampler {
+    pub(crate) fn start(kernel: &'static dyn Kernel) -> Result<Self, Lost> {
+        let most = 2 * LONGEST / EARLY_PERIOD;
+        let mut sampler = Sampler::of_time_by(kernel, most).map_err(|_| Lost::Failed)?;
+        match sampler.set_period(EARLY_PERIOD) && sampler.enable() {
+            true => Ok(Self {
+                sampler,
+                last: None,
+                taken: 0,
+                early: true,
+            }),
+            false => Err(Lost::Failed),
+        }
+    }
+
+    /// Takes the samples since the last time.
+    pub(crate) fn take(&mut self) -> RingSamples {
+        let mut samples = RingSamples::default();
+        while let Some(record) = self.sampler.next_record() {
+            // Samples that were not taken or not kept have no part in the division.
+            let PerfRecord::Sample(sample) = record else {
+                continue;
+            };
+            match sample.mode {
+                CpuMode::GuestUser => {
+                    samples.user += 1;
+                    self.last = Some(Ring::User);
+                }
+                CpuMode::GuestKernel => {
+                    samples.kernel += 1;
+                    self.last = Some(Ring::Kernel);
+                }
+                // The host works for the guest's kernel: what leaves the guest is privileged, as a rule.
+                CpuMode::Host => samples.kernel += 1,
+            }
+            self.taken = self.taken.saturating_add(1);
+        }
+        if self.early && self.taken >= EARLY {
+            self.early = !self.sampler.set_period(PERIOD);
+        }
+        samples
+    }
+
+    /// Returns the guest's ring at the last sample in the guest.
+    pub(crate) fn last(&self) -> Option<Ring> {
+        self.last
+    }
+
+    /// Returns whether this machine does not tell where the guest is.
+    pub(crate) fn is_blind(&self) -> bool {
+        self.last.is_none() && self.taken >= BLIND
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(user: u64, kernel: u64) -> RingSamples {
+        RingSamples { user, kernel }
+    }
+
+    #[test]
+    fn the_rings_divide_the_clocks_time_and_nothing_is_counted_twice() {
+        let (mut user, mut kernel) = (RingTime::new(Ring::User), RingTime::new(Ring::Kernel));
+        let mut clock = 0;
+        for (ns, seen) in [
+            (1000, samples(0, 0)),
+            (9000, samples(3, 1)),
+            (700, samples(0, 0)),
+            (4300, samples(0, 2)),
+            (100, samples(1, 0)),
+        ] {
+            clock += ns;
+            for counter in [&mut user, &mut kernel] {
+                counter.note(seen);
+            }
+            let both = user.time(clock) + kernel.time(clock);
+            assert!(clock == 1000 || clock - both <= 1, "{both} of {clock}");
+        }
+        // 10,000 of 3 and 1, 5,000 of the kernel alone, 100 of user space.
+        assert_eq!((user.time(clock), kernel.time(clock)), (7600, 7500));
+    }
+
+    #[test]
+    fn a_value_never_falls_and_stays_below_its_overflow() {
+        let mut counter = RingTime::new(Ring::User);
+        counter.note(samples(1, 0));
+        let time = counter.time(100);
+        assert_eq!(counter.give(time), 100);
+        // The time since is taken for user space's; then it turns out to be the kernel's.
+        let time = counter.time(140);
+        assert_eq!(counter.give(time), 140);
+        counter.note(samples(0, 1));
+        let time = counter.time(150);
+        assert_eq!((time, counter.give(time)), (100, 140));
+        counter.limit = Some(200);
+        assert_eq!(
+            [180, 250, 300].map(|events| counter.give(events)),
+            [180, 199, 199]
+        );
+        counter.limit = None;
+        assert_eq!(counter.give(300), 300);
+    }
+
+    #[test]
+    fn an_overflow_that_is_reported_is_not_taken_back() {
+        for repeating in [false, true] {
+            let mut counter = RingTime::new(Ring::User);
+            counter.note(samples(1, 0));
+            counter.period = 100;
+            counter.limit = Some(200);
+            let value = counter.time(210);
+            assert_eq!(counter.give(value), 199);
+            counter.pass(value, 200, repeating);
+            // The time since the last sample turns out to be the kernel's.
+            counter.note(samples(0, 1));
+            let value = counter.time(211);
+            assert!(counter.give(value) >= 200, "{repeating}");
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! What stands behind a guest's counter, besides its perf event.
+
+use std::io;
+use std::num::NonZeroU64;
+
+use vpmu::counter::Taken;
+use vpmu::x86::{Ring, pebs};
+
+use crate::event::{ENDLESS, Kind};
+use crate::kernel::Kernel;
+use crate::periods::Period;
+use crate::rings::{self, RingSamples, RingTime};
+use crate::samplers::CounterSampler;
+use crate::units::Units;
+
+/// What a guest's counter can be.
+#[derive(Debug)]
+pub(crate) enum Slot {
+    /// Nothing: it has no perf event.
+    Empty,
+    /// A counter that counts just what its perf event counts.
+    Whole {
+        kind: Kind,
+        period: Period,
+        /// Made when it is first wanted.
+        sampler: Option<CounterSampler>,
+    },
+    /// A counter that has the part of one ring of its clock's time.
+    OneRing { period: Period, time: RingTime },
+}
+
+impl Slot {
+    pub(crate) fn whole(kind: Kind) -> Self {
+        Self::Whole {
+            kind,
+            period: Period::Endless,
+            sampler: None,
+        }
+    }
+
+    pub(crate) fn one_ring(ring: Ring) -> Self {
+        Self::OneRing {
+            period: Period::Endless,
+            time: RingTime::new(ring),
+        }
+    }
+
+    pub(crate) fn period(&self) -> Option<Period> {
+        match self {
+            Self::Empty => None,
+            Self::Whole { period, .. } | Self::OneRing { period, .. } => Some(*period),
+        }
+    }
+
+    pub(crate) fn period_mut(&mut self) -> Option<&mut Period> {
+        match self {
+            Self::Empty => None,
+            Self::Whole { period, .. } | Self::OneRing { period, .. } => Some(period),
+        }
+    }
+
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.period().is_some_and(Period::is_awaited)
+    }
+
+    pub(crate) fn is_of_one_ring(&self) -> bool {
+        matches!(self, Self::OneRing { .. })
+    }
+
+    pub(crate) fn is_sampled(&self) -> bool {
+        matches!(self, Self::Whole { sampler: Some(sampler), .. } if sampler.is_on())
+    }
+
+    /// Returns whether no more is asked of the event than its total.
+    pub(crate) fn only_counts(&self) -> bool {
+        matches!(
+            self,
+            Self::Whole {
+                period: Period::Endless,
+                sampler: None,
+                ..
+            }
+        )
+    }
+
+    /// Returns the longest period of the event. The samples of a clock of one ring have room for so long.
+    pub(crate) fn longest(&self) -> u64 {
+        match self.is_of_one_ring() {
+            true => rings::LONGEST,
+            false => ENDLESS,
+        }
+    }
+
+    /// Notes that the counter overflows when it has counted `events` more than its last value.
+    pub(crate) fn expect(&mut self, events: Option<NonZeroU64>) {
+        if let Self::OneRing { time, .. } = self {
+            time.expect(events);
+        }
+    }
+
+    /// Returns the guest's events that the event's `total` stands for.
+    pub(crate) fn value(&mut self, total: u64, units: Units) -> u64 {
+        match self {
+            Self::Empty => 0,
+            Self::Whole { .. } => units.to_guest(total),
+            Self::OneRing { time, .. } => time.value(total, units),
+        }
+    }
+
+    /// Notes samples that tell the guest's ring, of time that the counter has counted.
+    pub(crate) fn divide(&mut self, samples: RingSamples) {
+        if let Self::OneRing { time, .. } = self {
+            time.note(samples);
+        }
+    }
+
+    /// Samples each `period` of `thread`, at once if the counter `counts`. Returns the number of samples that are kept.
+    pub(crate) fn begin_sampling(
+        &mut self,
+        kernel: &'static dyn Kernel,
+        thread: libc::pid_t,
+        period: u64,
+        counts: bool,
+    ) -> io::Result<u64> {
+        let Self::Whole { kind, sampler, .. } = self else {
+            return Ok(0);
+        };
+        let sampler = match sampler {
+            Some(sampler) => sampler,
+            None => sampler.insert(CounterSampler::open(kernel, *kind, thread)?),
+        };
+        sampler.begin(period, counts)
+    }
+
+    /// Stops the sampler, or lets it go on.
+    pub(crate) fn run_sampler(&mut self, counts: bool) {
+        if let Some(sampler) = self.sampler_mut() {
+            sampler.run(counts);
+        }
+    }
+
+    pub(crate) fn end_sampling(&mut self) {
+        if let Some(sampler) = self.sampler_mut() {
+            sampler.end();
+        }
+    }
+
+    pub(crate) fn take_samples(&mut self, places: &mut [pebs::Place]) -> Taken {
+        match self.sampler_mut() {
+            Some(sampler) => sampler.take(places),
+            None => Taken {
+                ended: true,
+                ..Taken::default()
+            },
+        }
+    }
+
+    fn sampler_mut(&mut self) -> Option<&mut CounterSampler> {
+        match self {
+            Self::Whole { sampler, .. } => sampler.as_mut(),
+            Self::Empty | Self::OneRing { .. } => None,
+        }
+    }
+}
