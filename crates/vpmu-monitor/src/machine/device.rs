@@ -8,7 +8,7 @@ use vpmu_monitor::world::{
 
 use super::{
     cpu::{self, Cpu, DOORBELL_PAGE, MARKS, Monitor},
-    end::{guest_stopped, note_instructions},
+    end::note_instructions,
     frame::Frame,
     irq::show_line,
     mmio::{read_device, write_device},
@@ -16,23 +16,30 @@ use super::{
 };
 
 /// The guest physical address of a stage-2 fault.
-pub(super) fn fault_address() -> u64 {
+fn fault_address() -> u64 {
     (read_sysreg!("hpfar_el2") & 0xfff_ffff_fff0) << 8 | read_sysreg!("far_el2") & 0xfff
 }
 
-/// Serves a load or store that stage 2 does not let through.
+/// Serves a load or store that stage 2 does not let through. `None`: nothing is there, or nothing that this instruction
+/// can reach.
 pub(super) fn data_abort(
     frame: &mut Frame,
     abort: DataAbort,
     monitor: &Monitor,
     cpu: &Cpu,
-) -> Kind {
+) -> Option<Kind> {
+    if abort.table_walk {
+        return None;
+    }
+    if abort.cache_maintenance {
+        // Where there is no memory, no cache has a line.
+        frame.step();
+        return Some(Kind::Other);
+    }
+    // Only simple loads and stores are described. The architecture wants no others for these registers (Arm IHI 0069,
+    // "GIC memory-mapped register access"), and what a bus answers to them is an abort.
+    let access = abort.access?;
     let address = fault_address();
-    let Some(access) = abort.access else {
-        guest_stopped(format_args!(
-            "it reached {address:#x} with an instruction that the processor does not describe"
-        ));
-    };
     let doorbell = monitor.doorbell();
     if (doorbell..doorbell + DOORBELL_PAGE).contains(&address) {
         if abort.write {
@@ -42,20 +49,14 @@ pub(super) fn data_abort(
             frame.set_register(access.rt, access.extend(magic));
         }
         frame.step();
-        return Kind::Doorbell;
+        return Some(Kind::Doorbell);
     }
     if interrupt_controller(frame, address, abort.write, access, monitor) {
         frame.step();
         show_line(&mut cpu.local.lock(), cpu, monitor);
-        return Kind::Redistributor;
+        return Some(Kind::Redistributor);
     }
-    let verb = if abort.write { "wrote to" } else { "read from" };
-    let what = if monitor.memory.contains(&address) {
-        "the monitor's memory"
-    } else {
-        "no memory of its own"
-    };
-    guest_stopped(format_args!("it {verb} {address:#x}, which is {what}"))
+    None
 }
 
 /// Serves an access to a filtered frame of the interrupt controller; false when `address` is in none.

@@ -77,6 +77,17 @@ impl Frame {
         self.spsr = entry.pstate;
     }
 
+    /// Gives the guest a synchronous external abort for the access that left the guest with syndrome `esr_el2`.
+    pub(super) fn inject_external_abort(&mut self, esr_el2: u64, mte: bool) {
+        let address = read_sysreg!("far_el2");
+        // SAFETY: EL1's own fault address, as the processor would write it.
+        unsafe {
+            write_sysreg!("far_el1", address);
+        }
+        let esr = exit::external_abort(esr_el2, self.exception_level());
+        self.inject(esr, mte);
+    }
+
     /// Accounts for an exit that is about to end.
     pub(super) fn leave(&self, cpu: &Cpu, kind: Kind) {
         cpu.statistics.exit(kind, now().wrapping_sub(self.entered));

@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: called from assembly, reads system registers.
 
-use vpmu::arm::{ExceptionLevel, Outcome, Register};
+use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
 use vpmu_monitor::world::{
     aarch32::{self, Part},
     exit::{ESR_UNDEFINED, Exit, RegisterAccess},
@@ -12,7 +12,7 @@ use vpmu_monitor::world::{
 
 use super::{
     cpu::{Cpu, Local, Monitor},
-    device::{data_abort, fault_address},
+    device::data_abort,
     el2::apply_traps,
     end::{guest_stopped, power_off},
     firmware::firmware_call,
@@ -50,17 +50,23 @@ extern "C" fn guest_synchronous(frame: &mut Frame) {
             frame.set_register(0, psci::NOT_SUPPORTED);
             Kind::Hvc
         }
-        Exit::DataAbort(abort) => data_abort(frame, abort, monitor, cpu),
-        Exit::InstructionAbort => guest_stopped(format_args!(
-            "it jumped to {:#x}, which is not its memory",
-            fault_address()
-        )),
+        Exit::DataAbort(abort) => {
+            let served = data_abort(frame, abort, monitor, cpu);
+            served.unwrap_or_else(|| nothing_there(frame, esr, monitor))
+        }
+        Exit::InstructionAbort => nothing_there(frame, esr, monitor),
         Exit::Other(_) => {
             frame.inject(ESR_UNDEFINED, monitor.mte);
             Kind::Other
         }
     };
     frame.leave(cpu, kind);
+}
+
+/// Ends an access to memory that the guest does not have, as a bus without a device there does.
+fn nothing_there(frame: &mut Frame, esr: u64, monitor: &Monitor) -> Kind {
+    frame.inject_external_abort(esr, monitor.mte);
+    Kind::ExternalAbort
 }
 
 fn system_register(
@@ -91,14 +97,24 @@ fn system_register(
         frame.step();
         return Kind::IdRegister;
     }
-    // ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 trap because interrupts are virtual.
-    if access.write && (encoding.op0, encoding.op1, encoding.crn, encoding.crm) == (3, 0, 12, 11) {
+    if access.write && sends_sgi(encoding) {
         gic::send_sgi(encoding.op2, frame.register(access.rt));
         frame.step();
         return Kind::SendSgi;
     }
     frame.inject(ESR_UNDEFINED, monitor.mte);
     Kind::UnknownRegister
+}
+
+/// Whether `register` is ICC_SGI1R_EL1, ICC_ASGI1R_EL1 or ICC_SGI0R_EL1 (S3_0_C12_C11_5 to 7), which trap where
+/// interrupts are virtual.
+fn sends_sgi(register: Encoding) -> bool {
+    const ICC_SGI1R_EL1: Encoding = Encoding::new(3, 0, 12, 11, 5);
+    let same = Encoding {
+        op2: ICC_SGI1R_EL1.op2,
+        ..register
+    };
+    same == ICC_SGI1R_EL1 && register.op2 >= ICC_SGI1R_EL1.op2
 }
 
 /// Reads a PMU register of the guest's, or writes `written` to it.

@@ -3,7 +3,7 @@
 //! Arm ARM DDI 0487, ESR_EL2 (exception classes and their syndromes) and the pseudocode of
 //! `AArch64.TakeException` for what the processor does on an exception to EL1.
 
-use vpmu::arm::Encoding;
+use vpmu::arm::{Encoding, ExceptionLevel};
 
 use super::aarch32;
 
@@ -26,6 +26,15 @@ pub enum Exit {
     Other(u8),
 }
 
+/// `ESR_EL2.EC` of the exceptions that the monitor serves.
+const EC_MCR: u64 = 0x03;
+const EC_MCRR: u64 = 0x04;
+const EC_HVC: u64 = 0x16;
+const EC_SMC: u64 = 0x17;
+const EC_SYSTEM_REGISTER: u64 = 0x18;
+const EC_LOWER_INSTRUCTION_ABORT: u64 = 0x20;
+const EC_LOWER_DATA_ABORT: u64 = 0x24;
+
 /// A trapped MRS or MSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterAccess {
@@ -40,8 +49,12 @@ pub struct RegisterAccess {
 /// A trapped load or store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataAbort {
-    /// Store rather than load.
+    /// Store rather than load. Cache maintenance counts as a store.
     pub write: bool,
+    /// A cache maintenance instruction, which moves no data.
+    pub cache_maintenance: bool,
+    /// The fault is of a walk of the guest's own page tables.
+    pub table_walk: bool,
     /// What the syndrome says of the instruction; `None` for those it does not describe (pairs,
     /// write-back, SIMD, cache maintenance).
     pub access: Option<MemoryAccess>,
@@ -65,19 +78,21 @@ impl Exit {
     pub fn decode(esr: u64) -> Self {
         let iss = esr as u32 & 0x01ff_ffff;
         let bit = |n: u32| iss >> n & 1 != 0;
-        match (esr >> 26 & 0x3f) as u8 {
-            0x03 => Self::Aarch32(aarch32::Access::from_mcr(iss)),
-            0x04 => Self::Aarch32(aarch32::Access::from_mcrr(iss)),
-            0x16 => Self::Hvc,
-            0x17 => Self::Smc,
-            0x18 => Self::SystemRegister(RegisterAccess {
+        match esr >> 26 & 0x3f {
+            EC_MCR => Self::Aarch32(aarch32::Access::from_mcr(iss)),
+            EC_MCRR => Self::Aarch32(aarch32::Access::from_mcrr(iss)),
+            EC_HVC => Self::Hvc,
+            EC_SMC => Self::Smc,
+            EC_SYSTEM_REGISTER => Self::SystemRegister(RegisterAccess {
                 encoding: Encoding::from_iss(iss),
                 rt: (iss >> 5 & 0x1f) as usize,
                 write: !bit(0),
             }),
-            0x20 => Self::InstructionAbort,
-            0x24 => Self::DataAbort(DataAbort {
+            EC_LOWER_INSTRUCTION_ABORT => Self::InstructionAbort,
+            EC_LOWER_DATA_ABORT => Self::DataAbort(DataAbort {
                 write: bit(6),
+                cache_maintenance: bit(8),
+                table_walk: bit(7),
                 access: bit(24).then(|| MemoryAccess {
                     bytes: 1 << (iss >> 22 & 3),
                     rt: (iss >> 16 & 0x1f) as usize,
@@ -85,7 +100,7 @@ impl Exit {
                     wide: bit(15),
                 }),
             }),
-            class => Self::Other(class),
+            class => Self::Other(class as u8),
         }
     }
 }
@@ -109,6 +124,33 @@ impl MemoryAccess {
 
 /// `ESR_EL1` of an Undefined exception: class 0, 32-bit instruction.
 pub const ESR_UNDEFINED: u64 = 1 << 25;
+
+/// `ESR_ELx.EC`: an instruction abort or a data abort from the same exception level. One less is the class from a
+/// lower level.
+const EC_INSTRUCTION_ABORT_SAME: u64 = 0x21;
+const EC_DATA_ABORT_SAME: u64 = 0x25;
+/// `ESR_ELx.IL`: the instruction is 32 bits long.
+const ESR_IL: u64 = 1 << 25;
+/// `ESR_ELx.WnR` and `CM` of a data abort.
+const ESR_ABORT_KIND: u64 = 1 << 6 | 1 << 8;
+/// `ESR_ELx.IFSC` and `DFSC`: synchronous external abort, not on a table walk. The level of a walk at which hardware
+/// would report one is not in a stage-2 syndrome, so an abort of a walk is reported as this one, too.
+const FSC_EXTERNAL: u64 = 0b01_0000;
+
+/// Returns the `ESR_EL1` of the synchronous external abort that a guest gets for the access with this `ESR_EL2`, a
+/// stage-2 fault. `level` is the exception level of the access.
+pub const fn external_abort(esr_el2: u64, level: ExceptionLevel) -> u64 {
+    let same = match level {
+        ExceptionLevel::El0 => 0,
+        ExceptionLevel::El1 => 1,
+    };
+    if esr_el2 >> 26 & 0x3f == EC_LOWER_INSTRUCTION_ABORT {
+        (EC_INSTRUCTION_ABORT_SAME - 1 + same) << 26 | ESR_IL | FSC_EXTERNAL
+    } else {
+        let kept = esr_el2 & (ESR_IL | ESR_ABORT_KIND);
+        (EC_DATA_ABORT_SAME - 1 + same) << 26 | kept | FSC_EXTERNAL
+    }
+}
 
 /// PSTATE after the instruction that trapped in state `spsr` has been completed for the guest: its
 /// branch type is used up, a debugger's single step, and in AArch32 one instruction of an IT block.
@@ -222,6 +264,20 @@ mod tests {
         // In AArch32 the bits of BTYPE are of an IT block, which only T32 has.
         let aarch32 = PSTATE_BTYPE | PSTATE_AARCH32;
         assert_eq!(stepped(aarch32), aarch32);
+    }
+
+    #[test]
+    fn a_fault_of_stage_2_becomes_the_abort_that_hardware_gives() {
+        // A store of a pair from EL1: ISV is 0, WnR 1, stage-2 translation fault at level 3.
+        let store = 0x24 << 26 | ESR_IL | 1 << 6 | 0x07;
+        assert_eq!(external_abort(store, ExceptionLevel::El1), 0x9600_0050);
+        assert_eq!(external_abort(store, ExceptionLevel::El0), 0x9200_0050);
+        // A load whose instruction is described: no part of the description is EL1's.
+        let load = 0x24 << 26 | ESR_IL | 1 << 24 | 3 << 22 | 5 << 16 | 0x07;
+        assert_eq!(external_abort(load, ExceptionLevel::El1), 0x9600_0010);
+        let fetch = 0x20 << 26 | ESR_IL | 0x07;
+        assert_eq!(external_abort(fetch, ExceptionLevel::El1), 0x8600_0010);
+        assert_eq!(external_abort(fetch, ExceptionLevel::El0), 0x8200_0010);
     }
 
     #[test]

@@ -40,11 +40,13 @@ pub enum Kind {
     Redistributor,
     /// The doorbell.
     Doorbell,
+    /// An access to nothing, which became an external abort.
+    ExternalAbort,
     /// Anything else.
     Other,
 }
 
-const FIXED: [(Kind, &str); 13] = [
+const FIXED: [(Kind, &str); 14] = [
     (Kind::IrqPmu, "irq:pmu"),
     (Kind::IrqTimer, "irq:timer"),
     (Kind::IrqSgi, "irq:sgi"),
@@ -57,6 +59,7 @@ const FIXED: [(Kind, &str); 13] = [
     (Kind::Smc, "smc"),
     (Kind::Redistributor, "data_abort:redistributor"),
     (Kind::Doorbell, "data_abort:doorbell"),
+    (Kind::ExternalAbort, "abort:external"),
     (Kind::Other, "other"),
 ];
 
@@ -79,7 +82,8 @@ impl Kind {
             Self::Smc => 9,
             Self::Redistributor => 10,
             Self::Doorbell => 11,
-            Self::Other => 12,
+            Self::ExternalAbort => 12,
+            Self::Other => 13,
             Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }

@@ -64,7 +64,7 @@ impl Gic {
         // bits this security state has.
         write32(distributor + GICD_CTLR, 0x10);
         write32(distributor + GICD_CTLR, 0x13);
-        let frame = redistributor(machine.redistributors);
+        let frame = redistributor(machine.redistributors.start);
         write32(frame + GICR_WAKER, read32(frame + GICR_WAKER) & !2);
         while read32(frame + GICR_WAKER) & 4 != 0 {}
         let gic = Self {
@@ -247,10 +247,15 @@ pub(crate) fn timer_frequency() -> u64 {
     read_icc!("cntfrq_el0")
 }
 
+/// Returns the virtual counter.
+pub(crate) fn now() -> u64 {
+    read_icc!("cntvct_el0")
+}
+
 /// Makes the virtual timer fire `ticks` from now.
 pub(crate) fn start_timer(ticks: u64) {
     // CNTV_TVAL_EL0 does not suffice, because it has 32 bits.
-    write_icc!("cntv_cval_el0", read_icc!("cntvct_el0") + ticks);
+    write_icc!("cntv_cval_el0", now() + ticks);
     write_icc!("cntv_ctl_el0", 1);
 }
 

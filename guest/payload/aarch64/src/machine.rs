@@ -25,8 +25,8 @@ pub struct Machine<'a> {
     pub uart: u64,
     /// The GICv3 distributor's address.
     pub distributor: u64,
-    /// The first GICv3 redistributor's address.
-    pub redistributors: u64,
+    /// The first region of GICv3 redistributors.
+    pub redistributors: Range<u64>,
     /// The ITS, where the tree has one.
     pub its: Option<u64>,
     /// The first piece of RAM.
@@ -90,7 +90,7 @@ impl<'a> Machine<'a> {
         Ok(Self {
             uart: address(uart, 0).ok_or("the PL011 has no address")?,
             distributor: address(gic, 0).ok_or("the GIC has no distributor")?,
-            redistributors: address(gic, 1).ok_or("the GIC has no redistributors")?,
+            redistributors: region(gic, 1).ok_or("the GIC has no redistributors")?,
             its: gic
                 .children()
                 .find(|node| node.is_compatible("arm,gic-v3-its"))
@@ -136,6 +136,12 @@ fn find<'a>(root: FdtNode<'a>, compatible: &str) -> Option<FdtNode<'a>> {
 
 fn address(node: FdtNode<'_>, index: usize) -> Option<u64> {
     node.reg().ok()??.nth(index)?.address().ok()
+}
+
+fn region(node: FdtNode<'_>, index: usize) -> Option<Range<u64>> {
+    let reg = node.reg().ok()??.nth(index)?;
+    let start: u64 = reg.address().ok()?;
+    Some(start..start.checked_add(reg.size::<u64>().ok()?)?)
 }
 
 /// Returns the INTID of the `index`th interrupt, which must be a PPI. An

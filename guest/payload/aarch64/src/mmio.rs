@@ -8,6 +8,17 @@
 
 use core::arch::asm;
 
+use crate::fault::Fault;
+use crate::percpu;
+
+/// Runs `access`, and returns the exception that it raised; its instruction is skipped.
+pub(crate) fn fault_of(access: impl FnOnce()) -> Option<Fault> {
+    let cpu = percpu::this();
+    cpu.expect_exception();
+    access();
+    cpu.exception().map(|syndrome| Fault { syndrome })
+}
+
 /// Reads 32 bits. Callers take the address from the device tree.
 pub(crate) fn read32(address: u64) -> u32 {
     let value: u32;

@@ -11,6 +11,7 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use crate::gic;
 use crate::machine::MAX_CPUS;
 
 /// Bytes of stack a CPU has.
@@ -50,6 +51,8 @@ pub(crate) struct PerCpu {
     pmi_flags: AtomicU64,
     /// Whether interrupts are ended in two steps (EOIR, then DIR).
     split_end: AtomicBool,
+    /// The system counter when the CPU began to run the program.
+    started: AtomicU64,
 }
 
 const _: () = assert!(
@@ -63,6 +66,11 @@ static CPUS: [PerCpu; MAX_CPUS] = [const { PerCpu::new() }; MAX_CPUS];
 pub(crate) fn install(index: usize) {
     // SAFETY: TPIDR_EL1 is ours to use.
     unsafe { asm!("msr tpidr_el1, {}", in(reg) &raw const CPUS[index]) }
+}
+
+/// Returns the entry of CPU `index`.
+pub(crate) fn of(index: usize) -> &'static PerCpu {
+    &CPUS[index]
 }
 
 /// Returns this CPU's entry.
@@ -88,6 +96,7 @@ impl PerCpu {
             pmi_action: AtomicU8::new(0),
             pmi_flags: AtomicU64::new(0),
             split_end: AtomicBool::new(false),
+            started: AtomicU64::new(0),
         }
     }
 
@@ -181,6 +190,16 @@ impl PerCpu {
     /// Ends interrupts in two steps, or one.
     pub(crate) fn set_split_end(&self, split: bool) {
         self.split_end.store(split, Relaxed);
+    }
+
+    /// Notes that the CPU begins to run the program.
+    pub(crate) fn note_start(&self) {
+        self.started.store(gic::now(), Relaxed);
+    }
+
+    /// Returns the system counter of the last [`Self::note_start`].
+    pub(crate) fn started(&self) -> u64 {
+        self.started.load(Relaxed)
     }
 
     /// Forgets all counts, and goes back to [`PmiAction::Clear`].

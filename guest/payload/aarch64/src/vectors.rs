@@ -9,6 +9,7 @@
 
 use core::arch::global_asm;
 
+use crate::fault::Fault;
 use crate::{gic, percpu, psci, uart};
 
 global_asm!(
@@ -81,6 +82,7 @@ el1_synchronous:
     save
     mrs     x0, esr_el1
     ldr     x1, [sp, #160]
+    ldr     x2, [sp, #152]      // x30
     bl      {el1_synchronous}
     str     x0, [sp, #160]      // where to go on
     restore
@@ -109,10 +111,14 @@ fatal_exception:
     fatal = sym fatal,
 );
 
-/// Returns the address at which the program continues.
-extern "C" fn el1_synchronous(syndrome: u64, address: u64) -> u64 {
+/// Returns the address at which the program continues: the next instruction or, after a jump to nothing, the caller's.
+extern "C" fn el1_synchronous(syndrome: u64, address: u64, link: u64) -> u64 {
     if percpu::this().note_exception(syndrome) {
-        address + 4
+        if (Fault { syndrome }).class() == Fault::INSTRUCTION_ABORT {
+            link
+        } else {
+            address + 4
+        }
     } else {
         fatal(syndrome, address, 0)
     }

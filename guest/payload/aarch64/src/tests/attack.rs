@@ -9,7 +9,8 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Context, Test};
-use crate::mmio::{read32, read64, write32, write64};
+use crate::fault::Fault;
+use crate::mmio::{fault_of, read32, read64, write32, write64};
 use crate::{psci, uart};
 use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check};
 
@@ -126,6 +127,11 @@ impl Its {
 /// Points the device table at the target and maps devices.
 fn its(cx: &Context) -> Verdict {
     let target = target(cx)?;
+    let base = cx.machine.its.unwrap_or(VIRT_ITS);
+    if fault_of(|| write32(base + GITS_CTLR, 0)).is_some_and(Fault::is_external) {
+        uart::print(format_args!("payload: nothing is at {base:#x}\n"));
+        return hypervisor_answers();
+    }
     let (mut its, entry) = Its::start(cx, |kind| {
         if kind == DEVICES {
             target

@@ -27,6 +27,7 @@ mod fuzz;
 mod interrupt;
 mod memory;
 mod mixed;
+mod nothing;
 mod offer;
 mod overflow;
 mod pending;
@@ -63,6 +64,7 @@ const EVERY_CPU: &[&[Test]] = &[
     sgi::TESTS,
     pending::TESTS,
     frame::TESTS,
+    nothing::TESTS,
 ];
 
 /// Tests that run on the other CPUs, and that the boot CPU answers.
@@ -102,6 +104,7 @@ pub(crate) fn run(mut machine: Machine<'static>) {
 
 /// Runs the tests for every CPU on CPU `index`.
 pub(crate) fn run_secondary(index: usize) {
+    percpu::this().note_start();
     if pending::leave_behind(context_machine()) {
         return;
     }
