@@ -25,10 +25,11 @@ const NEWER: [(&str, u32); 3] = [("cortex-a710", 2), ("neoverse-n2", 1), ("max",
 const COUNT: &str = "perf stat -x, -o stat -e cycles:u,instructions:u -- workload; cat stat; nproc";
 
 /// Other machines around one core: more options of QEMU's `virt`, and memory.
-const BOARDS: [(&str, &str); 4] = [
+const BOARDS: [(&str, &str); 5] = [
     ("virt,highmem=off", "1G"),
     ("virt,its=off", "1G"),
     ("virt,gic-version=4", "1G"),
+    ("virt,secure=on", "1G"),
     ("virt", "8G"),
 ];
 

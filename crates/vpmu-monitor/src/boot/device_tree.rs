@@ -53,6 +53,8 @@ pub struct Machine {
     pub timer_intids: Vec<u32>,
     /// MPIDR affinity of each CPU.
     pub cpus: Vec<u64>,
+    /// The `power_state` of each idle state that firmware offers.
+    pub suspend_states: Vec<u32>,
     /// The initrd, when there is one.
     pub initrd: Option<Range<u64>>,
     /// RAM that the tree or firmware keeps for something.
@@ -176,6 +178,10 @@ impl Machine {
             pmu_intids: pmu::intids(tree, &phandles, width),
             timer_intids: interrupts_of("arm,armv8-timer"),
             cpus,
+            suspend_states: nodes::find(tree, |_| true)
+                .iter()
+                .filter_map(|found| nodes::cell(&found.node, "arm,psci-suspend-param"))
+                .collect(),
             initrd,
             reserved: reserved(tree),
         })

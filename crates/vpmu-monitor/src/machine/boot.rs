@@ -174,7 +174,7 @@ fn boot(start: &Start) -> Result<Guest, String> {
             .collect(),
         mte,
     });
-    el2::init_cpu(number, monitor).map_err(|error| format!("{error}"))?;
+    el2::init_cpu(number, monitor, true).map_err(|error| format!("{error}"))?;
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
     if deepest != [0; 64] {

@@ -8,7 +8,7 @@ use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
     boot::{device_tree::Machine, words::Settings},
     world::{
-        guest_pmu::GuestPmu,
+        guest_pmu::{GuestPmu, Hardware},
         offer,
         redistributor::{Redistributor, View},
         statistics::{CpuStatistics, Snapshot},
@@ -96,6 +96,8 @@ pub(crate) struct Cpu {
 
 /// What only the CPU itself touches.
 pub(crate) struct Local {
+    /// What the CPU's PMU can do, once tried; none where there is no PMU.
+    pub(crate) hardware: Option<Hardware>,
     pub(crate) pmu: Option<GuestPmu>,
     pub(crate) interrupts: VirtualInterface,
     /// What the trap registers hold.
@@ -125,6 +127,7 @@ impl Cpu {
             block: Mutex::new(StartBlock::default()),
             stack: vec![0; STACK_SIZE / size_of::<u128>()],
             local: Mutex::new(Local {
+                hardware: None,
                 pmu: None,
                 interrupts: VirtualInterface::new(),
                 traps: TrapRegisters {

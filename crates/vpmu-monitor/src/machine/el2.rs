@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: writes EL2's control registers.
 
-use core::ptr;
+use core::{fmt, ptr};
 
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
@@ -17,14 +17,16 @@ use vpmu_monitor::{
 };
 
 use super::{
+    console,
     cpu::{Cpu, Local, Monitor},
     gic, hardware,
     pmu_registers::PhysicalPmu,
     sysreg::{isb, read_sysreg, write_sysreg},
 };
 
-/// Prepares EL2 and the PMU of this CPU.
-pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError> {
+/// Prepares EL2 and the PMU of this CPU. On the CPU that `boots`, what firmware at EL3 may keep from EL2 is named on the
+/// console before it is used, in one line: where firmware keeps it, the machine dies at EL3 and that line is the message.
+pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<(), PmuError> {
     // SAFETY: the number of this CPU, read back by `Cpu::number`.
     unsafe {
         write_sysreg!("tpidr_el2", number as u64);
@@ -34,11 +36,19 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     local.interrupts = VirtualInterface::new();
     init_el1();
     local.machine = identify();
+    let names = Names::begin(boots && local.machine.el3());
     write_hcr(monitor.settings.interrupts);
-    write_controls(&local.machine);
+    write_controls(&local.machine, &names);
 
-    let hardware = hardware::detect_pmu(monitor);
-    local.pmu = match &hardware {
+    names.say(format_args!("the PMU"));
+    // What the CPU is does not change while it is off.
+    if local.hardware.is_none() {
+        local.hardware = hardware::detect_pmu(monitor);
+    }
+    names.say(format_args!("ICC_SRE_EL2"));
+    gic::init_cpu_interface(monitor.settings.interrupts, monitor.group0);
+    drop(names);
+    local.pmu = match &local.hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
         None => None,
     };
@@ -48,9 +58,36 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor) -> Result<(), PmuError>
     apply_traps(&mut local, true);
 
     monitor.translation.enable_stage_2();
-    gic::init_cpu_interface(monitor.settings.interrupts, monitor.group0);
     own_interrupts(number, monitor);
     Ok(())
+}
+
+/// Names what EL3 may keep from EL2, on one line that ends when this is dropped.
+struct Names(bool);
+
+impl Names {
+    fn begin(wanted: bool) -> Self {
+        if wanted {
+            console::print(format_args!(
+                "vpmu-monitor: EL3 must let EL2 use (if this is the last line, EL3 has not permitted the last name):"
+            ));
+        }
+        Self(wanted)
+    }
+
+    fn say(&self, name: fmt::Arguments<'_>) {
+        if self.0 {
+            console::print(format_args!(" {name}"));
+        }
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        if self.0 {
+            console::print(format_args!(": permitted\r\n"));
+        }
+    }
 }
 
 /// Enables this CPU's interrupts that belong to the monitor, in its redistributor.
@@ -114,19 +151,20 @@ fn identify() -> Machine {
 
 /// Writes the control registers that say what of the guest traps. Registers that an assembler may not know
 /// are named by their operands.
-fn write_controls(machine: &Machine) {
+fn write_controls(machine: &Machine, names: &Names) {
     offer::controls(machine, |control, value| {
+        names.say(format_args!("{control:?}"));
         // SAFETY: these registers exist, as `machine` says, and say what traps; none gives the guest the
         // monitor's memory.
         unsafe {
             match control {
+                Control::ActlrEl2 => write_sysreg!("actlr_el2", value),
                 Control::CptrEl2 => write_sysreg!("cptr_el2", value),
                 Control::HstrEl2 => write_sysreg!("hstr_el2", value),
                 Control::HacrEl2 => write_sysreg!("hacr_el2", value),
                 Control::CnthctlEl2 => write_sysreg!("cnthctl_el2", value),
                 Control::CnthpCtlEl2 => write_sysreg!("cnthp_ctl_el2", value),
                 Control::CnthvCtlEl2 => write_sysreg!("s3_4_c14_c3_1", value),
-                Control::CntpoffEl2 => write_sysreg!("s3_4_c14_c0_6", value),
                 Control::ZcrEl2 => {
                     // CPTR_EL2.TZ holds for EL2, too.
                     isb();

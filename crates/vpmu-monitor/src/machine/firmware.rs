@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use smccc::{
     Call as _, Smc,
-    psci::{PSCI_CPU_OFF, PSCI_SYSTEM_RESET},
+    psci::{PSCI_CPU_OFF, PSCI_CPU_SUSPEND_32, PSCI_FEATURES, PSCI_SYSTEM_RESET},
 };
 use vpmu_monitor::{
     boot::words::Interrupts,
@@ -36,9 +36,14 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
             None => psci::INVALID_PARAMETERS,
         },
         Call::CpuOff => cpu_off(),
-        Call::CpuSuspend => {
-            suspend(monitor);
-            psci::SUCCESS
+        Call::CpuSuspend(state) => {
+            let features = Smc::call32(PSCI_FEATURES, [PSCI_CPU_SUSPEND_32, 0, 0, 0, 0, 0, 0])[0];
+            if state.is_valid(&monitor.machine.suspend_states, features.into()) {
+                suspend(monitor);
+                psci::SUCCESS
+            } else {
+                psci::INVALID_PARAMETERS
+            }
         }
         Call::SystemOff => {
             print_statistics();

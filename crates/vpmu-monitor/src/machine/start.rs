@@ -38,7 +38,7 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
     let Some(monitor) = Monitor::installed() else {
         end::power_off()
     };
-    if let Err(error) = el2::init_cpu(number, monitor) {
+    if let Err(error) = el2::init_cpu(number, monitor, false) {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }

@@ -36,7 +36,7 @@ pub enum Call {
     /// Stop this CPU.
     CpuOff,
     /// Wait for an interrupt; a power-down request may be answered as stand-by.
-    CpuSuspend,
+    CpuSuspend(PowerState),
     /// Switch the machine off.
     SystemOff,
     /// Restart the machine.
@@ -45,6 +45,33 @@ pub enum Call {
     Forward,
     /// Answer [`NOT_SUPPORTED`].
     Unknown,
+}
+
+/// The `power_state` of CPU_SUSPEND (DEN 0022, 5.4.2), which is 32 bits wide in both forms of the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PowerState(pub u32);
+
+impl PowerState {
+    /// In the original format: StateType and StateID. The power level is the platform's, as the reserved bits are zero.
+    const ORIGINAL: u32 = 0x0001_ffff;
+    /// In the extended format: StateType and StateID.
+    const EXTENDED: u32 = 1 << 30 | 0x0fff_ffff;
+    /// Bit 1 of what PSCI_FEATURES answers for CPU_SUSPEND: the firmware uses the extended format.
+    const EXTENDED_FORMAT: u64 = 1 << 1;
+
+    /// Whether firmware could take this state. `listed` has the states that the device tree names
+    /// (`arm,psci-suspend-param`); `features` is what the firmware's PSCI_FEATURES answers for CPU_SUSPEND. A state of a
+    /// higher power level than the CPU's own is valid only where it is listed.
+    pub fn is_valid(self, listed: &[u32], features: u64) -> bool {
+        // An error leaves the original format, which every firmware has.
+        let extended = (features as i32) > 0 && features & Self::EXTENDED_FORMAT != 0;
+        let known = if extended {
+            Self::EXTENDED
+        } else {
+            Self::ORIGINAL
+        };
+        self.0 & !known == 0 || listed.contains(&self.0)
+    }
 }
 
 /// Set in a fast call's function identifier.
@@ -96,7 +123,7 @@ impl Call {
                     entry,
                     context,
                 },
-                PSCI_CPU_SUSPEND_32 => Self::CpuSuspend,
+                PSCI_CPU_SUSPEND_32 => Self::CpuSuspend(PowerState(x[1] as u32)),
                 PSCI_AFFINITY_INFO_32 => Self::Forward,
                 PSCI_SYSTEM_RESET2_32 => Self::SystemReset,
                 _ => Self::Unknown,
@@ -108,6 +135,31 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_power_state_is_valid_by_its_format_or_by_the_device_tree() {
+        const ORIGINAL: u64 = 0;
+        const NOT_SUPPORTED_32: u64 = 0xffff_ffff;
+        for (state, features, valid) in [
+            (0x0000_0000, ORIGINAL, true),
+            (0x0001_0002, ORIGINAL, true),
+            (0x0101_0000, ORIGINAL, false),
+            (0x0002_0000, ORIGINAL, false),
+            (0xffff_ffff, ORIGINAL, false),
+            (0x4000_0002, ORIGINAL, false),
+            (0x4000_0002, 0b10, true),
+            (0x8000_0000, 0b10, false),
+            (0x4000_0002, NOT_SUPPORTED_32, false),
+            (0x0000_0000, NOT_SUPPORTED_32, true),
+        ] {
+            assert_eq!(
+                PowerState(state).is_valid(&[], features),
+                valid,
+                "{state:#x} {features:#x}"
+            );
+        }
+        assert!(PowerState(0x0101_0000).is_valid(&[0x0101_0000], ORIGINAL));
+    }
 
     #[test]
     fn cpu_on_takes_its_arguments_in_both_widths() {

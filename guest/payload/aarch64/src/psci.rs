@@ -3,7 +3,8 @@
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use smccc::psci::{
-    PSCI_AFFINITY_INFO_64, PSCI_CPU_OFF, PSCI_CPU_ON_64, PSCI_SYSTEM_OFF, PSCI_VERSION,
+    PSCI_AFFINITY_INFO_64, PSCI_CPU_OFF, PSCI_CPU_ON_64, PSCI_CPU_SUSPEND_64, PSCI_SYSTEM_OFF,
+    PSCI_VERSION,
 };
 
 use crate::machine::Conduit;
@@ -40,6 +41,11 @@ pub(crate) fn version() -> i64 {
 /// Starts CPU `mpidr` at `entry` with x0 = `context`.
 pub(crate) fn cpu_on(mpidr: u64, entry: u64, context: u64) -> i64 {
     call(PSCI_CPU_ON_64, [mpidr, entry, context])
+}
+
+/// Suspends this CPU in `power_state` until an interrupt is pending.
+pub(crate) fn cpu_suspend(power_state: u64) -> i64 {
+    call(PSCI_CPU_SUSPEND_64, [power_state, 0, 0])
 }
 
 /// Returns the CPU's state. 0: on, 1: off, 2: on its way.

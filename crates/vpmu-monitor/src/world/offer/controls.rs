@@ -53,6 +53,11 @@ impl Machine {
         self.mmfr0 >> Mmfr0::FGT_SHIFT & 0xf >= 2
     }
 
+    /// EL3 exists, with firmware that decides what EL2 may use.
+    pub const fn el3(&self) -> bool {
+        has(self.pfr0, Pfr0::EL3_SHIFT)
+    }
+
     /// FEAT_MPAM.
     pub const fn mpam(&self) -> bool {
         has(self.pfr0, Pfr0::MPAM_SHIFT) || has(self.pfr1, Pfr1::MPAM_FRAC_SHIFT)
@@ -73,13 +78,13 @@ impl Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "each is the register of its name")]
 pub enum Control {
+    ActlrEl2,
     CptrEl2,
     HstrEl2,
     HacrEl2,
     CnthctlEl2,
     CnthpCtlEl2,
     CnthvCtlEl2,
-    CntpoffEl2,
     ZcrEl2,
     SmcrEl2,
     HcrxEl2,
@@ -101,11 +106,13 @@ pub enum Control {
     Mpam2El2,
 }
 
-/// EL1 is AArch64; firmware calls come to EL2, and reads of ID registers. What else the
+/// EL1 is AArch64; firmware calls come to EL2, reads of ID registers, and the implementer's own registers (TIDCP), which
+/// reach caches, clocks and errors of the whole machine on some cores. What else the
 /// guest may use does not trap: pointer authentication, allocation tags, SCXTNUM, RAS fault injection.
 const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::TSC)
     .union(HcrEl2::TID3)
+    .union(HcrEl2::TIDCP)
     .union(HcrEl2::APK)
     .union(HcrEl2::API)
     .union(HcrEl2::FIEN)
@@ -182,9 +189,9 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
         pfr0,
         pfr1,
         dfr0,
-        mmfr0,
         mmfr1,
         mmfr3,
+        ..
     } = *machine;
     let amu = if has(pfr0, Pfr0::AMU_SHIFT) {
         CptrEl2::TAM
@@ -192,15 +199,16 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
         CptrEl2::empty()
     };
     write(Control::CptrEl2, CptrEl2::RES1.union(amu).bits() | CPTR_TTA);
+    // On Arm's cores each bit opens registers of the implementer's to EL1, beside HCR_EL2.TIDCP.
+    write(Control::ActlrEl2, 0);
     write(Control::HstrEl2, 0);
     write(Control::HacrEl2, 0);
+    // CNTHCTL_EL2.ECV is 0, so CNTPOFF_EL2 shifts nothing and is not written: firmware at EL3 may keep that register from
+    // EL2 (SCR_EL3.ECVEn), and nothing at EL2 says whether it does.
     write(Control::CnthctlEl2, CNTHCTL_EL1_PHYSICAL);
     write(Control::CnthpCtlEl2, 0);
     if has(mmfr1, Mmfr1::VH_SHIFT) {
         write(Control::CnthvCtlEl2, 0);
-    }
-    if mmfr0 >> Mmfr0::ECV_SHIFT & 0xf >= 2 {
-        write(Control::CntpoffEl2, 0);
     }
     if has(pfr0, Pfr0::SVE_SHIFT) {
         write(Control::ZcrEl2, VECTOR_LENGTH);
@@ -320,7 +328,7 @@ mod tests {
     #[test]
     fn no_register_is_written_that_the_machine_lacks() {
         let registers = written(&Machine::default());
-        assert_eq!(registers.len(), 5, "{registers:?}");
+        assert_eq!(registers.len(), 6, "{registers:?}");
         let registers = written(&EVERYTHING);
         assert_eq!(registers.len(), 26, "every one, where all exist");
     }

@@ -1,6 +1,8 @@
 //! PSCI, and with it the other CPUs: each is started, runs all tests, stops,
 //! and can be started again.
 
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use super::{ANSWERS, ASK, Context, DONE, Test};
 use crate::entry;
 use crate::gic;
@@ -13,6 +15,7 @@ pub(super) const TESTS: &[Test] = &[
     ("psci.unknown_function", unknown_function),
     ("psci.cpu_on_errors", cpu_on_errors),
     ("psci.affinity_info", affinity_info),
+    ("psci.suspend_errors", suspend_errors),
     ("psci.other_cpus", other_cpus),
     ("psci.other_cpus_again", other_cpus_again),
 ];
@@ -22,6 +25,9 @@ const INVALID_PARAMETERS: i64 = -2;
 const ALREADY_ON: i64 = -4;
 const ON: i64 = 0;
 const OFF: i64 = 1;
+/// [`other_cpus`] has started each CPU.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
 /// An affinity that no CPU has.
 const NOBODY: u64 = 0xab_00cd_ef00;
 
@@ -66,6 +72,31 @@ fn cpu_on_errors(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
+/// Checks that states that no firmware knows are refused at once, and that the simplest is not.
+fn suspend_errors(cx: &Context) -> Verdict {
+    // Were such a state taken for another, this CPU would sleep until the timer wakes it.
+    cx.gic.enable(cx.machine.timer);
+    for state in [0xffff_ffff, 0x8000_0000, 0x0002_0000] {
+        gic::start_timer(gic::timer_frequency() / 100);
+        gives(
+            "CPU_SUSPEND of an unknown state",
+            psci::cpu_suspend(state),
+            INVALID_PARAMETERS,
+        )?;
+        check(format_args!("timer fired"), gic::timer_fired().into(), 0)?;
+    }
+    gives("CPU_SUSPEND as stand-by", psci::cpu_suspend(0), 0)?;
+    check(format_args!("timer fired"), gic::timer_fired().into(), 1)?;
+    // The handler stops the timer.
+    interruptible(|| spin(1_000));
+    check(
+        format_args!("interrupts"),
+        percpu::this().taken(cx.machine.timer),
+        1,
+    )?;
+    Ok(Pass::Ok)
+}
+
 fn affinity_info(cx: &Context) -> Verdict {
     gives("this CPU", psci::affinity_info(cx.machine.cpus[0]), ON)?;
     gives("nobody", psci::affinity_info(NOBODY), INVALID_PARAMETERS)?;
@@ -76,6 +107,14 @@ fn affinity_info(cx: &Context) -> Verdict {
 }
 
 fn other_cpus(cx: &Context) -> Verdict {
+    let verdict = start_others(cx, None)?;
+    STARTED.store(true, Relaxed);
+    Ok(verdict)
+}
+
+/// Starts the other CPUs one by one, and lets each run its tests and stop. `within` bounds the ticks of the system counter
+/// between CPU_ON and the CPU's first instructions.
+fn start_others(cx: &Context, within: Option<u64>) -> Verdict {
     if cx.machine.cpu_count < 2 {
         return Ok(Pass::Skip("one CPU"));
     }
@@ -84,6 +123,7 @@ fn other_cpus(cx: &Context) -> Verdict {
     for index in 1..cx.machine.cpu_count {
         let cpu = cx.machine.cpus[index];
         percpu::this().reset();
+        let asked = gic::now();
         gives(
             "CPU_ON",
             psci::cpu_on(cpu, entry::secondary_address(), index as u64),
@@ -115,6 +155,15 @@ fn other_cpus(cx: &Context) -> Verdict {
             }
             spin(10_000);
         }
+        if let Some(within) = within {
+            let ticks = percpu::of(index).started().wrapping_sub(asked);
+            check_range(
+                format_args!("ticks until CPU {index} ran"),
+                ticks,
+                0,
+                within,
+            )?;
+        }
         gives("AFFINITY_INFO after CPU_OFF", psci::affinity_info(cpu), OFF)?;
     }
     // Nothing was sent to any other CPU.
@@ -122,6 +171,9 @@ fn other_cpus(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
+/// Checks that a CPU starts as well the second time, and soon: what a hypervisor finds out about a CPU when the CPU first
+/// starts stays true.
 fn other_cpus_again(cx: &Context) -> Verdict {
-    other_cpus(cx)
+    let soon = gic::timer_frequency() / 1_000;
+    start_others(cx, STARTED.load(Relaxed).then_some(soon))
 }

@@ -11,6 +11,7 @@ use vpmu_payload_harness::{Failure, Pass, Text, Verdict, check};
 pub(super) const TESTS: &[Test] = &[
     ("offer.absent_is_undefined", absent_is_undefined),
     ("offer.read_only", read_only),
+    ("offer.implementer", implementer),
     ("offer.pmu_agrees", pmu_agrees),
 ];
 
@@ -71,6 +72,27 @@ fn read_only(_: &Context) -> Verdict {
                 1,
             )?;
             check(format_args!("{register}"), cell::read(register)?, before)?;
+        }
+    }
+    Ok(Pass::Ok)
+}
+
+/// Checks that a guest has none of the registers that the core's implementer has defined: on some cores they reach caches,
+/// clocks and errors of the whole machine.
+fn implementer(_: &Context) -> Verdict {
+    if cell::read(ID_AA64PFR0_EL1)? >> 8 & 0xf != 0 {
+        return Ok(Pass::Skip("there is an EL2, and no hypervisor"));
+    }
+    for crn in [11, 15] {
+        for rest in 0..0x400 {
+            let register = Encoding::op0_3(rest >> 7, crn, rest >> 3 & 0xf, rest & 7);
+            for got in [cell::read(register).map(drop), cell::write(register, 0)] {
+                if got != Err(Fault::UNDEFINED) {
+                    return Err(Failure(Text::new(format_args!(
+                        "{register} is there (got {got:x?})"
+                    ))));
+                }
+            }
         }
     }
     Ok(Pass::Ok)
