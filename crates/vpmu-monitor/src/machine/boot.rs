@@ -2,21 +2,24 @@
 //!
 //! UNSAFETY: reads and writes memory that the bootloader described.
 
-use alloc::{format, string::String, vec, vec::Vec};
+use alloc::{vec, vec::Vec};
 use core::{mem, ops::Range, ptr, slice};
 
+use aarch64_paging::MapError;
 use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_monitor::{
     boot::{
         blob,
         console::consoles,
-        device_tree::{self, Conduit, Machine},
-        guest_image::{PAYLOAD_OFFSET, Placement},
+        device_tree::{self, Conduit, Machine, TreeError},
+        guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
-        words::{Design, Interrupts, Settings},
+        words::{Design, Interrupts, Settings, WordError},
     },
+    regs::IdAa64pfr1El1,
     world::{
         distributor,
+        guest_pmu::PmuError,
         redistributor::{self, Redistributor, View},
     },
 };
@@ -32,6 +35,10 @@ use super::{
 
 /// Bytes of a device tree's header, which says how long the tree is.
 const FDT_HEADER: usize = 40;
+
+/// The first bytes of a device tree (Devicetree Specification 0.4, 5.2), and behind them a word with its length.
+const FDT_MAGIC: [u8; 4] = 0xd00d_feed_u32.to_be_bytes();
+const FDT_TOTAL_SIZE: Range<usize> = 4..8;
 
 /// MPIDR_EL1: the affinity fields.
 const AFFINITY: u64 = 0xff_00ff_ffff;
@@ -107,6 +114,50 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
     }
 }
 
+/// Why the guest cannot begin.
+#[derive(Debug, thiserror::Error)]
+enum BootError {
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    #[error(transparent)]
+    Words(#[from] WordError<'static>),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Pmu(#[from] PmuError),
+    #[error("cannot map memory: {0}")]
+    Map(#[from] MapError),
+    #[error("the bootloader passed no device tree")]
+    NoTree,
+    #[error("the device tree has no CPU with affinity {0:#x}")]
+    UnknownCpu(u64),
+    #[error("the CPU with affinity {0:#x} has no redistributor")]
+    NoRedistributor(u64),
+    #[error("the monitor was not loaded into RAM")]
+    NotInRam,
+    #[error("RAM lies beyond {0:#x}, where this CPU's addresses end")]
+    RamBeyond(u64),
+    #[error("the appended guest of {0} bytes does not fit into RAM")]
+    GuestTooLong(u64),
+    #[error("the guest needs {} MiB of memory and the machine has too little", .0 >> 20)]
+    GuestTooLarge(u64),
+    #[error("the guest must run at {guest:#x?}, and the bootloader put something at {other:#x?}")]
+    GuestsPlaceTaken {
+        guest: Range<u64>,
+        other: Range<u64>,
+    },
+    #[error("no {} MiB of RAM are free for the monitor", .0 >> 20)]
+    NoHome(u64),
+    #[error("the guest's device tree has {0} bytes, more than a kernel takes")]
+    TreeTooLong(usize),
+    #[error(
+        "the PMU's interrupt {0} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
+    )]
+    PmiIsNoPpi(u32),
+    #[error("the monitor's own stack is too small for this machine: a bug")]
+    StackTooSmall,
+}
+
 /// How the guest begins.
 struct Guest {
     /// The number of the CPU that this is.
@@ -117,21 +168,20 @@ struct Guest {
 }
 
 /// Prepares everything.
-fn boot(start: &Start) -> Result<Guest, String> {
-    let tree = tree_bytes(start.tree).ok_or("the bootloader passed no device tree")?;
+fn boot(start: &Start) -> Result<Guest, BootError> {
+    let tree = tree_bytes(start.tree).ok_or(BootError::NoTree)?;
     console::set(&consoles(tree));
-    let machine = Machine::read(tree).map_err(|error| format!("{error}"))?;
-    let words = device_tree::command_line(tree).map_err(|error| format!("{error}"))?;
-    let settings = Settings::parse(words).map_err(|error| format!("{error}"))?;
+    let machine = Machine::read(tree)?;
+    let words = device_tree::command_line(tree)?;
+    let settings = Settings::parse(words)?;
     let this = read_sysreg!("mpidr_el1") & AFFINITY;
     let number = machine.cpus.iter().position(|&cpu| cpu == this);
-    let number =
-        number.ok_or_else(|| format!("the device tree has no CPU with affinity {this:#x}"))?;
+    let number = number.ok_or(BootError::UnknownCpu(this))?;
     let ram = machine
         .ram
         .iter()
         .find(|ram| ram.contains(&start.loaded))
-        .ok_or("the monitor was not loaded into RAM")?
+        .ok_or(BootError::NotInRam)?
         .clone();
     let (placement, file) = guest(&ram, start.loaded)?;
     if start.memory.start == start.loaded {
@@ -141,15 +191,11 @@ fn boot(start: &Start) -> Result<Guest, String> {
 
     let memory = start.memory.clone();
     if machine.ram.iter().any(|ram| ram.end > mmu::end(&machine)) {
-        return Err(format!(
-            "RAM lies beyond {:#x}, where this CPU's addresses end",
-            mmu::end(&machine)
-        ));
+        return Err(BootError::RamBeyond(mmu::end(&machine)));
     }
     let redistributors = redistributors(&machine)?;
     quiet_translation_services(&machine);
-    let translation = mmu::build(&machine, &memory, &holes(&machine))
-        .map_err(|error| format!("cannot map memory: {error}"))?;
+    let translation = mmu::build(&machine, &memory, &holes(&machine))?;
     mmu::forget_cached(&memory);
     translation.enable();
 
@@ -159,7 +205,7 @@ fn boot(start: &Start) -> Result<Guest, String> {
     mmu::forget_instructions();
 
     let owned = owned(&machine, settings, &redistributors)?;
-    let mte = read_sysreg!("id_aa64pfr1_el1") >> 8 & 0xf != 0;
+    let mte = read_sysreg!("id_aa64pfr1_el1") >> IdAa64pfr1El1::MTE_SHIFT & 0xf != 0;
     let monitor = Monitor::install(Monitor {
         machine,
         settings,
@@ -174,11 +220,11 @@ fn boot(start: &Start) -> Result<Guest, String> {
             .collect(),
         mte,
     });
-    el2::init_cpu(number, monitor, true).map_err(|error| format!("{error}"))?;
+    el2::init_cpu(number, monitor, true)?;
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
     if deepest != [0; 64] {
-        return Err("the monitor's own stack is too small for this machine: a bug".into());
+        return Err(BootError::StackTooSmall);
     }
     heap::seal();
     MARKS.lock().entered = cpu::snapshot();
@@ -191,26 +237,22 @@ fn boot(start: &Start) -> Result<Guest, String> {
 
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns
 /// its address.
-fn give_tree(tree: &[u8], memory: &Range<u64>) -> Result<u64, String> {
-    let changed = device_tree::for_guest(tree, memory, memory.end - DOORBELL_PAGE)
-        .map_err(|error| format!("{error}"))?;
+fn give_tree(tree: &[u8], memory: &Range<u64>) -> Result<u64, BootError> {
+    let changed = device_tree::for_guest(tree, memory, memory.end - DOORBELL_PAGE)?;
     let place = if changed.len() <= tree.len() {
         tree.as_ptr() as u64
     } else {
         memory.start - TREE_ROOM
     };
     if changed.len() as u64 > TREE_ROOM {
-        return Err(format!(
-            "the guest's device tree has {} bytes, more than a kernel takes",
-            changed.len()
-        ));
+        return Err(BootError::TreeTooLong(changed.len()));
     }
     copy(changed.as_ptr() as u64, place, changed.len() as u64);
     Ok(place)
 }
 
 /// Every redistributor, and the index of each CPU's among them.
-fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>), String> {
+fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>), BootError> {
     let found = redistributor::find(
         &machine.redistributors,
         machine.redistributor_stride,
@@ -218,7 +260,7 @@ fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>),
     );
     let of = |&cpu: &u64| {
         let own = found.iter().position(|place| place.affinity == cpu);
-        own.ok_or_else(|| format!("the CPU with affinity {cpu:#x} has no redistributor"))
+        own.ok_or(BootError::NoRedistributor(cpu))
     };
     let numbers = machine.cpus.iter().map(of).collect::<Result<_, _>>()?;
     Ok((found, numbers))
@@ -229,7 +271,7 @@ fn owned(
     machine: &Machine,
     settings: Settings,
     (redistributors, numbers): &(Vec<Redistributor>, Vec<usize>),
-) -> Result<Vec<u32>, String> {
+) -> Result<Vec<u32>, BootError> {
     let maintenance = match settings.interrupts {
         Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
         Interrupts::Direct => 0,
@@ -241,11 +283,7 @@ fn owned(
     for (&n, pmi) in numbers.iter().zip(&machine.pmu_intids) {
         match *pmi {
             Some(pmi @ 0..32) => owned[n] |= 1 << pmi,
-            Some(pmi) => {
-                return Err(format!(
-                    "the PMU's interrupt {pmi} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
-                ));
-            }
+            Some(pmi) => return Err(BootError::PmiIsNoPpi(pmi)),
             None => {}
         }
     }
@@ -280,10 +318,10 @@ fn tree_bytes(at: u64) -> Option<&'static [u8]> {
     // that memory until the guest gets it. The header says how long it is.
     unsafe {
         let header: &[u8] = slice::from_raw_parts(at as *const u8, FDT_HEADER);
-        if header[..4] != [0xd0, 0x0d, 0xfe, 0xed] {
+        if !header.starts_with(&FDT_MAGIC) {
             return None;
         }
-        let len = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
+        let len = u32::from_be_bytes(header[FDT_TOTAL_SIZE].try_into().ok()?);
         let tree = slice::from_raw_parts(at as *const u8, len as usize);
         blob::open(tree)?;
         Some(tree)
@@ -291,25 +329,19 @@ fn tree_bytes(at: u64) -> Option<&'static [u8]> {
 }
 
 /// Where the appended guest is to run, and its file.
-fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), String> {
+fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), BootError> {
     let loaded_at = loaded + PAYLOAD_OFFSET;
     // SAFETY: a word of the monitor's own image, which the lab fills in.
     let len = unsafe { ptr::read_volatile(&raw const guest_length) };
     let file = loaded_at..loaded_at.saturating_add(len);
     if file.end > ram.end {
-        return Err(format!(
-            "the appended guest of {len} bytes does not fit into RAM"
-        ));
+        return Err(BootError::GuestTooLong(len));
     }
     // SAFETY: in RAM, as checked, and used by nobody else yet.
     let head = unsafe { slice::from_raw_parts(loaded_at as *const u8, len.min(64) as usize) };
-    let placement =
-        Placement::decide(head, len, loaded_at, ram.start).map_err(|error| format!("{error}"))?;
+    let placement = Placement::decide(head, len, loaded_at, ram.start)?;
     if placement.range().is_none_or(|range| range.end > ram.end) {
-        return Err(format!(
-            "the guest needs {} MiB of memory and the machine has too little",
-            placement.memory >> 20
-        ));
+        return Err(BootError::GuestTooLarge(placement.memory));
     }
     Ok((placement, file))
 }
@@ -320,7 +352,7 @@ fn find_home(
     ram: &Range<u64>,
     tree: &[u8],
     guest: &[Option<Range<u64>>; 2],
-) -> Result<Range<u64>, String> {
+) -> Result<Range<u64>, BootError> {
     let tree_at = tree.as_ptr() as u64;
     let tree_range = tree_at..tree_at + tree.len() as u64;
     let mut taken: Vec<_> = guest.iter().flatten().cloned().collect();
@@ -330,16 +362,16 @@ fn find_home(
             .flatten()
             .find(|other| overlap(runs, other))
     {
-        return Err(format!(
-            "the guest must run at {runs:#x?}, and the bootloader put something at {other:#x?}"
-        ));
+        return Err(BootError::GuestsPlaceTaken {
+            guest: runs.clone(),
+            other: other.clone(),
+        });
     }
     taken.push(tree_range);
     taken.extend(machine.initrd.clone());
     taken.extend(machine.reserved.iter().cloned());
     let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * PER_CPU + TREE_ROOM;
-    let mut home = home::choose(ram, &taken, size)
-        .ok_or_else(|| format!("no {} MiB of RAM are free for the monitor", size >> 20))?;
+    let mut home = home::choose(ram, &taken, size).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;
     Ok(home)
 }
