@@ -4,19 +4,44 @@ use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
     KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_MSR_FILTER, KVM_CAP_X86_USER_SPACE_MSR,
-    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_FILTER_DEFAULT_ALLOW, KVM_MSR_FILTER_MAX_RANGES,
-    KVM_MSR_FILTER_READ, KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter,
-    kvm_msr_filter_range,
+    KVM_MSR_EXIT_REASON_FILTER, KVM_MSR_FILTER_DEFAULT_ALLOW, KVM_MSR_FILTER_DEFAULT_DENY,
+    KVM_MSR_FILTER_MAX_BITMAP_SIZE, KVM_MSR_FILTER_MAX_RANGES, KVM_MSR_FILTER_READ,
+    KVM_MSR_FILTER_WRITE, KVM_PMU_CAP_DISABLE, kvm_msr_filter, kvm_msr_filter_range,
 };
 
 use crate::error::Error;
 use crate::sys;
 
+/// A VMM's own MSR filter, as KVM_X86_SET_MSR_FILTER takes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Whether accesses of MSRs in no range are handed to the VMM (KVM_MSR_FILTER_DEFAULT_DENY).
+    pub denies_by_default: bool,
+    /// The ranges, of which the first that has an MSR decides.
+    pub ranges: Vec<FilterRange>,
+}
+
+/// A range of an MSR filter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FilterRange {
+    /// The first MSR.
+    pub base: u32,
+    /// The number of MSRs.
+    pub count: u32,
+    /// Whether the range decides on RDMSR.
+    pub reads: bool,
+    /// Whether the range decides on WRMSR.
+    pub writes: bool,
+    /// A bit for each MSR, the lowest first: set, and KVM performs the access; clear, and the VMM gets it.
+    pub allowed: Vec<u8>,
+}
+
 /// Makes KVM hand all accesses of `msrs` to the VMM, and of no others. An empty list asks KVM for nothing. Switches off
 /// the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated vPMU) would
 /// take it from perf. Call this before the first vCPU is created.
 ///
-/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list. A VMM that
+/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list, or gives its
+/// filter to [`intercept_beside`]. A VMM that
 /// wants other accesses, too (KVM_MSR_EXIT_REASON_UNKNOWN or _INVAL), enables KVM_CAP_X86_USER_SPACE_MSR again behind this
 /// call, with KVM_MSR_EXIT_REASON_FILTER among its reasons.
 ///
@@ -24,14 +49,28 @@ use crate::sys;
 ///
 /// A KVM before Linux 5.10 cannot do this. No KVM can when there is a vCPU already.
 pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
-    disable_kvm_pmu(vm)?;
-    if msrs.is_empty() {
-        return Ok(());
-    }
-    filter(vm, msrs)
+    intercept_beside(vm, msrs, &Filter::default())
 }
 
-pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
+/// As [`intercept`], with the VMM's own filter behind the parts' MSRs. A VMM that changes its filter calls this again: a
+/// filter that it sets by itself replaces both. May then be called with vCPUs, too.
+///
+/// # Errors
+///
+/// As for [`intercept`], and when KVM has too few ranges for both: it has 16, of which AMD's PMU takes 4 and Intel's 8.
+pub fn intercept_beside(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<(), Error> {
+    match disable_kvm_pmu(vm) {
+        // The first call has done so.
+        Err(Error::LateIntercept) if *own != Filter::default() => {}
+        result => result?,
+    }
+    if msrs.is_empty() && *own == Filter::default() {
+        return Ok(());
+    }
+    filter(vm, msrs, own)
+}
+
+pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<(), Error> {
     let has = |capability| sys::check_extension(vm, capability) != 0;
     if !has(KVM_CAP_X86_USER_SPACE_MSR) || !has(KVM_CAP_X86_MSR_FILTER) {
         return Err(Error::NoUserSpaceMsr);
@@ -42,12 +81,27 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     // A clear bit denies, and KVM hands denied accesses to the VMM.
     let mut denied = [0_u8; DENIED];
     let mut filter = kvm_msr_filter {
-        flags: KVM_MSR_FILTER_DEFAULT_ALLOW,
+        flags: match own.denies_by_default {
+            true => KVM_MSR_FILTER_DEFAULT_DENY,
+            false => KVM_MSR_FILTER_DEFAULT_ALLOW,
+        },
         ..Default::default()
     };
+    if own.ranges.iter().any(|range| range.count > LARGEST) {
+        return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::EINVAL));
+    }
     let runs = runs(msrs);
-    if runs.len() > filter.ranges.len() {
+    if runs.len() + own.ranges.len() > filter.ranges.len() {
         return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG));
+    }
+    // KVM stops at the first range that has an MSR, so the parts' MSRs come before the VMM's.
+    let mut own_bitmaps: Vec<Vec<u8>> = own.ranges.iter().map(FilterRange::bitmap).collect();
+    for ((range, own), bitmap) in filter.ranges[runs.len()..]
+        .iter_mut()
+        .zip(&own.ranges)
+        .zip(&mut own_bitmaps)
+    {
+        *range = own.range(bitmap);
     }
     for (range, (base, nmsrs)) in filter.ranges.iter_mut().zip(runs) {
         *range = kvm_msr_filter_range {
@@ -60,9 +114,32 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     sys::set_msr_filter(vm, &filter)
 }
 
+impl FilterRange {
+    /// Returns a bit for each MSR. What the VMM's bitmap is too short for is denied.
+    fn bitmap(&self) -> Vec<u8> {
+        let mut bitmap = self.allowed.clone();
+        // KVM reads whole words of 64 bits.
+        bitmap.resize(self.count.div_ceil(64) as usize * size_of::<u64>(), 0);
+        bitmap
+    }
+
+    fn range(&self, bitmap: &mut [u8]) -> kvm_msr_filter_range {
+        let reads = if self.reads { KVM_MSR_FILTER_READ } else { 0 };
+        let writes = if self.writes { KVM_MSR_FILTER_WRITE } else { 0 };
+        kvm_msr_filter_range {
+            flags: reads | writes,
+            base: self.base,
+            nmsrs: self.count,
+            bitmap: bitmap.as_mut_ptr(),
+        }
+    }
+}
+
 const _: () = assert!(KVM_MSR_FILTER_MAX_RANGES == 16);
 /// Bytes of a bitmap for the longest run.
 const DENIED: usize = LONGEST.div_ceil(8) as usize;
+/// MSRs in a range of the VMM's: KVM takes bitmaps of so many bits.
+const LARGEST: u32 = KVM_MSR_FILTER_MAX_BITMAP_SIZE * u8::BITS;
 /// MSRs in a run.
 const LONGEST: u32 = 256;
 

@@ -101,7 +101,7 @@ pub use bare::BarePmu;
 pub use cpuid::CpuidEntry;
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
-pub use intercept::intercept;
+pub use intercept::{Filter, FilterRange, intercept, intercept_beside};
 pub use kvm::{AfterRun, RDPMC_PORT};
 pub use lapic::Pmi;
 pub use memory::{GuestMemory, Words};

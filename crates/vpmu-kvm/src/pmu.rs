@@ -1,6 +1,7 @@
 //! One vCPU's PMU and its host: the parts that need no descriptor.
 
 mod engine;
+mod host_access;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -61,6 +61,8 @@ impl Thread {
     ) -> Result<(), Error> {
         if !core.host.is_here() {
             core.unbind();
+            // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
+            vpmu_perf::reach_thread(&self.perf)?;
             core.host = host(core.offer().into(), self.perf.clone())?;
             core.load();
         }

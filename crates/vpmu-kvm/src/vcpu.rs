@@ -25,7 +25,8 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
 use vpmu::counter::CounterState;
-use vpmu_perf::{Backing, Kick, PerfHost};
+use vpmu::x86::Outcome;
+use vpmu_perf::{Backing, Kick, PerfHost, PerfOptions};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -74,8 +75,8 @@ impl Vcpu {
             None => (None, None),
             Some(pmu) => {
                 let engine = Engine::new(pmu, options.policy, Arc::clone(&memory))?;
-                let tsc_hz = u64::from(sys::tsc_khz(&kvm.vcpu)?) * 1000;
-                let thread = Thread::new(pmu, options, options::flag(&kvm.run), tsc_hz)?;
+                // The TSC's rate is read when a thread begins to run the vCPU: the VMM may set another until then.
+                let thread = Thread::new(pmu, options, options::flag(&kvm.run), 0)?;
                 (Some(Core::new(engine, Host::Unbound)), Some(thread))
             }
         };
@@ -180,11 +181,17 @@ impl Vcpu {
     /// When perf or KVM refuses.
     pub fn before_run(&mut self) -> Result<(), Error> {
         if let (Some(pmu), Some(thread)) = (&mut self.parts.pmu, &mut self.thread) {
-            thread.before_run(pmu, |offer, perf| match offer.capability() {
-                None => Ok(Host::Bound(PerfHost::new(perf)?, None)),
-                Some(_) => {
-                    let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
-                    self.kvm.architectural_host(perf, memory)
+            thread.before_run(pmu, |offer, perf| {
+                let perf = PerfOptions {
+                    tsc_hz: u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000,
+                    ..perf
+                };
+                match offer.capability() {
+                    None => Ok(Host::Bound(PerfHost::new(perf)?, None)),
+                    Some(_) => {
+                        let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
+                        self.kvm.architectural_host(perf, memory)
+                    }
                 }
             })?;
         }
@@ -252,6 +259,37 @@ impl Vcpu {
             (Some(deadline), Some(saved)) => deadline.restore(saved),
             _ => Ok(()),
         }
+    }
+
+    /// Returns the value of one of the parts' MSRs as KVM_GET_MSRS would, for a VMM that saves registers by number. `None`:
+    /// the parts have no such MSR, or it cannot be read.
+    pub fn msr(&mut self, index: u32) -> Option<u64> {
+        if let Some(pmu) = &mut self.parts.pmu {
+            pmu.take_overflows();
+            if let Some(value) = pmu.msr(index) {
+                return Some(value);
+            }
+        }
+        match self.parts.deadline.as_ref()?.rdmsr(index) {
+            Outcome::Value(value) => Some(value),
+            Outcome::NotHandled | Outcome::Done | Outcome::GeneralProtection => None,
+        }
+    }
+
+    /// Sets one of the parts' MSRs as KVM_SET_MSRS would. `GeneralProtection`: the register has no such value. A counter
+    /// is written whole, and a status register that a guest can only read is written, too. An interrupt that is due is
+    /// no register: [`save`](Self::save) keeps it, and this does not.
+    pub fn set_msr(&mut self, index: u32, value: u64) -> Outcome {
+        if let Some(pmu) = &mut self.parts.pmu {
+            pmu.take_overflows();
+            let loaded = matches!(pmu.host, Host::Bound(..));
+            let outcome = pmu.set_msr(index, value, loaded);
+            if outcome != Outcome::NotHandled {
+                return outcome;
+            }
+        }
+        let deadline = self.parts.deadline.as_ref();
+        deadline.map_or(Outcome::NotHandled, |deadline| deadline.wrmsr(index, value))
     }
 
     /// Resets the PMU, as its vCPU is reset, and drops an interrupt that is due. The statistics stay.

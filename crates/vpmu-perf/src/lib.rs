@@ -48,6 +48,6 @@ pub use choose::{Backing, Vendor};
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
-pub use notes::overrun;
+pub use notes::{overrun, reach_thread};
 pub use options::{PerfOptions, Support, check_sampling, prepare, support};
 pub use sampler::Sampler;

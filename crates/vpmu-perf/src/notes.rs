@@ -24,6 +24,7 @@ use vpmu::counter::CounterSet;
 use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
+use crate::options::{self, PerfOptions};
 
 const NO_FD: i32 = -1;
 const NO_SIGNAL: i32 = 0;
@@ -298,15 +299,50 @@ pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
     Ok(())
 }
 
-#[expect(unsafe_code, reason = "sigaction is a C interface")]
+/// Checks that the overflows' signal reaches the calling thread: its handler is still this crate's, and the signal is not
+/// blocked. A blocked signal is unblocked.
+///
+/// # Errors
+///
+/// When somebody has replaced the handler since [`prepare`](crate::prepare).
+pub fn reach_thread(options: &PerfOptions) -> Result<(), PerfError> {
+    let signal = options::signal(options);
+    let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));
+    if handler(signal).map_err(failed)? != on_signal as *const () as usize {
+        return Err(PerfError::SignalTaken(signal));
+    }
+    // A signal that nobody takes fills the user's queue of signals, of which each program of that user has a part.
+    unblock(signal).map_err(failed)
+}
+
+#[expect(unsafe_code, reason = "pthread_sigmask is a C interface")]
+fn unblock(signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: all zeroes is a valid set, which sigaddset changes.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the set is a local, which the first call fills and the second reads.
+    let error = unsafe {
+        libc::sigaddset(&mut set, signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut())
+    };
+    match error {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
 fn has_handler(signal: libc::c_int) -> io::Result<bool> {
+    Ok(![libc::SIG_DFL, libc::SIG_IGN].contains(&handler(signal)?))
+}
+
+#[expect(unsafe_code, reason = "sigaction is a C interface")]
+fn handler(signal: libc::c_int) -> io::Result<libc::sighandler_t> {
     // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
     let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: only looks.
     if unsafe { libc::sigaction(signal, ptr::null(), &mut present) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(![libc::SIG_DFL, libc::SIG_IGN].contains(&present.sa_sigaction))
+    Ok(present.sa_sigaction)
 }
 
 #[expect(unsafe_code, reason = "sigaction is a C interface")]

@@ -6,6 +6,7 @@
 use kvm_ioctls::VcpuExit;
 
 use super::*;
+use crate::intercept::{Filter, FilterRange};
 use crate::offer::Offer;
 use crate::options::Options;
 use crate::pmu::tests::{self as fake, Host, pmu};
@@ -178,12 +179,31 @@ fn an_overflow_interrupts_the_guest_as_lvtpc_says() {
 #[test]
 fn an_access_of_another_register_is_left_to_the_vmm() {
     const OTHER: u32 = 0x4b56_4dff;
-    let Some(mut rig) = Rig::new(Code::default().rdmsr(OTHER).wrmsr(OTHER, 1), NMI) else {
+    let code = Code::default().rdmsr(OTHER).wrmsr(OTHER, 1).rdmsr(PMC0);
+    let Some(mut rig) = Rig::new(code, NMI) else {
         return;
     };
-    let mut msrs = rig.offer().msrs();
-    msrs.push(OTHER);
-    crate::intercept::filter(&rig.machine.vm, &msrs).unwrap();
+    let own = Filter {
+        denies_by_default: false,
+        ranges: vec![FilterRange {
+            base: OTHER - 1,
+            count: 2,
+            reads: true,
+            writes: true,
+            allowed: vec![0b01],
+        }],
+    };
+    let vm = &rig.machine.vm;
+    crate::intercept_beside(vm, &rig.offer().msrs(), &own).unwrap();
+    let many = Filter {
+        ranges: vec![own.ranges[0].clone(); 16],
+        ..own
+    };
+    let refused = crate::intercept_beside(vm, &rig.offer().msrs(), &many);
+    assert_eq!(
+        refused,
+        Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG))
+    );
     // KVM takes the access for good unless the VMM says that it is #GP.
     rig.kvm.before_run(&mut rig.parts).unwrap();
     match rig.machine.vcpu.run().unwrap() {
@@ -197,7 +217,7 @@ fn an_access_of_another_register_is_left_to_the_vmm() {
     assert!(matches!(exit, VcpuExit::X86Wrmsr(exit) if exit.index == OTHER));
     assert_eq!(rig.after_run(), AfterRun::Vmm);
     while rig.run() != Ended::End {}
-    assert_eq!(rig.reports, [(REPORT, 5)]);
+    assert_eq!(rig.reports, [(REPORT, 5), (REPORT, 0)]);
 }
 
 /// Checks that a pause that comes while an RDPMC faults is the VMM's, and stays until the VMM takes

@@ -315,3 +315,45 @@ fn amds_pmu_samples_and_keeps_to_itself() {
     let error = Error::State(RestoreError::Vendor);
     assert_eq!(intel.restore(&state, true), Err(error));
 }
+
+/// As QEMU migrates a guest: it reads the registers here and writes them there, each by its number.
+#[test]
+fn registers_go_on_elsewhere_by_number() {
+    let mut first = pmu();
+    sample_every(&mut first, 1000);
+    run(&mut first, 1300);
+    assert_eq!(first.take_pmi(NMI), Some(Pmi::Nmi));
+    let capability = intel::Capability::new(Version::V2);
+    let mut second = pmu();
+    for index in Capability::from(capability).msrs() {
+        if let Some(value) = first.msr(index) {
+            let told = second.set_msr(index, value, true);
+            assert_eq!(told, Done, "{index:#x} = {value:#x}");
+        }
+    }
+    assert_eq!(second.save(), first.save());
+    assert_eq!(second.msr(GLOBAL_STATUS), Some(1));
+    run(&mut second, 50);
+    assert_eq!(second.msr(PMC0), Some(350), "it counts");
+    let statistics = second.shared_statistics();
+    let exits = statistics.lock().unwrap().exits.clone();
+    assert!(exits.iter().all(|(_, count)| count == 0), "not the guest's");
+}
+
+#[test]
+fn the_vmm_writes_a_counter_whole_and_no_nonsense() {
+    const LEGACY_PMC0: u32 = 0xc1;
+    let mut pmu = pmu();
+    assert_eq!(pmu.set_msr(LEGACY_PMC0, 0x1234_5678_9abc, true), Done);
+    assert_eq!(pmu.msr(PMC0), Some(0x1234_5678_9abc));
+    assert_eq!(pmu.set_msr(LEGACY_PMC0 + 4, 1, true), GeneralProtection);
+    assert_eq!(pmu.set_msr(PERFEVTSEL0, 1 << 40, true), GeneralProtection);
+    assert_eq!(pmu.set_msr(GLOBAL_STATUS, 1 << 50, true), GeneralProtection);
+    let told = pmu.msr(PERF_CAPABILITIES).unwrap();
+    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, told, true), Done, "as it is");
+    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, 1, true), GeneralProtection);
+    assert_eq!(
+        (pmu.msr(0x10), pmu.set_msr(0x10, 1, true)),
+        (None, NotHandled)
+    );
+}

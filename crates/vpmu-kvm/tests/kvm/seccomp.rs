@@ -39,7 +39,9 @@ fn counts_by_clock() -> bool {
 /// The calls of the test's own thread: KVM_RUN, output, memory, its end.
 const OWN: &str = r#"{"syscall":"ioctl","args":[{"index":1,"type":"dword","op":"eq","val":44672}]},
 {"syscall":"brk"},{"syscall":"munmap"},{"syscall":"mprotect"},{"syscall":"madvise"},
-{"syscall":"exit"},{"syscall":"exit_group"},{"syscall":"sigaltstack"},{"syscall":"rt_sigprocmask"},
+{"syscall":"exit"},{"syscall":"exit_group"},{"syscall":"sigaltstack"},
+{"syscall":"rt_sigprocmask","args":[{"index":0,"type":"dword","op":"eq","val":0}]},
+{"syscall":"rt_sigprocmask","args":[{"index":0,"type":"dword","op":"eq","val":2}]},
 {"syscall":"set_robust_list"},{"syscall":"rseq"}"#;
 
 /// Memory of the test's own thread is anonymous.

@@ -234,3 +234,48 @@ fn a_pmu_may_be_sent_to_a_thread() {
     may::<BarePmu>();
     may::<Options>();
 }
+
+/// A thread whose overflows nobody takes would fill the user's queue of signals, and its guest would get no PMI.
+#[test]
+fn a_thread_that_blocks_the_signal_gets_its_overflows() {
+    std::thread::spawn(|| {
+        let Some(mut pmu) = clock(Kick::Nothing) else {
+            return;
+        };
+        change_mask(libc::SIG_BLOCK);
+        pmu.before_run().unwrap();
+        for (index, value) in [(PERFEVTSEL0, CYCLES), (GLOBAL_CTRL, 1)] {
+            assert_eq!(pmu.wrmsr(index, value), Done);
+        }
+        one_overflow(&mut pmu);
+    })
+    .join()
+    .unwrap();
+}
+
+#[expect(unsafe_code, reason = "pthread_sigmask is a C interface")]
+fn change_mask(how: libc::c_int) {
+    // SAFETY: the set is a local, initialized by the first call.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigfillset(&raw mut set);
+        libc::pthread_sigmask(how, &raw const set, std::ptr::null_mut());
+    }
+}
+
+#[test]
+fn a_handler_that_was_replaced_is_missed_before_the_guest_runs() {
+    let signal = libc::SIGRTMIN() + 6;
+    let options = Options {
+        signal: Some(signal),
+        ..Options::default()
+    };
+    let Some(offer) = possible(detect(MODEL, &options)) else {
+        return;
+    };
+    let capability = offer.capability().unwrap();
+    let mut pmu = BarePmu::new(capability, &options, 1_000_000_000, Kick::Nothing).unwrap();
+    signal_hook::flag::register(signal, Arc::default()).unwrap();
+    let taken = Err(Error::Perf(PerfError::SignalTaken(signal)));
+    assert_eq!(pmu.before_run(), taken);
+}
