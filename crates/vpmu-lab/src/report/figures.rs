@@ -61,3 +61,21 @@ impl Report {
         write_whole(path, &self.json())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_of_a_bench() {
+        let row = Row {
+            figure: "host_share".to_owned(),
+            mode: "partitioned",
+            measured: Some(0.005_84),
+            published: None,
+            unit: "share",
+        };
+        let json = Report::new("partition", vec![row]).json();
+        insta::assert_snapshot!(String::from_utf8(json).unwrap());
+    }
+}

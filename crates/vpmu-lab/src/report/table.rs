@@ -247,6 +247,8 @@ fn optional<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
 mod tests {
     use std::time::Duration;
 
+    use insta::assert_snapshot;
+
     use super::*;
 
     fn row(pmu: Pmu, real_s: f64) -> Row {
@@ -294,21 +296,32 @@ mod tests {
     }
 
     #[test]
-    fn snapshot() {
+    fn a_comparison_in_the_terminal() {
         let rows = [row(Pmu::Native, 2.0), row(Pmu::Partitioned, 2.02)];
-        assert_eq!(
-            table(&rows),
-            "\
-| design      | counters | real s |     x | user+sys s |     x | samples | PMIs | exits | exits/PMI | host share | wall s |
-|-------------|----------|--------|-------|------------|-------|---------|------|-------|-----------|------------|--------|
-| native      |      6+1 |  2.000 | 1.000 |      1.000 | 1.000 |    3000 | 1000 |     - |         - |          - |   10.3 |
-| partitioned |      6+1 |  2.020 | 1.010 |      1.010 | 1.010 |    3000 | 1000 |  1003 |      1.00 |     0.97 % |   10.3 |"
-        );
-        assert_eq!(
-            exits(&rows),
-            "partitioned  irq:pmu 1000, hvc 3 (1.00 for each PMI are the PMU's)\n"
-        );
+        assert_snapshot!(format!("{}\n\n{}", table(&rows), exits(&rows)));
         assert!(warnings(&rows).is_empty());
+    }
+
+    #[test]
+    fn a_bench_in_the_terminal() {
+        let row = |mode, measured, published| figures::Row {
+            figure: "handle_overflow_ns".to_owned(),
+            mode,
+            measured,
+            published,
+            unit: "ns",
+        };
+        assert_snapshot!(bench(&[
+            row("recreate", Some(10_036.0), Some(85_282_765.0)),
+            row("reuse", Some(113.456_78), Some(97.0)),
+            row("paused", None, None),
+        ]));
+    }
+
+    #[test]
+    fn exits_beyond_the_most_frequent_are_summed() {
+        let exits = (0..12).map(|number| (format!("kind:{number:02}"), 1000 - number));
+        assert_snapshot!(kinds(&exits.collect()));
     }
 
     #[test]
@@ -317,11 +330,7 @@ mod tests {
             "measured":{"pmis":0,"exits":{},"lost":3},"total":{"pmis":0,"exits":{},"lost":3}}"#;
         let mut row = row(Pmu::Emulated, 1.0);
         row.run.vmm = Some(serde_json::from_str(vmm).unwrap());
-        let text = warnings(&[row]).join("\n");
-        assert!(
-            text.contains("3 times") && text.contains("--approximate-instructions"),
-            "{text}"
-        );
+        assert_snapshot!(warnings(&[row]).join("\n"));
     }
 
     #[test]
@@ -334,17 +343,6 @@ mod tests {
         bad.run.samples = Some(0);
         bad.run.deterministic = false;
         bad.run.guest_counters = None;
-        let text = warnings(&[bad]).join("\n");
-        for word in [
-            "status 2",
-            "only 2500",
-            "-F",
-            "-m",
-            "too short",
-            "--realtime",
-            "no PMU",
-        ] {
-            assert!(text.contains(word), "{word} in {text}");
-        }
+        assert_snapshot!(warnings(&[bad]).join("\n"));
     }
 }
