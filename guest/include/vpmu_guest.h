@@ -15,6 +15,11 @@
 #include <asm/msr.h>
 #include <asm/processor.h>
 
+/* Linux 6.15 moved CPUID's accessors here, and 7.3 does not include it from processor.h. */
+#if __has_include(<asm/cpuid/api.h>)
+#include <asm/cpuid/api.h>
+#endif
+
 /* Linux 6.16 renamed the 64-bit accessors, 7.1 has only the new names. */
 #ifndef rdmsrq
 #define rdmsrq		rdmsrl

@@ -66,6 +66,7 @@ struct lazy_cpu {
 	u64 armed;	/* guest-only: what the MSR holds; 0: nothing, or unknown */
 	u64 wanted;	/* the deadline in force; 0: none */
 	bool masked;	/* the device's own function has masked the LVT */
+	unsigned int coupled;	/* the device's feature that was taken away, or 0 */
 
 	/* The event and the deadline made of it: last written, last asked. */
 	ktime_t written_event, asked_event;

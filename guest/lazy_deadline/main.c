@@ -17,8 +17,8 @@
  *
  * The protocol, and why it loses no deadline: vpmu's docs/lazy-deadline.md.
  *
- * For Linux 6.1 to 7.0. From 7.1 on the core writes IA32_TSC_DEADLINE itself
- * where clock events are coupled to the TSC, and asks no device.
+ * For Linux 6.1 to 7.3. From 7.1 on the core writes IA32_TSC_DEADLINE itself
+ * where a device is coupled to the TSC: this module uncouples it.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
@@ -216,5 +216,5 @@ static void __exit lazy_exit(void)
 module_init(lazy_init);
 module_exit(lazy_exit);
 
-MODULE_DESCRIPTION("Lazy TSC deadline: moving a timer later costs no exit (Linux 6.1 to 7.0)");
+MODULE_DESCRIPTION("Lazy TSC deadline: moving a timer later costs no exit (Linux 6.1 to 7.3)");
 MODULE_LICENSE("GPL");

@@ -268,17 +268,14 @@ static bool lazy_is_deadline(int cpu, const struct clock_event_device *evt)
 }
 
 /*
- * Linux 7.1 and newer: the core makes a TSC value of an event and writes the MSR
- * itself, without a call that this module could take over.
+ * Linux 7.1 and newer: where a device is coupled to the clock source, the core
+ * makes a TSC value of an event and writes the MSR itself, without a call that
+ * this module could take over. Without the feature it calls set_next_event with
+ * a distance, as before.
  */
-static bool lazy_is_coupled(const struct clock_event_device *evt)
-{
-#ifdef CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED
-	return evt->features & CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED;
-#else
-	return false;
+#ifndef CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED
+#define CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED	0
 #endif
-}
 
 /* Interrupts off from here to lazy_give_back. */
 static int lazy_attach(struct lazy_cpu *t)
@@ -316,6 +313,8 @@ static int lazy_take_over(struct lazy_cpu *t, struct clock_event_device *evt)
 	t->set_state_oneshot = evt->set_state_oneshot;
 	t->set_state_oneshot_stopped = evt->set_state_oneshot_stopped;
 	t->set_state_shutdown = evt->set_state_shutdown;
+	t->coupled = evt->features & CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED;
+	evt->features &= ~CLOCK_EVT_FEAT_CLOCKSOURCE_COUPLED;
 	evt->event_handler = lazy_event_handler;
 	evt->set_next_event = lazy_set_next_event;
 	evt->set_state_oneshot = lazy_set_state_oneshot;
@@ -344,6 +343,7 @@ static void lazy_give_back(struct lazy_cpu *t)
 	evt->set_state_oneshot = t->set_state_oneshot;
 	evt->set_state_oneshot_stopped = t->set_state_oneshot_stopped;
 	evt->set_state_shutdown = t->set_state_shutdown;
+	evt->features |= t->coupled;
 	if (evt->event_handler == lazy_event_handler)
 		evt->event_handler = t->event_handler;
 	/* A device that replaced this one since has inherited its handler. */
@@ -368,7 +368,7 @@ int lazy_online(unsigned int cpu)
 
 	local_irq_save(flags);
 	evt = static_call(lazy_tick_get_device)(cpu)->evtdev;
-	if (lazy_is_deadline(cpu, evt) && !lazy_is_coupled(evt))
+	if (lazy_is_deadline(cpu, evt))
 		err = lazy_take_over(t, evt);
 	local_irq_restore(flags);
 	/* A CPU comes online even so, and keeps its timer. */
@@ -393,7 +393,7 @@ int lazy_find_device(void)
 {
 	void *tick_get_device = vpmu_find_function("tick_get_device");
 	struct clock_event_device *evt;
-	bool deadline, coupled;
+	bool deadline;
 	int cpu;
 	u64 hz;
 
@@ -406,7 +406,6 @@ int lazy_find_device(void)
 	cpu = get_cpu();
 	evt = static_call(lazy_tick_get_device)(cpu)->evtdev;
 	deadline = lazy_is_deadline(cpu, evt);
-	coupled = deadline && lazy_is_coupled(evt);
 	if (deadline) {
 		hz = ((u64)evt->mult * NSEC_PER_SEC) >> evt->shift;
 		lazy_divisor = DIV_ROUND_CLOSEST_ULL((u64)tsc_khz * 1000, hz);
@@ -415,10 +414,6 @@ int lazy_find_device(void)
 	if (!deadline) {
 		pr_err("the timer in use is not the local APIC's TSC deadline\n");
 		return -ENODEV;
-	}
-	if (coupled) {
-		pr_err("this kernel writes TSC deadlines without asking their device, as Linux 7.1 and newer do; this module is for Linux 6.1 to 7.0\n");
-		return -EOPNOTSUPP;
 	}
 	lazy_microsecond = tsc_khz / 1000;
 	return 0;

@@ -20,8 +20,10 @@
 #include <linux/module.h>
 #include <linux/moduleparam.h>
 #include <linux/reboot.h>
+#include <linux/static_call.h>
 #include <linux/syscore_ops.h>
 #include <linux/sysfs.h>
+#include <linux/version.h>
 
 #include <asm/io.h>
 #include <asm/nmi.h>
@@ -111,8 +113,20 @@ static int vpmu_pmu_dying(unsigned int cpu)
 	return 0;
 }
 
+/*
+ * Since Linux 6.19 the callbacks have an argument, and what is registered is
+ * apart from them.
+ */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#define SYSCORE_ARGUMENT	void *unused
+#else
+#define SYSCORE_ARGUMENT	void
+#define register_syscore	register_syscore_ops
+#define unregister_syscore	unregister_syscore_ops
+#endif
+
 /* The last CPU goes to sleep, and comes back with no page shared. */
-static int vpmu_pmu_sleep(void)
+static int vpmu_pmu_sleep(SYSCORE_ARGUMENT)
 {
 	if (this_cpu_read(vpmu_pmu_cpus.page))
 		vpmu_pmu_pause(this_cpu_ptr(&vpmu_pmu_cpus));
@@ -120,17 +134,28 @@ static int vpmu_pmu_sleep(void)
 	return 0;
 }
 
-static void vpmu_pmu_wake(void)
+static void vpmu_pmu_wake(SYSCORE_ARGUMENT)
 {
 	vpmu_pmu_attach();
 	if (this_cpu_read(vpmu_pmu_cpus.page))
 		vpmu_pmu_resume(this_cpu_ptr(&vpmu_pmu_cpus));
 }
 
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+static const struct syscore_ops vpmu_pmu_syscore_ops = {
+	.suspend = vpmu_pmu_sleep,
+	.resume = vpmu_pmu_wake,
+};
+
+static struct syscore vpmu_pmu_syscore = {
+	.ops = &vpmu_pmu_syscore_ops,
+};
+#else
 static struct syscore_ops vpmu_pmu_syscore = {
 	.suspend = vpmu_pmu_sleep,
 	.resume = vpmu_pmu_wake,
 };
+#endif
 
 /* Before another kernel, which knows of no page. */
 static int vpmu_pmu_reboot(struct notifier_block *nb, unsigned long action,
@@ -144,8 +169,12 @@ static struct notifier_block vpmu_pmu_reboot_nb = {
 	.notifier_call = vpmu_pmu_reboot,
 };
 
+/* Linux 7.3 exports it to KVM alone. */
+DEFINE_STATIC_CALL_NULL(vpmu_pmu_capability, perf_get_x86_pmu_capability);
+
 static int vpmu_pmu_discover(void)
 {
+	void *capability = vpmu_find_function("perf_get_x86_pmu_capability");
 	struct x86_pmu_capability other;
 	u32 eax, ebx, ecx, edx;
 
@@ -159,7 +188,12 @@ static int vpmu_pmu_discover(void)
 		       VPMU_PMU_LAYOUT);
 		return -ENODEV;
 	}
-	perf_get_x86_pmu_capability(&other);
+	if (!capability) {
+		pr_err("cannot find perf_get_x86_pmu_capability: are kprobes permitted?\n");
+		return -ENOENT;
+	}
+	static_call_update(vpmu_pmu_capability, capability);
+	static_call(vpmu_pmu_capability)(&other);
 	if (other.num_counters_gp) {
 		pr_err("this guest has a PMU: start it without one\n");
 		return -EBUSY;
@@ -221,7 +255,7 @@ static int __init vpmu_pmu_init(void)
 	err = perf_pmu_register(&vpmu_pmu, "cpu", PERF_TYPE_RAW);
 	if (err)
 		goto remove_state;
-	register_syscore_ops(&vpmu_pmu_syscore);
+	register_syscore(&vpmu_pmu_syscore);
 	register_reboot_notifier(&vpmu_pmu_reboot_nb);
 	pr_info("%u counters, events %#x%s%s\n", vpmu_pmu_counters,
 		vpmu_pmu_events,
@@ -243,7 +277,7 @@ free:
 static void __exit vpmu_pmu_exit(void)
 {
 	unregister_reboot_notifier(&vpmu_pmu_reboot_nb);
-	unregister_syscore_ops(&vpmu_pmu_syscore);
+	unregister_syscore(&vpmu_pmu_syscore);
 	perf_pmu_unregister(&vpmu_pmu);
 	cpuhp_remove_state(CPUHP_AP_PERF_X86_STARTING);
 	vpmu_pmu_end_losing();

@@ -43,11 +43,10 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 17] = [
+const SOURCES: [(&str, &str); 16] = [
     source!("include/vpmu_guest.h"),
     source!("build"),
     source!("lazy_deadline/Makefile"),
-    source!("lazy_deadline/as_linux_7_1.h"),
     source!("lazy_deadline/lazy_deadline.h"),
     source!("lazy_deadline/main.c"),
     source!("lazy_deadline/stats.c"),
@@ -86,12 +85,7 @@ const SHELL: Tool = Tool {
 const KERNEL: &str = "kernel";
 const PMU: &str = "vpmu_pmu.ko";
 /// The files for guests with a lazy deadline.
-const FILES: [&str; 4] = [
-    "lazy_deadline.ko",
-    "as_linux_7_1.ko",
-    "ping_pong",
-    "sleepers",
-];
+const FILES: [&str; 3] = ["lazy_deadline.ko", "ping_pong", "sleepers"];
 
 /// The modules, the kernel they are for, and programs that exercise them.
 #[derive(Debug, Clone)]
@@ -169,8 +163,7 @@ impl Modules {
         self.folder.join(KERNEL)
     }
 
-    /// Returns `lazy_deadline.ko`, the same module as it is on a kernel that it refuses, and the
-    /// programs `ping_pong` and `sleepers`.
+    /// Returns `lazy_deadline.ko`, and the programs `ping_pong` and `sleepers`.
     pub fn files(&self) -> Vec<PathBuf> {
         FILES.map(|file| self.folder.join(file)).into()
     }
@@ -223,8 +216,7 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
         .arg(sources.join(RECIPE))
         .arg(&version)
         .args([&made, &root])
-        .env("CC", COMPILER.program)
-        .env("FOR_TESTS", "1");
+        .env("CC", COMPILER.program);
     SHELL.run(command, cancel, &|| ())?;
     let vmlinuz = root.join("boot").join(format!("vmlinuz-{version}"));
     let kernel = made.join(KERNEL);
