@@ -48,8 +48,8 @@ pub unsafe extern "C" fn vpmu_x86_init_amd(
         _ => None,
     };
     let capability = interface.map(|interface| Capability {
-        interface,
         events: config.events,
+        ..Capability::new(interface)
     });
     // SAFETY: as the caller promises.
     unsafe { x86::init(pmu, capability.map(Into::into), config.policy, host) }

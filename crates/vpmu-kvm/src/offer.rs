@@ -188,7 +188,13 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
         Model::Amd(_) if host != Vendor::Amd => return Err(Error::NoAmd),
         Model::Amd(interface) => {
             let events = support.events;
-            Pmu::Architectural(amd::Capability { interface, events }.into())
+            Pmu::Architectural(
+                amd::Capability {
+                    events,
+                    ..amd::Capability::new(interface)
+                }
+                .into(),
+            )
         }
         Model::Paravirtual => {
             let hardware = support.backing == Backing::Hardware;
@@ -261,8 +267,8 @@ mod tests {
         let amd = |interface| {
             let events = 0b101;
             Ok(Offer::from(Capability::from(amd::Capability {
-                interface,
                 events,
+                ..amd::Capability::new(interface)
             })))
         };
         assert_eq!(found(Model::Auto, Vendor::Amd), amd(amd::Interface::Core));

@@ -21,10 +21,6 @@ pub struct State {
 
 /// The state of the PMU that a guest was offered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each vCPU, for a short time"
-)]
 pub enum SavedPmu {
     /// An architectural PMU: what the guest is told about it, and its registers with all that has been counted.
     Architectural(Capability, PmuState),

@@ -62,6 +62,9 @@ impl<E> CounterHost<E> for Host {
         black_box((counter, places));
         black_box(Taken::default())
     }
+    fn follows_branches(&self) -> bool {
+        black_box(true)
+    }
     fn reports_promptly(&self) -> bool {
         black_box(true)
     }

@@ -4,7 +4,7 @@ use vpmu::counter::{CounterState, Report, Statistics};
 use vpmu::x86::intel::{ConfigError, Msr, Pmu};
 use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent,
-    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel, pebs,
+    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel, lbr, pebs,
 };
 
 use crate::{Host, Watch};
@@ -123,6 +123,40 @@ pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, Capabilit
 #[unsafe(no_mangle)]
 pub fn x86_pebs(pmu: &Watched, capability: &intel::Capability) -> (pebs::Statistics, u64) {
     (pmu.pebs_statistics(), capability.misc_enable())
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_branch(pmu: &mut Watched, branch: &lbr::Branch, host: &mut Host) -> bool {
+    pmu.branch(branch, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_end_following(pmu: &mut Watched, host: &mut Host) -> (bool, bool) {
+    (pmu.disable_lbr(host), pmu.end_following(host))
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_branches(pmu: &Watched) -> (Option<lbr::Filter>, u8, lbr::Statistics) {
+    (
+        pmu.branch_filter(),
+        pmu.branches_awaited(),
+        pmu.lbr_statistics(),
+    )
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_wants(filter: &lbr::Filter, branch: &lbr::Branch) -> bool {
+    filter.passes(branch)
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_lbr_cpuid(capability: &intel::Capability) -> (CpuidLeaf, u32) {
+    (capability.leaf_1c(), capability.leaf_07_edx())
+}
+
+#[unsafe(no_mangle)]
+pub fn x86_lbr_record(stack: &lbr::Stack, n: u8) -> Option<(u64, u64)> {
+    stack.record(n)
 }
 
 #[unsafe(no_mangle)]

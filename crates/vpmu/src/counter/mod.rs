@@ -103,6 +103,13 @@ pub trait CounterHost<E> {
         }
     }
 
+    /// Whether the embedder hands branches over only while [`Pmu::branches_awaited`](crate::x86::Pmu::branches_awaited)
+    /// says that a PMI waits for them. `false`: the embedder hands over all branches, or offers no
+    /// [last branch records](crate::x86::lbr).
+    fn follows_branches(&self) -> bool {
+        false
+    }
+
     /// Whether every report that is due has been handed to the PMU before the guest's next access
     /// is: a signal to the vCPU's own thread, say, that is looked for at every exit. Then a counter
     /// that has been asked for a report, and has not made it, has not got there, and an overflow

@@ -2,7 +2,9 @@
 
 use core::fmt;
 
-use super::{ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel, pebs};
+use super::{
+    ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel, lbr, pebs,
+};
 use crate::counter::{CounterHost, CounterState, Events, Report, Statistics};
 
 /// What a guest is told about its PMU.
@@ -24,12 +26,18 @@ impl Capability {
         }
     }
 
-    /// Every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS where it is offered.
+    /// Every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS and of last branch records
+    /// where they are offered.
     pub fn msrs(&self) -> impl Iterator<Item = u32> + use<> {
         let (intel, amd) = match self {
             Self::Intel(capability) => (Some(capability.pebs.is_some()), None),
             Self::Amd(_) => (None, Some(amd::Msr::all())),
         };
+        let (intel_lbr, amd_lbr) = match self {
+            Self::Intel(capability) => (capability.lbr.map(|_| lbr::intel::msrs()), None),
+            Self::Amd(capability) => (None, capability.offered_lbr().map(|_| lbr::amd::msrs())),
+        };
+        let lbr = (intel_lbr.into_iter().flatten()).chain(amd_lbr.into_iter().flatten());
         let intel = intel.into_iter().flat_map(|has_pebs| {
             let offered = move |msr: &intel::Msr| has_pebs || !msr.is_of_pebs();
             intel::Msr::all().filter(offered)
@@ -38,6 +46,7 @@ impl Capability {
         intel
             .map(intel::Msr::address)
             .chain(amd.map(amd::Msr::address))
+            .chain(lbr)
     }
 }
 
@@ -255,6 +264,40 @@ impl<V: Events> AnyPmu<V> {
     /// What became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
     pub fn pebs_statistics(&self) -> pebs::Statistics {
         each!(self, pmu => pmu.pebs_statistics())
+    }
+
+    /// Which branches the guest wants recorded now.
+    pub fn branch_filter(&self) -> Option<lbr::Filter> {
+        each!(self, pmu => pmu.branch_filter())
+    }
+
+    /// How many branches more a PMI waits for.
+    pub fn branches_awaited(&self) -> u8 {
+        each!(self, pmu => pmu.branches_awaited())
+    }
+
+    /// The guest has taken `branch`. Returns whether a PMI is due.
+    pub fn branch<H: CounterHost<CounterConfig>>(
+        &mut self,
+        branch: &lbr::Branch,
+        host: &mut H,
+    ) -> bool {
+        each!(self, pmu => pmu.branch(branch, host))
+    }
+
+    /// The embedder follows its guest no longer. Returns whether a PMI is due.
+    pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
+        each!(self, pmu => pmu.end_following(host))
+    }
+
+    /// Clears the bit that enables the last branch records, as INIT does. Returns whether it was set.
+    pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
+        each!(self, pmu => pmu.disable_lbr(host))
+    }
+
+    /// What became of the branches that were handed over.
+    pub fn lbr_statistics(&self) -> lbr::Statistics {
+        each!(self, pmu => pmu.lbr_statistics())
     }
 
     /// What `counter` is doing; `None` if there is no such counter.

@@ -22,8 +22,14 @@ pub(super) struct Counters<V> {
     status: u64,
     /// An overflow has requested a PMI that nobody has taken.
     pmi_due: bool,
+    /// A PMI waits until the guest has been followed. It has not been requested.
+    pmi_held: bool,
+    /// Whether a PMI has to wait for that.
+    holds_pmis: bool,
     /// What the request of a PMI stops the counters by.
     freezing: Option<Freeze>,
+    /// Whether the request of a PMI stops the last branch records.
+    freezes_branches: bool,
 
     // What the controls say, as sets.
     /// Counters that the guest has enabled by their own controls.
@@ -54,7 +60,10 @@ impl<V: Events> Counters<V> {
             overflowed: CounterSet::EMPTY,
             status: 0,
             pmi_due: false,
+            pmi_held: false,
+            holds_pmis: false,
             freezing: None,
+            freezes_branches: false,
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             recording: CounterSet::EMPTY,
@@ -95,6 +104,7 @@ impl<V: Events> Counters<V> {
         self.overflowed = counted.overflowed;
         self.status = counted.status;
         self.pmi_due = counted.pmi_due;
+        self.pmi_held = false;
     }
 
     /// From now on counter `n` does what `control` says.
@@ -203,8 +213,31 @@ impl<V: Events> Counters<V> {
         self.status |= others;
     }
 
-    pub(super) const fn set_freezing(&mut self, freezing: Option<Freeze>) {
+    pub(super) const fn set_freezing(&mut self, freezing: Option<Freeze>, branches: bool) {
         self.freezing = freezing;
+        self.freezes_branches = branches;
+    }
+
+    /// Whether the last branch records are frozen.
+    pub(super) const fn are_branches_frozen(&self) -> bool {
+        self.status & status::BRANCHES_FROZEN != 0
+    }
+
+    /// Whether PMIs wait from now on until the guest has been followed.
+    pub(super) const fn set_holding(&mut self, holds: bool) {
+        self.holds_pmis = holds;
+    }
+
+    /// Whether a PMI waits until the guest has been followed.
+    pub(super) const fn is_pmi_held(&self) -> bool {
+        self.pmi_held
+    }
+
+    /// The guest has been followed: the PMI that has waited for it is requested.
+    pub(super) fn release_pmi(&mut self) {
+        if core::mem::replace(&mut self.pmi_held, false) {
+            self.request_now();
+        }
     }
 
     pub(super) const fn pmi_due(&self) -> bool {
@@ -215,14 +248,26 @@ impl<V: Events> Counters<V> {
         core::mem::replace(&mut self.pmi_due, false)
     }
 
-    /// An interrupt is requested. The request, not its delivery, stops the counters if the guest wants that (SDM
-    /// 19.4.7): LVTPC may be masked.
+    /// An interrupt is requested, or will be once the guest has been followed.
     pub(super) fn request_pmi(&mut self) {
+        // Only once: a PMI that is due already finds the records that there are.
+        if self.holds_pmis && !self.pmi_due {
+            self.pmi_held = true;
+        } else {
+            self.request_now();
+        }
+    }
+
+    /// The request, not its delivery, stops the counters if the guest wants that (SDM 19.4.7): LVTPC may be masked.
+    fn request_now(&mut self) {
         self.pmi_due = true;
         match self.freezing {
             Some(Freeze::Gate) => self.gate = CounterSet::EMPTY,
             Some(Freeze::Status) => self.status |= status::COUNTERS_FROZEN,
             None => {}
+        }
+        if self.freezes_branches {
+            self.status |= status::BRANCHES_FROZEN;
         }
     }
 

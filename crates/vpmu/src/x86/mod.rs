@@ -11,6 +11,7 @@ mod config;
 mod counters;
 mod filter;
 pub mod intel;
+pub mod lbr;
 pub mod pebs;
 mod pmu;
 mod registers;
@@ -37,6 +38,8 @@ pub enum Ring {
 mod status {
     /// The counters are frozen: none counts while this is set.
     pub(super) const COUNTERS_FROZEN: u64 = 1 << 59;
+    /// The last branch records are frozen: none is recorded while this is set.
+    pub(super) const BRANCHES_FROZEN: u64 = 1 << 58;
     /// The PEBS buffer in the DS save area is full, up to its threshold. Intel's only.
     pub(super) const BUFFER_OVERFLOW: u64 = 1 << 62;
 }
@@ -54,6 +57,12 @@ pub enum Outcome {
     Done,
     /// Inject #GP(0), and do not step over the instruction.
     GeneralProtection,
+}
+
+/// Returns `address` as a linear address of so many bits: the highest of them is repeated above.
+const fn canonical(address: u64, bits: u8) -> u64 {
+    let unused = 64_u32.saturating_sub(bits as u32) & 63;
+    (address.cast_signed() << unused >> unused).cast_unsigned()
 }
 
 /// What one CPUID leaf answers.

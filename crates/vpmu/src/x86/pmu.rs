@@ -4,13 +4,14 @@
 //! taken under the controls that they were counted with, then the counters adopt what the registers say now, then the
 //! host is brought to that.
 
+mod branches;
 mod vcpu;
 
 use core::num::NonZeroU64;
 
 use super::counters::Counters;
 use super::registers::{Effect, PmuConfig, Registers, Source};
-use super::{CounterConfig, Outcome, Ring};
+use super::{CounterConfig, Outcome, Ring, lbr};
 use crate::counter::{Bank, CounterHost, CounterSet, Events, FAR, Lost, Model};
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
@@ -21,6 +22,7 @@ use crate::counter::{Bank, CounterHost, CounterSet, Events, FAR, Lost, Model};
 pub struct Pmu<R: Registers, V = ()> {
     registers: R,
     counters: Counters<V>,
+    lbr: Option<lbr::Unit>,
 }
 
 impl<R: Registers, V: Events> Pmu<R, V> {
@@ -28,6 +30,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         let registers = R::power_on(config.capability);
         let (existing, gate) = (registers.counters(), registers.gate_at_reset());
         let mut pmu = Self {
+            lbr: registers.lbr(),
             registers,
             counters: Counters::new(existing, gate, (config.filter, config.policy), events),
         };
@@ -39,7 +42,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
         match R::decode(address) {
             Some(msr) => self.read(msr, host),
-            None => Outcome::NotHandled,
+            None => self.read_lbr(address, host),
         }
     }
 
@@ -52,16 +55,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> Outcome {
         match R::decode(address) {
             Some(msr) => self.write(msr, value, host),
-            None => Outcome::NotHandled,
+            None => self.write_lbr(address, value, host),
         }
     }
 
     /// Performs a read of `msr`.
     pub fn read<H: CounterHost<CounterConfig>>(&mut self, msr: R::Msr, host: &mut H) -> Outcome {
-        let Some(source) = self.registers.read(msr) else {
-            return Outcome::GeneralProtection;
-        };
-        Outcome::Value(match source {
+        self.begin_access(host);
+        let value = self.registers.read(msr).map(|source| match source {
             Source::Register(value) => value,
             Source::Counter(n) => self.read_counter(n, host),
             Source::Status => self.read_status(host),
@@ -70,7 +71,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 self.apply(host);
                 R::global_bits(self.counters.gate())
             }
-        })
+        });
+        self.end_access(host);
+        match value {
+            Some(value) => Outcome::Value(value),
+            None => Outcome::GeneralProtection,
+        }
     }
 
     /// Performs a write of `msr`.
@@ -80,6 +86,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
+        self.begin_access(host);
         self.settle_acting(host);
         let effect = self.registers.write(msr, value);
         if let Some(effect) = effect {
@@ -88,6 +95,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         if let Some(pebs) = self.registers.pebs_mut() {
             pebs.end_unfit_sampling(&self.counters, host);
         }
+        self.end_access(host);
         self.apply(host);
         match effect {
             Some(_) => Outcome::Done,
@@ -108,7 +116,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> Outcome {
         match self.registers.indexed(ecx) {
-            Some(n) if ring == Ring::Kernel || pce => Outcome::Value(self.read_counter(n, host)),
+            Some(n) if ring == Ring::Kernel || pce => {
+                self.begin_access(host);
+                let value = self.read_counter(n, host);
+                self.end_access(host);
+                Outcome::Value(value)
+            }
             _ => Outcome::GeneralProtection,
         }
     }
@@ -159,7 +172,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Effect::Freezing => {
                 // What overflowed before the guest wanted it to freeze does not freeze.
                 self.settle(self.counters.interrupting(), host);
-                self.counters.set_freezing(self.registers.freezing());
+                self.adopt_freezing();
             }
             Effect::RecordGroups => {
                 if let Some(pebs) = self.registers.pebs_mut() {
@@ -193,7 +206,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// All counters do what the registers say now. Losses are forgotten: the host is asked again.
     fn adopt_all(&mut self) {
         let all = self.implemented();
-        self.counters.set_freezing(self.registers.freezing());
+        self.adopt_freezing();
         self.adopt(all);
         self.reclassify(all);
     }
@@ -311,6 +324,9 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
     fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if let Some(pebs) = self.registers.pebs_mut() {
             pebs.record(&mut self.counters, host);
+        }
+        if self.counters.is_pmi_held() {
+            self.begin_run();
         }
     }
 }

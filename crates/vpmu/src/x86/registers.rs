@@ -7,7 +7,7 @@
 //! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
 //! them.
 
-use super::{CounterConfig, EventFilter, EventKind, pebs};
+use super::{CounterConfig, EventFilter, EventKind, lbr, pebs};
 use crate::counter::{CounterSet, Lost, Policy, Slots};
 
 /// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
@@ -195,13 +195,13 @@ pub trait Registers: Clone {
     fn control(&self, n: u8) -> Control;
 
     /// Returns everything as one plain value.
-    fn save(&self, counted: &Counted) -> Self::State;
+    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self::State;
 
     /// Refuses a state that this capability cannot have come to.
     fn check(&self, state: &Self::State) -> Result<(), Self::RestoreError>;
 
     /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
-    fn restore(&mut self, state: &Self::State) -> Counted;
+    fn restore(&mut self, state: &Self::State, lbr: Option<&mut lbr::Unit>) -> Counted;
 
     /// Whether the guest sees who has overflowed, until it clears that by itself.
     fn has_status(&self) -> bool {
@@ -210,6 +210,16 @@ pub trait Registers: Clone {
 
     /// Returns what the request of a PMI stops the counters by; `None`: they go on.
     fn freezing(&self) -> Option<Freeze> {
+        None
+    }
+
+    /// Whether the request of a PMI stops the last branch records.
+    fn freezes_branches(&self) -> bool {
+        false
+    }
+
+    /// Returns last branch records as they are after power-on reset, where the guest has them.
+    fn lbr(&self) -> Option<lbr::Unit> {
         None
     }
 

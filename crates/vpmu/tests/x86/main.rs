@@ -5,6 +5,7 @@ mod amd;
 mod behaviour;
 mod guest;
 mod host_calls;
+mod lbr;
 mod model;
 mod orders;
 mod pair;

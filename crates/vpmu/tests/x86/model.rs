@@ -225,6 +225,7 @@ pub(crate) fn capability() -> BoxedStrategy<Capability> {
                     leaf_23: leaf_23 && version == V5,
                     other_debugctl: u64::from(btf) << 1,
                     pebs: None,
+                    lbr: None,
                 }
             },
         )

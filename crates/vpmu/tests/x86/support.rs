@@ -70,6 +70,8 @@ pub(crate) struct FakeHost<E> {
     pub(crate) keeps: u64,
     /// Whether the vCPU's thread is outside its guest.
     pub(crate) outside: u64,
+    /// Whether branches are handed over only while a PMI waits for them.
+    pub(crate) follows: bool,
 }
 
 impl<E> Default for FakeHost<E> {
@@ -90,6 +92,7 @@ impl<E> Default for FakeHost<E> {
             guest: None,
             keeps: 0,
             outside: 0,
+            follows: false,
         }
     }
 }
@@ -334,6 +337,10 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
 
     fn repeats(&self) -> bool {
         self.repeats
+    }
+
+    fn follows_branches(&self) -> bool {
+        self.follows
     }
 
     fn deficit(&self, counter: u8) -> Option<Lost> {

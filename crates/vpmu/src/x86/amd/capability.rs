@@ -2,7 +2,7 @@
 
 use super::MAX_COUNTERS;
 use crate::counter::CounterSet;
-use crate::x86::{ArchEvent, CpuidLeaf};
+use crate::x86::{ArchEvent, CpuidLeaf, lbr, status};
 
 /// How software reaches the counters. Later ones order higher, and contain the earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +34,10 @@ pub struct Capability {
     /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A
     /// guest cannot be told: a counter of another one is lost, and the host is not asked.
     pub events: u32,
+    /// Last branch records: the stack of LbrExtV2. With [`Interface::V2`] only, whose status register freezes them;
+    /// else there are none.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub lbr: Option<lbr::amd::Capability>,
 }
 
 impl Capability {
@@ -42,6 +46,7 @@ impl Capability {
         Self {
             interface,
             events: u32::MAX,
+            lbr: None,
         }
     }
 
@@ -75,17 +80,40 @@ impl Capability {
         }
     }
 
-    /// CPUID leaf 8000_0022H: PerfMonV2 and the number of core counters. All zero for an earlier interface.
+    /// CPUID leaf 8000_0022H: PerfMonV2, the LBR stack, and their numbers. All zero for an earlier interface.
     pub const fn leaf_8000_0022(&self) -> CpuidLeaf {
         let (eax, ebx) = match self.interface {
             Interface::Legacy | Interface::Core => (0, 0),
             Interface::V2 => (1, self.count() as u32),
         };
+        let (lbr_eax, lbr_ebx) = match self.offered_lbr() {
+            Some(_) => (
+                lbr::amd::Capability::LEAF_8000_0022_EAX,
+                lbr::amd::Capability::LEAF_8000_0022_EBX,
+            ),
+            None => (0, 0),
+        };
         CpuidLeaf {
-            eax,
-            ebx,
+            eax: eax | lbr_eax,
+            ebx: ebx | lbr_ebx,
             ecx: 0,
             edx: 0,
+        }
+    }
+
+    /// Returns the last branch records that the guest has.
+    pub const fn offered_lbr(&self) -> Option<lbr::amd::Capability> {
+        match self.interface {
+            Interface::Legacy | Interface::Core => None,
+            Interface::V2 => self.lbr,
+        }
+    }
+
+    /// Bits of PerfCntrGlobalStatus that can be set and are no counter's.
+    pub(super) const fn status_bits(&self) -> u64 {
+        match self.offered_lbr() {
+            Some(_) => status::BRANCHES_FROZEN | status::COUNTERS_FROZEN,
+            None => 0,
         }
     }
 

@@ -22,9 +22,9 @@
 //!
 //! # What is not offered
 //!
-//! Instruction-based sampling, last-branch records, branch sampling, freezing on a PMI, northbridge, L3 and data
-//! fabric counters: their bits in CPUID are clear. The Merge event, by which families 17H and later make one
-//! counter of two, makes both [`Lost`](crate::counter::CounterState::Lost).
+//! Instruction-based sampling, branch sampling, northbridge, L3 and data fabric counters: their bits in CPUID are clear. The Merge event, by which families 17H and later make one
+//! counter of two, makes both [`Lost`](crate::counter::CounterState::Lost). [`lbr`](crate::x86::lbr) and with it freezing on a PMI are
+//! offered where the capability has them.
 
 mod capability;
 mod msr;

@@ -6,7 +6,7 @@
 use super::{Capability, Interface, Msr, PmuState, RestoreError};
 use crate::counter::{CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Source};
-use crate::x86::{EventKind, RawPerfEvtSel};
+use crate::x86::{EventKind, RawPerfEvtSel, lbr};
 
 /// Bits of PERF_CTL that Intel's register does not have (APM vol. 2, 13.2.1).
 pub mod perf_ctl {
@@ -101,6 +101,7 @@ impl registers::Registers for Registers {
     fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
         self.check_interface(msr)?;
         let counters = CounterSet::from_bits(value as u32) & self.capability.counters();
+        let others = value & self.capability.status_bits();
         Some(match msr {
             Msr::LegacyCtl(n) | Msr::Ctl(n) => {
                 let n = self.existing(n)?;
@@ -111,8 +112,8 @@ impl registers::Registers for Registers {
             Msr::LegacyCtr(n) | Msr::Ctr(n) => Effect::Counter(self.existing(n)?, value & COUNTER),
             Msr::GlobalStatus => Effect::Nothing,
             Msr::GlobalCtl => Effect::Gate(counters),
-            Msr::GlobalStatusClr => Effect::ClearStatus(counters, 0),
-            Msr::GlobalStatusSet => Effect::SetStatus(counters, 0),
+            Msr::GlobalStatusClr => Effect::ClearStatus(counters, others),
+            Msr::GlobalStatusSet => Effect::SetStatus(counters, others),
         })
     }
 
@@ -159,16 +160,20 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn save(&self, counted: &Counted) -> PmuState {
-        PmuState::save(self, counted)
+    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        PmuState::save(self, counted, lbr)
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
         state.check(&self.capability)
     }
 
-    fn restore(&mut self, state: &PmuState) -> Counted {
-        state.restore(self)
+    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+        state.restore(self, lbr)
+    }
+
+    fn lbr(&self) -> Option<lbr::Unit> {
+        self.capability.offered_lbr().map(lbr::Unit::amd)
     }
 
     fn has_status(&self) -> bool {

@@ -5,8 +5,8 @@ use core::fmt;
 use super::registers::COUNTER;
 use super::{Capability, Interface, MAX_COUNTERS, Registers, perf_ctl};
 use crate::counter::CounterSet;
-use crate::x86::RawPerfEvtSel;
 use crate::x86::registers::Counted;
+use crate::x86::{RawPerfEvtSel, lbr};
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs with equal states
 /// are the same to their guests.
@@ -29,16 +29,18 @@ pub struct PmuState {
     pub global_status: u64,
     /// A PMI has been requested and not taken.
     pub pmi_due: bool,
+    /// The registers of the last branch records, where the guest has them.
+    pub lbr: Option<lbr::amd::State>,
 }
 
 impl PmuState {
     /// The layout this engine writes and reads.
-    pub const LAYOUT: u16 = 1;
+    pub const LAYOUT: u16 = 2;
 }
 
 impl PmuState {
     /// Returns what a guest can see of its registers and counters.
-    pub(super) fn save(registers: &Registers, counted: &Counted) -> Self {
+    pub(super) fn save(registers: &Registers, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self {
         let interface = registers.capability.interface;
         let global = |counters: CounterSet| match interface {
             Interface::Legacy | Interface::Core => 0,
@@ -50,8 +52,9 @@ impl PmuState {
             perf_ctl: [0; MAX_COUNTERS as usize],
             perf_ctr: [0; MAX_COUNTERS as usize],
             global_ctl: global(counted.gate),
-            global_status: global(counted.overflowed),
+            global_status: global(counted.overflowed) | counted.status,
             pmi_due: counted.pmi_due,
+            lbr: lbr.and_then(lbr::Unit::save_amd),
         };
         for ((n, value), raw) in (0..).zip(&mut state.perf_ctr).zip(&mut state.perf_ctl) {
             *value = counted.values[n];
@@ -61,7 +64,11 @@ impl PmuState {
     }
 
     /// Puts a state that was [checked](Self::check) into `registers`, and returns what is not theirs.
-    pub(super) fn restore(&self, registers: &mut Registers) -> Counted {
+    pub(super) fn restore(
+        &self,
+        registers: &mut Registers,
+        lbr: Option<&mut lbr::Unit>,
+    ) -> Counted {
         let mut counted = Counted {
             pmi_due: self.pmi_due,
             gate: registers.capability.counters(),
@@ -74,6 +81,10 @@ impl PmuState {
         if self.interface >= Interface::V2 {
             counted.gate = CounterSet::from_bits(self.global_ctl as u32);
             counted.overflowed = CounterSet::from_bits(self.global_status as u32);
+            counted.status = self.global_status & registers.capability.status_bits();
+        }
+        if let (Some(unit), Some(state)) = (lbr, &self.lbr) {
+            unit.restore_amd(state);
         }
         counted
     }
@@ -106,7 +117,16 @@ impl PmuState {
             Interface::V2 => capability.counters().bits().into(),
         };
         fits("PerfCntrGlobalCtl", self.global_ctl, global)?;
-        fits("PerfCntrGlobalStatus", self.global_status, global)
+        let status = global | capability.status_bits();
+        fits("PerfCntrGlobalStatus", self.global_status, status)?;
+        match (&self.lbr, &capability.offered_lbr()) {
+            (None, None) => Ok(()),
+            (Some(state), Some(capability)) => {
+                let damaged = |(register, value)| RestoreError::Reserved { register, value };
+                state.check(capability).map_err(damaged)
+            }
+            (Some(_), None) | (None, Some(_)) => Err(RestoreError::Lbr),
+        }
     }
 }
 
@@ -126,6 +146,8 @@ pub enum RestoreError {
         /// What this PMU offers.
         offered: Interface,
     },
+    /// Of the guest that was saved and this one, only one has last branch records.
+    Lbr,
     /// A register holds bits that do not exist here: the state is damaged or from elsewhere.
     Reserved {
         /// The register's name.
@@ -147,6 +169,9 @@ impl fmt::Display for RestoreError {
                 f,
                 "restore a guest of the interface {saved:?} to a PMU with {offered:?}"
             ),
+            Self::Lbr => {
+                f.write_str("restore a guest: only one of the two PMUs has last branch records")
+            }
             Self::Reserved { register, value } => write!(
                 f,
                 "restore {register} = {value:#x}: reserved bits are set in the saved state"

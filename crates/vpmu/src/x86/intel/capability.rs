@@ -3,8 +3,7 @@
 use super::global_status;
 use super::{ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
 use crate::counter::CounterSet;
-use crate::x86::ArchEvent;
-use crate::x86::pebs;
+use crate::x86::{ArchEvent, lbr, pebs};
 
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
 /// higher, and contain the earlier ones.
@@ -47,6 +46,8 @@ impl Version {
 
 /// Bits of IA32_PERF_CAPABILITIES.
 pub mod perf_capabilities {
+    /// The format of last branch records is the architectural one.
+    pub const LBR_FORMAT_ARCH: u64 = 0x3f;
     /// A PEBS record is written after the instruction, so its RIP is the next one's.
     pub const PEBS_TRAP: u64 = 1 << 6;
     /// PEBS records have the general registers.
@@ -102,6 +103,10 @@ pub struct Capability {
     /// host that has [`CounterHost::pebs`](crate::counter::CounterHost::pebs).
     #[cfg_attr(feature = "serde", serde(default))]
     pub pebs: Option<pebs::Capability>,
+    /// Last branch records: CPUID.07H:EDX\[19\] and leaf 1CH, and the format of records in IA32_PERF_CAPABILITIES. Needs
+    /// `pdcm` and version 4, whose status register freezes them. Not beside PEBS.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub lbr: Option<lbr::intel::Capability>,
 }
 
 impl Capability {
@@ -122,6 +127,7 @@ impl Capability {
             leaf_23: false,
             other_debugctl: 0,
             pebs: None,
+            lbr: None,
         }
     }
 
@@ -147,7 +153,10 @@ impl Capability {
         if self.events & !0xff != 0 {
             return Err(ConfigError::Events(self.events));
         }
-        let announced = self.full_width_writes || self.freeze_while_smm || self.pebs.is_some();
+        let announced = self.full_width_writes
+            || self.freeze_while_smm
+            || self.pebs.is_some()
+            || self.lbr.is_some();
         if !self.pdcm && announced {
             return Err(ConfigError::Pdcm);
         }
@@ -155,6 +164,12 @@ impl Capability {
             && !matches!(pebs.linear_address_bits, 48 | 57)
         {
             return Err(ConfigError::LinearAddress(pebs.linear_address_bits));
+        }
+        if let Some(lbr) = self.lbr {
+            let frozen_by_status = matches!(self.version, Version::V4 | Version::V5);
+            if !lbr.is_possible() || !frozen_by_status || self.pebs.is_some() {
+                return Err(ConfigError::Lbr);
+            }
         }
         if self.leaf_23 && !matches!(self.version, Version::V5) {
             return Err(ConfigError::Leaf23(self.version));
@@ -175,6 +190,7 @@ impl Capability {
             | perf_capabilities::PEBS_FORMAT_4
             | perf_capabilities::PEBS_BASELINE;
         when(self.pebs.is_some(), pebs)
+            | when(self.lbr.is_some(), perf_capabilities::LBR_FORMAT_ARCH)
             | when(self.full_width_writes, perf_capabilities::FW_WRITE)
             | when(self.freeze_while_smm, perf_capabilities::FREEZE_WHILE_SMM)
     }
@@ -251,8 +267,9 @@ impl Capability {
 
     /// Reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
     pub const fn status_set_reserved(&self) -> u64 {
-        // LBR_FRZ can be cleared, as any version-4 handler may try to, but nothing sets it: there is no LBR.
-        let frozen = self.freeze_bits() & global_status::CTR_FRZ;
+        // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
+        let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
+        let frozen = self.freeze_bits() & !without;
         !(to_global(self.counters()) | global_status::OVF_BUF | frozen)
     }
 
@@ -267,7 +284,8 @@ impl Capability {
         // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
         let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
         let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
-        !(freeze | smm | self.other_debugctl)
+        let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
+        !(freeze | smm | branches | self.other_debugctl)
     }
 
     /// Status bits that came with version 4.

@@ -58,6 +58,24 @@ impl Capability {
         misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)
     }
 
+    /// The bits of CPUID.(07H,0):EDX that say what this PMU has: architectural LBR.
+    pub const fn leaf_07_edx(&self) -> u32 {
+        (self.lbr.is_some() as u32) << 19
+    }
+
+    /// CPUID leaf 1CH: the last branch records. All zero where there are none.
+    pub const fn leaf_1c(&self) -> CpuidLeaf {
+        match self.lbr {
+            Some(lbr) => lbr.leaf_1c(),
+            None => CpuidLeaf {
+                eax: 0,
+                ebx: 0,
+                ecx: 0,
+                edx: 0,
+            },
+        }
+    }
+
     /// The bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
     pub const fn leaf_07_1_eax(&self) -> u32 {
         (self.leaf_23 as u32) << 8

@@ -24,6 +24,8 @@ pub enum ConfigError {
     DebugCtl(u64),
     /// PEBS for linear addresses of so many bits, which are not 48 or 57.
     LinearAddress(u8),
+    /// Last branch records with a depth or an address width that does not exist, before version 4, or beside PEBS.
+    Lbr,
 }
 
 impl fmt::Display for ConfigError {
@@ -45,6 +47,9 @@ impl fmt::Display for ConfigError {
             Self::LinearAddress(bits) => {
                 write!(f, "linear addresses of {bits} bits are not of 48 or 57")
             }
+            Self::Lbr => f.write_str(
+                "last branch records take depths of 8 to 32, addresses of 48 or 57 bits, version 4 or later, and no PEBS",
+            ),
             Self::DebugCtl(bits) => write!(f, "IA32_DEBUGCTL bits {bits:#x} are the PMU's own"),
         }
     }

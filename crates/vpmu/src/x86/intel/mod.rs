@@ -27,8 +27,9 @@
 //!
 //! # What is not offered
 //!
-//! Last-branch records, performance metrics and the uncore: their bits are reserved, so a guest that looks
-//! finds a processor without them. [`pebs`](crate::x86::pebs) is offered where the capability has it.
+//! Performance metrics and the uncore: their bits are reserved, so a guest that looks finds a processor
+//! without them. [`pebs`](crate::x86::pebs) and [`lbr`](crate::x86::lbr) are offered where the capability
+//! has them.
 
 mod capability;
 mod config;

@@ -34,7 +34,7 @@ pub mod global_status {
 
 /// Bits of IA32_DEBUGCTL that belong to the PMU.
 pub mod debugctl {
-    /// Freeze the last-branch records on a PMI. Not supported: reserved.
+    /// Freeze the last branch records on a PMI. Reserved without [`lbr`](crate::x86::lbr).
     pub const FREEZE_LBRS_ON_PMI: u64 = 1 << 11;
     /// Freeze the counters on a PMI.
     pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::counter::{CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
-use crate::x86::{EventKind, RawPerfEvtSel, pebs};
+use crate::x86::{EventKind, RawPerfEvtSel, lbr, pebs};
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
@@ -210,16 +210,16 @@ impl registers::Registers for Registers {
         }
     }
 
-    fn save(&self, counted: &Counted) -> PmuState {
-        PmuState::save(self, counted)
+    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        PmuState::save(self, counted, lbr)
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
         state.check(&self.capability)
     }
 
-    fn restore(&mut self, state: &PmuState) -> Counted {
-        state.restore(self)
+    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+        state.restore(self, lbr)
     }
 
     /// SDM 19.4.7.
@@ -229,6 +229,14 @@ impl registers::Registers for Registers {
             Version::V4 | Version::V5 => Freeze::Status,
         };
         (self.debugctl & debugctl::FREEZE_PERFMON_ON_PMI != 0).then_some(style)
+    }
+
+    fn freezes_branches(&self) -> bool {
+        self.debugctl & debugctl::FREEZE_LBRS_ON_PMI != 0
+    }
+
+    fn lbr(&self) -> Option<lbr::Unit> {
+        self.capability.lbr.map(lbr::Unit::intel)
     }
 
     fn pebs(&self) -> Option<&pebs::Unit> {

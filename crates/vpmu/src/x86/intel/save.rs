@@ -2,12 +2,12 @@
 
 use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers, RestoreError};
 use super::{from_global, to_global};
-use crate::x86::pebs;
 use crate::x86::registers::Counted;
+use crate::x86::{lbr, pebs};
 
 impl PmuState {
     /// Returns what a guest can see of its registers and counters.
-    pub(super) fn save(registers: &Registers, counted: &Counted) -> Self {
+    pub(super) fn save(registers: &Registers, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self {
         let capability = &registers.capability;
         let pebs =
             (registers.pebs.as_ref()).map_or_else(pebs::Registers::default, |unit| unit.registers);
@@ -27,6 +27,7 @@ impl PmuState {
             pebs_enable: pebs.enable,
             pebs_data_cfg: pebs.data_cfg,
             ds_area: pebs.ds_area,
+            lbr: lbr.and_then(lbr::Unit::save_intel),
         };
         for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
             *value = counted.values[n];
@@ -39,7 +40,11 @@ impl PmuState {
     }
 
     /// Puts a state that was [checked](Self::check) into `registers`, and returns what is not theirs.
-    pub(super) fn restore(&self, registers: &mut Registers) -> Counted {
+    pub(super) fn restore(
+        &self,
+        registers: &mut Registers,
+        lbr: Option<&mut lbr::Unit>,
+    ) -> Counted {
         let mut counted = Counted {
             gate: from_global(self.global_ctrl),
             overflowed: from_global(self.global_status),
@@ -62,6 +67,9 @@ impl PmuState {
                 data_cfg: self.pebs_data_cfg,
                 ds_area: self.ds_area,
             };
+        }
+        if let (Some(unit), Some(state)) = (lbr, &self.lbr) {
+            unit.restore_intel(state);
         }
         counted
     }
@@ -119,6 +127,14 @@ impl PmuState {
             self.debugctl,
             capability.debugctl_reserved(),
         )?;
+        match (&self.lbr, &capability.lbr) {
+            (None, None) => {}
+            (Some(state), Some(capability)) => {
+                let damaged = |(register, value)| RestoreError::Reserved { register, value };
+                state.check(capability).map_err(damaged)?;
+            }
+            (Some(_), None) | (None, Some(_)) => return Err(RestoreError::Lbr),
+        }
         self.check_pebs(capability)
     }
 

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use super::{MAX_FIXED, MAX_GENERAL, Version};
+use crate::x86::lbr;
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs
 /// with equal states are the same to their guests.
@@ -41,11 +42,13 @@ pub struct PmuState {
     pub pebs_data_cfg: u64,
     /// IA32_DS_AREA.
     pub ds_area: u64,
+    /// The registers of the last branch records, where the guest has them.
+    pub lbr: Option<lbr::intel::State>,
 }
 
 impl PmuState {
     /// The layout this engine writes and reads.
-    pub const LAYOUT: u16 = 3;
+    pub const LAYOUT: u16 = 4;
 }
 
 /// Why a saved PMU cannot go on here.
@@ -78,6 +81,8 @@ pub enum RestoreError {
         /// What this PMU offers.
         offered: (u32, u8),
     },
+    /// Of the guest that was saved and this one, only one has last branch records.
+    Lbr,
     /// A register holds bits that do not exist here: the state is damaged or from elsewhere.
     Reserved {
         /// The register's name.
@@ -108,6 +113,9 @@ impl fmt::Display for RestoreError {
                 "restore a guest with fixed counters {:#x} of {} bits to a PMU with {:#x} of {}",
                 saved.0, saved.1, offered.0, offered.1
             ),
+            Self::Lbr => {
+                f.write_str("restore a guest: only one of the two PMUs has last branch records")
+            }
             Self::Reserved { register, value } => write!(
                 f,
                 "restore {register} = {value:#x}: reserved bits are set in the saved state"

@@ -50,7 +50,7 @@ pub use guest::{Fault, GeneralRegisters, Guest, Place};
 pub use record::data_cfg;
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
-pub use unit::Unit;
+pub(super) use unit::Unit;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The registers of PEBS, and what a guest is told of it.
 
 use super::data_cfg;
+use crate::x86::canonical;
 
 /// Bits of IA32_MISC_ENABLE that say what a PMU has. Both are read-only to the guest.
 pub mod misc_enable {
@@ -34,10 +35,7 @@ impl Capability {
 
     /// Whether `address` is canonical.
     pub(in crate::x86) const fn is_linear(&self, address: u64) -> bool {
-        // 48 or 57.
-        let unused = 64_u32.saturating_sub(self.linear_address_bits as u32) & 63;
-        let extended = address.cast_signed() << unused >> unused;
-        extended.cast_unsigned() == address
+        canonical(address, self.linear_address_bits) == address
     }
 }
 

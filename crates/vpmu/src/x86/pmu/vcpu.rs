@@ -80,11 +80,16 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// Goes back to power-on reset, with every host event released: for a vCPU that is reset or goes
-    /// away. INIT leaves a PMU as it is (SDM vol. 3A, table 10-1; APM vol. 2, table 14-1).
+    /// away. INIT leaves a PMU as it is (SDM vol. 3A, table 10-1; APM vol. 2, table 14-1), but for
+    /// [`disable_lbr`](Self::disable_lbr).
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.registers.reset();
+        if let Some(lbr) = &mut self.lbr {
+            lbr.reset();
+        }
         self.counters.reset(self.registers.gate_at_reset(), host);
         self.adopt_all();
+        self.end_access(host);
     }
 
     /// Changes which events the guest may count, from now on: what was counted stays counted.
@@ -99,9 +104,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ///
     /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> R::State {
+        self.begin_access(host);
         self.settle(self.unsettled(), host);
+        self.end_access(host);
         self.apply(host);
-        self.registers.save(&self.counters.counted())
+        let lbr = self.lbr.as_ref();
+        self.registers.save(&self.counters.counted(), lbr)
     }
 
     /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
@@ -118,9 +126,10 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> Result<(), R::RestoreError> {
         self.registers.check(state)?;
         self.reset(host);
-        let counted = self.registers.restore(state);
+        let counted = self.registers.restore(state, self.lbr.as_mut());
         self.counters.restore(&counted);
         self.adopt_all();
+        self.end_access(host);
         self.apply(host);
         Ok(())
     }

@@ -106,7 +106,11 @@ fn capability() -> impl Strategy<Value = Capability> {
     use Interface::{Core, Legacy, V2};
     let interface = prop::sample::select(vec![Legacy, Core, Core, V2, V2]);
     let events = prop_oneof![4 => Just(u32::MAX), 1 => any::<u32>()];
-    (interface, events).prop_map(|(interface, events)| Capability { interface, events })
+    (interface, events).prop_map(|(interface, events)| Capability {
+        interface,
+        events,
+        lbr: None,
+    })
 }
 
 proptest! {

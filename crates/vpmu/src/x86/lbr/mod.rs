@@ -1,0 +1,71 @@
+//! Last branch records (LBR): the most recent branches that a guest has taken, in registers that it reads at a PMI.
+//!
+//! [`intel`] is architectural LBR (SDM vol. 3B, chapter 20, "Last Branch Records"; chapter 19 in older editions), [`amd`]
+//! the LBR stack of the extension LbrExtV2 (APM vol. 2, 13.1.1). The stack, the filter and what a PMI does are the same.
+//! A guest is offered neither unless its [`Capability`](super::Capability) says so.
+//!
+//! # Where branches come from
+//!
+//! The engine does not know. An embedder that sees its guest's branches hands them over with
+//! [`Pmu::branch`](super::Pmu::branch), the oldest first, and the engine keeps those that the guest's filter lets pass.
+//! There are two kinds of embedders:
+//!
+//! - One that sees every branch, such as a simulator, hands over each of them.
+//! - One that can only *follow* its guest, at a price for each branch, sees none until somebody will look. It says so by
+//!   [`CounterHost::follows_branches`](crate::counter::CounterHost::follows_branches). An overflow that requests a PMI
+//!   while branches are recorded then begins a run: the stack is cleared, the PMI is held back, and
+//!   [`branches_awaited`](super::Pmu::branches_awaited) says how many branches the stack still has room for. When it is
+//!   full, the PMI is requested. The guest finds the branches that it took last.
+//!
+//! A run ends early by [`end_following`](super::Pmu::end_following), and by any access of the guest to its PMU. Its records
+//! are then fewer, and never wrong: a record that is zero is none.
+//!
+//! # Call stacks
+//!
+//! In call-stack mode a call pushes a record and a return takes it away, over the whole life of a task. Only an embedder that
+//! hands over every call and return can be exact, so an embedder that follows offers no call-stack mode: the bit of
+//! IA32_LBR_CTL is reserved then, and a guest's perf says that the mode is not supported. AMD's processors have none.
+//!
+//! # What is not offered
+//!
+//! XSAVES of the records (CPUID.(0DH,1):ECX\[15\]): the instruction would save the registers of the processor, not these.
+//! Event logging and TSX bits. Records in PEBS: [`intel::Capability`](super::intel::Capability) refuses LBR beside PEBS,
+//! since a Linux that has both expects branches in its records, which are written before the guest is followed.
+
+pub mod amd;
+mod branch;
+pub mod intel;
+mod stack;
+mod unit;
+
+pub use branch::{Branch, Filter, Kind, Kinds};
+use stack::Entry;
+pub use stack::Stack;
+pub(super) use unit::{Access, Unit};
+
+/// Most records that a stack can have.
+pub const MAX_DEPTH: u8 = 32;
+
+/// What became of the branches that were handed over. Survives a reset.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Branches that were recorded. A return in call-stack mode is not one.
+    pub recorded: u64,
+    /// Branches that the guest's filter, a freeze or a disabled unit kept out.
+    pub filtered: u64,
+    /// Runs that ended with a full stack.
+    pub full: u64,
+    /// Runs that ended before the stack was full.
+    pub short: u64,
+}
+
+/// The field of a record that a register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    /// The address of the branch.
+    From,
+    /// The address of its target.
+    To,
+    /// What else is known of the branch. Intel's only.
+    Info,
+}

@@ -1,0 +1,276 @@
+//! The records of one PMU: what the registers let record, and when a PMI waits for it.
+
+use super::{Branch, Filter, Kind, Stack, Statistics, amd, intel};
+use crate::counter::count;
+use crate::x86::registers::Freeze;
+
+/// A vendor's registers, without the stack.
+#[derive(Clone, Debug)]
+enum Registers {
+    Intel(intel::Registers),
+    Amd(amd::Registers),
+}
+
+/// The last branch records of one PMU.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    registers: Registers,
+    stack: Stack,
+    /// How many branches the run has recorded; `None`: the guest is not followed.
+    run: Option<u8>,
+    /// Whether the stack may be recorded into, as the guest's registers were last looked at.
+    armed: bool,
+    statistics: Statistics,
+}
+
+/// How an access ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::x86) enum Access {
+    /// The address is none of this unit's.
+    NotHandled,
+    /// #GP: nothing has changed.
+    Refused,
+    /// The value that was read; for a write it has no meaning.
+    Done(u64),
+}
+
+impl Unit {
+    pub(in crate::x86) fn intel(capability: intel::Capability) -> Self {
+        let depth = capability.deepest();
+        Self::new(
+            Registers::Intel(intel::Registers::power_on(capability)),
+            depth,
+        )
+    }
+
+    pub(in crate::x86) fn amd(capability: amd::Capability) -> Self {
+        Self::new(
+            Registers::Amd(amd::Registers::power_on(capability)),
+            amd::DEPTH,
+        )
+    }
+
+    fn new(registers: Registers, depth: u8) -> Self {
+        Self {
+            registers,
+            stack: Stack::new(depth),
+            run: None,
+            armed: false,
+            statistics: Statistics::default(),
+        }
+    }
+
+    /// Goes back to power-on reset. The statistics go on.
+    pub(in crate::x86) fn reset(&mut self) {
+        let fresh = match &self.registers {
+            Registers::Intel(registers) => Self::intel(registers.capability()),
+            Registers::Amd(registers) => Self::amd(registers.capability()),
+        };
+        *self = Self {
+            statistics: self.statistics,
+            ..fresh
+        };
+    }
+
+    /// RDMSR of `address`.
+    pub(in crate::x86) fn read(&self, address: u32) -> Access {
+        let value = match &self.registers {
+            Registers::Intel(registers) => match intel::Msr::decode(address) {
+                None => return Access::NotHandled,
+                Some(intel::Msr::Depth) => Some(self.stack.depth().into()),
+                Some(intel::Msr::Control) => Some(registers.control()),
+                Some(intel::Msr::Record(field, n)) => self.stack.field(field, n),
+            },
+            Registers::Amd(registers) => match amd::Msr::decode(address) {
+                None => return Access::NotHandled,
+                Some(amd::Msr::Record(field, n)) => self.stack.field(field, n),
+                Some(amd::Msr::Control(control)) => Some(registers.control(control)),
+            },
+        };
+        value.map_or(Access::Refused, Access::Done)
+    }
+
+    /// WRMSR of `address`.
+    pub(in crate::x86) fn write(&mut self, address: u32, value: u64) -> Access {
+        let written = match &mut self.registers {
+            Registers::Intel(registers) => match intel::Msr::decode(address) {
+                None => return Access::NotHandled,
+                Some(intel::Msr::Depth) => match registers.capability().depth(value) {
+                    // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 20.1.2): so
+                    // Linux empties the stack.
+                    Some(depth) => {
+                        self.stack = Stack::new(depth);
+                        Some(())
+                    }
+                    None => None,
+                },
+                Some(intel::Msr::Control) => registers.set_control(value),
+                Some(intel::Msr::Record(field, n)) => {
+                    let kept = registers.kept(field, value);
+                    self.stack.set_field(field, n, kept)
+                }
+            },
+            Registers::Amd(registers) => match amd::Msr::decode(address) {
+                None => return Access::NotHandled,
+                Some(amd::Msr::Record(field, n)) => self.stack.set_field(field, n, value),
+                Some(amd::Msr::Control(control)) => registers.set_control(control, value),
+            },
+        };
+        match written {
+            Some(()) => Access::Done(0),
+            None => Access::Refused,
+        }
+    }
+
+    /// Returns what the registers let record; `None`: they are disabled.
+    pub(in crate::x86) fn filter(&self) -> Option<Filter> {
+        match &self.registers {
+            Registers::Intel(registers) => registers.filter(),
+            Registers::Amd(registers) => registers.filter(),
+        }
+    }
+
+    /// Clears the bit that enables the unit, and returns whether it was set.
+    pub(in crate::x86) fn disable(&mut self) -> bool {
+        match &mut self.registers {
+            Registers::Intel(registers) => registers.disable(),
+            Registers::Amd(registers) => registers.disable(),
+        }
+    }
+
+    /// Returns how the request of a PMI stops counters and records, where the unit has the register that says so:
+    /// AMD's.
+    pub(in crate::x86) const fn freezing(&self) -> (Option<Freeze>, bool) {
+        match &self.registers {
+            Registers::Intel(_) => (None, false),
+            Registers::Amd(registers) => registers.freezing(),
+        }
+    }
+
+    /// Takes note whether branches can be recorded now. `follows`: the embedder follows its guest only for a PMI.
+    /// Returns whether a PMI has to wait for branches.
+    pub(in crate::x86) fn arm(&mut self, frozen: bool, follows: bool) -> bool {
+        let filter = self.filter().filter(|_| !frozen);
+        let armed = follows && filter.is_some_and(|filter| !filter.call_stack);
+        if armed && !self.armed {
+            // What the last run has recorded is not what the guest took last.
+            self.stack.clear();
+        }
+        self.armed = armed;
+        armed
+    }
+
+    /// A PMI waits for branches from now on.
+    pub(in crate::x86) fn begin_run(&mut self) {
+        if self.run.is_none() {
+            self.stack.clear();
+            self.run = Some(0);
+        }
+    }
+
+    /// No PMI waits for branches any more.
+    pub(in crate::x86) fn end_run(&mut self) {
+        match self.run.take() {
+            None => {}
+            Some(recorded) if recorded >= self.stack.depth() => count(&mut self.statistics.full),
+            Some(_) => count(&mut self.statistics.short),
+        }
+    }
+
+    /// Returns how many branches more fill the stack; 0: no PMI waits for any.
+    pub(in crate::x86) fn awaited(&self) -> u8 {
+        match self.run {
+            Some(recorded) => self.stack.depth().saturating_sub(recorded),
+            None => 0,
+        }
+    }
+
+    /// The guest has taken `branch`, and nothing freezes the records.
+    pub(in crate::x86) fn record(&mut self, branch: &Branch) {
+        let Some(filter) = self.filter() else {
+            return self.drop_branch();
+        };
+        if filter.call_stack {
+            return self.call_or_return(&filter, branch);
+        }
+        if !filter.passes(branch) {
+            return self.drop_branch();
+        }
+        self.push(&filter, branch);
+        if let Some(recorded) = &mut self.run {
+            *recorded = recorded.saturating_add(1);
+        }
+    }
+
+    /// `branch` is not recorded.
+    pub(in crate::x86) fn drop_branch(&mut self) {
+        count(&mut self.statistics.filtered);
+    }
+
+    /// Calls and returns in call-stack mode.
+    fn call_or_return(&mut self, filter: &Filter, branch: &Branch) {
+        match branch.kind {
+            _ if !filter.passes(branch) => self.drop_branch(),
+            Kind::RelativeCall | Kind::IndirectCall => self.push(filter, branch),
+            Kind::Return => self.stack.pop(),
+            // A call of the next instruction reads RIP and has no return. Other kinds have no place on a call stack.
+            Kind::NextCall
+            | Kind::Conditional
+            | Kind::RelativeJump
+            | Kind::IndirectJump
+            | Kind::Other => self.drop_branch(),
+        }
+    }
+
+    fn push(&mut self, filter: &Filter, branch: &Branch) {
+        let entry = match &self.registers {
+            Registers::Intel(registers) => registers.entry(filter, branch),
+            Registers::Amd(registers) => registers.entry(branch),
+        };
+        self.stack.push(entry);
+        count(&mut self.statistics.recorded);
+    }
+
+    pub(in crate::x86) const fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// Returns the registers as Intel's state has them; `None`: they are AMD's.
+    pub(in crate::x86) fn save_intel(&self) -> Option<intel::State> {
+        match &self.registers {
+            Registers::Intel(registers) => Some(intel::State {
+                control: registers.control(),
+                stack: self.stack.clone(),
+            }),
+            Registers::Amd(_) => None,
+        }
+    }
+
+    /// Returns the registers as AMD's state has them; `None`: they are Intel's.
+    pub(in crate::x86) fn save_amd(&self) -> Option<amd::State> {
+        match &self.registers {
+            Registers::Intel(_) => None,
+            Registers::Amd(registers) => Some(registers.save(&self.stack)),
+        }
+    }
+
+    /// Goes on from a state that was checked.
+    pub(in crate::x86) fn restore_intel(&mut self, state: &intel::State) {
+        if let Registers::Intel(registers) = &mut self.registers {
+            let _ = registers.set_control(state.control);
+            self.stack = state.stack.clone();
+            // The records are of the guest that goes on: enabled, they stay.
+            self.armed = true;
+        }
+    }
+
+    /// Goes on from a state that was checked.
+    pub(in crate::x86) fn restore_amd(&mut self, state: &amd::State) {
+        if let Registers::Amd(registers) = &mut self.registers {
+            registers.restore(state);
+            self.stack = state.stack.clone();
+            // The records are of the guest that goes on: enabled, they stay.
+            self.armed = true;
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The last branch records of a PMU: who hands branches over, and which PMI waits for them.
+
+use super::{Pmu, Registers};
+use crate::counter::{CounterHost, Events, Model};
+use crate::x86::{CounterConfig, Outcome, lbr};
+
+impl<R: Registers, V: Events> Pmu<R, V> {
+    /// Returns which branches the guest wants recorded now; `None`: it has no [last branch records](lbr), they are
+    /// disabled, or they are frozen. For an embedder that sees every branch, and need not look at those that nobody wants.
+    pub fn branch_filter(&self) -> Option<lbr::Filter> {
+        let lbr = self.lbr.as_ref()?;
+        lbr.filter()
+            .filter(|_| !self.counters.are_branches_frozen())
+    }
+
+    /// Returns how many branches more a PMI waits for: 1 to 32, or 0 if no PMI waits. While that is not 0, the embedder
+    /// [follows](CounterHost::follows_branches) its guest.
+    pub fn branches_awaited(&self) -> u8 {
+        self.lbr.as_ref().map_or(0, lbr::Unit::awaited)
+    }
+
+    /// The guest has taken `branch`. The engine records the branch if the guest wants that. Returns whether a PMI
+    /// [is due](Self::pmi_due): the branch may be the last one that the PMI waited for.
+    pub fn branch<H: CounterHost<CounterConfig>>(
+        &mut self,
+        branch: &lbr::Branch,
+        host: &mut H,
+    ) -> bool {
+        let frozen = self.counters.are_branches_frozen();
+        if let Some(lbr) = &mut self.lbr {
+            match frozen {
+                true => lbr.drop_branch(),
+                false => lbr.record(branch),
+            }
+            if lbr.awaited() == 0 {
+                self.release_held(host);
+            }
+        }
+        self.pmi_due()
+    }
+
+    /// The embedder follows its guest no longer: a PMI that waits for branches is requested with those that there are.
+    /// Returns whether a PMI [is due](Self::pmi_due).
+    pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
+        self.release_held(host);
+        self.pmi_due()
+    }
+
+    /// Clears the bit that enables the last branch records, and returns whether it was set. The processor does so at
+    /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 20.1.4). All else that
+    /// INIT does leaves the PMU as it is.
+    pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
+        let was = self.lbr.as_mut().is_some_and(lbr::Unit::disable);
+        self.end_access(host);
+        self.apply(host);
+        was
+    }
+
+    /// Returns what became of the branches that were handed over.
+    pub fn lbr_statistics(&self) -> lbr::Statistics {
+        (self.lbr.as_ref()).map_or_else(lbr::Statistics::default, lbr::Unit::statistics)
+    }
+
+    /// RDMSR of a register that is none of the counters'.
+    pub(super) fn read_lbr<H: CounterHost<CounterConfig>>(
+        &mut self,
+        address: u32,
+        host: &mut H,
+    ) -> Outcome {
+        let Some(lbr) = &self.lbr else {
+            return Outcome::NotHandled;
+        };
+        let outcome = match lbr.read(address) {
+            lbr::Access::NotHandled => return Outcome::NotHandled,
+            lbr::Access::Refused => Outcome::GeneralProtection,
+            lbr::Access::Done(value) => Outcome::Value(value),
+        };
+        self.release_held(host);
+        outcome
+    }
+
+    /// WRMSR of a register that is none of the counters'.
+    pub(super) fn write_lbr<H: CounterHost<CounterConfig>>(
+        &mut self,
+        address: u32,
+        value: u64,
+        host: &mut H,
+    ) -> Outcome {
+        let Some(lbr) = &mut self.lbr else {
+            return Outcome::NotHandled;
+        };
+        let freezing = lbr.freezing();
+        let outcome = match lbr.write(address, value) {
+            lbr::Access::NotHandled => return Outcome::NotHandled,
+            lbr::Access::Refused => Outcome::GeneralProtection,
+            lbr::Access::Done(_) => Outcome::Done,
+        };
+        let changes = freezing != lbr.freezing();
+        self.begin_access(host);
+        if changes {
+            // What overflowed before the guest wanted it to freeze does not freeze.
+            self.settle(self.counters.interrupting(), host);
+            self.adopt_freezing();
+        }
+        self.end_access(host);
+        self.apply(host);
+        outcome
+    }
+
+    /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
+    pub(super) fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.lbr.is_some() {
+            self.release_held(host);
+            self.counters.set_holding(false);
+        }
+    }
+
+    /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
+    pub(super) fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let frozen = self.counters.are_branches_frozen();
+        if let Some(lbr) = &mut self.lbr {
+            let holds = lbr.arm(frozen, host.follows_branches());
+            self.counters.set_holding(holds);
+            if !holds && self.counters.is_pmi_held() {
+                lbr.end_run();
+                self.counters.release_pmi();
+            }
+        }
+    }
+
+    /// A PMI waits for branches.
+    pub(super) fn begin_run(&mut self) {
+        if let Some(lbr) = &mut self.lbr {
+            lbr.begin_run();
+        }
+    }
+
+    /// What freezes is what the registers say now.
+    pub(super) fn adopt_freezing(&mut self) {
+        let (counters, branches) = match &self.lbr {
+            Some(lbr) => lbr.freezing(),
+            None => (None, false),
+        };
+        self.counters.set_freezing(
+            self.registers.freezing().or(counters),
+            self.registers.freezes_branches() || branches,
+        );
+    }
+
+    fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.counters.is_pmi_held() {
+            if let Some(lbr) = &mut self.lbr {
+                lbr.end_run();
+            }
+            self.counters.release_pmi();
+            self.end_access(host);
+            // The request may have stopped the counters.
+            self.apply(host);
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Last branch records of either vendor.
+
+mod behaviour;
+mod model;
+mod pair;
+mod reference;

@@ -1,0 +1,166 @@
+//! Whatever a guest and its embedder do with last branch records, the engine is the reference.
+
+use proptest::prelude::*;
+
+use super::pair::{Pair, Step, addresses, globals};
+use crate::model::{config, ring};
+use vpmu::x86::lbr::{self, Branch, Kind};
+use vpmu::x86::{Capability, amd, intel};
+
+fn intel() -> impl Strategy<Value = Capability> {
+    let lbr = (
+        1_u8..16,
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+    );
+    (lbr, any::<bool>()).prop_map(|((depths, call_stack, mispredict, cycles, five), v5)| {
+        let version = if v5 {
+            intel::Version::V5
+        } else {
+            intel::Version::V4
+        };
+        let lbr = lbr::intel::Capability {
+            depths,
+            call_stack,
+            mispredict,
+            cycles,
+            linear_address_bits: if five { 57 } else { 48 },
+        };
+        Capability::Intel(intel::Capability {
+            lbr: Some(lbr),
+            ..intel::Capability::new(version)
+        })
+    })
+}
+
+fn amd() -> impl Strategy<Value = Capability> {
+    Just(Capability::Amd(amd::Capability {
+        lbr: Some(lbr::amd::Capability::default()),
+        ..amd::Capability::new(amd::Interface::V2)
+    }))
+}
+
+fn address() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        2 => 0x40_0000_u64..0x40_0100,
+        1 => 0xffff_8000_0000_0000_u64..=u64::MAX,
+        1 => any::<u64>(),
+    ]
+}
+
+fn branch() -> impl Strategy<Value = Step> {
+    let kinds = prop::sample::select(vec![
+        Kind::Conditional,
+        Kind::RelativeJump,
+        Kind::IndirectJump,
+        Kind::RelativeCall,
+        Kind::NextCall,
+        Kind::IndirectCall,
+        Kind::Return,
+        Kind::Other,
+    ]);
+    (
+        (address(), address(), kinds, ring(), ring()),
+        any::<Option<bool>>(),
+        any::<Option<u16>>(),
+    )
+        .prop_map(
+            |((from, to, kind, from_ring, to_ring), mispredicted, cycles)| {
+                Step::Branch(Branch {
+                    from,
+                    to,
+                    kind,
+                    from_ring,
+                    to_ring,
+                    mispredicted,
+                    cycles,
+                })
+            },
+        )
+}
+
+/// Values by which something happens, and any.
+fn value() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        // IA32_LBR_CTL: everything on, some of it, call stacks.
+        4 => Just(0x7f_0007),
+        2 => (0_u64..0x7f).prop_map(|bits| bits << 16 | 7),
+        2 => Just(0x38_000f),
+        // Depths, DebugExtnCtl, LbrSelect.
+        3 => (0_u64..=40).prop_map(|n| n * 8),
+        2 => 0_u64..0x200,
+        // Freezing and status.
+        4 => (0_u64..4).prop_map(|bits| bits << 11),
+        4 => (0_u64..4, 0_u64..2).prop_map(|(frozen, counter)| frozen << 58 | counter),
+        1 => (0_u32..64).prop_map(|bit| 1 << bit),
+        1 => any::<u64>(),
+    ]
+}
+
+fn step(capability: &Capability) -> impl Strategy<Value = Step> + use<> {
+    let globals = globals(capability);
+    let all = addresses(capability);
+    // Controls come first, and are written most.
+    let controls: Vec<u32> = match capability {
+        Capability::Intel(_) => vec![0x14ce, 0x14cf, 0x1d9],
+        Capability::Amd(_) => vec![0xc000_010e, 0xc000_010f, 0x1d9],
+    };
+    let clear = globals[2];
+    let written = prop_oneof![
+        6 => prop::sample::select(controls),
+        2 => prop::sample::select(all.clone()),
+    ];
+    let read = prop::sample::select(all);
+    let status = 1_u64 << 58 | 1 << 59 | 1;
+    prop_oneof![
+        6 => (written, value()).prop_map(|(address, value)| Step::Write(address, value)),
+        1 => any::<bool>().prop_map(move |on| Step::Write(globals[0], on.into())),
+        2 => Just(Step::Write(clear, status)),
+        1 => (0_u64..4).prop_map(move |bits| Step::Write(globals[3], bits << 58)),
+        1 => read.prop_map(Step::Read),
+        20 => branch(),
+        4 => Just(Step::Overflow),
+        1 => Just(Step::EndFollowing),
+        1 => Just(Step::Disable),
+        3 => Just(Step::TakePmi),
+        1 => Just(Step::Reset),
+        1 => Just(Step::Migrate),
+    ]
+}
+
+/// Registers as Linux sets them: everything recorded, frozen by a PMI.
+fn set_up(capability: &Capability) -> Vec<Step> {
+    match capability {
+        Capability::Intel(_) => vec![Step::Write(0x1d9, 1 << 11), Step::Write(0x14ce, 0x7f_0007)],
+        Capability::Amd(_) => vec![
+            Step::Write(0x1d9, 1 << 11),
+            Step::Write(0xc000_010f, 1 << 6),
+        ],
+    }
+}
+
+fn run() -> impl Strategy<Value = (Capability, bool, bool, Vec<Step>)> {
+    prop_oneof![intel().boxed(), amd().boxed()].prop_flat_map(|capability| {
+        let steps = prop::collection::vec(step(&capability), 1..120);
+        (Just(capability), any::<bool>(), any::<bool>(), steps)
+    })
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn records_are_the_references((capability, follows, is_set_up, steps) in run()) {
+        let mut pair = Pair::new(capability, follows);
+        if is_set_up {
+            for step in set_up(&capability) {
+                pair.step(&step);
+            }
+        }
+        for step in &steps {
+            pair.step(step);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The engine and the [`Reference`] side by side. After every step, each register, the PMI and the branches that it waits
+//! for are the same.
+
+use super::reference::Reference;
+use crate::support::FakeHost;
+use vpmu::counter::Policy;
+use vpmu::x86::lbr::{Branch, amd, intel};
+use vpmu::x86::{AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, Ring};
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    Write(u32, u64),
+    Read(u32),
+    Branch(Branch),
+    Overflow,
+    EndFollowing,
+    Disable,
+    TakePmi,
+    Reset,
+    Migrate,
+}
+
+pub(crate) struct Pair {
+    engine: AnyPmu,
+    host: FakeHost<CounterConfig>,
+    reference: Reference,
+    capability: Capability,
+}
+
+/// Returns the registers of the counters that the reference has: control, status, status clear, status set.
+pub(crate) fn globals(capability: &Capability) -> [u32; 4] {
+    match capability {
+        Capability::Intel(_) => [0x38f, 0x38e, 0x390, 0x391],
+        Capability::Amd(_) => [0xc000_0301, 0xc000_0300, 0xc000_0302, 0xc000_0303],
+    }
+}
+
+/// Returns the registers of the records, and DebugCtl.
+pub(crate) fn addresses(capability: &Capability) -> Vec<u32> {
+    match capability {
+        Capability::Intel(_) => intel::msrs().chain([0x1d9]).collect(),
+        Capability::Amd(_) => amd::msrs().collect(),
+    }
+}
+
+impl Pair {
+    pub(crate) fn new(capability: Capability, follows: bool) -> Self {
+        let mut host = FakeHost::new(Policy::ReusePaused);
+        host.follows = follows;
+        let mut pair = Self {
+            engine: AnyPmu::new(PmuConfig::new(capability)).expect("possible"),
+            host,
+            reference: Reference::new(capability, follows),
+            capability,
+        };
+        pair.set_up();
+        pair
+    }
+
+    /// Lets counter 0 count instructions and interrupt.
+    fn set_up(&mut self) {
+        let select = match self.capability {
+            Capability::Intel(_) => 0x186,
+            Capability::Amd(_) => 0xc001_0200,
+        };
+        for (address, value) in [(select, 0x0053_00c0), (globals(&self.capability)[0], 1)] {
+            let written = self.engine.wrmsr(address, value, &mut self.host);
+            assert_eq!(written, Outcome::Done);
+        }
+    }
+
+    pub(crate) fn step(&mut self, step: &Step) {
+        let (engine, host, reference) = (&mut self.engine, &mut self.host, &mut self.reference);
+        match step {
+            &Step::Write(address, value) => {
+                let expected = match reference.write(address, value) {
+                    Ok(()) => Outcome::Done,
+                    Err(()) => Outcome::GeneralProtection,
+                };
+                let written = engine.wrmsr(address, value, host);
+                assert_eq!(written, expected, "{address:#x} = {value:#x}");
+            }
+            &Step::Read(address) => {
+                let expected = match reference.read(address) {
+                    Ok(value) => Outcome::Value(value),
+                    Err(()) => Outcome::GeneralProtection,
+                };
+                assert_eq!(engine.rdmsr(address, host), expected, "{address:#x}");
+            }
+            Step::Branch(branch) => {
+                reference.branch(branch);
+                let due = engine.branch(branch, host);
+                assert_eq!(due, reference.due, "{branch:?}");
+            }
+            Step::Overflow => {
+                reference.overflow();
+                let due = engine.emulated(ArchEvent::Instructions, 1 << 48, Ring::User, host);
+                assert_eq!(due, reference.due, "overflow");
+            }
+            Step::EndFollowing => {
+                reference.end_run();
+                assert_eq!(engine.end_following(host), reference.due);
+            }
+            Step::Disable => assert_eq!(engine.disable_lbr(host), reference.disable()),
+            Step::TakePmi => {
+                let due = std::mem::take(&mut reference.due);
+                assert_eq!(engine.take_pmi(), due);
+            }
+            Step::Reset => {
+                engine.reset(host);
+                reference.reset();
+                self.set_up();
+            }
+            Step::Migrate => {
+                reference.end_run();
+                let state = engine.save(host);
+                engine.reset(host);
+                let config = PmuConfig::new(self.capability);
+                let mut other = AnyPmu::new(config).expect("as before");
+                other.restore(&state, host).expect("its own state");
+                assert_eq!(other.save(host), state);
+                *engine = other;
+            }
+        }
+        self.compare();
+    }
+
+    /// On copies: a guest that reads its records is followed no longer.
+    fn compare(&self) {
+        assert_eq!(self.engine.pmi_due(), self.reference.due);
+        assert_eq!(self.engine.branches_awaited(), self.reference.awaited());
+        let [control, status, ..] = globals(&self.capability);
+        for address in addresses(&self.capability)
+            .into_iter()
+            .chain([control, status])
+        {
+            let (mut engine, mut host) = (self.engine.clone(), self.host.clone());
+            let expected = match self.reference.clone().read(address) {
+                Ok(value) => Outcome::Value(value),
+                Err(()) => Outcome::GeneralProtection,
+            };
+            assert_eq!(engine.rdmsr(address, &mut host), expected, "{address:#x}");
+        }
+    }
+}
