@@ -5,14 +5,13 @@
 //! host is brought to that.
 
 mod branches;
+mod model;
 mod vcpu;
-
-use core::num::NonZeroU64;
 
 use super::counters::Counters;
 use super::registers::{Effect, PmuConfig, Registers, Source};
 use super::{CounterConfig, Outcome, Ring, lbr};
-use crate::counter::{Bank, CounterHost, CounterSet, Events, FAR, Lost, Model};
+use crate::counter::{CounterHost, CounterSet, Events, Model};
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
 /// [`amd::Pmu`](super::amd::Pmu). `V` is told what happens; by default nobody is.
@@ -147,6 +146,27 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         &self.registers
     }
 
+    /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
+    fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.lbr.is_some() {
+            self.release_held(host);
+            self.counters.set_holding(false);
+        }
+    }
+
+    /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
+    fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        let frozen = self.counters.are_branches_frozen();
+        if let Some(lbr) = &mut self.lbr {
+            let holds = lbr.arm(frozen, host.follows_branches());
+            self.counters.set_holding(holds);
+            if !holds && self.counters.is_pmi_held() {
+                lbr.end_run();
+                self.counters.release_pmi();
+            }
+        }
+    }
+
     fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {
         match effect {
             Effect::Nothing => {}
@@ -254,79 +274,5 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let acting = self.counters.acting();
         self.settle(self.bank().hosted.in_doubt(acting, host), host);
-    }
-}
-
-/// The PMU as its bank of counters asks for it.
-impl<R: Registers, V: Events> Model for Pmu<R, V> {
-    type Event = CounterConfig;
-
-    fn bank(&self) -> &Bank<CounterConfig> {
-        self.counters.bank()
-    }
-
-    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
-        self.counters.bank_mut()
-    }
-
-    fn observer(&mut self) -> &mut impl Events {
-        self.counters.observer()
-    }
-
-    fn implemented(&self) -> CounterSet {
-        self.counters.existing()
-    }
-
-    fn enabled(&self) -> CounterSet {
-        self.counters.enabled()
-    }
-
-    fn event(&self, n: u8) -> CounterConfig {
-        self.counters.control(n).event
-    }
-
-    fn is_countable(&self, n: u8) -> bool {
-        self.counters.allows(self.event(n).event)
-    }
-
-    fn unsupported(&self, n: u8) -> Option<Lost> {
-        self.counters.control(n).unsupported
-    }
-
-    /// 1 to 2^63 events.
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
-        if !self.is_awaited(n) {
-            return None;
-        }
-        let distance = self.counters.distance(n);
-        // A counter that has just overflowed is about to be written by the guest's handler. Asking
-        // the host for what nobody expects would be a call for each PMI: the end of a slice looks at
-        // it, which is soon enough.
-        let rewritten = self.counters.overflowed() | self.counters.recording();
-        if rewritten.contains(n) && distance >= FAR {
-            return None;
-        }
-        let due = match self.registers.pebs() {
-            Some(pebs) => pebs.report_due(n, distance),
-            None => distance,
-        };
-        NonZeroU64::new(due)
-    }
-
-    fn is_awaited(&self, n: u8) -> bool {
-        self.counters.reported().contains(n)
-    }
-
-    fn advance(&mut self, n: u8, events: u64) -> bool {
-        self.counters.advance(n, events)
-    }
-
-    fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if let Some(pebs) = self.registers.pebs_mut() {
-            pebs.record(&mut self.counters, host);
-        }
-        if self.counters.is_pmi_held() {
-            self.begin_run();
-        }
     }
 }

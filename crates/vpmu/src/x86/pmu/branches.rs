@@ -107,27 +107,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         outcome
     }
 
-    /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
-    pub(super) fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.lbr.is_some() {
-            self.release_held(host);
-            self.counters.set_holding(false);
-        }
-    }
-
-    /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
-    pub(super) fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let frozen = self.counters.are_branches_frozen();
-        if let Some(lbr) = &mut self.lbr {
-            let holds = lbr.arm(frozen, host.follows_branches());
-            self.counters.set_holding(holds);
-            if !holds && self.counters.is_pmi_held() {
-                lbr.end_run();
-                self.counters.release_pmi();
-            }
-        }
-    }
-
     /// A PMI waits for branches.
     pub(super) fn begin_run(&mut self) {
         if let Some(lbr) = &mut self.lbr {
@@ -147,7 +126,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         );
     }
 
-    fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+    pub(super) fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.counters.is_pmi_held() {
             if let Some(lbr) = &mut self.lbr {
                 lbr.end_run();
