@@ -201,12 +201,32 @@ fn benches_are_listed() {
 }
 
 #[test]
+fn saved_results_become_a_page() {
+    let home = tempfile::tempdir().unwrap();
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+    let page = home.path().join("page.html");
+    let output = vpmu(home.path())
+        .arg("report")
+        .arg(&results)
+        .arg("--output")
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let html = std::fs::read_to_string(&page).unwrap();
+    // A bench's story is found by its name.
+    assert!(html.contains("Arm: counters that are the guest&#39;s own"));
+    assert_refused(&["report", "/no/such/folder"], 125, "/no/such/folder");
+}
+
+#[test]
 fn files_that_are_not_there() {
     for arguments in [
         ["run", "--kernel", "/no/such/file", "--", "true"],
         ["run", "--add", "/no/such/file", "--", "true"],
         ["run", "--json", "/no/such/file", "--", "true"],
         ["compare", "--json", "/no/such/file", "--", "true"],
+        ["compare", "--html", "/no/such/file", "--", "true"],
     ] {
         assert_refused(&arguments, 125, "/no/such");
     }
