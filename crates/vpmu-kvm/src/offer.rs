@@ -175,6 +175,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             let offered = intel::Capability::new(version);
             let events = support.events & offered.events;
             let capability = intel::Capability {
+                general: at_most(offered.general, support),
                 events,
                 fixed: intel::Capability::fixed_for(version, events),
                 other_debugctl: BTF,
@@ -200,7 +201,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             let hardware = support.backing == Backing::Hardware;
             Pmu::Paravirtual(paravirt::Offer {
                 counters: if hardware {
-                    HARDWARE_COUNTERS
+                    at_most(HARDWARE_COUNTERS, support)
                 } else {
                     CLOCK_COUNTERS
                 },
@@ -214,13 +215,23 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
     })
 }
 
+/// Returns how many of `counters` a guest can be promised: those that count all the time beside the other users of the
+/// host's PMU. One is promised where all are taken for a time.
+fn at_most(counters: u8, support: Support) -> u8 {
+    support
+        .counters
+        .map_or(counters, |free| counters.min(free.max(1)))
+}
+
 /// Returns the backing that counts for a guest with this PMU.
 ///
 /// # Errors
 ///
 /// When this host cannot count the events that the guest is offered.
 pub(crate) fn check(options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
-    let Support { backing, events } = support(options)?;
+    let Support {
+        backing, events, ..
+    } = support(options)?;
     match pmu {
         Pmu::Architectural(capability) => {
             if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
@@ -255,6 +266,35 @@ mod tests {
         Support {
             backing: Backing::Clock,
             events,
+            counters: None,
+            mediated: false,
+        }
+    }
+
+    #[test]
+    fn a_guest_is_promised_no_more_counters_than_the_host_has_left() {
+        for (free, promised) in [(None, 4), (Some(8), 4), (Some(2), 2), (Some(0), 1)] {
+            let support = Support {
+                backing: Backing::Hardware,
+                counters: free,
+                ..support(0b101)
+            };
+            let model = Model::Intel {
+                version: Perfmon::V2,
+                pebs: false,
+            };
+            match best(model, Vendor::Intel, support) {
+                Ok(Pmu::Architectural(Capability::Intel(found))) => {
+                    assert_eq!(found.general, promised, "{free:?}");
+                }
+                other => panic!("{other:?}"),
+            }
+            match best(Model::Paravirtual, Vendor::Intel, support) {
+                Ok(Pmu::Paravirtual(offer)) => {
+                    assert_eq!(offer.counters, promised.min(HARDWARE_COUNTERS), "{free:?}");
+                }
+                other => panic!("{other:?}"),
+            }
         }
     }
 

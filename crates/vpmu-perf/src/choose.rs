@@ -4,14 +4,14 @@ use std::io;
 use std::sync::OnceLock;
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
-    PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
-    PERF_COUNT_HW_REF_CPU_CYCLES, PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
-    PERF_TYPE_SOFTWARE,
+    PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
+    PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
 };
 use vpmu::counter::Lost;
 use vpmu::x86::{ArchEvent, EventKind};
 
+use crate::attrs;
+use crate::counter::COUNTERS;
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
 use crate::kernel::Kernel;
@@ -65,11 +65,20 @@ impl Chooser {
         approximate: bool,
     ) -> Result<Self, PerfError> {
         let works = |backing| PerfEvent::try_open(kernel, probe(backing, guest));
+        let hardware = || match works(Backing::Hardware) {
+            // It is another VM's for a time: counters are lost until then, and asked for again.
+            Err(error) if is_mediated(kernel, probe(Backing::Hardware, guest), &error) => Ok(true),
+            // Others may have pinned all counters, for as long as they like.
+            tried => tried.map(|()| free_counters(kernel, guest) > 0),
+        };
+        let clock = || works(Backing::Clock).map(|()| Backing::Clock);
         let backing = match wanted {
-            Some(backing) => works(backing).map(|()| backing),
-            None => match works(Backing::Hardware) {
-                Ok(()) => Ok(Backing::Hardware),
-                Err(error) if is_absence(&error) => works(Backing::Clock).map(|()| Backing::Clock),
+            Some(Backing::Clock) => clock(),
+            Some(Backing::Hardware) => hardware().map(|_| Backing::Hardware),
+            None => match hardware() {
+                Ok(true) => Ok(Backing::Hardware),
+                Ok(false) => clock(),
+                Err(error) if is_absence(&error) => clock(),
                 Err(error) => Err(error),
             },
         };
@@ -88,8 +97,12 @@ impl Chooser {
             kernel: true,
             guest: self.guest,
         };
-        self.kind(Some(event), None, rings)
-            .is_ok_and(|kind| PerfEvent::try_open(self.kernel, kind).is_ok())
+        self.kind(Some(event), None, rings).is_ok_and(|kind| {
+            match PerfEvent::try_open(self.kernel, kind) {
+                Ok(()) => true,
+                Err(error) => is_mediated(self.kernel, kind, &error),
+            }
+        })
     }
 
     /// Returns the perf event for a configuration.
@@ -112,28 +125,12 @@ impl Chooser {
                 _ => Err(Lost::Unsupported),
             },
             Backing::Hardware => {
-                let generic = event.and_then(|event| {
-                    Some(match event {
-                        ArchEvent::CoreCycles => PERF_COUNT_HW_CPU_CYCLES,
-                        ArchEvent::Instructions => PERF_COUNT_HW_INSTRUCTIONS,
-                        ArchEvent::ReferenceCycles | ArchEvent::TscCycles => {
-                            PERF_COUNT_HW_REF_CPU_CYCLES
-                        }
-                        ArchEvent::LlcReferences => PERF_COUNT_HW_CACHE_REFERENCES,
-                        ArchEvent::LlcMisses => PERF_COUNT_HW_CACHE_MISSES,
-                        ArchEvent::Branches => PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
-                        ArchEvent::BranchMisses => PERF_COUNT_HW_BRANCH_MISSES,
-                        ArchEvent::TopdownSlots => return None,
-                    })
-                });
-                let (type_, config) = match (generic, raw) {
-                    (Some(generic), _) => (PERF_TYPE_HARDWARE, u64::from(generic)),
-                    // The host's processor must be of the guest's vendor to have its events.
-                    (None, Some((vendor, raw))) if vendor == Vendor::of_host() => {
-                        (PERF_TYPE_RAW, raw)
-                    }
-                    _ => return Err(Lost::Unsupported),
-                };
+                let host = Vendor::of_host();
+                let numbered = raw.filter(|&(vendor, _)| vendor == host);
+                let found = event.and_then(|event| attrs::architectural(event, host));
+                let found =
+                    found.or_else(|| numbered.and_then(|(vendor, raw)| attrs::raw(vendor, raw)));
+                let (type_, config) = found.ok_or(Lost::Unsupported)?;
                 Ok(Kind {
                     type_,
                     config,
@@ -142,6 +139,69 @@ impl Chooser {
             }
         }
     }
+
+    /// Returns the reason why the event of `kind` could not be opened.
+    pub(crate) fn lost(self, kind: Kind, error: &io::Error) -> Lost {
+        match error.raw_os_error() {
+            _ if is_mediated(self.kernel, kind, error) => Lost::Busy,
+            Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
+            Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
+            _ => Lost::Failed,
+        }
+    }
+
+    /// Returns the number of general counters that no other user of the PMU has pinned. `None`: a clock counts any
+    /// number.
+    ///
+    /// The kernel opens more events than there are counters, and then each counts for a part of the time. A pinned group
+    /// counts as a whole or not at all, and says so when it is read.
+    pub(crate) fn free_counters(self) -> Option<u8> {
+        match self.backing {
+            Backing::Clock => None,
+            Backing::Hardware => Some(free_counters(self.kernel, self.guest)),
+        }
+    }
+
+    /// Returns whether the PMU is another VM's at the moment: a mediated vPMU. Events that count guests cannot be opened.
+    pub(crate) fn is_mediated(self) -> bool {
+        let kind = probe(self.backing, self.guest);
+        let tried = PerfEvent::try_open(self.kernel, kind);
+        tried.is_err_and(|error| is_mediated(self.kernel, kind, &error))
+    }
+}
+
+/// Returns the number of counters on which a pinned group counts now.
+fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
+    let rings = Rings {
+        user: true,
+        kernel: true,
+        guest,
+    };
+    // The first of these that there is. On Intel's processors only the last have counters of their own (fixed ones).
+    let events = [
+        PERF_COUNT_HW_BRANCH_INSTRUCTIONS,
+        PERF_COUNT_HW_INSTRUCTIONS,
+        PERF_COUNT_HW_CPU_CYCLES,
+    ];
+    let kinds = events.map(|event| Kind {
+        type_: PERF_TYPE_HARDWARE,
+        config: event.into(),
+        rings: Some(rings),
+    });
+    let there = |kind: &Kind| PerfEvent::try_open(kernel, *kind).is_ok();
+    let Some(kind) = kinds.into_iter().find(there) else {
+        return 0;
+    };
+    let fit = |number: &u8| PerfEvent::can_pin(kernel, kind, *number);
+    // One more at a time: a group that does not fit is all that the next larger would be, and more.
+    (1..=COUNTERS as u8).take_while(fit).last().unwrap_or(0)
+}
+
+/// Returns whether `error` is that of an event which counts guests while a VM has a mediated vPMU (since Linux 7.0). An
+/// event that the processor has not gives the same number, but also where it counts the host alone.
+fn is_mediated(kernel: &'static dyn Kernel, kind: Kind, error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EOPNOTSUPP)
+        && PerfEvent::try_open_for_host(kernel, kind).is_ok()
 }
 
 /// Returns the event that shows whether a backing works.

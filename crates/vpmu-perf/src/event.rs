@@ -118,6 +118,31 @@ impl PerfEvent {
         Self::of(kernel, kind, 0, None).map(drop)
     }
 
+    /// Checks that the event can be opened where it counts the host alone.
+    pub(crate) fn try_open_for_host(kernel: &'static dyn Kernel, kind: Kind) -> io::Result<()> {
+        let mut attr = kind.attr();
+        attr.set_exclude_host(0);
+        attr.set_exclude_guest(1);
+        Self::of_attr(kernel, attr, 0, None).map(drop)
+    }
+
+    /// Returns whether so many events of `kind` count together, beside all that others count on the calling thread's
+    /// processor.
+    pub(crate) fn can_pin(kernel: &'static dyn Kernel, kind: Kind, number: u8) -> bool {
+        let mut attr = kind.attr();
+        attr.read_format = TIMES;
+        let mut pinned = attr;
+        pinned.set_pinned(1);
+        let Ok(leader) = Self::of_attr(kernel, pinned, 0, None) else {
+            return false;
+        };
+        // Enabled, so that they count with their leader.
+        let member = || Self::of_started(kernel, attr, 0, Some(&leader));
+        let members: io::Result<Vec<Self>> = (1..number).map(|_| member()).collect();
+        // A pinned group that has no counters is in an error state, and reads nothing.
+        members.is_ok() && leader.enable() && leader.read().is_ok()
+    }
+
     fn of(
         kernel: &'static dyn Kernel,
         kind: Kind,
@@ -140,6 +165,16 @@ impl PerfEvent {
         leader: Option<&Self>,
     ) -> io::Result<Self> {
         attr.set_disabled(1);
+        Self::of_started(kernel, attr, thread, leader)
+    }
+
+    /// Opens the event of `attr` for a thread.
+    fn of_started(
+        kernel: &'static dyn Kernel,
+        attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
         let fd = kernel.open(attr, thread, leader.map(Self::fd))?;
         Ok(Self { fd, kernel })
     }

@@ -25,6 +25,7 @@
 //! signals arrive some tens of microseconds late.
 #![cfg(target_os = "linux")]
 
+mod attrs;
 mod buffer;
 mod choose;
 mod counter;

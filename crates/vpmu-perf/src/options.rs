@@ -42,6 +42,12 @@ pub struct Support {
     pub backing: Backing,
     /// The architectural events that can be counted: bit [`ArchEvent::cpuid_bit`] for each.
     pub events: u32,
+    /// The number of general counters that no other user of the host's PMU has pinned. With more of them, the kernel
+    /// would let each count for a part of the time. `None`: a clock counts any number.
+    pub counters: Option<u8>,
+    /// Whether another VM has the PMU for itself at the moment (a mediated vPMU). Until it ends, counters are
+    /// [`Lost::Busy`](vpmu::counter::Lost::Busy), and asked for again each time the vCPU is loaded.
+    pub mediated: bool,
 }
 
 /// Finds out which events this machine can count for guests. Takes no resources, from any thread: each event is opened
@@ -65,6 +71,8 @@ pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
     Ok(Support {
         backing: chooser.backing,
         events,
+        counters: chooser.free_counters(),
+        mediated: chooser.is_mediated(),
     })
 }
 
