@@ -62,6 +62,21 @@ const CAP_USER_TIME: u64 = 1 << 3;
 /// Bit of `capabilities`: the page's `time_zero`, `time_mult` and `time_shift` relate perf's clock to the TSC.
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 
+/// What an event's buffer tells of its overflows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Overflows {
+    pub(crate) number: u64,
+    /// Whether the kernel has stopped the event, until the next tick or the next period that it is given.
+    pub(crate) throttled: bool,
+}
+
+/// The header of a record.
+struct Header {
+    kind: u32,
+    misc: u64,
+    length: u64,
+}
+
 const HEADER: u64 = 8;
 /// Header, address, time.
 const SAMPLE: u64 = HEADER + 16;
@@ -131,19 +146,10 @@ impl RingBuffer {
 
     /// Returns the next record, if there is one that has not been returned. Reads memory alone where there is none.
     pub(crate) fn next(&mut self) -> Option<PerfRecord> {
-        let head = field!(self, data_head);
-        // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
-        let head = unsafe { AtomicU64::from_ptr(head) }.load(Ordering::Acquire);
-        while self.tail != head {
-            let filled = head.wrapping_sub(self.tail);
-            let header = self.word(0);
-            // struct perf_event_header: type, misc, size.
-            let (kind, misc, length) = (header as u32, header >> 32 & 0xffff, header >> 48);
-            let fits = length >= HEADER && length % 8 == 0 && length <= filled;
-            if filled > self.size || !fits {
-                self.give_back(filled);
+        while let Some(header) = self.header() {
+            let Ok(Header { kind, misc, length }) = header else {
                 return Some(PerfRecord::Lost(0));
-            }
+            };
             let record = self.record(kind, misc, length);
             self.give_back(length);
             if record.is_some() {
@@ -151,6 +157,47 @@ impl RingBuffer {
             }
         }
         None
+    }
+
+    /// Takes all records of an event whose samples say nothing but that it has overflowed.
+    pub(crate) fn take_overflows(&mut self) -> Overflows {
+        let mut taken = Overflows::default();
+        while let Some(header) = self.header() {
+            let Ok(Header { kind, length, .. }) = header else {
+                taken.number += 1;
+                continue;
+            };
+            match kind {
+                PERF_RECORD_SAMPLE => taken.number += 1,
+                PERF_RECORD_LOST if length >= LOST => {
+                    taken.number = taken.number.saturating_add(self.word(2));
+                }
+                PERF_RECORD_THROTTLE => taken.throttled = true,
+                _ => {}
+            }
+            self.give_back(length);
+        }
+        taken
+    }
+
+    /// Returns the header of the record at the tail. `Err`: the buffer made no sense, and has been emptied.
+    fn header(&mut self) -> Option<Result<Header, ()>> {
+        let head = field!(self, data_head);
+        // SAFETY: the field is aligned, mapped, and written by the kernel as one word.
+        let head = unsafe { AtomicU64::from_ptr(head) }.load(Ordering::Acquire);
+        let filled = head.wrapping_sub(self.tail);
+        if filled == 0 {
+            return None;
+        }
+        let header = self.word(0);
+        // struct perf_event_header: type, misc, size.
+        let (kind, misc, length) = (header as u32, header >> 32 & 0xffff, header >> 48);
+        let fits = length >= HEADER && length % 8 == 0 && length <= filled;
+        if filled > self.size || !fits {
+            self.give_back(filled);
+            return Some(Err(()));
+        }
+        Some(Ok(Header { kind, misc, length }))
     }
 
     /// Returns the record at the tail, or `None` if it is of no kind that is expected.

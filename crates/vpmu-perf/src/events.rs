@@ -22,10 +22,11 @@ use std::sync::Arc;
 
 use vpmu::counter::{CounterSet, Lost};
 
-use crate::buffer::RingBuffer;
+use crate::buffer::{Overflows, RingBuffer};
 use crate::counter::{COUNTERS, Counter, PerCounter};
 use crate::event::{Kind, PerfEvent, Total};
 use crate::kernel::Kernel;
+use crate::log::OverflowLog;
 use crate::notes::Notes;
 
 /// Whether a counter counts.
@@ -42,10 +43,15 @@ enum State {
 /// The event of one counter.
 #[derive(Debug)]
 struct Event {
+    /// A hardware event's overflows. `None`: the kernel had no memory for them. Dropped first: an event stays open, and on
+    /// its counter, while it is mapped.
+    log: Option<OverflowLog>,
     event: PerfEvent,
     state: State,
     /// The last total of the counter, for when a read fails.
     total: u64,
+    /// The ns for which the event has counted, and those for which it should have, at the last read.
+    times: (u64, u64),
     /// What the event has counted while the counter stood by.
     skipped: u64,
     /// The reason why the total is not all that happened.
@@ -54,8 +60,16 @@ struct Event {
 
 impl Event {
     fn take(&mut self, total: Total) {
+        // The page tells the value alone.
+        if total.enabled != 0 {
+            self.times = (total.running, total.enabled);
+        }
         if total.enabled != total.running {
             self.deficit = self.deficit.or(Some(Lost::Multiplexed));
+        }
+        if self.log.as_mut().is_some_and(OverflowLog::has_throttled) {
+            // A throttled event does not count, although its time goes on.
+            self.deficit = Some(Lost::Throttled);
         }
         if !matches!(self.state, State::StandingBy { .. }) {
             self.total = total.value.wrapping_sub(self.skipped);
@@ -81,9 +95,10 @@ impl Event {
 /// The group of a clock's events.
 #[derive(Debug)]
 struct Group {
-    leader: PerfEvent,
-    /// The leader's page, which tells its time without a system call.
+    /// The leader's page, which tells its time without a system call. Dropped first: an event stays open while it is
+    /// mapped.
     page: Option<RingBuffer>,
+    leader: PerfEvent,
     /// Whether the leader is enabled. Then enabled members count, too.
     runs: bool,
     /// Members that are enabled by themselves.
@@ -147,8 +162,8 @@ impl Events {
         }
     }
 
-    /// Opens an event of `kind` behind `counter`, stopped.
-    pub(crate) fn open(&mut self, counter: Counter, kind: Kind) -> io::Result<()> {
+    /// Opens an event of `kind` behind `counter`, stopped. Returns whether its overflows are counted one by one.
+    pub(crate) fn open(&mut self, counter: Counter, kind: Kind) -> io::Result<bool> {
         if self.grouped && self.group.is_none() {
             self.group = Some(Group::open(self.kernel, &self.notes)?);
         }
@@ -157,15 +172,23 @@ impl Events {
         if let Some(group) = &mut self.group {
             group.members.push(counter);
         }
+        // Throttling is told nowhere else.
+        let log = match self.grouped {
+            true => None,
+            false => OverflowLog::open(self.kernel, &event).ok(),
+        };
         self.notes.watch(counter, Some(event.fd()));
+        let counted = log.is_some();
         self.events[counter] = Some(Event {
+            log,
             event,
             state: State::Stopped,
             total: 0,
+            times: (0, 0),
             skipped: 0,
             deficit: None,
         });
-        Ok(())
+        Ok(counted)
     }
 
     pub(crate) fn close(&mut self, counter: Counter) {
@@ -207,6 +230,21 @@ impl Events {
         event.is_some_and(|event| event.event.set_period(period))
     }
 
+    /// Takes the overflows of the event behind `counter` since the last time.
+    pub(crate) fn take_overflows(&mut self, counter: Counter) -> Overflows {
+        let log = self.events[counter]
+            .as_mut()
+            .and_then(|event| event.log.as_mut());
+        log.map_or(Overflows::default(), OverflowLog::take)
+    }
+
+    /// Returns the ns for which the event behind `counter` has counted, and those for which it should have, by the last
+    /// total that was read.
+    pub(crate) fn times(&self, counter: Counter) -> Option<(u64, u64)> {
+        let event = self.events[counter].as_ref()?;
+        Some(event.times)
+    }
+
     /// Has `counters` count.
     pub(crate) fn resume(&mut self, counters: CounterSet) {
         self.wake(counters);
@@ -216,10 +254,8 @@ impl Events {
             let stale = group.enabled - counting - self.standing_by();
             Counter::each(stale).for_each(|counter| self.disable(counter));
         }
-        let enabled = match &self.group {
-            Some(group) => group.enabled,
-            None => CounterSet::EMPTY,
-        };
+        let group = self.group.as_ref();
+        let enabled = group.map_or(CounterSet::EMPTY, |group| group.enabled);
         for counter in Counter::each(counters) {
             let Some(event) = &mut self.events[counter] else {
                 continue;
@@ -346,11 +382,7 @@ impl Events {
             .group
             .as_ref()
             .is_some_and(|group| group.counts(counters));
-        let totals = match counts {
-            true => self.totals(counters),
-            false => None,
-        };
-        let Some(totals) = totals else {
+        let Some(totals) = counts.then(|| self.totals(counters)).flatten() else {
             return false;
         };
         for (counter, total) in Counter::each(counters).zip(totals) {

@@ -10,7 +10,6 @@
 
 mod overflows;
 
-use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -21,26 +20,18 @@ use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 use crate::choose::{Backing, Chooser, Vendor};
 use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
-use crate::event::{ENDLESS, Rings};
+use crate::event::Rings;
 use crate::events::Events;
 use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, PerfOptions};
+use crate::pace::Pace;
 use crate::periods::Period;
 use crate::rings::{self, GuestRing, RingSampler};
 use crate::samplers;
 use crate::slot::Slot;
 use crate::units::{FLOOR, Units};
-
-/// Returns the reason why there is no perf event.
-fn lost(error: &io::Error) -> Lost {
-    match error.raw_os_error() {
-        Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
-        Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
-        _ => Lost::Failed,
-    }
-}
 
 /// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run
 /// its guest, and drop it.
@@ -49,6 +40,7 @@ pub struct PerfHost {
     kernel: &'static dyn Kernel,
     chooser: Chooser,
     units: Units,
+    pace: Pace,
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
@@ -63,10 +55,10 @@ pub struct PerfHost {
 }
 
 impl PerfHost {
-    /// The shortest distance between overflows, in a clock's ns. With several perf events, the distance of each is as
-    /// many times as long, or their timers together would leave no time for anything else, the guest included. An
-    /// emulated host takes half of that for one overflow. A hardware event does not know time, and takes the number as
-    /// events: at 4 GHz and one event a cycle, that is a quarter of the time.
+    /// The shortest distance between overflows, ns. With several perf events, the distance of each is as many times as
+    /// long, or their timers together would leave no time for anything else, the guest included. An emulated host takes
+    /// half of that for one overflow. Hardware events keep to it on average: their periods are as the guest asks as long
+    /// as their overflows are rare enough, and longer where they are not.
     pub const FLOOR: u64 = FLOOR;
 
     /// Makes a host for the guest that the calling thread runs. Does the work of [`prepare`](crate::prepare), unless
@@ -104,10 +96,12 @@ impl PerfHost {
         let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
         let grouped = chooser.backing == Backing::Clock;
         let signal = options::signal(&options);
+        let units = Units::new(chooser.backing, options.tsc_hz);
         Ok(Self {
             kernel,
             chooser,
-            units: Units::new(chooser.backing, options.tsc_hz),
+            units,
+            pace: Pace::new(units),
             repeating: options.repeating,
             sampling: options.sampling,
             slots: PerCounter::new(|| Slot::Empty),
@@ -147,6 +141,13 @@ impl PerfHost {
         self.notes.any()
     }
 
+    /// Returns the ns for which the perf event behind `counter` has counted, and the ns for which it should have, both
+    /// by the last total that was read. They differ where the counter is
+    /// [`Lost::Multiplexed`]. `None`: there is no event.
+    pub fn times(&self, counter: u8) -> Option<(u64, u64)> {
+        self.events.times(Counter::new(counter)?)
+    }
+
     /// Hands the samples so far to the counters of one ring that count. Called before any counter starts or stops.
     fn divide_time(&mut self) {
         let Some(sampler) = &mut self.ring_sampler else {
@@ -166,25 +167,24 @@ impl PerfHost {
         }
     }
 
-    /// Returns the shortest period while `counting` count, in the perf event's unit.
-    fn floor(&self, counting: CounterSet) -> u64 {
+    /// Returns the number of counters whose overflows share the host's time while `counting` count.
+    fn sharing(&self, counting: CounterSet) -> u64 {
         // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
         let sharing = match self.repeating {
             true => (self.which(Slot::is_awaited) & counting).len() as usize,
             false => self.events.len(),
         };
-        FLOOR * sharing.max(1) as u64
+        sharing.max(1) as u64
     }
 
     /// Returns the period of the perf event for so many of the guest's events, which leaves others time.
-    fn host_period(&self, events: NonZeroU64, counting: CounterSet) -> u64 {
-        let count = self.units.to_count(events.get());
-        count.clamp(self.floor(counting), ENDLESS)
+    fn host_period(&self, counter: Counter, events: NonZeroU64, counting: CounterSet) -> u64 {
+        self.pace.period(counter, events, self.sharing(counting))
     }
 
     /// Gives the perf event its period, while `counting` count.
     fn program(&mut self, counter: Counter, events: NonZeroU64, counting: CounterSet) {
-        let period = self.host_period(events, counting);
+        let period = self.host_period(counter, events, counting);
         let slot = &mut self.slots[counter];
         let most = slot.longest();
         if let Some(place) = slot.period_mut() {
@@ -209,7 +209,7 @@ impl PerfHost {
         }
         for counter in Counter::each(awaited & counting) {
             if let Some(Period::Set { events, period, .. }) = self.slots[counter].period()
-                && self.host_period(events, counting) != period
+                && self.host_period(counter, events, counting) != period
             {
                 self.program(counter, events, counting);
             }
@@ -287,13 +287,16 @@ impl CounterHost<CounterConfig> for PerfHost {
             self.ring_sampler = Some(RingSampler::start(self.kernel)?);
         }
         match self.events.open(counter, kind) {
-            Ok(()) => {
+            Ok(counted) => {
                 self.slots[counter] = slot;
+                if self.pace.learns() {
+                    self.pace.begin(counter, counted, self.kernel.now());
+                }
                 Ok(())
             }
             Err(error) => {
                 self.end_ring_sampler();
-                Err(lost(&error))
+                Err(self.chooser.lost(kind, &error))
             }
         }
     }
@@ -408,7 +411,11 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     fn shortest_period(&self, sharing: u32) -> u64 {
-        self.units.to_guest_up(FLOOR * u64::from(sharing))
+        match self.chooser.backing {
+            Backing::Clock => self.units.to_guest_up(FLOOR * u64::from(sharing)),
+            // What is too short for a hardware event is found out, and its report then vouches for nothing.
+            Backing::Hardware => 1,
+        }
     }
 
     /// Returns true: the signal is the vCPU thread's own, and the VMM looks for it at each exit.
@@ -426,5 +433,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 }
 
+#[cfg(test)]
+mod argument;
 #[cfg(test)]
 mod tests;

@@ -10,6 +10,8 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
+use std::sync::LazyLock;
+use std::time::Instant;
 
 use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
@@ -39,6 +41,9 @@ pub(crate) trait Kernel: Debug + Sync {
 
     /// Reads the totals of `event`, in the format of its attributes. Returns the number of bytes.
     fn read(&self, event: RawFd, totals: &mut [u8]) -> io::Result<usize>;
+
+    /// Returns the time, ns since some moment.
+    fn now(&self) -> u64;
 
     /// Maps the buffer of `event`: `length` bytes that stay valid until they are unmapped.
     fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>>;
@@ -123,6 +128,11 @@ impl Kernel for Linux {
         // SAFETY: the kernel writes no more than the length of `totals`.
         let read = unsafe { libc::read(event, totals.as_mut_ptr().cast(), totals.len()) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn now(&self) -> u64 {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        START.elapsed().as_nanos() as u64
     }
 
     fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>> {

@@ -19,10 +19,15 @@
 //!
 //! # Limits
 //!
-//! Overflows of a clock come at least 50 microseconds apart, those of a hardware event 50,000 events
-//! ([`PerfHost::FLOOR`]), those of each of *n* counters *n* times as far: with a shorter period the
-//! report is late, and the guest slower than it asked to be interrupted, but not the host. perf's own
-//! signals arrive some tens of microseconds late.
+//! Overflows of a clock come at least 50 microseconds apart ([`PerfHost::FLOOR`]), those of each of *n* counters *n*
+//! times as far. Those of hardware events do on average, and 32 may follow each other faster. With a shorter period the
+//! report is late, and the guest slower than it asked to be interrupted, but not the host. perf's own signals arrive
+//! some tens of microseconds late.
+//!
+//! A counter whose event shared its hardware counter in time, or was stopped by the kernel for too many overflows, is
+//! [`Lost`](vpmu::counter::Lost): its value is too low from then on. Stopping is noticed where the kernel lends this
+//! user the memory for the event's records (two pages for each counter, of `perf_event_mlock_kb`). Without them the
+//! overflows of hardware events are 50,000 events apart.
 #![cfg(target_os = "linux")]
 
 mod attrs;
@@ -32,11 +37,15 @@ mod counter;
 mod error;
 mod event;
 mod events;
+#[cfg(test)]
+mod fake;
 mod host;
 mod kernel;
 mod kick;
+mod log;
 mod notes;
 mod options;
+mod pace;
 mod periods;
 mod rings;
 mod sampler;

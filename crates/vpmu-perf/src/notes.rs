@@ -258,6 +258,12 @@ pub fn overrun() {
     with_current(|notes| notes.note(None));
 }
 
+/// Does the work of the handler: `event` has overflowed, or with `None` any.
+#[cfg(test)]
+pub(crate) fn signalled(event: Option<libc::c_int>) {
+    with_current(|notes| notes.note(event));
+}
+
 #[expect(unsafe_code, reason = "a signal handler gets raw pointers")]
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     /// The values that the kernel puts behind si_code for SIGIO-like signals (`_sigpoll`).

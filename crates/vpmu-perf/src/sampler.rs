@@ -19,8 +19,9 @@ use crate::kernel::{Kernel, Linux};
 /// A perf event of one thread that samples this thread into a ring buffer.
 #[derive(Debug)]
 pub struct Sampler {
-    event: PerfEvent,
+    // Dropped first: an event stays open while it is mapped.
     buffer: RingBuffer,
+    event: PerfEvent,
 }
 
 impl Sampler {

@@ -111,6 +111,23 @@ fn other_records_are_told_apart_and_unknown_ones_are_left_out() {
 }
 
 #[test]
+fn overflows_are_counted_with_those_that_found_no_room() {
+    let forged = Forged::new(0);
+    let mut buffer = forged.buffer();
+    forged.add(&[header(PERF_RECORD_SAMPLE, 0, 8)]);
+    forged.add(&[header(PERF_RECORD_LOST, 0, 24), 1, 5]);
+    forged.add(&[header(77, 0, 16), 1]);
+    let overflows = |number, throttled| Overflows { number, throttled };
+    assert_eq!(buffer.take_overflows(), overflows(6, false));
+    forged.add(&[header(PERF_RECORD_SAMPLE, 0, 8)]);
+    forged.add(&[header(PERF_RECORD_THROTTLE, 0, 32), 1, 2, 3]);
+    assert_eq!(buffer.take_overflows(), overflows(1, true));
+    forged.add(&[header(PERF_RECORD_SAMPLE, 0, 7)]);
+    assert_eq!(buffer.take_overflows(), overflows(1, false), "no sense");
+    assert_eq!(buffer.take_overflows(), Overflows::default());
+}
+
+#[test]
 fn a_buffer_that_makes_no_sense_is_emptied() {
     for length in [0, 4, 7, 12, 48, 0xfff8] {
         let forged = Forged::new(8);

@@ -8,6 +8,7 @@ use crate::event::ENDLESS;
 use crate::periods::{Overflow, Period};
 use crate::rings::{RingSampler, TimeUp};
 use crate::slot::Slot;
+use crate::units::FLOOR;
 
 impl PerfHost {
     /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
@@ -37,14 +38,45 @@ impl PerfHost {
         let Slot::Whole { period, .. } = &mut self.slots[counter] else {
             return self.is_time_up(counter).then_some(Report::Unsure);
         };
+        let asked = *period;
         match period.overflow(self.repeating) {
-            Overflow::Report(report) => return Some(report),
+            Overflow::Report(report) => return Some(self.paced(counter, asked, report)),
             Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
                 *period = Period::Endless;
             }
             Overflow::Unwanted | Overflow::Late => {}
         }
         None
+    }
+
+    /// The overflow of a period that was `asked` for. Lengthens the period of a hardware event whose overflows come too
+    /// fast. Returns what the engine is told.
+    fn paced(&mut self, counter: Counter, asked: Period, report: Report) -> Report {
+        let Period::Set { events, period, .. } = asked else {
+            return report;
+        };
+        if !self.pace.learns() {
+            return report;
+        }
+        let overflows = self.events.take_overflows(counter);
+        let counting = self.events.counting();
+        let (sharing, now) = (self.sharing(counting), self.kernel.now());
+        let number = overflows.number;
+        let too_fast = self.pace.overflowed(counter, number, period, sharing, now);
+        if too_fast || overflows.throttled {
+            // The event would go on at its old pace, or stand still until the next tick.
+            if self.slots[counter].is_awaited() {
+                self.program(counter, events, counting);
+            } else if self.events.set_period(counter, ENDLESS)
+                && let Some(period) = self.slots[counter].period_mut()
+            {
+                *period = Period::Endless;
+            }
+        }
+        match number <= 1 && self.pace.is_as_asked(events, period) {
+            true => report,
+            false => Report::Unsure,
+        }
     }
 
     /// Signals have been lost, perhaps one of `counter`, of which a report is wanted.
@@ -74,7 +106,7 @@ impl PerfHost {
                 return true;
             }
             TimeUp::Wait(ns) => {
-                let ns = ns.max(self.floor(self.events.counting()));
+                let ns = ns.max(FLOOR * self.sharing(self.events.counting()));
                 self.events.set_period(counter, ns);
             }
             TimeUp::Unwanted => {}

@@ -163,6 +163,8 @@ pub enum Lost {
     Busy,
     /// The host would count it only part of the time.
     Multiplexed,
+    /// The host stopped it for a while, because it overflowed too often.
+    Throttled,
     /// The host failed for a reason of its own.
     Failed,
 }
@@ -173,6 +175,7 @@ impl fmt::Display for Lost {
             Self::Unsupported => "event not supported by the host",
             Self::Busy => "no host counter free",
             Self::Multiplexed => "host counter shared in time",
+            Self::Throttled => "stopped by the host for too many overflows",
             Self::Failed => "host failure",
         })
     }

@@ -137,7 +137,7 @@ pub mod state {
     pub const UNSUPPORTED: u64 = 2;
     /// The same: the host's counters are taken.
     pub const BUSY: u64 = 3;
-    /// The count is too low: the host counts part of the time.
+    /// The count is too low: the host counts part of the time, or has stopped the counter for a while.
     pub const MULTIPLEXED: u64 = 4;
     /// The counter is to count and does not, for a reason of the host's own.
     pub const FAILED: u64 = 5;
@@ -150,7 +150,7 @@ pub(super) const fn told(counter: CounterState) -> u64 {
         CounterState::Paused => state::OFF,
         CounterState::Lost(Lost::Unsupported) => state::UNSUPPORTED,
         CounterState::Lost(Lost::Busy) => state::BUSY,
-        CounterState::Lost(Lost::Multiplexed) => state::MULTIPLEXED,
+        CounterState::Lost(Lost::Multiplexed | Lost::Throttled) => state::MULTIPLEXED,
         CounterState::Lost(Lost::Failed) => state::FAILED,
     }
 }
