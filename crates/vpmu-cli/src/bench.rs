@@ -7,6 +7,7 @@ use vpmu_lab::bench::BENCHES;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
+use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
@@ -21,12 +22,18 @@ pub(crate) fn bench(
     json: Option<&Path>,
     markdown: Option<&Path>,
     keep: Option<&Path>,
+    qemu: Option<&Path>,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
     let Some(name) = name else {
-        if model.is_some() || json.is_some() || markdown.is_some() || keep.is_some() {
+        if model.is_some()
+            || json.is_some()
+            || markdown.is_some()
+            || keep.is_some()
+            || qemu.is_some()
+        {
             return Err(Error::Usage(
-                "--model, --json, --markdown and --keep are about a bench: give its name"
+                "--model, --json, --markdown, --keep and --qemu are about a bench: give its name"
                     .to_owned(),
             ));
         }
@@ -48,7 +55,8 @@ pub(crate) fn bench(
         check_writable(path)?;
     }
     let cache = Cache::open()?;
-    let report = bench.run(model, keep, &cache, cancel, &Progress::stderr())?;
+    let qemu = Qemu::chosen(qemu);
+    let report = bench.run(model, qemu, keep, &cache, cancel, &Progress::stderr())?;
     if let Some(path) = json {
         report.write(path)?;
     }
@@ -56,6 +64,7 @@ pub(crate) fn bench(
         let page = page_of(bench.name, &bench.page, &report.json(), None)?;
         write_whole(path, page.as_bytes())?;
     }
-    print(&format!("{}\n", table::bench(report.rows())))?;
+    let qemu = table::qemu(report.qemu()).unwrap_or_default();
+    print(&format!("{}\n{qemu}", table::bench(report.rows())))?;
     Ok(ExitCode::SUCCESS)
 }

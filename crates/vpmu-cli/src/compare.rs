@@ -69,9 +69,10 @@ fn show(comparison: &Comparison) -> Result<()> {
             exits => format!("exits by kind:\n{exits}\n"),
         };
         print(&format!(
-            "{}\n\n{exits}{}\n",
+            "{}\n\n{exits}{}\n{}",
             table::table(rows),
-            table::LEGEND
+            table::LEGEND,
+            table::qemu(rows[0].run.qemu.as_deref()).unwrap_or_default()
         ))?;
     }
     for row in rows.iter().filter(|row| row.run.status != 0) {

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 
-use vpmu_lab::Result;
+use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::host::tool::{SETPRIV_FIX, is_installed};
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::debian::{Pool, RELEASE, Selection, apt, sources};
 use vpmu_lab::image::{artifacts, images, module};
 use vpmu_lab::spec::arch::Arch;
+use vpmu_lab::{Error, Result};
 
 use crate::print;
 
@@ -38,9 +39,9 @@ enum Verdict {
     Missing,
 }
 
-pub(crate) fn doctor(arch: Arch) -> Result<ExitCode> {
+pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
     let mut lines = vec![
-        qemu(arch),
+        qemu(arch, &Qemu::chosen(folder)),
         tool("setpriv", SETPRIV_FIX),
         tool(apt::APT_GET.program, apt::APT_GET.fix),
         tool(images::DPKG_DEB.program, images::DPKG_DEB.fix),
@@ -109,29 +110,26 @@ fn line(
     }
 }
 
-fn qemu(arch: Arch) -> Line {
+fn qemu(arch: Arch, qemu: &Qemu) -> Line {
     let tool = arch.qemu();
-    let qemu = tool.program;
+    let program = tool.program;
     let fix = format!(
         "{} (Debian 13; on Debian 12 from bookworm-backports: with -t bookworm-backports)",
         tool.fix
     );
-    let Ok(output) = Command::new(qemu).arg("--version").output() else {
-        return line(Verdict::Missing, qemu, "not installed", fix);
+    let version = match qemu.version(&tool) {
+        Ok(version) => version,
+        Err(Error::MissingProgram { program: at, .. }) if at == program => {
+            return line(Verdict::Missing, program, "not installed", fix);
+        }
+        Err(error) => return line(Verdict::Missing, program, error.to_string(), ""),
     };
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version = text.split_whitespace().nth(3).unwrap_or("unknown");
-    let new_enough = version
-        .split('.')
-        .next()
-        .and_then(|major| major.parse::<u32>().ok())
-        .is_some_and(|major| major >= OLDEST_QEMU);
     let found = format!("version {version}");
-    if new_enough {
-        line(Verdict::Ok, qemu, found, "")
+    if version.major() >= OLDEST_QEMU {
+        line(Verdict::Ok, program, found, "")
     } else {
         let found = format!("{found}, {OLDEST_QEMU}.0 or newer is needed");
-        line(Verdict::Missing, qemu, found, fix)
+        line(Verdict::Missing, program, found, fix)
     }
 }
 

@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         }
     }
     let result = match &cli.verb {
-        Verb::Doctor { arch } => doctor::doctor(*arch),
+        Verb::Doctor { arch, qemu } => doctor::doctor(*arch, qemu.as_deref()),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Manual { folder } => manual::manual(folder),
@@ -58,12 +58,14 @@ fn main() -> ExitCode {
             json,
             markdown,
             keep,
+            qemu,
         } => bench::bench(
             name.as_deref(),
             *model,
             json.as_deref(),
             markdown.as_deref(),
             keep.as_deref(),
+            qemu.as_deref(),
             &cancel,
         ),
     };

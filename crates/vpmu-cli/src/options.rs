@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
@@ -23,7 +24,8 @@ command starts as root in /root, where random.bin holds 4 MiB of random data. A 
 there is counted.
 
 Environment: XDG_CACHE_HOME moves the cache (~/.cache); VPMU_DEBIAN_MIRROR is where packages come
-from (the mirror of this machine's apt); VPMU_GUEST_DIR has the built guest programs.
+from (the mirror of this machine's apt); VPMU_GUEST_DIR has the built guest programs; VPMU_QEMU is
+the folder of another QEMU than that on PATH.
 
 Exit status: of `run`, the command's own (128 + signal when it was killed); of `doctor`, 1 when
 something is missing; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
@@ -64,6 +66,9 @@ pub(crate) enum Verb {
         /// Architecture of the guests to look for
         #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
         arch: Arch,
+        /// Look at the QEMU in this folder, not at the one on PATH
+        #[arg(long, value_name = "DIR")]
+        qemu: Option<PathBuf>,
     },
     /// Boot a guest, run CMD in it, stream its output, exit with its status
     #[command(after_help = AFTER)]
@@ -138,6 +143,9 @@ pub(crate) enum Verb {
         /// Keep console logs, QEMU command lines and records in a folder
         #[arg(long, value_name = "DIR")]
         keep: Option<PathBuf>,
+        /// Run guests on the QEMU in this folder, such as the one that script/qemu builds
+        #[arg(long, value_name = "DIR")]
+        qemu: Option<PathBuf>,
     },
     /// Make one HTML page, with drawings and tables, of saved results
     ///
@@ -199,6 +207,12 @@ pub(crate) struct Guest {
     /// Put a file into the guest's /root (repeatable)
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
+    /// Run machines on the QEMU in this folder, such as the one that script/qemu builds
+    ///
+    /// The default is VPMU_QEMU in the environment, and else the QEMU on PATH. Guests of QEMU with script/qemu's
+    /// patches get one try.
+    #[arg(long, value_name = "DIR")]
+    qemu: Option<PathBuf>,
     /// Give QEMU, where it runs the machine, one more argument (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
@@ -246,6 +260,7 @@ impl Guest {
                 memory: self.memory,
                 cpu: self.cpu.clone(),
                 realtime: self.realtime,
+                qemu: Qemu::chosen(self.qemu.as_deref()),
                 qemu_args: self.qemu_arg.clone(),
             },
             vmm_args: self.vmm_arg.clone(),

@@ -60,7 +60,7 @@ pub(crate) fn run(
         match outcome {
             // What has been printed would be printed twice.
             Err(error) if !printed.load(Ordering::Relaxed) => {
-                let why = run::once_more(&spec, guest_spec, phase, error)?;
+                let why = run::once_more(&lab, &spec, guest_spec, phase, error)?;
                 eprintln!("vpmu: {why}");
             }
             outcome => break outcome?,

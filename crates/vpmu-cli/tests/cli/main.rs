@@ -23,6 +23,7 @@ fn vpmu(home: &Path) -> Command {
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_vpmu"));
     command
+        .env_remove("VPMU_QEMU")
         .env("XDG_CACHE_HOME", home.join("cache"))
         .env("VPMU_GUEST_DIR", home.join("guest"));
     command
@@ -300,6 +301,32 @@ fn a_model_of_processor_that_qemu_does_not_have() {
     assert_eq!(output.status.code(), Some(2), "{errors}");
     assert!(errors.contains("--cpu cortex-a73"), "{errors}");
     assert!(errors.contains("qemu-system-aarch64 -cpu help"), "{errors}");
+}
+
+#[test]
+fn another_qemu_than_the_one_on_the_path() {
+    let home = tempfile::tempdir().unwrap();
+    let folder = home.path().join("mended");
+    let path = folder.to_str().unwrap();
+    let report = |command: &mut Command| {
+        let output = command.output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let missing = report(vpmu(home.path()).args(["run", "--qemu", path, "--", "true"]));
+    assert!(
+        missing.contains("mended/qemu-system-aarch64") && missing.contains("script/qemu"),
+        "{missing}"
+    );
+    std::fs::create_dir(&folder).unwrap();
+    let qemu = folder.join("qemu-system-aarch64");
+    let script = "#!/bin/sh\necho 'QEMU emulator version 10.9 (vpmu patches 0123)'\n";
+    std::fs::write(&qemu, script).unwrap();
+    std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let found = "version 10.9 (vpmu patches 0123)";
+    let named = report(vpmu(home.path()).args(["doctor", "--qemu", path]));
+    assert!(named.contains(found), "{named}");
+    let set = report(vpmu(home.path()).env("VPMU_QEMU", path).arg("doctor"));
+    assert!(set.contains(found), "{set}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ const MAX: &str = "max";
 /// When QEMU or setpriv is missing, or QEMU does not know the processor's model.
 pub(super) fn check(machine: &Machine) -> Result<()> {
     let tool = machine.arch.qemu();
-    let mut command = tool.command()?;
+    let mut command = machine.qemu.command(&tool)?;
     let Some(cpu) = &machine.cpu else {
         return Ok(());
     };
@@ -96,7 +96,8 @@ fn has_another_board(machine: &Machine) -> bool {
 pub(super) fn launch(machine: &Machine, memory: u32, boot: &Boot) -> Result<Launch> {
     let tool = machine.arch.qemu();
     let arguments = arguments(machine, memory, boot);
-    Ok(Launch::new(tool.command()?, tool.program.into(), arguments))
+    let command = machine.qemu.command(&tool)?;
+    Ok(Launch::new(command, machine.qemu.program(&tool), arguments))
 }
 
 /// Returns the options of an Armv9 machine with EL2 or a PC with SVM, whose

@@ -15,12 +15,14 @@ mod sampling;
 mod stories;
 
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use stories::told;
 
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
+use crate::host::qemu::Qemu;
 use crate::image::cache::Cache;
 use crate::report::figures::{Report, Row};
 use crate::report::markdown::Page;
@@ -65,6 +67,9 @@ struct Context<'a> {
     name: &'static str,
     /// The model of x86 guests. The published guests had Intel's.
     model: Model,
+    qemu: Qemu,
+    /// The version of the QEMU that ran the guests, once one has.
+    version: OnceLock<String>,
     keep: Option<&'a Path>,
     cache: &'a Cache,
     cancel: &'a Cancel,
@@ -72,7 +77,7 @@ struct Context<'a> {
 }
 
 impl Bench {
-    /// Measures everything, with x86 guests of `model`, by default Intel's.
+    /// Measures everything on `qemu`, with x86 guests of `model`, by default Intel's.
     ///
     /// # Errors
     ///
@@ -80,6 +85,7 @@ impl Bench {
     pub fn run(
         &'static self,
         model: Option<Model>,
+        qemu: Qemu,
         keep: Option<&Path>,
         cache: &Cache,
         cancel: &Cancel,
@@ -93,12 +99,15 @@ impl Bench {
         let context = Context {
             name: self.name,
             model: model.unwrap_or(Model::Intel),
+            qemu,
+            version: OnceLock::new(),
             keep,
             cache,
             cancel,
             progress,
         };
-        Ok(Report::new(self.name, (self.rows)(&context)?))
+        let rows = (self.rows)(&context)?;
+        Ok(Report::new(self.name, context.version.into_inner(), rows))
     }
 }
 
@@ -140,20 +149,31 @@ impl Context<'_> {
             true => self.model,
             false => Model::default(),
         };
-        let spec = Request {
+        let request = Request {
             model,
             vmm_args: vmm_args.iter().map(|&word| word.to_owned()).collect(),
-            command: Command::from_words(&[command.to_owned()]),
             programs: programs.to_vec(),
-            timeout: Duration::from_secs(1800),
-            // A busy machine boots slowly. A guest that hangs is recognised by its own time.
-            boot_timeout: Duration::from_secs(1800),
-            keep: self
-                .keep
-                .map(|folder| folder.join(format!("{}-{part}", self.name))),
             ..Request::new(arch)
-        }
-        .check(designs)?;
+        };
+        self.compare_as(request, part, designs, command)
+    }
+
+    /// Compares as [`Context::compare`] does, guests as `request` wants them.
+    fn compare_as(
+        &self,
+        mut request: Request,
+        part: &str,
+        designs: &[Design],
+        command: &str,
+    ) -> Result<Vec<result::Row>> {
+        request.command = Command::from_words(&[command.to_owned()]);
+        request.machine.qemu = self.qemu.clone();
+        request.timeout = Duration::from_secs(1800);
+        // A busy machine boots slowly. A guest that hangs is recognised by its own time.
+        request.boot_timeout = Duration::from_secs(1800);
+        let keep = |folder: &Path| folder.join(format!("{}-{part}", self.name));
+        request.keep = self.keep.map(keep);
+        let spec = request.check(designs)?;
         run::check(&spec)?;
         let lab = Lab::prepare(&spec, self.cache, self.cancel, self.progress)?;
         let comparison = compare(&lab, &spec)?;
@@ -167,7 +187,18 @@ impl Context<'_> {
                 output: String::from_utf8_lossy(&row.output).into_owned(),
             });
         }
+        self.note_version(&comparison.rows);
         Ok(comparison.rows)
+    }
+}
+
+impl Context<'_> {
+    /// Notes which QEMU ran the guest of a row.
+    fn note_version<'r>(&self, rows: impl IntoIterator<Item = &'r result::Row>) {
+        let mut versions = rows.into_iter().filter_map(|row| row.run.qemu.as_ref());
+        if let Some(version) = versions.next() {
+            self.version.get_or_init(|| version.clone());
+        }
     }
 }
 

@@ -125,6 +125,7 @@ mod tests {
             time: Time::Counted,
         };
         let settings = Settings {
+            qemu: None,
             machine: &Request::new(Arch::Aarch64).machine,
             guest: &guest,
             runs: 1,

@@ -5,4 +5,5 @@ pub mod digest;
 pub mod files;
 pub(crate) mod parallel;
 pub mod progress;
+pub mod qemu;
 pub mod tool;

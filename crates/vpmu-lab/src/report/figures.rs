@@ -27,15 +27,18 @@ pub struct Row {
 pub struct Report {
     schema: u32,
     bench: &'static str,
+    /// The version of the QEMU that ran the guests, and whose it is; `None` where no QEMU did.
+    qemu: Option<String>,
     rows: Vec<Row>,
 }
 
 impl Report {
-    /// Makes the file of the bench called `bench`.
-    pub fn new(bench: &'static str, rows: Vec<Row>) -> Self {
+    /// Makes the file of the bench called `bench`, whose guests this QEMU ran.
+    pub fn new(bench: &'static str, qemu: Option<String>, rows: Vec<Row>) -> Self {
         Self {
             schema: 1,
             bench,
+            qemu,
             rows,
         }
     }
@@ -43,6 +46,11 @@ impl Report {
     /// Returns one line for each figure and design.
     pub fn rows(&self) -> &[Row] {
         &self.rows
+    }
+
+    /// Returns the QEMU that ran the guests.
+    pub fn qemu(&self) -> Option<&str> {
+        self.qemu.as_deref()
     }
 
     /// Returns the file as JSON.
@@ -75,7 +83,7 @@ mod tests {
             published: None,
             unit: "share",
         };
-        let json = Report::new("partition", vec![row]).json();
+        let json = Report::new("partition", Some("10.0.2 (Debian)".to_owned()), vec![row]).json();
         insta::assert_snapshot!(String::from_utf8(json).unwrap());
     }
 }

@@ -14,6 +14,7 @@ use super::profile::Profile;
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
+use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
@@ -46,6 +47,8 @@ pub struct Row {
 /// The settings of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings<'a> {
+    /// The QEMU that runs the machine, where one does.
+    pub qemu: Option<&'a Version>,
     /// The machine.
     pub machine: &'a Machine,
     /// The guest.
@@ -72,6 +75,9 @@ pub struct Run {
     /// QEMU's model of the processor, where the user has named one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
+    /// The version of the QEMU that ran the machine, and whose it is.
+    #[serde(default)]
+    pub qemu: Option<String>,
     /// Event counters that the guest's kernel found.
     pub guest_counters: Option<u32>,
     /// Event counters that the hypervisor kept.
@@ -207,6 +213,7 @@ impl Run {
             policy: settings.guest.design.policy,
             vcpus: settings.machine.vcpus,
             cpu: settings.machine.cpu.clone(),
+            qemu: settings.qemu.map(Version::to_string),
             guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
             command: settings.command.to_owned(),

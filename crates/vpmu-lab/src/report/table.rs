@@ -84,6 +84,11 @@ pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 
     ]
 }
 
+/// Names the QEMU that ran the guests; `None` where none did.
+pub fn qemu(version: Option<&str>) -> Option<String> {
+    Some(format!("QEMU {}\n", version?))
+}
+
 /// Returns the table of a bench.
 pub fn bench(rows: &[figures::Row]) -> String {
     let mut table = Table::new();
@@ -261,6 +266,7 @@ mod tests {
                 policy: None,
                 vcpus: 1,
                 cpu: None,
+                qemu: None,
                 guest_counters: Some(6),
                 host_counters: None,
                 command: "true".to_owned(),

@@ -64,7 +64,7 @@ fn run_tries(lab: &Lab<'_>, spec: &Spec, guest: &Guest, task: &Task) -> Result<R
     let mut phase = 0;
     loop {
         match run_one(lab, spec, guest, phase, task) {
-            Err(error) => task.say(once_more(spec, guest, phase, error)?),
+            Err(error) => task.say(once_more(lab, spec, guest, phase, error)?),
             row => return row,
         }
         phase += 1;

@@ -9,6 +9,7 @@ use super::console::Transcript;
 use super::supervise::{self, Limits, Stage, Streams};
 use super::{Lab, Outcome, Sink};
 use crate::backend::{self, Backend, End, Launch, Parts};
+use crate::host::qemu::Version;
 use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
@@ -22,7 +23,7 @@ use vpmu_record::Record;
 /// Time after which a machine that does not run counts as stopped.
 const QUIET: Duration = Duration::from_secs(20);
 
-/// Number of attempts to run a guest.
+/// Number of attempts to run a guest on a QEMU that breaks some.
 const TRIES: u32 = 5;
 
 /// Checks, before anything is downloaded, that the programs that the guests of `spec` need are
@@ -109,11 +110,14 @@ pub fn run(
             stage(now);
         },
     );
-    let transcript = ran.map_err(|error| backend.explain(error))?;
+    let explain = |error| match is_mended(lab.qemu.as_ref()) {
+        true => error,
+        false => backend.explain(error),
+    };
+    let transcript = ran.map_err(explain)?;
     kept.records(&transcript.records)?;
     Ok(Outcome {
-        run: figures(spec, guest, &*backend, &transcript)
-            .map_err(|error| backend.explain(error))?,
+        run: figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript).map_err(explain)?,
         monitor: (transcript.records.into_iter()).find_map(|record| match record {
             Record::VpmuMonitor(monitor) => Some(*monitor),
             _ => None,
@@ -123,18 +127,38 @@ pub fn run(
     })
 }
 
+/// Tells whether QEMU's faults are mended, so that they neither explain nor excuse a failure.
+fn is_mended(qemu: Option<&Version>) -> bool {
+    qemu.is_some_and(Version::is_mended)
+}
+
 /// Reports that a guest with this failure is tried again, and why: QEMU has faults that a later start avoids.
 ///
 /// # Errors
 ///
 /// Returns `error` where QEMU is not known to be the cause, or after `TRIES` attempts.
-pub fn once_more(spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
+pub fn once_more(
+    lab: &Lab<'_>,
+    spec: &Spec,
+    guest: &Guest,
+    phase: u32,
+    error: Error,
+) -> Result<&'static str> {
+    let tries = match is_mended(lab.qemu.as_ref()) {
+        true => 1,
+        false => TRIES,
+    };
+    again(tries, spec, guest, phase, error)
+}
+
+/// Decides about [`once_more`], with at most this number of attempts.
+fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
     let may_hang = || {
         let backend = backend::of(&spec.machine, guest);
         backend.loses_interrupts() && spec.payload.own_kernel().is_none()
     };
     match error {
-        error if phase + 1 >= TRIES => Err(error),
+        error if phase + 1 >= tries => Err(error),
         Error::RepeatedInterrupt { .. } => Ok(
             "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
         ),
@@ -226,6 +250,7 @@ impl Kept {
 
 /// Returns the figures of a guest that came to a good end.
 fn figures(
+    qemu: Option<&Version>,
     spec: &Spec,
     guest: &Guest,
     backend: &dyn Backend,
@@ -251,6 +276,7 @@ fn figures(
         return Ok(None);
     };
     let settings = Settings {
+        qemu,
         machine: &spec.machine,
         guest,
         runs: work.runs,
@@ -298,6 +324,7 @@ mod tests {
         let mut transcript = Transcript::default();
         transcript.records = records;
         figures(
+            None,
             spec,
             guest,
             &*backend::of(&spec.machine, guest),
@@ -380,20 +407,23 @@ mod tests {
 
     #[test]
     fn a_boot_that_hangs_is_tried_again_where_qemu_may_be_the_cause() {
-        let again = |request: Request, pmu: Pmu, phase| {
+        let try_again = |request: Request, pmu: Pmu, phase| {
             let spec = request.check(&[pmu.into()]).unwrap();
             let error = Error::Boot {
                 limit: Duration::from_secs(240),
                 console: Vec::new(),
             };
-            once_more(&spec, &spec.guests[0], phase, error).is_ok()
+            again(TRIES, &spec, &spec.guests[0], phase, error).is_ok()
         };
-        assert!(again(request(), Pmu::Emulated, 0));
-        assert!(!again(request(), Pmu::Emulated, TRIES - 1));
-        assert!(!again(request(), Pmu::Native, 0), "nothing is nested");
+        assert!(try_again(request(), Pmu::Emulated, 0));
+        assert!(!try_again(request(), Pmu::Emulated, TRIES - 1));
+        assert!(!try_again(request(), Pmu::Native, 0), "nothing is nested");
         let mut own = request();
         let kernel = tempfile::NamedTempFile::new().unwrap();
         own.kernel = Some(kernel.path().to_owned());
-        assert!(!again(own, Pmu::Emulated, 0), "the kernel may be the cause");
+        assert!(
+            !try_again(own, Pmu::Emulated, 0),
+            "the kernel may be the cause"
+        );
     }
 }

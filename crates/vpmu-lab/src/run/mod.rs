@@ -15,6 +15,7 @@ pub use guest::{check, once_more, run};
 use crate::Result;
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
+use crate::host::qemu::Version;
 use crate::image::cache::Cache;
 use crate::image::images::Images;
 use crate::image::job::Output;
@@ -26,6 +27,8 @@ use vpmu_record::Monitor;
 /// The resources that runs of guests share.
 #[derive(Debug)]
 pub struct Lab<'a> {
+    /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
+    pub qemu: Option<Version>,
     /// The folder in which files are kept.
     pub cache: &'a Cache,
     /// Images of Debian packages; `None` when they are not needed.
@@ -43,7 +46,7 @@ impl<'a> Lab<'a> {
     ///
     /// # Errors
     ///
-    /// When packages cannot be downloaded or lack something.
+    /// When packages cannot be downloaded or lack something, or QEMU is missing.
     pub fn prepare(
         spec: &Spec,
         cache: &'a Cache,
@@ -59,6 +62,7 @@ impl<'a> Lab<'a> {
             .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
             .transpose()?;
         Ok(Self {
+            qemu: spec.qemu()?,
             cache,
             images,
             modules,

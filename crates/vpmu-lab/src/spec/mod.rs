@@ -14,6 +14,8 @@ use std::time::Duration;
 
 pub use request::Request;
 
+use crate::Result;
+use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
 use design::{Design, Model, Pmu, Policy};
@@ -32,6 +34,8 @@ pub struct Machine {
     pub cpu: Option<String>,
     /// Real time instead of counted instructions.
     pub realtime: bool,
+    /// The QEMU that emulates the machine.
+    pub qemu: Qemu,
     /// More options for QEMU.
     pub qemu_args: Vec<String>,
 }
@@ -158,6 +162,19 @@ pub enum Time {
 }
 
 impl Spec {
+    /// Asks the QEMU of the spec's guests for its version; `None` where this machine's own KVM runs them all.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU is missing, or does not say what QEMU says.
+    pub fn qemu(&self) -> Result<Option<Version>> {
+        let mut guests = self.guests.iter();
+        let emulated = guests.any(|guest| !guest.is_direct());
+        emulated
+            .then(|| self.machine.qemu.version(&self.machine.arch.qemu()))
+            .transpose()
+    }
+
     /// Tells whether Debian packages are needed.
     pub fn needs_images(&self) -> bool {
         matches!(self.payload, Payload::Command(_))

@@ -8,6 +8,7 @@ use super::arch::Arch;
 use super::command::Command;
 use super::design::{Design, Model, Pmu};
 use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
+use crate::host::qemu::Qemu;
 use crate::{Error, Result};
 
 /// The least memory that holds a guest's file tree, MiB.
@@ -68,6 +69,7 @@ impl Request {
                 memory: 1024,
                 cpu: None,
                 realtime: false,
+                qemu: Qemu::default(),
                 qemu_args: Vec::new(),
             },
             vmm_args: Vec::new(),

@@ -235,11 +235,16 @@ impl<'a> Lab<'a> {
     /// Runs one boot, and again where QEMU has killed the guest.
     fn boot(&self, cell: Cell) -> Result<Measured> {
         let task = self.context.progress.task(&cell.to_string());
+        let version = self.context.qemu.version(&Arch::X86_64.qemu())?;
+        let attempts = match version.is_mended() {
+            true => 1,
+            false => ATTEMPTS,
+        };
         let mut crashes = 0;
         loop {
             match self.attempt(cell, crashes, &task) {
                 Err(Error::RepeatedInterrupt { .. } | Error::Timeout { .. })
-                    if crashes + 1 < ATTEMPTS =>
+                    if crashes + 1 < attempts =>
                 {
                     crashes += 1;
                     task.say("QEMU has delivered an interrupt twice, or not at all; once more");
@@ -272,11 +277,13 @@ impl<'a> Lab<'a> {
             marked: true,
             ..Request::new(Arch::X86_64)
         };
+        request.machine.qemu = context.qemu.clone();
         request.machine.vcpus = 2;
         request.machine.memory = 512;
         let spec = request.check(&[design])?;
         run::check(&spec)?;
         let lab = run::Lab {
+            qemu: spec.qemu()?,
             modules: None,
             cache: context.cache,
             images: Some(self.images.clone()),
@@ -285,6 +292,7 @@ impl<'a> Lab<'a> {
         };
         let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
         let row = run_one(&lab, &spec, &spec.guests[0], phase, task)?;
+        context.note_version([&row]);
         measured(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
             design,
             status: row.run.status,

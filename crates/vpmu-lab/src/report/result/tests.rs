@@ -26,6 +26,7 @@ fn guest_under(pmu: Pmu, time: Time) -> Guest {
 
 fn run_on(arch: Arch, runs: u32, guest: &Guest, lines: &[&str]) -> Run {
     let settings = Settings {
+        qemu: None,
         machine: &Request::new(arch).machine,
         guest,
         runs,
