@@ -5,6 +5,7 @@ use super::{Bench, Context, Row, mode};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
 use crate::report::result::Run;
+use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Design, Pmu};
 
@@ -90,11 +91,54 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     for (number, part) in (1..).zip(PARTS) {
         let name = number.to_string();
         let runs = context.compare(&name, Arch::Aarch64, &designs, &[], part.command)?;
+        let kept = runs_with_host_counters(context, &name, part.command)?;
         for figure in part.figures {
             rows.extend(runs.iter().map(|row| figure.row(&row.run)));
+            rows.extend(kept.iter().map(|(mode, run)| Row {
+                figure: figure.name.to_owned(),
+                mode,
+                measured: run.as_ref().and_then(figure.of),
+                published: None,
+                unit: figure.unit,
+            }));
         }
     }
     Ok(rows)
+}
+
+/// Modes of the partitioned PMU in which the monitor keeps counters, with their number.
+const WITH_HOST_COUNTERS: [(&str, u32); 2] = [("partitioned+1host", 1), ("partitioned+2host", 2)];
+
+/// Runs `command` with the counters of each of [`WITH_HOST_COUNTERS`] kept; `None` on a machine that does not keep them
+/// apart from the guest's, where everything traps and nothing of the partition is left to measure.
+fn runs_with_host_counters(
+    context: &Context<'_>,
+    part: &str,
+    command: &str,
+) -> Result<Vec<(&'static str, Option<Run>)>> {
+    let run = |part: &str, host_counters, command: &str| {
+        let request = Request {
+            host_counters,
+            ..Request::new(Arch::Aarch64)
+        };
+        let rows = context.compare_as(request, part, &[Pmu::Partitioned.into()], command)?;
+        Ok(rows.into_iter().next().map(|row| row.run))
+    };
+    let probed: Option<Run> = run(&format!("{part}-probe"), 1, "true")?;
+    let isolates = probed.is_some_and(|run| isolates(&run));
+    let runs = WITH_HOST_COUNTERS.iter().map(|&(mode, host_counters)| {
+        let part = format!("{part}-{host_counters}host");
+        let run = isolates.then(|| run(&part, host_counters, command));
+        Ok((mode, run.transpose()?.flatten()))
+    });
+    runs.collect()
+}
+
+/// Tells whether the monitor found that the machine keeps its counters apart from those of the guest of `run`.
+fn isolates(run: &Run) -> bool {
+    let monitor = run.monitor.as_ref();
+    let isolation = monitor.and_then(|monitor| monitor.more.get("isolation"));
+    isolation.is_some_and(|isolation| isolation["partition"] == true)
 }
 
 impl Figure {
@@ -114,7 +158,7 @@ impl Figure {
 mod tests {
     use super::*;
     use crate::report::result::Settings;
-    use crate::spec::{Guest, Request, Time, Way};
+    use crate::spec::{Guest, Time, Way};
     use vpmu_record::Record;
 
     #[test]
