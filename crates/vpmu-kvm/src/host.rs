@@ -2,9 +2,9 @@
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report, Taken};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Report, TakenSamples};
 use vpmu::x86::CounterConfig;
-use vpmu::x86::pebs::{Guest, Place};
+use vpmu::x86::pebs::{Guest, Sample};
 use vpmu_perf::PerfHost;
 
 use crate::guest::VcpuGuest;
@@ -102,22 +102,22 @@ impl CounterHost<CounterConfig> for Host {
         self.bound().map_or(0, |host| host.sample(counter, events))
     }
 
-    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
         let Self::Bound(host, guest) = self else {
-            return Taken::default();
+            return TakenSamples::default();
         };
-        let mut taken = host.take_samples(counter, places);
-        if taken.places == 0 {
+        let mut taken = host.take_samples(counter, samples);
+        if taken.samples == 0 {
             return taken;
         }
         let offset = guest.as_mut().map(VcpuGuest::tsc_offset);
         let Some(Ok(offset)) = offset else {
-            taken.lost += taken.places as u64;
-            taken.places = 0;
+            taken.lost += taken.samples as u64;
+            taken.samples = 0;
             return taken;
         };
-        for place in &mut places[..taken.places] {
-            place.tsc = place.tsc.wrapping_add(offset);
+        for sample in &mut samples[..taken.samples] {
+            sample.tsc = sample.tsc.wrapping_add(offset);
         }
         taken
     }

@@ -13,8 +13,8 @@ mod overflows;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Taken};
-use vpmu::x86::pebs::Place;
+use vpmu::counter::{CounterHost, CounterSet, Lost, TakenSamples};
+use vpmu::x86::pebs::Sample;
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use crate::choose::{Backing, Chooser, Vendor};
@@ -399,10 +399,10 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     /// A place's TSC is the host's.
-    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
         match Counter::new(counter) {
-            Some(counter) => self.slots[counter].take_samples(places),
-            None => Taken::default(),
+            Some(counter) => self.slots[counter].take_samples(samples),
+            None => TakenSamples::default(),
         }
     }
 

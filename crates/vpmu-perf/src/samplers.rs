@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vpmu::counter::Taken;
+use vpmu::counter::TakenSamples;
 use vpmu::x86::{Ring, pebs};
 
 use crate::buffer::{CpuMode, PerfRecord};
@@ -75,9 +75,9 @@ impl CounterSampler {
     }
 
     /// Takes samples of the guest, with the host's TSC.
-    pub(crate) fn take(&mut self, places: &mut [pebs::Place]) -> Taken {
-        let mut taken = Taken::default();
-        while let Some(place) = places.get_mut(taken.places) {
+    pub(crate) fn take(&mut self, samples: &mut [pebs::Sample]) -> TakenSamples {
+        let mut taken = TakenSamples::default();
+        while let Some(slot) = samples.get_mut(taken.samples) {
             let sample = match self.sampler.next_record() {
                 None => break,
                 Some(PerfRecord::Sample(sample)) => sample,
@@ -100,12 +100,12 @@ impl CounterSampler {
                     continue;
                 }
             };
-            *place = pebs::Place {
+            *slot = pebs::Sample {
                 ip: sample.ip,
                 ring,
                 tsc: self.sampler.tsc(sample.time).unwrap_or(0),
             };
-            taken.places += 1;
+            taken.samples += 1;
         }
         taken.ended = !self.on;
         taken

@@ -3,7 +3,7 @@
 use std::io;
 use std::num::NonZeroU64;
 
-use vpmu::counter::Taken;
+use vpmu::counter::TakenSamples;
 use vpmu::x86::{Ring, pebs};
 
 use crate::event::{ENDLESS, Kind};
@@ -145,12 +145,12 @@ impl Slot {
         }
     }
 
-    pub(crate) fn take_samples(&mut self, places: &mut [pebs::Place]) -> Taken {
+    pub(crate) fn take_samples(&mut self, samples: &mut [pebs::Sample]) -> TakenSamples {
         match self.sampler_mut() {
-            Some(sampler) => sampler.take(places),
-            None => Taken {
+            Some(sampler) => sampler.take(samples),
+            None => TakenSamples {
                 ended: true,
-                ..Taken::default()
+                ..TakenSamples::default()
             },
         }
     }

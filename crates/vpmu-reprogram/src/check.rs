@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
-use vpmu::x86::pebs::Place;
+use vpmu::x86::pebs::Sample;
 use vpmu::x86::{CounterConfig, Ring};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
@@ -48,7 +48,7 @@ const PERIOD: u64 = 200_000;
 const CYCLES: CounterConfig =
     RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
 const HARDWARE_ONLY: &str = "only hardware events can";
-const NOWHERE: Place = Place {
+const NOWHERE: Sample = Sample {
     ip: 0,
     ring: Ring::Kernel,
     tsc: 0,

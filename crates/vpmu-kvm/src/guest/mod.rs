@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
-use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
+use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 
 use crate::memory::GuestMemory;
 use crate::run::RunPage;
@@ -133,12 +133,12 @@ impl Guest for VcpuGuest {
         })
     }
 
-    fn place(&mut self) -> Result<Place, Fault> {
+    fn sample(&mut self) -> Result<Sample, Fault> {
         let regs = self.regs()?;
         let sregs = self.sregs()?;
         let ring = ring(sregs, &regs);
         let tsc = sys::msr(&self.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
-        Ok(Place {
+        Ok(Sample {
             ip: regs.rip,
             ring,
             tsc,

@@ -21,8 +21,8 @@ mod x86;
 use core::hint::black_box;
 use core::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Events, Lost, Taken};
-use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Place};
+use vpmu::counter::{CounterHost, CounterSet, Events, Lost, TakenSamples};
+use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Sample};
 
 /// A host that may answer anything.
 pub struct Host;
@@ -58,9 +58,9 @@ impl<E> CounterHost<E> for Host {
         black_box((counter, events));
         black_box(u64::from(counter))
     }
-    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
-        black_box((counter, places));
-        black_box(Taken::default())
+    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
+        black_box((counter, samples));
+        black_box(TakenSamples::default())
     }
     fn follows_branches(&self) -> bool {
         black_box(true)
@@ -88,7 +88,7 @@ impl pebs::Guest for Host {
         black_box((address, bytes));
         black_box(Ok(()))
     }
-    fn place(&mut self) -> Result<Place, Fault> {
+    fn sample(&mut self) -> Result<Sample, Fault> {
         black_box(Err(Fault))
     }
     fn general(&mut self) -> Result<GeneralRegisters, Fault> {

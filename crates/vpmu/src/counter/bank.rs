@@ -236,7 +236,7 @@ pub(crate) trait Model {
     }
 
     /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
-    fn look<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
+    fn settle_read<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
         let counted = self.bank_mut().hosted.read(n, host);
         self.take(n, counted);
         self.follow_up(host);

@@ -94,12 +94,16 @@ pub trait CounterHost<E> {
         0
     }
 
-    /// Moves samples of `counter` into `places`, the oldest first, as many as there are or fit.
-    fn take_samples(&mut self, counter: u8, places: &mut [crate::x86::pebs::Place]) -> Taken {
-        let _ = (counter, places);
-        Taken {
+    /// Moves samples of `counter` into `samples`, the oldest first, as many as there are or fit.
+    fn take_samples(
+        &mut self,
+        counter: u8,
+        samples: &mut [crate::x86::pebs::Sample],
+    ) -> TakenSamples {
+        let _ = (counter, samples);
+        TakenSamples {
             ended: true,
-            ..Taken::default()
+            ..TakenSamples::default()
         }
     }
 
@@ -142,9 +146,9 @@ pub trait CounterHost<E> {
 
 /// Samples that a host has [handed over](CounterHost::take_samples).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
-    /// How many places were filled in.
-    pub places: usize,
+pub struct TakenSamples {
+    /// How many samples were filled in.
+    pub samples: usize,
     /// Samples that found the vCPU's thread at work for its guest, not in it.
     pub outside: u64,
     /// Samples that the host had no room for.

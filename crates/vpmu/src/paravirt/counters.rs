@@ -153,7 +153,7 @@ impl Device {
     }
 
     /// Finds out what the shortest period is, now that other counters report.
-    pub(super) fn share<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
+    pub(super) fn find_floor<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
         let sharing = self.reporting().len().max(1);
         self.floor = host.shortest_period(sharing);
     }

@@ -179,7 +179,7 @@ impl Device {
         if !self.attached || bits & !command::ALL != 0 {
             return Outcome::GeneralProtection;
         }
-        self.look(Some(page));
+        self.load_periods(Some(page));
         if bits & command::FREEZE != 0 {
             self.frozen = true;
             self.apply(host);
@@ -208,7 +208,7 @@ impl Device {
         host: &mut H,
         page: Option<&P>,
     ) {
-        self.look(page);
+        self.load_periods(page);
         self.report(counter, report, host);
         if let Some(page) = page {
             self.publish(page);
@@ -232,7 +232,7 @@ impl Device {
         host: &mut H,
         page: Option<&P>,
     ) {
-        self.share(host);
+        self.find_floor(host);
         self.start_vcpu(host);
         self.publish_all(page);
     }
@@ -243,7 +243,7 @@ impl Device {
         host: &mut H,
         page: Option<&P>,
     ) {
-        self.look(page);
+        self.load_periods(page);
         self.stop_vcpu(host);
         self.publish_all(page);
     }
@@ -295,7 +295,7 @@ impl Device {
     }
 
     /// Loads the periods that the next overflows begin.
-    pub(super) fn look<P: Page + ?Sized>(&mut self, page: Option<&P>) {
+    pub(super) fn load_periods<P: Page + ?Sized>(&mut self, page: Option<&P>) {
         let Some(page) = page else { return };
         for n in self.reporting() {
             self.wishes[n].period = page.load(word::period(n));
@@ -329,7 +329,7 @@ impl Device {
             self.bank.counters[n].value = 0;
         }
         self.reclassify(new);
-        self.share(host);
+        self.find_floor(host);
         page.store(word::FLOOR, self.floor);
         for n in new {
             let (left, period) = (self.wishes[n].next, self.wishes[n].period);

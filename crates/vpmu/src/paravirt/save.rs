@@ -98,7 +98,7 @@ impl Device {
         host: &mut H,
         page: Option<&P>,
     ) -> DeviceState {
-        self.look(page);
+        self.load_periods(page);
         self.settle(self.unsettled(), host);
         self.apply(host);
         self.publish_all(page);
@@ -161,7 +161,7 @@ impl Device {
             self.bank.counters[n].value = saved.count;
         }
         self.reclassify(self.implemented());
-        self.share(host);
+        self.find_floor(host);
         self.apply(host);
         self.publish_all(page);
         Ok(())

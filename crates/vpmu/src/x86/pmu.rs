@@ -240,14 +240,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// RDMSR or RDPMC of counter `n`, which exists.
     fn read_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
         self.settle_acting(host);
-        self.look(n, host);
+        self.settle_read(n, host);
         self.apply(host);
         self.counters.value(n)
     }
 
     /// WRMSR of counter `n`, which exists and has all bits of `value`.
     fn write_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
-        self.look(n, host);
+        self.settle_read(n, host);
         if self.counters.value(n) != value
             && let Some(pebs) = self.registers.pebs_mut()
         {

@@ -1,7 +1,7 @@
 //! A guest whose memory is a few pieces, and whose registers have the values that a test sets.
 
 use vpmu::x86::Ring;
-use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Place};
+use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Piece {
@@ -23,7 +23,7 @@ impl Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FakeGuest {
     pieces: Vec<Piece>,
-    pub(crate) place: Place,
+    pub(crate) sample: Sample,
     pub(crate) general: GeneralRegisters,
     pub(crate) xmm: [u128; 16],
     /// Whether the registers cannot be read.
@@ -68,7 +68,7 @@ impl FakeGuest {
                 piece(Self::ROM, 0x200, false),
                 piece(Self::TOP, 0x400, true),
             ],
-            place: Place {
+            sample: Sample {
                 ip: 0x40_1000,
                 ring: Ring::User,
                 tsc: 0,
@@ -98,13 +98,13 @@ impl FakeGuest {
 
     /// Moves the guest on to some place in `ring`.
     pub(crate) fn go_on(&mut self, ring: Ring, times: u64) {
-        self.place.ip = match ring {
+        self.sample.ip = match ring {
             Ring::User => 0x40_1000 + (times & 0xff0),
             Ring::Kernel => 0xffff_ffff_8100_0000 + (times & 0xff0),
         };
-        self.place.ring = ring;
-        self.place.tsc = self.place.tsc.wrapping_add(times);
-        self.general.rip = self.place.ip;
+        self.sample.ring = ring;
+        self.sample.tsc = self.sample.tsc.wrapping_add(times);
+        self.general.rip = self.sample.ip;
     }
 }
 
@@ -128,8 +128,8 @@ impl Guest for FakeGuest {
         Err(Fault)
     }
 
-    fn place(&mut self) -> Result<Place, Fault> {
-        (!self.is_mute).then_some(self.place).ok_or(Fault)
+    fn sample(&mut self) -> Result<Sample, Fault> {
+        (!self.is_mute).then_some(self.sample).ok_or(Fault)
     }
 
     fn general(&mut self) -> Result<GeneralRegisters, Fault> {

@@ -39,7 +39,7 @@ impl Pebs {
 
     /// Returns the record, as words.
     fn words(&mut self, counter: u32, groups: u64) -> Result<Vec<u64>, Fault> {
-        let place = self.guest.place()?;
+        let place = self.guest.sample()?;
         let mut words = vec![0, place.ip, 1 << counter, place.tsc];
         if groups & 1 != 0 {
             words.extend([0; 4]);
@@ -93,7 +93,7 @@ impl Pebs {
         *counter.value = (reset + beyond % period) as u64;
         self.statistics.skipped += (beyond / period) as u64;
 
-        let counted = match self.guest.place().map(|place| place.ring) {
+        let counted = match self.guest.sample().map(|place| place.ring) {
             Ok(Ring::User) => counter.user,
             Ok(Ring::Kernel) => counter.kernel,
             // Without the place there is no record either.

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 
-use vpmu::counter::Taken;
-use vpmu::x86::pebs::Place;
+use vpmu::counter::TakenSamples;
+use vpmu::x86::pebs::Sample;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {
     /// The period, and the events to the next sample.
     left: Option<(u64, u64)>,
-    kept: VecDeque<Place>,
+    kept: VecDeque<Sample>,
 }
 
 impl Samples {
@@ -29,7 +29,7 @@ impl Samples {
     }
 
     /// Samples `times` events at `place`, and keeps up to `most` samples.
-    pub(crate) fn sample(&mut self, times: u64, place: Place, most: u64) {
+    pub(crate) fn sample(&mut self, times: u64, place: Sample, most: u64) {
         let Some((period, left)) = &mut self.left else {
             return;
         };
@@ -44,15 +44,15 @@ impl Samples {
         *left -= times;
     }
 
-    pub(crate) fn take(&mut self, places: &mut [Place]) -> Taken {
-        let number = places.len().min(self.kept.len());
-        for (place, sample) in places.iter_mut().zip(self.kept.drain(..number)) {
+    pub(crate) fn take(&mut self, samples: &mut [Sample]) -> TakenSamples {
+        let number = samples.len().min(self.kept.len());
+        for (place, sample) in samples.iter_mut().zip(self.kept.drain(..number)) {
             *place = sample;
         }
-        Taken {
-            places: number,
+        TakenSamples {
+            samples: number,
             ended: self.left.is_none(),
-            ..Taken::default()
+            ..TakenSamples::default()
         }
     }
 }

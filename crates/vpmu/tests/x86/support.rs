@@ -8,9 +8,9 @@ mod happening;
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report, Taken};
+use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report, TakenSamples};
 use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
-use vpmu::x86::pebs::Place;
+use vpmu::x86::pebs::Sample;
 use vpmu::x86::{CounterConfig, Outcome, Ring, pebs};
 
 use crate::guest::FakeGuest;
@@ -111,7 +111,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         for (n, counter) in (0..).zip(&mut self.counters) {
             let Some(counter) = counter else { continue };
             if counter.running && counts(&counter.event) {
-                let place = self.guest.as_ref().map(|guest| guest.place);
+                let place = self.guest.as_ref().map(|guest| guest.sample);
                 if let Some(place) = place {
                     counter.samples.sample(times, place, self.keeps);
                 }
@@ -318,16 +318,16 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         keeps
     }
 
-    fn take_samples(&mut self, counter: u8, places: &mut [Place]) -> Taken {
+    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
         let outside = std::mem::take(&mut self.outside);
         let counter = self.counters.get_mut(usize::from(counter));
-        let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(places)));
+        let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(samples)));
         taken.map_or(
-            Taken {
+            TakenSamples {
                 ended: true,
-                ..Taken::default()
+                ..TakenSamples::default()
             },
-            |taken| Taken { outside, ..taken },
+            |taken| TakenSamples { outside, ..taken },
         )
     }
 

@@ -220,7 +220,7 @@ impl<V: Events> EmulatedPmu<V> {
 
     fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
         self.settle_carries_into(CounterSet::of(n), host);
-        self.look(n, host);
+        self.settle_read(n, host);
         self.bank.counters[n].value
     }
 

@@ -24,12 +24,12 @@ pub trait Guest {
     /// Not all of it is memory that can be written. A part may have been.
     fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault>;
 
-    /// Where the guest is.
+    /// Returns where the guest is now.
     ///
     /// # Errors
     ///
     /// The host fails. The record is lost.
-    fn place(&mut self) -> Result<Place, Fault>;
+    fn sample(&mut self) -> Result<Sample, Fault>;
 
     /// Its general registers. Asked for only where the guest wants them.
     ///
@@ -48,7 +48,7 @@ pub trait Guest {
 
 /// Where a guest is, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Sample {
     /// RIP: the instruction that comes next, as IA32_PERF_CAPABILITIES says.
     pub ip: u64,
     /// The ring it is in.

@@ -46,7 +46,7 @@ mod registers;
 mod sampling;
 mod unit;
 
-pub use guest::{Fault, GeneralRegisters, Guest, Place};
+pub use guest::{Fault, GeneralRegisters, Guest, Sample};
 pub use record::data_cfg;
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};

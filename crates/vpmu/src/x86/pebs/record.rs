@@ -4,7 +4,7 @@
 //! their bits. Branch records have the last place, behind the XMM registers: 24 bytes for each of as many as bits 31:24
 //! say, plus one.
 
-use super::{Fault, Guest, Place};
+use super::{Fault, Guest, Sample};
 
 /// Bits of MSR_PEBS_DATA_CFG.
 pub mod data_cfg {
@@ -25,8 +25,8 @@ const WORDS: usize = 4 + 4 + 18 + 32;
 pub(super) const BASIC: usize = 32;
 
 /// Returns such a record.
-pub(super) fn basic(counters: u64, place: Place) -> [u8; BASIC] {
-    let words = [(BASIC as u64) << 48, place.ip, counters, place.tsc];
+pub(super) fn basic(counters: u64, sample: Sample) -> [u8; BASIC] {
+    let words = [(BASIC as u64) << 48, sample.ip, counters, sample.tsc];
     let mut record = [0; BASIC];
     let (room, _) = record.as_chunks_mut();
     for (place, word) in room.iter_mut().zip(words) {
@@ -48,7 +48,7 @@ impl Record {
         guest: &mut dyn Guest,
         groups: u64,
         counters: u64,
-        place: Place,
+        sample: Sample,
     ) -> Result<Self, Fault> {
         let mut record = Self {
             bytes: [0; 8 * WORDS],
@@ -56,7 +56,7 @@ impl Record {
         };
         let size = 8 * words(groups);
         // Between the groups and the size is the latency of the instruction, which nobody knows here.
-        record.put(&[groups | size << 48, place.ip, counters, place.tsc]);
+        record.put(&[groups | size << 48, sample.ip, counters, sample.tsc]);
         if groups & data_cfg::MEMORY != 0 {
             record.put(&[0; 4]);
         }

@@ -24,8 +24,8 @@ use core::num::NonZeroU64;
 
 use super::area::Area;
 use super::record::{BASIC, basic};
-use super::{Fault, Place, Unit};
-use crate::counter::{CounterHost, CounterSet, Events, FAR, Slots, Taken, count};
+use super::{Fault, Sample, Unit};
+use crate::counter::{CounterHost, CounterSet, Events, FAR, Slots, TakenSamples, count};
 use crate::x86::counters::Counters;
 use crate::x86::{CounterConfig, Ring, intel, status};
 
@@ -60,14 +60,14 @@ impl Sampled {
 
 /// The counters that the host samples.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sampling {
+pub(super) struct SampledCounters {
     counters: CounterSet,
     slots: Slots<Sampled>,
     /// Records that fit up to the threshold, as far as is known.
     room: u64,
 }
 
-impl Sampling {
+impl SampledCounters {
     /// Counters that are sampled.
     pub(super) const fn counters(&self) -> CounterSet {
         self.counters
@@ -97,12 +97,12 @@ impl Sampling {
 
     /// Divides the room up to the threshold among the counters.
     fn divide(&mut self) {
-        let share = self.room / u64::from(self.counters.len().max(1));
+        let portion = self.room / u64::from(self.counters.len().max(1));
         for n in self.counters {
             let slot = &mut self.slots[n];
             // The host's samples find room for a quarter more: its period is not exactly the counter's.
             let most = (slot.capacity / 4 * 3).min(FAR / slot.period.max(1));
-            slot.ahead = share.min(most).max(1);
+            slot.ahead = portion.min(most).max(1);
             (slot.passed, slot.seen) = (0, 0);
         }
     }
@@ -186,7 +186,7 @@ impl Unit {
         self.divide_room(counters, host);
     }
 
-    /// Gives each sampled counter its share of the room, if one has none. A report is asked for from what has been
+    /// Gives each sampled counter its portion of the room, if one has none. A report is asked for from what has been
     /// counted, so all of them are read.
     fn divide_room<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
@@ -245,28 +245,28 @@ impl Unit {
         counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        const NOWHERE: Place = Place {
+        const NOWHERE: Sample = Sample {
             ip: 0,
             ring: Ring::User,
             tsc: 0,
         };
         for n in self.sampling.counters {
             loop {
-                let mut places = [NOWHERE; BATCH];
-                let Taken {
-                    places: taken,
+                let mut samples = [NOWHERE; BATCH];
+                let TakenSamples {
+                    samples: taken,
                     outside,
                     lost,
                     ended,
-                } = host.take_samples(n, &mut places);
+                } = host.take_samples(n, &mut samples);
                 self.statistics.outside = self.statistics.outside.wrapping_add(outside);
                 self.statistics.lost = self.statistics.lost.wrapping_add(lost);
                 let slot = &mut self.sampling.slots[n];
                 slot.seen = (slot.seen.saturating_add(taken as u64))
                     .saturating_add(outside)
                     .saturating_add(lost);
-                let places = places.get(..taken).unwrap_or_default();
-                let goes_on = self.append(n, places, overflowed.contains(n), counters, host);
+                let samples = samples.get(..taken).unwrap_or_default();
+                let goes_on = self.append(n, samples, overflowed.contains(n), counters, host);
                 if ended || !goes_on.unwrap_or(true) {
                     self.leave_sampling(n, counters, host);
                 }
@@ -283,30 +283,32 @@ impl Unit {
         self.divide_room(counters, host);
     }
 
-    /// Writes records of counter `n` at `places`. Answers whether the host's period is still the counter's.
+    /// Writes records of counter `n` of `samples`. Answers whether the host's period is still the counter's.
     fn append<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
         n: u8,
-        places: &[Place],
+        samples: &[Sample],
         reported: bool,
         counters: &mut Counters<V>,
         host: &mut H,
     ) -> Result<bool, Fault> {
-        if places.is_empty() {
+        if samples.is_empty() {
             return Ok(true);
         }
         let config = counters.control(n).event;
         let bits = intel::to_global(CounterSet::of(n));
         let mut bytes = [0; BASIC * BATCH];
         let (records, _) = bytes.as_chunks_mut::<BASIC>();
-        let of_ring = places.iter().filter(|place| config.counts_in(place.ring));
+        let of_ring = samples
+            .iter()
+            .filter(|sample| config.counts_in(sample.ring));
         let mut number = 0_u64;
-        for (record, &place) in records.iter_mut().zip(of_ring) {
-            *record = basic(bits, place);
+        for (record, &sample) in records.iter_mut().zip(of_ring) {
+            *record = basic(bits, sample);
             count(&mut number);
         }
         self.statistics.filtered =
-            (self.statistics.filtered).wrapping_add(places.len() as u64 - number);
+            (self.statistics.filtered).wrapping_add(samples.len() as u64 - number);
 
         let at = self.registers.ds_area;
         let guest = host.pebs().ok_or(Fault);

@@ -4,7 +4,7 @@ use core::num::NonZeroU64;
 
 use super::area::Area;
 use super::record::Record;
-use super::sampling::Sampling;
+use super::sampling::SampledCounters;
 use super::{Fault, Guest, Registers, Statistics};
 use crate::counter::{CounterHost, CounterSet, Events, count};
 use crate::x86::counters::Counters;
@@ -15,7 +15,7 @@ use crate::x86::{CounterConfig, intel, status};
 pub struct Unit {
     /// What the guest has written.
     pub(in crate::x86) registers: Registers,
-    pub(super) sampling: Sampling,
+    pub(super) sampling: SampledCounters,
     pub(super) statistics: Statistics,
 }
 
@@ -130,12 +130,12 @@ impl Unit {
 impl Overflow {
     /// Writes its record. `false`: it is to have none.
     fn write(&self, guest: &mut dyn Guest, area: &mut Area) -> Result<bool, Fault> {
-        let place = guest.place()?;
-        if !self.config.counts_in(place.ring) {
+        let sample = guest.sample()?;
+        if !self.config.counts_in(sample.ring) {
             return Ok(false);
         }
         let counters = intel::to_global(CounterSet::of(self.counter));
-        let record = Record::new(guest, self.groups, counters, place)?;
+        let record = Record::new(guest, self.groups, counters, sample)?;
         area.append(guest, record.bytes())?;
         Ok(true)
     }

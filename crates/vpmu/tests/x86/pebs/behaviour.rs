@@ -97,7 +97,7 @@ fn a_record_has_each_group_where_the_guest_expects_it() {
         let mut guest = guest(0x800);
         guest.write(PebsDataCfg, groups);
         guest.record(COUNT | ADAPTIVE | INSTRUCTIONS, 1000);
-        guest.memory().place.tsc = 0x1234;
+        guest.memory().sample.tsc = 0x1234;
         guest.execute(1000);
         guest.interrupt();
         assert_eq!(guest.index(), BUFFER + size, "{groups:#x}");
