@@ -55,6 +55,7 @@ impl<E: Copy + PartialEq> Bank<E> {
     /// All counters are zero, and no host event is left.
     pub(crate) fn reset<H: CounterHost<E>>(&mut self, host: &mut H) {
         self.hosted.release(self.hosted.backed(), host);
+        // Without this, the first read after the reset would find counts of the guest before it.
         for n in self.hosted.unsettled() {
             let _ = self.hosted.collect(n, host);
         }
@@ -145,6 +146,7 @@ pub(crate) trait Model {
                 owing.remove(n);
             }
         }
+        // What was settled may have overflowed, and that may have stopped every counter.
         self.settle(owing, host);
         self.stop_unwanted(host);
 
@@ -163,11 +165,13 @@ pub(crate) trait Model {
                 self.lose(n, reason);
             }
         }
+        // A report that was asked for before the counts were taken is due at another distance now.
         if self.asks_for_reports() {
             for n in self.bank().hosted.running() {
                 self.rearm(n, host);
             }
         }
+        // All at once: counters that the guest starts together count the same time.
         self.bank_mut().hosted.resume_started(host);
     }
 
@@ -244,6 +248,7 @@ pub(crate) trait Model {
 
     /// The host has counted so many events for `n`. Answers whether it overflows.
     fn take(&mut self, n: u8, counted: u64) -> bool {
+        // A host may report any number.
         if !self.implemented().contains(n) {
             return false;
         }
@@ -292,6 +297,7 @@ pub(crate) trait Model {
         for n in counters {
             let countable = self.is_countable(n);
             let bank = self.bank_mut();
+            // What is counted may have changed, so the host may be able to count it now.
             bank.counters[n].lost = None;
             bank.countable.put(n, countable);
         }
@@ -324,6 +330,7 @@ pub(crate) trait Model {
     fn stop_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
         if self.bank().loaded {
             self.bank_mut().loaded = false;
+            // First stop, then read: totals that stand still are read once.
             self.apply(host);
             self.settle(self.unsettled(), host);
             self.bank_mut().hosted.end_slice(host);

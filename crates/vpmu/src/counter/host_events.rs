@@ -259,6 +259,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             return Ok(());
         };
         let runs = self.running.contains(counter);
+        // The host would do the same again, and a call costs microseconds.
         if runs && slot.armed == due {
             return Ok(());
         }
@@ -270,6 +271,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             }
             Policy::Reuse => self.arm(counter, due, true, host),
             Policy::ReusePaused if runs => self.arm(counter, due, false, host),
+            // A paused event gets its period when it is resumed: the guest may change its mind until then.
             Policy::ReusePaused => {}
         }
         Ok(())
@@ -278,6 +280,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// The guest looks at `counter`: what it has counted and nobody has taken yet.
     pub fn read<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) -> u64 {
         let paused = self.backed - self.running;
+        // A counter that the guest reads is in use, even if it stands still.
         self.used |= CounterSet::of(counter) & self.backed;
         if self.policy == Policy::Reuse && paused.contains(counter) {
             self.read_total(counter, host);
@@ -351,6 +354,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
 
     /// A scheduling slice is over: events that were not used in it, and do not run, are released.
     pub fn end_slice<H: CounterHost<E>>(&mut self, host: &mut H) {
+        // What runs is in use whether or not the guest has touched it.
         let idle = self.backed - self.used - self.running;
         self.release(idle, host);
         self.used = CounterSet::EMPTY;
@@ -367,6 +371,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             count(&mut self.statistics.releases);
             host.release(n);
             if let Some(slot) = self.slots.get_mut(usize::from(n)) {
+                // The next event begins at zero. What this one has counted still belongs to the guest.
                 *slot = HostEvent {
                     owed: slot.owed,
                     deficit: slot.deficit,
@@ -394,6 +399,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             self.undrained -= counters;
         } else {
             host.pause(counters);
+            // A total that stands still can be read later, and often need not be.
             self.undrained |= counters & self.running;
         }
         self.running -= counters;

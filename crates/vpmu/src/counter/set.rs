@@ -134,6 +134,7 @@ impl Iterator for Iter {
             return None;
         }
         let counter = self.0.trailing_zeros() as u8;
+        // Clears the lowest set bit.
         self.0 &= self.0 - 1;
         Some(counter)
     }

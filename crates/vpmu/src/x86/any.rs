@@ -120,7 +120,7 @@ macro_rules! each {
 }
 
 impl AnyPmu {
-    /// A PMU out of reset, on a vCPU that runs, that nobody watches.
+    /// Returns a PMU out of reset, on a vCPU that runs, that nobody watches.
     ///
     /// # Errors
     ///
@@ -165,12 +165,12 @@ impl<V: Events> AnyPmu<V> {
         })
     }
 
-    /// RDMSR of `address`.
+    /// Performs RDMSR of `address`.
     pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
         each!(self, pmu => pmu.rdmsr(address, host))
     }
 
-    /// WRMSR of `address`.
+    /// Performs WRMSR of `address`.
     pub fn wrmsr<H: CounterHost<CounterConfig>>(
         &mut self,
         address: u32,
@@ -180,7 +180,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.wrmsr(address, value, host))
     }
 
-    /// RDPMC with this ECX by `ring`, with CR4.PCE.
+    /// Performs RDPMC with this ECX by `ring`, with CR4.PCE.
     pub fn rdpmc<H: CounterHost<CounterConfig>>(
         &mut self,
         ecx: u32,
@@ -191,7 +191,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.rdpmc(ecx, ring, pce, host))
     }
 
-    /// A report of the host's. Answers whether a PMI is due.
+    /// Takes a report of the host's. Returns whether a PMI is due.
     pub fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
         counter: u8,
@@ -201,7 +201,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.overflow(counter, report, host))
     }
 
-    /// Something that no host event has seen. Answers whether a PMI is due.
+    /// Counts what no host event has seen. Returns whether a PMI is due.
     pub fn emulated<H: CounterHost<CounterConfig>>(
         &mut self,
         event: ArchEvent,
@@ -212,7 +212,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.emulated(event, times, ring, host))
     }
 
-    /// Whether a PMI has been requested and not taken.
+    /// Returns whether a PMI has been requested and not taken.
     pub const fn pmi_due(&self) -> bool {
         each!(self, pmu => pmu.pmi_due())
     }
@@ -223,22 +223,22 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.take_pmi())
     }
 
-    /// The vCPU starts to run.
+    /// Starts counting: the vCPU runs.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         each!(self, pmu => pmu.load(host));
     }
 
-    /// The vCPU stops running.
+    /// Stops counting: the vCPU does not run.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         each!(self, pmu => pmu.put(host));
     }
 
-    /// A scheduling slice has ended.
+    /// Releases what the guest has not used: a scheduling slice has ended.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         each!(self, pmu => pmu.end_slice(host));
     }
 
-    /// Back to power-on reset, with every host event released.
+    /// Goes back to power-on reset, with every host event released.
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         each!(self, pmu => pmu.reset(host));
     }
@@ -248,7 +248,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.set_filter(filter, host));
     }
 
-    /// What the guest is told.
+    /// Returns what the guest is told.
     pub fn capability(&self) -> Capability {
         match self {
             Self::Intel(pmu) => Capability::Intel(*pmu.capability()),
@@ -256,22 +256,22 @@ impl<V: Events> AnyPmu<V> {
         }
     }
 
-    /// How often the host was called, and what it could not do.
+    /// Returns how often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
         each!(self, pmu => pmu.statistics())
     }
 
-    /// What became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
+    /// Returns what became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
     pub fn pebs_statistics(&self) -> pebs::Statistics {
         each!(self, pmu => pmu.pebs_statistics())
     }
 
-    /// Which branches the guest wants recorded now.
+    /// Returns which branches the guest wants recorded now.
     pub fn branch_filter(&self) -> Option<lbr::Filter> {
         each!(self, pmu => pmu.branch_filter())
     }
 
-    /// How many branches more a PMI waits for.
+    /// Returns how many branches more a PMI waits for.
     pub fn branches_awaited(&self) -> u8 {
         each!(self, pmu => pmu.branches_awaited())
     }
@@ -295,17 +295,17 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.disable_lbr(host))
     }
 
-    /// What became of the branches that were handed over.
+    /// Returns what became of the branches that were handed over.
     pub fn lbr_statistics(&self) -> lbr::Statistics {
         each!(self, pmu => pmu.lbr_statistics())
     }
 
-    /// What `counter` is doing; `None` if there is no such counter.
+    /// Returns what `counter` is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
         each!(self, pmu => pmu.counter_state(counter))
     }
 
-    /// All that the guest could find out, up to this moment.
+    /// Returns all that the guest could find out, up to this moment.
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
         match self {
             Self::Intel(pmu) => PmuState::Intel(pmu.save(host)),
@@ -331,6 +331,7 @@ impl<V: Events> AnyPmu<V> {
                 pmu.restore(state, host).map_err(RestoreError::Amd)
             }
             (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                // A guest's kernel has chosen its driver at boot.
                 Err(RestoreError::Vendor)
             }
         }

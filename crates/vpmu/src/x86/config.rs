@@ -60,6 +60,7 @@ impl CounterConfig {
         {
             return Some(ArchEvent::CoreCycles);
         }
+        // With a condition the counter counts cycles in which the event happens, and not the event.
         if self.edge || self.invert || self.threshold != 0 {
             return None;
         }

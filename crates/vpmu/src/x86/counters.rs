@@ -110,8 +110,10 @@ impl<V: Events> Counters<V> {
     /// From now on counter `n` does what `control` says.
     pub(super) fn adopt(&mut self, n: u8, control: Control) {
         self.controls[n] = control;
+        // A counter of no ring counts nothing, and needs no host event.
         let counts = control.event.user || control.event.kernel;
         self.enabled.put(n, control.on && counts);
+        // Records take the place of the interrupt (SDM vol. 3B, 20.9): the buffer's threshold interrupts.
         self.interrupting
             .put(n, control.interrupts && !control.records);
         self.recording.put(n, control.records);
@@ -295,6 +297,7 @@ impl<V: Events> Counters<V> {
             // What was counted was counted while `n` was enabled and under the controls that are still here: every
             // change of them settles first.
             if self.recording.contains(n) {
+                // The record is written when all counts are taken: it needs the host, and may begin another period.
                 self.unrecorded.insert(n);
                 return true;
             }

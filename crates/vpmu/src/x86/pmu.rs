@@ -87,10 +87,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> Outcome {
         self.begin_access(host);
         self.settle_acting(host);
+        // A refused write has settled, too. That changes nothing that a guest can see.
         let effect = self.registers.write(msr, value);
         if let Some(effect) = effect {
             self.perform(effect, host);
         }
+        // Sampling that goes on under other registers would write records of the wrong period.
         if let Some(pebs) = self.registers.pebs_mut() {
             pebs.end_unfit_sampling(&self.counters, host);
         }
@@ -150,6 +152,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.lbr.is_some() {
             self.release_held(host);
+            // An overflow that this access finds is requested at once: the branches that follow are the driver's.
             self.counters.set_holding(false);
         }
     }
@@ -171,6 +174,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         match effect {
             Effect::Nothing => {}
             Effect::Configure(concerned) => self.configure(concerned, host),
+            // No count is taken: what counted until now counted under the same controls.
             Effect::Gate(gate) => {
                 let before = self.counters.open();
                 let changed = (gate - before) | (before - gate);
@@ -185,6 +189,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 self.counters.clear_status(counters, others);
             }
             Effect::SetStatus(counters, others) => {
+                // A bit that is set already hides nothing; an overflow behind a new one would be lost in it.
                 let new = counters & (self.implemented() - self.counters.overflowed());
                 self.settle(new, host);
                 self.counters.set_status(new, others);
@@ -212,6 +217,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             otherwise.put(n, before.counts_otherwise(&after));
             other_events.put(n, before.event != after.event);
         }
+        // Only what counts something else has to stop. A new wish for an interrupt leaves the event running.
         self.bank_mut().hosted.touch(changed, host);
         self.bank_mut().hosted.stop(otherwise, host);
         // Under the old controls, and after the pause, so that once is enough.
@@ -219,6 +225,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         if let Some(pebs) = self.registers.pebs_mut() {
             pebs.end_sampling(other_events, &self.counters, host);
         }
+        // All that are concerned: the groups of records may be another for those that are not changed.
         self.adopt(concerned);
         self.reclassify(changed);
     }
@@ -254,6 +261,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             pebs.end_sampling(CounterSet::of(n), &self.counters, host);
         }
         self.counters.set_value(n, value);
+        // Without a status register the handler clears an overflow by writing the counter.
         if !self.registers.has_status() {
             self.counters.clear_status(CounterSet::of(n), 0);
         }
@@ -272,6 +280,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes
     /// after it.
     fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        // Counters that only set a status bit can wait until somebody reads that.
         let acting = self.counters.acting();
         self.settle(self.bank().hosted.in_doubt(acting, host), host);
     }

@@ -100,6 +100,7 @@ impl registers::Registers for Registers {
 
     fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
         self.check_interface(msr)?;
+        // Bits of counters that do not exist are ignored, as all reserved bits.
         let counters = CounterSet::from_bits(value as u32) & self.capability.counters();
         let others = value & self.capability.status_bits();
         Some(match msr {
@@ -138,6 +139,7 @@ impl registers::Registers for Registers {
         let raw = self.selects[n];
         let (select, umask) = (select(raw), raw.umask());
         let mut event = raw.counts(EventKind::Amd { select, umask });
+        // Linux pairs counters for events that happen more than 15 times a cycle. No host event backs a pair.
         let merged = self.is_merged(n) || select == perf_ctl::MERGE;
         if merged {
             // Merge takes no rings: without any it would pass for a counter that stands still.

@@ -71,6 +71,7 @@ impl PmuState {
     ) -> Counted {
         let mut counted = Counted {
             pmi_due: self.pmi_due,
+            // Interfaces without the register let every counter count.
             gate: registers.capability.counters(),
             ..Counted::default()
         };

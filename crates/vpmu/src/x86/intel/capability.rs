@@ -140,6 +140,7 @@ impl Capability {
         if self.general == 0 || self.general > MAX_GENERAL {
             return Err(ConfigError::General(self.general));
         }
+        // Before version 5 CPUID has only the number of fixed counters.
         let gaps = self.fixed & self.fixed.wrapping_add(1) != 0;
         if self.fixed >> MAX_FIXED != 0 || gaps && !matches!(self.version, Version::V5) {
             return Err(ConfigError::Fixed(self.fixed));
@@ -153,6 +154,7 @@ impl Capability {
         if self.events & !0xff != 0 {
             return Err(ConfigError::Events(self.events));
         }
+        // A guest cannot learn of these without IA32_PERF_CAPABILITIES.
         let announced = self.full_width_writes
             || self.freeze_while_smm
             || self.pebs.is_some()
@@ -284,6 +286,7 @@ impl Capability {
         // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
         let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
         let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
+        // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.
         let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
         !(freeze | smm | branches | self.other_debugctl)
     }

@@ -11,6 +11,7 @@ impl Capability {
     pub const fn leaf_0a(&self) -> CpuidLeaf {
         let known = self.known_events();
         let length = known.count_ones();
+        // EDX counts from 0 up to the first gap; ECX has the others.
         let count = self.fixed.trailing_ones();
         let v5 = matches!(self.version, Version::V5);
         CpuidLeaf {

@@ -119,6 +119,7 @@ impl Msr {
     /// Where it is. A number that no MSR has gives an address near those that exist.
     pub const fn address(self) -> u32 {
         match self {
+            // Not checked: the number may be of a counter that no PMU has.
             Self::PerfEvtSel(n) => IA32_PERFEVTSEL0 + n as u32,
             Self::Pmc(n) => IA32_PMC0 + n as u32,
             Self::FullWidthPmc(n) => IA32_A_PMC0 + n as u32,

@@ -95,6 +95,7 @@ impl registers::Registers for Registers {
             }
             Msr::Pmc(n) => {
                 let n = self.general(n)?;
+                // Software before full-width writes sets a negative period by 32 bits.
                 let extended = i64::from(value as u32 as i32) as u64;
                 Effect::Counter(n, extended & capability.counter_mask(n))
             }
@@ -103,6 +104,7 @@ impl registers::Registers for Registers {
             Msr::FixedCtrCtrl => {
                 fits(capability.fixed_ctrl_reserved())?;
                 self.fixed_ctrl = value;
+                // All fixed counters share this register.
                 Effect::Configure(from_global(!0 << 32))
             }
             Msr::GlobalCtrl => {
@@ -126,6 +128,7 @@ impl registers::Registers for Registers {
                 }
             }
             Msr::PebsEnable => {
+                // Each bit decides about another counter.
                 let all = capability.counters();
                 let reserved = capability.global_ctrl_reserved();
                 let registers = &mut self.pebs.as_mut()?.registers;
@@ -174,6 +177,7 @@ impl registers::Registers for Registers {
                 let has = |bit| fixed_ctrl::field(self.fixed_ctrl, fixed) & bit != 0;
                 (
                     fixed_ctrl::config(self.fixed_ctrl, fixed),
+                    // A fixed counter has no enable bit of its own: without a ring it stands still.
                     true,
                     has(fixed_ctrl::PMI),
                     has(fixed_ctrl::ANY_THREAD),

@@ -99,6 +99,7 @@ impl PmuState {
                 offered,
             });
         }
+        // Each bit of a counter that does not exist is reserved.
         let exists = |n, reserved| {
             if capability.counters().contains(n) {
                 reserved

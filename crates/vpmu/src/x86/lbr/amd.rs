@@ -194,6 +194,7 @@ impl Registers {
     /// 2, 13.1.1.6). `None`: #GP.
     pub(super) const fn set_control(&mut self, control: Control, value: u64) -> Option<()> {
         match control {
+            // Bits keep branches out: a register of zeros lets all pass.
             Control::Select => self.select = value & lbr_select::ALL,
             Control::Extension => self.extension = value & LBR_V2_ENABLE,
             Control::Debug => {

@@ -144,6 +144,7 @@ pub(super) enum Msr {
 impl Msr {
     pub(super) const fn decode(address: u32) -> Option<Self> {
         const LAST: u32 = MAX_DEPTH as u32 - 1;
+        // The three blocks begin at multiples of their length.
         let n = (address & LAST) as u8;
         Some(match address & !LAST {
             _ if address == CONTROL => Self::Control,
@@ -286,6 +287,7 @@ impl Registers {
             Kind::IndirectCall => 3,
             Kind::RelativeCall | Kind::NextCall => 4,
             Kind::Return => 5,
+            // 8 to 15 all mean another branch.
             Kind::Other => 8,
         };
         let mut info = kind << 56;
@@ -298,6 +300,7 @@ impl Registers {
         Entry {
             from,
             to: canonical(branch.to, bits),
+            // What CPUID does not announce reads as zero, whatever the embedder knows.
             info: info & self.info_bits(),
         }
     }

@@ -73,6 +73,7 @@ impl Stack {
 
     /// `None`: there is no such record.
     pub(super) fn set_field(&mut self, field: Field, n: u8, value: u64) -> Option<()> {
+        // Records beyond the depth are not kept: a deeper stack begins with records that are none.
         let entry = self.live_mut().get_mut(usize::from(n))?;
         match field {
             Field::From => entry.from = value,

@@ -110,6 +110,7 @@ impl Unit {
                     self.stack.set_field(field, n, kept)
                 }
             },
+            // Linux clears AMD's records one by one.
             Registers::Amd(registers) => match amd::Msr::decode(address) {
                 None => return Access::NotHandled,
                 Some(amd::Msr::Record(field, n)) => self.stack.set_field(field, n, value),
@@ -156,12 +157,14 @@ impl Unit {
             // What the last run has recorded is not what the guest took last.
             self.stack.clear();
         }
+        // Kept, so that a second look does not clear what was recorded since.
         self.armed = armed;
         armed
     }
 
     /// A PMI waits for branches from now on.
     pub(in crate::x86) fn begin_run(&mut self) {
+        // A second overflow during a run is the same PMI, and the records stay.
         if self.run.is_none() {
             self.stack.clear();
             self.run = Some(0);

@@ -52,9 +52,11 @@ impl Area {
     /// Appends `record`, if it fits.
     pub(super) fn append(&mut self, guest: &mut dyn Guest, record: &[u8]) -> Result<(), Fault> {
         let next = self.index.checked_add(record.len() as u64).ok_or(Fault)?;
+        // The guest may have moved any of them since; a record goes only where all agree.
         if self.index < self.base || next > self.maximum {
             return Err(Fault);
         }
+        // The record first: an index that moves without a record would show the guest what was there before.
         guest.write(self.index, record)?;
         let index = self.at.checked_add(INDEX).ok_or(Fault)?;
         guest.write(index, &next.to_le_bytes())?;
@@ -64,6 +66,7 @@ impl Area {
 
     /// How many records of the basic group fit behind the index.
     pub(super) fn room(&self) -> u64 {
+        // Else the buffer's length would be counted from before its begin.
         match self.index < self.base {
             true => 0,
             false => self.maximum.saturating_sub(self.index) / BASIC as u64,

@@ -172,6 +172,7 @@ impl Unit {
         let Some(period) = period(n, reset, counters).filter(|period| period.get() < FAR) else {
             return;
         };
+        // A host with little room would need a report for each of a few samples: an exit costs less.
         let capacity = host.sample(n, Some(period));
         if capacity < MANY {
             return;
@@ -224,6 +225,7 @@ impl Unit {
         host: &mut H,
     ) {
         let only = CounterSet::of(n) & self.sampling.counters;
+        // Settled first: what is over was over under the period that the host samples with.
         self.settle_these(only, counters, host);
         self.end_sampling(only, counters, host);
     }
@@ -270,6 +272,7 @@ impl Unit {
                 if ended || !goes_on.unwrap_or(true) {
                     self.leave_sampling(n, counters, host);
                 }
+                // A full batch may have more behind it.
                 if taken < BATCH {
                     break;
                 }
@@ -320,7 +323,9 @@ impl Unit {
             self.statistics.lost = self.statistics.lost.wrapping_add(number);
             return Err(Fault);
         };
+        // The guest may have left the buffer beyond its threshold.
         let was_due = area.is_due();
+        // What does not fit is lost, as on a processor whose buffer is full.
         let written = number.min(area.room());
         let bytes = bytes.get(..BASIC * written as usize).unwrap_or_default();
         let written = match written == 0 || area.append(guest, bytes).is_ok() {

@@ -51,6 +51,7 @@ impl Unit {
         if !counters.has_unrecorded() && self.sampling.counters().is_empty() {
             return;
         }
+        // Taken first: what follows can count, and overflow anew.
         let unrecorded = counters.take_unrecorded();
         let sampled = unrecorded & self.sampling.counters();
         for n in sampled {
@@ -76,6 +77,7 @@ impl Unit {
             config: counters.control(n).event,
             groups: self.groups(n, counters),
         };
+        // Read anew for each: the guest's handler empties the buffer between two overflows.
         let area = self.registers.ds_area;
         let head = match host.pebs() {
             Some(guest) => Area::read(guest, area)
@@ -88,6 +90,7 @@ impl Unit {
             count(&mut self.statistics.lost);
             return;
         };
+        // Before the record, as the processor does it: a record that is lost costs one sample, not the period.
         self.reload(n, reset, counters);
         match overflow.write(guest, &mut area) {
             Ok(true) => count(&mut self.statistics.records),

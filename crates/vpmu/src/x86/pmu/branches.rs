@@ -95,6 +95,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             lbr::Access::Refused => Outcome::GeneralProtection,
             lbr::Access::Done(_) => Outcome::Done,
         };
+        // Settling reads counters, which costs calls of the host: only where it matters.
         let changes = freezing != lbr.freezing();
         self.begin_access(host);
         if changes {
@@ -132,6 +133,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 lbr.end_run();
             }
             self.counters.release_pmi();
+            // The request may have frozen the records, and then no PMI waits for them.
             self.end_access(host);
             // The request may have stopped the counters.
             self.apply(host);

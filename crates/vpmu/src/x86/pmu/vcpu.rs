@@ -35,6 +35,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> bool {
         self.settle_acting(host);
         let mut concerned = CounterSet::EMPTY;
+        // A counter that the filter denies counts nothing, emulated or not.
         for n in self.enabled() & self.bank().countable {
             let config = self.event(n);
             let same = config.architectural() == Some(event) && config.counts_in(ring);
@@ -48,6 +49,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             for n in concerned {
                 self.take(n, times);
             }
+            // Once for all counters: records of one moment come in the order of their numbers.
             self.follow_up(host);
             self.apply(host);
         }
@@ -124,6 +126,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         state: &R::State,
         host: &mut H,
     ) -> Result<(), R::RestoreError> {
+        // Before anything changes, so that a refused state leaves the PMU as it was.
         self.registers.check(state)?;
         self.reset(host);
         let counted = self.registers.restore(state, self.lbr.as_mut());
@@ -164,6 +167,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let counters = &self.counters;
         for n in counters.interrupting() & counters.overflowed() | counters.recording() {
+            // An event that waits for its report tells of its overflow by itself.
             if self.bank().hosted.armed(n).is_none() {
                 self.settle(CounterSet::of(n), host);
             }
