@@ -86,7 +86,7 @@ static int refused(const char *what)
 	return SKIPPED;
 }
 
-static int tell(int kvm, int vcpu)
+static int tell(const struct vpmu_kvm_vm *offer, int kvm, int vcpu)
 {
 	struct {
 		struct kvm_cpuid2 head;
@@ -98,7 +98,7 @@ static int tell(int kvm, int vcpu)
 		return failed("KVM_GET_SUPPORTED_CPUID");
 	count = cpuid.head.nent;
 	_Static_assert(sizeof(struct vpmu_kvm_cpuid_entry) == sizeof(struct kvm_cpuid_entry2), "");
-	if (vpmu_kvm_cpuid((struct vpmu_kvm_cpuid_entry *)cpuid.entries, &count, 256,
+	if (vpmu_kvm_cpuid(offer, (struct vpmu_kvm_cpuid_entry *)cpuid.entries, &count, 256,
 			   ioctl(vcpu, KVM_GET_TSC_KHZ, 0)) != VPMU_STATUS_OK)
 		return refused("vpmu_kvm_cpuid");
 	cpuid.head.nent = count;
@@ -124,7 +124,7 @@ static int run(int vcpu, volatile struct kvm_run *shared, struct vpmu_kvm *pmu)
 	int pmis = 0;
 
 	while (pmis < WANTED) {
-		bool ours = false;
+		uint32_t what = VPMU_KVM_YOURS;
 		int ended;
 
 		if (vpmu_kvm_before_run(pmu) != VPMU_STATUS_OK)
@@ -132,11 +132,11 @@ static int run(int vcpu, volatile struct kvm_run *shared, struct vpmu_kvm *pmu)
 		ended = ioctl(vcpu, KVM_RUN, 0);
 		if (ended < 0 && errno != EINTR)
 			return failed("KVM_RUN");
-		if (vpmu_kvm_after_run(pmu, &ours) != VPMU_STATUS_OK) {
+		if (vpmu_kvm_after_run(pmu, &what) != VPMU_STATUS_OK) {
 			fprintf(stderr, "vpmu_kvm_after_run: %s\n", vpmu_kvm_error());
 			return 1;
 		}
-		if (ours)
+		if (what != VPMU_KVM_YOURS)
 			continue;
 		if (ended < 0) {
 			shared->immediate_exit = 0;
@@ -163,22 +163,17 @@ static int run(int vcpu, volatile struct kvm_run *shared, struct vpmu_kvm *pmu)
 int main(void)
 {
 	struct kvm_userspace_memory_region region = {.memory_size = SIZE};
-	struct vpmu_kvm_options intel = {.model = VPMU_KVM_MODEL_INTEL};
+	struct vpmu_kvm_options intel = {.size = sizeof(intel), .model = VPMU_KVM_MODEL_INTEL};
 	unsigned char saved[VPMU_STATE_SIZE];
+	struct vpmu_kvm_vm *offer = NULL;
 	struct vpmu_kvm *pmu = NULL;
 	size_t length = 0;
 	int kvm, vm, vcpu, status;
 	char *memory;
 	void *shared;
 
-	if (vpmu_kvm_attach(-1, -1, &pmu) == VPMU_STATUS_OK || !*vpmu_kvm_error() ||
-	    vpmu_kvm_before_run(NULL) != VPMU_STATUS_MISUSE ||
-	    vpmu_kvm_choose(&(struct vpmu_kvm_options){.model = 99}) != VPMU_STATUS_MISUSE) {
-		fprintf(stderr, "a careless caller was not told\n");
-		return 1;
-	}
-	if (vpmu_kvm_choose(&intel) != VPMU_STATUS_OK)
-		return 1;
+	if (vpmu_kvm_open(&intel, NULL, &offer) != VPMU_STATUS_OK)
+		return refused("vpmu_kvm_open");
 	kvm = open("/dev/kvm", O_RDWR | O_CLOEXEC);
 	if (kvm < 0) {
 		fprintf(stderr, "skipped: /dev/kvm: %s\n", strerror(errno));
@@ -187,7 +182,7 @@ int main(void)
 	vm = ioctl(kvm, KVM_CREATE_VM, 0);
 	if (vm < 0)
 		return failed("KVM_CREATE_VM");
-	if (vpmu_kvm_intercept(vm) != VPMU_STATUS_OK)
+	if (vpmu_kvm_intercept(offer, vm) != VPMU_STATUS_OK)
 		return refused("vpmu_kvm_intercept");
 	if (ioctl(vm, KVM_CREATE_IRQCHIP, 0) < 0)
 		return failed("KVM_CREATE_IRQCHIP");
@@ -203,12 +198,12 @@ int main(void)
 		      vcpu, 0);
 	if (shared == MAP_FAILED)
 		return failed("kvm_run");
-	status = tell(kvm, vcpu);
+	status = tell(offer, kvm, vcpu);
 	if (status == 0)
 		status = start(vcpu);
 	if (status != 0)
 		return status;
-	if (vpmu_kvm_attach(vm, vcpu, &pmu) != VPMU_STATUS_OK)
+	if (vpmu_kvm_attach(offer, vm, vcpu, &pmu) != VPMU_STATUS_OK)
 		return refused("vpmu_kvm_attach");
 	status = run(vcpu, shared, pmu);
 	if (status == 0 && (vpmu_kvm_save(pmu, saved, sizeof(saved), &length) != VPMU_STATUS_OK ||
@@ -218,5 +213,6 @@ int main(void)
 		status = 1;
 	}
 	vpmu_kvm_detach(pmu);
+	vpmu_kvm_close(offer);
 	return status;
 }

@@ -5,8 +5,11 @@
  * trapped access of the guest, act on the outcome, and deliver the interrupt. The engine
  * allocates nothing and keeps no state of its own: each PMU is a struct of the caller's, one for each
  * vCPU. The functions vpmu_kvm_* are for VMMs on Linux KVM: they count by perf events and allocate.
- * Calls for the same PMU must not overlap. A null pointer, or a PMU that was not initialized, is
- * answered with VPMU_STATUS_MISUSE (or false), and nothing happens.
+ * Calls for the same PMU must not overlap, but those of vpmu_kvm_*, which wait for one another. The
+ * caller promises: a pointer is null or points to what its type says, of the length that is stated with
+ * it, and nobody else uses that memory during the call. A null or misaligned pointer, or a PMU that was not
+ * initialized, is answered with VPMU_STATUS_MISUSE (or false), and nothing happens. Memory that is handed to an
+ * init function is zeroed, or holds a PMU, whose host counters are released first.
  *
  * Made from the Rust sources by cbindgen. Do not edit.
  */
@@ -126,6 +129,22 @@
 #define VPMU_LOST_FAILED 4
 
 /**
+ * Run the vCPU again: the exit was completed.
+ */
+#define VPMU_KVM_COMPLETED 0
+
+/**
+ * Run the vCPU again: there was no exit, but an overflow, and `immediate_exit` is not 1. A signal of the VMM's own may
+ * have come at the same time.
+ */
+#define VPMU_KVM_KICKED 1
+
+/**
+ * The exit, or the interruption by a signal, is the VMM's, and is as KVM has made it.
+ */
+#define VPMU_KVM_YOURS 2
+
+/**
  * AMD's PMU where the host's processor is AMD's, else Intel's.
  */
 #define VPMU_KVM_MODEL_AUTO 0
@@ -146,6 +165,16 @@
 #define VPMU_KVM_MODEL_AMD_V2 3
 
 /**
+ * The paravirtual PMU, for guests with its driver. The VMM offers its guest no other. Needs the guest's memory.
+ */
+#define VPMU_KVM_MODEL_PARAVIRTUAL 4
+
+/**
+ * No PMU. Nothing is asked of perf.
+ */
+#define VPMU_KVM_MODEL_NONE 5
+
+/**
  * The processor's counters where they are available, else a clock.
  */
 #define VPMU_KVM_BACKING_AUTO 0
@@ -161,9 +190,29 @@
 #define VPMU_KVM_BACKING_CLOCK 2
 
 /**
+ * The guest has no PEBS.
+ */
+#define VPMU_KVM_PEBS_OFF 0
+
+/**
+ * The guest has PEBS. The host's kernel samples the guest where perf can do that, else each record takes an exit.
+ */
+#define VPMU_KVM_PEBS_AUTO 1
+
+/**
+ * The guest has PEBS. Each record takes an exit.
+ */
+#define VPMU_KVM_PEBS_EXIT 2
+
+/**
+ * The guest has PEBS. The host's kernel samples the guest.
+ */
+#define VPMU_KVM_PEBS_RING 3
+
+/**
  * No saved state is longer, in bytes.
  */
-#define VPMU_STATE_SIZE 1024
+#define VPMU_STATE_SIZE 2048
 
 /**
  * Four counters at C001_0000H to C001_0007H.
@@ -247,9 +296,14 @@ enum vpmu_outcome {
 };
 
 /**
- * One vCPU's PMU, counted by perf events of the vCPU's thread.
+ * One vCPU's PMU, counted by perf events of the vCPU's thread, and its lazy deadline.
  */
 struct vpmu_kvm;
+
+/**
+ * What a VM's guest is offered, and how the host counts for it.
+ */
+struct vpmu_kvm_vm;
 
 /**
  * Room for one vCPU's emulated Arm PMU.
@@ -375,21 +429,79 @@ struct vpmu_host {
 };
 
 /**
- * What a process's guests are offered, for `vpmu_kvm_choose`. Zero is each field's default.
+ * The cost of one vCPU, for `vpmu_kvm_statistics`.
+ */
+struct vpmu_kvm_statistics {
+  /**
+   * `sizeof(struct vpmu_kvm_statistics)`, before the call.
+   */
+  size_t size;
+  /**
+   * PMIs delivered to the guest.
+   */
+  uint64_t pmis;
+  /**
+   * PMIs that found LVTPC masked.
+   */
+  uint64_t masked_pmis;
+  /**
+   * Exits for the parts' MSRs.
+   */
+  uint64_t msr_exits;
+  /**
+   * Exits for RDPMC.
+   */
+  uint64_t rdpmc_exits;
+  /**
+   * Runs that ended without an exit.
+   */
+  uint64_t kicks;
+  /**
+   * Perf events that were made.
+   */
+  uint64_t creates;
+  /**
+   * Counters that the host could not back, how often.
+   */
+  uint64_t lost;
+  /**
+   * PEBS records written.
+   */
+  uint64_t pebs_records;
+  /**
+   * PEBS records for which there was no room or no memory.
+   */
+  uint64_t pebs_lost;
+};
+
+/**
+ * What a VM's guest is offered, for `vpmu_kvm_open`. Zero is each field's default, but for `size`.
  */
 struct vpmu_kvm_options {
+  /**
+   * `sizeof(struct vpmu_kvm_options)`: a later library has more fields, and finds those that the program lacks zero.
+   */
+  size_t size;
   /**
    * One of `VPMU_KVM_MODEL_*`.
    */
   uint32_t model;
   /**
-   * The version of Intel's architectural performance monitoring, 2 to 5. 0: 5.
+   * The version of Intel's architectural performance monitoring, 2 to 5. 0: 5. With Intel's model only.
    */
   uint32_t perfmon;
+  /**
+   * One of `VPMU_KVM_PEBS_*`. With Intel's model only. Needs the guest's memory.
+   */
+  uint32_t pebs;
   /**
    * One of `VPMU_KVM_BACKING_*`.
    */
   uint32_t backing;
+  /**
+   * One of `VPMU_POLICY_*`.
+   */
+  uint32_t policy;
   /**
    * The real-time signal by which perf reports overflows to the vCPU's thread. 0: SIGRTMIN+1.
    */
@@ -399,14 +511,60 @@ struct vpmu_kvm_options {
    */
   bool approximate_instructions;
   /**
-   * The bytes of a saved guest, which is then offered the PMU that it had; `model` and `perfmon` are not looked at.
-   * Null: a new guest.
+   * Whether the guest has the lazy TSC deadline. Needs the guest's memory.
+   */
+  bool deadline;
+  /**
+   * The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
+   * looked at. Null: a new guest.
    */
   const uint8_t *saved;
   /**
    * How many bytes these are.
    */
   size_t saved_length;
+};
+
+/**
+ * The guest's RAM by its physical addresses, which the guest chooses: neither devices, nor memory that the guest may not
+ * write. The functions are called from any thread until the VM's last PMU has been detached and the VM is closed.
+ */
+struct vpmu_kvm_memory {
+  /**
+   * Handed to both functions.
+   */
+  void *context;
+  /**
+   * Returns where `length` bytes of the guest's RAM from `address` on are mapped, or NULL where not all of them are
+   * RAM in one piece. They stay mapped until the VM's last vCPU has stopped.
+   */
+  void *(*map)(void *context, uint64_t address, size_t length);
+  /**
+   * Is told of bytes that were written, for a log of pages; NULL: nobody is.
+   */
+  void (*written)(void *context, uint64_t address, size_t length);
+};
+
+/**
+ * A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
+ */
+struct vpmu_kvm_filter_range {
+  /**
+   * KVM_MSR_FILTER_READ and _WRITE.
+   */
+  uint32_t flags;
+  /**
+   * The number of MSRs.
+   */
+  uint32_t nmsrs;
+  /**
+   * The first.
+   */
+  uint32_t base;
+  /**
+   * A bit for each MSR, which KVM performs where it is set, and hands over where it is clear.
+   */
+  const uint8_t *bitmap;
 };
 
 /**
@@ -689,27 +847,190 @@ enum vpmu_status vpmu_arm_save(struct vpmu_arm *pmu, uint8_t *buffer, size_t roo
 enum vpmu_status vpmu_arm_restore(struct vpmu_arm *pmu, const uint8_t *buffer, size_t length);
 
 /**
- * Chooses what the guests of this process are offered, before the other calls. Null: the defaults again.
+ * Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
+ * descriptors stay the caller's. Before the seccomp filter, on any thread. With a PMU, installs a handler of the
+ * overflows' signal, and of SIGIO unless there is one.
  */
-enum vpmu_status vpmu_kvm_choose(const struct vpmu_kvm_options *options);
+enum vpmu_status vpmu_kvm_attach(const struct vpmu_kvm_vm *vm,
+                                 int vm_fd,
+                                 int vcpu_fd,
+                                 struct vpmu_kvm **pmu);
 
 /**
- * What was wrong with this thread's last call that answered `VPMU_STATUS_HOST`, `_CONFIG` or `_STATE`,
- * and what to do about it. Good until the thread's next call.
+ * Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused. NULL is left alone.
+ */
+enum vpmu_status vpmu_kvm_detach(struct vpmu_kvm *pmu);
+
+/**
+ * Has each overflow add 1 to this eventfd, in place of writing to `kvm_run.immediate_exit`. Before the vCPU first runs.
+ * The descriptor stays the caller's.
+ */
+enum vpmu_status vpmu_kvm_kick_by_eventfd(struct vpmu_kvm *pmu,
+                                          int eventfd);
+
+/**
+ * Has each overflow send this signal to the vCPU's thread, in place of writing to `kvm_run.immediate_exit`: the signal by
+ * which the VMM itself takes a vCPU out of the guest. Before the vCPU first runs.
+ */
+enum vpmu_status vpmu_kvm_kick_by_signal(struct vpmu_kvm *pmu,
+                                         int signal);
+
+/**
+ * Takes what has overflowed, delivers the interrupt that is due, and sets the deadline. On the vCPU's thread, right before
+ * each KVM_RUN.
+ */
+enum vpmu_status vpmu_kvm_before_run(struct vpmu_kvm *pmu);
+
+/**
+ * Completes the exit if it is one of the parts', and puts one of `VPMU_KVM_COMPLETED`, `_KICKED` and `_YOURS` into `*what`.
+ * On the vCPU's thread, right after each KVM_RUN, however it ended.
+ */
+enum vpmu_status vpmu_kvm_after_run(struct vpmu_kvm *pmu,
+                                    uint32_t *what);
+
+/**
+ * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+ * `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
+ * `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives, or has called
+ * `vpmu_kvm_release_thread`.
+ */
+enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu,
+                               uint8_t *buffer,
+                               size_t room,
+                               size_t *length);
+
+/**
+ * Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written, after the guest's memory, TSC and local
+ * APIC have been restored. Open its VM with these bytes (`saved` of `struct vpmu_kvm_options`).
+ */
+enum vpmu_status vpmu_kvm_restore(struct vpmu_kvm *pmu,
+                                  const uint8_t *buffer,
+                                  size_t length);
+
+/**
+ * Gives back the perf events of the thread that runs the vCPU, at that thread's end, where another thread saves the vCPU or
+ * runs it on.
+ */
+enum vpmu_status vpmu_kvm_release_thread(struct vpmu_kvm *pmu);
+
+/**
+ * The vCPU is reset, and does not run.
+ */
+enum vpmu_status vpmu_kvm_reset(struct vpmu_kvm *pmu);
+
+/**
+ * Reads one of the parts' MSRs into `*value`, as KVM_GET_MSRS would. `VPMU_OUTCOME_NOT_HANDLED`: the parts have no such
+ * register, or it cannot be read.
+ */
+enum vpmu_outcome vpmu_kvm_get_msr(struct vpmu_kvm *pmu,
+                                   uint32_t index,
+                                   uint64_t *value);
+
+/**
+ * Sets one of the parts' MSRs, as KVM_SET_MSRS would: a counter is written whole, and a status that a guest can only read
+ * is written, too. `VPMU_OUTCOME_GENERAL_PROTECTION`: the register has no such value.
+ */
+enum vpmu_outcome vpmu_kvm_set_msr(struct vpmu_kvm *pmu,
+                                   uint32_t index,
+                                   uint64_t value);
+
+/**
+ * Waits until the deadline expires, and delivers its interrupt. On a thread of the VMM's, again and again. Also returns
+ * after `vpmu_kvm_wake_deadline`.
+ */
+enum vpmu_status vpmu_kvm_serve_deadline(struct vpmu_kvm *pmu);
+
+/**
+ * Ends another thread's wait in `vpmu_kvm_serve_deadline`. The deadline stays.
+ */
+enum vpmu_status vpmu_kvm_wake_deadline(struct vpmu_kvm *pmu);
+
+/**
+ * Writes what the vCPU has cost until now to `*statistics`, whose `size` says how large the struct is. Any thread may
+ * call this.
+ */
+enum vpmu_status vpmu_kvm_statistics(struct vpmu_kvm *pmu,
+                                     struct vpmu_kvm_statistics *statistics);
+
+/**
+ * Returns one of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+ */
+int32_t vpmu_kvm_counter_state(struct vpmu_kvm *pmu, uint8_t counter);
+
+/**
+ * Returns what counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE` where nothing does.
+ */
+int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
+
+/**
+ * Returns what was wrong with this thread's last refused call of `vpmu_kvm_*`, and what to do about it. The text is good
+ * until the thread's next refused call.
  */
 const char *vpmu_kvm_error(void);
 
 /**
- * The MSRs of the PMU, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to `count`,
- * and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
+ * Finds what this host can offer a VM's guest, and puts it into `*vm`. May be called before there is a VM. `memory` is
+ * copied; NULL: nothing that is offered needs it. Give the VM back by `vpmu_kvm_close`.
+ *
+ * The functions of `memory` may be called with its context until the VM is closed and its last PMU
+ * is detached.
  */
-enum vpmu_status vpmu_kvm_msrs(uint32_t *msrs,
+enum vpmu_status vpmu_kvm_open(const struct vpmu_kvm_options *options,
+                               const struct vpmu_kvm_memory *memory,
+                               struct vpmu_kvm_vm **vm);
+
+/**
+ * Gives a VM back. PMUs that are attached stay. NULL is left alone.
+ */
+enum vpmu_status vpmu_kvm_close(struct vpmu_kvm_vm *vm);
+
+/**
+ * Writes the MSRs of the offered parts, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to
+ * `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
+ */
+enum vpmu_status vpmu_kvm_msrs(const struct vpmu_kvm_vm *vm,
+                               uint32_t *msrs,
                                size_t room,
                                size_t *count);
 
 /**
- * The system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come before
- * the filter: `vpmu_kvm_intercept`, `_msrs`, `_cpuid`, `_attach`, and `_restore` of a state from elsewhere.
+ * Has KVM hand the offered parts' MSRs over, and no others, and switches off KVM's own PMU. Before the first vCPU is made.
+ * A VMM with other MSRs of its own uses `vpmu_kvm_intercept_beside`.
+ */
+enum vpmu_status vpmu_kvm_intercept(const struct vpmu_kvm_vm *vm,
+                                    int vm_fd);
+
+/**
+ * As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
+ * KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
+ * Each bitmap has a bit for each of its MSRs.
+ */
+enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,
+                                           int vm_fd,
+                                           uint32_t flags,
+                                           const struct vpmu_kvm_filter_range *ranges,
+                                           size_t count);
+
+/**
+ * Makes the CPUID in `*count` entries that of a processor with the offered parts, after the VMM's own changes. There is
+ * room for `room` entries; the parts may need six more than there are.
+ */
+enum vpmu_status vpmu_kvm_cpuid(const struct vpmu_kvm_vm *vm,
+                                struct vpmu_kvm_cpuid_entry *entries,
+                                size_t *count,
+                                size_t room,
+                                uint32_t tsc_khz);
+
+/**
+ * Changes bits 11 and 12 of `*value`, the guest's IA32_MISC_ENABLE, to what the offered PMU has. The VMM gives the register
+ * this value before the vCPU runs.
+ */
+enum vpmu_status vpmu_kvm_misc_enable(const struct vpmu_kvm_vm *vm,
+                                      uint64_t *value);
+
+/**
+ * Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come
+ * before the filter: `vpmu_kvm_open`, `_intercept`, `_attach`, and `_restore` of a state from elsewhere.
  */
 const char *vpmu_kvm_seccomp_rules(void);
 
@@ -718,83 +1039,6 @@ const char *vpmu_kvm_seccomp_rules(void);
  * full. Without such a handler, the library's does.
  */
 void vpmu_kvm_overrun(void);
-
-/**
- * Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
- * vCPU is made. A VMM with other MSRs of its own makes one filter of both (`vpmu_kvm_msrs`), which hands
- * them over with KVM_MSR_EXIT_REASON_FILTER.
- */
-enum vpmu_status vpmu_kvm_intercept(int vm);
-
-/**
- * Makes the CPUID in `*count` entries that of a processor with the PMU that this host can back, after the
- * VMM's own changes. There is room for `room` entries; the PMU may need three more than there are.
- */
-enum vpmu_status vpmu_kvm_cpuid(struct vpmu_kvm_cpuid_entry *entries,
-                                size_t *count,
-                                size_t room,
-                                uint32_t tsc_khz);
-
-/**
- * Makes the PMU of a vCPU, out of reset, and puts it into `*pmu`. Give it back by `vpmu_kvm_detach`. The
- * descriptors stay the caller's. Before the seccomp filter, on any thread. Installs a handler of the
- * overflows' signal, and of SIGIO unless there is one; no thread may block the first.
- */
-enum vpmu_status vpmu_kvm_attach(int vm,
-                                 int vcpu,
-                                 struct vpmu_kvm **pmu);
-
-/**
- * Ends a PMU, on any thread while its vCPU does not run. Null is left alone.
- * The PMU is used no more.
- */
-void vpmu_kvm_detach(struct vpmu_kvm *pmu);
-
-/**
- * Takes what has overflowed and delivers the interrupt that is due. On the vCPU's thread, right before
- * each KVM_RUN.
- */
-enum vpmu_status vpmu_kvm_before_run(struct vpmu_kvm *pmu);
-
-/**
- * Completes the exit if it is one of the PMU's: `*ours` then becomes true. Else the exit is left as KVM has
- * made it. On the vCPU's thread, right after each KVM_RUN, however it ended.
- */
-enum vpmu_status vpmu_kvm_after_run(struct vpmu_kvm *pmu,
-                                    bool *ours);
-
-/**
- * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
- * `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
- * `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives.
- */
-enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu,
-                               uint8_t *buffer,
-                               size_t room,
-                               size_t *length);
-
-/**
- * Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written. Choose that guest's PMU before its VM
- * is made (`saved` of `vpmu_kvm_choose`).
- */
-enum vpmu_status vpmu_kvm_restore(struct vpmu_kvm *pmu,
-                                  const uint8_t *buffer,
-                                  size_t length);
-
-/**
- * The vCPU is reset, and does not run.
- */
-enum vpmu_status vpmu_kvm_reset(struct vpmu_kvm *pmu);
-
-/**
- * One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
- */
-int32_t vpmu_kvm_counter_state(struct vpmu_kvm *pmu, uint8_t counter);
-
-/**
- * What counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE`.
- */
-int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
 
 /**
  * Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided
@@ -872,6 +1116,13 @@ enum vpmu_status vpmu_partition_save(struct vpmu_partition *pmu,
 enum vpmu_status vpmu_partition_restore(struct vpmu_partition *pmu,
                                         const uint8_t *buffer,
                                         size_t length);
+
+/**
+ * Returns the version of the library that the program runs with: major, minor and patch, 8 bits each, the major in bits
+ * 23:16. Programs that were compiled against a library of the same major version go on to work. Before 1.0, of the same
+ * minor version.
+ */
+uint32_t vpmu_version(void);
 
 /**
  * Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version

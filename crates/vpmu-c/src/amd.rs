@@ -2,7 +2,8 @@
 
 use vpmu::x86::amd::{Capability, Interface};
 
-use crate::{VpmuHost, VpmuStatus, VpmuX86, x86};
+use crate::room::promised;
+use crate::{VpmuHost, VpmuStatus, VpmuX86, room, x86};
 
 /// Four counters at C001_0000H to C001_0007H.
 pub const VPMU_AMD_LEGACY: u32 = 0;
@@ -37,8 +38,7 @@ pub unsafe extern "C" fn vpmu_x86_init_amd(
     config: *const VpmuX86AmdConfig,
     host: *const VpmuHost,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(&config) = (unsafe { config.as_ref() }) else {
+    let Some(&config) = promised!(room::given(config)) else {
         return VpmuStatus::Misuse;
     };
     let interface = match config.interface {
@@ -51,6 +51,10 @@ pub unsafe extern "C" fn vpmu_x86_init_amd(
         events: config.events,
         ..Capability::new(interface)
     });
-    // SAFETY: as the caller promises.
-    unsafe { x86::init(pmu, capability.map(Into::into), config.policy, host) }
+    promised!(x86::init(
+        pmu,
+        capability.map(Into::into),
+        config.policy,
+        host
+    ))
 }

@@ -5,7 +5,7 @@ use vpmu::arm::{Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVer
 
 use crate::counter::{counter_state, policy, report};
 use crate::host::Host;
-use crate::room::{self, Room};
+use crate::room::{self, Room, promised};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
 
 /// What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13).
@@ -75,8 +75,7 @@ pub unsafe extern "C" fn vpmu_arm_init(
     config: *const VpmuArmConfig,
     host: *const VpmuHost,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(config), Some(host)) = (unsafe { (config.as_ref(), host.as_ref()) }) else {
+    let (Some(config), Some(host)) = promised!((room::given(config), room::given(host))) else {
         return VpmuStatus::Misuse;
     };
     let Some(host) = Host::new(host) else {
@@ -101,8 +100,9 @@ pub unsafe extern "C" fn vpmu_arm_init(
     let Some(made) = made else {
         return VpmuStatus::Config;
     };
-    // SAFETY: as the caller promises.
-    unsafe { room::fill(pmu, Arm { pmu: made, host }) }
+    promised!(room::fill(pmu, Arm { pmu: made, host }, |before| {
+        before.pmu.reset(&mut before.host);
+    }))
 }
 
 /// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
@@ -118,8 +118,7 @@ pub unsafe extern "C" fn vpmu_arm_access(
     el0: bool,
     value: *mut u64,
 ) -> VpmuOutcome {
-    // SAFETY: as the caller promises.
-    let (Some(arm), Some(value)) = (unsafe { (room::value(pmu), room::out(value)) }) else {
+    let (Some(arm), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
         return VpmuOutcome::Misuse;
     };
     let outcome = match decode(iss) {
@@ -145,16 +144,13 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            if held.pmu.counter_state(counter).is_none() {
-                return VpmuStatus::Misuse;
-            }
-            held.pmu.overflow(counter, report, &mut held.host);
-            VpmuStatus::Ok
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        if held.pmu.counter_state(counter).is_none() {
+            return VpmuStatus::Misuse;
+        }
+        held.pmu.overflow(counter, report, &mut held.host);
+        VpmuStatus::Ok
+    }))
 }
 
 /// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
@@ -164,8 +160,7 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
-    // SAFETY: as the caller promises.
-    unsafe { room::with(pmu, |held| held.pmu.line()) }
+    promised!(room::with(pmu, |held| held.pmu.line()))
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
@@ -175,8 +170,7 @@ pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
@@ -186,8 +180,7 @@ pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
 }
 
 /// The vCPU is reset. No host counter is left.
@@ -197,8 +190,7 @@ pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.reset(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.reset(&mut held.host)))
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
@@ -208,8 +200,9 @@ pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_counter_state(pmu: *mut VpmuArm, counter: u8) -> i32 {
-    // SAFETY: as the caller promises.
-    unsafe { room::with(pmu, |held| counter_state(held.pmu.counter_state(counter))) }
+    promised!(room::with(pmu, |held| counter_state(
+        held.pmu.counter_state(counter)
+    )))
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -225,12 +218,9 @@ pub unsafe extern "C" fn vpmu_arm_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
+    }))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
@@ -244,12 +234,9 @@ pub unsafe extern "C" fn vpmu_arm_restore(
     buffer: *const u8,
     length: usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::restore(buffer, length, |state: &PmuState| {
-                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
-            })
+    promised!(room::with(pmu, |held| {
+        state::restore(buffer, length, |state: &PmuState| {
+            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
         })
-    }
+    }))
 }

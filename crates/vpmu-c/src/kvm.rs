@@ -1,292 +1,207 @@
 //! The engine on Linux KVM, over descriptors: `vpmu-kvm` for VMMs written in C.
 
-use core::ffi::{c_char, c_int};
-use core::slice;
-use std::cell::RefCell;
-use std::ffi::CString;
-use std::sync::{Arc, OnceLock};
+mod handle;
+mod memory;
+mod vm;
 
-use vpmu_kvm::{AfterRun, Backing, CpuidEntry, Error, GuestMemory, State, Vcpu, Words};
+use core::ffi::c_int;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::choice::{VPMU_KVM_BACKING_CLOCK, VPMU_KVM_BACKING_HARDWARE, detect, options};
+use vpmu_kvm::{AfterRun, Backing, Deadline, Exit, Kick, State, Vcpu};
+
 use crate::counter::counter_state;
-use crate::{VpmuStatus, room, state};
+use crate::room::promised;
+use crate::{VpmuOutcome, VpmuStatus, room, state};
+use handle::{Table, damaged, failed, misuse, status};
+use vm::VMS;
 
-/// One vCPU's PMU, counted by perf events of the vCPU's thread.
+pub use handle::vpmu_kvm_error;
+pub use memory::*;
+pub use vm::*;
+
+/// Run the vCPU again: the exit was completed.
+pub const VPMU_KVM_COMPLETED: u32 = 0;
+/// Run the vCPU again: there was no exit, but an overflow, and `immediate_exit` is not 1. A signal of the VMM's own may
+/// have come at the same time.
+pub const VPMU_KVM_KICKED: u32 = 1;
+/// The exit, or the interruption by a signal, is the VMM's, and is as KVM has made it.
+pub const VPMU_KVM_YOURS: u32 = 2;
+
+/// One vCPU's PMU, counted by perf events of the vCPU's thread, and its lazy deadline.
 #[derive(Debug)]
-pub struct VpmuKvm(Vcpu);
-
-/// The memory of a guest without PEBS, which nobody asks for.
-#[derive(Debug)]
-struct NoMemory;
-
-impl GuestMemory for NoMemory {
-    fn read(&self, _: u64, _: &mut [u8]) -> bool {
-        false
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> bool {
-        false
-    }
-
-    fn with_words(&self, _: u64, _: usize, _: &mut dyn FnMut(&dyn Words)) {}
+pub struct VpmuKvm {
+    _opaque: [u8; 0],
 }
 
-/// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
+/// The cost of one vCPU, for `vpmu_kvm_statistics`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct VpmuKvmCpuid {
-    /// The leaf.
-    pub function: u32,
-    /// The subleaf.
-    pub index: u32,
-    /// Bit 0: the subleaf matters.
-    pub flags: u32,
-    /// EAX.
-    pub eax: u32,
-    /// EBX.
-    pub ebx: u32,
-    /// ECX.
-    pub ecx: u32,
-    /// EDX.
-    pub edx: u32,
-    /// Zero.
-    pub padding: [u32; 3],
+pub struct VpmuKvmStatistics {
+    /// `sizeof(struct vpmu_kvm_statistics)`, before the call.
+    pub size: usize,
+    /// PMIs delivered to the guest.
+    pub pmis: u64,
+    /// PMIs that found LVTPC masked.
+    pub masked_pmis: u64,
+    /// Exits for the parts' MSRs.
+    pub msr_exits: u64,
+    /// Exits for RDPMC.
+    pub rdpmc_exits: u64,
+    /// Runs that ended without an exit.
+    pub kicks: u64,
+    /// Perf events that were made.
+    pub creates: u64,
+    /// Counters that the host could not back, how often.
+    pub lost: u64,
+    /// PEBS records written.
+    pub pebs_records: u64,
+    /// PEBS records for which there was no room or no memory.
+    pub pebs_lost: u64,
 }
 
-thread_local! {
-    static LAST_ERROR: RefCell<CString> = RefCell::default();
+/// What `struct vpmu_kvm` stands for.
+struct Attached {
+    vcpu: Mutex<Vcpu>,
+    // Beside the lock: another thread waits for it while the vCPU runs.
+    deadline: Option<Arc<Deadline>>,
 }
 
-/// What an error is for C; its text stays for `vpmu_kvm_error`.
-fn failed(error: &Error) -> VpmuStatus {
-    explain(&error.to_string());
-    match error {
-        Error::State(_) | Error::StateVersion(_) | Error::OtherOffer => VpmuStatus::State,
-        Error::Config(_) | Error::Event(_) | Error::NoAmd => VpmuStatus::Config,
-        _ => VpmuStatus::Host,
+static PMUS: Table<Attached> = Table::new();
+
+impl Attached {
+    fn vcpu(&self) -> MutexGuard<'_, Vcpu> {
+        self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn status(result: Result<(), Error>) -> VpmuStatus {
-    match result {
-        Ok(()) => VpmuStatus::Ok,
-        Err(error) => failed(&error),
+/// Answers what `act` does with the vCPU.
+fn with(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu) -> VpmuStatus) -> VpmuStatus {
+    match PMUS.find(pmu) {
+        Ok(attached) => act(&mut attached.vcpu()),
+        Err(status) => status,
     }
 }
 
-/// The PMU at `pmu`.
-///
-/// # Safety
-///
-/// `pmu` is null or what `vpmu_kvm_attach` gave, and nobody else uses it meanwhile.
-unsafe fn held<'a>(pmu: *mut VpmuKvm) -> Option<&'a mut Vcpu> {
-    // SAFETY: as the caller promises.
-    unsafe { pmu.as_mut() }.map(|pmu| &mut pmu.0)
-}
-
-/// What was wrong with this thread's last call that answered `VPMU_STATUS_HOST`, `_CONFIG` or `_STATE`,
-/// and what to do about it. Good until the thread's next call.
-#[unsafe(no_mangle)]
-pub extern "C" fn vpmu_kvm_error() -> *const c_char {
-    LAST_ERROR.with_borrow(|last| last.as_ptr())
-}
-
-/// Reads what `vpmu_kvm_save` has written.
-///
-/// # Safety
-///
-/// `buffer` is null or has `length` readable bytes.
-pub(crate) unsafe fn saved(buffer: *const u8, length: usize) -> Result<State, VpmuStatus> {
-    if buffer.is_null() {
-        return Err(VpmuStatus::Misuse);
-    }
-    // SAFETY: as the caller promises.
-    unsafe { state::read(buffer, length) }.ok_or_else(|| {
-        explain("these bytes are no saved PMU of this version");
-        VpmuStatus::State
-    })
-}
-
-/// Keeps a text for `vpmu_kvm_error`.
-fn explain(text: &str) {
-    let text = CString::new(text).unwrap_or_default();
-    LAST_ERROR.with_borrow_mut(|last| *last = text);
-}
-
-/// The MSRs of the PMU, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to `count`,
-/// and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_msrs(
-    msrs: *mut u32,
-    room: usize,
-    count: *mut usize,
-) -> VpmuStatus {
-    match detect() {
-        // SAFETY: as the caller promises.
-        Ok(found) => unsafe { room::list(found.msrs().into_iter(), msrs, room, count) },
-        Err(error) => failed(&error),
+fn with_deadline(pmu: *const VpmuKvm, act: impl FnOnce(&Deadline) -> VpmuStatus) -> VpmuStatus {
+    match PMUS.find(pmu) {
+        Ok(attached) => match &attached.deadline {
+            Some(deadline) => act(deadline),
+            None => misuse("the guest was not offered a deadline"),
+        },
+        Err(status) => status,
     }
 }
 
-/// The system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come before
-/// the filter: `vpmu_kvm_intercept`, `_msrs`, `_cpuid`, `_attach`, and `_restore` of a state from elsewhere.
-#[unsafe(no_mangle)]
-pub extern "C" fn vpmu_kvm_seccomp_rules() -> *const c_char {
-    static RULES: OnceLock<CString> = OnceLock::new();
-    let rules = RULES.get_or_init(|| CString::new(vpmu_kvm::seccomp_rules()).unwrap_or_default());
-    rules.as_ptr()
-}
-
-/// To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is
-/// full. Without such a handler, the library's does.
-#[unsafe(no_mangle)]
-pub extern "C" fn vpmu_kvm_overrun() {
-    vpmu_kvm::overrun();
-}
-
-/// Has KVM hand the PMU's MSRs over, and no others, and switches off KVM's own PMU. Before the first
-/// vCPU is made. A VMM with other MSRs of its own makes one filter of both (`vpmu_kvm_msrs`), which hands
-/// them over with KVM_MSR_EXIT_REASON_FILTER.
-#[unsafe(no_mangle)]
-pub extern "C" fn vpmu_kvm_intercept(vm: c_int) -> VpmuStatus {
-    status(detect().and_then(|found| vpmu_kvm::intercept(&vm, &found.msrs())))
-}
-
-/// Makes the CPUID in `*count` entries that of a processor with the PMU that this host can back, after the
-/// VMM's own changes. There is room for `room` entries; the PMU may need three more than there are.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_cpuid(
-    entries: *mut VpmuKvmCpuid,
-    count: *mut usize,
-    room: usize,
-    tsc_khz: u32,
-) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(count) = (unsafe { room::out(count) }) else {
-        return VpmuStatus::Misuse;
-    };
-    if entries.is_null() || *count > room {
-        return VpmuStatus::Misuse;
-    }
-    let offer = match detect() {
-        Ok(offer) => offer,
-        Err(error) => return failed(&error),
-    };
-    // SAFETY: as the caller promises.
-    let entries = unsafe { slice::from_raw_parts_mut(entries, room) };
-    let numbers = |e: &VpmuKvmCpuid| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx];
-    let given = entries.iter().take(*count);
-    let mut leaves: Vec<CpuidEntry> = given.map(|entry| numbers(entry).into()).collect();
-    offer.set_cpuid(&mut leaves, tsc_khz);
-    if leaves.len() > room {
-        return VpmuStatus::Room;
-    }
-    *count = leaves.len();
-    for (entry, leaf) in entries.iter_mut().zip(leaves) {
-        let [function, index, flags, eax, ebx, ecx, edx] = leaf.into();
-        *entry = VpmuKvmCpuid {
-            function,
-            index,
-            flags,
-            eax,
-            ebx,
-            ecx,
-            edx,
-            padding: [0; 3],
-        };
-    }
-    VpmuStatus::Ok
-}
-
-/// Makes the PMU of a vCPU, out of reset, and puts it into `*pmu`. Give it back by `vpmu_kvm_detach`. The
-/// descriptors stay the caller's. Before the seccomp filter, on any thread. Installs a handler of the
-/// overflows' signal, and of SIGIO unless there is one; no thread may block the first.
+/// Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
+/// descriptors stay the caller's. Before the seccomp filter, on any thread. With a PMU, installs a handler of the
+/// overflows' signal, and of SIGIO unless there is one.
 ///
 /// # Safety
 ///
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_kvm_attach(
-    vm: c_int,
-    vcpu: c_int,
+    vm: *const VpmuKvmVm,
+    vm_fd: c_int,
+    vcpu_fd: c_int,
     pmu: *mut *mut VpmuKvm,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(pmu) = (unsafe { room::out(pmu) }) else {
-        return VpmuStatus::Misuse;
+    let vm = match VMS.find(vm) {
+        Ok(vm) => vm,
+        Err(status) => return status,
     };
-    let attached =
-        detect().and_then(|offer| Vcpu::attach(&vm, &vcpu, &offer, &options(), Arc::new(NoMemory)));
-    match attached {
-        Ok(made) => {
-            *pmu = Box::into_raw(Box::new(VpmuKvm(made)));
+    let Some(pmu) = promised!(room::out(pmu)) else {
+        return misuse("a place for the PMU, at an address that is a multiple of 8");
+    };
+    let memory = Arc::clone(&vm.memory);
+    match Vcpu::attach(&vm_fd, &vcpu_fd, &vm.offer, &vm.options, memory) {
+        Ok(vcpu) => {
+            *pmu = PMUS.add(Attached {
+                deadline: vcpu.deadline(),
+                vcpu: Mutex::new(vcpu),
+            });
             VpmuStatus::Ok
         }
         Err(error) => failed(&error),
     }
 }
 
-/// Ends a PMU, on any thread while its vCPU does not run. Null is left alone.
-///
-/// # Safety
-///
-/// See the crate's page. The PMU is used no more.
+/// Ends a PMU, on any thread while its vCPU does not run. Each later call with it is refused. NULL is left alone.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_detach(pmu: *mut VpmuKvm) {
-    if !pmu.is_null() {
-        // SAFETY: what `vpmu_kvm_attach` gave, as the caller promises.
-        drop(unsafe { Box::from_raw(pmu) });
+pub extern "C" fn vpmu_kvm_detach(pmu: *mut VpmuKvm) -> VpmuStatus {
+    match pmu.is_null() {
+        true => VpmuStatus::Ok,
+        false => PMUS.remove(pmu),
     }
 }
 
-/// Takes what has overflowed and delivers the interrupt that is due. On the vCPU's thread, right before
+/// Has each overflow add 1 to this eventfd, in place of writing to `kvm_run.immediate_exit`. Before the vCPU first runs.
+/// The descriptor stays the caller's.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_kick_by_eventfd(pmu: *mut VpmuKvm, eventfd: c_int) -> VpmuStatus {
+    if eventfd < 0 {
+        return misuse("an eventfd is not negative");
+    }
+    // SAFETY: it is used for one call, which duplicates it, or says that it is closed.
+    let fd = unsafe { BorrowedFd::borrow_raw(eventfd) };
+    let Ok(fd) = fd.try_clone_to_owned() else {
+        return misuse("this eventfd is closed");
+    };
+    with(pmu, |vcpu| {
+        vcpu.set_kick(Kick::EventFd(Arc::new(fd)));
+        VpmuStatus::Ok
+    })
+}
+
+/// Has each overflow send this signal to the vCPU's thread, in place of writing to `kvm_run.immediate_exit`: the signal by
+/// which the VMM itself takes a vCPU out of the guest. Before the vCPU first runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_kick_by_signal(pmu: *mut VpmuKvm, signal: c_int) -> VpmuStatus {
+    if !(1..=64).contains(&signal) {
+        return misuse("a signal's number is 1 to 64");
+    }
+    with(pmu, |vcpu| {
+        vcpu.set_kick(Kick::Signal(signal));
+        VpmuStatus::Ok
+    })
+}
+
+/// Takes what has overflowed, delivers the interrupt that is due, and sets the deadline. On the vCPU's thread, right before
 /// each KVM_RUN.
-///
-/// # Safety
-///
-/// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_before_run(pmu: *mut VpmuKvm) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    match unsafe { held(pmu) } {
-        Some(pmu) => status(pmu.before_run()),
-        None => VpmuStatus::Misuse,
-    }
+pub extern "C" fn vpmu_kvm_before_run(pmu: *mut VpmuKvm) -> VpmuStatus {
+    with(pmu, |vcpu| status(vcpu.before_run()))
 }
 
-/// Completes the exit if it is one of the PMU's: `*ours` then becomes true. Else the exit is left as KVM has
-/// made it. On the vCPU's thread, right after each KVM_RUN, however it ended.
+/// Completes the exit if it is one of the parts', and puts one of `VPMU_KVM_COMPLETED`, `_KICKED` and `_YOURS` into `*what`.
+/// On the vCPU's thread, right after each KVM_RUN, however it ended.
 ///
 /// # Safety
 ///
 /// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, ours: *mut bool) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(pmu), Some(ours)) = (unsafe { (held(pmu), room::out(ours)) }) else {
-        return VpmuStatus::Misuse;
+pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: *mut u32) -> VpmuStatus {
+    let Some(what) = promised!(room::out(what)) else {
+        return misuse("a place for what it was, at an address that is a multiple of 4");
     };
-    match pmu.after_run() {
-        Ok(completed) => {
-            *ours = completed == AfterRun::Completed;
+    with(pmu, |vcpu| match vcpu.after_run() {
+        Ok(after) => {
+            *what = match after {
+                AfterRun::Completed => VPMU_KVM_COMPLETED,
+                AfterRun::Kicked => VPMU_KVM_KICKED,
+                AfterRun::Vmm => VPMU_KVM_YOURS,
+            };
             VpmuStatus::Ok
         }
         Err(error) => failed(&error),
-    }
+    })
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
 /// `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
-/// `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives.
+/// `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives, or has called
+/// `vpmu_kvm_release_thread`.
 ///
 /// # Safety
 ///
@@ -298,16 +213,19 @@ pub unsafe extern "C" fn vpmu_kvm_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    match unsafe { held(pmu) } {
-        // SAFETY: as the caller promises.
-        Some(pmu) => unsafe { state::save(|| pmu.save(), buffer, room, length) },
-        None => VpmuStatus::Misuse,
-    }
+    with(pmu, |vcpu| {
+        let status = promised!(state::save(|| vcpu.save(), buffer, room, length));
+        match status {
+            VpmuStatus::Misuse => misuse(
+                "a buffer, and a place for its length, at an address that is a multiple of 8",
+            ),
+            status => status,
+        }
+    })
 }
 
-/// Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written. Choose that guest's PMU before its VM
-/// is made (`saved` of `vpmu_kvm_choose`).
+/// Goes on from the `length` bytes at `buffer`, which `vpmu_kvm_save` has written, after the guest's memory, TSC and local
+/// APIC have been restored. Open its VM with these bytes (`saved` of `struct vpmu_kvm_options`).
 ///
 /// # Safety
 ///
@@ -318,62 +236,146 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
     buffer: *const u8,
     length: usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(pmu) = (unsafe { held(pmu) }) else {
-        return VpmuStatus::Misuse;
-    };
-    // SAFETY: as the caller promises.
-    let state = match unsafe { saved(buffer, length) } {
-        Ok(state) => state,
-        Err(status) => return status,
-    };
-    match pmu.restore(&state) {
-        Ok(()) => VpmuStatus::Ok,
-        Err(error) => match failed(&error) {
+    if buffer.is_null() {
+        return misuse("the saved bytes");
+    }
+    let saved: Option<State> = promised!(state::read(buffer, length));
+    with(pmu, |vcpu| match &saved {
+        None => damaged(),
+        Some(saved) => match status(vcpu.restore(saved)) {
             // There can be such a PMU, but not here.
             VpmuStatus::Config => VpmuStatus::State,
             status => status,
         },
-    }
+    })
+}
+
+/// Gives back the perf events of the thread that runs the vCPU, at that thread's end, where another thread saves the vCPU or
+/// runs it on.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_release_thread(pmu: *mut VpmuKvm) -> VpmuStatus {
+    with(pmu, |vcpu| {
+        vcpu.release_thread();
+        VpmuStatus::Ok
+    })
 }
 
 /// The vCPU is reset, and does not run.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_reset(pmu: *mut VpmuKvm) -> VpmuStatus {
+    with(pmu, |vcpu| {
+        vcpu.reset();
+        VpmuStatus::Ok
+    })
+}
+
+/// Reads one of the parts' MSRs into `*value`, as KVM_GET_MSRS would. `VPMU_OUTCOME_NOT_HANDLED`: the parts have no such
+/// register, or it cannot be read.
 ///
 /// # Safety
 ///
 /// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_reset(pmu: *mut VpmuKvm) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    match unsafe { held(pmu) } {
-        Some(pmu) => {
-            pmu.reset();
-            VpmuStatus::Ok
+pub unsafe extern "C" fn vpmu_kvm_get_msr(
+    pmu: *mut VpmuKvm,
+    index: u32,
+    value: *mut u64,
+) -> VpmuOutcome {
+    let (Some(value), Ok(attached)) = (promised!(room::out(value)), PMUS.find(pmu)) else {
+        return VpmuOutcome::Misuse;
+    };
+    match attached.vcpu().msr(index) {
+        Some(found) => {
+            *value = found;
+            VpmuOutcome::Value
         }
-        None => VpmuStatus::Misuse,
+        None => VpmuOutcome::NotHandled,
     }
 }
 
-/// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
-///
-/// # Safety
-///
-/// See the crate's page.
+/// Sets one of the parts' MSRs, as KVM_SET_MSRS would: a counter is written whole, and a status that a guest can only read
+/// is written, too. `VPMU_OUTCOME_GENERAL_PROTECTION`: the register has no such value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_counter_state(pmu: *mut VpmuKvm, counter: u8) -> i32 {
-    // SAFETY: as the caller promises.
-    counter_state(unsafe { held(pmu) }.and_then(|pmu| pmu.counter_state(counter)))
+pub extern "C" fn vpmu_kvm_set_msr(pmu: *mut VpmuKvm, index: u32, value: u64) -> VpmuOutcome {
+    match PMUS.find(pmu) {
+        Ok(attached) => VpmuOutcome::of_x86(attached.vcpu().set_msr(index, value), &mut 0),
+        Err(_) => VpmuOutcome::Misuse,
+    }
 }
 
-/// What counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE`.
+/// Waits until the deadline expires, and delivers its interrupt. On a thread of the VMM's, again and again. Also returns
+/// after `vpmu_kvm_wake_deadline`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_serve_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
+    with_deadline(pmu, |deadline| match deadline.wait() {
+        Ok(()) => status(deadline.expire()),
+        Err(error) => misuse(&format!("timerfd: {error}")),
+    })
+}
+
+/// Ends another thread's wait in `vpmu_kvm_serve_deadline`. The deadline stays.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_wake_deadline(pmu: *mut VpmuKvm) -> VpmuStatus {
+    with_deadline(pmu, |deadline| {
+        deadline.wake();
+        VpmuStatus::Ok
+    })
+}
+
+/// Writes what the vCPU has cost until now to `*statistics`, whose `size` says how large the struct is. Any thread may
+/// call this.
 ///
 /// # Safety
 ///
 /// See the crate's page.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_backing(pmu: *mut VpmuKvm) -> i32 {
-    // SAFETY: as the caller promises.
-    match unsafe { held(pmu) }.and_then(|pmu| pmu.backing()) {
+pub unsafe extern "C" fn vpmu_kvm_statistics(
+    pmu: *mut VpmuKvm,
+    statistics: *mut VpmuKvmStatistics,
+) -> VpmuStatus {
+    let size = size_of::<VpmuKvmStatistics>();
+    let Some(out) = promised!(room::out(statistics)).filter(|out| out.size == size) else {
+        return misuse(
+            "statistics.size is not sizeof(struct vpmu_kvm_statistics) of this library's header",
+        );
+    };
+    with(pmu, |vcpu| {
+        let shared = vcpu.statistics();
+        let told = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let exits = |kind: fn(&Exit) -> bool| {
+            let counts = told.exits.iter().filter(|(exit, _)| kind(exit));
+            counts.map(|(_, count)| count).sum()
+        };
+        *out = VpmuKvmStatistics {
+            size,
+            pmis: told.pmis,
+            masked_pmis: told.masked_pmis,
+            msr_exits: exits(|exit| matches!(exit, Exit::MsrRead(_) | Exit::MsrWrite(_))),
+            rdpmc_exits: exits(|exit| *exit == Exit::Rdpmc),
+            kicks: exits(|exit| *exit == Exit::Kick),
+            creates: told.host.creates,
+            lost: told.host.lost + told.host.unsupported,
+            pebs_records: told.pebs.records,
+            pebs_lost: told.pebs.lost,
+        };
+        VpmuStatus::Ok
+    })
+}
+
+/// Returns one of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_counter_state(pmu: *mut VpmuKvm, counter: u8) -> i32 {
+    match PMUS.find(pmu) {
+        Ok(attached) => counter_state(attached.vcpu().counter_state(counter)),
+        Err(status) => status as i32,
+    }
+}
+
+/// Returns what counts: `VPMU_KVM_BACKING_HARDWARE` or `_CLOCK`, or `VPMU_STATUS_MISUSE` where nothing does.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_backing(pmu: *mut VpmuKvm) -> i32 {
+    let backing = PMUS.find(pmu).ok();
+    match backing.and_then(|attached| attached.vcpu().backing()) {
         Some(Backing::Hardware) => VPMU_KVM_BACKING_HARDWARE.cast_signed(),
         Some(Backing::Clock) => VPMU_KVM_BACKING_CLOCK.cast_signed(),
         None => VpmuStatus::Misuse as i32,

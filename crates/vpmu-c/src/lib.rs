@@ -9,9 +9,10 @@
 //!
 //! # Safety
 //!
-//! Every function here is unsafe in Rust's sense, for one reason that C programs know: a pointer
-//! must point to what its type says, or be null. A null pointer, or room that no `vpmu_*_init` has
-//! filled, is answered with `VPMU_STATUS_MISUSE`, and nothing happens.
+//! A function that takes a pointer is unsafe in Rust's sense, for one reason that C programs know. The caller promises: a
+//! pointer is null or points to what its type says, of the length that is stated with it, and nobody else uses that memory
+//! during the call. A null or misaligned pointer, a length beyond any sense, or room that no `vpmu_*_init` has filled is
+//! answered with `VPMU_STATUS_MISUSE`, and nothing happens. Handles of `vpmu_kvm_*` are numbers: a stale one is told.
 //!
 //! UNSAFETY: C hands over raw pointers and functions.
 #![expect(unsafe_code, reason = "an interface for C")]
@@ -19,8 +20,6 @@
 
 mod amd;
 mod arm;
-#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-mod choice;
 mod counter;
 mod host;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
@@ -29,12 +28,11 @@ mod partition;
 mod room;
 mod state;
 mod status;
+mod version;
 mod x86;
 
 pub use amd::*;
 pub use arm::*;
-#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-pub use choice::*;
 pub use counter::*;
 pub use host::*;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
@@ -42,6 +40,7 @@ pub use kvm::*;
 pub use partition::*;
 pub use state::VPMU_STATE_SIZE;
 pub use status::*;
+pub use version::*;
 pub use x86::*;
 
 // The engine cannot panic (its release build holds no call of a panic function), but the compiler

@@ -8,7 +8,7 @@ use vpmu::arm::partition::{
 use vpmu::arm::{EventFilter, Outcome, PmuState, Register};
 
 use crate::arm::{decode, level};
-use crate::room::{self, Room};
+use crate::room::{self, Room, promised};
 use crate::{VpmuOutcome, VpmuStatus, state};
 
 /// What the plan is made from, one for each physical CPU.
@@ -134,8 +134,8 @@ pub unsafe extern "C" fn vpmu_partition_init(
     config: *const VpmuPartitionConfig,
     registers: *const VpmuRegisters,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(config), Some(registers)) = (unsafe { (config.as_ref(), registers.as_ref()) }) else {
+    let (Some(config), Some(registers)) = promised!((room::given(config), room::given(registers)))
+    else {
         return VpmuStatus::Misuse;
     };
     let (Some(read), Some(write)) = (registers.read, registers.write) else {
@@ -152,8 +152,7 @@ pub unsafe extern "C" fn vpmu_partition_init(
             write,
         },
     };
-    // SAFETY: as the caller promises.
-    unsafe { room::fill(pmu, made) }
+    promised!(room::fill(pmu, made, |_| {}))
 }
 
 /// What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
@@ -167,8 +166,7 @@ pub unsafe extern "C" fn vpmu_partition_traps(
     pmu: *mut VpmuPartition,
     traps: *mut VpmuTraps,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(held), Some(traps)) = (unsafe { (room::value(pmu), room::out(traps)) }) else {
+    let (Some(held), Some(traps)) = promised!((room::value(pmu), room::out(traps))) else {
         return VpmuStatus::Misuse;
     };
     let wanted = held.pmu.trap_registers();
@@ -191,8 +189,7 @@ pub unsafe extern "C" fn vpmu_partition_migrate(
     pmu: *mut VpmuPartition,
     config: *const VpmuPartitionConfig,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(held), Some(config)) = (unsafe { (room::value(pmu), config.as_ref()) }) else {
+    let (Some(held), Some(config)) = promised!((room::value(pmu), room::given(config))) else {
         return VpmuStatus::Misuse;
     };
     match config.plan() {
@@ -214,8 +211,7 @@ pub unsafe extern "C" fn vpmu_partition_access(
     el0: bool,
     value: *mut u64,
 ) -> VpmuOutcome {
-    // SAFETY: as the caller promises.
-    let (Some(held), Some(value)) = (unsafe { (room::value(pmu), room::out(value)) }) else {
+    let (Some(held), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
         return VpmuOutcome::Misuse;
     };
     let outcome = match decode(iss) {
@@ -234,8 +230,7 @@ pub unsafe extern "C" fn vpmu_partition_access(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_exited(pmu: *mut VpmuPartition) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.exited(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.exited(&mut held.host)))
 }
 
 /// Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`
@@ -250,9 +245,8 @@ pub unsafe extern "C" fn vpmu_partition_overflow(
     guest: *mut bool,
     host: *mut u32,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
     let (Some(held), Some(guest), Some(host)) =
-        (unsafe { (room::value(pmu), room::out(guest), room::out(host)) })
+        promised!((room::value(pmu), room::out(guest), room::out(host)))
     else {
         return VpmuStatus::Misuse;
     };
@@ -269,8 +263,7 @@ pub unsafe extern "C" fn vpmu_partition_overflow(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
-    // SAFETY: as the caller promises.
-    unsafe { room::with(pmu, |held| held.pmu.line(&mut held.host)) }
+    promised!(room::with(pmu, |held| held.pmu.line(&mut held.host)))
 }
 
 /// The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
@@ -281,8 +274,7 @@ pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
 }
 
 /// The guest no longer runs on this CPU. Its counters stop and are in memory.
@@ -292,8 +284,7 @@ pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuSta
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_put(pmu: *mut VpmuPartition) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -309,12 +300,9 @@ pub unsafe extern "C" fn vpmu_partition_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
+    }))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
@@ -328,12 +316,9 @@ pub unsafe extern "C" fn vpmu_partition_restore(
     buffer: *const u8,
     length: usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::restore(buffer, length, |state: &PmuState| {
-                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
-            })
+    promised!(room::with(pmu, |held| {
+        state::restore(buffer, length, |state: &PmuState| {
+            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
         })
-    }
+    }))
 }

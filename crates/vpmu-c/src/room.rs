@@ -1,6 +1,19 @@
 //! Room in the caller's memory for a value whose layout C does not know.
 
+use core::slice as core_slice;
+
 use crate::{VpmuOutcome, VpmuStatus};
+
+/// Evaluates what is safe as far as the caller in C keeps the promise of the crate's page.
+macro_rules! promised {
+    ($given:expr) => {{
+        // SAFETY: a pointer is null or points to what its type says, of the stated length, which nobody else uses during
+        // the call: the caller of each exported function promises that. Null, misaligned and unfilled memory is found.
+        unsafe { $given }
+    }};
+}
+
+pub(crate) use promised;
 
 /// Memory of the caller's that a C struct describes as opaque words.
 pub(crate) trait Room: Sized {
@@ -41,18 +54,25 @@ impl Answer for i32 {
     const MISUSE: Self = VpmuStatus::Misuse as Self;
 }
 
-/// Puts `value` into `room`.
+/// Puts `value` into `room`. What was there before ends by `end`.
 ///
 /// # Safety
 ///
-/// `room` may be written, or is null.
-pub(crate) unsafe fn fill<R: Room>(room: *mut R, value: R::Value) -> VpmuStatus {
+/// `room` may be read and written, or is null.
+pub(crate) unsafe fn fill<R: Room>(
+    room: *mut R,
+    value: R::Value,
+    end: impl FnOnce(&mut R::Value),
+) -> VpmuStatus {
     const {
         assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
         assert!(align_of::<Filled<R::Value>>() <= align_of::<R>());
     }
-    if room.is_null() {
+    if room.is_null() || !room.is_aligned() {
         return VpmuStatus::Misuse;
+    }
+    if let Some(before) = promised!(self::value(room)) {
+        end(before);
     }
     let filled = Filled {
         mark: R::MARK,
@@ -72,8 +92,7 @@ pub(crate) unsafe fn with<R: Room, A: Answer>(
     room: *mut R,
     act: impl FnOnce(&mut R::Value) -> A,
 ) -> A {
-    // SAFETY: as the caller promises.
-    unsafe { value(room) }.map_or(A::MISUSE, act)
+    promised!(value(room)).map_or(A::MISUSE, act)
 }
 
 /// [`with`], for what cannot fail.
@@ -86,17 +105,16 @@ pub(crate) unsafe fn perform<R: Room>(room: *mut R, act: impl FnOnce(&mut R::Val
         act(held);
         VpmuStatus::Ok
     };
-    // SAFETY: as the caller promises.
-    unsafe { with(room, act) }
+    promised!(with(room, act))
 }
 
-/// What `room` holds; `None`: nothing, or there is no room.
+/// Returns what `room` holds, or `None` where that is nothing.
 ///
 /// # Safety
 ///
 /// As for [`with`], during `'a`.
 pub(crate) unsafe fn value<'a, R: Room>(room: *mut R) -> Option<&'a mut R::Value> {
-    if room.is_null() {
+    if room.is_null() || !room.is_aligned() {
         return None;
     }
     // SAFETY: the mark is the first word, and any word is a u64.
@@ -107,14 +125,59 @@ pub(crate) unsafe fn value<'a, R: Room>(room: *mut R) -> Option<&'a mut R::Value
     Some(unsafe { &mut (*room.cast::<Filled<R::Value>>()).value })
 }
 
-/// What `pointer` points to.
+/// Returns what `pointer` points to, for a result, or `None` for a null or misaligned pointer.
 ///
 /// # Safety
 ///
 /// `pointer` is null or points to a `T` that nobody else uses during `'a`.
 pub(crate) unsafe fn out<'a, T>(pointer: *mut T) -> Option<&'a mut T> {
-    // SAFETY: as the caller promises.
-    unsafe { pointer.as_mut() }
+    if !pointer.is_aligned() {
+        return None;
+    }
+    promised!(pointer.as_mut())
+}
+
+/// Returns what `pointer` points to, or `None` for a null or misaligned pointer.
+///
+/// # Safety
+///
+/// `pointer` is null or points to a `T` that nobody changes during `'a`.
+pub(crate) unsafe fn given<'a, T>(pointer: *const T) -> Option<&'a T> {
+    if !pointer.is_aligned() {
+        return None;
+    }
+    promised!(pointer.as_ref())
+}
+
+/// Returns `count` values, or `None` for more than `most` of them, and for a null or misaligned pointer to any.
+///
+/// # Safety
+///
+/// `pointer` is null or points to so many values that nobody changes during `'a`.
+pub(crate) unsafe fn slice<'a, T>(pointer: *const T, count: usize, most: usize) -> Option<&'a [T]> {
+    if count == 0 {
+        return Some(&[]);
+    }
+    if pointer.is_null() || !pointer.is_aligned() || count > most {
+        return None;
+    }
+    Some(promised!(core_slice::from_raw_parts(pointer, count)))
+}
+
+/// As [`slice`], for values that this call changes.
+///
+/// # Safety
+///
+/// `pointer` is null or points to so many values that nobody else uses during `'a`.
+pub(crate) unsafe fn slice_mut<'a, T>(
+    pointer: *mut T,
+    count: usize,
+    most: usize,
+) -> Option<&'a mut [T]> {
+    if pointer.is_null() || !pointer.is_aligned() || count > most {
+        return None;
+    }
+    Some(promised!(core_slice::from_raw_parts_mut(pointer, count)))
 }
 
 /// Writes `numbers`, as many as there is `room` for, to `to`, and how many there are to `count`.
@@ -128,18 +191,16 @@ pub(crate) unsafe fn list(
     room: usize,
     count: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(count) = (unsafe { out(count) }) else {
+    let Some(count) = promised!(out(count)) else {
         return VpmuStatus::Misuse;
     };
-    if to.is_null() && room > 0 {
+    if room > 0 && (to.is_null() || !to.is_aligned()) {
         return VpmuStatus::Misuse;
     }
     *count = 0;
     for number in numbers {
         if *count < room {
-            // SAFETY: within the room, and as the caller promises.
-            unsafe { to.add(*count).write(number) };
+            promised!(to.add(*count).write(number));
         }
         *count += 1;
     }

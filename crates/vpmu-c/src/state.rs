@@ -1,13 +1,12 @@
 //! Saved states as bytes.
 
-use core::slice;
-
 use vpmu::{arm, x86};
 
 use crate::VpmuStatus;
+use crate::room::{self, promised};
 
 /// No saved state is longer, in bytes.
-pub const VPMU_STATE_SIZE: usize = 1024;
+pub const VPMU_STATE_SIZE: usize = 2048;
 
 /// A state that can be written to bytes and read from them.
 pub(crate) trait Bytes: Sized {
@@ -51,16 +50,18 @@ pub(crate) unsafe fn save<S: Bytes>(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    if buffer.is_null() || length.is_null() {
+    // No state is longer, so that what is said of the rest of the buffer does not matter.
+    let room = room.min(VPMU_STATE_SIZE);
+    let (Some(to), Some(length)) = promised!((
+        room::slice_mut(buffer, room, VPMU_STATE_SIZE),
+        room::out(length)
+    )) else {
         return VpmuStatus::Misuse;
-    }
-    // SAFETY: as the caller promises.
-    let to = unsafe { slice::from_raw_parts_mut(buffer, room) };
+    };
     let Some(written) = save().write(to) else {
         return VpmuStatus::Room;
     };
-    // SAFETY: not null, and as the caller promises.
-    unsafe { length.write(written) };
+    *length = written;
     VpmuStatus::Ok
 }
 
@@ -77,8 +78,7 @@ pub(crate) unsafe fn restore<S: Bytes>(
     if buffer.is_null() {
         return VpmuStatus::Misuse;
     }
-    // SAFETY: as the caller promises.
-    let state = unsafe { read(buffer, length) };
+    let state = promised!(read(buffer, length));
     state.map_or(VpmuStatus::State, |state| go_on(&state))
 }
 
@@ -86,8 +86,7 @@ pub(crate) unsafe fn restore<S: Bytes>(
 ///
 /// # Safety
 ///
-/// `buffer` has `length` readable bytes.
+/// `buffer` is null or has `length` readable bytes.
 pub(crate) unsafe fn read<S: Bytes>(buffer: *const u8, length: usize) -> Option<S> {
-    // SAFETY: as the caller promises.
-    S::read(unsafe { slice::from_raw_parts(buffer, length) })
+    S::read(promised!(room::slice(buffer, length, VPMU_STATE_SIZE))?)
 }

@@ -7,7 +7,7 @@ use vpmu::x86::{
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
 use crate::host::Host;
-use crate::room::{self, Room};
+use crate::room::{self, Room, promised};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
 
 /// What a guest is told about Intel's PMU (Intel SDM vol. 3B, section 20.2).
@@ -98,8 +98,7 @@ pub(crate) unsafe fn init(
     policy_number: u32,
     host: *const VpmuHost,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(host) = (unsafe { host.as_ref() }).and_then(Host::new) else {
+    let Some(host) = promised!(room::given(host)).and_then(Host::new) else {
         return VpmuStatus::Misuse;
     };
     let made = capability.and_then(|capability| {
@@ -113,8 +112,9 @@ pub(crate) unsafe fn init(
     let Some(pmu) = made else {
         return VpmuStatus::Config;
     };
-    // SAFETY: as the caller promises.
-    unsafe { room::fill(room, X86 { pmu, host }) }
+    promised!(room::fill(room, X86 { pmu, host }, |before| {
+        before.pmu.reset(&mut before.host);
+    }))
 }
 
 /// Fills `config` with what most processors of this version have. `VPMU_STATUS_CONFIG`: the version
@@ -125,8 +125,7 @@ pub(crate) unsafe fn init(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_config(version: u8, config: *mut VpmuX86Config) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(config) = (unsafe { room::out(config) }) else {
+    let Some(config) = promised!(room::out(config)) else {
         return VpmuStatus::Misuse;
     };
     let Some(known) = Version::from_number(version).filter(|_| version <= 5) else {
@@ -171,13 +170,11 @@ pub unsafe extern "C" fn vpmu_x86_init(
     config: *const VpmuX86Config,
     host: *const VpmuHost,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let Some(config) = (unsafe { config.as_ref() }) else {
+    let Some(config) = promised!(room::given(config)) else {
         return VpmuStatus::Misuse;
     };
     let capability = config.capability().map(Into::into);
-    // SAFETY: as the caller promises.
-    unsafe { init(pmu, capability, config.policy, host) }
+    promised!(init(pmu, capability, config.policy, host))
 }
 
 /// What CPUID says of the PMU: Intel's in leaves 01H, 07H (subleaf 1), 0AH and 23H, AMD's in 8000_0001H and
@@ -193,8 +190,7 @@ pub unsafe extern "C" fn vpmu_x86_cpuid(
     subleaf: u32,
     answer: *mut VpmuCpuid,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    let (Some(x86), Some(answer)) = (unsafe { (room::value(pmu), room::out(answer)) }) else {
+    let (Some(x86), Some(answer)) = promised!((room::value(pmu), room::out(answer))) else {
         return VpmuStatus::Misuse;
     };
     let with = |eax, ecx| CpuidLeaf {
@@ -228,12 +224,9 @@ pub unsafe extern "C" fn vpmu_x86_msrs(
     room: usize,
     count: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            room::list(held.pmu.capability().msrs(), msrs, room, count)
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        room::list(held.pmu.capability().msrs(), msrs, room, count)
+    }))
 }
 
 /// An access, whose value goes to `value`.
@@ -246,8 +239,7 @@ unsafe fn access(
     value: *mut u64,
     perform: impl FnOnce(&mut AnyPmu, &mut Host) -> Outcome,
 ) -> VpmuOutcome {
-    // SAFETY: as the caller promises.
-    let (Some(x86), Some(value)) = (unsafe { (room::value(pmu), room::out(value)) }) else {
+    let (Some(x86), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
         return VpmuOutcome::Misuse;
     };
     VpmuOutcome::of_x86(perform(&mut x86.pmu, &mut x86.host), value)
@@ -264,8 +256,7 @@ pub unsafe extern "C" fn vpmu_x86_rdmsr(
     msr: u32,
     value: *mut u64,
 ) -> VpmuOutcome {
-    // SAFETY: as the caller promises.
-    unsafe { access(pmu, value, |pmu, host| pmu.rdmsr(msr, host)) }
+    promised!(access(pmu, value, |pmu, host| pmu.rdmsr(msr, host)))
 }
 
 /// Performs a guest's WRMSR.
@@ -276,12 +267,9 @@ pub unsafe extern "C" fn vpmu_x86_rdmsr(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_wrmsr(pmu: *mut VpmuX86, msr: u32, value: u64) -> VpmuOutcome {
     let mut unused = 0;
-    // SAFETY: as the caller promises.
-    unsafe {
-        access(pmu, &raw mut unused, |pmu, host| {
-            pmu.wrmsr(msr, value, host)
-        })
-    }
+    promised!(access(pmu, &raw mut unused, |pmu, host| {
+        pmu.wrmsr(msr, value, host)
+    }))
 }
 
 /// Performs a guest's RDPMC with `index` in ECX. `user`: its CPL is not 0; `pce`: its CR4.PCE is
@@ -299,8 +287,7 @@ pub unsafe extern "C" fn vpmu_x86_rdpmc(
     value: *mut u64,
 ) -> VpmuOutcome {
     let ring = if user { Ring::User } else { Ring::Kernel };
-    // SAFETY: as the caller promises.
-    unsafe { access(pmu, value, |pmu, host| pmu.rdpmc(index, ring, pce, host)) }
+    promised!(access(pmu, value, |pmu, host| pmu.rdpmc(index, ring, pce, host)))
 }
 
 /// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
@@ -318,16 +305,13 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            if held.pmu.counter_state(counter).is_none() {
-                return VpmuStatus::Misuse;
-            }
-            held.pmu.overflow(counter, report, &mut held.host);
-            VpmuStatus::Ok
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        if held.pmu.counter_state(counter).is_none() {
+            return VpmuStatus::Misuse;
+        }
+        held.pmu.overflow(counter, report, &mut held.host);
+        VpmuStatus::Ok
+    }))
 }
 
 /// Whether a PMI is due; it is not any more. Deliver what LVTPC says, and with Intel's PMU set its mask bit. Ask
@@ -338,8 +322,7 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
-    // SAFETY: as the caller promises.
-    unsafe { room::with(pmu, |held| held.pmu.take_pmi()) }
+    promised!(room::with(pmu, |held| held.pmu.take_pmi()))
 }
 
 /// The vCPU starts to run: what the guest has enabled counts again.
@@ -349,8 +332,7 @@ pub unsafe extern "C" fn vpmu_x86_take_pmi(pmu: *mut VpmuX86) -> bool {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.load(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
 }
 
 /// The vCPU stops running: nothing counts, and all that was counted is in the registers.
@@ -360,8 +342,7 @@ pub unsafe extern "C" fn vpmu_x86_load(pmu: *mut VpmuX86) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.put(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
 }
 
 /// The vCPU is reset. No host counter is left.
@@ -371,8 +352,7 @@ pub unsafe extern "C" fn vpmu_x86_put(pmu: *mut VpmuX86) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.reset(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held.pmu.reset(&mut held.host)))
 }
 
 /// A scheduling slice is over: host counters that the guest did not use in it are released. At any regular moment, for
@@ -383,8 +363,9 @@ pub unsafe extern "C" fn vpmu_x86_reset(pmu: *mut VpmuX86) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe { room::perform(pmu, |held| held.pmu.end_slice(&mut held.host)) }
+    promised!(room::perform(pmu, |held| held
+        .pmu
+        .end_slice(&mut held.host)))
 }
 
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
@@ -394,8 +375,9 @@ pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_counter_state(pmu: *mut VpmuX86, counter: u8) -> i32 {
-    // SAFETY: as the caller promises.
-    unsafe { room::with(pmu, |held| counter_state(held.pmu.counter_state(counter))) }
+    promised!(room::with(pmu, |held| counter_state(
+        held.pmu.counter_state(counter)
+    )))
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
@@ -411,12 +393,9 @@ pub unsafe extern "C" fn vpmu_x86_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-        })
-    }
+    promised!(room::with(pmu, |held| {
+        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
+    }))
 }
 
 /// Goes on from the `length` bytes at `buffer`, which a save has written.
@@ -430,12 +409,9 @@ pub unsafe extern "C" fn vpmu_x86_restore(
     buffer: *const u8,
     length: usize,
 ) -> VpmuStatus {
-    // SAFETY: as the caller promises.
-    unsafe {
-        room::with(pmu, |held| {
-            state::restore(buffer, length, |state: &PmuState| {
-                VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
-            })
+    promised!(room::with(pmu, |held| {
+        state::restore(buffer, length, |state: &PmuState| {
+            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
         })
-    }
+    }))
 }

@@ -132,6 +132,32 @@ fn an_installed_library_is_found_by_pkg_config() {
         .arg("-o")
         .arg(&binary));
     run(Command::new(&binary).env("LD_LIBRARY_PATH", prefix.join("lib")));
+    // A program finds the library by the name that changes with its interface, and each symbol has a version.
+    let library = prefix.join("lib/libvpmu.so");
+    let told = run(Command::new("readelf").args(["-dW"]).arg(&library));
+    assert!(told.contains("soname: [libvpmu.so.1]"), "{told}");
+    let symbols = run(Command::new("nm")
+        .args(["-D", "--defined-only", "--with-symbol-versions"])
+        .arg(&library));
+    let names = symbols.lines().filter_map(|line| line.split(' ').nth(2));
+    let names: Vec<&str> = names.filter(|name| *name != "VPMU_1").collect();
+    assert!(names.contains(&"vpmu_version@@VPMU_1"), "{symbols}");
+    let foreign = |name: &&&str| !(name.starts_with("vpmu_") && name.ends_with("@@VPMU_1"));
+    assert_eq!(names.iter().find(foreign), None);
+}
+
+#[test]
+fn a_program_may_be_static() {
+    let room = tempfile::tempdir().expect("a folder");
+    let library = library::<&str>(&[], "debug");
+    let binary = room.path().join("x86");
+    run(compiler()
+        .arg("-static")
+        .arg(folder().join("tests/c/x86.c"))
+        .arg(library.join("libvpmu_c.a"))
+        .args(["-lgcc_eh", "-lpthread", "-ldl", "-lm", "-o"])
+        .arg(&binary));
+    run(&mut Command::new(&binary));
 }
 
 #[test]

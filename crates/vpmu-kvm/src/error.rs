@@ -19,6 +19,12 @@ pub enum Error {
          KVM_CREATE_VCPU"
     )]
     LateIntercept,
+    /// The descriptor is no VM's.
+    #[error(
+        "this descriptor is no VM's ({errno}): pass what KVM_CREATE_VM has given",
+        errno = io::Error::from_raw_os_error(*.0)
+    )]
+    NoVm(i32),
     /// The local APIC is not KVM's, or the descriptor is no vCPU's.
     #[error(
         "KVM does not give this vCPU's local APIC ({errno}): create the interrupt controller \

@@ -59,6 +59,7 @@ pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
 ///
 /// As for [`intercept`], and when KVM has too few ranges for both: it has 16, of which AMD's PMU takes 4 and Intel's 8.
 pub fn intercept_beside(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<(), Error> {
+    sys::check_vm(vm)?;
     match disable_kvm_pmu(vm) {
         // The first call has done so.
         Err(Error::LateIntercept) if *own != Filter::default() => {}

@@ -47,6 +47,7 @@ pub(crate) struct OnKvm {
 
 impl OnKvm {
     pub(crate) fn new(vm: &impl AsRawFd, vcpu: &impl AsRawFd) -> Result<Self, Error> {
+        sys::check_vm(vm)?;
         let (vm, vcpu) = (sys::duplicate(vm)?, sys::duplicate(vcpu)?);
         // Descriptors of other kinds do not have this call.
         sys::lapic(&vcpu).map_err(|error| match error {

@@ -130,6 +130,7 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 /// When this process may not count a guest's kernel, when the host has no perf events, or when AMD's PMU is asked for
 /// on a processor that is not AMD's.
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
+    options.check()?;
     let pmu = best(model, Vendor::of_host(), support(options)?)?;
     let offer = Offer::from(pmu);
     if offer.has_pebs() {

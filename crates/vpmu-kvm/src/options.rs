@@ -5,7 +5,9 @@ use std::sync::Arc;
 use vpmu::counter::Policy;
 use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
-use vpmu_perf::{Backing, Kick, PerfOptions};
+use vpmu_perf::{Backing, Kick, PerfError, PerfOptions};
+
+use crate::error::Error;
 
 /// The model of the PMU, and so of the processor, that a guest is offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -90,6 +92,20 @@ pub struct Options {
 }
 
 impl Options {
+    /// Checks what no host could do.
+    ///
+    /// # Errors
+    ///
+    /// When the signal is no real-time signal.
+    pub fn check(&self) -> Result<(), Error> {
+        match self.signal {
+            Some(signal) if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) => {
+                Err(PerfError::Signal(signal).into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns options to look at this host with.
     pub(crate) fn probe(&self) -> PerfOptions {
         self.perf(Kick::Nothing, 1)

@@ -9,8 +9,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter,
-    kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xsave,
+    kvm_clock_data, kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry,
+    kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -27,6 +27,7 @@ pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
 pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
 pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
 pub(crate) const GET_XSAVE: u64 = read::<kvm_xsave>(0xa4);
+const GET_CLOCK: u64 = read::<kvm_clock_data>(0x7c);
 const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
 pub(crate) const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
 pub(crate) const GET_DEVICE_ATTR: u64 = write::<kvm_device_attr>(0xe2);
@@ -94,6 +95,14 @@ fn set<T>(fd: &impl AsRawFd, call: &'static str, request: u64, value: &T) -> Res
 pub(crate) fn check_extension(vm: &impl AsRawFd, capability: u32) -> u32 {
     let capability = libc::c_ulong::from(capability);
     no_memory(vm, "KVM_CHECK_EXTENSION", CHECK_EXTENSION, capability).unwrap_or(0)
+}
+
+/// Checks that the descriptor is a VM's: others have no clock.
+pub(crate) fn check_vm(vm: &impl AsRawFd) -> Result<(), Error> {
+    match get::<kvm_clock_data>(vm, "KVM_GET_CLOCK", GET_CLOCK) {
+        Err(Error::Kvm(_, errno)) => Err(Error::NoVm(errno)),
+        result => result.map(drop),
+    }
 }
 
 pub(crate) fn enable_cap(vm: &impl AsRawFd, cap: u32, argument: u64) -> Result<(), Error> {
@@ -200,6 +209,7 @@ mod tests {
         );
         assert_eq!((GET_SREGS, GET_XSAVE), (0x8138_ae83, 0x9000_aea4));
         assert_eq!(GET_MSRS, 0xc008_ae88);
+        assert_eq!(GET_CLOCK, 0x8030_ae7c);
         assert_eq!(ENABLE_CAP, 0x4068_aea3);
         assert_eq!(SET_MSR_FILTER, 0x4188_aec6);
         assert_eq!(GET_DEVICE_ATTR, 0x4018_aee2);

@@ -1,0 +1,433 @@
+//! What a VM's guest is offered.
+
+use core::ffi::{c_char, c_int};
+use std::ffi::CString;
+use std::sync::{Arc, OnceLock};
+
+use vpmu_kvm::{
+    Clock, CpuidEntry, Filter, Model, Offer, Options, Pebs, Perfmon, Source, amd, intel,
+};
+
+use super::handle::{Table, damaged, failed, misuse, status};
+use super::memory::{Memory, VpmuKvmMemory};
+use crate::counter::policy;
+use crate::room::promised;
+use crate::{VpmuStatus, room, state};
+
+/// AMD's PMU where the host's processor is AMD's, else Intel's.
+pub const VPMU_KVM_MODEL_AUTO: u32 = 0;
+/// Intel's architectural PMU. On a host of AMD's the guest's processor becomes Intel's.
+pub const VPMU_KVM_MODEL_INTEL: u32 = 1;
+/// AMD's core extension: six counters, without global registers. On hosts of AMD's.
+pub const VPMU_KVM_MODEL_AMD: u32 = 2;
+/// AMD's PerfMonV2. On hosts of AMD's.
+pub const VPMU_KVM_MODEL_AMD_V2: u32 = 3;
+/// The paravirtual PMU, for guests with its driver. The VMM offers its guest no other. Needs the guest's memory.
+pub const VPMU_KVM_MODEL_PARAVIRTUAL: u32 = 4;
+/// No PMU. Nothing is asked of perf.
+pub const VPMU_KVM_MODEL_NONE: u32 = 5;
+
+/// The processor's counters where they are available, else a clock.
+pub const VPMU_KVM_BACKING_AUTO: u32 = 0;
+/// The processor's counters.
+pub const VPMU_KVM_BACKING_HARDWARE: u32 = 1;
+/// The thread's time on the CPU.
+pub const VPMU_KVM_BACKING_CLOCK: u32 = 2;
+
+/// The guest has no PEBS.
+pub const VPMU_KVM_PEBS_OFF: u32 = 0;
+/// The guest has PEBS. The host's kernel samples the guest where perf can do that, else each record takes an exit.
+pub const VPMU_KVM_PEBS_AUTO: u32 = 1;
+/// The guest has PEBS. Each record takes an exit.
+pub const VPMU_KVM_PEBS_EXIT: u32 = 2;
+/// The guest has PEBS. The host's kernel samples the guest.
+pub const VPMU_KVM_PEBS_RING: u32 = 3;
+
+/// What a VM's guest is offered, for `vpmu_kvm_open`. Zero is each field's default, but for `size`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct VpmuKvmOptions {
+    /// `sizeof(struct vpmu_kvm_options)`: a later library has more fields, and finds those that the program lacks zero.
+    pub size: usize,
+    /// One of `VPMU_KVM_MODEL_*`.
+    pub model: u32,
+    /// The version of Intel's architectural performance monitoring, 2 to 5. 0: 5. With Intel's model only.
+    pub perfmon: u32,
+    /// One of `VPMU_KVM_PEBS_*`. With Intel's model only. Needs the guest's memory.
+    pub pebs: u32,
+    /// One of `VPMU_KVM_BACKING_*`.
+    pub backing: u32,
+    /// One of `VPMU_POLICY_*`.
+    pub policy: u32,
+    /// The real-time signal by which perf reports overflows to the vCPU's thread. 0: SIGRTMIN+1.
+    pub signal: c_int,
+    /// Where only a clock counts: offer instructions and branches too, one for each cycle.
+    pub approximate_instructions: bool,
+    /// Whether the guest has the lazy TSC deadline. Needs the guest's memory.
+    pub deadline: bool,
+    /// The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
+    /// looked at. Null: a new guest.
+    pub saved: *const u8,
+    /// How many bytes these are.
+    pub saved_length: usize,
+}
+
+/// What a VM's guest is offered, and how the host counts for it.
+#[derive(Debug)]
+pub struct VpmuKvmVm {
+    _opaque: [u8; 0],
+}
+
+/// What `struct vpmu_kvm_vm` stands for.
+pub(crate) struct Vm {
+    pub(crate) offer: Offer,
+    pub(crate) options: Options,
+    pub(crate) memory: Arc<Memory>,
+}
+
+pub(crate) static VMS: Table<Vm> = Table::new();
+
+impl VpmuKvmOptions {
+    fn model(&self) -> Option<Option<Model>> {
+        let perfmon = match self.perfmon {
+            0 => None,
+            number @ 2..=5 => Some(Perfmon::from_number(u8::try_from(number).ok()?)?),
+            _ => return None,
+        };
+        let pebs = match self.pebs {
+            VPMU_KVM_PEBS_OFF => false,
+            VPMU_KVM_PEBS_AUTO | VPMU_KVM_PEBS_EXIT | VPMU_KVM_PEBS_RING => true,
+            _ => return None,
+        };
+        if self.model == VPMU_KVM_MODEL_INTEL {
+            let version = perfmon.unwrap_or(Perfmon::V5);
+            return Some(Some(Model::Intel { version, pebs }));
+        }
+        if perfmon.is_some() || pebs {
+            return None;
+        }
+        Some(match self.model {
+            VPMU_KVM_MODEL_AUTO => Some(Model::Auto),
+            VPMU_KVM_MODEL_AMD => Some(Model::Amd(amd::Interface::Core)),
+            VPMU_KVM_MODEL_AMD_V2 => Some(Model::Amd(amd::Interface::V2)),
+            VPMU_KVM_MODEL_PARAVIRTUAL => Some(Model::Paravirtual),
+            VPMU_KVM_MODEL_NONE => None,
+            _ => return None,
+        })
+    }
+
+    fn options(&self) -> Option<Options> {
+        let clock = match self.approximate_instructions {
+            true => Clock::Approximate,
+            false => Clock::Cycles,
+        };
+        Some(Options {
+            source: match self.backing {
+                VPMU_KVM_BACKING_AUTO => Source::Best(clock),
+                VPMU_KVM_BACKING_HARDWARE => Source::Hardware,
+                VPMU_KVM_BACKING_CLOCK => Source::Clock(clock),
+                _ => return None,
+            },
+            policy: policy(self.policy)?,
+            pebs: match self.pebs {
+                VPMU_KVM_PEBS_EXIT => Pebs::Exit,
+                VPMU_KVM_PEBS_RING => Pebs::Ring,
+                _ => Pebs::Auto,
+            },
+            signal: (self.signal != 0).then_some(self.signal),
+        })
+    }
+
+    /// Returns what the guest is offered.
+    fn offer(&self, options: &Options) -> Result<Offer, VpmuStatus> {
+        if !self.saved.is_null() {
+            // SAFETY: the caller of `vpmu_kvm_open` promised so many bytes.
+            let saved: Option<vpmu_kvm::State> =
+                promised!(state::read(self.saved, self.saved_length));
+            return saved.map(|state| state.offer()).ok_or_else(damaged);
+        }
+        let model = self.model().ok_or_else(|| {
+            misuse("a model, a version or a way of PEBS that there is not, or the last two without Intel's model")
+        })?;
+        let offer = match model {
+            None => Offer::default(),
+            Some(model) => vpmu_kvm::detect(model, options).map_err(|error| failed(&error))?,
+        };
+        Ok(Offer {
+            deadline: self.deadline,
+            ..offer
+        })
+    }
+}
+
+/// Returns whether a part of the offer lives in the guest's memory.
+fn needs_memory(offer: &Offer) -> bool {
+    let has_page = matches!(offer.pmu, Some(vpmu_kvm::Pmu::Paravirtual(_)));
+    let has_pebs = matches!(
+        offer.capability(),
+        Some(vpmu_kvm::Capability::Intel(intel::Capability {
+            pebs: Some(_),
+            ..
+        }))
+    );
+    has_page || has_pebs || offer.deadline
+}
+
+/// Finds what this host can offer a VM's guest, and puts it into `*vm`. May be called before there is a VM. `memory` is
+/// copied; NULL: nothing that is offered needs it. Give the VM back by `vpmu_kvm_close`.
+///
+/// # Safety
+///
+/// See the crate's page. The functions of `memory` may be called with its context until the VM is closed and its last PMU
+/// is detached.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_open(
+    options: *const VpmuKvmOptions,
+    memory: *const VpmuKvmMemory,
+    vm: *mut *mut VpmuKvmVm,
+) -> VpmuStatus {
+    let (Some(given), Some(vm)) = promised!((room::given(options), room::out(vm))) else {
+        return misuse("options, and a place for the VM, at addresses that are multiples of 8");
+    };
+    if given.size != size_of::<VpmuKvmOptions>() {
+        return misuse(
+            "options.size is not sizeof(struct vpmu_kvm_options) of this library's header",
+        );
+    }
+    let Some(options) = given.options() else {
+        return misuse("a backing or a policy that there is not");
+    };
+    if let Err(error) = options.check() {
+        return failed(&error);
+    }
+    let offer = match given.offer(&options) {
+        Ok(offer) => offer,
+        Err(status) => return status,
+    };
+    let memory = promised!(room::given(memory)).copied();
+    if needs_memory(&offer) && memory.is_none_or(|memory| memory.map.is_none()) {
+        return misuse("PEBS, a paravirtual PMU and a deadline need the guest's memory");
+    }
+    let none = VpmuKvmMemory {
+        context: std::ptr::null_mut(),
+        map: None,
+        written: None,
+    };
+    *vm = VMS.add(Vm {
+        offer,
+        options,
+        memory: Arc::new(Memory::new(memory.unwrap_or(none))),
+    });
+    VpmuStatus::Ok
+}
+
+/// Gives a VM back. PMUs that are attached stay. NULL is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_close(vm: *mut VpmuKvmVm) -> VpmuStatus {
+    match vm.is_null() {
+        true => VpmuStatus::Ok,
+        false => VMS.remove(vm),
+    }
+}
+
+/// Writes the MSRs of the offered parts, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to
+/// `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_msrs(
+    vm: *const VpmuKvmVm,
+    msrs: *mut u32,
+    room: usize,
+    count: *mut usize,
+) -> VpmuStatus {
+    match VMS.find(vm) {
+        Ok(vm) => promised!(room::list(vm.offer.msrs().into_iter(), msrs, room, count)),
+        Err(status) => status,
+    }
+}
+
+/// Has KVM hand the offered parts' MSRs over, and no others, and switches off KVM's own PMU. Before the first vCPU is made.
+/// A VMM with other MSRs of its own uses `vpmu_kvm_intercept_beside`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_intercept(vm: *const VpmuKvmVm, vm_fd: c_int) -> VpmuStatus {
+    match VMS.find(vm) {
+        Ok(vm) => status(vpmu_kvm::intercept(&vm_fd, &vm.offer.msrs())),
+        Err(status) => status,
+    }
+}
+
+/// A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct VpmuKvmFilterRange {
+    /// KVM_MSR_FILTER_READ and _WRITE.
+    pub flags: u32,
+    /// The number of MSRs.
+    pub nmsrs: u32,
+    /// The first.
+    pub base: u32,
+    /// A bit for each MSR, which KVM performs where it is set, and hands over where it is clear.
+    pub bitmap: *const u8,
+}
+
+/// As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
+/// KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
+///
+/// # Safety
+///
+/// See the crate's page. Each bitmap has a bit for each of its MSRs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
+    vm: *const VpmuKvmVm,
+    vm_fd: c_int,
+    flags: u32,
+    ranges: *const VpmuKvmFilterRange,
+    count: usize,
+) -> VpmuStatus {
+    const DEFAULT_DENY: u32 = 1;
+    const MOST: usize = 16;
+    const MOST_MSRS: u32 = 0x600 * 8;
+    let vm = match VMS.find(vm) {
+        Ok(vm) => vm,
+        Err(status) => return status,
+    };
+    let Some(ranges) = promised!(room::slice(ranges, count, MOST)) else {
+        return misuse("ranges at an address that is a multiple of 8, at most 16");
+    };
+    let mut own = Filter {
+        denies_by_default: flags & DEFAULT_DENY != 0,
+        ranges: Vec::new(),
+    };
+    for range in ranges {
+        let bytes = range.nmsrs.div_ceil(8) as usize;
+        let allowed = promised!(room::slice(
+            range.bitmap,
+            bytes,
+            MOST_MSRS.div_ceil(8) as usize
+        ));
+        let Some(allowed) = allowed else {
+            return misuse("a range without a bitmap, or with too many MSRs");
+        };
+        own.ranges.push(vpmu_kvm::FilterRange {
+            base: range.base,
+            count: range.nmsrs,
+            reads: range.flags & 1 != 0,
+            writes: range.flags & 2 != 0,
+            allowed: allowed.to_vec(),
+        });
+    }
+    status(vpmu_kvm::intercept_beside(&vm_fd, &vm.offer.msrs(), &own))
+}
+
+/// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct VpmuKvmCpuid {
+    /// The leaf.
+    pub function: u32,
+    /// The subleaf.
+    pub index: u32,
+    /// Bit 0: the subleaf matters.
+    pub flags: u32,
+    /// EAX.
+    pub eax: u32,
+    /// EBX.
+    pub ebx: u32,
+    /// ECX.
+    pub ecx: u32,
+    /// EDX.
+    pub edx: u32,
+    /// Zero.
+    pub padding: [u32; 3],
+}
+
+/// Makes the CPUID in `*count` entries that of a processor with the offered parts, after the VMM's own changes. There is
+/// room for `room` entries; the parts may need six more than there are.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_cpuid(
+    vm: *const VpmuKvmVm,
+    entries: *mut VpmuKvmCpuid,
+    count: *mut usize,
+    room: usize,
+    tsc_khz: u32,
+) -> VpmuStatus {
+    const MOST: usize = 1 << 16;
+    let vm = match VMS.find(vm) {
+        Ok(vm) => vm,
+        Err(status) => return status,
+    };
+    let (Some(entries), Some(count)) =
+        promised!((room::slice_mut(entries, room, MOST), room::out(count)))
+    else {
+        return misuse(
+            "entries, at most 65536, and their number, at addresses that are multiples of 4 and 8",
+        );
+    };
+    if *count > room {
+        return misuse("more entries than there is room for");
+    }
+    let numbers = |e: &VpmuKvmCpuid| [e.function, e.index, e.flags, e.eax, e.ebx, e.ecx, e.edx];
+    let given = entries.iter().take(*count);
+    let mut leaves: Vec<CpuidEntry> = given.map(|entry| numbers(entry).into()).collect();
+    vm.offer.set_cpuid(&mut leaves, tsc_khz);
+    if leaves.len() > room {
+        return VpmuStatus::Room;
+    }
+    *count = leaves.len();
+    for (entry, leaf) in entries.iter_mut().zip(leaves) {
+        let [function, index, flags, eax, ebx, ecx, edx] = leaf.into();
+        *entry = VpmuKvmCpuid {
+            function,
+            index,
+            flags,
+            eax,
+            ebx,
+            ecx,
+            edx,
+            padding: [0; 3],
+        };
+    }
+    VpmuStatus::Ok
+}
+
+/// Changes bits 11 and 12 of `*value`, the guest's IA32_MISC_ENABLE, to what the offered PMU has. The VMM gives the register
+/// this value before the vCPU runs.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: *mut u64) -> VpmuStatus {
+    let vm = match VMS.find(vm) {
+        Ok(vm) => vm,
+        Err(status) => return status,
+    };
+    let Some(value) = promised!(room::out(value)) else {
+        return misuse("a place for the value, at an address that is a multiple of 8");
+    };
+    *value = vm.offer.misc_enable(*value);
+    VpmuStatus::Ok
+}
+
+/// Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come
+/// before the filter: `vpmu_kvm_open`, `_intercept`, `_attach`, and `_restore` of a state from elsewhere.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_seccomp_rules() -> *const c_char {
+    static RULES: OnceLock<CString> = OnceLock::new();
+    let rules = RULES.get_or_init(|| CString::new(vpmu_kvm::seccomp_rules()).unwrap_or_default());
+    rules.as_ptr()
+}
+
+/// To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is
+/// full. Without such a handler, the library's does.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_overrun() {
+    vpmu_kvm::overrun();
+}
