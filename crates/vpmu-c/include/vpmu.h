@@ -738,7 +738,7 @@ struct vpmu_x86_config {
  * Room for one vCPU's x86 PMU, of either vendor.
  */
 struct vpmu_x86 {
-  uint64_t opaque[640];
+  uint64_t opaque[1024];
 };
 
 /**

@@ -56,7 +56,7 @@ pub struct VpmuCpuid {
 #[repr(C)]
 #[derive(Debug)]
 pub struct VpmuX86 {
-    opaque: [u64; 640],
+    opaque: [u64; 1024],
 }
 
 #[derive(Debug)]
