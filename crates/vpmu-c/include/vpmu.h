@@ -1029,10 +1029,15 @@ enum vpmu_status vpmu_kvm_misc_enable(const struct vpmu_kvm_vm *vm,
                                       uint64_t *value);
 
 /**
- * Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come
- * before the filter: `vpmu_kvm_open`, `_intercept`, `_attach`, and `_restore` of a state from elsewhere.
+ * Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever.
  */
 const char *vpmu_kvm_seccomp_rules(void);
+
+/**
+ * Returns the system calls of a thread that makes VMs, in the same form: those of `vpmu_kvm_open`, `_intercept`, `_attach`,
+ * `_restore` and `_detach`.
+ */
+const char *vpmu_kvm_seccomp_setup_rules(void);
 
 /**
  * To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is

@@ -41,6 +41,7 @@ impl BarePmu {
         tsc_hz: u64,
         kick: Kick,
     ) -> Result<Self, Error> {
+        // The ring of a sample and the guest's memory are not among what such a VMM hands over.
         if offer::has_pebs(&capability) {
             return Err(Error::BarePebs);
         }
@@ -81,6 +82,7 @@ impl BarePmu {
     ///
     /// When perf refuses.
     pub fn before_run(&mut self) -> Result<(), Error> {
+        // No vCPU can be asked for its ring here, so that a clock's counter of one ring goes by perf's last sample.
         let host = |_, perf| Ok(Host::Bound(PerfHost::new(perf)?, None));
         self.thread.before_run(&mut self.core, host)
     }
@@ -132,6 +134,7 @@ impl BarePmu {
             Some(saved) if !state.offer().has_pebs() => {
                 restore(&mut self.core, saved, &self.options)
             }
+            // A page, a deadline and records need the guest's memory.
             _ => Err(Error::OtherOffer),
         }
     }

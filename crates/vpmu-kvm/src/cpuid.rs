@@ -126,6 +126,7 @@ pub(crate) fn set_architectural(
             _ => {}
         }
     }
+    // Subleaves of another processor's would stay beside the PMU's own.
     cpuid.retain(|entry| {
         !matches!(entry.function, 0x0a | 0x23) && !promises::is_nobodys(entry.function)
     });
@@ -141,6 +142,7 @@ fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_kh
         let leaf = &mut entry.leaf;
         match entry.function {
             0 => leaf.eax = leaf.eax.max(if capability.leaf_23 { 0x23 } else { 0x0a }),
+            // Linux has tables of events and quirks for models that it knows, and would use counters that are not there.
             1 => leaf.eax = SIGNATURE,
             _ => {}
         }
@@ -167,6 +169,7 @@ fn offer(cpuid: &mut Vec<CpuidEntry>, feature: u32, leaf: Option<CpuidLeaf>) {
     const FEATURES: u32 = BASE + 1;
     const PMU: u32 = BASE + 2;
     let of = |function| cpuid.iter().find(|entry| entry.function == function);
+    // The parts add their bits one by one, in any order.
     let before = of(FEATURES).map_or(0, |entry| entry.leaf.eax);
     let pmu = leaf.or(of(PMU).map(|entry| entry.leaf));
     let word = |at: usize| {
@@ -208,6 +211,7 @@ fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, 
 
 /// Gives the guest the CPUID that drivers of an architectural PMU look for.
 fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
+    // Leaves 15H and 16H tell how fast the host's crystal is; the guest's TSC may be scaled.
     cpuid.retain(|entry| entry.function <= 0x8000_0008 && !matches!(entry.function, 0x15 | 0x16));
     for CpuidEntry { function, leaf, .. } in cpuid.iter_mut() {
         match *function {
@@ -224,6 +228,7 @@ fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
                 leaf.ecx &= 1 << 0 | 1 << 5 | 1 << 8; // LAHF, LZCNT, PREFETCHW
                 leaf.edx &= 1 << 11 | 1 << 20 | 1 << 26 | 1 << 27 | 1 << 29;
             }
+            // EBX has AMD's features, EDX the number of threads and INVLPGB's limit: neither is in Intel's manual.
             0x8000_0008 => (leaf.ebx, leaf.edx) = (0, 0),
             _ => {}
         }

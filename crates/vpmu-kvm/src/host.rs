@@ -53,6 +53,7 @@ impl Host {
 impl CounterHost<CounterConfig> for Host {
     fn create(&mut self, counter: u8, event: &CounterConfig) -> Result<(), Lost> {
         match self {
+            // The counter is asked for again when there is a thread.
             Self::Unbound => Err(Lost::Busy),
             Self::Bound(host, _) => host.create(counter, event),
         }
@@ -111,6 +112,7 @@ impl CounterHost<CounterConfig> for Host {
             return taken;
         }
         let offset = guest.as_mut().map(VcpuGuest::tsc_offset);
+        // A record without the guest's time would be sorted wrongly among those with it: better none.
         let Some(Ok(offset)) = offset else {
             taken.lost += taken.samples as u64;
             taken.samples = 0;
@@ -123,6 +125,7 @@ impl CounterHost<CounterConfig> for Host {
     }
 
     fn reports_promptly(&self) -> bool {
+        // A signal ends KVM_RUN, and is taken before the access that KVM_RUN returned for.
         true
     }
 
@@ -135,6 +138,7 @@ impl CounterHost<CounterConfig> for Host {
 
     fn shortest_period(&self, sharing: u32) -> u64 {
         match self {
+            // The floor is the thread's, and is asked for again when there is one.
             Self::Unbound => 1,
             Self::Bound(host, _) => host.shortest_period(sharing),
         }

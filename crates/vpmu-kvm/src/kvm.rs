@@ -55,8 +55,10 @@ impl OnKvm {
             error => error,
         })?;
         Ok(Self {
+            // A mapping of its own: the VMM's binding need not lend its.
             run: Arc::new(RunPage::map(&vcpu)?),
             vm: Arc::new(vm),
+            // Shared with what reads the guest's registers in a sample, which may be on its way while this object moves.
             vcpu: Arc::new(vcpu),
             fault: None,
         })
@@ -74,6 +76,7 @@ impl OnKvm {
         });
         let mut host = PerfHost::new(perf)?;
         let vcpu = Arc::clone(&self.vcpu);
+        // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
         host.set_ring(move || guest::ring_of(&vcpu));
         Ok(Host::Bound(host, guest))
     }
@@ -93,6 +96,7 @@ impl OnKvm {
             };
             let lvtpc = lapic.as_ref().map_or(lapic::NMI, Lapic::lvtpc);
             match (pmu.take_pmi(lvtpc), lapic) {
+                // KVM_NMI asks no local APIC, so that it also reaches a vCPU whose APIC is disabled.
                 (Some(Pmi::Nmi), _) => sys::nmi(&self.vcpu)?,
                 (Some(Pmi::Vector(vector)), Some(lapic)) => {
                     lapic::signal(&self.vm, lapic.id(), vector)?;
@@ -121,6 +125,7 @@ impl OnKvm {
                 parts.count(Exit::Kick);
                 return self.no_exit(overflowed);
             }
+            // An access that no part knows stays as KVM has made it, so that the VMM's own handler finds it untouched.
             Returned::Rdmsr(index) => self.run.complete_msr(parts.rdmsr(index)),
             Returned::Wrmsr(index, value) => self.run.complete_msr(parts.wrmsr(index, value)),
             Returned::Out(RDPMC_PORT) => self.rdpmc(parts),
@@ -146,6 +151,7 @@ impl OnKvm {
         Ok(match flag {
             KICKED => AfterRun::Kicked,
             // Another kick than the flag's leaves no trace there.
+            // A 1 is the VMM's, whatever else has happened: it must see EINTR, or its pause would be lost.
             0 if overflowed => AfterRun::Kicked,
             _ => AfterRun::Vmm,
         })
@@ -155,8 +161,10 @@ impl OnKvm {
     /// kernel executes it. Returns `false` where no PMU has RDPMC: the port is the VMM's.
     fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, parts: &mut Parts<H>) -> bool {
         let (rcx, rip) = self.run.rcx_and_rip();
+        // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
         match parts.rdpmc(rcx as u32) {
             Outcome::NotHandled => return false,
+            // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
             Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
             Outcome::Done | Outcome::GeneralProtection => self.fault = Some(rip),
         }
@@ -176,12 +184,15 @@ impl OnKvm {
         self.fault = None;
         unset(&*self.run);
         let mut regs = sys::regs(&self.vcpu)?;
+        // Where KVM's emulator has decoded the port write, RIP was behind the instruction at the exit already, and has not
+        // moved since; else KVM has stepped over it in the KVM_RUN that has just returned.
         regs.rip = match regs.rip == at {
             true => at.wrapping_sub(RDPMC_LENGTH),
             false => at,
         };
         sys::set_regs(&self.vcpu, &regs)?;
         let mut events = sys::events(&self.vcpu)?;
+        // As injected, not pending: a pending exception would first be asked of a nested hypervisor in the guest.
         events.exception.injected = 1;
         events.exception.nr = GP;
         events.exception.has_error_code = 1;

@@ -27,6 +27,7 @@ impl Lapic {
     /// Returns the APIC's ID. With KVM_CAP_X2APIC_API, an x2APIC's is the whole register; else it is the uppermost byte.
     pub(crate) fn id(&self) -> u32 {
         let register = self.register(0x20);
+        // The format depends on a capability of the VM's that cannot be read back. An ID of 0 is the same in both.
         let is_whole = register << 8 != 0;
         if is_whole { register } else { register >> 24 }
     }
@@ -43,6 +44,7 @@ impl Lapic {
 /// Sends a fixed interrupt to the processor with this APIC, if there is one: a guest may give its APIC
 /// another ID at any time.
 pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error> {
+    // Sent by ID, as a device would: KVM has no call that raises LVTPC itself.
     let message = kvm_msi {
         address_lo: 0xfee0_0000 | (id & 0xff) << 12,
         // KVM looks at this with KVM_CAP_X2APIC_API only. Without it, no ID is as large.
@@ -70,6 +72,7 @@ impl Pmi {
             _ if lvtpc & MASKED != 0 => None,
             (0b100, _) => Some(Self::Nmi),
             // A vector below 16 is illegal: nothing is delivered.
+            // The guest's local APIC would note an error for a lower one, which KVM_SIGNAL_MSI does not.
             (0b000, vector @ 16..) => Some(Self::Vector(vector)),
             // SMI and INIT are legal and not offered; the rest is reserved.
             _ => None,

@@ -108,7 +108,9 @@ pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Model, Options, Pebs, Perfmon, Source};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
-pub use seccomp::{Argument, SYSCALLS, Syscall, seccomp_rules};
+pub use seccomp::{
+    Argument, SETUP_SYSCALLS, SYSCALLS, Syscall, seccomp_rules, seccomp_setup_rules,
+};
 pub use state::{ParavirtState, SavedPmu, State};
 pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::Vcpu;

@@ -86,6 +86,7 @@ pub(crate) struct SharedPage<'a>(&'a dyn Words);
 impl Page for SharedPage<'_> {
     fn load(&self, word: usize) -> u64 {
         let word = self.0.word(word);
+        // Acquire and release pair with the guest driver's: a generation that is seen comes with its wish.
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
@@ -96,6 +97,7 @@ impl Page for SharedPage<'_> {
     }
 
     fn fence(&self) {
+        // x86 lets a load pass an older store to another word, which would lose an interrupt (vpmu::paravirt).
         fence(Ordering::SeqCst);
     }
 }

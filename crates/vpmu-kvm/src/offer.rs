@@ -73,6 +73,7 @@ impl Offer {
             Some(Pmu::Paravirtual(_)) => vec![PMU_PAGE_MSR, PMU_DOORBELL_MSR],
         };
         if self.deadline {
+            // IA32_TSC_DEADLINE stays KVM's, which answers it before the filter.
             msrs.extend([DEADLINE_SLOT_MSR, DEADLINE_MSR]);
         }
         msrs
@@ -107,6 +108,7 @@ impl Offer {
             Some(Capability::Intel(pmu)) => pmu.misc_enable(),
             Some(Capability::Amd(_)) | None => both,
         };
+        // Both bits are the PMU's to say, whatever KVM's default is.
         value & !both | unavailable
     }
 
@@ -130,9 +132,11 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 /// When this process may not count a guest's kernel, when the host has no perf events, or when AMD's PMU is asked for
 /// on a processor that is not AMD's.
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
+    // A wrong signal would be found by `attach` only, when the VMM has made its VM.
     options.check()?;
     let pmu = best(model, Vendor::of_host(), support(options)?)?;
     let offer = Offer::from(pmu);
+    // A VMM that insists on a ring is to know before it has made a VM that there can be none.
     if offer.has_pebs() {
         samples(options)?;
     }
@@ -174,6 +178,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
         Model::Auto => return best(Model::INTEL, host, support),
         Model::Intel { version, pebs } => {
             let offered = intel::Capability::new(version);
+            // An event that is offered and not counted would read as zero, and perf would print it.
             let events = support.events & offered.events;
             let capability = intel::Capability {
                 general: at_most(offered.general, support),
@@ -187,6 +192,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             };
             Pmu::Architectural(capability.into())
         }
+        // The guest would keep this processor's vendor, and its kernel drives AMD's PMU on AMD's processors only.
         Model::Amd(_) if host != Vendor::Amd => return Err(Error::NoAmd),
         Model::Amd(interface) => {
             let events = support.events;
@@ -235,6 +241,7 @@ pub(crate) fn check(options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
     } = support(options)?;
     match pmu {
         Pmu::Architectural(capability) => {
+            // A saved guest may come from another host.
             if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
                 return Err(Error::NoAmd);
             }

@@ -98,6 +98,7 @@ impl Options {
     ///
     /// When the signal is no real-time signal.
     pub fn check(&self) -> Result<(), Error> {
+        // Signals below lose all but one of those that wait, and with them counters that have overflowed.
         match self.signal {
             Some(signal) if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) => {
                 Err(PerfError::Signal(signal).into())
@@ -108,11 +109,13 @@ impl Options {
 
     /// Returns options to look at this host with.
     pub(crate) fn probe(&self) -> PerfOptions {
+        // Neither the kick nor the TSC's rate changes what can be counted.
         self.perf(Kick::Nothing, 1)
     }
 
     pub(crate) fn perf(&self, kick: Kick, tsc_hz: u64) -> PerfOptions {
         let (backing, clock) = match self.source {
+            // perf finds out by opening an event: a PMU may be there and taken.
             Source::Best(clock) => (None, clock),
             Source::Hardware => (Some(Backing::Hardware), Clock::Cycles),
             Source::Clock(clock) => (Some(Backing::Clock), clock),
@@ -123,6 +126,7 @@ impl Options {
             approximate_instructions: clock == Clock::Approximate,
             signal: self.signal,
             kick,
+            // Both follow from what the guest is offered: `Thread::new`.
             repeating: false,
             sampling: false,
         }

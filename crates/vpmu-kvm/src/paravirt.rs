@@ -44,6 +44,7 @@ impl Paravirtual {
     }
 
     fn with<R>(&mut self, body: impl FnOnce(&mut Device, Option<&SharedPage<'_>>) -> R) -> R {
+        // The page is looked up each time: memory may have left the guest since.
         let device = &mut self.device;
         with_page(&*self.memory, self.page, |page| body(device, page))
     }
@@ -104,6 +105,7 @@ impl Paravirtual {
     pub(crate) fn rdmsr(&self, index: u32) -> Outcome {
         match index {
             PMU_PAGE_MSR => Outcome::Value(self.page.map_or(0, |at| at | PAGE_ENABLE)),
+            // A request has no value to read.
             PMU_DOORBELL_MSR => Outcome::GeneralProtection,
             _ => Outcome::NotHandled,
         }
@@ -129,10 +131,12 @@ impl Paravirtual {
         if value != 0 && (value & PAGE_ENABLE == 0 || !at.is_multiple_of(PAGE_SIZE as u64)) {
             return false;
         }
+        // An unloaded driver, kexec and the crash kernel take the page away by this write: its memory gets another use.
         if value == 0 {
             self.reset(host);
             return true;
         }
+        // The guest was told that there is no PMU any more, and a second driver is not to find one.
         if self.left {
             return false;
         }

@@ -21,6 +21,7 @@ impl<H: CounterHost<CounterConfig>> Parts<H> {
     pub(crate) fn new(pmu: Option<Core<H>>, deadline: Option<Arc<Deadline>>) -> Self {
         let statistics = match &pmu {
             Some(pmu) => pmu.shared_statistics(),
+            // Exits are counted without a PMU, too: the VMM compares guests with and without one.
             None => Arc::default(),
         };
         Self {
@@ -62,10 +63,12 @@ impl<H: CounterHost<CounterConfig>> Parts<H> {
         exit: Exit,
         of_deadline: impl FnOnce(&Deadline) -> Outcome,
     ) -> Outcome {
+        // The PMU is asked first: nearly all accesses are for it.
         let (None | Some(Outcome::NotHandled), Some(deadline)) = (of_pmu, &self.deadline) else {
             return of_pmu.unwrap_or(Outcome::NotHandled);
         };
         let outcome = of_deadline(deadline);
+        // The PMU's accesses are counted where its calls are noted.
         if outcome != Outcome::NotHandled {
             self.count(exit);
         }

@@ -27,6 +27,7 @@ pub(crate) struct Core<H> {
 impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Makes the PMU of a vCPU that does not run. Nothing counts before [`load`](Self::load).
     pub(crate) fn new(mut engine: Engine, mut host: H) -> Self {
+        // There is no thread yet whose events could count, and the engine begins with a vCPU that runs.
         engine.put(&mut host);
         Self {
             engine,
@@ -118,6 +119,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Returns how to deliver the PMI that is due. The PMI is then not due any more.
     pub(crate) fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
+        // The interrupt is taken even where LVTPC is masked: an edge that finds the mask set is lost on a processor, too.
         if !self.engine.take_interrupt() {
             return None;
         }
@@ -137,6 +139,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 
     fn note_access(&self, outcome: Outcome, exit: Exit) {
+        // One lock for both: each exit pays for it.
         let mut statistics = self.statistics();
         (statistics.host, statistics.pebs) = self.engine.statistics();
         if outcome != Outcome::NotHandled {
@@ -151,6 +154,7 @@ impl Core<Host> {
         let Some(overflows) = self.host.overflows() else {
             return false;
         };
+        // Each is handed over alone: the guest may have asked for a PMI, a record or a freeze for any of them.
         for (counter, report) in overflows {
             self.overflow(counter, report);
         }
@@ -162,6 +166,7 @@ impl Core<Host> {
         if matches!(self.host, Host::Unbound) {
             return;
         }
+        // Overflows that were noted on the old thread are lost with its notes.
         self.take_overflows();
         self.engine.put(&mut self.host);
         let state = self.engine.save(&mut self.host);
@@ -170,6 +175,7 @@ impl Core<Host> {
         self.engine.reset(&mut self.host);
         self.host = Host::Unbound;
         let restored = self.engine.restore(&state, &mut self.host, false);
+        // Nothing can be done about an error: the PMU would be one out of reset, and its guest would count on.
         debug_assert_eq!(restored, Ok(()), "it is its own");
     }
 

@@ -93,9 +93,11 @@ impl RunPage {
     /// Makes [`returned`](Self::returned) able to tell a new exit from one that is over, and makes the vCPU give its
     /// general registers with each exit.
     pub(crate) fn before_run(&self) {
+        // KVM leaves the old reason when a signal ends KVM_RUN before the guest was entered.
         Self::put(field!(self, exit_reason), KVM_EXIT_INTR);
         let valid = field!(self, kvm_valid_regs);
         let regs = u64::from(KVM_SYNC_X86_REGS);
+        // The VMM may use other bits of the field.
         if Self::get(valid) & regs == 0 {
             Self::put(valid, Self::get(valid) | regs);
         }
@@ -129,6 +131,7 @@ impl RunPage {
     /// made it.
     pub(crate) fn complete_msr(&self, outcome: Outcome) -> bool {
         let error = match outcome {
+            // Written to, the fields would be the VMM's answer to its own register.
             Outcome::NotHandled => return false,
             Outcome::Value(value) => {
                 Self::put(field!(self, __bindgen_anon_1.msr.data), value);

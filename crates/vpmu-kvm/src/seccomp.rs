@@ -126,6 +126,7 @@ pub const SYSCALLS: &[Syscall] = &[
         why: "the thread's first run: the overflows' signal is unblocked",
     },
     ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: the thread's first run"),
+    // Asked once and kept: the signal's handler sends a kick to this thread without asking.
     any("getpid", libc::SYS_getpid, "the thread's first run"),
     any("gettid", libc::SYS_gettid, "the thread's first run"),
     ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: LVTPC is read for a PMI"),
@@ -154,6 +155,16 @@ pub const SYSCALLS: &[Syscall] = &[
     ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
     ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
     ioctl!(sys::SET_VCPU_EVENTS, "KVM_SET_VCPU_EVENTS: an RDPMC faults"),
+    any(
+        "timerfd_settime",
+        libc::SYS_timerfd_settime,
+        "with a lazy deadline only",
+    ),
+    any(
+        "timerfd_gettime",
+        libc::SYS_timerfd_gettime,
+        "with a lazy deadline only: the thread that waits for it",
+    ),
     any("tgkill", libc::SYS_tgkill, "with Kick::Signal only"),
     any("write", libc::SYS_write, "with Kick::EventFd only"),
     fcntl!(
@@ -171,6 +182,124 @@ pub const SYSCALLS: &[Syscall] = &[
         "a slice ends, on hosts whose vDSO cannot tell the time",
     ),
 ];
+
+const OPEN: Syscall = Syscall {
+    name: "perf_event_open",
+    number: libc::SYS_perf_event_open,
+    arguments: &[argument(2, u32::MAX), argument(4, 8)],
+    why: "which events this host counts",
+};
+
+/// The calls of the thread that makes VMs, by the function that it calls: [`detect`](crate::detect),
+/// [`intercept`](crate::intercept), [`Vcpu::attach`](crate::Vcpu::attach), [`Vcpu::restore`](crate::Vcpu::restore) and the
+/// end of a [`Vcpu`](crate::Vcpu). All but `save` and `reset` of a vCPU that no thread has run, which call nothing.
+/// Functions of a vCPU that a thread has run make calls of [`SYSCALLS`], too. Those of the memory allocator are missing,
+/// as there.
+pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
+    (
+        "detect",
+        &[
+            // Each event that a guest may be offered is opened once.
+            OPEN,
+            any("close", libc::SYS_close, "an event was tried"),
+            any(
+                "openat",
+                libc::SYS_openat,
+                "/proc/cpuinfo, and the level of perf_event_paranoid",
+            ),
+            any("statx", libc::SYS_statx, "the same file"),
+            any("read", libc::SYS_read, "the same file"),
+            any("mmap", libc::SYS_mmap, "where PEBS may be sampled"),
+            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
+        ],
+    ),
+    (
+        "intercept",
+        &[
+            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
+            ioctl!(sys::CHECK_EXTENSION, "KVM_CHECK_EXTENSION"),
+            ioctl!(sys::ENABLE_CAP, "KVM_ENABLE_CAP"),
+            ioctl!(sys::SET_MSR_FILTER, "KVM_X86_SET_MSR_FILTER"),
+        ],
+    ),
+    (
+        "attach",
+        &[
+            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
+            ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: whether this is a vCPU"),
+            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
+            fcntl!(
+                "the VMM's descriptors are duplicated",
+                argument(1, libc::F_DUPFD_CLOEXEC as u32)
+            ),
+            OPEN,
+            any("close", libc::SYS_close, "an event was tried"),
+            any("mmap", libc::SYS_mmap, "kvm_run"),
+            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
+            any(
+                "rt_sigaction",
+                libc::SYS_rt_sigaction,
+                "the overflows' signal",
+            ),
+            any("timerfd_create", libc::SYS_timerfd_create, "for a deadline"),
+        ],
+    ),
+    (
+        "restore",
+        &[
+            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
+            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
+            ioctl!(
+                sys::GET_MSRS,
+                "KVM_GET_MSRS: for a deadline, where Linux is older than 5.16"
+            ),
+            ioctl!(
+                sys::SIGNAL_MSI,
+                "KVM_SIGNAL_MSI: where the deadline is over"
+            ),
+            any(
+                "timerfd_settime",
+                libc::SYS_timerfd_settime,
+                "where a deadline was armed",
+            ),
+            Syscall {
+                why: "where the state is another host's",
+                ..OPEN
+            },
+            any(
+                "close",
+                libc::SYS_close,
+                "where the state is another host's",
+            ),
+        ],
+    ),
+    (
+        "drop",
+        &[
+            any("close", libc::SYS_close, "descriptors are given back"),
+            any("munmap", libc::SYS_munmap, "kvm_run is given back"),
+            fcntl!(
+                "each close, in builds with debug assertions only",
+                argument(1, libc::F_GETFD as u32)
+            ),
+        ],
+    ),
+];
+
+/// Returns the calls of [`SETUP_SYSCALLS`] as a JSON array, each once, in the form of [`seccomp_rules`]. A call that a
+/// filter allows without conditions needs no rule with conditions, and a rule with none allows it for all arguments.
+pub fn seccomp_setup_rules() -> String {
+    let mut calls: Vec<Syscall> = Vec::new();
+    for call in SETUP_SYSCALLS.iter().flat_map(|(_, calls)| *calls) {
+        let is_same =
+            |other: &Syscall| (other.number, other.arguments) == (call.number, call.arguments);
+        // A filter that has the same rule twice is larger, and slower for each call.
+        if !calls.iter().any(is_same) {
+            calls.push(*call);
+        }
+    }
+    rules(&calls)
+}
 
 /// Returns [`SYSCALLS`] as a JSON array, in the form that seccompiler and the filters of microVM monitors have. Add it
 /// to the `filter` of a vCPU thread whose `filter_action` is `allow`.
@@ -216,5 +345,14 @@ mod tests {
             let arguments = rule["args"].as_array().map_or(0, Vec::len);
             assert_eq!(arguments, call.arguments.len());
         }
+    }
+
+    #[test]
+    fn a_call_of_several_functions_has_one_rule() {
+        let rules: serde_json::Value = serde_json::from_str(&seccomp_setup_rules()).unwrap();
+        let rules = rules.as_array().unwrap();
+        let count = |name| rules.iter().filter(|rule| rule["syscall"] == name).count();
+        assert_eq!((count("close"), count("perf_event_open")), (1, 1));
+        assert_eq!(count("ioctl"), 9);
     }
 }

@@ -66,6 +66,7 @@ impl State {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
+        // Formats that describe themselves would take an older layout for this one.
         match self.version {
             Self::VERSION => Ok(()),
             other => Err(Error::StateVersion(other)),
@@ -100,6 +101,7 @@ impl ParavirtState {
             events: self.events,
             rings: self.rings,
             raw: self.raw,
+            // The host's events are the filter: what it cannot count was never offered.
             filter: EventFilter::default(),
         }
     }

@@ -78,6 +78,7 @@ impl Exits {
     fn add(&mut self, exit: Exit, more: u64) {
         match self.find(exit) {
             Ok(at) => self.0[at].2 += more,
+            // Sorted, because a search among numbers is what each exit pays for.
             Err(at) => self.0.insert(at, (exit.number(), exit, more)),
         }
     }
@@ -115,6 +116,7 @@ impl Statistics {
     /// counting these takes no memory.
     pub fn new() -> Self {
         let amd = amd::Msr::all().map(amd::Msr::address);
+        // Under a seccomp filter the vCPU's thread may not be able to ask for memory.
         let msrs = intel::Msr::all().map(intel::Msr::address).chain(amd);
         let exits = msrs.flat_map(|index| [Exit::MsrRead(index), Exit::MsrWrite(index)]);
         let exits = exits.chain([Exit::Rdpmc, Exit::Kick]);

@@ -27,11 +27,11 @@ pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
 pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
 pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
 pub(crate) const GET_XSAVE: u64 = read::<kvm_xsave>(0xa4);
-const GET_CLOCK: u64 = read::<kvm_clock_data>(0x7c);
-const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
+pub(crate) const GET_CLOCK: u64 = read::<kvm_clock_data>(0x7c);
+pub(crate) const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
 pub(crate) const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
 pub(crate) const GET_DEVICE_ATTR: u64 = write::<kvm_device_attr>(0xe2);
-const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
+pub(crate) const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
 
 const fn none(number: u64) -> u64 {
     KVMIO << 8 | number
@@ -100,6 +100,7 @@ pub(crate) fn check_extension(vm: &impl AsRawFd, capability: u32) -> u32 {
 /// Checks that the descriptor is a VM's: others have no clock.
 pub(crate) fn check_vm(vm: &impl AsRawFd) -> Result<(), Error> {
     match get::<kvm_clock_data>(vm, "KVM_GET_CLOCK", GET_CLOCK) {
+        // A call that takes a number would answer for /dev/kvm, too.
         Err(Error::Kvm(_, errno)) => Err(Error::NoVm(errno)),
         result => result.map(drop),
     }

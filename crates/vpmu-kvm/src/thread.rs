@@ -44,6 +44,7 @@ impl Thread {
             sampling: pebs && offer::samples(options)?,
             ..options.perf(kick, tsc_hz)
         };
+        // Whatever a jail forbids later is done here.
         vpmu_perf::prepare(&perf)?;
         Ok(Self {
             backing,
@@ -60,6 +61,7 @@ impl Thread {
         host: impl FnOnce(Offer, PerfOptions) -> Result<Host, Error>,
     ) -> Result<(), Error> {
         if !core.host.is_here() {
+            // A perf event counts one thread for all its life, so that another thread means other events.
             core.unbind();
             // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
             vpmu_perf::reach_thread(&self.perf)?;
@@ -69,6 +71,7 @@ impl Thread {
         core.host.forget_guest();
         // The kick is taken back before the look for overflows, so that no overflow is without its kick.
         self.take_back();
+        // Between two runs no other thread has to be kept out.
         if self.slice.has_ended() {
             core.end_slice();
         }
@@ -109,6 +112,7 @@ impl Slice {
     /// Returns whether a slice has ended. The next slice then begins. Call this before each run.
     fn has_ended(&mut self) -> bool {
         self.runs = self.runs.wrapping_add(1);
+        // The clock costs a system call where the vDSO cannot tell the time, as in some clouds.
         let ended = self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.begun.elapsed() >= SLICE;
         if ended {
             self.begun = Instant::now();

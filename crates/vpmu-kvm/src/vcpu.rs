@@ -70,6 +70,7 @@ impl Vcpu {
         options: &Options,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
+        // The descriptors are tried first: a wrong one is to be told before perf is asked for anything.
         let kvm = OnKvm::new(vm, vcpu)?;
         let (pmu, thread) = match &offer.pmu {
             None => (None, None),
@@ -104,6 +105,7 @@ impl Vcpu {
         let pmu = Some(Core::new(engine, Host::Unbound));
         let kvm = OnKvm::new(vm, vcpu)?;
         let mut this = Self::with(kvm, pmu, None, offer.deadline, options, memory)?;
+        // Only with the page's address from the state can the device tell the guest that it leaves.
         this.restore(state)?;
         if let Some(pmu) = &mut this.parts.pmu {
             pmu.leave();
@@ -140,6 +142,7 @@ impl Vcpu {
     /// `kvm_run.immediate_exit`. Call this before the first run.
     pub fn set_kick(&mut self, kick: Kick) {
         if let Some(thread) = &mut self.thread {
+            // A host keeps the kick that it was made with, so that this comes too late for a thread that has one.
             thread.perf.kick = kick;
         }
     }
@@ -209,6 +212,7 @@ impl Vcpu {
     pub fn after_run(&mut self) -> Result<AfterRun, Error> {
         let mut overflowed = false;
         if let Some(pmu) = &mut self.parts.pmu {
+            // The guest has run: registers and page tables that PEBS has read before are old.
             pmu.host.forget_guest();
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
@@ -246,12 +250,15 @@ impl Vcpu {
         state.check()?;
         let told = state.offer();
         let here = self.offer();
+        // The MSRs that KVM hands over and CPUID were made for the offer, so that the parts must be the same. Among PMUs of one
+        // kind, a host may offer fewer events than the one that the guest comes from.
         let is_same_kind = told.pmu.is_some() == here.pmu.is_some()
             && told.has_pebs() == here.has_pebs()
             && told.deadline == here.deadline;
         if !is_same_kind {
             return Err(Error::OtherOffer);
         }
+        // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.parts.pmu, &state.pmu) {
             restore(pmu, saved, &self.options)?;
         }
@@ -265,6 +272,7 @@ impl Vcpu {
     /// the parts have no such MSR, or it cannot be read.
     pub fn msr(&mut self, index: u32) -> Option<u64> {
         if let Some(pmu) = &mut self.parts.pmu {
+            // A register is to be as it is now, not as it was at the last exit.
             pmu.take_overflows();
             if let Some(value) = pmu.msr(index) {
                 return Some(value);
@@ -298,6 +306,7 @@ impl Vcpu {
             // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
             pmu.reset();
         }
+        // A fault that was to be injected belongs to an instruction that the reset vCPU does not execute.
         self.kvm.reset();
     }
 }

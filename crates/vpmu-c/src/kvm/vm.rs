@@ -416,13 +416,21 @@ pub unsafe extern "C" fn vpmu_kvm_misc_enable(vm: *const VpmuKvmVm, value: *mut 
     VpmuStatus::Ok
 }
 
-/// Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever. These calls come
-/// before the filter: `vpmu_kvm_open`, `_intercept`, `_attach`, and `_restore` of a state from elsewhere.
+/// Returns the system calls of a vCPU's thread for its PMU, as seccompiler's JSON. The text stays for ever.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_seccomp_rules() -> *const c_char {
     static RULES: OnceLock<CString> = OnceLock::new();
     let rules = RULES.get_or_init(|| CString::new(vpmu_kvm::seccomp_rules()).unwrap_or_default());
     rules.as_ptr()
+}
+
+/// Returns the system calls of a thread that makes VMs, in the same form: those of `vpmu_kvm_open`, `_intercept`, `_attach`,
+/// `_restore` and `_detach`.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_seccomp_setup_rules() -> *const c_char {
+    static RULES: OnceLock<CString> = OnceLock::new();
+    let made = || CString::new(vpmu_kvm::seccomp_setup_rules()).unwrap_or_default();
+    RULES.get_or_init(made).as_ptr()
 }
 
 /// To be called by a VMM's own handler of SIGIO: the kernel sends it in place of the overflows' signal when its queue is

@@ -205,6 +205,7 @@ int main(void)
 
 	CHECK(vpmu_version() >= 0x000100);
 	CHECK(strstr(vpmu_kvm_seccomp_rules(), "perf_event_open"));
+	CHECK(strstr(vpmu_kvm_seccomp_setup_rules(), "timerfd_create"));
 	vpmu_kvm_overrun();
 	status = options();
 	if (status == 0)

@@ -83,6 +83,7 @@ impl Deadline {
         vcpu: Arc<OwnedFd>,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
+        // The vCPU is new, so that its rate is still the host's.
         let khz = sys::tsc_khz(&vcpu)?;
         let timer =
             TimerFd::new().map_err(|error| Error::Timer(error.raw_os_error().unwrap_or(0)))?;
@@ -120,6 +121,7 @@ impl Deadline {
     /// When KVM refuses.
     pub(crate) fn before_run(&self) -> Result<(), Error> {
         let state = &mut *self.state();
+        // Most runs have no write before them, and ask KVM nothing.
         let Some(value) = state.written.take() else {
             return Ok(());
         };
@@ -127,6 +129,7 @@ impl Deadline {
         state.apic_id = lapic.id();
         state.vector = lapic.lvt_timer() as u8;
         if value != 0 {
+            // A write of 0 disarms, for which the time does not matter.
             state.clock.offset = tsc_offset(&self.vcpu)?;
         }
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
@@ -152,6 +155,7 @@ impl Deadline {
     pub fn expire(&self) -> Result<(), Error> {
         let state = &mut *self.state();
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+        // The timer was set early: the rest is waited for here, as KVM does for its own.
         let expiry = timer.wait();
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&*self.memory, at, |slot| match expiry {
@@ -185,6 +189,7 @@ impl Deadline {
     pub(crate) fn restore(&self, saved: &DeadlineState) -> Result<(), Error> {
         let state = &mut *self.state();
         let (guest, host) = (sys::tsc_khz(&self.vcpu)?, state.clock.khz);
+        // The timer counts the host's nanoseconds, and nothing here converts two rates.
         if guest != host {
             return Err(Error::ScaledTsc { guest, host });
         }
@@ -195,6 +200,7 @@ impl Deadline {
             deadline.restore(&saved.deadline, slot, timer)
         })
         .map_err(Error::Deadline)?;
+        // Behind all that can fail.
         state.slot = saved.slot;
         state.written = saved.written;
         state.apic_id = saved.apic_id;

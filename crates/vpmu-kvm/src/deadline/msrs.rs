@@ -38,6 +38,7 @@ impl Deadline {
             DEADLINE_SLOT_MSR if self.share(state, value) => Outcome::Done,
             DEADLINE_SLOT_MSR => Outcome::GeneralProtection,
             DEADLINE_MSR => {
+                // The guest's write is an exit that KVM has not completed: its LVT and TSC are read before the next run.
                 state.written = Some(value);
                 Outcome::Done
             }
@@ -50,6 +51,7 @@ impl Deadline {
         let deadline = &mut state.deadline;
         if value == 0 {
             let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
+            // An unloaded module's memory gets another use, so nothing may be stored there from now on.
             let at = state.slot.take();
             with_slot(&*self.memory, at, |slot| deadline.detach(slot, timer));
             return true;

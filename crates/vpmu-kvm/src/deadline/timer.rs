@@ -120,6 +120,7 @@ impl Alarm {
     /// Lets the timer expire now. The deadline stays where it is.
     pub(super) fn wake(&mut self, clocks: &impl Clocks) {
         if let Some(set) = &mut self.set {
+            // An early expiry would else look like a TSC that was changed unseen.
             set.woken = true;
         }
         clocks.set(1);
@@ -170,6 +171,7 @@ impl<'a, C: Clocks> Timer<'a, C> {
         let advance = &mut self.alarm.advance;
         match set.ahead.saturating_sub(elapsed) {
             0 => {
+                // By a part of the lateness only: one late wake-up of a busy host is no rule.
                 let late = (elapsed - set.ahead).div_ceil(ADVANCE_STEP);
                 *advance = longest.min(advance.saturating_add(late));
             }

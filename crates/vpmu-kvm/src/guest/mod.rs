@@ -49,6 +49,7 @@ impl VcpuGuest {
 
     /// Forgets KVM's answers, because the guest may have run.
     pub(crate) fn forget(&mut self) {
+        // A VMM may set the TSC between two runs, as a restore does.
         (self.sregs, self.regs, self.tsc_offset) = (None, None, None);
         self.pages = [None; 2];
     }
@@ -71,6 +72,7 @@ impl VcpuGuest {
 
     fn regs(&mut self) -> Result<kvm_regs, Fault> {
         if self.regs.is_none() {
+            // KVM_SYNC_X86_REGS has brought them with the exit, which saves a system call for each record.
             self.regs = match self.run.regs() {
                 Some(regs) => Some(regs),
                 None => Some(sys::regs(&self.vcpu).map_err(|_| Fault)?),
@@ -88,6 +90,7 @@ impl VcpuGuest {
             None => {
                 let paging = Paging::of(self.sregs()?);
                 let page = paging.translate(&*self.memory, address).ok_or(Fault)?;
+                // Two are enough: the DS area's page, and that of the buffer's present end.
                 self.pages.rotate_right(1);
                 self.pages[0] = Some((linear, page));
                 page
@@ -108,8 +111,10 @@ impl VcpuGuest {
         let mut done = 0;
         while done < length {
             let at = address.checked_add(done as u64).ok_or(Fault)?;
+            // A record may cross pages, and the next page may be missing.
             let rest = (PAGE - at % PAGE) as usize;
             let end = length.min(done + rest);
+            // Each page is found anew: neighbours in linear memory need not be neighbours in RAM.
             let physical = self.page(at, is_written)? + at % PAGE;
             if !body(&*self.memory, physical, done..end) {
                 return Err(Fault);
@@ -137,6 +142,7 @@ impl Guest for VcpuGuest {
         let regs = self.regs()?;
         let sregs = self.sregs()?;
         let ring = ring(sregs, &regs);
+        // The host's TSC and an offset would be wrong where KVM scales the guest's.
         let tsc = sys::msr(&self.vcpu, IA32_TIME_STAMP_COUNTER).map_err(|_| Fault)?;
         Ok(Sample {
             ip: regs.rip,

@@ -54,6 +54,7 @@ impl Paging {
             levels: match (paged, is_set(sregs.efer, EFER_LMA)) {
                 (false, _) => Some(0),
                 (true, true) => Some(4 + u32::from(is_set(sregs.cr4, CR4_LA57))),
+                // PAE and 32-bit tables: kernels that use PEBS are 64-bit.
                 (true, false) => None,
             },
             root: sregs.cr3 & ADDRESS,

@@ -134,6 +134,7 @@ impl Engine {
     ) -> Outcome {
         match self {
             Architectural(pmu, _) => pmu.rdpmc(index, Ring::Kernel, true, host),
+            // Its counts are in the page. The port of a rewritten RDPMC is then the VMM's.
             Shared(_) => Outcome::NotHandled,
         }
     }
@@ -186,6 +187,7 @@ impl Engine {
             }
             (Architectural(pmu, policy), SavedPmu::Architectural(told, state)) => {
                 let here = pmu.capability();
+                // The same PMU keeps its host events: nothing has to be made anew for a guest that goes on here.
                 if *told == here {
                     return pmu.restore(state, host).map_err(Error::State);
                 }
@@ -197,6 +199,7 @@ impl Engine {
                 // This PMU asks nothing of the host, which still works for the present one.
                 other.put(host);
                 other.restore(state, host).map_err(Error::State)?;
+                // Only now, when the new PMU holds the state, may the old one give its host events back.
                 pmu.reset(host);
                 *pmu = other;
                 if loaded {

@@ -42,6 +42,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Returns the state with `value` in a register that a guest could not write so. `None`: the guest's way serves.
     fn with_register(&mut self, index: u32, value: u64) -> Option<SavedPmu> {
+        // Saving reads each counter's event, which a plain register need not pay for.
         if !is_special(index) {
             return None;
         }
@@ -51,8 +52,10 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         };
         match &mut state {
             PmuState::Intel(registers) => match intel::Msr::decode(index)? {
+                // KVM_SET_MSRS writes it, too: a status without its PMI would be lost in a migration.
                 intel::Msr::GlobalStatus => registers.global_status = value,
                 intel::Msr::Pmc(n) if n < registers.general.0 => {
+                    // QEMU migrates counters by the legacy names, whose writes by a guest have 32 bits.
                     let mask = u64::MAX >> (64 - u32::from(registers.general.1));
                     *registers.pmc.get_mut(usize::from(n))? = value & mask;
                 }

@@ -9,6 +9,7 @@ mod guide;
 mod pebs;
 mod privileges;
 mod seccomp;
+mod setup;
 mod threads;
 
 use std::sync::Arc;
