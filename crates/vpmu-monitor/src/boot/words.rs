@@ -47,6 +47,51 @@ impl Interrupts {
     }
 }
 
+/// The most events that the host samples by at once.
+pub const MOST_EVENTS: usize = 4;
+
+/// The profile that the host takes of its guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProfileSettings {
+    /// Samples a second, of each event.
+    pub rate: u32,
+    events: [u16; MOST_EVENTS],
+    count: usize,
+}
+
+impl ProfileSettings {
+    /// CPU_CYCLES.
+    const DEFAULT_EVENT: u16 = 0x11;
+    /// More would leave the guest no time.
+    const MOST_RATE: u32 = 10_000;
+
+    /// Reads `RATE[,EVENT...]`, events by their numbers. `None`: it is no such thing.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split(',');
+        let rate = words.next()?.parse().ok()?;
+        let mut events = [Self::DEFAULT_EVENT; MOST_EVENTS];
+        let mut count = 0;
+        for word in words {
+            let number = match word.strip_prefix("0x") {
+                Some(digits) => u16::from_str_radix(digits, 16),
+                None => word.parse(),
+            };
+            *events.get_mut(count)? = number.ok()?;
+            count += 1;
+        }
+        (1..=Self::MOST_RATE).contains(&rate).then_some(Self {
+            rate,
+            events,
+            count: count.max(1),
+        })
+    }
+
+    /// The events' numbers, at least one.
+    pub fn events(&self) -> &[u16] {
+        &self.events[..self.count]
+    }
+}
+
 /// What the command line asks of the monitor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -56,6 +101,8 @@ pub struct Settings {
     pub host_counters: u8,
     /// `vpmu.interrupts=`, default [`Interrupts::Virtual`].
     pub interrupts: Interrupts,
+    /// `vpmu.host_profile=`, default none.
+    pub profile: Option<ProfileSettings>,
 }
 
 impl Default for Settings {
@@ -64,6 +111,7 @@ impl Default for Settings {
             design: Design::Partitioned,
             host_counters: 0,
             interrupts: Interrupts::Virtual,
+            profile: None,
         }
     }
 }
@@ -107,28 +155,57 @@ impl Settings {
                 }
                 Some(("interrupts", "virtual")) => settings.interrupts = Interrupts::Virtual,
                 Some(("interrupts", "direct")) => settings.interrupts = Interrupts::Direct,
+                Some(("host_profile", profile)) => {
+                    settings.profile = Some(ProfileSettings::parse(profile).ok_or(fail(
+                        "a rate from 1 to 10000 is needed, and at most 4 events by number behind it",
+                    ))?);
+                }
                 Some(("interrupts", _)) => return Err(fail("interrupts are virtual or direct")),
                 _ => {
                     return Err(fail(
-                        "the words are vpmu.pmu=, vpmu.host_counters= and vpmu.interrupts=",
+                        "the words are vpmu.pmu=, vpmu.host_counters=, vpmu.host_profile= and vpmu.interrupts=",
                     ));
                 }
             }
         }
-        if settings.design == Design::Untrapped && settings.host_counters != 0 {
-            return Err(WordError {
-                word: "vpmu.pmu=untrapped",
-                problem: "this design gives the guest every counter; leave vpmu.host_counters out",
-            });
-        }
-        if settings.design == Design::Emulated && settings.interrupts == Interrupts::Direct {
-            return Err(WordError {
-                word: "vpmu.interrupts=direct",
-                problem: "the emulated PMU computes the guest's interrupt from overflows that arrive at EL2; \
-                          take vpmu.pmu=partitioned",
-            });
-        }
+        settings.check()?;
         Ok(settings)
+    }
+
+    /// Refuses words that contradict each other.
+    fn check(&self) -> Result<(), WordError<'static>> {
+        let refuse = |word, problem| Err(WordError { word, problem });
+        if self.design == Design::Untrapped && self.host_counters != 0 {
+            return refuse(
+                "vpmu.pmu=untrapped",
+                "this design gives the guest every counter; leave vpmu.host_counters out",
+            );
+        }
+        let direct = self.interrupts == Interrupts::Direct;
+        if self.design == Design::Emulated && direct {
+            return refuse(
+                "vpmu.interrupts=direct",
+                "the emulated PMU computes the guest's interrupt from overflows that arrive at EL2; \
+                 take vpmu.pmu=partitioned",
+            );
+        }
+        let Some(profile) = &self.profile else {
+            return Ok(());
+        };
+        if direct {
+            return refuse(
+                "vpmu.host_profile=",
+                "a host counter that overflows must interrupt EL2, which takes no interrupt with \
+                 vpmu.interrupts=direct; leave that out",
+            );
+        }
+        if profile.events().len() > usize::from(self.host_counters) {
+            return refuse(
+                "vpmu.host_profile=",
+                "each event takes a host counter; ask for more with vpmu.host_counters=",
+            );
+        }
+        Ok(())
     }
 }
 
@@ -165,6 +242,16 @@ mod tests {
     }
 
     #[test]
+    fn a_profile_has_a_rate_and_events() {
+        let line = "vpmu.host_counters=2 vpmu.host_profile=4000,0x11,8";
+        let profile = Settings::parse(line).unwrap().profile.unwrap();
+        assert_eq!((profile.rate, profile.events()), (4000, &[0x11, 8][..]));
+        let line = "vpmu.host_counters=1 vpmu.host_profile=1000";
+        let profile = Settings::parse(line).unwrap().profile.unwrap();
+        assert_eq!((profile.rate, profile.events()), (1000, &[0x11][..]));
+    }
+
+    #[test]
     fn nothing_said_means_partitioned_with_all_counters_the_guests() {
         assert_eq!(Settings::parse("").unwrap(), Settings::default());
     }
@@ -180,6 +267,12 @@ mod tests {
             "vpmu.pmu=untrapped vpmu.host_counters=1",
             "vpmu.interrupts=none",
             "vpmu.interrupts=direct vpmu.pmu=emulated",
+            "vpmu.host_profile=0 vpmu.host_counters=1",
+            "vpmu.host_profile=1000",
+            "vpmu.host_profile=1000,1,2 vpmu.host_counters=1",
+            "vpmu.host_profile=1000,cycles vpmu.host_counters=1",
+            "vpmu.host_profile=1000,1,2,3,4,5 vpmu.host_counters=6",
+            "vpmu.host_profile=1000 vpmu.host_counters=1 vpmu.interrupts=direct",
         ] {
             let error = Settings::parse(line).unwrap_err().to_string();
             assert!(error.contains("vpmu."), "{error}");

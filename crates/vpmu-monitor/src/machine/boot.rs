@@ -20,6 +20,7 @@ use vpmu_monitor::{
     world::{
         distributor,
         guest_pmu::PmuError,
+        profile::{self, Sample},
         redistributor::{self, Redistributor, View},
     },
 };
@@ -185,7 +186,13 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         .clone();
     let (placement, file) = guest(&ram, start.loaded)?;
     if start.memory.start == start.loaded {
-        let home = find_home(&machine, &ram, tree, &[placement.range(), Some(file)])?;
+        let home = find_home(
+            &machine,
+            settings,
+            &ram,
+            tree,
+            &[placement.range(), Some(file)],
+        )?;
         move_to(home, start)
     }
 
@@ -199,7 +206,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     mmu::forget_cached(&memory);
     translation.enable();
 
-    cpu::install(machine.cpus.len());
+    cpu::install(machine.cpus.len(), samples(settings));
     copy(file.start, placement.entry, placement.copy);
     let place = give_tree(tree, &memory)?;
     mmu::forget_instructions();
@@ -346,9 +353,15 @@ fn guest(ram: &Range<u64>, loaded: u64) -> Result<(Placement, Range<u64>), BootE
     Ok((placement, file))
 }
 
+/// How many samples of the guest each CPU keeps for the host.
+fn samples(settings: Settings) -> usize {
+    settings.profile.map_or(0, |_| profile::CAPACITY)
+}
+
 /// The monitor's home: room for its image and for what it makes of the device tree.
 fn find_home(
     machine: &Machine,
+    settings: Settings,
     ram: &Range<u64>,
     tree: &[u8],
     guest: &[Option<Range<u64>>; 2],
@@ -370,7 +383,8 @@ fn find_home(
     taken.push(tree_range);
     taken.extend(machine.initrd.clone());
     taken.extend(machine.reserved.iter().cloned());
-    let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * PER_CPU + TREE_ROOM;
+    let per_cpu = PER_CPU + (samples(settings) * size_of::<Sample>()) as u64;
+    let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * per_cpu + TREE_ROOM;
     let mut home = home::choose(ram, &taken, size).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;
     Ok(home)

@@ -1,7 +1,10 @@
 //! What the monitor keeps for the whole machine and for each CPU.
 
 use alloc::{vec, vec::Vec};
-use core::{ops::Range, sync::atomic::AtomicBool};
+use core::{
+    ops::Range,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+};
 
 use spin::{Mutex, Once};
 use vpmu::arm::partition::TrapRegisters;
@@ -10,6 +13,7 @@ use vpmu_monitor::{
     world::{
         guest_pmu::{GuestPmu, Hardware},
         offer,
+        profile::{Profile, Sample},
         redistributor::{Redistributor, View},
         statistics::{CpuStatistics, Snapshot},
         vgic::VirtualInterface,
@@ -96,6 +100,10 @@ pub(crate) struct Cpu {
 
 /// What only the CPU itself touches.
 pub(crate) struct Local {
+    /// Memory for the host's samples, until there is a profile.
+    pub(crate) samples: Vec<Sample>,
+    /// The host's profile of the guest on this CPU, where one is wanted.
+    pub(crate) profile: Option<Profile>,
     /// What the CPU's PMU can do, once tried; none where there is no PMU.
     pub(crate) hardware: Option<Hardware>,
     pub(crate) pmu: Option<GuestPmu>,
@@ -108,9 +116,9 @@ pub(crate) struct Local {
 
 static CPUS: Once<Vec<Cpu>> = Once::new();
 
-/// Makes `count` CPUs. Called once, when the MMU is on: the lock needs caches.
-pub(crate) fn install(count: usize) {
-    CPUS.call_once(|| (0..count).map(|_| Cpu::new()).collect());
+/// Makes `count` CPUs, each with memory for so many samples. Called once, when the MMU is on: the lock needs caches.
+pub(crate) fn install(count: usize, samples: usize) {
+    CPUS.call_once(|| (0..count).map(|_| Cpu::new(samples)).collect());
 }
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
@@ -119,7 +127,7 @@ pub(crate) fn cpus() -> &'static [Cpu] {
 }
 
 impl Cpu {
-    fn new() -> Self {
+    fn new(samples: usize) -> Self {
         Self {
             statistics: CpuStatistics::new(),
             on: AtomicBool::new(false),
@@ -127,6 +135,8 @@ impl Cpu {
             block: Mutex::new(StartBlock::default()),
             stack: vec![0; STACK_SIZE / size_of::<u128>()],
             local: Mutex::new(Local {
+                samples: Vec::with_capacity(samples),
+                profile: None,
                 hardware: None,
                 pmu: None,
                 interrupts: VirtualInterface::new(),
@@ -163,6 +173,32 @@ impl Cpu {
         }
         cpu
     }
+}
+
+/// The measurement that the host's samples belong to: its number, and bit 31 when it is over. A guest that does not ring
+/// is in measurement 0 until it ends.
+static MEASUREMENT: AtomicU32 = AtomicU32::new(0);
+const OVER: u32 = 1 << 31;
+
+/// A measurement begins.
+pub(crate) fn begin_measurement() {
+    MEASUREMENT.store(measurement().wrapping_add(1) & !OVER, Relaxed);
+}
+
+/// The measurement ends; its number stays.
+pub(crate) fn end_measurement() {
+    MEASUREMENT.fetch_or(OVER, Relaxed);
+}
+
+/// The number of the last measurement.
+pub(crate) fn measurement() -> u32 {
+    MEASUREMENT.load(Relaxed) & !OVER
+}
+
+/// The number of the measurement that is going on.
+pub(crate) fn current_measurement() -> Option<u32> {
+    let measurement = MEASUREMENT.load(Relaxed);
+    (measurement & OVER == 0).then_some(measurement)
 }
 
 /// The moments that the guest's doorbell marked.

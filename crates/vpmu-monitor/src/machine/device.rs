@@ -102,8 +102,12 @@ fn ring(offset: u64, value: u64) {
         (0, 1) => {
             marks.begin = Some(cpu::snapshot());
             marks.end = None;
+            cpu::begin_measurement();
         }
-        (0, 2) => marks.end = Some(cpu::snapshot()),
+        (0, 2) => {
+            marks.end = Some(cpu::snapshot());
+            cpu::end_measurement();
+        }
         _ => {}
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: writes EL2's control registers.
 
-use core::{fmt, ptr};
+use core::{fmt, mem, ptr};
 
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
@@ -11,6 +11,7 @@ use vpmu_monitor::{
     world::{
         guest_pmu::{GuestPmu, PmuError},
         offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine},
+        profile::Profile,
         redistributor,
         vgic::VirtualInterface,
     },
@@ -21,7 +22,7 @@ use super::{
     cpu::{Cpu, Local, Monitor},
     gic, hardware,
     pmu_registers::PhysicalPmu,
-    sysreg::{isb, read_sysreg, write_sysreg},
+    sysreg::{isb, now, read_sysreg, write_sysreg},
 };
 
 /// Prepares EL2 and the PMU of this CPU. On the CPU that `boots`, what firmware at EL3 may keep from EL2 is named on the
@@ -52,6 +53,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
         None => None,
     };
+    start_profile(&mut local, monitor)?;
     if let Some(pmu) = &mut local.pmu {
         pmu.load(&mut PhysicalPmu);
     }
@@ -59,6 +61,21 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
 
     monitor.translation.enable_stage_2();
     own_interrupts(number, monitor);
+    Ok(())
+}
+
+/// Starts the host's profile of the guest, where one is wanted and there is a PMU.
+fn start_profile(local: &mut Local, monitor: &Monitor) -> Result<(), PmuError> {
+    let (Some(settings), Some(pmu)) = (&monitor.settings.profile, &local.pmu) else {
+        return Ok(());
+    };
+    if local.profile.is_none() {
+        let counters = pmu.free_host_counters();
+        let buffer = mem::take(&mut local.samples);
+        local.profile = Profile::new(settings, counters, read_sysreg!("cntfrq_el0"), buffer);
+    }
+    let profile = local.profile.as_mut().ok_or(PmuError::Profile)?;
+    profile.start(now(), &mut PhysicalPmu);
     Ok(())
 }
 

@@ -3,9 +3,11 @@
 //! UNSAFETY: writes EL1's exception registers.
 
 use vpmu::arm::ExceptionLevel;
+use vpmu_monitor::regs::translation::VTTBR_VMID_SHIFT;
 use vpmu_monitor::world::{
     aarch32,
     exit::{self, ExceptionEntry},
+    profile::Sample,
     statistics::Kind,
 };
 
@@ -56,6 +58,18 @@ impl Frame {
             ExceptionLevel::El0
         } else {
             ExceptionLevel::El1
+        }
+    }
+
+    /// What the guest was doing, as a sample of the host's; its event is 0.
+    pub(super) fn sample(&self) -> Sample {
+        Sample {
+            time: self.entered,
+            pc: self.elr,
+            context: read_sysreg!("contextidr_el1") as u32,
+            vmid: (read_sysreg!("vttbr_el2") >> VTTBR_VMID_SHIFT) as u16,
+            el: u8::from(self.exception_level() == ExceptionLevel::El1),
+            event: 0,
         }
     }
 

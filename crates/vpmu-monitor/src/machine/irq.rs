@@ -9,7 +9,7 @@ use vpmu_monitor::world::{
 };
 
 use super::{
-    cpu::{Cpu, Local, Monitor},
+    cpu::{self, Cpu, Local, Monitor},
     end::power_off,
     frame::Frame,
     gic::{self, PhysicalInterface},
@@ -36,7 +36,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     let mut local = cpu.local.lock();
     let mut kind = Kind::Other;
     while let Some(irq) = gic::acknowledge(group1) {
-        kind = serve(&irq, group1, monitor, cpu, &mut local);
+        kind = serve(&irq, group1, frame, monitor, cpu, &mut local);
     }
     drop(local);
     frame.leave(cpu, kind);
@@ -45,6 +45,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
 fn serve(
     irq: &gic::Acknowledged,
     group1: bool,
+    frame: &Frame,
     monitor: &Monitor,
     cpu: &Cpu,
     local: &mut Local,
@@ -65,7 +66,12 @@ fn serve(
     if Some(intid) == monitor.pmu_intid(Cpu::number())
         && let Some(pmu) = &mut local.pmu
     {
-        match pmu.interrupt(&mut PhysicalPmu) {
+        let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
+        if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
+            let epoch = cpu::current_measurement();
+            profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
+        }
+        match pmi {
             Pmi::Physical => {
                 irq.drop_priority();
                 local.interrupts.inject(interrupt, &mut PhysicalInterface);
@@ -77,7 +83,11 @@ fn serve(
                 show_line(local, cpu, monitor);
             }
         }
-        return Kind::IrqPmu;
+        return if host.is_empty() {
+            Kind::IrqPmu
+        } else {
+            Kind::IrqHostPmu
+        };
     }
     let kind = if intid < 16 {
         Kind::IrqSgi

@@ -17,6 +17,9 @@ pub const fn t0sz(bits: u64) -> u64 {
     64 - bits
 }
 
+/// `VTTBR_EL2.VMID` begins here.
+pub const VTTBR_VMID_SHIFT: u32 = 48;
+
 /// `SCTLR_EL2`: bits that read as 1.
 pub const SCTLR_EL2_RES1: u64 = 0x30c5_0830;
 /// `SCTLR_EL2.M`: the MMU is on.

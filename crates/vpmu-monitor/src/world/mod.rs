@@ -5,6 +5,7 @@ pub mod distributor;
 pub mod exit;
 pub mod guest_pmu;
 pub mod offer;
+pub mod profile;
 pub mod psci;
 pub mod redistributor;
 pub mod statistics;

@@ -40,13 +40,15 @@ pub enum Kind {
     Redistributor,
     /// The doorbell.
     Doorbell,
+    /// A host counter's overflow interrupt; the guest's PMU may have overflowed, too.
+    IrqHostPmu,
     /// An access to nothing, which became an external abort.
     ExternalAbort,
     /// Anything else.
     Other,
 }
 
-const FIXED: [(Kind, &str); 14] = [
+const FIXED: [(Kind, &str); 15] = [
     (Kind::IrqPmu, "irq:pmu"),
     (Kind::IrqTimer, "irq:timer"),
     (Kind::IrqSgi, "irq:sgi"),
@@ -60,6 +62,7 @@ const FIXED: [(Kind, &str); 14] = [
     (Kind::Redistributor, "data_abort:redistributor"),
     (Kind::Doorbell, "data_abort:doorbell"),
     (Kind::ExternalAbort, "abort:external"),
+    (Kind::IrqHostPmu, "irq:host-pmu"),
     (Kind::Other, "other"),
 ];
 
@@ -83,7 +86,8 @@ impl Kind {
             Self::Redistributor => 10,
             Self::Doorbell => 11,
             Self::ExternalAbort => 12,
-            Self::Other => 13,
+            Self::IrqHostPmu => 13,
+            Self::Other => 14,
             Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }

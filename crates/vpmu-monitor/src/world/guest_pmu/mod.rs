@@ -86,6 +86,8 @@ pub struct GuestPmu {
     hardware: Hardware,
     /// The host counter that counts the monitor's instructions.
     own_counter: Option<u8>,
+    /// Host counters sample the guest.
+    samples: bool,
     /// Physical register accesses made by [`Self::load`] and [`Self::put`].
     switch_accesses: u64,
 }
@@ -107,6 +109,9 @@ pub enum PmuError {
     /// The emulated PMU cannot be made.
     #[error("cannot {0}")]
     Config(#[from] ConfigError),
+    /// The host has fewer counters than events to sample by.
+    #[error("cannot sample the guest: there are fewer host counters than events")]
+    Profile,
 }
 
 impl GuestPmu {
@@ -150,10 +155,12 @@ impl GuestPmu {
                 PmuKind::Emulated(BackedPmu::new(config, plan, registers)?)
             }
         };
-        let own_counter = hardware
-            .counts_instructions()
-            .then(|| plan.host_counters().iter().last())
-            .flatten();
+        let host_counters = plan.host_counters();
+        let sampled = settings.profile.map_or(0, |profile| profile.events().len());
+        let own_counter = host_counters
+            .iter()
+            .last()
+            .filter(|_| hardware.counts_instructions() && host_counters.len() as usize > sampled);
         if let Some(n) = own_counter {
             let only_el2 = RawPmevtyper::P | RawPmevtyper::U | RawPmevtyper::NSH;
             registers.write(Register::Pmevtyper(n), only_el2 | u64::from(INST_RETIRED));
@@ -165,6 +172,7 @@ impl GuestPmu {
             plan,
             hardware: *hardware,
             own_counter,
+            samples: settings.profile.is_some(),
             switch_accesses: 0,
         })
     }
@@ -177,7 +185,7 @@ impl GuestPmu {
             PmuKind::Partitioned(pmu) => pmu.trap_registers(),
             PmuKind::Untrapped => self.plan.traps(),
         };
-        if self.own_counter.is_some() {
+        if self.own_counter.is_some() || self.samples {
             traps.mdcr_el2 |= MDCR_HPME;
         }
         traps
@@ -219,26 +227,39 @@ impl GuestPmu {
         }
     }
 
-    /// The physical overflow interrupt has arrived.
-    pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> Pmi {
+    /// The physical overflow interrupt has arrived. Returns what is to be done about the guest's interrupt, and which of the
+    /// host's counters have overflowed; their bits in PMOVSSET_EL0 are clear again.
+    pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> (Pmi, CounterSet) {
         match &mut self.kind {
             PmuKind::Emulated(pmu) => {
+                let host = if self.samples {
+                    overflowed(self.plan.host_counters(), registers)
+                } else {
+                    CounterSet::EMPTY
+                };
                 pmu.overflow(registers);
-                Pmi::Line
+                (Pmi::Line, host)
             }
             PmuKind::Partitioned(pmu) => {
                 let split = pmu.overflow(registers);
                 // With no cause in sight the wire is still the guest's: it may have stopped its
                 // counters (PMCR_EL0.E) with an overflow pending, which lowers the line on some
                 // machines later than on others. Kept from the guest, it would fire for ever.
-                if split.guest || split.host.is_empty() {
+                let pmi = if split.guest || split.host.is_empty() {
                     Pmi::Physical
                 } else {
                     Pmi::None
-                }
+                };
+                (pmi, split.host)
             }
-            PmuKind::Untrapped => Pmi::Physical,
+            PmuKind::Untrapped => (Pmi::Physical, CounterSet::EMPTY),
         }
+    }
+
+    /// The counters of the host that may sample the guest: all but the one that counts the monitor's instructions.
+    pub fn free_host_counters(&self) -> CounterSet {
+        let own = self.own_counter.map_or(0, |n| 1 << n);
+        CounterSet::from_bits(self.plan.host_counters().bits() & !own)
     }
 
     /// The guest's overflow line, where it is computed and not a wire.
@@ -297,6 +318,16 @@ impl GuestPmu {
             }
         }
     }
+}
+
+/// Those of `counters` that have overflowed with their interrupt enabled. Clears their bits in PMOVSSET_EL0.
+fn overflowed<R: PmuRegisters>(counters: CounterSet, registers: &mut R) -> CounterSet {
+    let bits = registers.read(Register::PmovsSet) & registers.read(Register::PmintenSet);
+    let overflowed = CounterSet::from_bits(bits as u32 & counters.bits());
+    if !overflowed.is_empty() {
+        registers.write(Register::PmovsClr, u64::from(overflowed.bits()));
+    }
+    overflowed
 }
 
 /// Counts accesses on their way to the registers.

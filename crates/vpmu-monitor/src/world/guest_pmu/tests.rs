@@ -89,7 +89,7 @@ fn the_emulated_line_follows_the_physical_overflow() {
 
     registers.count(Register::Pmevcntr(1), 0x100, u64::MAX);
     registers.set(Register::PmovsSet, 0b10);
-    assert_eq!(pmu.interrupt(registers), Pmi::Line);
+    assert_eq!(pmu.interrupt(registers).0, Pmi::Line);
     assert_eq!(pmu.line(), Some(true));
     assert_eq!(registers.last_write(Register::PmovsClr), Some(0b10));
 
@@ -122,7 +122,7 @@ fn a_partitioned_interrupt_without_a_cause_is_the_guests() {
     let mut pmu = pmu(Design::Partitioned, 2, registers);
     let _ = pmu.write(Register::Pmcr, ExceptionLevel::El1, pmcr::E, registers);
     registers.set(Register::PmovsSet, 0);
-    assert_eq!(pmu.interrupt(registers), Pmi::Physical);
+    assert_eq!(pmu.interrupt(registers).0, Pmi::Physical);
 }
 
 #[test]
