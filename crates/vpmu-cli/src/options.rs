@@ -8,6 +8,7 @@ use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
+use vpmu_lab::spec::profile::ProfileRequest;
 use vpmu_lab::spec::{Machine, Request};
 
 const AFTER: &str = "\
@@ -189,6 +190,12 @@ pub(crate) struct Guest {
     /// The default leaves all to the guest, which then has as many as native.
     #[arg(long, value_name = "N", default_value_t = 0)]
     host_counters: u32,
+    /// Sample the guest from the hypervisor with counters that the guest does not have, RATE times a second: cycles,
+    /// or the events named (partitioned, emulated; aarch64)
+    ///
+    /// Each event takes one of --host-counters. --keep has the profile as folded stacks and for pprof.
+    #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
+    host_profile: Option<ProfileRequest>,
     /// Run CMD this often, 1 to 100, one after the other; times and counts are means
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
@@ -267,6 +274,7 @@ impl Guest {
             model: self.model,
             perfmon: self.perfmon,
             host_counters: self.host_counters,
+            host_profile: self.host_profile.clone(),
             command: Command::from_words(&self.command),
             runs: self.runs,
             kernel: self.kernel.clone(),
@@ -289,6 +297,10 @@ fn arch(text: &str) -> Result<Arch, String> {
 }
 
 fn design(text: &str) -> Result<Pmu, String> {
+    text.parse()
+}
+
+fn host_profile(text: &str) -> Result<ProfileRequest, String> {
     text.parse()
 }
 

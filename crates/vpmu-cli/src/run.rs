@@ -68,6 +68,9 @@ pub(crate) fn run(
         phase += 1;
     };
     task.done();
+    if let Some(profile) = &outcome.host_profile {
+        eprintln!("vpmu: {}", profile.summary());
+    }
     let Some(run) = outcome.run else {
         if let Some(monitor) = outcome.monitor {
             let kinds = table::kinds(&monitor.total.exits);

@@ -1,6 +1,6 @@
 //! Statistics of this project's hypervisors.
 
-use alloc::{collections::BTreeMap, string::String};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,28 @@ pub struct Monitor {
     #[serde(flatten)]
     pub more: BTreeMap<String, serde_json::Value>,
 }
+
+/// A part of the host's profile of its guest: samples of one processor. A profile has one record or more for each.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostProfile {
+    /// The processor's number.
+    pub cpu: u32,
+    /// Samples for which there was no room. In a processor's first record, as `events` and `vectors`.
+    #[serde(default)]
+    pub lost: u64,
+    /// Each event's number, and how often it has occurred in the guest, to the last sample.
+    #[serde(default)]
+    pub events: Vec<(u16, u64)>,
+    /// `VBAR_EL1` when the guest ended: where its kernel's exception vectors are.
+    #[serde(default)]
+    pub vectors: u64,
+    /// The samples, in the order of time.
+    pub samples: Vec<HostSample>,
+}
+
+/// One sample of the guest: time (ticks of the system counter), PC, exception level, CONTEXTIDR_EL1, VMID, and the
+/// place of its event in `events`.
+pub type HostSample = (u64, u64, u8, u32, u16, u8);
 
 /// The x86 VMM's statistics.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

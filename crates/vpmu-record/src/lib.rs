@@ -21,7 +21,7 @@ use alloc::string::String;
 
 use serde::{Deserialize, Serialize};
 
-pub use hypervisor::{Monitor, Span, Vmm, VmmSpan};
+pub use hypervisor::{HostProfile, HostSample, Monitor, Span, Vmm, VmmSpan};
 pub use job::{HostJob, HostVmm};
 pub use kvm::{Host, Kvm, Snapshot, Trace};
 
@@ -48,6 +48,8 @@ pub enum Record {
     Trace(Trace),
     /// The monitor's statistics.
     VpmuMonitor(Box<Monitor>),
+    /// A part of the profile that the monitor takes of its guest.
+    HostProfile(Box<HostProfile>),
     /// The x86 VMM's statistics.
     VpmuVmm(Box<Vmm>),
 }

@@ -44,6 +44,10 @@ fn every_design_agrees_with_the_machine() {
         ("emulated", &[][..]),
         ("partitioned", &[][..]),
         ("partitioned", &["--host-counters", "2"][..]),
+        (
+            "partitioned",
+            &["--host-counters", "2", "--host-profile", "1000"][..],
+        ),
         ("direct", &[][..]),
         ("direct", &["--host-counters", "2"][..]),
         ("untrapped", &[][..]),

@@ -96,10 +96,14 @@ pub enum End {
 pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
     match &guest.way {
         Way::Native => Box::new(native::Native(machine)),
-        Way::Monitor { host_counters } => Box::new(monitor::Monitor {
+        Way::Monitor {
+            host_counters,
+            profile,
+        } => Box::new(monitor::Monitor {
             machine,
             pmu: guest.design.pmu,
             host_counters: *host_counters,
+            profile: profile.as_ref(),
         }),
         Way::Nested(vmm) => Box::new(nested::Nested {
             machine,

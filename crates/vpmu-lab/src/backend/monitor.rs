@@ -8,6 +8,7 @@ use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::Machine;
 use crate::spec::design::Pmu;
+use crate::spec::profile::ProfileRequest;
 use crate::{Error, Result};
 
 /// The monitor and its guest in one boot file.
@@ -17,19 +18,24 @@ pub(super) struct Monitor<'a> {
     pub(super) pmu: Pmu,
     /// Counters that the monitor keeps, where that is a choice.
     pub(super) host_counters: Option<u32>,
+    /// The profile that the monitor takes of its guest.
+    pub(super) profile: Option<&'a ProfileRequest>,
 }
 
 impl Monitor<'_> {
     /// Returns the monitor's words on the kernel command line. The monitor takes them out.
     fn words(&self) -> String {
-        let words = match self.pmu {
+        let mut words = match self.pmu {
             Pmu::Direct => "vpmu.pmu=partitioned vpmu.interrupts=direct".to_owned(),
             pmu => format!("vpmu.pmu={pmu}"),
         };
-        match self.host_counters {
-            Some(count) => format!("{words} vpmu.host_counters={count}"),
-            None => words,
+        if let Some(count) = self.host_counters {
+            words += &format!(" vpmu.host_counters={count}");
         }
+        if let Some(profile) = self.profile {
+            words += &format!(" vpmu.host_profile={profile}");
+        }
+        words
     }
 }
 
@@ -66,22 +72,23 @@ mod tests {
     #[test]
     fn words_for_the_monitor() {
         let machine = Request::new(Arch::Aarch64).machine;
-        let words = |pmu, host_counters| {
+        let words = |pmu, host_counters, profile: Option<ProfileRequest>| {
             Monitor {
                 machine: &machine,
                 pmu,
                 host_counters,
+                profile: profile.as_ref(),
             }
             .words()
         };
-        assert_eq!(words(Pmu::Emulated, None), "vpmu.pmu=emulated");
+        assert_eq!(words(Pmu::Emulated, None, None), "vpmu.pmu=emulated");
         assert_eq!(
-            words(Pmu::Direct, Some(0)),
+            words(Pmu::Direct, Some(0), None),
             "vpmu.pmu=partitioned vpmu.interrupts=direct vpmu.host_counters=0"
         );
         assert_eq!(
-            words(Pmu::Partitioned, Some(2)),
-            "vpmu.pmu=partitioned vpmu.host_counters=2"
+            words(Pmu::Partitioned, Some(2), "1000".parse().ok()),
+            "vpmu.pmu=partitioned vpmu.host_counters=2 vpmu.host_profile=1000,0x11"
         );
     }
 }

@@ -60,13 +60,22 @@ impl Parts<'_> {
         }
     }
 
+    /// Returns the kernel that the guest boots.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel's file cannot be made.
+    pub fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
+        match (self.own_kernel(), self.images) {
+            (Some(kernel), _) => Ok(kernel.to_owned()),
+            (None, Some(images)) => images.boot_kernel(arch),
+            (None, None) => unreachable!("a command without a kernel needs images"),
+        }
+    }
+
     /// Returns the files that boot the guest itself, with its initrd written into `folder`.
     pub(super) fn boot(&self, arch: Arch, folder: &Path) -> Result<Boot> {
-        let kernel = match (self.own_kernel(), self.images) {
-            (Some(kernel), _) => kernel.to_owned(),
-            (None, Some(images)) => images.boot_kernel(arch)?,
-            (None, None) => unreachable!("a command without a kernel needs images"),
-        };
+        let kernel = self.boot_kernel(arch)?;
         let initrd = match (&self.job, self.images) {
             (Some(job), Some(images)) => {
                 let initrd = folder.join("initrd");

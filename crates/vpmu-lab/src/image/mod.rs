@@ -7,4 +7,5 @@ pub mod debian;
 pub mod elf;
 pub mod images;
 pub mod job;
+pub mod kallsyms;
 pub mod module;

@@ -1,9 +1,11 @@
 //! The reports of guests, the figures made from them, and their display.
 
 pub mod figures;
+pub mod host_profile;
 pub mod markdown;
 mod number;
 pub mod page;
+mod pprof;
 pub mod profile;
 pub mod result;
 mod saved;

@@ -308,7 +308,7 @@ impl<'a> Found<'a> {
                 Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
                 Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
                 Record::Trace(trace) => found.traces.push(trace),
-                Record::Vpmu(_) | Record::Host(_) => {}
+                Record::Vpmu(_) | Record::Host(_) | Record::HostProfile(_) => {}
             }
         }
         found

@@ -13,6 +13,7 @@ use crate::host::qemu::Version;
 use crate::image::artifacts;
 use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
+use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
 use crate::spec::command::quote;
 use crate::spec::design::{Design, Pmu};
@@ -116,8 +117,16 @@ pub fn run(
     };
     let transcript = ran.map_err(explain)?;
     kept.records(&transcript.records)?;
+    let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
+    kept.host_profile(host_profile.as_ref())?;
+    let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
+    let mut run = run.map_err(explain)?;
+    if let (Some(run), Some(profile)) = (&mut run, &host_profile) {
+        run.host_profile = Some(profile.folded());
+    }
     Ok(Outcome {
-        run: figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript).map_err(explain)?,
+        run,
+        host_profile,
         monitor: (transcript.records.into_iter()).find_map(|record| match record {
             Record::VpmuMonitor(monitor) => Some(*monitor),
             _ => None,
@@ -211,6 +220,18 @@ fn parts<'a>(
     })
 }
 
+/// Returns the names of the kernel's functions and of the workload's, which runs at fixed addresses.
+fn symbols(spec: &Spec, parts: &Parts<'_>) -> Symbols {
+    let arch = spec.machine.arch;
+    let read = |path: PathBuf| fs::read(path).ok();
+    let kernel = parts.boot_kernel(arch).ok();
+    let program = artifacts::find(arch, artifacts::WORKLOAD).ok();
+    Symbols::new(
+        &kernel.and_then(read).unwrap_or_default(),
+        &program.and_then(read).unwrap_or_default(),
+    )
+}
+
 /// Creates the folder in which the user wants to find a guest's logs.
 struct Kept(Option<PathBuf>);
 
@@ -236,6 +257,20 @@ impl Kept {
             File::create(&path).map_err(Error::file("create", &path))
         };
         self.0.as_ref().map(create).transpose()
+    }
+
+    fn host_profile(&self, profile: Option<&HostProfile>) -> Result<()> {
+        let (Some(folder), Some(profile)) = (&self.0, profile) else {
+            return Ok(());
+        };
+        for (name, contents) in [
+            ("host-profile.folded", profile.folded_text().into_bytes()),
+            ("host-profile.pb", profile.pprof()),
+        ] {
+            let path = folder.join(name);
+            fs::write(&path, contents).map_err(Error::file("write", &path))?;
+        }
+        Ok(())
     }
 
     fn records(&self, records: &[Record]) -> Result<()> {

@@ -20,6 +20,7 @@ use crate::image::cache::Cache;
 use crate::image::images::Images;
 use crate::image::job::Output;
 use crate::image::module::{Kernel, Modules};
+use crate::report::host_profile::HostProfile;
 use crate::report::result::Run;
 use crate::spec::Spec;
 use vpmu_record::Monitor;
@@ -87,6 +88,8 @@ pub struct Outcome {
     pub run: Option<Run>,
     /// The monitor's report, when there is a monitor.
     pub monitor: Option<Monitor>,
+    /// The profile that the monitor took of the guest, where one was asked for.
+    pub host_profile: Option<HostProfile>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
     /// Wall-clock time until the command began.

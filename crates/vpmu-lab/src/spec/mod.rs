@@ -7,11 +7,13 @@
 pub mod arch;
 pub mod command;
 pub mod design;
+pub mod profile;
 mod request;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use profile::ProfileRequest;
 pub use request::Request;
 
 use crate::Result;
@@ -121,6 +123,8 @@ pub enum Way {
     Monitor {
         /// Counters that the monitor keeps, where that is a choice.
         host_counters: Option<u32>,
+        /// The profile that the monitor takes of its guest.
+        profile: Option<ProfileRequest>,
     },
     /// Runs in a stock KVM host on that machine, under this VMM.
     Nested(Vmm),

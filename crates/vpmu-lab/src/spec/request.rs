@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::arch::Arch;
 use super::command::Command;
 use super::design::{Design, Model, Pmu};
+use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result};
@@ -31,6 +32,8 @@ pub struct Request {
     pub perfmon: Option<u8>,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
+    /// The profile that the monitor takes of its guest.
+    pub host_profile: Option<ProfileRequest>,
     /// The command; without a command the kernel runs until it powers off.
     pub command: Option<Command>,
     /// Number of runs of the command.
@@ -76,6 +79,7 @@ impl Request {
             model: Model::default(),
             perfmon: None,
             host_counters: 0,
+            host_profile: None,
             command: None,
             runs: 1,
             kernel: None,
@@ -104,6 +108,7 @@ impl Request {
         let guests = self.guests(designs, own_kvm)?;
         self.check_payload(designs)?;
         self.check_numbers(designs)?;
+        self.check_profile(designs)?;
         self.check_files()?;
         let payload = match (self.command, self.kernel) {
             (Some(command), kernel) => Payload::Command(Work {
@@ -197,7 +202,7 @@ impl Request {
         match words.find(|word| word.starts_with("vpmu.")) {
             None => Ok(()),
             Some(word) => usage(format!(
-                "--append {word} would contradict --pmu and --host-counters: use those"
+                "--append {word} would contradict --pmu, --host-counters and --host-profile: use those"
             )),
         }
     }
@@ -241,7 +246,9 @@ impl Request {
             (_, Pmu::Native) => Way::Native,
             (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
             (Arch::Aarch64, pmu) => Way::Monitor {
-                host_counters: has_partition(pmu).then_some(self.host_counters),
+                host_counters: (has_partition(pmu) || self.is_profiled(pmu))
+                    .then_some(self.host_counters),
+                profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
             },
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
             (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
@@ -290,8 +297,43 @@ impl Request {
                 "--memory is too small for a guest: give at least {LEAST_MEMORY}M"
             ));
         }
-        if self.host_counters > 0 && !designs.iter().any(|design| has_partition(design.pmu)) {
+        let keeps = |design: &Design| has_partition(design.pmu) || self.is_profiled(design.pmu);
+        if self.host_counters > 0 && !designs.iter().any(keeps) {
             return usage("--host-counters is about --pmu partitioned and direct");
+        }
+        Ok(())
+    }
+
+    /// Tells whether the monitor samples a guest of this design.
+    fn is_profiled(&self, pmu: Pmu) -> bool {
+        self.host_profile.is_some() && matches!(pmu, Pmu::Partitioned | Pmu::Emulated)
+    }
+
+    fn check_profile(&self, designs: &[Design]) -> Result<()> {
+        let Some(profile) = &self.host_profile else {
+            return Ok(());
+        };
+        let has = |pmu| designs.iter().any(|design| design.pmu == pmu);
+        if self.machine.arch != Arch::Aarch64 {
+            return usage("--host-profile is about --arch aarch64");
+        }
+        if has(Pmu::Direct) {
+            return usage(
+                "--host-profile: with --pmu direct no interrupt comes to the monitor, so none of a host \
+                 counter's either: take partitioned",
+            );
+        }
+        if has(Pmu::Untrapped) {
+            return usage("--host-profile: with --pmu untrapped the guest has every counter");
+        }
+        if !designs.iter().any(|design| self.is_profiled(design.pmu)) {
+            return usage("--host-profile is about --pmu partitioned and emulated");
+        }
+        if profile.events.len() > self.host_counters as usize {
+            return usage(format!(
+                "--host-profile takes a host counter for each event: give --host-counters {} or more",
+                profile.events.len()
+            ));
         }
         Ok(())
     }

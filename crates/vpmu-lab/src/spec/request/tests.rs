@@ -20,13 +20,17 @@ fn complaint(pmu: Pmu, change: Change) -> String {
 
 #[test]
 fn wrong_numbers_and_files_are_named() {
-    let cases: [(Change, &str); 8] = [
+    let cases: [(Change, &str); 9] = [
         (&|it| it.machine.vcpus = 65, "--vcpus"),
         (&|it| it.machine.vcpus = 0, "--vcpus"),
         (&|it| it.runs = 101, "--runs"),
         (&|it| it.machine.memory = 4096, "at most 3G"),
         (&|it| it.machine.memory = 100, "at least 384M"),
         (&|it| it.host_counters = 1, "--host-counters"),
+        (
+            &|it| it.host_profile = "1000".parse().ok(),
+            "--host-profile",
+        ),
         (&|it| it.add.push("/".into()), "is a folder"),
         (&|it| it.kernel = Some("/no/such".into()), "/no/such"),
     ];
@@ -117,7 +121,10 @@ fn each_design_has_its_way() {
         )
         .unwrap();
     let ways: Vec<Way> = guests.into_iter().map(|guest| guest.way).collect();
-    let monitor = |host_counters| Way::Monitor { host_counters };
+    let monitor = |host_counters| Way::Monitor {
+        host_counters,
+        profile: None,
+    };
     assert_eq!(
         ways,
         [
