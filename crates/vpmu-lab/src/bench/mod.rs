@@ -5,6 +5,7 @@
 
 mod deadline;
 mod exits;
+mod host_profile;
 mod paravirt;
 mod partition;
 mod parts;
@@ -53,6 +54,7 @@ pub struct Bench {
 /// All benches.
 pub const BENCHES: &[Bench] = &[
     partition::BENCH,
+    host_profile::BENCH,
     reprogram::BENCH,
     paused::BENCH,
     sampling::BENCH,

@@ -135,7 +135,7 @@ fn runs_with_host_counters(
 }
 
 /// Tells whether the monitor found that the machine keeps its counters apart from those of the guest of `run`.
-fn isolates(run: &Run) -> bool {
+pub(super) fn isolates(run: &Run) -> bool {
     let monitor = run.monitor.as_ref();
     let isolation = monitor.and_then(|monitor| monitor.more.get("isolation"));
     isolation.is_some_and(|isolation| isolation["partition"] == true)

@@ -1,0 +1,135 @@
+//! The host samples a guest that samples itself, on arm64 with the counters divided.
+
+use super::partition::isolates;
+use super::parts::{QUIET, SHARES, WEIGHTS, figure, first};
+use super::{Bench, Context, Row, mode};
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu};
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "host-profile",
+    about: "the host's profile of a guest that takes its own (aarch64)",
+    page: Page {
+        title: "The host profiles a guest that profiles itself: results",
+        intro: include_str!("host_profile.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "1,000 samples a second by a host counter",
+        }],
+    },
+    has_models: false,
+    rows,
+};
+
+/// Samples of the host's, a second.
+const RATE: &str = "1000";
+/// One host counter samples, the other counts the monitor's instructions.
+const HOST_COUNTERS: u32 = 2;
+
+/// The guest's period has no divisor in common with the workload's unit of 100,000 instructions. The clock is inside the
+/// recording, whose begin and end are no part of the program's time.
+fn command() -> String {
+    format!(
+        "{QUIET}perf record --no-bpf-event -q -e cycles -c 1003331 -o perf.data -- \
+         perf stat -x, -o time -e duration_time workload --scale 20000 && \
+         awk -F, '/duration_time/ {{ print \"time\", $1 }}' time; \
+         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; {SHARES}"
+    )
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let run = |part, profile: Option<&str>| {
+        let request = Request {
+            host_counters: HOST_COUNTERS,
+            host_profile: profile.and_then(|rate| rate.parse().ok()),
+            ..Request::new(Arch::Aarch64)
+        };
+        context.compare_as(request, part, &[Design::from(Pmu::Partitioned)], &command())
+    };
+    let (without, with) = (run("without", None)?, run("with", Some(RATE))?);
+    let (without, with) = (&without[0], &with[0]);
+    let figures = if isolates(&with.run) {
+        measured(without, with)?
+    } else {
+        FIGURES.map(|_| None)
+    };
+    let rows = FIGURES.iter().zip(figures).map(|(&(name, unit), value)| {
+        let figure = figure(name, value, unit);
+        Row {
+            figure: figure.name.to_owned(),
+            mode: mode(with.design),
+            measured: figure.value,
+            published: None,
+            unit: figure.unit,
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// The figures and their units, in the order of [`measured`].
+const FIGURES: [(&str, &str); 5] = [
+    ("largest_share_difference_points", "points"),
+    ("guest_time_ratio", "ratio"),
+    ("guest_samples_ratio", "ratio"),
+    ("host_samples", "samples"),
+    ("el2_instructions_per_sample", "instructions"),
+];
+
+/// Compares the run with the host's profile to that without.
+fn measured(without: &result::Row, with: &result::Row) -> Result<[Option<f64>; 5]> {
+    let ratio = |word| Ok::<_, Error>(first(with, word)? / first(without, word)?);
+    let profile = with.run.host_profile.as_ref();
+    let samples = profile.map(|profile| profile.folded.values().sum::<u64>() as f64);
+    let more = instructions(with).zip(instructions(without));
+    let more = more.map(|(with, without)| with - without);
+    Ok([
+        difference(with),
+        Some(ratio("time")?),
+        Some(ratio("samples")?),
+        samples,
+        more.zip(samples)
+            .filter(|(_, samples)| *samples > 0.0)
+            .map(|(more, samples)| more / samples),
+    ])
+}
+
+/// Returns the instructions that the monitor executed while the command ran.
+fn instructions(row: &result::Row) -> Option<f64> {
+    let measured = row.run.monitor.as_ref()?.measured.as_ref()?;
+    measured.more.get("el2_instructions")?.as_f64()
+}
+
+/// Returns the largest difference between a function's share in the host's profile and in the guest's own, in points.
+/// `None`: the host has no sample of the program.
+fn difference(row: &result::Row) -> Option<f64> {
+    let profile = row.run.host_profile.as_ref()?;
+    let of = |function: &str| -> f64 {
+        let stacks = profile.folded.iter();
+        let own = stacks.filter(|(stack, _)| stack.rsplit(';').next() == Some(function));
+        own.map(|(_, &samples)| samples as f64).sum()
+    };
+    let all: f64 = WEIGHTS.iter().map(|(function, _)| of(function)).sum();
+    let differences = WEIGHTS.map(|(function, _)| {
+        let guest = first(row, &format!("share:{function}")).unwrap_or(0.0);
+        (100.0 * of(function) / all - guest).abs()
+    });
+    (all > 0.0).then(|| differences.into_iter().fold(0.0, f64::max))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_valid_shell() {
+        let status = std::process::Command::new("sh")
+            .args(["-n", "-c", &command()])
+            .status()
+            .unwrap();
+        assert!(status.success());
+    }
+}
