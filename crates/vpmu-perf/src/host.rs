@@ -185,11 +185,17 @@ impl PerfHost {
     /// Gives the perf event its period, while `counting` count.
     fn program(&mut self, counter: Counter, events: NonZeroU64, counting: CounterSet) {
         let period = self.host_period(counter, events, counting);
+        if self.pace.learns() {
+            // They are of the period before, and would tell a wrong rate with the next report's. Those of a storm come
+            // before the system call returns.
+            let late = self.events.take_overflows(counter);
+            self.pace.charge(late.number, self.kernel.now());
+        }
         let slot = &mut self.slots[counter];
-        let most = slot.longest();
+        let set = self.events.set_period(counter, period.min(slot.longest()));
         if let Some(place) = slot.period_mut() {
             let certain = !matches!(place, Period::Set { certain: false, .. });
-            *place = match self.events.set_period(counter, period.min(most)) {
+            *place = match set {
                 true => Period::Set {
                     events,
                     period,

@@ -85,6 +85,12 @@ impl Pace {
         !self.learns() || period == events.get()
     }
 
+    /// Takes so many overflows from the allowance.
+    pub(crate) fn charge(&mut self, overflows: u64, now: u64) {
+        let cost = overflows.saturating_mul(FLOOR);
+        self.whole_at = self.whole_at.max(now).saturating_add(cost).min(now + DEBT);
+    }
+
     /// The event behind `counter` has overflowed so many times, at its `period`, while `sharing` counters wait for
     /// overflows. Returns whether the period is too short.
     pub(crate) fn overflowed(
@@ -95,8 +101,12 @@ impl Pace {
         sharing: u64,
         now: u64,
     ) -> bool {
-        let cost = overflows.max(1).saturating_mul(FLOOR);
-        self.whole_at = self.whole_at.max(now).saturating_add(cost).min(now + DEBT);
+        if overflows == 0 {
+            // A late signal of a period that has been replaced, or an event without a buffer: nothing is learned.
+            return false;
+        }
+        self.charge(overflows, now);
+        let cost = overflows.saturating_mul(FLOOR);
         let rate = &mut self.rates[counter];
         let took = match rate.since {
             0 => 0,
@@ -106,12 +116,14 @@ impl Pace {
         // What a fair part of the time allows this counter.
         let fair = cost.saturating_mul(sharing);
         if self.whole_at > now + BURST * FLOOR && took < fair {
-            let counted = u128::from(period) * u128::from(overflows.max(1));
+            let counted = u128::from(period) * u128::from(overflows);
             let needed = counted * u128::from(FLOOR * sharing) / u128::from(took.max(1));
             let needed = u64::try_from(needed).unwrap_or(ENDLESS);
+            // In a storm the interrupts themselves take the time, and the rate seems lower than it is.
+            let storm = period.saturating_mul(overflows);
             // One measurement may be of a short burst.
-            let longest = period.saturating_mul(64);
-            rate.least = needed.clamp(period.saturating_add(1), longest.max(2));
+            let longest = storm.max(period.saturating_mul(64)).max(2);
+            rate.least = needed.max(storm).clamp(period.saturating_add(1), longest);
             return true;
         }
         // Twice as rare as it may be: half the period is as safe.
@@ -175,6 +187,17 @@ mod tests {
             pace.overflowed(COUNTER, 1, pace.period(COUNTER, ONE, 1), 1, now);
         }
         assert_eq!(pace.period(COUNTER, ONE, 1), 1);
+    }
+
+    #[test]
+    fn a_late_signal_tells_no_rate() {
+        let mut pace = Pace::new(Units::Events);
+        pace.begin(COUNTER, true, 1_000_000);
+        pace.overflowed(COUNTER, 100, 1, 1, 1_100_000);
+        let least = pace.period(COUNTER, ONE, 1);
+        // Its overflow was charged when the period was replaced.
+        assert!(!pace.overflowed(COUNTER, 0, least, 1, 1_100_001));
+        assert_eq!(pace.period(COUNTER, ONE, 1), least);
     }
 
     #[test]
