@@ -42,6 +42,39 @@ fn number(run: &Value, field: &str) -> f64 {
         .unwrap_or_else(|| panic!("{field} is {} in {run}", run[field]))
 }
 
+/// The promises of perf events, on a kernel's own driver of a hardware PMU: this one is QEMU's, without a virtual machine.
+/// Also where the kernel throttles what overflows too often.
+#[test]
+fn a_hosts_promises_on_a_hardware_pmu() {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../target/aarch64-unknown-linux-musl/release/vpmu-reprogram");
+    if !program.exists() {
+        eprintln!(
+            "skipped: no vpmu-reprogram for arm64, which script/test builds where rustc has the library"
+        );
+        return;
+    }
+    let _turn = turn(1);
+    let Some(mut vpmu) = vpmu("aarch64") else {
+        return;
+    };
+    const SCRIPT: &str = "chmod +x vpmu-reprogram
+./vpmu-reprogram --check --backing hardware || exit
+echo 2000 > /proc/sys/kernel/perf_event_max_sample_rate
+./vpmu-reprogram --check --backing hardware";
+    let options = ["run", "--arch", "aarch64", "--pmu", "native", "--add"];
+    let output = vpmu
+        .args(options)
+        .arg(program)
+        .args(["--", SCRIPT])
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    // Twelve promises, twice, and none that could not be tried.
+    assert_eq!(said.matches("\nok ").count(), 24, "{said}");
+}
+
 #[test]
 fn close_to_native() {
     let _turn = turn(usize::MAX);
