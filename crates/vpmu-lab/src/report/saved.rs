@@ -12,6 +12,8 @@ pub(super) struct Bench {
     pub(super) schema: u32,
     #[serde(default)]
     pub(super) bench: String,
+    /// The QEMU that ran the guests, where the file names it.
+    pub(super) qemu: Option<String>,
     pub(super) rows: Vec<Figure>,
 }
 

@@ -64,12 +64,7 @@ pub(super) fn section(file: &str, bench: &saved::Bench, told: Option<Told>) -> S
     let all = page.groups.iter().map(|group| bench.group(page, group));
     Section {
         title: format!("{title}{variant}"),
-        kicker: match story.map(|story| story.published) {
-            Some(published) if !published.is_empty() => {
-                format!("bench {}, published {published}", bench.bench)
-            }
-            _ => format!("bench {}", bench.bench),
-        },
+        kicker: kicker(bench, story),
         command: None,
         sentences: story.map_or_else(Vec::new, |story| {
             let sentences = story.sentences.iter();
@@ -86,6 +81,18 @@ pub(super) fn section(file: &str, bench: &saved::Bench, told: Option<Told>) -> S
         file: file.to_owned(),
         id,
     }
+}
+
+/// Says where the figures are from.
+fn kicker(bench: &saved::Bench, story: Option<&Story>) -> String {
+    let mut text = format!("bench {}", bench.bench);
+    if let Some(story) = story {
+        text += &format!(", published {}", story.published);
+    }
+    if let Some(qemu) = &bench.qemu {
+        text += &format!(", measured on QEMU {qemu}");
+    }
+    text
 }
 
 /// Returns bars for the figures that more than one mode has.

@@ -6,7 +6,7 @@ const RUN: &str = r#"{"arch":"aarch64","pmu":"PMU","vcpus":1,"guest_counters":6,
     "command":"echo '<b>' & true","runs":1,"status":0,"real_s":REAL,"user_s":1.0,"sys_s":0.5,"samples":10,
     "lost_samples":0,"throttled":0,"max_sample_rate":100000,"pmis":10,"exits":EXITS,"exits_per_pmi":null,
     "pmu_exits_per_pmi":null,"host_share":null,"exit_share":null,"deterministic":true,"later":1}"#;
-const BENCH: &str = r#"{"schema":1,"bench":"partition","rows":[
+const BENCH: &str = r#"{"schema":1,"bench":"partition","qemu":"10.0.2 (Debian)","rows":[
     {"figure":"perf_run_s","mode":"kvm","measured":5.0,"published":4.143,"unit":"s"},
     {"figure":"perf_run_s","mode":"partitioned","measured":2.5,"published":null,"unit":"s"}]}"#;
 
@@ -45,6 +45,10 @@ fn results_become_tables_and_plots() {
     assert!(html.contains(row), "{html}");
     assert!(html.contains("2.000 (partitioned) times as long"), "{html}");
     assert!(html.contains("irq:pmu 10"), "{html}");
+    assert!(
+        html.contains("bench partition, measured on QEMU 10.0.2 (Debian)<"),
+        "{html}"
+    );
     // One bar of each drawing is half as long as the longest: the command's time, and the bench's figure.
     for width in [")*50/100)", ")*100/100)"] {
         assert!(html.matches(width).count() >= 2, "{width}: {html}");
