@@ -12,6 +12,7 @@ use vpmu_lab::report::result::{Results, Row, Run};
 use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
 use vpmu_lab::run::{self, Lab};
+use vpmu_lab::spec::Request;
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
@@ -29,7 +30,10 @@ pub(crate) fn compare(
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let request = guest.request();
+    let request = Request {
+        profile: html.is_some(),
+        ..guest.request()
+    };
     check_policies(pmus, !policies.is_empty())?;
     if request.command.is_none() {
         return Err(Error::Usage(

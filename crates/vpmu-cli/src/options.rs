@@ -119,6 +119,8 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
         policy: Vec<Policy>,
         /// Write a page of the figures, with drawings, to a file
+        ///
+        /// A guest whose CMD leaves a perf.data behind then tells its profile, too, which takes a moment more.
         #[arg(long, value_name = "FILE")]
         html: Option<PathBuf>,
         #[command(flatten)]

@@ -16,6 +16,7 @@ mod job;
 mod kvm;
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::String;
 
@@ -40,6 +41,8 @@ pub enum Record {
     Meter(Meter),
     /// About the `perf.data` that the command left behind.
     Perf(Perf),
+    /// The profile in that `perf.data`, where one was asked for.
+    Profile(Profile),
     /// About the KVM host.
     Host(Host),
     /// The KVM host's statistics.
@@ -113,6 +116,13 @@ pub struct Perf {
     pub throttled: u64,
     /// Samples a second and event that the kernel allowed in the end.
     pub max_sample_rate: u64,
+}
+
+/// A profile as folded stacks, the form that flame graphs are made of.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Samples by stack. A stack names its frames from the outermost on, with `;` between them.
+    pub folded: BTreeMap<String, u64>,
 }
 
 impl Record {

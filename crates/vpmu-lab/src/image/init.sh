@@ -7,6 +7,7 @@
 #   meter    options for meter
 #   control  the terminal meter talks to
 #   settle   seconds to wait first
+#   profile  yes: tell the profile in each perf.data, too
 #
 # Lines that begin with the byte 0x1e are for vpmu and hold JSON.
 
@@ -79,6 +80,31 @@ for data in perf.data /vpmu/perf.*; do
             printf "\036{\"perf\":{\"samples\":%d,\"lost_records\":%d,", count["SAMPLE"], count["LOST"]
             printf "\"lost_samples\":%d,\"throttled\":%d,", lost, count["THROTTLE"]
             printf "\"max_sample_rate\":%d}}\n", rate
+        }'
+    [ "$profile" = yes ] || continue
+    # A line is "12  ,gzip  ,libc.so.6  ,[k] name": samples, process, file, ring and function, whose name may have commas.
+    # What a file without symbols executes has its name.
+    perf report --stdio --no-children -g none -F sample,comm,dso,sym -t , -i "$data" 2>/dev/null | awk -F ' *,' '
+        !/^ *[0-9]+ *,/ { next }
+        {
+            samples = $1 + 0
+            process = $2
+            file = $3
+            sub(/^[^,]*,[^,]*,[^,]*,/, "")
+            ring = substr($0, 2, 1) == "k" ? ";[kernel];" : ";"
+            name = substr($0, 5)
+            sub(/ +$/, "", name)
+            stack = process ring (name ~ /^0x/ ? "[" file "]" : name)
+            gsub(/["\\]/, "_", stack)
+            folded[stack] += samples
+        }
+        END {
+            printf "\036{\"profile\":{\"folded\":{"
+            for (stack in folded) {
+                printf "%s\"%s\":%d", comma, stack, folded[stack]
+                comma = ","
+            }
+            print "}}}"
         }'
 done
 poweroff -f

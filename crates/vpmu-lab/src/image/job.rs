@@ -139,8 +139,9 @@ impl Job<'_> {
                 "vpmu/job",
                 0o644,
                 text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\n",
-                    f64::from(settle_ms(self.phase)) / 1000.0
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\n",
+                    f64::from(settle_ms(self.phase)) / 1000.0,
+                    if self.work.profile { "yes" } else { "" },
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
@@ -312,6 +313,7 @@ mod tests {
                 kernel: None,
                 add: Vec::new(),
                 programs: Vec::new(),
+                profile: true,
                 marked: false,
             };
             let job = Job {

@@ -240,7 +240,7 @@ impl Run {
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
             host_profile: None,
-            guest_profile: None,
+            guest_profile: found.profile,
             traces: found.traces.into_iter().cloned().collect(),
         })
     }
@@ -281,6 +281,8 @@ pub(super) struct Found<'a> {
     meter: Option<&'a Meter>,
     /// The sum over every perf.data.
     perf: Option<Perf>,
+    /// The sum over every perf.data.
+    profile: Option<Profile>,
     pub(super) kvm: Option<&'a Kvm>,
     pub(super) monitor: Option<&'a Monitor>,
     pub(super) vmm: Option<&'a Vmm>,
@@ -303,6 +305,13 @@ impl<'a> Found<'a> {
                     sum.lost_records += perf.lost_records;
                     sum.lost_samples += perf.lost_samples;
                     sum.throttled += perf.throttled;
+                }
+                Record::Profile(profile) => {
+                    let sum = found.profile.get_or_insert_default();
+                    for (stack, samples) in &profile.folded {
+                        let all = sum.folded.entry(stack.clone()).or_default();
+                        *all = all.saturating_add(*samples);
+                    }
                 }
                 Record::Kvm(kvm) => found.kvm = Some(kvm),
                 Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),

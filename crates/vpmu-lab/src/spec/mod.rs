@@ -101,6 +101,8 @@ pub struct Work {
     /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
     /// some rest behind it. The KVM host then counts by tracepoints.
     pub marked: bool,
+    /// Whether the guest tells the profile in each `perf.data` that the command leaves behind.
+    pub profile: bool,
 }
 
 /// A guest under one design.

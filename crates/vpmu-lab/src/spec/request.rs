@@ -46,6 +46,8 @@ pub struct Request {
     pub append: Option<String>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
+    /// As in [`Work::profile`].
+    pub profile: bool,
     /// As in [`Work::programs`].
     pub programs: Vec<&'static str>,
     /// As in [`Work::marked`].
@@ -86,6 +88,7 @@ impl Request {
             initrd: None,
             append: None,
             add: Vec::new(),
+            profile: false,
             programs: Vec::new(),
             marked: false,
             timeout: Duration::from_secs(900),
@@ -116,6 +119,7 @@ impl Request {
                 runs: self.runs,
                 kernel,
                 add: self.add,
+                profile: self.profile,
                 programs: self.programs,
                 marked: self.marked,
             }),

@@ -144,6 +144,17 @@ fn lost_samples_are_known_or_not() {
 }
 
 #[test]
+fn the_profiles_of_several_runs_are_summed() {
+    let profile = r#"{"profile":{"folded":{"gzip;deflate":3,"gzip;[kernel];read":1}}}"#;
+    let run = run_of(2, Pmu::Native, &[GUEST, METER, profile, profile]);
+    let folded = run.guest_profile.unwrap().folded;
+    assert_eq!(
+        (folded["gzip;deflate"], folded["gzip;[kernel];read"]),
+        (6, 2)
+    );
+}
+
+#[test]
 fn several_runs_are_means() {
     let perf = r#"{"perf":{"samples":50,"lost_records":0,"lost_samples":0,"throttled":0,"max_sample_rate":100000}}"#;
     let run = run_of(2, Pmu::Native, &[GUEST, METER, perf, perf]);
