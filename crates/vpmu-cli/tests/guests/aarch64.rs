@@ -209,6 +209,31 @@ fn counts_agree() {
     }
 }
 
+/// Checks that a page is asked for and has the guest's own profile: every sample, under the names of the functions.
+#[test]
+fn the_page_has_the_guest_s_profile() {
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let page = folder.path().join("page.html");
+    let options = ["--pmu", "partitioned", "--html", page.to_str().unwrap()];
+    let command =
+        "perf record --no-bpf-event -q -F 2000 -e cycles -o perf.data workload --scale 2000";
+    let json = folder.path().join("results.json");
+    let Some(text) = compare("aarch64", &options, command, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let run = row(&results, "partitioned");
+    let folded = run["guest_profile"]["folded"].as_object().unwrap();
+    let samples = |count: &Value| count.as_u64().unwrap();
+    let all: u64 = folded.values().map(samples).sum();
+    assert_eq!(Some(all), run["samples"].as_u64(), "{folded:?}");
+    let foo = samples(&folded["workload;foo"]) as f64 / all as f64;
+    assert!((0.4..0.6).contains(&foo), "{foo}: {folded:?}");
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(html.contains("partitioned: the guest&#39;s own profile"));
+}
+
 /// Checks that each design takes exactly native's samples, with a fixed period and user-space events.
 #[test]
 fn samples_agree() {

@@ -42,16 +42,21 @@ fn kicker(runs: &[Run]) -> String {
         "real time"
     };
     let cpu = first.cpu.as_deref().map(|cpu| format!(" ({cpu})"));
+    let qemu = first
+        .qemu
+        .as_deref()
+        .map(|qemu| format!(", on QEMU {qemu}"));
     let plural = |count: u32, word: &str| match count {
         1 => format!("1 {word}"),
         _ => format!("{count} {word}s"),
     };
     format!(
-        "{}{}, {}, {} of the command, {time}",
+        "{}{}, {}, {} of the command, {time}{}",
         first.arch,
         cpu.unwrap_or_default(),
         plural(first.vcpus, "vCPU"),
         plural(first.runs, "run"),
+        qemu.unwrap_or_default(),
     )
 }
 
