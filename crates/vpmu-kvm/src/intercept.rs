@@ -106,8 +106,13 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
         *range = own.range(bitmap);
     }
     for (range, (base, nmsrs)) in filter.ranges.iter_mut().zip(runs) {
+        let write = match crate::rdpmc::is_index(base) {
+            // An RDPMC reads only. Writes of what MSRs there may be are KVM's.
+            true => 0,
+            false => KVM_MSR_FILTER_WRITE,
+        };
         *range = kvm_msr_filter_range {
-            flags: KVM_MSR_FILTER_READ | KVM_MSR_FILTER_WRITE,
+            flags: KVM_MSR_FILTER_READ | write,
             base,
             nmsrs,
             bitmap: denied.as_mut_ptr(),

@@ -14,6 +14,7 @@ use crate::host::Host;
 use crate::lapic::{self, Lapic, Pmi};
 use crate::memory::GuestMemory;
 use crate::parts::Parts;
+use crate::rdpmc::{self, VcpuRdpmc};
 use crate::run::{Returned, RunPage};
 use crate::thread::unset;
 use crate::{Exit, sys};
@@ -43,6 +44,8 @@ pub(crate) struct OnKvm {
     pub(crate) run: Arc<RunPage>,
     /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
     fault: Option<u64>,
+    /// The way of RDPMC to the VMM where no kernel is rewritten.
+    pub(crate) rdpmc: Option<VcpuRdpmc>,
 }
 
 impl OnKvm {
@@ -61,6 +64,7 @@ impl OnKvm {
             // Shared with what reads the guest's registers in a sample, which may be on its way while this object moves.
             vcpu: Arc::new(vcpu),
             fault: None,
+            rdpmc: None,
         })
     }
 
@@ -126,9 +130,22 @@ impl OnKvm {
                 return self.no_exit(overflowed);
             }
             // An access that no part knows stays as KVM has made it, so that the VMM's own handler finds it untouched.
-            Returned::Rdmsr(index) => self.run.complete_msr(parts.rdmsr(index)),
-            Returned::Wrmsr(index, value) => self.run.complete_msr(parts.wrmsr(index, value)),
+            Returned::Rdmsr(index) => {
+                let outcome = self.rdmsr(index, parts)?;
+                self.run.complete_msr(outcome)
+            }
+            Returned::Wrmsr(index, value) => {
+                let outcome = match self.permits(index)? {
+                    true => parts.wrmsr(index, value),
+                    false => Outcome::GeneralProtection,
+                };
+                self.run.complete_msr(outcome)
+            }
             Returned::Out(RDPMC_PORT) => self.rdpmc(parts),
+            Returned::Out(rdpmc::ENTRY_PORT) => match &self.rdpmc {
+                Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, parts)?,
+                None => false,
+            },
             Returned::Out(_) | Returned::Other => false,
         };
         Ok(match completed {
@@ -154,6 +171,32 @@ impl OnKvm {
             // A 1 is the VMM's, whatever else has happened: it must see EINTR, or its pause would be lost.
             0 if overflowed => AfterRun::Kicked,
             _ => AfterRun::Vmm,
+        })
+    }
+
+    /// Returns whether the guest may have this register: only with RDPMC it has a PMU.
+    fn permits(&mut self, msr: u32) -> Result<bool, Error> {
+        match &mut self.rdpmc {
+            Some(rdpmc) => rdpmc.permits(msr, &self.vcpu),
+            None => Ok(true),
+        }
+    }
+
+    fn rdmsr<H: CounterHost<CounterConfig>>(
+        &mut self,
+        msr: u32,
+        parts: &mut Parts<H>,
+    ) -> Result<Outcome, Error> {
+        if !self.permits(msr)? {
+            return Ok(Outcome::GeneralProtection);
+        }
+        let outcome = match &self.rdpmc {
+            Some(rdpmc) => rdpmc.rdmsr(msr, &self.vcpu, &self.run, parts),
+            None => Outcome::NotHandled,
+        };
+        Ok(match outcome {
+            Outcome::NotHandled => parts.rdmsr(msr),
+            outcome => outcome,
         })
     }
 

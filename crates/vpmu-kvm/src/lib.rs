@@ -4,8 +4,8 @@
 //!
 //! - this crate: what KVM hands over is completed, counted by perf events of the vCPU's thread, and the
 //!   interrupt is delivered;
-//! - a kernel whose RDPMC instructions are exits, because KVM never hands these over: the crate
-//!   `vpmu-kernel` or the command `vpmu rewrite-kernel` makes one out of a distribution's;
+//! - RDPMC, which KVM never hands over: at run time by [`Vcpu::set_rdpmc`], for any 64-bit Linux, or from a kernel
+//!   that the crate `vpmu-kernel` or the command `vpmu rewrite-kernel` has rewritten, as below;
 //! - perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
 //!
 //! The VMM's binding to KVM does not matter: descriptors are taken as [`AsRawFd`](std::os::fd::AsRawFd), everything else is
@@ -89,6 +89,7 @@ mod options;
 mod paravirt;
 mod parts;
 mod pmu;
+mod rdpmc;
 mod run;
 mod seccomp;
 mod state;
@@ -108,6 +109,7 @@ pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Model, Options, Pebs, Perfmon, Source};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
+pub use rdpmc::{Rdpmc, RdpmcState};
 pub use seccomp::{
     Argument, SETUP_SYSCALLS, SYSCALLS, Syscall, seccomp_rules, seccomp_setup_rules,
 };

@@ -176,6 +176,16 @@ impl RunPage {
     pub(crate) fn set_rax_and_rdx(&self, rax: u64, rdx: u64) {
         Self::put(field!(self, s.regs.regs.rax), rax);
         Self::put(field!(self, s.regs.regs.rdx), rdx);
+        self.give_regs();
+    }
+
+    /// Gives the vCPU these general registers with its next KVM_RUN.
+    pub(crate) fn set_regs(&self, regs: &kvm_regs) {
+        Self::put(field!(self, s.regs.regs), *regs);
+        self.give_regs();
+    }
+
+    fn give_regs(&self) {
         let dirty = field!(self, kvm_dirty_regs);
         let regs = u64::from(KVM_SYNC_X86_REGS);
         Self::put(dirty, Self::get(dirty) | regs);

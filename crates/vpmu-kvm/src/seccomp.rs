@@ -165,6 +165,18 @@ pub const SYSCALLS: &[Syscall] = &[
         libc::SYS_timerfd_gettime,
         "with a lazy deadline only: the thread that waits for it",
     ),
+    ioctl!(
+        sys::GET_CPUID2,
+        "KVM_GET_CPUID2: with Vcpu::set_rdpmc, an MSR that might be of Hyper-V's"
+    ),
+    ioctl!(
+        sys::GET_DEBUGREGS,
+        "KVM_GET_DEBUGREGS: with Vcpu::set_rdpmc, a single step over an RDPMC"
+    ),
+    ioctl!(
+        sys::SET_DEBUGREGS,
+        "KVM_SET_DEBUGREGS: with Vcpu::set_rdpmc, a single step over an RDPMC"
+    ),
     any("tgkill", libc::SYS_tgkill, "with Kick::Signal only"),
     any("write", libc::SYS_write, "with Kick::EventFd only"),
     fcntl!(

@@ -9,8 +9,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
-    kvm_clock_data, kvm_device_attr, kvm_enable_cap, kvm_lapic_state, kvm_msi, kvm_msr_entry,
-    kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs, kvm_vcpu_events, kvm_xsave,
+    kvm_clock_data, kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap,
+    kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
+    kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -26,6 +27,10 @@ pub(crate) const SET_REGS: u64 = write::<kvm_regs>(0x82);
 pub(crate) const GET_VCPU_EVENTS: u64 = read::<kvm_vcpu_events>(0x9f);
 pub(crate) const SET_VCPU_EVENTS: u64 = write::<kvm_vcpu_events>(0xa0);
 pub(crate) const GET_SREGS: u64 = read::<kvm_sregs>(0x83);
+pub(crate) const GET_DEBUGREGS: u64 = read::<kvm_debugregs>(0xa1);
+pub(crate) const SET_DEBUGREGS: u64 = write::<kvm_debugregs>(0xa2);
+pub(crate) const GET_CPUID2: u64 =
+    KVMIO << 8 | 3 << 30 | (size_of::<kvm_cpuid2>() as u64) << 16 | 0x91;
 pub(crate) const GET_XSAVE: u64 = read::<kvm_xsave>(0xa4);
 pub(crate) const GET_CLOCK: u64 = read::<kvm_clock_data>(0x7c);
 pub(crate) const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
@@ -185,6 +190,47 @@ pub(crate) fn events(vcpu: &impl AsRawFd) -> Result<kvm_vcpu_events, Error> {
 
 pub(crate) fn set_events(vcpu: &impl AsRawFd, events: &kvm_vcpu_events) -> Result<(), Error> {
     set(vcpu, "KVM_SET_VCPU_EVENTS", SET_VCPU_EVENTS, events).map(drop)
+}
+
+/// Injects the #DB of a single step that has ended.
+pub(crate) fn inject_single_step(vcpu: &impl AsRawFd) -> Result<(), Error> {
+    const DB: u8 = 1;
+    const DR6_BS: u64 = 1 << 14;
+    let mut debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
+    debug.dr6 |= DR6_BS;
+    set(vcpu, "KVM_SET_DEBUGREGS", SET_DEBUGREGS, &debug)?;
+    let mut state = events(vcpu)?;
+    state.exception.injected = 1;
+    state.exception.nr = DB;
+    state.exception.has_error_code = 0;
+    set_events(vcpu, &state)
+}
+
+/// Returns whether the guest was told that its hypervisor is Hyper-V.
+pub(crate) fn has_hyperv(vcpu: &impl AsRawFd) -> bool {
+    const INTERFACE: u32 = 0x4000_0001;
+    const HV_1: u32 = u32::from_le_bytes(*b"Hv#1");
+    // KVM keeps no more.
+    const MOST: usize = 256;
+    let mut cpuid = Cpuid::<MOST> {
+        head: kvm_cpuid2 {
+            nent: MOST as u32,
+            ..Default::default()
+        },
+        entries: [kvm_cpuid_entry2::default(); MOST],
+    };
+    // SAFETY: the kernel writes at most as many entries as the head says: `MOST`.
+    let result = unsafe { libc::ioctl(vcpu.as_raw_fd(), GET_CPUID2 as _, &raw mut cpuid) };
+    result == 0
+        && cpuid.entries[..MOST.min(cpuid.head.nent as usize)]
+            .iter()
+            .any(|entry| entry.function == INTERFACE && entry.eax == HV_1)
+}
+
+#[repr(C)]
+struct Cpuid<const N: usize> {
+    head: kvm_cpuid2,
+    entries: [kvm_cpuid_entry2; N],
 }
 
 pub(crate) fn set_msr_filter(vm: &impl AsRawFd, filter: &kvm_msr_filter) -> Result<(), Error> {

@@ -4,8 +4,8 @@
 //!
 //! With an MSR filter, RDMSR and WRMSR of the parts' MSRs come to the VMM. The local APIC stays in
 //! the kernel, so LVTPC is read there when there is an interrupt to deliver, and what LVTPC asks for is
-//! delivered. RDPMC never comes: the guest's kernel has been rewritten to execute
-//! `out 0xe6, al` instead (`vpmu-kernel`), which does.
+//! delivered. RDPMC never comes by itself: it comes by way of the guest's #GP (`rdpmc`), or the guest's kernel has been
+//! rewritten to execute `out 0xe6, al` instead (`vpmu-kernel`), which does.
 //!
 //! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
 //! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an
@@ -37,6 +37,7 @@ use crate::offer::{self, Offer, Pmu};
 use crate::options::{self, Options};
 use crate::parts::Parts;
 use crate::pmu::{Core, Engine};
+use crate::rdpmc::{Rdpmc, VcpuRdpmc};
 use crate::state::{SavedPmu, State};
 use crate::thread::Thread;
 use crate::{Statistics, sys};
@@ -145,6 +146,13 @@ impl Vcpu {
             // A host keeps the kick that it was made with, so that this comes too late for a thread that has one.
             thread.perf.kick = kick;
         }
+    }
+
+    /// Has RDPMC come here without a rewritten kernel, by way of `rdpmc`, which all vCPUs of the VM share. Needs
+    /// [`Rdpmc::msrs`] among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
+    pub fn set_rdpmc(&mut self, rdpmc: Arc<Rdpmc>) {
+        let memory = Arc::clone(&self.memory);
+        self.kvm.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory));
     }
 
     /// Returns the parts that the guest is offered.

@@ -5,7 +5,7 @@
 //! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
 //! it can rely on the change.
 
-mod paging;
+pub(crate) mod paging;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

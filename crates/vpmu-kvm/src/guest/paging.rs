@@ -11,7 +11,7 @@ use kvm_bindings::kvm_sregs;
 
 use crate::memory::GuestMemory;
 
-pub(super) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// Bits of a table's entry.
 const PRESENT: u64 = 1 << 0;
@@ -19,19 +19,24 @@ const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
+const NO_EXECUTE: u64 = 1 << 63;
 
 /// A page that an address leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Page {
+pub(crate) struct Page {
     /// Physical address of its first byte.
-    pub(super) physical: u64,
+    pub(crate) physical: u64,
     /// Whether it may be written. All may be read.
-    pub(super) writable: bool,
+    pub(crate) writable: bool,
+    /// Whether user space has it.
+    pub(crate) user: bool,
+    /// Whether its bytes may be executed.
+    pub(crate) executable: bool,
 }
 
 /// The settings that decide about a linear address.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paging {
+pub(crate) struct Paging {
     /// 0: none; `None`: of another kind.
     levels: Option<u32>,
     root: u64,
@@ -42,7 +47,7 @@ pub(super) struct Paging {
 }
 
 impl Paging {
-    pub(super) fn of(sregs: &kvm_sregs) -> Self {
+    pub(crate) fn of(sregs: &kvm_sregs) -> Self {
         const CR0_WP: u64 = 1 << 16;
         const CR0_PG: u64 = 1 << 31;
         const CR4_LA57: u64 = 1 << 12;
@@ -63,20 +68,41 @@ impl Paging {
         }
     }
 
-    /// Returns the page behind `address`, where an access is allowed at all.
-    pub(super) fn translate(&self, memory: &dyn GuestMemory, address: u64) -> Option<Page> {
-        let levels = self.levels?;
-        if levels == 0 {
-            return (address <= u32::MAX.into()).then_some(Page {
-                physical: address & !(PAGE - 1),
-                writable: true,
-            });
+    /// Returns the same with SMAP off: user space reads its own pages.
+    pub(crate) fn of_user(self) -> Self {
+        Self {
+            smap: false,
+            ..self
         }
-        let unused = 64 - 12 - 9 * levels;
-        if address.cast_signed() << unused >> unused != address.cast_signed() {
+    }
+
+    /// Returns whether `address` is canonical (SDM vol. 1, 3.3.7.1).
+    pub(crate) fn is_canonical(&self, address: u64) -> bool {
+        match self.levels {
+            Some(levels @ 1..) => {
+                let unused = 64 - 12 - 9 * levels;
+                address.cast_signed() << unused >> unused == address.cast_signed()
+            }
+            Some(0) | None => address <= u32::MAX.into(),
+        }
+    }
+
+    /// Returns the page behind `address`, where an access is allowed at all.
+    pub(crate) fn translate(&self, memory: &dyn GuestMemory, address: u64) -> Option<Page> {
+        let levels = self.levels?;
+        if !self.is_canonical(address) {
             return None;
         }
+        if levels == 0 {
+            return Some(Page {
+                physical: address & !(PAGE - 1),
+                writable: true,
+                user: false,
+                executable: true,
+            });
+        }
         let (mut table, mut writable, mut user) = (self.root, true, true);
+        let mut executable = true;
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
             let index = address >> shift & 0x1ff;
@@ -90,6 +116,7 @@ impl Paging {
             }
             writable &= entry & WRITABLE != 0;
             user &= entry & USER != 0;
+            executable &= entry & NO_EXECUTE == 0;
             let is_large = entry & LARGE != 0;
             if level > 2 && is_large {
                 // The bit is reserved there.
@@ -103,6 +130,8 @@ impl Paging {
                 return Some(Page {
                     physical: (entry & ADDRESS & !offset | address & offset) & !(PAGE - 1),
                     writable: writable || !self.protects,
+                    user,
+                    executable,
                 });
             }
             table = entry & ADDRESS;
@@ -170,6 +199,8 @@ mod tests {
                 let expected = Page {
                     physical: page | ADDR & offset,
                     writable: true,
+                    user: false,
+                    executable: false,
                 };
                 let found = paging.translate(&ram, ADDR + 0x123);
                 assert_eq!(found, Some(expected), "{levels} {level}");
@@ -214,6 +245,17 @@ mod tests {
         assert!(four.translate(&user, ADDR).is_some());
         assert_eq!(smap.translate(&user, ADDR), None);
         assert!(smap.translate(&kernel, ADDR).is_some());
+        let of_user = smap.of_user();
+        assert!(
+            of_user
+                .translate(&user, ADDR)
+                .is_some_and(|page| page.user && page.executable)
+        );
+        assert!(
+            of_user
+                .translate(&kernel, ADDR)
+                .is_some_and(|page| !page.user)
+        );
     }
 
     #[test]
@@ -223,6 +265,8 @@ mod tests {
         let itself = Page {
             physical: 0x1000,
             writable: true,
+            user: false,
+            executable: true,
         };
         assert_eq!(none.translate(&ram, 0x1234), Some(itself));
         assert_eq!(none.translate(&ram, 1 << 32), None);

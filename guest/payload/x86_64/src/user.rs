@@ -27,8 +27,10 @@ pub(crate) const RDPMC: &[u8] = &[0x0f, 0x33];
 pub(crate) const RDMSR: &[u8] = &[0x0f, 0x32];
 /// `wrmsr`
 pub(crate) const WRMSR: &[u8] = &[0x0f, 0x30];
-/// `out 0xe6, al`: the instruction that replaces the kernel's RDPMC.
+/// `out 0xe6, al`: the instruction that replaces the kernel's RDPMC at load.
 pub(crate) const OUT: &[u8] = &[0xe6, 0xe6];
+/// `out 0xe7, al`: the instruction that makes the handler of #GP an exit.
+pub(crate) const OUT_ENTRY: &[u8] = &[0xe6, 0xe7];
 /// `dec rcx; jnz .-3`: RCX rounds.
 pub(crate) const SPIN: &[u8] = &[0x48, 0xff, 0xc9, 0x75, 0xfb];
 const LEAVE: [u8; 2] = [0x0f, 0x0b];

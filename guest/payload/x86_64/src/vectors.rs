@@ -40,6 +40,10 @@ vector_entries:
     .set    vector, 0
     .rept   256
     .balign 16
+    .if     vector == 13
+    // By this instruction a VMM knows the handler of #GP, where RDPMC comes to it by way of the handler.
+    .byte   0x0f, 0x1f, 0x00
+    .endif
     // These exceptions push an error code themselves.
     .if     (vector == 8) || (vector == 10) || (vector == 11) || (vector == 12) || (vector == 13) || (vector == 14) || (vector == 17) || (vector == 21) || (vector == 29) || (vector == 30)
     .else

@@ -1,0 +1,242 @@
+//! RDPMC of any guest, however it was booted.
+//!
+//! KVM never hands RDPMC to a VMM. Without a PMU in KVM the instruction is #GP in the guest, so the way to the VMM is the
+//! guest's own handler of #GP:
+//!
+//! - When a vCPU first touches the PMU's registers, the guest has its IDT. Gate 13 names the handler. The first two bytes
+//!   of the handler's first instruction behind ENDBR64 become a write to [`ENTRY_PORT`], which exits (`entry.rs`).
+//! - At that exit the frame of the exception names the instruction. If that is RDPMC, and may be executed there, it is
+//!   completed as the engine says, and the vCPU goes on behind it. Otherwise the displaced instruction is completed, and
+//!   the guest's handler goes on as if nothing had been (`frame.rs`).
+//! - An RDPMC of the guest's kernel becomes RDMSR, which differs from it in one bit. The RDMSR exits by the MSR filter
+//!   with the counter's number as its index, so the instruction faults only once. RDMSRs elsewhere are KVM's still.
+//!
+//! A guest whose handler is not of a known form is told that it has no PMU: its accesses to the PMU's registers are #GP.
+//!
+//! A guest chooses its IDT, its page tables, its code and its stack, and may ring the port at any moment. It reads and
+//! changes its own RAM thereby, through its own page tables, and nothing else. docs/rdpmc.md has the whole argument.
+
+mod code;
+mod entry;
+mod frame;
+mod vcpu;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::kvm_sregs;
+use serde::{Deserialize, Serialize};
+use vpmu::x86::Capability;
+
+use crate::error::Error;
+use crate::guest::paging::Paging;
+use crate::memory::GuestMemory;
+use crate::offer::Offer;
+use code::{Code, exchange, is_kernels};
+use entry::{Entry, Refusal};
+pub(crate) use vcpu::VcpuRdpmc;
+
+/// The first instruction of the guest's #GP handler writes to this port. The port is the guest's own everywhere else.
+pub(crate) const ENTRY_PORT: u16 = 0xe7;
+
+/// Entries that are known at a time. A guest has one; another kernel that it boots by itself (kexec) has another.
+const MOST_ENTRIES: usize = 8;
+/// RDPMCs of kernels that become RDMSRs. Linux 6.12 has two, and a module one. The others fault each time.
+const MOST_SITES: usize = 64;
+
+/// The low index and the high index of an RDPMC: general counters, and Intel's fixed ones.
+const GENERAL: u32 = 0;
+const FIXED: u32 = 1 << 30;
+/// MSRs of each kind that are handed over. No PMU here has more counters of a kind.
+const INDICES: u32 = 8;
+
+/// The second byte of RDMSR, and that of RDPMC. The first is the same.
+const RDMSR: [u8; 1] = [0x32];
+const RDPMC: [u8; 1] = [frame::RDPMC[1]];
+
+/// The places in a VM's code by which RDPMC comes to the VMM. All vCPUs of a VM share one:
+/// [`Vcpu::set_rdpmc`](crate::Vcpu::set_rdpmc).
+#[derive(Debug, Default)]
+pub struct Rdpmc {
+    places: Mutex<Places>,
+    /// Changes when the guest has its own bytes back.
+    epoch: AtomicU64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Places {
+    entries: Vec<Entry>,
+    sites: Vec<Site>,
+}
+
+/// An RDPMC that has become an RDMSR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Site {
+    /// Linear address of the instruction.
+    at: u64,
+    /// Physical address of its second byte.
+    physical: u64,
+}
+
+impl Site {
+    /// Returns the physical address of the second byte, as the tables have it now.
+    fn place(&self, code: Code<'_>) -> Option<u64> {
+        // The instruction may lie across two words, or two pages: only one byte of it changes.
+        let [first]: [u8; 1] = code.bytes(self.at, is_kernels)?;
+        (first == frame::RDPMC[0]).then_some(())?;
+        code.place(self.at.checked_add(1)?, is_kernels)
+    }
+}
+
+/// The places as a value, which goes with the guest's memory: the memory has the changed bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdpmcState(Places);
+
+impl Rdpmc {
+    /// Makes the record of a VM whose guest has not run.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the MSRs that a rewritten RDPMC of a guest with this offer reads, for [`intercept`](crate::intercept),
+    /// beside those of the offer.
+    pub fn msrs(offer: &Offer) -> Vec<u32> {
+        let general = GENERAL..GENERAL + INDICES;
+        match offer.capability() {
+            None => Vec::new(),
+            Some(Capability::Amd(_)) => general.collect(),
+            Some(Capability::Intel(_)) => general.chain(FIXED..FIXED + INDICES).collect(),
+        }
+    }
+
+    /// Returns the places, to be kept with the guest's memory. No vCPU runs meanwhile.
+    pub fn save(&self) -> RdpmcState {
+        RdpmcState(self.places().clone())
+    }
+
+    /// Knows the places of a saved guest, in whose memory the changed bytes are. Call this before a vCPU runs.
+    pub fn restore(&self, state: &RdpmcState) {
+        let mut places = state.0.clone();
+        // The state may be anybody's. Too many places would only make the look-up slow.
+        places.entries.truncate(MOST_ENTRIES);
+        places.sites.truncate(MOST_SITES);
+        *self.places() = places;
+    }
+
+    /// Gives the guest its own bytes back, for a host that completes no RDPMC: there RDPMC is #GP, as the host has it.
+    /// No vCPU runs meanwhile, and no exit waits for its completion. `vcpu` is any vCPU of the VM. Should a vCPU run
+    /// afterwards, its next access to the PMU changes the bytes again.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn disarm(
+        &self,
+        vcpu: &impl std::os::fd::AsRawFd,
+        memory: &dyn GuestMemory,
+    ) -> Result<(), Error> {
+        let sregs = crate::sys::sregs(vcpu)?;
+        self.remove(Code {
+            paging: Paging::of(&sregs),
+            memory,
+        });
+        Ok(())
+    }
+
+    fn remove(&self, code: Code<'_>) {
+        let mut places = self.places();
+        // A process's tables may lack most of the kernel (KPTI). Where they lead elsewhere, the kernel has moved.
+        let has_moved = |now: Option<u64>, known| now.is_some_and(|now| now != known);
+        for entry in places.entries.drain(..) {
+            if !has_moved(entry.place(code), entry.physical) {
+                let _ = entry.disarm(code.memory);
+            }
+        }
+        for site in places.sites.drain(..) {
+            if !has_moved(site.place(code), site.physical) {
+                let _ = exchange(code.memory, site.physical, RDMSR, RDPMC);
+            }
+        }
+        drop(places);
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Makes the handler of a vCPU with these registers exit, unless it does.
+    fn arm(&self, sregs: &kvm_sregs, memory: &dyn GuestMemory) -> Result<(), Refusal> {
+        let code = Code {
+            paging: Paging::of(sregs),
+            memory,
+        };
+        let (entry, is_armed) = Entry::find(sregs, code)?;
+        let mut places = self.places();
+        // Another vCPU may be at the exit as soon as it is there.
+        if !places.entries.contains(&entry) {
+            // This vCPU is in its kernel. What its tables do not lead to was another kernel's, which the guest has left:
+            // the memory may be anything by now.
+            places
+                .entries
+                .retain(|entry| entry.place(code) == Some(entry.physical));
+            places
+                .sites
+                .retain(|site| site.place(code) == Some(site.physical));
+            if places.entries.len() >= MOST_ENTRIES {
+                places.entries.remove(0);
+            }
+            places.entries.push(entry);
+        }
+        // Another vCPU that was faster has done the same, and holds no lock of the guest's.
+        if is_armed || entry.arm(code) {
+            return Ok(());
+        }
+        match Entry::find(sregs, code) {
+            Ok((now, true)) if now == entry => Ok(()),
+            _ => {
+                places.entries.retain(|known| *known != entry);
+                Err(Refusal::Memory)
+            }
+        }
+    }
+
+    /// Returns the entry whose exit a vCPU with this RIP may have taken.
+    fn entry(&self, rip: u64) -> Option<Entry> {
+        let places = self.places();
+        let mut entries = places.entries.iter();
+        entries.find(|entry| entry.is_at(rip)).copied()
+    }
+
+    /// Returns whether the instruction at `rip` was an RDPMC.
+    fn is_site(&self, rip: u64) -> bool {
+        self.places().sites.iter().any(|site| site.at == rip)
+    }
+
+    /// Makes the RDPMC of the guest's kernel at `at` an RDMSR, unless there are too many.
+    fn rewrite(&self, at: u64, code: Code<'_>) {
+        let mut places = self.places();
+        let mut site = Site { at, physical: 0 };
+        match site.place(code) {
+            Some(physical) if places.sites.len() < MOST_SITES => site.physical = physical,
+            _ => return,
+        }
+        let is_known = places.sites.contains(&site);
+        if !is_known {
+            // Another vCPU may execute the RDMSR as soon as it is there.
+            places.sites.push(site);
+        }
+        // One that is known is an RDMSR already where two vCPUs faulted at once, or an RDPMC again in another kernel.
+        if !exchange(code.memory, site.physical, RDPMC, RDMSR) && !is_known {
+            places.sites.pop();
+        }
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns whether `msr` is the index of an RDPMC. No PMU has an MSR there.
+pub(crate) fn is_index(msr: u32) -> bool {
+    (GENERAL..GENERAL + INDICES).contains(&msr) || (FIXED..FIXED + INDICES).contains(&msr)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! One vCPU's RDPMC: what its exits mean.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use kvm_bindings::kvm_regs;
+use vpmu::counter::CounterHost;
+use vpmu::x86::{CounterConfig, Outcome, Ring, amd, intel};
+
+use super::code::Code;
+use super::entry::{Displaced, Entry};
+use super::frame::{Frame, TF};
+use super::{Rdpmc, is_index};
+use crate::error::Error;
+use crate::guest::paging::Paging;
+use crate::memory::GuestMemory;
+use crate::parts::Parts;
+use crate::run::RunPage;
+use crate::{Exit, sys};
+
+/// Time between two looks for another IDT. A look takes KVM_GET_SREGS and a walk of page tables: some microseconds. A
+/// kernel that the guest boots by itself takes longer to come to its PMU.
+const LOOK: Duration = Duration::from_millis(100);
+const RFLAGS_AC: u64 = 1 << 18;
+
+/// One vCPU's view of the places in its VM's code.
+#[derive(Debug)]
+pub(crate) struct VcpuRdpmc {
+    shared: Arc<Rdpmc>,
+    memory: Arc<dyn GuestMemory>,
+    /// The last look that has found the handler to exit, and the epoch it was made in.
+    armed: Option<(Instant, u64)>,
+}
+
+impl VcpuRdpmc {
+    pub(crate) fn new(shared: Arc<Rdpmc>, memory: Arc<dyn GuestMemory>) -> Self {
+        Self {
+            shared,
+            memory,
+            armed: None,
+        }
+    }
+
+    /// Looks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a look: the first
+    /// of a vCPU, and those that a kernel makes when it looks for a PMU, but no access on the path of a PMI. `false`: the
+    /// guest is to be told that there is no such register.
+    pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
+        let epoch = self.shared.epoch.load(Ordering::Relaxed);
+        match self.armed {
+            Some((_, armed)) if armed == epoch && !is_select(msr) => return Ok(true),
+            Some((when, armed)) if armed == epoch && when.elapsed() < LOOK => return Ok(true),
+            _ if !is_counters(msr) => return Ok(true),
+            _ => {}
+        }
+        let sregs = sys::sregs(vcpu)?;
+        let armed = self.shared.arm(&sregs, &*self.memory);
+        self.armed = armed.is_ok().then(|| (Instant::now(), epoch));
+        Ok(armed.is_ok())
+    }
+
+    /// Performs RDMSR of the index of an RDPMC. Other MSRs are not handled.
+    pub(crate) fn rdmsr<H: CounterHost<CounterConfig>>(
+        &self,
+        msr: u32,
+        vcpu: &OwnedFd,
+        run: &RunPage,
+        parts: &mut Parts<H>,
+    ) -> Outcome {
+        if !is_index(msr) {
+            return Outcome::NotHandled;
+        }
+        let (_, rip) = run.rcx_and_rip();
+        if self.shared.is_site(rip) {
+            return parts.rdpmc(msr);
+        }
+        parts.count(Exit::MsrRead(msr));
+        // The guest has no enlightenments of Hyper-V's, whose MSRs KVM shows its host even so.
+        let is_hyperv = msr >= super::FIXED;
+        let value = match is_hyperv && !sys::has_hyperv(vcpu) {
+            true => None,
+            false => sys::msr(vcpu, msr).ok(),
+        };
+        value.map_or(Outcome::GeneralProtection, Outcome::Value)
+    }
+
+    /// Completes the exit at the entry of the guest's #GP handler. `false`: the write to the port is another one.
+    pub(crate) fn entered<H: CounterHost<CounterConfig>>(
+        &self,
+        vcpu: &OwnedFd,
+        run: &RunPage,
+        parts: &mut Parts<H>,
+    ) -> Result<bool, Error> {
+        let Some(regs) = run.regs() else {
+            return Ok(false);
+        };
+        let sregs = sys::sregs(vcpu)?;
+        if sregs.ss.dpl != 0 {
+            // A process that has been given ports. The handler begins at CPL 0.
+            return Ok(false);
+        }
+        let Some(entry) = self.shared.entry(regs.rip) else {
+            return Ok(false);
+        };
+        let code = Code {
+            paging: Paging::of(&sregs),
+            memory: &*self.memory,
+        };
+        let frame = Frame::of_rdpmc(&sregs, &regs, code);
+        let read = frame.and_then(|frame| {
+            match parts.rdpmc(regs.rcx as u32) {
+                Outcome::Value(value) => Some((frame, value)),
+                // An index without a counter is the guest's own #GP.
+                _ => None,
+            }
+        });
+        let done = read.and_then(|(frame, value)| {
+            let regs = kvm_regs {
+                rax: value & 0xffff_ffff,
+                rdx: value >> 32,
+                ..regs
+            };
+            let regs = self.step_over(&frame, &entry, regs, code)?;
+            Some((frame, regs))
+        });
+        match done {
+            Some((frame, regs)) => {
+                run.set_regs(&regs);
+                if frame.ring == Ring::Kernel && frame.rflags & TF != 0 {
+                    sys::inject_single_step(vcpu)?;
+                }
+            }
+            None => {
+                parts.count(Exit::Port(super::ENTRY_PORT));
+                run.set_regs(&displaced(&entry, regs));
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the registers with which the guest goes on behind its RDPMC.
+    fn step_over(
+        &self,
+        frame: &Frame,
+        entry: &Entry,
+        regs: kvm_regs,
+        code: Code<'_>,
+    ) -> Option<kvm_regs> {
+        match frame.ring {
+            Ring::Kernel => {
+                self.shared.rewrite(frame.rip, code);
+                // No IRETQ: that would end the blocking of NMIs, in whose handler Linux reads counters.
+                Some(kvm_regs {
+                    rip: frame.rip.wrapping_add(super::frame::LENGTH),
+                    rsp: frame.rsp,
+                    rflags: frame.flags(),
+                    ..regs
+                })
+            }
+            Ring::User => {
+                // The guest's own IRETQ loads and checks the segments, and switches shadow stacks.
+                let returns = entry.can_return(code) && frame.step_over(regs.rsp, code);
+                returns.then(|| kvm_regs {
+                    rip: entry.iretq,
+                    // The error code is not IRETQ's.
+                    rsp: regs.rsp.wrapping_add(8),
+                    ..regs
+                })
+            }
+        }
+    }
+}
+
+/// Returns the registers after the displaced instruction.
+fn displaced(entry: &Entry, regs: kvm_regs) -> kvm_regs {
+    kvm_regs {
+        rip: entry.at.wrapping_add(Displaced::LENGTH),
+        rflags: match entry.displaced {
+            Displaced::Clac => regs.rflags & !RFLAGS_AC,
+            Displaced::Nop => regs.rflags,
+        },
+        ..regs
+    }
+}
+
+/// Returns whether `msr` says what a counter counts: a kernel that looks for a PMU reads all of these, and none handles a
+/// PMI with them.
+fn is_select(msr: u32) -> bool {
+    let intel = intel::Msr::decode(msr);
+    let amd = amd::Msr::decode(msr);
+    matches!(
+        intel,
+        Some(intel::Msr::PerfEvtSel(_) | intel::Msr::FixedCtrCtrl)
+    ) || matches!(amd, Some(amd::Msr::Ctl(_) | amd::Msr::LegacyCtl(_)))
+}
+
+/// Returns whether `msr` is a register of counters. A guest without a PMU may still find the others.
+fn is_counters(msr: u32) -> bool {
+    let others = matches!(
+        intel::Msr::decode(msr),
+        Some(intel::Msr::PerfCapabilities | intel::Msr::DebugCtl)
+    );
+    !others && (intel::Msr::decode(msr).is_some() || amd::Msr::decode(msr).is_some())
+}
