@@ -6,11 +6,13 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use kvm_bindings::{kvm_segment, kvm_sregs};
-use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
+use linux_loader::loader::bootparam::{boot_e820_entry, boot_params, setup_header};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 use vpmu_kernel::{Cache, Kernel};
 
-use super::{Config, Error, acpi};
+use super::{Config, Error, Rdpmc, acpi};
+
+mod bzimage;
 
 const GDT: u64 = 0x500;
 const ZERO_PAGE: u64 = 0x7000;
@@ -38,8 +40,7 @@ struct Initrd {
 
 /// Puts kernel, initramfs, command line and tables into `memory`.
 pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, Error> {
-    let kernel = open_kernel(config)?;
-    let end = load_kernel(memory, config.memory, &kernel)?;
+    let (entry, end, header) = load_any_kernel(memory, config)?;
     let initrd = load_initrd(memory, &config.initrd, end..config.memory)?;
     let command_line = config.command_line.as_bytes();
     if command_line.len() > LONGEST_COMMAND_LINE || command_line.contains(&0) {
@@ -50,17 +51,42 @@ pub(super) fn load(memory: &GuestMemoryMmap, config: &Config) -> Result<Entry, E
     }
     let terminated = [command_line, b"\0"].concat();
     write(memory, COMMAND_LINE, &terminated, "the command line")?;
-    let params = boot_params(config, initrd);
+    let params = boot_params(config, initrd, header);
     write(memory, ZERO_PAGE, params.as_slice(), "the boot parameters")?;
     write(memory, ACPI, &acpi::tables(ACPI, config.vcpus), "ACPI")?;
     write_page_tables(memory)?;
     let gdt = [0_u64, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
     write(memory, GDT, &gdt.map(u64::to_le_bytes).concat(), "the GDT")?;
-    Ok(Entry(kernel.entry()))
+    Ok(Entry(entry))
 }
 
-fn open_kernel(config: &Config) -> Result<Kernel, Error> {
-    let rewrite = config.pmu.is_some();
+/// Loads the kernel: a bzImage as it is, unless its RDPMCs are to be rewritten. Returns its first address, the end of
+/// the memory that it needs, and its header.
+fn load_any_kernel(
+    memory: &GuestMemoryMmap,
+    config: &Config,
+) -> Result<(u64, u64, setup_header), Error> {
+    let rewrite = is_rewritten(config);
+    if !rewrite && let Some(image) = bzimage::open(&config.kernel)? {
+        return bzimage::load(memory, config, image);
+    }
+    let kernel = open_kernel(config, rewrite)?;
+    let end = load_kernel(memory, config.memory, &kernel)?;
+    let header = setup_header {
+        boot_flag: 0xaa55,
+        header: u32::from_le_bytes(*b"HdrS"),
+        version: 0x20f,
+        ..Default::default()
+    };
+    Ok((kernel.entry(), end, header))
+}
+
+/// Returns whether the kernel's RDPMCs are rewritten.
+fn is_rewritten(config: &Config) -> bool {
+    config.pmu.is_some_and(|pmu| pmu.rdpmc == Rdpmc::Load)
+}
+
+fn open_kernel(config: &Config, rewrite: bool) -> Result<Kernel, Error> {
     let opened = match Cache::of_user().filter(|_| config.kernel_cache) {
         Some(cache) => cache.open(&config.kernel, rewrite),
         None => Kernel::open(&config.kernel).and_then(|mut kernel| {
@@ -136,18 +162,16 @@ fn load_file(memory: &GuestMemoryMmap, path: &Path, room: Range<u64>) -> Result<
 }
 
 /// Returns the zero page. Memory ends below 4 GiB, so every address fits into 32 bits.
-fn boot_params(config: &Config, initrd: Initrd) -> boot_params {
+fn boot_params(config: &Config, initrd: Initrd, hdr: setup_header) -> boot_params {
     const USABLE: u32 = 1;
     /// The number of a boot loader without one.
     const UNKNOWN_LOADER: u8 = 0xff;
     let mut params = boot_params {
         acpi_rsdp_addr: ACPI,
         e820_entries: 2,
+        hdr,
         ..Default::default()
     };
-    params.hdr.boot_flag = 0xaa55;
-    params.hdr.header = u32::from_le_bytes(*b"HdrS");
-    params.hdr.version = 0x20f;
     params.hdr.type_of_loader = UNKNOWN_LOADER;
     params.hdr.ramdisk_image = initrd.at as u32;
     params.hdr.ramdisk_size = initrd.size as u32;

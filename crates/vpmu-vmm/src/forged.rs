@@ -44,6 +44,7 @@ pub fn blank() -> Vec<u8> {
     let state = MachineState {
         memory: 64 << 20,
         backing: Some(Backed::default()),
+        rdpmc: None,
         measuring: false,
         vcpus: vec![vcpu(), vcpu()],
         vm: VmState::default(),

@@ -86,6 +86,18 @@ pub struct PmuOptions {
     pub approximate_instructions: bool,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
+    /// The way of the guest's RDPMC to the VMM.
+    pub rdpmc: Rdpmc,
+}
+
+/// The way of a guest's RDPMC to the VMM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rdpmc {
+    /// The kernel's RDPMCs are rewritten when the kernel is loaded.
+    Load,
+    /// The guest's own handler of #GP becomes an exit when the guest first uses its PMU: any kernel, and user space.
+    #[default]
+    Run,
 }
 
 impl PmuOptions {

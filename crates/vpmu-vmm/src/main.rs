@@ -18,8 +18,8 @@ PMU cost: the byte 0x1e, then JSON.";
 
 /// Boots a stock Linux on KVM, with a virtual PMU made of the host's perf events.
 ///
-/// For hosts whose KVM offers none. The kernel's RDPMC instructions are rewritten at load; user space
-/// in the guest cannot use RDPMC (write 0 to /sys/bus/event_source/devices/cpu/rdpmc there).
+/// For hosts whose KVM offers none. With --rdpmc load, user space in the guest cannot use RDPMC (write 0 to
+/// /sys/bus/event_source/devices/cpu/rdpmc there).
 #[derive(Debug, Parser)]
 #[command(name = "vpmu-vmm", version, after_help = AFTER, max_term_width = 100)]
 struct Cli {
@@ -54,6 +54,9 @@ struct Cli {
     /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
     #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     pebs: Pebs,
+    /// How the guest's RDPMC comes to the VMM
+    #[arg(long, value_enum, default_value_t = Rdpmc::Run, conflicts_with_all = ["no_pmu", "paravirt"])]
+    rdpmc: Rdpmc,
     /// When host events are made and given back
     /// [default: paused, or what a saved machine had]
     #[arg(long, value_enum)]
@@ -68,7 +71,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "model", "paravirt", "pebs", "perfmon",
+            "approximate_instructions", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -91,7 +94,7 @@ struct Cli {
     /// Let the guest measure: 1 to port 0x5650 begins, 2 ends
     #[arg(long)]
     measure: bool,
-    /// Unpack the kernel at each boot; without this, unpacked and rewritten kernels are kept in
+    /// With --rdpmc load, unpack the kernel at each boot; without this, unpacked and rewritten kernels are kept in
     /// ~/.cache/vpmu/kernels (at most 8, or 512 MiB) and taken from there
     #[arg(long, conflicts_with = "restore")]
     no_kernel_cache: bool,
@@ -123,6 +126,14 @@ enum Pebs {
     Ring,
     /// As ring where the host's perf can do that, else as exit
     Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Rdpmc {
+    /// The kernel's RDPMCs are rewritten at load: no KASLR, no kexec, none in user space
+    Load,
+    /// The guest's #GP handler becomes an exit at run time: any kernel, and user space
+    Run,
 }
 
 impl Cli {
@@ -168,6 +179,10 @@ impl Cli {
                 Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,
                 Pebs::Ring => vpmu_vmm::Pebs::Ring,
+            },
+            rdpmc: match self.rdpmc {
+                Rdpmc::Load => vpmu_vmm::Rdpmc::Load,
+                Rdpmc::Run => vpmu_vmm::Rdpmc::Run,
             },
         }))
     }

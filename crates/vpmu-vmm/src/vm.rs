@@ -16,7 +16,7 @@ use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
-use vpmu_kvm::{Offer, Options, detect};
+use vpmu_kvm::{Offer, Options, Rdpmc, detect};
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Returns its end and its cost, as JSON.
@@ -29,10 +29,11 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
         deadline: config.lazy_deadline,
         ..best(config.pmu)?
     };
+    let rdpmc = rdpmc(config.pmu);
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
         memory: config.memory,
-        offered_msrs: offer.msrs(),
+        offered_msrs: offered_msrs(&offer, rdpmc.is_some()),
     })?;
     let entry = boot::load(&hardware.memory, config)?;
     let options = options(config.pmu);
@@ -42,7 +43,11 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     };
     let vcpus = vcpus(&mut hardware, start, |hardware, _, fd| {
         let memory = Arc::new(hardware.memory.clone());
-        vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)
+        let mut parts = vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)?;
+        if let Some(rdpmc) = &rdpmc {
+            parts.set_rdpmc(Arc::clone(rdpmc));
+        }
+        Ok(parts)
     })?;
     let interrupt = Interrupt(line(&hardware.interrupt)?);
     let offers = Offers {
@@ -53,6 +58,7 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
     Vm {
         hardware,
         vcpus,
+        rdpmc,
         pmu: config.pmu,
         save: config.save.as_deref(),
         measuring: false,
@@ -73,10 +79,14 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
         ..pmu
     });
     let offer = state.offer();
+    let rdpmc = rdpmc(pmu);
+    if let (Some(rdpmc), Some(saved)) = (&rdpmc, &state.rdpmc) {
+        rdpmc.restore(saved);
+    }
     let mut hardware = Hardware::new(Shape {
         vcpus: state.vcpus.len(),
         memory: state.memory,
-        offered_msrs: offer.msrs(),
+        offered_msrs: offered_msrs(&offer, rdpmc.is_some()),
     })?;
     reader.memory(&hardware.memory)?;
     let leaves = restore.drop_paravirtual && pmu.is_some_and(PmuOptions::is_paravirtual);
@@ -96,6 +106,9 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
             return vpmu_kvm::Vcpu::leave(&hardware.vm, fd, saved, memory);
         }
         let mut parts = vpmu_kvm::Vcpu::attach(&hardware.vm, fd, &offer, &options, memory)?;
+        if let Some(rdpmc) = &rdpmc {
+            parts.set_rdpmc(Arc::clone(rdpmc));
+        }
         parts.restore(saved).map(|()| parts)
     };
     let mut vcpus = vcpus(&mut hardware, |_| Start::Saved, attach)?;
@@ -111,6 +124,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
     Vm {
         hardware,
         vcpus,
+        rdpmc,
         pmu,
         save: restore.save.as_deref(),
         measuring: state.measuring && restore.measure,
@@ -123,6 +137,24 @@ fn best(pmu: Option<PmuOptions>) -> Result<Offer, Error> {
     match pmu {
         None => Ok(Offer::default()),
         Some(pmu) => Ok(detect(pmu.model, &pmu.options())?),
+    }
+}
+
+/// Returns the MSRs of all offered parts, with those of an RDPMC that is rewritten at `run` time.
+fn offered_msrs(offer: &Offer, run: bool) -> Vec<u32> {
+    let mut msrs = offer.msrs();
+    if run {
+        msrs.extend(Rdpmc::msrs(offer));
+    }
+    msrs
+}
+
+/// Returns the record of the places by which RDPMC comes here, if the guest's kernel is not rewritten at load.
+fn rdpmc(pmu: Option<PmuOptions>) -> Option<Arc<Rdpmc>> {
+    let pmu = pmu.filter(|pmu| !pmu.is_paravirtual())?;
+    match pmu.rdpmc {
+        super::Rdpmc::Load => None,
+        super::Rdpmc::Run => Some(Arc::default()),
     }
 }
 
@@ -180,6 +212,7 @@ fn line(interrupt: &EventFd) -> Result<EventFd, Error> {
 struct Vm<'a> {
     hardware: Hardware,
     vcpus: Vec<Vcpu>,
+    rdpmc: Option<Arc<Rdpmc>>,
     pmu: Option<PmuOptions>,
     save: Option<&'a Path>,
     measuring: bool,
@@ -223,6 +256,7 @@ impl Vm<'_> {
             let state = MachineState {
                 memory: memory.iter().map(GuestMemoryRegion::len).sum(),
                 backing: self.pmu.map(Into::into),
+                rdpmc: self.rdpmc.as_ref().map(|rdpmc| rdpmc.save()),
                 measuring,
                 vcpus: states,
                 vm: VmState::of(&machine.vm)?,

@@ -104,7 +104,7 @@ impl Backend for Nested<'_> {
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),
-            (None, Vmm::Ours(_)) => Some(images.rewritten_kernel()?),
+            (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
             (None, Vmm::Stock) => None,
         };
         let host_file = folder.join("host.cpio");

@@ -55,7 +55,13 @@ impl Parts<'_> {
     pub(super) fn command_line(&self, arch: Arch) -> String {
         let user = self.append.unwrap_or_default().trim();
         match self.payload {
-            Payload::Command(_) => format!("{} {user}", command_line(arch)).trim().to_owned(),
+            Payload::Command(_) => {
+                let mut own = command_line(arch);
+                if user.split_whitespace().any(|word| word == "kaslr") {
+                    own = own.replace(" nokaslr", "");
+                }
+                format!("{own} {user}").trim().to_owned()
+            }
             Payload::Kernel { .. } => user.to_owned(),
         }
     }

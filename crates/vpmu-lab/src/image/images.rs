@@ -66,7 +66,6 @@ struct Index {
 
 const KERNEL: &str = "kernel";
 const UNPACKED: &str = "kernel.elf";
-const REWRITTEN: &str = "kernel-rewritten.elf";
 const GUEST: &str = "guest.cpio";
 const KVM_HOST: &str = "kvm-host.cpio";
 
@@ -120,34 +119,14 @@ impl Images {
     ///
     /// When the kernel cannot be unpacked, or the file not be written.
     pub fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
-        match arch {
-            Arch::Aarch64 => Ok(self.kernel()),
-            Arch::X86_64 => self.unpacked(UNPACKED, |_| Ok(())),
+        if arch == Arch::Aarch64 {
+            return Ok(self.kernel());
         }
-    }
-
-    /// Returns the x86-64 kernel as this project's VMM would unpack and rewrite it. That work takes
-    /// an emulated processor a fifth of a nested boot. The first call makes the file.
-    ///
-    /// # Errors
-    ///
-    /// When the VMM could not boot the kernel, or the file cannot be written.
-    pub fn rewritten_kernel(&self) -> Result<PathBuf> {
-        self.unpacked(REWRITTEN, |kernel| kernel.rewrite_rdpmc().map(drop))
-    }
-
-    /// Returns the file `name`, which has the x86-64 kernel unpacked and changed by the closure.
-    fn unpacked(
-        &self,
-        name: &str,
-        change: impl FnOnce(&mut Kernel) -> std::result::Result<(), vpmu_kernel::Error>,
-    ) -> Result<PathBuf> {
-        let path = self.folder.join(name);
+        let path = self.folder.join(UNPACKED);
         if !path.exists() {
             let refused =
                 |error: vpmu_kernel::Error| Error::format(self.kernel(), error.to_string());
-            let mut kernel = Kernel::open(&self.kernel()).map_err(refused)?;
-            change(&mut kernel).map_err(refused)?;
+            let kernel = Kernel::open(&self.kernel()).map_err(refused)?;
             write_whole(&path, kernel.elf())?;
         }
         Ok(path)

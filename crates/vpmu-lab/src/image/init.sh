@@ -46,8 +46,6 @@ echo 0 > /proc/sys/kernel/kptr_restrict
 for module in /vpmu/modules/*.ko; do
     [ ! -e "$module" ] || insmod "$module" || echo "vpmu: cannot load $module"
 done
-# RDPMC in user space is beyond a hypervisor on x86: perf shall ask the kernel.
-[ -e /sys/bus/event_source/devices/cpu/rdpmc ] && echo 0 > /sys/bus/event_source/devices/cpu/rdpmc
 # A watchdog would take one of the counters.
 echo 0 > /proc/sys/kernel/watchdog 2>/dev/null
 

@@ -27,11 +27,11 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Model, Offer, Pebs, Pmu};
+use vpmu_kvm::{Capability, Model, Offer, Pebs, Pmu, RdpmcState};
 
-use super::PmuOptions;
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
+use super::{PmuOptions, Rdpmc};
 
 /// The state of a machine without its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,6 +40,8 @@ pub(super) struct MachineState {
     pub(super) memory: u64,
     /// How the guest's PMU is backed. `None`: the guest has none.
     pub(super) backing: Option<Backed>,
+    /// The places in the guest's memory by which RDPMC comes to the VMM, where its kernel was not rewritten at load.
+    pub(super) rdpmc: Option<RdpmcState>,
     /// Whether the guest has begun to measure, and not ended.
     pub(super) measuring: bool,
     pub(super) vcpus: Vec<VcpuState>,
@@ -88,6 +90,10 @@ impl MachineState {
             approximate_instructions: backing.approximate_instructions,
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
+            rdpmc: match self.rdpmc {
+                None => Rdpmc::Load,
+                Some(_) => Rdpmc::Run,
+            },
         })
     }
 }

@@ -12,6 +12,7 @@ fn state() -> MachineState {
     MachineState {
         memory: MEMORY,
         backing: None,
+        rdpmc: None,
         measuring: true,
         vcpus: vec![VcpuState::blank()],
         vm: VmState::default(),
