@@ -1,4 +1,4 @@
-//! The common parts of the programs `meter`, `workload` and `kvm-host`.
+//! The common parts of the programs `meter`, `workload`, `self-monitor` and `kvm-host`.
 //!
 //! They run where there is only a kernel and an initramfs. So they are static,
 //! freestanding ELF programs: no libc, raw Linux system calls. They are built

@@ -6,7 +6,6 @@
 use core::ffi::{CStr, c_char};
 use core::fmt;
 use core::mem::MaybeUninit;
-#[cfg(target_arch = "aarch64")]
 use core::ptr;
 use core::slice;
 
@@ -18,9 +17,7 @@ const SIGCHLD: usize = 17;
 const SIG_IGN: usize = 1;
 /// Size in bytes of the kernel's signal set.
 const SIGSET_SIZE: usize = 8;
-#[cfg(target_arch = "aarch64")]
 const PROT_READ_WRITE: usize = 1 | 2;
-#[cfg(target_arch = "aarch64")]
 const MAP_SHARED: usize = 1;
 
 /// Flags of [`open`].
@@ -177,7 +174,6 @@ impl Fd {
     /// # Errors
     ///
     /// The system call's.
-    #[cfg(target_arch = "aarch64")]
     pub fn map(self, offset: usize, length: usize) -> Result<*mut u8, Errno> {
         // SAFETY: the kernel picks an address that nothing else uses.
         check(unsafe {
@@ -226,6 +222,32 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     };
     file.close();
     complete.then(|| &buffer[..filled])
+}
+
+/// Opens a perf event that counts the hardware event `config` for this process, in user space and in the kernel.
+///
+/// # Errors
+///
+/// The system call's.
+#[cfg(target_arch = "x86_64")]
+pub fn count_hardware(config: u64) -> Result<Fd, Errno> {
+    const PERF_TYPE_HARDWARE: u64 = 0;
+    const THIS_PROCESS: usize = 0;
+    const ANY_CPU: usize = usize::MAX;
+    const NO_GROUP: usize = usize::MAX;
+    // PERF_ATTR_SIZE_VER0: the type and the size, the configuration, and no wish beside them.
+    let mut attributes = [0_u64; 8];
+    attributes[0] = (size_of_val(&attributes) as u64) << 32 | PERF_TYPE_HARDWARE;
+    attributes[1] = config;
+    let at = &raw const attributes as usize;
+    // SAFETY: the attributes are readable for the size in them.
+    check(unsafe {
+        syscall(
+            arch::PERF_EVENT_OPEN,
+            [at, THIS_PROCESS, ANY_CPU, NO_GROUP, 0, 0],
+        )
+    })
+    .map(Fd)
 }
 
 /// Lets this process use I/O port `port`.

@@ -23,6 +23,8 @@ pub(crate) const GETDENTS64: usize = 217;
 pub(crate) const SCHED_SETAFFINITY: usize = 203;
 pub(crate) const WAIT4: usize = 61;
 pub(crate) const IOPERM: usize = 173;
+pub(crate) const MMAP: usize = 9;
+pub(crate) const PERF_EVENT_OPEN: usize = 298;
 
 /// Enters the program from the kernel. The stack pointer points at `argc`,
 /// and is a multiple of 16, as the ABI wants it before a call.

@@ -1,0 +1,143 @@
+//! RDPMC of stock guests whose kernels nobody has rewritten: KASLR, user space, two processors, and a guest that cannot
+//! be served.
+
+use std::fs;
+use std::process::Command;
+
+use vpmu_lab::host::cancel::Cancel;
+use vpmu_lab::host::progress::Progress;
+use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::images::Images;
+use vpmu_lab::spec::arch::Arch;
+
+use crate::payload::program;
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn, vpmu};
+
+/// Each line that a test reads begins with a word of its own.
+const SCRIPT: &str = r#"
+echo "text $(grep -m1 -w _text /proc/kallsyms)"
+echo "driver $(dmesg | grep -c 'PMU driver')"
+echo "unavailable $(dmesg | grep -c 'PMU not available due to virtualization')"
+chmod +x self-monitor; ./self-monitor; echo "monitored $?"
+mount -o bind /dev/null /proc/kallsyms
+perf stat -x, -o stat -e cycles workload --scale 300
+awk -F, '/cycles/ { print "counted", $1 }' stat
+perf record --no-bpf-event -q -a -e cycles -c 500000 -o a -- workload --scale 300
+echo "sampled $(perf report -i a --stats 2> /dev/null | awk '/SAMPLE events/ { print $3; exit }')"
+echo "complaints $(dmesg | grep -c -E '[Uu]nknown NMI|unchecked MSR|BUG:|Oops:|general protection')"
+true"#;
+
+fn images() -> Images {
+    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
+    Images::prepare(&cache, Arch::X86_64, &cancel, &Progress::silent()).unwrap()
+}
+
+/// Returns the rest of the line that begins with `word`.
+fn said<'a>(console: &'a str, word: &str) -> &'a str {
+    let mut lines = console.lines();
+    let rest = lines.find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+    rest.unwrap_or_else(|| panic!("no {word}: {console}"))
+        .trim()
+}
+
+/// Runs the script with a bzImage as Debian packs it, at an address that the kernel chooses.
+fn check(model: &str) {
+    let (Some(mut vpmu), Some(monitor)) = (vpmu("x86_64"), program("x86_64/self-monitor")) else {
+        return;
+    };
+    let kernel = images().kernel();
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--model", model, "--vcpus", "2"])
+            .args(["--append", "kaslr", "--kernel"])
+            .arg(&kernel)
+            .arg("--add")
+            .arg(&monitor);
+    };
+    let Compared { console, run, .. } = compared(&mut vpmu, options, SCRIPT);
+    let number = |word| said(&console, word).parse::<u64>().unwrap();
+    assert!(
+        !said(&console, "text").starts_with("ffffffff81000000"),
+        "{console}"
+    );
+    assert_eq!((number("driver"), number("unavailable")), (1, 0));
+    assert_eq!(number("monitored"), 0, "{console}");
+    let monitored = said(&console, "self-monitor:");
+    assert!(monitored.starts_with("rdpmc 2000 backwards 0 outside 0 fallbacks 0"));
+    // The work is thirty million instructions, a cycle each where instructions are counted time.
+    assert!(number("counted") > 1_000_000 && number("sampled") > 10);
+    assert_eq!(number("complaints"), 0, "{console}");
+    assert!(run["exits"]["rdpmc"].as_u64() > Some(4000), "{run}");
+}
+
+#[test]
+fn a_bzimage_with_kaslr_has_rdpmc_in_the_kernel_and_in_user_space() {
+    let _turn = turn(1);
+    check("auto");
+}
+
+#[test]
+#[ignore = "long: script/test --long"]
+fn so_has_an_intel_guest() {
+    let _turn = turn(1);
+    check("intel");
+}
+
+/// Compares both ways of the same work: they take the same exits for a PMI, and the same samples.
+#[test]
+fn rdpmc_at_run_time_costs_what_rewriting_at_load_costs() {
+    let _turn = turn(2);
+    let script = format!(
+        "{NO_SYMBOLS}perf record --no-bpf-event -q -e cycles -c 100000 -- workload --scale 1000"
+    );
+    let run = |way: &str| {
+        let mut vpmu = nested_vpmu(": time is not counted in instructions there")?;
+        let options = |vpmu: &mut Command| {
+            vpmu.args(["--pmu", "emulated"])
+                .arg(format!("--vmm-arg=--rdpmc={way}"));
+        };
+        let run = compared(&mut vpmu, options, &script).run;
+        let figure = |name: &str| run[name].as_f64().unwrap();
+        Some((figure("pmu_exits_per_pmi"), figure("samples")))
+    };
+    let ways = std::thread::scope(|scope| {
+        let load = scope.spawn(|| run("load"));
+        (run("run"), load.join().unwrap())
+    });
+    let (Some(run), Some(load)) = ways else {
+        return;
+    };
+    assert!((run.0 - load.0).abs() < 0.05, "{run:?} {load:?}");
+    assert!((run.1 / load.1 - 1.0).abs() < 0.02, "{run:?} {load:?}");
+}
+
+/// A kernel whose handlers of exceptions begin in another way: it finds no PMU, says so, and goes on.
+#[test]
+fn a_guest_of_an_unknown_form_is_told_that_it_has_no_pmu() {
+    const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    const NOP: [u8; 4] = [0x0f, 0x1f, 0x40, 0x00];
+    let _turn = turn(1);
+    let (Some(mut vpmu), Some(monitor)) = (vpmu("x86_64"), program("x86_64/self-monitor")) else {
+        return;
+    };
+    let mut kernel = fs::read(images().boot_kernel(Arch::X86_64).unwrap()).unwrap();
+    // Entries begin at multiples of 16. None needs the instruction here: the processor tracks no indirect branches.
+    for entry in kernel.as_chunks_mut::<16>().0 {
+        if entry.starts_with(&ENDBR64) {
+            entry[..4].copy_from_slice(&NOP);
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("kernel");
+    fs::write(&path, kernel).unwrap();
+    let options = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "emulated", "--kernel"])
+            .arg(&path)
+            .arg("--add")
+            .arg(&monitor);
+    };
+    let console = compared(&mut vpmu, options, SCRIPT).console;
+    let number = |word| said(&console, word).parse::<u64>().unwrap();
+    assert_eq!((number("driver"), number("unavailable")), (0, 1));
+    assert_eq!(said(&console, "counted"), "<not supported>");
+    assert_eq!((number("monitored"), number("complaints")), (1, 0));
+}
