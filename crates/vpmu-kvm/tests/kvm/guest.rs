@@ -5,13 +5,15 @@ use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, CpuidEntry, Model, Offer, pebs};
+use vpmu_kvm::{Capability, CpuidEntry, Model, Offer, Rdpmc, pebs};
 
 const IDT: u64 = 0x1000;
 const PAGE_TABLES: u64 = 0x2000;
 const HANDLERS: u64 = 0xc000;
+/// Address of the handler of #GP.
+pub(crate) const GP_HANDLER: u64 = HANDLERS + 13 * 0x20;
 const GDT: u64 = 0x7000;
-const CODE: u64 = 0x8000;
+pub(crate) const CODE: u64 = 0x8000;
 const STACK: u64 = 0xa000;
 const MEMORY: usize = 0x1_0000;
 
@@ -60,11 +62,20 @@ impl Code {
 }
 
 /// Returns a handler that reports its vector. After a fault, it steps over the instruction, all of which have two bytes
-/// here.
+/// here. The handler of #DB reports the address at which the step has ended, and ends the stepping.
 fn handler(vector: u8) -> Vec<u8> {
     const PUSH_RAX: u8 = 0x50;
     const POP_RAX: u8 = 0x58;
-    let code = Code::default().bytes(&[PUSH_RAX]);
+    const NOP: [u8; 3] = [0x0f, 0x1f, 0x00];
+    if vector == 1 {
+        // mov eax, [rsp + 8]
+        let code = Code::default().bytes(&[PUSH_RAX, 0x8b, 0x44, 0x24, 8]);
+        // and dword [rsp + 16], ~TF; iretq
+        let code = code.out(REPORT).bytes(&[POP_RAX, 0x81, 0x64, 0x24, 16]);
+        return code.bytes(&[0xff, 0xfe, 0xff, 0xff, 0x48, 0xcf]).0;
+    }
+    // Linux' handlers begin so, too.
+    let code = Code::default().bytes(&NOP).bytes(&[PUSH_RAX]);
     let code = code.eax(vector.into()).out(HANDLED).bytes(&[POP_RAX]);
     let code = match vector {
         // add rsp, 8; add qword [rsp], 2
@@ -83,7 +94,7 @@ fn fill(memory: &GuestMemoryMmap, code: &[u8]) {
     }
     write(GDT + 0x10, &0x00af_9b00_0000_ffff_u64.to_le_bytes());
     write(GDT + 0x18, &0x00cf_9300_0000_ffff_u64.to_le_bytes());
-    for vector in [2, 13, 0xee] {
+    for vector in [1, 2, 13, 0xee] {
         let at = HANDLERS + u64::from(vector) * 0x20;
         write(at, &handler(vector)[..]);
         let gate = at | 0x10 << 16 | 0x8e00 << 32;
@@ -161,7 +172,8 @@ fn intel_msrs() -> Vec<u32> {
         pebs: Some(pebs::Capability::new()),
         ..intel::Capability::new(intel::Version::V2)
     };
-    Offer::from(Capability::from(intel)).msrs()
+    let offer = Offer::from(Capability::from(intel));
+    [offer.msrs(), Rdpmc::msrs(&offer)].concat()
 }
 
 /// A VM with one vCPU at its first instruction.

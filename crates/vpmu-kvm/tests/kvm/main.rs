@@ -8,6 +8,7 @@ mod guest;
 mod guide;
 mod pebs;
 mod privileges;
+mod rdpmc;
 mod seccomp;
 mod setup;
 mod threads;

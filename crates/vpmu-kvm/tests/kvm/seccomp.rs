@@ -27,8 +27,6 @@ fn depends(call: &Syscall) -> bool {
         || call.why.contains("debug assertions")
         // This guest has none.
         || call.why.contains("lazy deadline")
-        // This guest's kernel has been rewritten.
-        || call.why.contains("Vcpu::set_rdpmc")
         || call.why.contains("Pebs::Ring") && !(call.name == "mmap" && counts_by_clock())
 }
 
@@ -116,6 +114,8 @@ fn profiling(period: u64) -> Code {
         .wrmsr(PERFEVTSEL0, 0)
         .wrmsr(PERFEVTSEL0, CYCLES | 1 << 8)
         .wrmsr(GLOBAL_CTRL, 1)
+        .stepped_rdpmc()
+        .rdmsr(0x4000_0000)
         .wrmsr(PERFEVTSEL0, CYCLES & !(1 << 16))
         .wrmsr(GLOBAL_CTRL, 1)
         .wrmsr(PERFEVTSEL0, CYCLES)
@@ -132,6 +132,7 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     if let Some(kick) = kick {
         pmu.set_kick(kick);
     }
+    pmu.set_rdpmc(Arc::default());
     machine.describe_buffer(5_000_000);
     let thread = std::thread::spawn(move || {
         // The first call finds the vDSO, by a system call of its own.
