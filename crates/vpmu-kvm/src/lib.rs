@@ -122,5 +122,5 @@ pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/embedding.md")]
+#[doc = include_str!("../../../docs/embedding-example.md")]
 struct EmbeddingGuide;
