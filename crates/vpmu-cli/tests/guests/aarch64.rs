@@ -82,7 +82,7 @@ fn close_to_native() {
     let json = folder.path().join("results.json");
     let designs = "native,partitioned,direct";
     // The kernel steers the period by time, so one run's number of samples varies by some parts in a hundred. The mean of
-    // four runs still varied by two; that of sixteen is within one of native's.
+    // four runs still varied by two, and that of twelve by less than one.
     let Some(text) = compare_quickly(designs, 12, FIFTEEN_EVENTS, &json) else {
         return;
     };
