@@ -9,7 +9,7 @@ use std::thread;
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::host::tool::{SETPRIV_FIX, is_installed};
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::debian::{Pool, RELEASE, Selection, apt, sources};
+use vpmu_lab::image::debian::{self, Pool, RELEASE, Selection, apt, sources};
 use vpmu_lab::image::{artifacts, images, module};
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::{Error, Result};
@@ -44,7 +44,7 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
         qemu(arch, &Qemu::chosen(folder)),
         tool("setpriv", SETPRIV_FIX),
         tool(apt::APT_GET.program, apt::APT_GET.fix),
-        tool(images::DPKG_DEB.program, images::DPKG_DEB.fix),
+        tool(debian::DPKG_DEB.program, debian::DPKG_DEB.fix),
         keyring(),
         mirror(),
         cache(),

@@ -8,6 +8,7 @@ use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
+use vpmu_lab::spec::disk::Disk;
 use vpmu_lab::spec::profile::ProfileRequest;
 use vpmu_lab::spec::{Machine, Request};
 
@@ -17,6 +18,7 @@ Examples:
   vpmu run -- uname -a
   vpmu run --pmu partitioned -- perf stat -e cycles:u,instructions:u workload
   vpmu run --arch x86_64 --pmu emulated -- perf stat workload
+  vpmu run --arch x86_64 --pmu kvm --disk uefi -- uname -a
   vpmu compare -- 'perf record --no-bpf-event -F 1000 -e cycles gzip -c random.bin > /dev/null'
   vpmu run --kernel ./Image --append 'console=ttyAMA0' --initrd ./initrd
 
@@ -210,6 +212,13 @@ pub(crate) struct Guest {
     /// Give the kernel this initrd (without CMD only)
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
+    /// Boot from a disk, by firmware (x86_64; native, kvm): bios, uefi, or the image in FILE (with UEFI: uefi:FILE)
+    ///
+    /// The first two make a disk of Debian packages, whose GRUB starts Debian's kernel where the kernel wants to be. A
+    /// release behind them names another kernel: bookworm, trixie, trixie-backports or sid (uefi:bookworm). FILE is raw
+    /// or qcow2, stays as it is, and runs without CMD until the guest powers off.
+    #[arg(long, value_name = "DISK", value_parser = disk)]
+    disk: Option<Disk>,
     /// Add words to the guest's kernel command line
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     append: Option<String>,
@@ -281,6 +290,7 @@ impl Guest {
             runs: self.runs,
             kernel: self.kernel.clone(),
             initrd: self.initrd.clone(),
+            disk: self.disk.clone(),
             append: self.append.clone(),
             add: self.add.clone(),
             timeout: self.timeout,
@@ -299,6 +309,10 @@ fn arch(text: &str) -> Result<Arch, String> {
 }
 
 fn design(text: &str) -> Result<Pmu, String> {
+    text.parse()
+}
+
+fn disk(text: &str) -> Result<Disk, String> {
     text.parse()
 }
 

@@ -23,6 +23,8 @@ pub struct HostJob {
     pub trace: bool,
     /// Milliseconds to wait before the guest starts.
     pub settle_ms: u32,
+    /// Whether the guest boots from a disk, which the options name, and not a kernel.
+    pub boots_disk: bool,
 }
 
 impl HostJob {

@@ -1,4 +1,4 @@
-//! The common parts of the programs `meter`, `workload`, `self-monitor` and `kvm-host`.
+//! The common parts of the programs `meter`, `workload`, `self-monitor`, `kexec` and `kvm-host`.
 //!
 //! They run where there is only a kernel and an initramfs. So they are static,
 //! freestanding ELF programs: no libc, raw Linux system calls. They are built
@@ -35,6 +35,8 @@ pub mod doorbell;
 pub mod files;
 #[cfg(target_os = "none")]
 mod heap;
+#[cfg(all(target_os = "none", target_arch = "x86_64"))]
+pub mod kexec;
 #[cfg(target_os = "none")]
 pub mod program;
 #[cfg(target_os = "none")]

@@ -67,7 +67,7 @@ impl fmt::Display for Errno {
 
 /// An open file descriptor. Not closed on drop: the programs end soon.
 #[derive(Clone, Copy)]
-pub struct Fd(usize);
+pub struct Fd(pub(crate) usize);
 
 impl Fd {
     /// Standard input.
@@ -434,7 +434,7 @@ pub fn exit(status: i32) -> ! {
     }
 }
 
-fn check(result: isize) -> Result<usize, Errno> {
+pub(crate) fn check(result: isize) -> Result<usize, Errno> {
     if (-4095..0).contains(&result) {
         Err(Errno(-result as i32))
     } else {

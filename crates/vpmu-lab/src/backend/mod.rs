@@ -10,6 +10,7 @@
 
 pub mod boot_file;
 mod direct;
+mod disk;
 mod monitor;
 mod native;
 mod nested;

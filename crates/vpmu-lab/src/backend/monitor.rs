@@ -59,7 +59,7 @@ impl Backend for Monitor<'_> {
         boot.append = format!("{} {}", self.words(), boot.append)
             .trim()
             .to_owned();
-        qemu::launch(self.machine, self.machine.memory, &boot)
+        qemu::launch(self.machine, self.machine.memory, boot.options())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Backend, Launch, Parts, qemu};
+use super::{Backend, Launch, Parts, disk, qemu};
 use crate::Result;
 use crate::spec::Machine;
 
@@ -15,7 +15,10 @@ impl Backend for Native<'_> {
     }
 
     fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch> {
-        let boot = parts.boot(self.0.arch, folder)?;
-        qemu::launch(self.0, self.0.memory, &boot)
+        let boot = match parts.disk {
+            None => parts.boot(self.0.arch, folder)?.options(),
+            Some(disk) => disk::machine(disk, parts.job.as_deref(), true),
+        };
+        qemu::launch(self.0, self.0.memory, boot)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::parts::{Boot, command_line};
-use super::{Backend, End, Launch, Parts, direct, qemu};
+use super::{Backend, End, Launch, Parts, direct, disk, qemu};
 use crate::error::STUCK;
 use crate::image::archive::concatenate;
 use crate::image::artifacts;
@@ -62,7 +62,7 @@ impl Nested<'_> {
     }
 
     /// Returns the options of the stock QEMU in the host, without console and kernel.
-    fn stock_arguments(&self) -> Vec<String> {
+    fn stock_arguments(&self, parts: &Parts<'_>) -> Vec<String> {
         let machine = match self.machine.arch {
             Arch::Aarch64 => "virt,gic-version=3",
             Arch::X86_64 => "pc",
@@ -71,10 +71,15 @@ impl Nested<'_> {
         let memory = format!("{}M", self.machine.memory);
         let words = ["-M", machine, "-accel", "kvm", "-cpu", "host"];
         let size = ["-smp", &vcpus, "-m", &memory];
-        let fixed =
-            "-nodefaults -display none -nic none -no-reboot -name guest,debug-threads=on -seed 42";
+        let fixed = "-nodefaults -display none -nic none -name guest,debug-threads=on -seed 42";
         let words = words.into_iter().chain(size).chain(fixed.split(' '));
-        words.map(str::to_owned).collect()
+        let words = words.map(str::to_owned);
+        match parts.disk {
+            None => words.chain(["-no-reboot".to_owned()]).collect(),
+            Some(disk) => words
+                .chain(disk::in_host(disk, parts.job.is_some()))
+                .collect(),
+        }
     }
 }
 
@@ -99,7 +104,10 @@ impl Backend for Nested<'_> {
         };
         let arch = self.machine.arch;
         let (vmm, options) = match self.vmm {
-            Vmm::Stock => (job::Vmm::Qemu(arch.qemu().program), self.stock_arguments()),
+            Vmm::Stock => (
+                job::Vmm::Qemu(arch.qemu().program),
+                self.stock_arguments(parts),
+            ),
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
@@ -120,9 +128,10 @@ impl Backend for Nested<'_> {
             skew: self.guest.has_fair_shares(arch) && !trace,
             trace,
             phase: parts.phase,
-            guest: parts.job.as_deref(),
+            guest: parts.job.as_deref().filter(|_| parts.disk.is_none()),
             initrd: parts.own_initrd(),
             kernel: kernel.as_deref(),
+            disk: parts.disk,
         }
         .archive()?
         .write_file(&host_file)?;
@@ -133,11 +142,16 @@ impl Backend for Nested<'_> {
             initrd: Some(initrd),
             append: self.host_command_line(),
         };
+        let disks = (parts.disk).map(|disk| disk::machine(disk, parts.job.as_deref(), false));
+        let boot = boot
+            .options()
+            .into_iter()
+            .chain(disks.into_iter().flatten());
         let host = Machine {
             vcpus: self.processors(),
             ..self.machine.clone()
         };
-        qemu::launch(&host, self.memory(), &boot)
+        qemu::launch(&host, self.memory(), boot.collect())
     }
 
     fn end(&self, records: &[Record]) -> End {

@@ -1,9 +1,11 @@
 //! The parts of a guest, the same under every design.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::Result;
 use crate::image::archive::concatenate;
+use crate::image::disk::BootDisk;
 use crate::image::images::Images;
 use crate::spec::Payload;
 use crate::spec::arch::Arch;
@@ -17,6 +19,8 @@ pub struct Parts<'a> {
     pub images: Option<&'a Images>,
     /// The kernel for our modules, when a guest has one of them.
     pub kernel: Option<PathBuf>,
+    /// The disk that the guest boots from, where there is one.
+    pub disk: Option<&'a BootDisk>,
     /// The second archive of our own file tree, when a command runs.
     pub job: Option<PathBuf>,
     /// More words for the kernel command line.
@@ -37,6 +41,19 @@ pub(super) struct Boot {
     pub(super) append: String,
 }
 
+impl Boot {
+    /// Returns QEMU's options for a machine that ends instead of booting again.
+    pub(super) fn options(&self) -> Vec<OsString> {
+        let mut options: Vec<OsString> = vec!["-no-reboot".into()];
+        options.extend(["-append".into(), self.append.clone().into()]);
+        options.extend(["-kernel".into(), self.kernel.clone().into_os_string()]);
+        if let Some(initrd) = &self.initrd {
+            options.extend(["-initrd".into(), initrd.clone().into_os_string()]);
+        }
+        options
+    }
+}
+
 impl Parts<'_> {
     /// Returns the user's kernel, or the modules', where there is one.
     pub(super) fn own_kernel(&self) -> Option<&Path> {
@@ -46,7 +63,7 @@ impl Parts<'_> {
     /// Returns the user's initrd, where there is one.
     pub(super) fn own_initrd(&self) -> Option<&Path> {
         match self.payload {
-            Payload::Command(_) => None,
+            Payload::Command(_) | Payload::Disk => None,
             Payload::Kernel { initrd, .. } => initrd.as_deref(),
         }
     }
@@ -62,7 +79,7 @@ impl Parts<'_> {
                 }
                 format!("{own} {user}").trim().to_owned()
             }
-            Payload::Kernel { .. } => user.to_owned(),
+            Payload::Kernel { .. } | Payload::Disk => user.to_owned(),
         }
     }
 
@@ -72,7 +89,8 @@ impl Parts<'_> {
     ///
     /// When the kernel's file cannot be made.
     pub fn boot_kernel(&self, arch: Arch) -> Result<PathBuf> {
-        match (self.own_kernel(), self.images) {
+        let on_disk = self.disk.and_then(|disk| disk.kernel.as_deref());
+        match (self.own_kernel().or(on_disk), self.images) {
             (Some(kernel), _) => Ok(kernel.to_owned()),
             (None, Some(images)) => images.boot_kernel(arch),
             (None, None) => unreachable!("a command without a kernel needs images"),

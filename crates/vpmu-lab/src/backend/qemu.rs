@@ -7,10 +7,8 @@
 //! same run, whatever else this machine does.
 
 use std::ffi::OsString;
-use std::path::Path;
 
 use super::Launch;
-use super::parts::Boot;
 use crate::host::cancel::Cancel;
 use crate::spec::Machine;
 use crate::spec::arch::Arch;
@@ -88,12 +86,12 @@ fn has_another_board(machine: &Machine) -> bool {
     named.is_some_and(|name| name != "virt")
 }
 
-/// Returns a QEMU that boots `boot` on `machine` with `memory` MiB.
+/// Returns a QEMU that boots `machine` with `memory` MiB by the options `boot`.
 ///
 /// # Errors
 ///
 /// When QEMU or setpriv is missing.
-pub(super) fn launch(machine: &Machine, memory: u32, boot: &Boot) -> Result<Launch> {
+pub(super) fn launch(machine: &Machine, memory: u32, boot: Vec<OsString>) -> Result<Launch> {
     let tool = machine.arch.qemu();
     let arguments = arguments(machine, memory, boot);
     let command = machine.qemu.command(&tool)?;
@@ -102,7 +100,7 @@ pub(super) fn launch(machine: &Machine, memory: u32, boot: &Boot) -> Result<Laun
 
 /// Returns the options of an Armv9 machine with EL2 or a PC with SVM, whose
 /// console is standard output.
-fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
+fn arguments(machine: &Machine, memory: u32, boot: Vec<OsString>) -> Vec<OsString> {
     let cpu = cpu(machine);
     let mut arguments: Vec<OsString> = Vec::new();
     let mut push = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
@@ -113,21 +111,14 @@ fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
         Arch::X86_64 => push(&["-M", "pc", "-accel", "tcg", "-cpu", &cpu, "-vga", "none"]),
     }
     push(&["-nic", "none", "-display", "none", "-monitor", "none"]);
-    push(&["-serial", "stdio", "-no-reboot"]);
+    push(&["-serial", "stdio"]);
     push(&["-smp", &machine.vcpus.to_string()]);
     push(&["-m", &format!("{memory}M")]);
     if !machine.realtime {
         push(&["-icount", "shift=0,sleep=off", "-seed", "42"]);
         push(&["-rtc", "base=2026-01-01T00:00:00,clock=vm"]);
     }
-    push(&["-append", &boot.append]);
-    let mut push_path = |option: &str, path: &Path| {
-        arguments.extend([option.into(), path.as_os_str().to_owned()]);
-    };
-    push_path("-kernel", &boot.kernel);
-    if let Some(initrd) = &boot.initrd {
-        push_path("-initrd", initrd);
-    }
+    arguments.extend(boot);
     arguments.extend(machine.qemu_args.iter().map(OsString::from));
     arguments
 }
@@ -135,7 +126,7 @@ fn arguments(machine: &Machine, memory: u32, boot: &Boot) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::parts::command_line;
+    use crate::backend::parts::{Boot, command_line};
     use crate::spec::Request;
 
     fn line(machine: &Machine) -> String {
@@ -144,7 +135,7 @@ mod tests {
             initrd: Some("initrd".into()),
             append: command_line(machine.arch),
         };
-        let arguments = arguments(machine, machine.memory, &boot);
+        let arguments = arguments(machine, machine.memory, boot.options());
         let words: Vec<&str> = arguments
             .iter()
             .map(|argument| argument.to_str().unwrap())

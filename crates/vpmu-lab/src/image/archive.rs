@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use cpio::newc::{Builder, ModeFileType, trailer};
+use cpio::newc::{Builder, ModeFileType, Reader, trailer};
+use rustix::fs::FileType;
 
 use crate::{Error, Result};
 
@@ -156,6 +157,36 @@ pub fn concatenate(parts: &[&Path], path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Unpacks the archive at `path`, of which nothing follows, into `folder`.
+///
+/// # Errors
+///
+/// When the archive is damaged, or `folder` cannot be written.
+pub fn extract(path: &Path, folder: &Path) -> Result<()> {
+    let file = File::open(path).map_err(Error::file("open", path))?;
+    extract_from(io::BufReader::new(file), folder).map_err(Error::file("unpack", path))
+}
+
+fn extract_from(mut archive: impl Read, folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    loop {
+        let mut reader = Reader::new(archive)?;
+        let (place, mode) = (folder.join(reader.entry().name()), reader.entry().mode());
+        if reader.entry().is_trailer() {
+            return Ok(());
+        }
+        match FileType::from_raw_mode(mode) {
+            FileType::Directory => fs::create_dir_all(&place)?,
+            FileType::Symlink => symlink(io::read_to_string(&mut reader)?, &place)?,
+            _ => {
+                io::copy(&mut reader, &mut File::create(&place)?)?;
+                fs::set_permissions(&place, fs::Permissions::from_mode(mode & 0o777))?;
+            }
+        }
+        archive = reader.finish()?;
+    }
+}
+
 /// Adds the user's own file under `folder`, with the same permission to be executed.
 ///
 /// # Errors
@@ -188,12 +219,7 @@ pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> 
     Ok(())
 }
 
-fn put(
-    builder: Builder,
-    out: &mut impl Write,
-    mut from: impl io::Read,
-    size: u64,
-) -> io::Result<()> {
+fn put(builder: Builder, out: &mut impl Write, mut from: impl Read, size: u64) -> io::Result<()> {
     let size = u32::try_from(size)
         .map_err(|_| io::Error::new(io::ErrorKind::FileTooLarge, "more than 4 GiB"))?;
     let mut writer = builder.write(out, size);
@@ -232,6 +258,25 @@ mod tests {
     }
 
     #[test]
+    fn extracted_as_it_was() {
+        let mut archive = Archive::new();
+        archive
+            .file("a/b", 0o755, Contents::Bytes(b"hello".to_vec()))
+            .link("c", "a/b");
+        let folder = tempfile::tempdir().unwrap();
+        extract_from(bytes(&archive).as_slice(), folder.path()).unwrap();
+        assert_eq!(fs::read(folder.path().join("c")).unwrap(), b"hello");
+        let mut again = Archive::new();
+        add_file(&mut again, "a", &folder.path().join("a/b")).unwrap();
+        assert_eq!(again.link("c", "a/b").entries.len(), archive.entries.len());
+        assert!(
+            bytes(&again).starts_with(&bytes(&archive)[..110]),
+            "permissions, too"
+        );
+        assert!(extract_from(&bytes(&archive)[..200], folder.path()).is_err());
+    }
+
+    #[test]
     fn parents_come_first() {
         let mut archive = Archive::new();
         archive.file("a/b/c", 0o644, Contents::Bytes(b"hello".to_vec()));
@@ -239,7 +284,7 @@ mod tests {
         let mut names = Vec::new();
         let mut rest = data.as_slice();
         loop {
-            let reader = cpio::newc::Reader::new(rest).unwrap();
+            let reader = Reader::new(rest).unwrap();
             if reader.entry().is_trailer() {
                 break;
             }

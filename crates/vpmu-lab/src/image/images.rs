@@ -17,10 +17,9 @@ use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::files::write_whole;
 use crate::host::progress::Progress;
-use crate::host::tool::Tool;
 use crate::image::archive::{Archive, Contents};
 use crate::image::cache::Cache;
-use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::image::debian::{DPKG_DEB, Pool, Selection, TEMPORARY};
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 
@@ -43,13 +42,6 @@ const FIRMWARE: [&str; 3] = [
 
 /// Bytes of `/root/random.bin`, which cannot be compressed.
 const RANDOM_BYTES: usize = 4 << 20;
-
-/// The machine's dpkg-deb.
-pub const DPKG_DEB: Tool = Tool {
-    program: "dpkg-deb",
-    fix: "apt-get install dpkg",
-    hint: "the package may be damaged: delete the cache folder and try again",
-};
 
 /// A complete set of images.
 #[derive(Debug, Clone)]
@@ -281,7 +273,7 @@ fn is_firmware(path: &str) -> bool {
     FIRMWARE.contains(&path)
 }
 
-fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
+pub(super) fn find_kernel(tree: &Path) -> Option<(PathBuf, String)> {
     fs::read_dir(tree.join("boot"))
         .ok()?
         .flatten()
@@ -319,7 +311,7 @@ fn host_tree(arch: Arch, tree: &Path, missing: &impl Fn(String) -> Error) -> Res
     Ok(archive)
 }
 
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();

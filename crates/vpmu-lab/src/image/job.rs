@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use vpmu_record::HostVmm;
 
 use super::artifacts;
+use super::disk::BootDisk;
 use super::elf;
 use crate::image::archive::{Archive, Contents, add_file};
 use crate::spec::Work;
@@ -101,7 +102,12 @@ pub struct HostJob<'a> {
     pub initrd: Option<&'a Path>,
     /// A kernel for the guest instead of the host's own.
     pub kernel: Option<&'a Path>,
+    /// The disk that the guest boots from, instead of a kernel.
+    pub disk: Option<&'a BootDisk>,
 }
+
+/// The places of UEFI's code and variables in the KVM host.
+pub const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
 
 /// The program that starts programs of this machine. The lab needs only x86-64's.
 const LOADER: &str = "ld-linux-x86-64.so.2";
@@ -263,6 +269,7 @@ impl HostJob<'_> {
             skew: self.skew,
             trace: self.trace,
             settle_ms: settle_ms(self.phase),
+            boots_disk: self.disk.is_some(),
         };
         let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
         let mut archive = Archive::new();
@@ -273,6 +280,14 @@ impl HostJob<'_> {
         );
         if let Vmm::Ours(program) = &self.vmm {
             program.put(&mut archive);
+        }
+        if let Some(disk) = self.disk {
+            let driver = Contents::Disk(disk.driver.clone());
+            // The host loads modules in the order of their names.
+            archive.file("vpmu/modules/9-virtio_blk.ko.xz", 0o644, driver);
+            for (place, path) in HOST_UEFI.into_iter().zip(disk.uefi.iter().flatten()) {
+                archive.file(place, 0o644, Contents::Disk(path.clone()));
+            }
         }
         let files = [
             ("guest/job.cpio", self.guest),

@@ -4,6 +4,7 @@ pub mod archive;
 pub mod artifacts;
 pub mod cache;
 pub mod debian;
+pub mod disk;
 pub mod elf;
 pub mod images;
 pub mod job;

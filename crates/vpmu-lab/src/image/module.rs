@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::images::{self, DPKG_DEB};
+use super::images;
 use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::progress::Progress;
@@ -197,11 +197,7 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
     for path in [&root, &sources, &made].into_iter().chain(&folders) {
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }
-    for package in &pool.manifest().packages {
-        let mut command = DPKG_DEB.command()?;
-        command.arg("-x").arg(pool.verified(package)?).arg(&root);
-        DPKG_DEB.run(command, cancel, &|| ())?;
-    }
+    pool.unpack("", &root, cancel)?;
     let missing = |what: &str| Error::NotInPackages {
         what: what.to_owned(),
         cache: pool.folder().to_owned(),

@@ -11,6 +11,7 @@ use super::{Lab, Outcome, Sink};
 use crate::backend::{self, Backend, End, Launch, Parts};
 use crate::host::qemu::Version;
 use crate::image::artifacts;
+use crate::image::disk::BootDisk;
 use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::report::host_profile::{HostProfile, Symbols};
@@ -42,6 +43,9 @@ pub fn check(spec: &Spec) -> Result<()> {
     }
     if spec.needs_modules() {
         Modules::check()?;
+    }
+    if spec.disk.is_some() {
+        BootDisk::check()?;
     }
     for guest in &spec.guests {
         backend::of(&spec.machine, guest).check()?;
@@ -195,7 +199,7 @@ fn parts<'a>(
         .filter(|_| guest.design.pmu == Pmu::Paravirt)
         .map(Modules::pmu);
     let job = match &spec.payload {
-        Payload::Kernel { .. } => None,
+        Payload::Kernel { .. } | Payload::Disk => None,
         Payload::Command(work) => {
             let path = folder.join("job.cpio");
             let job = Job {
@@ -214,6 +218,7 @@ fn parts<'a>(
         payload: &spec.payload,
         images: lab.images.as_ref(),
         kernel: lab.modules.as_ref().map(Modules::kernel),
+        disk: lab.disk.as_ref(),
         job,
         append: spec.append.as_deref(),
         phase,
@@ -302,7 +307,7 @@ fn figures(
     let has_meter = |record: &Record| matches!(record, Record::Meter(_));
     let complete = match spec.payload {
         Payload::Command(_) => transcript.ended && transcript.records.iter().any(has_meter),
-        Payload::Kernel { .. } => bad_end.is_none() && end == End::PoweredOff,
+        Payload::Kernel { .. } | Payload::Disk => bad_end.is_none() && end == End::PoweredOff,
     };
     if !complete {
         return Err(bad_end.unwrap_or_else(|| silent_end(end, transcript)));

@@ -17,6 +17,7 @@ use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::host::qemu::Version;
 use crate::image::cache::Cache;
+use crate::image::disk::BootDisk;
 use crate::image::images::Images;
 use crate::image::job::Output;
 use crate::image::module::{Kernel, Modules};
@@ -36,6 +37,8 @@ pub struct Lab<'a> {
     pub images: Option<Images>,
     /// This project's modules for guests, with their kernel; `None` when no guest has one.
     pub modules: Option<Modules>,
+    /// The disk that guests boot from; `None` when the lab loads their kernel.
+    pub disk: Option<BootDisk>,
     /// The user's wish to stop.
     pub cancel: &'a Cancel,
     /// The display of progress for the user.
@@ -62,11 +65,15 @@ impl<'a> Lab<'a> {
             .needs_modules()
             .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
             .transpose()?;
+        let disk = (spec.disk.as_ref().zip(images.as_ref()))
+            .map(|(disk, images)| BootDisk::prepare(disk, images, cache, cancel, progress))
+            .transpose()?;
         Ok(Self {
             qemu: spec.qemu()?,
             cache,
             images,
             modules,
+            disk,
             cancel,
             progress,
         })

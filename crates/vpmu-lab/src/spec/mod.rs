@@ -7,6 +7,7 @@
 pub mod arch;
 pub mod command;
 pub mod design;
+pub mod disk;
 pub mod profile;
 mod request;
 
@@ -21,6 +22,7 @@ use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
 use design::{Design, Model, Pmu, Policy};
+use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
 #[derive(Debug, Clone)]
@@ -49,6 +51,8 @@ pub struct Spec {
     pub machine: Machine,
     /// The payload that runs on the machine.
     pub payload: Payload,
+    /// The disk that the guests boot from; without a disk the lab loads their kernel.
+    pub disk: Option<Disk>,
     /// More words for the guest's kernel command line.
     pub append: Option<String>,
     /// One guest for each design, in the order asked for.
@@ -73,6 +77,8 @@ pub enum Payload {
         /// Its initrd, if it wants one.
         initrd: Option<PathBuf>,
     },
+    /// The system on the user's own disk, until it powers off.
+    Disk,
 }
 
 impl Payload {
@@ -81,6 +87,7 @@ impl Payload {
         match self {
             Self::Command(work) => work.kernel.as_deref(),
             Self::Kernel { kernel, .. } => Some(kernel),
+            Self::Disk => None,
         }
     }
 }
@@ -184,6 +191,7 @@ impl Spec {
     /// Tells whether Debian packages are needed.
     pub fn needs_images(&self) -> bool {
         matches!(self.payload, Payload::Command(_))
+            || self.disk.is_some()
             || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
     }
 }

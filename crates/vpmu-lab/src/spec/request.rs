@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::arch::Arch;
 use super::command::Command;
 use super::design::{Design, Model, Pmu};
+use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
 use crate::host::qemu::Qemu;
@@ -42,6 +43,8 @@ pub struct Request {
     pub kernel: Option<PathBuf>,
     /// An initrd instead of the lab's file tree. Excludes a command.
     pub initrd: Option<PathBuf>,
+    /// A disk to boot from, instead of a kernel that the lab loads.
+    pub disk: Option<Disk>,
     /// More words for the kernel command line.
     pub append: Option<String>,
     /// Files for `/root`.
@@ -86,6 +89,7 @@ impl Request {
             runs: 1,
             kernel: None,
             initrd: None,
+            disk: None,
             append: None,
             add: Vec::new(),
             profile: false,
@@ -107,6 +111,7 @@ impl Request {
         self.check_designs(designs)?;
         self.check_vmm(designs)?;
         self.check_append()?;
+        self.check_disk(designs)?;
         let own_kvm = self.machine.arch.has_hardware_kvm() && !self.marked;
         let guests = self.guests(designs, own_kvm)?;
         self.check_payload(designs)?;
@@ -114,6 +119,7 @@ impl Request {
         self.check_profile(designs)?;
         self.check_files()?;
         let payload = match (self.command, self.kernel) {
+            (None, _) if self.disk.is_some() => Payload::Disk,
             (Some(command), kernel) => Payload::Command(Work {
                 command,
                 runs: self.runs,
@@ -134,6 +140,7 @@ impl Request {
         Ok(Spec {
             machine: self.machine,
             payload,
+            disk: self.disk,
             append: self.append,
             guests,
             timeout: self.timeout,
@@ -208,6 +215,38 @@ impl Request {
             Some(word) => usage(format!(
                 "--append {word} would contradict --pmu, --host-counters and --host-profile: use those"
             )),
+        }
+    }
+
+    fn check_disk(&self, designs: &[Design]) -> Result<()> {
+        let Some(disk) = &self.disk else {
+            return Ok(());
+        };
+        if self.machine.arch != Arch::X86_64 {
+            return usage("--disk is about --arch x86_64");
+        }
+        if let Some(design) = designs.iter().find(|design| design.pmu.is_ours()) {
+            return usage(format!(
+                "--disk needs firmware, which vpmu-vmm has not: --pmu {} boots a kernel only",
+                design.pmu
+            ));
+        }
+        if self.kernel.is_some() || self.initrd.is_some() || self.append.is_some() {
+            return usage(
+                "--disk boots what is on the disk: leave --kernel, --initrd and --append out",
+            );
+        }
+        match (disk, &self.command) {
+            (Disk::Ours { .. }, None) => {
+                usage("--disk bios and uefi run a command: give it after --")
+            }
+            (Disk::File { .. }, Some(_)) => usage(
+                "a command cannot be put into an image of yours: leave it out, and its console is streamed",
+            ),
+            (Disk::File { .. }, None) if !self.add.is_empty() => {
+                usage("--add puts files into vpmu's own disk: it needs a command")
+            }
+            _ => Ok(()),
         }
     }
 
@@ -343,7 +382,12 @@ impl Request {
     }
 
     fn check_files(&self) -> Result<()> {
-        for path in self.kernel.iter().chain(&self.initrd).chain(&self.add) {
+        let image = match &self.disk {
+            Some(Disk::File { path, .. }) => Some(path),
+            _ => None,
+        };
+        let files = self.kernel.iter().chain(&self.initrd);
+        for path in files.chain(image).chain(&self.add) {
             let file = File::open(path).map_err(Error::file("open", path))?;
             if file.metadata().is_ok_and(|file| file.is_dir()) {
                 return usage(format!("{} is a folder", path.display()));

@@ -25,6 +25,8 @@ pub(crate) const WAIT4: usize = 61;
 pub(crate) const IOPERM: usize = 173;
 pub(crate) const MMAP: usize = 9;
 pub(crate) const PERF_EVENT_OPEN: usize = 298;
+pub(crate) const REBOOT: usize = 169;
+pub(crate) const KEXEC_FILE_LOAD: usize = 320;
 
 /// Enters the program from the kernel. The stack pointer points at `argc`,
 /// and is a multiple of 16, as the ABI wants it before a call.

@@ -283,6 +283,7 @@ impl<'a> Lab<'a> {
         let spec = request.check(&[design])?;
         run::check(&spec)?;
         let lab = run::Lab {
+            disk: None,
             qemu: spec.qemu()?,
             modules: None,
             cache: context.cache,

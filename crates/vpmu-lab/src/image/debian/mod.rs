@@ -18,10 +18,18 @@ use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::files::write_whole;
 use crate::host::progress::Progress;
+use crate::host::tool::Tool;
 use crate::image::cache::Cache;
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
 use apt::{Apt, Package};
+
+/// The machine's dpkg-deb.
+pub const DPKG_DEB: Tool = Tool {
+    program: "dpkg-deb",
+    fix: "apt-get install dpkg",
+    hint: "the package may be damaged: delete the cache folder and try again",
+};
 
 /// The Debian release of guests, unless a bench says otherwise.
 pub const RELEASE: &str = "trixie";
@@ -31,6 +39,8 @@ pub const RELEASE: &str = "trixie";
 pub struct Selection {
     release: &'static str,
     arch: Arch,
+    /// Tells the pool from others of the same release.
+    purpose: &'static str,
     packages: Vec<&'static str>,
     keep: fn(&str) -> bool,
 }
@@ -41,6 +51,7 @@ impl Selection {
         Self {
             release: RELEASE,
             arch,
+            purpose: "",
             packages: arch.packages(),
             keep: |name| !NOT_NEEDED.iter().any(|other| name.starts_with(other)),
         }
@@ -52,9 +63,51 @@ impl Selection {
         Self {
             release,
             arch,
+            purpose: "",
             packages: vec!["linux-headers-cloud-amd64", "linux-image-cloud-amd64"],
             keep: |name| {
                 ["linux-headers-", "linux-image-", "linux-kbuild-"]
+                    .iter()
+                    .any(|kind| name.starts_with(kind))
+            },
+        }
+    }
+
+    /// Selects what makes a PC boot from a disk: GRUB, and UEFI's firmware.
+    pub fn boot() -> Self {
+        Self {
+            release: RELEASE,
+            arch: Arch::X86_64,
+            purpose: "-boot",
+            packages: vec!["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"],
+            keep: |name| {
+                // The libraries are those of grub-mkimage.
+                [
+                    "grub-",
+                    "libc6",
+                    "libdevmapper",
+                    "liblzma",
+                    "libpcre2",
+                    "libselinux",
+                    "libudev",
+                    "ovmf",
+                ]
+                .iter()
+                .any(|kind| name.starts_with(kind))
+            },
+        }
+    }
+
+    /// Selects a kernel of `release` with its modules, for a PC.
+    pub fn kernel(release: &'static str) -> Self {
+        Self {
+            release,
+            arch: Arch::X86_64,
+            purpose: "-kernel",
+            packages: vec!["linux-image-cloud-amd64"],
+            // The newest packages have kernel and modules apart.
+            keep: |name| {
+                ["linux-binary-", "linux-image-", "linux-modules-"]
                     .iter()
                     .any(|kind| name.starts_with(kind))
             },
@@ -182,6 +235,21 @@ impl Pool {
         &self.folder
     }
 
+    /// Unpacks the packages whose names begin with `kind` into `root`.
+    ///
+    /// # Errors
+    ///
+    /// When dpkg-deb is missing or fails, or a package's file was changed.
+    pub fn unpack(&self, kind: &str, root: &Path, cancel: &Cancel) -> Result<()> {
+        let packages = self.manifest.packages.iter();
+        for package in packages.filter(|package| package.name.starts_with(kind)) {
+            let mut command = DPKG_DEB.command()?;
+            command.arg("-x").arg(self.verified(package)?).arg(root);
+            DPKG_DEB.run(command, cancel, &|| ())?;
+        }
+        Ok(())
+    }
+
     /// Checks the contents of a package's file and returns its path.
     ///
     /// # Errors
@@ -195,10 +263,11 @@ impl Pool {
 }
 
 fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
-    let (release, architecture) = (selection.release, selection.arch.debian());
+    let (release, purpose) = (selection.release, selection.purpose);
+    let architecture = selection.arch.debian();
     cache
         .root()
-        .join(format!("debian-{release}-{architecture}"))
+        .join(format!("debian-{release}-{architecture}{purpose}"))
 }
 
 /// Downloads the files that are missing. A file moves into `packages` only after

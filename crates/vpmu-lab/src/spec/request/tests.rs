@@ -10,9 +10,9 @@ fn request() -> Request {
     }
 }
 
-type Change = &'static dyn Fn(&mut Request);
+type Change<'a> = &'a dyn Fn(&mut Request);
 
-fn complaint(pmu: Pmu, change: Change) -> String {
+fn complaint(pmu: Pmu, change: Change<'_>) -> String {
     let mut request = request();
     change(&mut request);
     request.check(&[pmu.into()]).unwrap_err().to_string()
@@ -172,4 +172,52 @@ fn stock_kvms_shares_are_fair_in_real_time_only() {
     assert!(!fair(false, Arch::X86_64));
     assert!(fair(true, Arch::X86_64));
     assert!(fair(false, Arch::Aarch64));
+}
+
+#[test]
+fn a_disk_needs_firmware_and_brings_its_kernel() {
+    let disk = |it: &mut Request| it.disk = "uefi".parse().ok();
+    let cases: [(Pmu, Change, &str); 7] = [
+        (Pmu::Emulated, &|it| disk(it), "vpmu-vmm has not"),
+        (
+            Pmu::Kvm,
+            &|it| it.machine.arch = Arch::Aarch64,
+            "about --arch x86_64",
+        ),
+        (
+            Pmu::Kvm,
+            &|it| it.kernel = Some("/dev/null".into()),
+            "leave --kernel",
+        ),
+        (
+            Pmu::Kvm,
+            &|it| it.append = Some("quiet".into()),
+            "leave --kernel",
+        ),
+        (Pmu::Native, &|it| it.command = None, "run a command"),
+        (
+            Pmu::Native,
+            &|it| it.disk = "/dev/null".parse().ok(),
+            "leave it out",
+        ),
+        (
+            Pmu::Native,
+            &|it| {
+                it.command = None;
+                it.disk = "/no/such".parse().ok();
+            },
+            "/no/such",
+        ),
+    ];
+    for (pmu, change, about) in cases {
+        let said = complaint(pmu, &|it| {
+            disk(it);
+            change(it);
+        });
+        assert!(said.contains(about), "{about}: {said}");
+    }
+    let mut good = request();
+    disk(&mut good);
+    let spec = good.check(&[Pmu::Native.into(), Pmu::Kvm.into()]).unwrap();
+    assert!(spec.needs_images() && matches!(spec.payload, Payload::Command(_)));
 }

@@ -47,7 +47,7 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     }
     share_processors(job.vcpus);
     let stats = HostStats::find();
-    if files::exists(JOB) && stats.tell_interrupts() {
+    if (files::exists(JOB) || job.boots_disk) && stats.tell_interrupts() {
         watch(process, &job, &stats);
     }
     let initrd = initrd();

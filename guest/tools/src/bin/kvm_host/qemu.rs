@@ -53,7 +53,9 @@ pub(crate) fn run(
     let to_guest = files::open(TO_GUEST, flags::READ_WRITE)?;
     let mut words = Vec::from([qemu.as_str()]);
     words.extend(job.options.iter().map(String::as_str));
-    words.extend(["-kernel", KERNEL]);
+    if !job.boots_disk {
+        words.extend(["-kernel", KERNEL, "-append", &job.append]);
+    }
     if !initrd.is_empty() {
         // QEMU takes the initrd as a single file.
         let whole = files::open(INITRD, flags::CREATE)?;
@@ -66,7 +68,7 @@ pub(crate) fn run(
         words.extend(["-initrd", INITRD]);
     }
     let sync = format!("pipe,id=sync,path={SYNC}");
-    words.extend(["-append", &job.append, "-serial", "stdio"]);
+    words.extend(["-serial", "stdio"]);
     words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);
     start(process, &words, from_guest)?;
 

@@ -1,0 +1,50 @@
+//! QEMU's options for a machine that boots from a disk.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::image::disk::BootDisk;
+use crate::image::job::HOST_UEFI;
+
+/// A KVM host's disks, in the order of its machine's.
+const HOST_DISKS: [&str; 2] = ["/dev/vda", "/dev/vdb"];
+
+/// Returns the options of a machine whose first disk is the one to boot from and whose second is the run's job. Nothing
+/// that the machine writes is kept. The machine has the disk's firmware only if it `boots` by itself.
+pub(super) fn machine(disk: &BootDisk, job: Option<&Path>, boots: bool) -> Vec<OsString> {
+    let drive = |format: &str, path: &Path| {
+        // A comma in a name is doubled.
+        let name = path.display().to_string().replace(',', ",,");
+        format!("if=virtio,snapshot=on,format={format},file={name}")
+    };
+    let drives = [drive(disk.format, &disk.image)];
+    let job = job.map(|job| drive("raw", job));
+    let uefi = disk.uefi.as_ref().filter(|_| boots);
+    let uefi =
+        uefi.map(|files| uefi_drives(files.each_ref().map(|file| file.display().to_string())));
+    let all = drives
+        .into_iter()
+        .chain(job)
+        .chain(uefi.into_iter().flatten());
+    options(all).map(OsString::from).collect()
+}
+
+/// Returns the options of the guest of a KVM host on such a machine.
+pub(super) fn in_host(disk: &BootDisk, has_job: bool) -> Vec<String> {
+    let disks = HOST_DISKS.iter().take(if has_job { 2 } else { 1 });
+    let drives = disks.map(|disk| format!("if=virtio,format=raw,file={disk}"));
+    let uefi = (disk.uefi.is_some()).then(|| uefi_drives(HOST_UEFI.map(|file| format!("/{file}"))));
+    options(drives.chain(uefi.into_iter().flatten())).collect()
+}
+
+/// Returns the drives of UEFI's firmware. The guest may write its variables, which are forgotten like everything else.
+fn uefi_drives([code, variables]: [String; 2]) -> [String; 2] {
+    [
+        format!("if=pflash,format=raw,readonly=on,file={code}"),
+        format!("if=pflash,format=raw,snapshot=on,file={variables}"),
+    ]
+}
+
+fn options(drives: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+    drives.flat_map(|drive| ["-drive".to_owned(), drive])
+}

@@ -1,0 +1,413 @@
+//! A disk that boots by itself, as the disks of real guests do.
+//!
+//! GRUB is on it for a BIOS and for UEFI. It starts a Debian kernel as Debian packs it, at an address that the kernel
+//! chooses (KASLR), with an initrd that looks for the disk's ext4. There is the lab's small system, to which the initrd
+//! adds the run's job from a second disk. The guest's writes last until the machine ends: a guest may boot again, and
+//! the next run begins with the same disk.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use fatfs::{FatType, FormatVolumeOptions, FsOptions};
+
+use super::archive::{self, Archive, Contents};
+use super::images::{self, Images};
+use crate::host::cancel::Cancel;
+use crate::host::digest;
+use crate::host::progress::Progress;
+use crate::host::tool::Tool;
+use crate::image::cache::Cache;
+use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::spec::arch::Arch;
+use crate::spec::disk::{Disk, Firmware};
+use crate::{Error, Result};
+
+/// The version of the disk's contents. It changes with any code below that changes them.
+const LAYOUT: u32 = 1;
+
+/// Drivers of the disk and of its file system, in the order in which they need each other. What is part of a kernel is
+/// not among its modules.
+const MODULES: [&str; 10] = [
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    VIRTIO_BLK,
+    "crc16",
+    "mbcache",
+    "jbd2",
+    "ext4",
+];
+const VIRTIO_BLK: &str = "virtio_blk";
+
+/// What GRUB's first part needs to find the second: the disk, its partitions, ext4; and to boot Linux.
+const GRUB_MODULES: [&str; 7] = [
+    "boot",
+    "ext2",
+    "linux",
+    "normal",
+    "part_msdos",
+    "serial",
+    "terminal",
+];
+/// GRUB's folder, on the second partition of whatever disk the firmware booted.
+const GRUB_PREFIX: &str = "(,msdos2)/boot/grub";
+const GRUB_CONFIG: &str = "serial --unit=0\n\
+    terminal_output serial\n\
+    linux /boot/vmlinuz root=/dev/vda2 rw console=ttyS0 quiet oops=panic\n\
+    initrd /boot/initrd.img\n\
+    boot\n";
+
+const SECTOR: u64 = 512;
+/// The partition of UEFI's boot files begins behind the first MiB, which is GRUB's for a BIOS.
+const EFI: Partition = Partition {
+    kind: 0xef,
+    start: 1 << 20,
+    size: 16 << 20,
+};
+/// The partition of the system. Most of it is a hole in the image's file.
+const SYSTEM: Partition = Partition {
+    kind: 0x83,
+    start: 17 << 20,
+    size: 1007 << 20,
+};
+
+/// Fixed, so that the same packages make the same disk.
+const UUID: &str = "76706d75-0000-4000-8000-646973690000";
+
+/// The machine's mke2fs, which fills a file system from a folder without root.
+const MKE2FS: Tool = Tool {
+    program: "mke2fs",
+    fix: "apt-get install e2fsprogs",
+    hint: "",
+};
+
+/// GRUB's program from the guest's own packages, started by their own loader.
+const GRUB_MKIMAGE: Tool = Tool {
+    program: "grub-mkimage",
+    fix: "",
+    hint: "the packages may be damaged: delete the cache folder and try again",
+};
+
+/// A disk to boot from, and what the machine needs to do so.
+#[derive(Debug, Clone)]
+pub struct BootDisk {
+    /// The disk's image.
+    pub image: PathBuf,
+    /// The image's format, by QEMU's name.
+    pub format: &'static str,
+    /// UEFI's firmware: code, and the variables that it begins with. Without it, the machine has a BIOS.
+    pub uefi: Option<[PathBuf; 2]>,
+    /// The module by which the KVM host reads disks.
+    pub driver: PathBuf,
+    /// The kernel on the disk, where the lab has put it there.
+    pub kernel: Option<PathBuf>,
+}
+
+struct Partition {
+    kind: u8,
+    start: u64,
+    size: u64,
+}
+
+const IMAGE: &str = "disk.img";
+const KERNEL: &str = "kernel";
+const DRIVER: &str = "virtio_blk.ko.xz";
+const CODE: &str = "OVMF_CODE.fd";
+const VARIABLES: &str = "OVMF_VARS.fd";
+
+impl BootDisk {
+    /// Returns the disk, with the lab's own made first where that is missing.
+    ///
+    /// # Errors
+    ///
+    /// When packages cannot be downloaded or lack a file, or mke2fs is missing.
+    pub fn prepare(
+        disk: &Disk,
+        images: &Images,
+        cache: &Cache,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Self> {
+        let _lock = cache.lock(cancel, progress)?;
+        let fetch = |selection| Pool::fetch(cache, &selection, cancel, progress);
+        let pools = Pools {
+            guests: fetch(Selection::guests(Arch::X86_64))?,
+            boot: fetch(Selection::boot())?,
+            kernel: fetch(Selection::kernel(disk.release()))?,
+        };
+        let folder = pools.folder();
+        if !folder.is_dir() {
+            let task = progress.task("making the boot disk");
+            images::remove_older(pools.kernel.folder(), PREFIX);
+            pools.build(images, &folder, cancel)?;
+            task.done();
+        }
+        let file = |name: &str| folder.join(name);
+        let uefi = match disk.firmware() {
+            Firmware::Bios => None,
+            Firmware::Uefi => Some([file(CODE), file(VARIABLES)]),
+        };
+        let (image, format, kernel) = match disk {
+            Disk::Ours { .. } => (file(IMAGE), "raw", Some(file(KERNEL))),
+            Disk::File { path, .. } => (path.clone(), format_of(path)?, None),
+        };
+        Ok(Self {
+            image,
+            format,
+            uefi,
+            driver: file(DRIVER),
+            kernel,
+        })
+    }
+
+    /// Checks that this machine can make the disk.
+    ///
+    /// # Errors
+    ///
+    /// When a program is missing.
+    pub fn check() -> Result<()> {
+        MKE2FS.command().map(drop)
+    }
+}
+
+/// Returns the format of the user's image: QEMU's own, or none.
+fn format_of(path: &Path) -> Result<&'static str> {
+    use std::io::Read;
+    let mut start = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.map_err(Error::file("read", path))?;
+    Ok(if start == *b"QFI\xfb" { "qcow2" } else { "raw" })
+}
+
+const PREFIX: &str = "disk-";
+
+const INIT: &str = include_str!("disk-init.sh");
+
+/// The packages of a disk.
+struct Pools {
+    /// Those of the KVM host. Its kernel may be another version than the disk's.
+    guests: Pool,
+    boot: Pool,
+    kernel: Pool,
+}
+
+impl Pools {
+    /// Returns a folder named by the digest of everything that the contents depend on.
+    fn folder(&self) -> PathBuf {
+        let pools = [&self.guests, &self.boot, &self.kernel];
+        let packages = pools.into_iter().flat_map(|pool| &pool.manifest().packages);
+        let digests = packages.map(|package| package.sha256.as_str());
+        let parts: Vec<&str> = digests.chain([INIT, GRUB_CONFIG]).collect();
+        let key = digest::of_bytes(format!("{LAYOUT} {}", parts.join(" ")).as_bytes());
+        self.kernel.folder().join(format!("{PREFIX}{}", &key[..16]))
+    }
+
+    fn build(&self, images: &Images, folder: &Path, cancel: &Cancel) -> Result<()> {
+        let temporary = tempfile::Builder::new()
+            .prefix(TEMPORARY)
+            .tempdir_in(self.kernel.folder())
+            .map_err(Error::file("write in", self.kernel.folder()))?;
+        let places = ["boot", "kernel", "host", "root", "made"];
+        let [boot, kernel, host, root, made] = places.map(|name| temporary.path().join(name));
+        for path in [&boot, &kernel, &host, &root, &made] {
+            fs::create_dir(path).map_err(Error::file("create", path))?;
+        }
+        self.boot.unpack("", &boot, cancel)?;
+        self.kernel.unpack("", &kernel, cancel)?;
+        self.guests.unpack("linux-image-", &host, cancel)?;
+        let missing = |what: &str, pool: &Pool| Error::NotInPackages {
+            what: what.to_owned(),
+            cache: pool.folder().to_owned(),
+        };
+        let copy = |from: PathBuf, name: &str| {
+            let copied = fs::copy(&from, made.join(name)).map(drop);
+            copied.map_err(Error::file("copy", &from))
+        };
+        let driver = Modules::of(&host)?.find(VIRTIO_BLK);
+        copy(
+            driver.ok_or_else(|| missing(VIRTIO_BLK, &self.guests))?,
+            DRIVER,
+        )?;
+        for (name, file) in [("OVMF_CODE_4M.fd", CODE), ("OVMF_VARS_4M.fd", VARIABLES)] {
+            copy(boot.join("usr/share/OVMF").join(name), file)?;
+        }
+        let modules = Modules::of(&kernel)?;
+        let vmlinuz = images::find_kernel(&kernel).map(|(path, _)| path);
+        let vmlinuz = vmlinuz.or_else(|| modules.kernel());
+        copy(
+            vmlinuz.ok_or_else(|| missing("the kernel", &self.kernel))?,
+            KERNEL,
+        )?;
+
+        archive::extract(&images.guest(), &root)?;
+        let grub_folder = root.join("boot/grub");
+        fs::create_dir_all(&grub_folder).map_err(Error::file("create", &grub_folder))?;
+        let config = grub_folder.join("grub.cfg");
+        fs::write(&config, GRUB_CONFIG).map_err(Error::file("write", &config))?;
+        let vmlinuz = root.join("boot/vmlinuz");
+        fs::copy(made.join(KERNEL), &vmlinuz).map_err(Error::file("write", &vmlinuz))?;
+        initrd(&modules, &root).write_file(&root.join("boot/initrd.img"))?;
+        cancel.check()?;
+
+        let image = made.join(IMAGE);
+        let mut disk = File::create(&image).map_err(Error::file("create", &image))?;
+        let bios = grub(&boot, "i386-pc", &temporary.path().join("core.img"), cancel)?;
+        let uefi = grub(
+            &boot,
+            "x86_64-efi",
+            &temporary.path().join("grub.efi"),
+            cancel,
+        )?;
+        let sector = boot.join("usr/lib/grub/i386-pc/boot.img");
+        let sector = fs::read(&sector).map_err(Error::file("read", &sector))?;
+        let written = write_boot(&mut disk, &sector, &bios).and_then(|()| write_efi(&disk, &uefi));
+        written.map_err(Error::file("write", &image))?;
+        make_system(&root, &image, cancel)?;
+        fs::rename(&made, folder).map_err(Error::file("create", folder))
+    }
+}
+
+/// The files in a kernel's folder of modules.
+struct Modules(Vec<PathBuf>);
+
+impl Modules {
+    fn of(tree: &Path) -> Result<Self> {
+        // Debian 12 and older have /lib apart from /usr.
+        let folders = ["usr/lib/modules", "lib/modules"].map(|folder| tree.join(folder));
+        let mut folders = folders.into_iter().filter(|folder| folder.is_dir());
+        let files = folders.next().map(|folder| images::files_below(&folder));
+        files.unwrap_or_else(|| Ok(Vec::new())).map(Self)
+    }
+
+    fn find(&self, name: &str) -> Option<PathBuf> {
+        let mut files = self.0.iter();
+        let is_wanted = |file: &str| {
+            file.split_once(".ko")
+                .is_some_and(|(module, _)| module == name)
+        };
+        files
+            .find(|path| file_name(path).is_some_and(is_wanted))
+            .cloned()
+    }
+
+    /// Returns the kernel, which the newest packages put beside its modules.
+    fn kernel(&self) -> Option<PathBuf> {
+        self.0
+            .iter()
+            .find(|path| file_name(path) == Some("vmlinuz"))
+            .cloned()
+    }
+}
+
+fn file_name(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()
+}
+
+/// Makes the initrd: drivers, and a script that goes to the disk's system.
+fn initrd(modules: &Modules, root: &Path) -> Archive {
+    let mut archive = Archive::new();
+    for place in ["dev", "proc", "root"] {
+        archive.folder(place);
+    }
+    let busybox = Contents::Disk(root.join("usr/bin/busybox"));
+    archive
+        .file("init", 0o755, Contents::Bytes(INIT.into()))
+        .file("bin/busybox", 0o755, busybox);
+    for (number, name) in MODULES.into_iter().enumerate() {
+        if let Some(path) = modules.find(name) {
+            let place = format!("modules/{number}-{}", file_name(&path).unwrap_or(name));
+            archive.file(&place, 0o644, Contents::Disk(path));
+        }
+    }
+    archive
+}
+
+/// Makes GRUB's program for `platform` by the packages' own grub-mkimage.
+fn grub(tree: &Path, platform: &str, out: &Path, cancel: &Cancel) -> Result<Vec<u8>> {
+    let libraries = tree.join(Arch::X86_64.libraries());
+    let mut command = crate::host::tool::bound_to_us(&libraries.join("ld-linux-x86-64.so.2"))?;
+    command
+        .arg("--library-path")
+        .arg(&libraries)
+        .arg(tree.join("usr/bin/grub-mkimage"));
+    command
+        .arg("--directory")
+        .arg(tree.join("usr/lib/grub").join(platform));
+    command
+        .args(["--format", platform, "--prefix", GRUB_PREFIX, "--output"])
+        .arg(out);
+    command.args(GRUB_MODULES);
+    if platform == "i386-pc" {
+        command.arg("biosdisk");
+    }
+    GRUB_MKIMAGE.run(command, cancel, &|| ())?;
+    fs::read(out).map_err(Error::file("read", out))
+}
+
+/// Writes the boot sector with the table of partitions, and behind it GRUB's program, which the boot sector loads.
+fn write_boot(disk: &mut File, boot: &[u8], core: &[u8]) -> std::io::Result<()> {
+    /// GRUB's code and data in the boot sector; what follows is the table.
+    const CODE: usize = 440;
+    /// A jump over the workaround for a BIOS that does not say from which disk it boots. On disks, GRUB's own
+    /// installer makes it two NOPs (`GRUB_BOOT_MACHINE_DRIVE_CHECK`), so that the workaround is done.
+    const DRIVE_CHECK: usize = 0x66;
+    const TABLE: usize = 446;
+    let mut sector = [0; SECTOR as usize];
+    sector[..CODE].copy_from_slice(&boot[..CODE]);
+    sector[DRIVE_CHECK..DRIVE_CHECK + 2].fill(0x90);
+    for (entry, partition) in sector[TABLE..].chunks_mut(16).zip([&EFI, &SYSTEM]) {
+        entry[4] = partition.kind;
+        entry[8..12].copy_from_slice(&sectors(partition.start).to_le_bytes());
+        entry[12..16].copy_from_slice(&sectors(partition.size).to_le_bytes());
+    }
+    sector[510..].copy_from_slice(&[0x55, 0xaa]);
+    disk.write_all(&sector)?;
+    disk.write_all(core)?;
+    assert!(
+        core.len() as u64 + SECTOR <= EFI.start,
+        "GRUB is larger than its place"
+    );
+    disk.set_len(SYSTEM.start + SYSTEM.size)
+}
+
+fn sectors(bytes: u64) -> u32 {
+    u32::try_from(bytes / SECTOR).expect("the disk is smaller than 2 TiB")
+}
+
+/// Makes UEFI's file system with the file that firmware boots without any setting.
+fn write_efi(disk: &File, grub: &[u8]) -> std::io::Result<()> {
+    let mut volume = tempfile::tempfile()?;
+    volume.set_len(EFI.size)?;
+    let options = FormatVolumeOptions::new()
+        .fat_type(FatType::Fat16)
+        .volume_id(0x7670_6d75);
+    fatfs::format_volume(&mut volume, options)?;
+    let system = fatfs::FileSystem::new(&mut volume, FsOptions::new())?;
+    system.root_dir().create_dir("EFI")?.create_dir("BOOT")?;
+    (system.root_dir().create_file("EFI/BOOT/BOOTX64.EFI")?).write_all(grub)?;
+    system.unmount()?;
+    volume.rewind()?;
+    let mut disk = disk;
+    disk.seek(SeekFrom::Start(EFI.start))?;
+    std::io::copy(&mut volume, &mut disk).map(drop)
+}
+
+/// Makes the file system of the disk's system out of `root`.
+fn make_system(root: &Path, image: &Path, cancel: &Cancel) -> Result<()> {
+    let mut command = MKE2FS.command()?;
+    // A file system that is made whole leaves the guest's kernel nothing to do in the background.
+    let options = format!(
+        "offset={},root_owner=0:0,hash_seed={UUID},lazy_itable_init=0,lazy_journal_init=0,nodiscard",
+        SYSTEM.start
+    );
+    command.args(["-q", "-F", "-t", "ext4", "-U", UUID, "-E", &options, "-d"]);
+    command
+        .arg(root)
+        .arg(image)
+        .arg(format!("{}k", SYSTEM.size >> 10));
+    command.env("E2FSPROGS_FAKE_TIME", archive::MTIME.to_string());
+    MKE2FS.run(command, cancel, &|| ()).map(drop)
+}
