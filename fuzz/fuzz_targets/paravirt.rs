@@ -10,7 +10,7 @@ mod support;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use support::{Host, Vcpu};
-use vpmu::counter::{Lost, Report};
+use vpmu::counter::{Counter, Lost, Report};
 use vpmu::paravirt::{DeviceState, Page};
 
 fuzz_target!(|data: &[u8]| {
@@ -45,7 +45,9 @@ fn step(input: &mut Unstructured<'_>, vcpu: &mut Vcpu) -> Result<()> {
         }
         7 => {
             let report = *input.choose(&[Report::Due, Report::Moved, Report::Unsure])?;
-            device.overflow(input.arbitrary()?, report, host, Some(page));
+            if let Some(counter) = Counter::new(input.arbitrary()?) {
+                device.overflow(counter, report, host, Some(page));
+            }
         }
         8 => device.put(host, Some(page)),
         9 => device.load(host, Some(page)),

@@ -116,7 +116,7 @@ impl Vm {
             13 => {
                 let host = self.pmu.plan().host_counters();
                 let n = input.int_in_range(0..=30_u8)?;
-                if host.contains(n) {
+                if host.bits() >> n & 1 != 0 {
                     self.machine.evcntr[usize::from(n)] = input.arbitrary::<u32>()?.into();
                     self.machine.cnten |= 1 << n;
                     self.machine.inten |= 1 << n;

@@ -2,6 +2,7 @@
 
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 use vpmu::arm::{Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register};
+use vpmu::counter::Counter;
 
 use crate::counter::{counter_state, policy, report};
 use crate::host::Host;
@@ -145,9 +146,10 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
         return VpmuStatus::Misuse;
     };
     promised!(room::with(pmu, |held| {
-        if held.pmu.counter_state(counter).is_none() {
+        let counter = Counter::new(counter).filter(|&n| held.pmu.counter_state(n).is_some());
+        let Some(counter) = counter else {
             return VpmuStatus::Misuse;
-        }
+        };
         held.pmu.overflow(counter, report, &mut held.host);
         VpmuStatus::Ok
     }))
@@ -201,7 +203,7 @@ pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_counter_state(pmu: *mut VpmuArm, counter: u8) -> i32 {
     promised!(room::with(pmu, |held| counter_state(
-        held.pmu.counter_state(counter)
+        Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter))
     )))
 }
 

@@ -3,7 +3,7 @@
 use core::ffi::c_void;
 use core::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
 use vpmu::{arm, x86};
 
 /// `struct vpmu_event.kind`: an x86 event by event select (bits 7:0 of `number`) and unit mask
@@ -167,14 +167,14 @@ impl ToEvent for arm::CounterConfig {
 }
 
 impl<E: ToEvent> CounterHost<E> for Host {
-    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost> {
-        self.back(counter, event.to_event())
+    fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost> {
+        self.back(counter.number(), event.to_event())
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         let events = events.map_or(0, NonZeroU64::get);
         // SAFETY: as in `back`.
-        unsafe { (self.set_period)(self.context, counter, events) }
+        unsafe { (self.set_period)(self.context, counter.number(), events) }
     }
 
     fn resume(&mut self, counters: CounterSet) {
@@ -187,14 +187,14 @@ impl<E: ToEvent> CounterHost<E> for Host {
         unsafe { (self.pause)(self.context, counters.bits()) }
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
+    fn read(&mut self, counter: Counter) -> u64 {
         // SAFETY: as in `back`.
-        unsafe { (self.read)(self.context, counter) }
+        unsafe { (self.read)(self.context, counter.number()) }
     }
 
-    fn release(&mut self, counter: u8) {
+    fn release(&mut self, counter: Counter) {
         // SAFETY: as in `back`.
-        unsafe { (self.release)(self.context, counter) }
+        unsafe { (self.release)(self.context, counter.number()) }
     }
 
     fn reports_promptly(&self) -> bool {

@@ -1,5 +1,6 @@
 //! The x86 PMU: Intel's architectural performance monitoring, or AMD's counters (`amd`).
 
+use vpmu::counter::Counter;
 use vpmu::x86::intel::Version;
 use vpmu::x86::{
     AnyPmu, Capability, CpuidLeaf, EventFilter, Outcome, PmuConfig, PmuState, Ring, intel,
@@ -306,9 +307,10 @@ pub unsafe extern "C" fn vpmu_x86_overflow(
         return VpmuStatus::Misuse;
     };
     promised!(room::with(pmu, |held| {
-        if held.pmu.counter_state(counter).is_none() {
+        let counter = Counter::new(counter).filter(|&n| held.pmu.counter_state(n).is_some());
+        let Some(counter) = counter else {
             return VpmuStatus::Misuse;
-        }
+        };
         held.pmu.overflow(counter, report, &mut held.host);
         VpmuStatus::Ok
     }))
@@ -376,7 +378,7 @@ pub unsafe extern "C" fn vpmu_x86_end_slice(pmu: *mut VpmuX86) -> VpmuStatus {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_x86_counter_state(pmu: *mut VpmuX86, counter: u8) -> i32 {
     promised!(room::with(pmu, |held| counter_state(
-        held.pmu.counter_state(counter)
+        Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter))
     )))
 }
 

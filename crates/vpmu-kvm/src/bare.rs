@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use vpmu::counter::CounterState;
+use vpmu::counter::{Counter, CounterState};
 use vpmu::x86::{Capability, Outcome};
 use vpmu_perf::{Backing, Kick, PerfHost};
 
@@ -66,7 +66,7 @@ impl BarePmu {
     }
 
     /// Returns the state of `counter`, or `None` if there is no such counter. Counters are numbered as in the engine.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.core.counter_state(counter)
     }
 

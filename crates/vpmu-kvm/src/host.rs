@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report, TakenSamples};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots, TakenSamples};
 use vpmu::x86::CounterConfig;
 use vpmu::x86::pebs::{Guest, Sample};
 use vpmu_perf::PerfHost;
@@ -35,7 +35,7 @@ impl Host {
         }
     }
 
-    pub(crate) fn overflows(&mut self) -> Option<impl Iterator<Item = (u8, Report)> + use<>> {
+    pub(crate) fn overflows(&mut self) -> Option<impl Iterator<Item = (Counter, Report)> + use<>> {
         match self {
             Self::Bound(host, _) if host.has_overflows() => Some(host.take_overflows()),
             Self::Unbound | Self::Bound(..) => None,
@@ -51,7 +51,7 @@ impl Host {
 }
 
 impl CounterHost<CounterConfig> for Host {
-    fn create(&mut self, counter: u8, event: &CounterConfig) -> Result<(), Lost> {
+    fn create(&mut self, counter: Counter, event: &CounterConfig) -> Result<(), Lost> {
         match self {
             // The counter is asked for again when there is a thread.
             Self::Unbound => Err(Lost::Busy),
@@ -59,7 +59,7 @@ impl CounterHost<CounterConfig> for Host {
         }
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         if let Some(host) = self.bound() {
             host.set_period(counter, events);
         }
@@ -77,17 +77,17 @@ impl CounterHost<CounterConfig> for Host {
         }
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
+    fn read(&mut self, counter: Counter) -> u64 {
         self.bound().map_or(0, |host| host.read(counter))
     }
 
-    fn release(&mut self, counter: u8) {
+    fn release(&mut self, counter: Counter) {
         if let Some(host) = self.bound() {
             host.release(counter);
         }
     }
 
-    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         self.bound()
             .is_some_and(|host| host.pause_and_read(counters, totals))
     }
@@ -99,11 +99,11 @@ impl CounterHost<CounterConfig> for Host {
         }
     }
 
-    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
         self.bound().map_or(0, |host| host.sample(counter, events))
     }
 
-    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
         let Self::Bound(host, guest) = self else {
             return TakenSamples::default();
         };
@@ -144,7 +144,7 @@ impl CounterHost<CounterConfig> for Host {
         }
     }
 
-    fn deficit(&self, counter: u8) -> Option<Lost> {
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
         match self {
             Self::Unbound => None,
             Self::Bound(host, _) => host.deficit(counter),

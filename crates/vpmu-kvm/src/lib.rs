@@ -116,7 +116,7 @@ pub use seccomp::{
 pub use state::{ParavirtState, SavedPmu, State};
 pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::Vcpu;
-pub use vpmu::counter::{CounterState, Policy};
+pub use vpmu::counter::{Counter, CounterState, Policy};
 pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, pebs};
 pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterState, Report, Statistics};
+use vpmu::counter::{Counter, CounterHost, CounterState, Report, Statistics};
 use vpmu::paravirt::{Device, Offer, PAGE_SIZE};
 use vpmu::x86::{CounterConfig, Outcome};
 
@@ -51,7 +51,7 @@ impl Paravirtual {
 
     pub(crate) fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
     ) {
@@ -162,7 +162,7 @@ impl Paravirtual {
         self.device.statistics()
     }
 
-    pub(crate) fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.device.counter_state(counter)
     }
 

@@ -5,7 +5,7 @@ mod host_access;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vpmu::counter::{CounterHost, CounterState, Report};
+use vpmu::counter::{Counter, CounterHost, CounterState, Report};
 use vpmu::x86::{CounterConfig, Outcome};
 
 use crate::error::Error;
@@ -50,7 +50,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         self.engine.is_architectural()
     }
 
-    pub(crate) fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.engine.counter_state(counter)
     }
 
@@ -108,7 +108,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 
     /// Handles the overflow of a host event.
-    pub(crate) fn overflow(&mut self, counter: u8, report: Report) {
+    pub(crate) fn overflow(&mut self, counter: Counter, report: Report) {
         self.engine.overflow(counter, report, &mut self.host);
         self.note_calls();
     }

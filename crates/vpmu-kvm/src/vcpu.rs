@@ -24,7 +24,7 @@
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 
-use vpmu::counter::CounterState;
+use vpmu::counter::{Counter, CounterState};
 use vpmu::x86::Outcome;
 use vpmu_perf::{Backing, Kick, PerfHost, PerfOptions};
 
@@ -169,7 +169,7 @@ impl Vcpu {
     }
 
     /// Returns the state of `counter`, or `None` if there is no such counter. Counters are numbered as in the engine.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.parts.pmu.as_ref()?.counter_state(counter)
     }
 

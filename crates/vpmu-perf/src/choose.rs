@@ -7,11 +7,10 @@ use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
 };
-use vpmu::counter::Lost;
+use vpmu::counter::{Counter, Lost};
 use vpmu::x86::{ArchEvent, EventKind};
 
 use crate::attrs;
-use crate::counter::COUNTERS;
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
 use crate::kernel::Kernel;
@@ -194,7 +193,10 @@ fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
     };
     let fit = |number: &u8| PerfEvent::can_pin(kernel, kind, *number);
     // One more at a time: a group that does not fit is all that the next larger would be, and more.
-    (1..=COUNTERS as u8).take_while(fit).last().unwrap_or(0)
+    (1..=Counter::COUNT as u8)
+        .take_while(fit)
+        .last()
+        .unwrap_or(0)
 }
 
 /// Returns whether `error` is that of an event which counts guests while a VM has a mediated vPMU (since Linux 7.0). An

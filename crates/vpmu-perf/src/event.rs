@@ -9,7 +9,8 @@ use perf_event_open_sys::bindings::{
     perf_event_attr,
 };
 
-use crate::counter::COUNTERS;
+use vpmu::counter::Counter;
+
 use crate::kernel::Kernel;
 use crate::notes::Notes;
 
@@ -215,7 +216,7 @@ impl PerfEvent {
     ) -> io::Result<impl Iterator<Item = Total> + use<>> {
         // The head has the number of events, both times, and the leader's total.
         const HEAD: usize = 4;
-        let mut bytes = [0; 8 * (HEAD + COUNTERS)];
+        let mut bytes = [0; 8 * (HEAD + Counter::COUNT)];
         let read = self.kernel.read(self.fd, &mut bytes)?;
         if read != 8 * (HEAD + members) {
             return Err(io::ErrorKind::UnexpectedEof.into());

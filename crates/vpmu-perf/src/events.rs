@@ -20,10 +20,9 @@
 use std::io;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterSet, Lost};
+use vpmu::counter::{Counter, CounterSet, Lost, Slots};
 
 use crate::buffer::{Overflows, RingBuffer};
-use crate::counter::{COUNTERS, Counter, PerCounter};
 use crate::event::{Kind, PerfEvent, Total};
 use crate::kernel::Kernel;
 use crate::log::OverflowLog;
@@ -115,7 +114,7 @@ impl Group {
             leader,
             runs: false,
             enabled: CounterSet::EMPTY,
-            members: Vec::with_capacity(COUNTERS),
+            members: Vec::with_capacity(Counter::COUNT),
         })
     }
 
@@ -140,7 +139,7 @@ pub(crate) struct Events {
     signal: libc::c_int,
     /// Whether the events are a group.
     grouped: bool,
-    events: PerCounter<Option<Event>>,
+    events: Slots<Option<Event>>,
     /// Made with the first event.
     group: Option<Group>,
 }
@@ -157,7 +156,7 @@ impl Events {
             notes,
             signal,
             grouped,
-            events: PerCounter::new(|| None),
+            events: Slots::from_fn(|| None),
             group: None,
         }
     }
@@ -252,15 +251,15 @@ impl Events {
         if let Some(group) = &self.group {
             // They were stopped with the whole group, and would count again with it.
             let stale = group.enabled - counting - self.standing_by();
-            Counter::each(stale).for_each(|counter| self.disable(counter));
+            stale.iter().for_each(|counter| self.disable(counter));
         }
         let group = self.group.as_ref();
         let enabled = group.map_or(CounterSet::EMPTY, |group| group.enabled);
-        for counter in Counter::each(counters) {
+        for counter in counters {
             let Some(event) = &mut self.events[counter] else {
                 continue;
             };
-            if counter.is_in(enabled) {
+            if enabled.contains(counter) {
                 let ahead = event.ahead();
                 event.state = State::Counting { ahead };
             } else if event.event.enable() {
@@ -304,7 +303,7 @@ impl Events {
         let mut which = CounterSet::EMPTY;
         for (counter, event) in self.events.iter() {
             if event.as_ref().is_some_and(|event| wanted(event.state)) {
-                which.insert(counter.number());
+                which.insert(counter);
             }
         }
         which
@@ -326,7 +325,7 @@ impl Events {
                 }
             }
         }
-        for counter in Counter::each(counters) {
+        for counter in counters {
             if !whole {
                 self.disable(counter);
             }
@@ -385,7 +384,7 @@ impl Events {
         let Some(totals) = counts.then(|| self.totals(counters)).flatten() else {
             return false;
         };
-        for (counter, total) in Counter::each(counters).zip(totals) {
+        for (counter, total) in counters.iter().zip(totals) {
             if let Some(event) = &mut self.events[counter] {
                 event.take(total);
                 let ahead = event.ahead();
@@ -402,7 +401,7 @@ impl Events {
             return;
         }
         let totals = self.totals(standing_by);
-        for (n, counter) in Counter::each(standing_by).enumerate() {
+        for (n, counter) in standing_by.iter().enumerate() {
             let total = totals.as_ref().and_then(|totals| totals.get(n));
             if let Some(event) = &mut self.events[counter] {
                 match total {
@@ -418,8 +417,8 @@ impl Events {
 
     /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far
     /// each is ahead of that, and otherwise by a system call.
-    fn totals(&mut self, counters: CounterSet) -> Option<[Total; COUNTERS]> {
-        let mut totals = [Total::default(); COUNTERS];
+    fn totals(&mut self, counters: CounterSet) -> Option<[Total; Counter::COUNT]> {
+        let mut totals = [Total::default(); Counter::COUNT];
         let group = self.group.as_ref()?;
         // The page tells the time of a thread that runs, and an event that does not count falls behind the clock.
         let page = group
@@ -429,15 +428,15 @@ impl Events {
         let now = page.and_then(RingBuffer::running);
         let ahead = |counter: Counter| self.events[counter].as_ref()?.ahead();
         if let Some(now) = now
-            && Counter::each(counters).all(|counter| ahead(counter).is_some())
+            && counters.iter().all(|counter| ahead(counter).is_some())
         {
-            for (counter, total) in Counter::each(counters).zip(&mut totals) {
+            for (counter, total) in counters.iter().zip(&mut totals) {
                 total.value = now.wrapping_add(ahead(counter)?);
             }
             return Some(totals);
         }
         for (counter, total) in group.read().ok()? {
-            let Some(n) = Counter::each(counters).position(|wanted| wanted == counter) else {
+            let Some(n) = counters.iter().position(|wanted| wanted == counter) else {
                 continue;
             };
             *totals.get_mut(n)? = total;

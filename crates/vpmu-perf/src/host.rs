@@ -13,12 +13,11 @@ mod overflows;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, TakenSamples};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots, TakenSamples};
 use vpmu::x86::pebs::Sample;
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use crate::choose::{Backing, Chooser, Vendor};
-use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
 use crate::event::Rings;
 use crate::events::Events;
@@ -44,7 +43,7 @@ pub struct PerfHost {
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
-    slots: PerCounter<Slot>,
+    slots: Slots<Slot>,
     events: Events,
     /// The samples of the thread, while there is a counter of one ring.
     ring_sampler: Option<RingSampler>,
@@ -104,7 +103,7 @@ impl PerfHost {
             pace: Pace::new(units),
             repeating: options.repeating,
             sampling: options.sampling,
-            slots: PerCounter::new(|| Slot::Empty),
+            slots: Slots::from_fn(|| Slot::Empty),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
             ring_sampler: None,
             guest_ring: GuestRing::default(),
@@ -144,8 +143,8 @@ impl PerfHost {
     /// Returns the ns for which the perf event behind `counter` has counted, and the ns for which it should have, both
     /// by the last total that was read. They differ where the counter is
     /// [`Lost::Multiplexed`]. `None`: there is no event.
-    pub fn times(&self, counter: u8) -> Option<(u64, u64)> {
-        self.events.times(Counter::new(counter)?)
+    pub fn times(&self, counter: Counter) -> Option<(u64, u64)> {
+        self.events.times(counter)
     }
 
     /// Hands the samples so far to the counters of one ring that count. Called before any counter starts or stops.
@@ -154,7 +153,7 @@ impl PerfHost {
             return;
         };
         let samples = sampler.take();
-        for counter in Counter::each(self.events.counting()) {
+        for counter in self.events.counting() {
             self.slots[counter].divide(samples);
         }
     }
@@ -162,7 +161,7 @@ impl PerfHost {
     /// Stops the samplers of these counters, or lets them go on: before the counters, both times, so that what a call
     /// takes cancels out.
     fn run_samplers(&mut self, counters: CounterSet, counts: bool) {
-        for counter in Counter::each(counters) {
+        for counter in counters {
             self.slots[counter].run_sampler(counts);
         }
     }
@@ -213,7 +212,7 @@ impl PerfHost {
         if !self.repeating || (begun & awaited).is_empty() {
             return;
         }
-        for counter in Counter::each(awaited & counting) {
+        for counter in awaited & counting {
             if let Some(Period::Set { events, period, .. }) = self.slots[counter].period()
                 && self.host_period(counter, events, counting) != period
             {
@@ -262,7 +261,7 @@ impl PerfHost {
         let mut which = CounterSet::EMPTY;
         for (counter, slot) in self.slots.iter() {
             if wanted(slot) {
-                which.insert(counter.number());
+                which.insert(counter);
             }
         }
         which
@@ -276,8 +275,7 @@ impl Drop for PerfHost {
 }
 
 impl CounterHost<CounterConfig> for PerfHost {
-    fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
-        let counter = Counter::new(counter).ok_or(Lost::Unsupported)?;
+    fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
         let rings = Rings {
             user: config.user,
             kernel: config.kernel,
@@ -307,10 +305,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        let Some(counter) = Counter::new(counter) else {
-            return;
-        };
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         self.slots[counter].expect(events);
         let Some(period) = self.slots[counter].period_mut() else {
             return;
@@ -337,7 +332,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         self.run_samplers(counters, true);
         self.divide_time();
         let counting = self.events.counting() | counters;
-        for counter in Counter::each(counters) {
+        for counter in counters {
             if let Some(events) = self.slots[counter].period().and_then(Period::planned) {
                 self.program(counter, events, counting);
             }
@@ -358,23 +353,21 @@ impl CounterHost<CounterConfig> for PerfHost {
         self.events.stop(counters);
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
-        Counter::new(counter).map_or(0, |counter| self.read_value(counter))
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.read_value(counter)
     }
 
-    fn release(&mut self, counter: u8) {
-        if let Some(counter) = Counter::new(counter) {
-            self.events.close(counter);
-            self.slots[counter] = Slot::Empty;
-            self.end_ring_sampler();
-        }
+    fn release(&mut self, counter: Counter) {
+        self.events.close(counter);
+        self.slots[counter] = Slot::Empty;
+        self.end_ring_sampler();
     }
 
     /// Makes at most two system calls for a group, and for each event outside it, but counts one operation: a guest that
     /// stops a counter reads it next, and then the total is known.
-    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         let only_counts = |counter| self.slots[counter].only_counts();
-        let only_count = Counter::each(counters).all(only_counts);
+        let only_count = counters.iter().all(only_counts);
         let known = if only_count && self.events.stand_by(counters) {
             true
         } else {
@@ -382,8 +375,8 @@ impl CounterHost<CounterConfig> for PerfHost {
             self.divide_time();
             self.events.stop(counters) && self.events.read_group()
         };
-        for counter in Counter::each(counters) {
-            totals[counter.index()] = match known {
+        for counter in counters {
+            totals[counter] = match known {
                 true => self.value(counter),
                 false => self.read_value(counter),
             };
@@ -391,10 +384,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         true
     }
 
-    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
-        let Some(counter) = Counter::new(counter) else {
-            return 0;
-        };
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
         match events {
             Some(events) => self.begin_sampling(counter, events),
             None => {
@@ -405,11 +395,8 @@ impl CounterHost<CounterConfig> for PerfHost {
     }
 
     /// A place's TSC is the host's.
-    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
-        match Counter::new(counter) {
-            Some(counter) => self.slots[counter].take_samples(samples),
-            None => TakenSamples::default(),
-        }
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        self.slots[counter].take_samples(samples)
     }
 
     fn repeats(&self) -> bool {
@@ -429,8 +416,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         true
     }
 
-    fn deficit(&self, counter: u8) -> Option<Lost> {
-        let counter = Counter::new(counter)?;
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
         let sampler = self.ring_sampler.as_ref();
         if self.slots[counter].is_of_one_ring() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);

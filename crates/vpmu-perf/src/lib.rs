@@ -33,7 +33,6 @@
 mod attrs;
 mod buffer;
 mod choose;
-mod counter;
 mod error;
 mod event;
 mod events;

@@ -19,9 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use vpmu::counter::CounterSet;
+use vpmu::counter::{Counter, CounterSet, Slots};
 
-use crate::counter::{Counter, PerCounter};
 use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
 use crate::options::{self, PerfOptions};
@@ -32,7 +31,7 @@ const NO_SIGNAL: i32 = 0;
 #[derive(Debug)]
 pub(crate) struct Notes {
     /// The perf event of each counter.
-    fds: PerCounter<AtomicI32>,
+    fds: Slots<AtomicI32>,
     pending: AtomicU32,
     /// Whether any counter may have overflowed.
     overrun: AtomicBool,
@@ -92,7 +91,7 @@ impl Notes {
             _ => ptr::null_mut(),
         };
         Self {
-            fds: PerCounter::new(|| AtomicI32::new(NO_FD)),
+            fds: Slots::from_fn(|| AtomicI32::new(NO_FD)),
             pending: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             busy: AtomicU32::new(0),
@@ -139,7 +138,7 @@ impl Notes {
 
     /// Returns whether there is a note of `counter`.
     pub(crate) fn has(&self, counter: Counter) -> bool {
-        counter.is_in(CounterSet::from_bits(self.pending.load(Ordering::Relaxed)))
+        CounterSet::from_bits(self.pending.load(Ordering::Relaxed)).contains(counter)
     }
 
     /// Returns whether there is anything to take.

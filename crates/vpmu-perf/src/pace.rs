@@ -11,7 +11,8 @@
 
 use std::num::NonZeroU64;
 
-use crate::counter::{Counter, PerCounter};
+use vpmu::counter::{Counter, Slots};
+
 use crate::event::ENDLESS;
 use crate::units::{FLOOR, Units};
 
@@ -37,7 +38,7 @@ impl Rate {
 #[derive(Debug)]
 pub(crate) struct Pace {
     units: Units,
-    rates: PerCounter<Rate>,
+    rates: Slots<Rate>,
     /// The moment at which the whole allowance is there again, ns.
     whole_at: u64,
 }
@@ -46,7 +47,7 @@ impl Pace {
     pub(crate) fn new(units: Units) -> Self {
         Self {
             units,
-            rates: PerCounter::new(|| Rate::UNKNOWN),
+            rates: Slots::from_fn(|| Rate::UNKNOWN),
             whole_at: 0,
         }
     }
@@ -138,7 +139,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    const COUNTER: Counter = Counter::new(0).unwrap();
+    const COUNTER: Counter = Counter::at::<0>();
     const ONE: NonZeroU64 = NonZeroU64::MIN;
 
     /// Lets an event happen `rate` times a ms, with the guest's wish for a report after `events` each. Returns the

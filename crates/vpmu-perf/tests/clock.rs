@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu::counter::{CounterHost, CounterSet, CounterState, Lost, Policy, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, CounterState, Lost, Policy, Report};
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, RawPerfEvtSel, Version};
 use vpmu::x86::{ArchEvent, Outcome};
 use vpmu_perf::{Backing, Kick, PerfError, PerfHost, PerfOptions};
@@ -129,7 +129,7 @@ fn what_a_clock_cannot_tell_is_lost_and_said() {
     for event in [CYCLES & !0xff | 0xc0, CYCLES & !0xff | 0xc4] {
         write(&mut pmu, &mut host, EVTSEL0, event);
         write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
-        let state = pmu.counter_state(0);
+        let state = pmu.counter_state(Counter::at::<0>());
         assert_eq!(state, Some(CounterState::Lost(Lost::Unsupported)));
         assert_eq!(read(&mut pmu, &mut host, PMC0), 0);
         write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
@@ -144,11 +144,11 @@ fn a_ring_that_nothing_tells_is_lost() {
     write(&mut pmu, &mut host, EVTSEL0, CYCLES & !RawPerfEvtSel::OS);
     write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
     let start = Instant::now();
-    while pmu.counter_state(0) == Some(CounterState::Counting) {
+    while pmu.counter_state(Counter::at::<0>()) == Some(CounterState::Counting) {
         assert!(start.elapsed() < PATIENCE);
         assert_eq!(read(&mut pmu, &mut host, PMC0), 0);
     }
-    let state = pmu.counter_state(0);
+    let state = pmu.counter_state(Counter::at::<0>());
     assert_eq!(state, Some(CounterState::Lost(Lost::Unsupported)));
     write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
 }
@@ -177,11 +177,14 @@ fn no_descriptor_left_is_a_loss_and_not_the_end() {
     };
     setrlimit(Resource::Nofile, none).unwrap();
     write(&mut pmu, &mut host, GLOBAL_CTRL, 1);
-    assert_eq!(pmu.counter_state(0), Some(CounterState::Lost(Lost::Busy)));
+    assert_eq!(
+        pmu.counter_state(Counter::at::<0>()),
+        Some(CounterState::Lost(Lost::Busy))
+    );
     setrlimit(Resource::Nofile, before).unwrap();
     pmu.end_slice(&mut host);
     assert_eq!(
-        pmu.counter_state(0),
+        pmu.counter_state(Counter::at::<0>()),
         Some(CounterState::Counting),
         "asked again"
     );

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use vpmu::counter::{CounterHost, CounterSet};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Slots};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 
@@ -20,7 +20,9 @@ const MOMENT: u64 = 300_000;
 
 fn set(counters: &[u8]) -> CounterSet {
     let mut set = CounterSet::EMPTY;
-    counters.iter().for_each(|&counter| set.insert(counter));
+    counters
+        .iter()
+        .for_each(|&counter| set.insert(nth(counter)));
     set
 }
 
@@ -41,7 +43,7 @@ fn host() -> Option<PerfHost> {
     };
     let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
     for counter in COUNTERS {
-        host.create(counter, &cycles).unwrap();
+        host.create(nth(counter), &cycles).unwrap();
     }
     Some(host)
 }
@@ -54,7 +56,7 @@ fn now() -> u64 {
 
 /// Uses the CPU for a moment. `counting` must count all of it, and no other counter anything.
 fn only(host: &mut PerfHost, counting: &[u8]) {
-    let totals = |host: &mut PerfHost| COUNTERS.map(|counter| host.read(counter));
+    let totals = |host: &mut PerfHost| COUNTERS.map(|counter| host.read(nth(counter)));
     let before = totals(host);
     let start = now();
     while now() < start + MOMENT {}
@@ -71,14 +73,10 @@ fn only(host: &mut PerfHost, counting: &[u8]) {
 
 /// Stops and reads `counters`, and panics unless their totals are right for each.
 fn stop(host: &mut PerfHost, counters: &[u8]) {
-    let mut totals = [0; 32];
+    let mut totals = Slots::filled(0);
     assert!(host.pause_and_read(set(counters), &mut totals));
     for &counter in counters {
-        assert_eq!(
-            totals[usize::from(counter)],
-            host.read(counter),
-            "{counter}"
-        );
+        assert_eq!(totals[nth(counter)], host.read(nth(counter)), "{counter}");
     }
 }
 
@@ -116,20 +114,20 @@ fn a_counter_that_stood_still_overflows_after_its_own_period() {
     only(&mut host, &[3, 0]);
     stop(&mut host, &[3, 0]);
     only(&mut host, &[]);
-    let before = host.read(3);
-    host.set_period(3, NonZeroU64::new(4 * MOMENT));
+    let before = host.read(nth(3));
+    host.set_period(nth(3), NonZeroU64::new(4 * MOMENT));
     only(&mut host, &[]);
     host.resume(set(&[3]));
     let start = Instant::now();
-    while !host.take_overflows().any(|(counter, _)| counter == 3) {
+    while !host.take_overflows().any(|(counter, _)| counter == nth(3)) {
         assert!(start.elapsed() < Duration::from_secs(120), "it hangs");
     }
-    let counted = host.read(3) - before;
+    let counted = host.read(nth(3)) - before;
     assert!(counted >= 4 * MOMENT, "{counted}");
     // A counter that waits for an overflow is stopped, and the one that stands still is left as it is.
     stop(&mut host, &[3]);
     only(&mut host, &[]);
-    host.set_period(3, None);
+    host.set_period(nth(3), None);
     host.resume(set(&[0, 3]));
     only(&mut host, &[0, 3]);
     host.pause(set(&[0, 3]));
@@ -160,12 +158,12 @@ fn the_time_of_a_thread_that_waits_is_not_counted() {
         return;
     };
     thread::sleep(Duration::from_millis(50));
-    let mut totals = [0; 32];
+    let mut totals = Slots::filled(0);
     assert!(host.pause_and_read(set(&COUNTERS), &mut totals));
     ask.send(()).unwrap();
     let used = thread.join().unwrap();
     for counter in COUNTERS {
-        let counted = totals[usize::from(counter)];
+        let counted = totals[nth(counter)];
         assert!(counted > 0 && counted <= used, "{counted} of {used}");
     }
 }
@@ -176,12 +174,12 @@ fn the_others_go_on_when_one_is_given_back() {
     host.resume(set(&COUNTERS));
     only(&mut host, &COUNTERS);
     host.pause(set(&[0]));
-    host.release(0);
-    assert_eq!(host.read(0), 0);
+    host.release(nth(0));
+    assert_eq!(host.read(nth(0)), 0);
     only(&mut host, &[3, 5, 1]);
     stop(&mut host, &[3, 5, 1]);
     let cycles = RawPerfEvtSel(CYCLES).config(Version::V2);
-    host.create(0, &cycles).unwrap();
+    host.create(nth(0), &cycles).unwrap();
     host.resume(set(&[0, 1]));
     only(&mut host, &[0, 1]);
     stop(&mut host, &[0, 1]);
@@ -191,6 +189,10 @@ fn the_others_go_on_when_one_is_given_back() {
     assert!(
         COUNTERS
             .into_iter()
-            .all(|counter| host.deficit(counter).is_none())
+            .all(|counter| host.deficit(nth(counter)).is_none())
     );
+}
+
+const fn nth(number: u8) -> Counter {
+    Counter::new(number).expect("a counter's number")
 }

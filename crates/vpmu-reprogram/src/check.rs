@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu::x86::pebs::Sample;
 use vpmu::x86::{CounterConfig, Ring};
@@ -47,6 +47,9 @@ pub(crate) const CHECKS: [Check; 12] = [
 const PERIOD: u64 = 200_000;
 const CYCLES: CounterConfig =
     RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
+const FIRST: Counter = Counter::at::<0>();
+const SECOND: Counter = Counter::at::<1>();
+const THIRD: Counter = Counter::at::<2>();
 const HARDWARE_ONLY: &str = "only hardware events can";
 const NOWHERE: Sample = Sample {
     ip: 0,
@@ -60,7 +63,7 @@ fn host(backing: Backing) -> Result<PerfHost, String> {
     PerfHost::of_thread(options(Some(backing))).map_err(|error| error.to_string())
 }
 
-fn create(host: &mut PerfHost, counter: u8) -> Result<(), String> {
+fn create(host: &mut PerfHost, counter: Counter) -> Result<(), String> {
     host.create(counter, &CYCLES)
         .map_err(|lost| format!("cycles cannot be counted: {lost}"))
 }
@@ -72,7 +75,7 @@ fn used() -> Duration {
 }
 
 /// Uses the CPU for `time`, and returns the reports that came meanwhile.
-fn spin(host: &mut PerfHost, time: Duration) -> Vec<(u8, Report)> {
+fn spin(host: &mut PerfHost, time: Duration) -> Vec<(Counter, Report)> {
     let start = used();
     let mut reports = Vec::new();
     while used() - start < time {
@@ -82,7 +85,7 @@ fn spin(host: &mut PerfHost, time: Duration) -> Vec<(u8, Report)> {
 }
 
 /// Uses the CPU until a report comes.
-fn wait(host: &mut PerfHost) -> Result<(u8, Report), String> {
+fn wait(host: &mut PerfHost) -> Result<(Counter, Report), String> {
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
         if let Some(report) = host.take_overflows().next() {
@@ -102,42 +105,42 @@ fn holds_if(condition: bool, seen: String) -> Result<Outcome, String> {
 
 fn counts(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 0)?;
+    create(&mut host, FIRST)?;
     spin(&mut host, MOMENT);
-    let before = host.read(0);
-    host.resume(CounterSet::of(0));
+    let before = host.read(FIRST);
+    host.resume(FIRST.alone());
     spin(&mut host, MOMENT);
-    host.pause(CounterSet::of(0));
-    let ran = host.read(0);
+    host.pause(FIRST.alone());
+    let ran = host.read(FIRST);
     spin(&mut host, MOMENT);
-    let after = host.read(0);
+    let after = host.read(FIRST);
     let seen = format!("{before} before, {ran} when paused, {after} later");
     holds_if(before == 0 && ran > 0 && after == ran, seen)
 }
 
 fn anew(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 0)?;
-    host.resume(CounterSet::of(0));
+    create(&mut host, FIRST)?;
+    host.resume(FIRST.alone());
     spin(&mut host, MOMENT);
-    host.pause(CounterSet::of(0));
-    let first = host.read(0);
-    host.release(0);
-    create(&mut host, 0)?;
-    let second = host.read(0);
+    host.pause(FIRST.alone());
+    let first = host.read(FIRST);
+    host.release(FIRST);
+    create(&mut host, FIRST)?;
+    let second = host.read(FIRST);
     holds_if(first > 0 && second == 0, format!("{first}, then {second}"))
 }
 
 fn overflow(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 2)?;
-    host.set_period(2, NonZeroU64::new(PERIOD));
-    host.resume(CounterSet::of(2));
+    create(&mut host, THIRD)?;
+    host.set_period(THIRD, NonZeroU64::new(PERIOD));
+    host.resume(THIRD.alone());
     let report = wait(&mut host)?;
-    let total = host.read(2);
+    let total = host.read(THIRD);
     let more = spin(&mut host, MOMENT);
     holds_if(
-        report == (2, Report::Due) && total >= PERIOD && more.is_empty(),
+        report == (THIRD, Report::Due) && total >= PERIOD && more.is_empty(),
         format!(
             "{report:?} at {total} of {PERIOD}, then {} more",
             more.len()
@@ -147,23 +150,23 @@ fn overflow(backing: Backing) -> Result<Outcome, String> {
 
 fn replaced(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 0)?;
-    host.set_period(0, NonZeroU64::new(1 << 46));
-    host.resume(CounterSet::of(0));
+    create(&mut host, FIRST)?;
+    host.set_period(FIRST, NonZeroU64::new(1 << 46));
+    host.resume(FIRST.alone());
     spin(&mut host, MOMENT);
     // The period is replaced at any moment around the end of the previous one, whose signal may be on its way. A report
     // that is vouched for is of the new period. The others only make the engine read the counter.
     let mut vouched_for = 0;
     for round in 0..100 {
         const SHORT: u64 = 60_000;
-        host.set_period(0, NonZeroU64::new(SHORT));
+        host.set_period(FIRST, NonZeroU64::new(SHORT));
         let start = Instant::now();
         while start.elapsed() < Duration::from_nanos(SHORT / 2 + round * SHORT / 100) {}
-        let before = host.read(0);
-        host.set_period(0, NonZeroU64::new(PERIOD));
+        let before = host.read(FIRST);
+        host.set_period(FIRST, NonZeroU64::new(PERIOD));
         let report = wait(&mut host)?;
-        let since = host.read(0) - before;
-        if report == (0, Report::Due) {
+        let since = host.read(FIRST) - before;
+        if report == (FIRST, Report::Due) {
             vouched_for += 1;
             if since < PERIOD {
                 return Err(format!("{report:?} after {since} of {PERIOD}"));
@@ -175,12 +178,12 @@ fn replaced(backing: Backing) -> Result<Outcome, String> {
 
 fn unasked(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 0)?;
-    host.set_period(0, NonZeroU64::new(PERIOD));
-    host.resume(CounterSet::of(0));
-    host.set_period(0, None);
+    create(&mut host, FIRST)?;
+    host.set_period(FIRST, NonZeroU64::new(PERIOD));
+    host.resume(FIRST.alone());
+    host.set_period(FIRST, None);
     let reports = spin(&mut host, MOMENT);
-    let total = host.read(0);
+    let total = host.read(FIRST);
     let seen = format!("{} reports in {total}", reports.len());
     holds_if(reports.is_empty() && total > PERIOD, seen)
 }
@@ -192,16 +195,16 @@ fn repeated(backing: Backing) -> Result<Outcome, String> {
         ..options(Some(backing))
     };
     let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
-    create(&mut host, 0)?;
-    host.set_period(0, NonZeroU64::new(PERIOD));
-    host.resume(CounterSet::of(0));
+    create(&mut host, FIRST)?;
+    host.set_period(FIRST, NonZeroU64::new(PERIOD));
+    host.resume(FIRST.alone());
     for _ in 0..TIMES {
         let report = wait(&mut host)?;
-        if report != (0, Report::Due) {
+        if report != (FIRST, Report::Due) {
             return Err(format!("{report:?}"));
         }
     }
-    let total = host.read(0);
+    let total = host.read(FIRST);
     // Signals that were not taken in time are one report.
     let seen = format!("{TIMES} reports in {total} of {PERIOD} each");
     holds_if(total >= TIMES * PERIOD, seen)
@@ -213,18 +216,18 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
         ..options(Some(backing))
     };
     let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
-    create(&mut host, 0)?;
-    host.resume(CounterSet::of(0));
-    if host.sample(0, NonZeroU64::new(PERIOD)) == 0 {
+    create(&mut host, FIRST)?;
+    host.resume(FIRST.alone());
+    if host.sample(FIRST, NonZeroU64::new(PERIOD)) == 0 {
         // As in a guest with kvmclock.
         return Ok(Outcome::Skipped("perf's clock is not the TSC"));
     }
-    let before = host.read(0);
+    let before = host.read(FIRST);
     spin(&mut host, 20 * MOMENT);
-    host.pause(CounterSet::of(0));
-    let periods = (host.read(0) - before) / PERIOD;
+    host.pause(FIRST.alone());
+    let periods = (host.read(FIRST) - before) / PERIOD;
     // A place of this thread is outside any guest.
-    let taken = host.take_samples(0, &mut [NOWHERE]);
+    let taken = host.take_samples(FIRST, &mut [NOWHERE]);
     let outside = taken.outside;
     let seen = format!("{outside} samples in {periods} periods");
     if taken.ended {
@@ -254,12 +257,13 @@ fn together(backing: Backing) -> Result<Outcome, String> {
     }
     host.resume(both);
     spin(&mut host, MOMENT);
-    let mut totals = [0; 32];
+    let mut totals = Slots::filled(0);
     let read = host.pause_and_read(both, &mut totals);
     spin(&mut host, MOMENT);
-    let still = [host.read(0), host.read(1)];
+    let totals = [totals[FIRST], totals[SECOND]];
+    let still = [FIRST, SECOND].map(|counter| host.read(counter));
     holds_if(
-        read && totals[..2] == still && still.iter().all(|&total| total > 0),
+        read && totals == still && still.iter().all(|&total| total > 0),
         format!("{} and {}, later {still:?}", totals[0], totals[1]),
     )
 }
@@ -293,9 +297,9 @@ fn reported_at(backing: Backing) -> Result<[u64; 3], String> {
     let mut totals = [0; 3];
     let start = Instant::now();
     while totals.contains(&0) && start.elapsed() < PATIENCE {
-        let reports: Vec<(u8, Report)> = host.take_overflows().collect();
+        let reports: Vec<(Counter, Report)> = host.take_overflows().collect();
         for (counter, _) in reports {
-            totals[usize::from(counter)] = host.read(counter);
+            totals[counter.index()] = host.read(counter);
         }
     }
     Ok(totals)
@@ -303,18 +307,18 @@ fn reported_at(backing: Backing) -> Result<[u64; 3], String> {
 
 fn storm(backing: Backing) -> Result<Outcome, String> {
     let mut host = host(backing)?;
-    create(&mut host, 0)?;
-    host.set_period(0, NonZeroU64::new(1));
-    host.resume(CounterSet::of(0));
+    create(&mut host, FIRST)?;
+    host.set_period(FIRST, NonZeroU64::new(1));
+    host.resume(FIRST.alone());
     let (start, mut reports) = (Instant::now(), 0);
     while reports < 200 && start.elapsed() < PATIENCE {
         if host.take_overflows().next().is_some() {
             reports += 1;
-            host.set_period(0, NonZeroU64::new(1));
+            host.set_period(FIRST, NonZeroU64::new(1));
         }
     }
     let ns = start.elapsed().as_nanos() as u64;
-    let seen = format!("{reports} reports in {ns} ns, {} events", host.read(0));
+    let seen = format!("{reports} reports in {ns} ns, {} events", host.read(FIRST));
     // Hardware events may have saved up some overflows.
     let most = ns / PerfHost::FLOOR + 40;
     holds_if(reports > 0 && reports <= most, seen)
@@ -325,10 +329,10 @@ fn guests_only(backing: Backing) -> Result<Outcome, String> {
         return Ok(Outcome::Skipped(HARDWARE_ONLY));
     }
     let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
-    create(&mut host, 0)?;
-    host.resume(CounterSet::of(0));
+    create(&mut host, FIRST)?;
+    host.resume(FIRST.alone());
     spin(&mut host, MOMENT);
-    let total = host.read(0);
+    let total = host.read(FIRST);
     holds_if(total == 0, format!("{total}"))
 }
 

@@ -6,24 +6,24 @@ use std::num::NonZeroU64;
 use criterion::{Criterion, criterion_group, criterion_main};
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 use vpmu::arm::{CounterConfig, EventFilter, ExceptionLevel, Outcome, PmuVersion, Register, pmcr};
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report};
 
 /// Totals that only the bench moves.
 #[derive(Default)]
 struct Totals([u64; 32]);
 
 impl CounterHost<CounterConfig> for Totals {
-    fn create(&mut self, counter: u8, _: &CounterConfig) -> Result<(), Lost> {
-        self.0[usize::from(counter)] = 0;
+    fn create(&mut self, counter: Counter, _: &CounterConfig) -> Result<(), Lost> {
+        self.0[counter.index()] = 0;
         Ok(())
     }
-    fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+    fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
     fn resume(&mut self, _: CounterSet) {}
     fn pause(&mut self, _: CounterSet) {}
-    fn read(&mut self, counter: u8) -> u64 {
-        self.0[usize::from(counter)]
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.0[counter.index()]
     }
-    fn release(&mut self, _: u8) {}
+    fn release(&mut self, _: Counter) {}
 }
 
 fn read(pmu: &mut EmulatedPmu, host: &mut Totals, register: Register) -> u64 {
@@ -73,7 +73,7 @@ fn sampling() -> (EmulatedPmu, Totals) {
 /// The register accesses of Linux's handler (drivers/perf/arm_pmuv3.c) for one overflow.
 fn linux_handler(pmu: &mut EmulatedPmu, host: &mut Totals) {
     host.0[0] = host.0[0].wrapping_add(PERIOD);
-    assert!(pmu.overflow(0, Report::Unsure, host));
+    assert!(pmu.overflow(Counter::at::<0>(), Report::Unsure, host));
     let overflowed = read(pmu, host, Register::PmovsClr);
     write(pmu, host, Register::PmovsClr, overflowed);
     let control = read(pmu, host, Register::Pmcr);

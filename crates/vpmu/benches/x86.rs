@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::num::NonZeroU64;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots};
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{CounterConfig, Outcome, Ring};
 
@@ -18,19 +18,22 @@ struct Totals {
 }
 
 impl CounterHost<CounterConfig> for Totals {
-    fn create(&mut self, counter: u8, _: &CounterConfig) -> Result<(), Lost> {
-        self.totals[usize::from(counter)] = 0;
+    fn create(&mut self, counter: Counter, _: &CounterConfig) -> Result<(), Lost> {
+        self.totals[counter.index()] = 0;
         Ok(())
     }
-    fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+    fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
     fn resume(&mut self, _: CounterSet) {}
     fn pause(&mut self, _: CounterSet) {}
-    fn read(&mut self, counter: u8) -> u64 {
-        self.totals[usize::from(counter)]
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.totals[counter.index()]
     }
-    fn release(&mut self, _: u8) {}
-    fn pause_and_read(&mut self, _: CounterSet, totals: &mut [u64; 32]) -> bool {
-        *totals = self.totals;
+    fn release(&mut self, _: Counter) {}
+    fn pause_and_read(&mut self, _: CounterSet, totals: &mut Slots<u64>) -> bool {
+        totals
+            .iter_mut()
+            .zip(self.totals)
+            .for_each(|((_, to), from)| *to = from);
         self.atomic
     }
     fn reports_promptly(&self) -> bool {
@@ -83,7 +86,7 @@ fn sampling(policy: Policy, atomic: bool) -> (Pmu, Totals) {
 /// The accesses of Linux's handler (arch/x86/events/intel/core.c) for one overflow of counter 0.
 fn linux_handler(pmu: &mut Pmu, host: &mut Totals) {
     host.totals[0] = host.totals[0].wrapping_add(PERIOD);
-    assert!(pmu.overflow(0, Report::Due, host));
+    assert!(pmu.overflow(Counter::at::<0>(), Report::Due, host));
     wrmsr(pmu, host, GLOBAL_CTRL, 0);
     let status = rdmsr(pmu, host, GLOBAL_STATUS);
     wrmsr(pmu, host, OVF_CTRL, status);

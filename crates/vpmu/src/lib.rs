@@ -15,27 +15,27 @@
 //! # 1. A host
 //!
 //! What counts for the guest is yours: hardware counters, `perf_event_open`, a simulator's ticks.
-//! The engine reaches it through [`CounterHost`](counter::CounterHost), six calls that name guest
-//! counters by number. Here is one that counts when it is told to:
+//! The engine reaches it through [`CounterHost`](counter::CounterHost), six calls that name the guest's
+//! counters. Here is one that counts when it is told to:
 //!
 //! ```
 //! use core::num::NonZeroU64;
 //! use vpmu::arm::CounterConfig;
-//! use vpmu::counter::{CounterHost, CounterSet, Lost};
+//! use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots};
 //!
 //! #[derive(Default)]
 //! struct Host {
-//!     totals: [u64; 32],
+//!     totals: Slots<u64>,
 //!     running: CounterSet,
 //! }
 //!
 //! impl CounterHost<CounterConfig> for Host {
-//!     fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
+//!     fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
 //!         // Program the event in `config`, for the exception levels it names, stopped.
-//!         self.totals[usize::from(counter)] = 0;
+//!         self.totals[counter] = 0;
 //!         Ok(())
 //!     }
-//!     fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+//!     fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
 //!         // Have an interrupt, a signal, a callback after so many events.
 //!     }
 //!     fn resume(&mut self, counters: CounterSet) {
@@ -44,10 +44,10 @@
 //!     fn pause(&mut self, counters: CounterSet) {
 //!         self.running -= counters;
 //!     }
-//!     fn read(&mut self, counter: u8) -> u64 {
-//!         self.totals[usize::from(counter)]
+//!     fn read(&mut self, counter: Counter) -> u64 {
+//!         self.totals[counter]
 //!     }
-//!     fn release(&mut self, counter: u8) {}
+//!     fn release(&mut self, counter: Counter) {}
 //! }
 //! # fn main() {}
 //! ```
@@ -74,16 +74,16 @@
 //! ```
 //! # use core::num::NonZeroU64;
 //! # use vpmu::arm::CounterConfig;
-//! use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+//! use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots};
 //! # #[derive(Default)]
-//! # struct Host { totals: [u64; 32], running: CounterSet }
+//! # struct Host { totals: Slots<u64>, running: CounterSet }
 //! # impl CounterHost<CounterConfig> for Host {
-//! #     fn create(&mut self, _: u8, _: &CounterConfig) -> Result<(), Lost> { Ok(()) }
-//! #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+//! #     fn create(&mut self, _: Counter, _: &CounterConfig) -> Result<(), Lost> { Ok(()) }
+//! #     fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
 //! #     fn resume(&mut self, counters: CounterSet) { self.running |= counters; }
 //! #     fn pause(&mut self, counters: CounterSet) { self.running -= counters; }
-//! #     fn read(&mut self, counter: u8) -> u64 { self.totals[usize::from(counter)] }
-//! #     fn release(&mut self, _: u8) {}
+//! #     fn read(&mut self, counter: Counter) -> u64 { self.totals[counter] }
+//! #     fn release(&mut self, _: Counter) {}
 //! # }
 //! use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
 //! use vpmu::arm::{
@@ -122,11 +122,12 @@
 //! write(Register::PmcntenSet, 1, &mut host);
 //! assert!(host.running.is_empty(), "a host counter is created when something has to count");
 //! write(Register::Pmcr, pmcr::E, &mut host);
-//! assert!(host.running.contains(0));
+//! let counter = Counter::at::<0>();
+//! assert!(host.running.contains(counter));
 //!
 //! // The guest runs, the host counts 1000 instructions and reports it.
-//! host.totals[0] += 1000;
-//! assert!(pmu.overflow(0, Report::Unsure, &mut host), "raise the guest's PMU interrupt");
+//! host.totals[counter] += 1000;
+//! assert!(pmu.overflow(counter, Report::Unsure, &mut host), "raise the guest's PMU interrupt");
 //!
 //! // The guest's handler acknowledges.
 //! let _ = pmu.write(Register::PmovsClr, ExceptionLevel::El1, 1, &mut host);

@@ -14,7 +14,7 @@ use std::panic::{self, AssertUnwindSafe};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report};
 use vpmu::paravirt::{Device, GuestHalf, Offer, Page, command, flag, word};
 use vpmu::x86::{CounterConfig, EventFilter};
 
@@ -83,16 +83,16 @@ impl Page for View<'_> {
 struct Clock(u64);
 
 impl CounterHost<CounterConfig> for Clock {
-    fn create(&mut self, _: u8, _: &CounterConfig) -> Result<(), Lost> {
+    fn create(&mut self, _: Counter, _: &CounterConfig) -> Result<(), Lost> {
         Ok(())
     }
-    fn set_period(&mut self, _: u8, _: Option<std::num::NonZeroU64>) {}
+    fn set_period(&mut self, _: Counter, _: Option<std::num::NonZeroU64>) {}
     fn resume(&mut self, _: CounterSet) {}
     fn pause(&mut self, _: CounterSet) {}
-    fn read(&mut self, _: u8) -> u64 {
+    fn read(&mut self, _: Counter) -> u64 {
         self.0
     }
-    fn release(&mut self, _: u8) {}
+    fn release(&mut self, _: Counter) {}
     fn repeats(&self) -> bool {
         true
     }

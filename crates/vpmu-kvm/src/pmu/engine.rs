@@ -3,7 +3,7 @@
 use std::mem::discriminant;
 use std::sync::Arc;
 
-use vpmu::counter::{CounterHost, CounterState, Policy, Report, Statistics};
+use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report, Statistics};
 use vpmu::x86::{AnyPmu, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring, pebs};
 
 use crate::error::Error;
@@ -91,7 +91,7 @@ impl Engine {
 
     pub(crate) fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
     ) {
@@ -153,7 +153,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         match self {
             Architectural(pmu, _) => pmu.counter_state(counter),
             Shared(pmu) => pmu.counter_state(counter),

@@ -1,6 +1,6 @@
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterSet, Lost, Policy};
+use vpmu::counter::{Counter, CounterSet, Lost, Policy};
 use vpmu::x86::intel::{self, Version};
 use vpmu::x86::{Capability, PmuState, RestoreError, amd};
 
@@ -28,12 +28,12 @@ pub(crate) struct Host {
 }
 
 impl CounterHost<CounterConfig> for Host {
-    fn create(&mut self, counter: u8, _: &CounterConfig) -> Result<(), Lost> {
-        self.total[usize::from(counter)] = 0;
+    fn create(&mut self, counter: Counter, _: &CounterConfig) -> Result<(), Lost> {
+        self.total[counter.index()] = 0;
         Ok(())
     }
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        self.left[usize::from(counter)] = events.map(NonZeroU64::get);
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
+        self.left[counter.index()] = events.map(NonZeroU64::get);
     }
     fn resume(&mut self, counters: CounterSet) {
         self.running |= counters;
@@ -41,11 +41,11 @@ impl CounterHost<CounterConfig> for Host {
     fn pause(&mut self, counters: CounterSet) {
         self.running -= counters;
     }
-    fn read(&mut self, counter: u8) -> u64 {
-        self.total[usize::from(counter)]
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.total[counter.index()]
     }
-    fn release(&mut self, counter: u8) {
-        self.left[usize::from(counter)] = None;
+    fn release(&mut self, counter: Counter) {
+        self.left[counter.index()] = None;
     }
     fn reports_promptly(&self) -> bool {
         true
@@ -66,13 +66,13 @@ fn with(capability: impl Into<Capability>) -> Core<Host> {
 /// Runs the guest for `cycles` cycles, and hands over the host's reports as a VMM does.
 pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     let mut due = Vec::new();
-    for n in pmu.host.running {
-        let n = usize::from(n);
+    for counter in pmu.host.running {
+        let n = counter.index();
         pmu.host.total[n] += cycles;
         if let Some(left) = pmu.host.left[n] {
             pmu.host.left[n] = left.checked_sub(cycles).filter(|&left| left > 0);
             if pmu.host.left[n].is_none() {
-                due.push(n as u8);
+                due.push(counter);
             }
         }
     }

@@ -224,7 +224,10 @@ fn a_reset_ends_what_the_guest_began() {
     assert_eq!(pmu.save(), fresh);
     pmu.before_run().unwrap();
     assert_eq!(pmu.rdpmc(0), Value(0));
-    assert_eq!(pmu.counter_state(0), Some(CounterState::Paused));
+    assert_eq!(
+        pmu.counter_state(vpmu_kvm::Counter::at::<0>()),
+        Some(CounterState::Paused)
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl Profile {
         let mut counters = counters.iter();
         for (sampler, &event) in samplers.iter_mut().zip(settings.events()) {
             *sampler = Sampler {
-                counter: counters.next()?,
+                counter: counters.next()?.number(),
                 event,
                 period: FIRST_PERIOD,
                 ..Sampler::default()
@@ -127,7 +127,7 @@ impl Profile {
         }
         let samplers = self.samplers[..self.used].iter_mut();
         for (event, sampler) in (0..).zip(samplers) {
-            if !overflowed.contains(sampler.counter) {
+            if overflowed.bits() >> sampler.counter & 1 == 0 {
                 continue;
             }
             if epoch.is_some() {

@@ -163,6 +163,10 @@ impl Vcpu {
         self.start();
     }
 
+    fn state(&self, n: u8) -> Option<CounterState> {
+        self.pmu.counter_state(Counter::new(n)?)
+    }
+
     /// Compares each counter that does not say that it is lost with its ideal. The counters stand still.
     fn check(&mut self) {
         let status = self.read(GLOBAL_STATUS);
@@ -171,7 +175,7 @@ impl Vcpu {
             let Some((rate, ideal, _)) = self.ideal[usize::from(n)] else {
                 continue;
             };
-            if matches!(self.pmu.counter_state(n), Some(CounterState::Lost(_))) {
+            if matches!(self.state(n), Some(CounterState::Lost(_))) {
                 // What is lost stays lost: the ideal goes on from there.
                 self.ideal[usize::from(n)] = Some((rate, value, self.kernel.guest()));
                 self.overflowed = self.overflowed & !(1 << n) | status & 1 << n;
@@ -395,8 +399,8 @@ fn a_counter_that_shares_says_for_how_long_it_has_counted() {
     vcpu.stop();
     for n in 0..2 {
         let lost = CounterState::Lost(Lost::Multiplexed);
-        assert_eq!(vcpu.pmu.counter_state(n), Some(lost));
-        let (counted, of) = vcpu.host.times(n).unwrap();
+        assert_eq!(vcpu.state(n), Some(lost));
+        let (counted, of) = vcpu.host.times(Counter::new(n).unwrap()).unwrap();
         assert!(
             (45..=55).contains(&(100 * counted / of)),
             "{counted} of {of}"
@@ -417,7 +421,7 @@ fn a_throttled_counter_is_lost_and_goes_on() {
     vcpu.run(10 * TICK, [30_000; 4]);
     vcpu.stop();
     let lost = CounterState::Lost(Lost::Throttled);
-    assert_eq!(vcpu.pmu.counter_state(0), Some(lost));
+    assert_eq!(vcpu.state(0), Some(lost));
     // Five overflows and then nothing until the tick would be 51. It goes on as soon as that is seen.
     assert!(vcpu.pmis > 100, "{}", vcpu.pmis);
 }
@@ -436,12 +440,9 @@ fn another_vms_mediated_pmu_is_waited_for() {
     vcpu.pmu.load(&mut vcpu.host);
     vcpu.program(0, CYCLES, 1 << 40);
     vcpu.start();
-    assert_eq!(
-        vcpu.pmu.counter_state(0),
-        Some(CounterState::Lost(Lost::Busy))
-    );
+    assert_eq!(vcpu.state(0), Some(CounterState::Lost(Lost::Busy)));
     vcpu.kernel.change(|machine| machine.mediated = false);
     vcpu.pmu.put(&mut vcpu.host);
     vcpu.pmu.load(&mut vcpu.host);
-    assert_eq!(vcpu.pmu.counter_state(0), Some(CounterState::Counting));
+    assert_eq!(vcpu.state(0), Some(CounterState::Counting));
 }

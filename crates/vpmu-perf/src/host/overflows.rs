@@ -1,9 +1,8 @@
 //! The way of an overflow: from the signal handler's notes to what the engine is told.
 
-use vpmu::counter::{CounterSet, Report};
+use vpmu::counter::{Counter, CounterSet, Report};
 
 use super::PerfHost;
-use crate::counter::Counter;
 use crate::event::ENDLESS;
 use crate::periods::{Overflow, Period};
 use crate::rings::{RingSampler, TimeUp};
@@ -12,20 +11,20 @@ use crate::units::FLOOR;
 
 impl PerfHost {
     /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
-    pub fn take_overflows(&mut self) -> impl Iterator<Item = (u8, Report)> + use<> {
+    pub fn take_overflows(&mut self) -> impl Iterator<Item = (Counter, Report)> + use<> {
         let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
-        for counter in Counter::each(self.notes.take()) {
+        for counter in self.notes.take() {
             match self.overflow(counter) {
-                Some(Report::Due) => due.insert(counter.number()),
-                Some(_) => unsure.insert(counter.number()),
+                Some(Report::Due) => due.insert(counter),
+                Some(_) => unsure.insert(counter),
                 None => {}
             }
         }
         if self.notes.take_overrun() {
             let awaited = self.which(Slot::is_awaited);
-            for counter in Counter::each(awaited) {
+            for counter in awaited {
                 if self.may_have_overflowed(counter) {
-                    unsure.insert(counter.number());
+                    unsure.insert(counter);
                 }
             }
         }

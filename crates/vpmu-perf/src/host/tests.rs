@@ -38,6 +38,6 @@ fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
     let shared = 3 * PerfHost::FLOOR;
     assert_eq!([0, 1, 2].map(|n| period(&host, n)), [shared; 3]);
     host.pause(all);
-    host.resume(CounterSet::of(1));
+    host.resume(Counter::at::<1>().alone());
     assert_eq!(period(&host, 1), PerfHost::FLOOR, "alone again");
 }

@@ -7,7 +7,7 @@ use vpmu::arm::{
     Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError,
     TooManyRules,
 };
-use vpmu::counter::{CounterState, Report, Statistics};
+use vpmu::counter::{Counter, CounterState, Report, Statistics};
 
 use crate::{Host, Watch};
 
@@ -40,7 +40,7 @@ pub fn arm_write(
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_overflow(pmu: &mut Watched, counter: u8, report: Report, host: &mut Host) -> bool {
+pub fn arm_overflow(pmu: &mut Watched, counter: Counter, report: Report, host: &mut Host) -> bool {
     pmu.overflow(counter, report, host)
 }
 
@@ -79,7 +79,7 @@ pub fn arm_restore(
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, bool, Statistics) {
+pub fn arm_state(pmu: &Watched, counter: Counter) -> (Option<CounterState>, bool, Statistics) {
     (pmu.counter_state(counter), pmu.line(), pmu.statistics())
 }
 

@@ -21,18 +21,18 @@ mod x86;
 use core::hint::black_box;
 use core::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Events, Lost, TakenSamples};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Events, Lost, Slots, TakenSamples};
 use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Sample};
 
 /// A host that may answer anything.
 pub struct Host;
 
 impl<E> CounterHost<E> for Host {
-    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost> {
+    fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost> {
         black_box((counter, core::ptr::from_ref(event)));
         black_box(Ok(()))
     }
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         black_box((counter, events));
     }
     fn resume(&mut self, counters: CounterSet) {
@@ -41,24 +41,24 @@ impl<E> CounterHost<E> for Host {
     fn pause(&mut self, counters: CounterSet) {
         black_box(counters);
     }
-    fn read(&mut self, counter: u8) -> u64 {
-        black_box(u64::from(counter))
+    fn read(&mut self, counter: Counter) -> u64 {
+        black_box(u64::from(counter.number()))
     }
-    fn release(&mut self, counter: u8) {
+    fn release(&mut self, counter: Counter) {
         black_box(counter);
     }
-    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
-        *totals = black_box([u64::from(counters.bits()); 32]);
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
+        *totals = black_box(Slots::filled(u64::from(counters.bits())));
         black_box(true)
     }
     fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
         Some(black_box(self))
     }
-    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
         black_box((counter, events));
-        black_box(u64::from(counter))
+        black_box(u64::from(counter.number()))
     }
-    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
         black_box((counter, samples));
         black_box(TakenSamples::default())
     }
@@ -74,8 +74,8 @@ impl<E> CounterHost<E> for Host {
     fn shortest_period(&self, sharing: u32) -> u64 {
         black_box(u64::from(sharing))
     }
-    fn deficit(&self, counter: u8) -> Option<Lost> {
-        black_box((counter != 0).then_some(Lost::Multiplexed))
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
+        black_box((counter.number() != 0).then_some(Lost::Multiplexed))
     }
 }
 
@@ -103,10 +103,10 @@ impl pebs::Guest for Host {
 pub struct Watch;
 
 impl Events for Watch {
-    fn overflowed(&mut self, counter: u8) {
+    fn overflowed(&mut self, counter: Counter) {
         black_box(counter);
     }
-    fn lost(&mut self, counter: u8, reason: Lost) {
+    fn lost(&mut self, counter: Counter, reason: Lost) {
         black_box((counter, reason));
     }
 }

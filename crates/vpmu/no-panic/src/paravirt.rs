@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use vpmu::counter::{CounterState, Report, Statistics};
+use vpmu::counter::{Counter, CounterState, Report, Statistics};
 use vpmu::paravirt::{
     BadOffer, Device, DeviceState, GuestHalf, NotAPage, Offer, PAGE_SIZE, Page, RestoreError,
 };
@@ -62,7 +62,7 @@ pub fn paravirt_doorbell(
 #[unsafe(no_mangle)]
 pub fn paravirt_overflow(
     device: &mut Device,
-    counter: u8,
+    counter: Counter,
     report: Report,
     host: &mut Host,
     page: Option<&Memory>,
@@ -95,16 +95,19 @@ pub fn paravirt_restore(
 }
 
 #[unsafe(no_mangle)]
-pub fn paravirt_state(device: &Device, counter: u8) -> (Option<CounterState>, bool, Statistics) {
+pub fn paravirt_state(
+    device: &Device,
+    counter: Counter,
+) -> (Option<CounterState>, bool, Statistics) {
     let state = device.counter_state(counter);
     (state, device.is_attached(), device.statistics())
 }
 
 #[unsafe(no_mangle)]
-pub fn paravirt_guest(guest: &mut GuestHalf, page: &Memory, counter: u8, value: u64) -> u32 {
+pub fn paravirt_guest(guest: &mut GuestHalf, page: &Memory, counter: Counter, value: u64) -> u32 {
     guest.prepare(page);
     guest.wish(page, counter, value, value, value, value);
-    guest.want(page, black_box(vpmu::counter::CounterSet::of(counter)));
+    guest.want(page, black_box(counter.alone()));
     guest
         .interrupt(page)
         .map_or(0, vpmu::counter::CounterSet::bits)

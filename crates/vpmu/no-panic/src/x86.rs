@@ -1,6 +1,6 @@
 //! The models of either vendor, and what they decode.
 
-use vpmu::counter::{CounterState, Report, Statistics};
+use vpmu::counter::{Counter, CounterState, Report, Statistics};
 use vpmu::x86::intel::{ConfigError, Msr, Pmu};
 use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent,
@@ -52,7 +52,7 @@ pub fn x86_rdpmc(pmu: &mut Watched, ecx: u32, ring: Ring, pce: bool, host: &mut 
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_overflow(pmu: &mut Watched, counter: u8, report: Report, host: &mut Host) -> bool {
+pub fn x86_overflow(pmu: &mut Watched, counter: Counter, report: Report, host: &mut Host) -> bool {
     pmu.overflow(counter, report, host)
 }
 
@@ -112,7 +112,10 @@ pub fn x86_restore(
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_state(pmu: &Watched, counter: u8) -> (Option<CounterState>, Capability, Statistics) {
+pub fn x86_state(
+    pmu: &Watched,
+    counter: Counter,
+) -> (Option<CounterState>, Capability, Statistics) {
     (
         pmu.counter_state(counter),
         pmu.capability(),
@@ -155,8 +158,8 @@ pub fn x86_lbr_cpuid(capability: &intel::Capability) -> (CpuidLeaf, u32) {
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_lbr_record(stack: &lbr::Stack, n: u8) -> Option<(u64, u64)> {
-    stack.record(n)
+pub fn x86_lbr_record(stack: &lbr::Stack, n: Counter) -> Option<(u64, u64)> {
+    stack.record(n.number())
 }
 
 #[unsafe(no_mangle)]
@@ -174,7 +177,7 @@ pub fn amd_cpuid(capability: &amd::Capability, event: ArchEvent) -> (CpuidLeaf, 
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_capability(capability: &intel::Capability, n: u8) -> [u64; 9] {
+pub fn x86_capability(capability: &intel::Capability, n: Counter) -> [u64; 9] {
     [
         capability.perf_capabilities(),
         capability.counter_mask(n),

@@ -1,10 +1,10 @@
 //! What a counter is told to count: the raw event type register, and what it means.
 
 use super::PmuVersion;
+use crate::counter::Counter;
 
-/// The number of the cycle counter in [`CounterSet`](crate::counter::CounterSet)s, and its bit in
-/// PMCNTEN, PMINTEN and PMOVS.
-pub const CYCLE_COUNTER: u8 = 31;
+/// The cycle counter. Its number is its bit in PMCNTEN, PMINTEN and PMOVS.
+pub const CYCLE_COUNTER: Counter = Counter::at::<31>();
 
 /// No PMU has more event counters: 31 names the cycle counter.
 pub const MAX_EVENT_COUNTERS: u8 = 31;

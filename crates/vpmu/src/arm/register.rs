@@ -164,7 +164,7 @@ impl Register {
             Self::PmovsSet => Encoding::new(3, 3, 9, 14, 3),
             Self::Pmevcntr(n) => Encoding::new(3, 3, 14, 8 | n >> 3 & 3, n & 7),
             Self::Pmevtyper(n) => Encoding::new(3, 3, 14, 12 | n >> 3 & 3, n & 7),
-            Self::Pmccfiltr => Encoding::new(3, 3, 14, 12 | CYCLE_COUNTER >> 3, 7),
+            Self::Pmccfiltr => Encoding::new(3, 3, 14, 12 | CYCLE_COUNTER.number() >> 3, 7),
         }
     }
 

@@ -14,7 +14,8 @@
 use core::num::NonZeroU64;
 
 use super::{
-    CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report, Slots, count,
+    Counter, CounterHost, CounterSet, CounterState, Events, HostEvents, Lost, Policy, Report,
+    Slots, count,
 };
 
 /// So many events take minutes. A report that far ahead may come early rather than be asked for
@@ -22,9 +23,9 @@ use super::{
 /// each look.
 pub(crate) const FAR: u64 = 1 << 40;
 
-/// One guest counter.
+/// What one guest counter has counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Counter {
+pub(crate) struct Count {
     /// Without what the host has counted since it was last asked.
     pub(crate) value: u64,
     /// Why the value is wrong.
@@ -35,7 +36,7 @@ pub(crate) struct Counter {
 #[derive(Clone, Debug)]
 pub(crate) struct Bank<E> {
     pub(crate) hosted: HostEvents<E>,
-    pub(crate) counters: Slots<Counter>,
+    pub(crate) counters: Slots<Count>,
     /// Counters for which a host event is to run when they are enabled.
     pub(crate) countable: CounterSet,
     /// Whether the vCPU runs, so that counters may.
@@ -63,7 +64,7 @@ impl<E: Copy + PartialEq> Bank<E> {
     }
 
     /// Returns why the host event of `n` has not counted all that happened, when that is first found out.
-    pub(crate) fn newly_lost(&mut self, n: u8) -> Option<Lost> {
+    pub(crate) fn newly_lost(&mut self, n: Counter) -> Option<Lost> {
         let reason = self.hosted.deficit(n)?;
         let lost = &mut self.counters[n].lost;
         // The counter goes on counting: too little is better than nothing, and known to be too little.
@@ -71,7 +72,7 @@ impl<E: Copy + PartialEq> Bank<E> {
     }
 
     /// What `n`, which exists, is doing. `in_software`: the model counts for it.
-    pub(crate) fn state(&self, n: u8, in_software: bool) -> CounterState {
+    pub(crate) fn state(&self, n: Counter, in_software: bool) -> CounterState {
         match self.counters[n].lost {
             Some(reason) => CounterState::Lost(reason),
             None if in_software || self.hosted.running().contains(n) => CounterState::Counting,
@@ -99,24 +100,24 @@ pub(crate) trait Model {
     fn enabled(&self) -> CounterSet;
 
     /// What `n` is to count.
-    fn event(&self, n: u8) -> Self::Event;
+    fn event(&self, n: Counter) -> Self::Event;
 
     /// Whether `n` is to have a host event while it is enabled.
-    fn is_countable(&self, n: u8) -> bool;
+    fn is_countable(&self, n: Counter) -> bool;
 
     /// Why no host can count what `n` is to count, as far as the model itself knows.
-    fn unsupported(&self, n: u8) -> Option<Lost> {
+    fn unsupported(&self, n: Counter) -> Option<Lost> {
         let _ = n;
         None
     }
 
     /// In how many events, from what has been taken on, the host has to report `n`; `None`: nobody
     /// waits for it.
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64>;
+    fn report_wanted(&self, n: Counter) -> Option<NonZeroU64>;
 
     /// Whether somebody waits for an overflow of `n` for which [`report_wanted`](Self::report_wanted) wants no report, as
     /// the guest is about to write the counter.
-    fn is_awaited(&self, n: u8) -> bool {
+    fn is_awaited(&self, n: Counter) -> bool {
         let _ = n;
         false
     }
@@ -127,7 +128,7 @@ pub(crate) trait Model {
     }
 
     /// `n`, which exists, counts `events` more, which are not 0. Answers whether it overflows.
-    fn advance(&mut self, n: u8, events: u64) -> bool;
+    fn advance(&mut self, n: Counter, events: u64) -> bool;
 
     /// Does what an overflow asks for beyond the registers, as soon as counts have been taken.
     fn follow_up<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
@@ -202,7 +203,7 @@ pub(crate) trait Model {
 
     /// The report that is wanted of `n`, or the one that its host event has been asked for already
     /// if that will do.
-    fn due(&self, n: u8) -> Option<NonZeroU64> {
+    fn due(&self, n: Counter) -> Option<NonZeroU64> {
         let wanted = self.report_wanted(n);
         let hosted = &self.bank().hosted;
         let will_do = |armed: &NonZeroU64| match wanted {
@@ -222,7 +223,7 @@ pub(crate) trait Model {
     }
 
     /// The guest has given `n` another value or another wish for an interrupt.
-    fn rearm<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
+    fn rearm<H: CounterHost<Self::Event>>(&mut self, n: Counter, host: &mut H) {
         let due = self.due(n);
         if let Err(reason) = self.bank_mut().hosted.rearm(n, due, host) {
             self.lose(n, reason);
@@ -240,14 +241,14 @@ pub(crate) trait Model {
     }
 
     /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
-    fn settle_read<H: CounterHost<Self::Event>>(&mut self, n: u8, host: &mut H) {
+    fn settle_read<H: CounterHost<Self::Event>>(&mut self, n: Counter, host: &mut H) {
         let counted = self.bank_mut().hosted.read(n, host);
         self.take(n, counted);
         self.follow_up(host);
     }
 
     /// The host has counted so many events for `n`. Answers whether it overflows.
-    fn take(&mut self, n: u8, counted: u64) -> bool {
+    fn take(&mut self, n: Counter, counted: u64) -> bool {
         // A host may report any number.
         if !self.implemented().contains(n) {
             return false;
@@ -259,7 +260,7 @@ pub(crate) trait Model {
     }
 
     /// The host reports that `n` has counted as far as was asked.
-    fn report<H: CounterHost<Self::Event>>(&mut self, n: u8, report: Report, host: &mut H) {
+    fn report<H: CounterHost<Self::Event>>(&mut self, n: Counter, report: Report, host: &mut H) {
         let counted = self.bank_mut().hosted.report(n, report, host);
         let overflowed = self.take(n, counted);
         let hosted = &mut self.bank_mut().hosted;
@@ -276,7 +277,7 @@ pub(crate) trait Model {
         // whole period, unread: each read would leave less than a period again.
         let reads = asks && self.implemented().contains(n) && !self.bank().hosted.repeats_rest(n);
         if reads {
-            self.settle(CounterSet::of(n), host);
+            self.settle(n.alone(), host);
         }
         self.apply(host);
         if reads {
@@ -284,7 +285,7 @@ pub(crate) trait Model {
         }
     }
 
-    fn lose(&mut self, n: u8, reason: Lost) {
+    fn lose(&mut self, n: Counter, reason: Lost) {
         let bank = self.bank_mut();
         bank.counters[n].lost = Some(reason);
         bank.countable.remove(n);

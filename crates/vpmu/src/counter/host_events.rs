@@ -29,47 +29,44 @@
 use core::num::NonZeroU64;
 
 use super::host_event::HostEvent;
-use super::{CounterHost, CounterSet, Lost, Policy, Report, Statistics, count};
-
-/// How many counters there can be: as many as a [`CounterSet`] names.
-const COUNTERS: usize = 32;
+use super::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots, Statistics, count};
 
 /// The host events behind the counters of one PMU: which exist, which run, what they have counted.
 ///
 /// A PMU model says what the guest did, and [`HostEvents`] makes the calls that its [`Policy`] wants,
-/// always in the order that [`CounterHost`] promises. A number above 31 names no counter, and nothing
-/// happens for it.
+/// always in the order that [`CounterHost`] promises.
 ///
 /// ```
 /// # use core::num::NonZeroU64;
-/// # use vpmu::counter::{CounterHost, CounterSet, Lost};
+/// # use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
 /// # #[derive(Default)]
 /// # struct Host(u64);
 /// # impl CounterHost<&'static str> for Host {
-/// #     fn create(&mut self, _: u8, _: &&'static str) -> Result<(), Lost> { Ok(()) }
-/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn create(&mut self, _: Counter, _: &&'static str) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
 /// #     fn resume(&mut self, _: CounterSet) {}
 /// #     fn pause(&mut self, _: CounterSet) {}
-/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
-/// #     fn release(&mut self, _: u8) {}
+/// #     fn read(&mut self, _: Counter) -> u64 { self.0 }
+/// #     fn release(&mut self, _: Counter) {}
 /// # }
 /// use vpmu::counter::{HostEvents, Policy, Report};
 ///
 /// let mut host = Host::default();
 /// let mut events = HostEvents::new(Policy::ReusePaused);
-/// events.start(0, "cycles", NonZeroU64::new(1000), &mut host)?;
+/// let counter = Counter::at::<0>();
+/// events.start(counter, "cycles", NonZeroU64::new(1000), &mut host)?;
 /// events.resume_started(&mut host);
 /// assert_eq!(events.statistics().host_operations(), 3); // create, set_period, resume
 ///
 /// host.0 = 1000;
-/// assert_eq!(events.report(0, Report::Due, &mut host), 1000);
+/// assert_eq!(events.report(counter, Report::Due, &mut host), 1000);
 /// assert_eq!(events.statistics().host_operations(), 3, "an overflow is free");
 /// # Ok::<(), Lost>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct HostEvents<E> {
     policy: Policy,
-    pub(super) slots: [HostEvent<E>; COUNTERS],
+    pub(super) slots: Slots<HostEvent<E>>,
     /// Counters that have a host event.
     backed: CounterSet,
     running: CounterSet,
@@ -89,7 +86,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
-            slots: [HostEvent::empty(); COUNTERS],
+            slots: Slots::filled(HostEvent::empty()),
             backed: CounterSet::EMPTY,
             running: CounterSet::EMPTY,
             started: CounterSet::EMPTY,
@@ -122,16 +119,14 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     }
 
     /// In how many events beyond what has been taken the host will report.
-    pub fn armed(&self, counter: u8) -> Option<NonZeroU64> {
-        let slot = self.slots.get(usize::from(counter))?;
-        slot.armed
+    pub fn armed(&self, counter: Counter) -> Option<NonZeroU64> {
+        self.slots[counter].armed
     }
 
     /// Why the host event behind `counter` has not counted all that happened since it was made,
     /// as far as what has been taken shows.
-    pub fn deficit(&self, counter: u8) -> Option<Lost> {
-        let slot = self.slots.get(usize::from(counter))?;
-        slot.deficit
+    pub fn deficit(&self, counter: Counter) -> Option<Lost> {
+        self.slots[counter].deficit
     }
 
     /// How often the host was called.
@@ -165,12 +160,11 @@ impl<E: Copy + PartialEq> HostEvents<E> {
 
     /// Whether [`start`](Self::start) with these would leave the period alone: the host event is
     /// there, and its report is due where it has to be. Then nothing has to be taken before.
-    pub fn keeps_period(&self, counter: u8, event: &E, due: Option<NonZeroU64>) -> bool {
+    pub fn keeps_period(&self, counter: Counter, event: &E, due: Option<NonZeroU64>) -> bool {
+        let slot = &self.slots[counter];
         self.policy == Policy::ReusePaused
-            && self
-                .slots
-                .get(usize::from(counter))
-                .is_some_and(|slot| slot.event.as_ref() == Some(event) && slot.armed == due)
+            && slot.event.as_ref() == Some(event)
+            && slot.armed == due
     }
 
     /// Those of `counters` that may have passed their end without anyone knowing: with a host that
@@ -195,17 +189,13 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// The host cannot back it; it then has no host event.
     pub fn start<H: CounterHost<E>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         event: E,
         due: Option<NonZeroU64>,
         host: &mut H,
     ) -> Result<(), Lost> {
-        let index = usize::from(counter);
-        let Some(slot) = self.slots.get(index) else {
-            return Err(Lost::Unsupported);
-        };
-        let same = slot.event == Some(event);
-        let only = CounterSet::of(counter);
+        let same = self.slots[counter].event == Some(event);
+        let only = counter.alone();
         self.stop(only, host);
         if same && self.policy != Policy::Recreate {
             let again = self.policy == Policy::Reuse;
@@ -215,13 +205,12 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             count(&mut self.statistics.creates);
             host.create(counter, &event)
                 .inspect_err(|_| count(&mut self.statistics.lost))?;
-            if let Some(slot) = self.slots.get_mut(index) {
-                *slot = HostEvent {
-                    event: Some(event),
-                    owed: slot.owed,
-                    ..HostEvent::empty()
-                };
-            }
+            let slot = &mut self.slots[counter];
+            *slot = HostEvent {
+                event: Some(event),
+                owed: slot.owed,
+                ..HostEvent::empty()
+            };
             self.backed.insert(counter);
             self.arm(counter, due, false, host);
         }
@@ -248,13 +237,11 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// The host event was to be made anew ([`Policy::Recreate`]) and could not be.
     pub fn rearm<H: CounterHost<E>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         due: Option<NonZeroU64>,
         host: &mut H,
     ) -> Result<(), Lost> {
-        let Some(slot) = self.slots.get(usize::from(counter)) else {
-            return Ok(());
-        };
+        let slot = &self.slots[counter];
         let Some(event) = slot.event else {
             return Ok(());
         };
@@ -278,10 +265,10 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     }
 
     /// The guest looks at `counter`: what it has counted and nobody has taken yet.
-    pub fn read<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) -> u64 {
+    pub fn read<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
         let paused = self.backed - self.running;
         // A counter that the guest reads is in use, even if it stands still.
-        self.used |= CounterSet::of(counter) & self.backed;
+        self.used |= counter.alone() & self.backed;
         if self.policy == Policy::Reuse && paused.contains(counter) {
             self.read_total(counter, host);
         }
@@ -289,7 +276,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     }
 
     /// What `counter` has counted and nobody has taken yet. Reads it only if it can have counted.
-    pub fn collect<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) -> u64 {
+    pub fn collect<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
         if (self.running | self.undrained).contains(counter) {
             self.read_total(counter, host);
         }
@@ -304,23 +291,23 @@ impl<E: Copy + PartialEq> HostEvents<E> {
 
     /// As [`collect`](Self::collect), without a call: only what was read on the way of something
     /// else.
-    pub fn take_owed(&mut self, counter: u8) -> u64 {
+    pub fn take_owed(&mut self, counter: Counter) -> u64 {
         self.owing.remove(counter);
-        match self.slots.get_mut(usize::from(counter)) {
-            Some(slot) => core::mem::take(&mut slot.owed),
-            None => 0,
-        }
+        core::mem::take(&mut self.slots[counter].owed)
     }
 
     /// The host reports an overflow of `counter`: what it has counted and nobody has taken yet.
     /// Where the event had to go (see [`Report::Moved`] and [`Policy::Recreate`]), the counter does
     /// not run any more, and the model starts it again.
-    pub fn report<H: CounterHost<E>>(&mut self, counter: u8, report: Report, host: &mut H) -> u64 {
+    pub fn report<H: CounterHost<E>>(
+        &mut self,
+        counter: Counter,
+        report: Report,
+        host: &mut H,
+    ) -> u64 {
         count(&mut self.statistics.reports);
-        let only = CounterSet::of(counter);
-        let Some(slot) = self.slots.get_mut(usize::from(counter)) else {
-            return 0;
-        };
+        let only = counter.alone();
+        let slot = &mut self.slots[counter];
         let report = match report {
             // It may be the report of a period that a read has found over, and not of the one since asked for.
             Report::Due if core::mem::take(&mut slot.overtaken) => Report::Unsure,
@@ -346,9 +333,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
         }
         let counted = self.collect(counter, host);
-        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
-            slot.overtaken = false;
-        }
+        self.slots[counter].overtaken = false;
         counted
     }
 
@@ -370,14 +355,13 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             }
             count(&mut self.statistics.releases);
             host.release(n);
-            if let Some(slot) = self.slots.get_mut(usize::from(n)) {
-                // The next event begins at zero. What this one has counted still belongs to the guest.
-                *slot = HostEvent {
-                    owed: slot.owed,
-                    deficit: slot.deficit,
-                    ..HostEvent::empty()
-                };
-            }
+            // The next event begins at zero. What this one has counted still belongs to the guest.
+            let slot = &mut self.slots[n];
+            *slot = HostEvent {
+                owed: slot.owed,
+                deficit: slot.deficit,
+                ..HostEvent::empty()
+            };
         }
         self.backed -= counters;
         self.started -= counters;
@@ -388,12 +372,10 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             return;
         }
         count(&mut self.statistics.pauses);
-        let mut totals = [0; COUNTERS];
+        let mut totals = Slots::filled(0);
         if host.pause_and_read(counters, &mut totals) {
-            for (n, (slot, &total)) in (0..).zip(self.slots.iter_mut().zip(&totals)) {
-                if counters.contains(n) {
-                    slot.take_total(total, host.deficit(n));
-                }
+            for n in counters {
+                self.slots[n].take_total(totals[n], host.deficit(n));
             }
             self.owing |= counters;
             self.undrained -= counters;
@@ -405,26 +387,23 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.running -= counters;
     }
 
-    fn read_total<H: CounterHost<E>>(&mut self, counter: u8, host: &mut H) {
-        if let Some(slot) = self.slots.get_mut(usize::from(counter)) {
-            count(&mut self.statistics.reads);
-            let total = host.read(counter);
-            slot.take_total(total, host.deficit(counter));
-            self.owing.insert(counter);
-        }
+    fn read_total<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) {
+        count(&mut self.statistics.reads);
+        let total = host.read(counter);
+        self.slots[counter].take_total(total, host.deficit(counter));
+        self.owing.insert(counter);
         self.undrained.remove(counter);
     }
 
     fn arm<H: CounterHost<E>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         due: Option<NonZeroU64>,
         again: bool,
         host: &mut H,
     ) {
-        if let Some(slot) = self.slots.get_mut(usize::from(counter))
-            && (again || slot.armed != due)
-        {
+        let slot = &mut self.slots[counter];
+        if again || slot.armed != due {
             count(&mut self.statistics.set_periods);
             host.set_period(counter, due);
             slot.armed = due;

@@ -27,8 +27,8 @@ use core::num::NonZeroU64;
 pub(crate) use bank::{Bank, FAR, Model};
 pub use host_events::HostEvents;
 pub use policy::{Policy, Report};
-pub use set::{CounterSet, Iter};
-pub(crate) use slots::Slots;
+pub use set::{Counter, CounterSet, Iter};
+pub use slots::Slots;
 pub use statistics::Statistics;
 pub(crate) use statistics::count;
 
@@ -47,7 +47,7 @@ pub trait CounterHost<E> {
     ///
     /// Says why the host cannot. The guest's counter then stands still and is
     /// [`CounterState::Lost`] until it is configured anew.
-    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost>;
+    fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost>;
 
     /// Asks for one overflow report when `events` more have been counted from now; `None`: no
     /// report is wanted. Replaces an earlier wish. It outlives `pause` and `resume`, and is used
@@ -55,7 +55,7 @@ pub trait CounterHost<E> {
     ///
     /// A report that comes late or for nothing is tolerated; one that never comes is a lost
     /// interrupt in the guest.
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>);
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>);
 
     /// Starts these counters. A set, because a hardware host does it in one register write.
     fn resume(&mut self, counters: CounterSet);
@@ -64,15 +64,15 @@ pub trait CounterHost<E> {
     fn pause(&mut self, counters: CounterSet);
 
     /// The number of events counted since `create`, modulo 2^64.
-    fn read(&mut self, counter: u8) -> u64;
+    fn read(&mut self, counter: Counter) -> u64;
 
     /// Takes the host event away. The engine has paused it before.
-    fn release(&mut self, counter: u8);
+    fn release(&mut self, counter: Counter);
 
-    /// Stops these counters and puts the total of counter *n* into `totals[n]`, if that is one
+    /// Stops these counters and puts the total of each into its slot of `totals`, if that is one
     /// operation for this host: then `true`. `false`: it is not, nothing was done, and the engine
     /// calls [`pause`](Self::pause). Counted as a pause.
-    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         let _ = (counters, totals);
         false
     }
@@ -89,7 +89,7 @@ pub trait CounterHost<E> {
     ///
     /// Returns the number of samples that the host keeps before they are [taken](Self::take_samples); 0: it does not
     /// sample, and the engine asks for a report of each overflow.
-    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
         let _ = (counter, events);
         0
     }
@@ -97,7 +97,7 @@ pub trait CounterHost<E> {
     /// Moves samples of `counter` into `samples`, the oldest first, as many as there are or fit.
     fn take_samples(
         &mut self,
-        counter: u8,
+        counter: Counter,
         samples: &mut [crate::x86::pebs::Sample],
     ) -> TakenSamples {
         let _ = (counter, samples);
@@ -138,7 +138,7 @@ pub trait CounterHost<E> {
     /// Why the total of `counter` is not all that happened, known from its last read, pause or
     /// resume: [`Lost::Multiplexed`] if the host event had to share its counter since `create`.
     /// The engine asks when it has taken a total. It is to cost nothing, and is not counted.
-    fn deficit(&self, counter: u8) -> Option<Lost> {
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
         let _ = counter;
         None
     }
@@ -202,12 +202,12 @@ pub enum CounterState {
 pub trait Events {
     /// `counter` overflowed, by counting, by carry or by software increment. A counter that
     /// overflowed several times since the engine last looked is told once.
-    fn overflowed(&mut self, counter: u8) {
+    fn overflowed(&mut self, counter: Counter) {
         let _ = counter;
     }
 
     /// The host cannot back `counter`.
-    fn lost(&mut self, counter: u8, reason: Lost) {
+    fn lost(&mut self, counter: Counter, reason: Lost) {
         let _ = (counter, reason);
     }
 }

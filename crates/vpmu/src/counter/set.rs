@@ -1,4 +1,73 @@
+use core::fmt;
 use core::ops::{BitAnd, BitAndAssign, BitOr, BitOrAssign, Sub, SubAssign};
+
+/// A guest's counter. There are at most [`COUNT`](Self::COUNT); which of them exist, the guest's PMU says. On Arm,
+/// counter 31 is the cycle counter; on x86, 16 and above are Intel's fixed counters.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Counter(u8);
+
+impl Counter {
+    /// The most counters that a PMU can have: as many as a [`CounterSet`] names.
+    pub const COUNT: usize = u32::BITS as usize;
+
+    /// Returns the counter of this number, or `None` if no PMU has one.
+    pub const fn new(number: u8) -> Option<Self> {
+        match (number as usize) < Self::COUNT {
+            true => Some(Self(number)),
+            false => None,
+        }
+    }
+
+    /// Returns the counter of a number that is known when the program is compiled. A number above 31 is then an error.
+    pub const fn at<const NUMBER: u8>() -> Self {
+        const { assert!((NUMBER as usize) < Self::COUNT) };
+        Self(NUMBER)
+    }
+
+    /// Returns all counters, lowest first.
+    pub const fn all() -> Iter {
+        CounterSet::from_bits(u32::MAX).iter()
+    }
+
+    /// Returns the counter's number: 0 to 31.
+    pub const fn number(self) -> u8 {
+        self.0
+    }
+
+    /// Returns the counter's place in an array of [`COUNT`](Self::COUNT).
+    pub const fn index(self) -> usize {
+        // The mask lets the compiler see that no index is out of range, so that no access of such an array can panic.
+        (self.0 & 31) as usize
+    }
+
+    /// Returns the even counter of the pair that this counter is of.
+    pub(crate) const fn even(self) -> Self {
+        Self(self.0 & !1)
+    }
+
+    /// Returns the odd counter of the pair that this counter is of.
+    pub(crate) const fn odd(self) -> Self {
+        Self(self.0 | 1)
+    }
+
+    /// Returns the set of this counter alone.
+    pub const fn alone(self) -> CounterSet {
+        CounterSet(1 << (self.0 & 31))
+    }
+}
+
+/// The number alone, as a list of counters reads best.
+impl fmt::Debug for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Counter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// A set of counters as a register holds it: bit *n* is counter *n*; on Arm bit 31 is the cycle
 /// counter.
@@ -14,12 +83,9 @@ impl CounterSet {
         Self(bits)
     }
 
-    /// The set of one counter. A number above 31 is in no set.
-    pub const fn of(counter: u8) -> Self {
-        match 1_u32.checked_shl(counter as u32) {
-            Some(bit) => Self(bit),
-            None => Self::EMPTY,
-        }
+    /// The set of one counter.
+    pub const fn of(counter: Counter) -> Self {
+        counter.alone()
     }
 
     /// Counters `0..count`.
@@ -36,7 +102,7 @@ impl CounterSet {
     }
 
     /// Whether `counter` is a member.
-    pub const fn contains(self, counter: u8) -> bool {
+    pub const fn contains(self, counter: Counter) -> bool {
         self.0 & Self::of(counter).0 != 0
     }
 
@@ -51,12 +117,12 @@ impl CounterSet {
     }
 
     /// Makes `counter` a member.
-    pub const fn insert(&mut self, counter: u8) {
+    pub const fn insert(&mut self, counter: Counter) {
         self.0 |= Self::of(counter).0;
     }
 
     /// Makes `counter` a member or none.
-    pub(crate) const fn put(&mut self, counter: u8, member: bool) {
+    pub(crate) const fn put(&mut self, counter: Counter, member: bool) {
         if member {
             self.insert(counter);
         } else {
@@ -65,7 +131,7 @@ impl CounterSet {
     }
 
     /// Makes `counter` no member.
-    pub const fn remove(&mut self, counter: u8) {
+    pub const fn remove(&mut self, counter: Counter) {
         self.0 &= !Self::of(counter).0;
     }
 
@@ -115,7 +181,7 @@ impl SubAssign for CounterSet {
 }
 
 impl IntoIterator for CounterSet {
-    type Item = u8;
+    type Item = Counter;
     type IntoIter = Iter;
     fn into_iter(self) -> Iter {
         self.iter()
@@ -127,16 +193,16 @@ impl IntoIterator for CounterSet {
 pub struct Iter(u32);
 
 impl Iterator for Iter {
-    type Item = u8;
+    type Item = Counter;
 
-    fn next(&mut self) -> Option<u8> {
+    fn next(&mut self) -> Option<Counter> {
         if self.0 == 0 {
             return None;
         }
         let counter = self.0.trailing_zeros() as u8;
         // Clears the lowest set bit.
         self.0 &= self.0 - 1;
-        Some(counter)
+        Some(Counter(counter))
     }
 }
 
@@ -146,16 +212,21 @@ mod tests {
 
     #[test]
     fn members_come_lowest_first() {
-        assert!(CounterSet::from_bits(0x8000_0011).iter().eq([0_u8, 4, 31]));
+        assert!(
+            CounterSet::from_bits(0x8000_0011)
+                .iter()
+                .map(Counter::number)
+                .eq([0, 4, 31])
+        );
     }
 
     #[test]
-    fn numbers_above_31_are_in_no_set() {
+    fn no_counter_has_a_number_above_31() {
+        assert_eq!(Counter::new(31), Some(Counter::at::<31>()));
+        assert_eq!([32, 255].map(Counter::new), [None; 2]);
         let mut set = CounterSet::from_bits(u32::MAX);
-        assert!(!set.contains(32) && !set.contains(255));
-        set.remove(32);
-        assert_eq!(set.len(), 32);
-        assert_eq!(CounterSet::of(40), CounterSet::EMPTY);
+        set.remove(Counter::at::<31>());
+        assert_eq!((set.len(), set.contains(Counter::at::<31>())), (31, false));
     }
 
     #[test]

@@ -1,27 +1,45 @@
+use core::array;
 use core::ops::{Index, IndexMut};
 
-/// A `T` for each bit of a [`CounterSet`](super::CounterSet). An index is taken modulo 32, so none
-/// is out of range; a PMU itself only uses those of counters that exist.
+use super::Counter;
+
+/// A `T` for each counter, whether or not a PMU has it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Slots<T>([T; 32]);
+pub struct Slots<T>([T; Counter::COUNT]);
 
 impl<T: Copy> Slots<T> {
-    /// The same `T` for each.
-    pub(crate) const fn filled(with: T) -> Self {
-        Self([with; 32])
+    /// Returns the same `T` for each.
+    pub const fn filled(with: T) -> Self {
+        Self([with; Counter::COUNT])
     }
 }
 
-impl<T> Index<u8> for Slots<T> {
+impl<T> Slots<T> {
+    /// Returns what `with` returns, for each.
+    pub fn from_fn(mut with: impl FnMut() -> T) -> Self {
+        Self(array::from_fn(|_| with()))
+    }
+
+    /// Returns each counter with its `T`, lowest first.
+    pub fn iter(&self) -> impl Iterator<Item = (Counter, &T)> {
+        Counter::all().zip(&self.0)
+    }
+
+    /// Returns each counter with its `T` to change, lowest first.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (Counter, &mut T)> {
+        Counter::all().zip(&mut self.0)
+    }
+}
+
+impl<T> Index<Counter> for Slots<T> {
     type Output = T;
-    fn index(&self, n: u8) -> &T {
-        // The mask lets the compiler see that no index is out of range, so that nothing here can panic.
-        &self.0[usize::from(n & 31)]
+    fn index(&self, n: Counter) -> &T {
+        &self.0[n.index()]
     }
 }
 
-impl<T> IndexMut<u8> for Slots<T> {
-    fn index_mut(&mut self, n: u8) -> &mut T {
-        &mut self.0[usize::from(n & 31)]
+impl<T> IndexMut<Counter> for Slots<T> {
+    fn index_mut(&mut self, n: Counter) -> &mut T {
+        &mut self.0[n.index()]
     }
 }

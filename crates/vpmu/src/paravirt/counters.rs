@@ -4,7 +4,7 @@ use core::num::NonZeroU64;
 
 use super::device::Device;
 use super::page::flag;
-use crate::counter::{Bank, CounterHost, CounterSet, Events, Lost, Model};
+use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, Lost, Model};
 use crate::x86::intel::RawPerfEvtSel;
 use crate::x86::{CounterConfig, EventKind};
 
@@ -80,11 +80,11 @@ impl Model for Device {
         }
     }
 
-    fn event(&self, n: u8) -> CounterConfig {
+    fn event(&self, n: Counter) -> CounterConfig {
         self.wishes[n].event()
     }
 
-    fn is_countable(&self, n: u8) -> bool {
+    fn is_countable(&self, n: Counter) -> bool {
         let wish = &self.wishes[n];
         let event = wish.event();
         wish.generation != 0
@@ -92,7 +92,7 @@ impl Model for Device {
             && self.offer.filter.allows(event.event)
     }
 
-    fn unsupported(&self, n: u8) -> Option<Lost> {
+    fn unsupported(&self, n: Counter) -> Option<Lost> {
         let wish = &self.wishes[n];
         let event = wish.event();
         let offered = match event.architectural() {
@@ -104,7 +104,7 @@ impl Model for Device {
         (!offered || !known || !rings).then_some(Lost::Unsupported)
     }
 
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+    fn report_wanted(&self, n: Counter) -> Option<NonZeroU64> {
         let wish = &self.wishes[n];
         if !wish.interrupts() {
             return None;
@@ -112,7 +112,7 @@ impl Model for Device {
         NonZeroU64::new(wish.next.wrapping_sub(self.bank.counters[n].value))
     }
 
-    fn advance(&mut self, n: u8, events: u64) -> bool {
+    fn advance(&mut self, n: Counter, events: u64) -> bool {
         let period = self.granted(self.wishes[n].period);
         let value = &mut self.bank.counters[n].value;
         *value = value.wrapping_add(events);

@@ -6,7 +6,7 @@ use super::counters::Wish;
 use super::offer::{BadOffer, Offer};
 use super::page::{self, Page, TAG, command, state, word};
 use crate::counter::{
-    Bank, CounterHost, CounterSet, CounterState, Model, Policy, Report, Slots, Statistics,
+    Bank, Counter, CounterHost, CounterSet, CounterState, Model, Policy, Report, Slots, Statistics,
 };
 use crate::x86::{CounterConfig, Outcome};
 
@@ -18,16 +18,16 @@ use crate::x86::{CounterConfig, Outcome};
 /// ```
 /// # use core::cell::RefCell;
 /// # use core::num::NonZeroU64;
-/// # use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+/// # use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report};
 /// # #[derive(Default)]
 /// # struct Host(u64);
 /// # impl CounterHost<vpmu::x86::CounterConfig> for Host {
-/// #     fn create(&mut self, _: u8, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
-/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn create(&mut self, _: Counter, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
 /// #     fn resume(&mut self, _: CounterSet) {}
 /// #     fn pause(&mut self, _: CounterSet) {}
-/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
-/// #     fn release(&mut self, _: u8) {}
+/// #     fn read(&mut self, _: Counter) -> u64 { self.0 }
+/// #     fn release(&mut self, _: Counter) {}
 /// # }
 /// # struct Memory(RefCell<[u64; 512]>);
 /// # impl vpmu::paravirt::Page for Memory {
@@ -48,18 +48,19 @@ use crate::x86::{CounterConfig, Outcome};
 /// device.attach(&mut host, &page)?;
 ///
 /// // The guest wants a sample every 1000 instructions, and rings.
-/// guest.wish(&page, 0, 0xc0, flag::USER | flag::KERNEL | flag::INTERRUPT, 1000, 1000);
-/// guest.want(&page, CounterSet::of(0));
+/// let counter = Counter::at::<0>();
+/// guest.wish(&page, counter, 0xc0, flag::USER | flag::KERNEL | flag::INTERRUPT, 1000, 1000);
+/// guest.want(&page, counter.alone());
 /// assert_eq!(device.doorbell(command::APPLY, &mut host, Some(&page)), Outcome::Done);
 ///
 /// // The host has counted them, and says so.
 /// host.0 = 1000;
-/// device.overflow(0, Report::Due, &mut host, Some(&page));
+/// device.overflow(counter, Report::Due, &mut host, Some(&page));
 /// assert!(device.take_nmi(), "inject it");
 ///
 /// // The guest's handler reads memory.
-/// assert_eq!(guest.interrupt(&page), Some(CounterSet::of(0)));
-/// assert_eq!(page.0.borrow()[word::count(0)], 1000);
+/// assert_eq!(guest.interrupt(&page), Some(counter.alone()));
+/// assert_eq!(page.0.borrow()[word::count(counter)], 1000);
 /// assert_eq!(guest.interrupt(&page), None, "not from here");
 /// # Ok::<(), Box<dyn core::error::Error>>(())
 /// ```
@@ -137,7 +138,7 @@ impl Device {
         }
         self.detach(host);
         self.attached = true;
-        for n in 0..page::MAX_COUNTERS {
+        for n in CounterSet::first(page::MAX_COUNTERS) {
             self.tell(n, page);
         }
         page.store(word::FLOOR, self.floor);
@@ -203,7 +204,7 @@ impl Device {
     /// The host reports that `counter` has counted as far as was asked. Works for a vCPU that does not run, too.
     pub fn overflow<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
         page: Option<&P>,
@@ -289,7 +290,7 @@ impl Device {
     }
 
     /// What `counter` is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         let exists = self.implemented().contains(counter);
         exists.then(|| self.bank.state(counter, false))
     }
@@ -372,7 +373,7 @@ impl Device {
     }
 
     /// The overflows last: who sees them sees the rest.
-    fn tell<P: Page + ?Sized>(&self, n: u8, page: &P) {
+    fn tell<P: Page + ?Sized>(&self, n: Counter, page: &P) {
         let wish = &self.wishes[n];
         page.store(word::count(n), self.bank.counters[n].value);
         page.store(word::last_period(n), wish.last);

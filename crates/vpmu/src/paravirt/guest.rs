@@ -1,7 +1,7 @@
 //! The guest's half, as a driver is transcribed from it.
 
 use super::page::{MAX_COUNTERS, Page, TAG, word};
-use crate::counter::{CounterSet, Slots};
+use crate::counter::{Counter, CounterSet, Slots};
 
 /// One vCPU's half. All calls are made on that vCPU; [`interrupt`](Self::interrupt) by its NMI handler.
 ///
@@ -27,7 +27,7 @@ impl GuestHalf {
         *self = Self::new();
         page.store(word::ACK, 0);
         page.store(word::WANTED, 0);
-        for n in 0..MAX_COUNTERS {
+        for n in CounterSet::first(MAX_COUNTERS) {
             page.store(word::generation(n), 0);
         }
         page.store(word::TAG, TAG);
@@ -37,7 +37,7 @@ impl GuestHalf {
     pub fn wish<P: Page + ?Sized>(
         &mut self,
         page: &P,
-        counter: u8,
+        counter: Counter,
         config: u64,
         flags: u64,
         left: u64,
@@ -70,7 +70,7 @@ impl GuestHalf {
         // Pairs with the host's, between its store of the overflows and its load of `ACK`.
         page.fence();
         let mut overflowed = CounterSet::EMPTY;
-        for n in 0..MAX_COUNTERS {
+        for n in CounterSet::first(MAX_COUNTERS) {
             let overflows = page.load(word::overflows(n));
             if page.load(word::made(n)) == self.generations[n] && overflows != self.seen[n] {
                 self.seen[n] = overflows;

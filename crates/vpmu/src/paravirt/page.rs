@@ -26,6 +26,8 @@ pub trait Page {
 
 /// Numbers of words in the page. Byte offsets are eight times as large.
 pub mod word {
+    use crate::counter::Counter;
+
     /// Guest: [`TAG`](super::TAG) while the page is shared.
     pub const TAG: usize = 0;
     /// Guest: the last [`SEQ`] that its handler has seen.
@@ -44,56 +46,56 @@ pub mod word {
     const COUNTERS: usize = 32;
     const STRIDE: usize = 16;
 
-    const fn of(counter: u8, word: usize) -> usize {
-        // A page has no counter 16: the remainder keeps any number inside.
-        COUNTERS + (counter as usize % super::MAX_COUNTERS as usize) * STRIDE + word
+    const fn of(counter: Counter, word: usize) -> usize {
+        // A page has no counter 16: the remainder keeps any counter inside.
+        COUNTERS + (counter.index() % super::MAX_COUNTERS as usize) * STRIDE + word
     }
 
     /// Guest: what is counted, as the event part of IA32_PERFEVTSELx: bits 7:0, 15:8, 18 (edge), 23 (invert),
     /// 31:24 (counter mask). All others are 0.
-    pub const fn config(counter: u8) -> usize {
+    pub const fn config(counter: Counter) -> usize {
         of(counter, 0)
     }
     /// Guest: [`flag`](super::flag)s.
-    pub const fn flags(counter: u8) -> usize {
+    pub const fn flags(counter: Counter) -> usize {
         of(counter, 1)
     }
     /// Guest: events to the first overflow.
-    pub const fn left(counter: u8) -> usize {
+    pub const fn left(counter: Counter) -> usize {
         of(counter, 2)
     }
     /// Guest: events from each overflow to the next. The only wish that may change without a new generation: it
     /// holds from the next overflow on.
-    pub const fn period(counter: u8) -> usize {
+    pub const fn period(counter: Counter) -> usize {
         of(counter, 3)
     }
     /// Guest: a new number, which is not 0, makes the counter anew, from a count of 0. With the old number it
     /// goes on.
-    pub const fn generation(counter: u8) -> usize {
+    pub const fn generation(counter: Counter) -> usize {
         of(counter, 4)
     }
     /// Host: events counted in this generation.
-    pub const fn count(counter: u8) -> usize {
+    pub const fn count(counter: Counter) -> usize {
         of(counter, 8)
     }
     /// Host: overflows in this generation.
-    pub const fn overflows(counter: u8) -> usize {
+    pub const fn overflows(counter: Counter) -> usize {
         of(counter, 9)
     }
     /// Host: events in the period that the last overflow ended.
-    pub const fn last_period(counter: u8) -> usize {
+    pub const fn last_period(counter: Counter) -> usize {
         of(counter, 10)
     }
     /// Host: the count at which the next overflow is.
-    pub const fn next(counter: u8) -> usize {
+    pub const fn next(counter: Counter) -> usize {
         of(counter, 11)
     }
     /// Host: the generation that the other words of this half are about.
-    pub const fn made(counter: u8) -> usize {
+    pub const fn made(counter: Counter) -> usize {
         of(counter, 12)
     }
     /// Host: a [`state`](super::state).
-    pub const fn state(counter: u8) -> usize {
+    pub const fn state(counter: Counter) -> usize {
         of(counter, 13)
     }
 }
@@ -158,13 +160,14 @@ pub(super) const fn told(counter: CounterState) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counter::Counter;
 
     #[test]
     fn every_word_is_in_the_page() {
-        for counter in 0..=255 {
+        for counter in Counter::all() {
             assert!(word::state(counter) < PAGE_SIZE / 8, "{counter}");
         }
-        assert_eq!(word::config(0) * 8, 0x100);
-        assert_eq!(word::count(1) * 8, 0x1c0);
+        assert_eq!(word::config(Counter::at::<0>()) * 8, 0x100);
+        assert_eq!(word::count(Counter::at::<1>()) * 8, 0x1c0);
     }
 }

@@ -5,7 +5,7 @@ use core::fmt;
 use super::counters::{LONGEST, Wish};
 use super::device::Device;
 use super::page::{MAX_COUNTERS, Page, flag};
-use crate::counter::{CounterHost, CounterSet, Model};
+use crate::counter::{Counter, CounterHost, CounterSet, Model};
 use crate::x86::CounterConfig;
 
 /// One counter of a saved device.
@@ -66,7 +66,7 @@ pub enum RestoreError {
     /// These counters are used, and some of them are not offered here.
     Counters(u32),
     /// A distance that no device has.
-    Counter(u8),
+    Counter(Counter),
 }
 
 impl fmt::Display for RestoreError {
@@ -111,7 +111,7 @@ impl Device {
             nmi_due: self.nmi_due,
             counters: Default::default(),
         };
-        for (n, saved) in (0..).zip(&mut state.counters) {
+        for (n, saved) in Counter::all().zip(&mut state.counters) {
             let wish = &self.wishes[n];
             *saved = SavedCounter {
                 config: wish.config,
@@ -147,7 +147,7 @@ impl Device {
         self.wanted = CounterSet::from_bits(state.wanted);
         self.seq = state.seq;
         self.nmi_due = state.nmi_due;
-        for (n, saved) in (0..).zip(&state.counters) {
+        for (n, saved) in Counter::all().zip(&state.counters) {
             self.wishes[n] = Wish {
                 config: saved.config,
                 flags: saved.flags,
@@ -174,7 +174,7 @@ impl Device {
         if state.wanted & !self.implemented().bits() != 0 {
             return Err(RestoreError::Counters(state.wanted));
         }
-        for (n, saved) in (0..).zip(&state.counters) {
+        for (n, saved) in Counter::all().zip(&state.counters) {
             let interrupts = saved.flags & flag::INTERRUPT != 0;
             if interrupts && saved.next.wrapping_sub(saved.count) > LONGEST {
                 return Err(RestoreError::Counter(n));

@@ -5,7 +5,7 @@ use core::fmt;
 use super::{
     ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel, lbr, pebs,
 };
-use crate::counter::{CounterHost, CounterState, Events, Report, Statistics};
+use crate::counter::{Counter, CounterHost, CounterState, Events, Report, Statistics};
 
 /// What a guest is told about its PMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,7 +194,7 @@ impl<V: Events> AnyPmu<V> {
     /// Takes a report of the host's. Returns whether a PMI is due.
     pub fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
     ) -> bool {
@@ -301,7 +301,7 @@ impl<V: Events> AnyPmu<V> {
     }
 
     /// Returns what `counter` is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         each!(self, pmu => pmu.counter_state(counter))
     }
 

@@ -2,7 +2,7 @@
 
 use super::registers::{Control, Counted, Freeze};
 use super::{CounterConfig, EventFilter, EventKind, status};
-use crate::counter::{Bank, CounterHost, CounterSet, Events, Policy, Slots};
+use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, Policy, Slots};
 
 /// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
@@ -108,7 +108,7 @@ impl<V: Events> Counters<V> {
     }
 
     /// From now on counter `n` does what `control` says.
-    pub(super) fn adopt(&mut self, n: u8, control: Control) {
+    pub(super) fn adopt(&mut self, n: Counter, control: Control) {
         self.controls[n] = control;
         // A counter of no ring counts nothing, and needs no host event.
         let counts = control.event.user || control.event.kernel;
@@ -139,7 +139,7 @@ impl<V: Events> Counters<V> {
         self.filter.allows(event)
     }
 
-    pub(super) fn control(&self, n: u8) -> &Control {
+    pub(super) fn control(&self, n: Counter) -> &Control {
         &self.controls[n]
     }
 
@@ -273,21 +273,21 @@ impl<V: Events> Counters<V> {
         }
     }
 
-    pub(super) fn value(&self, n: u8) -> u64 {
+    pub(super) fn value(&self, n: Counter) -> u64 {
         self.bank.counters[n].value
     }
 
-    pub(super) fn set_value(&mut self, n: u8, value: u64) {
+    pub(super) fn set_value(&mut self, n: Counter, value: u64) {
         self.bank.counters[n].value = value;
     }
 
     /// Returns in how many events `n` overflows: 1 to 2^63.
-    pub(super) fn distance(&self, n: u8) -> u64 {
+    pub(super) fn distance(&self, n: Counter) -> u64 {
         (self.controls[n].mask - self.value(n)).wrapping_add(1)
     }
 
     /// `n`, which exists, counts `events` more. Returns whether it overflows.
-    pub(super) fn advance(&mut self, n: u8, events: u64) -> bool {
+    pub(super) fn advance(&mut self, n: Counter, events: u64) -> bool {
         let mask = self.controls[n].mask;
         let value = self.value(n);
         self.set_value(n, value.wrapping_add(events) & mask);
@@ -310,7 +310,7 @@ impl<V: Events> Counters<V> {
     }
 
     /// Takes note of what the host has counted for `n` since last time.
-    pub(super) fn collect<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) {
+    pub(super) fn collect<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) {
         let counted = self.bank.hosted.collect(n, host);
         if let Some(reason) = self.bank.newly_lost(n) {
             self.events.lost(n, reason);
@@ -321,7 +321,7 @@ impl<V: Events> Counters<V> {
     }
 
     /// Whether the overflow of `n` waits for a PEBS record. Forgets that.
-    pub(super) fn take_unrecorded_of(&mut self, n: u8) -> bool {
+    pub(super) fn take_unrecorded_of(&mut self, n: Counter) -> bool {
         let waits = self.unrecorded.contains(n);
         self.unrecorded.remove(n);
         waits
@@ -337,7 +337,7 @@ impl<V: Events> Counters<V> {
     }
 
     /// Whether `n` has a host event.
-    pub(super) const fn is_backed(&self, n: u8) -> bool {
+    pub(super) const fn is_backed(&self, n: Counter) -> bool {
         self.bank.hosted.backed().contains(n)
     }
 }

@@ -11,7 +11,7 @@ mod vcpu;
 use super::counters::Counters;
 use super::registers::{Effect, PmuConfig, Registers, Source};
 use super::{CounterConfig, Outcome, Ring, lbr};
-use crate::counter::{CounterHost, CounterSet, Events, Model};
+use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
 /// [`amd::Pmu`](super::amd::Pmu). `V` is told what happens; by default nobody is.
@@ -245,7 +245,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// RDMSR or RDPMC of counter `n`, which exists.
-    fn read_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
+    fn read_counter<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) -> u64 {
         self.settle_acting(host);
         self.settle_read(n, host);
         self.apply(host);
@@ -253,17 +253,22 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// WRMSR of counter `n`, which exists and has all bits of `value`.
-    fn write_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
+    fn write_counter<H: CounterHost<CounterConfig>>(
+        &mut self,
+        n: Counter,
+        value: u64,
+        host: &mut H,
+    ) {
         self.settle_read(n, host);
         if self.counters.value(n) != value
             && let Some(pebs) = self.registers.pebs_mut()
         {
-            pebs.end_sampling(CounterSet::of(n), &self.counters, host);
+            pebs.end_sampling(n.alone(), &self.counters, host);
         }
         self.counters.set_value(n, value);
         // Without a status register the handler clears an overflow by writing the counter.
         if !self.registers.has_status() {
-            self.counters.clear_status(CounterSet::of(n), 0);
+            self.counters.clear_status(n.alone(), 0);
         }
         self.rearm(n, host);
     }

@@ -8,7 +8,7 @@
 //! them.
 
 use super::{CounterConfig, EventFilter, EventKind, lbr, pebs};
-use crate::counter::{CounterSet, Lost, Policy, Slots};
+use crate::counter::{Counter, CounterSet, Lost, Policy, Slots};
 
 /// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub enum Source {
     /// The register as it was written, or a constant.
     Register(u64),
     /// The value of this counter, which exists.
-    Counter(u8),
+    Counter(Counter),
     /// The global status register: the bits of counters, and the others.
     Status,
     /// The global control register. An overflow can change it where it freezes the counters.
@@ -113,7 +113,7 @@ pub enum Effect {
     /// The global control register now lets these counters count, and no other.
     Gate(CounterSet),
     /// This counter, which exists, has this value.
-    Counter(u8, u64),
+    Counter(Counter, u64),
     /// The guest clears bits of the global status register: those of counters, and others.
     ClearStatus(CounterSet, u64),
     /// The guest sets bits of the global status register: those of counters, and others.
@@ -181,7 +181,7 @@ pub trait Registers: Clone {
     fn write(&mut self, msr: Self::Msr, value: u64) -> Option<Effect>;
 
     /// Returns the counter that RDPMC reads with this ECX, if it exists.
-    fn indexed(&self, ecx: u32) -> Option<u8>;
+    fn indexed(&self, ecx: u32) -> Option<Counter>;
 
     /// Returns every counter there is.
     fn counters(&self) -> CounterSet;
@@ -193,7 +193,7 @@ pub trait Registers: Clone {
     fn gate_at_reset(&self) -> CounterSet;
 
     /// Returns what the registers have counter `n` do.
-    fn control(&self, n: u8) -> Control;
+    fn control(&self, n: Counter) -> Control;
 
     /// Returns everything as one plain value.
     fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self::State;

@@ -1,6 +1,6 @@
 //! Counting and overflow, CHAIN and SW_INCR included.
 
-use crate::support::{Call, Guest, INST_RETIRED};
+use crate::support::{Call, Guest, INST_RETIRED, nth};
 use vpmu::arm::ExceptionLevel::{El0, El1};
 use vpmu::arm::Register::*;
 use vpmu::arm::{CHAIN, CPU_CYCLES, Outcome, PmuVersion, RawPmevtyper, SW_INCR, pmcr, pmuserenr};
@@ -360,7 +360,10 @@ fn software_increments_overflow_carry_and_interrupt_without_a_host() {
     assert!(guest.pmu.line());
     assert_eq!(guest.read(PmovsSet), 3);
     assert_eq!(guest.host.calls(), []);
-    assert_eq!(guest.pmu.counter_state(0), Some(CounterState::Counting));
+    assert_eq!(
+        guest.pmu.counter_state(nth(0)),
+        Some(CounterState::Counting)
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Calls to the host: the cost of an emulated PMU.
 
-use crate::support::{Call, Guest, INST_RETIRED};
+use crate::support::{Call, Guest, INST_RETIRED, nth};
 use vpmu::arm::ExceptionLevel::El1;
 use vpmu::arm::Register::*;
 use vpmu::arm::{CounterConfig, EventKind, PmuVersion, RawPmevtyper, Register, pmcr};
@@ -13,7 +13,7 @@ fn guest() -> Guest {
 fn set<const N: usize>(counters: [u8; N]) -> CounterSet {
     counters
         .into_iter()
-        .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(n))
+        .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(nth(n)))
 }
 
 fn instructions() -> CounterConfig {
@@ -121,22 +121,26 @@ fn early_stray_and_repeated_reports_do_no_harm() {
     guest.write(Pmcr, pmcr::E);
     guest.execute(4);
     guest.host.calls();
-    assert!(!guest.pmu.overflow(0, Report::Unsure, &mut guest.host));
+    assert!(!guest.pmu.overflow(nth(0), Report::Unsure, &mut guest.host));
     assert_eq!(
         guest.host.calls(),
         [Call::Read(0), Call::SetPeriod(0, Some(12))]
     );
-    for stray in [1, 5, 6, 31, 32, 255] {
-        assert!(!guest.pmu.overflow(stray, Report::Unsure, &mut guest.host));
+    for stray in [1, 5, 6, 31] {
+        assert!(
+            !guest
+                .pmu
+                .overflow(nth(stray), Report::Unsure, &mut guest.host)
+        );
     }
     guest.execute(12);
     assert!(guest.interrupt());
     assert!(
-        guest.pmu.overflow(0, Report::Unsure, &mut guest.host),
+        guest.pmu.overflow(nth(0), Report::Unsure, &mut guest.host),
         "still high, still one overflow"
     );
-    assert_eq!(guest.pmu.statistics().reports, 9);
-    assert_eq!(guest.pmu.statistics().spurious_reports, 8);
+    assert_eq!(guest.pmu.statistics().reports, 7);
+    assert_eq!(guest.pmu.statistics().spurious_reports, 6);
 }
 
 #[test]
@@ -149,7 +153,7 @@ fn put_stops_everything_and_load_goes_on() {
     guest.pmu.put(&mut guest.host);
     guest.pmu.put(&mut guest.host);
     assert_eq!(guest.host.calls(), [Call::Pause(set([0])), Call::Read(0)]);
-    assert_eq!(guest.pmu.counter_state(0), Some(CounterState::Paused));
+    assert_eq!(guest.pmu.counter_state(nth(0)), Some(CounterState::Paused));
     guest.pmu.load(&mut guest.host);
     guest.pmu.load(&mut guest.host);
     assert_eq!(

@@ -15,7 +15,7 @@
 //! - **honest loss**: a counter is lost only if the host refused, and refusals are counted.
 
 use crate::reference::Reference;
-use crate::support::{Call, Guest, config};
+use crate::support::{Call, Guest, config, nth};
 use vpmu::arm::emulated::EmulatedConfig;
 use vpmu::arm::{CPU_CYCLES, EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
 use vpmu::counter::{CounterState, Lost, Policy, Report};
@@ -102,7 +102,7 @@ impl Pair {
             }
             Step::Deliver(mask) => {
                 for n in host.take_reports() {
-                    if mask & 1 << n == 0 {
+                    if mask & 1 << n.number() == 0 {
                         host.reports.insert(n);
                     } else {
                         let _ = pmu.overflow(n, Report::Unsure, host);
@@ -111,7 +111,7 @@ impl Pair {
             }
             Step::Early(n) => {
                 host.forget(n);
-                let _ = pmu.overflow(n, Report::Unsure, host);
+                let _ = pmu.overflow(nth(n), Report::Unsure, host);
             }
             Step::Put => {
                 pmu.put(host);
@@ -187,6 +187,6 @@ impl Pair {
 
 fn lost(guest: &Guest) -> u32 {
     (0..32_u8)
-        .filter(|&n| matches!(guest.pmu.counter_state(n), Some(CounterState::Lost(_))))
+        .filter(|&n| matches!(guest.pmu.counter_state(nth(n)), Some(CounterState::Lost(_))))
         .fold(0, |bits, n| bits | 1 << n)
 }

@@ -8,7 +8,7 @@ use vpmu::arm::{
     CPU_CYCLES, CounterConfig, EventFilter, EventKind, ExceptionLevel, Outcome, PmuVersion,
     Register,
 };
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report};
 
 /// One call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Call {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counter {
+struct Backing {
     config: CounterConfig,
     running: bool,
     total: u64,
@@ -31,7 +31,7 @@ struct Counter {
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FakeHost {
-    counters: [Option<Counter>; 32],
+    counters: [Option<Backing>; 32],
     /// Overflow reports that nobody has taken yet.
     pub(crate) reports: CounterSet,
     /// Every call since the last [`calls`](Self::calls).
@@ -61,7 +61,7 @@ impl FakeHost {
                 match counter.due {
                     Some(due) if due <= times => {
                         counter.due = None;
-                        self.reports.insert(n);
+                        self.reports.insert(nth(n));
                     }
                     due => counter.due = due.map(|due| due - times),
                 }
@@ -93,17 +93,17 @@ impl FakeHost {
         self.which(|_| true)
     }
 
-    fn which(&self, wanted: impl Fn(&Counter) -> bool) -> CounterSet {
+    fn which(&self, wanted: impl Fn(&Backing) -> bool) -> CounterSet {
         let mut set = CounterSet::EMPTY;
         for (n, counter) in (0..).zip(&self.counters) {
             if counter.as_ref().is_some_and(&wanted) {
-                set.insert(n);
+                set.insert(nth(n));
             }
         }
         set
     }
 
-    fn counter(&mut self, n: u8) -> &mut Counter {
+    fn counter(&mut self, n: u8) -> &mut Backing {
         self.counters[usize::from(n)]
             .as_mut()
             .expect("the counter was created before")
@@ -111,15 +111,15 @@ impl FakeHost {
 }
 
 impl CounterHost<CounterConfig> for FakeHost {
-    fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
-        self.calls.push(Call::Create(counter, *config));
-        let place = &mut self.counters[usize::from(counter)];
+    fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
+        self.calls.push(Call::Create(counter.number(), *config));
+        let place = &mut self.counters[counter.index()];
         assert!(place.is_none(), "counter {counter} created twice");
         if let Some(reason) = self.refuse {
             self.refused += 1;
             return Err(reason);
         }
-        *place = Some(Counter {
+        *place = Some(Backing {
             config: *config,
             running: false,
             total: 0,
@@ -128,17 +128,17 @@ impl CounterHost<CounterConfig> for FakeHost {
         Ok(())
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         let events = events.map(NonZeroU64::get);
-        self.calls.push(Call::SetPeriod(counter, events));
-        self.counter(counter).due = events;
+        self.calls.push(Call::SetPeriod(counter.number(), events));
+        self.counter(counter.number()).due = events;
     }
 
     fn resume(&mut self, counters: CounterSet) {
         self.calls.push(Call::Resume(counters));
         assert!(!counters.is_empty());
         for n in counters {
-            let counter = self.counter(n);
+            let counter = self.counter(n.number());
             assert!(!counter.running, "counter {n} resumed twice");
             counter.running = true;
         }
@@ -149,24 +149,24 @@ impl CounterHost<CounterConfig> for FakeHost {
         assert!(!counters.is_empty());
         let again = self.pauses_twice;
         for n in counters {
-            let counter = self.counter(n);
+            let counter = self.counter(n.number());
             assert!(counter.running || again, "counter {n} paused twice");
             counter.running = false;
         }
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
-        self.calls.push(Call::Read(counter));
-        self.counter(counter).total
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.calls.push(Call::Read(counter.number()));
+        self.counter(counter.number()).total
     }
 
-    fn release(&mut self, counter: u8) {
-        self.calls.push(Call::Release(counter));
+    fn release(&mut self, counter: Counter) {
+        self.calls.push(Call::Release(counter.number()));
         assert!(
-            !self.counter(counter).running,
+            !self.counter(counter.number()).running,
             "counter {counter} released while it runs"
         );
-        self.counters[usize::from(counter)] = None;
+        self.counters[counter.index()] = None;
     }
 }
 
@@ -254,4 +254,9 @@ impl Guest {
         self.write(Register::PmintenSet, 1 << n);
         self.write(Register::PmcntenSet, 1 << n);
     }
+}
+
+/// Returns the counter of a number that a test knows to be one.
+pub(crate) const fn nth(number: u8) -> Counter {
+    Counter::new(number).expect("a counter's number")
 }

@@ -3,7 +3,7 @@
 use vpmu::counter::{CounterHost, CounterSet};
 use vpmu::paravirt::{command, word};
 
-use crate::support::{Host, Vcpu, counting, repeating, sampling};
+use crate::support::{Host, Vcpu, counting, nth, repeating, sampling};
 
 #[test]
 fn a_fixed_period_asks_nothing_of_the_host() {
@@ -12,9 +12,9 @@ fn a_fixed_period_asks_nothing_of_the_host() {
     let before = vcpu.operations();
     for n in 1..=100 {
         vcpu.run(1000);
-        assert_eq!(vcpu.handle(), CounterSet::of(0));
+        assert_eq!(vcpu.handle(), CounterSet::of(nth(0)));
         assert_eq!(vcpu.count_of(0), n * 1000);
-        assert_eq!(vcpu.word(word::overflows(0)), n);
+        assert_eq!(vcpu.word(word::overflows(nth(0))), n);
     }
     assert_eq!(vcpu.nmis, 100);
     assert_eq!(vcpu.operations(), before);
@@ -27,10 +27,10 @@ fn a_new_period_asks_twice_and_rings_nothing() {
     let before = vcpu.operations();
     vcpu.guest_period(0, 700);
     vcpu.run(1000);
-    assert_eq!(vcpu.word(word::next(0)), 1700);
+    assert_eq!(vcpu.word(word::next(nth(0))), 1700);
     assert_eq!(vcpu.operations(), before + 2, "read, set the period");
     vcpu.run(1400);
-    assert_eq!(vcpu.word(word::overflows(0)), 3);
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 3);
     assert_eq!(vcpu.operations(), before + 2);
 }
 
@@ -50,10 +50,10 @@ fn the_rest_of_a_period_asks_three_times_and_no_more() {
     vcpu.run(1000);
     assert_eq!(vcpu.operations(), before + 3, "set the period");
     vcpu.run(98_000);
-    assert_eq!(vcpu.word(word::overflows(0)), 100);
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 100);
     assert_eq!(vcpu.operations(), before + 3);
     vcpu.ring(command::READ);
-    let counted = vcpu.host.read(0);
+    let counted = vcpu.host.read(nth(0));
     assert_eq!(vcpu.count_of(0), counted, "no event is lost");
 }
 
@@ -105,6 +105,6 @@ fn a_put_and_load_sets_no_period() {
     vcpu.device.put(&mut vcpu.host, Some(&vcpu.page));
     vcpu.device.load(&mut vcpu.host, Some(&vcpu.page));
     vcpu.run(1700);
-    assert_eq!(vcpu.word(word::overflows(0)), 2);
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 2);
     assert_eq!(vcpu.device.statistics().set_periods, before);
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vpmu::counter::Report;
 use vpmu::paravirt::{Page, command, word};
 
-use crate::support::{Host, Vcpu};
+use crate::support::{Host, Vcpu, nth};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -42,7 +42,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (place(), value()).prop_map(|(word, value)| Step::Write(word, value)),
         4 => prop_oneof![0_u64..16, value()].prop_map(Step::Ring),
         4 => (0_u64..2000).prop_map(Step::Run),
-        1 => (any::<u8>(), any::<bool>()).prop_map(|(n, due)| Step::Stray(n, due)),
+        1 => (0..32_u8, any::<bool>()).prop_map(|(n, due)| Step::Stray(n, due)),
         1 => Just(Step::Put),
         1 => Just(Step::Load),
         1 => Just(Step::Slice),
@@ -72,7 +72,7 @@ proptest! {
                 Step::Run(n) => { events += n; vcpu.run(n); }
                 Step::Stray(n, due) => {
                     let report = if due { Report::Moved } else { Report::Unsure };
-                    device.overflow(n, report, host, Some(page));
+                    device.overflow(nth(n), report, host, Some(page));
                 }
                 Step::Put => device.put(host, Some(page)),
                 Step::Load => device.load(host, Some(page)),

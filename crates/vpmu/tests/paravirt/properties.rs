@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use vpmu::paravirt::{command, word};
 
-use crate::support::{BOTH, CYCLES, Host, Vcpu};
+use crate::support::{BOTH, CYCLES, Host, Vcpu, nth};
 
 const COUNTERS: u8 = 4;
 
@@ -103,7 +103,8 @@ impl Pair {
                     BOTH
                 };
                 let vcpu = &mut self.vcpu;
-                vcpu.guest.wish(&vcpu.page, n, CYCLES, flags, left, period);
+                vcpu.guest
+                    .wish(&vcpu.page, nth(n), CYCLES, flags, left, period);
                 // The period in force changes at once, which matters where the previous counter
                 // overflows first.
                 self.now[usize::from(n)].period = period;
@@ -194,7 +195,7 @@ impl Pair {
 
     fn handle(&mut self) {
         for n in self.vcpu.handle() {
-            let n = usize::from(n);
+            let n = n.index();
             self.now[n].handled = self.now[n].overflows;
         }
     }
@@ -226,11 +227,15 @@ impl Pair {
             assert_eq!(self.vcpu.count_of(n), counter.count, "count of {n}");
             if counter.sampling {
                 assert_eq!(
-                    self.vcpu.word(word::overflows(n)),
+                    self.vcpu.word(word::overflows(nth(n))),
                     counter.overflows,
                     "overflows of {n}"
                 );
-                assert_eq!(self.vcpu.word(word::next(n)), counter.next, "next of {n}");
+                assert_eq!(
+                    self.vcpu.word(word::next(nth(n))),
+                    counter.next,
+                    "next of {n}"
+                );
             }
             let told = self.wished[usize::from(n)].is_none();
             if told {

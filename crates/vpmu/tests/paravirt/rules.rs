@@ -7,12 +7,12 @@ use vpmu::paravirt::{
 use vpmu::x86::Outcome;
 
 use crate::support::{
-    BOTH, CYCLES, Host, Memory, SAMPLING, Vcpu, counting, offer, repeating, sampling,
+    BOTH, CYCLES, Host, Memory, SAMPLING, Vcpu, counting, nth, offer, repeating, sampling,
 };
 
 impl Vcpu {
     pub(crate) fn guest_period(&mut self, counter: u8, period: u64) {
-        self.page.store(word::period(counter), period);
+        self.page.store(word::period(nth(counter)), period);
     }
 }
 
@@ -42,8 +42,8 @@ fn no_page_has_more_than_16_counters() {
 #[test]
 fn wishes_hold_from_the_doorbell_on_and_all_at_once() {
     let mut vcpu = Vcpu::new(repeating());
-    vcpu.guest.wish(&vcpu.page, 0, CYCLES, BOTH, 0, 0);
-    vcpu.guest.wish(&vcpu.page, 1, 0xc0, BOTH, 0, 0);
+    vcpu.guest.wish(&vcpu.page, nth(0), CYCLES, BOTH, 0, 0);
+    vcpu.guest.wish(&vcpu.page, nth(1), 0xc0, BOTH, 0, 0);
     vcpu.want(0b11);
     vcpu.run(10);
     vcpu.ring(command::APPLY);
@@ -51,7 +51,7 @@ fn wishes_hold_from_the_doorbell_on_and_all_at_once() {
     assert_eq!(vcpu.count_of(0), 0, "nobody has asked");
     vcpu.ring(command::READ);
     assert_eq!((vcpu.count_of(0), vcpu.count_of(1)), (5, 5));
-    assert_eq!(vcpu.word(word::state(0)), state::COUNTING);
+    assert_eq!(vcpu.word(word::state(nth(0))), state::COUNTING);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn an_old_generation_goes_on_and_a_new_one_begins() {
     vcpu.run(7);
     vcpu.want(0);
     vcpu.ring(command::APPLY);
-    assert_eq!(vcpu.word(word::state(0)), state::OFF);
+    assert_eq!(vcpu.word(word::state(nth(0))), state::OFF);
     vcpu.run(100);
     vcpu.want(1);
     vcpu.ring(command::APPLY);
@@ -81,8 +81,8 @@ fn an_interrupt_that_was_put_off_comes_again_when_asked_for() {
     vcpu.run(10);
     assert!(!vcpu.nmi, "one is on its way");
     vcpu.ring(command::INJECT);
-    assert_eq!(vcpu.handle(), CounterSet::of(0));
-    assert_eq!(vcpu.word(word::overflows(0)), 2);
+    assert_eq!(vcpu.handle(), CounterSet::of(nth(0)));
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 2);
     vcpu.ring(command::INJECT);
     assert!(!vcpu.nmi, "acknowledged");
 }
@@ -92,12 +92,16 @@ fn what_is_not_offered_is_refused_and_said_so() {
     let mut vcpu = Vcpu::new(repeating());
     let unsupported = [(0xc4, BOTH), (0x1234, BOTH), (CYCLES | 1 << 22, BOTH)];
     for (config, flags) in unsupported {
-        vcpu.guest.wish(&vcpu.page, 2, config, flags, 0, 0);
+        vcpu.guest.wish(&vcpu.page, nth(2), config, flags, 0, 0);
         vcpu.want(0b100);
         vcpu.ring(command::APPLY);
-        assert_eq!(vcpu.word(word::state(2)), state::UNSUPPORTED, "{config:#x}");
+        assert_eq!(
+            vcpu.word(word::state(nth(2))),
+            state::UNSUPPORTED,
+            "{config:#x}"
+        );
         let lost = CounterState::Lost(Lost::Unsupported);
-        assert_eq!(vcpu.device.counter_state(2), Some(lost));
+        assert_eq!(vcpu.device.counter_state(nth(2)), Some(lost));
     }
     let no_rings = Offer {
         rings: false,
@@ -106,10 +110,11 @@ fn what_is_not_offered_is_refused_and_said_so() {
     vcpu.device = Device::new(no_rings).unwrap();
     vcpu.host = repeating();
     vcpu.device.attach(&mut vcpu.host, &vcpu.page).unwrap();
-    vcpu.guest.wish(&vcpu.page, 0, CYCLES, flag::USER, 0, 0);
+    vcpu.guest
+        .wish(&vcpu.page, nth(0), CYCLES, flag::USER, 0, 0);
     vcpu.want(1);
     vcpu.ring(command::APPLY);
-    assert_eq!(vcpu.word(word::state(0)), state::UNSUPPORTED);
+    assert_eq!(vcpu.word(word::state(nth(0))), state::UNSUPPORTED);
 }
 
 #[test]
@@ -117,10 +122,10 @@ fn a_host_that_was_busy_is_asked_again() {
     let mut vcpu = Vcpu::new(repeating());
     vcpu.host.refuses = Some(Lost::Busy);
     counting(&mut vcpu, 1);
-    assert_eq!(vcpu.word(word::state(0)), state::BUSY);
+    assert_eq!(vcpu.word(word::state(nth(0))), state::BUSY);
     vcpu.host.refuses = None;
     vcpu.device.end_slice(&mut vcpu.host, Some(&vcpu.page));
-    assert_eq!(vcpu.word(word::state(0)), state::COUNTING);
+    assert_eq!(vcpu.word(word::state(nth(0))), state::COUNTING);
 }
 
 #[test]
@@ -137,10 +142,10 @@ fn a_period_below_the_floor_is_stretched_and_said_so() {
     assert_eq!(vcpu.word(word::FLOOR), 200, "two share it");
     vcpu.run(1000);
     vcpu.handle();
-    assert_eq!(vcpu.word(word::overflows(0)), 5);
-    assert_eq!(vcpu.word(word::last_period(0)), 200);
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 5);
+    assert_eq!(vcpu.word(word::last_period(nth(0))), 200);
     assert_eq!(vcpu.count_of(0), 1000);
-    assert_eq!(vcpu.word(word::overflows(1)), 2);
+    assert_eq!(vcpu.word(word::overflows(nth(1))), 2);
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn memory_that_has_gone_ends_the_sharing() {
 fn a_saved_device_goes_on_in_another() {
     let mut vcpu = Vcpu::new(repeating());
     vcpu.sample(0, 100, 100);
-    vcpu.guest.wish(&vcpu.page, 3, CYCLES, BOTH, 0, 0);
+    vcpu.guest.wish(&vcpu.page, nth(3), CYCLES, BOTH, 0, 0);
     vcpu.want(0b1001);
     vcpu.ring(command::APPLY);
     vcpu.run(150);
@@ -215,7 +220,7 @@ fn a_saved_device_goes_on_in_another() {
     assert_eq!(other.save(&mut host, Some(&vcpu.page)), state);
     (vcpu.device, vcpu.host) = (other, host);
     vcpu.run(50);
-    assert_eq!(vcpu.word(word::overflows(0)), 2);
+    assert_eq!(vcpu.word(word::overflows(nth(0))), 2);
     vcpu.ring(command::READ);
     assert_eq!((vcpu.count_of(0), vcpu.count_of(3)), (200, 200));
 }

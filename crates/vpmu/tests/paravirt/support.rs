@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Report};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report};
 use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page, command, word};
 use vpmu::x86::{CounterConfig, EventFilter, Outcome};
 
@@ -82,8 +82,8 @@ impl Host {
 }
 
 impl CounterHost<CounterConfig> for Host {
-    fn create(&mut self, counter: u8, _: &CounterConfig) -> Result<(), Lost> {
-        let slot = &mut self.events[usize::from(counter)];
+    fn create(&mut self, counter: Counter, _: &CounterConfig) -> Result<(), Lost> {
+        let slot = &mut self.events[counter.index()];
         assert!(slot.is_none(), "created twice");
         if let Some(lost) = self.refuses {
             return Err(lost);
@@ -96,27 +96,33 @@ impl CounterHost<CounterConfig> for Host {
         });
         Ok(())
     }
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
-        let event = self.event(counter);
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
+        let event = self.event(counter.number());
         event.left = events.map(NonZeroU64::get);
         event.period = event.left.unwrap_or(0);
     }
     fn resume(&mut self, counters: CounterSet) {
         for counter in counters {
-            assert!(!std::mem::replace(&mut self.event(counter).runs, true));
+            assert!(!std::mem::replace(
+                &mut self.event(counter.number()).runs,
+                true
+            ));
         }
     }
     fn pause(&mut self, counters: CounterSet) {
         for counter in counters {
-            assert!(std::mem::replace(&mut self.event(counter).runs, false));
+            assert!(std::mem::replace(
+                &mut self.event(counter.number()).runs,
+                false
+            ));
         }
     }
-    fn read(&mut self, counter: u8) -> u64 {
-        self.event(counter).total
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.event(counter.number()).total
     }
-    fn release(&mut self, counter: u8) {
-        assert!(!self.event(counter).runs, "released while it runs");
-        self.events[usize::from(counter)] = None;
+    fn release(&mut self, counter: Counter) {
+        assert!(!self.event(counter.number()).runs, "released while it runs");
+        self.events[counter.index()] = None;
     }
     fn repeats(&self) -> bool {
         self.repeats
@@ -207,7 +213,7 @@ impl Vcpu {
     fn deliver(&mut self, report: Report) {
         for n in std::mem::take(&mut self.host.reports) {
             self.device
-                .overflow(n, report, &mut self.host, Some(&self.page));
+                .overflow(nth(n), report, &mut self.host, Some(&self.page));
             self.take_nmi();
         }
     }
@@ -227,7 +233,7 @@ impl Vcpu {
 
     pub(crate) fn sample(&mut self, counter: u8, left: u64, period: u64) {
         self.guest
-            .wish(&self.page, counter, CYCLES, SAMPLING, left, period);
+            .wish(&self.page, nth(counter), CYCLES, SAMPLING, left, period);
     }
 
     pub(crate) fn want(&mut self, bits: u32) {
@@ -235,7 +241,7 @@ impl Vcpu {
     }
 
     pub(crate) fn count_of(&self, counter: u8) -> u64 {
-        self.word(word::count(counter))
+        self.word(word::count(nth(counter)))
     }
 
     pub(crate) fn operations(&self) -> u64 {
@@ -246,7 +252,7 @@ impl Vcpu {
 /// Sets up `counters` counters of one kind.
 pub(crate) fn counting(vcpu: &mut Vcpu, counters: u8) {
     for n in 0..counters {
-        vcpu.guest.wish(&vcpu.page, n, CYCLES, BOTH, 0, 0);
+        vcpu.guest.wish(&vcpu.page, nth(n), CYCLES, BOTH, 0, 0);
     }
     vcpu.want((1 << counters) - 1);
     vcpu.ring(command::APPLY);
@@ -264,4 +270,9 @@ pub(crate) fn repeating() -> Host {
         repeats: true,
         ..Host::default()
     }
+}
+
+/// Returns the counter of a number that a test knows to be one.
+pub(crate) const fn nth(number: u8) -> Counter {
+    Counter::new(number).expect("a counter's number")
 }

@@ -1,6 +1,6 @@
 //! Calls to the host: the cost of a virtual PMU, policy by policy.
 
-use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, SAMPLE, set};
+use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, SAMPLE, nth, set};
 use vpmu::counter::{CounterSet, Policy, Report, Statistics};
 use vpmu::x86::intel::Msr::*;
 use vpmu::x86::intel::{Capability, Msr, PmuConfig, Version};
@@ -150,7 +150,7 @@ fn an_overflow_on_the_cpu_of_its_event_is_free() {
         guest.sample(0, INSTRUCTIONS, 1000);
         guest.execute(1000);
         guest.host.calls();
-        assert!(guest.pmu.overflow(0, report, &mut guest.host));
+        assert!(guest.pmu.overflow(nth(0), report, &mut guest.host));
         guest.host.calls()
     };
     for policy in [Policy::Reuse, Policy::ReusePaused] {

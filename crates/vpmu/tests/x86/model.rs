@@ -179,7 +179,7 @@ pub(crate) fn step(own: BoxedStrategy<Step>) -> BoxedStrategy<Step> {
     prop_oneof![
         36 => own,
         4 => (any::<u32>(), report).prop_map(|(mask, report)| Step::Deliver(mask, report)),
-        2 => (0..40_u8).prop_map(Step::Early),
+        2 => (0..32_u8).prop_map(Step::Early),
         1 => Just(Step::Put),
         2 => Just(Step::Load),
         1 => Just(Step::EndSlice),

@@ -18,7 +18,7 @@
 
 use crate::guest::FakeGuest;
 use crate::pebs_reference::Pebs;
-use crate::support::{Call, FakeHost, Happening};
+use crate::support::{Call, FakeHost, Happening, nth};
 use vpmu::counter::{CounterSet, CounterState, Lost, Report};
 use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, EventFilter, Outcome, PmuConfig, Ring,
@@ -115,10 +115,10 @@ impl Guest {
     }
 
     fn lost(&self) -> CounterSet {
-        let lost = |n: &u8| matches!(self.pmu.counter_state(*n), Some(CounterState::Lost(_)));
+        let lost = |n: &u8| matches!(self.pmu.counter_state(nth(*n)), Some(CounterState::Lost(_)));
         (0..32)
             .filter(lost)
-            .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(n))
+            .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(nth(n)))
     }
 }
 
@@ -209,7 +209,7 @@ impl<R: Reference> Pair<R> {
                 if !host.prompt && !host.repeats {
                     host.forget(n);
                 }
-                let _ = pmu.overflow(n, Report::Unsure, host);
+                let _ = pmu.overflow(nth(n), Report::Unsure, host);
             }
             Step::Put => {
                 pmu.put(host);
@@ -362,7 +362,7 @@ impl<R: Reference> Pair<R> {
         );
         for n in self.guest.lost() {
             assert!(
-                self.guest.host.refused > 0 || self.reference.unsupported(n),
+                self.guest.host.refused > 0 || self.reference.unsupported(n.number()),
                 "honest loss: {n} after {step:?}"
             );
         }

@@ -22,12 +22,12 @@
 
 use std::num::NonZeroU64;
 
-use crate::support::{Call, FakeHost};
+use crate::support::{Call, FakeHost, nth};
 use vpmu::counter::{CounterSet, HostEvents, Lost, Policy, Report, Statistics};
 
 const LIMIT: u64 = 64;
 const N: u8 = 3;
-const ONLY: CounterSet = CounterSet::of(N);
+const ONLY: CounterSet = CounterSet::of(nth(N));
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -106,11 +106,11 @@ impl Counter {
     fn apply(&mut self) {
         if !self.wanted() {
             self.events.stop(ONLY, &mut self.host);
-        } else if !self.events.running().contains(N) {
-            let owed = self.events.collect(N, &mut self.host);
+        } else if !self.events.running().contains(nth(N)) {
+            let owed = self.events.collect(nth(N), &mut self.host);
             self.advance(owed);
             let due = self.due();
-            if let Err(reason) = self.events.start(N, self.event, due, &mut self.host) {
+            if let Err(reason) = self.events.start(nth(N), self.event, due, &mut self.host) {
                 self.lost = Some(reason);
             }
         } else {
@@ -121,21 +121,21 @@ impl Counter {
 
     fn rearm(&mut self) {
         let due = self.due();
-        if let Err(reason) = self.events.rearm(N, due, &mut self.host) {
+        if let Err(reason) = self.events.rearm(nth(N), due, &mut self.host) {
             self.lost = Some(reason);
         }
     }
 
     fn report(&mut self, report: Report) {
-        let counted = self.events.report(N, report, &mut self.host);
+        let counted = self.events.report(nth(N), report, &mut self.host);
         self.advance(counted);
     }
 
     /// Performs `step` and checks the invariants.
     fn step(&mut self, step: Step, trail: &[Step]) {
         let before = self.events.statistics();
-        let paused = !self.events.unsettled().contains(N);
-        let due = self.host.reports.contains(N);
+        let paused = !self.events.unsettled().contains(nth(N));
+        let due = self.host.reports.contains(nth(N));
         self.perform(step);
         self.apply();
         self.check(step, trail, before, paused, due);
@@ -144,34 +144,34 @@ impl Counter {
     fn perform(&mut self, step: Step) {
         match step {
             Step::Write => {
-                let seen = self.events.read(N, &mut self.host);
+                let seen = self.events.read(nth(N), &mut self.host);
                 self.advance(seen);
                 self.value = LIMIT - 5;
                 self.overflowed = false;
                 self.rearm();
                 self.by_hand = LIMIT - 5;
                 self.overflow_by_hand = false;
-                self.used |= self.host.created().contains(N);
+                self.used |= self.host.created().contains(nth(N));
             }
             Step::Look => {
-                let seen = self.events.read(N, &mut self.host);
+                let seen = self.events.read(nth(N), &mut self.host);
                 self.advance(seen);
-                self.used |= self.host.created().contains(N);
+                self.used |= self.host.created().contains(nth(N));
             }
             Step::Toggle => {
                 self.events.touch(ONLY, &mut self.host);
                 self.enabled = !self.enabled;
                 self.lost = None;
-                self.used |= self.host.created().contains(N);
+                self.used |= self.host.created().contains(nth(N));
             }
             Step::Retype => {
-                let seen = self.events.collect(N, &mut self.host);
+                let seen = self.events.collect(nth(N), &mut self.host);
                 self.advance(seen);
                 self.events.touch(ONLY, &mut self.host);
                 self.events.stop(ONLY, &mut self.host);
                 self.event ^= 1;
                 self.lost = None;
-                self.used |= self.host.created().contains(N);
+                self.used |= self.host.created().contains(nth(N));
             }
             Step::Happen => {
                 if self.wanted() {
@@ -199,12 +199,12 @@ impl Counter {
             Step::Schedule => {
                 self.loaded = !self.loaded;
                 if !self.loaded {
-                    self.used |= self.events.running().contains(N);
+                    self.used |= self.events.running().contains(nth(N));
                     self.apply();
-                    let counted = self.events.collect(N, &mut self.host);
+                    let counted = self.events.collect(nth(N), &mut self.host);
                     self.advance(counted);
                     self.events.end_slice(&mut self.host);
-                    let kept = self.host.created().contains(N);
+                    let kept = self.host.created().contains(nth(N));
                     let expected = self.used && self.events.policy() != Policy::Recreate;
                     assert!(!kept || expected, "a whole slice");
                     self.used = false;
@@ -217,7 +217,7 @@ impl Counter {
                 self.used = false;
             }
         }
-        self.used |= self.events.running().contains(N);
+        self.used |= self.events.running().contains(nth(N));
     }
 
     fn check(&mut self, step: Step, trail: &[Step], before: Statistics, paused: bool, due: bool) {
@@ -226,13 +226,13 @@ impl Counter {
         let calls = self.host.calls();
 
         assert_eq!(
-            self.host.running().contains(N),
+            self.host.running().contains(nth(N)),
             self.wanted(),
             "stops: {}",
             context()
         );
         let mut copy = self.clone();
-        let owed = copy.events.collect(N, &mut copy.host);
+        let owed = copy.events.collect(nth(N), &mut copy.host);
         copy.advance(owed);
         assert_eq!(copy.value, self.by_hand, "exact: {}", context());
         assert_eq!(
@@ -250,7 +250,7 @@ impl Counter {
             );
         }
         if self.wanted() && self.overflow_by_hand && !self.overflowed && !self.host.failed {
-            assert!(self.host.reports.contains(N), "on time: {}", context());
+            assert!(self.host.reports.contains(nth(N)), "on time: {}", context());
         }
         if step == Step::Due && due && policy != Policy::Recreate && paused == self.wanted() {
             assert!(calls.is_empty(), "free overflow: {}", context());
@@ -281,9 +281,9 @@ impl Counter {
         if self.lost.is_some() {
             assert!(after.lost > 0, "honest loss: {}", context());
         }
-        if copy.events.running().contains(N) {
+        if copy.events.running().contains(nth(N)) {
             assert_eq!(
-                copy.events.deficit(N).is_some(),
+                copy.events.deficit(nth(N)).is_some(),
                 deficit(&copy.host),
                 "honest loss: {}",
                 context()
@@ -293,7 +293,7 @@ impl Counter {
 }
 
 fn deficit(host: &FakeHost<u8>) -> bool {
-    vpmu::counter::CounterHost::deficit(host, N).is_some()
+    vpmu::counter::CounterHost::deficit(host, nth(N)).is_some()
 }
 
 /// Runs every sequence of `steps` up to `length`, on copies, so that each step is done once.
@@ -377,34 +377,16 @@ fn each_call_of_the_host_fails_in_turn() {
 }
 
 #[test]
-fn a_number_that_names_no_counter_does_nothing() {
-    for policy in Policy::ALL {
-        let mut events = HostEvents::<u8>::new(policy);
-        let mut host = FakeHost::new(policy);
-        for n in [32, 255] {
-            assert_eq!(events.start(n, 0, None, &mut host), Err(Lost::Unsupported));
-            assert_eq!(events.rearm(n, None, &mut host), Ok(()));
-            assert_eq!(events.read(n, &mut host), 0);
-            assert_eq!(events.report(n, Report::Due, &mut host), 0);
-            assert_eq!((events.armed(n), events.deficit(n)), (None, None));
-        }
-        events.resume_started(&mut host);
-        events.release(CounterSet::from_bits(u32::MAX), &mut host);
-        assert_eq!(host.calls(), []);
-    }
-}
-
-#[test]
 fn a_host_that_vouches_for_what_has_not_happened_only_runs_ahead() {
     let mut events = HostEvents::new(Policy::ReusePaused);
     let mut host = FakeHost::new(Policy::ReusePaused);
     events
-        .start(N, 0_u8, NonZeroU64::new(10), &mut host)
+        .start(nth(N), 0_u8, NonZeroU64::new(10), &mut host)
         .expect("a host with room");
     events.resume_started(&mut host);
     host.count(4, |_| true);
-    assert_eq!(events.report(N, Report::Due, &mut host), 10);
-    assert_eq!(events.read(N, &mut host), 0, "6 events ahead");
+    assert_eq!(events.report(nth(N), Report::Due, &mut host), 10);
+    assert_eq!(events.read(nth(N), &mut host), 0, "6 events ahead");
     host.count(8, |_| true);
-    assert_eq!(events.read(N, &mut host), 2);
+    assert_eq!(events.read(nth(N), &mut host), 2);
 }

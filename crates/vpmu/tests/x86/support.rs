@@ -8,7 +8,7 @@ mod happening;
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{CounterHost, CounterSet, Lost, Policy, Report, TakenSamples};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots, TakenSamples};
 use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
 use vpmu::x86::pebs::Sample;
 use vpmu::x86::{CounterConfig, Outcome, Ring, pebs};
@@ -29,7 +29,7 @@ pub(crate) enum Call<E> {
 }
 
 #[derive(Clone, Debug)]
-struct Counter<E> {
+struct Backing<E> {
     event: E,
     running: bool,
     total: u64,
@@ -42,7 +42,7 @@ struct Counter<E> {
 
 #[derive(Clone, Debug)]
 pub(crate) struct FakeHost<E> {
-    counters: [Option<Counter<E>>; 32],
+    counters: [Option<Backing<E>>; 32],
     /// Overflow reports that nobody has taken yet.
     pub(crate) reports: CounterSet,
     /// The reports that are for the period last asked for.
@@ -120,15 +120,15 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
                     Some(due) if due <= times => {
                         let beyond = times - due;
                         counter.due = None;
-                        self.current.insert(n);
+                        self.current.insert(nth(n));
                         if let Some(period) = counter.period.filter(|_| self.repeats) {
                             counter.due = Some(period - beyond % period);
                             // A report tells of one period.
-                            if beyond >= period || self.reports.contains(n) {
-                                self.current.remove(n);
+                            if beyond >= period || self.reports.contains(nth(n)) {
+                                self.current.remove(nth(n));
                             }
                         }
-                        self.reports.insert(n);
+                        self.reports.insert(nth(n));
                     }
                     due => counter.due = due.map(|due| due - times),
                 }
@@ -157,7 +157,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
     /// Returns how many events that `counts` accepts are left until the next report of such a
     /// counter.
     pub(crate) fn soonest(&self, counts: impl Fn(&E) -> bool) -> Option<u64> {
-        let concerned = |it: &&Counter<E>| it.running && counts(&it.event);
+        let concerned = |it: &&Backing<E>| it.running && counts(&it.event);
         let counters = self.counters.iter().flatten().filter(concerned);
         counters.filter_map(|counter| counter.due).min()
     }
@@ -179,7 +179,7 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
     }
 
     /// Returns the reports that are there, each as `wished` if the host can honestly say that.
-    pub(crate) fn take_reports(&mut self, mask: u32, wished: Report) -> Vec<(u8, Report)> {
+    pub(crate) fn take_reports(&mut self, mask: u32, wished: Report) -> Vec<(Counter, Report)> {
         let taken = self.reports & CounterSet::from_bits(mask);
         self.reports -= taken;
         let honest = |n| {
@@ -200,17 +200,17 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
         self.which(|_| true)
     }
 
-    fn which(&self, wanted: impl Fn(&Counter<E>) -> bool) -> CounterSet {
+    fn which(&self, wanted: impl Fn(&Backing<E>) -> bool) -> CounterSet {
         let mut set = CounterSet::EMPTY;
         for (n, counter) in (0..).zip(&self.counters) {
             if counter.as_ref().is_some_and(&wanted) {
-                set.insert(n);
+                set.insert(nth(n));
             }
         }
         set
     }
 
-    fn counter(&mut self, n: u8) -> &mut Counter<E> {
+    fn counter(&mut self, n: u8) -> &mut Backing<E> {
         self.counters[usize::from(n)]
             .as_mut()
             .expect("the counter was created before")
@@ -227,15 +227,15 @@ impl<E: Copy + std::fmt::Debug> FakeHost<E> {
 }
 
 impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
-    fn create(&mut self, counter: u8, event: &E) -> Result<(), Lost> {
-        let fails = self.note(Call::Create(counter, *event));
-        let place = &mut self.counters[usize::from(counter)];
+    fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost> {
+        let fails = self.note(Call::Create(counter.number(), *event));
+        let place = &mut self.counters[counter.index()];
         assert!(place.is_none(), "counter {counter} created twice");
         if let Some(reason) = self.refuse.or(fails.then_some(Lost::Failed)) {
             self.refused += 1;
             return Err(reason);
         }
-        *place = Some(Counter {
+        *place = Some(Backing {
             event: *event,
             running: false,
             total: 0,
@@ -248,12 +248,12 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         Ok(())
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         let events = events.map(NonZeroU64::get);
-        let fails = self.note(Call::SetPeriod(counter, events));
+        let fails = self.note(Call::SetPeriod(counter.number(), events));
         self.current.remove(counter);
         // Where the call fails, the report never comes.
-        let counter = self.counter(counter);
+        let counter = self.counter(counter.number());
         counter.due = events.filter(|_| !fails);
         counter.period = counter.due;
     }
@@ -262,7 +262,7 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         let fails = self.note(Call::Resume(counters));
         assert!(!counters.is_empty());
         for n in counters {
-            let counter = self.counter(n);
+            let counter = self.counter(n.number());
             assert!(!counter.running, "counter {n} resumed twice");
             counter.running = true;
             counter.deficit = counter.deficit.or(fails.then_some(Lost::Multiplexed));
@@ -274,34 +274,34 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         assert!(!counters.is_empty());
         let again = self.pauses_twice;
         for n in counters {
-            let counter = self.counter(n);
+            let counter = self.counter(n.number());
             assert!(counter.running || again, "counter {n} paused twice");
             counter.running = false;
         }
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
-        let fails = self.note(Call::Read(counter));
-        let counter = self.counter(counter);
+    fn read(&mut self, counter: Counter) -> u64 {
+        let fails = self.note(Call::Read(counter.number()));
+        let counter = self.counter(counter.number());
         counter.deficit = counter.deficit.or(fails.then_some(Lost::Multiplexed));
         counter.total
     }
 
-    fn release(&mut self, counter: u8) {
-        self.note(Call::Release(counter));
+    fn release(&mut self, counter: Counter) {
+        self.note(Call::Release(counter.number()));
         assert!(
-            !self.counter(counter).running,
+            !self.counter(counter.number()).running,
             "counter {counter} released while it runs"
         );
-        self.counters[usize::from(counter)] = None;
+        self.counters[counter.index()] = None;
         self.current.remove(counter);
     }
 
-    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut [u64; 32]) -> bool {
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         if self.atomic {
             self.pause(counters);
             for n in counters {
-                totals[usize::from(n)] = self.counter(n).total;
+                totals[n] = self.counter(n.number()).total;
             }
         }
         self.atomic
@@ -311,16 +311,16 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         Some(self.guest.as_mut()?)
     }
 
-    fn sample(&mut self, counter: u8, events: Option<NonZeroU64>) -> u64 {
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
         let keeps = self.keeps;
         let period = events.filter(|_| keeps > 0).map(NonZeroU64::get);
-        self.counter(counter).samples = Samples::every(period);
+        self.counter(counter.number()).samples = Samples::every(period);
         keeps
     }
 
-    fn take_samples(&mut self, counter: u8, samples: &mut [Sample]) -> TakenSamples {
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
         let outside = std::mem::take(&mut self.outside);
-        let counter = self.counters.get_mut(usize::from(counter));
+        let counter = self.counters.get_mut(counter.index());
         let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(samples)));
         taken.map_or(
             TakenSamples {
@@ -343,8 +343,8 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         self.follows
     }
 
-    fn deficit(&self, counter: u8) -> Option<Lost> {
-        let counter = self.counters[usize::from(counter)].as_ref()?;
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
+        let counter = self.counters[counter.index()].as_ref()?;
         counter.deficit
     }
 }
@@ -429,5 +429,10 @@ impl Guest {
 pub(crate) fn set<const N: usize>(counters: [u8; N]) -> CounterSet {
     counters
         .into_iter()
-        .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(n))
+        .fold(CounterSet::EMPTY, |set, n| set | CounterSet::of(nth(n)))
+}
+
+/// Returns the counter of a number that a test knows to be one.
+pub(crate) const fn nth(number: u8) -> Counter {
+    Counter::new(number).expect("a counter's number")
 }

@@ -98,23 +98,23 @@ mod tests {
     use super::*;
     use std::num::NonZeroU64;
 
-    use vpmu::counter::{CounterHost, CounterSet, Lost};
+    use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
     use vpmu::x86::amd::{self, Interface, Pmu, PmuConfig};
     use vpmu::x86::{CounterConfig, Outcome};
 
     struct NoHost;
 
     impl CounterHost<CounterConfig> for NoHost {
-        fn create(&mut self, _: u8, _: &CounterConfig) -> Result<(), Lost> {
+        fn create(&mut self, _: Counter, _: &CounterConfig) -> Result<(), Lost> {
             Err(Lost::Unsupported)
         }
-        fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+        fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
         fn resume(&mut self, _: CounterSet) {}
         fn pause(&mut self, _: CounterSet) {}
-        fn read(&mut self, _: u8) -> u64 {
+        fn read(&mut self, _: Counter) -> u64 {
             0
         }
-        fn release(&mut self, _: u8) {}
+        fn release(&mut self, _: Counter) {}
     }
 
     #[test]

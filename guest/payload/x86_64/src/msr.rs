@@ -362,7 +362,7 @@ mod tests {
                 let (exists, writable) = match msr {
                     Msr::PerfEvtSel(n) => (general(n), Some(!theirs.perfevtsel_reserved())),
                     Msr::Pmc(n) => (general(n), Some(!0)),
-                    Msr::FullWidthPmc(n) => (general(n), Some(theirs.counter_mask(n))),
+                    Msr::FullWidthPmc(n) => (general(n), Some((1 << theirs.general_width) - 1)),
                     Msr::FixedCtr(n) => {
                         let exists = theirs.fixed >> n & 1 != 0;
                         (exists, Some((1 << theirs.fixed_width) - 1))

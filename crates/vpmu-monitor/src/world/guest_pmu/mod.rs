@@ -11,7 +11,7 @@ use vpmu::arm::{
     },
     pmcr,
 };
-use vpmu::counter::{CounterSet, Policy};
+use vpmu::counter::{Counter, CounterSet, Policy};
 
 use crate::{
     boot::words::{Design, Settings},
@@ -160,6 +160,7 @@ impl GuestPmu {
         let own_counter = host_counters
             .iter()
             .last()
+            .map(Counter::number)
             .filter(|_| hardware.counts_instructions() && host_counters.len() as usize > sampled);
         if let Some(n) = own_counter {
             let only_el2 = RawPmevtyper::P | RawPmevtyper::U | RawPmevtyper::NSH;

@@ -6,7 +6,7 @@ use crate::arm::{
     CHAIN, CYCLE_COUNTER, CounterConfig, ExceptionLevel, Outcome, PmuVersion, RawPmevtyper,
     Register, SW_INCR, pmcr, pmuserenr,
 };
-use crate::counter::{CounterHost, CounterSet, Events, Model};
+use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 impl<V: Events> EmulatedPmu<V> {
     /// Performs a read at exception level `level` of the guest.
@@ -33,9 +33,9 @@ impl<V: Events> EmulatedPmu<V> {
                 self.overflowed.bits().into()
             }
             Register::Pmselr => self.pmselr.into(),
-            Register::Pmevtyper(n) => self.types[n].0,
+            Register::Pmevtyper(n) => self.types[event_counter(n)].0,
             Register::Pmccfiltr => self.types[CYCLE_COUNTER].0,
-            Register::Pmevcntr(n) => self.counter(n, host),
+            Register::Pmevcntr(n) => self.counter(event_counter(n), host),
             Register::Pmccntr => self.counter(CYCLE_COUNTER, host),
             Register::Pmuserenr => self.pmuserenr,
             Register::Pmceid0 => self.common_events()[0],
@@ -99,14 +99,18 @@ impl<V: Events> EmulatedPmu<V> {
             }
             Register::Pmevtyper(n) => {
                 let raw = RawPmevtyper(value).for_guest(self.config.version, self.config.el3);
-                self.configure(n, raw, host);
+                self.configure(event_counter(n), raw, host);
             }
             Register::Pmccfiltr => {
                 let raw = RawPmevtyper(value).for_guest_cycles(self.config.el3);
                 self.configure(CYCLE_COUNTER, raw, host);
             }
             Register::Pmevcntr(n) => {
-                self.set_counter(n, value & self.config.version.counter_mask(), host);
+                self.set_counter(
+                    event_counter(n),
+                    value & self.config.version.counter_mask(),
+                    host,
+                );
             }
             Register::Pmccntr => self.set_counter(CYCLE_COUNTER, value, host),
             Register::Pmuserenr => {
@@ -145,7 +149,7 @@ impl<V: Events> EmulatedPmu<V> {
         level: ExceptionLevel,
     ) -> Result<Register, Outcome> {
         let register = match register {
-            Register::Pmxevtyper if self.pmselr == CYCLE_COUNTER => Register::Pmccfiltr,
+            Register::Pmxevtyper if self.pmselr == CYCLE_COUNTER.number() => Register::Pmccfiltr,
             Register::Pmxevtyper => Register::Pmevtyper(self.pmselr),
             Register::Pmxevcntr => Register::Pmevcntr(self.pmselr),
             direct => direct,
@@ -200,32 +204,37 @@ impl<V: Events> EmulatedPmu<V> {
         self.reclassify(counters);
     }
 
-    fn configure<H: CounterHost<CounterConfig>>(&mut self, n: u8, raw: RawPmevtyper, host: &mut H) {
+    fn configure<H: CounterHost<CounterConfig>>(
+        &mut self,
+        n: Counter,
+        raw: RawPmevtyper,
+        host: &mut H,
+    ) {
         if self.types[n] != raw {
-            let mut concerned = CounterSet::of(n);
+            let mut concerned = n.alone();
             if n != CYCLE_COUNTER {
                 // An odd counter may have been, or become, the CHAIN counter of the one below.
-                concerned.insert(n & !1);
+                concerned.insert(n.even());
             }
             let before = self.types[n];
-            self.bank.hosted.touch(CounterSet::of(n), host);
+            self.bank.hosted.touch(n.alone(), host);
             if self.config_of(n, before) != self.config_of(n, raw) {
-                self.bank.hosted.stop(CounterSet::of(n), host);
+                self.bank.hosted.stop(n.alone(), host);
             }
             self.settle(concerned, host);
             self.types[n] = raw;
-            self.reclassify(CounterSet::of(n));
+            self.reclassify(n.alone());
         }
     }
 
-    fn counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, host: &mut H) -> u64 {
-        self.settle_carries_into(CounterSet::of(n), host);
+    fn counter<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) -> u64 {
+        self.settle_carries_into(n.alone(), host);
         self.settle_read(n, host);
         self.bank.counters[n].value
     }
 
-    fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: u8, value: u64, host: &mut H) {
-        self.look_at(CounterSet::of(n), host);
+    fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: Counter, value: u64, host: &mut H) {
+        self.look_at(n.alone(), host);
         self.bank.counters[n].value = value;
         if n == CYCLE_COUNTER {
             self.prescaler = 0;
@@ -245,5 +254,13 @@ impl<V: Events> EmulatedPmu<V> {
         self.config
             .filter
             .pmceid([(low | own) & exist, high & exist])
+    }
+}
+
+/// Returns the event counter of this number. `resolve` has refused numbers above those of the counters that exist.
+const fn event_counter(n: u8) -> Counter {
+    match Counter::new(n) {
+        Some(counter) => counter,
+        None => CYCLE_COUNTER,
     }
 }

@@ -6,7 +6,7 @@ use super::EmulatedPmu;
 use crate::arm::{
     CHAIN, CPU_CYCLES, CYCLE_COUNTER, CounterConfig, EventKind, ExceptionLevel, SW_INCR, pmcr,
 };
-use crate::counter::{Bank, CounterHost, CounterSet, Events, Model};
+use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, Model};
 
 /// Exception levels of the guest, bit *n* for EL*n*: events may have come from several.
 type Levels = u8;
@@ -39,11 +39,11 @@ impl<V: Events> Model for EmulatedPmu<V> {
         }
     }
 
-    fn event(&self, n: u8) -> CounterConfig {
+    fn event(&self, n: Counter) -> CounterConfig {
         self.config_of(n, self.types[n])
     }
 
-    fn is_countable(&self, n: u8) -> bool {
+    fn is_countable(&self, n: Counter) -> bool {
         let config = self.event(n);
         let allowed = match config.event {
             EventKind::Cycles => self.config.filter.allows(CPU_CYCLES),
@@ -72,7 +72,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
 
     /// In how many events something happens for `n` that raises the line. A distance that a `u64`
     /// cannot say is cut down to one that it can: the report then comes early.
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+    fn report_wanted(&self, n: Counter) -> Option<NonZeroU64> {
         if !self.asks_for_reports() {
             return None;
         }
@@ -97,7 +97,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
         !self.open
     }
 
-    fn advance(&mut self, n: u8, events: u64) -> bool {
+    fn advance(&mut self, n: Counter, events: u64) -> bool {
         self.count_at(n, events, self.levels(n))
     }
 }
@@ -122,8 +122,8 @@ impl<V: Events> EmulatedPmu<V> {
     ) {
         let mut even = CounterSet::EMPTY;
         for n in counters {
-            if n & 1 == 1 && self.event_number(n) == Some(CHAIN) {
-                even.insert(n.wrapping_sub(1));
+            if n == n.odd() && self.event_number(n) == Some(CHAIN) {
+                even.insert(n.even());
             }
         }
         self.settle(even, host);
@@ -150,13 +150,13 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// The levels at which `n` counts.
-    fn levels(&self, n: u8) -> Levels {
+    fn levels(&self, n: Counter) -> Levels {
         let config = self.event(n);
         u8::from(config.el0) | u8::from(config.el1) << 1
     }
 
     /// `n` counts a software increment at `level`, if it counts any there.
-    pub(super) fn increment(&mut self, n: u8, level: ExceptionLevel) {
+    pub(super) fn increment(&mut self, n: Counter, level: ExceptionLevel) {
         let levels = self.levels(n) & 1 << level as u8;
         let counts = self.event_number(n) == Some(SW_INCR) && self.enabled().contains(n);
         if counts && levels != 0 {
@@ -165,7 +165,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// `n` counts `events` more, which came from `levels`. Answers whether it overflows.
-    fn count_at(&mut self, n: u8, events: u64, levels: Levels) -> bool {
+    fn count_at(&mut self, n: Counter, events: u64, levels: Levels) -> bool {
         let events = if n == CYCLE_COUNTER {
             self.divide(events)
         } else {
@@ -210,7 +210,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// Whether `n` overflows at 2^64 rather than at 2^32.
-    fn is_long(&self, n: u8) -> bool {
+    fn is_long(&self, n: Counter) -> bool {
         let bit = if n == CYCLE_COUNTER {
             pmcr::LC
         } else {
@@ -222,10 +222,10 @@ impl<V: Events> EmulatedPmu<V> {
     /// The CHAIN counter that counts the overflows of `n` now. With PMCR_EL0.LP set there is none:
     /// only an overflow of 32 bits is a CHAIN event (DDI 0487, J1.1.1,
     /// `AArch64.IncrementEventCounter`).
-    fn carries_to(&self, n: u8) -> Option<u8> {
-        let odd = n.wrapping_add(1);
-        (n & 1 == 0
-            && odd < self.config.counters
+    fn carries_to(&self, n: Counter) -> Option<Counter> {
+        let odd = n.odd();
+        (n != odd
+            && odd.number() < self.config.counters
             && self.event_number(odd) == Some(CHAIN)
             && !self.is_long(n)
             && self.enabled().contains(odd))
@@ -234,7 +234,7 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// How many counts bring `n` to its next overflow: 1 to 2^32, or if it is long 1 to 2^64 - 1
     /// and that for 2^64 too.
-    fn events_to_overflow(&self, n: u8) -> u64 {
+    fn events_to_overflow(&self, n: Counter) -> u64 {
         let value = self.bank.counters[n].value;
         if self.is_long(n) {
             match value {

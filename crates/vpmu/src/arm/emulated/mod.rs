@@ -46,7 +46,7 @@ use super::{
     pmcr,
 };
 use crate::counter::{
-    Bank, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
+    Bank, Counter, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
 };
 
 pub use backed::BackedPmu;
@@ -123,7 +123,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// stopped still wakes it.
     pub fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
     ) -> bool {
@@ -177,7 +177,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         if !self.implemented().contains(counter) {
             return None;
         }
@@ -206,12 +206,12 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     /// The event number of event counter `n`; `None` for the cycle counter.
-    fn event_number(&self, n: u8) -> Option<u16> {
+    fn event_number(&self, n: Counter) -> Option<u16> {
         (n != CYCLE_COUNTER).then(|| self.types[n].event(self.config.version))
     }
 
     /// What `raw` makes counter `n` count.
-    fn config_of(&self, n: u8, raw: RawPmevtyper) -> CounterConfig {
+    fn config_of(&self, n: Counter, raw: RawPmevtyper) -> CounterConfig {
         if n == CYCLE_COUNTER {
             raw.cycles_config()
         } else {

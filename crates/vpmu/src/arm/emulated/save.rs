@@ -4,7 +4,7 @@ use super::EmulatedPmu;
 use crate::arm::{
     CYCLE_COUNTER, CounterConfig, PmuState, RawPmevtyper, RestoreError, pmcr, pmuserenr,
 };
-use crate::counter::{CounterHost, CounterSet, Events, Model};
+use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 impl<V: Events> EmulatedPmu<V> {
     /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
@@ -22,7 +22,10 @@ impl<V: Events> EmulatedPmu<V> {
         state.pmuserenr = self.pmuserenr;
         state.pmccntr = self.bank.counters[CYCLE_COUNTER].value;
         state.pmccfiltr = self.types[CYCLE_COUNTER].0;
-        for ((n, value), raw) in (0..).zip(&mut state.pmevcntr).zip(&mut state.pmevtyper) {
+        for ((n, value), raw) in Counter::all()
+            .zip(&mut state.pmevcntr)
+            .zip(&mut state.pmevtyper)
+        {
             *value = self.bank.counters[n].value;
             *raw = self.types[n].0;
         }
@@ -51,7 +54,7 @@ impl<V: Events> EmulatedPmu<V> {
         self.pmuserenr = state.pmuserenr;
         self.bank.counters[CYCLE_COUNTER].value = state.pmccntr;
         self.types[CYCLE_COUNTER] = RawPmevtyper(state.pmccfiltr);
-        for ((n, &value), &raw) in (0..).zip(&state.pmevcntr).zip(&state.pmevtyper) {
+        for ((n, &value), &raw) in Counter::all().zip(&state.pmevcntr).zip(&state.pmevtyper) {
             self.bank.counters[n].value = value;
             self.types[n] = RawPmevtyper(raw);
         }

@@ -362,7 +362,7 @@ impl Plan {
     /// A value of PMSELR_EL0 with which every selected access that some guest may make is defined.
     pub(in crate::arm) const fn harmless_selection(&self) -> u64 {
         if self.config.implemented == 0 {
-            CYCLE_COUNTER as u64
+            CYCLE_COUNTER.number() as u64
         } else {
             0
         }

@@ -178,7 +178,7 @@ impl PartitionedPmu {
         for n in self.plan.filtered_at_exit() {
             let register = match n {
                 CYCLE_COUNTER => Register::Pmccfiltr,
-                _ => Register::Pmevtyper(n),
+                _ => Register::Pmevtyper(n.number()),
             };
             let written = regs.read(register);
             let kept = match n {
@@ -255,7 +255,7 @@ impl PartitionedPmu {
         let selected = |regs: &mut R| (regs.read(Register::Pmselr) & PMSELR_MASK) as u8;
         let register = match register {
             Register::Pmxevtyper => match selected(regs) {
-                CYCLE_COUNTER => Register::Pmccfiltr,
+                n if n == CYCLE_COUNTER.number() => Register::Pmccfiltr,
                 n => Register::Pmevtyper(n),
             },
             Register::Pmxevcntr => Register::Pmevcntr(selected(regs)),

@@ -18,7 +18,7 @@ use crate::arm::{
     CPU_CYCLES, CYCLE_COUNTER, Encoding, MAX_EVENT_COUNTERS, PmuVersion, RawPmevtyper, Register,
     SW_INCR, pmcr, pmuserenr,
 };
-use crate::counter::CounterSet;
+use crate::counter::{Counter, CounterSet};
 
 /// Where an attack is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -295,8 +295,8 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.cpu.set_mdcr_el2(u64::from(hpmn) | mdcr::HPME);
         for n in self.host {
             let increments = u64::from(SW_INCR) | RawPmevtyper::NSH;
-            self.cpu.write(Register::Pmevtyper(n), increments);
-            self.cpu.write(Register::Pmevcntr(n), 0xffff_ffff);
+            self.cpu.write(Register::Pmevtyper(n.number()), increments);
+            self.cpu.write(Register::Pmevcntr(n.number()), 0xffff_ffff);
         }
         let host = self.host.bits().into();
         if enabled {
@@ -323,11 +323,11 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.cpu.write(Register::Pmswinc, host);
         bits[3] = self.cpu.read(Register::PmovsSet) & host;
         let mut counters = [(0, 0); MAX_EVENT_COUNTERS as usize];
-        for (n, counter) in (0_u8..).zip(&mut counters) {
+        for (n, counter) in Counter::all().zip(&mut counters) {
             if self.host.contains(n) {
                 *counter = (
-                    self.cpu.read(Register::Pmevcntr(n)),
-                    self.cpu.read(Register::Pmevtyper(n)),
+                    self.cpu.read(Register::Pmevcntr(n.number())),
+                    self.cpu.read(Register::Pmevtyper(n.number())),
                 );
             }
         }

@@ -9,7 +9,7 @@ use super::{Plan, PmuRegisters};
 use crate::arm::{
     CHAIN, EventKind, ExceptionLevel, PmuVersion, RawPmevtyper, Register, SW_INCR, pmcr,
 };
-use crate::counter::CounterSet;
+use crate::counter::{Counter, CounterSet};
 
 /// Increments each of `written`, a value for PMSWINC_EL0, that is the guest's, enabled, and counts
 /// SW_INCR at `el`.
@@ -26,9 +26,10 @@ pub(super) fn increment<R: PmuRegisters>(
     let long = plan.version() >= PmuVersion::V3p5 && control & pmcr::LP != 0;
     let enabled = CounterSet::from_bits(regs.read(Register::PmcntenSet) as u32)
         & CounterSet::first(plan.hpmn());
-    let counts = |n: u8, event: u16, regs: &mut R| {
+    let counts = |n: Counter, event: u16, regs: &mut R| {
         enabled.contains(n) && {
-            let config = RawPmevtyper(regs.read(Register::Pmevtyper(n))).config(plan.version());
+            let config =
+                RawPmevtyper(regs.read(Register::Pmevtyper(n.number()))).config(plan.version());
             let here = match el {
                 ExceptionLevel::El0 => config.el0,
                 ExceptionLevel::El1 => config.el1,
@@ -40,21 +41,21 @@ pub(super) fn increment<R: PmuRegisters>(
         if counts(n, SW_INCR, regs)
             && overflows(n, long, regs)
             && !long
-            && n % 2 == 0
-            && counts(n + 1, CHAIN, regs)
+            && n != n.odd()
+            && counts(n.odd(), CHAIN, regs)
         {
-            overflows(n + 1, long, regs);
+            overflows(n.odd(), long, regs);
         }
     }
 }
 
 /// Adds one to an event counter. True, and noted in PMOVS, if that overflows it.
-fn overflows<R: PmuRegisters>(n: u8, long: bool, regs: &mut R) -> bool {
-    let value = regs.read(Register::Pmevcntr(n)).wrapping_add(1);
-    regs.write(Register::Pmevcntr(n), value);
+fn overflows<R: PmuRegisters>(n: Counter, long: bool, regs: &mut R) -> bool {
+    let value = regs.read(Register::Pmevcntr(n.number())).wrapping_add(1);
+    regs.write(Register::Pmevcntr(n.number()), value);
     let overflowed = if long { value == 0 } else { value as u32 == 0 };
     if overflowed {
-        let bit = CounterSet::of(n).bits();
+        let bit = n.alone().bits();
         regs.write(Register::PmovsSet, u64::from(bit));
     }
     overflowed

@@ -4,7 +4,7 @@
 //! reserved bits, and to PerfCntrGlobalStatus, which is read-only (the PPRs' register descriptions).
 
 use super::{Capability, Interface, Msr, PmuState, RestoreError};
-use crate::counter::{CounterSet, Lost, Slots};
+use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Source};
 use crate::x86::{EventKind, RawPerfEvtSel, lbr};
 
@@ -38,13 +38,13 @@ fn select(raw: RawPerfEvtSel) -> u16 {
 
 impl Registers {
     /// Returns `n`, if it is a counter that exists.
-    fn existing(&self, n: u8) -> Option<u8> {
-        (n < self.capability.count()).then_some(n)
+    fn existing(&self, n: u8) -> Option<Counter> {
+        Counter::new(n).filter(|_| n < self.capability.count())
     }
 
     /// Whether the counter pair that `n` is of is made one by the odd one's event.
-    fn is_merged(&self, n: u8) -> bool {
-        let odd = self.selects[n | 1];
+    fn is_merged(&self, n: Counter) -> bool {
+        let odd = self.selects[n.odd()];
         select(odd) == perf_ctl::MERGE && odd.has(RawPerfEvtSel::EN)
     }
 
@@ -108,7 +108,7 @@ impl registers::Registers for Registers {
                 let n = self.existing(n)?;
                 self.selects[n] = RawPerfEvtSel(value & perf_ctl::EXISTING);
                 // An odd one may change what its even neighbour is.
-                Effect::Configure(CounterSet::of(n) | CounterSet::of(n & !1))
+                Effect::Configure(n.alone() | n.even().alone())
             }
             Msr::LegacyCtr(n) | Msr::Ctr(n) => Effect::Counter(self.existing(n)?, value & COUNTER),
             Msr::GlobalStatus => Effect::Nothing,
@@ -118,7 +118,7 @@ impl registers::Registers for Registers {
         })
     }
 
-    fn indexed(&self, ecx: u32) -> Option<u8> {
+    fn indexed(&self, ecx: u32) -> Option<Counter> {
         u8::try_from(ecx).ok().and_then(|n| self.existing(n))
     }
 
@@ -135,7 +135,7 @@ impl registers::Registers for Registers {
         self.capability.counters()
     }
 
-    fn control(&self, n: u8) -> Control {
+    fn control(&self, n: Counter) -> Control {
         let raw = self.selects[n];
         let (select, umask) = (select(raw), raw.umask());
         let mut event = raw.counts(EventKind::Amd { select, umask });

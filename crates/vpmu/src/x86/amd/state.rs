@@ -4,7 +4,7 @@ use core::fmt;
 
 use super::registers::COUNTER;
 use super::{Capability, Interface, MAX_COUNTERS, Registers, perf_ctl};
-use crate::counter::CounterSet;
+use crate::counter::{Counter, CounterSet};
 use crate::x86::registers::Counted;
 use crate::x86::{RawPerfEvtSel, lbr};
 
@@ -56,7 +56,10 @@ impl PmuState {
             pmi_due: counted.pmi_due,
             lbr: lbr.and_then(lbr::Unit::save_amd),
         };
-        for ((n, value), raw) in (0..).zip(&mut state.perf_ctr).zip(&mut state.perf_ctl) {
+        for ((n, value), raw) in Counter::all()
+            .zip(&mut state.perf_ctr)
+            .zip(&mut state.perf_ctl)
+        {
             *value = counted.values[n];
             *raw = registers.selects[n].0;
         }
@@ -75,7 +78,7 @@ impl PmuState {
             gate: registers.capability.counters(),
             ..Counted::default()
         };
-        for ((n, &value), &raw) in (0..).zip(&self.perf_ctr).zip(&self.perf_ctl) {
+        for ((n, &value), &raw) in Counter::all().zip(&self.perf_ctr).zip(&self.perf_ctl) {
             counted.values[n] = value;
             registers.selects[n] = RawPerfEvtSel(raw);
         }
@@ -108,8 +111,9 @@ impl PmuState {
                 Err(RestoreError::Reserved { register, value })
             }
         };
-        for ((n, &value), &raw) in (0..).zip(&self.perf_ctr).zip(&self.perf_ctl) {
-            let when = |existing| if n < capability.count() { existing } else { 0 };
+        for ((n, &value), &raw) in Counter::all().zip(&self.perf_ctr).zip(&self.perf_ctl) {
+            let exists = capability.counters().contains(n);
+            let when = |existing| if exists { existing } else { 0 };
             fits("PERF_CTL", raw, when(perf_ctl::EXISTING))?;
             fits("PERF_CTR", value, when(COUNTER))?;
         }

@@ -2,7 +2,7 @@
 
 use super::global_status;
 use super::{ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
-use crate::counter::CounterSet;
+use crate::counter::{Counter, CounterSet};
 use crate::x86::{ArchEvent, lbr, pebs};
 
 /// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
@@ -203,7 +203,7 @@ impl Capability {
     }
 
     /// Which bits of counter `n` exist.
-    pub const fn counter_mask(&self, n: u8) -> u64 {
+    pub const fn counter_mask(&self, n: Counter) -> u64 {
         let width = match fixed_index(n) {
             Some(_) => self.fixed_width,
             None => self.general_width,
@@ -302,8 +302,8 @@ impl Capability {
 
 /// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
 /// is a general one.
-pub(super) const fn fixed_index(counter: u8) -> Option<u8> {
-    counter.checked_sub(FIXED)
+pub(super) const fn fixed_index(counter: Counter) -> Option<u8> {
+    counter.number().checked_sub(FIXED)
 }
 
 /// Returns counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.

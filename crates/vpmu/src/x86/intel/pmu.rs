@@ -9,21 +9,21 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 
 /// One vCPU's PMU. `V` is told what happens; by default nobody is.
 ///
-/// Counters are named as in a [`CounterSet`](crate::counter::CounterSet): general counter *n* is *n*, fixed counter *n* is
+/// General counter *n* is *n*, fixed counter *n* is
 /// [`FIXED`](super::FIXED) + *n*.
 ///
 /// ```
 /// # use core::num::NonZeroU64;
-/// # use vpmu::counter::{CounterHost, CounterSet, Lost};
+/// # use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
 /// # #[derive(Default)]
 /// # struct Host(u64);
 /// # impl CounterHost<vpmu::x86::CounterConfig> for Host {
-/// #     fn create(&mut self, _: u8, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
-/// #     fn set_period(&mut self, _: u8, _: Option<NonZeroU64>) {}
+/// #     fn create(&mut self, _: Counter, _: &vpmu::x86::CounterConfig) -> Result<(), Lost> { Ok(()) }
+/// #     fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
 /// #     fn resume(&mut self, _: CounterSet) {}
 /// #     fn pause(&mut self, _: CounterSet) {}
-/// #     fn read(&mut self, _: u8) -> u64 { self.0 }
-/// #     fn release(&mut self, _: u8) {}
+/// #     fn read(&mut self, _: Counter) -> u64 { self.0 }
+/// #     fn release(&mut self, _: Counter) {}
 /// # }
 /// use vpmu::counter::Report;
 /// use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
@@ -47,7 +47,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 ///
 /// // The host has counted them, and says so.
 /// host.0 = 1000;
-/// assert!(pmu.overflow(0, Report::Due, &mut host));
+/// assert!(pmu.overflow(Counter::at::<0>(), Report::Due, &mut host));
 /// assert!(pmu.take_pmi(), "deliver what LVTPC says");
 /// assert!(!pmu.take_pmi(), "once for each overflow");
 ///

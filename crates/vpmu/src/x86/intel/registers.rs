@@ -9,7 +9,7 @@ use super::{
     Capability, FIXED, Msr, PmuState, RestoreError, Version, debugctl, fixed_ctrl, from_global,
     to_global,
 };
-use crate::counter::{CounterSet, Lost, Slots};
+use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
 use crate::x86::{EventKind, RawPerfEvtSel, lbr, pebs};
 
@@ -91,7 +91,7 @@ impl registers::Registers for Registers {
                 let n = self.general(n)?;
                 fits(capability.perfevtsel_reserved())?;
                 self.selects[n] = RawPerfEvtSel(value);
-                Effect::Configure(CounterSet::of(n))
+                Effect::Configure(n.alone())
             }
             Msr::Pmc(n) => {
                 let n = self.general(n)?;
@@ -150,7 +150,7 @@ impl registers::Registers for Registers {
         })
     }
 
-    fn indexed(&self, ecx: u32) -> Option<u8> {
+    fn indexed(&self, ecx: u32) -> Option<Counter> {
         match (ecx >> 16, u8::try_from(ecx & 0xffff)) {
             (0, Ok(n)) => self.general(n),
             (0x4000, Ok(n)) => self.fixed(n),
@@ -171,7 +171,7 @@ impl registers::Registers for Registers {
         CounterSet::first(self.capability.general)
     }
 
-    fn control(&self, n: u8) -> Control {
+    fn control(&self, n: Counter) -> Control {
         let (event, on, interrupts, any_thread, adaptive) = match fixed_index(n) {
             Some(fixed) => {
                 let has = |bit| fixed_ctrl::field(self.fixed_ctrl, fixed) & bit != 0;
@@ -206,7 +206,7 @@ impl registers::Registers for Registers {
             event,
             on,
             interrupts,
-            records: to_global(CounterSet::of(n)) & recorded != 0,
+            records: to_global(n.alone()) & recorded != 0,
             adaptive,
             // The other threads of the core are not the guest's, whatever it is told.
             unsupported: (any_thread || absent).then_some(Lost::Unsupported),
@@ -254,13 +254,13 @@ impl registers::Registers for Registers {
 
 impl Registers {
     /// Returns the number of general counter `n`, if it exists.
-    fn general(&self, n: u8) -> Option<u8> {
-        (n < self.capability.general).then_some(n)
+    fn general(&self, n: u8) -> Option<Counter> {
+        Counter::new(n).filter(|_| n < self.capability.general)
     }
 
     /// Returns the number of fixed counter `n`, if it exists.
-    fn fixed(&self, n: u8) -> Option<u8> {
-        let counter = n.checked_add(FIXED)?;
+    fn fixed(&self, n: u8) -> Option<Counter> {
+        let counter = Counter::new(n.checked_add(FIXED)?)?;
         self.capability
             .counters()
             .contains(counter)
@@ -268,13 +268,13 @@ impl Registers {
     }
 
     /// Returns the number of general counter `n`, if it exists and can be written in full width.
-    fn full_width(&self, n: u8) -> Option<u8> {
+    fn full_width(&self, n: u8) -> Option<Counter> {
         self.general(n)
             .filter(|_| self.capability.full_width_writes)
     }
 
     /// Says what it does to write all of counter `n`.
-    fn counter(&self, n: u8, value: u64) -> Option<Effect> {
+    fn counter(&self, n: Counter, value: u64) -> Option<Effect> {
         let fits = value & !self.capability.counter_mask(n) == 0;
         fits.then_some(Effect::Counter(n, value))
     }

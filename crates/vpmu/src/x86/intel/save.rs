@@ -2,6 +2,7 @@
 
 use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers, RestoreError};
 use super::{from_global, to_global};
+use crate::counter::Counter;
 use crate::x86::registers::Counted;
 use crate::x86::{lbr, pebs};
 
@@ -29,11 +30,14 @@ impl PmuState {
             ds_area: pebs.ds_area,
             lbr: lbr.and_then(lbr::Unit::save_intel),
         };
-        for ((n, value), raw) in (0..).zip(&mut state.pmc).zip(&mut state.perfevtsel) {
+        for ((n, value), raw) in Counter::all()
+            .zip(&mut state.pmc)
+            .zip(&mut state.perfevtsel)
+        {
             *value = counted.values[n];
             *raw = registers.selects[n].0;
         }
-        for (n, value) in (FIXED..).zip(&mut state.fixed_ctr) {
+        for (n, value) in fixed().zip(&mut state.fixed_ctr) {
             *value = counted.values[n];
         }
         state
@@ -52,11 +56,11 @@ impl PmuState {
             pmi_due: self.pmi_due,
             ..Counted::default()
         };
-        for ((n, &value), &raw) in (0..).zip(&self.pmc).zip(&self.perfevtsel) {
+        for ((n, &value), &raw) in Counter::all().zip(&self.pmc).zip(&self.perfevtsel) {
             counted.values[n] = value;
             registers.selects[n] = RawPerfEvtSel(raw);
         }
-        for (n, &value) in (FIXED..).zip(&self.fixed_ctr) {
+        for (n, &value) in fixed().zip(&self.fixed_ctr) {
             counted.values[n] = value;
         }
         registers.fixed_ctrl = self.fixed_ctr_ctrl;
@@ -107,13 +111,13 @@ impl PmuState {
                 u64::MAX
             }
         };
-        for ((n, &value), &raw) in (0..).zip(&self.pmc).zip(&self.perfevtsel) {
+        for ((n, &value), &raw) in Counter::all().zip(&self.pmc).zip(&self.perfevtsel) {
             let types = exists(n, capability.perfevtsel_reserved());
             fits("IA32_PERFEVTSELx", raw, types)?;
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_PMCx", value, values)?;
         }
-        for (n, &value) in (FIXED..).zip(&self.fixed_ctr) {
+        for (n, &value) in fixed().zip(&self.fixed_ctr) {
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_FIXED_CTRx", value, values)?;
         }
@@ -153,6 +157,11 @@ impl PmuState {
         let area = if is_linear { 0 } else { u64::MAX };
         fits("IA32_DS_AREA", self.ds_area, area)
     }
+}
+
+/// Returns the fixed counters, and what is behind them.
+fn fixed() -> impl Iterator<Item = Counter> {
+    Counter::all().skip(FIXED.into())
 }
 
 fn fits(register: &'static str, value: u64, reserved: u64) -> Result<(), RestoreError> {

@@ -3,6 +3,7 @@
 
 use super::record::BASIC;
 use super::{Fault, Guest};
+use crate::counter::Counter;
 use crate::x86::intel;
 
 /// The head: buffer base, index, absolute maximum, interrupt threshold.
@@ -39,10 +40,10 @@ impl Area {
     }
 
     /// What counter `n` is to go on from.
-    pub(super) fn reset(&self, guest: &mut dyn Guest, n: u8) -> Result<u64, Fault> {
-        let offset = match n.checked_sub(intel::FIXED) {
+    pub(super) fn reset(&self, guest: &mut dyn Guest, n: Counter) -> Result<u64, Fault> {
+        let offset = match n.number().checked_sub(intel::FIXED) {
             Some(fixed) => FIXED_RESET + 8 * u64::from(fixed),
-            None => GENERAL_RESET + 8 * u64::from(n),
+            None => GENERAL_RESET + 8 * u64::from(n.number()),
         };
         let mut value = [0; 8];
         guest.read(self.at.checked_add(offset).ok_or(Fault)?, &mut value)?;

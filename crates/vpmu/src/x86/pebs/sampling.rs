@@ -25,7 +25,7 @@ use core::num::NonZeroU64;
 use super::area::Area;
 use super::record::{BASIC, basic};
 use super::{Fault, Sample, Unit};
-use crate::counter::{CounterHost, CounterSet, Events, FAR, Slots, TakenSamples, count};
+use crate::counter::{Counter, CounterHost, CounterSet, Events, FAR, Slots, TakenSamples, count};
 use crate::x86::counters::Counters;
 use crate::x86::{CounterConfig, Ring, intel, status};
 
@@ -74,7 +74,7 @@ impl SampledCounters {
     }
 
     /// In how many events a report of `n` is due, whose next overflow comes after `distance`.
-    fn due(&self, n: u8, distance: u64) -> u64 {
+    fn due(&self, n: Counter, distance: u64) -> u64 {
         if !self.counters.contains(n) {
             return distance;
         }
@@ -84,7 +84,7 @@ impl SampledCounters {
     }
 
     /// `passed` periods of `n` are over.
-    fn pass(&mut self, n: u8, passed: u64) {
+    fn pass(&mut self, n: Counter, passed: u64) {
         let slot = &mut self.slots[n];
         slot.ahead = slot.ahead.saturating_sub(passed);
         slot.passed = slot.passed.saturating_add(passed);
@@ -110,7 +110,7 @@ impl SampledCounters {
 
 impl Unit {
     /// Returns in how many events a report of `n` is due, whose next overflow comes after `distance`.
-    pub(in crate::x86) fn report_due(&self, n: u8, distance: u64) -> u64 {
+    pub(in crate::x86) fn report_due(&self, n: Counter, distance: u64) -> u64 {
         self.sampling.due(n, distance)
     }
 
@@ -158,7 +158,7 @@ impl Unit {
     /// Has the host sample `n` from now on, which has just gone on from `reset`, if that is possible and pays.
     pub(super) fn begin_sampling<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
-        n: u8,
+        n: Counter,
         reset: u64,
         area: &Area,
         counters: &mut Counters<V>,
@@ -220,18 +220,18 @@ impl Unit {
     /// no more.
     fn leave_sampling<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
-        n: u8,
+        n: Counter,
         counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        let only = CounterSet::of(n) & self.sampling.counters;
+        let only = n.alone() & self.sampling.counters;
         // Settled first: what is over was over under the period that the host samples with.
         self.settle_these(only, counters, host);
         self.end_sampling(only, counters, host);
     }
 
     /// Takes note of the overflow of `n`, which is sampled.
-    pub(super) fn pass_sampled<V: Events>(&mut self, n: u8, counters: &mut Counters<V>) {
+    pub(super) fn pass_sampled<V: Events>(&mut self, n: Counter, counters: &mut Counters<V>) {
         let mask = counters.control(n).mask;
         let period = self.sampling.slots[n].period.max(1);
         let beyond = counters.value(n);
@@ -289,7 +289,7 @@ impl Unit {
     /// Writes records of counter `n` of `samples`. Answers whether the host's period is still the counter's.
     fn append<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
-        n: u8,
+        n: Counter,
         samples: &[Sample],
         reported: bool,
         counters: &mut Counters<V>,
@@ -299,7 +299,7 @@ impl Unit {
             return Ok(true);
         }
         let config = counters.control(n).event;
-        let bits = intel::to_global(CounterSet::of(n));
+        let bits = intel::to_global(n.alone());
         let mut bytes = [0; BASIC * BATCH];
         let (records, _) = bytes.as_chunks_mut::<BASIC>();
         let of_ring = samples
@@ -347,7 +347,7 @@ impl Unit {
 }
 
 /// Returns the period that `reset` makes of counter `n`; `None`: there is no reset value.
-fn period<V: Events>(n: u8, reset: u64, counters: &Counters<V>) -> Option<NonZeroU64> {
+fn period<V: Events>(n: Counter, reset: u64, counters: &Counters<V>) -> Option<NonZeroU64> {
     let mask = counters.control(n).mask;
     let period = (mask - (reset & mask)).wrapping_add(1);
     NonZeroU64::new(period).filter(|_| reset & mask != 0)

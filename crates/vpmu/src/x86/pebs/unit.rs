@@ -6,7 +6,7 @@ use super::area::Area;
 use super::record::Record;
 use super::sampling::SampledCounters;
 use super::{Fault, Guest, Registers, Statistics};
-use crate::counter::{CounterHost, CounterSet, Events, count};
+use crate::counter::{Counter, CounterHost, CounterSet, Events, count};
 use crate::x86::counters::Counters;
 use crate::x86::{CounterConfig, intel, status};
 
@@ -21,7 +21,7 @@ pub struct Unit {
 
 /// A counter that has overflowed.
 struct Overflow {
-    counter: u8,
+    counter: Counter,
     config: CounterConfig,
     /// The groups of its record.
     groups: u64,
@@ -68,7 +68,7 @@ impl Unit {
     /// Writes the record of `n`, which has overflowed and is not sampled.
     fn record_overflow<V: Events, H: CounterHost<CounterConfig>>(
         &mut self,
-        n: u8,
+        n: Counter,
         counters: &mut Counters<V>,
         host: &mut H,
     ) {
@@ -108,7 +108,7 @@ impl Unit {
     }
 
     /// Returns the groups of a record of counter `n`, beyond the basic one.
-    pub(super) fn groups<V: Events>(&self, n: u8, counters: &Counters<V>) -> u64 {
+    pub(super) fn groups<V: Events>(&self, n: Counter, counters: &Counters<V>) -> u64 {
         if counters.control(n).adaptive {
             self.registers.data_cfg
         } else {
@@ -117,7 +117,7 @@ impl Unit {
     }
 
     /// Counter `n`, which has passed its end, goes on from `reset` with what it has counted since.
-    fn reload<V: Events>(&mut self, n: u8, reset: u64, counters: &mut Counters<V>) {
+    fn reload<V: Events>(&mut self, n: Counter, reset: u64, counters: &mut Counters<V>) {
         let mask = counters.control(n).mask;
         let reset = reset & mask;
         // 1 to 2^63.

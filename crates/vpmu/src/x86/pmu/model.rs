@@ -5,7 +5,7 @@
 use core::num::NonZeroU64;
 
 use super::{Pmu, Registers};
-use crate::counter::{Bank, CounterHost, CounterSet, Events, FAR, Lost, Model};
+use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model};
 use crate::x86::CounterConfig;
 
 impl<R: Registers, V: Events> Model for Pmu<R, V> {
@@ -31,20 +31,20 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
         self.counters.enabled()
     }
 
-    fn event(&self, n: u8) -> CounterConfig {
+    fn event(&self, n: Counter) -> CounterConfig {
         self.counters.control(n).event
     }
 
-    fn is_countable(&self, n: u8) -> bool {
+    fn is_countable(&self, n: Counter) -> bool {
         self.counters.allows(self.event(n).event)
     }
 
-    fn unsupported(&self, n: u8) -> Option<Lost> {
+    fn unsupported(&self, n: Counter) -> Option<Lost> {
         self.counters.control(n).unsupported
     }
 
     /// 1 to 2^63 events.
-    fn report_wanted(&self, n: u8) -> Option<NonZeroU64> {
+    fn report_wanted(&self, n: Counter) -> Option<NonZeroU64> {
         if !self.is_awaited(n) {
             return None;
         }
@@ -63,11 +63,11 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
         NonZeroU64::new(due)
     }
 
-    fn is_awaited(&self, n: u8) -> bool {
+    fn is_awaited(&self, n: Counter) -> bool {
         self.counters.reported().contains(n)
     }
 
-    fn advance(&mut self, n: u8, events: u64) -> bool {
+    fn advance(&mut self, n: Counter, events: u64) -> bool {
         self.counters.advance(n, events)
     }
 

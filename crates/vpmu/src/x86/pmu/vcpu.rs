@@ -1,7 +1,9 @@
 //! What happens to a PMU beside the accesses of its guest: its vCPU runs and stops, is reset, saved and restored.
 
 use super::{Pmu, Registers};
-use crate::counter::{CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics};
+use crate::counter::{
+    Counter, CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics,
+};
 use crate::x86::{ArchEvent, CounterConfig, EventFilter, Ring, pebs};
 
 impl<R: Registers, V: Events> Pmu<R, V> {
@@ -13,7 +15,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// stopped still wakes it.
     pub fn overflow<H: CounterHost<CounterConfig>>(
         &mut self,
-        counter: u8,
+        counter: Counter,
         report: Report,
         host: &mut H,
     ) -> bool {
@@ -153,7 +155,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// Returns what `counter` is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         let exists = self.implemented().contains(counter);
         exists.then(|| self.bank().state(counter, false))
     }
@@ -169,7 +171,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         for n in counters.interrupting() & counters.overflowed() | counters.recording() {
             // An event that waits for its report tells of its overflow by itself.
             if self.bank().hosted.armed(n).is_none() {
-                self.settle(CounterSet::of(n), host);
+                self.settle(n.alone(), host);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Tests of the behaviour of AMD's counters, and of the calls that they make to the host.
 
-use crate::support::{Call, END, FakeHost, Happening, SAMPLE, set};
+use crate::support::{Call, END, FakeHost, Happening, SAMPLE, nth, set};
 use vpmu::counter::{CounterState, Lost, Policy, Report, Statistics};
 use vpmu::x86::amd::{Capability, Interface, Msr, Pmu, PmuConfig};
 use vpmu::x86::{ArchEvent, CounterConfig, EventFilter, EventKind, MaskedEvent, Outcome, Ring};
@@ -156,7 +156,7 @@ fn host_and_guest_bits_count_nothing_without_svm() {
         guest.sample(0, INSTRUCTIONS | bits, 1000);
         guest.execute(1000);
         assert_eq!(guest.read(Msr::Ctr(0)), END - 1000);
-        assert_eq!(guest.pmu.counter_state(0), Some(CounterState::Paused));
+        assert_eq!(guest.pmu.counter_state(nth(0)), Some(CounterState::Paused));
         guest.write(Msr::Ctl(0), SAMPLE | INSTRUCTIONS);
         guest.execute(1);
         assert_eq!(guest.read(Msr::Ctr(0)), END - 999);
@@ -172,8 +172,11 @@ fn a_merged_pair_is_lost_and_comes_back() {
     guest.write(Msr::Ctl(3), MERGE);
     guest.execute(100);
     assert_eq!(guest.read(Msr::Ctr(2)), END - 990, "it stands still");
-    assert_eq!([2, 3].map(|n| guest.pmu.counter_state(n)), [lost, lost]);
-    assert_eq!(guest.pmu.counter_state(1), Some(CounterState::Paused));
+    assert_eq!(
+        [2, 3].map(|n| guest.pmu.counter_state(nth(n))),
+        [lost, lost]
+    );
+    assert_eq!(guest.pmu.counter_state(nth(1)), Some(CounterState::Paused));
 
     // Linux disables the pair in this order.
     guest.write(Msr::Ctl(2), (SAMPLE | INSTRUCTIONS) & !(1 << 22));
@@ -181,7 +184,7 @@ fn a_merged_pair_is_lost_and_comes_back() {
     guest.write(Msr::Ctl(2), SAMPLE | INSTRUCTIONS);
     guest.execute(1);
     assert_eq!(guest.read(Msr::Ctr(2)), END - 989);
-    assert_eq!(guest.pmu.counter_state(3), Some(CounterState::Paused));
+    assert_eq!(guest.pmu.counter_state(nth(3)), Some(CounterState::Paused));
 }
 
 #[test]
@@ -193,11 +196,14 @@ fn an_event_that_is_not_backed_is_lost_without_asking() {
     let mut guest = Guest::with(PmuConfig::new(capability));
     guest.write(Msr::Ctl(0), SAMPLE | INSTRUCTIONS);
     let lost = Some(CounterState::Lost(Lost::Unsupported));
-    assert_eq!(guest.pmu.counter_state(0), lost);
+    assert_eq!(guest.pmu.counter_state(nth(0)), lost);
     assert_eq!(guest.host.calls(), []);
     assert_eq!(guest.pmu.statistics().unsupported, 1, "no loss is silent");
     guest.write(Msr::Ctl(0), SAMPLE | CYCLES);
-    assert_eq!(guest.pmu.counter_state(0), Some(CounterState::Counting));
+    assert_eq!(
+        guest.pmu.counter_state(nth(0)),
+        Some(CounterState::Counting)
+    );
 }
 
 #[test]

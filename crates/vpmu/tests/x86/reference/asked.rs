@@ -64,7 +64,9 @@ impl pair::Reference for Reference {
     }
 
     fn lose(&mut self, lost: CounterSet) {
-        self.lost = lost.iter().fold(0, |bits, n| bits | 1 << global(n));
+        self.lost = lost
+            .iter()
+            .fold(0, |bits, n| bits | 1 << global(n.number()));
     }
 
     fn deny(&mut self, deny: bool) -> EventFilter {

@@ -9,7 +9,7 @@ use core::num::NonZeroU64;
 use crate::arm::{
     CYCLE_COUNTER, CounterConfig, EventKind, RawPmevtyper, Register, partition::PmuRegisters,
 };
-use crate::counter::{CounterHost, CounterSet, Lost, Slots};
+use crate::counter::{Counter, CounterHost, CounterSet, Lost, Slots};
 
 /// What is known of one physical counter while its registers are closed to the guest.
 #[derive(Clone, Copy, Debug, Default)]
@@ -77,7 +77,7 @@ impl Backing {
         self.reporting = wanted;
     }
 
-    fn mask(&self, counter: u8) -> u64 {
+    fn mask(&self, counter: Counter) -> u64 {
         // PMCR_EL0.LC makes the cycle counter 64 bits wide on every version.
         if counter == CYCLE_COUNTER {
             u64::MAX
@@ -100,27 +100,27 @@ pub(super) struct Physical<'a, R> {
 }
 
 /// The register that holds the value of `counter`.
-pub(super) const fn value_register(counter: u8) -> Register {
+pub(super) const fn value_register(counter: Counter) -> Register {
     match counter {
         CYCLE_COUNTER => Register::Pmccntr,
-        n => Register::Pmevcntr(n),
+        n => Register::Pmevcntr(n.number()),
     }
 }
 
 impl<R: PmuRegisters> Physical<'_, R> {
     /// Moves the physical counter to `value` without losing what it has counted.
-    fn rebase(&mut self, counter: u8, value: u64) {
+    fn rebase(&mut self, counter: Counter, value: u64) {
         let total = self.read(counter);
         self.registers.write(value_register(counter), value);
         self.backing.slots[counter] = Slot { total, mark: value };
     }
 
     /// Whether an overflow is needed to keep the total: a 32-bit counter wraps in seconds.
-    fn is_narrow(&self, counter: u8) -> bool {
+    fn is_narrow(&self, counter: Counter) -> bool {
         self.backing.mask(counter) != u64::MAX
     }
 
-    fn report(&mut self, counter: u8, wanted: bool) {
+    fn report(&mut self, counter: Counter, wanted: bool) {
         let mut reporting = self.backing.reporting;
         reporting.put(counter, wanted);
         self.backing.report_only(reporting, self.registers);
@@ -128,7 +128,7 @@ impl<R: PmuRegisters> Physical<'_, R> {
 }
 
 impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
-    fn create(&mut self, counter: u8, config: &CounterConfig) -> Result<(), Lost> {
+    fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
         let mut filter = 0;
         if !config.el0 {
             filter |= RawPmevtyper::U;
@@ -138,9 +138,10 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         }
         match config.event {
             EventKind::Cycles => self.registers.write(Register::Pmccfiltr, filter),
-            EventKind::Event(event) => self
-                .registers
-                .write(Register::Pmevtyper(counter), filter | u64::from(event)),
+            EventKind::Event(event) => self.registers.write(
+                Register::Pmevtyper(counter.number()),
+                filter | u64::from(event),
+            ),
         }
         if !self.open {
             self.registers.write(value_register(counter), 0);
@@ -150,7 +151,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         Ok(())
     }
 
-    fn set_period(&mut self, counter: u8, events: Option<NonZeroU64>) {
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
         if self.open {
             return;
         }
@@ -178,7 +179,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
             .write(Register::PmcntenClr, counters.bits().into());
     }
 
-    fn read(&mut self, counter: u8) -> u64 {
+    fn read(&mut self, counter: Counter) -> u64 {
         if self.open {
             return 0;
         }
@@ -192,7 +193,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         slot.total
     }
 
-    fn release(&mut self, counter: u8) {
+    fn release(&mut self, counter: Counter) {
         if !self.open {
             self.report(counter, false);
         }

@@ -24,7 +24,7 @@ use crate::arm::{
     CHAIN, CYCLE_COUNTER, EventFilter, ExceptionLevel, Outcome, PmuState, RawPmevtyper, Register,
     RestoreError, pmcr, pmuserenr,
 };
-use crate::counter::{CounterSet, CounterState, Events, Model, Report, Statistics};
+use crate::counter::{Counter, CounterSet, CounterState, Events, Model, Report, Statistics};
 use backing::{Backing, value_register};
 use open::stays_trapped;
 
@@ -249,7 +249,7 @@ impl<V: Events> BackedPmu<V> {
     }
 
     /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: u8) -> Option<CounterState> {
+    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.pmu.counter_state(counter)
     }
 
@@ -287,7 +287,9 @@ impl<V: Events> BackedPmu<V> {
         self.open_traps.is_some()
             && self.pmu.bank.loaded
             && self.pmu.pmcr & pmcr::X == 0
-            && !(0..self.pmu.config.counters).any(|n| self.pmu.event_number(n) == Some(CHAIN))
+            && !CounterSet::first(self.pmu.config.counters)
+                .iter()
+                .any(|n| self.pmu.event_number(n) == Some(CHAIN))
     }
 
     /// Whether the registers may not stay open after this write.
