@@ -70,8 +70,10 @@ impl BarePmu {
         self.core.counter_state(counter)
     }
 
-    /// Returns the PMU's cost, which any thread may look into.
+    /// Returns the PMU's cost, which any thread may look into. Calls of the host are at most 64 runs old, and up to this
+    /// moment where the vCPU's thread asks.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
+        self.core.publish();
         self.core.shared_statistics()
     }
 

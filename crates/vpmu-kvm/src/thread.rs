@@ -72,8 +72,11 @@ impl Thread {
         // The kick is taken back before the look for overflows, so that no overflow is without its kick.
         self.take_back();
         // Between two runs no other thread has to be kept out.
-        if self.slice.has_ended() {
-            core.end_slice();
+        if self.slice.is_to_be_looked_at() {
+            core.publish();
+            if self.slice.has_ended() {
+                core.end_slice();
+            }
         }
         core.take_overflows();
         Ok(())
@@ -109,11 +112,16 @@ impl Slice {
         }
     }
 
-    /// Returns whether a slice has ended. The next slice then begins. Call this before each run.
-    fn has_ended(&mut self) -> bool {
-        self.runs = self.runs.wrapping_add(1);
+    /// Returns whether to look at the clock. Call this before each run.
+    fn is_to_be_looked_at(&mut self) -> bool {
         // The clock costs a system call where the vDSO cannot tell the time, as in some clouds.
-        let ended = self.runs.is_multiple_of(LOOK_AT_CLOCK) && self.begun.elapsed() >= SLICE;
+        self.runs = self.runs.wrapping_add(1);
+        self.runs.is_multiple_of(LOOK_AT_CLOCK)
+    }
+
+    /// Returns whether a slice has ended. The next slice then begins.
+    fn has_ended(&mut self) -> bool {
+        let ended = self.begun.elapsed() >= SLICE;
         if ended {
             self.begun = Instant::now();
         }

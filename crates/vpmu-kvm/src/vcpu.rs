@@ -173,8 +173,12 @@ impl Vcpu {
         self.parts.pmu.as_ref()?.counter_state(counter)
     }
 
-    /// Returns the vCPU's cost, which any thread may look into. The deadline has its own statistics.
+    /// Returns the vCPU's cost, which any thread may look into. Calls of the host and PEBS records are those up to the
+    /// last exit that was the VMM's, and at most 64 runs old. The deadline has its own statistics.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
+        if let Some(pmu) = &self.parts.pmu {
+            pmu.publish();
+        }
         Arc::clone(&self.parts.statistics)
     }
 
@@ -225,7 +229,14 @@ impl Vcpu {
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
         }
-        self.kvm.after_run(&mut self.parts, overflowed)
+        let after = self.kvm.after_run(&mut self.parts, overflowed)?;
+        if after == AfterRun::Vmm
+            && let Some(pmu) = &self.parts.pmu
+        {
+            // What the VMM does next may be to look at the statistics.
+            pmu.publish();
+        }
+        Ok(after)
     }
 
     /// Gives back the perf events of the thread that runs the vCPU. The PMU then has all that they have counted. Call this

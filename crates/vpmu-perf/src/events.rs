@@ -33,10 +33,10 @@ use crate::notes::Notes;
 enum State {
     /// Its event does not count.
     Stopped,
-    /// Its event counts, and is so far ahead of the group's clock. `None`: not known since the event was last enabled.
-    Counting { ahead: Option<u64> },
-    /// It does not count although its event does, with the same meaning of `ahead`.
-    StandingBy { ahead: Option<u64> },
+    /// Its event counts.
+    Counting,
+    /// It does not count although its event does.
+    StandingBy,
 }
 
 /// The event of one counter.
@@ -47,6 +47,10 @@ struct Event {
     log: Option<OverflowLog>,
     event: PerfEvent,
     state: State,
+    /// How far the event is ahead of the group's clock. `None`: not known since the event was last enabled.
+    ahead: Option<u64>,
+    /// What the last look has found.
+    seen: Total,
     /// The last total of the counter, for when a read fails.
     total: u64,
     /// The ns for which the event has counted, and those for which it should have, at the last read.
@@ -70,23 +74,8 @@ impl Event {
             // A throttled event does not count, although its time goes on.
             self.deficit = Some(Lost::Throttled);
         }
-        if !matches!(self.state, State::StandingBy { .. }) {
+        if self.state != State::StandingBy {
             self.total = total.value.wrapping_sub(self.skipped);
-        }
-    }
-
-    fn ahead(&self) -> Option<u64> {
-        match self.state {
-            State::Stopped => None,
-            State::Counting { ahead } | State::StandingBy { ahead } => ahead,
-        }
-    }
-
-    /// Notes how far the event is ahead of the group's clock.
-    fn note_ahead(&mut self, now: Option<u64>) {
-        match &mut self.state {
-            State::Stopped => {}
-            State::Counting { ahead } | State::StandingBy { ahead } => *ahead = now,
         }
     }
 }
@@ -140,6 +129,8 @@ pub(crate) struct Events {
     /// Whether the events are a group.
     grouped: bool,
     events: Slots<Option<Event>>,
+    /// Counters that have one. Looking through all slots costs each exit as much as the work itself.
+    open: CounterSet,
     /// Made with the first event.
     group: Option<Group>,
 }
@@ -157,6 +148,7 @@ impl Events {
             signal,
             grouped,
             events: Slots::from_fn(|| None),
+            open: CounterSet::EMPTY,
             group: None,
         }
     }
@@ -178,10 +170,13 @@ impl Events {
         };
         self.notes.watch(counter, Some(event.fd()));
         let counted = log.is_some();
+        self.open.insert(counter);
         self.events[counter] = Some(Event {
             log,
             event,
             state: State::Stopped,
+            ahead: None,
+            seen: Total::default(),
             total: 0,
             times: (0, 0),
             skipped: 0,
@@ -193,6 +188,7 @@ impl Events {
     pub(crate) fn close(&mut self, counter: Counter) {
         self.notes.watch(counter, None);
         self.events[counter] = None;
+        self.open.remove(counter);
         if let Some(group) = &mut self.group {
             group.members.retain(|&member| member != counter);
             group.enabled -= counter.alone();
@@ -201,21 +197,18 @@ impl Events {
 
     /// Returns the counters that count.
     pub(crate) fn counting(&self) -> CounterSet {
-        self.which(|state| matches!(state, State::Counting { .. }))
+        self.which(|state| state == State::Counting)
     }
 
     /// Returns whether `counter` counts.
     pub(crate) fn counts(&self, counter: Counter) -> bool {
         let event = self.events[counter].as_ref();
-        event.is_some_and(|event| matches!(event.state, State::Counting { .. }))
+        event.is_some_and(|event| event.state == State::Counting)
     }
 
-    /// Returns the number of events behind counters.
-    pub(crate) fn len(&self) -> usize {
-        self.events
-            .iter()
-            .filter(|(_, event)| event.is_some())
-            .count()
+    /// Returns the counters that have an event.
+    pub(crate) fn open_events(&self) -> CounterSet {
+        self.open
     }
 
     /// Returns why the total of `counter` is not all that happened, by the totals read so far.
@@ -260,10 +253,9 @@ impl Events {
                 continue;
             };
             if enabled.contains(counter) {
-                let ahead = event.ahead();
-                event.state = State::Counting { ahead };
+                event.state = State::Counting;
             } else if event.event.enable() {
-                event.state = State::Counting { ahead: None };
+                event.state = State::Counting;
                 if let Some(group) = &mut self.group {
                     group.enabled |= counter.alone();
                 }
@@ -286,13 +278,14 @@ impl Events {
     pub(crate) fn read(&mut self, counter: Counter) -> u64 {
         let only = counter.alone();
         let counts = self.group.as_ref().is_some_and(|group| group.counts(only));
-        let total = match counts {
-            true => self.totals(only).map(|[total, ..]| total),
-            false => self.events[counter]
-                .as_ref()
-                .and_then(|event| event.event.read().ok()),
-        };
-        if let (Some(event), Some(total)) = (&mut self.events[counter], total) {
+        if counts {
+            let seen = self.look(only);
+            if let Some(event) = self.events[counter].as_mut().filter(|_| seen) {
+                event.take(event.seen);
+            }
+        } else if let Some(event) = &mut self.events[counter]
+            && let Ok(total) = event.event.read()
+        {
             event.take(total);
         }
         self.total(counter)
@@ -301,8 +294,9 @@ impl Events {
     /// Returns the counters whose event is in a state as `wanted`.
     fn which(&self, wanted: impl Fn(State) -> bool) -> CounterSet {
         let mut which = CounterSet::EMPTY;
-        for (counter, event) in self.events.iter() {
-            if event.as_ref().is_some_and(|event| wanted(event.state)) {
+        for counter in self.open {
+            let event = self.events[counter].as_ref();
+            if event.is_some_and(|event| wanted(event.state)) {
                 which.insert(counter);
             }
         }
@@ -310,7 +304,7 @@ impl Events {
     }
 
     fn standing_by(&self) -> CounterSet {
-        self.which(|state| matches!(state, State::StandingBy { .. }))
+        self.which(|state| state == State::StandingBy)
     }
 
     /// Stops `counters`. Their totals stay to be read. Returns whether they were stopped together, so that
@@ -319,9 +313,9 @@ impl Events {
         let counting = self.counting();
         let whole = self.stop_group(counters, counting);
         if whole {
-            for (_, event) in self.events.iter_mut() {
-                if let Some(event) = event {
-                    event.note_ahead(None);
+            for counter in self.open {
+                if let Some(event) = &mut self.events[counter] {
+                    event.ahead = None;
                 }
             }
         }
@@ -330,7 +324,7 @@ impl Events {
                 self.disable(counter);
             }
             if let Some(event) = &mut self.events[counter]
-                && matches!(event.state, State::Counting { .. })
+                && event.state == State::Counting
             {
                 event.state = State::Stopped;
             }
@@ -355,7 +349,7 @@ impl Events {
     fn disable(&mut self, counter: Counter) {
         if let Some(event) = &mut self.events[counter] {
             event.event.disable();
-            event.note_ahead(None);
+            event.ahead = None;
         }
         if let Some(group) = &mut self.group {
             group.enabled -= counter.alone();
@@ -381,14 +375,13 @@ impl Events {
             .group
             .as_ref()
             .is_some_and(|group| group.counts(counters));
-        let Some(totals) = counts.then(|| self.totals(counters)).flatten() else {
+        if !counts || !self.look(counters) {
             return false;
-        };
-        for (counter, total) in counters.iter().zip(totals) {
+        }
+        for counter in counters {
             if let Some(event) = &mut self.events[counter] {
-                event.take(total);
-                let ahead = event.ahead();
-                event.state = State::StandingBy { ahead };
+                event.take(event.seen);
+                event.state = State::StandingBy;
             }
         }
         true
@@ -400,50 +393,58 @@ impl Events {
         if standing_by.is_empty() {
             return;
         }
-        let totals = self.totals(standing_by);
-        for (n, counter) in standing_by.iter().enumerate() {
-            let total = totals.as_ref().and_then(|totals| totals.get(n));
+        let seen = self.look(standing_by);
+        for counter in standing_by {
             if let Some(event) = &mut self.events[counter] {
-                match total {
-                    Some(total) => event.skipped = total.value.wrapping_sub(event.total),
+                match seen {
+                    true => event.skipped = event.seen.value.wrapping_sub(event.total),
                     // Nobody knows how much of the total is not the counter's.
-                    None => event.deficit = Some(Lost::Failed),
+                    false => event.deficit = Some(Lost::Failed),
                 }
-                let ahead = event.ahead();
-                event.state = State::Counting { ahead };
+                event.state = State::Counting;
             }
         }
     }
 
-    /// Returns the totals of the events behind `counters`, in their order: by the group's clock where it is known how far
-    /// each is ahead of that, and otherwise by a system call.
-    fn totals(&mut self, counters: CounterSet) -> Option<[Total; Counter::COUNT]> {
-        let mut totals = [Total::default(); Counter::COUNT];
-        let group = self.group.as_ref()?;
+    /// Looks at the totals of the events behind `counters`: by the group's clock where it is known how far each is ahead
+    /// of that, and otherwise by a system call. Returns whether each is seen.
+    fn look(&mut self, counters: CounterSet) -> bool {
+        let Some(group) = &self.group else {
+            return false;
+        };
         // The page tells the time of a thread that runs, and an event that does not count falls behind the clock.
         let page = group
             .page
             .as_ref()
             .filter(|_| group.counts(counters) && self.notes.is_here());
         let now = page.and_then(RingBuffer::running);
-        let ahead = |counter: Counter| self.events[counter].as_ref()?.ahead();
-        if let Some(now) = now
-            && counters.iter().all(|counter| ahead(counter).is_some())
+        let events = &mut self.events;
+        let ahead = |event: &Event| Some(now?.wrapping_add(event.ahead?));
+        if counters
+            .iter()
+            .all(|counter| events[counter].as_ref().and_then(ahead).is_some())
         {
-            for (counter, total) in counters.iter().zip(&mut totals) {
-                total.value = now.wrapping_add(ahead(counter)?);
+            for counter in counters {
+                if let Some(event) = &mut events[counter] {
+                    event.seen = Total {
+                        value: ahead(event).unwrap_or(event.seen.value),
+                        ..Total::default()
+                    };
+                }
             }
-            return Some(totals);
+            return true;
         }
-        for (counter, total) in group.read().ok()? {
-            let Some(n) = counters.iter().position(|wanted| wanted == counter) else {
-                continue;
-            };
-            *totals.get_mut(n)? = total;
-            if let Some(event) = &mut self.events[counter] {
-                event.note_ahead(now.map(|now| total.value.wrapping_sub(now)));
+        let Ok(totals) = group.read() else {
+            return false;
+        };
+        for (counter, total) in totals {
+            if let Some(event) = &mut events[counter]
+                && counters.contains(counter)
+            {
+                event.seen = total;
+                event.ahead = now.map(|now| total.value.wrapping_sub(now));
             }
         }
-        Some(totals)
+        true
     }
 }

@@ -170,10 +170,10 @@ impl PerfHost {
     fn sharing(&self, counting: CounterSet) -> u64 {
         // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
         let sharing = match self.repeating {
-            true => (self.which(Slot::is_awaited) & counting).len() as usize,
-            false => self.events.len(),
+            true => self.which(Slot::is_awaited) & counting,
+            false => self.events.open_events(),
         };
-        sharing.max(1) as u64
+        sharing.len().max(1).into()
     }
 
     /// Returns the period of the perf event for so many of the guest's events, which leaves others time.
@@ -259,8 +259,8 @@ impl PerfHost {
     /// Returns the counters whose slot is as `wanted`.
     fn which(&self, wanted: impl Fn(&Slot) -> bool) -> CounterSet {
         let mut which = CounterSet::EMPTY;
-        for (counter, slot) in self.slots.iter() {
-            if wanted(slot) {
+        for counter in self.events.open_events() {
+            if wanted(&self.slots[counter]) {
                 which.insert(counter);
             }
         }

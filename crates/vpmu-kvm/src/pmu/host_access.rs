@@ -32,7 +32,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
             },
             None => self.engine.wrmsr(index, value, &mut self.host),
         };
-        self.note_calls();
+        self.publish();
         // A register that cannot be written may be told the value that it has.
         if outcome == Outcome::GeneralProtection && self.msr(index) == Some(value) {
             return Outcome::Done;

@@ -48,10 +48,10 @@ impl VcpuRdpmc {
     /// guest is to be told that there is no such register.
     pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
-        match self.armed {
-            Some((_, armed)) if armed == epoch && !is_select(msr) => return Ok(true),
-            Some((when, armed)) if armed == epoch && when.elapsed() < LOOK => return Ok(true),
-            _ if !is_counters(msr) => return Ok(true),
+        let armed = self.armed.filter(|&(_, armed)| armed == epoch);
+        match (Looked::of(msr), armed) {
+            (Looked::Select, Some((when, _))) if when.elapsed() < LOOK => return Ok(true),
+            (Looked::Counters, Some(_)) | (Looked::Other, _) => return Ok(true),
             _ => {}
         }
         let sregs = sys::sregs(vcpu)?;
@@ -184,22 +184,31 @@ fn displaced(entry: &Entry, regs: kvm_regs) -> kvm_regs {
     }
 }
 
-/// Returns whether `msr` says what a counter counts: a kernel that looks for a PMU reads all of these, and none handles a
-/// PMI with them.
-fn is_select(msr: u32) -> bool {
-    let intel = intel::Msr::decode(msr);
-    let amd = amd::Msr::decode(msr);
-    matches!(
-        intel,
-        Some(intel::Msr::PerfEvtSel(_) | intel::Msr::FixedCtrCtrl)
-    ) || matches!(amd, Some(amd::Msr::Ctl(_) | amd::Msr::LegacyCtl(_)))
+/// What an access of a register tells about the guest's kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Looked {
+    /// It says what a counter counts. A kernel that looks for a PMU reads all of these, and none handles a PMI with them.
+    Select,
+    /// Another register of counters.
+    Counters,
+    /// A register that a guest without a PMU may still find.
+    Other,
 }
 
-/// Returns whether `msr` is a register of counters. A guest without a PMU may still find the others.
-fn is_counters(msr: u32) -> bool {
-    let others = matches!(
-        intel::Msr::decode(msr),
-        Some(intel::Msr::PerfCapabilities | intel::Msr::DebugCtl)
-    );
-    !others && (intel::Msr::decode(msr).is_some() || amd::Msr::decode(msr).is_some())
+impl Looked {
+    fn of(msr: u32) -> Self {
+        use intel::Msr::{DebugCtl, FixedCtrCtrl, PerfCapabilities, PerfEvtSel};
+
+        // An address is of one vendor's PMU alone, so that nearly all accesses are decoded once.
+        match intel::Msr::decode(msr) {
+            Some(PerfEvtSel(_) | FixedCtrCtrl) => Self::Select,
+            Some(PerfCapabilities | DebugCtl) => Self::Other,
+            Some(_) => Self::Counters,
+            None => match amd::Msr::decode(msr) {
+                Some(amd::Msr::Ctl(_) | amd::Msr::LegacyCtl(_)) => Self::Select,
+                Some(_) => Self::Counters,
+                None => Self::Other,
+            },
+        }
+    }
 }
