@@ -14,11 +14,9 @@ mod deadline;
 #[doc(hidden)]
 pub mod forged;
 mod hardware;
-mod host;
 mod machine;
 mod ports;
 mod saved;
-mod stats;
 mod threads;
 mod tsc;
 mod vcpu;

@@ -267,8 +267,7 @@ fn main() -> ExitCode {
             })
         }),
     };
-    let result = result.and_then(|(ending, report)| {
-        let line = format!("\x1e{report}\n");
+    let result = result.and_then(|(ending, line)| {
         let written = match &mut statistics {
             Some(file) => file.write_all(line.as_bytes()),
             None => io::stdout().write_all(line.as_bytes()),

@@ -6,16 +6,13 @@ use serde::{Deserialize, Serialize};
 use vm_superio::serial::{NoEvents, SerialState};
 use vm_superio::{Serial, Trigger};
 use vmm_sys_util::eventfd::EventFd;
+use vpmu_measure::{BEGIN, DOORBELL, DOORBELL_ID, END, SAVE};
 
 use super::acpi::{PM1_CONTROL, PM1_EVENT, RESET, RESET_VALUE, S5};
 use super::{Ending, Error};
 
 pub(super) const COM1: u16 = 0x3f8;
 pub(super) const COM1_IRQ: u32 = 4;
-/// A guest writes 1 here to begin a measurement, 2 to end it, and 3 to save the machine, each where it is offered. A
-/// read gives [`DOORBELL_ID`].
-const DOORBELL: u16 = 0x5650;
-const DOORBELL_ID: u8 = b'V';
 /// The second half of the event block, which selects the wanted events.
 const PM1_ENABLE: u16 = PM1_EVENT + 2;
 /// The keyboard controller's command port: 0xfe pulses the reset line.
@@ -153,9 +150,9 @@ impl<W: Write> Ports<W> {
                 self.pm1_enable = u16::from_le_bytes([low, high]);
                 None
             }
-            (DOORBELL, [1]) if self.offers.measure => Some(Request::BeginMeasuring),
-            (DOORBELL, [2]) if self.offers.measure => Some(Request::EndMeasuring),
-            (DOORBELL, [3]) if self.offers.save => Some(Request::Save),
+            (DOORBELL, [BEGIN]) if self.offers.measure => Some(Request::BeginMeasuring),
+            (DOORBELL, [END]) if self.offers.measure => Some(Request::EndMeasuring),
+            (DOORBELL, [SAVE]) if self.offers.save => Some(Request::Save),
             (PM1_CONTROL, &[low, high]) => {
                 let value = u16::from_le_bytes([low, high]);
                 let sleep = value >> 13 & 1 != 0;

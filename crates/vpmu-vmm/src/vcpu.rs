@@ -153,8 +153,8 @@ fn serve(exit: VcpuExit<'_>, machine: &Machine, count: impl Fn(Exit)) -> Result<
             match request {
                 None => {}
                 Some(Request::End(ending)) => return Ok(Served::Last(ending)),
-                Some(Request::BeginMeasuring) => machine.begin_measuring(),
-                Some(Request::EndMeasuring) => machine.end_measuring(),
+                Some(Request::BeginMeasuring) => machine.measurement.begin(),
+                Some(Request::EndMeasuring) => machine.measurement.end(),
                 Some(Request::Save) => {
                     machine.stop.store(true, Ordering::Relaxed);
                     return Ok(Served::Saving);

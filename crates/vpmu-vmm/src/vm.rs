@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use kvm_bindings::CpuId;
 use kvm_ioctls::VcpuFd;
-use serde_json::Value;
 use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -17,6 +16,7 @@ use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
 use vpmu_kvm::{Offer, Options, Rdpmc, detect};
+use vpmu_measure::About;
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
 /// Returns its end and its cost, as JSON.
@@ -24,7 +24,7 @@ use vpmu_kvm::{Offer, Options, Rdpmc, detect};
 /// # Errors
 ///
 /// When the guest cannot be started or saved, or KVM gives up on it. Nothing is left running.
-pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
+pub fn run(config: &Config) -> Result<(Ending, String), Error> {
     let offer = Offer {
         deadline: config.lazy_deadline,
         ..best(config.pmu)?
@@ -72,7 +72,7 @@ pub fn run(config: &Config) -> Result<(Ending, Value), Error> {
 ///
 /// When the file holds no machine or is damaged, when this host lacks a feature that the guest was
 /// told of, or as for [`run`]. The file stays as it is.
-pub fn restore(restore: &Restore) -> Result<(Ending, Value), Error> {
+pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
     let pmu = state.pmu_options().map(|pmu| PmuOptions {
         policy: restore.policy.unwrap_or(pmu.policy),
@@ -219,7 +219,7 @@ struct Vm<'a> {
 }
 
 impl Vm<'_> {
-    fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, Value), Error> {
+    fn go(self, ports: Ports<io::Stdout>) -> Result<(Ending, String), Error> {
         if let Some(file) = self.save {
             saved::check_place(file)?;
         }
@@ -236,12 +236,12 @@ impl Vm<'_> {
         let offer = first.map_or_else(Offer::default, vpmu_kvm::Vcpu::offer);
         let backing = first.and_then(vpmu_kvm::Vcpu::backing);
         if self.measuring {
-            machine.begin_measuring();
+            machine.measurement.begin();
         }
         let (ending, mut vcpus) = threads::run(&machine, self.vcpus, self.save.is_some())?;
         if let (Ending::Saved, Some(file)) = (ending, self.save) {
-            let measuring = machine.measures();
-            machine.end_measuring();
+            let measuring = machine.measurement.is_under_way();
+            machine.measurement.end();
             let ports = machine.ports().state();
             // Raised interrupts pass through a work queue of KVM's. This call waits for the queue.
             kvm(
@@ -267,6 +267,11 @@ impl Vm<'_> {
         }
         // All threads have ended, so nobody uses the memory any more.
         drop(memory);
-        Ok((ending, machine.report(self.pmu, &offer, backing)))
+        let about = About {
+            policy: self.pmu.map(|pmu| pmu.policy),
+            offer: &offer,
+            backing,
+        };
+        Ok((ending, machine.measurement.line(&about)))
     }
 }

@@ -6,7 +6,7 @@ use std::fs;
 use vpmu_record::Snapshot;
 
 /// Reads the statistics. The exits' statistics are in debugfs, and are missing where it is not mounted.
-pub(super) fn snapshot() -> Snapshot {
+pub(crate) fn snapshot() -> Snapshot {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let files = fs::read_dir("/sys/kernel/debug/kvm").into_iter().flatten();
     let exits = files

@@ -7,7 +7,7 @@ use vpmu_kvm::Statistics;
 
 /// Returns exits and host operations by name, without those that have not
 /// happened.
-pub(super) fn to_json(statistics: &Statistics) -> Value {
+pub(crate) fn to_json(statistics: &Statistics) -> Value {
     let exits: BTreeMap<String, u64> = statistics
         .exits
         .iter()
