@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod doctor;
+mod exec;
 mod manual;
 mod options;
 mod report;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         Verb::Doctor { arch, qemu } => doctor::doctor(*arch, qemu.as_deref()),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
+        Verb::Exec(options) => exec::exec(options),
         Verb::Manual { folder } => manual::manual(folder),
         Verb::Compare {
             pmu,

@@ -12,6 +12,8 @@ use vpmu_lab::spec::disk::Disk;
 use vpmu_lab::spec::profile::ProfileRequest;
 use vpmu_lab::spec::{Machine, Request};
 
+use crate::exec;
+
 const AFTER: &str = "\
 Examples:
   vpmu doctor
@@ -152,6 +154,11 @@ pub(crate) enum Verb {
         #[arg(long, value_name = "DIR")]
         qemu: Option<PathBuf>,
     },
+    /// Run an unchanged QEMU or kvmtool whose guests have a PMU (x86-64)
+    ///
+    /// Without a change of the program, and without one of the guest.
+    #[command(after_help = exec::AFTER)]
+    Exec(exec::Exec),
     /// Make one HTML page, with drawings and tables, of saved results
     ///
     /// Reads each file in DIR that --json wrote. The page needs no other file and no network.
@@ -234,7 +241,7 @@ pub(crate) struct Guest {
     /// Give QEMU, where it runs the machine, one more argument (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
-    /// Give vpmu-vmm one more argument (x86_64, emulated; repeatable)
+    /// Give the VMM one more argument: vpmu-vmm, or with exec QEMU in the KVM host (x86_64, emulated and exec; repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     vmm_arg: Vec<String>,
     /// Let time pass as it does here, instead of counting instructions
@@ -248,12 +255,12 @@ pub(crate) struct Guest {
     /// Give up when the command has not begun after this many seconds, counted likewise
     #[arg(long, value_name = "SECS", default_value = "240", value_parser = seconds)]
     boot_timeout: Duration,
-    /// Whose PMU the guest has, and so whose processor (x86_64, emulated): auto, intel, amd or amd-v2
+    /// Whose PMU the guest has, and so whose processor (x86_64, emulated and exec): auto, intel, amd or amd-v2
     ///
     /// By default the vendor of the machine that the guest runs on; QEMU's max is AMD's.
     #[arg(long, value_name = "NAME", default_value = "auto", value_parser = model)]
     model: Model,
-    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's model (x86_64, emulated)
+    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's model (x86_64, emulated and exec)
     ///
     /// With Intel's model, the default is 5.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]

@@ -1,6 +1,7 @@
 //! Tests of the command line itself: which arguments vpmu refuses, and with which message. Nothing
 //! here boots anything or needs the network.
 
+mod exec;
 mod rewrite_kernel;
 
 use std::os::unix::fs::PermissionsExt;

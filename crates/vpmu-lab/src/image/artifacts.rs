@@ -1,7 +1,7 @@
 //! The guest-side programs of this project, which script/setup has built.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
@@ -21,6 +21,11 @@ pub const MONITOR: &str = "monitor.bin";
 pub const VMM: &str = "vpmu-vmm";
 /// The program that measures this machine's perf events; stands beside `vpmu`, too.
 pub const REPROGRAM: &str = "vpmu-reprogram";
+
+/// The command itself, which runs in the KVM host, too.
+pub const VPMU: &str = "vpmu";
+/// The library that `vpmu exec` puts into VMMs.
+pub const PRELOAD: &str = "libvpmu_preload.so";
 
 /// Returns the path of one of these programs, for guests of `arch`.
 ///
@@ -68,6 +73,21 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
                 .map(|folder| folder.display().to_string())
                 .unwrap_or_default(),
         })
+}
+
+/// Returns the library that `vpmu exec` puts into VMMs: beside `vpmu`, or in an installation's `lib/vpmu`.
+///
+/// # Errors
+///
+/// When the library is not there.
+pub fn find_preload() -> Result<PathBuf> {
+    let program = std::env::current_exe().unwrap_or_default();
+    let prefix = program.parent().and_then(Path::parent);
+    let installed = prefix.map(|prefix| prefix.join("lib/vpmu").join(PRELOAD));
+    match installed.filter(|path| path.exists()) {
+        Some(path) => Ok(path),
+        None => find_beside(PRELOAD),
+    }
 }
 
 /// Returns `$VPMU_GUEST_DIR` alone when it is set, else the folders relative to

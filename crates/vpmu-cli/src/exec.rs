@@ -1,0 +1,295 @@
+//! `vpmu exec`: becomes a VMM that nobody changes, with the library before the C library's functions.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, ExitCode};
+
+use clap::{Args, ValueEnum};
+use vpmu_lab::image::{artifacts, elf};
+use vpmu_lab::{Error, Result};
+
+pub(crate) const AFTER: &str = "\
+Examples:
+  vpmu exec -- qemu-system-x86_64 -accel kvm -cpu host -m 2G disk.qcow2
+  vpmu exec --pmu intel -- qemu-system-x86_64 -M q35,accel=kvm -cpu host -smp 4 -sandbox on ...
+  vpmu exec -- lkvm run -k bzImage -d disk.img
+
+The program is not changed: a library that is loaded before its own takes its calls of KVM, gives each vCPU a PMU made of \
+this host's perf events, and leaves the rest to the program. perf in the guest works, whatever the guest boots. With an AMD \
+PMU the guest keeps its processor; with Intel's on an AMD host its processor becomes Intel's.
+
+Needs: /dev/kvm; CAP_PERFMON, or kernel.perf_event_paranoid of 1 or less; QEMU with -accel kvm (or -enable-kvm).
+
+Not reached: static programs, those that call the kernel past the C library, and those that run with more rights than \
+their user (setuid, file capabilities): they are refused. QEMU's -sandbox on works; a stricter seccomp filter must allow \
+what docs/seccomp.md lists. Migration, savevm and libvirt's managed save are refused by QEMU, which would lose the PMU's \
+state. Children of the program are not reached. More in docs/qemu-pmu.md.
+
+Exit status: the program's own; 125 when vpmu refuses or fails, 2 for a wrong command line.";
+
+/// Programs that were tried.
+const KNOWN: [&str; 2] = ["qemu-system-", "lkvm"];
+const SETUID_OR_SETGID: u32 = 0o6000;
+const LOADER: &str = "ld-linux-x86-64.so.2";
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// Whose PMU the guest has, and so whose processor
+    #[arg(long, value_enum, default_value_t = Pmu::Auto)]
+    pmu: Pmu,
+    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's PMU
+    ///
+    /// With Intel's PMU, the default is 5.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
+    perfmon: Option<u8>,
+    /// What counts for the guest
+    #[arg(long, value_enum, default_value_t = Backing::Auto)]
+    backing: Backing,
+    /// Offer instructions and branches even where only time can be counted: one per cycle
+    #[arg(long)]
+    approximate_instructions: bool,
+    /// When host events are made and given back
+    #[arg(long, value_enum, default_value_t = Policy::Paused)]
+    policy: Policy,
+    /// Let the guest measure (it writes 1 to port 0x5650, and 2 at the end), and append what the PMU has cost to this file;
+    /// - is standard output
+    #[arg(long, value_name = "FILE")]
+    statistics: Option<PathBuf>,
+    /// Try programs that nobody has tried
+    #[arg(long)]
+    any: bool,
+    /// The VMM and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Pmu {
+    /// AMD's on AMD's processors, else Intel's
+    Auto,
+    /// Intel's, whatever the processor
+    Intel,
+    /// AMD's core extension: six counters
+    Amd,
+    /// AMD's PerfMonV2: the same with global registers
+    AmdV2,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Backing {
+    /// The processor's counters where perf has them, else the time of the vCPU's thread
+    Auto,
+    /// The processor's counters, and nothing else
+    Hardware,
+    /// The time of the vCPU's thread: cycles only
+    Clock,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Policy {
+    /// A new host event for each overflow and each rewrite (the unoptimised baseline)
+    Recreate,
+    /// Keep the host event: pause, set its period, resume
+    Reuse,
+    /// As reuse, and leave a paused event alone
+    Paused,
+}
+
+fn usage<T>(text: impl Into<String>) -> Result<T> {
+    Err(Error::Usage(text.into()))
+}
+
+/// Becomes the program, or says why not.
+pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
+    let Some((name, arguments)) = options.command.split_first() else {
+        return usage("nothing to run: give a program after --");
+    };
+    if options.perfmon.is_some() && matches!(options.pmu, Pmu::Amd | Pmu::AmdV2) {
+        return usage("--perfmon is about Intel's PMU: leave --pmu out, or give --pmu intel");
+    }
+    let program = find(name)?;
+    let known = KNOWN.iter().any(|known| is_named(&program, known));
+    if !known && !options.any {
+        return usage(format!(
+            "{} is neither QEMU (qemu-system-x86_64) nor kvmtool (lkvm), and what other programs do with KVM was not \
+             tried: --any tries",
+            program.display()
+        ));
+    }
+    check_program(&program)?;
+    if is_named(&program, KNOWN[0]) {
+        check_qemu(arguments)?;
+    }
+    check_kvm()?;
+    let library = artifacts::find_preload()?;
+    let failed = Error::file("run", &program);
+    Err(failed(
+        process::Command::new(&program)
+            .arg0(name)
+            .args(arguments)
+            .env("LD_PRELOAD", preload(&library)?)
+            .env("VPMU_EXEC", options.words())
+            .exec(),
+    ))
+}
+
+/// Returns whether a program's name begins so.
+fn is_named(program: &Path, beginning: &str) -> bool {
+    let name = program.file_name().unwrap_or_default().as_bytes();
+    name.starts_with(beginning.as_bytes())
+}
+
+/// Finds a program as a shell does.
+fn find(name: &OsStr) -> Result<PathBuf> {
+    let is_program = |path: &Path| {
+        fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o111 != 0)
+    };
+    let path = Path::new(name);
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let found = match path.components().nth(1) {
+        Some(_) => Some(path.to_owned()),
+        None => env::split_paths(&folders)
+            .map(|folder| folder.join(path))
+            .find(|path| is_program(path)),
+    };
+    found.filter(|path| is_program(path)).ok_or_else(|| {
+        Error::Usage(format!(
+            "{} is no program here: install it, or give its path",
+            path.display()
+        ))
+    })
+}
+
+/// Checks that the dynamic linker loads what it is told to into this program.
+fn check_program(program: &Path) -> Result<()> {
+    let text = program.display();
+    let data = fs::read(program).map_err(Error::file("read", program))?;
+    if data.starts_with(b"#!") {
+        return usage(format!(
+            "{text} is a script, whose interpreter the library would be loaded into: give the program that it starts"
+        ));
+    }
+    let needed = elf::needed(program)?;
+    match &needed.interpreter {
+        None => {
+            return usage(format!(
+                "{text} is linked statically, so that no library can be put before its calls: use one that is not \
+                 (Debian's QEMU; `make lkvm` for kvmtool)"
+            ));
+        }
+        Some(loader) if !loader.ends_with(LOADER) => {
+            return usage(format!(
+                "{text} is for {loader}, not for x86-64's GNU C library, which this library is for: use Debian's"
+            ));
+        }
+        Some(_) => {}
+    }
+    let mode = fs::metadata(program)
+        .map_err(Error::file("read", program))?
+        .mode();
+    let mut room = [0_u8; 64];
+    let has_capabilities =
+        rustix::fs::getxattr(program, "security.capability", &mut room[..]).is_ok();
+    if mode & SETUID_OR_SETGID != 0 || has_capabilities {
+        return usage(format!(
+            "{text} runs with more rights than its user (setuid, or file capabilities), so that the dynamic linker \
+             ignores LD_PRELOAD: copy it, and give the rights to the process (setpriv --ambient-caps)"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks what QEMU is told, as far as that cannot work.
+fn check_qemu(arguments: &[OsString]) -> Result<()> {
+    let is = |names: &[&str]| {
+        let mut words = arguments.iter().map(|word| word.as_bytes());
+        words.any(|word| names.iter().any(|name| word == name.as_bytes()))
+    };
+    if is(&["-incoming", "--incoming", "-loadvm", "--loadvm"]) {
+        return usage(
+            "a guest that was saved, or comes from elsewhere, has no state of this PMU: leave -incoming and -loadvm \
+             out",
+        );
+    }
+    let names_kvm = |word: &OsString| word.to_string_lossy().contains("kvm");
+    let only_asks = is(&["-version", "--version", "-h", "-help", "--help"]);
+    if !arguments.iter().any(names_kvm) && !only_asks {
+        eprintln!(
+            "vpmu: QEMU is not told to use KVM, without which its guest has no PMU: add -accel kvm"
+        );
+    }
+    Ok(())
+}
+
+fn check_kvm() -> Result<()> {
+    let device = "/dev/kvm";
+    match OpenOptions::new().read(true).write(true).open(device) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let way = match error.kind() {
+                io::ErrorKind::PermissionDenied => {
+                    "join the group kvm (adduser $USER kvm), and log in again"
+                }
+                _ => {
+                    "load kvm_intel or kvm_amd, enable virtualisation in the firmware, or nested virtualisation in the \
+                     cloud"
+                }
+            };
+            Err(Error::Format {
+                path: device.into(),
+                problem: format!("{error}; {way}"),
+            })
+        }
+    }
+}
+
+/// Returns the list of the dynamic linker with the library before the user's own.
+fn preload(library: &Path) -> Result<OsString> {
+    let separates = |byte: &u8| matches!(byte, b' ' | b':');
+    if library.as_os_str().as_bytes().iter().any(separates) {
+        return usage(format!(
+            "{}: the dynamic linker takes no path with a space or a colon: move vpmu",
+            library.display()
+        ));
+    }
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    Ok(list)
+}
+
+impl Exec {
+    /// Returns the choices as the library reads them.
+    fn words(&self) -> OsString {
+        let mut words = OsString::from(format!(
+            "pmu={} backing={} policy={}",
+            name(&self.pmu),
+            name(&self.backing),
+            name(&self.policy)
+        ));
+        if let Some(version) = self.perfmon {
+            words.push(format!(" perfmon={version}"));
+        }
+        if self.approximate_instructions {
+            words.push(" approximate");
+        }
+        if let Some(file) = &self.statistics {
+            words.push(" measure=");
+            words.push(file);
+        }
+        words
+    }
+}
+
+fn name(choice: &impl ValueEnum) -> String {
+    let value = choice.to_possible_value();
+    value.map_or_else(String::new, |value| value.get_name().to_owned())
+}

@@ -1,0 +1,75 @@
+//! `vpmu exec`: the programs that it refuses, and what it leaves of itself in those that it runs.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::{assert_refused, vpmu};
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned()
+}
+
+/// Writes a program of this name, and returns its path.
+fn program(folder: &Path, name: &str, contents: &[u8]) -> String {
+    let path = folder.join(name);
+    fs::write(&path, contents).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn programs_that_are_not_reached_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = fs::read("/proc/self/exe").unwrap();
+    let refused = |path: &str, words: &str| assert_refused(&["exec", "--", path], 2, words);
+    refused("/bin/sh", "--any");
+    refused("/no/such", "is no program here");
+    let script = program(folder.path(), "qemu-system-x86_64", b"#!/bin/sh\n");
+    refused(&script, "is a script");
+    // The program's interpreter is named elsewhere.
+    let name = b"ld-linux-x86-64.so.2";
+    let at = own.windows(name.len()).position(|found| found == name);
+    let mut other = own.clone();
+    other[at.unwrap()] = b'm';
+    let other = program(folder.path(), "qemu-system-other", &other);
+    refused(&other, "for x86-64's GNU C library");
+    let setuid = program(folder.path(), "lkvm", &own);
+    fs::set_permissions(&setuid, PermissionsExt::from_mode(0o4755)).unwrap();
+    refused(&setuid, "more rights");
+    let qemu = program(folder.path(), "qemu-system-own", &own);
+    for option in ["-incoming", "-loadvm"] {
+        assert_refused(&["exec", "--", &qemu, option, "x"], 2, option);
+    }
+    let amd = ["exec", "--pmu", "amd", "--perfmon", "5", "--", &qemu];
+    assert_refused(&amd, 2, "--pmu intel");
+}
+
+#[test]
+fn children_of_the_program_have_nothing_of_it() {
+    let home = tempfile::tempdir().unwrap();
+    let shell = home.path().join("qemu-system-shell");
+    symlink(fs::canonicalize("/bin/sh").unwrap(), &shell).unwrap();
+    let script = "env | grep -c -e VPMU_EXEC -e preload; echo \"$LD_PRELOAD\"";
+    let run = |more: &[&str]| {
+        let mut command: Command = vpmu(home.path());
+        command
+            .args(["exec", "--"])
+            .arg(&shell)
+            .args(["-c", script]);
+        command.args(more).env("LD_PRELOAD", "").output().unwrap()
+    };
+    let output = run(&[]);
+    let said = text(&output);
+    // Where the machine has no /dev/kvm, perf is forbidden or the library was not built, the program does not run, and the way out is told.
+    if output.status.code() == Some(125) {
+        let ways = ["/dev/kvm", "perf", "build both"];
+        assert!(ways.iter().any(|way| said.contains(way)), "{said}");
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert!(said.contains("0\n\n"), "{said}");
+    assert!(said.contains("add -accel kvm"), "{said}");
+    assert!(!text(&run(&["-accel", "kvm"])).contains("-accel kvm"));
+}

@@ -1,0 +1,107 @@
+//! The library that `vpmu exec` puts into a VMM that nobody changes (docs/qemu-pmu.md).
+//!
+//! The dynamic linker takes `ioctl` and `close` from here first. A VM gets the PMU's MSR filter when it is made, each of its
+//! vCPUs a [`vpmu_kvm::Vcpu`] when it is made, and each KVM_RUN is repeated here as long as its exits are the PMU's. The
+//! program sees the exits that it knows.
+//!
+//! - `next`: the functions that were meant; `settings`: what `vpmu exec` was told; `start`: before and after `main`
+//! - `objects`: VMs and vCPUs by their descriptors; `vm`, `vcpu`: their calls
+//! - `cpuid`, `msrs`, `filter`: calls whose structures are changed on their way
+//! - `memory`: the guest's memory, as KVM was told of it; `page`: `kvm_run`, where the guest may measure
+//! - `migration`: keeps QEMU from taking the guest elsewhere without its PMU
+//!
+//! UNSAFETY: stands between a C program and the C library: raw descriptors and pointers, as the program gives them.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![expect(unsafe_code, reason = "see UNSAFETY above")]
+
+mod cpuid;
+mod filter;
+mod memory;
+mod migration;
+mod msrs;
+mod next;
+mod objects;
+mod page;
+mod requests;
+mod settings;
+mod start;
+mod vcpu;
+mod vm;
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_ulong, c_void};
+
+use objects::Object;
+
+thread_local! {
+    /// Whether this library is at work on this thread. Its own calls are then no business of its own.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This library's work on the calling thread.
+struct Inside(());
+
+impl Inside {
+    /// Begins work, unless the thread is at work.
+    fn enter() -> Option<Self> {
+        // `then_some` would make one that is dropped at once, whose end would be the other's.
+        (!INSIDE.replace(true)).then(|| Self(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.set(false);
+    }
+}
+
+/// The C library's ioctl, which is variadic there: on x86-64 its third argument comes where that of a function with three
+/// comes, and is any value where the caller gives none.
+///
+/// # Safety
+///
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // Nearly all calls of other programs are not KVM's.
+    if !requests::is_kvms(request) {
+        return next::ioctl(fd, request, argument);
+    }
+    let Some(inside) = Inside::enter() else {
+        return next::ioctl(fd, request, argument);
+    };
+    let answer = match objects::find(fd) {
+        Some(Object::Vcpu(vcpu)) => vcpu.ioctl(fd, request, argument),
+        Some(Object::Vm(vm)) => vm.ioctl(fd, request, argument),
+        None => vm::system_ioctl(fd, request, argument),
+    };
+    // What ends here may look at errno, which belongs to the call.
+    let errno = next::errno();
+    drop(inside);
+    next::set_errno(errno);
+    answer
+}
+
+/// The C library's close.
+///
+/// # Safety
+///
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    // Before the descriptor is free: another thread may be given its number at once.
+    if let Some(inside) = Inside::enter() {
+        objects::forget(fd);
+        drop(inside);
+    }
+    next::close(fd)
+}
+
+/// Says something to the user, who sees the program's standard error.
+fn say(text: impl std::fmt::Display) {
+    // A program whose standard error is closed goes on.
+    let _ = std::io::Write::write_all(
+        &mut std::io::stderr(),
+        format!("vpmu exec: {text}\n").as_bytes(),
+    );
+}

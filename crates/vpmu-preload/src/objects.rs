@@ -1,0 +1,65 @@
+//! The program's VMs and vCPUs, by their descriptors.
+//!
+//! A look-up takes no lock: a child between fork and exec closes descriptors while locks may be held that nobody there
+//! gives back. An object that was entered stays in memory to the process's end, and its contents go when it is closed.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::vcpu::OneVcpu;
+use crate::vm::Vm;
+
+/// A VM's or a vCPU's descriptor.
+pub(crate) enum Object {
+    Vm(Vm),
+    Vcpu(Box<OneVcpu>),
+}
+
+/// Descriptors that can be known. A program with more open files gets its VM with a number below.
+const MOST: usize = 1 << 16;
+
+static OBJECTS: [AtomicPtr<Object>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+
+fn place(fd: c_int) -> Option<&'static AtomicPtr<Object>> {
+    OBJECTS.get(usize::try_from(fd).ok()?)
+}
+
+/// Returns the object behind this descriptor.
+pub(crate) fn find(fd: c_int) -> Option<&'static Object> {
+    let object = place(fd)?.load(Ordering::Acquire);
+    // SAFETY: only `enter` writes pointers here, to objects that stay, and nobody has them by a mutable reference.
+    unsafe { object.as_ref() }
+}
+
+/// Keeps `object` for this descriptor. Returns `false` where the number is too large.
+pub(crate) fn enter(fd: c_int, object: Object) -> bool {
+    let Some(place) = place(fd) else {
+        return false;
+    };
+    let object = Box::leak(Box::new(object));
+    place.store(object, Ordering::Release);
+    true
+}
+
+/// Ends what is behind this descriptor, which is about to be closed.
+pub(crate) fn forget(fd: c_int) {
+    let Some(place) = place(fd) else {
+        return;
+    };
+    let Some(object) = find(fd) else {
+        return;
+    };
+    let process = match object {
+        Object::Vm(vm) => vm.process(),
+        Object::Vcpu(vcpu) => vcpu.process(),
+    };
+    // A child closes its copies. After vfork its memory is the parent's.
+    if process != std::process::id() {
+        return;
+    }
+    place.store(ptr::null_mut(), Ordering::Release);
+    if let Object::Vcpu(vcpu) = object {
+        vcpu.end();
+    }
+}

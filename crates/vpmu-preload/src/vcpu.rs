@@ -1,0 +1,209 @@
+//! A vCPU's calls.
+
+use std::ffi::{c_int, c_ulong, c_void};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+use vpmu_kvm::{AfterRun, Error, Exit, Statistics, Vcpu};
+
+use crate::page::{Left, Page};
+use crate::vm::Vm;
+use crate::{cpuid, msrs, next, requests, say};
+
+/// A vCPU whose guest has a PMU.
+pub(crate) struct OneVcpu {
+    vm: &'static Vm,
+    process: u32,
+    /// `None` once the program has closed it.
+    parts: Mutex<Option<Parts>>,
+}
+
+struct Parts {
+    vcpu: Vcpu,
+    statistics: Arc<Mutex<Statistics>>,
+    /// The exits that are the program's; `None`: nobody measures.
+    page: Option<Page>,
+    /// Whether the program has just given the vCPU the segments of a reset.
+    resets: bool,
+}
+
+impl OneVcpu {
+    pub(crate) fn new(vm: &'static Vm, vm_fd: c_int, fd: c_int) -> Result<Self, Error> {
+        let (choices, memory) = (vm.choices, Arc::clone(&vm.memory));
+        let mut vcpu = Vcpu::attach(&vm_fd, &fd, &choices.offer, &vm.options, memory)?;
+        vcpu.set_rdpmc(Arc::clone(&vm.rdpmc));
+        let page = match choices.settings.measure {
+            None => None,
+            Some(_) => Some(Page::map(fd)?),
+        };
+        choices.measurement.add(&vcpu);
+        if let Some(backing) = vcpu.backing() {
+            let _ = choices.backing.set(backing);
+        }
+        Ok(Self {
+            vm,
+            process: std::process::id(),
+            parts: Mutex::new(Some(Parts {
+                statistics: vcpu.statistics(),
+                vcpu,
+                page,
+                resets: false,
+            })),
+        })
+    }
+
+    /// Returns the process that has made the vCPU.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives back the perf events.
+    pub(crate) fn end(&self) {
+        let ended = self.parts().take();
+        drop(ended);
+    }
+
+    pub(crate) fn ioctl(&self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        let mut parts = self.parts();
+        let Some(parts) = parts.as_mut() else {
+            return next::ioctl(fd, request, argument);
+        };
+        let offer = &self.vm.choices.offer;
+        match request {
+            requests::RUN => self.run(fd, parts),
+            // SAFETY: the request's argument.
+            requests::SET_CPUID2 => unsafe { cpuid::set(offer, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::GET_MSRS => unsafe { msrs::get(&mut parts.vcpu, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::SET_MSRS => unsafe { msrs::set(&mut parts.vcpu, offer, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::SET_SIGNAL_MASK => unsafe { self.set_signal_mask(fd, argument) },
+            _ => {
+                let answer = next::ioctl(fd, request, argument);
+                if answer == 0 {
+                    // SAFETY: KVM has just read it.
+                    unsafe { parts.notice_reset(request, argument) };
+                }
+                answer
+            }
+        }
+    }
+
+    /// Runs the vCPU until an exit is the program's.
+    fn run(&self, fd: c_int, parts: &mut Parts) -> c_int {
+        let hides_kicks = self.vm.choices.settings.hides_kicks;
+        loop {
+            if let Err(error) = parts.vcpu.before_run() {
+                say(error);
+                return next::fail(libc::EIO);
+            }
+            let answer = next::run(fd);
+            let errno = next::errno();
+            match parts.vcpu.after_run() {
+                Ok(AfterRun::Completed) => continue,
+                // A program that was signalled at the same time, and does not write to `immediate_exit`, needs its EINTR.
+                Ok(AfterRun::Kicked) if hides_kicks => continue,
+                Ok(AfterRun::Kicked) => {}
+                Ok(AfterRun::Vmm) => {
+                    if answer == 0 && self.answers(parts) {
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    say(error);
+                    return next::fail(libc::EIO);
+                }
+            }
+            next::set_errno(errno);
+            return answer;
+        }
+    }
+
+    /// Counts an exit that is the program's. Returns whether it was the doorbell of measurements, and is over.
+    fn answers(&self, parts: &Parts) -> bool {
+        let Some(page) = &parts.page else {
+            return false;
+        };
+        let measurement = &self.vm.choices.measurement;
+        let left = page.left();
+        let exit = match left {
+            Left::Begin | Left::End | Left::Ask => Exit::Port(vpmu_measure::DOORBELL),
+            Left::Other(exit) => exit,
+        };
+        let mut statistics = parts
+            .statistics
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        statistics.count(exit);
+        drop(statistics);
+        match left {
+            Left::Begin => measurement.begin(),
+            Left::End => measurement.end(),
+            Left::Ask => page.answer(vpmu_measure::DOORBELL_ID),
+            Left::Other(_) => return false,
+        }
+        true
+    }
+
+    /// Answers KVM_SET_SIGNAL_MASK: the overflows' signal ends each KVM_RUN.
+    ///
+    /// # Safety
+    ///
+    /// `argument` is that request's.
+    unsafe fn set_signal_mask(&self, fd: c_int, argument: *mut c_void) -> c_int {
+        /// The kernel's set of signals.
+        const SIZE: usize = size_of::<u64>();
+        const HEAD: usize = size_of::<u32>();
+        let (false, Some(signal)) = (argument.is_null(), self.vm.options.signal) else {
+            return next::ioctl(fd, requests::SET_SIGNAL_MASK, argument);
+        };
+        let mut mask = [0_u8; HEAD + SIZE];
+        // SAFETY: the caller's promise: a length, with so many bytes behind it.
+        unsafe {
+            let length: u32 = argument.cast::<u32>().read_unaligned();
+            if length as usize != SIZE {
+                return next::ioctl(fd, requests::SET_SIGNAL_MASK, argument);
+            }
+            argument
+                .cast::<u8>()
+                .copy_to_nonoverlapping(mask.as_mut_ptr(), HEAD + SIZE);
+        }
+        let bit = signal as usize - 1;
+        mask[HEAD + bit / 8] &= !(1 << (bit % 8));
+        next::ioctl(fd, requests::SET_SIGNAL_MASK, mask.as_mut_ptr().cast())
+    }
+}
+
+impl Parts {
+    /// Resets the PMU where the program has given the vCPU the registers of a processor's reset (SDM vol. 3A, 10.1.4): no
+    /// call of KVM's says so. QEMU does the same at the start, when the PMU is out of reset.
+    ///
+    /// # Safety
+    ///
+    /// `argument` is that of `request`.
+    unsafe fn notice_reset(&mut self, request: c_ulong, argument: *mut c_void) {
+        match request {
+            requests::SET_SREGS | requests::SET_SREGS2 => {
+                // SAFETY: the caller's promise. Both structures begin with CS.
+                let cs = unsafe { argument.cast::<kvm_segment>().read_unaligned() };
+                self.resets = (cs.base, cs.selector) == (0xffff_0000, 0xf000);
+            }
+            requests::SET_REGS => {
+                // SAFETY: the caller's promise.
+                let regs = unsafe { argument.cast::<kvm_regs>().read_unaligned() };
+                if std::mem::take(&mut self.resets) && regs.rip == 0xfff0 {
+                    self.vcpu.reset();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+const _: () = assert!(std::mem::offset_of!(kvm_sregs, cs) == 0);
+const _: () = assert!(std::mem::offset_of!(kvm_bindings::kvm_sregs2, cs) == 0);

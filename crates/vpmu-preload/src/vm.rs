@@ -1,0 +1,160 @@
+//! A VM's calls, and those before there is a VM.
+
+use std::ffi::{c_int, c_ulong, c_void};
+use std::sync::Arc;
+
+use kvm_bindings::kvm_userspace_memory_region;
+use vpmu_kvm::{Error, Options, Rdpmc};
+
+use crate::filter::Filters;
+use crate::memory::Memory;
+use crate::objects::{self, Object};
+use crate::start::{Choices, choices};
+use crate::vcpu::OneVcpu;
+use crate::{cpuid, migration, next, requests, say};
+
+/// A VM whose guest has a PMU.
+pub(crate) struct Vm {
+    process: u32,
+    pub(crate) choices: &'static Choices,
+    pub(crate) options: Options,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) rdpmc: Arc<Rdpmc>,
+    filters: Filters,
+}
+
+/// Answers a request to a descriptor that is neither a VM nor a vCPU.
+pub(crate) fn system_ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    let Some(choices) = choices() else {
+        return next::ioctl(fd, request, argument);
+    };
+    match request {
+        requests::CREATE_VM => create(choices, fd, argument),
+        // SAFETY: the request's argument.
+        requests::GET_SUPPORTED_CPUID => unsafe { cpuid::supported(&choices.offer, fd, argument) },
+        _ => next::ioctl(fd, request, argument),
+    }
+}
+
+/// Makes a VM with the PMU's filter, or none.
+fn create(choices: &'static Choices, system: c_int, argument: *mut c_void) -> c_int {
+    let fd = next::ioctl(system, requests::CREATE_VM, argument);
+    if fd < 0 {
+        return fd;
+    }
+    let made = Vm::new(choices, fd).map_err(|error| error.to_string());
+    let entered = made.and_then(|vm| match objects::enter(fd, Object::Vm(vm)) {
+        true => Ok(()),
+        false => Err("the program has more than 65536 open files".to_owned()),
+    });
+    match entered {
+        Ok(()) => fd,
+        Err(error) => {
+            say(error);
+            next::close(fd);
+            next::fail(libc::ENOTSUP)
+        }
+    }
+}
+
+/// Returns a real-time signal that nobody handles. The lowest are those that programs take.
+fn free_signal() -> Option<i32> {
+    let mut signals = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev();
+    signals.find(|&signal| {
+        // SAFETY: all zeroes is a valid sigaction, and only looks.
+        let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let error = unsafe { libc::sigaction(signal, std::ptr::null(), &mut present) };
+        error == 0 && present.sa_sigaction == libc::SIG_DFL
+    })
+}
+
+impl Vm {
+    fn new(choices: &'static Choices, fd: c_int) -> Result<Self, Error> {
+        let mut msrs = choices.offer.msrs();
+        msrs.extend(Rdpmc::msrs(&choices.offer));
+        Ok(Self {
+            process: std::process::id(),
+            choices,
+            options: Options {
+                signal: free_signal(),
+                ..choices.settings.options.clone()
+            },
+            memory: Arc::default(),
+            rdpmc: Arc::default(),
+            // At once: KVM's own PMU can be switched off before the first vCPU only.
+            filters: Filters::begin(fd, msrs)?,
+        })
+    }
+
+    /// Returns the process that has made the VM.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
+    pub(crate) fn ioctl(
+        &'static self,
+        fd: c_int,
+        request: c_ulong,
+        argument: *mut c_void,
+    ) -> c_int {
+        match request {
+            requests::CREATE_VCPU => self.create_vcpu(fd, argument),
+            requests::SET_USER_MEMORY_REGION | requests::SET_USER_MEMORY_REGION2 => {
+                let mut slots = self.memory.change();
+                let answer = next::ioctl(fd, request, argument);
+                if answer == 0 {
+                    // SAFETY: KVM has just read it. The second request's structure begins with the first's.
+                    slots.set(unsafe { &*argument.cast::<kvm_userspace_memory_region>() });
+                }
+                answer
+            }
+            // SAFETY: the request's argument.
+            requests::SET_MSR_FILTER => match unsafe { self.filters.set(fd, argument) } {
+                Ok(()) => 0,
+                Err(error) => {
+                    say(format_args!("the program's own MSR filter: {error}"));
+                    next::fail(libc::EINVAL)
+                }
+            },
+            // SAFETY: the request's argument.
+            requests::ENABLE_CAP => unsafe { self.filters.enable(fd, argument) },
+            _ => next::ioctl(fd, request, argument),
+        }
+    }
+
+    /// Makes a vCPU with a PMU, or none.
+    fn create_vcpu(&'static self, vm: c_int, argument: *mut c_void) -> c_int {
+        if let Err(error) = migration::block() {
+            say(error);
+            return next::fail(libc::ENOTSUP);
+        }
+        let fd = next::ioctl(vm, requests::CREATE_VCPU, argument);
+        if fd < 0 {
+            return fd;
+        }
+        let made = OneVcpu::new(self, vm, fd).map_err(|error| match error {
+            Error::NoLapic(_) => {
+                "the interrupt controller is not KVM's: give QEMU kernel-irqchip=on or split, \
+                                  or leave kernel-irqchip=off out"
+                    .to_owned()
+            }
+            error => error.to_string(),
+        });
+        let entered =
+            made.and_then(
+                |vcpu| match objects::enter(fd, Object::Vcpu(Box::new(vcpu))) {
+                    true => Ok(()),
+                    false => Err("the program has more than 65536 open files".to_owned()),
+                },
+            );
+        match entered {
+            Ok(()) => fd,
+            Err(error) => {
+                say(error);
+                next::close(fd);
+                next::fail(libc::ENOTSUP)
+            }
+        }
+    }
+}
