@@ -52,6 +52,13 @@ impl HostJob {
 pub enum HostVmm {
     /// Stock QEMU of this name, in `/usr/bin`.
     Qemu(String),
+    /// The same, under `vpmu exec` with these options.
+    Exec {
+        /// QEMU's name.
+        qemu: String,
+        /// The options of `vpmu exec`.
+        options: Vec<String>,
+    },
     /// This project's x86 VMM.
     Ours {
         /// Where the guest is saved when it asks for that; the host then

@@ -17,6 +17,11 @@ use vpmu_record::{Host, Record};
 /// twice while it is unpacked, and the guest's.
 const KVM_HOST_MEMORY: u32 = 1024;
 
+/// Options of a stock QEMU whose guest rings the doorbell from user space. For its vapic QEMU reads and writes the segments
+/// of a guest that runs. KVM calls the task's segment busy, and QEMU below KVM looks for the permissions of ports in one that
+/// is not: the guest's user space then has no port.
+const NO_VAPIC: [&str; 2] = ["-global", "kvm-apic.vapic=off"];
+
 /// A guest one level further down than under the other designs.
 pub(super) struct Nested<'a> {
     pub(super) machine: &'a Machine,
@@ -85,8 +90,10 @@ impl Nested<'_> {
 
 impl Backend for Nested<'_> {
     fn check(&self) -> Result<()> {
-        if let Vmm::Ours(_) = self.vmm {
-            artifacts::find_beside(artifacts::VMM)?;
+        match self.vmm {
+            Vmm::Stock => {}
+            Vmm::Exec(_) => drop(artifacts::find_preload()?),
+            Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
         }
         qemu::check(self.machine)
     }
@@ -94,7 +101,7 @@ impl Backend for Nested<'_> {
     fn notify(&self) -> Notify {
         match self.vmm {
             Vmm::Stock => Notify::KvmHost,
-            Vmm::Ours(_) => Notify::Doorbell,
+            Vmm::Exec(_) | Vmm::Ours(_) => Notify::Doorbell,
         }
     }
 
@@ -108,12 +115,18 @@ impl Backend for Nested<'_> {
                 job::Vmm::Qemu(arch.qemu().program),
                 self.stock_arguments(parts),
             ),
+            Vmm::Exec(vmm) => {
+                let mut options = self.stock_arguments(parts);
+                options.extend(NO_VAPIC.map(str::to_owned));
+                options.extend(vmm.options.iter().cloned());
+                (job::Vmm::exec(arch.qemu().program, vmm)?, options)
+            }
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),
             (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
-            (None, Vmm::Stock) => None,
+            (None, Vmm::Stock | Vmm::Exec(_)) => None,
         };
         let host_file = folder.join("host.cpio");
         let trace = matches!(parts.payload, Payload::Command(work) if work.marked);

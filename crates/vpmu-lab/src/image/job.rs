@@ -8,9 +8,9 @@ use super::artifacts;
 use super::disk::BootDisk;
 use super::elf;
 use crate::image::archive::{Archive, Contents, add_file};
-use crate::spec::Work;
 use crate::spec::arch::Arch;
 use crate::spec::command::quote;
+use crate::spec::{OurVmm, Work};
 use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
@@ -61,6 +61,17 @@ pub struct Job<'a> {
 pub enum Vmm {
     /// Stock QEMU of this name, from the host's packages.
     Qemu(&'static str),
+    /// The same, under `vpmu exec`.
+    Exec {
+        /// QEMU's name.
+        qemu: &'static str,
+        /// The options of `vpmu exec`.
+        options: Vec<String>,
+        /// The command.
+        vpmu: OwnProgram,
+        /// The library.
+        preload: OwnProgram,
+    },
     /// This project's x86 VMM.
     Ours(OwnProgram),
 }
@@ -203,6 +214,27 @@ impl Vmm {
     pub fn ours() -> Result<Self> {
         OwnProgram::find(artifacts::VMM).map(Self::Ours)
     }
+
+    /// Finds `vpmu` and its library, for a guest of this QEMU with this PMU.
+    ///
+    /// # Errors
+    ///
+    /// When one of them was not built, or a library is not found.
+    pub fn exec(qemu: &'static str, vmm: &OurVmm) -> Result<Self> {
+        let mut options = vec![
+            format!("--pmu={}", vmm.model.name()),
+            format!("--policy={}", vmm.policy.name()),
+            // With QEMU's own output, as the guest's console is.
+            "--statistics=-".to_owned(),
+        ];
+        options.extend(vmm.perfmon.map(|version| format!("--perfmon={version}")));
+        Ok(Self::Exec {
+            qemu,
+            options,
+            vpmu: OwnProgram::find(artifacts::VPMU)?,
+            preload: OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?,
+        })
+    }
 }
 
 impl OwnProgram {
@@ -212,7 +244,10 @@ impl OwnProgram {
     ///
     /// When the program was not built, or a library it needs is not found.
     pub fn find(name: &'static str) -> Result<Self> {
-        let program = artifacts::find_beside(name)?;
+        Self::at(name, artifacts::find_beside(name)?)
+    }
+
+    fn at(name: &'static str, program: PathBuf) -> Result<Self> {
         let folders = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
         let programs = [program.clone()];
         let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
@@ -230,6 +265,14 @@ impl OwnProgram {
                 .map(|(place, path)| (file(place), path))
                 .collect(),
         })
+    }
+
+    /// Puts the library of this name where programs of the archive's own find it.
+    fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
+        if let Some((_, path)) = self.libraries.iter().find(|library| library.0 == name) {
+            let place = format!("{}/{name}", arch.libraries());
+            archive.file(&place, 0o755, Contents::Disk(path.clone()));
+        }
     }
 
     fn put(&self, archive: &mut Archive) {
@@ -259,8 +302,12 @@ impl HostJob<'_> {
         let (restore, options) = (self.options.iter().cloned())
             .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));
         let job = vpmu_record::HostJob {
-            vmm: match self.vmm {
-                Vmm::Qemu(name) => HostVmm::Qemu(name.to_owned()),
+            vmm: match &self.vmm {
+                Vmm::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
+                Vmm::Exec { qemu, options, .. } => HostVmm::Exec {
+                    qemu: (*qemu).to_owned(),
+                    options: options.clone(),
+                },
                 Vmm::Ours(_) => HostVmm::Ours { save, restore },
             },
             options,
@@ -278,8 +325,15 @@ impl HostJob<'_> {
             0o644,
             Contents::Bytes(job.to_json()),
         );
-        if let Vmm::Ours(program) = &self.vmm {
-            program.put(&mut archive);
+        match &self.vmm {
+            Vmm::Qemu(_) => {}
+            Vmm::Exec { vpmu, preload, .. } => {
+                vpmu.put(&mut archive);
+                preload.put(&mut archive);
+                // The host's own C library serves the library in QEMU. What else it needs is on each Debian.
+                preload.put_library(&mut archive, "libgcc_s.so.1", self.arch);
+            }
+            Vmm::Ours(program) => program.put(&mut archive),
         }
         if let Some(disk) = self.disk {
             let driver = Contents::Disk(disk.driver.clone());

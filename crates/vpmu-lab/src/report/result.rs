@@ -198,7 +198,7 @@ impl Run {
         // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
         let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
         let pmu_exits = pmu
-            .is_ours()
+            .has_our_pmu()
             .then(|| stats.exits.clone())
             .flatten()
             .map(|mut exits| {

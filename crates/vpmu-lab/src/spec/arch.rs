@@ -105,7 +105,13 @@ impl Arch {
                 Pmu::Direct,
                 Pmu::Untrapped,
             ],
-            Self::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Paravirt],
+            Self::X86_64 => &[
+                Pmu::Native,
+                Pmu::Kvm,
+                Pmu::Emulated,
+                Pmu::Paravirt,
+                Pmu::Exec,
+            ],
         }
     }
 

@@ -24,11 +24,13 @@ pub enum Pmu {
     Untrapped,
     /// This project's VMM, and a driver in the guest that shares a page with it.
     Paravirt,
+    /// Stock QEMU under `vpmu exec`: this project's PMU in a VMM that nobody changes.
+    Exec,
 }
 
 impl Pmu {
     /// All designs, in the order of a table.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Native,
         Self::Kvm,
         Self::Emulated,
@@ -36,6 +38,7 @@ impl Pmu {
         Self::Direct,
         Self::Untrapped,
         Self::Paravirt,
+        Self::Exec,
     ];
 
     /// Returns the name on the command line.
@@ -48,13 +51,19 @@ impl Pmu {
             Self::Direct => "direct",
             Self::Untrapped => "untrapped",
             Self::Paravirt => "paravirt",
+            Self::Exec => "exec",
         }
+    }
+
+    /// Tells whether the guest's PMU is this project's.
+    pub fn has_our_pmu(self) -> bool {
+        self.is_ours() || self == Self::Exec
     }
 
     /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
         match self {
-            Self::Native | Self::Kvm => false,
+            Self::Native | Self::Kvm | Self::Exec => false,
             Self::Emulated
             | Self::Partitioned
             | Self::Direct

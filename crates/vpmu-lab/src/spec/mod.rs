@@ -146,11 +146,13 @@ pub enum Way {
 pub enum Vmm {
     /// QEMU, from the host's packages.
     Stock,
+    /// The same under `vpmu exec`. The options are QEMU's.
+    Exec(OurVmm),
     /// This project's VMM.
     Ours(OurVmm),
 }
 
-/// The configuration of this project's x86 VMM.
+/// The configuration of this project's x86 VMM, or of the PMU that `vpmu exec` gives another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OurVmm {
     /// The treatment of a host event that the guest does not use.

@@ -168,18 +168,19 @@ impl Request {
     }
 
     fn check_vmm(&self, designs: &[Design]) -> Result<()> {
+        let has_our_pmu = |design: &Design| design.pmu.has_our_pmu();
+        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(has_our_pmu);
         let is_ours = |design: &Design| design.pmu.is_ours();
-        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(is_ours);
         if !has_vmm && !self.vmm_args.is_empty() {
-            return usage("--vmm-arg is about --arch x86_64 --pmu emulated");
+            return usage("--vmm-arg is about --arch x86_64 --pmu emulated and exec");
         }
         if !has_vmm && self.model != Model::default() {
-            return usage("--model is about --arch x86_64 --pmu emulated");
+            return usage("--model is about --arch x86_64 --pmu emulated and exec");
         }
         if self.perfmon.is_some() {
-            let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
-            if !has_vmm || !designs.iter().any(is_emulated) {
-                return usage("--perfmon is about --arch x86_64 --pmu emulated");
+            let has_model = |design: &Design| has_model(design.pmu);
+            if !has_vmm || !designs.iter().any(has_model) {
+                return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
             }
             if matches!(self.model, Model::Amd | Model::AmdV2) {
                 return usage(
@@ -199,7 +200,7 @@ impl Request {
                 );
             }
         }
-        if has_vmm && self.machine.memory > MOST_VMM_MEMORY {
+        if has_vmm && designs.iter().any(is_ours) && self.machine.memory > MOST_VMM_MEMORY {
             return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
         }
         Ok(())
@@ -282,7 +283,7 @@ impl Request {
             policy: design.policy.unwrap_or_default(),
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
-            perfmon: self.perfmon.filter(|_| design.pmu == Pmu::Emulated),
+            perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {
@@ -293,6 +294,7 @@ impl Request {
                     .then_some(self.host_counters),
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
             },
+            (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
             (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
         }
@@ -400,6 +402,11 @@ impl Request {
 /// Tells whether the monitor may keep counters under this design.
 fn has_partition(pmu: Pmu) -> bool {
     matches!(pmu, Pmu::Partitioned | Pmu::Direct)
+}
+
+/// Tells whether a guest of this design has a PMU of Intel's or AMD's, as the user chooses.
+fn has_model(pmu: Pmu) -> bool {
+    matches!(pmu, Pmu::Emulated | Pmu::Exec)
 }
 
 #[cfg(test)]

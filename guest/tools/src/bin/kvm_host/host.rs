@@ -13,7 +13,7 @@ use vpmu_guest_tools::sys::{self, Fd, flags};
 use vpmu_record::{Host, HostJob, HostVmm, Record};
 
 use super::stats::HostStats;
-use super::{ours, qemu};
+use super::{exec, ours, qemu};
 
 /// The guest's job as an archive, when the guest comes from the lab.
 const JOB: &str = "/guest/job.cpio";
@@ -54,6 +54,7 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     sys::sleep_ms(job.settle_ms);
     match &job.vmm {
         HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &stats),
+        HostVmm::Exec { qemu, options } => exec::run(process, &job, qemu, options, initrd),
         HostVmm::Ours { save, restore } => {
             let saved = save.as_deref().map(|path| (path, restore.as_slice()));
             ours::run(process, &job, saved, initrd)
@@ -124,7 +125,7 @@ fn watch(process: Process, job: &HostJob, stats: &HostStats) {
 /// Reports that the guest is stuck, and powers off.
 fn stuck(process: Process, job: &HostJob) -> ! {
     let vmm = match &job.vmm {
-        HostVmm::Qemu(name) => name,
+        HostVmm::Qemu(name) | HostVmm::Exec { qemu: name, .. } => name,
         HostVmm::Ours { .. } => ours::NAME,
     };
     report(&Record::Host(Host {

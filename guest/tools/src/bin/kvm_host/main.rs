@@ -11,6 +11,8 @@
 extern crate alloc;
 
 #[cfg(target_os = "none")]
+mod exec;
+#[cfg(target_os = "none")]
 mod host;
 #[cfg(target_os = "none")]
 mod ours;

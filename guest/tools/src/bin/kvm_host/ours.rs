@@ -18,6 +18,13 @@ use super::tracing;
 /// The VMM's name.
 pub(crate) const NAME: &str = "vpmu-vmm";
 
+/// Runs a program with the libraries with which it was built, which may be older than this host.
+pub(crate) const LOADER: [&str; 3] = [
+    "/vpmu/lib/ld-linux-x86-64.so.2",
+    "--library-path",
+    "/vpmu/lib",
+];
+
 /// The exit status of a VMM that saved its guest.
 const SAVED: i32 = 4;
 
@@ -65,14 +72,9 @@ fn run_vmm(
     Ok(())
 }
 
-/// Runs the VMM with the libraries with which it was built, which may be older than this host.
 fn run_once(process: Process, options: &[&str]) -> Result<i32, Errno> {
-    let mut words = Vec::from([
-        "/vpmu/lib/ld-linux-x86-64.so.2",
-        "--library-path",
-        "/vpmu/lib",
-        "/vpmu/vpmu-vmm",
-    ]);
+    let mut words = Vec::from(LOADER);
+    words.push("/vpmu/vpmu-vmm");
     words.extend(options);
     let nothing = files::open("/dev/null", flags::READ)?;
     let status = program::run(process, &words, Some(nothing), None);

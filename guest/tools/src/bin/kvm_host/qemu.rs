@@ -53,20 +53,7 @@ pub(crate) fn run(
     let to_guest = files::open(TO_GUEST, flags::READ_WRITE)?;
     let mut words = Vec::from([qemu.as_str()]);
     words.extend(job.options.iter().map(String::as_str));
-    if !job.boots_disk {
-        words.extend(["-kernel", KERNEL, "-append", &job.append]);
-    }
-    if !initrd.is_empty() {
-        // QEMU takes the initrd as a single file.
-        let whole = files::open(INITRD, flags::CREATE)?;
-        for part in initrd {
-            files::append(part, whole)?;
-            // The parts take memory that the guest may need.
-            busybox(process, &format!("rm {part}"));
-        }
-        whole.close();
-        words.extend(["-initrd", INITRD]);
-    }
+    words.extend(boot(process, job, initrd)?);
     let sync = format!("pipe,id=sync,path={SYNC}");
     words.extend(["-serial", "stdio"]);
     words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);
@@ -85,6 +72,30 @@ pub(crate) fn run(
         report(&Record::Kvm(Box::new(Kvm { begin, end })));
     }
     Ok(())
+}
+
+/// Returns QEMU's options for what the guest boots.
+pub(crate) fn boot<'a>(
+    process: Process,
+    job: &'a HostJob,
+    initrd: &[&str],
+) -> Result<Vec<&'a str>, Errno> {
+    let mut words = Vec::new();
+    if !job.boots_disk {
+        words.extend(["-kernel", KERNEL, "-append", &job.append]);
+    }
+    if !initrd.is_empty() {
+        // QEMU takes the initrd as a single file.
+        let whole = files::open(INITRD, flags::CREATE)?;
+        for part in initrd {
+            files::append(part, whole)?;
+            // The parts take memory that the guest may need.
+            busybox(process, &format!("rm {part}"));
+        }
+        whole.close();
+        words.extend(["-initrd", INITRD]);
+    }
+    Ok(words)
 }
 
 /// Starts QEMU from another process, which waits for its end. That process
@@ -152,7 +163,7 @@ fn pin(qemu: usize, vcpus: u32) {
 }
 
 /// Returns the first line of QEMU's version output.
-fn version(process: Process, qemu: &str) -> Result<String, Errno> {
+pub(crate) fn version(process: Process, qemu: &str) -> Result<String, Errno> {
     let file = files::open(VERSION, flags::CREATE)?;
     program::run(process, &[qemu, "--version"], None, Some(file))?;
     file.close();

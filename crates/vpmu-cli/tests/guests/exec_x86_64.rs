@@ -1,0 +1,82 @@
+//! `vpmu exec`: an unchanged QEMU in the KVM host, whose guest has the PMU.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{Compared, NO_SYMBOLS, compare, compared, nested_vpmu, turn};
+
+const IN_REAL_TIME: &str = ", under vpmu-vmm, and QEMU's are in the lab's KVM host";
+
+/// Returns the number in the line of the output that begins with `word`.
+fn number(console: &str, word: &str) -> f64 {
+    let mut lines = console.lines();
+    let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
+    number.unwrap_or_else(|| panic!("{word}: {console}"))
+}
+
+/// Runs `script` in a guest of such a QEMU. `more` are QEMU's options.
+fn run(options: &[&str], more: &[&str], script: &str) -> Option<Compared> {
+    let mut vpmu = nested_vpmu(IN_REAL_TIME)?;
+    let own = |vpmu: &mut Command| {
+        vpmu.args(["--pmu", "exec"]).args(options);
+        vpmu.args(more.iter().map(|word| format!("--vmm-arg={word}")));
+    };
+    Some(compared(&mut vpmu, own, &[NO_SYMBOLS, script].concat()))
+}
+
+/// The same command under this project's own VMM and under QEMU takes the same exits, and hardly longer.
+#[test]
+fn a_sample_costs_as_much_as_under_a_vmm_that_embeds_the_pmu() {
+    let _turn = turn(2);
+    if nested_vpmu(IN_REAL_TIME).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let record =
+        "perf record --no-bpf-event -q -e cycles -c 1000000 -o perf.data -- workload --scale 2500";
+    let script = format!("{NO_SYMBOLS}{record}");
+    let Some(text) = compare("x86_64", &["--pmu", "emulated,exec"], &script, &json) else {
+        return;
+    };
+    let results: Value = serde_json::from_str(&text).unwrap();
+    let [ours, qemu] = [0, 1].map(|row| results["runs"][row].clone());
+    for run in [&ours, &qemu] {
+        assert_eq!(run["status"], 0, "{run}");
+        assert_eq!(run["samples"], run["pmis"], "{run}");
+        assert!(run["samples"].as_u64() > Some(200), "{run}");
+    }
+    let figure = |run: &Value, name: &str| run[name].as_f64().unwrap();
+    let exits = [&ours, &qemu].map(|run| figure(run, "pmu_exits_per_pmi"));
+    assert!((exits[0] - exits[1]).abs() < 0.1, "{exits:?}");
+    let per_sample = [&ours, &qemu].map(|run| figure(run, "real_s") / figure(run, "samples"));
+    // Guest time is counted in instructions.
+    assert!(per_sample[1] <= 1.3 * per_sample[0], "{per_sample:?}");
+}
+
+/// KASLR, a bzImage that the guest unpacks itself, two vCPUs, another machine, and QEMU's own filter of system calls.
+#[test]
+fn any_kernel_of_any_machine_counts_and_samples_on_each_vcpu() {
+    const SCRIPT: &str = "
+echo driver $(dmesg | grep -c 'Intel PMU driver')
+taskset -c 1 perf stat -x, -o stat -e cycles -- workload
+awk -F, '$3 == \"cycles\" { print \"counted\", $1 }' stat
+perf record --no-bpf-event -q -a -e cycles -c 2000000 -o perf.data -- workload --scale 2000
+perf report -i perf.data --stdio --stdio-color never --no-children -F overhead,symbol 2> /dev/null |
+    awk '/ (foo|bar|qux)$/ { sub(\"%\", \"\", $1); print $3, $1 }'
+dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complaints $(cat complaints)";
+    let _turn = turn(2);
+    let options = ["--model", "intel", "--vcpus", "2", "--append", "kaslr"];
+    let more = ["-machine", "q35", "-sandbox", "on"];
+    let Some(Compared { console, run, .. }) = run(&options, &more, SCRIPT) else {
+        return;
+    };
+    assert_eq!(number(&console, "driver "), 1.0);
+    assert!(number(&console, "counted ") > 1_000_000.0);
+    assert_eq!(number(&console, "complaints "), 0.0);
+    assert!(run["samples"].as_u64() > Some(30), "{run}");
+    assert_eq!(run["vmm"]["model"], "intel");
+    let [foo, bar, qux] = ["foo ", "bar ", "qux "].map(|name| number(&console, name));
+    assert!(foo > bar && bar > qux && qux > 5.0, "{console}");
+}
