@@ -4,7 +4,7 @@ use std::io;
 
 use vpmu::x86::intel::ConfigError;
 use vpmu::x86::{ArchEvent, RestoreError};
-use vpmu_perf::PerfError;
+use vpmu_perf::{GuestsOnly, PerfError};
 
 /// An error between the engine, KVM and perf. Each text ends with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,6 +64,12 @@ pub enum Error {
     /// perf refuses.
     #[error(transparent)]
     Perf(#[from] PerfError),
+    /// Hardware counters that count what is not the guest's, or nothing.
+    #[error(
+        "this host's counters do not count guests alone ({} cycles of the host, {} of a guest), as in a VM of a cloud whose \
+         KVM drops AMD's GuestOnly bit: let a clock count (Source::Clock)", .0.host, .0.guest
+    )]
+    GuestsOnly(GuestsOnly),
     /// The guest has been offered an event that this host cannot count.
     #[error(
         "this host cannot count {0:?}, which the guest is offered: use a host that can, or \

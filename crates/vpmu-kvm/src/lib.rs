@@ -75,6 +75,7 @@
 extern crate self as vpmu_kvm;
 
 mod bare;
+mod control;
 mod cpuid;
 mod deadline;
 mod error;
@@ -99,6 +100,7 @@ mod thread;
 mod vcpu;
 
 pub use bare::BarePmu;
+pub use control::guests_only;
 pub use cpuid::CpuidEntry;
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
@@ -118,7 +120,7 @@ pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::Vcpu;
 pub use vpmu::counter::{Counter, CounterState, Policy};
 pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, pebs};
-pub use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfError, Vendor, overrun};
+pub use vpmu_perf::{Backing, Flag, GuestsOnly, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.
 #[cfg(doctest)]

@@ -7,10 +7,11 @@ use vpmu::x86::pebs::{self, misc_enable};
 use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel};
 use vpmu_perf::{Backing, Support, Vendor};
 
+use crate::control;
 use crate::cpuid::{self, CpuidEntry};
 use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
-use crate::options::{Model, Options, Pebs};
+use crate::options::{Model, Options, Pebs, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 
 /// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes to the VMM with
@@ -125,7 +126,8 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 /// Finds out what this host can back: the best PMU of this model that a guest can be offered here. May be called from
 /// any thread, before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With
 /// hardware counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's
-/// PMU cannot be told which events there are: the others count nothing.
+/// PMU cannot be told which events there are: the others count nothing. Hardware counters are tried by a guest of a few
+/// instructions, once for the process: where they count the host, or nothing, a clock counts.
 ///
 /// # Errors
 ///
@@ -134,7 +136,7 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
     // A wrong signal would be found by `attach` only, when the VMM has made its VM.
     options.check()?;
-    let pmu = best(model, Vendor::of_host(), support(options)?)?;
+    let pmu = best(model, Vendor::of_host(), tried(options)?)?;
     let offer = Offer::from(pmu);
     // A VMM that insists on a ring is to know before it has made a VM that there can be none.
     if offer.has_pebs() {
@@ -154,6 +156,26 @@ pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
         Pebs::Exit => Ok(false),
         Pebs::Ring => Ok(can().map(|()| true)?),
         Pebs::Auto => Ok(can().is_ok()),
+    }
+}
+
+/// Returns what this host counts, after a try of its counters. A choice of the best is then a clock where they count what is
+/// not the guest's.
+///
+/// # Errors
+///
+/// When hardware counters are asked for, and do not count guests alone.
+fn tried(options: &Options) -> Result<Support, Error> {
+    let found = support(options)?;
+    // While another VM has the PMU, a try would find nothing out.
+    if found.backing == Backing::Clock || found.mediated {
+        return Ok(found);
+    }
+    match (control::broken(), options.source) {
+        (None, _) => Ok(found),
+        (Some(broken), Source::Hardware) => Err(Error::GuestsOnly(broken)),
+        // The options know by now that hardware is broken.
+        (Some(_), Source::Best(_) | Source::Clock(_)) => support(options),
     }
 }
 

@@ -7,6 +7,7 @@ use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
 use vpmu_perf::{Backing, Kick, PerfError, PerfOptions};
 
+use crate::control;
 use crate::error::Error;
 
 /// The model of the PMU, and so of the processor, that a guest is offered.
@@ -115,6 +116,7 @@ impl Options {
 
     pub(crate) fn perf(&self, kick: Kick, tsc_hz: u64) -> PerfOptions {
         let (backing, clock) = match self.source {
+            Source::Best(clock) if control::is_known_broken() => (Some(Backing::Clock), clock),
             // perf finds out by opening an event: a PMU may be there and taken.
             Source::Best(clock) => (None, clock),
             Source::Hardware => (Some(Backing::Hardware), Clock::Cycles),

@@ -103,6 +103,11 @@ impl RunPage {
         }
     }
 
+    /// Returns KVM's number of the last exit's reason.
+    pub(crate) fn exit_reason(&self) -> u32 {
+        Self::get(field!(self, exit_reason))
+    }
+
     /// Returns the reason since the last [`before_run`](Self::before_run).
     pub(crate) fn returned(&self) -> Returned {
         match Self::get(field!(self, exit_reason)) {

@@ -221,8 +221,45 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             ),
             any("statx", libc::SYS_statx, "the same file"),
             any("read", libc::SYS_read, "the same file"),
-            any("mmap", libc::SYS_mmap, "where PEBS may be sampled"),
-            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
+            any(
+                "mmap",
+                libc::SYS_mmap,
+                "where PEBS may be sampled, and for the try of counters",
+            ),
+            any(
+                "munmap",
+                libc::SYS_munmap,
+                "where PEBS may be sampled, and for the try of counters",
+            ),
+            ioctl!(
+                PERF_ENABLE,
+                "PERF_EVENT_IOC_ENABLE: where there are hardware counters to try"
+            ),
+            ioctl!(
+                sys::CREATE_VM,
+                "KVM_CREATE_VM: the guest that tries them, where there are"
+            ),
+            ioctl!(
+                sys::CREATE_VCPU,
+                "KVM_CREATE_VCPU: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_USER_MEMORY_REGION,
+                "KVM_SET_USER_MEMORY_REGION: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::GET_SREGS,
+                "KVM_GET_SREGS: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_SREGS,
+                "KVM_SET_SREGS: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_REGS,
+                "KVM_SET_REGS: the same guest, where there is"
+            ),
+            ioctl!(sys::RUN, "KVM_RUN: the same guest, where there is"),
         ],
     ),
     (
@@ -365,6 +402,6 @@ mod tests {
         let rules = rules.as_array().unwrap();
         let count = |name| rules.iter().filter(|rule| rule["syscall"] == name).count();
         assert_eq!((count("close"), count("perf_event_open")), (1, 1));
-        assert_eq!(count("ioctl"), 9);
+        assert_eq!(count("ioctl"), 17);
     }
 }

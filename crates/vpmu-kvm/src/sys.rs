@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use kvm_bindings::{
     kvm_clock_data, kvm_cpuid_entry2, kvm_cpuid2, kvm_debugregs, kvm_device_attr, kvm_enable_cap,
     kvm_lapic_state, kvm_msi, kvm_msr_entry, kvm_msr_filter, kvm_msrs, kvm_regs, kvm_sregs,
-    kvm_vcpu_events, kvm_xsave,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xsave,
 };
 
 use crate::error::Error;
@@ -36,6 +36,11 @@ pub(crate) const GET_CLOCK: u64 = read::<kvm_clock_data>(0x7c);
 pub(crate) const ENABLE_CAP: u64 = write::<kvm_enable_cap>(0xa3);
 pub(crate) const GET_MSRS: u64 = KVMIO << 8 | 3 << 30 | (size_of::<kvm_msrs>() as u64) << 16 | 0x88;
 pub(crate) const GET_DEVICE_ATTR: u64 = write::<kvm_device_attr>(0xe2);
+pub(crate) const CREATE_VM: u64 = none(0x01);
+pub(crate) const CREATE_VCPU: u64 = none(0x41);
+pub(crate) const RUN: u64 = none(0x80);
+pub(crate) const SET_USER_MEMORY_REGION: u64 = write::<kvm_userspace_memory_region>(0x46);
+pub(crate) const SET_SREGS: u64 = write::<kvm_sregs>(0x84);
 pub(crate) const SET_MSR_FILTER: u64 = write::<kvm_msr_filter>(0xc6);
 
 const fn none(number: u64) -> u64 {
@@ -68,7 +73,7 @@ fn done(call: &'static str, result: libc::c_int) -> Result<u32, Error> {
     u32::try_from(result).map_err(|_| Error::last(call))
 }
 
-fn no_memory(
+pub(crate) fn no_memory(
     fd: &impl AsRawFd,
     call: &'static str,
     request: u64,
@@ -89,7 +94,12 @@ fn get<T: Default>(fd: &impl AsRawFd, call: &'static str, request: u64) -> Resul
     Ok(value)
 }
 
-fn set<T>(fd: &impl AsRawFd, call: &'static str, request: u64, value: &T) -> Result<u32, Error> {
+pub(crate) fn set<T>(
+    fd: &impl AsRawFd,
+    call: &'static str,
+    request: u64,
+    value: &T,
+) -> Result<u32, Error> {
     // SAFETY: the callers' requests have the size of a `T` in them, which the kernel reads.
     done(call, unsafe {
         libc::ioctl(fd.as_raw_fd(), request as _, &raw const *value)
@@ -259,6 +269,11 @@ mod tests {
         assert_eq!(GET_CLOCK, 0x8030_ae7c);
         assert_eq!(ENABLE_CAP, 0x4068_aea3);
         assert_eq!(SET_MSR_FILTER, 0x4188_aec6);
+        assert_eq!(
+            (SET_USER_MEMORY_REGION, SET_SREGS),
+            (0x4020_ae46, 0x4138_ae84)
+        );
+        assert_eq!((CREATE_VM, CREATE_VCPU, RUN), (0xae01, 0xae41, 0xae80));
         assert_eq!(GET_DEVICE_ATTR, 0x4018_aee2);
     }
 }

@@ -114,9 +114,14 @@ impl PerfEvent {
         Self::of_attr(kernel, attr, 0, None)
     }
 
+    /// Opens a stopped event of the calling thread, whose overflows nobody gets.
+    pub(crate) fn open_here(kernel: &'static dyn Kernel, kind: Kind) -> io::Result<Self> {
+        Self::of(kernel, kind, 0, None)
+    }
+
     /// Checks that the event can be opened.
     pub(crate) fn try_open(kernel: &'static dyn Kernel, kind: Kind) -> io::Result<()> {
-        Self::of(kernel, kind, 0, None).map(drop)
+        Self::open_here(kernel, kind).map(drop)
     }
 
     /// Checks that the event can be opened where it counts the host alone.

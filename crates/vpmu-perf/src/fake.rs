@@ -33,6 +33,8 @@ pub(crate) struct Machine {
     pub(crate) counters: usize,
     /// Counters that others have pinned, such as the watchdog.
     pub(crate) pinned: usize,
+    /// Whether an event of guests counts the host, too: a KVM below that drops AMD's GuestOnly bit.
+    pub(crate) counts_host: bool,
     /// Whether there is a VM with a mediated PMU.
     pub(crate) mediated: bool,
     /// Events that can be open at a time.
@@ -50,6 +52,7 @@ impl Default for Machine {
         Self {
             counters: 8,
             pinned: 0,
+            counts_host: false,
             mediated: false,
             descriptors: 100,
             per_tick: 400,

@@ -33,6 +33,7 @@
 mod attrs;
 mod buffer;
 mod choose;
+mod control;
 mod error;
 mod event;
 mod events;
@@ -54,6 +55,7 @@ mod units;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::{Backing, Vendor};
+pub use control::{GuestsOnly, guests_only};
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};

@@ -168,6 +168,9 @@ impl State {
                 if event.enabled {
                     event.time_enabled += step;
                     event.time_running += if event.scheduled { step } else { 0 };
+                    if event.scheduled && self.machine.counts_host {
+                        event.value += happened(step, rate(&event.attr));
+                    }
                 }
             }
             if self.now == self.next_tick {

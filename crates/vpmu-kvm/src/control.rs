@@ -1,0 +1,181 @@
+//! The control of hardware counters, by a guest of a few instructions: they count it, and they do not count the host.
+//!
+//! perf takes `exclude_host` on hosts where nothing keeps it (vpmu_perf's `control.rs` says which). A guest's counts would
+//! then have the hypervisor's time in them. So before hardware counters are promised to a guest, they are tried, once for
+//! the process. Where no guest can be run for that, the promise is believed.
+//!
+//! UNSAFETY: makes a VM, a vCPU and their memory by C interfaces.
+#![expect(unsafe_code, reason = "see UNSAFETY above")]
+
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_userspace_memory_region};
+use vpmu_perf::GuestsOnly;
+
+use crate::error::Error;
+use crate::run::RunPage;
+use crate::sys;
+
+/// Rounds of the guest's loop: some ms on hardware.
+const ROUNDS: u32 = 3_000_000;
+/// The guest's only page, and its first instruction.
+const AT: u64 = 0x1000;
+const PAGE: usize = 4096;
+
+static FOUND: OnceLock<Option<GuestsOnly>> = OnceLock::new();
+
+/// Tries whether this machine's hardware counters count guests, and guests alone, by a guest of a few instructions on the
+/// calling thread. Takes some ms, and gives everything back.
+///
+/// # Errors
+///
+/// When there are no hardware counters for this process, or it can run no guest.
+pub fn guests_only() -> Result<GuestsOnly, Error> {
+    let guest = TinyGuest::new(ROUNDS)?;
+    let mut ran = Ok(());
+    let found = vpmu_perf::guests_only(|| ran = guest.run());
+    ran?;
+    Ok(found?)
+}
+
+/// As [`guests_only`], once for the process. Returns what was found where the counters do not count as promised.
+pub(crate) fn broken() -> Option<GuestsOnly> {
+    let found = *FOUND.get_or_init(|| guests_only().ok());
+    found.filter(|found| !found.holds())
+}
+
+/// Returns whether hardware counters have been found not to count as promised. Tries nothing.
+pub(crate) fn is_known_broken() -> bool {
+    FOUND
+        .get()
+        .is_some_and(|found| found.is_some_and(|found| !found.holds()))
+}
+
+/// A VM whose guest counts down and halts.
+struct TinyGuest {
+    vcpu: OwnedFd,
+    run: RunPage,
+    // Dropped last: the VM's memory.
+    _vm: OwnedFd,
+    _memory: Memory,
+}
+
+/// A page of this process.
+struct Memory(NonNull<u8>);
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `TinyGuest::new`, and the VM that uses the page is dropped before.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), PAGE) };
+    }
+}
+
+impl TinyGuest {
+    fn new(rounds: u32) -> Result<Self, Error> {
+        let kvm = File::options().read(true).write(true).open("/dev/kvm");
+        let kvm = kvm.map_err(|error| {
+            Error::Kvm("open /dev/kvm", error.raw_os_error().unwrap_or(libc::EIO))
+        })?;
+        let owned = |fd: u32| {
+            // SAFETY: KVM has just made this descriptor, and nobody else knows it.
+            unsafe { OwnedFd::from_raw_fd(fd.cast_signed()) }
+        };
+        let vm = owned(sys::no_memory(&kvm, "KVM_CREATE_VM", sys::CREATE_VM, 0)?);
+        // SAFETY: a new mapping, at an address that the kernel chooses.
+        let page = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if page == libc::MAP_FAILED {
+            return Err(Error::last("mmap of a guest's page"));
+        }
+        let page = NonNull::new(page.cast::<u8>());
+        let memory = Memory(page.ok_or(Error::Kvm("mmap of a guest's page", libc::EFAULT))?);
+        let code = code(rounds);
+        // SAFETY: the page is this function's, and longer than the code.
+        unsafe { memory.0.copy_from(NonNull::from(&code).cast(), code.len()) };
+        let region = kvm_userspace_memory_region {
+            guest_phys_addr: AT,
+            memory_size: PAGE as u64,
+            userspace_addr: memory.0.as_ptr() as u64,
+            ..Default::default()
+        };
+        sys::set(
+            &vm,
+            "KVM_SET_USER_MEMORY_REGION",
+            sys::SET_USER_MEMORY_REGION,
+            &region,
+        )?;
+        let vcpu = owned(sys::no_memory(&vm, "KVM_CREATE_VCPU", sys::CREATE_VCPU, 0)?);
+        let mut sregs = sys::sregs(&vcpu)?;
+        // Real mode, so that the guest needs no tables.
+        (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        sys::set(&vcpu, "KVM_SET_SREGS", sys::SET_SREGS, &sregs)?;
+        let regs = kvm_regs {
+            rip: AT,
+            rflags: 2,
+            ..Default::default()
+        };
+        sys::set_regs(&vcpu, &regs)?;
+        Ok(Self {
+            run: RunPage::map(&vcpu)?,
+            vcpu,
+            _vm: vm,
+            _memory: memory,
+        })
+    }
+
+    /// Runs the guest to its end.
+    fn run(&self) -> Result<(), Error> {
+        loop {
+            match sys::no_memory(&self.vcpu, "KVM_RUN", sys::RUN, 0) {
+                // A signal of the VMM's.
+                Err(Error::Kvm(_, libc::EINTR)) => {}
+                done => {
+                    done?;
+                    return match self.run.exit_reason() {
+                        KVM_EXIT_HLT => Ok(()),
+                        _ => Err(Error::Kvm("KVM_RUN of a guest that halts", libc::EIO)),
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Returns `mov ecx, rounds; again: dec ecx; jnz again; hlt`, of 16 bits.
+fn code(rounds: u32) -> [u8; 11] {
+    let [a, b, c, d] = rounds.to_le_bytes();
+    [0x66, 0xb9, a, b, c, d, 0x66, 0x49, 0x75, 0xfc, 0xf4]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_runs_to_its_end_on_any_kvm() {
+        match TinyGuest::new(1000) {
+            Ok(guest) => assert_eq!(guest.run(), Ok(())),
+            Err(error) => eprintln!("skipped: {error}"),
+        }
+    }
+
+    #[test]
+    fn without_hardware_counters_nothing_is_found_broken() {
+        match guests_only() {
+            // A machine with a PMU, on which this is the control.
+            Ok(found) => assert_eq!(broken().is_none(), found.holds()),
+            Err(_) => assert_eq!(broken(), None),
+        }
+    }
+}
