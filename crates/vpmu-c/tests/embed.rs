@@ -68,6 +68,15 @@ fn program_with_libc(source: &Path, room: &Path) -> PathBuf {
     binary
 }
 
+fn is_installed(program: &str) -> bool {
+    let told = Command::new(program).arg("--version").output();
+    let installed = told.is_ok_and(|output| output.status.success());
+    if !installed {
+        println!("skipped: {program} is not installed");
+    }
+    installed
+}
+
 #[test]
 fn c_programs_embed_the_engine() {
     let room = tempfile::tempdir().expect("a folder");
@@ -112,9 +121,7 @@ fn a_vmm_in_c_chooses_for_its_guests() {
 
 #[test]
 fn an_installed_library_is_found_by_pkg_config() {
-    let found = Command::new("pkg-config").arg("--version").output();
-    if !found.is_ok_and(|output| output.status.success()) {
-        println!("skipped: pkg-config is not installed");
+    if !is_installed("pkg-config") {
         return;
     }
     let room = tempfile::tempdir().expect("a folder");
@@ -158,6 +165,58 @@ fn a_program_may_be_static() {
         .args(["-lgcc_eh", "-lpthread", "-ldl", "-lm", "-o"])
         .arg(&binary));
     run(&mut Command::new(&binary));
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn a_program_may_be_linked_with_musl() {
+    let triple = "x86_64-unknown-linux-musl";
+    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let folder_of_target =
+        run(Command::new(rustc).args(["--print", "target-libdir", "--target", triple]));
+    let of_target = PathBuf::from(folder_of_target.trim());
+    if !of_target.is_dir() {
+        println!("skipped: the compiler has no library for {triple} (rustup target add {triple})");
+        return;
+    }
+    if !is_installed("musl-gcc") {
+        return;
+    }
+    let room = tempfile::tempdir().expect("a folder");
+    let library = library(&["--target", triple], &format!("{triple}/debug"));
+    let binary = room.path().join("x86");
+    // GCC's own unwinder is made for glibc. The compiler brings another.
+    run(Command::new("musl-gcc")
+        .args(WARNINGS)
+        .args(["-static", "-I"])
+        .arg(folder().join("include"))
+        .arg(folder().join("tests/c/x86.c"))
+        .arg(library.join("libvpmu_c.a"))
+        .arg("-L")
+        .arg(of_target.join("self-contained"))
+        .args(["-lunwind", "-o"])
+        .arg(&binary));
+    run(&mut Command::new(&binary));
+}
+
+#[test]
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn programs_touch_no_memory_that_is_not_theirs() {
+    const SKIPPED: i32 = 77;
+    const FOUND: i32 = 99;
+    if !is_installed("valgrind") {
+        return;
+    }
+    let room = tempfile::tempdir().expect("a folder");
+    for program in ["tests/c/x86.c", "tests/c/arm.c", "tests/c/kvm.c"] {
+        let program = program_with_libc(&folder().join(program), room.path());
+        let mut checked = Command::new("valgrind");
+        checked.args(["-q", "--leak-check=full"]);
+        checked.arg(format!("--error-exitcode={FOUND}"));
+        let ended = checked.arg(&program).output().expect("to start valgrind");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(matches!(ended.status.code(), Some(0 | SKIPPED)), "{said}");
+    }
 }
 
 #[test]

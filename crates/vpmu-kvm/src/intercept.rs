@@ -82,13 +82,7 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
 
     // A clear bit denies, and KVM hands denied accesses to the VMM.
     let mut denied = [0_u8; DENIED];
-    let mut filter = kvm_msr_filter {
-        flags: match own.denies_by_default {
-            true => KVM_MSR_FILTER_DEFAULT_DENY,
-            false => KVM_MSR_FILTER_DEFAULT_ALLOW,
-        },
-        ..Default::default()
-    };
+    let mut filter = kvm_msr_filter::default();
     if own.ranges.iter().any(|range| range.count > LARGEST) {
         return Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::EINVAL));
     }
@@ -103,7 +97,7 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
         .zip(&own.ranges)
         .zip(&mut own_bitmaps)
     {
-        *range = own.range(bitmap);
+        put(range, own.flags(), own.base, own.count, bitmap);
     }
     for (range, (base, nmsrs)) in filter.ranges.iter_mut().zip(runs) {
         let write = match crate::rdpmc::is_index(base) {
@@ -111,14 +105,21 @@ pub(crate) fn filter(vm: &impl AsRawFd, msrs: &[u32], own: &Filter) -> Result<()
             true => 0,
             false => KVM_MSR_FILTER_WRITE,
         };
-        *range = kvm_msr_filter_range {
-            flags: KVM_MSR_FILTER_READ | write,
-            base,
-            nmsrs,
-            bitmap: denied.as_mut_ptr(),
-        };
+        put(range, KVM_MSR_FILTER_READ | write, base, nmsrs, &mut denied);
     }
+    filter.flags = match own.denies_by_default {
+        true => KVM_MSR_FILTER_DEFAULT_DENY,
+        false => KVM_MSR_FILTER_DEFAULT_ALLOW,
+    };
     sys::set_msr_filter(vm, &filter)
+}
+
+/// Sets the range's fields, and leaves its padding zero: the kernel reads that, too.
+fn put(range: &mut kvm_msr_filter_range, flags: u32, base: u32, nmsrs: u32, bitmap: &mut [u8]) {
+    range.flags = flags;
+    range.base = base;
+    range.nmsrs = nmsrs;
+    range.bitmap = bitmap.as_mut_ptr();
 }
 
 impl FilterRange {
@@ -130,15 +131,10 @@ impl FilterRange {
         bitmap
     }
 
-    fn range(&self, bitmap: &mut [u8]) -> kvm_msr_filter_range {
+    fn flags(&self) -> u32 {
         let reads = if self.reads { KVM_MSR_FILTER_READ } else { 0 };
         let writes = if self.writes { KVM_MSR_FILTER_WRITE } else { 0 };
-        kvm_msr_filter_range {
-            flags: reads | writes,
-            base: self.base,
-            nmsrs: self.count,
-            bitmap: bitmap.as_mut_ptr(),
-        }
+        reads | writes
     }
 }
 

@@ -80,7 +80,7 @@ static int emulated(uint32_t policy, bool recreates)
 		{PMEVTYPER0, 0x08}, {PMEVCNTR0, 0xffffffff - 999}, {PMINTENSET, 1},
 		{PMCNTENSET, 1},    {PMCR, 1},
 	};
-	struct vpmu_arm pmu;
+	struct vpmu_arm pmu = {0};
 	uint64_t value = 0;
 
 	created = 0;
@@ -140,7 +140,7 @@ static int partitioned(void)
 		.host_counters = 2,
 		.isolates = true,
 	};
-	struct vpmu_partition pmu;
+	struct vpmu_partition pmu = {0};
 	struct vpmu_traps traps;
 	unsigned char saved[VPMU_STATE_SIZE];
 	size_t length = 0;

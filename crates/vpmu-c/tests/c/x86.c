@@ -72,7 +72,7 @@ static int amd(struct host *state, const struct vpmu_host *host, const void *int
 		.events = 0xffffffff,
 		.policy = VPMU_POLICY_REUSE_PAUSED,
 	};
-	struct vpmu_x86 pmu, other;
+	struct vpmu_x86 pmu = {0}, other = {0};
 	struct vpmu_cpuid leaf;
 	unsigned char saved[VPMU_STATE_SIZE];
 	size_t length = 0;
@@ -128,7 +128,7 @@ int main(void)
 		.reports_promptly = true,
 	};
 	struct vpmu_x86_config config;
-	struct vpmu_x86 pmu, other;
+	struct vpmu_x86 pmu = {0}, other = {0};
 	struct vpmu_cpuid leaf;
 	unsigned char saved[VPMU_STATE_SIZE];
 	uint32_t msrs[64];
