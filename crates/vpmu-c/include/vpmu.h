@@ -475,6 +475,28 @@ struct vpmu_kvm_statistics {
 };
 
 /**
+ * A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
+ */
+struct vpmu_kvm_filter_range {
+  /**
+   * KVM_MSR_FILTER_READ and _WRITE.
+   */
+  uint32_t flags;
+  /**
+   * The number of MSRs.
+   */
+  uint32_t nmsrs;
+  /**
+   * The first.
+   */
+  uint32_t base;
+  /**
+   * A bit for each MSR, which KVM performs where it is set, and hands over where it is clear.
+   */
+  const uint8_t *bitmap;
+};
+
+/**
  * What a VM's guest is offered, for `vpmu_kvm_open`. Zero is each field's default, but for `size`.
  */
 struct vpmu_kvm_options {
@@ -515,6 +537,12 @@ struct vpmu_kvm_options {
    */
   bool deadline;
   /**
+   * Whether the guest's RDPMC comes to the VMM at run time, by way of the guest's own handler of #GP: any 64-bit Linux, user
+   * space included. Needs the guest's memory. Without this, the guest's kernel is one that `vpmu rewrite-kernel` has
+   * rewritten.
+   */
+  bool rdpmc;
+  /**
    * The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
    * looked at. Null: a new guest.
    */
@@ -543,28 +571,6 @@ struct vpmu_kvm_memory {
    * Is told of bytes that were written, for a log of pages; NULL: nobody is.
    */
   void (*written)(void *context, uint64_t address, size_t length);
-};
-
-/**
- * A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
- */
-struct vpmu_kvm_filter_range {
-  /**
-   * KVM_MSR_FILTER_READ and _WRITE.
-   */
-  uint32_t flags;
-  /**
-   * The number of MSRs.
-   */
-  uint32_t nmsrs;
-  /**
-   * The first.
-   */
-  uint32_t base;
-  /**
-   * A bit for each MSR, which KVM performs where it is set, and hands over where it is clear.
-   */
-  const uint8_t *bitmap;
 };
 
 /**
@@ -963,10 +969,37 @@ int32_t vpmu_kvm_counter_state(struct vpmu_kvm *pmu, uint8_t counter);
 int32_t vpmu_kvm_backing(struct vpmu_kvm *pmu);
 
 /**
+ * As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
+ * KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
+ * Each bitmap has a bit for each of its MSRs.
+ */
+enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,
+                                           int vm_fd,
+                                           uint32_t flags,
+                                           const struct vpmu_kvm_filter_range *ranges,
+                                           size_t count);
+
+/**
  * Returns what was wrong with this thread's last refused call of `vpmu_kvm_*`, and what to do about it. The text is good
  * until the thread's next refused call.
  */
 const char *vpmu_kvm_error(void);
+
+/**
+ * Writes the places in the guest's code by which RDPMC comes to the VMM to the `room` bytes at `buffer`, and the number of
+ * bytes to `length`, while no vCPU runs. They go with the guest's memory, which has the changed instructions.
+ */
+enum vpmu_status vpmu_kvm_save_rdpmc(const struct vpmu_kvm_vm *vm,
+                                     uint8_t *buffer,
+                                     size_t room,
+                                     size_t *length);
+
+/**
+ * Knows the places in the `length` bytes at `buffer`, which `vpmu_kvm_save_rdpmc` has written. Before a vCPU runs.
+ */
+enum vpmu_status vpmu_kvm_restore_rdpmc(const struct vpmu_kvm_vm *vm,
+                                        const uint8_t *buffer,
+                                        size_t length);
 
 /**
  * Finds what this host can offer a VM's guest, and puts it into `*vm`. May be called before there is a VM. `memory` is
@@ -999,17 +1032,6 @@ enum vpmu_status vpmu_kvm_msrs(const struct vpmu_kvm_vm *vm,
  */
 enum vpmu_status vpmu_kvm_intercept(const struct vpmu_kvm_vm *vm,
                                     int vm_fd);
-
-/**
- * As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
- * KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
- * Each bitmap has a bit for each of its MSRs.
- */
-enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,
-                                           int vm_fd,
-                                           uint32_t flags,
-                                           const struct vpmu_kvm_filter_range *ranges,
-                                           size_t count);
 
 /**
  * Makes the CPUID in `*count` entries that of a processor with the offered parts, after the VMM's own changes. There is

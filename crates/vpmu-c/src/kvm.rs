@@ -1,7 +1,9 @@
 //! The engine on Linux KVM, over descriptors: `vpmu-kvm` for VMMs written in C.
 
+mod filter;
 mod handle;
 mod memory;
+mod rdpmc;
 mod vm;
 
 use core::ffi::c_int;
@@ -16,8 +18,10 @@ use crate::{VpmuOutcome, VpmuStatus, room, state};
 use handle::{Table, damaged, failed, misuse, status};
 use vm::VMS;
 
+pub use filter::*;
 pub use handle::vpmu_kvm_error;
 pub use memory::*;
+pub use rdpmc::*;
 pub use vm::*;
 
 /// Run the vCPU again: the exit was completed.
@@ -116,7 +120,10 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
     };
     let memory = Arc::clone(&vm.memory);
     match Vcpu::attach(&vm_fd, &vcpu_fd, &vm.offer, &vm.options, memory) {
-        Ok(vcpu) => {
+        Ok(mut vcpu) => {
+            if let Some(rdpmc) = &vm.rdpmc {
+                vcpu.set_rdpmc(Arc::clone(rdpmc));
+            }
             *pmu = PMUS.add(Attached {
                 deadline: vcpu.deadline(),
                 vcpu: Mutex::new(vcpu),

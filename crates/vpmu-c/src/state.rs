@@ -38,6 +38,8 @@ bytes!(arm::PmuState);
 bytes!(x86::PmuState);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 bytes!(vpmu_kvm::State);
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+bytes!(vpmu_kvm::RdpmcState);
 
 /// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
 ///

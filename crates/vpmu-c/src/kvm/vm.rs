@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Filter, Model, Offer, Options, Pebs, Perfmon, Source, amd, intel,
+    Clock, CpuidEntry, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Source, amd, intel,
 };
 
 use super::handle::{Table, damaged, failed, misuse, status};
@@ -65,6 +65,10 @@ pub struct VpmuKvmOptions {
     pub approximate_instructions: bool,
     /// Whether the guest has the lazy TSC deadline. Needs the guest's memory.
     pub deadline: bool,
+    /// Whether the guest's RDPMC comes to the VMM at run time, by way of the guest's own handler of #GP: any 64-bit Linux, user
+    /// space included. Needs the guest's memory. Without this, the guest's kernel is one that `vpmu rewrite-kernel` has
+    /// rewritten.
+    pub rdpmc: bool,
     /// The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
     /// looked at. Null: a new guest.
     pub saved: *const u8,
@@ -83,6 +87,19 @@ pub(crate) struct Vm {
     pub(crate) offer: Offer,
     pub(crate) options: Options,
     pub(crate) memory: Arc<Memory>,
+    /// The places by which RDPMC comes here at run time; `None`: it does not.
+    pub(crate) rdpmc: Option<Arc<Rdpmc>>,
+}
+
+impl Vm {
+    /// Returns the MSRs that KVM is to hand over.
+    pub(crate) fn msrs(&self) -> Vec<u32> {
+        let mut msrs = self.offer.msrs();
+        if self.rdpmc.is_some() {
+            msrs.extend(Rdpmc::msrs(&self.offer));
+        }
+        msrs
+    }
 }
 
 pub(crate) static VMS: Table<Vm> = Table::new();
@@ -205,8 +222,10 @@ pub unsafe extern "C" fn vpmu_kvm_open(
         Err(status) => return status,
     };
     let memory = promised!(room::given(memory)).copied();
-    if needs_memory(&offer) && memory.is_none_or(|memory| memory.map.is_none()) {
-        return misuse("PEBS, a paravirtual PMU and a deadline need the guest's memory");
+    if (needs_memory(&offer) || given.rdpmc) && memory.is_none_or(|memory| memory.map.is_none()) {
+        return misuse(
+            "PEBS, RDPMC at run time, a paravirtual PMU and a deadline need the guest's memory",
+        );
     }
     let none = VpmuKvmMemory {
         context: std::ptr::null_mut(),
@@ -217,6 +236,7 @@ pub unsafe extern "C" fn vpmu_kvm_open(
         offer,
         options,
         memory: Arc::new(Memory::new(memory.unwrap_or(none))),
+        rdpmc: given.rdpmc.then(Arc::default),
     });
     VpmuStatus::Ok
 }
@@ -244,7 +264,7 @@ pub unsafe extern "C" fn vpmu_kvm_msrs(
     count: *mut usize,
 ) -> VpmuStatus {
     match VMS.find(vm) {
-        Ok(vm) => promised!(room::list(vm.offer.msrs().into_iter(), msrs, room, count)),
+        Ok(vm) => promised!(room::list(vm.msrs().into_iter(), msrs, room, count)),
         Err(status) => status,
     }
 }
@@ -254,72 +274,9 @@ pub unsafe extern "C" fn vpmu_kvm_msrs(
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_intercept(vm: *const VpmuKvmVm, vm_fd: c_int) -> VpmuStatus {
     match VMS.find(vm) {
-        Ok(vm) => status(vpmu_kvm::intercept(&vm_fd, &vm.offer.msrs())),
+        Ok(vm) => status(vpmu_kvm::intercept(&vm_fd, &vm.msrs())),
         Err(status) => status,
     }
-}
-
-/// A range of a VMM's own MSR filter, laid out as Linux's `struct kvm_msr_filter_range`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct VpmuKvmFilterRange {
-    /// KVM_MSR_FILTER_READ and _WRITE.
-    pub flags: u32,
-    /// The number of MSRs.
-    pub nmsrs: u32,
-    /// The first.
-    pub base: u32,
-    /// A bit for each MSR, which KVM performs where it is set, and hands over where it is clear.
-    pub bitmap: *const u8,
-}
-
-/// As `vpmu_kvm_intercept`, with a filter of the VMM's own behind it: its flags (KVM_MSR_FILTER_DEFAULT_*) and its ranges.
-/// KVM has 16 ranges, of which AMD's PMU takes 4 and Intel's 8. A filter that the VMM sets by itself replaces both.
-///
-/// # Safety
-///
-/// See the crate's page. Each bitmap has a bit for each of its MSRs.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_kvm_intercept_beside(
-    vm: *const VpmuKvmVm,
-    vm_fd: c_int,
-    flags: u32,
-    ranges: *const VpmuKvmFilterRange,
-    count: usize,
-) -> VpmuStatus {
-    const DEFAULT_DENY: u32 = 1;
-    const MOST: usize = 16;
-    const MOST_MSRS: u32 = 0x600 * 8;
-    let vm = match VMS.find(vm) {
-        Ok(vm) => vm,
-        Err(status) => return status,
-    };
-    let Some(ranges) = promised!(room::slice(ranges, count, MOST)) else {
-        return misuse("ranges at an address that is a multiple of 8, at most 16");
-    };
-    let mut own = Filter {
-        denies_by_default: flags & DEFAULT_DENY != 0,
-        ranges: Vec::new(),
-    };
-    for range in ranges {
-        let bytes = range.nmsrs.div_ceil(8) as usize;
-        let allowed = promised!(room::slice(
-            range.bitmap,
-            bytes,
-            MOST_MSRS.div_ceil(8) as usize
-        ));
-        let Some(allowed) = allowed else {
-            return misuse("a range without a bitmap, or with too many MSRs");
-        };
-        own.ranges.push(vpmu_kvm::FilterRange {
-            base: range.base,
-            count: range.nmsrs,
-            reads: range.flags & 1 != 0,
-            writes: range.flags & 2 != 0,
-            allowed: allowed.to_vec(),
-        });
-    }
-    status(vpmu_kvm::intercept_beside(&vm_fd, &vm.offer.msrs(), &own))
 }
 
 /// One entry of a vCPU's CPUID, laid out as Linux's `struct kvm_cpuid_entry2`.

@@ -199,6 +199,7 @@ int main(void)
 	struct vpmu_kvm_cpuid_entry entries[8] = {{.function = 0}, {.function = 1}};
 	struct vpmu_kvm_vm *vm = NULL;
 	uint32_t msrs[64];
+	uint8_t bytes[VPMU_STATE_SIZE];
 	uint64_t misc = 1;
 	size_t count = 2;
 	int status;
@@ -228,6 +229,17 @@ int main(void)
 	CHECK(vpmu_kvm_msrs(vm, msrs, 64, &count) == VPMU_STATUS_OK);
 	CHECK(has(msrs, count, 0x38f) && has(msrs, count, 0x4b564d57) && !has(msrs, count, 0xc0010200));
 	status = with_kvm(vm);
+	REFUSED(vpmu_kvm_save_rdpmc(vm, bytes, sizeof(bytes), &count), VPMU_STATUS_MISUSE, "without rdpmc");
 	CHECK(vpmu_kvm_close(vm) == VPMU_STATUS_OK && vpmu_kvm_close(vm) == VPMU_STATUS_MISUSE);
+	intel.rdpmc = true;
+	intel.deadline = false;
+	REFUSED(vpmu_kvm_open(&intel, NULL, &vm), VPMU_STATUS_MISUSE, "RDPMC at run time");
+	CHECK(vpmu_kvm_open(&intel, &ram, &vm) == VPMU_STATUS_OK);
+	CHECK(vpmu_kvm_msrs(vm, msrs, 64, &count) == VPMU_STATUS_OK && has(msrs, count, 0x40000000));
+	CHECK(vpmu_kvm_save_rdpmc(vm, bytes, 0, &count) == VPMU_STATUS_ROOM);
+	CHECK(vpmu_kvm_save_rdpmc(vm, bytes, sizeof(bytes), &count) == VPMU_STATUS_OK);
+	CHECK(vpmu_kvm_restore_rdpmc(vm, bytes, count) == VPMU_STATUS_OK);
+	REFUSED(vpmu_kvm_restore_rdpmc(vm, bytes, sizeof(bytes)), VPMU_STATUS_STATE, "no saved PMU");
+	CHECK(vpmu_kvm_close(vm) == VPMU_STATUS_OK);
 	return status;
 }
