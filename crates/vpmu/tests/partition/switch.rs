@@ -2,7 +2,7 @@
 
 use super::machine::Place;
 use super::{PartitionedPmu, Vm, config, leaky, machine, plan};
-use vpmu::arm::partition::{Features, MigrateError, PartitionConfig};
+use vpmu::arm::partition::{Features, MigrateError, PartitionConfig, Residence};
 use vpmu::arm::{ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError};
 
 const E: u64 = 1;
@@ -17,6 +17,42 @@ fn a_guest_that_never_touches_its_pmu_costs_nothing_at_a_switch() {
     }
     assert_eq!(vm.machine.el2_accesses, 0);
     assert_eq!(vm.machine.traps, plan(&config()).trap_all());
+}
+
+#[test]
+fn the_place_of_the_registers_is_told() {
+    let mut vm = Vm::new(&config());
+    assert_eq!(vm.pmu.residence(), Residence::Free);
+    vm.put();
+    assert_eq!(vm.pmu.residence(), Residence::Free);
+    vm.write(Register::PmcntenSet, 1);
+    assert_eq!(vm.pmu.residence(), Residence::Loaded);
+    vm.put();
+    assert_eq!(vm.pmu.residence(), Residence::Lazy);
+    vm.write(Register::Pmcr, E);
+    vm.put();
+    assert_eq!(vm.pmu.residence(), Residence::Saved);
+    vm.load();
+    assert_eq!(vm.pmu.residence(), Residence::Loaded);
+}
+
+#[test]
+fn an_eager_switch_moves_all_registers_and_traps_nothing() {
+    let mut vm = Vm::new(&config());
+    vm.pmu = PartitionedPmu::eager(plan(&config()));
+    vm.busy_host();
+    for _ in 0..3 {
+        let before = vm.machine.el2_accesses;
+        vm.load();
+        assert_eq!(vm.machine.traps, plan(&config()).traps());
+        vm.put();
+        assert!(vm.machine.el2_accesses >= before + 2 * (4 + 4));
+    }
+    vm.load();
+    vm.write(Register::Pmevcntr(2), 22);
+    vm.put();
+    vm.load();
+    assert_eq!((vm.read(Register::Pmevcntr(2)), vm.trapped), (22, 0));
 }
 
 #[test]

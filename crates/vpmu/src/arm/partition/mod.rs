@@ -52,7 +52,7 @@ mod traps;
 pub use error::{MigrateError, PlanError};
 pub use machine::{Features, Isolation};
 pub use plan::{PartitionConfig, Plan, Why};
-pub use pmu::{OverflowSplit, PartitionedPmu};
+pub use pmu::{OverflowSplit, PartitionedPmu, Residence};
 pub use probe::{Accesses, Attacker, Findings, ProbedCpu, probe};
 pub use traps::TrapRegisters;
 

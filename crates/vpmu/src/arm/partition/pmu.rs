@@ -22,19 +22,21 @@ pub(super) const PMSELR_MASK: u64 = 0x1f;
 #[derive(Clone, Debug)]
 pub struct PartitionedPmu {
     pub(super) plan: Plan,
-    /// True unless [`Place::Loaded`]. Then only the event types are, where the plan
+    /// True unless [`Residence::Loaded`]. Then only the event types are, where the plan
     /// [hides events](Plan::hides_events), and PMUSERENR_EL0, where it traps.
     pub(super) state: PmuState,
-    pub(super) place: Place,
+    pub(super) residence: Residence,
+    /// The registers change hands at every switch, needed or not.
+    pub(super) eager: bool,
 }
 
-/// Where the guest's registers are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+/// Where a guest's registers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Residence {
     /// In memory, as they come out of reset: the guest never asked for any.
-    Untouched,
+    Free,
     /// In memory, and nothing is lost if they stay there until the guest's next access.
-    Idle,
+    Lazy,
     /// In memory, to be loaded before the guest runs.
     Saved,
     /// In the hardware.
@@ -58,8 +60,24 @@ impl PartitionedPmu {
         Self {
             plan,
             state: PmuState::reset(plan.version(), plan.hpmn()),
-            place: Place::Untouched,
+            residence: Residence::Free,
+            eager: false,
         }
+    }
+
+    /// The same, but its registers change hands at every switch, and no access traps for that. It is what lazy switches
+    /// are measured against.
+    #[must_use]
+    pub const fn eager(plan: Plan) -> Self {
+        let mut pmu = Self::new(plan);
+        pmu.residence = Residence::Saved;
+        pmu.eager = true;
+        pmu
+    }
+
+    /// Where the guest's registers are.
+    pub const fn residence(&self) -> Residence {
+        self.residence
     }
 
     /// The plan in force.
@@ -70,7 +88,7 @@ impl PartitionedPmu {
     /// What the trap registers must hold when the guest is entered: everything traps until its
     /// first access has loaded its PMU.
     pub fn trap_registers(&self) -> TrapRegisters {
-        if self.place == Place::Loaded {
+        if self.residence == Residence::Loaded {
             self.plan.traps()
         } else {
             self.plan.trap_all()
@@ -172,7 +190,7 @@ impl PartitionedPmu {
     /// ([`Plan::filtered_at_exit`]): clears in their types what a guest without EL2 does not have.
     /// The cost is one register read for each such counter, and a write where a guest tries.
     pub fn exited<R: PmuRegisters>(&mut self, regs: &mut R) {
-        if self.place != Place::Loaded {
+        if self.residence != Residence::Loaded {
             return;
         }
         for n in self.plan.filtered_at_exit() {
@@ -214,7 +232,7 @@ impl PartitionedPmu {
     /// interrupt must wake when this is true after a [`put`](Self::put): the hardware no longer
     /// asserts it.
     pub fn line<R: PmuRegisters>(&self, regs: &mut R) -> bool {
-        if self.place != Place::Loaded {
+        if self.residence != Residence::Loaded {
             return line(&self.state);
         }
         let overflowed = regs.read(Register::PmovsSet) & regs.read(Register::PmintenSet);
@@ -236,9 +254,9 @@ impl PartitionedPmu {
         if register == Register::Pmmir && self.plan.version() < PmuVersion::V3p4 {
             return Some(Outcome::Undefined);
         }
-        let pmuserenr = match (el, self.place) {
+        let pmuserenr = match (el, self.residence) {
             (ExceptionLevel::El1, _) => 0,
-            (ExceptionLevel::El0, Place::Loaded) if !self.plan.traps_everything() => {
+            (ExceptionLevel::El0, Residence::Loaded) if !self.plan.traps_everything() => {
                 regs.read(Register::Pmuserenr)
             }
             (ExceptionLevel::El0, _) => self.state.pmuserenr,

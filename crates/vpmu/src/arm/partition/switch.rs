@@ -1,6 +1,6 @@
 //! The switch: a guest's registers go into the hardware and come back.
 
-use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Place, line};
+use super::pmu::{PMCR_CONTROL, PMSELR_MASK, Residence, line};
 use super::{MigrateError, PartitionedPmu, Plan, PmuRegisters};
 use crate::arm::{PmuState, Register, RestoreError, pmcr};
 
@@ -8,7 +8,7 @@ impl PartitionedPmu {
     /// The guest is about to run here. Loads its registers if they are needed before its next
     /// trapped access; costs no register access if not.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
-        if self.place == Place::Saved {
+        if self.residence == Residence::Saved {
             self.load_registers(regs);
         }
     }
@@ -17,7 +17,7 @@ impl PartitionedPmu {
     /// saves them, and leaves no interrupt of the guest's asserted, no access for EL0, and a valid
     /// selection; if not, costs no register access. PMCR_EL0 stays as the guest left it.
     pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
-        if self.place != Place::Loaded {
+        if self.residence != Residence::Loaded {
             return;
         }
         let guest = self.guest();
@@ -56,7 +56,7 @@ impl PartitionedPmu {
                 *event_type = regs.read(Register::Pmevtyper(n));
             }
         }
-        self.place = self.place_in_memory();
+        self.residence = self.residence_in_memory();
     }
 
     /// Goes on with the plan of another CPU, before the first `load` there; or with another plan of
@@ -67,13 +67,13 @@ impl PartitionedPmu {
     /// [`MigrateError`], when the guest would notice; the PMU is unchanged. A guest that has not
     /// used its PMU notices nothing.
     pub fn migrate(&mut self, plan: Plan) -> Result<(), MigrateError> {
-        match self.place {
-            Place::Loaded => return Err(MigrateError::Loaded),
-            Place::Untouched => {
+        match self.residence {
+            Residence::Loaded => return Err(MigrateError::Loaded),
+            Residence::Free => {
                 *self = Self::new(plan);
                 return Ok(());
             }
-            Place::Idle | Place::Saved => {}
+            Residence::Lazy | Residence::Saved => {}
         }
         let (guest, offered) = (self.plan.hpmn(), plan.hpmn());
         if guest != offered {
@@ -113,7 +113,7 @@ impl PartitionedPmu {
         self.put(regs);
         self.check(state)?;
         self.state = state.clone();
-        self.place = self.place_in_memory();
+        self.residence = self.residence_in_memory();
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl PartitionedPmu {
 
     /// The guest accesses its PMU, which must be in the hardware for that.
     pub(super) fn touch<R: PmuRegisters>(&mut self, regs: &mut R) {
-        if self.place != Place::Loaded {
+        if self.residence != Residence::Loaded {
             self.load_registers(regs);
         }
     }
@@ -179,18 +179,18 @@ impl PartitionedPmu {
         regs.write(Register::PmintenSet, state.pminten & guest);
         // Last: nothing counts before all of it is in place.
         regs.write(Register::PmcntenSet, state.pmcnten & guest);
-        self.place = Place::Loaded;
+        self.residence = Residence::Loaded;
     }
 
     /// A PMU is idle when nothing counts, nothing is pending, and EL0 may not touch it. (EL0
     /// accesses that PMUSERENR_EL0 allows must find it in the hardware: it is the hardware that
     /// refuses them, before EL2 sees them.)
-    fn place_in_memory(&self) -> Place {
+    fn residence_in_memory(&self) -> Residence {
         let counts = self.state.pmcr & pmcr::E != 0 && self.state.pmcnten != 0;
-        if counts || line(&self.state) || self.state.pmuserenr != 0 {
-            Place::Saved
+        if self.eager || counts || line(&self.state) || self.state.pmuserenr != 0 {
+            Residence::Saved
         } else {
-            Place::Idle
+            Residence::Lazy
         }
     }
 }
