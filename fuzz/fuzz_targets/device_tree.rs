@@ -33,7 +33,7 @@ fuzz_target!(|data: &[u8]| {
 fn check(tree: &[u8]) {
     let _ = device_tree::command_line(tree);
     let _ = Machine::read(tree);
-    if let Ok(guest) = device_tree::for_guest(tree, &(0x4020_0000..0x4100_0000), 0x0900_0000) {
+    if let Ok(guest) = device_tree::for_guest(tree, &[0x4020_0000..0x4100_0000], 0x0900_0000, None) {
         assert!(device_tree::command_line(&guest).is_ok());
     }
 }

@@ -190,7 +190,7 @@ fn distributor(input: &mut Unstructured<'_>) -> Result<()> {
         let value: u64 = input.arbitrary()?;
         // GICD_INMIR<n> and GICD_INMIR<n>E.
         let hidden = (0xf80..0x1000).contains(&offset) || (0x3b00..0x3c00).contains(&offset);
-        match distributor::write(offset, bytes, value) {
+        match distributor::write(offset, bytes, value, 0) {
             Some(written) => {
                 assert!(
                     defined(offset, bytes) && !hidden,

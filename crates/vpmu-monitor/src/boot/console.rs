@@ -61,6 +61,19 @@ pub fn consoles(tree: &[u8]) -> Vec<Console> {
     all
 }
 
+/// A PL011 at the root of the tree that `stdout-path` does not name: a second guest's. Its address.
+pub fn spare(tree: &[u8]) -> Option<u64> {
+    let tree = blob::open(tree)?;
+    let named = standard_output(tree)?;
+    let mut nodes = tree.root().children();
+    let spare = nodes.find(|node| {
+        kind(node) == Some(Kind::Pl011)
+            && is_usable(node)
+            && !core::ptr::eq(named.name(), node.name())
+    })?;
+    Some(nodes::regions(&spare).next()?.start)
+}
+
 fn kind(node: &FdtNode<'_>) -> Option<Kind> {
     if is_compatible(node, |name| name == "arm,pl011") {
         return Some(Kind::Pl011);

@@ -188,13 +188,19 @@ impl Machine {
     }
 }
 
-/// The tree for the guest: `tree` without the memory in `reserved`, without interrupt translation services
-/// and without the monitor's words, and with the address of the monitor's doorbell.
+/// The tree for the guest: `tree` without the memory in each of `reserved`, without interrupt translation services
+/// and without the monitor's words, and with the address of the monitor's doorbell. `taken` is the address of a serial
+/// port that is another guest's.
 ///
 /// # Errors
 ///
 /// [`TreeError::Invalid`] when `tree` is no device tree.
-pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Vec<u8>, TreeError> {
+pub fn for_guest(
+    tree: &[u8],
+    reserved: &[Range<u64>],
+    doorbell: u64,
+    taken: Option<u64>,
+) -> Result<Vec<u8>, TreeError> {
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let mut changed = DeviceTree::from_fdt(&tree);
     let root = tree.root();
@@ -202,7 +208,7 @@ pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Ve
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     for node in tree.root().children().filter(|node| is_memory(node)) {
         let mut reg = Vec::new();
-        for region in regions(&node).flat_map(|ram| without(&ram, reserved)) {
+        for region in regions(&node).flat_map(|ram| without_all(&ram, reserved)) {
             push(&mut reg, region.start, address);
             push(&mut reg, region.end - region.start, size);
         }
@@ -213,6 +219,12 @@ pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Ve
         .filter_map(|its| its.node.phandle().ok()?)
         .collect();
     without_its(&mut changed.root, &phandles);
+    let is_taken = |node: &FdtNode<'_>| regions(node).next().map(|port| port.start) == taken;
+    for node in root.children().filter(|_| taken.is_some()) {
+        if is_taken(&node) {
+            changed.root.remove_child(node.name());
+        }
+    }
     if let Some(words) = tree
         .find_node("/chosen")
         .and_then(|chosen| chosen.property("bootargs"))
@@ -232,7 +244,7 @@ pub fn for_guest(tree: &[u8], reserved: &Range<u64>, doorbell: u64) -> Result<Ve
 }
 
 /// Appends `value` as so many cells.
-fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
+pub(super) fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
     for cell in (0..cells).rev() {
         let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
         property.extend_from_slice(&word.to_be_bytes());
@@ -270,6 +282,18 @@ fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
     }
 }
 
+/// The pieces of `ram` that no range of `reserved` has.
+fn without_all(ram: &Range<u64>, reserved: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut pieces = Vec::from([ram.clone()]);
+    for range in reserved {
+        pieces = pieces
+            .iter()
+            .flat_map(|piece| without(piece, range))
+            .collect();
+    }
+    pieces
+}
+
 /// `ram` without `reserved`: none, one or two pieces.
 fn without(ram: &Range<u64>, reserved: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
     [
@@ -290,7 +314,7 @@ fn set(tree: &mut DeviceTree, child: &str, name: &str, value: impl dtoolkit::ToP
     }
 }
 
-fn is_memory(node: &FdtNode<'_>) -> bool {
+pub(super) fn is_memory(node: &FdtNode<'_>) -> bool {
     node.property("device_type")
         .and_then(|kind| kind.value_as::<&str>().ok())
         == Some("memory")

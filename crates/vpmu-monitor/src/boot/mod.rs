@@ -7,4 +7,5 @@ pub mod guest_image;
 pub mod home;
 mod nodes;
 mod pmu;
+pub mod second;
 pub mod words;

@@ -103,6 +103,10 @@ pub struct Settings {
     pub interrupts: Interrupts,
     /// `vpmu.host_profile=`, default none.
     pub profile: Option<ProfileSettings>,
+    /// `vpmu.slice=`, microseconds that one of two guests runs before the other's turn; default 2,000.
+    pub slice: u32,
+    /// `vpmu.switch=eager`: the PMU's registers change hands at each switch between two guests.
+    pub eager: bool,
 }
 
 impl Default for Settings {
@@ -112,6 +116,8 @@ impl Default for Settings {
             host_counters: 0,
             interrupts: Interrupts::Virtual,
             profile: None,
+            slice: 2_000,
+            eager: false,
         }
     }
 }
@@ -161,15 +167,50 @@ impl Settings {
                     ))?);
                 }
                 Some(("interrupts", _)) => return Err(fail("interrupts are virtual or direct")),
+                Some(("slice", number)) => {
+                    settings.slice = number
+                        .parse()
+                        .ok()
+                        .filter(|n| (10..=1_000_000).contains(n))
+                        .ok_or(fail(
+                            "a number of microseconds from 10 to 1000000 is needed",
+                        ))?;
+                }
+                Some(("switch", "lazy")) => settings.eager = false,
+                Some(("switch", "eager")) => settings.eager = true,
+                Some(("switch", _)) => return Err(fail("a switch is lazy or eager")),
                 _ => {
                     return Err(fail(
-                        "the words are vpmu.pmu=, vpmu.host_counters=, vpmu.host_profile= and vpmu.interrupts=",
+                        "the words are vpmu.pmu=, vpmu.host_counters=, vpmu.host_profile=, vpmu.interrupts=, \
+                         vpmu.slice= and vpmu.switch=",
                     ));
                 }
             }
         }
         settings.check()?;
         Ok(settings)
+    }
+
+    /// Refuses what two guests on one CPU cannot have.
+    ///
+    /// # Errors
+    ///
+    /// [`WordError`] names the word.
+    pub fn check_two_guests(&self) -> Result<(), WordError<'static>> {
+        let (word, problem) = if self.interrupts == Interrupts::Direct {
+            (
+                "vpmu.interrupts=direct",
+                "two guests take turns by an interrupt of EL2's; leave that out",
+            )
+        } else if self.design == Design::Untrapped {
+            (
+                "vpmu.pmu=untrapped",
+                "each of two guests has a PMU of its own; take vpmu.pmu=partitioned",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(WordError { word, problem })
     }
 
     /// Refuses words that contradict each other.
@@ -252,6 +293,15 @@ mod tests {
     }
 
     #[test]
+    fn two_guests_need_interrupts_at_el2_and_a_pmu_each() {
+        let check = |line| Settings::parse(line).unwrap().check_two_guests();
+        assert!(check("vpmu.slice=100 vpmu.switch=eager").is_ok());
+        assert!(check("vpmu.pmu=emulated").is_ok());
+        assert!(check("vpmu.interrupts=direct").is_err());
+        assert!(check("vpmu.pmu=untrapped").is_err());
+    }
+
+    #[test]
     fn nothing_said_means_partitioned_with_all_counters_the_guests() {
         assert_eq!(Settings::parse("").unwrap(), Settings::default());
     }
@@ -273,6 +323,8 @@ mod tests {
             "vpmu.host_profile=1000,cycles vpmu.host_counters=1",
             "vpmu.host_profile=1000,1,2,3,4,5 vpmu.host_counters=6",
             "vpmu.host_profile=1000 vpmu.host_counters=1 vpmu.interrupts=direct",
+            "vpmu.slice=0",
+            "vpmu.switch=now",
         ] {
             let error = Settings::parse(line).unwrap_err().to_string();
             assert!(error.contains("vpmu."), "{error}");

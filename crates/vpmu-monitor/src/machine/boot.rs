@@ -18,7 +18,6 @@ use vpmu_monitor::{
     },
     regs::IdAa64pfr1El1,
     world::{
-        distributor,
         guest_pmu::PmuError,
         profile::{self, Sample},
         redistributor::{self, Redistributor, View},
@@ -28,9 +27,10 @@ use vpmu_monitor::{
 use super::{
     console::{self, say},
     cpu::{self, DOORBELL_PAGE, MARKS, Monitor},
+    device::holes,
     el2, end, gic, heap,
     mmio::{read_device, write_device},
-    mmu, start,
+    mmu, second, start,
     sysreg::read_sysreg,
 };
 
@@ -117,7 +117,7 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
 
 /// Why the guest cannot begin.
 #[derive(Debug, thiserror::Error)]
-enum BootError {
+pub(super) enum BootError {
     #[error(transparent)]
     Tree(#[from] TreeError),
     #[error(transparent)]
@@ -155,6 +155,10 @@ enum BootError {
         "the PMU's interrupt {0} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
     )]
     PmiIsNoPpi(u32),
+    #[error("the machine has no PL011 for the second guest, beside the one of stdout-path")]
+    NoSerialPort,
+    #[error("the device tree names no interrupt of EL2's timer, by which two guests take turns")]
+    NoAlarm,
     #[error("the monitor's own stack is too small for this machine: a bug")]
     StackTooSmall,
 }
@@ -185,15 +189,14 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         .ok_or(BootError::NotInRam)?
         .clone();
     let (placement, file) = guest(&ram, start.loaded)?;
+    let mut taken = taken(&machine, tree, &[placement.range(), Some(file.clone())])?;
+    let second = second::boot::plan(tree, &ram, start.loaded, &taken)?;
+    if let Some(second) = &second {
+        settings.check_two_guests()?;
+        taken.extend(second.ranges());
+    }
     if start.memory.start == start.loaded {
-        let home = find_home(
-            &machine,
-            settings,
-            &ram,
-            tree,
-            &[placement.range(), Some(file)],
-        )?;
-        move_to(home, start)
+        move_to(find_home(&machine, settings, &ram, &taken)?, start)
     }
 
     let memory = start.memory.clone();
@@ -202,16 +205,21 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     }
     let redistributors = redistributors(&machine)?;
     quiet_translation_services(&machine);
-    let translation = mmu::build(&machine, &memory, &holes(&machine))?;
+    let translation = mmu::build(&machine, &memory, &holes(&machine, second.as_ref()))?;
     mmu::forget_cached(&memory);
     translation.enable();
 
     cpu::install(machine.cpus.len(), samples(settings));
+    let put = second
+        .as_ref()
+        .map(|second| second.put(tree, &machine, this));
+    let put = put.transpose()?;
     copy(file.start, placement.entry, placement.copy);
-    let place = give_tree(tree, &memory)?;
+    let place = give_tree(tree, &memory, second.as_ref())?;
     mmu::forget_instructions();
 
-    let owned = owned(&machine, settings, &redistributors)?;
+    let alarm = put.as_ref().map(|second| second.alarm_intid);
+    let owned = owned(&machine, settings, alarm, &redistributors)?;
     let mte = read_sysreg!("id_aa64pfr1_el1") >> IdAa64pfr1El1::MTE_SHIFT & 0xf != 0;
     let monitor = Monitor::install(Monitor {
         machine,
@@ -226,8 +234,13 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
             .zip(owned.into_iter().map(View::new))
             .collect(),
         mte,
+        shared: put.is_some().then_some(number),
     });
+    if let Some(second) = &put {
+        second::install(second, number, monitor);
+    }
     el2::init_cpu(number, monitor, true)?;
+    second::begin(monitor);
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
     if deepest != [0; 64] {
@@ -244,8 +257,16 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
 
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns
 /// its address.
-fn give_tree(tree: &[u8], memory: &Range<u64>) -> Result<u64, BootError> {
-    let changed = device_tree::for_guest(tree, memory, memory.end - DOORBELL_PAGE)?;
+fn give_tree(
+    tree: &[u8],
+    memory: &Range<u64>,
+    second: Option<&second::boot::Plan>,
+) -> Result<u64, BootError> {
+    let mut reserved = vec![memory.clone()];
+    reserved.extend(second.map(|second| second.memory.clone()));
+    let serial = second.map(|second| second.serial);
+    let doorbell = memory.end - DOORBELL_PAGE;
+    let changed = device_tree::for_guest(tree, &reserved, doorbell, serial)?;
     let place = if changed.len() <= tree.len() {
         tree.as_ptr() as u64
     } else {
@@ -277,13 +298,15 @@ fn redistributors(machine: &Machine) -> Result<(Vec<Redistributor>, Vec<usize>),
 fn owned(
     machine: &Machine,
     settings: Settings,
+    alarm: Option<u32>,
     (redistributors, numbers): &(Vec<Redistributor>, Vec<usize>),
 ) -> Result<Vec<u32>, BootError> {
     let maintenance = match settings.interrupts {
         Interrupts::Virtual => 1 << (machine.maintenance_intid & 31),
         Interrupts::Direct => 0,
     };
-    let mut owned = vec![maintenance; redistributors.len()];
+    let alarm = alarm.map_or(0, |intid| 1 << (intid & 31));
+    let mut owned = vec![maintenance | alarm; redistributors.len()];
     if settings.design != Design::Emulated {
         return Ok(owned);
     }
@@ -295,17 +318,6 @@ fn owned(
         }
     }
     Ok(owned)
-}
-
-/// What of the devices the guest does not reach, or only through the monitor.
-fn holes(machine: &Machine) -> Vec<Range<u64>> {
-    let distributor = machine.distributor.start;
-    let pages = distributor::PAGES.map(|page| distributor + page.start..distributor + page.end);
-    pages
-        .into_iter()
-        .chain(machine.redistributors.iter().cloned())
-        .chain(machine.its.iter().cloned())
-        .collect()
 }
 
 /// Stops what a bootloader may have left running: an interrupt translation service writes memory.
@@ -358,17 +370,15 @@ fn samples(settings: Settings) -> usize {
     settings.profile.map_or(0, |_| profile::CAPACITY)
 }
 
-/// The monitor's home: room for its image and for what it makes of the device tree.
-fn find_home(
+/// What is in RAM and must stay: the guest where it runs and where it was loaded, the tree, the initrd, what the tree
+/// reserves.
+fn taken(
     machine: &Machine,
-    settings: Settings,
-    ram: &Range<u64>,
     tree: &[u8],
     guest: &[Option<Range<u64>>; 2],
-) -> Result<Range<u64>, BootError> {
+) -> Result<Vec<Range<u64>>, BootError> {
     let tree_at = tree.as_ptr() as u64;
     let tree_range = tree_at..tree_at + tree.len() as u64;
-    let mut taken: Vec<_> = guest.iter().flatten().cloned().collect();
     if let [Some(runs), Some(_)] = guest
         && let Some(other) = [Some(&tree_range), machine.initrd.as_ref()]
             .into_iter()
@@ -380,12 +390,24 @@ fn find_home(
             other: other.clone(),
         });
     }
-    taken.push(tree_range);
-    taken.extend(machine.initrd.clone());
-    taken.extend(machine.reserved.iter().cloned());
+    let taken = guest.iter().flatten().chain(&machine.initrd);
+    Ok(taken
+        .chain(&machine.reserved)
+        .chain([&tree_range])
+        .cloned()
+        .collect())
+}
+
+/// The monitor's home: room for its image and for what it makes of the device tree.
+fn find_home(
+    machine: &Machine,
+    settings: Settings,
+    ram: &Range<u64>,
+    taken: &[Range<u64>],
+) -> Result<Range<u64>, BootError> {
     let per_cpu = PER_CPU + (samples(settings) * size_of::<Sample>()) as u64;
     let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * per_cpu + TREE_ROOM;
-    let mut home = home::choose(ram, &taken, size).ok_or(BootError::NoHome(size))?;
+    let mut home = home::choose(ram, taken, size).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;
     Ok(home)
 }
@@ -407,7 +429,7 @@ fn move_to(home: Range<u64>, start: &Start) -> ! {
 }
 
 /// Copies to where the guest will read with its caches off.
-fn copy(from: u64, to: u64, len: u64) {
+pub(super) fn copy(from: u64, to: u64, len: u64) {
     // SAFETY: callers have checked both ranges to be RAM outside the monitor's own data.
     unsafe {
         ptr::copy(from as *const u8, to as *mut u8, len as usize);

@@ -12,7 +12,7 @@ use vpmu_monitor::{
     boot::{device_tree::Machine, words::Settings},
     world::{
         guest_pmu::{GuestPmu, Hardware},
-        offer,
+        offer::{self, Sharing},
         profile::{Profile, Sample},
         redistributor::{Redistributor, View},
         statistics::{CpuStatistics, Snapshot},
@@ -40,6 +40,8 @@ pub(crate) struct Monitor {
     pub(crate) redistributor_of: Vec<usize>,
     /// PSTATE.TCO exists.
     pub(crate) mte: bool,
+    /// Where there is a second guest: the number of the CPU that it shares with the first.
+    pub(crate) shared: Option<usize>,
 }
 
 /// Bytes of the doorbell's page, the last of the monitor's memory.
@@ -49,6 +51,14 @@ impl Monitor {
     /// The page that the guest rings to mark the command being measured. The device tree says where it is.
     pub(crate) fn doorbell(&self) -> u64 {
         self.memory.end - DOORBELL_PAGE
+    }
+
+    /// Whether the machine is one guest's or two guests'.
+    pub(crate) fn sharing(&self) -> Sharing {
+        match self.shared {
+            None => Sharing::Alone,
+            Some(_) => Sharing::Two,
+        }
     }
 
     /// The redistributor of CPU `number`, and the guest's view of it.
@@ -112,6 +122,9 @@ pub(crate) struct Local {
     pub(crate) traps: TrapRegisters,
     /// What the CPU's ID registers say.
     pub(crate) machine: offer::Machine,
+    pub(crate) sharing: Sharing,
+    /// The second guest is in the CPU, and the PMU here is its.
+    pub(crate) is_second: bool,
 }
 
 static CPUS: Once<Vec<Cpu>> = Once::new();
@@ -146,6 +159,8 @@ impl Cpu {
                     hdfgwtr_el2: 0,
                 },
                 machine: offer::Machine::NONE,
+                sharing: Sharing::Alone,
+                is_second: false,
             }),
         }
     }
@@ -216,8 +231,10 @@ pub(crate) static MARKS: Mutex<Marks> = Mutex::new(Marks {
 
 /// The figures of all CPUs, now.
 pub(crate) fn snapshot() -> Snapshot {
-    Snapshot::take(
+    let mut snapshot = Snapshot::take(
         cpus().iter().map(|cpu| &cpu.statistics),
         super::sysreg::now(),
-    )
+    );
+    snapshot.switches = super::second::switches();
+    snapshot
 }

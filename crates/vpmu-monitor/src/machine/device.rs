@@ -1,5 +1,9 @@
 //! Stage-2 faults: accesses to the interrupt controller's filtered frames and to the doorbell.
 
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use vpmu_monitor::boot::device_tree::Machine;
 use vpmu_monitor::world::{
     distributor,
     exit::{DataAbort, MemoryAccess},
@@ -12,11 +16,27 @@ use super::{
     frame::Frame,
     irq::show_line,
     mmio::{read_device, write_device},
+    second,
     sysreg::read_sysreg,
 };
 
+/// What the guest does not reach, or only through the monitor: devices, and a second guest's memory.
+pub(super) fn holes(machine: &Machine, second: Option<&second::boot::Plan>) -> Vec<Range<u64>> {
+    let distributor = machine.distributor.start;
+    let pages = distributor::PAGES.map(|page| distributor + page.start..distributor + page.end);
+    pages
+        .into_iter()
+        .chain(machine.redistributors.iter().cloned())
+        .chain(machine.its.iter().cloned())
+        .chain(second.into_iter().flat_map(|second| {
+            let page = second.serial & !0xfff;
+            [second.memory.clone(), page..page + 0x1000]
+        }))
+        .collect()
+}
+
 /// The guest physical address of a stage-2 fault.
-fn fault_address() -> u64 {
+pub(super) fn fault_address() -> u64 {
     (read_sysreg!("hpfar_el2") & 0xfff_ffff_fff0) << 8 | read_sysreg!("far_el2") & 0xfff
 }
 
@@ -71,7 +91,13 @@ fn interrupt_controller(
     let machine = || read_device(address, bytes);
     let answer = if let Some((place, view)) = monitor.redistributor_at(address) {
         let offset = address - place.frames.start;
-        if write {
+        // The frame of a shared CPU holds what is the second guest's while that runs.
+        let is_others = monitor.shared.is_some_and(|shared| {
+            shared != Cpu::number() && monitor.redistributor(shared).0 == *place
+        });
+        if write && is_others {
+            Err(None)
+        } else if write {
             Err(view.write(offset, bytes, frame.register(rt), machine))
         } else {
             Ok(view.read(offset, bytes, machine))
@@ -79,7 +105,8 @@ fn interrupt_controller(
     } else if monitor.machine.distributor.contains(&address) {
         let offset = address - monitor.machine.distributor.start;
         if write {
-            Err(distributor::write(offset, bytes, frame.register(rt)))
+            let kept = monitor.shared.map_or(0, |_| distributor::CTLR_GROUP1);
+            Err(distributor::write(offset, bytes, frame.register(rt), kept))
         } else {
             Ok(distributor::read(offset, bytes, machine))
         }

@@ -10,7 +10,7 @@ use vpmu_monitor::{
     regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
-        offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine},
+        offer::{self, Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, Sharing},
         profile::Profile,
         redistributor,
         vgic::VirtualInterface,
@@ -22,6 +22,7 @@ use super::{
     cpu::{Cpu, Local, Monitor},
     gic, hardware,
     pmu_registers::PhysicalPmu,
+    second,
     sysreg::{isb, now, read_sysreg, write_sysreg},
 };
 
@@ -35,11 +36,12 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     local.interrupts = VirtualInterface::new();
+    local.sharing = monitor.sharing();
     init_el1();
     local.machine = identify();
     let names = Names::begin(boots && local.machine.el3());
-    write_hcr(monitor.settings.interrupts);
-    write_controls(&local.machine, &names);
+    write_hcr(monitor.settings.interrupts, monitor.sharing());
+    write_controls(&local.machine, monitor.sharing(), &names);
 
     names.say(format_args!("the PMU"));
     // What the CPU is does not change while it is off.
@@ -49,10 +51,11 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     names.say(format_args!("ICC_SRE_EL2"));
     gic::init_cpu_interface(monitor.settings.interrupts, monitor.group0);
     drop(names);
-    local.pmu = match &local.hardware {
-        Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
-        None => None,
-    };
+    if boots && monitor.sharing() == Sharing::Two {
+        // Before the first guest's: to make a PMU stops all counters.
+        second::give_pmu(make_pmu(&local, monitor)?);
+    }
+    local.pmu = make_pmu(&local, monitor)?;
     start_profile(&mut local, monitor)?;
     if let Some(pmu) = &mut local.pmu {
         pmu.load(&mut PhysicalPmu);
@@ -62,6 +65,13 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     monitor.translation.enable_stage_2();
     own_interrupts(number, monitor);
     Ok(())
+}
+
+fn make_pmu(local: &Local, monitor: &Monitor) -> Result<Option<GuestPmu>, PmuError> {
+    let hardware = local.hardware.as_ref();
+    hardware
+        .map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu))
+        .transpose()
 }
 
 /// Starts the host's profile of the guest, where one is wanted and there is a PMU.
@@ -146,10 +156,10 @@ fn init_el1() {
 }
 
 /// Says where physical interrupts go, beside all else that `HCR_EL2` says.
-pub(crate) fn write_hcr(interrupts: Interrupts) {
+pub(crate) fn write_hcr(interrupts: Interrupts, sharing: Sharing) {
     // SAFETY: routes interrupts and traps; the guest is not running on this CPU.
     unsafe {
-        write_sysreg!("hcr_el2", offer::hcr(interrupts).bits());
+        write_sysreg!("hcr_el2", offer::hcr(interrupts, sharing).bits());
     }
     isb();
 }
@@ -168,8 +178,8 @@ fn identify() -> Machine {
 
 /// Writes the control registers that say what of the guest traps. Registers that an assembler may not know
 /// are named by their operands.
-fn write_controls(machine: &Machine, names: &Names) {
-    offer::controls(machine, |control, value| {
+fn write_controls(machine: &Machine, sharing: Sharing, names: &Names) {
+    offer::controls(machine, sharing, |control, value| {
         names.say(format_args!("{control:?}"));
         // SAFETY: these registers exist, as `machine` says, and say what traps; none gives the guest the
         // monitor's memory.
@@ -261,7 +271,7 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
     unsafe {
         write_sysreg!(
             "mdcr_el2",
-            wanted.mdcr_el2 | offer::mdcr(&local.machine).bits()
+            wanted.mdcr_el2 | offer::mdcr(&local.machine, local.sharing).bits()
         );
         if fine_grained {
             // HDFGRTR_EL2 and HDFGWTR_EL2.

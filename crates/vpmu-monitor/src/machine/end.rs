@@ -3,12 +3,16 @@
 use core::fmt;
 
 use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
-use vpmu_monitor::{boot::words::Interrupts, world::statistics::Json};
+use vpmu_monitor::{
+    boot::words::Interrupts,
+    world::statistics::{Json, Snapshot},
+};
 
 use super::{
     console::{self, say},
     cpu::{self, Cpu, Local, MARKS, Monitor},
     pmu_registers::PhysicalPmu,
+    second,
     sysreg::read_sysreg,
 };
 
@@ -64,6 +68,10 @@ pub(crate) fn print_statistics() {
     }
     console::print(format_args!(",\"total\":"));
     json(&last.since(&marks.entered));
+    if let Some(second) = second::statistics() {
+        console::print(format_args!(",\"second\":"));
+        json(&Snapshot::take(core::iter::once(second), last.now));
+    }
     console::print(format_args!("}}}}\r\n"));
     drop(local);
     for (number, cpu) in cpu::cpus().iter().enumerate() {

@@ -13,11 +13,17 @@ head:
     .quad   0, 0, 0
     .ascii  "ARM\x64"
     .long   0
+    .org    0x100
+.global second_words
+second_words:                       // the second guest's command line, ends with a zero; the lab fills it in
     .org    0x7f8
     .ascii  "VPMUGST1"              // marks what follows:
 .global guest_length
 guest_length:
     .quad   0                       // bytes of the appended guest; the lab fills it in
+.global second_file
+second_file:
+    .quad   0, 0                    // the second guest: its distance from the head, its bytes; likewise
 
 // ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
 .section .text.start, "ax"
@@ -189,6 +195,27 @@ vectors:
     guest_vector guest_fiq
     guest_vector guest_serror
 
+// The same where two guests share this CPU.
+.balign 0x800
+.global shared_vectors
+shared_vectors:
+    own_vector 0
+    own_vector 1
+    own_vector 2
+    own_vector 3
+    own_vector 4
+    own_vector 5
+    own_vector 6
+    own_vector 7
+    guest_vector shared_synchronous
+    guest_vector shared_irq
+    guest_vector shared_fiq
+    guest_vector guest_serror
+    guest_vector shared_synchronous
+    guest_vector shared_irq
+    guest_vector shared_fiq
+    guest_vector guest_serror
+
 resume_guest:
     ldp     x30, x1, [sp, #240]
     ldr     x2, [sp, #256]
@@ -224,6 +251,45 @@ own_exception:
     mov     sp, x4
     bl      own_fault
     b       wait_forever
+
+// ---- The vector registers of two guests: x0 = 32 of 16 bytes, FPCR, FPSR --------------------------
+.arch_extension fp
+.arch_extension simd
+.section .text.vectors, "ax"
+.macro each_pair instruction
+    \instruction q0, q1, [x0]
+    \instruction q2, q3, [x0, #32]
+    \instruction q4, q5, [x0, #64]
+    \instruction q6, q7, [x0, #96]
+    \instruction q8, q9, [x0, #128]
+    \instruction q10, q11, [x0, #160]
+    \instruction q12, q13, [x0, #192]
+    \instruction q14, q15, [x0, #224]
+    \instruction q16, q17, [x0, #256]
+    \instruction q18, q19, [x0, #288]
+    \instruction q20, q21, [x0, #320]
+    \instruction q22, q23, [x0, #352]
+    \instruction q24, q25, [x0, #384]
+    \instruction q26, q27, [x0, #416]
+    \instruction q28, q29, [x0, #448]
+    \instruction q30, q31, [x0, #480]
+.endm
+.global save_vectors
+save_vectors:
+    each_pair stp
+    mrs     x1, fpcr
+    mrs     x2, fpsr
+    add     x0, x0, #512
+    stp     x1, x2, [x0]
+    ret
+.global load_vectors
+load_vectors:
+    each_pair ldp
+    add     x0, x0, #512
+    ldp     x1, x2, [x0]
+    msr     fpcr, x1
+    msr     fpsr, x2
+    ret
 
 // ---- An attack of the isolation probe, made below EL2 with the MMU off ---------------------------
 // execute_below_el2(code, x1, pstate) -> x0. The first exception that reaches EL2 ends it.

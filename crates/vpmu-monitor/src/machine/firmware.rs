@@ -10,7 +10,7 @@ use smccc::{
 };
 use vpmu_monitor::{
     boot::words::Interrupts,
-    world::psci::{self, Call},
+    world::psci::{self, Call, PowerState},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     frame::Frame,
     gic::PhysicalInterface,
     pmu_registers::PhysicalPmu,
-    start,
+    second, start,
 };
 
 /// Serves an SMC; the PC is past it.
@@ -37,14 +37,15 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
         },
         Call::CpuOff => cpu_off(),
         Call::CpuSuspend(state) => {
-            let features = Smc::call32(PSCI_FEATURES, [PSCI_CPU_SUSPEND_32, 0, 0, 0, 0, 0, 0])[0];
-            if state.is_valid(&monitor.machine.suspend_states, features.into()) {
+            if may_suspend(state, monitor) {
                 suspend(monitor);
                 psci::SUCCESS
             } else {
                 psci::INVALID_PARAMETERS
             }
         }
+        // The machine goes off with the last of its guests.
+        Call::SystemOff | Call::SystemReset if monitor.shared.is_some() => second::first_is_off(),
         Call::SystemOff => {
             print_statistics();
             power_off()
@@ -54,16 +55,27 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
             Smc::call32(PSCI_SYSTEM_RESET, [0; 7]);
             power_off()
         }
-        Call::Forward => {
-            let mut arguments = [0; 17];
-            arguments.copy_from_slice(&frame.x[1..18]);
-            let answers = Smc::call64(psci::function(frame.x[0]), arguments);
-            frame.x[..4].copy_from_slice(&answers[..4]);
+        Call::Forward | Call::AffinityInfo { .. } => {
+            forward(frame);
             return;
         }
         Call::Unknown => psci::NOT_SUPPORTED,
     };
     frame.set_register(0, answer);
+}
+
+/// Whether the firmware knows this state.
+pub(super) fn may_suspend(state: PowerState, monitor: &Monitor) -> bool {
+    let features = Smc::call32(PSCI_FEATURES, [PSCI_CPU_SUSPEND_32, 0, 0, 0, 0, 0, 0])[0];
+    state.is_valid(&monitor.machine.suspend_states, features.into())
+}
+
+/// Passes a call and its answer through.
+pub(super) fn forward(frame: &mut Frame) {
+    let mut arguments = [0; 17];
+    arguments.copy_from_slice(&frame.x[1..18]);
+    let answers = Smc::call64(psci::function(frame.x[0]), arguments);
+    frame.x[..4].copy_from_slice(&answers[..4]);
 }
 
 /// Stops this CPU. Returns only when the firmware refuses, with its answer.
@@ -92,11 +104,11 @@ fn suspend(monitor: &Monitor) {
     // What waits in a list register is no physical interrupt any more and need not wake a CPU at EL2.
     if local.interrupts.may_wait(&PhysicalInterface) {
         // An interrupt that goes to EL1 need not wake EL2: meanwhile all come here, where they stay pending.
-        write_hcr(Interrupts::Virtual);
+        write_hcr(Interrupts::Virtual, monitor.sharing());
         // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
         unsafe {
             core::arch::asm!("wfi", options(nostack));
         }
-        write_hcr(monitor.settings.interrupts);
+        write_hcr(monitor.settings.interrupts, monitor.sharing());
     }
 }

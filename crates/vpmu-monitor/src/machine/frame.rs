@@ -3,12 +3,12 @@
 //! UNSAFETY: writes EL1's exception registers.
 
 use vpmu::arm::ExceptionLevel;
-use vpmu_monitor::regs::translation::VTTBR_VMID_SHIFT;
+use vpmu_monitor::regs::{SPSR_EL1H_MASKED, translation::VTTBR_VMID_SHIFT};
 use vpmu_monitor::world::{
     aarch32,
     exit::{self, ExceptionEntry},
     profile::Sample,
-    statistics::Kind,
+    statistics::{CpuStatistics, Kind},
 };
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
 };
 
 /// The guest's registers at an exit; the layout is known to `entry.s`.
+#[derive(Clone)]
 #[repr(C)]
 pub(crate) struct Frame {
     pub(super) x: [u64; 31],
@@ -32,6 +33,18 @@ const _: () = assert!(
 );
 
 impl Frame {
+    /// Of a guest that begins at `pc` with `x0`.
+    pub(super) fn entry(pc: u64, x0: u64) -> Self {
+        let mut x = [0; 31];
+        x[0] = x0;
+        Self {
+            x,
+            elr: pc,
+            spsr: SPSR_EL1H_MASKED,
+            entered: 0,
+        }
+    }
+
     pub(super) fn register(&self, n: usize) -> u64 {
         self.x.get(n).copied().unwrap_or(0)
     }
@@ -104,6 +117,11 @@ impl Frame {
 
     /// Accounts for an exit that is about to end.
     pub(super) fn leave(&self, cpu: &Cpu, kind: Kind) {
-        cpu.statistics.exit(kind, now().wrapping_sub(self.entered));
+        self.account(&cpu.statistics, kind);
+    }
+
+    /// The same, in other statistics than the CPU's.
+    pub(super) fn account(&self, statistics: &CpuStatistics, kind: Kind) {
+        statistics.exit(kind, now().wrapping_sub(self.entered));
     }
 }

@@ -101,7 +101,7 @@ impl Acknowledged {
     }
 }
 
-fn deactivate(intid: u32) {
+pub(crate) fn deactivate(intid: u32) {
     // SAFETY: ends an interrupt that this CPU has acknowledged.
     unsafe {
         write_sysreg!("icc_dir_el1", u64::from(intid));
@@ -110,7 +110,7 @@ fn deactivate(intid: u32) {
 
 /// The smallest priority mask that lets [`OWN_PRIORITY`] in. A machine has 4 to 8 bits of priority, and the
 /// low bits of the mask that it lacks read as zero.
-fn least_mask() -> u8 {
+pub(crate) fn least_mask() -> u8 {
     let mask = read_icc_pmr();
     // SAFETY: a priority mask loses no interrupt, and EL2 takes none meanwhile.
     let bits = unsafe {

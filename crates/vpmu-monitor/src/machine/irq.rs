@@ -42,7 +42,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     frame.leave(cpu, kind);
 }
 
-fn serve(
+pub(super) fn serve(
     irq: &gic::Acknowledged,
     group1: bool,
     frame: &Frame,
@@ -115,6 +115,10 @@ pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     ) else {
         return;
     };
+    if local.is_second {
+        // It goes into that guest's own interrupt controller.
+        return;
+    }
     let (_, view) = monitor.redistributor(Cpu::number());
     let high = line && view.enabled(intid);
     let priority = view.priority(intid);

@@ -54,7 +54,7 @@ pub(crate) struct Translation {
     pub(crate) ttbr0_el2: u64,
     pub(crate) sctlr_el2: u64,
     vtcr_el2: u64,
-    vttbr_el2: u64,
+    pub(crate) vttbr_el2: u64,
 }
 
 /// How many bits a physical address has, and their encoding (ID_AA64MMFR0_EL1.PARange, TCR_EL2.PS). Both
@@ -125,16 +125,7 @@ pub(crate) fn build(
         }
         at = to;
     }
-    let root = guest.to_physical().0 as u64;
-    let _ = ManuallyDrop::new(guest);
-
-    // A walk may start at level 0 only with at least 44 bits (Arm ARM DDI 0487, D8.2.3): with fewer it starts
-    // at tables of level 1, side by side.
-    let (vttbr_el2, start_level) = if bits >= 44 {
-        (root, 2_u64)
-    } else {
-        (side_by_side(root, 1 << bits.saturating_sub(39)), 1)
-    };
+    let (vttbr_el2, start_level) = finish(guest, bits);
     Ok(Translation {
         mair_el2: regs::MAIR,
         tcr_el2: regs::TCR_RES1 | physical << regs::PS_SHIFT | WALK | regs::t0sz(48),
@@ -148,6 +139,35 @@ pub(crate) fn build(
             | regs::t0sz(bits),
         vttbr_el2,
     })
+}
+
+/// Builds the stage 2 of a second guest, which has `memory` and the serial port at `serial`; returns its `VTTBR_EL2`.
+pub(crate) fn build_second(memory: &Range<u64>, serial: u64) -> Result<u64, MapError> {
+    const VMID: u64 = 1 << regs::VTTBR_VMID_SHIFT;
+    let page = serial & !0xfff;
+    let mut guest = RootTable::<Stage2, _>::new(IdTranslation::new(), 0, Stage2);
+    for (range, attributes) in [
+        (memory.clone(), GUEST_NORMAL),
+        (page..page + 0x1000, GUEST_DEVICE),
+    ] {
+        let range = region(&range);
+        let address = PhysicalAddress(range.start().0);
+        guest.map_range(&range, address, attributes, Constraints::empty())?;
+    }
+    Ok(finish(guest, reach().0).0 | VMID)
+}
+
+/// Keeps a stage 2 for as long as the machine lives; returns where a walk of `bits` bits starts, and SL0.
+fn finish(guest: RootTable<Stage2, IdTranslation<Stage2Attributes>>, bits: u64) -> (u64, u64) {
+    let root = guest.to_physical().0 as u64;
+    let _ = ManuallyDrop::new(guest);
+    // A walk may start at level 0 only with at least 44 bits (Arm ARM DDI 0487, D8.2.3): with fewer it starts
+    // at tables of level 1, side by side.
+    if bits >= 44 {
+        (root, 2)
+    } else {
+        (side_by_side(root, 1 << bits.saturating_sub(39)), 1)
+    }
 }
 
 /// Copies the first `count` tables that the table at `root` points to into one block; returns its address.

@@ -21,6 +21,7 @@ mod mmio;
 mod mmu;
 mod pmu_registers;
 mod probe;
+mod second;
 mod start;
 mod sysreg;
 mod trap;

@@ -6,7 +6,8 @@ use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
 use vpmu_monitor::world::{
     aarch32::{self, Part},
     exit::{ESR_UNDEFINED, Exit, RegisterAccess},
-    offer, psci,
+    offer::{self, Sharing},
+    psci,
     statistics::Kind,
 };
 
@@ -25,7 +26,7 @@ use super::{
 
 /// A synchronous exception of the guest.
 #[unsafe(no_mangle)]
-extern "C" fn guest_synchronous(frame: &mut Frame) {
+pub(super) extern "C" fn guest_synchronous(frame: &mut Frame) {
     let cpu = Cpu::at_exit();
     let Some(monitor) = Monitor::installed() else {
         power_off()
@@ -55,7 +56,8 @@ extern "C" fn guest_synchronous(frame: &mut Frame) {
             served.unwrap_or_else(|| nothing_there(frame, esr, monitor))
         }
         Exit::InstructionAbort => nothing_there(frame, esr, monitor),
-        Exit::Other(_) => {
+        // WFI traps only where two guests share a CPU, and is served there.
+        Exit::Wfi | Exit::Other(_) => {
             frame.inject(ESR_UNDEFINED, monitor.mte);
             Kind::Other
         }
@@ -64,12 +66,12 @@ extern "C" fn guest_synchronous(frame: &mut Frame) {
 }
 
 /// Ends an access to memory that the guest does not have, as a bus without a device there does.
-fn nothing_there(frame: &mut Frame, esr: u64, monitor: &Monitor) -> Kind {
+pub(super) fn nothing_there(frame: &mut Frame, esr: u64, monitor: &Monitor) -> Kind {
     frame.inject_external_abort(esr, monitor.mte);
     Kind::ExternalAbort
 }
 
-fn system_register(
+pub(super) fn system_register(
     frame: &mut Frame,
     access: RegisterAccess,
     esr: u64,
@@ -92,7 +94,11 @@ fn system_register(
         return Kind::Pmu(register, access.write);
     }
     if !access.write && offer::is_id_register(encoding) {
-        let value = offer::id_register(encoding, read_id_register(encoding.crm, encoding.op2));
+        let physical = read_id_register(encoding.crm, encoding.op2);
+        let value = match local.sharing {
+            Sharing::Alone => offer::id_register(encoding, physical),
+            Sharing::Two => offer::shared_id_register(encoding, physical),
+        };
         frame.set_register(access.rt, value);
         frame.step();
         return Kind::IdRegister;
@@ -102,13 +108,22 @@ fn system_register(
         frame.step();
         return Kind::SendSgi;
     }
+    if local.sharing == Sharing::Two && encoding.op0 == DEBUG_REGISTERS {
+        // Linux clears them at boot, whatever ID_AA64DFR0_EL1 says.
+        frame.set_register(if access.write { 31 } else { access.rt }, 0);
+        frame.step();
+        return Kind::UnknownRegister;
+    }
     frame.inject(ESR_UNDEFINED, monitor.mte);
     Kind::UnknownRegister
 }
 
+/// The op0 of the registers of debug, which two guests read as zero.
+const DEBUG_REGISTERS: u8 = 2;
+
 /// Whether `register` is ICC_SGI1R_EL1, ICC_ASGI1R_EL1 or ICC_SGI0R_EL1 (S3_0_C12_C11_5 to 7), which trap where
 /// interrupts are virtual.
-fn sends_sgi(register: Encoding) -> bool {
+pub(super) fn sends_sgi(register: Encoding) -> bool {
     const ICC_SGI1R_EL1: Encoding = Encoding::new(3, 0, 12, 11, 5);
     let same = Encoding {
         op2: ICC_SGI1R_EL1.op2,
@@ -142,7 +157,7 @@ fn pmu_access(
 }
 
 /// A PMU access of an AArch32 EL0.
-fn aarch32_access(
+pub(super) fn aarch32_access(
     frame: &mut Frame,
     access: aarch32::Access,
     esr: u64,

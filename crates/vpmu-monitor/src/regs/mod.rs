@@ -8,8 +8,9 @@ pub mod translation;
 
 pub use arm_sysregs::{
     el1::registers::{
-        IccCtlrEl1, IdAa64dfr0El1, IdAa64dfr1El1, IdAa64mmfr0El1, IdAa64mmfr1El1, IdAa64mmfr2El1,
-        IdAa64mmfr3El1, IdAa64mmfr4El1, IdAa64pfr0El1, IdAa64pfr1El1, IdAa64pfr2El1,
+        IccCtlrEl1, IdAa64dfr0El1, IdAa64dfr1El1, IdAa64isar1El1, IdAa64isar2El1, IdAa64isar3El1,
+        IdAa64mmfr0El1, IdAa64mmfr1El1, IdAa64mmfr2El1, IdAa64mmfr3El1, IdAa64mmfr4El1,
+        IdAa64pfr0El1, IdAa64pfr1El1, IdAa64pfr2El1,
     },
     el2::registers::{
         CptrEl2, HcrEl2, HcrxEl2, HdfgrtrEl2, HdfgwtrEl2, HfgitrEl2, Hfgrtr2El2, HfgrtrEl2,

@@ -39,11 +39,14 @@ pub fn read(offset: u64, bytes: u8, machine: impl FnOnce() -> u64) -> u64 {
     }
 }
 
-/// What the machine gets for the guest's write of `value`; `None`: nothing.
-pub fn write(offset: u64, bytes: u8, value: u64) -> Option<u64> {
+/// GICD_CTLR.EnableGrp1: without it no interrupt of the monitor's arrives, those that end a guest's turn included.
+pub const CTLR_GROUP1: u64 = 1 << 1;
+
+/// What the machine gets for the guest's write of `value`; `None`: nothing. The bits `kept` of GICD_CTLR stay set.
+pub fn write(offset: u64, bytes: u8, value: u64, kept: u64) -> Option<u64> {
     match offset {
         _ if !is_defined(offset, bytes) || is_hidden(offset) => None,
-        CTLR => Some(value | CTLR_ARE),
+        CTLR => Some(value | CTLR_ARE | kept),
         _ => Some(value),
     }
 }
@@ -61,25 +64,29 @@ mod tests {
         assert_eq!(read(TYPER, 4, || 0xffff_ffff), 0xfff9_05ff);
         assert_eq!(read(TYPER2, 4, || 0xffff_ffff), 0);
         for offset in [0xf84, 0xffc, 0x3b00] {
-            assert_eq!(write(offset, 4, !0), None);
+            assert_eq!(write(offset, 4, !0, 0), None);
             assert_eq!(read(offset, 4, || !0), 0);
         }
     }
 
     #[test]
     fn affinity_routing_stays_on() {
-        assert_eq!(write(CTLR, 4, 0), Some(0x10));
+        assert_eq!(write(CTLR, 4, 0, 0), Some(0x10));
+        assert_eq!(write(CTLR, 4, 0, CTLR_GROUP1), Some(0x12));
     }
 
     #[test]
     fn the_rest_is_the_machines_in_the_widths_it_has() {
         for offset in [0x104, 0x40, 0x7fc, 0xc08, 0x3000] {
-            assert_eq!(write(offset, 4, 0x1234_5678), Some(0x1234_5678));
+            assert_eq!(
+                write(offset, 4, 0x1234_5678, CTLR_GROUP1),
+                Some(0x1234_5678)
+            );
             assert_eq!(read(offset, 4, || 0x1234_5678), 0x1234_5678);
         }
-        assert_eq!(write(0x421, 1, 0xa0), Some(0xa0));
+        assert_eq!(write(0x421, 1, 0xa0, 0), Some(0xa0));
         for (offset, bytes) in [(0xf7e, 4), (0xf7c, 8), (0xf84, 1), (0x3afe, 4), (0x3af8, 8)] {
-            assert_eq!(write(offset, bytes, !0), None);
+            assert_eq!(write(offset, bytes, !0, 0), None);
         }
     }
 }

@@ -14,6 +14,8 @@ pub enum Exit {
     Hvc,
     /// SMC trapped by `HCR_EL2.TSC`.
     Smc,
+    /// WFI trapped by `HCR_EL2.TWI`.
+    Wfi,
     /// A trapped MRS or MSR.
     SystemRegister(RegisterAccess),
     /// A trapped MRC, MCR, MRRC or MCRR of coprocessor 15, in AArch32.
@@ -27,6 +29,7 @@ pub enum Exit {
 }
 
 /// `ESR_EL2.EC` of the exceptions that the monitor serves.
+const EC_WAIT: u64 = 0x01;
 const EC_MCR: u64 = 0x03;
 const EC_MCRR: u64 = 0x04;
 const EC_HVC: u64 = 0x16;
@@ -83,6 +86,8 @@ impl Exit {
             EC_MCRR => Self::Aarch32(aarch32::Access::from_mcrr(iss)),
             EC_HVC => Self::Hvc,
             EC_SMC => Self::Smc,
+            // ISS.TI: WFI; `HCR_EL2.TWE` traps no other.
+            EC_WAIT if iss & 0b11 == 0 => Self::Wfi,
             EC_SYSTEM_REGISTER => Self::SystemRegister(RegisterAccess {
                 encoding: Encoding::from_iss(iss),
                 rt: (iss >> 5 & 0x1f) as usize,

@@ -16,6 +16,8 @@ use smccc::psci::{
 pub const NOT_SUPPORTED: u64 = -1_i64 as u64;
 /// `INVALID_PARAMETERS`.
 pub const INVALID_PARAMETERS: u64 = -2_i64 as u64;
+/// `DENIED`.
+pub const DENIED: u64 = -3_i64 as u64;
 /// `ALREADY_ON`.
 pub const ALREADY_ON: u64 = -4_i64 as u64;
 /// `SUCCESS`.
@@ -41,6 +43,11 @@ pub enum Call {
     SystemOff,
     /// Restart the machine.
     SystemReset,
+    /// Whether the CPU with MPIDR affinity `target` is on.
+    AffinityInfo {
+        /// MPIDR affinity fields.
+        target: u64,
+    },
     /// Pass the call and its answer through.
     Forward,
     /// Answer [`NOT_SUPPORTED`].
@@ -124,7 +131,7 @@ impl Call {
                     context,
                 },
                 PSCI_CPU_SUSPEND_32 => Self::CpuSuspend(PowerState(x[1] as u32)),
-                PSCI_AFFINITY_INFO_32 => Self::Forward,
+                PSCI_AFFINITY_INFO_32 => Self::AffinityInfo { target },
                 PSCI_SYSTEM_RESET2_32 => Self::SystemReset,
                 _ => Self::Unknown,
             },
@@ -200,7 +207,6 @@ mod tests {
         for function in [
             PSCI_VERSION,
             *ARCHITECTURE_SERVICES.start(),
-            PSCI_AFFINITY_INFO_32,
             PSCI_MIGRATE_INFO_TYPE,
         ] {
             assert_eq!(Call::decode([function.into(), 0, 0, 0]), Call::Forward);

@@ -11,6 +11,8 @@ use core::{
 
 use vpmu::arm::Register;
 
+use super::second::statistics::{self as second, Switches};
+
 /// Why the guest was interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -44,11 +46,15 @@ pub enum Kind {
     IrqHostPmu,
     /// An access to nothing, which became an external abort.
     ExternalAbort,
+    /// One of two guests waits for an interrupt.
+    Wfi,
+    /// The end of a slice of one of two guests, or the other one's timer.
+    IrqSlice,
     /// Anything else.
     Other,
 }
 
-const FIXED: [(Kind, &str); 15] = [
+const FIXED: [(Kind, &str); 17] = [
     (Kind::IrqPmu, "irq:pmu"),
     (Kind::IrqTimer, "irq:timer"),
     (Kind::IrqSgi, "irq:sgi"),
@@ -63,6 +69,8 @@ const FIXED: [(Kind, &str); 15] = [
     (Kind::Doorbell, "data_abort:doorbell"),
     (Kind::ExternalAbort, "abort:external"),
     (Kind::IrqHostPmu, "irq:host-pmu"),
+    (Kind::Wfi, "wfi"),
+    (Kind::IrqSlice, "irq:slice"),
     (Kind::Other, "other"),
 ];
 
@@ -87,7 +95,9 @@ impl Kind {
             Self::Doorbell => 11,
             Self::ExternalAbort => 12,
             Self::IrqHostPmu => 13,
-            Self::Other => 14,
+            Self::Wfi => 14,
+            Self::IrqSlice => 15,
+            Self::Other => 16,
             Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }
@@ -145,6 +155,12 @@ impl CpuStatistics {
         advance(&self.pmis, 1);
     }
 
+    /// Exits by a trapped PMU register.
+    pub fn pmu_traps(&self) -> u64 {
+        let counts = self.count[FIXED.len()..].iter();
+        counts.fold(0, |sum, count| sum.wrapping_add(count.load(Relaxed)))
+    }
+
     /// Notes how many instructions this CPU has executed at EL2, as a host counter says.
     pub fn instructions(&self, total: u64) {
         self.instructions.store(total, Relaxed);
@@ -160,6 +176,8 @@ pub struct Snapshot {
     ticks: [u64; KINDS],
     pmis: u64,
     instructions: u64,
+    /// Switches between two guests.
+    pub switches: Switches,
 }
 
 impl Snapshot {
@@ -170,6 +188,7 @@ impl Snapshot {
         ticks: [0; KINDS],
         pmis: 0,
         instructions: 0,
+        switches: Switches::ZERO,
     };
 
     /// Adds up `cpus` at system-counter time `now`.
@@ -196,6 +215,7 @@ impl Snapshot {
         difference.now = self.now.wrapping_sub(earlier.now);
         difference.pmis = self.pmis.wrapping_sub(earlier.pmis);
         difference.instructions = self.instructions.wrapping_sub(earlier.instructions);
+        difference.switches = self.switches.since(&earlier.switches);
         for n in 0..KINDS {
             difference.count[n] = self.count[n].wrapping_sub(earlier.count[n]);
             difference.ticks[n] = self.ticks[n].wrapping_sub(earlier.ticks[n]);
@@ -246,7 +266,15 @@ impl fmt::Display for Json<'_> {
         self.by_kind(f, &self.figures.count)?;
         f.write_str(r#"},"exit_ticks":{"#)?;
         self.by_kind(f, ticks)?;
-        f.write_str("}}")
+        f.write_str("}")?;
+        if self.figures.switches != Switches::ZERO {
+            let switches = second::Json {
+                switches: &self.figures.switches,
+                counts_instructions: self.counts_instructions,
+            };
+            write!(f, r#","switches":{switches}"#)?;
+        }
+        f.write_str("}")
     }
 }
 

@@ -30,7 +30,7 @@
 //! See [`BootArgs`](vpmu_payload_harness::BootArgs). The usual run excludes these: `test=fuzzregs`
 //! reads and writes every system register encoding, `test=stray addr=A` writes to A, which a
 //! monitor below must stop, `test=attack.its` and `test=attack.lpi` (with `addr=A`) make the
-//! interrupt controller write to A, and `test=hang` prints a line and then never does anything
+//! interrupt controller write to A, `test=storm` and `test=switch.` run beside another guest, and `test=hang` prints a line and then never does anything
 //! again.
 
 #![cfg_attr(target_os = "none", no_std)]

@@ -43,6 +43,8 @@ pub struct Machine<'a> {
     pub cpus: [u64; MAX_CPUS],
     /// Number of these CPUs.
     pub cpu_count: usize,
+    /// The page by which a monitor is told that a measurement begins or ends, where there is one.
+    pub doorbell: Option<u64>,
     /// The command line.
     pub bootargs: &'a str,
 }
@@ -104,6 +106,10 @@ impl<'a> Machine<'a> {
             timer: private_interrupt(timer, 2).ok_or("the timer has no virtual interrupt")?,
             cpus,
             cpu_count,
+            doorbell: tree
+                .find_node("/chosen")
+                .and_then(|node| node.property("vpmu,doorbell"))
+                .and_then(|doorbell| doorbell.value_as().ok()),
             bootargs: tree
                 .find_node("/chosen")
                 .and_then(|node| node.property("bootargs"))

@@ -8,6 +8,8 @@ pub struct BootArgs<'a> {
     pub test: Option<&'a str>,
     /// `addr=A`, decimal or with 0x.
     pub address: Option<u64>,
+    /// `ms=N`: how long a test takes that could take any time, in milliseconds.
+    pub milliseconds: Option<u64>,
     /// `strict`: known deviations from the architecture fail.
     pub strict: bool,
 }
@@ -21,6 +23,8 @@ impl<'a> BootArgs<'a> {
                 parsed.strict = true;
             } else if let Some(name) = word.strip_prefix("test=") {
                 parsed.test = Some(name);
+            } else if let Some(number) = word.strip_prefix("ms=") {
+                parsed.milliseconds = number.parse().ok();
             } else if let Some(address) = word.strip_prefix("addr=") {
                 parsed.address = match address.strip_prefix("0x") {
                     Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -47,7 +51,8 @@ mod tests {
             BootArgs::parse("console=ttyAMA0 quiet"),
             BootArgs::default()
         );
-        let stray = BootArgs::parse("test=stray addr=0x40200000 strict");
+        let stray = BootArgs::parse("test=stray addr=0x40200000 ms=20 strict");
+        assert_eq!(stray.milliseconds, Some(20));
         assert_eq!(stray.test, Some("stray"));
         assert_eq!(stray.address, Some(0x4020_0000));
         assert!(stray.strict);

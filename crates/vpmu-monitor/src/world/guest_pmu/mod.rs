@@ -7,7 +7,7 @@ use vpmu::arm::{
     emulated::{BackedPmu, ConfigError, EmulatedConfig, Identity},
     partition::{
         Features, Findings, PartitionConfig, PartitionedPmu, Plan, PlanError, PmuRegisters,
-        TrapRegisters,
+        Residence, TrapRegisters,
     },
     pmcr,
 };
@@ -140,6 +140,9 @@ impl GuestPmu {
         };
         let kind = match settings.design {
             Design::Untrapped => PmuKind::Untrapped,
+            Design::Partitioned if settings.eager => {
+                PmuKind::Partitioned(PartitionedPmu::eager(plan))
+            }
             Design::Partitioned => PmuKind::Partitioned(PartitionedPmu::new(plan)),
             Design::Emulated => {
                 let config = EmulatedConfig {
@@ -291,6 +294,28 @@ impl GuestPmu {
             PmuKind::Untrapped => {}
         }
         self.switch_accesses += counted.accesses;
+    }
+
+    /// Where the guest's registers are. `None`: the design keeps none of them in the hardware.
+    pub const fn residence(&self) -> Option<Residence> {
+        match &self.kind {
+            PmuKind::Partitioned(pmu) => Some(pmu.residence()),
+            PmuKind::Emulated(_) | PmuKind::Untrapped => None,
+        }
+    }
+
+    /// Whether a guest that waits for an interrupt must be woken after [`Self::put`].
+    pub fn wakes<R: PmuRegisters>(&self, registers: &mut R) -> bool {
+        match &self.kind {
+            PmuKind::Emulated(pmu) => pmu.line(),
+            PmuKind::Partitioned(pmu) => pmu.line(registers),
+            PmuKind::Untrapped => false,
+        }
+    }
+
+    /// Physical register accesses made by [`Self::load`] and [`Self::put`].
+    pub const fn switch_accesses(&self) -> u64 {
+        self.switch_accesses
     }
 
     /// Instructions the monitor has executed on this CPU, when a host counter counts them.

@@ -119,12 +119,39 @@ const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::ENSCXT)
     .union(HcrEl2::ATA);
 
+/// Whether a guest has the machine's features to itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// One guest, which is offered all that the machine has.
+    Alone,
+    /// Two guests. What is not switched between them is neither's: it traps ([`shared_id_register`]).
+    ///
+    /// [`shared_id_register`]: super::shared_id_register
+    Two,
+}
+
+/// The same where two guests share the machine: neither has what is not switched. Locality regions, error records and
+/// ACTLR_EL1 trap, too.
+const HCR_SHARED: HcrEl2 = HcrEl2::RW
+    .union(HcrEl2::TSC)
+    .union(HcrEl2::TID3)
+    .union(HcrEl2::TIDCP)
+    .union(HcrEl2::TLOR)
+    .union(HcrEl2::TERR)
+    .union(HcrEl2::TACR);
+
+/// `MDCR_EL2`: no guest reaches the debug registers, which are not switched.
+const MDCR_SHARED: MdcrEl2 = MdcrEl2::TDA.union(MdcrEl2::TDRA).union(MdcrEl2::TDOSA);
+
 /// Physical interrupts of both groups come to EL2, the guest's are virtual, and its SGIs trap.
 const HCR_INTERRUPTS: HcrEl2 = HcrEl2::FMO.union(HcrEl2::IMO);
 
 /// `HCR_EL2` while the guest runs.
-pub const fn hcr(interrupts: Interrupts) -> HcrEl2 {
-    let hcr = HCR_OPEN.union(HcrEl2::VM);
+pub const fn hcr(interrupts: Interrupts, sharing: Sharing) -> HcrEl2 {
+    let hcr = match sharing {
+        Sharing::Alone => HCR_OPEN.union(HcrEl2::VM),
+        Sharing::Two => HCR_SHARED.union(HcrEl2::VM),
+    };
     match interrupts {
         Interrupts::Virtual => hcr.union(HCR_INTERRUPTS),
         Interrupts::Direct => hcr,
@@ -170,8 +197,11 @@ pub const HDFGWTR_OPEN: HdfgwtrEl2 = HdfgwtrEl2::empty();
 
 /// The bits of `MDCR_EL2` that are not the PMU's: profiling and trace trap, and their buffers (E2PB and
 /// E2TB = 0) belong to EL2, which leaves them off.
-pub const fn mdcr(machine: &Machine) -> MdcrEl2 {
-    let mut mdcr = MdcrEl2::empty();
+pub const fn mdcr(machine: &Machine, sharing: Sharing) -> MdcrEl2 {
+    let mut mdcr = match sharing {
+        Sharing::Alone => MdcrEl2::empty(),
+        Sharing::Two => MDCR_SHARED,
+    };
     if machine.spe() {
         mdcr = mdcr.union(MdcrEl2::TPMS);
     }
@@ -184,7 +214,9 @@ pub const fn mdcr(machine: &Machine) -> MdcrEl2 {
 /// Says what is written to each control register that `machine` has. Not among them are [`hcr`], those of
 /// translation, of interrupts, and of the PMU (`MDCR_EL2`, `HDFGRTR_EL2`, `HDFGWTR_EL2`), which change while the guest runs,
 /// and of buffers that may be a higher exception level's.
-pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
+pub fn controls(machine: &Machine, sharing: Sharing, mut write: impl FnMut(Control, u64)) {
+    let alone = sharing == Sharing::Alone;
+    let open = |bits: u64| if alone { bits } else { 0 };
     let Machine {
         pfr0,
         pfr1,
@@ -198,7 +230,13 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
     } else {
         CptrEl2::empty()
     };
-    write(Control::CptrEl2, CptrEl2::RES1.union(amu).bits() | CPTR_TTA);
+    let vectors = if alone {
+        CptrEl2::empty()
+    } else {
+        CptrEl2::TZ.union(CptrEl2::TSM)
+    };
+    let cptr = CptrEl2::RES1.union(amu).union(vectors);
+    write(Control::CptrEl2, cptr.bits() | CPTR_TTA);
     // On Arm's cores each bit opens registers of the implementer's to EL1, beside HCR_EL2.TIDCP.
     write(Control::ActlrEl2, 0);
     write(Control::HstrEl2, 0);
@@ -210,10 +248,11 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
     if has(mmfr1, Mmfr1::VH_SHIFT) {
         write(Control::CnthvCtlEl2, 0);
     }
-    if has(pfr0, Pfr0::SVE_SHIFT) {
+    // Where CPTR_EL2 traps them, it traps EL2's own accesses, too.
+    if alone && has(pfr0, Pfr0::SVE_SHIFT) {
         write(Control::ZcrEl2, VECTOR_LENGTH);
     }
-    if has(pfr1, Pfr1::SME_SHIFT) {
+    if alone && has(pfr1, Pfr1::SME_SHIFT) {
         write(Control::SmcrEl2, SMCR_OPEN | VECTOR_LENGTH);
     }
     if has(mmfr1, Mmfr1::HCX_SHIFT) {
@@ -222,7 +261,7 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
         } else {
             HcrxEl2::empty()
         };
-        write(Control::HcrxEl2, HCRX_OPEN.union(nmi).bits());
+        write(Control::HcrxEl2, open(HCRX_OPEN.bits()) | nmi.bits());
     }
     if has(mmfr3, Mmfr3::SCTLRX_SHIFT) {
         write(Control::Sctlr2El2, 0);
@@ -231,16 +270,16 @@ pub fn controls(machine: &Machine, mut write: impl FnMut(Control, u64)) {
         write(Control::Tcr2El2, 0);
     }
     if machine.fgt() {
-        write(Control::HfgrtrEl2, HFGRTR_OPEN.bits());
-        write(Control::HfgwtrEl2, HFGWTR_OPEN.bits());
-        write(Control::HfgitrEl2, HFGITR_OPEN.bits());
+        write(Control::HfgrtrEl2, open(HFGRTR_OPEN.bits()));
+        write(Control::HfgwtrEl2, open(HFGWTR_OPEN.bits()));
+        write(Control::HfgitrEl2, open(HFGITR_OPEN.bits()));
         if has(pfr0, Pfr0::AMU_SHIFT) {
             write(Control::HafgrtrEl2, 0);
         }
     }
     if machine.fgt2() {
-        write(Control::Hfgrtr2El2, HFGRTR2_OPEN.bits());
-        write(Control::Hfgwtr2El2, HFGRTR2_OPEN.bits());
+        write(Control::Hfgrtr2El2, open(HFGRTR2_OPEN.bits()));
+        write(Control::Hfgwtr2El2, open(HFGRTR2_OPEN.bits()));
         write(Control::Hfgitr2El2, 0);
         write(Control::Hdfgrtr2El2, 0);
         write(Control::Hdfgwtr2El2, 0);
@@ -278,7 +317,7 @@ mod tests {
 
     fn written(machine: &Machine) -> HashMap<Control, u64> {
         let mut written = HashMap::new();
-        controls(machine, |control, value| {
+        controls(machine, Sharing::Alone, |control, value| {
             assert_eq!(written.insert(control, value), None, "{control:?} twice");
         });
         written
@@ -287,7 +326,7 @@ mod tests {
     #[test]
     fn what_is_hidden_traps() {
         let registers = written(&EVERYTHING);
-        let mdcr = mdcr(&EVERYTHING);
+        let mdcr = mdcr(&EVERYTHING, Sharing::Alone);
         assert_eq!(mdcr, MdcrEl2::TPMS | MdcrEl2::TTRF);
         let cptr = registers[&Control::CptrEl2];
         assert_eq!(cptr & CPTR_TTA, CPTR_TTA);
@@ -314,15 +353,35 @@ mod tests {
             "ALLINT"
         );
         for interrupts in [Interrupts::Virtual, Interrupts::Direct] {
-            assert!(hcr(interrupts).contains(HcrEl2::TID3 | HcrEl2::VM | HcrEl2::TSC));
+            assert!(
+                hcr(interrupts, Sharing::Alone).contains(HcrEl2::TID3 | HcrEl2::VM | HcrEl2::TSC)
+            );
         }
     }
 
     #[test]
     fn direct_interrupts_do_not_come_to_el2() {
+        let hcr = |interrupts| hcr(interrupts, Sharing::Alone);
         let difference = hcr(Interrupts::Virtual) ^ hcr(Interrupts::Direct);
         assert_eq!(difference, HcrEl2::IMO | HcrEl2::FMO);
         assert!(hcr(Interrupts::Virtual).contains(difference));
+    }
+
+    #[test]
+    fn what_two_guests_do_not_switch_traps() {
+        let mut written = HashMap::new();
+        controls(&EVERYTHING, Sharing::Two, |control, value| {
+            written.insert(control, value);
+        });
+        for zero in [Control::HfgrtrEl2, Control::HfgwtrEl2, Control::HfgitrEl2] {
+            assert_eq!(written[&zero], 0, "{zero:?}");
+        }
+        assert_eq!(written[&Control::HcrxEl2], HcrxEl2::TALLINT.bits());
+        let vectors = (CptrEl2::TZ | CptrEl2::TSM).bits();
+        assert_eq!(written[&Control::CptrEl2] & vectors, vectors);
+        let hcr = hcr(Interrupts::Virtual, Sharing::Two);
+        assert!(!hcr.intersects(HcrEl2::API | HcrEl2::APK | HcrEl2::ATA | HcrEl2::ENSCXT));
+        assert!(mdcr(&EVERYTHING, Sharing::Two).contains(MDCR_SHARED));
     }
 
     #[test]

@@ -18,7 +18,9 @@ use crate::regs::{
 };
 
 mod controls;
-pub use controls::{Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, controls, hcr, mdcr};
+mod shared;
+pub use controls::{Control, HDFGRTR_OPEN, HDFGWTR_OPEN, Machine, Sharing, controls, hcr, mdcr};
+pub use shared::shared_id_register;
 
 /// What the guest reads of a field of an ID register.
 #[derive(Clone, Copy)]
@@ -131,11 +133,13 @@ pub fn is_id_register(register: Encoding) -> bool {
 
 /// What the guest reads in the ID register `register`, where the machine has `physical`.
 pub fn id_register(register: Encoding, physical: u64) -> u64 {
+    offered(FIELDS, (register.crm, register.op2), physical)
+}
+
+/// What `fields` leave of `physical`, the value of the register with this CRm and op2.
+fn offered(fields: &[((u8, u8), u32, Offer)], register: (u8, u8), physical: u64) -> u64 {
     let mut value = physical;
-    for &(_, shift, offer) in FIELDS
-        .iter()
-        .filter(|((crm, op2), ..)| (*crm, *op2) == (register.crm, register.op2))
-    {
+    for &(_, shift, offer) in fields.iter().filter(|(at, ..)| *at == register) {
         let field = physical >> shift & 0xf;
         let offered = match offer {
             Hidden => 0,

@@ -27,6 +27,7 @@ mod fuzz;
 mod interrupt;
 mod memory;
 mod mixed;
+mod neighbour;
 mod nothing;
 mod offer;
 mod overflow;
@@ -92,6 +93,8 @@ pub(crate) fn run(mut machine: Machine<'static>) {
         Some("fuzzregs") => run_lists(&[fuzz::TESTS], 0),
         Some("attack.its") => run_lists(&[attack::ITS], 0),
         Some("attack.lpi") => run_lists(&[attack::LPI], 0),
+        Some("storm") => run_lists(&[neighbour::STORM], 0),
+        Some(name) if name.starts_with("switch.") => run_switch(),
         Some("stray") => run_lists(&[stray::TESTS], 0),
         Some("hang") => stray::hang(),
         _ => {
@@ -105,6 +108,10 @@ pub(crate) fn run(mut machine: Machine<'static>) {
 /// Runs the tests for every CPU on CPU `index`.
 pub(crate) fn run_secondary(index: usize) {
     percpu::this().note_start();
+    let machine = context_machine();
+    if BootArgs::parse(machine.bootargs).test == Some("storm") {
+        neighbour::storm_at(Gic::for_this_cpu(machine));
+    }
     if pending::leave_behind(context_machine()) {
         return;
     }
@@ -130,6 +137,18 @@ fn run_lists(lists: &[&[Test]], cpu: usize) {
     }
     // The last test's leftovers must not disturb the following work.
     let _ = prepare(machine);
+}
+
+/// Runs the selected test of [`neighbour::SWITCH`].
+fn run_switch() {
+    let machine = context_machine();
+    let arguments = BootArgs::parse(machine.bootargs);
+    for (name, test) in neighbour::SWITCH {
+        if arguments.selects(name) {
+            let verdict = test(machine);
+            let _ = TALLY.record(&mut uart::Uart, (0, name), &verdict, arguments.strict);
+        }
+    }
 }
 
 /// Prepares the state that every test finds.

@@ -1,0 +1,177 @@
+//! The second guest: where it is put, and the device tree that it gets.
+//!
+//! Its machine is the first guest's with one CPU, memory of its own, the timer, the PMU and a serial port. The interrupt
+//! controller is where the machine's is, and the monitor serves all of it.
+
+use alloc::{string::ToString, vec::Vec};
+use core::ops::Range;
+
+use dtoolkit::{
+    Node, Property as _,
+    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+    standard::NodeStandard as _,
+};
+
+use super::device_tree::{Machine, TreeError, is_memory, push};
+use super::{blob, guest_image, home};
+use crate::world::second::gic::{DISTRIBUTOR, REDISTRIBUTOR};
+
+/// Bytes of its memory.
+pub const MEMORY: u64 = 128 << 20;
+/// Its memory begins at such an address, as machines' does.
+const ALIGNMENT: u64 = 128 << 20;
+/// Its device tree is this far from the end of its memory.
+const TREE_ROOM: u64 = home::ALIGNMENT;
+
+/// The redistributor region has room for one more than there is.
+const REDISTRIBUTORS: u64 = 2 * REDISTRIBUTOR;
+
+/// The highest place for the second guest's memory in `ram`, clear of what is `taken`.
+pub fn choose(ram: &Range<u64>, taken: &[Range<u64>]) -> Option<Range<u64>> {
+    let mut end = ram.end & !(ALIGNMENT - 1);
+    loop {
+        let start = end.checked_sub(MEMORY)?;
+        if start < ram.start {
+            return None;
+        }
+        let place = start..end;
+        if !taken.iter().any(|range| home::overlap(range, &place)) {
+            return Some(place);
+        }
+        end = end.checked_sub(ALIGNMENT)?;
+    }
+}
+
+/// Where the second guest's file would have been loaded, in its memory.
+pub const fn loaded_at(memory: &Range<u64>) -> u64 {
+    memory.start + guest_image::PAYLOAD_OFFSET
+}
+
+/// Where its device tree goes.
+pub const fn tree_at(memory: &Range<u64>) -> u64 {
+    memory.end - TREE_ROOM
+}
+
+/// The second guest's device tree, made from the machine's `tree`. `serial` is the address of its serial port, `cpu` the
+/// affinity of its CPU, `words` its command line.
+///
+/// # Errors
+///
+/// [`TreeError`] when something that it needs is not at the root of the machine's tree.
+pub fn tree(
+    tree: &[u8],
+    machine: &Machine,
+    memory: &Range<u64>,
+    (serial, cpu): (u64, u64),
+    words: &str,
+) -> Result<Vec<u8>, TreeError> {
+    let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
+    let root = tree.root();
+    let (address, size) = (root.address_cells(), root.size_cells());
+    let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
+    let pairs = |ranges: &[(u64, u64)]| {
+        let mut reg = Vec::new();
+        for &(start, length) in ranges {
+            push(&mut reg, start, address);
+            push(&mut reg, length, size);
+        }
+        reg
+    };
+    let mut changed = DeviceTree::from_fdt(&tree);
+    let mut path = None;
+    for node in root.children() {
+        let name = node.name();
+        let starts_at = |start| {
+            let mut regions = super::nodes::regions(&node);
+            regions.next().is_some_and(|region| region.start == start)
+        };
+        let is = |what: &str| {
+            node.compatible()
+                .is_some_and(|mut all| all.any(|c| c == what))
+        };
+        let Some(copy) = changed.root.child_mut(name) else {
+            continue;
+        };
+        if is_memory(&node) {
+            let reg = pairs(&[(memory.start, memory.end - memory.start)]);
+            set(copy, "reg", reg.as_slice());
+        } else if starts_at(serial) {
+            path = Some(name.to_string());
+        } else if is("arm,gic-v3") {
+            let redistributors = machine.redistributors.first().ok_or(MISSING_GIC)?;
+            let reg = [
+                (machine.distributor.start, DISTRIBUTOR),
+                (redistributors.start, REDISTRIBUTORS),
+            ];
+            set(copy, "reg", pairs(&reg).as_slice());
+            set(copy, "#redistributor-regions", 1_u32);
+            let children: Vec<_> = copy.children().map(|c| c.name().to_string()).collect();
+            for child in children {
+                copy.remove_child(&child);
+            }
+        } else if name == "cpus" {
+            only_cpu(copy, cpu);
+        } else if !(is("arm,armv8-timer")
+            || is("arm,armv8-pmuv3")
+            || is("fixed-clock")
+            || name == "psci"
+            || name == "chosen")
+        {
+            changed.root.remove_child(name);
+        }
+    }
+    let path = path.ok_or(TreeError::Missing("second serial port at the root"))?;
+    let mut chosen = DeviceTreeNode::new_unchecked("chosen");
+    let path = ["/", path.as_str()].concat();
+    chosen.add_property(DeviceTreeProperty::new_unchecked("stdout-path", path));
+    chosen.add_property(DeviceTreeProperty::new_unchecked("bootargs", words));
+    changed.root.remove_child("chosen");
+    changed.root.add_child(chosen);
+    if changed.root.child_mut("psci").is_none() {
+        return Err(TreeError::Missing("/psci node"));
+    }
+    Ok(changed.to_dtb())
+}
+
+const MISSING_GIC: TreeError = TreeError::Missing("GICv3 redistributor region");
+
+/// Leaves of `/cpus` the CPU with this affinity.
+fn only_cpu(cpus: &mut DeviceTreeNode, affinity: u64) {
+    let others: Vec<_> = cpus
+        .children()
+        .filter(|node| {
+            let reg = node.property("reg").map(|reg| {
+                let bytes = reg.value().iter();
+                bytes.fold(0_u64, |all, &byte| all << 8 | u64::from(byte))
+            });
+            reg != Some(affinity)
+        })
+        .map(|node| node.name().to_string())
+        .collect();
+    for name in others {
+        cpus.remove_child(&name);
+    }
+}
+
+fn set(node: &mut DeviceTreeNode, name: &str, value: impl dtoolkit::ToPropertyValue) {
+    node.remove_property(name);
+    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_highest_place_that_is_free() {
+        let ram = 0x4000_0000..0x8000_0000;
+        assert_eq!(choose(&ram, &[]), Some(0x7800_0000..0x8000_0000));
+        let initrd = 0x7900_0000..0x7a00_0000;
+        let taken = [initrd, 0x4000_0000..0x4400_0000];
+        assert_eq!(choose(&ram, &taken), Some(0x7000_0000..0x7800_0000));
+        assert_eq!(choose(&(0x4000_0000..0x4000_0000 + 100 * MIB), &[]), None);
+        assert_eq!(choose(&ram, core::slice::from_ref(&ram)), None);
+    }
+}

@@ -1,0 +1,100 @@
+//! The second guest's place, and what is put there.
+
+use core::{ffi::CStr, ops::Range, slice};
+
+use vpmu_monitor::boot::{console, device_tree::Machine, guest_image::Placement, home, second};
+
+use super::{
+    super::{
+        boot::{BootError, copy},
+        mmu,
+    },
+    Second,
+};
+
+unsafe extern "C" {
+    /// Distance of the second guest's file from the head, and its length; 0 where there is none.
+    static second_file: [u64; 2];
+    /// Its command line.
+    static second_words: [u8; 0x600];
+}
+
+/// The second guest, before it is put anywhere.
+pub(crate) struct Plan {
+    file: Range<u64>,
+    /// Its memory.
+    pub(crate) memory: Range<u64>,
+    /// Its serial port.
+    pub(crate) serial: u64,
+}
+
+/// What is to become the second guest, where the boot file at `loaded` has one. `taken` is what its memory must leave
+/// alone.
+pub(crate) fn plan(
+    tree: &[u8],
+    ram: &Range<u64>,
+    loaded: u64,
+    taken: &[Range<u64>],
+) -> Result<Option<Plan>, BootError> {
+    // SAFETY: words of the monitor's own image, which the lab fills in.
+    let [distance, length] = unsafe { (&raw const second_file).read_volatile() };
+    if length == 0 {
+        return Ok(None);
+    }
+    let start = loaded.saturating_add(distance);
+    let file = start..start.saturating_add(length);
+    if file.end > ram.end {
+        return Err(BootError::GuestTooLong(length));
+    }
+    let mut taken = taken.to_vec();
+    taken.push(file.clone());
+    Ok(Some(Plan {
+        memory: second::choose(ram, &taken).ok_or(BootError::NoHome(second::MEMORY))?,
+        serial: console::spare(tree).ok_or(BootError::NoSerialPort)?,
+        file,
+    }))
+}
+
+impl Plan {
+    /// Everything in RAM that the first guest's parts must leave alone until they are copied.
+    pub(crate) fn ranges(&self) -> [Range<u64>; 2] {
+        [self.file.clone(), self.memory.clone()]
+    }
+
+    /// Copies the guest into its memory, with its device tree and stage 2. `affinity` is its CPU's.
+    pub(crate) fn put(
+        &self,
+        tree: &[u8],
+        machine: &Machine,
+        affinity: u64,
+    ) -> Result<Second, BootError> {
+        let memory = &self.memory;
+        let length = self.file.end - self.file.start;
+        // SAFETY: in RAM, as checked, and used by nobody else yet.
+        let head =
+            unsafe { slice::from_raw_parts(self.file.start as *const u8, length.min(64) as usize) };
+        let at = second::loaded_at(memory);
+        let placement = Placement::decide(head, length, at, memory.start)?;
+        let tree_at = second::tree_at(memory);
+        if placement.range().is_none_or(|range| range.end > tree_at) {
+            return Err(BootError::GuestTooLarge(placement.memory));
+        }
+        copy(self.file.start, placement.entry, length);
+        // SAFETY: part of the monitor's image.
+        let words = unsafe { &second_words };
+        let words = CStr::from_bytes_until_nul(words).unwrap_or_default();
+        let words = words.to_str().unwrap_or_default();
+        let tree = second::tree(tree, machine, memory, (self.serial, affinity), words)?;
+        if tree.len() as u64 > home::ALIGNMENT {
+            return Err(BootError::TreeTooLong(tree.len()));
+        }
+        copy(tree.as_ptr() as u64, tree_at, tree.len() as u64);
+        Ok(Second {
+            entry: placement.entry,
+            tree: tree_at,
+            vttbr: mmu::build_second(memory, self.serial)?,
+            affinity,
+            alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
+        })
+    }
+}

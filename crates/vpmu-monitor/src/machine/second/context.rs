@@ -1,0 +1,194 @@
+//! What of a CPU is a guest's own, and changes hands between two guests.
+//!
+//! The features whose registers are not here are neither guest's (`world/offer/shared.rs`), and the PMU is the engine's
+//! to switch.
+//!
+//! UNSAFETY: writes system registers of EL1 and EL0, of interrupts and of timers. EL2 uses none of them.
+
+use vpmu_monitor::{
+    regs::{IchHcrEl2, SCTLR_EL1_RESET},
+    world::vgic::CpuInterface,
+};
+
+use super::super::{
+    frame::Frame,
+    gic::PhysicalInterface,
+    sysreg::{isb, read_sysreg, write_sysreg},
+};
+
+unsafe extern "C" {
+    fn save_vectors(to: *mut Vectors);
+    fn load_vectors(from: *const Vectors);
+}
+
+/// Registers by name, with how to read and write all of them.
+macro_rules! registers {
+    ($($field:ident)*) => {
+        /// The system registers of a guest.
+        #[derive(Clone, Copy, Default)]
+        struct Registers {
+            $($field: u64,)*
+        }
+
+        impl Registers {
+            fn read() -> Self {
+                Self { $($field: read_sysreg!(stringify!($field)),)* }
+            }
+
+            fn write(&self) {
+                // SAFETY: no guest runs, and what they say concerns EL1 and EL0 only.
+                unsafe {
+                    $(write_sysreg!(stringify!($field), self.$field);)*
+                }
+            }
+        }
+    };
+}
+
+registers! {
+    sp_el0 sp_el1 elr_el1 spsr_el1
+    tpidr_el0 tpidrro_el0 tpidr_el1 contextidr_el1
+    sctlr_el1 cpacr_el1 vbar_el1 mdscr_el1
+    ttbr0_el1 ttbr1_el1 tcr_el1 mair_el1 amair_el1
+    esr_el1 afsr0_el1 afsr1_el1 far_el1 par_el1
+    csselr_el1 vmpidr_el2
+    cntkctl_el1 cntv_cval_el0 cntp_cval_el0
+    cntv_ctl_el0 cntp_ctl_el0
+    ich_vmcr_el2 ich_hcr_el2 icc_pmr_el1
+}
+
+/// The vector registers; the layout is known to `entry.s`.
+#[derive(Clone, Default)]
+#[repr(C, align(16))]
+struct Vectors {
+    registers: [u128; 32],
+    fpcr: u64,
+    fpsr: u64,
+}
+
+const MOST_LIST_REGISTERS: usize = 16;
+
+/// A guest that is not in the CPU.
+#[derive(Clone)]
+pub(super) struct Context {
+    frame: Frame,
+    registers: Registers,
+    vectors: Vectors,
+    list: [u64; MOST_LIST_REGISTERS],
+    /// ICH_AP0R<n>_EL2 and ICH_AP1R<n>_EL2.
+    active: [[u64; 4]; 2],
+    vttbr: u64,
+}
+
+impl Context {
+    /// A CPU out of reset that begins at `entry` with `x0`.
+    pub(super) fn new(entry: u64, x0: u64, vttbr: u64) -> Self {
+        let registers = Registers {
+            sctlr_el1: SCTLR_EL1_RESET,
+            vmpidr_el2: read_sysreg!("vmpidr_el2"),
+            ich_hcr_el2: IchHcrEl2::EN.bits(),
+            icc_pmr_el1: 0xff,
+            ..Registers::default()
+        };
+        Self {
+            frame: Frame::entry(entry, x0),
+            registers,
+            vectors: Vectors::default(),
+            list: [0; MOST_LIST_REGISTERS],
+            active: [[0; 4]; 2],
+            vttbr,
+        }
+    }
+
+    /// When a timer of the guest in the CPU raises its interrupt.
+    pub(super) fn next_timer() -> Option<u64> {
+        const ENABLE: u64 = 1 << 0;
+        const IMASK: u64 = 1 << 1;
+        let timers = [
+            (read_sysreg!("cntv_ctl_el0"), read_sysreg!("cntv_cval_el0")),
+            (read_sysreg!("cntp_ctl_el0"), read_sysreg!("cntp_cval_el0")),
+        ];
+        let due = timers
+            .into_iter()
+            .filter(|(control, _)| control & (ENABLE | IMASK) == ENABLE);
+        due.map(|(_, at)| at).min()
+    }
+
+    /// Takes the guest out of the CPU, whose exit saved `frame`. Its timers stop, and no list register is in use.
+    pub(super) fn save(&mut self, frame: &Frame) {
+        self.frame = frame.clone();
+        self.registers = Registers::read();
+        // SAFETY: the vector registers are the guest's, and EL2 uses none.
+        unsafe {
+            save_vectors(&raw mut self.vectors);
+            write_sysreg!("cntv_ctl_el0", 0_u64);
+            write_sysreg!("cntp_ctl_el0", 0_u64);
+            write_sysreg!("ich_hcr_el2", 0_u64);
+        }
+        isb();
+        let list = self.list.iter_mut().take(PhysicalInterface.count());
+        for (n, value) in list.enumerate() {
+            *value = PhysicalInterface.read(n);
+            PhysicalInterface.write(n, 0);
+        }
+        for n in 0..priority_registers() {
+            self.active[0][n] = read_active(0, n);
+            self.active[1][n] = read_active(1, n);
+        }
+        self.vttbr = read_sysreg!("vttbr_el2");
+    }
+
+    /// Puts the guest into the CPU, and its registers into `frame`.
+    pub(super) fn load(&self, frame: &mut Frame) {
+        *frame = self.frame.clone();
+        let list = self.list.iter().take(PhysicalInterface.count());
+        for (n, &value) in list.enumerate() {
+            PhysicalInterface.write(n, value);
+        }
+        for n in 0..priority_registers() {
+            write_active(0, n, self.active[0][n]);
+            write_active(1, n, self.active[1][n]);
+        }
+        // SAFETY: as in `save`; stage 2 is the guest's own, under a VMID of its own.
+        unsafe {
+            load_vectors(&raw const self.vectors);
+            write_sysreg!("vttbr_el2", self.vttbr);
+        }
+        self.registers.write();
+        isb();
+    }
+}
+
+/// How many ICH_AP1R<n>_EL2 there are: `ICH_VTR_EL2.PREbits` is 5, 6 or 7 bits, less one.
+fn priority_registers() -> usize {
+    1 << ((read_sysreg!("ich_vtr_el2") >> 26 & 7).saturating_sub(4)).min(2)
+}
+
+macro_rules! active {
+    ($group:expr, $n:expr, $each:ident) => {
+        match ($group, $n) {
+            (0, 0) => $each!("ich_ap0r0_el2"),
+            (0, 1) => $each!("ich_ap0r1_el2"),
+            (0, 2) => $each!("ich_ap0r2_el2"),
+            (0, _) => $each!("ich_ap0r3_el2"),
+            (_, 0) => $each!("ich_ap1r0_el2"),
+            (_, 1) => $each!("ich_ap1r1_el2"),
+            (_, 2) => $each!("ich_ap1r2_el2"),
+            (_, _) => $each!("ich_ap1r3_el2"),
+        }
+    };
+}
+
+fn read_active(group: usize, n: usize) -> u64 {
+    active!(group, n, read_sysreg)
+}
+
+fn write_active(group: usize, n: usize, value: u64) {
+    macro_rules! write {
+        ($name:literal) => {
+            write_sysreg!($name, value)
+        };
+    }
+    // SAFETY: says which virtual priorities are active.
+    unsafe { active!(group, n, write) }
+}

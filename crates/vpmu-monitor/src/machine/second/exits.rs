@@ -1,0 +1,157 @@
+//! Serving the second guest's exits.
+
+use smccc::psci::{PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
+use vpmu_monitor::world::{
+    exit::{DataAbort, ESR_UNDEFINED, Exit},
+    psci::{self, Call},
+    second::{
+        gic::{DISTRIBUTOR, REDISTRIBUTOR},
+        scheduler::Who,
+    },
+    statistics::Kind,
+};
+
+use super::super::{
+    cpu::{Cpu, Monitor},
+    device::fault_address,
+    firmware::{forward, may_suspend},
+    frame::Frame,
+    sysreg::read_sysreg,
+    trap::{aarch32_access, nothing_there, sends_sgi, system_register},
+};
+use super::{context::Context, pair::Pair};
+
+/// A synchronous exception of the second guest.
+pub(super) fn synchronous(
+    frame: &mut Frame,
+    pair: &mut Pair,
+    cpu: &Cpu,
+    monitor: &Monitor,
+) -> Kind {
+    let esr = read_sysreg!("esr_el2");
+    match Exit::decode(esr) {
+        Exit::SystemRegister(access) if access.write && sends_sgi(access.encoding) => {
+            pair.gic
+                .send_sgi(access.encoding.op2, frame.register(access.rt));
+            frame.step();
+            Kind::SendSgi
+        }
+        Exit::SystemRegister(access) => {
+            let mut local = cpu.local.lock();
+            system_register(frame, access, esr, monitor, cpu, &mut local)
+        }
+        Exit::Aarch32(access) => {
+            let mut local = cpu.local.lock();
+            aarch32_access(frame, access, esr, monitor, cpu, &mut local)
+        }
+        Exit::Smc => {
+            frame.step();
+            firmware_call(frame, pair, monitor);
+            Kind::Smc
+        }
+        Exit::Hvc => {
+            frame.set_register(0, psci::NOT_SUPPORTED);
+            Kind::Hvc
+        }
+        Exit::Wfi => {
+            frame.step();
+            wait(pair);
+            Kind::Wfi
+        }
+        Exit::DataAbort(abort) => match interrupt_controller(frame, abort, pair, monitor) {
+            Some(kind) => kind,
+            None => nothing_there(frame, esr, monitor),
+        },
+        Exit::InstructionAbort => nothing_there(frame, esr, monitor),
+        Exit::Other(_) => {
+            frame.inject(ESR_UNDEFINED, monitor.mte);
+            Kind::Other
+        }
+    }
+}
+
+/// Waits, unless an interrupt is there.
+fn wait(pair: &mut Pair) {
+    if !pair.gic.has_pending() {
+        pair.scheduler.wait(Context::next_timer());
+    }
+}
+
+/// Serves an access to the guest's interrupt controller; `None`: nothing is there.
+fn interrupt_controller(
+    frame: &mut Frame,
+    abort: DataAbort,
+    pair: &mut Pair,
+    monitor: &Monitor,
+) -> Option<Kind> {
+    if abort.table_walk {
+        return None;
+    }
+    if abort.cache_maintenance {
+        frame.step();
+        return Some(Kind::Other);
+    }
+    let access = abort.access?;
+    let address = fault_address();
+    let distributor = monitor.machine.distributor.start;
+    let redistributor = monitor.machine.redistributors.first()?.start;
+    let value = frame.register(access.rt);
+    let read = if let Some(offset) = within(address, distributor, DISTRIBUTOR) {
+        if abort.write {
+            pair.gic.write_distributor(offset, access.bytes, value);
+            None
+        } else {
+            Some(pair.gic.read_distributor(offset, access.bytes))
+        }
+    } else {
+        let offset = within(address, redistributor, REDISTRIBUTOR)?;
+        if abort.write {
+            pair.gic.write_redistributor(offset, access.bytes, value);
+            None
+        } else {
+            Some(pair.gic.read_redistributor(offset, access.bytes))
+        }
+    };
+    if let Some(read) = read {
+        frame.set_register(access.rt, access.extend(read));
+    }
+    frame.step();
+    Some(Kind::Redistributor)
+}
+
+fn within(address: u64, start: u64, length: u64) -> Option<u64> {
+    address.checked_sub(start).filter(|&offset| offset < length)
+}
+
+/// Serves an SMC; the PC is past it. The guest has one CPU, which it cannot start.
+fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
+    let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
+    let own = pair.affinity;
+    let answer = match call {
+        Call::CpuOn { target, .. } if target == own => psci::ALREADY_ON,
+        Call::AffinityInfo { target } if target == own => psci::SUCCESS,
+        Call::CpuOn { .. } | Call::AffinityInfo { .. } => psci::INVALID_PARAMETERS,
+        Call::CpuSuspend(state) if may_suspend(state, monitor) => {
+            wait(pair);
+            psci::SUCCESS
+        }
+        Call::CpuSuspend(_) => psci::INVALID_PARAMETERS,
+        Call::CpuOff | Call::SystemOff | Call::SystemReset => {
+            pair.scheduler.switch_off(Who::Second);
+            return;
+        }
+        Call::Forward if is_question(frame.x[0]) => return forward(frame),
+        Call::Forward | Call::Unknown => psci::NOT_SUPPORTED,
+    };
+    frame.set_register(0, answer);
+}
+
+/// Whether a call asks only what the firmware is. What else the calling convention has (workarounds of errata) is performed
+/// by the CPU's kernel for itself, and is forwarded, too.
+fn is_question(x0: u64) -> bool {
+    let function = psci::function(x0);
+    matches!(
+        function,
+        PSCI_VERSION | PSCI_FEATURES | PSCI_MIGRATE_INFO_TYPE
+    ) || function >> 16 == 0x8000
+}

@@ -1,0 +1,305 @@
+//! A second guest on the CPU that booted: exceptions there come here first.
+//!
+//! The CPU has vectors of its own for that (`shared_vectors`), so that a guest that is alone, and the first guest on
+//! every other CPU, take the same way as ever.
+//!
+//! UNSAFETY: called from assembly; writes the timer and the vectors of EL2, and waits.
+
+pub(crate) mod boot;
+mod context;
+mod exits;
+mod pair;
+mod private;
+
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use spin::{Mutex, Once};
+use vpmu_monitor::{
+    regs::HcrEl2,
+    world::{
+        distributor,
+        exit::Exit,
+        guest_pmu::GuestPmu,
+        offer,
+        psci::{self, Call},
+        second::{
+            gic::VirtualGic,
+            scheduler::{Decision, Scheduler, Who},
+            statistics::Switches,
+        },
+        statistics::{CpuStatistics, Kind},
+    },
+};
+
+use super::{
+    cpu::{Cpu, Monitor},
+    end::{power_off, print_statistics},
+    firmware::may_suspend,
+    frame::Frame,
+    gic::{self, PhysicalInterface},
+    irq,
+    mmio::{read_device, write_device},
+    pmu_registers::PhysicalPmu,
+    sysreg::{isb, now, read_sysreg, write_sysreg},
+    trap::guest_synchronous,
+};
+use context::Context;
+use pair::{Pair, highest_pending};
+use private::{Private, PrivateInterrupts};
+
+/// What the second guest is, found at boot.
+pub(crate) struct Second {
+    pub(crate) entry: u64,
+    pub(crate) tree: u64,
+    pub(crate) vttbr: u64,
+    pub(crate) affinity: u64,
+    pub(crate) alarm_intid: u32,
+}
+
+static PAIR: Once<Mutex<Pair>> = Once::new();
+static STATISTICS: CpuStatistics = CpuStatistics::new();
+/// The first guest has switched itself off, on another CPU.
+static FIRST_IS_OFF: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    fn shared_vectors();
+}
+
+/// Makes the second guest, which runs on CPU `number`. Called once, at boot.
+pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
+    let timers = monitor.machine.timer_intids.iter().skip(1).take(2);
+    let pmi = monitor.pmu_intid(number);
+    let (place, view) = monitor.redistributor(number);
+    let intids = timers
+        .copied()
+        .chain(pmi)
+        .filter(|&intid| intid < 32)
+        .fold(0, |intids, intid| intids | 1 << intid);
+    let frequency = read_sysreg!("cntfrq_el0");
+    let slice = u64::from(monitor.settings.slice) * frequency / 1_000_000;
+    let context = Context::new(second.entry, second.tree, second.vttbr);
+    PAIR.call_once(|| {
+        Mutex::new(Pair {
+            scheduler: Scheduler::new(slice),
+            contexts: [context.clone(), context],
+            other_pmu: None,
+            gic: VirtualGic::new(second.affinity),
+            interrupts: PrivateInterrupts {
+                frame: place.sgi_frame(),
+                // What is the monitor's, as an emulated PMU's interrupt is, stays as it is.
+                intids: intids & !view.owned(),
+            },
+            private: Private::default(),
+            alarm_intid: second.alarm_intid,
+            affinity: second.affinity,
+            switches: Switches::ZERO,
+        })
+    });
+}
+
+/// Gives the second guest its PMU, which is on no CPU.
+pub(crate) fn give_pmu(pmu: Option<GuestPmu>) {
+    let Some(pair) = PAIR.get() else { return };
+    let mut pair = pair.lock();
+    pair.other_pmu = pmu;
+    if let Some(pmu) = &mut pair.other_pmu {
+        pmu.put(&mut PhysicalPmu);
+    }
+}
+
+/// The two guests begin to take turns on this CPU, which is about to enter the first.
+pub(crate) fn begin(monitor: &Monitor) {
+    let Some(pair) = PAIR.get() else { return };
+    let mut pair = pair.lock();
+    let hcr = offer::hcr(monitor.settings.interrupts, monitor.sharing()) | HcrEl2::TWI;
+    // SAFETY: more traps; the vectors are the monitor's own.
+    unsafe {
+        write_sysreg!("hcr_el2", hcr.bits());
+        write_sysreg!("vbar_el2", shared_vectors as *const () as u64);
+        write_sysreg!("mdscr_el1", 0_u64);
+    }
+    isb();
+    // A guest that never touches the interrupt controller gives the CPU away, too.
+    let distributor = monitor.machine.distributor.start;
+    let control = read_device(distributor, 4);
+    if let Some(control) = distributor::write(0, 4, control, distributor::CTLR_GROUP1) {
+        write_device(distributor, 4, control);
+    }
+    pair.scheduler.begin(now());
+    if let Decision::GoOn(alarm) = pair.scheduler.decide(now()) {
+        set_alarm(alarm);
+    }
+}
+
+/// What switches have cost until now.
+pub(crate) fn switches() -> Switches {
+    let Some(pair) = PAIR.get() else {
+        return Switches::ZERO;
+    };
+    let mut switches = pair.lock().switches;
+    switches.second_traps = STATISTICS.pmu_traps();
+    switches
+}
+
+/// The figures of the second guest.
+pub(crate) fn statistics() -> Option<&'static CpuStatistics> {
+    PAIR.get().map(|_| &STATISTICS)
+}
+
+/// The first guest has switched itself off on this CPU, which it does not share. The CPU rests until the second guest has
+/// gone, too.
+pub(crate) fn first_is_off() -> ! {
+    FIRST_IS_OFF.store(true, Relaxed);
+    if let Some(pair) = PAIR.get() {
+        let affinity = pair.lock().affinity;
+        let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
+        let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
+        // The shared CPU looks, whichever interrupt comes.
+        gic::send_sgi(5, to);
+    }
+    loop {
+        // SAFETY: waits. Interrupts are masked at EL2.
+        unsafe { core::arch::asm!("wfi", options(nostack)) }
+    }
+}
+
+/// Any synchronous exception on the shared CPU.
+#[unsafe(no_mangle)]
+extern "C" fn shared_synchronous(frame: &mut Frame) {
+    let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
+        power_off()
+    };
+    let cpu = Cpu::this();
+    let current = pair.lock().scheduler.current();
+    if current == Who::Second {
+        Cpu::at_exit();
+        let mut pair = pair.lock();
+        pair.leave_second();
+        let kind = exits::synchronous(frame, &mut pair, cpu, monitor);
+        frame.account(&STATISTICS, kind);
+    } else if !first_waits(frame, &mut pair.lock(), cpu, monitor) {
+        guest_synchronous(frame);
+    }
+    schedule(frame, pair, cpu, monitor);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn shared_irq(frame: &mut Frame) {
+    interrupts(frame, true);
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn shared_fiq(frame: &mut Frame) {
+    interrupts(frame, false);
+}
+
+fn interrupts(frame: &mut Frame, group1: bool) {
+    let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
+        power_off()
+    };
+    let cpu = Cpu::at_exit();
+    {
+        let mut pair = pair.lock();
+        let mut local = cpu.local.lock();
+        if pair.scheduler.current() == Who::Second {
+            pair.leave_second();
+            let kind = pair.interrupts_of_second(frame, group1, monitor, &mut local);
+            frame.account(&STATISTICS, kind);
+        } else {
+            let mut kind = Kind::Other;
+            while let Some(irq) = gic::acknowledge(group1) {
+                if irq.intid == pair.alarm_intid {
+                    set_alarm(None);
+                    irq.finish();
+                    kind = Kind::IrqSlice;
+                } else {
+                    kind = irq::serve(&irq, group1, frame, monitor, cpu, &mut local);
+                }
+            }
+            frame.leave(cpu, kind);
+        }
+    }
+    schedule(frame, pair, cpu, monitor);
+}
+
+/// Serves those exits of the first guest by which it gives the CPU away; false when this is none.
+fn first_waits(frame: &mut Frame, pair: &mut Pair, cpu: &Cpu, monitor: &Monitor) -> bool {
+    let kind = match Exit::decode(read_sysreg!("esr_el2")) {
+        Exit::Wfi => Kind::Wfi,
+        Exit::Smc => {
+            let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
+            match call {
+                Call::CpuSuspend(state) if may_suspend(state, monitor) => {
+                    frame.set_register(0, psci::SUCCESS);
+                }
+                Call::CpuOff => {
+                    // The other guest needs the CPU, which PSCI lets the firmware say.
+                    frame.set_register(0, psci::DENIED);
+                    frame.step();
+                    return true;
+                }
+                Call::SystemOff | Call::SystemReset => {
+                    pair.scheduler.switch_off(Who::First);
+                    return true;
+                }
+                _ => return false,
+            }
+            Kind::Smc
+        }
+        _ => return false,
+    };
+    frame.step();
+    let local = cpu.local.lock();
+    if local.interrupts.may_wait(&PhysicalInterface) && highest_pending(true).is_none() {
+        pair.scheduler.wait(Context::next_timer());
+    }
+    frame.leave(cpu, kind);
+    true
+}
+
+/// Lets whoever's turn it is run.
+fn schedule(frame: &mut Frame, pair: &Mutex<Pair>, cpu: &Cpu, monitor: &Monitor) {
+    let mut pair = pair.lock();
+    if FIRST_IS_OFF.load(Relaxed) {
+        pair.scheduler.switch_off(Who::First);
+    }
+    loop {
+        match pair.scheduler.decide(now()) {
+            Decision::GoOn(alarm) => {
+                set_alarm(alarm);
+                break;
+            }
+            Decision::Switch => pair.switch(frame, &mut cpu.local.lock()),
+            Decision::Wait(alarm) => {
+                set_alarm(alarm);
+                pair.admit();
+                // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
+                unsafe { core::arch::asm!("wfi", options(nostack)) }
+                pair.look_for_interrupts(monitor);
+            }
+            Decision::End => {
+                drop(pair);
+                print_statistics();
+                power_off()
+            }
+        }
+    }
+    if pair.scheduler.current() == Who::Second {
+        pair.enter_second(cpu, monitor);
+    }
+}
+
+/// Has EL2's timer interrupt at a time.
+fn set_alarm(at: Option<u64>) {
+    // SAFETY: the timer is EL2's own.
+    unsafe {
+        match at {
+            Some(at) => {
+                write_sysreg!("cnthp_cval_el2", at);
+                write_sysreg!("cnthp_ctl_el2", 1_u64);
+            }
+            None => write_sysreg!("cnthp_ctl_el2", 0_u64),
+        }
+    }
+    isb();
+}

@@ -1,0 +1,311 @@
+//! The two guests of the shared CPU, and the way from one to the other.
+//!
+//! UNSAFETY: writes the interrupt interface of EL2.
+
+use vpmu_monitor::{
+    regs::IchHcrEl2,
+    world::{
+        guest_pmu::{GuestPmu, Pmi},
+        second::{
+            gic::{ListRegisters, VirtualGic},
+            scheduler::{Scheduler, Who},
+            statistics::Switches,
+        },
+        statistics::Kind,
+        vgic::{CpuInterface, Interrupt, Place, Source},
+    },
+};
+
+use super::{
+    super::{
+        cpu::{self, Cpu, Local, Monitor},
+        el2::apply_traps,
+        frame::Frame,
+        gic::{self, PhysicalInterface, least_mask},
+        mmio::{read_device, write_device},
+        pmu_registers::PhysicalPmu,
+        sysreg::{isb, read_sysreg, write_sysreg},
+    },
+    STATISTICS,
+    context::Context,
+    private::{Private, PrivateInterrupts},
+    set_alarm,
+};
+
+/// INTIDs from here on are special: nothing is pending.
+const SPECIAL: u32 = 1020;
+
+/// Two guests on one CPU.
+pub(super) struct Pair {
+    pub(super) scheduler: Scheduler,
+    /// By [`Who::index`]; stale for the guest that is in the CPU.
+    pub(super) contexts: [Context; 2],
+    /// The PMU of the guest that is not in the CPU.
+    pub(super) other_pmu: Option<GuestPmu>,
+    pub(super) gic: VirtualGic,
+    pub(super) interrupts: PrivateInterrupts,
+    /// The first guest's, while the second is in the CPU.
+    pub(super) private: Private,
+    /// The physical timer of EL2, which ends slices.
+    pub(super) alarm_intid: u32,
+    pub(super) affinity: u64,
+    pub(super) switches: Switches,
+}
+
+/// The most urgent physical interrupt that is pending, whatever the priority mask says.
+pub(super) fn highest_pending(group1: bool) -> Option<u32> {
+    let intid = if group1 {
+        read_sysreg!("icc_hppir1_el1")
+    } else {
+        read_sysreg!("icc_hppir0_el1")
+    } as u32;
+    (!(SPECIAL..SPECIAL + 4).contains(&intid)).then_some(intid)
+}
+
+impl ListRegisters for PhysicalInterface {
+    fn count(&self) -> usize {
+        CpuInterface::count(self)
+    }
+
+    fn read(&self, n: usize) -> u64 {
+        CpuInterface::read(self, n)
+    }
+
+    fn write(&mut self, n: usize, value: u64) {
+        CpuInterface::write(self, n, value);
+    }
+}
+
+impl Pair {
+    /// Takes the second guest's interrupts back from the list registers.
+    pub(super) fn leave_second(&mut self) {
+        let control = IchHcrEl2::from_bits_retain(read_sysreg!("ich_hcr_el2"));
+        let ended = (control.bits() >> IchHcrEl2::EOICOUNT_SHIFT & IchHcrEl2::EOICOUNT_MASK) as u32;
+        self.gic.exit(ended, &mut PhysicalInterface);
+        write_interface_control(IchHcrEl2::EN);
+    }
+
+    /// Gives the second guest its interrupts, and admits those that may interrupt it.
+    pub(super) fn enter_second(&mut self, cpu: &Cpu, monitor: &Monitor) {
+        let line = cpu.local.lock().pmu.as_ref().and_then(GuestPmu::line);
+        if let Some((line, intid)) = line.zip(monitor.pmu_intid(Cpu::number())) {
+            self.gic.set_line(intid, line);
+        }
+        let released = self.gic.take_released();
+        if released != 0 {
+            self.interrupts.deactivate(released);
+        }
+        let left = self.gic.enter(&mut PhysicalInterface);
+        let mut control = IchHcrEl2::EN;
+        control.set(IchHcrEl2::UIE, left.pending);
+        control.set(IchHcrEl2::LRENPIE, left.active);
+        write_interface_control(control);
+        self.admit();
+    }
+
+    /// While the second guest is in the CPU, the first guest's interrupts come in only if it waits for one.
+    pub(super) fn admit(&self) {
+        if self.scheduler.current() == Who::First {
+            return;
+        }
+        let waits = !self.scheduler.is_runnable(Who::First) && !self.scheduler.is_off(Who::First);
+        let mask = if waits { 0xff } else { least_mask() };
+        // SAFETY: a priority mask loses no interrupt.
+        unsafe { write_sysreg!("icc_pmr_el1", u64::from(mask)) }
+        isb();
+    }
+
+    /// Serves physical interrupts while the second guest is in the CPU. Those of the first guest stay pending, and wake it.
+    pub(super) fn interrupts_of_second(
+        &mut self,
+        frame: &Frame,
+        group1: bool,
+        monitor: &Monitor,
+        local: &mut Local,
+    ) -> Kind {
+        let mut kind = Kind::Other;
+        while let Some(intid) = highest_pending(group1) {
+            if !self.is_of_second(intid, monitor) {
+                self.scheduler.wake(Who::First);
+                if !keep_back(intid, monitor) {
+                    return Kind::IrqOther;
+                }
+                continue;
+            }
+            let Some(irq) = gic::acknowledge(group1) else {
+                break;
+            };
+            // A more urgent one may have come meanwhile.
+            kind = self.serve_second(&irq, group1, frame, monitor, local);
+        }
+        kind
+    }
+
+    /// Serves an acknowledged interrupt while the second guest is in the CPU.
+    fn serve_second(
+        &mut self,
+        irq: &gic::Acknowledged,
+        group1: bool,
+        frame: &Frame,
+        monitor: &Monitor,
+        local: &mut Local,
+    ) -> Kind {
+        let intid = irq.intid;
+        if Some(intid) == monitor.pmu_intid(Cpu::number())
+            && let Some(pmu) = &mut local.pmu
+        {
+            let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
+            if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
+                let epoch = cpu::current_measurement();
+                profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
+            }
+            if pmi == Pmi::Physical {
+                irq.drop_priority();
+                self.gic.hold(intid);
+                STATISTICS.pmi();
+            } else {
+                irq.finish();
+            }
+            return if host.is_empty() {
+                Kind::IrqPmu
+            } else {
+                Kind::IrqHostPmu
+            };
+        }
+        if self.is_private(intid) {
+            irq.drop_priority();
+            self.gic.hold(intid);
+            return Kind::IrqTimer;
+        }
+        if intid == self.alarm_intid {
+            set_alarm(None);
+            irq.finish();
+            return Kind::IrqSlice;
+        }
+        if intid == monitor.machine.maintenance_intid {
+            irq.finish();
+            return Kind::IrqMaintenance;
+        }
+        irq.drop_priority();
+        PhysicalInterface.give_back(Interrupt {
+            intid,
+            priority: irq.priority,
+            group1,
+            source: Source::Hardware,
+        });
+        self.scheduler.wake(Who::First);
+        Kind::IrqOther
+    }
+
+    /// Both guests wait, and a physical interrupt has come: wakes the guest that it is for, which takes it.
+    pub(super) fn look_for_interrupts(&mut self, monitor: &Monitor) {
+        let current = self.scheduler.current();
+        match highest_pending(true).or_else(|| highest_pending(false)) {
+            Some(intid) if intid == self.alarm_intid => {
+                if let Some(irq) = gic::acknowledge(true) {
+                    set_alarm(None);
+                    irq.finish();
+                }
+            }
+            Some(intid) if current == Who::Second && !self.is_of_second(intid, monitor) => {
+                self.scheduler.wake(Who::First);
+            }
+            _ => self.scheduler.wake(current),
+        }
+    }
+
+    /// Whether a physical interrupt is served while the second guest is in the CPU: its own, and the monitor's.
+    fn is_of_second(&self, intid: u32, monitor: &Monitor) -> bool {
+        self.is_private(intid)
+            || intid == self.alarm_intid
+            || intid == monitor.machine.maintenance_intid
+            || Some(intid) == monitor.pmu_intid(Cpu::number())
+    }
+
+    /// Whether the interrupt is of whichever guest is in the CPU.
+    fn is_private(&self, intid: u32) -> bool {
+        intid < 32 && self.interrupts.intids >> intid & 1 != 0
+    }
+
+    /// Takes one guest out of the CPU and puts the other one in.
+    pub(super) fn switch(&mut self, frame: &mut Frame, local: &mut Local) {
+        let to = self.scheduler.current();
+        let from = to.other();
+        self.contexts[from.index()].save(frame);
+        self.put_pmu(from, local);
+        match from {
+            Who::First => self.private = self.interrupts.save(),
+            Who::Second => self.interrupts.clear(),
+        }
+        core::mem::swap(&mut local.pmu, &mut self.other_pmu);
+        local.is_second = to == Who::Second;
+        match to {
+            Who::First => self.interrupts.load(&self.private),
+            Who::Second => self.interrupts.load_second(self.gic.held()),
+        }
+        self.contexts[to.index()].load(frame);
+        self.load_pmu(local);
+        apply_traps(local, false);
+        self.switches.count += 1;
+    }
+
+    fn put_pmu(&mut self, from: Who, local: &mut Local) {
+        let Some(pmu) = &mut local.pmu else { return };
+        let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
+        self.switches.instructions += measured(pmu, |pmu| pmu.put(&mut PhysicalPmu));
+        self.switches.registers += pmu.switch_accesses() - accesses;
+        if let Some((was, is)) = was.zip(pmu.residence()) {
+            self.switches.end(was, is);
+        }
+        if pmu.wakes(&mut PhysicalPmu) {
+            // Out of the hardware, the line cannot wake it.
+            self.scheduler.wake(from);
+        }
+    }
+
+    fn load_pmu(&mut self, local: &mut Local) {
+        let Some(pmu) = &mut local.pmu else { return };
+        let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
+        self.switches.instructions += measured(pmu, |pmu| pmu.load(&mut PhysicalPmu));
+        self.switches.registers += pmu.switch_accesses() - accesses;
+        if let Some((was, is)) = was.zip(pmu.residence()) {
+            self.switches.begin(was, is);
+        }
+    }
+}
+
+/// Returns how many instructions `work` took, where a host counter counts the monitor's; the counting's own are taken off.
+fn measured(pmu: &mut GuestPmu, work: impl FnOnce(&mut GuestPmu)) -> u64 {
+    let count = |pmu: &GuestPmu| pmu.own_instructions(&mut PhysicalPmu).unwrap_or(0);
+    let (before, begun) = (count(pmu), count(pmu));
+    work(pmu);
+    let counting = begun.wrapping_sub(before);
+    let took = count(pmu).wrapping_sub(begun);
+    took.saturating_sub(counting)
+}
+
+fn write_interface_control(control: IchHcrEl2) {
+    // SAFETY: switches the virtual interface on, and asks for notices.
+    unsafe { write_sysreg!("ich_hcr_el2", control.bits()) }
+    isb();
+}
+
+/// Keeps the first guest's interrupt `intid` pending until that guest is in the CPU. Returns whether there is more to look
+/// at: its priority was the monitor's own, which passes any mask, and is the next lower now.
+fn keep_back(intid: u32, monitor: &Monitor) -> bool {
+    let place = Place::of(intid);
+    let frame = if place.redistributor {
+        monitor.redistributor(Cpu::number()).0.sgi_frame()
+    } else {
+        monitor.machine.distributor.start
+    };
+    let least = least_mask();
+    // SAFETY: a priority mask loses no interrupt.
+    unsafe { write_sysreg!("icc_pmr_el1", u64::from(least)) }
+    isb();
+    if read_device(frame + place.priority, 1) >= u64::from(least) {
+        return false;
+    }
+    write_device(frame + place.priority, 1, least.into());
+    true
+}

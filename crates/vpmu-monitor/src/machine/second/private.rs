@@ -1,0 +1,125 @@
+//! The private interrupts of the shared CPU that belong to whichever guest is in it: the timers', and the PMU's where it
+//! is not the monitor's.
+//!
+//! The first guest has the physical redistributor while it runs. For the second guest these interrupts are always
+//! enabled, as urgent as the monitor's own, and what that guest makes of them is in its own interrupt controller.
+
+use vpmu_monitor::world::redistributor::{
+    CTLR, FRAME, IGROUPR0, IPRIORITYR0, ISENABLER0, ISPENDR0,
+};
+
+use super::super::{
+    gic::OWN_PRIORITY,
+    mmio::{read_device, write_device},
+};
+
+const ICENABLER0: u64 = 0x180;
+const ICPENDR0: u64 = 0x280;
+const ISACTIVER0: u64 = 0x300;
+const ICACTIVER0: u64 = 0x380;
+const ICFGR1: u64 = 0xc04;
+const CTLR_PENDING: u64 = 1 << 3;
+
+/// The state of the shared CPU's private interrupts, as a guest has left it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Private {
+    enabled: u32,
+    pending: u32,
+    active: u32,
+    group1: u32,
+    configuration: u32,
+    priorities: [u8; 32],
+}
+
+/// The interrupts, in the redistributor whose SGI frame is at `frame`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PrivateInterrupts {
+    pub(super) frame: u64,
+    /// Bit n = INTID n.
+    pub(super) intids: u32,
+}
+
+impl PrivateInterrupts {
+    fn each(self) -> impl Iterator<Item = u32> {
+        (0..32).filter(move |n| self.intids >> n & 1 != 0)
+    }
+
+    fn read(self, register: u64) -> u32 {
+        read_device(self.frame + register, 4) as u32
+    }
+
+    fn write(self, register: u64, value: u32) {
+        write_device(self.frame + register, 4, value.into());
+    }
+
+    /// Writes the bits of these interrupts in a register that has others', too.
+    fn replace(self, register: u64, mask: u32, value: u32) {
+        self.write(register, self.read(register) & !mask | value & mask);
+    }
+
+    /// Two bits of ICFGR1 for each.
+    fn configuration_mask(self) -> u32 {
+        self.each()
+            .filter(|&n| n >= 16)
+            .fold(0, |mask, n| mask | 3 << (2 * (n - 16)))
+    }
+
+    /// Takes the first guest's state, and leaves nothing of it. Its lines are low: timers and PMU have been put away.
+    pub(super) fn save(self) -> Private {
+        let mut saved = Private {
+            enabled: self.read(ISENABLER0) & self.intids,
+            pending: self.read(ISPENDR0) & self.intids,
+            active: self.read(ISACTIVER0) & self.intids,
+            group1: self.read(IGROUPR0) & self.intids,
+            configuration: self.read(ICFGR1),
+            priorities: [0; 32],
+        };
+        for n in self.each() {
+            saved.priorities[n as usize] =
+                read_device(self.frame + IPRIORITYR0 + u64::from(n), 1) as u8;
+        }
+        self.clear();
+        saved
+    }
+
+    /// Leaves nothing of the guest that was in the CPU.
+    pub(super) fn clear(self) {
+        self.write(ICENABLER0, self.intids);
+        self.write(ICPENDR0, self.intids);
+        self.write(ICACTIVER0, self.intids);
+        while read_device(self.frame - FRAME + CTLR, 4) & CTLR_PENDING != 0 {}
+    }
+
+    /// Puts the first guest's state back.
+    pub(super) fn load(self, saved: &Private) {
+        self.replace(IGROUPR0, self.intids, saved.group1);
+        self.replace(ICFGR1, self.configuration_mask(), saved.configuration);
+        for n in self.each() {
+            self.set_priority(n, saved.priorities[n as usize]);
+        }
+        self.write(ISPENDR0, saved.pending);
+        self.write(ISACTIVER0, saved.active);
+        self.write(ISENABLER0, saved.enabled);
+    }
+
+    /// Makes the interrupts the second guest's; those of `held` are active.
+    pub(super) fn load_second(self, held: u32) {
+        self.replace(IGROUPR0, self.intids, self.intids);
+        self.replace(ICFGR1, self.configuration_mask(), 0);
+        for n in self.each() {
+            self.set_priority(n, OWN_PRIORITY);
+        }
+        self.write(ISACTIVER0, held & self.intids);
+        self.write(ISENABLER0, self.intids);
+    }
+
+    /// Ends those of `intids` that are active.
+    pub(super) fn deactivate(self, intids: u32) {
+        self.write(ICACTIVER0, intids & self.intids);
+    }
+
+    fn set_priority(self, intid: u32, priority: u8) {
+        let register = self.frame + IPRIORITYR0 + u64::from(intid);
+        write_device(register, 1, priority.into());
+    }
+}

@@ -1,0 +1,227 @@
+//! The registers of the second guest's interrupt controller (Arm IHI 0069, "The GIC Distributor register map" and "The
+//! GIC Redistributor register map"). What does not exist reads as zero and ignores writes.
+
+use core::ops::Range;
+
+use super::gic::{INTIDS, VirtualGic};
+use crate::world::redistributor::{FRAME, IPRIORITYR0, is_defined};
+
+/// Registers with a bit for each INTID begin at these offsets, and have 128 bytes each.
+const IGROUPR: u64 = 0x080;
+const ISENABLER: u64 = 0x100;
+const ICENABLER: u64 = 0x180;
+const ISPENDR: u64 = 0x200;
+const ICPENDR: u64 = 0x280;
+const ISACTIVER: u64 = 0x300;
+const ICACTIVER: u64 = 0x380;
+const BITMAP: u64 = 0x080;
+const BITMAPS: Range<u64> = IGROUPR..0x400;
+const PRIORITIES: Range<u64> = IPRIORITYR0..IPRIORITYR0 + INTIDS as u64;
+/// Two bits for each INTID.
+const ICFGR: u64 = 0xc00;
+const CONFIGURATION: Range<u64> = ICFGR..ICFGR + INTIDS as u64 / 4;
+/// SGIs are edges.
+const SGIS_ARE_EDGES: u32 = 0xffff;
+
+const CTLR: u64 = 0x0000;
+const TYPER: u64 = 0x0004;
+const IIDR: u64 = 0x0008;
+const PIDR2: u64 = 0xffe8;
+/// GICv3.
+const ARCHITECTURE: u64 = 0x3b;
+/// Arm.
+const IMPLEMENTER: u64 = 0x43b;
+
+/// GICD_CTLR: DS and ARE are fixed, and no write is ever on its way.
+const CTLR_FIXED: u64 = 1 << 6 | 1 << 4;
+const CTLR_GROUPS: u64 = 0b11;
+/// GICD_TYPER: No1N, 16 bits of INTIDs, and how many SPIs.
+const TYPER_VALUE: u64 = 1 << 25 | 0xf << 19 | (INTIDS as u64 / 32 - 1);
+
+const GICR_IIDR: u64 = 0x004;
+const GICR_TYPER: u64 = 0x008;
+const GICR_TYPER_HIGH: u64 = 0x00c;
+const GICR_WAKER: u64 = 0x014;
+const GICR_TYPER_LAST: u64 = 1 << 4;
+const WAKER_SLEEP: u64 = 1 << 1;
+const WAKER_ASLEEP: u64 = 1 << 2;
+
+impl VirtualGic {
+    /// What the guest reads from `bytes` bytes at `offset` of its distributor.
+    pub fn read_distributor(&self, offset: u64, bytes: u8) -> u64 {
+        match offset {
+            _ if !is_defined(offset, bytes) => 0,
+            CTLR => CTLR_FIXED | u64::from(self.groups_enabled),
+            TYPER => TYPER_VALUE,
+            IIDR => IMPLEMENTER,
+            PIDR2 => ARCHITECTURE,
+            // What is private is in the redistributor.
+            _ => self.read_interrupts(offset, bytes, false),
+        }
+    }
+
+    /// The guest writes `bytes` bytes at `offset` of its distributor. Every SPI is routed to its one CPU.
+    pub fn write_distributor(&mut self, offset: u64, bytes: u8, value: u64) {
+        match offset {
+            _ if !is_defined(offset, bytes) => {}
+            CTLR => self.groups_enabled = (value & CTLR_GROUPS) as u32,
+            _ => self.write_interrupts(offset, bytes, value, false),
+        }
+    }
+
+    /// What the guest reads from `bytes` bytes at `offset` of its redistributor.
+    pub fn read_redistributor(&self, offset: u64, bytes: u8) -> u64 {
+        let affinity = self.affinity >> 8 & 0xff00_0000 | self.affinity & 0xff_ffff;
+        match (offset / FRAME, offset % FRAME) {
+            (0, GICR_TYPER) if bytes == 8 => affinity << 32 | GICR_TYPER_LAST,
+            (_, offset) if !is_defined(offset, bytes) => 0,
+            (0, GICR_TYPER) => GICR_TYPER_LAST,
+            (0, GICR_TYPER_HIGH) => affinity,
+            (0, GICR_IIDR) => IMPLEMENTER,
+            (0, GICR_WAKER) if self.asleep => WAKER_SLEEP | WAKER_ASLEEP,
+            (0 | 1, PIDR2) => ARCHITECTURE,
+            (1, offset) => self.read_interrupts(offset, bytes, true),
+            _ => 0,
+        }
+    }
+
+    /// The guest writes `bytes` bytes at `offset` of its redistributor.
+    pub fn write_redistributor(&mut self, offset: u64, bytes: u8, value: u64) {
+        match (offset / FRAME, offset % FRAME) {
+            (_, offset) if !is_defined(offset, bytes) => {}
+            (0, GICR_WAKER) => self.asleep = value & WAKER_SLEEP != 0,
+            (1, offset) => self.write_interrupts(offset, bytes, value, true),
+            _ => {}
+        }
+    }
+
+    fn read_interrupts(&self, offset: u64, bytes: u8, private: bool) -> u64 {
+        if BITMAPS.contains(&offset) {
+            let word = (offset % BITMAP / 4) as usize;
+            if private != (word == 0) {
+                return 0;
+            }
+            return u64::from(match offset & !(BITMAP - 1) {
+                IGROUPR => self.group1.word(word),
+                ISENABLER | ICENABLER => self.enabled.word(word),
+                ISPENDR | ICPENDR => self.pending_word(word),
+                _ => self.active.word(word),
+            });
+        }
+        if PRIORITIES.contains(&offset) {
+            let first = (offset - IPRIORITYR0) as usize;
+            if private != (first < 32) {
+                return 0;
+            }
+            let bytes = self.priorities.iter().skip(first).take(bytes.into());
+            return bytes.rev().fold(0, |all, &byte| all << 8 | u64::from(byte));
+        }
+        if CONFIGURATION.contains(&offset) {
+            let half = (offset - ICFGR) / 4;
+            if private != (half < 2) {
+                return 0;
+            }
+            let edges = self.edges((half / 2) as usize) >> (half % 2 * 16);
+            return (0..16).fold(0, |all, n| all | u64::from(edges >> n & 1) << (2 * n + 1));
+        }
+        0
+    }
+
+    fn edges(&self, word: usize) -> u32 {
+        let fixed = if word == 0 { SGIS_ARE_EDGES } else { 0 };
+        self.edge.word(word) | fixed
+    }
+
+    fn write_interrupts(&mut self, offset: u64, bytes: u8, value: u64, private: bool) {
+        if BITMAPS.contains(&offset) {
+            let word = (offset % BITMAP / 4) as usize;
+            if private != (word == 0) {
+                return;
+            }
+            let value = value as u32;
+            let (bits, set) = match offset & !(BITMAP - 1) {
+                IGROUPR => {
+                    self.group1.set_word(word, value);
+                    return;
+                }
+                ISENABLER => (&mut self.enabled, true),
+                ICENABLER => (&mut self.enabled, false),
+                ISPENDR => (&mut self.pending, true),
+                ICPENDR => (&mut self.pending, false),
+                ISACTIVER => (&mut self.active, true),
+                ICACTIVER => (&mut self.active, false),
+                _ => return,
+            };
+            let before = bits.word(word);
+            bits.set_word(word, if set { before | value } else { before & !value });
+            self.release_unused(word);
+        } else if PRIORITIES.contains(&offset) {
+            let first = (offset - IPRIORITYR0) as usize;
+            if private != (first < 32) {
+                return;
+            }
+            let bytes = self.priorities.iter_mut().skip(first).take(bytes.into());
+            for (n, byte) in bytes.enumerate() {
+                *byte = (value >> (8 * n)) as u8;
+            }
+        } else if CONFIGURATION.contains(&offset) {
+            let half = (offset - ICFGR) / 4;
+            if private != (half < 2) {
+                return;
+            }
+            let edges = (0..16).fold(0, |all, n| all | (value >> (2 * n + 1) & 1) << n) as u32;
+            let (word, shift) = ((half / 2) as usize, half % 2 * 16);
+            let others = self.edge.word(word) & !(0xffff << shift);
+            self.edge.set_word(word, others | edges << shift);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::second::gic::REDISTRIBUTOR;
+
+    #[test]
+    fn what_is_private_is_in_the_redistributor_only() {
+        let mut gic = VirtualGic::new(0x100);
+        gic.write_distributor(ISENABLER, 4, !0);
+        assert_eq!(gic.read_redistributor(FRAME + ISENABLER, 4), 0);
+        gic.write_redistributor(FRAME + ISENABLER, 4, 0x0880_0001);
+        gic.write_redistributor(FRAME + ICENABLER, 4, 1);
+        assert_eq!(gic.read_redistributor(FRAME + ISENABLER, 4), 0x0880_0000);
+        assert_eq!(gic.read_distributor(ISENABLER, 4), 0);
+        gic.write_distributor(ISENABLER + 4, 4, 5);
+        gic.write_redistributor(FRAME + ISENABLER + 4, 4, 2);
+        assert_eq!(gic.read_distributor(ICENABLER + 4, 4), 5);
+        assert_eq!(gic.read_redistributor(GICR_TYPER, 8), 0x100 << 32 | 1 << 4);
+    }
+
+    #[test]
+    fn priorities_and_configuration_keep_what_is_written() {
+        let mut gic = VirtualGic::new(0);
+        gic.write_redistributor(FRAME + IPRIORITYR0 + 25, 1, 0xa0);
+        gic.write_redistributor(FRAME + IPRIORITYR0 + 28, 4, 0x8070_6050);
+        assert_eq!(gic.read_redistributor(FRAME + IPRIORITYR0 + 24, 4), 0xa000);
+        assert_eq!(gic.read_redistributor(FRAME + IPRIORITYR0 + 31, 1), 0x80);
+        gic.write_redistributor(FRAME + ICFGR + 4, 4, 0x8000_0002);
+        assert_eq!(gic.read_redistributor(FRAME + ICFGR + 4, 4), 0x8000_0002);
+        assert_eq!(gic.read_redistributor(FRAME + ICFGR, 4), 0xaaaa_aaaa);
+        gic.write_distributor(ICFGR + 8, 4, !0);
+        assert_eq!(gic.read_distributor(ICFGR + 8, 4), 0xaaaa_aaaa);
+    }
+
+    #[test]
+    fn no_access_does_what_is_not_there() {
+        let mut gic = VirtualGic::new(0);
+        for bytes in [1, 2, 4, 8] {
+            for offset in 0..REDISTRIBUTOR {
+                gic.write_redistributor(offset, bytes, u64::MAX);
+                gic.read_redistributor(offset, bytes);
+                gic.write_distributor(offset, bytes, u64::MAX);
+                gic.read_distributor(offset, bytes);
+            }
+        }
+        assert_eq!(gic.take_released(), 0, "nothing was held");
+    }
+}

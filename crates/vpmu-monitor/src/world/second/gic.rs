@@ -1,0 +1,429 @@
+//! The interrupt controller of the second guest: a GICv3 in memory, with one CPU.
+//!
+//! The machine's distributor and redistributors are the first guest's. The second guest's frames have no device behind
+//! them: every access to them is served here ([`frames`](super::frames)), and what is to be delivered goes into list
+//! registers each time the guest is entered and comes back at each exit (Arm IHI 0069, "The List registers"). So
+//! between an exit and the next entry all of the state is in this value.
+//!
+//! An interrupt of a private device of the CPU (timer, PMU) is the physical interrupt of the same INTID while the
+//! second guest is in the CPU. It is left active until the guest ends its own, by the hardware bit of the list register.
+
+use crate::regs::list_register as lr;
+use crate::world::redistributor::FRAME;
+
+/// Bytes of the guest's distributor.
+pub const DISTRIBUTOR: u64 = FRAME;
+/// Bytes of its one redistributor.
+pub const REDISTRIBUTOR: u64 = 2 * FRAME;
+
+/// INTIDs that exist: SGIs, PPIs and 256 SPIs, which nothing but the guest's own writes raises.
+pub const INTIDS: usize = 288;
+const WORDS: usize = INTIDS / 32;
+
+/// The most list registers that a CPU has.
+const MOST: usize = 16;
+
+/// One bit for each INTID.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bits([u32; WORDS]);
+
+impl Bits {
+    pub(super) fn word(&self, n: usize) -> u32 {
+        self.0.get(n).copied().unwrap_or(0)
+    }
+
+    pub(super) fn set_word(&mut self, n: usize, value: u32) {
+        if let Some(word) = self.0.get_mut(n) {
+            *word = value;
+        }
+    }
+
+    fn contains(&self, intid: usize) -> bool {
+        self.word(intid / 32) >> (intid % 32) & 1 != 0
+    }
+
+    fn put(&mut self, intid: usize, set: bool) {
+        let bit = 1 << (intid % 32);
+        let word = self.word(intid / 32);
+        self.set_word(intid / 32, if set { word | bit } else { word & !bit });
+    }
+}
+
+/// The list registers of the CPU, for [`VirtualGic::enter`] and [`VirtualGic::exit`].
+pub trait ListRegisters {
+    /// How many there are.
+    fn count(&self) -> usize;
+    /// `ICH_LR<n>_EL2`.
+    fn read(&self, n: usize) -> u64;
+    /// `ICH_LR<n>_EL2`.
+    fn write(&mut self, n: usize, value: u64);
+}
+
+/// What has no list register.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Something pending: an exit is wanted when the list registers run low (`ICH_HCR_EL2.UIE`).
+    pub pending: bool,
+    /// Something active: an exit is wanted when the guest ends it (`ICH_HCR_EL2.LRENPIE`).
+    pub active: bool,
+}
+
+/// The controller's state.
+#[derive(Clone, Debug)]
+pub struct VirtualGic {
+    /// The CPU's affinity, as MPIDR_EL1 has it.
+    pub(super) affinity: u64,
+    /// `GICD_CTLR.{EnableGrp1, EnableGrp0}`.
+    pub(super) groups_enabled: u32,
+    pub(super) asleep: bool,
+    pub(super) enabled: Bits,
+    /// Pending until it is taken.
+    pub(super) pending: Bits,
+    pub(super) active: Bits,
+    /// Group 1 rather than group 0.
+    pub(super) group1: Bits,
+    pub(super) edge: Bits,
+    pub(super) priorities: [u8; INTIDS],
+    /// Lines that the monitor computes; pending while high.
+    lines: Bits,
+    /// The physical interrupt of the same INTID is active, on this one's behalf.
+    pub(super) held: Bits,
+    /// Physical interrupts that nobody holds any more, to be made inactive.
+    pub(super) released: u32,
+    /// What [`Self::enter`] wrote, and how many.
+    loaded: [u64; MOST],
+    count: usize,
+}
+
+impl VirtualGic {
+    /// A controller out of reset, for the CPU with this affinity.
+    pub const fn new(affinity: u64) -> Self {
+        let none = Bits([0; WORDS]);
+        Self {
+            affinity,
+            groups_enabled: 0,
+            asleep: true,
+            enabled: none,
+            pending: none,
+            active: none,
+            group1: none,
+            edge: none,
+            priorities: [0; INTIDS],
+            lines: none,
+            held: none,
+            released: 0,
+            loaded: [0; MOST],
+            count: 0,
+        }
+    }
+
+    /// The physical interrupt `intid` has been acknowledged for this guest, and stays active.
+    pub fn hold(&mut self, intid: u32) {
+        self.pending.put(intid as usize, true);
+        self.held.put(intid as usize, true);
+    }
+
+    /// Sets the level of a line that the monitor computes.
+    pub fn set_line(&mut self, intid: u32, high: bool) {
+        self.lines.put(intid as usize, high);
+    }
+
+    /// The private interrupts whose physical ones are active, bit n = INTID n.
+    pub fn held(&self) -> u32 {
+        self.held.word(0)
+    }
+
+    /// Returns, once, the physical interrupts that are to be made inactive, bit n = INTID n.
+    pub fn take_released(&mut self) -> u32 {
+        core::mem::take(&mut self.released)
+    }
+
+    /// Whether an interrupt waits for the guest, whatever its priority: WFI ends.
+    pub fn has_pending(&self) -> bool {
+        (0..INTIDS).any(|n| self.is_deliverable(n))
+    }
+
+    /// Performs a write of ICC_SGI1R_EL1 (op2 = 5), ICC_ASGI1R_EL1 (6) or ICC_SGI0R_EL1 (7).
+    pub fn send_sgi(&mut self, op2: u8, value: u64) {
+        const ALL_OTHERS: u64 = 1 << 40;
+        let field = |shift: u32| value >> shift & 0xff;
+        let cluster = field(48) << 32 | field(32) << 16 | field(16) << 8;
+        let within = (self.affinity & 0xff).wrapping_sub((value >> 44 & 0xf) * 16);
+        let is_target = cluster == self.affinity & !0xff && within < 16 && value >> within & 1 != 0;
+        let intid = (value >> 24 & 0xf) as usize;
+        let same_group = self.group1.contains(intid) == (op2 != 7);
+        if value & ALL_OTHERS == 0 && is_target && same_group {
+            self.pending.put(intid, true);
+        }
+    }
+
+    /// Fills the list registers, and returns what is left out.
+    pub fn enter(&mut self, cpu: &mut impl ListRegisters) -> Left {
+        let room = cpu.count().min(MOST);
+        let mut chosen = Bits::default();
+        self.count = 0;
+        while let Some(intid) = self.most_urgent(&chosen) {
+            if self.count == room {
+                // What is pending comes first, so if this one is active there is nothing else.
+                return Left {
+                    pending: self.is_deliverable(intid),
+                    active: self.has_active(&chosen),
+                };
+            }
+            chosen.put(intid, true);
+            let value = self.encode(intid);
+            cpu.write(self.count, value);
+            self.loaded[self.count] = value;
+            self.count += 1;
+        }
+        Left::default()
+    }
+
+    /// Takes back what [`Self::enter`] wrote. `ended` is `ICH_HCR_EL2.EOIcount`: so many interrupts were ended that no
+    /// list register had.
+    pub fn exit(&mut self, ended: u32, cpu: &mut impl ListRegisters) {
+        let mut loaded = Bits::default();
+        for n in 0..self.count {
+            let (before, now) = (self.loaded[n], cpu.read(n));
+            cpu.write(n, 0);
+            let intid = (before & lr::VINTID) as usize;
+            loaded.put(intid, true);
+            self.active.put(intid, now & lr::ACTIVE != 0);
+            if before & lr::PENDING != 0 && now & lr::PENDING == 0 {
+                self.pending.put(intid, false);
+            }
+            if before & lr::HW != 0 && now & (lr::PENDING | lr::ACTIVE) == 0 {
+                self.held.put(intid, false);
+            }
+        }
+        self.count = 0;
+        for _ in 0..ended {
+            let others = (0..INTIDS).filter(|&n| self.active.contains(n) && !loaded.contains(n));
+            let Some(intid) = others.min_by_key(|&n| self.priorities[n]) else {
+                break;
+            };
+            self.active.put(intid, false);
+            self.release_unused(intid / 32);
+        }
+    }
+
+    /// Makes physical interrupts inactive that are held for nothing: neither pending nor active.
+    pub(super) fn release_unused(&mut self, word: usize) {
+        let used = self.pending.word(word) | self.active.word(word);
+        let unused = self.held.word(word) & !used;
+        self.held.set_word(word, self.held.word(word) & used);
+        if word == 0 {
+            self.released |= unused;
+        }
+    }
+
+    pub(super) fn pending_word(&self, n: usize) -> u32 {
+        self.pending.word(n) | self.lines.word(n)
+    }
+
+    fn is_pending(&self, intid: usize) -> bool {
+        self.pending.contains(intid) || self.lines.contains(intid)
+    }
+
+    fn is_deliverable(&self, intid: usize) -> bool {
+        let group = 1 << u32::from(self.group1.contains(intid));
+        self.is_pending(intid) && self.enabled.contains(intid) && self.groups_enabled & group != 0
+    }
+
+    fn has_active(&self, chosen: &Bits) -> bool {
+        (0..WORDS).any(|n| self.active.word(n) & !chosen.word(n) != 0)
+    }
+
+    /// The next to be put into a list register: what is pending first, because what is active can be ended without one.
+    fn most_urgent(&self, chosen: &Bits) -> Option<usize> {
+        let mut best = None;
+        for word in 0..WORDS {
+            let enabled = self.pending_word(word) & self.enabled.word(word);
+            let mut bits = (enabled | self.active.word(word)) & !chosen.word(word);
+            while bits != 0 {
+                let intid = word * 32 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let pending = self.is_deliverable(intid);
+                let key = (!pending, self.priorities[intid], intid);
+                if (pending || self.active.contains(intid)) && best.is_none_or(|best| key < best) {
+                    best = Some(key);
+                }
+            }
+        }
+        best.map(|(_, _, intid)| intid)
+    }
+
+    fn encode(&self, intid: usize) -> u64 {
+        let held = self.held.contains(intid);
+        let active = self.active.contains(intid);
+        // Pending and active at once is forbidden with the hardware bit, and cannot be: what is active cannot fire.
+        let pending = self.is_deliverable(intid) && !(held && active);
+        let mut value = intid as u64 | u64::from(self.priorities[intid]) << lr::PRIORITY_SHIFT;
+        if self.group1.contains(intid) {
+            value |= lr::GROUP1;
+        }
+        if active {
+            value |= lr::ACTIVE;
+        }
+        if pending {
+            value |= lr::PENDING;
+        }
+        if held {
+            value |= lr::HW | (intid as u64 & lr::PINTID) << lr::PINTID_SHIFT;
+        } else if self.lines.contains(intid) {
+            // The line may still be high when the guest has ended it.
+            value |= lr::EOI;
+        }
+        value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// List registers, and a guest that takes and ends what is in them.
+    struct Cpu([u64; 4]);
+
+    impl ListRegisters for Cpu {
+        fn count(&self) -> usize {
+            4
+        }
+
+        fn read(&self, n: usize) -> u64 {
+            self.0[n]
+        }
+
+        fn write(&mut self, n: usize, value: u64) {
+            self.0[n] = value;
+        }
+    }
+
+    impl Cpu {
+        fn take(&mut self) -> Option<u32> {
+            let pending = self.0.iter_mut().filter(|value| **value & lr::PENDING != 0);
+            let value = pending.min_by_key(|value| **value >> lr::PRIORITY_SHIFT & 0xff)?;
+            *value = *value & !lr::PENDING | lr::ACTIVE;
+            Some((*value & lr::VINTID) as u32)
+        }
+
+        fn end(&mut self, intid: u32) -> bool {
+            let mut values = self.0.iter_mut();
+            let found = values.find(|value| **value as u32 == intid && **value & lr::ACTIVE != 0);
+            found.is_some_and(|value| {
+                *value &= !lr::ACTIVE;
+                true
+            })
+        }
+    }
+
+    fn gic() -> VirtualGic {
+        let mut gic = VirtualGic::new(0);
+        gic.groups_enabled = 0b10;
+        for word in 0..WORDS {
+            gic.enabled.set_word(word, !0);
+            gic.group1.set_word(word, !0);
+        }
+        gic
+    }
+
+    #[test]
+    fn more_than_fit_come_by_priority_each_once() {
+        let (mut gic, mut cpu) = (gic(), Cpu([0; 4]));
+        for intid in 0..12 {
+            gic.priorities[intid] = 0xf0 - intid as u8 * 8;
+            gic.send_sgi(5, (intid as u64) << 24 | 1);
+        }
+        let mut taken = Vec::new();
+        loop {
+            let left = gic.enter(&mut cpu);
+            let Some(intid) = cpu.take() else {
+                assert_eq!(left, Left::default());
+                break;
+            };
+            taken.push(intid);
+            // An exit while the guest handles it.
+            gic.exit(0, &mut cpu);
+            gic.enter(&mut cpu);
+            // What is pending has taken its list register.
+            let counted = u32::from(!cpu.end(intid));
+            gic.exit(counted, &mut cpu);
+        }
+        assert_eq!(taken, (0..12).rev().collect::<Vec<_>>());
+        assert!(!gic.has_pending());
+    }
+
+    #[test]
+    fn a_held_interrupt_is_the_hardware_s_to_end() {
+        let (mut gic, mut cpu) = (gic(), Cpu([0; 4]));
+        gic.hold(27);
+        assert_eq!(gic.held(), 1 << 27);
+        gic.enter(&mut cpu);
+        assert_ne!(cpu.0[0] & lr::HW, 0);
+        assert_eq!(cpu.take(), Some(27));
+        assert!(cpu.end(27));
+        gic.exit(0, &mut cpu);
+        // The hardware has made the physical one inactive.
+        assert_eq!((gic.held(), gic.take_released()), (0, 0));
+        // Withdrawn before it was taken, it is the monitor's to end.
+        gic.hold(27);
+        gic.pending.put(27, false);
+        gic.release_unused(0);
+        assert_eq!((gic.held(), gic.take_released()), (0, 1 << 27));
+    }
+
+    #[test]
+    fn a_line_comes_again_while_it_is_high() {
+        let (mut gic, mut cpu) = (gic(), Cpu([0; 4]));
+        gic.set_line(23, true);
+        for _ in 0..3 {
+            gic.enter(&mut cpu);
+            assert_ne!(cpu.0[0] & lr::EOI, 0);
+            assert_eq!(cpu.take(), Some(23));
+            assert!(cpu.end(23));
+            gic.exit(0, &mut cpu);
+        }
+        gic.set_line(23, false);
+        gic.enter(&mut cpu);
+        assert_eq!(cpu.take(), None);
+    }
+
+    #[test]
+    fn what_was_ended_without_a_list_register_is_ended() {
+        let (mut gic, mut cpu) = (gic(), Cpu([0; 4]));
+        for intid in 0..6 {
+            gic.priorities[intid as usize] = 0x80 - intid as u8 * 8;
+            gic.send_sgi(5, intid << 24 | 1);
+            gic.enter(&mut cpu);
+            assert_eq!(cpu.take(), Some(intid as u32));
+            gic.exit(0, &mut cpu);
+        }
+        let left = gic.enter(&mut cpu);
+        assert!(!left.pending && left.active, "six are active");
+        // SGIs 5 to 2 are in list registers; 1 is the most urgent of the others.
+        gic.exit(1, &mut cpu);
+        assert_eq!(gic.active.word(0), 0b11_1101);
+    }
+
+    #[test]
+    fn sgis_reach_only_the_one_cpu_of_their_group() {
+        let mut gic = VirtualGic::new(0x1_0000_0203);
+        gic.group1.set_word(0, 0xff);
+        let to = |aff3: u64, aff2: u64, aff1: u64, list: u64| {
+            aff3 << 48 | aff2 << 32 | 3 << 24 | aff1 << 16 | list
+        };
+        for (op2, value) in [
+            (5, to(0, 0, 2, 1 << 3)),
+            (5, to(1, 0, 3, 1 << 3)),
+            (5, to(1, 0, 2, !(1 << 3) & 0xffff)),
+            (5, 1 << 40 | 3 << 24),
+            (5, 1 << 44 | to(1, 0, 2, 1 << 3)),
+            (7, to(1, 0, 2, 1 << 3)),
+        ] {
+            gic.send_sgi(op2, value);
+            assert_eq!(gic.pending.word(0), 0, "{value:#x}");
+        }
+        gic.send_sgi(5, to(1, 0, 2, 1 << 3));
+        assert_eq!(gic.pending.word(0), 1 << 3);
+    }
+}

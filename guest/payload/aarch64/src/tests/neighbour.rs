@@ -1,0 +1,186 @@
+//! Runs beside another guest on the same CPU.
+//!
+//! `test=storm` does all that might disturb the other guest: random values for the PMU, interrupts of every kind and of the
+//! most urgent priority, short waits, and accesses to memory that is not the program's (`addr=A`, the other's). On a
+//! second CPU it writes to the redistributors of all others. `test=switch.NAME` leaves the PMU as NAME says and computes
+//! while the CPU goes from guest to guest (`ms=N`). It rings the monitor's doorbell at the begin and the end, where the device tree
+//! has one.
+
+use super::{Context, Test};
+use crate::encoding::*;
+use crate::gic::{self, Gic};
+use crate::loops::{interruptible, spin, wait_for_interrupt};
+use crate::machine::Machine;
+use crate::mmio::{fault_of, write32};
+use crate::pmu::{self, PMCR_E, PMCR_LC, Pmu, event, write};
+use crate::{cell, percpu, psci};
+use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check};
+
+pub(super) const STORM: &[Test] = &[("storm", storm)];
+/// A test that begins on a CPU whose PMU the program has not touched: its name and function.
+type Switch = (&'static str, fn(&Machine<'_>) -> Verdict);
+
+pub(super) const SWITCH: &[Switch] = &[
+    ("switch.unused", |machine| compute(machine, || Ok(false))),
+    ("switch.stopped", |machine| compute(machine, stopped)),
+    ("switch.one", |machine| compute(machine, || count(|_| 1))),
+    ("switch.all", |machine| {
+        compute(machine, || count(Pmu::mask))
+    }),
+];
+
+/// Rounds of a storm: some 200 ms of a CPU that a guest has to itself.
+const ROUNDS: u32 = 1_000;
+/// Milliseconds in which the CPU computes, unless the command line says how many.
+const COMPUTES: u64 = 250;
+
+/// Numbers that look random (George Marsaglia's xorshift64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Registers that a storm writes. Those that do not exist raise an exception, which is skipped.
+const REGISTERS: [Encoding; 13] = [
+    PMCR_EL0,
+    PMCNTENSET_EL0,
+    PMCNTENCLR_EL0,
+    PMOVSSET_EL0,
+    PMOVSCLR_EL0,
+    PMINTENSET_EL1,
+    PMINTENCLR_EL1,
+    PMSELR_EL0,
+    PMXEVTYPER_EL0,
+    PMXEVCNTR_EL0,
+    PMCCNTR_EL0,
+    PMUSERENR_EL0,
+    PMSWINC_EL0,
+];
+
+fn storm(cx: &Context) -> Verdict {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let stray = BootArgs::parse(cx.machine.bootargs).address;
+    if cx.machine.cpu_count > 1 {
+        let entry = crate::entry::secondary_address();
+        psci::cpu_on(cx.machine.cpus[1], entry, 1);
+    }
+    for round in 0..ROUNDS {
+        percpu::this().reset();
+        for register in REGISTERS {
+            // Whatever comes of it.
+            let _ = cell::write(register, random.next());
+        }
+        for n in 0..31 {
+            let _ = cell::write(pmevcntr(n), !0 - random.next() % 1_000);
+            let _ = cell::write(pmevtyper(n), random.next());
+        }
+        cx.gic.set_priority(cx.machine.pmi, 0);
+        cx.gic.enable(cx.machine.pmi);
+        for sgi in 0..8 {
+            cx.gic.set_priority(sgi, 0);
+            cx.gic.enable(sgi);
+            gic::send(sgi, gic::affinity());
+        }
+        if let Some(address) = stray {
+            let address = (address + random.next() % (64 << 20)) & !3;
+            let fault = fault_of(|| write32(address, !0));
+            if fault.is_none_or(|fault| !fault.is_external()) {
+                return Err(Failure(Text::new(format_args!(
+                    "{address:#x} was written in round {round} ({fault:?})"
+                ))));
+            }
+        }
+        cell::write(PMINTENCLR_EL1, !0)?;
+        interruptible(|| spin(1_000));
+        // No interrupt of any group, that which ends this guest's turn included.
+        write32(cx.machine.distributor, 0x10);
+        spin(100_000);
+        write32(cx.machine.distributor, 0x13);
+        cx.gic.enable(cx.machine.timer);
+        gic::start_timer(random.next() % 20_000);
+        wait_for_interrupt();
+        interruptible(|| spin(100));
+        gic::stop_timer();
+        cell::write(PMOVSCLR_EL0, !0)?;
+    }
+    Ok(Pass::Ok)
+}
+
+/// On another CPU: switches all private interrupts of the first one off, and makes them pending, again and again.
+pub(super) fn storm_at(gic: Gic) -> ! {
+    const FRAMES: u64 = 0x2_0000;
+    const ICENABLER0: u64 = 0x180;
+    const ISPENDR0: u64 = 0x200;
+    const ICPENDR0: u64 = 0x280;
+    const ICACTIVER0: u64 = 0x380;
+    const IPRIORITYR: u64 = 0x400;
+    let first = gic.private() - FRAMES;
+    loop {
+        for register in [ICENABLER0, ISPENDR0, ICPENDR0, ICACTIVER0] {
+            write32(first + register, !0);
+        }
+        for n in (0..32).step_by(4) {
+            write32(first + IPRIORITYR + n, !0);
+        }
+        spin(1_000);
+    }
+}
+
+/// Has the PMU count for a while, and stops it.
+fn stopped() -> Result<bool, Failure> {
+    count(Pmu::mask)?;
+    spin(1_000);
+    write(PMCR_EL0, PMCR_LC)?;
+    write(PMCNTENCLR_EL0, !0)?;
+    Ok(false)
+}
+
+/// Has counters count. Returns that counter 0 does.
+fn count(counters: fn(&Pmu) -> u64) -> Result<bool, Failure> {
+    let pmu = Pmu::identify()?;
+    pmu.reset()?;
+    for n in 0..pmu.counters {
+        pmu.set_up(n, event::INST_RETIRED.into(), 0)?;
+    }
+    write(PMCR_EL0, PMCR_E | PMCR_LC)?;
+    write(PMCNTENSET_EL0, counters(&pmu))?;
+    Ok(true)
+}
+
+/// Computes while the PMU is as `prepare` leaves it. Counter 0, where it counts, has counted this program's instructions alone.
+fn compute(machine: &Machine<'_>, prepare: fn() -> Result<bool, Failure>) -> Verdict {
+    let counts = prepare()?;
+    let arguments = BootArgs::parse(machine.bootargs);
+    let milliseconds = arguments.milliseconds.unwrap_or(COMPUTES);
+    let end = gic::now() + gic::timer_frequency() / 1_000 * milliseconds;
+    ring(machine, 1);
+    let mut rounds = 0;
+    while gic::now() < end {
+        spin(10_000);
+        rounds += 10_000;
+    }
+    ring(machine, 2);
+    if counts {
+        let counted = pmu::read(pmevcntr(0))?;
+        // Two instructions a round, and few beside them.
+        let error = counted.abs_diff(2 * rounds) * 1_000 / counted.max(1);
+        check(
+            format_args!("thousandths of {counted} instructions too many"),
+            error,
+            0,
+        )?;
+    }
+    Ok(Pass::Ok)
+}
+
+fn ring(machine: &Machine<'_>, value: u32) {
+    if let Some(doorbell) = machine.doorbell {
+        write32(doorbell, value);
+    }
+}
