@@ -5,6 +5,7 @@ mod compare;
 mod doctor;
 mod exec;
 mod manual;
+mod monitor;
 mod options;
 mod report;
 mod rewrite_kernel;

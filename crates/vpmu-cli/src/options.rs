@@ -9,10 +9,10 @@ use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
 use vpmu_lab::spec::disk::Disk;
-use vpmu_lab::spec::profile::ProfileRequest;
 use vpmu_lab::spec::{Machine, Request};
 
 use crate::exec;
+use crate::monitor::Monitor;
 
 const AFTER: &str = "\
 Examples:
@@ -196,17 +196,8 @@ pub(crate) struct Guest {
     /// commas (max,sve=off).
     #[arg(long, value_name = "NAME")]
     cpu: Option<String>,
-    /// Counters that the hypervisor keeps for itself (partitioned, direct)
-    ///
-    /// The default leaves all to the guest, which then has as many as native.
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    host_counters: u32,
-    /// Sample the guest from the hypervisor with counters that the guest does not have, RATE times a second: cycles,
-    /// or the events named (partitioned, emulated; aarch64)
-    ///
-    /// Each event takes one of --host-counters. --keep has the profile as folded stacks and for pprof.
-    #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
-    host_profile: Option<ProfileRequest>,
+    #[command(flatten)]
+    monitor: Monitor,
     /// Run CMD this often, 1 to 100, one after the other; times and counts are means
     #[arg(long, value_name = "N", default_value_t = 1)]
     runs: u32,
@@ -291,8 +282,9 @@ impl Guest {
             vmm_args: self.vmm_arg.clone(),
             model: self.model,
             perfmon: self.perfmon,
-            host_counters: self.host_counters,
-            host_profile: self.host_profile.clone(),
+            host_counters: self.monitor.host_counters,
+            host_profile: self.monitor.host_profile.clone(),
+            second: self.monitor.second(),
             command: Command::from_words(&self.command),
             runs: self.runs,
             kernel: self.kernel.clone(),
@@ -320,10 +312,6 @@ fn design(text: &str) -> Result<Pmu, String> {
 }
 
 fn disk(text: &str) -> Result<Disk, String> {
-    text.parse()
-}
-
-fn host_profile(text: &str) -> Result<ProfileRequest, String> {
     text.parse()
 }
 

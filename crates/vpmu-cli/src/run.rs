@@ -68,6 +68,11 @@ pub(crate) fn run(
         phase += 1;
     };
     task.done();
+    if let Some(console) = &outcome.second_console {
+        eprintln!("vpmu: the second guest's console:");
+        // A closed pipe is the reader's choice.
+        let _ = io::stdout().write_all(console);
+    }
     if let Some(profile) = &outcome.host_profile {
         eprintln!("vpmu: {}", profile.summary());
     }

@@ -25,5 +25,6 @@ mod rings_x86_64;
 mod save_x86_64;
 mod smp_x86_64;
 mod support;
+mod two_guests;
 mod two_vcpus;
 mod x86_64;

@@ -18,16 +18,29 @@ const IMAGE_SIZE: usize = 0x10;
 const IMAGE_MAGIC: usize = 0x38;
 const MONITOR_MAGIC: usize = 0x7f8;
 const GUEST_LENGTH: usize = 0x800;
+/// The second guest: distance of its file from the beginning, and its length.
+const SECOND_FILE: usize = 0x808;
+/// Its command line, with a zero behind it, and the end of its room.
+const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
+
+/// The guest beside the first.
+#[derive(Debug, Clone, Copy)]
+pub struct Second<'a> {
+    /// Its file.
+    pub image: &'a Path,
+    /// Its command line.
+    pub words: &'a str,
+}
 
 /// Returns the boot file's contents.
 ///
 /// # Errors
 ///
-/// When `monitor` is not a monitor image or `guest` cannot be booted by it.
-pub fn build(monitor: &Path, guest: &Path) -> Result<Vec<u8>> {
+/// When `monitor` is not a monitor image or a guest cannot be booted by it.
+pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result<Vec<u8>> {
     let mut file = fs::read(monitor).map_err(Error::file("read", monitor))?;
     if file.get(MONITOR_MAGIC..MONITOR_MAGIC + 8) != Some(b"VPMUGST1")
-        || file.len() < GUEST_LENGTH + 8
+        || file.len() < SECOND_FILE + 16
         || file.len() > GUEST_OFFSET
     {
         return Err(Error::format(
@@ -35,19 +48,42 @@ pub fn build(monitor: &Path, guest: &Path) -> Result<Vec<u8>> {
             "not a monitor image of this version; build it anew with script/setup",
         ));
     }
-    let guest_file = fs::read(guest).map_err(Error::file("read", guest))?;
-    if let Some(kind) = compression(&guest_file) {
-        return Err(Error::format(
-            guest,
-            format!("{kind}; give the uncompressed arm64 Image or a raw binary"),
-        ));
-    }
-    let memory = guest_memory(&guest_file).div_ceil(0x1000) * 0x1000;
+    let guest_file = read(guest)?;
+    let mut memory = GUEST_OFFSET as u64 + guest_memory(&guest_file).div_ceil(0x1000) * 0x1000;
     file.resize(GUEST_OFFSET, 0);
-    put(&mut file, IMAGE_SIZE, GUEST_OFFSET as u64 + memory);
     put(&mut file, GUEST_LENGTH, guest_file.len() as u64);
     file.extend_from_slice(&guest_file);
+    if let Some(second) = second {
+        let words = second.words.as_bytes();
+        if words.len() >= SECOND_WORDS.len() {
+            let most = SECOND_WORDS.len() - 1;
+            let problem = format!("its command line has more than {most} bytes");
+            return Err(Error::format(second.image, problem));
+        }
+        file[SECOND_WORDS][..words.len()].copy_from_slice(words);
+        file[SECOND_WORDS][words.len()] = 0;
+        let second_file = read(second.image)?;
+        let offset = memory.next_multiple_of(GUEST_OFFSET as u64);
+        put(&mut file, SECOND_FILE, offset);
+        put(&mut file, SECOND_FILE + 8, second_file.len() as u64);
+        file.resize(offset as usize, 0);
+        file.extend_from_slice(&second_file);
+        memory = offset + (second_file.len() as u64).div_ceil(0x1000) * 0x1000;
+    }
+    put(&mut file, IMAGE_SIZE, memory);
     Ok(file)
+}
+
+/// Returns the contents of a guest's file.
+fn read(guest: &Path) -> Result<Vec<u8>> {
+    let file = fs::read(guest).map_err(Error::file("read", guest))?;
+    match compression(&file) {
+        Some(kind) => Err(Error::format(
+            guest,
+            format!("{kind}; give the uncompressed arm64 Image or a raw binary"),
+        )),
+        None => Ok(file),
+    }
 }
 
 /// Returns the bytes of memory that a guest takes: the value in its arm64 header, or its length.
@@ -92,7 +128,7 @@ mod tests {
         let (a, b) = (folder.path().join("monitor"), folder.path().join("guest"));
         fs::write(&a, monitor).unwrap();
         fs::write(&b, guest).unwrap();
-        build(&a, &b)
+        build(&a, &b, None)
     }
 
     fn monitor() -> Vec<u8> {
@@ -117,6 +153,28 @@ mod tests {
         guest[IMAGE_MAGIC..IMAGE_MAGIC + 4].copy_from_slice(b"ARM\x64");
         let file = build_from(&monitor(), &guest).unwrap();
         assert_eq!(word(&file, IMAGE_SIZE), GUEST_OFFSET as u64 + 0x1_1000);
+    }
+
+    #[test]
+    fn two_guests() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["monitor", "first", "second"].map(|name| folder.path().join(name));
+        for (path, contents) in paths.iter().zip([monitor(), vec![9; 5000], vec![8; 3]]) {
+            fs::write(path, contents).unwrap();
+        }
+        let words = "test=count strict";
+        let second = |words| {
+            let image = &paths[2];
+            build(&paths[0], &paths[1], Some(Second { image, words }))
+        };
+        let file = second(words).unwrap();
+        assert_eq!(word(&file, SECOND_FILE), 2 * GUEST_OFFSET as u64);
+        assert_eq!(word(&file, SECOND_FILE + 8), 3);
+        assert_eq!(file[2 * GUEST_OFFSET..], [8; 3]);
+        assert_eq!(word(&file, IMAGE_SIZE), 2 * GUEST_OFFSET as u64 + 0x1000);
+        assert_eq!(&file[SECOND_WORDS][..words.len()], words.as_bytes());
+        assert_eq!(file[SECOND_WORDS][words.len()], 0);
+        assert!(second(&"x".repeat(SECOND_WORDS.len())).is_err());
     }
 
     #[test]

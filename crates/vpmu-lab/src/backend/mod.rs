@@ -11,7 +11,7 @@
 pub mod boot_file;
 mod direct;
 mod disk;
-mod monitor;
+pub(crate) mod monitor;
 mod native;
 mod nested;
 mod parts;
@@ -100,11 +100,13 @@ pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
         Way::Monitor {
             host_counters,
             profile,
+            second,
         } => Box::new(monitor::Monitor {
             machine,
             pmu: guest.design.pmu,
             host_counters: *host_counters,
             profile: profile.as_ref(),
+            second: second.as_ref(),
         }),
         Way::Nested(vmm) => Box::new(nested::Nested {
             machine,

@@ -1,5 +1,6 @@
 //! A guest on this project's EL2 monitor, on the machine that QEMU emulates.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
@@ -7,6 +8,7 @@ use super::{Backend, Launch, Parts, boot_file, qemu};
 use crate::image::artifacts;
 use crate::image::job::Notify;
 use crate::spec::Machine;
+use crate::spec::SecondRequest;
 use crate::spec::design::Pmu;
 use crate::spec::profile::ProfileRequest;
 use crate::{Error, Result};
@@ -20,7 +22,12 @@ pub(super) struct Monitor<'a> {
     pub(super) host_counters: Option<u32>,
     /// The profile that the monitor takes of its guest.
     pub(super) profile: Option<&'a ProfileRequest>,
+    /// The guest beside it.
+    pub(super) second: Option<&'a SecondRequest>,
 }
+
+/// The file in a guest's folder to which the second guest's serial port is written.
+pub(crate) const SECOND_CONSOLE: &str = "second";
 
 impl Monitor<'_> {
     /// Returns the monitor's words on the kernel command line. The monitor takes them out.
@@ -34,6 +41,12 @@ impl Monitor<'_> {
         }
         if let Some(profile) = self.profile {
             words += &format!(" vpmu.host_profile={profile}");
+        }
+        if let Some(slice) = self.second.and_then(|second| second.slice) {
+            words += &format!(" vpmu.slice={slice}");
+        }
+        if self.second.is_some_and(|second| second.eager) {
+            words += " vpmu.switch=eager";
         }
         words
     }
@@ -53,13 +66,23 @@ impl Backend for Monitor<'_> {
         let arch = self.machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let file = boot_file::build(&monitor, &boot.kernel)?;
+        let second = self.second.map(|second| boot_file::Second {
+            image: &second.image,
+            words: &second.append,
+        });
+        let file = boot_file::build(&monitor, &boot.kernel, second)?;
         boot.kernel = folder.join("boot");
         fs::write(&boot.kernel, file).map_err(Error::file("write", &boot.kernel))?;
         boot.append = format!("{} {}", self.words(), boot.append)
             .trim()
             .to_owned();
-        qemu::launch(self.machine, self.machine.memory, boot.options())
+        let mut launch = qemu::launch(self.machine, self.machine.memory, boot.options())?;
+        if self.second.is_some() {
+            let mut file = OsString::from("file:");
+            file.push(folder.join(SECOND_CONSOLE));
+            launch.add(["-serial".into(), file]);
+        }
+        Ok(launch)
     }
 }
 
@@ -78,6 +101,7 @@ mod tests {
                 pmu,
                 host_counters,
                 profile: profile.as_ref(),
+                second: None,
             }
             .words()
         };

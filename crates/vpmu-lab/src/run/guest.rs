@@ -1,14 +1,16 @@
 //! One guest: constructs it, starts it, watches it to its end, and takes its figures.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::clock::Clock;
 use super::console::Transcript;
+use super::kept::Kept;
 use super::supervise::{self, Limits, Stage, Streams};
 use super::{Lab, Outcome, Sink};
-use crate::backend::{self, Backend, End, Launch, Parts};
+use crate::backend::monitor::SECOND_CONSOLE;
+use crate::backend::{self, Backend, End, Parts};
 use crate::host::qemu::Version;
 use crate::image::artifacts;
 use crate::image::disk::BootDisk;
@@ -16,8 +18,7 @@ use crate::image::job::{Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
-use crate::spec::command::quote;
-use crate::spec::design::{Design, Pmu};
+use crate::spec::design::Pmu;
 use crate::spec::{Guest, Payload, Spec, Time};
 use crate::{Error, Result};
 use vpmu_record::Record;
@@ -121,6 +122,8 @@ pub fn run(
     };
     let transcript = ran.map_err(explain)?;
     kept.records(&transcript.records)?;
+    let second_console = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
+    kept.second_console(second_console.as_deref())?;
     let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
     kept.host_profile(host_profile.as_ref())?;
     let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
@@ -131,6 +134,7 @@ pub fn run(
     Ok(Outcome {
         run,
         host_profile,
+        second_console,
         monitor: (transcript.records.into_iter()).find_map(|record| match record {
             Record::VpmuMonitor(monitor) => Some(*monitor),
             _ => None,
@@ -235,57 +239,6 @@ fn symbols(spec: &Spec, parts: &Parts<'_>) -> Symbols {
         &kernel.and_then(read).unwrap_or_default(),
         &program.and_then(read).unwrap_or_default(),
     )
-}
-
-/// Creates the folder in which the user wants to find a guest's logs.
-struct Kept(Option<PathBuf>);
-
-impl Kept {
-    fn new(spec: &Spec, design: Design, launch: &Launch) -> Result<Self> {
-        let Some(keep) = &spec.keep else {
-            return Ok(Self(None));
-        };
-        let folder = keep.join(design.to_string());
-        fs::create_dir_all(&folder).map_err(Error::file("create", &folder))?;
-        let arguments = launch.arguments.iter();
-        let words: Vec<String> = std::iter::once(launch.program.display().to_string())
-            .chain(arguments.map(|word| quote(&word.to_string_lossy())))
-            .collect();
-        let path = folder.join("command.txt");
-        fs::write(&path, words.join(" ") + "\n").map_err(Error::file("write", &path))?;
-        Ok(Self(Some(folder)))
-    }
-
-    fn console(&self) -> Result<Option<File>> {
-        let create = |folder: &PathBuf| {
-            let path = folder.join("console.log");
-            File::create(&path).map_err(Error::file("create", &path))
-        };
-        self.0.as_ref().map(create).transpose()
-    }
-
-    fn host_profile(&self, profile: Option<&HostProfile>) -> Result<()> {
-        let (Some(folder), Some(profile)) = (&self.0, profile) else {
-            return Ok(());
-        };
-        for (name, contents) in [
-            ("host-profile.folded", profile.folded_text().into_bytes()),
-            ("host-profile.pb", profile.pprof()),
-        ] {
-            let path = folder.join(name);
-            fs::write(&path, contents).map_err(Error::file("write", &path))?;
-        }
-        Ok(())
-    }
-
-    fn records(&self, records: &[Record]) -> Result<()> {
-        let Some(folder) = &self.0 else {
-            return Ok(());
-        };
-        let path = folder.join("records.json");
-        let text = serde_json::to_vec_pretty(records).expect("records are plain data");
-        fs::write(&path, text).map_err(Error::file("write", &path))
-    }
 }
 
 /// Returns the figures of a guest that came to a good end.

@@ -5,6 +5,7 @@ pub(crate) mod clock;
 pub mod compare;
 pub mod console;
 mod guest;
+mod kept;
 pub mod supervise;
 
 use std::io::Write;
@@ -97,6 +98,8 @@ pub struct Outcome {
     pub monitor: Option<Monitor>,
     /// The profile that the monitor took of the guest, where one was asked for.
     pub host_profile: Option<HostProfile>,
+    /// What the second guest wrote to its serial port, where there was one.
+    pub second_console: Option<Vec<u8>>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
     /// Wall-clock time until the command began.

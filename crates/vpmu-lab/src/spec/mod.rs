@@ -134,11 +134,26 @@ pub enum Way {
         host_counters: Option<u32>,
         /// The profile that the monitor takes of its guest.
         profile: Option<ProfileRequest>,
+        /// A second guest, which shares the first processor.
+        second: Option<SecondRequest>,
     },
     /// Runs in a stock KVM host on that machine, under this VMM.
     Nested(Vmm),
     /// Runs in this machine's own KVM, under this project's VMM.
     Direct(OurVmm),
+}
+
+/// A guest beside the one that is measured, on the same processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecondRequest {
+    /// Its file: an arm64 `Image` or a raw binary.
+    pub image: PathBuf,
+    /// Its command line.
+    pub append: String,
+    /// Microseconds of a turn; `None`: the monitor's default.
+    pub slice: Option<u32>,
+    /// Whether the PMU's registers change hands at each switch, needed or not.
+    pub eager: bool,
 }
 
 /// A VMM on stock KVM.

@@ -9,7 +9,7 @@ use super::command::Command;
 use super::design::{Design, Model, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{Guest, Machine, OurVmm, Payload, Spec, Time, Vmm, Way, Work};
+use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result};
 
@@ -19,6 +19,9 @@ const LEAST_MEMORY: u32 = 384;
 const MOST_VCPUS: u32 = 64;
 /// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
+
+/// The room for a second guest's command line in the monitor's head.
+const MOST_SECOND_WORDS: usize = 1500;
 
 /// The wish of a user or a bench.
 #[derive(Debug, Clone)]
@@ -35,6 +38,8 @@ pub struct Request {
     pub host_counters: u32,
     /// The profile that the monitor takes of its guest.
     pub host_profile: Option<ProfileRequest>,
+    /// A guest beside the monitor's.
+    pub second: Option<SecondRequest>,
     /// The command; without a command the kernel runs until it powers off.
     pub command: Option<Command>,
     /// Number of runs of the command.
@@ -85,6 +90,7 @@ impl Request {
             perfmon: None,
             host_counters: 0,
             host_profile: None,
+            second: None,
             command: None,
             runs: 1,
             kernel: None,
@@ -117,6 +123,7 @@ impl Request {
         self.check_payload(designs)?;
         self.check_numbers(designs)?;
         self.check_profile(designs)?;
+        self.check_second(designs)?;
         self.check_files()?;
         let payload = match (self.command, self.kernel) {
             (None, _) if self.disk.is_some() => Payload::Disk,
@@ -293,6 +300,7 @@ impl Request {
                 host_counters: (has_partition(pmu) || self.is_profiled(pmu))
                     .then_some(self.host_counters),
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
+                second: self.second.clone(),
             },
             (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
@@ -383,13 +391,28 @@ impl Request {
         Ok(())
     }
 
+    fn check_second(&self, designs: &[Design]) -> Result<()> {
+        let Some(second) = &self.second else {
+            return Ok(());
+        };
+        let may_have = |design: &Design| matches!(design.pmu, Pmu::Partitioned | Pmu::Emulated);
+        if self.machine.arch != Arch::Aarch64 || !designs.iter().all(may_have) {
+            return usage("--second is about --arch aarch64 --pmu partitioned and emulated");
+        }
+        if second.append.len() > MOST_SECOND_WORDS {
+            return usage(format!("--second-append takes {MOST_SECOND_WORDS} bytes"));
+        }
+        Ok(())
+    }
+
     fn check_files(&self) -> Result<()> {
         let image = match &self.disk {
             Some(Disk::File { path, .. }) => Some(path),
             _ => None,
         };
+        let second = self.second.iter().map(|second| &second.image);
         let files = self.kernel.iter().chain(&self.initrd);
-        for path in files.chain(image).chain(&self.add) {
+        for path in files.chain(image).chain(&self.add).chain(second) {
             let file = File::open(path).map_err(Error::file("open", path))?;
             if file.metadata().is_ok_and(|file| file.is_dir()) {
                 return usage(format!("{} is a folder", path.display()));

@@ -124,6 +124,7 @@ fn each_design_has_its_way() {
     let monitor = |host_counters| Way::Monitor {
         host_counters,
         profile: None,
+        second: None,
     };
     assert_eq!(
         ways,
@@ -220,4 +221,26 @@ fn a_disk_needs_firmware_and_brings_its_kernel() {
     disk(&mut good);
     let spec = good.check(&[Pmu::Native.into(), Pmu::Kvm.into()]).unwrap();
     assert!(spec.needs_images() && matches!(spec.payload, Payload::Command(_)));
+}
+
+#[test]
+fn a_second_guest_needs_the_monitor_and_turns() {
+    let with_second = |arch, pmu: Pmu| {
+        let mut request = Request::new(arch);
+        request.command = Command::from_words(&["true".to_owned()]);
+        request.second = Some(SecondRequest {
+            image: "/dev/null".into(),
+            append: "test=count".to_owned(),
+            slice: Some(100),
+            eager: false,
+        });
+        request.check(&[pmu.into()])
+    };
+    for pmu in [Pmu::Partitioned, Pmu::Emulated] {
+        assert!(with_second(Arch::Aarch64, pmu).is_ok(), "{pmu}");
+    }
+    for pmu in [Pmu::Native, Pmu::Kvm, Pmu::Direct, Pmu::Untrapped] {
+        assert!(with_second(Arch::Aarch64, pmu).is_err(), "{pmu}");
+    }
+    assert!(with_second(Arch::X86_64, Pmu::Emulated).is_err());
 }
