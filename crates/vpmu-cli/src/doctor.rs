@@ -317,7 +317,9 @@ fn backing(arch: Arch) -> [Line; 2] {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         (text(&output.stdout), text(&output.stderr))
     });
-    let (own, sampled) = own.split_once('\n').unwrap_or((&own, "unknown"));
+    let mut facts = own.lines();
+    let mut fact = || facts.next().unwrap_or("unknown");
+    let (own, sampled, counters, mediated) = (fact(), fact(), fact(), fact());
     let emulated = !arch.has_hardware_kvm();
     let ring = match sampled {
         _ if emulated => line(
@@ -341,7 +343,6 @@ fn backing(arch: Arch) -> [Line; 2] {
     };
     let counts = match own {
         _ if emulated => {
-            let own = if own.is_empty() { "unknown" } else { own };
             let found =
                 format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
             line(Verdict::Note, subject, found, fix)
@@ -352,7 +353,18 @@ fn backing(arch: Arch) -> [Line; 2] {
             "hardware: this machine's PMU, but nothing while a vCPU's thread is on an E-core",
             "taskset -c $(cat /sys/devices/cpu_core/cpus) vpmu ...",
         ),
-        "hardware" => line(Verdict::Ok, subject, "hardware: this machine's PMU", ""),
+        "hardware" if mediated == "mediated" => line(
+            Verdict::Note,
+            subject,
+            "hardware: this machine's PMU, which another VM has for itself now (mediated vPMU)",
+            "counters are lost until that VM ends; its KVM gives it up with enable_mediated_pmu=0",
+        ),
+        "hardware" => line(
+            Verdict::Ok,
+            subject,
+            format!("hardware: this machine's PMU, {counters} counters that nobody has pinned"),
+            "",
+        ),
         "clock" => {
             let found = "clock: this machine has no hardware PMU for perf events";
             line(Verdict::Note, subject, found, fix)

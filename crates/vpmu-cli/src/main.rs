@@ -10,6 +10,7 @@ mod options;
 mod report;
 mod rewrite_kernel;
 mod run;
+mod selftest;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     }
     let result = match &cli.verb {
         Verb::Doctor { arch, qemu } => doctor::doctor(*arch, qemu.as_deref()),
+        Verb::Selftest { json } => selftest::selftest(json.as_deref(), &cancel),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Exec(options) => exec::exec(options),

@@ -33,7 +33,7 @@ from (the mirror of this machine's apt); VPMU_GUEST_DIR has the built guest prog
 the folder of another QEMU than that on PATH.
 
 Exit status: of `run`, the command's own (128 + signal when it was killed); of `doctor`, 1 when
-something is missing; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
+something is missing; of `selftest`, 1 when a check fails; otherwise 0. 125 when vpmu itself or the guest failed, 2 for a wrong command
 line, 130 after Ctrl-C.";
 
 const AFTER_REWRITE: &str = "\
@@ -74,6 +74,17 @@ pub(crate) enum Verb {
         /// Look at the QEMU in this folder, not at the one on PATH
         #[arg(long, value_name = "DIR")]
         qemu: Option<PathBuf>,
+    },
+    /// Check what this machine's own counters do, and attach the result to a report
+    ///
+    /// For a machine that nobody here has: with a PMU of Intel's or AMD's, with two kinds of cores, a VM of a cloud. Tries
+    /// perf events with each backing, and runs a bare-metal test program in this machine's own KVM. Nothing is downloaded.
+    /// Takes a minute, CAP_PERFMON (or kernel.perf_event_paranoid of 1) and /dev/kvm. What this machine cannot show is
+    /// named. Exit status 1 when a check fails.
+    Selftest {
+        /// Write what was found to a file: {"schema":1,"machine":{..},"checks":[{"name","result","why"}]}
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
     },
     /// Boot a guest, run CMD in it, stream its output, exit with its status
     #[command(after_help = AFTER)]

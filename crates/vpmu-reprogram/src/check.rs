@@ -23,7 +23,7 @@ pub(crate) enum Outcome {
     /// The promise does not hold.
     Fails(String),
     /// There is nothing to check here, and why.
-    Skipped(&'static str),
+    Skipped(String),
 }
 
 pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
@@ -82,6 +82,12 @@ fn spin(host: &mut PerfHost, time: Duration) -> Vec<(Counter, Report)> {
         reports.extend(host.take_overflows());
     }
     reports
+}
+
+/// Uses the CPU for so many ms, without a look for reports.
+pub(crate) fn spin_for(ms: u64) {
+    let start = used();
+    while used() - start < Duration::from_millis(ms) {}
 }
 
 /// Uses the CPU until a report comes.
@@ -220,7 +226,7 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
     host.resume(FIRST.alone());
     if host.sample(FIRST, NonZeroU64::new(PERIOD)) == 0 {
         // As in a guest with kvmclock.
-        return Ok(Outcome::Skipped("perf's clock is not the TSC"));
+        return Ok(Outcome::Skipped("perf's clock is not the TSC".to_owned()));
     }
     let before = host.read(FIRST);
     spin(&mut host, 20 * MOMENT);
@@ -326,7 +332,7 @@ fn storm(backing: Backing) -> Result<Outcome, String> {
 
 fn guests_only(backing: Backing) -> Result<Outcome, String> {
     if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY));
+        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
     }
     let mut host = PerfHost::new(options(Some(backing))).map_err(|error| error.to_string())?;
     create(&mut host, FIRST)?;
@@ -338,7 +344,7 @@ fn guests_only(backing: Backing) -> Result<Outcome, String> {
 
 fn shared(backing: Backing) -> Result<Outcome, String> {
     if backing == Backing::Clock {
-        return Ok(Outcome::Skipped(HARDWARE_ONLY));
+        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
     }
     let mut host = host(backing)?;
     let all = CounterSet::first(24);

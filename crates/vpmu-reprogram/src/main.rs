@@ -8,6 +8,7 @@
 //! hardware ones if the guest has a PMU. `--check` tests the promises on which the engine relies.
 
 mod check;
+mod selftest;
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{Outcome, Ring};
-use vpmu_perf::{Backing, PerfHost, PerfOptions, check_sampling};
+use vpmu_perf::{Backing, PerfHost, PerfOptions, check_sampling, support};
 
 use crate::check::{CHECKS, Outcome as Checked};
 
@@ -46,6 +47,9 @@ struct Cli {
     /// Measure nothing, but say what counts here, and then whether the kernel can sample a guest
     #[arg(long, conflicts_with_all = ["json", "overflows", "check"])]
     probe: bool,
+    /// Measure nothing, but check each backing and what this machine's counters are, and print that as JSON
+    #[arg(long, conflicts_with_all = ["json", "overflows", "check", "probe", "backing"])]
+    selftest: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -225,6 +229,7 @@ fn to_json(backing: Backing, all: &All) -> Value {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.backing.map(Backing::from) {
+        _ if cli.selftest => selftest::selftest().map(|found| println!("{found}")),
         wanted if cli.check => check(wanted),
         wanted if cli.probe => probe(wanted),
         wanted => report(&cli, wanted),
@@ -238,7 +243,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the backing that counts a vCPU's guest on this machine, and `sampled` or the reason why guests cannot be.
+/// Prints the backing that counts a vCPU's guest on this machine; `sampled` or the reason why guests cannot be; how many
+/// counters are free, or `any`; and `mediated` while another VM has them, or `free`.
 fn probe(wanted: Option<Backing>) -> Result<(), String> {
     let options = options(wanted);
     let samples = check_sampling(&options);
@@ -248,6 +254,13 @@ fn probe(wanted: Option<Backing>) -> Result<(), String> {
         Ok(()) => println!("sampled"),
         Err(error) => println!("{error}"),
     }
+    drop(host);
+    let support = support(&self::options(wanted)).map_err(|error| error.to_string())?;
+    match support.counters {
+        Some(free) => println!("{free}"),
+        None => println!("any"),
+    }
+    println!("{}", if support.mediated { "mediated" } else { "free" });
     Ok(())
 }
 

@@ -23,6 +23,7 @@ mod perfmon_x86_64;
 mod rdpmc_x86_64;
 mod rings_x86_64;
 mod save_x86_64;
+mod selftest;
 mod smp_x86_64;
 mod support;
 mod two_guests;

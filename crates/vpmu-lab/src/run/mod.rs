@@ -6,6 +6,7 @@ pub mod compare;
 pub mod console;
 mod guest;
 mod kept;
+pub mod selftest;
 pub mod supervise;
 
 use std::io::Write;

@@ -1,0 +1,263 @@
+//! `vpmu selftest`: what this machine's own counters do, for somebody whose machine nobody here has.
+//!
+//! Two programs of this project are run: the one that measures perf events checks each backing, and the VMM runs the
+//! bare-metal test program in this machine's own KVM.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::OpenOptions;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::host::cancel::Cancel;
+use crate::host::files;
+use crate::host::tool::{Tool, bound_to_us};
+use crate::image::artifacts;
+use crate::spec::arch::Arch;
+use crate::{Error, Result};
+
+/// The bare-metal test program.
+const PAYLOAD: &str = "payload.elf";
+/// Groups of its tests are named by what stands before the first dot, behind the CPU.
+const CPU: &str = "cpu";
+const KVM: &str = "/dev/kvm";
+const NO_GUEST: &str = "a guest is run on x86-64 only";
+
+/// What was found on a machine.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Found {
+    /// The facts by which machines are told apart.
+    pub machine: Value,
+    /// The checks, in their order.
+    pub checks: Vec<Check>,
+}
+
+/// One check.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Check {
+    /// What is checked.
+    pub name: String,
+    /// What came of it.
+    pub result: Verdict,
+    /// What was seen, or why nothing could be.
+    pub why: String,
+}
+
+/// What came of a check.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// It is as it should be.
+    Holds,
+    /// It is not.
+    Fails,
+    /// This machine has nothing to check.
+    Cannot,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Holds => "holds",
+            Self::Fails => "fails",
+            Self::Cannot => "cannot",
+        })
+    }
+}
+
+impl Found {
+    /// Returns whether no check fails.
+    pub fn is_good(&self) -> bool {
+        self.count(Verdict::Fails) == 0
+    }
+
+    fn count(&self, result: Verdict) -> usize {
+        let is_so = |check: &&Check| check.result == result;
+        self.checks.iter().filter(is_so).count()
+    }
+
+    /// Writes the object to attach to a report.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let found = serde_json::json!({
+            "schema": 1, "machine": self.machine, "checks": self.checks,
+        });
+        files::write_whole(path, format!("{found:#}\n").as_bytes())
+    }
+}
+
+/// The table.
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for check in &self.checks {
+            writeln!(f, "{:8} {}", check.result, check.name)?;
+            writeln!(f, "{:8} {}", "", check.why)?;
+        }
+        write!(
+            f,
+            "\n{} hold, {} fail, {} cannot be checked on this machine",
+            self.count(Verdict::Holds),
+            self.count(Verdict::Fails),
+            self.count(Verdict::Cannot)
+        )
+    }
+}
+
+/// Checks this machine. `tick` is called now and then.
+///
+/// # Errors
+///
+/// When a program is missing, or says nothing that can be understood.
+pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
+    let program = artifacts::find_beside(artifacts::REPROGRAM)?;
+    let mut command = bound_to_us(&program)?;
+    command.arg("--selftest");
+    let said = PERF.run(command, cancel, tick)?;
+    let mut found: Found = serde_json::from_str(&said).map_err(|error| Error::Program {
+        program: artifacts::REPROGRAM.to_owned(),
+        status: error.to_string(),
+        output: said,
+        hint: PERF.hint,
+    })?;
+    let amd = matches!(
+        found.machine["vendor"].as_str(),
+        Some("AuthenticAMD" | "HygonGenuine")
+    );
+    // AMD's models are for AMD's processors only.
+    let models: &[&str] = match amd {
+        true => &["amd", "amd-v2", "intel"],
+        false => &["intel"],
+    };
+    for model in models {
+        found.checks.extend(guest(model, cancel, tick)?);
+    }
+    Ok(found)
+}
+
+const PERF: Tool = Tool {
+    program: artifacts::REPROGRAM,
+    fix: "",
+    hint: "see `vpmu doctor`",
+};
+const VMM: Tool = Tool {
+    program: artifacts::VMM,
+    fix: "",
+    hint: "",
+};
+
+/// Runs the test program in this machine's own KVM, with this model of the PMU.
+fn guest(model: &str, cancel: &Cancel, tick: &dyn Fn()) -> Result<Vec<Check>> {
+    let whole = |result, why| {
+        vec![Check {
+            name: format!("{model} guest: the test program runs in this machine's KVM"),
+            result,
+            why,
+        }]
+    };
+    if std::env::consts::ARCH != Arch::X86_64.name() {
+        return Ok(whole(Verdict::Cannot, NO_GUEST.to_owned()));
+    }
+    if let Err(error) = OpenOptions::new().read(true).write(true).open(KVM) {
+        return Ok(whole(Verdict::Cannot, format!("{KVM}: {error}")));
+    }
+    let (vmm, payload) = (
+        artifacts::find_beside(artifacts::VMM)?,
+        artifacts::find(Arch::X86_64, PAYLOAD)?,
+    );
+    let mut command = bound_to_us(&vmm)?;
+    command.arg("--kernel").arg(payload);
+    command.args(["--memory", "64M", "--vcpus", "2", "--model", model]);
+    command.stdin(std::process::Stdio::null());
+    match VMM.run(command, cancel, tick) {
+        Ok(console) => Ok(of_console(model, &console.replace('\r', ""))),
+        Err(error @ Error::Interrupted) => Err(error),
+        Err(error) => Ok(whole(Verdict::Fails, error.to_string())),
+    }
+}
+
+/// Returns a check for each group of tests, whose lines are `ok NAME`, `skip NAME: why` and `FAIL NAME: why`.
+fn of_console(model: &str, console: &str) -> Vec<Check> {
+    #[derive(Default)]
+    struct Group<'a> {
+        passed: usize,
+        failed: Vec<&'a str>,
+        skipped: Vec<&'a str>,
+    }
+    let mut groups: BTreeMap<&str, Group<'_>> = BTreeMap::new();
+    for line in console.lines() {
+        let Some((what, test)) = line.split_once(' ') else {
+            continue;
+        };
+        if !matches!(what, "ok" | "skip" | "FAIL") {
+            continue;
+        }
+        let group = match test.split_once('.') {
+            Some((cpu, rest)) if cpu.starts_with(CPU) => rest.split('.').next(),
+            Some((group, _)) => Some(group),
+            None => None,
+        };
+        let group = groups.entry(group.unwrap_or("start")).or_default();
+        match what {
+            "ok" => group.passed += 1,
+            "FAIL" => group.failed.push(test),
+            _ => group.skipped.push(test),
+        }
+    }
+    let checks = groups.into_iter().map(|(name, group)| {
+        let (result, why) = match group {
+            Group { failed, .. } if !failed.is_empty() => (Verdict::Fails, failed.join("; ")),
+            Group { passed, .. } if passed > 0 => (Verdict::Holds, format!("{passed} tests")),
+            Group { skipped, .. } => {
+                let first = skipped.first().and_then(|test| test.split_once(": "));
+                let why = first.map_or("nothing to test", |(_, why)| why);
+                (Verdict::Cannot, why.to_owned())
+            }
+        };
+        Check {
+            name: format!("{model} guest: {name}"),
+            result,
+            why,
+        }
+    });
+    checks.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_becomes_a_check_for_each_group() {
+        let console = "ok cpu0.register.reset\nok cpu1.register.bits (deviates: x)\n\
+            skip cpu0.pebs.reload: no PEBS\nFAIL cpu1.pmi.nmi: late (got 0x1 want 0x2)\nok cpu0.pmi.nmi\n\
+            ok isolation.counts\npayload: 4 passed, 1 failed, 1 skipped\n";
+        let checks = of_console("intel", console);
+        let told = |name: &str| {
+            let check = checks.iter().find(|check| check.name == name).unwrap();
+            (check.result, check.why.as_str())
+        };
+        assert_eq!(told("intel guest: register"), (Verdict::Holds, "2 tests"));
+        assert_eq!(told("intel guest: pebs"), (Verdict::Cannot, "no PEBS"));
+        let late = "cpu1.pmi.nmi: late (got 0x1 want 0x2)";
+        assert_eq!(told("intel guest: pmi"), (Verdict::Fails, late));
+        assert_eq!(
+            (told("intel guest: isolation").0, checks.len()),
+            (Verdict::Holds, 4)
+        );
+        let found = Found {
+            machine: Value::Null,
+            checks,
+        };
+        assert!(!found.is_good());
+        assert!(
+            found
+                .to_string()
+                .ends_with("2 hold, 1 fail, 1 cannot be checked on this machine")
+        );
+    }
+}

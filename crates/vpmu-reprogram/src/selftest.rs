@@ -1,0 +1,243 @@
+//! What `vpmu selftest` asks of perf on this machine: the promises with each backing, and what no promise of a host says.
+
+use std::hint::black_box;
+
+use rustix::process::{Resource, getrlimit};
+use serde_json::{Value, json};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
+use vpmu::x86::CounterConfig;
+use vpmu::x86::intel::{RawPerfEvtSel, Version};
+use vpmu_perf::{Backing, PerfError, PerfHost, Support, Vendor, support};
+
+use crate::check::{CHECKS, Outcome, spin_for};
+use crate::{name, options};
+
+/// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
+/// samplers of perf, and what KVM and the VMM have for it.
+const DESCRIPTORS: u64 = 8 + 3 + 3 + 4;
+const NO_HARDWARE: &str = "this machine has no hardware counters for perf events";
+
+type Found = Result<Outcome, String>;
+type Check = (&'static str, fn(&Support) -> Found);
+
+/// What a host of hardware counters is asked beyond its promises.
+const HARDWARE: [Check; 5] = [
+    (
+        "as many counters as are promised count all the time",
+        promised,
+    ),
+    ("events count what a loop does", events),
+    ("no other VM has the PMU for itself", mediated),
+    (
+        "a guest's event counts guests, and guests alone",
+        guests_only,
+    ),
+    ("records of PEBS are precise", precise),
+];
+
+/// Checks everything, and returns what was found as `{"machine":{..},"checks":[..]}`.
+pub(crate) fn selftest() -> Result<Value, String> {
+    let support = support(&options(None)).map_err(|error| error.to_string())?;
+    let mut rows = Vec::new();
+    for backing in [Backing::Hardware, Backing::Clock] {
+        let refused = PerfHost::of_thread(options(Some(backing))).err();
+        for (promise, check) in CHECKS {
+            let found = match &refused {
+                Some(error) => absent(backing, error),
+                None => check(backing),
+            };
+            rows.push(row(&format!("{}: {promise}", name(backing)), found));
+        }
+    }
+    for (promise, check) in HARDWARE {
+        let found = match support.backing {
+            Backing::Hardware => check(&support),
+            Backing::Clock => Ok(Outcome::Skipped(NO_HARDWARE.to_owned())),
+        };
+        rows.push(row(&format!("hardware: {promise}"), found));
+    }
+    rows.push(row(
+        "descriptors are enough for a vCPU on each processor",
+        descriptors(),
+    ));
+    Ok(json!({"machine": machine(&support), "checks": rows}))
+}
+
+fn row(name: &str, found: Found) -> Value {
+    let (result, why) = match found {
+        Ok(Outcome::Holds(seen)) => ("holds", seen),
+        Ok(Outcome::Skipped(why)) => ("cannot", why),
+        Ok(Outcome::Fails(seen)) | Err(seen) => ("fails", seen),
+    };
+    json!({"name": name, "result": result, "why": why})
+}
+
+/// Says why nothing can be checked with `backing`. Only an absent PMU is no failure.
+fn absent(backing: Backing, error: &PerfError) -> Found {
+    match (backing, error) {
+        (_, PerfError::Forbidden(_) | PerfError::Mediated) | (Backing::Clock, _) => {
+            Err(error.to_string())
+        }
+        (Backing::Hardware, _) => Ok(Outcome::Skipped(NO_HARDWARE.to_owned())),
+    }
+}
+
+/// Returns the facts by which reports of machines are told apart.
+fn machine(support: &Support) -> Value {
+    let file = |path: &str| {
+        let text = std::fs::read_to_string(path).ok()?;
+        Some(text.trim().to_owned())
+    };
+    let cpuinfo = file("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let is_virtual =
+        field("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
+    json!({
+        "arch": std::env::consts::ARCH,
+        "vendor": field("vendor_id"),
+        "processor": field("model name"),
+        "family": field("cpu family"),
+        "model": field("model\t"),
+        "processors": std::thread::available_parallelism().map_or(1, usize::from),
+        "virtual": is_virtual,
+        "kernel": file("/proc/sys/kernel/osrelease"),
+        "pmu": file("/sys/bus/event_source/devices/cpu/caps/pmu_name"),
+        "e_cores": std::path::Path::new("/sys/bus/event_source/devices/cpu_atom").exists(),
+        "perf_event_paranoid": file("/proc/sys/kernel/perf_event_paranoid"),
+        "backing": name(support.backing),
+        "events": support.events,
+        "counters": support.counters,
+        "mediated": support.mediated,
+    })
+}
+
+/// Returns an event of user space by Intel's select, which hosts of other vendors know as an architectural one.
+fn event(select: u64) -> CounterConfig {
+    RawPerfEvtSel(select | RawPerfEvtSel::USR).config(Version::V2)
+}
+
+fn host() -> Result<PerfHost, String> {
+    PerfHost::of_thread(options(Some(Backing::Hardware))).map_err(|error| error.to_string())
+}
+
+/// One counter more than is promised may share: what is promised may not.
+fn promised(support: &Support) -> Found {
+    let Some(free) = support.counters else {
+        return Ok(Outcome::Skipped(NO_HARDWARE.to_owned()));
+    };
+    let mut host = host()?;
+    let all = CounterSet::first(free);
+    for counter in all {
+        // Branches: on Intel's processors these have no counter of their own beside the general ones.
+        host.create(counter, &event(0xc4))
+            .map_err(|lost| format!("counter {counter} of {free}: {lost}"))?;
+    }
+    host.resume(all);
+    spin_for(20);
+    host.pause(all);
+    let totals: Vec<(u64, Option<Lost>)> = all
+        .iter()
+        .map(|counter| (host.read(counter), host.deficit(counter)))
+        .collect();
+    let whole = totals
+        .iter()
+        .all(|&(total, lost)| total > 0 && lost.is_none());
+    let seen = format!("{free} counters: {totals:?}");
+    Ok(match whole {
+        true => Outcome::Holds(seen),
+        false => Outcome::Fails(seen),
+    })
+}
+
+/// A loop of twice as many rounds has twice as many events.
+fn events(_: &Support) -> Found {
+    const ROUNDS: u64 = 2_000_000;
+    let mut host = host()?;
+    let mut seen = Vec::new();
+    let mut good = true;
+    for (name, select) in [("cycles", 0x3c), ("instructions", 0xc0), ("branches", 0xc4)] {
+        let counter = Counter::at::<0>();
+        host.create(counter, &event(select))
+            .map_err(|lost| format!("{name}: {lost}"))?;
+        let [once, twice] = [ROUNDS, 2 * ROUNDS].map(|rounds| {
+            let before = host.read(counter);
+            host.resume(counter.alone());
+            for n in 0..rounds {
+                black_box(n);
+            }
+            host.pause(counter.alone());
+            host.read(counter) - before
+        });
+        host.release(counter);
+        // Each round is a branch at least. Frequencies change meanwhile, so that cycles are not exact.
+        let least = if name == "cycles" { 1 } else { ROUNDS };
+        let percent = 100 * twice / once.max(1);
+        good &= once >= least && (150..=250).contains(&percent);
+        seen.push(format!("{name} {once}, then {twice}"));
+    }
+    let seen = seen.join("; ");
+    Ok(match good {
+        true => Outcome::Holds(seen),
+        false => Outcome::Fails(seen),
+    })
+}
+
+fn mediated(support: &Support) -> Found {
+    Ok(match support.mediated {
+        false => Outcome::Holds("events that count guests can be opened".to_owned()),
+        true => Outcome::Skipped(
+            "another VM has it now: counters are lost until it ends. Start vpmu again without that VM".to_owned(),
+        ),
+    })
+}
+
+#[cfg(target_arch = "x86_64")]
+fn guests_only(_: &Support) -> Found {
+    match vpmu_kvm::guests_only() {
+        Ok(found) => {
+            let seen = format!(
+                "{} cycles of the host, {} of a guest",
+                found.host, found.guest
+            );
+            Ok(match found.holds() {
+                true => Outcome::Holds(seen),
+                false => Outcome::Fails(seen),
+            })
+        }
+        Err(error) => Ok(Outcome::Skipped(format!(
+            "no guest can be run here: {error}"
+        ))),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn guests_only(_: &Support) -> Found {
+    Ok(Outcome::Skipped(
+        "there is a guest for x86-64 only".to_owned(),
+    ))
+}
+
+/// A report comes some instructions late, unless KVM lets a guest's event be precise, which it does for its own PMU only.
+fn precise(_: &Support) -> Found {
+    let why = match Vendor::of_host() {
+        Vendor::Intel => {
+            "a host event that counts a guest is not precise: records are some instructions late"
+        }
+        Vendor::Amd | Vendor::Other => "the host's processor has no PEBS",
+    };
+    Ok(Outcome::Skipped(why.to_owned()))
+}
+
+fn descriptors() -> Found {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+    let vcpus = limit / DESCRIPTORS;
+    let seen = format!("a limit of {limit}, which is {vcpus} vCPUs, on {processors} processors");
+    Ok(match vcpus >= processors {
+        true => Outcome::Holds(seen),
+        false => Outcome::Fails(format!("{seen}: raise it (ulimit -n)")),
+    })
+}
