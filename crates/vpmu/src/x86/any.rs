@@ -290,6 +290,11 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.end_following(host))
     }
 
+    /// The embedder has lost sight of its guest for a while: branches that it has handed over for this PMI are not the last.
+    pub fn lose_branches(&mut self) {
+        each!(self, pmu => pmu.lose_branches());
+    }
+
     /// Clears the bit that enables the last branch records, as INIT does. Returns whether it was set.
     pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
         each!(self, pmu => pmu.disable_lbr(host))

@@ -171,6 +171,14 @@ impl Unit {
         }
     }
 
+    /// What the run has recorded is not what the guest has taken last.
+    pub(in crate::x86) fn lose(&mut self) {
+        if let Some(recorded) = &mut self.run {
+            self.stack.clear();
+            *recorded = 0;
+        }
+    }
+
     /// No PMI waits for branches any more.
     pub(in crate::x86) fn end_run(&mut self) {
         match self.run.take() {

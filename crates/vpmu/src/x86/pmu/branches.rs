@@ -46,6 +46,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.pmi_due()
     }
 
+    /// The embedder has lost sight of its guest for a while: the branches that it has handed over for this PMI are not the
+    /// last ones, and leave the stack. The PMI still waits for as many as fill it.
+    pub fn lose_branches(&mut self) {
+        if let Some(lbr) = &mut self.lbr {
+            lbr.lose();
+        }
+    }
+
     /// Clears the bit that enables the last branch records, and returns whether it was set. The processor does so at
     /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 20.1.4). All else that
     /// INIT does leaves the PMU as it is.

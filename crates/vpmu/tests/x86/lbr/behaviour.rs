@@ -329,6 +329,23 @@ fn a_run_that_ends_early_leaves_what_there_is() {
 }
 
 #[test]
+fn branches_before_a_gap_are_not_the_last_ones() {
+    let mut guest = Guest::new(intel(lbr::intel::Capability::new()), true);
+    guest.write(LBR_CTL, EVERYTHING);
+    assert!(!guest.overflow());
+    guest.branch(Kind::Conditional, 1, 2);
+    guest.pmu.lose_branches();
+    assert_eq!(guest.pmu.branches_awaited(), 32);
+    guest.branch(Kind::Conditional, 3, 4);
+    guest.pmu.end_following(&mut guest.host);
+    assert!(guest.pmu.take_pmi());
+    assert_eq!(guest.froms(), [3]);
+    // Without a run, what was recorded is what there is.
+    guest.pmu.lose_branches();
+    assert_eq!(guest.froms(), [3]);
+}
+
+#[test]
 fn init_clears_the_enable_bit_alone() {
     let mut guest = Guest::new(intel(lbr::intel::Capability::new()), false);
     guest.write(LBR_CTL, EVERYTHING);
