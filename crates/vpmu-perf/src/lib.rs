@@ -59,6 +59,6 @@ pub use control::{GuestsOnly, guests_only};
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
-pub use notes::{overrun, reach_thread};
+pub use notes::{ALARM, overrun, reach_thread};
 pub use options::{PerfOptions, Support, check_sampling, prepare, support};
 pub use sampler::Sampler;

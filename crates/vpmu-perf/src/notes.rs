@@ -25,6 +25,10 @@ use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
 use crate::options::{self, PerfOptions};
 
+/// The value of a timer's signal (`sigev_value`) that only kicks: the timer is an embedder's, and sends the overflows'
+/// signal to the thread.
+pub const ALARM: i32 = i32::MIN;
+
 const NO_FD: i32 = -1;
 const NO_SIGNAL: i32 = 0;
 
@@ -183,6 +187,7 @@ impl Notes {
                 self.overrun.store(true, Ordering::Relaxed);
                 true
             }
+            Some(ALARM) => true,
             Some(fd) => {
                 let its = |(_, slot): &(Counter, &AtomicI32)| slot.load(Ordering::Relaxed) == fd;
                 let counter = self.fds.iter().find(its);
@@ -276,6 +281,7 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     if info.is_null() {
         return;
     }
+    // A timer's value is where the descriptor is.
     // SAFETY: the kernel hands a siginfo_t of 128 bytes to a handler with SA_SIGINFO, aligned for
     // longs; SigPoll is a prefix of it. Whoever sent the signal, these bytes are initialised, and
     // `fd` is only compared.

@@ -115,5 +115,12 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
 }
 
 pub(crate) fn signal(options: &PerfOptions) -> i32 {
-    options.signal.unwrap_or_else(notes::default_signal)
+    options.overflow_signal()
+}
+
+impl PerfOptions {
+    /// Returns the real-time signal by which overflows are reported.
+    pub fn overflow_signal(&self) -> i32 {
+        self.signal.unwrap_or_else(notes::default_signal)
+    }
 }
