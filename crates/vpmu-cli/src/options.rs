@@ -267,6 +267,12 @@ pub(crate) struct Guest {
     /// With Intel's model, the default is 5.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
     perfmon: Option<u8>,
+    /// Whether the guest has last branch records, off or on (x86_64, emulated)
+    ///
+    /// At an overflow the guest is followed until it has taken as many branches as it records. The processor is Intel's
+    /// with --model intel, and else AMD's with PerfMonV2 where that is the vendor.
+    #[arg(long, value_name = "off|on", default_value = "off", value_parser = switch, action = clap::ArgAction::Set)]
+    lbr: bool,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -293,6 +299,7 @@ impl Guest {
             vmm_args: self.vmm_arg.clone(),
             model: self.model,
             perfmon: self.perfmon,
+            lbr: self.lbr,
             host_counters: self.monitor.host_counters,
             host_profile: self.monitor.host_profile.clone(),
             second: self.monitor.second(),
@@ -324,6 +331,14 @@ fn design(text: &str) -> Result<Pmu, String> {
 
 fn disk(text: &str) -> Result<Disk, String> {
     text.parse()
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "off" => Ok(false),
+        "on" => Ok(true),
+        _ => Err("there are off and on".to_owned()),
+    }
 }
 
 fn model(text: &str) -> Result<Model, String> {

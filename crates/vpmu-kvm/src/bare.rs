@@ -10,7 +10,7 @@ use crate::Statistics;
 use crate::error::Error;
 use crate::host::Host;
 use crate::lapic::Pmi;
-use crate::offer::{self, Pmu};
+use crate::offer::{self, Offer, Pmu};
 use crate::options::Options;
 use crate::pmu::{Core, Engine};
 use crate::state::State;
@@ -44,6 +44,11 @@ impl BarePmu {
         // The ring of a sample and the guest's memory are not among what such a VMM hands over.
         if offer::has_pebs(&capability) {
             return Err(Error::BarePebs);
+        }
+        if Offer::from(capability).has_lbr() {
+            return Err(Error::Lbr(
+                "they need the guest's registers and memory (Vcpu::attach)",
+            ));
         }
         let engine = Engine::of(capability, options.policy)?;
         let pmu = Pmu::Architectural(capability);

@@ -83,14 +83,16 @@ impl From<CpuidEntry> for kvm_bindings::kvm_cpuid_entry2 {
     }
 }
 
-/// Returns the leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 23H if it is offered; 8000_0022H
+/// Returns the leaves that are the PMU's alone, as leaf, subleaf, answer: 0AH, and 1CH and 23H if they are offered; 8000_0022H
 /// with AMD's PerfMonV2.
 fn own_leaves(capability: &Capability) -> Vec<(u32, u32, CpuidLeaf)> {
     match capability {
         Capability::Intel(capability) => {
             let subleaves = if capability.leaf_23 { 4 } else { 0 };
             let leaf_23 = (0..subleaves).map(|n| (0x23, n, capability.leaf_23(n)));
+            let leaf_1c = capability.lbr.map(|lbr| (0x1c, 0, lbr.leaf_1c()));
             std::iter::once((0x0a, 0, capability.leaf_0a()))
+                .chain(leaf_1c)
                 .chain(leaf_23)
                 .collect()
         }
@@ -141,7 +143,14 @@ fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_kh
     for entry in cpuid.iter_mut() {
         let leaf = &mut entry.leaf;
         match entry.function {
-            0 => leaf.eax = leaf.eax.max(if capability.leaf_23 { 0x23 } else { 0x0a }),
+            0 => {
+                let own = match (capability.leaf_23, capability.lbr) {
+                    (true, _) => 0x23,
+                    (false, Some(_)) => 0x1c,
+                    (false, None) => 0x0a,
+                };
+                leaf.eax = leaf.eax.max(own);
+            }
             // Linux has tables of events and quirks for models that it knows, and would use counters that are not there.
             1 => leaf.eax = SIGNATURE,
             _ => {}

@@ -100,6 +100,9 @@ pub enum Error {
          (Vcpu::attach)"
     )]
     BarePebs,
+    /// Last branch records cannot be offered: the reason.
+    #[error("last branch records: {0}; offer none (Options::lbr)")]
+    Lbr(&'static str),
     /// The saved guest was offered other parts than this vCPU has.
     #[error(
         "the saved guest was offered another kind of PMU, or another deadline: attach with what \

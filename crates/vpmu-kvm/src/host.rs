@@ -129,6 +129,11 @@ impl CounterHost<CounterConfig> for Host {
         true
     }
 
+    fn follows_branches(&self) -> bool {
+        // Asked only where branches are offered, and so followed.
+        true
+    }
+
     fn repeats(&self) -> bool {
         match self {
             Self::Unbound => false,

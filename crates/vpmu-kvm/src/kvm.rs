@@ -146,7 +146,7 @@ impl OnKvm {
                 Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, parts)?,
                 None => false,
             },
-            Returned::Out(_) | Returned::Other => false,
+            Returned::Out(_) | Returned::Debug | Returned::Other => false,
         };
         Ok(match completed {
             true => AfterRun::Completed,

@@ -79,6 +79,11 @@ mod control;
 mod cpuid;
 mod deadline;
 mod error;
+#[cfg(feature = "lbr")]
+mod follow;
+#[cfg(not(feature = "lbr"))]
+#[path = "no_follow.rs"]
+mod follow;
 mod guest;
 mod host;
 mod intercept;
@@ -119,7 +124,7 @@ pub use state::{ParavirtState, SavedPmu, State};
 pub use stats::{Exit, Exits, Statistics};
 pub use vcpu::Vcpu;
 pub use vpmu::counter::{Counter, CounterState, Policy};
-pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, pebs};
+pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, lbr, pebs};
 pub use vpmu_perf::{Backing, Flag, GuestsOnly, KICKED, Kick, PerfError, Vendor, overrun};
 
 /// The guide's code, compiled.

@@ -1,5 +1,7 @@
 //! The parts of a vCPU that a guest is offered, found by looking at this host.
 
+mod branches;
+
 use std::fs;
 
 use vpmu::paravirt;
@@ -13,6 +15,7 @@ use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
 use crate::options::{Model, Options, Pebs, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
+use branches::{offer_lbr, with_lbr};
 
 /// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes to the VMM with
 /// it. KVM takes the bit and does nothing for it.
@@ -113,6 +116,15 @@ impl Offer {
         value & !both | unavailable
     }
 
+    /// Returns whether the guest is offered last branch records.
+    pub fn has_lbr(&self) -> bool {
+        match self.capability() {
+            Some(Capability::Intel(pmu)) => pmu.lbr.is_some(),
+            Some(Capability::Amd(pmu)) => pmu.offered_lbr().is_some(),
+            None => false,
+        }
+    }
+
     pub(crate) fn has_pebs(&self) -> bool {
         self.capability().as_ref().is_some_and(has_pebs)
     }
@@ -136,13 +148,21 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
     // A wrong signal would be found by `attach` only, when the VMM has made its VM.
     options.check()?;
-    let pmu = best(model, Vendor::of_host(), tried(options)?)?;
+    let model = with_lbr(model, options.lbr);
+    let mut pmu = best(model, Vendor::of_host(), tried(options)?)?;
+    if options.lbr {
+        offer_lbr(&mut pmu)?;
+    }
     let offer = Offer::from(pmu);
     // A VMM that insists on a ring is to know before it has made a VM that there can be none.
     if offer.has_pebs() {
         samples(options)?;
     }
     Ok(offer)
+}
+
+fn linear_address_bits() -> u8 {
+    if has_five_levels() { 57 } else { 48 }
 }
 
 /// Returns whether the host's kernel is to sample a guest that has PEBS.
@@ -208,7 +228,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
                 fixed: intel::Capability::fixed_for(version, events),
                 other_debugctl: BTF,
                 pebs: pebs.then(|| pebs::Capability {
-                    linear_address_bits: if has_five_levels() { 57 } else { 48 },
+                    linear_address_bits: linear_address_bits(),
                 }),
                 ..offered
             };

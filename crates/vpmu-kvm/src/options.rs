@@ -88,6 +88,9 @@ pub struct Options {
     pub policy: Policy,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
+    /// Whether the guest is offered last branch records (docs/lbr.md). Needs this crate's feature `lbr`, and for the guest
+    /// Intel's PMU of version 4 or 5 without PEBS, or AMD's PerfMonV2.
+    pub lbr: bool,
     /// The real-time signal by which perf reports overflows to the vCPU's thread. `None`: SIGRTMIN+1.
     pub signal: Option<i32>,
 }

@@ -1,5 +1,7 @@
 //! One vCPU's PMU and its host: the parts that need no descriptor.
 
+#[cfg(feature = "lbr")]
+mod branches;
 mod engine;
 mod host_access;
 
@@ -135,7 +137,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     /// and who compares two moments makes them by exits of the VMM's.
     pub(crate) fn publish(&self) {
         let mut statistics = self.statistics();
-        (statistics.host, statistics.pebs) = self.engine.statistics();
+        (statistics.host, statistics.pebs, statistics.lbr) = self.engine.statistics();
     }
 
     fn note_access(&self, outcome: Outcome, exit: Exit) {

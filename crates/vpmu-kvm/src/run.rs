@@ -11,8 +11,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
-    KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR, KVM_EXIT_X86_WRMSR,
-    KVM_SYNC_X86_REGS, kvm_regs, kvm_run,
+    KVM_EXIT_DEBUG, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR,
+    KVM_EXIT_X86_WRMSR, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs,
 };
 use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
@@ -44,6 +44,8 @@ pub(crate) enum Returned {
     Wrmsr(u32, u64),
     /// A write of one byte to this port.
     Out(u16),
+    /// A breakpoint of the VMM's, or a debug exception of the guest's.
+    Debug,
     Other,
 }
 
@@ -128,6 +130,7 @@ impl RunPage {
                     _ => Returned::Other,
                 }
             }
+            KVM_EXIT_DEBUG => Returned::Debug,
             _ => Returned::Other,
         }
     }
@@ -188,6 +191,37 @@ impl RunPage {
     pub(crate) fn set_regs(&self, regs: &kvm_regs) {
         Self::put(field!(self, s.regs.regs), *regs);
         self.give_regs();
+    }
+
+    /// Returns DR6 of a debug exception that has exited.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn debug_hits(&self) -> u64 {
+        Self::get(field!(self, __bindgen_anon_1.debug.arch.dr6))
+    }
+
+    /// Makes the vCPU give its system registers with each exit, or no more. Returns whether that is new.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn expect_sregs(&self, wanted: bool) -> bool {
+        let valid = field!(self, kvm_valid_regs);
+        let (before, bit) = (Self::get(valid), u64::from(KVM_SYNC_X86_SREGS));
+        let after = if wanted { before | bit } else { before & !bit };
+        Self::put(valid, after);
+        before != after
+    }
+
+    /// Returns the system registers of the vCPU that has exited, where they are expected.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn sregs(&self) -> kvm_sregs {
+        Self::get(field!(self, s.regs.sregs))
     }
 
     fn give_regs(&self) {

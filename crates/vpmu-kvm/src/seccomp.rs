@@ -177,6 +177,29 @@ pub const SYSCALLS: &[Syscall] = &[
         sys::SET_DEBUGREGS,
         "KVM_SET_DEBUGREGS: with Vcpu::set_rdpmc, a single step over an RDPMC"
     ),
+    #[cfg(feature = "lbr")]
+    ioctl!(
+        sys::debug::SET_GUEST_DEBUG,
+        "KVM_SET_GUEST_DEBUG: with Options::lbr, a guest is followed"
+    ),
+    #[cfg(feature = "lbr")]
+    any(
+        "timer_create",
+        libc::SYS_timer_create,
+        "with Options::lbr only",
+    ),
+    #[cfg(feature = "lbr")]
+    any(
+        "timer_settime",
+        libc::SYS_timer_settime,
+        "with Options::lbr only",
+    ),
+    #[cfg(feature = "lbr")]
+    any(
+        "timer_delete",
+        libc::SYS_timer_delete,
+        "with Options::lbr only",
+    ),
     any("tgkill", libc::SYS_tgkill, "with Kick::Signal only"),
     any("write", libc::SYS_write, "with Kick::EventFd only"),
     fcntl!(
@@ -191,7 +214,7 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "clock_gettime",
         libc::SYS_clock_gettime,
-        "a slice ends, on hosts whose vDSO cannot tell the time",
+        "a slice ends, on hosts whose vDSO cannot tell the time; with Options::lbr, a guest is followed",
     ),
 ];
 

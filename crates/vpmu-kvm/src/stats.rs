@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use vpmu::counter;
-use vpmu::x86::{amd, intel, pebs};
+use vpmu::x86::{amd, intel, lbr, pebs};
 
 /// The reason of an exit to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub enum Exit {
     Rdpmc,
     /// A signal: a host event has overflowed.
     Kick,
+    /// A breakpoint, by which the guest is followed for its last branch records.
+    Follow,
     /// A port, read or written.
     Port(u16),
     /// Access to an address without memory.
@@ -36,6 +38,7 @@ impl Exit {
             Self::Port(port) => (4, port as u32),
             Self::Memory => (5, 0),
             Self::Other => (6, 0),
+            Self::Follow => (7, 0),
         };
         kind << 32 | place as u64
     }
@@ -48,6 +51,7 @@ impl fmt::Display for Exit {
             Self::MsrWrite(index) => write!(f, "msr:write:{index:#x}"),
             Self::Rdpmc => f.write_str("rdpmc"),
             Self::Kick => f.write_str("kick"),
+            Self::Follow => f.write_str("follow"),
             Self::Port(port) => write!(f, "io:{port:#x}"),
             Self::Memory => f.write_str("mmio"),
             Self::Other => f.write_str("other"),
@@ -107,6 +111,8 @@ pub struct Statistics {
     pub host: counter::Statistics,
     /// The outcome of the overflows that ask for PEBS records.
     pub pebs: pebs::Statistics,
+    /// The outcome of the branches that were handed over for last branch records.
+    pub lbr: lbr::Statistics,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
 }
@@ -118,8 +124,9 @@ impl Statistics {
         let amd = amd::Msr::all().map(amd::Msr::address);
         // Under a seccomp filter the vCPU's thread may not be able to ask for memory.
         let msrs = intel::Msr::all().map(intel::Msr::address).chain(amd);
+        let msrs = msrs.chain(lbr::intel::msrs()).chain(lbr::amd::msrs());
         let exits = msrs.flat_map(|index| [Exit::MsrRead(index), Exit::MsrWrite(index)]);
-        let exits = exits.chain([Exit::Rdpmc, Exit::Kick]);
+        let exits = exits.chain([Exit::Rdpmc, Exit::Kick, Exit::Follow]);
         Self {
             exits: exits.map(|exit| (exit, 0)).collect(),
             ..Self::default()
@@ -141,6 +148,7 @@ impl Statistics {
         self.masked_pmis += other.masked_pmis;
         self.host = combine(self.host, other.host, u64::wrapping_add);
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
+        self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
     }
 
     /// Adds the statistics of a vCPU's lazy deadline.
@@ -174,6 +182,7 @@ impl Statistics {
             masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
             host: combine(self.host, before.host, u64::saturating_sub),
             pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
+            lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
         }
     }
 }
@@ -226,6 +235,15 @@ fn combine_pebs(
         sampled: f(a.sampled, b.sampled),
         outside: f(a.outside, b.outside),
         skipped: f(a.skipped, b.skipped),
+    }
+}
+
+fn combine_lbr(a: lbr::Statistics, b: lbr::Statistics, f: fn(u64, u64) -> u64) -> lbr::Statistics {
+    lbr::Statistics {
+        recorded: f(a.recorded, b.recorded),
+        filtered: f(a.filtered, b.filtered),
+        full: f(a.full, b.full),
+        short: f(a.short, b.short),
     }
 }
 

@@ -6,6 +6,9 @@
 //! or writes, so that the size in the request and the memory are the same.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
+#[cfg(feature = "lbr")]
+pub(crate) mod debug;
+
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use kvm_bindings::{
@@ -204,10 +207,17 @@ pub(crate) fn set_events(vcpu: &impl AsRawFd, events: &kvm_vcpu_events) -> Resul
 
 /// Injects the #DB of a single step that has ended.
 pub(crate) fn inject_single_step(vcpu: &impl AsRawFd) -> Result<(), Error> {
-    const DB: u8 = 1;
     const DR6_BS: u64 = 1 << 14;
+    inject_debug(vcpu, DR6_BS)
+}
+
+/// Injects a #DB for the reasons in `dr6`.
+pub(crate) fn inject_debug(vcpu: &impl AsRawFd, dr6: u64) -> Result<(), Error> {
+    const DB: u8 = 1;
+    /// BS, BD and the four breakpoints.
+    const REASONS: u64 = 0x600f;
     let mut debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
-    debug.dr6 |= DR6_BS;
+    debug.dr6 |= dr6 & REASONS;
     set(vcpu, "KVM_SET_DEBUGREGS", SET_DEBUGREGS, &debug)?;
     let mut state = events(vcpu)?;
     state.exception.injected = 1;

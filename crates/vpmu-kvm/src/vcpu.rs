@@ -30,6 +30,7 @@ use vpmu_perf::{Backing, Kick, PerfHost, PerfOptions};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::follow::Follower;
 use crate::host::Host;
 use crate::kvm::{AfterRun, OnKvm};
 use crate::memory::GuestMemory;
@@ -50,6 +51,8 @@ use crate::{Statistics, sys};
 pub struct Vcpu {
     kvm: OnKvm,
     parts: Parts<Host>,
+    /// `None`: the guest has no last branch records.
+    follower: Option<Follower>,
     /// `None`: nothing is asked of perf.
     thread: Option<Thread>,
     memory: Arc<dyn GuestMemory>,
@@ -82,7 +85,10 @@ impl Vcpu {
                 (Some(Core::new(engine, Host::Unbound)), Some(thread))
             }
         };
-        Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)
+        let signal = options.perf(Kick::Nothing, 1).overflow_signal();
+        let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), signal)?;
+        let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
+        Ok(Self { follower, ..this })
     }
 
     /// Continues a saved guest whose paravirtual PMU is not to go on here, for instance on a host without perf. The
@@ -133,6 +139,7 @@ impl Vcpu {
         Ok(Self {
             kvm,
             parts: Parts::new(pmu, deadline),
+            follower: None,
             thread,
             memory,
             options,
@@ -213,6 +220,9 @@ impl Vcpu {
         if let Some(deadline) = &self.parts.deadline {
             deadline.before_run()?;
         }
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu) {
+            follower.before_run(&self.kvm, pmu)?;
+        }
         self.kvm.before_run(&mut self.parts)
     }
 
@@ -229,6 +239,11 @@ impl Vcpu {
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
         }
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu)
+            && follower.after_run(&self.kvm, pmu)?
+        {
+            return Ok(AfterRun::Completed);
+        }
         let after = self.kvm.after_run(&mut self.parts, overflowed)?;
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.parts.pmu
@@ -244,6 +259,14 @@ impl Vcpu {
     pub fn release_thread(&mut self) {
         if let Some(pmu) = &mut self.parts.pmu {
             pmu.unbind();
+        }
+        self.stop_following();
+    }
+
+    /// Ends a run that follows the guest.
+    fn stop_following(&mut self) {
+        if let Some(follower) = &mut self.follower {
+            follower.forget(&self.kvm);
         }
     }
 
@@ -273,10 +296,12 @@ impl Vcpu {
         // kind, a host may offer fewer events than the one that the guest comes from.
         let is_same_kind = told.pmu.is_some() == here.pmu.is_some()
             && told.has_pebs() == here.has_pebs()
+            && told.has_lbr() == here.has_lbr()
             && told.deadline == here.deadline;
         if !is_same_kind {
             return Err(Error::OtherOffer);
         }
+        self.stop_following();
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.parts.pmu, &state.pmu) {
             restore(pmu, saved, &self.options)?;
@@ -325,6 +350,7 @@ impl Vcpu {
             // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
             pmu.reset();
         }
+        self.stop_following();
         // A fault that was to be injected belongs to an instruction that the reset vCPU does not execute.
         self.kvm.reset();
     }

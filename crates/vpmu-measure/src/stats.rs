@@ -24,7 +24,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
         ("release", calls.releases),
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
-    let pebs = &statistics.pebs;
+    let (pebs, lbr) = (&statistics.pebs, &statistics.lbr);
     serde_json::json!({
         "pmis": statistics.pmis,
         "masked_pmis": statistics.masked_pmis,
@@ -41,6 +41,12 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
             "skipped": pebs.skipped,
             "sampled": pebs.sampled,
             "outside": pebs.outside,
+        },
+        "lbr": {
+            "recorded": lbr.recorded,
+            "filtered": lbr.filtered,
+            "full": lbr.full,
+            "short": lbr.short,
         },
     })
 }

@@ -86,6 +86,8 @@ pub struct PmuOptions {
     pub pebs: Pebs,
     /// The way of the guest's RDPMC to the VMM.
     pub rdpmc: Rdpmc,
+    /// Whether the guest is offered last branch records.
+    pub lbr: bool,
 }
 
 /// The way of a guest's RDPMC to the VMM.
@@ -111,6 +113,7 @@ impl PmuOptions {
             }),
             policy: self.policy,
             pebs: self.pebs,
+            lbr: self.lbr,
             signal: None,
         }
     }

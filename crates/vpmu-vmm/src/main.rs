@@ -54,6 +54,9 @@ struct Cli {
     /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
     #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     pebs: Pebs,
+    /// Whether the guest has last branch records (perf record -b). With them, --model auto is amd-v2 on AMD's processors
+    #[arg(long, value_enum, default_value_t = Lbr::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
+    lbr: Lbr,
     /// How the guest's RDPMC comes to the VMM
     #[arg(long, value_enum, default_value_t = Rdpmc::Run, conflicts_with_all = ["no_pmu", "paravirt"])]
     rdpmc: Rdpmc,
@@ -71,7 +74,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "model", "paravirt", "pebs", "perfmon", "rdpmc",
+            "approximate_instructions", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -129,6 +132,14 @@ enum Pebs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Lbr {
+    /// It has none
+    Off,
+    /// At an overflow, the guest is followed until it has taken as many branches as it records, and then gets its PMI
+    On,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rdpmc {
     /// The kernel's RDPMCs are rewritten at load: no KASLR, no kexec, none in user space
     Load,
@@ -142,7 +153,10 @@ impl Cli {
         let (pebs, is_amd) = (self.pebs != Pebs::Off, Vendor::of_host() == Vendor::Amd);
         let model = match self.model {
             _ if self.paravirt => return Ok(vpmu_vmm::Model::Paravirtual),
-            Model::Auto if is_amd && self.perfmon.is_none() => Model::Amd,
+            Model::Auto if is_amd && self.perfmon.is_none() => match self.lbr {
+                Lbr::Off => Model::Amd,
+                Lbr::On => Model::AmdV2,
+            },
             Model::Auto => Model::Intel,
             model => model,
         };
@@ -180,6 +194,7 @@ impl Cli {
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,
                 Pebs::Ring => vpmu_vmm::Pebs::Ring,
             },
+            lbr: self.lbr == Lbr::On,
             rdpmc: match self.rdpmc {
                 Rdpmc::Load => vpmu_vmm::Rdpmc::Load,
                 Rdpmc::Run => vpmu_vmm::Rdpmc::Run,

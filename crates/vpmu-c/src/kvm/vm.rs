@@ -151,6 +151,7 @@ impl VpmuKvmOptions {
                 VPMU_KVM_PEBS_RING => Pebs::Ring,
                 _ => Pebs::Auto,
             },
+            lbr: false,
             signal: (self.signal != 0).then_some(self.signal),
         })
     }

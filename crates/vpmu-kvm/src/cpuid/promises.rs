@@ -125,7 +125,14 @@ const PROMISES: &[Promise] = {
             debugctl(1 << 2),
             Nobody,
         ),
-        row("LBR", (SEVEN, Edx, 19), debugctl(1 << 0), Nobody),
+        row(
+            "LBR",
+            (SEVEN, Edx, 19),
+            msr(0x14ce),
+            Intel(|c| c.lbr.is_some()),
+        ),
+        // XSAVES would save the processor's records, not those of the model.
+        row("XSAVES of LBR", ((0x0d, 1), Ecx, 15), msr(0xda0), Nobody),
         row("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
         row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
         row("SVM", (AMD, Ecx, 2), None, KvmForGuests),
@@ -141,8 +148,8 @@ const PROMISES: &[Promise] = {
     ]
 };
 
-/// Leaves that only describe features that nobody keeps: Intel PT, architectural LBR, IBS; and PerfMonV2, which the
-/// PMU's own leaf then replaces.
+/// Leaves that only describe features that nobody keeps: Intel PT, IBS; and those of architectural LBR and PerfMonV2, which
+/// the PMU's own leaf then replaces.
 const NOBODYS_LEAVES: [u32; 4] = [0x14, 0x1c, 0x8000_001b, 0x8000_0022];
 
 /// Returns whether `function` only describes features that no guest with this PMU has.

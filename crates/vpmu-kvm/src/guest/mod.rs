@@ -198,7 +198,7 @@ pub(crate) fn ring_of(vcpu: &OwnedFd) -> Option<Ring> {
 }
 
 /// Returns the CPL, which is the privilege level of SS (SDM vol. 3A, 5.5).
-fn ring(sregs: &kvm_sregs, regs: &kvm_regs) -> Ring {
+pub(crate) fn ring(sregs: &kvm_sregs, regs: &kvm_regs) -> Ring {
     const PE: u64 = 1 << 0;
     const VM: u64 = 1 << 17;
     let is_virtual_8086 = regs.rflags & VM != 0;

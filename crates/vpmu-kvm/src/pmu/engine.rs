@@ -4,7 +4,9 @@ use std::mem::discriminant;
 use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report, Statistics};
-use vpmu::x86::{AnyPmu, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring, pebs};
+use vpmu::x86::{
+    AnyPmu, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring, lbr, pebs,
+};
 
 use crate::error::Error;
 use crate::memory::GuestMemory;
@@ -160,10 +162,22 @@ impl Engine {
         }
     }
 
-    pub(crate) fn statistics(&self) -> (Statistics, pebs::Statistics) {
+    pub(crate) fn statistics(&self) -> (Statistics, pebs::Statistics, lbr::Statistics) {
         match self {
-            Architectural(pmu, _) => (pmu.statistics(), pmu.pebs_statistics()),
-            Shared(pmu) => (pmu.statistics(), pebs::Statistics::default()),
+            Architectural(pmu, _) => {
+                let (pebs, lbr) = (pmu.pebs_statistics(), pmu.lbr_statistics());
+                (pmu.statistics(), pebs, lbr)
+            }
+            Shared(pmu) => (pmu.statistics(), Default::default(), Default::default()),
+        }
+    }
+
+    /// Returns the PMU that may have last branch records.
+    #[cfg(feature = "lbr")]
+    pub(crate) fn architectural_mut(&mut self) -> Option<&mut AnyPmu> {
+        match self {
+            Architectural(pmu, _) => Some(pmu),
+            Shared(_) => None,
         }
     }
 

@@ -5,7 +5,7 @@ use kvm_bindings::{CpuId, kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vpmu::x86::intel;
-use vpmu_kvm::{Capability, CpuidEntry, Model, Offer, Rdpmc, pebs};
+use vpmu_kvm::{Capability, CpuidEntry, Model, Offer, Rdpmc, lbr, pebs};
 
 const IDT: u64 = 0x1000;
 const PAGE_TABLES: u64 = 0x2000;
@@ -170,6 +170,7 @@ pub(crate) const MODEL: Model = Model::INTEL;
 fn intel_msrs() -> Vec<u32> {
     let intel = intel::Capability {
         pebs: Some(pebs::Capability::new()),
+        lbr: Some(lbr::intel::Capability::new()),
         ..intel::Capability::new(intel::Version::V2)
     };
     let offer = Offer::from(Capability::from(intel));

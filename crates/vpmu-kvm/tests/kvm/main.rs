@@ -6,6 +6,7 @@
 
 mod guest;
 mod guide;
+mod lbr;
 mod pebs;
 mod privileges;
 mod rdpmc;

@@ -121,6 +121,23 @@ fn profiling(period: u64) -> Code {
         .wrmsr(PERFEVTSEL0, CYCLES)
 }
 
+/// A guest with last branch records, which is followed. Returns `false` where this machine cannot.
+fn run_followed(filter: BpfProgram) -> bool {
+    let Some(machine) = Machine::new(super::lbr::recording().spin_until_told(), NMI) else {
+        return false;
+    };
+    let Some(pmu) = super::lbr::attach(&machine) else {
+        return false;
+    };
+    let thread = std::thread::spawn(move || {
+        time_on_cpu();
+        seccompiler::apply_filter(&filter).unwrap();
+        guests_life(machine, pmu)
+    });
+    assert!(thread.join().unwrap().contains(&(HANDLED, 2)));
+    true
+}
+
 /// Runs the guest to its end on a thread under `filter`. Returns `false` where this machine cannot.
 fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
@@ -191,6 +208,9 @@ fn under_the_filter(left_out: Option<usize>) {
         if !run(lvtpc, kick, filter.clone()) {
             return;
         }
+    }
+    if !run_followed(filter) {
+        return;
     }
     assert!(handled.load(std::sync::atomic::Ordering::Relaxed));
 }

@@ -58,6 +58,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let paravirtual = vmm.paravirtual.then_some("--paravirt");
     let perfmon = vmm.perfmon.map(|version| format!("--perfmon={version}"));
     let words = words.into_iter().chain(paravirtual).map(str::to_owned);
-    let words = words.chain(perfmon);
+    let lbr = vmm.lbr.then(|| "--lbr=on".to_owned());
+    let words = words.chain(perfmon).chain(lbr);
     words.chain(vmm.options.iter().cloned()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use vpmu::x86::{amd, intel};
+use vpmu::x86::{amd, intel, lbr};
 
 use super::result::{Found, round};
 use crate::spec::design::Pmu;
@@ -138,8 +138,8 @@ pub(super) fn serves_pmu(kind: &str) -> bool {
         // Arm: the interrupt; registers by their architectural names.
         ["irq", "pmu"] => true,
         ["sysreg", register, _] => register.starts_with("PM"),
-        // x86: the signal of a host event; RDPMC; MSRs by their addresses.
-        ["kick" | "rdpmc"] => true,
+        // x86: the signal of a host event; RDPMC; a breakpoint for branch records; MSRs by their addresses.
+        ["kick" | "rdpmc" | "follow"] => true,
         ["msr", _, address] => address
             .strip_prefix("0x")
             .and_then(|digits| u32::from_str_radix(digits, 16).ok())
@@ -147,6 +147,8 @@ pub(super) fn serves_pmu(kind: &str) -> bool {
                 PARAVIRTUAL.contains(&address)
                     || intel::Msr::decode(address).is_some()
                     || amd::Msr::decode(address).is_some()
+                    || lbr::intel::msrs().any(|msr| msr == address)
+                    || lbr::amd::msrs().any(|msr| msr == address)
             }),
         _ => false,
     }
@@ -164,6 +166,9 @@ mod tests {
             "sysreg:PMEVTYPERn_EL0:r",
             "kick",
             "rdpmc",
+            "follow",
+            "msr:read:0x1500",
+            "msr:read:0xc0010301",
             "msr:read:0x38e",
             "msr:write:0x4c1",
             "msr:write:0xc0010201",

@@ -178,6 +178,8 @@ pub struct OurVmm {
     pub model: Model,
     /// The version of Intel's PMU; `None`: the VMM's default.
     pub perfmon: Option<u8>,
+    /// Whether the guest has last branch records.
+    pub lbr: bool,
     /// The user's options.
     pub options: Vec<String>,
 }

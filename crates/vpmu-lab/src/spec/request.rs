@@ -34,6 +34,8 @@ pub struct Request {
     pub model: Model,
     /// The version of Intel's PMU that these guests have.
     pub perfmon: Option<u8>,
+    /// Whether these guests have last branch records.
+    pub lbr: bool,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The profile that the monitor takes of its guest.
@@ -88,6 +90,7 @@ impl Request {
             vmm_args: Vec::new(),
             model: Model::default(),
             perfmon: None,
+            lbr: false,
             host_counters: 0,
             host_profile: None,
             second: None,
@@ -183,6 +186,13 @@ impl Request {
         }
         if !has_vmm && self.model != Model::default() {
             return usage("--model is about --arch x86_64 --pmu emulated and exec");
+        }
+        let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
+        if self.lbr && !(has_vmm && designs.iter().any(is_emulated)) {
+            return usage("--lbr is about --arch x86_64 --pmu emulated");
+        }
+        if self.lbr && self.model == Model::Amd {
+            return usage("AMD's PMU has last branch records with --model amd-v2");
         }
         if self.perfmon.is_some() {
             let has_model = |design: &Design| has_model(design.pmu);
@@ -291,6 +301,7 @@ impl Request {
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
             perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
+            lbr: self.lbr && design.pmu == Pmu::Emulated,
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {

@@ -90,6 +90,7 @@ impl MachineState {
             approximate_instructions: backing.approximate_instructions,
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
+            lbr: self.offer().has_lbr(),
             rdpmc: match self.rdpmc {
                 None => Rdpmc::Load,
                 Some(_) => Rdpmc::Run,

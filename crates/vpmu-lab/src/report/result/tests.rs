@@ -92,6 +92,7 @@ fn vmm_accounts() {
             policy: Policy::Paused,
             model: Model::Auto,
             perfmon: None,
+            lbr: false,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

@@ -42,7 +42,7 @@ fn wrong_numbers_and_files_are_named() {
 
 #[test]
 fn contradictions_are_named() {
-    let cases: [(Pmu, Change, &str); 11] = [
+    let cases: [(Pmu, Change, &str); 13] = [
         (
             Pmu::Native,
             &|it| it.vmm_args.push("-x".into()),
@@ -78,6 +78,12 @@ fn contradictions_are_named() {
         ),
         (Pmu::Partitioned, &|_| (), "does not exist"),
         (Pmu::Paravirt, &|it| it.perfmon = Some(5), "--perfmon"),
+        (Pmu::Paravirt, &|it| it.lbr = true, "--lbr"),
+        (
+            Pmu::Emulated,
+            &|it| (it.lbr, it.model) = (true, Model::Amd),
+            "--model amd-v2",
+        ),
         (
             Pmu::Emulated,
             &|it| (it.perfmon, it.model) = (Some(5), Model::Amd),

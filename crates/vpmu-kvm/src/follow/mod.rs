@@ -1,0 +1,376 @@
+//! Follows a guest from an overflow on, until a PMI that waits for branches has them ([`vpmu::x86::lbr`]).
+//!
+//! No host that KVM runs on hands its branches to a VMM. So the guest is stopped where it has taken some, and what it did
+//! in between is known: its code is decoded ahead from RIP, and executed on copies of its registers and its memory
+//! ([`shadow`]) as far as that goes. Nothing of that changes the guest. It only tells where the guest is going ([`walk`]),
+//! and a breakpoint tells that it has come there: a place that its way passes once, and last. A branch whose condition
+//! comes from memory may go the other way when the guest takes it. Then that way has a breakpoint, too: a processor has
+//! four. Whichever the guest reaches first, it has taken exactly the branches that lead there.
+//!
+//! # Why a record is never wrong
+//!
+//! - Interrupts, NMIs and SMIs wait while the guest is followed (KVM_GUESTDBG_BLOCKIRQ), for [`LONGEST`] at most.
+//! - An instruction that may fault is executed alone, with breakpoints at the handlers of #DE, #GP and #PF. All memory that
+//!   others reach has been looked up in the guest's page tables. A #PF that comes all the same changes CR2.
+//! - Where the guest stops, RIP, CR3, the ring and each general register that is known must be what they were to be.
+//! - System calls and their returns, and IRET, are followed. HLT, MWAIT, INT, far branches, and code that is not 64-bit
+//!   end a run with the records that there are. So does a guest that uses debug registers or TF itself, an access of the
+//!   PMU, and the bound of [`MOST`] exits.
+//! - Where the guest is seen where it was not to be, the branches before are not its last ones. They are forgotten, and it
+//!   is followed from there.
+//!
+//! What one vCPU reads may be changed by another between the look and the read. A changed condition is seen, as above. A
+//! changed target of an indirect branch, where the guest then comes to the expected place with the expected registers all
+//! the same, is not.
+
+mod arithmetic;
+mod execute;
+mod guard;
+mod kinds;
+mod shadow;
+mod space;
+#[cfg(test)]
+mod tests;
+mod walk;
+mod way;
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vpmu::x86::Ring;
+use vpmu_perf::{Flag, KICKED};
+
+use crate::error::Error;
+use crate::guest::paging::Paging;
+use crate::guest::ring;
+use crate::host::Host;
+use crate::kvm::OnKvm;
+use crate::memory::GuestMemory;
+use crate::offer::Offer;
+use crate::pmu::Core;
+use crate::run::Returned;
+use crate::sys::debug;
+use crate::thread::unset;
+use crate::{Exit, sys};
+use execute::Executor;
+use guard::Guard;
+use space::Space;
+use walk::{Resume, Start, TF, walk};
+use way::{Way, are};
+
+/// Most exits of a run.
+const MOST: u32 = 160;
+/// The longest run, by the time of the vCPU's thread. Interrupts of the guest wait as long.
+const LONGEST: Duration = Duration::from_millis(5);
+
+const IA32_LSTAR: u32 = 0xc000_0082;
+
+/// Follows one vCPU.
+pub(crate) struct Follower {
+    memory: Arc<dyn GuestMemory>,
+    signal: i32,
+    /// Made by the thread that runs the vCPU.
+    guard: Option<Guard>,
+    executor: Executor,
+    /// Whether the last exit has left an instruction half done, which KVM_RUN completes.
+    is_between: bool,
+    /// Whether the vCPU was asked to complete that, and no more.
+    is_asked: bool,
+    resume: Resume,
+    run: Option<Run>,
+}
+
+/// A run: the guest is followed.
+#[derive(Debug)]
+struct Run {
+    /// The thread's time when the run began.
+    begun: Duration,
+    exits: u32,
+    /// Whether the guest has stopped at a breakpoint, where nothing is about to be delivered to it.
+    is_calm: bool,
+    /// Whether system registers come with exits for this run only.
+    asks_sregs: bool,
+    /// IA32_LSTAR, which no guest changes in a run, for its system calls.
+    lstar: Option<u64>,
+    /// The way that the guest is on, and the registers with which it set out.
+    way: Option<(Way, kvm_regs)>,
+    cr2: u64,
+    cr3: u64,
+}
+
+impl std::fmt::Debug for Follower {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Follower")
+            .field("run", &self.run)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Follower {
+    /// Returns what follows a vCPU whose guest is offered last branch records. `signal` is the overflows'.
+    pub(crate) fn attach(
+        kvm: &OnKvm,
+        offer: &Offer,
+        memory: Arc<dyn GuestMemory>,
+        signal: i32,
+    ) -> Result<Option<Self>, Error> {
+        if !offer.has_lbr() {
+            return Ok(None);
+        }
+        if !debug::can_break(&kvm.vm) {
+            return Err(Error::Lbr(
+                "this KVM cannot keep interrupts from a guest at breakpoints: use Linux 5.16 or newer on the host",
+            ));
+        }
+        Ok(Some(Self {
+            memory,
+            signal,
+            guard: None,
+            executor: Executor::new(),
+            is_between: false,
+            is_asked: false,
+            resume: Resume::Unknown,
+            run: None,
+        }))
+    }
+
+    /// The vCPU has another thread, or its state is another's.
+    pub(crate) fn forget(&mut self, kvm: &OnKvm) {
+        let _ = self.stop(kvm);
+        self.guard = None;
+    }
+
+    /// Sends the guest on its way, if a PMI waits for branches. Call this right before the delivery of the PMI that is
+    /// due.
+    pub(crate) fn before_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+        let wanted = pmu.branches_awaited();
+        if wanted == 0 {
+            return self.stop(kvm);
+        }
+        if self.is_between {
+            // The registers are those of the instruction until KVM has completed it.
+            let flag = kvm.run.flag();
+            let asked = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            self.is_asked = asked.is_ok();
+            return Ok(());
+        }
+        let is_over = match &self.run {
+            // The guard's signal is no breakpoint. The clock need not be asked at each of these.
+            Some(run) => run.exits >= MOST || !run.is_calm && guard::time() >= run.begun + LONGEST,
+            None => {
+                let guard = match &self.guard {
+                    Some(guard) => guard,
+                    None => self.guard.insert(Guard::new(self.signal)?),
+                };
+                guard.set(LONGEST)?;
+                self.run = Some(Run {
+                    begun: guard::time(),
+                    exits: 0,
+                    is_calm: false,
+                    asks_sregs: kvm.run.expect_sregs(true),
+                    lstar: None,
+                    way: None,
+                    cr2: 0,
+                    cr3: 0,
+                });
+                false
+            }
+        };
+        let goes = !is_over && self.look_ahead(kvm, pmu, usize::from(wanted))?;
+        if !goes {
+            pmu.end_following();
+            return self.stop(kvm);
+        }
+        Ok(())
+    }
+
+    /// Finds the guest's way and puts breakpoints there. `false`: it cannot be followed from here.
+    fn look_ahead(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut Core<Host>,
+        wanted: usize,
+    ) -> Result<bool, Error> {
+        let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
+            return Ok(false);
+        };
+        let regs = match kvm.run.regs() {
+            Some(regs) => regs,
+            None => sys::regs(&kvm.vcpu)?,
+        };
+        let sregs = match run.exits == 0 {
+            true => sys::sregs(&kvm.vcpu)?,
+            false => kvm.run.sregs(),
+        };
+        let is_calm = run.is_calm || is_untouched(kvm)?;
+        if !is_calm || !can_follow(&regs, &sregs) {
+            return Ok(false);
+        }
+        const CR4_SMEP: u64 = 1 << 20;
+        let is_smep = sregs.cr4 & CR4_SMEP != 0;
+        let mut space = Space::new(Paging::of(&sregs), is_smep, &*self.memory);
+        let ring = ring(&sregs, &regs);
+        // Only user space makes system calls.
+        if ring == Ring::User && run.lstar.is_none() {
+            run.lstar = sys::msr(&kvm.vcpu, IA32_LSTAR).ok();
+        }
+        let start = Start {
+            regs: &regs,
+            sregs: &sregs,
+            ring,
+            lstar: run.lstar,
+            filter,
+            wanted,
+            resume: self.resume,
+        };
+        let Some(way) = walk(&start, &mut space, &mut self.executor) else {
+            return Ok(false);
+        };
+        let ips: Vec<u64> = way.leaves.iter().map(|leaf| leaf.ip).collect();
+        debug::break_at(&kvm.vcpu, &ips)?;
+        if ips.contains(&regs.rip) {
+            // The next time, not now.
+            kvm.run.set_regs(&kvm_regs {
+                rflags: regs.rflags | walk::RF,
+                ..regs
+            });
+        }
+        (run.cr2, run.cr3) = (sregs.cr2, sregs.cr3);
+        run.way = Some((way, regs));
+        run.exits += 1;
+        Ok(true)
+    }
+
+    /// Hands over the branches that the guest has taken. Call this right after KVM_RUN. Returns whether the exit was
+    /// this one's.
+    pub(crate) fn after_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<bool, Error> {
+        let returned = kvm.run.returned();
+        if mem::take(&mut self.is_asked) {
+            let is_ours = kvm.run.flag().load(Ordering::SeqCst) == KICKED;
+            // The next look for overflows comes behind this, so that no overflow loses its kick.
+            unset(&*kvm.run);
+            if is_ours && returned == Returned::NoExit {
+                self.is_between = false;
+                pmu.count(Exit::Follow);
+                return Ok(true);
+            }
+        }
+        self.is_between = !matches!(returned, Returned::NoExit | Returned::Debug);
+        let Some(run) = &mut self.run else {
+            return Ok(false);
+        };
+        let Some((way, before)) = run.way.take() else {
+            return Ok(false);
+        };
+        let (regs, sregs) = match kvm.run.regs() {
+            Some(regs) => (regs, kvm.run.sregs()),
+            // The vCPU was not run.
+            None => return Ok(false),
+        };
+        let stopped = Stopped {
+            regs: &regs,
+            sregs: &sregs,
+        };
+        let is_ours = returned == Returned::Debug;
+        let taken = stopped.branches(&way, run, is_ours);
+        if is_ours && regs.rip == before.rip {
+            match taken {
+                Some(_) => self.resume = Resume::Works,
+                None if are(&shadow::general(&before), &shadow::general(&regs)) => {
+                    // The breakpoint was seen before the instruction was executed.
+                    self.resume = Resume::Fails;
+                    run.is_calm = true;
+                    pmu.count(Exit::Follow);
+                    return Ok(true);
+                }
+                None => {}
+            }
+        }
+        match taken {
+            Some(branches) => pmu.take_branches(&branches),
+            None => pmu.lose_branches(),
+        }
+        run.is_calm = is_ours;
+        if is_ours {
+            pmu.count(Exit::Follow);
+            if kvm.run.debug_hits() & 0xf == 0 {
+                // The guest's own INT1, or a step that its IRET has begun.
+                run.is_calm = false;
+                sys::inject_debug(&kvm.vcpu, kvm.run.debug_hits())?;
+            }
+        }
+        Ok(is_ours)
+    }
+
+    /// Ends the run, if there is one.
+    fn stop(&mut self, kvm: &OnKvm) -> Result<(), Error> {
+        let Some(run) = self.run.take() else {
+            return Ok(());
+        };
+        if run.asks_sregs {
+            kvm.run.expect_sregs(false);
+        }
+        if let Some(guard) = &self.guard {
+            guard.set(Duration::ZERO)?;
+        }
+        debug::no_breaks(&kvm.vcpu)
+    }
+}
+
+/// A vCPU that has stopped.
+struct Stopped<'a> {
+    regs: &'a kvm_regs,
+    sregs: &'a kvm_sregs,
+}
+
+impl Stopped<'_> {
+    /// Returns the branches that the guest has taken on its way; `None`: it is not seen where it was to be.
+    fn branches(
+        &self,
+        way: &Way,
+        run: &Run,
+        is_break: bool,
+    ) -> Option<Vec<vpmu::x86::lbr::Branch>> {
+        let leaf = way.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
+        let is_same_space = way.is_opaque || self.sregs.cr3 == run.cr3;
+        let here = shadow::general(self.regs);
+        match leaf.filter(|_| is_break) {
+            Some(leaf) => {
+                let is_ring = ring(self.sregs, self.regs) == leaf.ring;
+                let is_faultless = leaf.is_fault || self.sregs.cr2 == run.cr2;
+                let is_expected = are(&leaf.general, &here) && is_ring;
+                (is_expected && is_faultless && is_same_space)
+                    .then(|| way.taken(leaf).copied().collect())
+            }
+            None => {
+                let is_here = is_same_space && self.sregs.cr2 == run.cr2;
+                let taken = way.taken_at(self.regs.rip, &here).filter(|_| is_here);
+                taken.map(<[_]>::to_vec)
+            }
+        }
+    }
+}
+
+/// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug
+/// registers are unused.
+fn is_untouched(kvm: &OnKvm) -> Result<bool, Error> {
+    let events = sys::events(&kvm.vcpu)?;
+    let exception = events.exception;
+    let is_delivered = exception.injected | exception.pending | events.interrupt.injected;
+    let is_waiting = is_delivered | events.nmi.injected | events.smi.pending;
+    Ok(is_waiting == 0 && debug::breakpoints(&kvm.vcpu)? == 0)
+}
+
+/// Returns whether the guest is in 64-bit code, and steps not itself.
+fn can_follow(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
+    const EFER_LMA: u64 = 1 << 10;
+    /// CR0.EM and CR0.TS: vector instructions fault.
+    const CR0_NO_FPU: u64 = 0b1100;
+    sregs.efer & EFER_LMA != 0
+        && sregs.cs.l != 0
+        && sregs.cr0 & CR0_NO_FPU == 0
+        && regs.rflags & TF == 0
+}

@@ -1,0 +1,198 @@
+//! Ways of code in a memory of 64 KiB that is mapped onto itself.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vpmu::x86::Ring;
+use vpmu::x86::lbr::{Branch, Filter, Kind, Kinds};
+
+use super::execute::Executor;
+use super::space::Space;
+use super::walk::{Resume, Start, walk};
+use super::way::Way;
+use crate::guest::paging::Paging;
+use crate::memory::GuestMemory;
+
+const CODE: u64 = 0x8000;
+const STACK: u64 = 0xa000;
+const IDT: u64 = 0x1000;
+const TABLES: u64 = 0x2000;
+const PAGE_FAULT: u64 = 0xc000;
+
+fn everything() -> Filter {
+    let kinds = [
+        Kind::Conditional,
+        Kind::RelativeJump,
+        Kind::IndirectJump,
+        Kind::RelativeCall,
+        Kind::IndirectCall,
+        Kind::Return,
+        Kind::Other,
+    ];
+    Filter {
+        kernel: true,
+        user: true,
+        kinds: kinds
+            .into_iter()
+            .fold(Kinds::NONE, |kinds, kind| kinds.with(kind, true)),
+        call_stack: false,
+    }
+}
+
+fn memory(code: &[u8]) -> GuestMemoryMmap {
+    let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
+    let mut table = TABLES;
+    for _ in 0..3 {
+        assert!(ram.write(table, &(table + 0x1003).to_le_bytes()));
+        table += 0x1000;
+    }
+    for page in 0..16_u64 {
+        assert!(ram.write(table + 8 * page, &(page << 12 | 3).to_le_bytes()));
+    }
+    let gate = PAGE_FAULT & 0xffff | 0x10 << 16 | 0x8e00 << 32;
+    assert!(ram.write(IDT + 14 * 16, &gate.to_le_bytes()));
+    assert!(ram.write(CODE, code));
+    ram
+}
+
+fn way(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Way> {
+    let ram = memory(code);
+    let mut sregs = kvm_sregs {
+        cr0: 0x8001_0001,
+        cr3: TABLES,
+        cr4: 0x20,
+        efer: 0x501,
+        ..Default::default()
+    };
+    (sregs.cs.l, sregs.idt.base) = (1, IDT);
+    let regs = kvm_regs {
+        rip: CODE,
+        rsp: STACK,
+        rflags: 2,
+        ..regs
+    };
+    let mut space = Space::new(Paging::of(&sregs), false, &ram);
+    let start = Start {
+        regs: &regs,
+        sregs: &sregs,
+        ring: Ring::Kernel,
+        lstar: None,
+        filter: everything(),
+        wanted,
+        resume: Resume::Works,
+    };
+    walk(&start, &mut space, &mut Executor::new())
+}
+
+/// Returns each leaf's place, with the branches that lead there, by offsets in the code.
+fn leaves(way: &Way) -> Vec<(u64, Vec<(u64, u64)>)> {
+    let offset = |at: u64| at.wrapping_sub(CODE);
+    let pair = |branch: &Branch| (offset(branch.from), offset(branch.to));
+    let leaf = |leaf: &_| way.taken(leaf).map(pair).collect();
+    way.leaves
+        .iter()
+        .map(|one| (offset(one.ip), leaf(one)))
+        .collect()
+}
+
+#[test]
+fn a_way_goes_through_calls_and_returns() {
+    // call 7; jmp 0x20; 7: ret
+    let code = [0xe8, 2, 0, 0, 0, 0xeb, 0x19, 0xc3];
+    let way = way(&code, kvm_regs::default(), 3).unwrap();
+    assert_eq!(leaves(&way), [(0x20, vec![(0, 7), (7, 5), (5, 0x20)])]);
+}
+
+#[test]
+fn a_changed_return_address_is_the_target() {
+    // A retpoline: call 7; pause; jmp 5; 7: mov [rsp], rax; ret
+    let code = [0xe8, 2, 0, 0, 0, 0xf3, 0x90, 0x48, 0x89, 0x04, 0x24, 0xc3];
+    let rax = CODE + 0x40;
+    let way = way(
+        &code,
+        kvm_regs {
+            rax,
+            ..Default::default()
+        },
+        2,
+    )
+    .unwrap();
+    assert_eq!(leaves(&way), [(0x40, vec![(0, 7), (11, 0x40)])]);
+}
+
+#[test]
+fn a_condition_of_registers_needs_no_second_leaf() {
+    // cmp eax, 5; je 0x10
+    let code = [0x83, 0xf8, 5, 0x74, 0x0b];
+    let taken = way(
+        &code,
+        kvm_regs {
+            rax: 5,
+            ..Default::default()
+        },
+        1,
+    )
+    .unwrap();
+    assert_eq!(leaves(&taken), [(0x10, vec![(3, 0x10)])]);
+}
+
+#[test]
+fn a_condition_of_memory_has_a_leaf_for_each_way() {
+    // cmp byte [rbx], 0; jne 0x10; jmp 0x20
+    let code = [0x80, 0x3b, 0, 0x75, 0x0b, 0xeb, 0x19];
+    let rbx = 0xb000;
+    let way = way(
+        &code,
+        kvm_regs {
+            rbx,
+            ..Default::default()
+        },
+        1,
+    )
+    .unwrap();
+    let expected = [(0x10, vec![(3, 0x10)]), (0x20, vec![(5, 0x20)])];
+    assert_eq!(leaves(&way), expected);
+}
+
+#[test]
+fn a_loop_ends_where_it_begins() {
+    // inc eax; jmp 0
+    let way = way(&[0xff, 0xc0, 0xeb, 0xfc], kvm_regs::default(), 32).unwrap();
+    assert_eq!(leaves(&way), [(0, vec![(2, 0)])]);
+}
+
+#[test]
+fn an_instruction_that_may_fault_is_alone() {
+    // mov eax, [rbx], of a page that is missing
+    let rbx = 0x20_0000;
+    let regs = kvm_regs {
+        rbx,
+        ..Default::default()
+    };
+    let alone = way(&[0x8b, 0x03, 0x90], regs, 1).unwrap();
+    let fault = PAGE_FAULT - CODE;
+    assert_eq!(leaves(&alone), [(fault, vec![(0, fault)]), (2, vec![])]);
+    // nop; mov eax, [rbx]: the way before it
+    let before = way(&[0x90, 0x8b, 0x03], regs, 1).unwrap();
+    assert_eq!(leaves(&before), [(1, vec![])]);
+}
+
+#[test]
+fn repeated_instructions_run_at_full_speed() {
+    // rep stosb
+    let alone = way(&[0xf3, 0xaa], kvm_regs::default(), 1).unwrap();
+    assert!(leaves(&alone).contains(&(2, vec![])));
+}
+
+#[test]
+fn what_cannot_be_followed_has_no_way() {
+    // hlt; int 0x80; int3; mov eax, ...; far jump by memory; a page that is missing has its handler
+    for code in [
+        &[0xf4][..],
+        &[0xcd, 0x80],
+        &[0xcc],
+        &[0x0f, 0x0b],
+        &[0xff, 0x2b],
+    ] {
+        assert!(way(code, kvm_regs::default(), 1).is_none(), "{code:x?}");
+    }
+}

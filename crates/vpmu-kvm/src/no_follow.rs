@@ -1,0 +1,42 @@
+//! In place of `follow` without the feature `lbr`: nobody is followed.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::kvm::OnKvm;
+use crate::memory::GuestMemory;
+use crate::offer::Offer;
+use crate::pmu::Core;
+
+/// Nobody.
+#[derive(Debug)]
+pub(crate) enum Follower {}
+
+impl Follower {
+    pub(crate) fn attach(
+        _: &OnKvm,
+        offer: &Offer,
+        _: Arc<dyn GuestMemory>,
+        _: i32,
+    ) -> Result<Option<Self>, Error> {
+        match offer.has_lbr() {
+            true => Err(Error::Lbr(
+                "this library was built without its feature `lbr`",
+            )),
+            false => Ok(None),
+        }
+    }
+
+    pub(crate) fn forget(&mut self, _: &OnKvm) {
+        match *self {}
+    }
+
+    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub(crate) fn after_run(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<bool, Error> {
+        match *self {}
+    }
+}

@@ -1,0 +1,56 @@
+//! Breakpoints of the VMM's in its guest.
+
+use std::os::fd::AsRawFd;
+
+use kvm_bindings::{
+    KVM_CAP_SET_GUEST_DEBUG2, KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP,
+    kvm_debugregs, kvm_guest_debug,
+};
+
+use super::{GET_DEBUGREGS, check_extension, get, set, write};
+use crate::error::Error;
+
+pub(crate) const SET_GUEST_DEBUG: u64 = write::<kvm_guest_debug>(0x9b);
+
+const BREAK: u32 = KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_HW_BP | KVM_GUESTDBG_BLOCKIRQ;
+
+/// Returns whether KVM has breakpoints for the VMM, and keeps interrupts waiting.
+pub(crate) fn can_break(vm: &impl AsRawFd) -> bool {
+    check_extension(vm, KVM_CAP_SET_GUEST_DEBUG2) & BREAK == BREAK
+}
+
+/// Has the vCPU exit before it executes one of these instructions, at most four. Interrupts wait.
+pub(crate) fn break_at(vcpu: &impl AsRawFd, places: &[u64]) -> Result<(), Error> {
+    let mut debug = kvm_guest_debug {
+        control: BREAK,
+        ..Default::default()
+    };
+    for (n, place) in places.iter().take(4).enumerate() {
+        debug.arch.debugreg[n] = *place;
+        // A global breakpoint of an instruction.
+        debug.arch.debugreg[7] |= 2 << (2 * n);
+    }
+    set(vcpu, "KVM_SET_GUEST_DEBUG", SET_GUEST_DEBUG, &debug).map(drop)
+}
+
+/// Ends what [`break_at`] has begun.
+pub(crate) fn no_breaks(vcpu: &impl AsRawFd) -> Result<(), Error> {
+    let none = kvm_guest_debug::default();
+    set(vcpu, "KVM_SET_GUEST_DEBUG", SET_GUEST_DEBUG, &none).map(drop)
+}
+
+/// Returns the bits of the guest's DR7 that enable breakpoints.
+pub(crate) fn breakpoints(vcpu: &impl AsRawFd) -> Result<u64, Error> {
+    let debug: kvm_debugregs = get(vcpu, "KVM_GET_DEBUGREGS", GET_DEBUGREGS)?;
+    Ok(debug.dr7 & 0xff)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_is_the_kernels() {
+        assert_eq!(SET_GUEST_DEBUG, 0x4048_ae9b);
+    }
+}

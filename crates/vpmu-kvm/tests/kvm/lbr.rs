@@ -1,0 +1,184 @@
+//! Tests of last branch records of a guest that runs.
+
+use kvm_ioctls::VcpuExit;
+use vpmu_kvm::{AfterRun, Error, Exit, Options, Outcome, Vcpu};
+
+use super::guest::{CODE, Code, END, MODEL, Machine};
+use super::{
+    CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Patience, Port, possible, run, try_attach,
+};
+
+const LBR_CTL: u32 = 0x14ce;
+const LBR_DEPTH: u32 = 0x14cf;
+const FROM: u32 = 0x1500;
+const TO: u32 = 0x1600;
+/// Enabled, in all rings, all kinds.
+const ALL: u64 = 0x7f_0007;
+const PERIOD: u64 = 2_000_000;
+
+/// A loop whose every round goes another way than the one before: through a call, a conditional branch by the count, an
+/// indirect jump by a register, and a call by way of memory. It ends when the host says so.
+fn code() -> Code {
+    recording().bytes(LOOP)
+}
+
+/// Begins to count, with records of all branches.
+pub(crate) fn recording() -> Code {
+    Code::default()
+        .wrmsr(LBR_CTL, ALL)
+        .wrmsr(PMC0, (1 << 48) - PERIOD)
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(GLOBAL_CTRL, 1)
+}
+
+/// The loop, by offsets in it.
+const LOOP: &[u8] = &[
+    0x31, 0xdb, // 0: xor ebx, ebx
+    0xff, 0xc3, // 2: inc ebx
+    0xf6, 0xc3, 0x03, // 4: test bl, 3
+    0x75, 0x05, // 7: jne 14
+    0xe8, 0x22, 0x00, 0x00, 0x00, // 9: call 48
+    0x48, 0x8d, 0x05, 0x04, 0x00, 0x00, 0x00, // 14: lea rax, [rip + 4] (25)
+    0xff, 0xe0, // 21: jmp rax
+    0x0f, 0x0b, // 23: ud2
+    0x53, // 25: push rbx
+    0x80, 0x3c, 0x24, 0x80, // 26: cmp byte [rsp], 0x80
+    0x5b, // 30: pop rbx
+    0x72, 0x03, // 31: jb 36
+    0x90, 0x90, 0x90, // 33: nop
+    0xf7, 0xc3, 0xff, 0x1f, 0x00, 0x00, // 36: test ebx, 0x1fff
+    0x75, 0xd6, // 42: jne 2
+    0xe4, 0x10, // 44: in al, 0x10
+    0xeb, 0x08, // 46: jmp 56
+    0x90, // 48: nop
+    0xc3, // 49: ret
+    0x90, 0x90, 0x90, 0x90, 0x90, 0x90, // 50: nop
+    0x84, 0xc0, // 56: test al, al
+    0x74, 0xc6, // 58: je 2
+];
+
+/// Returns the branches of a round with this count, the last first, by offsets in the loop.
+fn round(count: u32) -> Vec<(u64, u64)> {
+    let mut branches = Vec::new();
+    if count.is_multiple_of(4) {
+        branches.extend([(9, 48), (49, 14)]);
+    } else {
+        branches.push((7, 14));
+    }
+    branches.push((21, 25));
+    if count % 0x100 < 0x80 {
+        branches.push((31, 36));
+    }
+    match count % 0x2000 {
+        0 => branches.extend([(46, 56), (58, 2)]),
+        _ => branches.push((42, 2)),
+    }
+    branches.reverse();
+    branches
+}
+
+fn with_lbr() -> Options {
+    Options {
+        lbr: true,
+        ..Options::default()
+    }
+}
+
+/// Attaches a PMU with last branch records, if this KVM can follow a guest.
+pub(crate) fn attach(machine: &Machine) -> Option<Vcpu> {
+    let pmu = match try_attach(machine, MODEL, &with_lbr()) {
+        Err(Error::Lbr(reason)) => {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        pmu => possible(pmu)?,
+    };
+    machine.set_cpuid(&pmu.offer());
+    Some(pmu)
+}
+
+/// Returns the records, the last first, by offsets in the loop.
+fn records(pmu: &mut Vcpu, base: u64) -> Vec<(u64, u64)> {
+    let record = |n| {
+        let (from, to) = (pmu.msr(FROM + n)?, pmu.msr(TO + n)?);
+        (from != 0).then(|| (from.wrapping_sub(base), to.wrapping_sub(base)))
+    };
+    (0..32).map_while(record).collect()
+}
+
+/// Returns whether the branches are the last ones before some place of the loop.
+fn are_of_the_loop(branches: &[(u64, u64)]) -> bool {
+    // 0x2000 rounds have each way that there is, and the records are of less than 32 rounds.
+    let rounds = 0x2000 + 32;
+    let all: Vec<_> = (1..rounds).rev().flat_map(round).collect();
+    all.windows(branches.len()).any(|window| window == branches)
+}
+
+#[test]
+fn records_are_the_branches_that_the_guest_has_taken() {
+    /// The guest's PMIs are so many at least.
+    const PMIS: u64 = 20;
+    let base = CODE + code().0.len() as u64 - LOOP.len() as u64;
+    let Some(mut machine) = Machine::new(code(), NMI) else {
+        return;
+    };
+    let Some(mut pmu) = attach(&machine) else {
+        return;
+    };
+    let (patience, mut seen, mut full) = (Patience::new(), 0, 0);
+    loop {
+        patience.check();
+        pmu.before_run().unwrap();
+        let exit = machine.vcpu.run();
+        let after = pmu.after_run().unwrap();
+        let pmis = pmu.statistics().lock().unwrap().pmis;
+        if pmis > seen {
+            seen = pmis;
+            let found = records(&mut pmu, base);
+            assert!(are_of_the_loop(&found), "{found:?}");
+            full += u64::from(found.len() == 32);
+            // The next PMI comes after another number of branches.
+            let next = (1 << 48) - PERIOD - 1000 * pmis;
+            assert_eq!(pmu.set_msr(PMC0, next), Outcome::Done);
+            assert_eq!(pmu.set_msr(LBR_DEPTH, 32), Outcome::Done);
+        }
+        match (after, exit) {
+            (AfterRun::Completed | AfterRun::Kicked, _) => {}
+            (_, Ok(VcpuExit::IoIn(_, data))) => data[0] = u8::from(seen >= PMIS),
+            (_, Ok(VcpuExit::IoOut(port, _))) if port == u16::from(END) => break,
+            (_, Ok(VcpuExit::IoOut(..))) => {}
+            (_, exit) => panic!("{exit:?}"),
+        }
+    }
+    let statistics = pmu.statistics().lock().unwrap().clone();
+    let (lbr, exits) = (statistics.lbr, statistics.exits.get(Exit::Follow));
+    // A port ends a run, and one round in 8,192 has one.
+    assert!(full > 0 && full >= seen - 3, "{full} of {seen}: {lbr:?}");
+    assert!(exits <= 40 * seen, "{exits} exits for {seen} PMIs");
+}
+
+#[test]
+fn without_records_nobody_is_followed() {
+    let quiet = Code::default()
+        .wrmsr(PMC0, (1 << 48) - PERIOD)
+        .wrmsr(PERFEVTSEL0, CYCLES)
+        .wrmsr(GLOBAL_CTRL, 1)
+        .bytes(LOOP);
+    let Some(mut machine) = Machine::new(quiet, NMI) else {
+        return;
+    };
+    let Some(mut pmu) = attach(&machine) else {
+        return;
+    };
+    let statistics = pmu.statistics();
+    run(&mut machine, &mut pmu, |port| match port {
+        Port::In(data) => {
+            data[0] = u8::from(statistics.lock().unwrap().pmis > 0);
+            false
+        }
+        Port::Out(port, _) => port == END,
+    });
+    let statistics = statistics.lock().unwrap();
+    assert_eq!(statistics.exits.get(Exit::Follow), 0);
+    assert_eq!(statistics.lbr, Default::default());
+}
