@@ -20,6 +20,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> bool {
         self.report(counter, report, host);
+        self.notice_freeze(host);
         self.pmi_due()
     }
 
@@ -54,6 +55,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             // Once for all counters: records of one moment come in the order of their numbers.
             self.follow_up(host);
             self.apply(host);
+            self.notice_freeze(host);
         }
         self.pmi_due()
     }

@@ -112,7 +112,7 @@ impl Pair {
                 self.set_up();
             }
             Step::Migrate => {
-                reference.end_run();
+                reference.migrate();
                 let state = engine.save(host);
                 engine.reset(host);
                 let config = PmuConfig::new(self.capability);

@@ -305,6 +305,7 @@ impl Reference {
             }
         } else {
             self.request();
+            self.look();
         }
     }
 
@@ -319,6 +320,12 @@ impl Reference {
             self.request();
             self.look();
         }
+    }
+
+    /// The state goes on elsewhere, where it is found out anew whether a PMI has to wait.
+    pub(crate) fn migrate(&mut self) {
+        self.end_run();
+        self.look();
     }
 
     pub(crate) fn disable(&mut self) -> bool {
