@@ -14,6 +14,7 @@ mod pebs;
 mod reprogram;
 mod sampling;
 mod stories;
+mod switch;
 
 use std::path::Path;
 use std::sync::OnceLock;
@@ -55,6 +56,7 @@ pub struct Bench {
 pub const BENCHES: &[Bench] = &[
     partition::BENCH,
     host_profile::BENCH,
+    switch::BENCH,
     reprogram::BENCH,
     paused::BENCH,
     sampling::BENCH,

@@ -24,6 +24,8 @@ const STORIES: &[(&str, Story)] = &[
     ("pebs", PEBS),
     ("reprogram", REPROGRAM),
     ("sampling", SAMPLING),
+    ("host-profile", HOST_PROFILE),
+    ("switch", SWITCH),
 ];
 
 const fn bars(figure: &'static str, label: &'static str) -> Chart<'static> {
@@ -65,6 +67,71 @@ const PARTITION: Story = Story {
         bars("host_share", "The hypervisor's share of the time"),
         bars("perf_run_sys_s", "Kernel time of perf record"),
         bars("samples", "Samples that perf took"),
+    ],
+};
+
+const HOST_PROFILE: Story = Story {
+    title: "Arm: the host profiles a guest that profiles itself",
+    published: "2025 as a possibility, without a figure",
+    sentences: &[
+        "The hypervisor samples a guest by counters that the guest does not have, while the guest takes its own profile: a \
+         function's share differs by at most {largest_share_difference_points@partitioned}.",
+        "The guest then takes {guest_time_ratio@partitioned} of the time that it takes without, and a sample takes \
+         {el2_instructions_per_sample@partitioned} of the hypervisor's.",
+    ],
+    highlight: Highlight {
+        label: "Profile, host against guest",
+        figure: "largest_share_difference_points",
+        from: None,
+        to: "partitioned",
+    },
+    charts: &[
+        bars(
+            "largest_share_difference_points",
+            "Largest difference of a function's share",
+        ),
+        bars("guest_time_ratio", "The guest's time, against without"),
+        bars(
+            "guest_samples_ratio",
+            "The guest's own samples, against without",
+        ),
+        bars("host_samples", "The host's samples"),
+        bars(
+            "el2_instructions_per_sample",
+            "Instructions at EL2 for a sample",
+        ),
+    ],
+};
+
+const SWITCH: Story = Story {
+    title: "Arm: two guests on one CPU, and their PMUs",
+    published: "2025 as 7 to 35 registers, by the number of counters, not measured",
+    sentences: &[
+        "A guest that never used its PMU costs a switch {registers_per_switch:lazy@unused} and \
+         {traps_per_switch:lazy@unused}; one that has stopped it {registers_per_switch:lazy@stopped}.",
+        "While its counters count, all registers change hands: {registers_per_switch:lazy@all}, read or written, in \
+         {instructions_per_switch:lazy@all}. An eager switch costs that whatever the guest does \
+         ({registers_per_switch:eager@unused}).",
+    ],
+    highlight: Highlight {
+        label: "PMU registers of a switch, all counting against stopped",
+        figure: "registers_per_switch:lazy",
+        from: Some("all"),
+        to: "stopped",
+    },
+    charts: &[
+        bars(
+            "registers_per_switch",
+            "PMU registers read or written at a switch",
+        ),
+        bars(
+            "instructions_per_switch",
+            "Instructions for the PMU at a switch",
+        ),
+        bars(
+            "traps_per_switch",
+            "The guests' trapped accesses for each switch",
+        ),
     ],
 };
 

@@ -17,6 +17,8 @@ pub const WORKLOAD: &str = "workload";
 pub const KVM_HOST: &str = "kvm-host";
 /// The EL2 monitor, a raw image.
 pub const MONITOR: &str = "monitor.bin";
+/// The bare-metal program that tests a PMU, a raw image for arm64.
+pub const PAYLOAD: &str = "payload.bin";
 /// The VMM for x86-64, a program of the machine that stands beside `vpmu`.
 pub const VMM: &str = "vpmu-vmm";
 /// The program that measures this machine's perf events; stands beside `vpmu`, too.
