@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use vpmu::counter::{Counter, CounterState};
-use vpmu::x86::{Capability, Outcome};
+use vpmu::x86::{Capability, Outcome, Ring};
 use vpmu_perf::{Backing, Kick, PerfHost};
 
 use crate::Statistics;
@@ -109,7 +109,7 @@ impl BarePmu {
     /// Performs RDPMC by the guest's kernel with `index` in ECX.
     pub fn rdpmc(&mut self, index: u32) -> Outcome {
         self.core.take_overflows();
-        self.core.rdpmc(index)
+        self.core.rdpmc(index, Ring::Kernel)
     }
 
     /// Returns whether a PMI is due, so that the VMM has to look at LVTPC.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::{CounterConfig, Outcome};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
 use vpmu_perf::{Flag, KICKED, PerfHost, PerfOptions};
 
 use crate::error::Error;
@@ -205,7 +205,7 @@ impl OnKvm {
     fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, parts: &mut Parts<H>) -> bool {
         let (rcx, rip) = self.run.rcx_and_rip();
         // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
-        match parts.rdpmc(rcx as u32) {
+        match parts.rdpmc(rcx as u32, Ring::Kernel) {
             Outcome::NotHandled => return false,
             // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
             Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),

@@ -17,8 +17,10 @@ use crate::options::{Model, Options, Pebs, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use branches::{offer_lbr, with_lbr};
 
-/// IA32_DEBUGCTL.BTF (SDM vol. 3B, 18.4.1) is no business of a PMU, but the register comes to the VMM with
-/// it. KVM takes the bit and does nothing for it.
+/// Bits of IA32_DEBUGCTL that are no business of a PMU, but the register comes to the VMM with it: LBR, which Intel's
+/// records of branches have in a register of their own, and BTF (SDM vol. 3B, 18.4.1). KVM refuses neither, whatever the
+/// processor has, and does nothing for them.
+const LBR: u64 = 1 << 0;
 const BTF: u64 = 1 << 1;
 
 /// Counters that share a clock. More would do no harm, but would be useless: they all count the same.
@@ -89,8 +91,8 @@ impl Offer {
     /// With AMD's PMU, the processor is the host's, else an Intel processor of no known model. With Intel's PMU on an
     /// AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. Features that no guest with an
     /// architectural PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug store, bus lock
-    /// detection, instruction-based sampling and their kin. SVM is not offered with AMD's PMU, whose counters cannot
-    /// distinguish the guest's own guests. With a paravirtual PMU, the VMM offers the guest no other.
+    /// detection, instruction-based sampling and their kin. VMX and SVM are not offered: a guest of such a PMU has no
+    /// guests of its own. With a paravirtual PMU, the VMM offers the guest no other.
     pub fn set_cpuid(&self, cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
         match &self.pmu {
             None => {}
@@ -226,7 +228,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
                 general: at_most(offered.general, support),
                 events,
                 fixed: intel::Capability::fixed_for(version, events),
-                other_debugctl: BTF,
+                other_debugctl: LBR | BTF,
                 pebs: pebs.then(|| pebs::Capability {
                     linear_address_bits: linear_address_bits(),
                 }),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::{CounterConfig, Outcome};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
 
 use crate::deadline::Deadline;
 use crate::pmu::Core;
@@ -52,9 +52,9 @@ impl<H: CounterHost<CounterConfig>> Parts<H> {
         })
     }
 
-    pub(crate) fn rdpmc(&mut self, index: u32) -> Outcome {
+    pub(crate) fn rdpmc(&mut self, index: u32, ring: Ring) -> Outcome {
         let pmu = self.pmu.as_mut();
-        pmu.map_or(Outcome::NotHandled, |pmu| pmu.rdpmc(index))
+        pmu.map_or(Outcome::NotHandled, |pmu| pmu.rdpmc(index, ring))
     }
 
     fn or_of_deadline(

@@ -8,7 +8,7 @@ mod host_access;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Report};
-use vpmu::x86::{CounterConfig, Outcome};
+use vpmu::x86::{CounterConfig, Outcome, Ring};
 
 use crate::error::Error;
 use crate::host::Host;
@@ -23,6 +23,9 @@ pub(crate) use engine::Engine;
 pub(crate) struct Core<H> {
     engine: Engine,
     pub(crate) host: H,
+    /// Whether host events miss the instructions that are completed here. A clock has no instructions, and the time of an
+    /// exit is in its count.
+    pub(crate) misses_completed: bool,
     statistics: Arc<Mutex<Statistics>>,
 }
 
@@ -34,6 +37,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         Self {
             engine,
             host,
+            misses_completed: false,
             statistics: Arc::new(Mutex::new(Statistics::new())),
         }
     }
@@ -92,19 +96,20 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     pub(crate) fn rdmsr(&mut self, index: u32) -> Outcome {
         let outcome = self.engine.rdmsr(index, &mut self.host);
-        self.note_access(outcome, Exit::MsrRead(index));
+        self.note_access(outcome, Exit::MsrRead(index), Ring::Kernel);
         outcome
     }
 
     pub(crate) fn wrmsr(&mut self, index: u32, value: u64) -> Outcome {
         let outcome = self.engine.wrmsr(index, value, &mut self.host);
-        self.note_access(outcome, Exit::MsrWrite(index));
+        self.note_access(outcome, Exit::MsrWrite(index), Ring::Kernel);
         outcome
     }
 
-    pub(crate) fn rdpmc(&mut self, index: u32) -> Outcome {
+    /// Performs RDPMC, by `ring` of the guest, which may.
+    pub(crate) fn rdpmc(&mut self, index: u32, ring: Ring) -> Outcome {
         let outcome = self.engine.rdpmc(index, &mut self.host);
-        self.note_access(outcome, Exit::Rdpmc);
+        self.note_access(outcome, Exit::Rdpmc, ring);
         outcome
     }
 
@@ -140,9 +145,15 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         (statistics.host, statistics.pebs, statistics.lbr) = self.engine.statistics();
     }
 
-    fn note_access(&self, outcome: Outcome, exit: Exit) {
+    fn note_access(&mut self, outcome: Outcome, exit: Exit, ring: Ring) {
         if outcome != Outcome::NotHandled {
             self.statistics().count(exit);
+        }
+        let completed = matches!(outcome, Outcome::Value(_) | Outcome::Done);
+        // The instruction retires in no guest mode, so that no counter of the processor's has seen it. It retires under what it
+        // has written.
+        if completed && self.misses_completed {
+            self.engine.completed(ring, &mut self.host);
         }
     }
 }

@@ -66,6 +66,7 @@ impl Thread {
             // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
             vpmu_perf::reach_thread(&self.perf)?;
             core.host = host(core.offer().into(), self.perf.clone())?;
+            core.misses_completed = self.backing == Backing::Hardware;
             core.load();
         }
         core.host.forget_guest();

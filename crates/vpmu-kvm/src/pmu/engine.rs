@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report, Statistics};
 use vpmu::x86::{
-    AnyPmu, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring, lbr, pebs,
+    AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring, lbr, pebs,
 };
 
 use crate::error::Error;
@@ -138,6 +138,14 @@ impl Engine {
             Architectural(pmu, _) => pmu.rdpmc(index, Ring::Kernel, true, host),
             // Its counts are in the page. The port of a rewritten RDPMC is then the VMM's.
             Shared(_) => Outcome::NotHandled,
+        }
+    }
+
+    /// An instruction was completed for the guest. A paravirtual PMU's guest exits by its driver alone, whose doorbells are
+    /// no part of what it counts.
+    pub(crate) fn completed<H: CounterHost<CounterConfig>>(&mut self, ring: Ring, host: &mut H) {
+        if let Architectural(pmu, _) = self {
+            pmu.emulated(ArchEvent::Instructions, 1, ring, host);
         }
     }
 

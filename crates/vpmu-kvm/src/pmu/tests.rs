@@ -81,6 +81,34 @@ pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     }
 }
 
+/// Checks that an access which ends here counts as an instruction where the host's events do not see it.
+#[test]
+fn a_completed_access_is_an_instruction() {
+    for (misses, completed) in [(false, 0), (true, 1)] {
+        let mut pmu = pmu();
+        pmu.misses_completed = misses;
+        // EN, OS, USR, instructions; and cycles beside them.
+        for (n, select) in [(0, 0xc0), (1, 0x3c)] {
+            assert_eq!(pmu.wrmsr(PERFEVTSEL0 + n, 0x43_0000 | select), Done);
+        }
+        assert_eq!(pmu.wrmsr(GLOBAL_CTRL, 3), Done);
+        let counts = |pmu: &mut Core<Host>| [PMC0, PMC0 + 1].map(|msr| pmu.rdmsr(msr));
+        let (before, after) = (counts(&mut pmu), counts(&mut pmu));
+        let more = |n: usize| match (before[n], after[n]) {
+            (Value(before), Value(after)) => after - before,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((more(0), more(1)), (2 * completed, 0));
+        // A refused access retires nothing.
+        let counted = pmu.rdmsr(PMC0);
+        assert_eq!(pmu.rdpmc(9, Ring::Kernel), GeneralProtection);
+        let Value(counted) = counted else {
+            panic!("{counted:?}");
+        };
+        assert_eq!(pmu.rdmsr(PMC0), Value(counted + completed));
+    }
+}
+
 fn registers(state: &SavedPmu) -> intel::PmuState {
     match state {
         SavedPmu::Architectural(_, PmuState::Intel(registers)) => registers.clone(),
@@ -134,11 +162,19 @@ fn rdpmc_gives_the_count_or_a_fault() {
     let mut pmu = pmu();
     sample_every(&mut pmu, 1000);
     run(&mut pmu, 300);
-    assert_eq!(pmu.rdpmc(0), Value((1 << 48) - 700));
-    assert_eq!(pmu.rdpmc(3), Value(0));
-    assert_eq!(pmu.rdpmc(1 << 30), Value(0), "a fixed counter");
+    assert_eq!(pmu.rdpmc(0, Ring::Kernel), Value((1 << 48) - 700));
+    assert_eq!(pmu.rdpmc(3, Ring::Kernel), Value(0));
+    assert_eq!(
+        pmu.rdpmc(1 << 30, Ring::Kernel),
+        Value(0),
+        "a fixed counter"
+    );
     for index in [4, 1 << 30 | 3, 1 << 29, u32::MAX] {
-        assert_eq!(pmu.rdpmc(index), GeneralProtection, "{index:#x}");
+        assert_eq!(
+            pmu.rdpmc(index, Ring::Kernel),
+            GeneralProtection,
+            "{index:#x}"
+        );
     }
     assert_eq!(
         pmu.shared_statistics()
@@ -248,7 +284,7 @@ const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
         delivered,
         |pmu| read(pmu.rdmsr(GLOBAL_STATUS)),
         |pmu| write(pmu, GLOBAL_CTRL, 0),
-        |pmu| read(pmu.rdpmc(0)),
+        |pmu| read(pmu.rdpmc(0, Ring::Kernel)),
         |pmu| write(pmu, PMC0, (1 << 48) - 50),
         |pmu| write(pmu, GLOBAL_OVF_CTRL, 1),
         |pmu| write(pmu, GLOBAL_CTRL, 1),
@@ -257,7 +293,7 @@ const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
             read(pmu.rdmsr(GLOBAL_STATUS))
         },
         delivered,
-        |pmu| read(pmu.rdpmc(0)),
+        |pmu| read(pmu.rdpmc(0, Ring::Kernel)),
     ]
 };
 
@@ -303,8 +339,8 @@ fn amds_pmu_samples_and_keeps_to_itself() {
     assert_eq!(amd.wrmsr(PERF_CTL0, 0x0053_0076), Done);
     run(&mut amd, 1000);
     assert_eq!(amd.take_pmi(NMI), Some(Pmi::Nmi));
-    assert_eq!(amd.rdpmc(0), Value(0));
-    assert_eq!(amd.rdpmc(6), GeneralProtection);
+    assert_eq!(amd.rdpmc(0, Ring::Kernel), Value(0));
+    assert_eq!(amd.rdpmc(6, Ring::Kernel), GeneralProtection);
     assert_eq!(amd.rdmsr(GLOBAL_CTRL), NotHandled, "Intel's");
     assert_eq!(amd.rdmsr(0xc000_0301), GeneralProtection, "PerfMonV2's");
 

@@ -73,7 +73,7 @@ impl VcpuRdpmc {
         }
         let (_, rip) = run.rcx_and_rip();
         if self.shared.is_site(rip) {
-            return parts.rdpmc(msr);
+            return parts.rdpmc(msr, Ring::Kernel);
         }
         parts.count(Exit::MsrRead(msr));
         // The guest has no enlightenments of Hyper-V's, whose MSRs KVM shows its host even so.
@@ -109,7 +109,7 @@ impl VcpuRdpmc {
         };
         let frame = Frame::of_rdpmc(&sregs, &regs, code);
         let read = frame.and_then(|frame| {
-            match parts.rdpmc(regs.rcx as u32) {
+            match parts.rdpmc(regs.rcx as u32, frame.ring) {
                 Outcome::Value(value) => Some((frame, value)),
                 // An index without a counter is the guest's own #GP.
                 _ => None,

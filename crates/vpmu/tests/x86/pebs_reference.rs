@@ -54,6 +54,11 @@ impl Pebs {
             let halves = |xmm: u128| [(xmm & u128::from(u64::MAX)) as u64, (xmm >> 64) as u64];
             words.extend(self.guest.xmm()?.into_iter().flat_map(halves));
         }
+        if groups & 8 != 0 {
+            // Entries of three words, of a stack that records nothing.
+            let branches = (groups >> 24 & 0x1f) + 1;
+            words.extend((0..3 * branches).map(|_| 0));
+        }
         words[0] = (words.len() as u64 * 8) << 48 | groups;
         Ok(words)
     }

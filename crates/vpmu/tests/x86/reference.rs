@@ -317,7 +317,7 @@ impl Reference {
                 freeze | self.told.other_debugctl
             }
             0x3f1 if pebs => counters,
-            0x3f2 if pebs => 0b111,
+            0x3f2 if pebs => 0x1f00_000f,
             0x600 if self.is_canonical(value) => u64::MAX,
             0xc1..=0xc8
             | 0x4c1..=0x4c8

@@ -46,9 +46,9 @@ pub const FW_WRITE: u64 = 1 << 13;
 const PEBS_BASELINE: u64 = 1 << 14;
 /// Adaptive_Record of IA32_PERFEVTSELx.
 pub const ADAPTIVE: u64 = 1 << 34;
-/// IA32_DEBUGCTL.BTF: a bit of the same register that is not the PMU's, and that every processor
-/// has.
-const BTF: u64 = 1 << 1;
+/// IA32_DEBUGCTL.LBR and BTF: bits of the same register that are not the PMU's, and that KVM refuses
+/// nobody.
+const LBR_AND_BTF: u64 = 0b11;
 /// IA32_DEBUGCTL.FREEZE_PERFMON_ON_PMI.
 pub const FREEZE_PERFMON_ON_PMI: u64 = 1 << 12;
 
@@ -232,9 +232,9 @@ fn pebs(c: Capability) -> [Row; 3] {
     };
     [
         row(PEBS_ENABLE, "PEBS_ENABLE", c.counters()),
-        // The groups are memory, general registers and XMM, without branch
-        // records.
-        row(PEBS_DATA_CFG, "PEBS_DATA_CFG", 0b111),
+        // The groups are memory, general registers, XMM and last branches, of
+        // which a record has up to 32.
+        row(PEBS_DATA_CFG, "PEBS_DATA_CFG", 0x1f00_000f),
         // These are the canonical addresses of a lower half.
         row(DS_AREA, "DS_AREA", (1 << 47) - 1),
     ]
@@ -296,7 +296,7 @@ fn single(c: Capability) -> [Row; 8] {
             DEBUGCTL,
             "DEBUGCTL",
             Some(0),
-            Some(BTF | FREEZE_PERFMON_ON_PMI),
+            Some(LBR_AND_BTF | FREEZE_PERFMON_ON_PMI),
         ),
     ]
 }
@@ -315,7 +315,7 @@ mod tests {
                 0b111
             },
             events: 0b101,
-            other_debugctl: BTF,
+            other_debugctl: LBR_AND_BTF,
             pebs: pebs.then(Default::default),
             ..intel::Capability::new(version)
         };

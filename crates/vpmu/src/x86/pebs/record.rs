@@ -14,12 +14,18 @@ pub mod data_cfg {
     pub const GENERAL: u64 = 1 << 1;
     /// XMM registers: 256 bytes.
     pub const XMM: u64 = 1 << 2;
+    /// Last branches: 24 bytes for each, zero here.
+    pub const BRANCHES: u64 = 1 << 3;
+    /// One less than the number of last branches, which is 32 at most.
+    pub const MOST_BRANCHES: u64 = 0x1f << 24;
     /// Bits that may be set.
-    pub const ALL: u64 = MEMORY | GENERAL | XMM;
+    pub const ALL: u64 = MEMORY | GENERAL | XMM | BRANCHES | MOST_BRANCHES;
 }
 
-/// The longest record, in words: basic, memory, general, XMM.
-const WORDS: usize = 4 + 4 + 18 + 32;
+/// The longest record, in words: basic, memory, general, XMM, branches.
+const WORDS: usize = 4 + 4 + 18 + 32 + 32 * BRANCH;
+/// Words of a last branch.
+const BRANCH: usize = 3;
 
 /// Bytes of a record of the basic group alone.
 pub(super) const BASIC: usize = 32;
@@ -68,6 +74,11 @@ impl Record {
                 record.put(&[register as u64, (register >> 64) as u64]);
             }
         }
+        if groups & data_cfg::BRANCHES != 0 {
+            // The baseline has the group wherever there are adaptive records (SDM 20.9.2.2.5). A stack that records nothing
+            // has nothing but zeros in it.
+            record.length += 8 * BRANCH * branches(groups) as usize;
+        }
         Ok(record)
     }
 
@@ -100,7 +111,15 @@ const fn words(groups: u64) -> u64 {
         }
         n += 1;
     }
+    if groups & data_cfg::BRANCHES != 0 {
+        words += BRANCH as u64 * branches(groups);
+    }
     words
+}
+
+/// Returns the last branches in a record of `groups` that has them.
+const fn branches(groups: u64) -> u64 {
+    ((groups & data_cfg::MOST_BRANCHES) >> data_cfg::MOST_BRANCHES.trailing_zeros()) + 1
 }
 
 const _: () = assert!(words(data_cfg::ALL) == WORDS as u64);

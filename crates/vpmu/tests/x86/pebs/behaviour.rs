@@ -395,7 +395,7 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
     };
     let changes: [fn(&mut PmuState); 3] = [
         |state| state.pebs_enable = 1 << 4,
-        |state| state.pebs_data_cfg = 1 << 3,
+        |state| state.pebs_data_cfg = 1 << 4,
         |state| state.ds_area = 1 << 47,
     ];
     for change in changes {

@@ -32,7 +32,7 @@ fn area() -> BoxedStrategy<Vec<Step>> {
     let threshold = prop_oneof![4 => 0..0x400_u64, 1 => any::<u64>()];
     let period = prop_oneof![4 => 1..200_u64, 1 => Just(1 << 48), 1 => any::<u64>()];
     let resets = prop::collection::vec(period, 6);
-    (place, buffer, room, threshold, resets, 0..8_u64)
+    (place, buffer, room, threshold, resets, 0..16_u64)
         .prop_map(|(place, buffer, room, threshold, resets, config)| {
             let field = |offset, value| Step::Store(place.wrapping_add(offset), value);
             let mut steps = vec![
@@ -87,7 +87,7 @@ fn own_with_pebs() -> BoxedStrategy<Step> {
         2 => (field, address()).prop_map(|(field, value)| Step::Store(FakeGuest::RAM + field, value)),
         1 => (address(), any::<u64>()).prop_map(|(address, value)| Step::Store(address, value)),
         1 => address().prop_map(|address| Step::Write(0x600, address)),
-        1 => (0..16_u64).prop_map(|config| Step::Write(0x3f2, config)),
+        1 => (0..32_u64, 0..64_u64).prop_map(|(groups, more)| Step::Write(0x3f2, groups | more << 24)),
         2 => enable.prop_map(|enable| Step::Write(0x3f1, enable)),
         1 => any::<u64>().prop_map(|enable| Step::Write(0x3f1, enable)),
         2 => Just(Step::Write(0x390, 1 << 62)),

@@ -127,9 +127,10 @@ fn offered(cx: &Context) -> Verdict {
 
 /// Checks that each group has its place and its size.
 fn groups(cx: &Context) -> Verdict {
-    for groups in 0..8_u64 {
-        let sizes = [32, 144, 256];
-        let chosen = (0..3).filter(|n| groups >> n & 1 != 0);
+    for groups in 0..16_u64 {
+        // One last branch, of a stack that records nothing.
+        let sizes = [32, 144, 256, 24];
+        let chosen = (0..4).filter(|n| groups >> n & 1 != 0);
         let size = 32 + chosen.map(|n| sizes[n]).sum::<u64>();
         AREA[INDEX].store(address(&BUFFER[0]), Relaxed);
         write(PEBS_DATA_CFG, groups)?;
