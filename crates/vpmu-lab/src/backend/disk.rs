@@ -20,8 +20,10 @@ pub(super) fn machine(disk: &BootDisk, job: Option<&Path>, boots: bool) -> Vec<O
     let drives = [drive(disk.format, &disk.image)];
     let job = job.map(|job| drive("raw", job));
     let uefi = disk.uefi.as_ref().filter(|_| boots);
-    let uefi =
-        uefi.map(|files| uefi_drives(files.each_ref().map(|file| file.display().to_string())));
+    let uefi = uefi.map(|files| {
+        let files = files.each_ref().map(|file| file.display().to_string());
+        uefi_drives(files, ",snapshot=on")
+    });
     let all = drives
         .into_iter()
         .chain(job)
@@ -33,15 +35,16 @@ pub(super) fn machine(disk: &BootDisk, job: Option<&Path>, boots: bool) -> Vec<O
 pub(super) fn in_host(disk: &BootDisk, has_job: bool) -> Vec<String> {
     let disks = HOST_DISKS.iter().take(if has_job { 2 } else { 1 });
     let drives = disks.map(|disk| format!("if=virtio,format=raw,file={disk}"));
-    let uefi = (disk.uefi.is_some()).then(|| uefi_drives(HOST_UEFI.map(|file| format!("/{file}"))));
+    let uefi =
+        (disk.uefi.is_some()).then(|| uefi_drives(HOST_UEFI.map(|file| format!("/{file}")), ""));
     options(drives.chain(uefi.into_iter().flatten())).collect()
 }
 
-/// Returns the drives of UEFI's firmware. The guest may write its variables, which are forgotten like everything else.
-fn uefi_drives([code, variables]: [String; 2]) -> [String; 2] {
+/// Returns the drives of UEFI's firmware, whose variables the guest may write: into the file, or, by `more`, elsewhere.
+fn uefi_drives([code, variables]: [String; 2], more: &str) -> [String; 2] {
     [
         format!("if=pflash,format=raw,readonly=on,file={code}"),
-        format!("if=pflash,format=raw,snapshot=on,file={variables}"),
+        format!("if=pflash,format=raw{more},file={variables}"),
     ]
 }
 
