@@ -80,6 +80,8 @@ pub struct PmuOptions {
     pub model: Model,
     /// The policy for calls to the host.
     pub policy: Policy,
+    /// Whether time counts even where there are hardware counters, which other VMs may want for themselves.
+    pub clock: bool,
     /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
     /// The way in which PEBS records are collected.
@@ -107,10 +109,12 @@ impl PmuOptions {
 
     pub(crate) fn options(self) -> Options {
         Options {
-            source: Source::Best(match self.approximate_instructions {
-                true => Clock::Approximate,
-                false => Clock::Cycles,
-            }),
+            source: match (self.clock, self.approximate_instructions) {
+                (true, true) => Source::Clock(Clock::Approximate),
+                (true, false) => Source::Clock(Clock::Cycles),
+                (false, true) => Source::Best(Clock::Approximate),
+                (false, false) => Source::Best(Clock::Cycles),
+            },
             policy: self.policy,
             pebs: self.pebs,
             lbr: self.lbr,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore, Vendor, amd};
 
 const AFTER: &str = "\
@@ -74,7 +75,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
+            "approximate_instructions", "clock", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -94,6 +95,9 @@ struct Cli {
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long, conflicts_with = "no_pmu")]
     approximate_instructions: bool,
+    /// Count by time even where there are hardware counters: gives way to VMs that KVM gives the PMU to (mediated vPMU)
+    #[arg(long, conflicts_with = "no_pmu")]
+    clock: bool,
     /// Let the guest measure: 1 to port 0x5650 begins, 2 ends
     #[arg(long)]
     measure: bool,
@@ -188,6 +192,7 @@ impl Cli {
         Ok(Some(PmuOptions {
             model: self.model()?,
             policy,
+            clock: self.clock,
             approximate_instructions: self.approximate_instructions,
             pebs: match self.pebs {
                 Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
@@ -243,6 +248,18 @@ fn open_statistics(path: &Path) -> Result<Option<File>, Error> {
         .map_err(|error| Error::File(path.display().to_string(), error))
 }
 
+/// Takes as many descriptors as this process may have: 64 vCPUs whose guests use all counters want a thousand and more, and
+/// a counter without one is lost.
+fn raise_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // Without it, guests with fewer counters in use run as well.
+    let _ = setrlimit(Resource::Nofile, raised);
+}
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let policy = cli.policy.map(|policy| match policy {
@@ -257,6 +274,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    raise_descriptors();
     let pmu = cli.pmu(policy.unwrap_or_default());
     let result = match cli.restore {
         Some(file) => vpmu_vmm::restore(&Restore {

@@ -87,6 +87,7 @@ impl MachineState {
                 Pmu::Paravirtual(_) => Model::Paravirtual,
             },
             policy: backing.policy,
+            clock: backing.clock,
             approximate_instructions: backing.approximate_instructions,
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
@@ -103,6 +104,7 @@ impl MachineState {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Backed {
     pub(super) policy: Policy,
+    pub(super) clock: bool,
     pub(super) approximate_instructions: bool,
 }
 
@@ -110,6 +112,7 @@ impl From<PmuOptions> for Backed {
     fn from(pmu: PmuOptions) -> Self {
         Self {
             policy: pmu.policy,
+            clock: pmu.clock,
             approximate_instructions: pmu.approximate_instructions,
         }
     }
