@@ -29,8 +29,12 @@ const PAGE: usize = 4096;
 /// The machine that a test wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
-    /// Counters of the PMU. Any event counts on any of them.
+    /// Counters of the PMU.
     pub(crate) counters: usize,
+    /// Whether cache misses count on one of them alone. Any other event counts on any.
+    pub(crate) constrained: bool,
+    /// Of so many ticks, the thread spends each last on a core whose PMU is another one. 0: there is none.
+    pub(crate) e_core_each: usize,
     /// Counters that others have pinned, such as the watchdog.
     pub(crate) pinned: usize,
     /// Whether an event of guests counts the host, too: a KVM below that drops AMD's GuestOnly bit.
@@ -51,6 +55,8 @@ impl Default for Machine {
     fn default() -> Self {
         Self {
             counters: 8,
+            constrained: false,
+            e_core_each: 0,
             pinned: 0,
             counts_host: false,
             mediated: false,

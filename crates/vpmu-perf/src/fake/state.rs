@@ -7,21 +7,29 @@ use std::ptr::NonNull;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_BRANCH_MISSES, PERF_COUNT_HW_CACHE_MISSES,
     PERF_COUNT_HW_CPU_CYCLES, PERF_RECORD_SAMPLE, PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
-    PERF_TYPE_HARDWARE, PERF_TYPE_RAW, perf_event_attr, perf_event_mmap_page,
+    PERF_TYPE_HARDWARE, PERF_TYPE_RAW, PERF_TYPE_SOFTWARE, perf_event_attr, perf_event_mmap_page,
 };
 
 use super::{INTERRUPT, Machine, PAGE, TICK};
 
-/// Events in a ms of the guest's.
+/// Events in a ms of the guest's. The guest is in user space for three quarters of each moment.
 fn rate(attr: &perf_event_attr) -> u64 {
+    let quarters = 3 * (1 - attr.exclude_user()) + (1 - attr.exclude_kernel());
     let generic = |number: u32| attr.config == u64::from(number);
-    match attr.type_ {
+    let rate = match attr.type_ {
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_CPU_CYCLES) => 3_000_000,
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_BRANCH_INSTRUCTIONS) => 400_000,
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_BRANCH_MISSES) => 5_000,
-        PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_CACHE_MISSES) => 20,
+        PERF_TYPE_HARDWARE if is_constrained(attr) => 20,
+        // A clock knows no rings.
+        PERF_TYPE_SOFTWARE => return 1_000_000,
         _ => 1_000_000,
-    }
+    };
+    rate * quarters / 4
+}
+
+fn is_constrained(attr: &perf_event_attr) -> bool {
+    attr.type_ == PERF_TYPE_HARDWARE && attr.config == u64::from(PERF_COUNT_HW_CACHE_MISSES)
 }
 
 #[derive(Debug)]
@@ -105,9 +113,19 @@ pub(super) struct State {
 
 impl State {
     /// Gives counters to enabled events: group by group, all of a group or none, from the one on whose turn it is
-    /// (ctx_sched_in, group_sched_in). Others' pinned events come first (ctx_pinned_sched_in).
+    /// (ctx_sched_in, group_sched_in). Others' pinned events come first (ctx_pinned_sched_in). An event that one counter
+    /// alone counts waits for that (x86_schedule_events). On a core of the other kind none has a counter (x86_pmu_filter).
     pub(super) fn schedule(&mut self) {
-        let mut free = self.machine.counters.saturating_sub(self.machine.pinned);
+        let each = self.machine.e_core_each;
+        let is_away = each != 0 && self.rotation % each == each - 1;
+        let mut free = match is_away {
+            true => 0,
+            false => self.machine.counters.saturating_sub(self.machine.pinned),
+        };
+        let mut special = match self.machine.constrained {
+            true => 1,
+            false => usize::MAX,
+        };
         let leaders: Vec<RawFd> = self
             .events
             .iter()
@@ -131,12 +149,15 @@ impl State {
                 .filter(|(_, event)| event.enabled)
                 .map(|(&fd, _)| fd)
                 .collect();
-            let needed = members
-                .iter()
-                .filter(|fd| self.events[fd].is_hardware())
-                .count();
-            if needed <= free {
+            let count = |wanted: fn(&Event) -> bool| {
+                let events = members.iter().map(|fd| &self.events[fd]);
+                events.filter(|event| wanted(event)).count()
+            };
+            let needed = count(Event::is_hardware);
+            let constrained = count(|event| is_constrained(&event.attr));
+            if needed <= free && constrained <= special {
                 free -= needed;
+                special -= constrained;
                 for fd in members {
                     self.events.get_mut(&fd).unwrap().scheduled = true;
                 }

@@ -9,6 +9,8 @@ use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use super::*;
 use crate::fake::{Fake, Machine, TICK, happened};
 
+mod cases;
+
 const EVTSEL0: u32 = 0x186;
 const PMC0: u32 = 0x4c1;
 const GLOBAL_STATUS: u32 = 0x38e;
@@ -16,15 +18,26 @@ const GLOBAL_CTRL: u32 = 0x38f;
 const OVF_CTRL: u32 = 0x390;
 const MASK: u64 = (1 << 48) - 1;
 const GENERAL: u8 = 4;
-/// OS, USR, INT, EN.
-const ENABLED: u64 = 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
-/// Event selects, and how often each happens in a ms of the guest's.
-const CYCLES: (u64, u64) = (0x003c, 3_000_000);
+/// INT, EN.
+const ENABLED: u64 = 1 << 20 | 1 << 22;
+const USER: u64 = 1 << 16;
+const KERNEL: u64 = 1 << 17;
+const BOTH: u64 = USER | KERNEL;
+/// Event selects with their rings, and how often each happens in a ms of the guest's.
+const CYCLES: (u64, u64) = (0x003c | BOTH, 3_000_000);
 /// The same on a clock: cycles of 1 GHz.
-const CLOCK: (u64, u64) = (0x003c, 1_000_000);
-const BRANCH_MISSES: (u64, u64) = (0x00c5, 5_000);
-const LLC_MISSES: (u64, u64) = (0x412e, 20);
-const EVENTS: [(u64, u64); 4] = [CYCLES, (0x00c4, 400_000), BRANCH_MISSES, LLC_MISSES];
+const CLOCK: (u64, u64) = (0x003c | BOTH, 1_000_000);
+const BRANCH_MISSES: (u64, u64) = (0x00c5 | BOTH, 5_000);
+const LLC_MISSES: (u64, u64) = (0x412e | BOTH, 20);
+const EVENTS: [(u64, u64); 6] = [
+    CYCLES,
+    (0x00c4 | BOTH, 400_000),
+    BRANCH_MISSES,
+    LLC_MISSES,
+    // The guest is in user space for three quarters of its time.
+    (0x003c | USER, 2_250_000),
+    (0x003c | KERNEL, 750_000),
+];
 
 fn options(backing: Backing, repeating: bool) -> PerfOptions {
     PerfOptions {
@@ -199,10 +212,23 @@ fn machines() -> impl Strategy<Value = Machine> {
         0..100_000_u64,
         prop_oneof![Just(u64::MAX), 1..10_u64],
         prop_oneof![Just(100), 1..8_usize],
+        any::<bool>(),
+        prop_oneof![3 => Just(0), 1 => 2..6_usize],
     )
         .prop_map(
-            |(counters, pinned, per_tick, latency, full_each, descriptors)| Machine {
+            |(
                 counters,
+                pinned,
+                per_tick,
+                latency,
+                full_each,
+                descriptors,
+                constrained,
+                e_core_each,
+            )| Machine {
+                counters,
+                constrained,
+                e_core_each,
                 pinned: pinned.min(counters),
                 per_tick,
                 latency,
@@ -243,7 +269,7 @@ proptest! {
         let mut vcpu = Vcpu::backed(backing, machine, policy, repeating);
         let kinds = match backing {
             Backing::Hardware => EVENTS,
-            Backing::Clock => [CLOCK; 4],
+            Backing::Clock => [CLOCK; 6],
         };
         let mut left = [1_000_000; GENERAL as usize];
         vcpu.pmu.load(&mut vcpu.host);
@@ -281,168 +307,4 @@ proptest! {
             prop_assert!(vcpu.pmu.take_pmi());
         }
     }
-}
-
-#[test]
-fn each_sample_of_a_rare_event_is_had_without_a_longer_period() {
-    for repeating in [false, true] {
-        let mut vcpu = Vcpu::new(Machine::default(), Policy::ReusePaused, repeating);
-        vcpu.pmu.load(&mut vcpu.host);
-        vcpu.program(0, LLC_MISSES, 1000);
-        vcpu.start();
-        // 20,000 events a second, and a sample for each thousandth.
-        vcpu.run(5_000_000_000, [1000; 4]);
-        assert_eq!(
-            vcpu.pmis, 99,
-            "the handler takes some of an event each time"
-        );
-    }
-}
-
-#[test]
-fn a_storm_takes_no_more_of_the_host_than_its_bound() {
-    for repeating in [false, true] {
-        let mut vcpu = Vcpu::new(Machine::default(), Policy::ReusePaused, repeating);
-        vcpu.pmu.load(&mut vcpu.host);
-        for n in 0..GENERAL {
-            vcpu.program(n, CYCLES, 1);
-        }
-        vcpu.start();
-        let before = vcpu.kernel.host();
-        vcpu.run(2_000_000_000, [1; 4]);
-        let after = vcpu.kernel.host();
-        let (time, interrupts) = (after.0 - before.0, after.1 - before.1);
-        // An interrupt takes 1000 ns, so one each FLOOR ns is a fiftieth of the time.
-        assert!(interrupts * 1000 / time <= 22, "{interrupts} of {time} ns");
-    }
-}
-
-#[test]
-fn a_full_queue_of_signals_costs_no_interrupt() {
-    for backing in [Backing::Hardware, Backing::Clock] {
-        let machine = Machine {
-            full_each: 1,
-            latency: 0,
-            ..Machine::default()
-        };
-        let mut vcpu = Vcpu::backed(backing, machine, Policy::ReusePaused, false);
-        vcpu.pmu.load(&mut vcpu.host);
-        vcpu.program(0, CLOCK, 1_000_000);
-        vcpu.ideal = [None; 4];
-        let mut pmis = 0;
-        vcpu.start();
-        for _ in 0..100 {
-            vcpu.kernel.run(1_000_000);
-            for (counter, report) in vcpu.host.take_overflows() {
-                assert_eq!(report, Report::Unsure, "nobody vouches for it");
-                vcpu.pmu.overflow(counter, report, &mut vcpu.host);
-            }
-            if vcpu.pmu.take_pmi() {
-                pmis += 1;
-                vcpu.write(PMC0, MASK + 1 - 1_000_000);
-            }
-        }
-        // The hardware's cycles are three times as many.
-        assert!(pmis >= 99, "{backing:?}: {pmis}");
-    }
-}
-
-#[test]
-fn a_report_of_a_longer_period_vouches_for_nothing() {
-    let mut vcpu = Vcpu::new(Machine::default(), Policy::ReusePaused, true);
-    vcpu.pmu.load(&mut vcpu.host);
-    vcpu.program(0, CYCLES, 10);
-    vcpu.start();
-    for _ in 0..10 {
-        vcpu.kernel.run(TICK);
-        for (counter, report) in vcpu.host.take_overflows() {
-            assert_eq!(report, Report::Unsure);
-            vcpu.pmu.overflow(counter, report, &mut vcpu.host);
-        }
-    }
-}
-
-#[test]
-fn there_are_as_many_counters_as_others_have_left() {
-    for (counters, pinned, free) in [(8, 0, 8), (4, 0, 4), (4, 2, 2), (2, 1, 1), (3, 3, 0)] {
-        let kernel = Fake::new(Machine {
-            counters,
-            pinned,
-            ..Machine::default()
-        });
-        let chooser = Chooser::new(kernel, None, true, false).unwrap();
-        match free {
-            0 => assert_eq!(chooser.backing, Backing::Clock, "{pinned} of {counters}"),
-            free => assert_eq!(
-                chooser.free_counters(),
-                Some(free),
-                "{pinned} of {counters}"
-            ),
-        }
-        assert_eq!(kernel.open_events(), 0, "nothing stays open");
-    }
-}
-
-#[test]
-fn a_counter_that_shares_says_for_how_long_it_has_counted() {
-    let machine = Machine {
-        counters: 1,
-        ..Machine::default()
-    };
-    let mut vcpu = Vcpu::new(machine, Policy::ReusePaused, false);
-    vcpu.pmu.load(&mut vcpu.host);
-    for n in 0..2 {
-        vcpu.program(n, BRANCH_MISSES, 1 << 40);
-    }
-    vcpu.start();
-    vcpu.run(100 * TICK, [1 << 40; 4]);
-    vcpu.stop();
-    for n in 0..2 {
-        let lost = CounterState::Lost(Lost::Multiplexed);
-        assert_eq!(vcpu.state(n), Some(lost));
-        let (counted, of) = vcpu.host.times(Counter::new(n).unwrap()).unwrap();
-        assert!(
-            (45..=55).contains(&(100 * counted / of)),
-            "{counted} of {of}"
-        );
-    }
-}
-
-#[test]
-fn a_throttled_counter_is_lost_and_goes_on() {
-    let machine = Machine {
-        per_tick: 5,
-        ..Machine::default()
-    };
-    let mut vcpu = Vcpu::new(machine, Policy::ReusePaused, true);
-    vcpu.pmu.load(&mut vcpu.host);
-    vcpu.program(0, CYCLES, 30_000);
-    vcpu.start();
-    vcpu.run(10 * TICK, [30_000; 4]);
-    vcpu.stop();
-    let lost = CounterState::Lost(Lost::Throttled);
-    assert_eq!(vcpu.state(0), Some(lost));
-    // Five overflows and then nothing until the tick would be 51. It goes on as soon as that is seen.
-    assert!(vcpu.pmis > 100, "{}", vcpu.pmis);
-}
-
-#[test]
-fn another_vms_mediated_pmu_is_waited_for() {
-    let machine = Machine {
-        mediated: true,
-        ..Machine::default()
-    };
-    // Without a choice the host has hardware, too: a clock would be something else, and silently so.
-    let chooser = Chooser::new(Fake::new(machine), None, true, false).unwrap();
-    assert_eq!(chooser.backing, Backing::Hardware);
-    assert!(chooser.is_mediated() && chooser.counts(ArchEvent::CoreCycles));
-    let mut vcpu = Vcpu::new(machine, Policy::ReusePaused, false);
-    vcpu.pmu.load(&mut vcpu.host);
-    vcpu.program(0, CYCLES, 1 << 40);
-    vcpu.start();
-    assert_eq!(vcpu.state(0), Some(CounterState::Lost(Lost::Busy)));
-    vcpu.kernel.change(|machine| machine.mediated = false);
-    vcpu.pmu.put(&mut vcpu.host);
-    vcpu.pmu.load(&mut vcpu.host);
-    assert_eq!(vcpu.state(0), Some(CounterState::Counting));
 }
