@@ -4,6 +4,7 @@ use super::machine::Place;
 use super::{PartitionedPmu, Vm, config, leaky, machine, plan};
 use vpmu::arm::partition::{Features, MigrateError, PartitionConfig, Residence};
 use vpmu::arm::{ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError};
+use vpmu::counter::{CounterState, Lost};
 
 const E: u64 = 1;
 
@@ -324,4 +325,96 @@ fn a_guest_that_has_seen_nothing_may_go_anywhere() {
             offered: 6
         })
     );
+}
+
+/// A plan of the same CPU with so many counters of the host's.
+fn with_host_counters(host_counters: u8) -> PartitionConfig {
+    PartitionConfig {
+        host_counters,
+        ..config()
+    }
+}
+
+fn replan(vm: &mut Vm, config: &PartitionConfig) {
+    vm.put();
+    vm.pmu.migrate(plan(config)).expect("no more counters");
+    vm.load();
+}
+
+#[test]
+fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
+    let counter = |n| vpmu::counter::Counter::new(n).unwrap();
+    let mut vm = Vm::new(&config());
+    for n in 0..4 {
+        vm.write(Register::Pmevtyper(n), 0x08);
+        vm.write(Register::Pmevcntr(n), 100 * u64::from(n));
+    }
+    vm.write(Register::PmcntenSet, 0b1111);
+    vm.write(Register::Pmcr, E);
+    vm.machine.happen(8, Place::El1, 5);
+
+    replan(&mut vm, &with_host_counters(3));
+    assert_eq!(vm.machine.traps.mdcr_el2 & 0x1f, 3);
+    // The host uses the counter.
+    vm.machine.evtyper[3] = 0x11;
+    vm.machine.evcntr[3] = 0x3333;
+    vm.machine.cnten |= 1 << 3;
+    let host = vm.machine.host_part();
+    vm.machine.happen(8, Place::El1, 7);
+    // The guest finds what it had: as many counters, the lost one where it stood.
+    assert_eq!(vm.read(Register::Pmcr) >> 11 & 0x1f, 4);
+    assert_eq!(vm.read(Register::PmcntenSet), 0b1111);
+    assert_eq!(vm.read(Register::Pmevcntr(2)), 212);
+    assert_eq!(vm.read(Register::Pmevcntr(3)), 305);
+    assert_eq!(vm.read(Register::Pmevtyper(3)), 0x08);
+    let state = |vm: &mut Vm, n| vm.pmu.counter_state(counter(n), &mut vm.machine);
+    assert_eq!(state(&mut vm, 2), Some(CounterState::Counting));
+    assert_eq!(state(&mut vm, 3), Some(CounterState::Lost(Lost::Busy)));
+    assert_eq!(state(&mut vm, 4), None);
+    // Its writes change what it finds, and nothing of the host's.
+    vm.write(Register::Pmevcntr(3), 42);
+    vm.write(Register::PmintenSet, 0b1000);
+    vm.write(Register::PmovsSet, 0b1000);
+    assert!(vm.pmu.line(&mut vm.machine));
+    vm.write(Register::PmovsClr, 0b1000);
+    assert!(!vm.pmu.line(&mut vm.machine));
+    vm.write(Register::Pmselr, 3);
+    assert_eq!(vm.read(Register::Pmxevcntr), 42);
+    vm.write(Register::Pmselr, 4);
+    let absent = vm.access(Register::Pmxevcntr, None, ExceptionLevel::El1);
+    assert_eq!(absent, Outcome::Undefined);
+    assert_eq!(vm.machine.evcntr[3], 0x3333);
+    assert_eq!(vm.machine.host_part(), host);
+
+    vm.machine.cnten &= !(1 << 3);
+    replan(&mut vm, &config());
+    let trapped = vm.trapped;
+    vm.machine.happen(8, Place::El1, 1);
+    assert_eq!(vm.read(Register::Pmevcntr(3)), 43);
+    assert_eq!(vm.read(Register::PmintenSet), 0b1000);
+    assert_eq!(vm.trapped, trapped, "nothing traps any more");
+    assert_eq!(state(&mut vm, 3), Some(CounterState::Counting));
+}
+
+#[test]
+fn what_a_smaller_cpu_lacks_is_lost_with_that_reason() {
+    let mut vm = Vm::new(&config());
+    vm.write(Register::PmcntenSet, 0b1000);
+    vm.write(Register::Pmcr, E);
+    vm.put();
+    let small = PartitionConfig {
+        implemented: 3,
+        host_counters: 0,
+        ..config()
+    };
+    vm.machine = machine(&small);
+    vm.pmu.migrate(plan(&small)).expect("fewer counters");
+    vm.load();
+    vm.machine.traps = vm.pmu.trap_registers();
+    assert_eq!(vm.read(Register::Pmcr) >> 11 & 0x1f, 4);
+    assert_eq!(vm.read(Register::PmcntenSet), 0b1000);
+    let lost = vm
+        .pmu
+        .counter_state(vpmu::counter::Counter::new(3).unwrap(), &mut vm.machine);
+    assert_eq!(lost, Some(CounterState::Lost(Lost::Unsupported)));
 }

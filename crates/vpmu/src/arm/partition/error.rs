@@ -60,8 +60,8 @@ impl core::error::Error for PlanError {}
 pub enum MigrateError {
     /// Its registers are still in the hardware of the old CPU: the caller forgot to `put`.
     Loaded,
-    /// The guest has seen another number of event counters. The other CPU's plan must leave it as
-    /// many, by another number of host counters.
+    /// The guest has seen fewer event counters. The other CPU's plan must leave it no more, by a larger number of host
+    /// counters.
     Counters {
         /// How many the guest has.
         guest: u8,
@@ -86,7 +86,7 @@ impl fmt::Display for MigrateError {
             Self::Counters { guest, offered } => write!(
                 f,
                 "migrate a PMU with {guest} event counters to a CPU whose plan gives {offered}; \
-                 plan that CPU with another number of host counters"
+                 plan that CPU with more host counters"
             ),
             Self::Version { guest, offered } => {
                 write!(f, "migrate a PMU of {guest:?} to a CPU of {offered:?}")

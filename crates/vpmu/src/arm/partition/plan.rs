@@ -287,6 +287,11 @@ impl Plan {
         CounterSet::first(self.config.implemented) - CounterSet::first(self.hpmn())
     }
 
+    /// The number of event counters that the CPU has.
+    pub const fn implemented(&self) -> u8 {
+        self.config.implemented
+    }
+
     /// Which PMUv3 the guest has.
     pub const fn version(&self) -> PmuVersion {
         self.config.features.version
@@ -394,10 +399,10 @@ impl Plan {
     /// What goes into the hardware's PMUSERENR_EL0, likewise. Where all traps, the engine itself
     /// looks at the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
     /// of EL0 only where EN, not where ER, CR or SW permits it.
-    pub(super) fn pmuserenr(&self, written: u64) -> u64 {
+    pub(super) fn pmuserenr(&self, written: u64, everything_traps: bool) -> u64 {
         match written & pmuserenr::MASK {
             0 => 0,
-            _ if self.everything => pmuserenr::EN,
+            _ if everything_traps => pmuserenr::EN,
             permissions => permissions,
         }
     }

@@ -5,7 +5,7 @@ use crate::arm::access::refusal;
 use crate::arm::{
     CYCLE_COUNTER, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, pmcr, pmuserenr,
 };
-use crate::counter::CounterSet;
+use crate::counter::{Counter, CounterSet, CounterState, Lost};
 
 /// What of PMCR_EL0 is the guest's to keep: all but the two commands and the read-only fields.
 pub(super) const PMCR_CONTROL: u64 =
@@ -86,9 +86,9 @@ impl PartitionedPmu {
     }
 
     /// What the trap registers must hold when the guest is entered: everything traps until its
-    /// first access has loaded its PMU.
+    /// first access has loaded its PMU, and while the host has one of its counters.
     pub fn trap_registers(&self) -> TrapRegisters {
-        if self.residence == Residence::Loaded {
+        if self.residence == Residence::Loaded && self.taken() == 0 {
             self.plan.traps()
         } else {
             self.plan.trap_all()
@@ -113,24 +113,30 @@ impl PartitionedPmu {
             return Outcome::Undefined;
         };
         Outcome::Value(match register {
-            Register::Pmcr => {
-                let number = u64::from(self.plan.hpmn()) << pmcr::N_SHIFT;
-                regs.read(register) & !pmcr::N_MASK | number
-            }
+            Register::Pmcr => regs.read(register) & !pmcr::N_MASK | self.state.pmcr & pmcr::N_MASK,
             Register::PmcntenSet
             | Register::PmcntenClr
             | Register::PmintenSet
             | Register::PmintenClr
             | Register::PmovsSet
-            | Register::PmovsClr => regs.read(register) & self.guest(),
-            Register::Pmevtyper(n) if self.plan.hides_events() => self
+            | Register::PmovsClr => {
+                let taken = self.bits(register).map_or(0, |bits| *bits) & self.taken();
+                regs.read(register) & self.guest() | taken
+            }
+            Register::Pmevcntr(n) if n >= self.plan.hpmn() => self
+                .state
+                .pmevcntr
+                .get(usize::from(n))
+                .copied()
+                .unwrap_or(0),
+            Register::Pmevtyper(n) if self.plan.hides_events() || n >= self.plan.hpmn() => self
                 .state
                 .pmevtyper
                 .get(usize::from(n))
                 .copied()
                 .unwrap_or(0),
             Register::Pmccfiltr if self.plan.hides_events() => self.state.pmccfiltr,
-            Register::Pmuserenr if self.plan.traps_everything() => self.state.pmuserenr,
+            Register::Pmuserenr if self.traps_everything() => self.state.pmuserenr,
             Register::Pmceid0 => self.plan.events()[0],
             Register::Pmceid1 => self.plan.events()[1],
             _ => regs.read(register),
@@ -161,12 +167,23 @@ impl PartitionedPmu {
             | Register::PmintenSet
             | Register::PmintenClr
             | Register::PmovsSet
-            | Register::PmovsClr => regs.write(register, value & self.guest()),
+            | Register::PmovsClr => {
+                self.write_taken(register, value);
+                regs.write(register, value & self.guest());
+            }
+            Register::Pmevcntr(n) if n >= self.plan.hpmn() => {
+                let value = value & self.plan.version().counter_mask();
+                if let Some(kept) = self.state.pmevcntr.get_mut(usize::from(n)) {
+                    *kept = value;
+                }
+            }
             Register::Pmevtyper(n) => {
                 if let Some(written) = self.state.pmevtyper.get_mut(usize::from(n)) {
                     *written = self.plan.kept_pmevtyper(value).0;
                 }
-                regs.write(register, self.plan.pmevtyper(value));
+                if n < self.plan.hpmn() {
+                    regs.write(register, self.plan.pmevtyper(value));
+                }
             }
             Register::Pmccfiltr => {
                 self.state.pmccfiltr = Plan::kept_pmccfiltr(value).0;
@@ -175,7 +192,8 @@ impl PartitionedPmu {
             Register::Pmselr => regs.write(register, value & PMSELR_MASK),
             Register::Pmuserenr => {
                 self.state.pmuserenr = value & pmuserenr::MASK;
-                regs.write(register, self.plan.pmuserenr(value));
+                let physical = self.pmuserenr(value);
+                regs.write(register, physical);
             }
             Register::Pmswinc => swinc::increment(&self.plan, value, el, regs),
             _ => regs.write(register, value),
@@ -235,13 +253,90 @@ impl PartitionedPmu {
         if self.residence != Residence::Loaded {
             return line(&self.state);
         }
+        let taken = self.state.pmovs & self.state.pminten & self.taken();
         let overflowed = regs.read(Register::PmovsSet) & regs.read(Register::PmintenSet);
-        overflowed & self.guest() != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
+        (overflowed & self.guest() | taken) != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
     }
 
-    /// The guest's counters, as the bits of a register.
+    /// What the guest's counter is doing; `None` if the guest has no such counter. One that should count and that the host
+    /// has is `Lost`: its value stands still.
+    pub fn counter_state<R: PmuRegisters>(
+        &self,
+        counter: Counter,
+        regs: &mut R,
+    ) -> Option<CounterState> {
+        if counter != CYCLE_COUNTER && counter.number() >= self.state.counters() {
+            return None;
+        }
+        let bit = u64::from(counter.alone().bits());
+        let (enabled, control) = if self.residence == Residence::Loaded && self.taken() & bit == 0 {
+            (regs.read(Register::PmcntenSet), regs.read(Register::Pmcr))
+        } else if self.residence == Residence::Loaded {
+            (self.state.pmcnten, regs.read(Register::Pmcr))
+        } else {
+            (self.state.pmcnten, self.state.pmcr)
+        };
+        let counts = enabled & bit != 0 && control & pmcr::E != 0;
+        Some(match self.lost(counter) {
+            Some(reason) if counts => CounterState::Lost(reason),
+            None if counts && self.residence == Residence::Loaded => CounterState::Counting,
+            _ => CounterState::Paused,
+        })
+    }
+
+    /// Why a counter that the guest has is not in the hardware.
+    fn lost(&self, counter: Counter) -> Option<Lost> {
+        if self.taken() & u64::from(counter.alone().bits()) == 0 {
+            None
+        } else if counter.number() >= self.plan.implemented() {
+            Some(Lost::Unsupported)
+        } else {
+            Some(Lost::Busy)
+        }
+    }
+
+    /// The guest's counters that are in the hardware, as the bits of a register.
     pub(super) fn guest(&self) -> u64 {
         u64::from(self.plan.guest_counters().bits())
+    }
+
+    /// The guest's counters that are the host's by now, or that this CPU lacks; likewise.
+    pub(super) fn taken(&self) -> u64 {
+        let told = CounterSet::first(self.state.counters());
+        u64::from((told - CounterSet::first(self.plan.hpmn())).bits())
+    }
+
+    pub(super) fn traps_everything(&self) -> bool {
+        self.plan.traps_everything() || self.taken() != 0
+    }
+
+    /// What goes into the hardware's PMUSERENR_EL0 for what the guest wrote.
+    pub(super) fn pmuserenr(&self, written: u64) -> u64 {
+        self.plan.pmuserenr(written, self.traps_everything())
+    }
+
+    /// The saved bits behind a set/clear register.
+    const fn bits(&self, register: Register) -> Option<&u64> {
+        match register {
+            Register::PmcntenSet | Register::PmcntenClr => Some(&self.state.pmcnten),
+            Register::PmintenSet | Register::PmintenClr => Some(&self.state.pminten),
+            Register::PmovsSet | Register::PmovsClr => Some(&self.state.pmovs),
+            _ => None,
+        }
+    }
+
+    /// Performs a write of a set/clear register on the counters that are not in the hardware.
+    fn write_taken(&mut self, register: Register, value: u64) {
+        let value = value & self.taken();
+        match register {
+            Register::PmcntenSet => self.state.pmcnten |= value,
+            Register::PmcntenClr => self.state.pmcnten &= !value,
+            Register::PmintenSet => self.state.pminten |= value,
+            Register::PmintenClr => self.state.pminten &= !value,
+            Register::PmovsSet => self.state.pmovs |= value,
+            Register::PmovsClr => self.state.pmovs &= !value,
+            _ => {}
+        }
     }
 
     fn refusal<R: PmuRegisters>(
@@ -256,7 +351,7 @@ impl PartitionedPmu {
         }
         let pmuserenr = match (el, self.residence) {
             (ExceptionLevel::El1, _) => 0,
-            (ExceptionLevel::El0, Residence::Loaded) if !self.plan.traps_everything() => {
+            (ExceptionLevel::El0, Residence::Loaded) if !self.traps_everything() => {
                 regs.read(Register::Pmuserenr)
             }
             (ExceptionLevel::El0, _) => self.state.pmuserenr,
@@ -280,17 +375,21 @@ impl PartitionedPmu {
             other => other,
         };
         match register {
-            Register::Pmevtyper(n) | Register::Pmevcntr(n) if n >= self.plan.hpmn() => None,
+            Register::Pmevtyper(n) | Register::Pmevcntr(n) if n >= self.state.counters() => None,
             other => Some(other),
         }
     }
 
-    fn write_pmcr<R: PmuRegisters>(&self, value: u64, regs: &mut R) {
+    fn write_pmcr<R: PmuRegisters>(&mut self, value: u64, regs: &mut R) {
         // Written at EL2, P would reset the host's counters too.
         if value & pmcr::P != 0 {
             for n in 0..self.plan.hpmn() {
                 regs.write(Register::Pmevcntr(n), 0);
             }
+            let taken = self.state.pmevcntr.iter_mut();
+            taken
+                .skip(self.plan.hpmn().into())
+                .for_each(|count| *count = 0);
         }
         if value & pmcr::C != 0 {
             regs.write(Register::Pmccntr, 0);

@@ -20,16 +20,17 @@ impl PartitionedPmu {
         if self.residence != Residence::Loaded {
             return;
         }
-        let guest = self.guest();
-        let hides_events = self.plan.hides_events();
+        let (guest, taken) = (self.guest(), self.taken());
+        let (hides_events, traps_everything) = (self.plan.hides_events(), self.traps_everything());
         let state = &mut self.state;
-        state.pmcnten = regs.read(Register::PmcntenSet) & guest;
+        // The bits of counters that are not in the hardware stay as they are.
+        state.pmcnten = state.pmcnten & taken | regs.read(Register::PmcntenSet) & guest;
         regs.write(Register::PmcntenClr, guest);
         // Nothing of the guest's counts any more, so no overflow can come after this read and be
         // lost to the clear.
-        state.pmovs = regs.read(Register::PmovsSet) & guest;
+        state.pmovs = state.pmovs & taken | regs.read(Register::PmovsSet) & guest;
         regs.write(Register::PmovsClr, guest);
-        state.pminten = regs.read(Register::PmintenSet) & guest;
+        state.pminten = state.pminten & taken | regs.read(Register::PmintenSet) & guest;
         regs.write(Register::PmintenClr, guest);
         state.pmcr = regs.read(Register::Pmcr) & PMCR_CONTROL | state.pmcr & pmcr::N_MASK;
         state.pmselr = regs.read(Register::Pmselr) & PMSELR_MASK;
@@ -39,7 +40,7 @@ impl PartitionedPmu {
         if state.pmselr != harmless {
             regs.write(Register::Pmselr, harmless);
         }
-        if !self.plan.traps_everything() {
+        if !traps_everything {
             state.pmuserenr = regs.read(Register::Pmuserenr);
         }
         if state.pmuserenr != 0 {
@@ -60,7 +61,11 @@ impl PartitionedPmu {
     }
 
     /// Goes on with the plan of another CPU, before the first `load` there; or with another plan of
-    /// this one, for instance with another event filter.
+    /// this one, for instance with another event filter, or with more or fewer counters of the host's.
+    ///
+    /// A guest keeps the number of counters that it has seen. Those that the plan does not give it keep their registers, do
+    /// not count, and are [`Lost`](crate::counter::CounterState::Lost) where the guest has them count; every access traps
+    /// until a plan gives them back. So the host may take a counter from the top while guests run: `put`, this, `load`.
     ///
     /// # Errors
     ///
@@ -75,8 +80,8 @@ impl PartitionedPmu {
             }
             Residence::Lazy | Residence::Saved => {}
         }
-        let (guest, offered) = (self.plan.hpmn(), plan.hpmn());
-        if guest != offered {
+        let (guest, offered) = (self.state.counters(), plan.hpmn());
+        if guest < offered {
             return Err(MigrateError::Counters { guest, offered });
         }
         let (guest, offered) = (self.plan.version(), plan.version());
@@ -129,10 +134,10 @@ impl PartitionedPmu {
                 offered: self.plan.version(),
             });
         }
-        if state.counters() != self.plan.hpmn() {
+        if state.counters() != self.state.counters() {
             return Err(RestoreError::Counters {
                 saved: state.counters(),
-                offered: self.plan.hpmn(),
+                offered: self.state.counters(),
             });
         }
         let sets = [
@@ -141,7 +146,7 @@ impl PartitionedPmu {
             (Register::PmovsSet, state.pmovs),
         ];
         for (register, value) in sets {
-            if value & !self.guest() != 0 {
+            if value & !(self.guest() | self.taken()) != 0 {
                 return Err(RestoreError::Reserved {
                     register: register.name(),
                     value,
@@ -174,7 +179,7 @@ impl PartitionedPmu {
         regs.write(Register::Pmccfiltr, self.plan.pmccfiltr(state.pmccfiltr));
         regs.write(Register::Pmccntr, state.pmccntr);
         regs.write(Register::Pmselr, state.pmselr & PMSELR_MASK);
-        regs.write(Register::Pmuserenr, self.plan.pmuserenr(state.pmuserenr));
+        regs.write(Register::Pmuserenr, self.pmuserenr(state.pmuserenr));
         regs.write(Register::PmovsSet, state.pmovs & guest);
         regs.write(Register::PmintenSet, state.pminten & guest);
         // Last: nothing counts before all of it is in place.
