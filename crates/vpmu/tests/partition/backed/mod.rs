@@ -5,9 +5,9 @@ mod random;
 use super::machine::{EVENTS, Machine, Place};
 use super::{assert_written, config, leaky, machine, plan, value_read};
 use vpmu::arm::emulated::{BackedPmu, ConfigError, EmulatedConfig, Identity};
-use vpmu::arm::partition::{Features, PartitionConfig, TrapRegisters};
+use vpmu::arm::partition::{Features, MigrateError, PartitionConfig, TrapRegisters};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuVersion, Register, pmcr, pmuserenr};
-use vpmu::counter::Policy;
+use vpmu::counter::{Counter, CounterState, Lost, Policy};
 
 const TPM_AND_TPMCR: u64 = 3 << 5;
 
@@ -305,4 +305,46 @@ fn a_put_leaves_nothing_of_the_guests() {
         idle.put();
     }
     assert_eq!(idle.machine.el2_accesses, accesses, "an idle guest is free");
+}
+
+#[test]
+fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
+    let mut vm = Vm::new(&config());
+    for n in [2, 3] {
+        vm.write(Register::Pmevtyper(n), 0x08);
+        vm.write(Register::Pmevcntr(n), 100);
+    }
+    vm.write(Register::PmcntenSet, 0b1100);
+    vm.write(Register::Pmcr, pmcr::E | pmcr::LC);
+    let replan = |vm: &mut Vm, host_counters| {
+        vm.put();
+        let config = PartitionConfig {
+            host_counters,
+            ..config()
+        };
+        vm.pmu.migrate(plan(&config)).expect("put, and of this CPU");
+        vm.load();
+    };
+    assert_eq!(vm.pmu.migrate(plan(&config())), Err(MigrateError::Loaded));
+    replan(&mut vm, 3);
+    let host = 1 << 3;
+    assert_eq!(vm.machine.cnten & host, 0);
+    vm.machine.ovs |= host;
+    let state = |vm: &Vm, n| vm.pmu.counter_state(Counter::new(n).unwrap());
+    assert_eq!(state(&vm, 2), Some(CounterState::Counting));
+    assert_eq!(state(&vm, 3), Some(CounterState::Lost(Lost::Busy)));
+    vm.machine.happen(8, Place::El1, 7);
+    assert_eq!(vm.read(Register::Pmevcntr(2)), 107);
+    assert_eq!(vm.read(Register::Pmevcntr(3)), 100);
+    assert_eq!(vm.read(Register::Pmcr) >> 11 & 0x1f, 4);
+    assert!(!vm.is_open());
+    // The host's overflow bit and its counter are not the guest's.
+    vm.write(Register::PmovsClr, u64::MAX);
+    assert_eq!(vm.machine.ovs & host, host);
+    assert_eq!(vm.machine.cnten & host, 0);
+    vm.machine.ovs &= !host;
+    replan(&mut vm, 2);
+    vm.machine.happen(8, Place::El1, 1);
+    assert_eq!(vm.read(Register::Pmevcntr(3)), 101);
+    assert_eq!(state(&vm, 3), Some(CounterState::Counting));
 }

@@ -27,15 +27,18 @@ pub(super) struct Backing {
     reporting: CounterSet,
     /// Bits of an event counter: all 64 from PMUv3p5 on, else 32.
     width: u64,
+    /// How many event counters there are for the guest.
+    pub(super) available: u8,
 }
 
 impl Backing {
-    /// No counter in use. `width` is the mask of an event counter's bits.
-    pub(super) fn new(width: u64) -> Self {
+    /// No counter in use. `width` is the mask of an event counter's bits, `available` how many there are.
+    pub(super) fn new(width: u64, available: u8) -> Self {
         Self {
             slots: Slots::default(),
             reporting: CounterSet::EMPTY,
             width,
+            available,
         }
     }
 
@@ -129,6 +132,9 @@ impl<R: PmuRegisters> Physical<'_, R> {
 
 impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
     fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
+        if counter != CYCLE_COUNTER && counter.number() >= self.backing.available {
+            return Err(Lost::Busy);
+        }
         let mut filter = 0;
         if !config.el0 {
             filter |= RawPmevtyper::U;

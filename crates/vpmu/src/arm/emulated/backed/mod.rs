@@ -16,6 +16,7 @@
 //! that traps opens it; a [`put`](BackedPmu::put) closes it.
 
 mod backing;
+mod migrate;
 mod open;
 
 use super::{ConfigError, EmulatedConfig, EmulatedPmu, Identity};
@@ -41,6 +42,8 @@ pub struct BackedPmu<V = ()> {
     pmu: EmulatedPmu<V>,
     backing: Backing,
     plan: Plan,
+    /// The guest was told what the machine it began on has.
+    is_the_machines: bool,
     /// What traps while the registers are open; `None`: they never are.
     open_traps: Option<TrapRegisters>,
     /// The registers that the guest does not reach are as the backing needs them, or open.
@@ -85,8 +88,9 @@ impl<V: Events> BackedPmu<V> {
             && config.identity == Identity::from_pmcr(regs.read(Register::Pmcr));
         let mut pmu = Self {
             pmu: EmulatedPmu::with_events(config, events)?,
-            backing: Backing::new(plan.version().counter_mask()),
+            backing: Backing::new(plan.version().counter_mask(), plan.hpmn()),
             open_traps: plan.trap_just(stays_trapped).filter(|_| is_the_machines),
+            is_the_machines,
             plan,
             ready: false,
         };
@@ -329,7 +333,8 @@ impl<V: Events> BackedPmu<V> {
     fn close_registers<R: PmuRegisters>(&mut self, regs: &mut R) {
         let long = self.plan.version().pmcr_lp();
         regs.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
-        regs.write(Register::PmovsClr, self.pmu.implemented().bits().into());
+        let guest = self.pmu.implemented() & self.plan.guest_counters();
+        regs.write(Register::PmovsClr, guest.bits().into());
         // PMXEVTYPER_EL0 with a selection that does not exist is undefined before it traps.
         regs.write(Register::Pmselr, self.plan.harmless_selection());
         self.write_closed_pmuserenr(regs);
