@@ -18,7 +18,12 @@ pub(crate) struct Monitor {
     ///
     /// Each event takes one of --host-counters. --keep has the profile as folded stacks and for pprof.
     #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
-    pub(crate) host_profile: Option<ProfileRequest>,
+    host_profile: Option<ProfileRequest>,
+    /// Take the counters of --host-profile from the guest when CMD begins, and give them back when it ends
+    ///
+    /// The guest keeps its number of counters. What it has counting on one that is taken stands still.
+    #[arg(long, requires = "host_profile")]
+    borrow: bool,
     /// Run this arm64 Image or raw binary beside the guest, on its first processor, each in turn (partitioned, emulated;
     /// aarch64)
     ///
@@ -40,6 +45,13 @@ pub(crate) struct Monitor {
 }
 
 impl Monitor {
+    pub(crate) fn host_profile(&self) -> Option<ProfileRequest> {
+        let borrow = self.borrow;
+        self.host_profile
+            .clone()
+            .map(|profile| ProfileRequest { borrow, ..profile })
+    }
+
     pub(crate) fn second(&self) -> Option<SecondRequest> {
         Some(SecondRequest {
             image: self.second.clone()?,

@@ -301,7 +301,7 @@ impl Guest {
             perfmon: self.perfmon,
             lbr: self.lbr,
             host_counters: self.monitor.host_counters,
-            host_profile: self.monitor.host_profile.clone(),
+            host_profile: self.monitor.host_profile(),
             second: self.monitor.second(),
             command: Command::from_words(&self.command),
             runs: self.runs,

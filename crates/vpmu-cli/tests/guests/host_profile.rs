@@ -5,6 +5,7 @@ use std::fs;
 
 use serde_json::Value;
 
+use crate::payload::program;
 use crate::support::{text, turn, vpmu};
 
 /// The workload's weights, in percent.
@@ -80,5 +81,32 @@ fn host_and_guest_profile_the_same_program_at_once() {
         assert!(stacks.keys().any(named), "{folded}");
     } else {
         println!("this QEMU does not keep host counters apart: see docs/monitor.md");
+    }
+}
+
+/// Checks that the host may take a counter that the guest uses, and that the guest finds everything else as it was.
+#[test]
+fn a_borrowed_counter_stands_still_and_comes_back() {
+    let _turn = turn(1);
+    let Some(payload) = program("aarch64/payload.bin") else {
+        return;
+    };
+    for design in ["partitioned", "emulated"] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = vpmu("aarch64")
+            .unwrap()
+            .args(["run", "--pmu", design, "--memory", "512M"])
+            .args(["--host-profile", "1000", "--borrow"])
+            .args(["--append", "test=switch.borrow", "--keep"])
+            .arg(folder.path())
+            .arg("--kernel")
+            .arg(&payload)
+            .output()
+            .unwrap();
+        let said = text(&output);
+        assert!(said.contains("ok switch.borrow"), "{design}: {said}");
+        let records = folder.path().join(design).join("records.json");
+        let records = fs::read_to_string(records).unwrap();
+        assert!(records.contains("\"counters_lost\": 1"), "{records}");
     }
 }

@@ -41,6 +41,9 @@ impl Monitor<'_> {
         }
         if let Some(profile) = self.profile {
             words += &format!(" vpmu.host_profile={profile}");
+            if profile.borrow {
+                words += " vpmu.borrow";
+            }
         }
         if let Some(slice) = self.second.and_then(|second| second.slice) {
             words += &format!(" vpmu.slice={slice}");

@@ -16,6 +16,8 @@ pub struct ProfileRequest {
     pub rate: u32,
     /// Numbers of Arm's PMU events, one or more.
     pub events: Vec<u16>,
+    /// The counters are the guest's, but while the command runs.
+    pub borrow: bool,
 }
 
 impl FromStr for ProfileRequest {
@@ -35,7 +37,11 @@ impl FromStr for ProfileRequest {
         if events.len() > MOST_EVENTS {
             return Err(format!("at most {MOST_EVENTS} events are sampled at once"));
         }
-        Ok(Self { rate, events })
+        Ok(Self {
+            rate,
+            events,
+            borrow: false,
+        })
     }
 }
 

@@ -393,9 +393,10 @@ impl Request {
         if !designs.iter().any(|design| self.is_profiled(design.pmu)) {
             return usage("--host-profile is about --pmu partitioned and emulated");
         }
-        if profile.events.len() > self.host_counters as usize {
+        if !profile.borrow && profile.events.len() > self.host_counters as usize {
             return usage(format!(
-                "--host-profile takes a host counter for each event: give --host-counters {} or more",
+                "--host-profile takes a host counter for each event: give --host-counters {} or more, \
+                 or --borrow",
                 profile.events.len()
             ));
         }

@@ -103,6 +103,8 @@ pub struct Settings {
     pub interrupts: Interrupts,
     /// `vpmu.host_profile=`, default none.
     pub profile: Option<ProfileSettings>,
+    /// `vpmu.borrow`: the profile's counters are the guest's, but for the time that the doorbell marks.
+    pub borrow: bool,
     /// `vpmu.slice=`, microseconds that one of two guests runs before the other's turn; default 2,000.
     pub slice: u32,
     /// `vpmu.switch=eager`: the PMU's registers change hands at each switch between two guests.
@@ -116,6 +118,7 @@ impl Default for Settings {
             host_counters: 0,
             interrupts: Interrupts::Virtual,
             profile: None,
+            borrow: false,
             slice: 2_000,
             eager: false,
         }
@@ -145,6 +148,10 @@ impl Settings {
                 continue;
             };
             let fail = |problem| WordError { word, problem };
+            if own == "borrow" {
+                settings.borrow = true;
+                continue;
+            }
             match own.split_once('=') {
                 Some(("pmu", "emulated")) => settings.design = Design::Emulated,
                 Some(("pmu", "partitioned")) => settings.design = Design::Partitioned,
@@ -182,7 +189,7 @@ impl Settings {
                 _ => {
                     return Err(fail(
                         "the words are vpmu.pmu=, vpmu.host_counters=, vpmu.host_profile=, vpmu.interrupts=, \
-                         vpmu.slice= and vpmu.switch=",
+                         vpmu.borrow, vpmu.slice= and vpmu.switch=",
                     ));
                 }
             }
@@ -240,10 +247,10 @@ impl Settings {
                  vpmu.interrupts=direct; leave that out",
             );
         }
-        if profile.events().len() > usize::from(self.host_counters) {
+        if !self.borrow && profile.events().len() > usize::from(self.host_counters) {
             return refuse(
                 "vpmu.host_profile=",
-                "each event takes a host counter; ask for more with vpmu.host_counters=",
+                "each event takes a host counter; ask for more with vpmu.host_counters=, or for vpmu.borrow",
             );
         }
         Ok(())
@@ -287,6 +294,8 @@ mod tests {
         let line = "vpmu.host_counters=2 vpmu.host_profile=4000,0x11,8";
         let profile = Settings::parse(line).unwrap().profile.unwrap();
         assert_eq!((profile.rate, profile.events()), (4000, &[0x11, 8][..]));
+        let borrowed = Settings::parse("vpmu.borrow vpmu.host_profile=1000").unwrap();
+        assert!(borrowed.borrow && borrowed.profile.is_some());
         let line = "vpmu.host_counters=1 vpmu.host_profile=1000";
         let profile = Settings::parse(line).unwrap().profile.unwrap();
         assert_eq!((profile.rate, profile.events()), (1000, &[0x11][..]));

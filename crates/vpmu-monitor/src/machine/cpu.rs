@@ -123,6 +123,8 @@ pub(crate) struct Local {
     /// What the CPU's ID registers say.
     pub(crate) machine: offer::Machine,
     pub(crate) sharing: Sharing,
+    /// The host has counters of the guest's.
+    pub(crate) borrowed: bool,
     /// The second guest is in the CPU, and the PMU here is its.
     pub(crate) is_second: bool,
 }
@@ -160,6 +162,7 @@ impl Cpu {
                 },
                 machine: offer::Machine::NONE,
                 sharing: Sharing::Alone,
+                borrowed: false,
                 is_second: false,
             }),
         }

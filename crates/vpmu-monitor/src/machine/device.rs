@@ -12,6 +12,7 @@ use vpmu_monitor::world::{
 
 use super::{
     cpu::{self, Cpu, DOORBELL_PAGE, MARKS, Monitor},
+    el2::borrow,
     end::note_instructions,
     frame::Frame,
     irq::show_line,
@@ -63,7 +64,7 @@ pub(super) fn data_abort(
     let doorbell = monitor.doorbell();
     if (doorbell..doorbell + DOORBELL_PAGE).contains(&address) {
         if abort.write {
-            ring(address - doorbell, frame.register(access.rt));
+            ring(address - doorbell, frame.register(access.rt), monitor, cpu);
         } else {
             let magic = if address == doorbell { 0x564d_5056 } else { 0 };
             frame.set_register(access.rt, access.extend(magic));
@@ -122,8 +123,15 @@ fn interrupt_controller(
 }
 
 /// The guest marks the beginning (1) or the end (2) of what is measured.
-fn ring(offset: u64, value: u64) {
-    note_instructions(Cpu::this(), &Cpu::this().local.lock());
+fn ring(offset: u64, value: u64, monitor: &Monitor, cpu: &Cpu) {
+    let mut local = cpu.local.lock();
+    note_instructions(cpu, &local);
+    if offset == 0 {
+        borrow(&mut local, monitor, value as u32 == 1);
+        // Where the hardware no longer asserts the guest's line, the monitor does.
+        show_line(&mut local, cpu, monitor);
+    }
+    drop(local);
     let mut marks = MARKS.lock();
     match (offset, value as u32) {
         (0, 1) => {

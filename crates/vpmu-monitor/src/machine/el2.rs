@@ -37,6 +37,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     let mut local = cpu.local.lock();
     local.interrupts = VirtualInterface::new();
     local.sharing = monitor.sharing();
+    local.borrowed = false;
     init_el1();
     local.machine = identify();
     let names = Names::begin(boots && local.machine.el3());
@@ -80,13 +81,51 @@ fn start_profile(local: &mut Local, monitor: &Monitor) -> Result<(), PmuError> {
         return Ok(());
     };
     if local.profile.is_none() {
-        let counters = pmu.free_host_counters();
+        let counters = match monitor.settings.borrow {
+            true => pmu.borrowed_counters(settings.events().len() as u8),
+            false => Some(pmu.free_host_counters()),
+        };
+        let counters = counters.ok_or(PmuError::Profile)?;
         let buffer = mem::take(&mut local.samples);
         local.profile = Profile::new(settings, counters, read_sysreg!("cntfrq_el0"), buffer);
     }
     let profile = local.profile.as_mut().ok_or(PmuError::Profile)?;
-    profile.start(now(), &mut PhysicalPmu);
+    if !monitor.settings.borrow {
+        profile.start(now(), &mut PhysicalPmu);
+    }
     Ok(())
+}
+
+/// Takes the profile's counters from the guest, or gives them back, on this CPU; where they are to be borrowed.
+pub(crate) fn borrow(local: &mut Local, monitor: &Monitor, take: bool) {
+    let kept = monitor.settings.host_counters;
+    let (Some(settings), Some(pmu), Some(profile)) = (
+        &monitor.settings.profile,
+        &mut local.pmu,
+        &mut local.profile,
+    ) else {
+        return;
+    };
+    // A guest that rings twice finds it done.
+    if !monitor.settings.borrow || local.borrowed == take {
+        return;
+    }
+    if take {
+        if pmu
+            .keep(kept + settings.events().len() as u8, &mut PhysicalPmu)
+            .is_err()
+        {
+            return;
+        }
+        profile.start(now(), &mut PhysicalPmu);
+    } else {
+        profile.stop(&mut PhysicalPmu);
+        if pmu.keep(kept, &mut PhysicalPmu).is_err() {
+            return;
+        }
+    }
+    local.borrowed = take;
+    apply_traps(local, true);
 }
 
 /// Names what EL3 may keep from EL2, on one line that ends when this is dropped.

@@ -113,6 +113,15 @@ impl Profile {
         }
     }
 
+    /// Stops the counters.
+    pub fn stop<R: PmuRegisters>(&self, registers: &mut R) {
+        let samplers = self.samplers[..self.used].iter();
+        let counters = samplers.fold(0, |bits, sampler| bits | 1 << sampler.counter);
+        registers.write(Register::PmcntenClr, counters);
+        registers.write(Register::PmintenClr, counters);
+        registers.write(Register::PmovsClr, counters);
+    }
+
     /// The counters of `overflowed` have overflowed, and their bits in PMOVSSET_EL0 are clear. Takes a sample for each, in
     /// the measurement `epoch`; none where that is `None`. `at` has the facts, but for the event.
     pub fn overflow<R: PmuRegisters>(

@@ -50,9 +50,10 @@ impl fmt::Display for Description<'_> {
         names(f, "traps", trapped)?;
         write!(
             f,
-            r#","filtered_at_exit":{},"switch_register_accesses":{}"#,
+            r#","filtered_at_exit":{},"switch_register_accesses":{},"counters_lost":{}"#,
             pmu.filtered_at_exit().len(),
-            pmu.switch_accesses
+            pmu.switch_accesses,
+            pmu.lost
         )
     }
 }

@@ -11,7 +11,7 @@ use vpmu::arm::{
     },
     pmcr,
 };
-use vpmu::counter::{Counter, CounterSet, Policy};
+use vpmu::counter::{Counter, CounterSet, CounterState, Policy};
 
 use crate::{
     boot::words::{Design, Settings},
@@ -90,6 +90,8 @@ pub struct GuestPmu {
     samples: bool,
     /// Physical register accesses made by [`Self::load`] and [`Self::put`].
     switch_accesses: u64,
+    /// How often a counter that the guest had counting was taken from it.
+    lost: u64,
 }
 
 #[derive(Debug)]
@@ -178,6 +180,7 @@ impl GuestPmu {
             own_counter,
             samples: settings.profile.is_some(),
             switch_accesses: 0,
+            lost: 0,
         })
     }
 
@@ -264,6 +267,47 @@ impl GuestPmu {
     pub fn free_host_counters(&self) -> CounterSet {
         let own = self.own_counter.map_or(0, |n| 1 << n);
         CounterSet::from_bits(self.plan.host_counters().bits() & !own)
+    }
+
+    /// The counters that the host would have beside [`Self::free_host_counters`] if it kept so many more. `None`: it cannot.
+    pub fn borrowed_counters(&self, more: u8) -> Option<CounterSet> {
+        let now = self.plan.host_counters();
+        let most = self.hardware.partition(now.len() as u8 + more);
+        Some(Plan::new(&most).ok()?.host_counters() - now)
+    }
+
+    /// Has the host keep `host_counters` from now on, more or fewer than before. A counter that the guest has counting and
+    /// that the host takes stands still until it is given back.
+    ///
+    /// # Errors
+    ///
+    /// [`PmuError`], when there are not so many, or the design divides nothing; nothing has changed then.
+    pub fn keep<R: PmuRegisters>(
+        &mut self,
+        host_counters: u8,
+        registers: &mut R,
+    ) -> Result<(), PmuError> {
+        let plan = Plan::new(&self.hardware.partition(host_counters))?;
+        self.put(registers);
+        let kept = match &mut self.kind {
+            PmuKind::Emulated(pmu) => pmu.migrate(plan).is_ok(),
+            PmuKind::Partitioned(pmu) => pmu.migrate(plan).is_ok(),
+            PmuKind::Untrapped => false,
+        };
+        self.load(registers);
+        if !kept {
+            return Err(PmuError::Profile);
+        }
+        for n in plan.host_counters() - self.plan.host_counters() {
+            let state = match &self.kind {
+                PmuKind::Emulated(pmu) => pmu.counter_state(n),
+                PmuKind::Partitioned(pmu) => pmu.counter_state(n, registers),
+                PmuKind::Untrapped => None,
+            };
+            self.lost += u64::from(matches!(state, Some(CounterState::Lost(_))));
+        }
+        self.plan = plan;
+        Ok(())
     }
 
     /// The guest's overflow line, where it is computed and not a wire.

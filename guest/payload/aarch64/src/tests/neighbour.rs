@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::mmio::{fault_of, write32};
 use crate::pmu::{self, PMCR_E, PMCR_LC, Pmu, event, write};
 use crate::{cell, percpu, psci};
-use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check};
+use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check, check_range};
 
 pub(super) const STORM: &[Test] = &[("storm", storm)];
 /// A test that begins on a CPU whose PMU the program has not touched: its name and function.
@@ -27,6 +27,7 @@ pub(super) const SWITCH: &[Switch] = &[
     ("switch.all", |machine| {
         compute(machine, || count(Pmu::mask))
     }),
+    ("switch.borrow", borrow),
 ];
 
 /// Rounds of a storm: some 200 ms of a CPU that a guest has to itself.
@@ -176,6 +177,51 @@ fn compute(machine: &Machine<'_>, prepare: fn() -> Result<bool, Failure>) -> Ver
             0,
         )?;
     }
+    Ok(Pass::Ok)
+}
+
+/// Checks what the PMU is while the monitor has the highest event counter, from one doorbell to the other: as many counters,
+/// the others exact, the registers of that one as they were left, and its value where it stood.
+fn borrow(machine: &Machine<'_>) -> Verdict {
+    count(Pmu::mask)?;
+    let pmu = Pmu::identify()?;
+    let last = pmu.counters - 1;
+    let delta = |n: u8| {
+        let before = pmu.value(n)?;
+        spin(10_000);
+        Ok::<_, Failure>(pmu.value(n)? - before)
+    };
+    let few = |n: u8| check_range(format_args!("counter {n}"), delta(n)?, 20_000, 20_100);
+    few(last)?;
+    ring(machine, 1);
+    let told = Pmu::identify()?.counters;
+    check(format_args!("PMCR_EL0.N"), told.into(), pmu.counters.into())?;
+    check(format_args!("counter {last}"), delta(last)?, 0)?;
+    (0..last).try_for_each(few)?;
+    check(
+        format_args!("PMCNTENSET_EL0"),
+        pmu::read(PMCNTENSET_EL0)?,
+        pmu.mask(),
+    )?;
+    write(pmevcntr(last), 0x1234)?;
+    write(pmevtyper(last), event::CPU_CYCLES.into())?;
+    check(
+        format_args!("its value"),
+        pmu::read(pmevcntr(last))?,
+        0x1234,
+    )?;
+    let kind = pmu::read(pmevtyper(last))?;
+    check(format_args!("its event"), kind, event::CPU_CYCLES.into())?;
+    spin(1_000_000);
+    ring(machine, 2);
+    check_range(
+        format_args!("given back"),
+        pmu::read(pmevcntr(last))?,
+        0x1234,
+        0x1234 + 1_000,
+    )?;
+    few(last)?;
+    few(0)?;
     Ok(Pass::Ok)
 }
 
