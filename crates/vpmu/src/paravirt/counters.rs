@@ -87,6 +87,7 @@ impl Model for Device {
     fn is_countable(&self, n: Counter) -> bool {
         let wish = &self.wishes[n];
         let event = wish.event();
+        // Number 0: nobody has wished for this counter.
         wish.generation != 0
             && (event.user || event.kernel)
             && self.offer.filter.allows(event.event)
@@ -100,6 +101,7 @@ impl Model for Device {
             None => self.offer.raw,
         };
         let known = wish.config & !Wish::EVENT == 0;
+        // A host that cannot tell the rings apart counts either both or nothing.
         let rings = self.offer.rings || event.user == event.kernel;
         (!offered || !known || !rings).then_some(Lost::Unsupported)
     }
@@ -123,6 +125,7 @@ impl Model for Device {
         if !wish.interrupts() || over > u64::MAX / 2 {
             return false;
         }
+        // A late report brings the events of several periods. Each of them has overflowed once.
         let skipped = over / period;
         wish.overflows = wish.overflows.wrapping_add(skipped).wrapping_add(1);
         wish.last = if skipped == 0 { wish.length } else { period };
@@ -154,6 +157,7 @@ impl Device {
 
     /// Finds out what the shortest period is, now that other counters report.
     pub(super) fn find_floor<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
+        // The bound on overflows is the vCPU's, however many counters report.
         let sharing = self.reporting().len().max(1);
         self.floor = host.shortest_period(sharing);
     }

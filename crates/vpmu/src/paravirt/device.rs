@@ -144,6 +144,7 @@ impl Device {
         page.store(word::FLOOR, self.floor);
         self.seq = 0;
         page.store(word::SEQ, self.seq);
+        // Last: a guest that reads HERE finds the other words written.
         page.store(word::DEVICE, state::HERE);
         Ok(())
     }
@@ -180,12 +181,14 @@ impl Device {
         if !self.attached || bits & !command::ALL != 0 {
             return Outcome::GeneralProtection;
         }
+        // First: an overflow that is found below begins the period that the guest wrote before it rang.
         self.load_periods(Some(page));
         if bits & command::FREEZE != 0 {
             self.frozen = true;
             self.apply(host);
         }
         if bits & (command::FREEZE | command::READ | command::APPLY) != 0 {
+            // What was counted belongs to the wishes so far.
             self.settle(self.unsettled(), host);
         }
         let before = self.wanted;
@@ -193,6 +196,7 @@ impl Device {
             self.take_wishes(host, page);
         }
         self.apply(host);
+        // A counter that is wanted no longer has its last count told, too.
         self.changed |= before | self.wanted;
         self.publish(page);
         if bits & command::INJECT != 0 && page.load(word::ACK) != self.seq {
@@ -315,6 +319,7 @@ impl Device {
         let mut new = CounterSet::EMPTY;
         for n in self.wanted {
             let generation = page.load(word::generation(n));
+            // An unchanged wish keeps its count and its host event: a switch of tasks changes few wishes.
             if generation == self.wishes[n].generation {
                 continue;
             }
@@ -333,6 +338,7 @@ impl Device {
         self.find_floor(host);
         page.store(word::FLOOR, self.floor);
         for n in new {
+            // The floor depends on how many counters report, so the periods are granted once all wishes are known.
             let (left, period) = (self.wishes[n].next, self.wishes[n].period);
             let left = self.granted(left);
             self.wishes[n].next = left;

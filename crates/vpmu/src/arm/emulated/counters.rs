@@ -47,6 +47,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
         let config = self.event(n);
         let allowed = match config.event {
             EventKind::Cycles => self.config.filter.allows(CPU_CYCLES),
+            // The model counts these two by itself: no host event has them.
             EventKind::Event(SW_INCR | CHAIN) => false,
             EventKind::Event(event) => self.config.filter.allows(event),
         };
@@ -57,6 +58,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
         match (self.bank.loaded, self.open) {
             (false, _) => CounterSet::EMPTY,
             (true, false) => self.enabled() & self.bank.countable,
+            // The hardware's PMCR_EL0.E is the guest's own, and gates open counters.
             (true, true) => self.enabled & self.bank.countable,
         }
     }
@@ -81,6 +83,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
         let events = if raises(n) {
             own
         } else {
+            // A counter that raises nothing may carry into one that does.
             let odd = self.carries_to(n).filter(|&odd| raises(odd))?;
             let carries = self.events_to_overflow(odd) - 1;
             own.saturating_add(carries << 32)
@@ -199,6 +202,7 @@ impl<V: Events> EmulatedPmu<V> {
         if !self.divides() {
             return cycles;
         }
+        // The rest is kept: 64 cycles count once, in however many pieces they come.
         let rest = u64::from(self.prescaler) + cycles % 64;
         self.prescaler = (rest % 64) as u8;
         cycles / 64 + rest / 64

@@ -95,6 +95,7 @@ impl<V: Events> EmulatedPmu<V> {
     ///
     /// Refuses a configuration the architecture has no room for.
     pub fn with_events(config: EmulatedConfig, events: V) -> Result<Self, ConfigError> {
+        // Number 31 is the cycle counter's in every register with a bit for each counter.
         if config.counters > MAX_EVENT_COUNTERS {
             return Err(ConfigError::Counters(config.counters));
         }

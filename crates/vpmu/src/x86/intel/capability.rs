@@ -145,6 +145,7 @@ impl Capability {
         if self.fixed >> MAX_FIXED != 0 || gaps && !matches!(self.version, Version::V5) {
             return Err(ConfigError::Fixed(self.fixed));
         }
+        // IA32_PMCx takes 32 bits, and the distance to an overflow at 2^64 would not fit a u64.
         if self.general_width < 32 || self.general_width > 63 {
             return Err(ConfigError::Width(self.general_width));
         }
@@ -163,6 +164,7 @@ impl Capability {
             return Err(ConfigError::Pdcm);
         }
         if let Some(pebs) = self.pebs
+            // Page tables of four or five levels: which addresses are canonical depends on that.
             && !matches!(pebs.linear_address_bits, 48 | 57)
         {
             return Err(ConfigError::LinearAddress(pebs.linear_address_bits));
@@ -179,6 +181,7 @@ impl Capability {
         let own = debugctl::FREEZE_LBRS_ON_PMI
             | debugctl::FREEZE_PERFMON_ON_PMI
             | debugctl::FREEZE_WHILE_SMM;
+        // Kept for somebody else, these would be without the effect that the guest is promised.
         if self.other_debugctl & own != 0 {
             return Err(ConfigError::DebugCtl(self.other_debugctl & own));
         }

@@ -67,6 +67,7 @@ impl registers::Registers for Registers {
             Msr::GlobalCtrl => return Some(Source::Gate),
             Msr::PerfEvtSel(n) => self.selects[self.general(n)?].0,
             Msr::FixedCtrCtrl => self.fixed_ctrl,
+            // It keeps nothing: a write clears what it names.
             Msr::GlobalOvfCtrl => 0,
             Msr::GlobalStatusSet => self.since_v4(0)?,
             Msr::GlobalInuse => self.since_v4(self.in_use())?,
@@ -151,6 +152,7 @@ impl registers::Registers for Registers {
     }
 
     fn indexed(&self, ecx: u32) -> Option<Counter> {
+        // The upper half chooses the kind of counter (SDM vol. 2B, RDPMC).
         match (ecx >> 16, u8::try_from(ecx & 0xffff)) {
             (0, Ok(n)) => self.general(n),
             (0x4000, Ok(n)) => self.fixed(n),

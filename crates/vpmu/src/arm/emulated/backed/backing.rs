@@ -72,6 +72,7 @@ impl Backing {
             (Register::PmintenClr, self.reporting - wanted),
             (Register::PmintenSet, wanted - self.reporting),
         ];
+        // Most writes of a guest change nothing here, and each register costs an access.
         for (register, counters) in changes {
             if !counters.is_empty() {
                 registers.write(register, counters.bits().into());
@@ -143,6 +144,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
             filter |= RawPmevtyper::P;
         }
         match config.event {
+            // PMCCFILTR_EL0 has no event: the cycle counter's is fixed.
             EventKind::Cycles => self.registers.write(Register::Pmccfiltr, filter),
             EventKind::Event(event) => self.registers.write(
                 Register::Pmevtyper(counter.number()),

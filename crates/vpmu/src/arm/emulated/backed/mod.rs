@@ -83,6 +83,7 @@ impl<V: Events> BackedPmu<V> {
                 physical: plan.hpmn(),
             });
         }
+        // An open PMCR_EL0 is read without a trap, so N, IMP and IDCODE must be those that the guest was promised.
         let is_the_machines = config.counters == plan.hpmn()
             && config.version == plan.version()
             && config.identity == Identity::from_pmcr(regs.read(Register::Pmcr));
@@ -143,6 +144,7 @@ impl<V: Events> BackedPmu<V> {
         regs: &mut R,
     ) -> Outcome {
         if self.pmu.open {
+            // EL0 needs a permission of PMUSERENR_EL0, which the guest may have changed since the model last read it.
             if level == ExceptionLevel::El1 && self.write_hot(register, value, regs) {
                 return Outcome::Done;
             }
@@ -189,6 +191,7 @@ impl<V: Events> BackedPmu<V> {
 
     /// The vCPU starts to run on this CPU. No register access for a guest that has nothing enabled.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
+        // Elsewhere the first write closes them: a guest that uses nothing costs nothing here.
         if self.pmu.pmuserenr != 0 || !self.pmu.enabled.is_empty() {
             self.close_registers(regs);
         }
@@ -241,6 +244,7 @@ impl<V: Events> BackedPmu<V> {
         }
         self.pmu
             .restore(state, &mut self.backing.host(false, regs))?;
+        // The registers of a vCPU that does not run are another's: `load` writes them.
         if self.pmu.bank.loaded {
             self.write_closed_pmuserenr(regs);
         }
@@ -268,6 +272,7 @@ impl<V: Events> BackedPmu<V> {
         match register {
             Register::Pmcr => {
                 let control = value & self.pmu.pmcr_bits();
+                // P and C reset counters; D, X, LC and LP change what counts, and when it overflows.
                 let others = (control ^ self.pmu.pmcr) & !pmcr::E;
                 if others != 0 || value & (pmcr::P | pmcr::C) != 0 {
                     return false;
@@ -353,6 +358,7 @@ impl<V: Events> BackedPmu<V> {
     /// overflowed the guest sees the bit, so the physical interrupt is taken back by its enable.
     fn report_open<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.pmu.open {
+            // A bit that is set already cannot raise the line again.
             let wanted = self.pmu.interrupting - self.pmu.overflowed;
             self.backing.report_only(wanted, regs);
         }
