@@ -52,7 +52,9 @@ impl HostJob {
 pub enum HostVmm {
     /// Stock QEMU of this name, in `/usr/bin`.
     Qemu(String),
-    /// The same, under `vpmu exec` with these options.
+    /// A QEMU of this name that the machine has given the host, with its libraries.
+    Patched(String),
+    /// Stock QEMU, under `vpmu exec` with these options.
     Exec {
         /// QEMU's name.
         qemu: String,

@@ -9,6 +9,7 @@ use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::job::{self, HostJob, Notify};
 use crate::spec::arch::Arch;
+use crate::spec::design::Model;
 use crate::spec::{Guest, Machine, Payload, Time, Vmm};
 use crate::{Error, Result};
 use vpmu_record::{Host, Record};
@@ -93,6 +94,7 @@ impl Backend for Nested<'_> {
         match self.vmm {
             Vmm::Stock => {}
             Vmm::Exec(_) => drop(artifacts::find_preload()?),
+            Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
             Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
         }
         qemu::check(self.machine)
@@ -100,7 +102,7 @@ impl Backend for Nested<'_> {
 
     fn notify(&self) -> Notify {
         match self.vmm {
-            Vmm::Stock => Notify::KvmHost,
+            Vmm::Stock | Vmm::Patched(_) => Notify::KvmHost,
             Vmm::Exec(_) | Vmm::Ours(_) => Notify::Doorbell,
         }
     }
@@ -121,12 +123,19 @@ impl Backend for Nested<'_> {
                 options.extend(vmm.options.iter().cloned());
                 (job::Vmm::exec(arch.qemu().program, vmm)?, options)
             }
+            Vmm::Patched(vmm) => {
+                let mut options = self.stock_arguments(parts);
+                // QEMU takes the last of several processors.
+                options.extend(["-cpu".to_owned(), patched_cpu(vmm.model)]);
+                options.extend(vmm.options.iter().cloned());
+                (job::Vmm::patched()?, options)
+            }
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),
             (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
-            (None, Vmm::Stock | Vmm::Exec(_)) => None,
+            (None, Vmm::Stock | Vmm::Exec(_) | Vmm::Patched(_)) => None,
         };
         let host_file = folder.join("host.cpio");
         let trace = matches!(parts.payload, Payload::Command(work) if work.marked);
@@ -204,4 +213,13 @@ impl Backend for Nested<'_> {
             error => error,
         }
     }
+}
+
+/// Returns the processor of the patched QEMU's guest, with its PMU.
+fn patched_cpu(model: Model) -> String {
+    let pmu = match model {
+        Model::Auto => "on",
+        model => model.name(),
+    };
+    format!("host,vpmu={pmu}")
 }

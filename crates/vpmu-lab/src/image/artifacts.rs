@@ -29,6 +29,11 @@ pub const VPMU: &str = "vpmu";
 /// The library that `vpmu exec` puts into VMMs.
 pub const PRELOAD: &str = "libvpmu_preload.so";
 
+/// The QEMU whose guests may have the PMU.
+pub const PATCHED_QEMU: &str = "qemu-system-x86_64-vpmu";
+/// The environment variable that names its folder.
+pub const PATCHED_VARIABLE: &str = "VPMU_PATCHED_QEMU";
+
 /// Returns the path of one of these programs, for guests of `arch`.
 ///
 /// # Errors
@@ -74,6 +79,27 @@ pub fn find_beside(file: &'static str) -> Result<PathBuf> {
                 .first()
                 .map(|folder| folder.display().to_string())
                 .unwrap_or_default(),
+        })
+}
+
+/// Returns the QEMU whose guests may have the PMU: in the folder that [`PATCHED_VARIABLE`] names, else on `PATH`.
+///
+/// # Errors
+///
+/// When there is none.
+pub fn find_patched_qemu() -> Result<PathBuf> {
+    let folders = match std::env::var_os(PATCHED_VARIABLE).filter(|folder| !folder.is_empty()) {
+        Some(folder) => vec![folder.into()],
+        None => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect(),
+    };
+    let mut programs = folders
+        .iter()
+        .map(|folder: &PathBuf| folder.join(PATCHED_QEMU));
+    programs
+        .find(|path| path.is_file())
+        .ok_or_else(|| Error::MissingProgram {
+            program: PATCHED_QEMU.to_owned(),
+            fix: "script/qemu --vpmu builds it; VPMU_PATCHED_QEMU takes the folder that it says",
         })
 }
 

@@ -72,6 +72,8 @@ pub enum Vmm {
         /// The library.
         preload: OwnProgram,
     },
+    /// A QEMU that embeds the PMU.
+    Patched(OwnProgram),
     /// This project's x86 VMM.
     Ours(OwnProgram),
 }
@@ -215,6 +217,16 @@ impl Vmm {
         OwnProgram::find(artifacts::VMM).map(Self::Ours)
     }
 
+    /// Finds the QEMU that embeds the PMU.
+    ///
+    /// # Errors
+    ///
+    /// When it was not built, or a library is not found.
+    pub fn patched() -> Result<Self> {
+        let program = artifacts::find_patched_qemu()?;
+        OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
+    }
+
     /// Finds `vpmu` and its library, for a guest of this QEMU with this PMU.
     ///
     /// # Errors
@@ -248,7 +260,11 @@ impl OwnProgram {
     }
 
     fn at(name: &'static str, program: PathBuf) -> Result<Self> {
-        let folders = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
+        // A program may have libraries of its own beside it.
+        let beside = program.parent().unwrap_or(Path::new("")).to_string_lossy();
+        let beside = beside.trim_start_matches('/');
+        let system = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
+        let folders = [&[beside], &system[..]].concat();
         let programs = [program.clone()];
         let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
             Error::format(
@@ -308,6 +324,7 @@ impl HostJob<'_> {
                     qemu: (*qemu).to_owned(),
                     options: options.clone(),
                 },
+                Vmm::Patched(program) => HostVmm::Patched(program.name.to_owned()),
                 Vmm::Ours(_) => HostVmm::Ours { save, restore },
             },
             options,
@@ -333,7 +350,7 @@ impl HostJob<'_> {
                 // The host's own C library serves the library in QEMU. What else it needs is on each Debian.
                 preload.put_library(&mut archive, "libgcc_s.so.1", self.arch);
             }
-            Vmm::Ours(program) => program.put(&mut archive),
+            Vmm::Patched(program) | Vmm::Ours(program) => program.put(&mut archive),
         }
         if let Some(disk) = self.disk {
             let driver = Contents::Disk(disk.driver.clone());

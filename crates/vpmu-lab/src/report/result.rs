@@ -197,8 +197,8 @@ impl Run {
         };
         // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
         let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
-        let pmu_exits = pmu
-            .has_our_pmu()
+        // KVM does not count them apart, and QEMU tells none.
+        let pmu_exits = (pmu.has_our_pmu() && pmu != Pmu::Qemu)
             .then(|| stats.exits.clone())
             .flatten()
             .map(|mut exits| {

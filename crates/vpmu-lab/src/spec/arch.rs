@@ -111,6 +111,7 @@ impl Arch {
                 Pmu::Emulated,
                 Pmu::Paravirt,
                 Pmu::Exec,
+                Pmu::Qemu,
             ],
         }
     }

@@ -26,11 +26,13 @@ pub enum Pmu {
     Paravirt,
     /// Stock QEMU under `vpmu exec`: this project's PMU in a VMM that nobody changes.
     Exec,
+    /// QEMU with a patch that has it embed this project's PMU (packaging/qemu/vpmu.patch).
+    Qemu,
 }
 
 impl Pmu {
     /// All designs, in the order of a table.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Native,
         Self::Kvm,
         Self::Emulated,
@@ -39,6 +41,7 @@ impl Pmu {
         Self::Untrapped,
         Self::Paravirt,
         Self::Exec,
+        Self::Qemu,
     ];
 
     /// Returns the name on the command line.
@@ -52,18 +55,19 @@ impl Pmu {
             Self::Untrapped => "untrapped",
             Self::Paravirt => "paravirt",
             Self::Exec => "exec",
+            Self::Qemu => "qemu",
         }
     }
 
     /// Tells whether the guest's PMU is this project's.
     pub fn has_our_pmu(self) -> bool {
-        self.is_ours() || self == Self::Exec
+        self.is_ours() || matches!(self, Self::Exec | Self::Qemu)
     }
 
     /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
         match self {
-            Self::Native | Self::Kvm | Self::Exec => false,
+            Self::Native | Self::Kvm | Self::Exec | Self::Qemu => false,
             Self::Emulated
             | Self::Partitioned
             | Self::Direct

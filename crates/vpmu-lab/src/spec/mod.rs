@@ -163,6 +163,8 @@ pub enum Vmm {
     Stock,
     /// The same under `vpmu exec`. The options are QEMU's.
     Exec(OurVmm),
+    /// A QEMU that embeds the PMU. The options are QEMU's.
+    Patched(OurVmm),
     /// This project's VMM.
     Ours(OurVmm),
 }

@@ -314,6 +314,7 @@ impl Request {
                 second: self.second.clone(),
             },
             (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
+            (Arch::X86_64, Pmu::Qemu) => Way::Nested(Vmm::Patched(vmm())),
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
             (Arch::X86_64, _) => Way::Nested(Vmm::Ours(vmm())),
         }

@@ -54,7 +54,7 @@ fn run_qemu(
     let status = program::run(process, &words, Some(nothing), None)?;
     nothing.close();
     report(&Record::Host(Host {
-        vmm: qemu::version(process, &qemu)?,
+        vmm: qemu::version(process, &[&qemu])?,
         status,
         stuck: false,
     }));

@@ -53,7 +53,15 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     let initrd = initrd();
     sys::sleep_ms(job.settle_ms);
     match &job.vmm {
-        HostVmm::Qemu(name) => qemu::run(process, &job, name, initrd, &stats),
+        HostVmm::Qemu(name) => {
+            let qemu = format!("/usr/bin/{name}");
+            qemu::run(process, &job, &[&qemu], initrd, &stats)
+        }
+        HostVmm::Patched(name) => {
+            let qemu = format!("/vpmu/{name}");
+            let words = [&ours::LOADER[..], &[&qemu]].concat();
+            qemu::run(process, &job, &words, initrd, &stats)
+        }
         HostVmm::Exec { qemu, options } => exec::run(process, &job, qemu, options, initrd),
         HostVmm::Ours { save, restore } => {
             let saved = save.as_deref().map(|path| (path, restore.as_slice()));
@@ -125,7 +133,7 @@ fn watch(process: Process, job: &HostJob, stats: &HostStats) {
 /// Reports that the guest is stuck, and powers off.
 fn stuck(process: Process, job: &HostJob) -> ! {
     let vmm = match &job.vmm {
-        HostVmm::Qemu(name) | HostVmm::Exec { qemu: name, .. } => name,
+        HostVmm::Qemu(name) | HostVmm::Patched(name) | HostVmm::Exec { qemu: name, .. } => name,
         HostVmm::Ours { .. } => ours::NAME,
     };
     report(&Record::Host(Host {

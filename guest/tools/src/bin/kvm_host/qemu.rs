@@ -37,21 +37,20 @@ struct Dialogue {
     status: i32,
 }
 
-/// Runs the guest to its end and reports.
+/// Runs the guest to its end and reports. `qemu` are the words that start QEMU.
 pub(crate) fn run(
     process: Process,
     job: &HostJob,
-    name: &str,
+    qemu: &[&str],
     initrd: &[&str],
     stats: &HostStats,
 ) -> Result<(), Errno> {
-    let qemu = format!("/usr/bin/{name}");
     busybox(process, &format!("mkfifo {TO_GUEST} {FROM_GUEST}"));
     // The host opens both pipes in both directions. So QEMU, which may end at any time, is never
     // the only one to have a pipe open.
     let from_guest = files::open(FROM_GUEST, flags::READ_WRITE)?;
     let to_guest = files::open(TO_GUEST, flags::READ_WRITE)?;
-    let mut words = Vec::from([qemu.as_str()]);
+    let mut words = qemu.to_vec();
     words.extend(job.options.iter().map(String::as_str));
     words.extend(boot(process, job, initrd)?);
     let sync = format!("pipe,id=sync,path={SYNC}");
@@ -61,7 +60,7 @@ pub(crate) fn run(
 
     let found = talk(job, from_guest, to_guest, stats)?;
     report(&Record::Host(Host {
-        vmm: version(process, &qemu)?,
+        vmm: version(process, qemu)?,
         status: found.status,
         stuck: false,
     }));
@@ -163,9 +162,10 @@ fn pin(qemu: usize, vcpus: u32) {
 }
 
 /// Returns the first line of QEMU's version output.
-pub(crate) fn version(process: Process, qemu: &str) -> Result<String, Errno> {
+pub(crate) fn version(process: Process, qemu: &[&str]) -> Result<String, Errno> {
     let file = files::open(VERSION, flags::CREATE)?;
-    program::run(process, &[qemu, "--version"], None, Some(file))?;
+    let words = [qemu, &["--version"]].concat();
+    program::run(process, &words, None, Some(file))?;
     file.close();
     let text = files::read(VERSION)?;
     Ok(text.lines().next().unwrap_or_default().to_owned())
