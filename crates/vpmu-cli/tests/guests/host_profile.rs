@@ -80,7 +80,7 @@ fn host_and_guest_profile_the_same_program_at_once() {
         };
         assert!(stacks.keys().any(named), "{folded}");
     } else {
-        println!("this QEMU does not keep host counters apart: see docs/monitor.md");
+        println!("this QEMU does not keep host counters apart: see docs/partition-probe.md");
     }
 }
 
