@@ -143,7 +143,9 @@ impl Chooser {
     pub(crate) fn lost(self, kind: Kind, error: &io::Error) -> Lost {
         match error.raw_os_error() {
             _ if is_mediated(self.kernel, kind, error) => Lost::Busy,
+            // No such event; none that can be restricted so; a bit that this processor's driver refuses.
             Some(libc::ENOENT | libc::EOPNOTSUPP | libc::EINVAL) => Lost::Unsupported,
+            // Each may pass by itself, so that the engine asks again.
             Some(libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::ENOSPC) => Lost::Busy,
             _ => Lost::Failed,
         }

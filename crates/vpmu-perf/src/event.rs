@@ -204,6 +204,7 @@ impl PerfEvent {
 
     pub(crate) fn read(&self) -> io::Result<Total> {
         let mut bytes = [0; 24];
+        // An event in an error state reads nothing (perf_read), and that is no total.
         if self.kernel.read(self.fd, &mut bytes)? != bytes.len() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

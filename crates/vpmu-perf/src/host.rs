@@ -93,6 +93,7 @@ impl PerfHost {
         let approximate = options.approximate_instructions;
         let chooser = Chooser::new(kernel, options.backing, guest, approximate)?;
         let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
+        // A group of hardware events counts nothing while one of them has no counter.
         let grouped = chooser.backing == Backing::Clock;
         let signal = options::signal(&options);
         let units = Units::new(chooser.backing, options.tsc_hz);
@@ -281,12 +282,14 @@ impl CounterHost<CounterConfig> for PerfHost {
             kernel: config.kernel,
             guest: self.chooser.guest,
         };
+        // The same number is another event on another maker's processors.
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
         let slot = match rings::only_ring(config) {
             Some(ring) if self.chooser.backing == Backing::Clock => Slot::one_ring(ring),
             _ => Slot::whole(kind),
         };
+        // One sampler serves all counters of one ring: a sample tells the ring, whatever is counted.
         if slot.is_of_one_ring() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel)?);
         }
@@ -368,6 +371,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         let only_counts = |counter| self.slots[counter].only_counts();
         let only_count = counters.iter().all(only_counts);
+        // Stopping a group has the kernel schedule all events of the thread anew, twice at each switch of tasks.
         let known = if only_count && self.events.stand_by(counters) {
             true
         } else {
@@ -418,6 +422,7 @@ impl CounterHost<CounterConfig> for PerfHost {
 
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         let sampler = self.ring_sampler.as_ref();
+        // Time that no sample divides would be made up.
         if self.slots[counter].is_of_one_ring() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);
         }

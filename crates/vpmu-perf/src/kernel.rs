@@ -68,6 +68,7 @@ impl Kernel for Linux {
         leader: Option<RawFd>,
     ) -> io::Result<RawFd> {
         attr.size = size_of::<perf_event_attr>() as u32;
+        // A program that the VMM starts is not to have its guests' counters.
         let (group, flags) = (leader.unwrap_or(-1), PERF_FLAG_FD_CLOEXEC.into());
         // SAFETY: `attr` is initialised and its size is in it.
         match unsafe { perf_event_open(&mut attr, thread, -1, group, flags) } {
@@ -96,7 +97,9 @@ impl Kernel for Linux {
         };
         // SAFETY: none of these takes memory but F_SETOWN_EX, which reads `owner`.
         let done = unsafe {
+            // To the thread and not to the process: each vCPU's overflows take that vCPU out of its guest.
             libc::fcntl(event, F_SETOWN_EX, &raw const owner) == 0
+                // Without a signal of its own it would be SIGIO, which is not queued and names no event.
                 && libc::fcntl(event, F_SETSIG, signal) == 0
                 && libc::fcntl(event, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
         };
@@ -132,6 +135,7 @@ impl Kernel for Linux {
 
     fn now(&self) -> u64 {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        // Differences alone are used, and 64 bits of ns last for centuries.
         START.elapsed().as_nanos() as u64
     }
 

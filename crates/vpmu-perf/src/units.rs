@@ -31,6 +31,7 @@ impl Units {
             Self::Events => events,
             Self::Cycles(hz) => {
                 let ns = u128::from(events) * u128::from(NS);
+                // Rounded up, because a report that comes early vouches for events that have not been.
                 u64::try_from(ns.div_ceil(u128::from(hz))).unwrap_or(ENDLESS)
             }
         }
@@ -40,6 +41,7 @@ impl Units {
     pub(crate) fn to_guest(self, count: u64) -> u64 {
         match self {
             Self::Events => count,
+            // A product of 128 bits: ns of a day by GHz have more than 64.
             Self::Cycles(hz) => (u128::from(count) * u128::from(hz) / u128::from(NS)) as u64,
         }
     }

@@ -288,6 +288,7 @@ pub(crate) trait Model {
     fn lose(&mut self, n: Counter, reason: Lost) {
         let bank = self.bank_mut();
         bank.counters[n].lost = Some(reason);
+        // A host that has refused is not asked again at each access: a refusal takes as long as a success.
         bank.countable.remove(n);
         self.observer().lost(n, reason);
     }
@@ -321,6 +322,7 @@ pub(crate) trait Model {
     /// The vCPU starts to run.
     fn start_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
         if !self.bank().loaded {
+            // While the vCPU did not run, others may have given counters back.
             self.bank_mut().loaded = true;
             self.ask_again();
             self.apply(host);

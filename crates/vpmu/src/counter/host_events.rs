@@ -144,6 +144,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn touch<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let backed = counters & self.backed;
         self.used |= backed;
+        // The original of 2019 pauses at each write of a control, whether or not the event runs.
         if self.policy == Policy::Reuse {
             self.pause(backed, host);
         }
@@ -153,6 +154,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn stop<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let counters = counters & self.running;
         self.pause(counters, host);
+        // The original of 2018 knows no paused event.
         if self.policy == Policy::Recreate {
             self.release(counters, host);
         }
@@ -162,6 +164,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// there, and its report is due where it has to be. Then nothing has to be taken before.
     pub fn keeps_period(&self, counter: Counter, event: &E, due: Option<NonZeroU64>) -> bool {
         let slot = &self.slots[counter];
+        // The originals of the other policies set the period anew each time.
         self.policy == Policy::ReusePaused
             && slot.event.as_ref() == Some(event)
             && slot.armed == due
@@ -171,6 +174,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// [reports promptly](CounterHost::reports_promptly), not those that wait for a report.
     pub fn in_doubt<H: CounterHost<E>>(&self, counters: CounterSet, host: &H) -> CounterSet {
         let mut doubtful = counters & self.unsettled();
+        // A report that has not come says that the end has not, unless a read has overtaken it.
         if host.reports_promptly() {
             for n in doubtful {
                 if self.armed(n).is_some() && !self.owing.contains(n) {
@@ -194,6 +198,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         due: Option<NonZeroU64>,
         host: &mut H,
     ) -> Result<(), Lost> {
+        // A host event counts one thing for life: Linux changes the attributes of breakpoints only.
         let same = self.slots[counter].event == Some(event);
         let only = counter.alone();
         self.stop(only, host);
@@ -277,6 +282,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
 
     /// What `counter` has counted and nobody has taken yet. Reads it only if it can have counted.
     pub fn collect<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
+        // A paused event that was read has counted nothing since.
         if (self.running | self.undrained).contains(counter) {
             self.read_total(counter, host);
         }

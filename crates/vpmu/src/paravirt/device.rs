@@ -142,6 +142,7 @@ impl Device {
             self.tell(n, page);
         }
         page.store(word::FLOOR, self.floor);
+        // The driver has begun the page with an ACK of 0: any other number would pass for an interrupt on its way.
         self.seq = 0;
         page.store(word::SEQ, self.seq);
         // Last: a guest that reads HERE finds the other words written.
@@ -156,6 +157,7 @@ impl Device {
         self.wanted = CounterSet::EMPTY;
         self.frozen = false;
         self.attached = false;
+        // An NMI about a page that is no longer shared would be nobody's.
         self.nmi_due = false;
         self.overflowed = false;
         self.reclassify(self.implemented());
@@ -335,6 +337,7 @@ impl Device {
             self.bank.counters[n].value = 0;
         }
         self.reclassify(new);
+        // Before the periods are granted: how many counters report decides how short these may be.
         self.find_floor(host);
         page.store(word::FLOOR, self.floor);
         for n in new {
@@ -349,6 +352,7 @@ impl Device {
     /// Tells the guest of counters that have changed, and interrupts it if any has overflowed.
     fn publish<P: Page + ?Sized>(&mut self, page: &P) {
         let changed = core::mem::take(&mut self.changed);
+        // The memory may be anything by now.
         if !self.attached {
             return;
         }

@@ -43,6 +43,7 @@ impl GuestHalf {
         left: u64,
         period: u64,
     ) {
+        // 0 is no generation: the host takes it for a counter that was never wished for.
         self.generation = self.generation.wrapping_add(1).max(1);
         self.generations[counter] = self.generation;
         self.seen[counter] = 0;

@@ -98,6 +98,7 @@ impl Device {
         host: &mut H,
         page: Option<&P>,
     ) -> DeviceState {
+        // As for a doorbell: what is settled may begin another period.
         self.load_periods(page);
         self.settle(self.unsettled(), host);
         self.apply(host);

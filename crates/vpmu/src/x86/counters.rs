@@ -104,6 +104,7 @@ impl<V: Events> Counters<V> {
         self.overflowed = counted.overflowed;
         self.status = counted.status;
         self.pmi_due = counted.pmi_due;
+        // The branches that it waited for would have been those of the machine before.
         self.pmi_held = false;
     }
 
@@ -283,6 +284,7 @@ impl<V: Events> Counters<V> {
 
     /// Returns in how many events `n` overflows: 1 to 2^63.
     pub(super) fn distance(&self, n: Counter) -> u64 {
+        // Nothing wraps: a counter has 63 bits at most, and no bits beyond its mask.
         (self.controls[n].mask - self.value(n)).wrapping_add(1)
     }
 

@@ -66,6 +66,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Source::Counter(n) => self.read_counter(n, host),
             Source::Status => self.read_status(host),
             Source::Gate => {
+                // Before version 4 an overflow that freezes clears the register.
                 self.settle_acting(host);
                 self.apply(host);
                 R::global_bits(self.counters.gate())
@@ -123,6 +124,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 self.end_access(host);
                 Outcome::Value(value)
             }
+            // As a processor, which tells an index without a counter from a forbidden one by nothing.
             _ => Outcome::GeneralProtection,
         }
     }
