@@ -22,8 +22,8 @@ use vpmu_monitor::{
 
 use super::{mmu::Translation, pmu_registers::PhysicalPmu, start::StartBlock, sysreg::read_sysreg};
 
-/// Bytes of each CPU's stack.
-pub(crate) const STACK_SIZE: usize = 32 * 1024;
+/// Bytes of each CPU's stack. A PMU of some KiB is made on it.
+pub(crate) const STACK_SIZE: usize = 40 * 1024;
 
 /// What is fixed once the machine is known.
 pub(crate) struct Monitor {

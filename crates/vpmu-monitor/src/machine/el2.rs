@@ -54,9 +54,12 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     drop(names);
     if boots && monitor.sharing() == Sharing::Two {
         // Before the first guest's: to make a PMU stops all counters.
-        second::give_pmu(make_pmu(&local, monitor)?);
+        make_second_pmu(&local, monitor)?;
     }
-    local.pmu = make_pmu(&local, monitor)?;
+    local.pmu = match &local.hardware {
+        Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
+        None => None,
+    };
     start_profile(&mut local, monitor)?;
     if let Some(pmu) = &mut local.pmu {
         pmu.load(&mut PhysicalPmu);
@@ -68,11 +71,13 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     Ok(())
 }
 
-fn make_pmu(local: &Local, monitor: &Monitor) -> Result<Option<GuestPmu>, PmuError> {
+/// Apart from [`init_cpu`], whose frame is on every CPU's stack: a PMU is large.
+#[inline(never)]
+fn make_second_pmu(local: &Local, monitor: &Monitor) -> Result<(), PmuError> {
     let hardware = local.hardware.as_ref();
-    hardware
-        .map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu))
-        .transpose()
+    let pmu = hardware.map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu));
+    second::give_pmu(pmu.transpose()?);
+    Ok(())
 }
 
 /// Starts the host's profile of the guest, where one is wanted and there is a PMU.

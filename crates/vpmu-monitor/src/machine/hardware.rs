@@ -2,15 +2,54 @@
 //!
 //! UNSAFETY: reads system registers.
 
+use spin::Mutex;
 use vpmu::arm::{
     PmuVersion, Register,
-    partition::{Features, PmuRegisters},
+    partition::{Features, Findings, PmuRegisters},
 };
 use vpmu_monitor::world::guest_pmu::Hardware;
 
 use super::{cpu::Monitor, pmu_registers::PhysicalPmu, probe, sysreg::read_sysreg};
 
-/// This CPU's PMU, after trying its partition; `None` when there is no PMUv3.
+/// What CPUs of the same kind have in common: MIDR_EL1, REVIDR_EL1, PMCR_EL0, and the ID registers that the probe goes by.
+type Kind = [u64; 6];
+
+/// A machine has few kinds of CPUs. One that finds no room is probed each time.
+const KINDS: usize = 8;
+
+/// What the probe has found of each kind.
+static PROBED: Mutex<[Option<(Kind, Findings)>; KINDS]> = Mutex::new([None; KINDS]);
+
+fn kind(pmcr: u64) -> Kind {
+    [
+        read_sysreg!("midr_el1"),
+        read_sysreg!("revidr_el1"),
+        pmcr & !PMCR_CONTROL,
+        read_sysreg!("id_aa64pfr0_el1"),
+        read_sysreg!("id_aa64dfr0_el1"),
+        read_sysreg!("id_aa64mmfr0_el1"),
+    ]
+}
+
+/// PMCR_EL0's bits that software writes.
+const PMCR_CONTROL: u64 = 0x7ff;
+
+fn known(kind: Kind) -> Option<Findings> {
+    let probed = PROBED.lock();
+    let mut found = probed.iter().flatten();
+    found
+        .find(|(other, _)| *other == kind)
+        .map(|(_, findings)| *findings)
+}
+
+fn remember(kind: Kind, findings: Findings) {
+    let mut probed = PROBED.lock();
+    if let Some(room) = probed.iter_mut().find(|place| place.is_none()) {
+        *room = Some((kind, findings));
+    }
+}
+
+/// This CPU's PMU, after trying its partition, where no CPU of the same kind has been tried; `None` when there is no PMUv3.
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let dfr0 = read_sysreg!("id_aa64dfr0_el1");
     let version = PmuVersion::from_id_aa64dfr0(dfr0)?;
@@ -23,7 +62,16 @@ pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let pmu = &mut PhysicalPmu;
     let pmcr = pmu.read(Register::Pmcr);
     let counters = (pmcr >> 11 & 0x1f) as u8;
-    let findings = probe::findings(counters, monitor.settings.host_counters, &features);
+    let host_counters = monitor.settings.host_counters;
+    let kind = kind(pmcr);
+    let findings = match known(kind) {
+        Some(findings) => findings,
+        None => {
+            let findings = probe::findings(counters, host_counters, &features);
+            remember(kind, findings);
+            findings
+        }
+    };
     Some(Hardware {
         features,
         findings,
