@@ -1,9 +1,10 @@
 //! `vpmu exec`: the programs that it refuses, and what it leaves of itself in those that it runs.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use super::{assert_refused, vpmu};
 
@@ -72,4 +73,29 @@ fn children_of_the_program_have_nothing_of_it() {
     assert!(said.contains("0\n\n"), "{said}");
     assert!(said.contains("add -accel kvm"), "{said}");
     assert!(!text(&run(&["-accel", "kvm"])).contains("-accel kvm"));
+}
+
+/// QEMU asks its own list of reasons, so that its monitor names this one.
+#[test]
+fn qemu_neither_migrates_nor_saves_its_guest() {
+    const COMMANDS: &[u8] = b"migrate \"exec:cat>/dev/null\"\nsavevm x\nquit\n";
+    let home = tempfile::tempdir().unwrap();
+    let mut command = vpmu(home.path());
+    command.args(["exec", "--", "qemu-system-x86_64", "-accel", "kvm", "-S"]);
+    command.args(["-M", "pc", "-m", "64", "-nodefaults", "-display", "none"]);
+    command.args(["-monitor", "stdio"]).stdin(Stdio::piped());
+    let mut qemu = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A QEMU that has ended takes no commands, and says why.
+    let _ = qemu.stdin.take().unwrap().write_all(COMMANDS);
+    let output = qemu.wait_with_output().unwrap();
+    let said = text(&output);
+    if !output.status.success() {
+        eprintln!("skipped: {said}");
+        return;
+    }
+    assert_eq!(said.matches("would be lost").count(), 2, "{said}");
 }
