@@ -231,12 +231,13 @@ impl Follower {
         };
         let ips: Vec<u64> = way.leaves.iter().map(|leaf| leaf.ip).collect();
         debug::break_at(&kvm.vcpu, &ips)?;
-        if ips.contains(&regs.rip) {
-            // The next time, not now.
-            kvm.run.set_regs(&kvm_regs {
-                rflags: regs.rflags | walk::RF,
-                ..regs
-            });
+        // A breakpoint where the guest is: the next time, not now. Set by an earlier way, the flag would hide others.
+        let rflags = match ips.contains(&regs.rip) {
+            true => regs.rflags | walk::RF,
+            false => regs.rflags & !walk::RF,
+        };
+        if rflags != regs.rflags {
+            kvm.run.set_regs(&kvm_regs { rflags, ..regs });
         }
         (run.cr2, run.cr3) = (sregs.cr2, sregs.cr3);
         run.way = Some((way, regs));

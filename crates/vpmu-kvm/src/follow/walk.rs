@@ -17,7 +17,7 @@ const BREAKPOINTS: usize = 4;
 /// Most instructions of a way.
 const LONGEST: usize = 512;
 /// Most instructions of a way behind the last place where it can end: a loop whose round takes no more goes on.
-const BLIND: usize = 64;
+const BLIND: usize = 8;
 
 /// Bits of RFLAGS.
 pub(super) const TF: u64 = 1 << 8;
