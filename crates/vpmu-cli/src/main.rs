@@ -11,6 +11,7 @@ mod report;
 mod rewrite_kernel;
 mod run;
 mod selftest;
+mod values;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

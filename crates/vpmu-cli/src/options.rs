@@ -13,6 +13,7 @@ use vpmu_lab::spec::{Machine, Request};
 
 use crate::exec;
 use crate::monitor::Monitor;
+use crate::values::{memory, seconds, switch};
 
 const AFTER: &str = "\
 Examples:
@@ -147,7 +148,7 @@ pub(crate) enum Verb {
     Bench {
         /// Which one
         name: Option<String>,
-        /// Whose PMU the guests have (exits, sampling, paused): intel, amd or amd-v2
+        /// Whose PMU the guests have (exits, lbr, sampling, paused): intel, amd or amd-v2
         ///
         /// The default is intel, which is what was published.
         #[arg(long, value_name = "NAME", value_parser = model)]
@@ -333,14 +334,6 @@ fn disk(text: &str) -> Result<Disk, String> {
     text.parse()
 }
 
-fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "off" => Ok(false),
-        "on" => Ok(true),
-        _ => Err("there are off and on".to_owned()),
-    }
-}
-
 fn model(text: &str) -> Result<Model, String> {
     text.parse()
 }
@@ -390,28 +383,6 @@ pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Desi
         new
     });
     designs
-}
-
-/// MiB from a number with M or G behind it.
-fn memory(text: &str) -> Result<u32, String> {
-    let wrong = || "a size is a number with M or G behind it, for example 512M".to_owned();
-    let (number, unit) = text
-        .strip_suffix(['G', 'g'])
-        .map(|number| (number, 1024))
-        .or_else(|| text.strip_suffix(['M', 'm']).map(|number| (number, 1)))
-        .ok_or_else(wrong)?;
-    let number: u32 = number.parse().map_err(|_| wrong())?;
-    number
-        .checked_mul(unit)
-        .filter(|size| (1..=256 * 1024).contains(size))
-        .ok_or_else(|| "from 1M to 256G".to_owned())
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    match text.parse::<u32>() {
-        Ok(0) | Err(_) => Err("a time limit is a whole number of seconds, at least 1".to_owned()),
-        Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
-    }
 }
 
 #[cfg(test)]
