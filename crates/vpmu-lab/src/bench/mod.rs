@@ -6,6 +6,7 @@
 mod deadline;
 mod exits;
 mod host_profile;
+mod lbr;
 mod paravirt;
 mod partition;
 mod parts;
@@ -64,6 +65,7 @@ pub const BENCHES: &[Bench] = &[
     deadline::BENCH,
     paravirt::BENCH,
     pebs::BENCH,
+    lbr::BENCH,
 ];
 
 /// A bench's tools and options.
@@ -97,7 +99,7 @@ impl Bench {
     ) -> Result<Report> {
         if model.is_some() && !self.has_models {
             return Err(Error::Usage(
-                "--model is about the benches exits, sampling and paused".to_owned(),
+                "--model is about the benches exits, lbr, sampling and paused".to_owned(),
             ));
         }
         let context = Context {
