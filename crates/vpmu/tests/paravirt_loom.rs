@@ -19,6 +19,7 @@ use vpmu::paravirt::{Device, GuestHalf, Offer, Page, command, flag, word};
 use vpmu::x86::{CounterConfig, EventFilter};
 
 const PERIOD: u64 = 100;
+const COUNTER: Counter = Counter::at::<0>();
 
 /// A guest's action between two looks for its NMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +168,7 @@ impl Machine {
     fn overflow(&self) {
         self.device(|device, clock, view| {
             clock.0 += PERIOD;
-            device.overflow(0, Report::Due, clock, Some(view));
+            device.overflow(COUNTER, Report::Due, clock, Some(view));
         });
     }
 
@@ -182,8 +183,8 @@ impl Machine {
         if self.mutation == Mutation::LateAck {
             self.words[&word::ACK].store(view.load(word::SEQ), Ordering::Release);
         }
-        let overflows = view.load(word::overflows(0));
-        let count = view.load(word::count(0));
+        let overflows = view.load(word::overflows(COUNTER));
+        let count = view.load(word::count(COUNTER));
         assert!(count >= overflows * PERIOD, "an overflow without its count");
     }
 
@@ -209,8 +210,8 @@ fn run(acts: &[Act], overflows: u64, mutation: Mutation) {
     let view = machine.guest_view();
     let flags = flag::USER | flag::KERNEL | flag::INTERRUPT;
     guest.prepare(&view);
-    guest.wish(&view, 0, 0x3c, flags, PERIOD, PERIOD);
-    guest.want(&view, CounterSet::of(0));
+    guest.wish(&view, COUNTER, 0x3c, flags, PERIOD, PERIOD);
+    guest.want(&view, CounterSet::of(COUNTER));
     machine.device(|device, clock, view| device.attach(clock, view).unwrap());
     machine.ring(command::APPLY);
     let host = Arc::clone(&machine);
@@ -220,7 +221,7 @@ fn run(acts: &[Act], overflows: u64, mutation: Mutation) {
     // The NMI that is on its way arrives.
     machine.handle(&mut guest);
     machine.handle(&mut guest);
-    let published = machine.words[&word::overflows(0)].load(Ordering::SeqCst);
+    let published = machine.words[&word::overflows(COUNTER)].load(Ordering::SeqCst);
     assert_eq!(published, overflows, "an overflow was not counted");
     // A further NMI would find only overflows that were announced too late, or never.
     machine.nmi.store(true, Ordering::SeqCst);

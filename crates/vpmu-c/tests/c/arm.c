@@ -167,14 +167,17 @@ static int partitioned(void)
 	CHECK(vpmu_partition_save(&pmu, NULL, sizeof(saved), &length) == VPMU_STATUS_MISUSE);
 	CHECK(file[PMCNTENSET] == 1 << 1);
 	CHECK(vpmu_partition_put(&pmu) == VPMU_STATUS_OK && file[PMCNTENSET] == 0);
-	/* A CPU with more counters, of which the host keeps as many more, and one with too few. */
+	/* A CPU with fewer for the guest, whose others are lost meanwhile; one with more than the guest knows of; and one
+	 * with more counters, of which the host keeps as many more. */
 	config.implemented = 8;
-	config.host_counters = 4;
+	config.host_counters = 6;
 	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_OK);
 	config.host_counters = 9;
 	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_CONFIG);
-	config.host_counters = 6;
+	config.host_counters = 2;
 	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_STATE);
+	config.host_counters = 4;
+	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_restore(&pmu, saved, length) == VPMU_STATUS_OK);
 	CHECK(!vpmu_partition_line(&pmu));

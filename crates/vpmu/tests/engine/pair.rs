@@ -18,7 +18,7 @@ use crate::reference::Reference;
 use crate::support::{Call, Guest, config, nth};
 use vpmu::arm::emulated::EmulatedConfig;
 use vpmu::arm::{CPU_CYCLES, EventFilter, ExceptionLevel, Outcome, PmuVersion, Register};
-use vpmu::counter::{CounterState, Lost, Policy, Report};
+use vpmu::counter::{Counter, CounterState, Lost, Policy, Report};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
@@ -111,7 +111,10 @@ impl Pair {
             }
             Step::Early(n) => {
                 host.forget(n);
-                let _ = pmu.overflow(nth(n), Report::Unsure, host);
+                // A host has no counters of other numbers to report.
+                if let Some(counter) = Counter::new(n) {
+                    let _ = pmu.overflow(counter, Report::Unsure, host);
+                }
             }
             Step::Put => {
                 pmu.put(host);

@@ -19,7 +19,7 @@
 use crate::guest::FakeGuest;
 use crate::pebs_reference::Pebs;
 use crate::support::{Call, FakeHost, Happening, nth};
-use vpmu::counter::{CounterSet, CounterState, Lost, Report};
+use vpmu::counter::{Counter, CounterSet, CounterState, Lost, Report};
 use vpmu::x86::{
     AnyPmu, ArchEvent, Capability, CounterConfig, EventFilter, Outcome, PmuConfig, Ring,
 };
@@ -209,7 +209,10 @@ impl<R: Reference> Pair<R> {
                 if !host.prompt && !host.repeats {
                     host.forget(n);
                 }
-                let _ = pmu.overflow(nth(n), Report::Unsure, host);
+                // A host has no counters of other numbers to report.
+                if let Some(counter) = Counter::new(n) {
+                    let _ = pmu.overflow(counter, Report::Unsure, host);
+                }
             }
             Step::Put => {
                 pmu.put(host);

@@ -91,7 +91,8 @@ fn table(version: Version, pebs: bool) -> Vec<Row> {
     rows.push(read_only(0x345, capabilities | 1 << 13));
     if pebs {
         rows.push(kept(0x3f1, 0, counters));
-        rows.push(kept(0x3f2, 0, 0b111));
+        // The groups of a record, and how many branch records the last of them has: 32 at most.
+        rows.push(kept(0x3f2, 0, 0b1111 | 0x1f << 24));
         // The register takes canonical addresses only.
         rows.push(kept(0x600, 0, (1 << 47) - 1));
     } else {

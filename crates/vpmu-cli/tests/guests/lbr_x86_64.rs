@@ -1,0 +1,63 @@
+//! A stock guest's last branch records, on a host that has none.
+
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
+
+/// Prints a line for each answer that a test reads, which begins with a word of its own.
+const SCRIPT: &str = r#"
+perf record --no-bpf-event -q -b -e cycles:u -c 1000000 -o b workload --scale 1000 2> refused
+echo "refused $(grep -c -i 'branch stack\|not supported' refused)"
+echo "samples $(perf script -i b -F brstack 2> /dev/null | awk 'NF > 0' | wc -l)"
+echo "full $(perf script -i b -F brstack 2> /dev/null | awk 'NF == DEPTH' | wc -l)"
+perf record -q --call-graph lbr -e cycles:u -o g true 2> callgraph
+echo "callgraph $(grep -c -i 'branch stack\|not supported' callgraph)"
+echo "complaints $(dmesg | grep -c -E '[Uu]nknown NMI|unchecked MSR|BUG:|Oops:|general protection')"
+true"#;
+
+/// Runs the script in a guest of `model`, with stacks of `depth` records.
+fn run(model: &str, depth: u32, lbr: &str) -> Option<impl Fn(&str) -> u64> {
+    let mut vpmu = nested_vpmu(", in real time")?;
+    let script = [NO_SYMBOLS, &SCRIPT.replace("DEPTH", &depth.to_string())].concat();
+    let own = |vpmu: &mut std::process::Command| {
+        vpmu.args(["--pmu", "emulated", "--model", model, "--lbr", lbr]);
+    };
+    let Compared { console, .. } = compared(&mut vpmu, own, &script);
+    Some(move |word: &str| {
+        let mut lines = console.lines();
+        let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
+        number.unwrap_or_else(|| panic!("{word}: {console}"))
+    })
+}
+
+fn has_full_stacks(model: &str, depth: u32) {
+    let _turn = turn(1);
+    let Some(number) = run(model, depth, "on") else {
+        return;
+    };
+    let (samples, full) = (number("samples "), number("full "));
+    assert!(samples >= 40, "{samples}");
+    assert!(full * 100 >= samples * 95, "{full} of {samples}");
+    // Call stacks across switches of tasks are refused, and not wrong.
+    assert!(number("callgraph ") > 0);
+    assert_eq!(number("complaints "), 0);
+}
+
+#[test]
+fn a_guest_with_intels_pmu_has_full_stacks() {
+    has_full_stacks("intel", 32);
+}
+
+#[test]
+fn a_guest_with_amds_pmu_has_full_stacks() {
+    has_full_stacks("amd-v2", 16);
+}
+
+#[test]
+#[ignore = "what is off by default is also seen by other tests: script/test --long"]
+fn without_the_option_perf_says_so() {
+    let _turn = turn(1);
+    let Some(number) = run("intel", 32, "off") else {
+        return;
+    };
+    assert!(number("refused ") > 0);
+    assert_eq!(number("samples "), 0);
+}
