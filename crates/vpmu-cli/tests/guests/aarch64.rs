@@ -103,10 +103,11 @@ fn close_to_native() {
             "{pmu}: user_s + sys_s is {ratio} of native's"
         );
         // Their sum is exact. The kernel divides it between them by 250 ticks a second. Some 600 ticks fall in kernel
-        // time here, so a part in twenty is chance.
+        // time here, so that the quotient of two such numbers has a standard deviation of six in a hundred, and each
+        // build of the monitor draws anew.
         for figure in ["user_s", "sys_s"] {
             let ratio = number(run, figure) / number(native, figure);
-            assert!(ratio <= 1.1, "{pmu}: {figure} is {ratio} of native's");
+            assert!(ratio <= 1.2, "{pmu}: {figure} is {ratio} of native's");
         }
         let samples = number(run, "samples") / number(native, "samples");
         assert!((0.98..=1.02).contains(&samples), "{pmu}: {samples}");
