@@ -134,9 +134,34 @@ pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
         false => &["intel"],
     };
     for model in models {
-        found.checks.extend(guest(model, cancel, tick)?);
+        let mut checks = guest(model, cancel, tick)?;
+        for _ in 1..RUNS {
+            if checks.iter().all(|check| check.result != Verdict::Fails) {
+                break;
+            }
+            excuse(&mut checks, &guest(model, cancel, tick)?);
+        }
+        found.checks.extend(checks);
     }
     Ok(found)
+}
+
+/// Runs of the test program at most. Where other programs keep the machine busy, chance moves what a clock counts over a
+/// bound; a fault fails each time.
+const RUNS: usize = 3;
+
+/// A check that failed and does not in `again` holds, and says so.
+fn excuse(checks: &mut [Check], again: &[Check]) {
+    for check in checks
+        .iter_mut()
+        .filter(|check| check.result == Verdict::Fails)
+    {
+        let other = again.iter().find(|other| other.name == check.name);
+        if let Some(other) = other.filter(|other| other.result != Verdict::Fails) {
+            check.result = other.result;
+            check.why = format!("{}; failed in another run: {}", other.why, check.why);
+        }
+    }
 }
 
 const PERF: Tool = Tool {
@@ -254,6 +279,19 @@ mod tests {
             checks,
         };
         assert!(!found.is_good());
+        let mut checks = of_console("intel", console);
+        excuse(
+            &mut checks,
+            &of_console("intel", "FAIL cpu1.pmi.nmi: late\n"),
+        );
+        assert!(checks.iter().any(|check| check.result == Verdict::Fails));
+        excuse(&mut checks, &of_console("intel", "ok cpu1.pmi.nmi\n"));
+        assert!(checks.iter().all(|check| check.result != Verdict::Fails));
+        assert!(
+            checks
+                .iter()
+                .any(|check| check.why.contains("in another run: cpu1.pmi.nmi: late"))
+        );
         assert!(
             found
                 .to_string()
