@@ -96,19 +96,14 @@ fn close_to_native() {
         assert_eq!(run["deterministic"], true);
         let real = number(run, "real_s") / number(native, "real_s");
         assert!(real <= 1.02, "{pmu}: real_s is {real} of native's");
+        // The sum is exact. The kernel divides it between the two by 250 ticks a second, whose moments each build draws
+        // anew: native's own part of the system's time has differed by a fifth.
         let busy = |run| number(run, "user_s") + number(run, "sys_s");
         let ratio = busy(run) / busy(native);
         assert!(
             ratio <= 1.02,
             "{pmu}: user_s + sys_s is {ratio} of native's"
         );
-        // Their sum is exact. The kernel divides it between them by 250 ticks a second. Some 600 ticks fall in kernel
-        // time here, so that the quotient of two such numbers has a standard deviation of six in a hundred, and each
-        // build of the monitor draws anew.
-        for figure in ["user_s", "sys_s"] {
-            let ratio = number(run, figure) / number(native, figure);
-            assert!(ratio <= 1.2, "{pmu}: {figure} is {ratio} of native's");
-        }
         let samples = number(run, "samples") / number(native, "samples");
         assert!((0.98..=1.02).contains(&samples), "{pmu}: {samples}");
         assert!(number(run, "pmis") > 500.0, "{run}");
