@@ -43,7 +43,12 @@ fn create(choices: &'static Choices, system: c_int, argument: *mut c_void) -> c_
         return fd;
     }
     let made = Vm::new(choices, fd).map_err(|error| error.to_string());
-    let entered = made.and_then(|vm| match objects::enter(fd, Object::Vm(vm)) {
+    enter(fd, made.map(Object::Vm))
+}
+
+/// Notes what was made for `fd`, which the program gets; or says why there is nothing, and closes `fd`.
+fn enter(fd: c_int, made: Result<Object, String>) -> c_int {
+    let entered = made.and_then(|object| match objects::enter(fd, object) {
         true => Ok(()),
         false => Err("the program has more than 65536 open files".to_owned()),
     });
@@ -141,20 +146,6 @@ impl Vm {
             }
             error => error.to_string(),
         });
-        let entered =
-            made.and_then(
-                |vcpu| match objects::enter(fd, Object::Vcpu(Box::new(vcpu))) {
-                    true => Ok(()),
-                    false => Err("the program has more than 65536 open files".to_owned()),
-                },
-            );
-        match entered {
-            Ok(()) => fd,
-            Err(error) => {
-                say(error);
-                next::close(fd);
-                next::fail(libc::ENOTSUP)
-            }
-        }
+        enter(fd, made.map(|vcpu| Object::Vcpu(Box::new(vcpu))))
     }
 }
