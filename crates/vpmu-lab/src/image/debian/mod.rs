@@ -42,7 +42,24 @@ pub struct Selection {
     /// Tells the pool from others of the same release.
     purpose: &'static str,
     packages: Vec<&'static str>,
-    keep: fn(&str) -> bool,
+    keep: Keep,
+}
+
+/// The packages that a pool keeps of those that apt names, by the beginnings of their names.
+#[derive(Debug, Clone, Copy)]
+enum Keep {
+    Only(&'static [&'static str]),
+    AllBut(&'static [&'static str]),
+}
+
+impl Keep {
+    fn has(self, name: &str) -> bool {
+        let begins = |kinds: &[&str]| kinds.iter().any(|kind| name.starts_with(kind));
+        match self {
+            Self::Only(kinds) => begins(kinds),
+            Self::AllBut(kinds) => !begins(kinds),
+        }
+    }
 }
 
 impl Selection {
@@ -53,7 +70,7 @@ impl Selection {
             arch,
             purpose: "",
             packages: arch.packages(),
-            keep: |name| !NOT_NEEDED.iter().any(|other| name.starts_with(other)),
+            keep: Keep::AllBut(&NOT_NEEDED),
         }
     }
 
@@ -65,11 +82,7 @@ impl Selection {
             arch,
             purpose: "",
             packages: vec!["linux-headers-cloud-amd64", "linux-image-cloud-amd64"],
-            keep: |name| {
-                ["linux-headers-", "linux-image-", "linux-kbuild-"]
-                    .iter()
-                    .any(|kind| name.starts_with(kind))
-            },
+            keep: Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]),
         }
     }
 
@@ -80,21 +93,17 @@ impl Selection {
             arch: Arch::X86_64,
             purpose: "-boot",
             packages: vec!["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"],
-            keep: |name| {
-                // The libraries are those of grub-mkimage.
-                [
-                    "grub-",
-                    "libc6",
-                    "libdevmapper",
-                    "liblzma",
-                    "libpcre2",
-                    "libselinux",
-                    "libudev",
-                    "ovmf",
-                ]
-                .iter()
-                .any(|kind| name.starts_with(kind))
-            },
+            // The libraries are those of grub-mkimage.
+            keep: Keep::Only(&[
+                "grub-",
+                "libc6",
+                "libdevmapper",
+                "liblzma",
+                "libpcre2",
+                "libselinux",
+                "libudev",
+                "ovmf",
+            ]),
         }
     }
 
@@ -106,11 +115,7 @@ impl Selection {
             purpose: "-kernel",
             packages: vec!["linux-image-cloud-amd64"],
             // The newest packages have kernel and modules apart.
-            keep: |name| {
-                ["linux-binary-", "linux-image-", "linux-modules-"]
-                    .iter()
-                    .any(|kind| name.starts_with(kind))
-            },
+            keep: Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]),
         }
     }
 }
@@ -195,7 +200,7 @@ impl Pool {
         )?;
         apt.update(cancel)?;
         let mut plan = apt.plan(&selection.packages, cancel)?;
-        plan.retain(|package| (selection.keep)(&package.name));
+        plan.retain(|package| selection.keep.has(&package.name));
         plan.sort_by(|a, b| a.file.cmp(&b.file));
         task.done();
 
