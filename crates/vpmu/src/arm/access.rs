@@ -13,6 +13,7 @@ pub(super) const fn refusal(
     el: ExceptionLevel,
     pmuserenr: u64,
 ) -> Option<Outcome> {
+    // Before the exception level: what is not encoded is undefined for EL1, too.
     if !register.is_accessible(write) {
         return Some(Outcome::Undefined);
     }
@@ -20,12 +21,16 @@ pub(super) const fn refusal(
         return None;
     }
     let permission = match register {
+        // Registers of EL1 (op1 is 0): PMUSERENR_EL0 says nothing about them.
         Register::PmintenSet | Register::PmintenClr | Register::Pmmir => {
             return Some(Outcome::Undefined);
         }
+        // EL0 may always read what it is allowed, and never allow itself more.
         Register::Pmuserenr if write => return Some(Outcome::Undefined),
         Register::Pmuserenr => return None,
+        // To read counters by PMXEVCNTR_EL0 takes a selection first, so ER permits that in both directions.
         Register::Pmselr => pmuserenr::ER,
+        // ER and CR are for reads: only EN lets EL0 write a counter.
         Register::Pmevcntr(_) | Register::Pmxevcntr if !write => pmuserenr::ER,
         Register::Pmccntr if !write => pmuserenr::CR,
         Register::Pmswinc => pmuserenr::SW,

@@ -53,6 +53,7 @@ pub mod pmuserenr {
     /// Read event counters, and read and write PMSELR_EL0.
     pub const ER: u64 = 1 << 3;
     /// All bits that exist.
+    // UEN and the bits above it belong to later extensions, which no guest is offered.
     pub const MASK: u64 = EN | SW | CR | ER;
 }
 
@@ -119,6 +120,7 @@ impl RawPmevtyper {
     }
 
     const fn with_event(self, event: EventKind) -> CounterConfig {
+        // A guest is Non-secure: U and P speak of Secure state, and NSU and NSK turn them round where they differ.
         // Without EL3 the bits NSK and NSU are zero, and the rule is the same.
         CounterConfig {
             event,

@@ -21,6 +21,7 @@ use super::{CHAIN, SW_INCR};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventFilter {
+    // No map by event: 65,536 events would need 8 KiB in each vCPU's PMU.
     otherwise: bool,
     used: u8,
     rules: [Rule; Self::MAX_RULES],
@@ -94,12 +95,14 @@ impl EventFilter {
 
     /// Whether the guest may count `event`.
     pub fn allows(&self, event: u16) -> bool {
+        // Software increments and carries show nothing of the machine that the guest did not do itself.
         if matches!(event, SW_INCR | CHAIN) {
             return true;
         }
         self.rules
             .iter()
             .take(usize::from(self.used))
+            // Backwards: of all rules that name the event the last one decides.
             .rev()
             .find(|rule| (rule.first..=rule.last).contains(&event))
             .map_or(self.otherwise, |rule| rule.allow)
@@ -118,6 +121,7 @@ impl EventFilter {
     /// Takes the denied events out of `[PMCEID0_EL0, PMCEID1_EL0]`.
     pub fn pmceid(&self, events: [u64; 2]) -> [u64; 2] {
         // PMCEID0 holds events 0x0000-0x001f and 0x4000-0x401f, PMCEID1 the next 32 of each.
+        // A denied event must not be listed: a guest's perf would offer it and show 0.
         let masked = |bits: u64, first: u16| {
             (0..32_u16)
                 .flat_map(|n| [(n, first + n), (n + 32, 0x4000 + first + n)])

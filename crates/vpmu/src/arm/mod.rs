@@ -45,6 +45,7 @@ pub use version::PmuVersion;
 
 /// Where in the guest an access came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// No guest here has an EL2 or EL3: virtualization is not nested.
 pub enum ExceptionLevel {
     /// The guest's user space: what it may touch is decided by the guest's PMUSERENR_EL0.
     El0,
@@ -64,6 +65,7 @@ pub enum Outcome {
     Done,
     /// Inject an Undefined Instruction exception (EC 0x00) into EL1.
     Undefined,
+    // Not undefined: the syndrome tells the guest's kernel which register it was, and the kernel may emulate that.
     /// User space was refused: inject a trapped system register access (EC 0x18) into EL1, with
     /// the syndrome of the trap that brought the access here.
     TrapToEl1,

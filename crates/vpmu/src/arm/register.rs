@@ -38,6 +38,7 @@ impl Encoding {
     pub const fn from_iss(iss: u32) -> Self {
         Self {
             op0: (iss >> 20 & 3) as u8,
+            // In the ISS, Op2 stands above Op1 and Rt between CRn and CRm: it is no shifted encoding.
             op2: (iss >> 17 & 7) as u8,
             op1: (iss >> 14 & 7) as u8,
             crn: (iss >> 10 & 15) as u8,
@@ -129,6 +130,7 @@ impl Register {
             (3, 3, 9, 14, 0) => Self::Pmuserenr,
             (3, 3, 9, 14, 3) => Self::PmovsSet,
             (3, 3, 14, 8..=15, 0..=7) => {
+                // CRm[2] chooses between value and type; CRm[1:0] and op2 are the counter's number.
                 let n = (crm & 3) << 3 | op2;
                 match (crm < 12, n < MAX_EVENT_COUNTERS) {
                     (true, true) => Self::Pmevcntr(n),
@@ -168,6 +170,7 @@ impl Register {
         }
     }
 
+    // Written out: variants with an index have no discriminant that could be cast.
     /// A dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share
     /// one.
     pub const fn ordinal(self) -> usize {

@@ -18,6 +18,7 @@ pub struct PmuState {
     pub version: PmuVersion,
     /// PMCR_EL0, with the number of event counters in its N.
     pub pmcr: u64,
+    // All 64 bits of the registers, although 32 have a meaning: a restore refuses the others and does not drop them.
     /// PMCNTENSET_EL0.
     pub pmcnten: u64,
     /// PMINTENSET_EL1.
@@ -40,6 +41,7 @@ pub struct PmuState {
 
 impl PmuState {
     /// The layout this engine writes and reads.
+    // Another number for each change of the fields: an older engine then refuses a state that it would misread.
     pub const LAYOUT: u16 = 1;
 
     /// The PMU out of reset, with `counters` event counters and nothing enabled.
@@ -48,6 +50,7 @@ impl PmuState {
             layout: Self::LAYOUT,
             version,
             pmcr: (counters as u64) << super::pmcr::N_SHIFT & super::pmcr::N_MASK,
+            // The architecture leaves these UNKNOWN at reset. Zero shows nothing of another guest.
             pmcnten: 0,
             pminten: 0,
             pmovs: 0,
@@ -62,6 +65,7 @@ impl PmuState {
 
     /// PMCR_EL0.N: how many event counters the guest has.
     pub const fn counters(&self) -> u8 {
+        // From the register, not from a field beside it: the two could disagree.
         ((self.pmcr & super::pmcr::N_MASK) >> super::pmcr::N_SHIFT) as u8
     }
 }
@@ -75,6 +79,7 @@ pub enum RestoreError {
         /// What the state says.
         saved: u16,
     },
+    // A later version is refused, too: the guest has read the ID register and does not read it again.
     /// The guest was told another PMU version.
     Version {
         /// What the state says.
@@ -82,6 +87,7 @@ pub enum RestoreError {
         /// What this PMU offers.
         offered: PmuVersion,
     },
+    // More are refused, too: bits that the guest knows as RES0 would begin to work.
     /// The guest was told another number of event counters.
     Counters {
         /// What the state says.

@@ -20,6 +20,7 @@ impl PmuVersion {
     pub const fn from_id_aa64dfr0(value: u64) -> Option<Self> {
         match value >> 8 & 0xf {
             0 | 0xf => None,
+            // 2 and 3 are reserved values. Each value contains the lower ones, so these are PMUv3 at least.
             1..=3 => Some(Self::V3),
             4 => Some(Self::V3p1),
             5 => Some(Self::V3p4),
@@ -40,6 +41,7 @@ impl PmuVersion {
     /// Which bits of an event number exist.
     pub const fn event_mask(self) -> u16 {
         match self {
+            // evtCount is PMEVTYPERn_EL0[9:0] at first, and [15:0] from PMUv3p1 on.
             Self::V3 => 0x3ff,
             _ => 0xffff,
         }
@@ -48,6 +50,7 @@ impl PmuVersion {
     /// Which bits of an event counter exist.
     pub const fn counter_mask(self) -> u64 {
         match self {
+            // Before PMUv3p5 bits 63:32 of PMEVCNTRn_EL0 are RES0.
             Self::V3p5 => u64::MAX,
             _ => 0xffff_ffff,
         }

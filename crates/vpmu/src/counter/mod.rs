@@ -55,9 +55,11 @@ pub trait CounterHost<E> {
     ///
     /// A report that comes late or for nothing is tolerated; one that never comes is a lost
     /// interrupt in the guest.
+    // Not zero: a report that is due now is an overflow, which the engine counts by itself. perf refuses it, too.
     fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>);
 
     /// Starts these counters. A set, because a hardware host does it in one register write.
+    // Counters that the guest starts together must count the same time.
     fn resume(&mut self, counters: CounterSet);
 
     /// Stops these counters. Their totals stay readable.
@@ -102,6 +104,7 @@ pub trait CounterHost<E> {
     ) -> TakenSamples {
         let _ = (counter, samples);
         TakenSamples {
+            // The engine then asks for a report of each overflow, so that none goes without a sample.
             ended: true,
             ..TakenSamples::default()
         }
@@ -128,6 +131,7 @@ pub trait CounterHost<E> {
         false
     }
 
+    // By the number of counters that wait: a bound on interrupts is the vCPU's, not the counter's.
     /// The least number of events after which a report comes while so many counters wait for theirs. A shorter period
     /// is stretched to it.
     fn shortest_period(&self, sharing: u32) -> u64 {
@@ -167,6 +171,7 @@ pub enum Lost {
     Busy,
     /// The host would count it only part of the time.
     Multiplexed,
+    // Apart from `Multiplexed`: here a longer period helps, there a smaller number of counters.
     /// The host stopped it for a while, because it overflowed too often.
     Throttled,
     /// The host failed for a reason of its own.
@@ -199,6 +204,7 @@ pub enum CounterState {
 }
 
 /// What an embedder may want to watch. Each method does nothing unless it is written.
+// A trait with empty methods, not a log: without an observer the compiler leaves nothing of it.
 pub trait Events {
     /// `counter` overflowed, by counting, by carry or by software increment. A counter that
     /// overflowed several times since the engine last looked is told once.

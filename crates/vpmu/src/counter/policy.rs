@@ -17,6 +17,7 @@ pub enum Policy {
     Reuse,
     /// [`Reuse`](Self::Reuse), and an event that is paused and drained is left alone until it is
     /// resumed: no second pause, no read, no period.
+    // The two others are here to be measured against.
     #[default]
     ReusePaused,
 }

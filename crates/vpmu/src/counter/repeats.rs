@@ -12,6 +12,7 @@ impl<E> HostEvents<E> {
     /// Notes that `counter` was read after its report, and asked for what was left of its period.
     pub(crate) fn note_rest(&mut self, counter: Counter) {
         let slot = &mut self.slots[counter];
+        // An event that reports once repeats nothing: its next period is asked for anyway.
         slot.is_rest = slot.repeats.is_some();
     }
 
@@ -20,6 +21,7 @@ impl<E> HostEvents<E> {
     /// has not, the next report is in vain, and the event is asked for the distance.
     pub(crate) fn note_overflow(&mut self, counter: Counter, overflowed: bool) {
         let slot = &mut self.slots[counter];
+        // An event that reports once is silent after its report, and needs no leave to be.
         slot.may_idle = overflowed && slot.repeats.is_some();
     }
 

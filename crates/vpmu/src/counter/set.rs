@@ -20,6 +20,7 @@ impl Counter {
 
     /// Returns the counter of a number that is known when the program is compiled. A number above 31 is then an error.
     pub const fn at<const NUMBER: u8>() -> Self {
+        // At compile time: a check at run time would be a place that can panic.
         const { assert!((NUMBER as usize) < Self::COUNT) };
         Self(NUMBER)
     }
@@ -41,6 +42,7 @@ impl Counter {
     }
 
     /// Returns the even counter of the pair that this counter is of.
+    // Arm's CHAIN event and AMD's Merge event join counters 2n and 2n + 1.
     pub(crate) const fn even(self) -> Self {
         Self(self.0 & !1)
     }
@@ -52,6 +54,7 @@ impl Counter {
 
     /// Returns the set of this counter alone.
     pub const fn alone(self) -> CounterSet {
+        // The mask as in `index`: a shift by 32 or more would panic.
         CounterSet(1 << (self.0 & 31))
     }
 }
@@ -92,6 +95,7 @@ impl CounterSet {
     pub const fn first(count: u8) -> Self {
         match 1_u32.checked_shl(count as u32) {
             Some(bit) => Self(bit - 1),
+            // All 32: there is no bit above the last one to subtract from.
             None => Self(u32::MAX),
         }
     }

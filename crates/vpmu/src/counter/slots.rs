@@ -5,6 +5,7 @@ use super::Counter;
 
 /// A `T` for each counter, whether or not a PMU has it.
 #[derive(Clone, Debug, Default)]
+// All 32, although most PMUs have fewer: every `Counter` is then an index in range, and no access can panic.
 pub struct Slots<T>([T; Counter::COUNT]);
 
 impl<T: Copy> Slots<T> {

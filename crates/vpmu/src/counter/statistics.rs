@@ -26,6 +26,7 @@ pub struct Statistics {
 
 /// One more of `n`.
 pub(crate) fn count(n: &mut u64) {
+    // Wraps: the check of an overflow would be a place that can panic.
     *n = n.wrapping_add(1);
 }
 
@@ -33,6 +34,7 @@ impl Statistics {
     /// All calls of the host together.
     pub fn host_operations(&self) -> u64 {
         [
+            // A create that failed is a call, too, so `lost` is no summand.
             self.creates,
             self.set_periods,
             self.resumes,

@@ -30,6 +30,7 @@ impl GuestHalf {
         for n in CounterSet::first(MAX_COUNTERS) {
             page.store(word::generation(n), 0);
         }
+        // Last: from here on the host believes what it finds.
         page.store(word::TAG, TAG);
     }
 
@@ -51,6 +52,7 @@ impl GuestHalf {
         page.store(word::flags(counter), flags);
         page.store(word::left(counter), left);
         page.store(word::period(counter), period);
+        // Last: a wish of the old number is taken for the old one, whatever its other words say by now.
         page.store(word::generation(counter), self.generation);
     }
 

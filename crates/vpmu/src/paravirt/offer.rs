@@ -21,6 +21,7 @@ pub struct Offer {
 }
 
 impl Offer {
+    // Above the number of counters, in bits 7:0.
     const RINGS: u32 = 1 << 8;
     const RAW: u32 = 1 << 9;
 
@@ -37,6 +38,7 @@ impl Offer {
         CpuidLeaf {
             eax,
             ebx: self.events,
+            // A driver of another layout finds out before it shares a page that the host would refuse.
             ecx: 1,
             edx: 0,
         }
@@ -50,6 +52,7 @@ impl Offer {
     }
 
     pub(super) fn check(&self) -> Result<(), BadOffer> {
+        // None is no offer: the driver would register a PMU that counts nothing.
         if (1..=MAX_COUNTERS).contains(&self.counters) {
             Ok(())
         } else {

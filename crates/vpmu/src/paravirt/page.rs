@@ -13,6 +13,7 @@ pub const TAG: u64 = 0x7670_6d75_504d_5501;
 /// A shared page, as 512 words of 64 bits.
 ///
 /// Any word may change at any time, by any vCPU of the guest. A word above 511 must not be asked for.
+// No references into the page: other vCPUs write it meanwhile, and a reference would promise that nobody does.
 pub trait Page {
     /// A word, in one piece. No later load or store of this thread comes before it.
     fn load(&self, word: usize) -> u64;
@@ -35,6 +36,7 @@ pub mod word {
     /// Guest: bit *n*: counter *n* is to count. Read by the host at [`command::APPLY`](super::command::APPLY).
     pub const WANTED: usize = 2;
     /// Host: interrupts sent since the page was shared.
+    // The host's words begin a cache line of their own: the handler's store to ACK does not take it from the host.
     pub const SEQ: usize = 8;
     /// Host: [`state::HERE`](super::state::HERE), or [`state::GONE`](super::state::GONE) when nothing counts
     /// any more and the doorbell is #GP.
@@ -43,6 +45,7 @@ pub mod word {
     pub const FLOOR: usize = 10;
 
     /// The first word of a counter, and words in each.
+    // A stride of two cache lines of 64 bytes: one is the guest's, the other the host's.
     const COUNTERS: usize = 32;
     const STRIDE: usize = 16;
 
@@ -113,6 +116,7 @@ pub mod flag {
 /// Bits that are written to the doorbell. Several are done in this order; all others are #GP.
 pub mod command {
     /// Stop all counters, until [`APPLY`], and bring their counts back.
+    // Here in the order in which they are done, which is not that of the bits.
     pub const FREEZE: u64 = 1 << 2;
     /// Bring all counts back.
     pub const READ: u64 = 1 << 1;
@@ -152,6 +156,7 @@ pub(super) const fn told(counter: CounterState) -> u64 {
         CounterState::Paused => state::OFF,
         CounterState::Lost(Lost::Unsupported) => state::UNSUPPORTED,
         CounterState::Lost(Lost::Busy) => state::BUSY,
+        // The guest's perf can say no more of either than that the count is too low.
         CounterState::Lost(Lost::Multiplexed | Lost::Throttled) => state::MULTIPLEXED,
         CounterState::Lost(Lost::Failed) => state::FAILED,
     }

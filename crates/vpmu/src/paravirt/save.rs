@@ -47,6 +47,7 @@ pub struct DeviceState {
     /// Interrupts requested.
     pub seq: u64,
     /// The last of them has not been taken.
+    // Not in the page: without it, an interrupt that was counted in `seq` would never come.
     pub nmi_due: bool,
     /// Each counter.
     pub counters: [SavedCounter; MAX_COUNTERS as usize],
@@ -142,6 +143,7 @@ impl Device {
         page: Option<&P>,
     ) -> Result<(), RestoreError> {
         self.check(state)?;
+        // The host events of the guest before would add their counts to the restored ones.
         self.detach(host);
         self.attached = state.attached;
         self.frozen = state.frozen;
@@ -162,6 +164,7 @@ impl Device {
             self.bank.counters[n].value = saved.count;
         }
         self.reclassify(self.implemented());
+        // Another host may allow other periods.
         self.find_floor(host);
         self.apply(host);
         self.publish_all(page);

@@ -28,6 +28,7 @@ impl Capability {
 
     /// Every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS and of last branch records
     /// where they are offered.
+    // From the capability alone: a VMM sets its filter before there is a vCPU.
     pub fn msrs(&self) -> impl Iterator<Item = u32> + use<> {
         let (intel, amd) = match self {
             Self::Intel(capability) => (Some(capability.pebs.is_some()), None),
@@ -110,6 +111,7 @@ pub enum AnyPmu<V = ()> {
 }
 
 /// The same call, whichever it is.
+// No trait object: the calls are generic over their host.
 macro_rules! each {
     ($any:expr, $pmu:ident => $call:expr) => {
         match $any {
@@ -154,6 +156,7 @@ impl<V: Events> AnyPmu<V> {
                 },
                 events,
             )?),
+            // Nothing can be wrong here: no field of AMD's capability contradicts another.
             Capability::Amd(capability) => Self::Amd(amd::Pmu::with_events(
                 PmuConfig {
                     capability,

@@ -27,6 +27,7 @@ impl CounterConfig {
     /// mask, which is what Linux takes as a raw event. `None` for a fixed counter's event.
     pub const fn raw(&self) -> Option<u64> {
         // Both vendors have these bits at the same places.
+        // INT, EN and the rings are left out: perf has attributes of their own for them, and drops these bits.
         const EDGE: u64 = 1 << 18;
         const INV: u64 = 1 << 23;
         let (select, umask) = match self.event {
@@ -104,6 +105,7 @@ impl EventKind {
             Self::General { select, umask } => match (select, umask) {
                 (0x3c, 0x00) => ArchEvent::CoreCycles,
                 (0xc0, 0x00) => ArchEvent::Instructions,
+                // Not `TscCycles`: this clock may be another one, and only the fixed counter has the TSC's.
                 (0x3c, 0x01) => ArchEvent::ReferenceCycles,
                 (0x2e, 0x4f) => ArchEvent::LlcReferences,
                 (0x2e, 0x41) => ArchEvent::LlcMisses,

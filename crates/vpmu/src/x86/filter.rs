@@ -59,6 +59,7 @@ impl MaskedEvent {
     /// 8 bits names nothing on Intel.
     pub const fn from_kvm(entry: u64) -> Option<Self> {
         const EXCLUDE: u64 = 1 << 55;
+        // KVM has the mask in bits 63:56, exclude in 55, the select in 35:32 and 7:0, and the match in 15:8.
         if entry & !(0xff << 56 | EXCLUDE | 0xf << 32 | 0xffff) != 0 {
             return None;
         }
@@ -77,6 +78,7 @@ impl MaskedEvent {
 
 impl EventFilter {
     /// The most masked events that a filter holds.
+    // KVM takes 300. Each PMU holds its own list, as nothing can be allocated here.
     pub const MAX_EVENTS: usize = 64;
 
     /// Makes a filter that allows only what is listed: at first nothing.
@@ -125,6 +127,7 @@ impl EventFilter {
         let listed = match event {
             EventKind::General { select, umask } => self.lists(select.into(), umask),
             EventKind::Amd { select, umask } => self.lists(select, umask),
+            // An unchecked shift by 32 or more would panic, and `n` is anybody's.
             EventKind::Fixed(n) => self.fixed.checked_shr(n.into()).unwrap_or(0) & 1 != 0,
         };
         listed == self.allow
@@ -137,6 +140,7 @@ impl EventFilter {
                 .take(usize::from(self.used))
                 .any(|event| event.exclude == exclude && event.names(select, umask))
         };
+        // Wherever it stands in the list, an exclusion wins: KVM's list is sorted, and has no order of its own.
         named(false) && !named(true)
     }
 }

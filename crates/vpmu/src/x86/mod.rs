@@ -61,6 +61,7 @@ pub enum Outcome {
 
 /// Returns `address` as a linear address of so many bits: the highest of them is repeated above.
 const fn canonical(address: u64, bits: u8) -> u64 {
+    // The mask keeps the shift below 64 for any `bits`: a shift by 64 would panic.
     let unused = 64_u32.saturating_sub(bits as u32) & 63;
     (address.cast_signed() << unused >> unused).cast_unsigned()
 }

@@ -26,6 +26,7 @@ impl<C> PmuConfig<C> {
     pub const fn new(capability: C) -> Self {
         Self {
             capability,
+            // As KVM without a filter: an embedder that filters nothing need not know of filters.
             filter: EventFilter::deny_listed(),
             policy: Policy::ReusePaused,
         }
@@ -54,6 +55,7 @@ impl Control {
     /// A counter that does not exist.
     pub(super) const NONE: Self = Self {
         event: CounterConfig {
+            // Any event will do: without a ring the counter gets no host event.
             event: EventKind::Fixed(0),
             user: false,
             kernel: false,
@@ -110,6 +112,7 @@ pub enum Effect {
     Nothing,
     /// The [`Control`] of these counters may have changed.
     Configure(CounterSet),
+    // Apart from `Configure`: a handler closes and opens the gate for each sample, and no count is taken for that.
     /// The global control register now lets these counters count, and no other.
     Gate(CounterSet),
     /// This counter, which exists, has this value.
@@ -118,6 +121,7 @@ pub enum Effect {
     ClearStatus(CounterSet, u64),
     /// The guest sets bits of the global status register: those of counters, and others.
     SetStatus(CounterSet, u64),
+    // Not the new answer: the overflows so far have to be taken under the old one.
     /// The answer of [`Registers::freezing`] may have changed.
     Freezing,
     /// What an adaptive PEBS record holds has changed.
@@ -163,6 +167,7 @@ pub trait Registers: Clone {
     type RestoreError;
 
     /// Returns the MSR at `address`; `None`: that is none of a PMU's.
+    // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
     fn decode(address: u32) -> Option<Self::Msr>;
 
     /// Returns the registers as they are after power-on reset.
@@ -205,6 +210,7 @@ pub trait Registers: Clone {
     fn restore(&mut self, state: &Self::State, lbr: Option<&mut lbr::Unit>) -> Counted;
 
     /// Whether the guest sees who has overflowed, until it clears that by itself.
+    // AMD's older interfaces have none: there a write of the counter acknowledges.
     fn has_status(&self) -> bool {
         true
     }

@@ -50,6 +50,7 @@ impl RawPerfEvtSel {
             edge: self.has(Self::EDGE),
             invert: self.has(Self::INV),
             threshold: self.threshold(),
+            // Intel's version 5 alone has that: its `config` sets it.
             only_c0: false,
         }
     }

@@ -71,6 +71,7 @@ impl<V: Events> EmulatedPmu<V> {
                 self.enabled -= counters;
             }
             Register::PmintenSet => {
+                // A report that is wanted from now on is a distance from what has been taken.
                 self.look_at(counters - self.interrupting, host);
                 self.interrupting |= counters;
             }
@@ -93,6 +94,7 @@ impl<V: Events> EmulatedPmu<V> {
                 }
                 return Outcome::Done;
             }
+            // No host event depends on the selection.
             Register::Pmselr => {
                 self.pmselr = value as u8 & 0x1f;
                 return Outcome::Done;
@@ -177,6 +179,7 @@ impl<V: Events> EmulatedPmu<V> {
             self.bank.hosted.touch(self.enabled, host);
         }
         if changed & (D | LC | LP) != 0 || value & (P | C) != 0 {
+            // What was counted until now was divided, and overflowed, as the old bits say.
             self.settle(self.unsettled(), host);
         } else if changed & E != 0 {
             // Carries so far belong to the time when the CHAIN counters still counted.
@@ -210,6 +213,7 @@ impl<V: Events> EmulatedPmu<V> {
         raw: RawPmevtyper,
         host: &mut H,
     ) {
+        // Drivers write the same type at each start: that must cost no call.
         if self.types[n] != raw {
             let mut concerned = n.alone();
             if n != CYCLE_COUNTER {

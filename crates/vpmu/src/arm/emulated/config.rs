@@ -19,6 +19,7 @@ pub struct EmulatedConfig {
     pub identity: Identity,
     /// PMCEID0_EL0 and PMCEID1_EL0: the common events the host can count. The engine adds
     /// SW_INCR and CHAIN, which it does itself, and takes out what `filter` denies.
+    // From the embedder: which events a machine counts, the engine cannot find out.
     pub events: [u64; 2],
     /// PMMIR_EL1, seen from PMUv3p4 on.
     pub pmmir: u64,
@@ -43,6 +44,7 @@ impl Identity {
         let identity = value >> pmcr::IDENTITY_SHIFT;
         Self {
             implementer: (identity >> 8) as u8,
+            // The casts drop the bits above, which are other fields.
             code: identity as u8,
         }
     }

@@ -86,9 +86,11 @@ impl<V: Events> Model for EmulatedPmu<V> {
             // A counter that raises nothing may carry into one that does.
             let odd = self.carries_to(n).filter(|&odd| raises(odd))?;
             let carries = self.events_to_overflow(odd) - 1;
+            // A counter that carries wraps at 2^32, and so does the one above it: `carries` has 32 bits.
             own.saturating_add(carries << 32)
         };
         NonZeroU64::new(if n == CYCLE_COUNTER && self.divides() {
+            // No overflow: D divides only where LC is clear, so that `events` is at most 2^32.
             events * 64 - u64::from(self.prescaler)
         } else {
             events
@@ -257,6 +259,7 @@ fn add(value: u64, events: u64, long: bool) -> (u64, u64) {
     let wraps = if long {
         u64::from(wrapped)
     } else {
+        // A host can report more than 2^32 events at once: a counter of 32 bits then wraps several times.
         let low = u64::from(value as u32) + u64::from(events as u32);
         (events >> 32) + (low >> 32)
     };

@@ -56,12 +56,14 @@ pub use config::{ConfigError, EmulatedConfig, Identity};
 ///
 /// No call of it panics, whatever a guest writes and whatever a host answers.
 #[derive(Clone, Debug)]
+// No status of the line: a latch could disagree with the registers that it comes from.
 pub struct EmulatedPmu<V = ()> {
     config: EmulatedConfig,
     events: V,
     bank: Bank<CounterConfig>,
 
     /// PMCR_EL0's readable and writable bits.
+    // Without P and C, which are commands, and without N and the identity, which are the configuration's.
     pmcr: u64,
     pmselr: u8,
     pmuserenr: u64,
@@ -168,6 +170,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Changes which events the guest may count, from now on: what was counted stays counted.
     pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
         self.config.filter = filter;
+        // Nothing is taken before: an event that is stopped here can still be read.
         self.reclassify(self.implemented());
         self.apply(host);
     }
@@ -182,6 +185,7 @@ impl<V: Events> EmulatedPmu<V> {
         if !self.implemented().contains(counter) {
             return None;
         }
+        // No host event runs for these two, and yet they count.
         let in_software = matches!(self.event_number(counter), Some(SW_INCR | CHAIN))
             && self.bank.loaded
             && self.enabled().contains(counter);
@@ -203,6 +207,7 @@ impl<V: Events> EmulatedPmu<V> {
     fn detach<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let backed = self.bank.hosted.backed();
         self.bank.hosted.release(backed, host);
+        // The release has read what the events had counted; the registers have it only now.
         self.settle(self.unsettled(), host);
     }
 

@@ -12,6 +12,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
     /// the machine rather than the guest (identity, events, filter).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
+        // First: a count that is taken can set a bit of PMOVS.
         self.settle(self.unsettled(), host);
         let mut state = PmuState::reset(self.config.version, self.config.counters);
         state.pmcr |= self.pmcr;
@@ -45,6 +46,7 @@ impl<V: Events> EmulatedPmu<V> {
         host: &mut H,
     ) -> Result<(), RestoreError> {
         self.check(state)?;
+        // A host event that went on would add what it has counted to the restored value.
         self.reset(host);
         self.pmcr = state.pmcr & self.pmcr_bits();
         self.enabled = CounterSet::from_bits(state.pmcnten as u32);
@@ -59,6 +61,7 @@ impl<V: Events> EmulatedPmu<V> {
             self.types[n] = RawPmevtyper(raw);
         }
         self.reclassify(self.implemented());
+        // Only now: a host event must not start with half of the registers in place.
         self.apply(host);
         Ok(())
     }
@@ -81,6 +84,7 @@ impl<V: Events> EmulatedPmu<V> {
                 offered: self.config.counters,
             });
         }
+        // A guest may go on on a CPU of another implementer: these two fields say who made the PMU, not what it has.
         let identity = 0xffff << pmcr::IDENTITY_SHIFT;
         let sets = self.implemented().bits().into();
         let RawPmevtyper(cycle_filter) = RawPmevtyper(u64::MAX).for_guest_cycles(self.config.el3);
@@ -105,6 +109,7 @@ impl<V: Events> EmulatedPmu<V> {
         fits("PMUSERENR_EL0", state.pmuserenr, pmuserenr::MASK)?;
         fits("PMCCFILTR_EL0", state.pmccfiltr, cycle_filter)?;
         for ((n, &value), &raw) in (0..).zip(&state.pmevcntr).zip(&state.pmevtyper) {
+            // A counter that does not exist reads as zero, so a value there is damage.
             let exists = if n < self.config.counters {
                 u64::MAX
             } else {

@@ -30,8 +30,10 @@ impl Features {
         let version = PmuVersion::from_id_aa64dfr0(id_aa64dfr0)?;
         Some(Self {
             version,
+            // 2 is FEAT_FGT2, which contains FEAT_FGT.
             fgt: id_aa64mmfr0 >> 56 & 0xf != 0,
             hpmn0: id_aa64dfr0 >> 60 & 0xf == 1,
+            // 0 leaves open whether MT works; only 0b1111 makes it RES0.
             mtpmu: id_aa64dfr0 >> 48 & 0xf != 0xf,
             multithreaded: shares_its_core(mpidr, cpus),
         })
@@ -43,11 +45,13 @@ impl Features {
 /// Neoverse N1: all of a DynamIQ Shared Unit).
 fn shares_its_core(mpidr: u64, cpus: impl IntoIterator<Item = u64>) -> bool {
     const MT: u64 = 1 << 24;
+    // Aff3 stands apart from the others, in bits 39:32.
     const CORE: u64 = 0xff_00ff_ff00;
     const THREAD: u64 = 0xff;
     mpidr & MT != 0
         && cpus
             .into_iter()
+            // The list has this CPU, too, which is no other thread.
             .any(|other| (other ^ mpidr) & CORE == 0 && (other ^ mpidr) & THREAD != 0)
 }
 

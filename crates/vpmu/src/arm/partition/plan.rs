@@ -141,6 +141,7 @@ impl Plan {
             implemented,
             host_counters: 0,
             features,
+            // Nothing is proven: the design that measures a limit believes the architecture.
             isolation: Isolation::ALL,
             filter: EventFilter::allow_all(),
             events: [0; 2],
@@ -164,6 +165,7 @@ impl Plan {
                 implemented,
             });
         }
+        // HPMN = 0 without FEAT_HPMN0 is CONSTRAINED UNPREDICTABLE (DDI 0487, MDCR_EL2): the guest may have any.
         if host_counters == implemented && implemented > 0 && !features.hpmn0 {
             return Err(PlanError::NoGuestCounter { implemented });
         }
@@ -185,6 +187,7 @@ impl Plan {
         if self.unguarded || !register.is_accessible(write) {
             return None;
         }
+        // Before all other rules: none of them may open what a broken partition must keep closed.
         if self.is_distrusted() {
             return Some(Why::NotIsolated);
         }
@@ -217,6 +220,7 @@ impl Plan {
             isolation,
             ..
         } = self.config;
+        // A trapped write of a type goes through `kept_pmevtyper`, which takes the request out.
         let masked = self.is_trapped(Register::Pmccfiltr, true).is_some();
         if self.unguarded || masked {
             return CounterSet::EMPTY;
@@ -239,6 +243,7 @@ impl Plan {
         };
         let (reads, writes) = (needed(false), needed(true));
         self.traps.mdcr_el2 = self.mdcr_el2();
+        // Where everything traps, TPM says so in one bit, and no fine-grained trap has to be believed.
         if self.config.features.fgt && !self.is_distrusted() {
             self.traps.hdfgrtr_el2 = reads;
             self.traps.hdfgwtr_el2 = writes;
@@ -260,8 +265,10 @@ impl Plan {
             mdcr |= mdcr::HCCD;
         }
         if self.config.host_counters > 0 {
+            // Without counters of the host there is nothing for HPME and HLP to act on.
             mdcr |= mdcr::HPME;
             if version >= PmuVersion::V3p5 {
+                // Else the host would have to read its counters before each passes 2^32.
                 mdcr |= mdcr::HLP;
             }
         }
@@ -312,6 +319,7 @@ impl Plan {
     pub fn trap_all(&self) -> TrapRegisters {
         TrapRegisters {
             mdcr_el2: self.mdcr_el2() | mdcr::TPM | mdcr::TPMCR,
+            // Zero in the fine-grained registers opens nothing: TPM traps each access by itself.
             ..TrapRegisters::default()
         }
     }

@@ -27,6 +27,7 @@ pub struct PartitionedPmu {
     pub(super) state: PmuState,
     pub(super) residence: Residence,
     /// The registers change hands at every switch, needed or not.
+    // For the bench `switch` alone: nobody else wants it.
     pub(super) eager: bool,
 }
 
@@ -113,6 +114,7 @@ impl PartitionedPmu {
             return Outcome::Undefined;
         };
         Outcome::Value(match register {
+            // At EL2, N reads as the CPU's number of counters, whatever HPMN is.
             Register::Pmcr => regs.read(register) & !pmcr::N_MASK | self.state.pmcr & pmcr::N_MASK,
             Register::PmcntenSet
             | Register::PmcntenClr
@@ -120,6 +122,7 @@ impl PartitionedPmu {
             | Register::PmintenClr
             | Register::PmovsSet
             | Register::PmovsClr => {
+                // At EL2 the hardware shows the host's bits, too.
                 let taken = self.bits(register).map_or(0, |bits| *bits) & self.taken();
                 regs.read(register) & self.guest() | taken
             }
@@ -178,6 +181,7 @@ impl PartitionedPmu {
                 }
             }
             Register::Pmevtyper(n) => {
+                // Where events are hidden, the hardware holds another type, and the guest reads this one back.
                 if let Some(written) = self.state.pmevtyper.get_mut(usize::from(n)) {
                     *written = self.plan.kept_pmevtyper(value).0;
                 }
@@ -221,6 +225,7 @@ impl PartitionedPmu {
                 CYCLE_COUNTER => Plan::kept_pmccfiltr(written),
                 _ => self.plan.kept_pmevtyper(written),
             };
+            // A guest that asks for nothing outside itself costs no write.
             if kept.0 != written {
                 regs.write(register, kept.0);
             }
@@ -238,6 +243,7 @@ impl PartitionedPmu {
             host &= CounterSet::from_bits(overflowed as u32);
         }
         if !host.is_empty() {
+            // Else the host's bit would keep the physical line high, and the next interrupt would be this one again.
             regs.write(Register::PmovsClr, u64::from(host.bits()));
         }
         OverflowSplit {
@@ -255,6 +261,7 @@ impl PartitionedPmu {
         }
         let taken = self.state.pmovs & self.state.pminten & self.taken();
         let overflowed = regs.read(Register::PmovsSet) & regs.read(Register::PmintenSet);
+        // E is read last: mostly nothing has overflowed, and the read is saved.
         (overflowed & self.guest() | taken) != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
     }
 
@@ -351,6 +358,7 @@ impl PartitionedPmu {
         }
         let pmuserenr = match (el, self.residence) {
             (ExceptionLevel::El1, _) => 0,
+            // The guest has written it without a trap, so the copy may be old.
             (ExceptionLevel::El0, Residence::Loaded) if !self.traps_everything() => {
                 regs.read(Register::Pmuserenr)
             }

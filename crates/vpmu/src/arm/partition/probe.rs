@@ -201,6 +201,7 @@ const VALUES: [u64; 3] = [0, u64::MAX, pmcr::E | pmcr::LC | pmcr::LP];
 impl<C: ProbedCpu> Probe<'_, C> {
     fn partition(&mut self, hpmn: u8, aarch32: bool) -> Findings {
         let mut findings = Findings::default();
+        // AArch32 for itself: an emulator decodes coprocessor accesses in another place, with faults of its own.
         for from in [Attacker::El1, Attacker::El0, Attacker::El0AArch32] {
             if from == Attacker::El0AArch32 && !aarch32 {
                 continue;
@@ -266,6 +267,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.program(hpmn, enabled);
         self.cpu.write(Register::Pmselr, selection.into());
         let value = self.cpu.attack(from, register, write);
+        // A read is looked at twice: it may show something, and it may change something.
         write.is_none() && self.shows(register, value) || self.host_part() != *untouched
     }
 
@@ -292,6 +294,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
     /// have overflowed: so there is something to clear, and something to set, in each register.
     fn program(&mut self, hpmn: u8, enabled: bool) {
         reset(self.cpu, self.implemented);
+        // Neither HPMD nor a trap: the partition alone has to keep the attack out.
         self.cpu.set_mdcr_el2(u64::from(hpmn) | mdcr::HPME);
         for n in self.host {
             let increments = u64::from(SW_INCR) | RawPmevtyper::NSH;
@@ -376,6 +379,7 @@ fn prohibitions<C: ProbedCpu>(cpu: &mut C, implemented: u8, features: &Features)
         cpu.write(Register::PmcntenSet, enable);
         cpu.write(Register::Pmcr, pmcr::E | pmcr::LC);
         cpu.spend_time_at_el2();
+        // Stopped first, so that what is read is the time at EL2 and not that of the reads.
         cpu.write(Register::Pmcr, pmcr::LC);
         let event = implemented > 0 && cpu.read(Register::Pmevcntr(0)) != 0;
         (event, cpu.read(Register::Pmccntr) != 0)

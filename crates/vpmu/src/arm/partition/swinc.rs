@@ -25,6 +25,7 @@ pub(super) fn increment<R: PmuRegisters>(
     }
     let long = plan.version() >= PmuVersion::V3p5 && control & pmcr::LP != 0;
     let enabled = CounterSet::from_bits(regs.read(Register::PmcntenSet) as u32)
+        // At EL2 the register shows the host's counters, too, and a guest's value may name them.
         & CounterSet::first(plan.hpmn());
     let counts = |n: Counter, event: u16, regs: &mut R| {
         enabled.contains(n) && {
@@ -44,6 +45,7 @@ pub(super) fn increment<R: PmuRegisters>(
             && n != n.odd()
             && counts(n.odd(), CHAIN, regs)
         {
+            // Its own overflow goes no further: CHAIN joins two counters, not a row of them.
             overflows(n.odd(), long, regs);
         }
     }

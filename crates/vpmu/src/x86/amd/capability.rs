@@ -104,6 +104,7 @@ impl Capability {
     /// Returns the last branch records that the guest has.
     pub const fn offered_lbr(&self) -> Option<lbr::amd::Capability> {
         match self.interface {
+            // Without a global status register no PMI could freeze the records.
             Interface::Legacy | Interface::Core => None,
             Interface::V2 => self.lbr,
         }
@@ -121,6 +122,7 @@ impl Capability {
     pub const fn has_event(&self, event: ArchEvent) -> bool {
         match event.cpuid_bit() {
             Some(bit) => self.events >> bit & 1 != 0,
+            // Topdown slots and the TSC's cycles are Intel's.
             None => false,
         }
     }

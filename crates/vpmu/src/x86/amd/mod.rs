@@ -39,4 +39,5 @@ pub use registers::{Registers, perf_ctl};
 pub use state::{PmuState, RestoreError};
 
 /// No PMU here has more counters.
+// CPUID's PerfCtrExtCore stands for six, in Linux AMD64_NUM_COUNTERS_CORE.
 pub const MAX_COUNTERS: u8 = 6;

@@ -43,6 +43,7 @@ impl Msr {
             PERF_LEGACY_CTL0..PERF_LEGACY_CTR0 => {
                 Self::LegacyCtl((address - PERF_LEGACY_CTL0) as u8)
             }
+            // Four controls, then four counters: the pairs came with the core extension.
             PERF_LEGACY_CTR0..0xc001_0008 => Self::LegacyCtr((address - PERF_LEGACY_CTR0) as u8),
             // A counter's two registers are neighbours.
             PERF_CTL0..=END => {
@@ -77,6 +78,7 @@ impl Msr {
 
     /// Every MSR that can belong to a PMU: what an integration has to intercept.
     pub fn all() -> impl Iterator<Item = Self> {
+        // The old names reach the same counters on every interface, so all of them are intercepted.
         let legacy = (0..LEGACY).flat_map(|n| [Self::LegacyCtl(n), Self::LegacyCtr(n)]);
         let core = (0..MAX_COUNTERS).flat_map(|n| [Self::Ctl(n), Self::Ctr(n)]);
         legacy.chain(core).chain([

@@ -15,12 +15,14 @@ pub mod perf_ctl {
     /// Count events of none of the guest's own guests.
     pub const HOST_ONLY: u64 = 1 << 41;
     /// Bits that keep what is written. Writes of the others are ignored.
+    // Without bits 19 and 21: pin control and AnyThread are Intel's.
     pub const EXISTING: u64 = 0x0000_030f_ffd7_ffff;
     /// The event of an odd counter that makes its even neighbour wider: families 17H and later.
     pub const MERGE: u16 = 0xfff;
 }
 
 /// Which bits of a counter exist.
+// No CPUID leaf says the width. Linux takes 48 bits for granted (arch/x86/events/amd/core.c, `cntval_bits`).
 pub(super) const COUNTER: u64 = (1 << 48) - 1;
 
 /// The registers that are AMD's.
@@ -111,6 +113,7 @@ impl registers::Registers for Registers {
                 Effect::Configure(n.alone() | n.even().alone())
             }
             Msr::LegacyCtr(n) | Msr::Ctr(n) => Effect::Counter(self.existing(n)?, value & COUNTER),
+            // Read-only, and AMD's processors ignore such a write.
             Msr::GlobalStatus => Effect::Nothing,
             Msr::GlobalCtl => Effect::Gate(counters),
             Msr::GlobalStatusClr => Effect::ClearStatus(counters, others),

@@ -28,6 +28,7 @@ pub struct PmuState {
     /// PerfCntrGlobalStatus.
     pub global_status: u64,
     /// A PMI has been requested and not taken.
+    // In no register: without it, an overflow shortly before the save would never interrupt.
     pub pmi_due: bool,
     /// The registers of the last branch records, where the guest has them.
     pub lbr: Option<lbr::amd::State>,
@@ -35,6 +36,7 @@ pub struct PmuState {
 
 impl PmuState {
     /// The layout this engine writes and reads.
+    // Another number for each change of the fields: an older engine then refuses a state that it would misread.
     pub const LAYOUT: u16 = 2;
 }
 
@@ -42,6 +44,8 @@ impl PmuState {
     /// Returns what a guest can see of its registers and counters.
     pub(super) fn save(registers: &Registers, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self {
         let interface = registers.capability.interface;
+        // What a guest cannot read is zero, so that equal guests have equal states. The engine's own note of who has
+        // overflowed goes with it, which costs the next owner of the state a call and no count.
         let global = |counters: CounterSet| match interface {
             Interface::Legacy | Interface::Core => 0,
             Interface::V2 => counters.bits().into(),
@@ -115,6 +119,7 @@ impl PmuState {
             let exists = capability.counters().contains(n);
             let when = |existing| if exists { existing } else { 0 };
             fits("PERF_CTL", raw, when(perf_ctl::EXISTING))?;
+            // A value beyond the width would make the distance to an overflow negative.
             fits("PERF_CTR", value, when(COUNTER))?;
         }
         let global = match self.interface {
@@ -144,6 +149,7 @@ pub enum RestoreError {
         /// What the state says.
         saved: u16,
     },
+    // A newer interface is refused, too: the guest's driver was chosen at boot.
     /// The guest was told to reach its counters otherwise.
     Interface {
         /// What the state says.

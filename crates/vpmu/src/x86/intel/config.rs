@@ -15,6 +15,7 @@ impl RawPerfEvtSel {
     /// Bits that must be written as zero, without PEBS.
     pub const fn reserved(version: Version) -> u64 {
         match version {
+            // Bit 21 is AnyThread: not yet in version 2, and no longer in version 5.
             Version::V2 | Version::V5 => 0xffff_ffff_0020_0000,
             Version::V3 | Version::V4 => 0xffff_ffff_0000_0000,
         }
@@ -23,6 +24,7 @@ impl RawPerfEvtSel {
     /// What a counter with this register is to count.
     pub const fn config(self, version: Version) -> CounterConfig {
         CounterConfig {
+            // Without INV nothing happens outside C0 that could be counted.
             only_c0: matches!(version, Version::V5) && self.has(Self::INV),
             ..self.counts(EventKind::General {
                 select: self.select(),
@@ -47,6 +49,7 @@ pub mod fixed_ctrl {
 
     /// The field of fixed counter `n`; a counter that the register has no room for has zero.
     pub const fn field(register: u64, n: u8) -> u64 {
+        // Checked, as a number is anybody's and a shift by 64 or more would panic.
         match register.checked_shr(n as u32 * 4) {
             Some(shifted) => shifted & 0xf,
             None => 0,

@@ -20,6 +20,7 @@ impl Capability {
                 | (self.general_width as u32) << 16
                 | length << 24,
             ebx: !self.events & known,
+            // Reserved before version 5, where software goes by the number in EDX.
             ecx: if v5 { self.fixed } else { 0 },
             // Bit 15: AnyThread is deprecated.
             edx: count | (self.fixed_width as u32) << 5 | (v5 as u32) << 15,
@@ -56,6 +57,7 @@ impl Capability {
 
     /// The bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
     pub const fn misc_enable(&self) -> u64 {
+        // Branch trace store writes a record of each branch, and nobody hands all branches over.
         misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)
     }
 
@@ -84,6 +86,7 @@ impl Capability {
 
     /// Bits of CPUID.0AH:EBX that have a meaning: seven, or eight where topdown slots are there.
     const fn known_events(&self) -> u32 {
+        // Without topdown slots the vector has seven bits, as on processors that did not know of them.
         if self.events & 0x80 != 0 { 0xff } else { 0x7f }
     }
 }

@@ -62,6 +62,7 @@ pub const MAX_FIXED: u8 = 7;
 
 /// The number that fixed counter 0 has in [`CounterSet`](crate::counter::CounterSet)s and for a host; the others follow.
 /// General counters begin at 0.
+// The middle of a set of 32, so that a conversion from the global registers is a shift.
 pub const FIXED: u8 = 16;
 
 #[cfg(test)]

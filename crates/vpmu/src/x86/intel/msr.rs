@@ -83,6 +83,7 @@ impl Msr {
     /// The MSR at `address`, or `None` if that is none of the PMU's.
     pub const fn decode(address: u32) -> Option<Self> {
         const fn index(address: u32, first: u32, count: u8) -> Option<u8> {
+            // An address below the block must not wrap into it.
             match address.checked_sub(first) {
                 Some(n) if n < count as u32 => Some(n as u8),
                 _ => None,

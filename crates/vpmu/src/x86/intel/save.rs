@@ -51,6 +51,7 @@ impl PmuState {
     ) -> Counted {
         let mut counted = Counted {
             gate: from_global(self.global_ctrl),
+            // One register, two fields: the bits that are no counter's freeze, or tell of the PEBS buffer.
             overflowed: from_global(self.global_status),
             status: self.global_status & registers.capability.status_bits(),
             pmi_due: self.pmi_due,
@@ -135,6 +136,7 @@ impl PmuState {
         match (&self.lbr, &capability.lbr) {
             (None, None) => {}
             (Some(state), Some(capability)) => {
+                // The stack's own check names the register, because it has several.
                 let damaged = |(register, value)| RestoreError::Reserved { register, value };
                 state.check(capability).map_err(damaged)?;
             }
@@ -150,10 +152,12 @@ impl PmuState {
                 pebs.data_cfg_reserved(),
                 pebs.is_linear(self.ds_area),
             ),
+            // Without PEBS the three MSRs do not exist, so all their bits are reserved.
             None => (u64::MAX, u64::MAX, self.ds_area == 0),
         };
         fits("IA32_PEBS_ENABLE", self.pebs_enable, enable)?;
         fits("MSR_PEBS_DATA_CFG", self.pebs_data_cfg, groups)?;
+        // Whether an address is canonical is no matter of single bits, so no mask of reserved ones says it.
         let area = if is_linear { 0 } else { u64::MAX };
         fits("IA32_DS_AREA", self.ds_area, area)
     }

@@ -17,6 +17,7 @@ pub struct PmuState {
     /// The version the guest was told.
     pub version: Version,
     /// General counters, and their width in bits.
+    // In the state, although the guest's CPUID has it: the next host compares before the guest can notice.
     pub general: (u8, u8),
     /// Fixed counters as a bitmap, and their width in bits.
     pub fixed: (u32, u8),
@@ -35,6 +36,7 @@ pub struct PmuState {
     /// IA32_DEBUGCTL.
     pub debugctl: u64,
     /// A PMI has been requested and not taken.
+    // In no register: without it, an overflow shortly before the save would never interrupt.
     pub pmi_due: bool,
     /// IA32_PEBS_ENABLE.
     pub pebs_enable: u64,
@@ -48,6 +50,7 @@ pub struct PmuState {
 
 impl PmuState {
     /// The layout this engine writes and reads.
+    // Another number for each change of the fields: an older engine then refuses a state that it would misread.
     pub const LAYOUT: u16 = 4;
 }
 
@@ -67,6 +70,7 @@ pub enum RestoreError {
         /// What this PMU offers.
         offered: Version,
     },
+    // More counters are refused, too: the MSRs of those that the guest lacks must fault.
     /// The guest was told another number of general counters, or another width.
     General {
         /// What the state says.

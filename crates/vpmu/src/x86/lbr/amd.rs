@@ -150,6 +150,7 @@ impl State {
         let depth = self.stack.depth();
         let kept = |field, value| match field {
             Field::From | Field::To => value,
+            // A record has two registers here, so that a third word is damage.
             Field::Info => 0,
         };
         match depth == DEPTH && self.stack.is_sound(kept) {
@@ -241,6 +242,7 @@ impl Registers {
 
     /// Returns the record of `branch`. Addresses are extended from bit 57.
     pub(super) fn entry(&self, branch: &Branch) -> Entry {
+        // The address is bits 57:0; flags are among those above (Linux: arch/x86/events/amd/lbr.c, `branch_entry`).
         const BITS: u8 = 58;
         // The address of code in a ring that is not recorded must not be seen: user space may own the records.
         let hidden = match branch.from_ring {

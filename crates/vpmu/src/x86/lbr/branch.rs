@@ -13,6 +13,7 @@ pub enum Kind {
     IndirectJump,
     /// A near call of a target in the instruction.
     RelativeCall,
+    // A kind for itself: no return belongs to it, so a stack of calls must not keep it.
     /// A [relative call](Self::RelativeCall) of the next instruction, by which 32-bit code reads its address.
     NextCall,
     /// A near call of a target in a register or in memory.
@@ -37,6 +38,7 @@ pub struct Branch {
     /// Who executes what follows.
     pub to_ring: Ring,
     /// Whether the processor had predicted something else; `None`: that is not known.
+    // `None` is not `false`: CPUID tells a guest whether predictions are known at all.
     pub mispredicted: Option<bool>,
     /// The processor cycles since the branch before; `None`: that is not known.
     pub cycles: Option<u16>,
@@ -66,6 +68,7 @@ impl Kinds {
 
     const fn bit(kind: Kind) -> u8 {
         match kind {
+            // Numbers of the engine's own: the two vendors' registers have other bits.
             Kind::Conditional => 1 << 0,
             Kind::RelativeJump => 1 << 1,
             Kind::IndirectJump => 1 << 2,

@@ -83,6 +83,7 @@ impl Area {
     pub(super) fn left(&self) -> u64 {
         match self.threshold.saturating_sub(self.index) {
             0 => self.up_to_threshold(),
+            // Rounded up: the record that crosses the threshold is the one that interrupts.
             bytes => bytes.div_ceil(BASIC as u64),
         }
     }

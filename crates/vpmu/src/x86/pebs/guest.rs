@@ -36,6 +36,7 @@ pub trait Guest {
     /// # Errors
     ///
     /// The host fails. The record is lost.
+    // Apart from `sample`, since it costs the host a call that most records do not need.
     fn general(&mut self) -> Result<GeneralRegisters, Fault>;
 
     /// XMM0 to XMM15. Asked for only where the guest wants them.
@@ -54,6 +55,7 @@ pub struct Sample {
     /// The ring it is in.
     pub ring: Ring,
     /// The guest's TSC.
+    // Taken with the address: a record that is written later must not have the later time.
     pub tsc: u64,
 }
 
@@ -85,6 +87,7 @@ impl GeneralRegisters {
     /// In the order of a record's group.
     pub(super) const fn words(&self) -> [u64; 18] {
         [
+            // The order of Linux's `struct pebs_gprs` (arch/x86/include/asm/perf_event.h).
             self.rflags,
             self.rip,
             self.rax,

@@ -32,6 +32,7 @@ pub(super) const BASIC: usize = 32;
 
 /// Returns such a record.
 pub(super) fn basic(counters: u64, sample: Sample) -> [u8; BASIC] {
+    // Bits 63:48 are the size. No bit of the groups is set: the basic one has none.
     let words = [(BASIC as u64) << 48, sample.ip, counters, sample.tsc];
     let mut record = [0; BASIC];
     let (room, _) = record.as_chunks_mut();

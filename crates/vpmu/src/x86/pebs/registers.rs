@@ -35,6 +35,7 @@ impl Capability {
 
     /// Whether `address` is canonical.
     pub(in crate::x86) const fn is_linear(&self, address: u64) -> bool {
+        // WRMSR of another address to IA32_DS_AREA is #GP (SDM vol. 2, WRMSR).
         canonical(address, self.linear_address_bits) == address
     }
 }

@@ -36,6 +36,7 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
     }
 
     fn is_countable(&self, n: Counter) -> bool {
+        // The rings are looked at where a control is adopted.
         self.counters.allows(self.event(n).event)
     }
 

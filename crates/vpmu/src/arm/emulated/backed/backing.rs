@@ -134,6 +134,7 @@ impl<R: PmuRegisters> Physical<'_, R> {
 impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
     fn create(&mut self, counter: Counter, config: &CounterConfig) -> Result<(), Lost> {
         if counter != CYCLE_COUNTER && counter.number() >= self.backing.available {
+            // Not `Unsupported`: the host has taken a counter from the top, and may give it back.
             return Err(Lost::Busy);
         }
         let mut filter = 0;
@@ -201,6 +202,7 @@ impl<R: PmuRegisters> CounterHost<CounterConfig> for Physical<'_, R> {
         slot.total
     }
 
+    // The counter stays as it stands: `create` writes both its registers before it counts again.
     fn release(&mut self, counter: Counter) {
         if !self.open {
             self.report(counter, false);

@@ -13,6 +13,7 @@ impl<V: Events> BackedPmu<V> {
     ///
     /// [`MigrateError`], when the PMU has not been put, or for a plan of another version.
     pub fn migrate(&mut self, plan: Plan) -> Result<(), MigrateError> {
+        // The values of a loaded PMU are in counters that the new plan may give to the host.
         if self.pmu.bank.loaded {
             return Err(MigrateError::Loaded);
         }
@@ -20,6 +21,7 @@ impl<V: Events> BackedPmu<V> {
         if guest != offered {
             return Err(MigrateError::Version { guest, offered });
         }
+        // An open PMCR_EL0 shows the hardware's N. With another number everything traps, so no number is refused.
         let as_told = self.is_the_machines && self.pmu.config.counters == plan.hpmn();
         self.open_traps = plan.trap_just(stays_trapped).filter(|_| as_told);
         self.backing.available = plan.hpmn();

@@ -42,6 +42,7 @@ use crate::arm::Register;
 ///
 /// A guest that closes its registers by one of the last two has all accesses trapped, as before.
 pub(super) const fn stays_trapped(register: Register, write: bool) -> bool {
+    // Without a `_` arm: a register that is added has to be decided here.
     match register {
         Register::Pmevcntr(_)
         | Register::Pmxevcntr
@@ -59,6 +60,7 @@ pub(super) const fn stays_trapped(register: Register, write: bool) -> bool {
         | Register::Pmswinc
         | Register::Pmceid0
         | Register::Pmceid1
+        // An access that does not exist is undefined without a trap.
         | Register::Pmmir => register.is_accessible(write),
     }
 }
