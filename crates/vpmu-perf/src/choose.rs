@@ -1,40 +1,19 @@
 //! The choice of the perf event that counts a guest's event, and the events that this machine has.
 
 use std::io;
-use std::sync::OnceLock;
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
 };
 use vpmu::counter::{Counter, Lost};
-use vpmu::x86::{ArchEvent, EventKind};
+use vpmu::x86::ArchEvent;
 
 use crate::attrs;
 use crate::error::PerfError;
 use crate::event::{Kind, PerfEvent, Rings};
 use crate::kernel::Kernel;
-
-/// Returns the processor's name of its vendor, by CPUID: a process in a jail may have no /proc.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "the oldest compiler has no safe CPUID")]
-#[expect(clippy::allow_attributes, reason = "compilers differ")]
-fn vendor_name() -> [u8; 12] {
-    #[allow(unused_unsafe, reason = "the newest compiler has one")]
-    // SAFETY: every processor of 64 bits has CPUID.
-    let leaf = unsafe { std::arch::x86_64::__cpuid(0) };
-    let mut name = [0; 12];
-    let words = name.as_chunks_mut::<4>().0.iter_mut();
-    for (bytes, word) in words.zip([leaf.ebx, leaf.edx, leaf.ecx]) {
-        *bytes = word.to_le_bytes();
-    }
-    name
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-fn vendor_name() -> [u8; 12] {
-    [0; 12]
-}
+use crate::processor::Vendor;
 
 /// The backing that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,12 +103,10 @@ impl Chooser {
                 _ => Err(Lost::Unsupported),
             },
             Backing::Hardware => {
-                let host = Vendor::of_host();
-                let numbered = raw.filter(|&(vendor, _)| vendor == host);
-                let found = event.and_then(|event| attrs::architectural(event, host));
-                let found =
-                    found.or_else(|| numbered.and_then(|(vendor, raw)| attrs::raw(vendor, raw)));
-                let (type_, config) = found.ok_or(Lost::Unsupported)?;
+                let host = self.kernel.processor();
+                let named = event.and_then(|event| attrs::architectural(event, host));
+                let numbered = || raw.and_then(|(vendor, raw)| attrs::raw(vendor, raw, host));
+                let (type_, config) = named.or_else(numbered).ok_or(Lost::Unsupported)?;
                 Ok(Kind {
                     type_,
                     config,
@@ -234,36 +211,4 @@ fn is_absence(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::ENOENT | libc::EOPNOTSUPP | libc::ENODEV | libc::EINVAL)
     )
-}
-
-/// The maker of a processor, as far as its events matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Vendor {
-    /// Intel.
-    Intel,
-    /// AMD, or Hygon, whose processors are AMD's.
-    Amd,
-    /// Another maker.
-    Other,
-}
-
-impl Vendor {
-    /// Returns the vendor of this machine's processor.
-    pub fn of_host() -> Self {
-        static VENDOR: OnceLock<Vendor> = OnceLock::new();
-        *VENDOR.get_or_init(|| match &vendor_name() {
-            b"GenuineIntel" => Self::Intel,
-            b"AuthenticAMD" | b"HygonGenuine" => Self::Amd,
-            _ => Self::Other,
-        })
-    }
-
-    /// Returns the vendor whose event select `event` is, or `None` if it is no event select.
-    pub(crate) fn of(event: EventKind) -> Option<Self> {
-        match event {
-            EventKind::General { .. } => Some(Self::Intel),
-            EventKind::Amd { .. } => Some(Self::Amd),
-            EventKind::Fixed(_) => None,
-        }
-    }
 }

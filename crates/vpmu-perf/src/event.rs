@@ -126,10 +126,16 @@ impl PerfEvent {
 
     /// Checks that the event can be opened where it counts the host alone.
     pub(crate) fn try_open_for_host(kernel: &'static dyn Kernel, kind: Kind) -> io::Result<()> {
+        Self::open_for_host(kernel, kind).map(drop)
+    }
+
+    /// Opens a stopped event of the calling thread that counts the host alone.
+    pub(crate) fn open_for_host(kernel: &'static dyn Kernel, kind: Kind) -> io::Result<Self> {
         let mut attr = kind.attr();
+        attr.read_format = TIMES;
         attr.set_exclude_host(0);
         attr.set_exclude_guest(1);
-        Self::of_attr(kernel, attr, 0, None).map(drop)
+        Self::of_attr(kernel, attr, 0, None)
     }
 
     /// Returns whether so many events of `kind` count together, beside all that others count on the calling thread's

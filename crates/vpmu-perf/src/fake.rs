@@ -17,6 +17,7 @@ use perf_event_open_sys::bindings::{
 
 use crate::kernel::Kernel;
 use crate::notes;
+use crate::processor::{Processor, Vendor};
 pub(crate) use state::happened;
 use state::{Event, State};
 
@@ -29,6 +30,9 @@ const PAGE: usize = 4096;
 /// The machine that a test wants.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Machine {
+    pub(crate) processor: Processor,
+    /// The raw event that counts nothing.
+    pub(crate) dead: Option<u64>,
     /// Counters of the PMU.
     pub(crate) counters: usize,
     /// Whether cache misses count on one of them alone. Any other event counts on any.
@@ -54,6 +58,12 @@ pub(crate) struct Machine {
 impl Default for Machine {
     fn default() -> Self {
         Self {
+            processor: Processor {
+                vendor: Vendor::Intel,
+                family: 6,
+                has_p0_cycles: false,
+            },
+            dead: None,
             counters: 8,
             constrained: false,
             e_core_each: 0,
@@ -134,6 +144,10 @@ impl Fake {
 }
 
 impl Kernel for Fake {
+    fn processor(&self) -> Processor {
+        self.0.lock().unwrap().machine.processor
+    }
+
     fn open(
         &self,
         attr: perf_event_attr,

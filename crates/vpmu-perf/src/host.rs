@@ -17,7 +17,7 @@ use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots, TakenSamples}
 use vpmu::x86::pebs::Sample;
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
-use crate::choose::{Backing, Chooser, Vendor};
+use crate::choose::{Backing, Chooser};
 use crate::error::PerfError;
 use crate::event::Rings;
 use crate::events::Events;
@@ -27,6 +27,7 @@ use crate::notes::Notes;
 use crate::options::{self, PerfOptions};
 use crate::pace::Pace;
 use crate::periods::Period;
+use crate::processor::Vendor;
 use crate::rings::{self, GuestRing, RingSampler};
 use crate::samplers;
 use crate::slot::Slot;
@@ -282,7 +283,6 @@ impl CounterHost<CounterConfig> for PerfHost {
             kernel: config.kernel,
             guest: self.chooser.guest,
         };
-        // The same number is another event on another maker's processors.
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
         let slot = match rings::only_ring(config) {

@@ -16,8 +16,13 @@ use std::time::Instant;
 use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 
+use crate::processor::Processor;
+
 /// The kernel, as far as perf events need one.
 pub(crate) trait Kernel: Debug + Sync {
+    /// Returns the processor that the kernel runs on. The first call may take some ms.
+    fn processor(&self) -> Processor;
+
     /// Opens the event of `attr` for a thread, 0 for the calling one, as the last of the group of `leader`.
     fn open(
         &self,
@@ -61,6 +66,10 @@ pub(crate) trait Kernel: Debug + Sync {
 pub(crate) struct Linux;
 
 impl Kernel for Linux {
+    fn processor(&self) -> Processor {
+        Processor::of_host(&Self)
+    }
+
     fn open(
         &self,
         mut attr: perf_event_attr,

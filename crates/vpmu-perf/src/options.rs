@@ -4,10 +4,10 @@ use std::sync::OnceLock;
 
 use vpmu::x86::ArchEvent;
 
-use crate::choose::{Backing, Chooser, Vendor, probe};
+use crate::choose::{Backing, Chooser, probe};
 use crate::error::PerfError;
 use crate::event::PerfEvent;
-use crate::kernel::Linux;
+use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::notes;
 use crate::sampler::Sampler;
@@ -96,10 +96,13 @@ pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
 /// guest's first counter would keep its vCPU waiting.
 static SPARE: OnceLock<Option<PerfEvent>> = OnceLock::new();
 
-/// Does the work that a process does once for all its hosts: installs the handlers of the signal and of SIGIO, looks at
-/// /proc/cpuinfo, and opens an event that never counts and stays open, so that the kernel is ready when a guest's first
-/// counter begins to count. (Without that event the first counter is late, and all is well otherwise.) Call this before a thread goes into a jail. [`PerfHost::new`](crate::PerfHost::new) then
-/// makes none of these calls.
+/// Does the work that a process does once for all its hosts, so that [`PerfHost::new`](crate::PerfHost::new) makes none of
+/// these calls: call this before a thread goes into a jail.
+///
+/// - Installs the handlers of the signal and of SIGIO.
+/// - Finds out which processor this is. On AMD's Zen to Zen 3, an event that no manual names is tried for a few ms.
+/// - Opens an event that never counts and stays open. The kernel is then ready when a guest's first counter begins to
+///   count. Without that event the first counter is late, and all else is well.
 ///
 /// # Errors
 ///
@@ -109,7 +112,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
     if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
         return Err(PerfError::Signal(signal));
     }
-    Vendor::of_host();
+    Linux.processor();
     SPARE.get_or_init(|| PerfEvent::open_spare(&Linux).ok());
     notes::install(signal)
 }

@@ -20,7 +20,7 @@ fn rate(attr: &perf_event_attr) -> u64 {
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_CPU_CYCLES) => 3_000_000,
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_BRANCH_INSTRUCTIONS) => 400_000,
         PERF_TYPE_HARDWARE if generic(PERF_COUNT_HW_BRANCH_MISSES) => 5_000,
-        PERF_TYPE_HARDWARE if is_constrained(attr) => 20,
+        _ if is_constrained(attr) => 20,
         // A clock knows no rings.
         PERF_TYPE_SOFTWARE => return 1_000_000,
         _ => 1_000_000,
@@ -28,8 +28,13 @@ fn rate(attr: &perf_event_attr) -> u64 {
     rate * quarters / 4
 }
 
+/// Cache misses, by Linux's name or by AMD's numbers.
 fn is_constrained(attr: &perf_event_attr) -> bool {
-    attr.type_ == PERF_TYPE_HARDWARE && attr.config == u64::from(PERF_COUNT_HW_CACHE_MISSES)
+    match attr.type_ {
+        PERF_TYPE_HARDWARE => attr.config == u64::from(PERF_COUNT_HW_CACHE_MISSES),
+        PERF_TYPE_RAW => matches!(attr.config, 0x077e | 0x0964),
+        _ => false,
+    }
 }
 
 #[derive(Debug)]
@@ -189,7 +194,11 @@ impl State {
                 if event.enabled {
                     event.time_enabled += step;
                     event.time_running += if event.scheduled { step } else { 0 };
-                    if event.scheduled && self.machine.counts_host {
+                    // An event of the host alone, or a hypervisor below that does not keep the host out.
+                    let counts = !event.is_in_guest() || self.machine.counts_host;
+                    let is_dead = event.attr.type_ == PERF_TYPE_RAW
+                        && self.machine.dead == Some(event.attr.config);
+                    if event.scheduled && counts && !is_dead {
                         event.value += happened(step, rate(&event.attr));
                     }
                 }

@@ -8,6 +8,7 @@ use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 
 use super::*;
 use crate::fake::{Fake, Machine, TICK, happened};
+use crate::processor::{Processor, Vendor};
 
 mod cases;
 
@@ -204,8 +205,19 @@ impl Vcpu {
     }
 }
 
+/// A processor of each row of the table of events.
+fn processors() -> impl Strategy<Value = Processor> {
+    let kinds = [(Vendor::Intel, 6), (Vendor::Amd, 0x10), (Vendor::Amd, 0x19)];
+    prop::sample::select(kinds.to_vec()).prop_map(|(vendor, family)| Processor {
+        vendor,
+        family,
+        has_p0_cycles: family >= 0x17,
+    })
+}
+
 fn machines() -> impl Strategy<Value = Machine> {
     (
+        processors(),
         1..=8_usize,
         0..=3_usize,
         prop_oneof![Just(400), 2..40_u64],
@@ -217,6 +229,7 @@ fn machines() -> impl Strategy<Value = Machine> {
     )
         .prop_map(
             |(
+                processor,
                 counters,
                 pinned,
                 per_tick,
@@ -226,6 +239,7 @@ fn machines() -> impl Strategy<Value = Machine> {
                 constrained,
                 e_core_each,
             )| Machine {
+                processor,
                 counters,
                 constrained,
                 e_core_each,
