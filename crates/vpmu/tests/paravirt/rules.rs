@@ -242,6 +242,7 @@ fn a_state_of_another_kind_is_refused() {
     refuse(|state| state.layout = 99);
     refuse(|state| state.wanted = 1 << 5);
     refuse(|state| state.counters[0].next = u64::MAX);
+    refuse(|state| state.counters[0].next = state.counters[0].count);
 }
 
 #[test]
