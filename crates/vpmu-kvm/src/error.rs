@@ -82,6 +82,7 @@ pub enum Error {
          either: leave the model out, or choose Intel's"
     )]
     NoAmd,
+    // Apart from `OtherOffer`: here the kind is right, and its registers are damaged.
     /// The registers are not those of the PMU that the guest is offered.
     #[error("{0}; restore the state of the same kind of PMU")]
     State(RestoreError),
@@ -114,6 +115,7 @@ pub enum Error {
 impl Error {
     /// Returns the system's last error, of this call of KVM's.
     pub(crate) fn last(call: &'static str) -> Self {
+        // A number, not an `io::Error`: errors can then be compared and cloned.
         Self::Kvm(call, io::Error::last_os_error().raw_os_error().unwrap_or(0))
     }
 }

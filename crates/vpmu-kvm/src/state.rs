@@ -32,6 +32,7 @@ pub enum SavedPmu {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParavirtState {
     /// The page's address in the guest's memory.
+    // The address alone: what is in the page is the guest's memory, which is saved with the guest.
     pub(crate) page: Option<u64>,
     counters: u8,
     events: u32,

@@ -27,6 +27,7 @@ impl Clock {
     /// Converts ticks to nanoseconds. Rounds up, so that a timer of this length is not early. A time beyond 64 bits,
     /// some centuries, becomes the longest.
     pub(super) fn nanoseconds(self, ticks: u64) -> u64 {
+        // 128 bits: a guest may write any deadline, and the product of 64 bits would wrap.
         let ns = (u128::from(ticks) * 1_000_000).div_ceil(u128::from(self.khz.max(1)));
         u64::try_from(ns).unwrap_or(u64::MAX)
     }

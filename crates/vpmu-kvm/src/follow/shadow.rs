@@ -151,6 +151,7 @@ impl Shadow {
         }
         let size = register.size();
         let whole = &mut self.general[register.full_register().number()];
+        // A write of 32 bits clears the upper half; one of 8 or 16 keeps the rest.
         if size >= 4 {
             *whole = value.map(|value| Known {
                 bits: value.bits & mask(size),
@@ -247,6 +248,7 @@ impl Shadow {
             });
             let word = &mut self.written[found];
             word.written |= bit;
+            // A store of an unknown value makes what was known before wrong.
             word.known &= !bit;
             word.firm &= !bit;
             // A store of more than a register is not known.

@@ -34,6 +34,7 @@ impl<'a> Space<'a> {
 
     fn page(&mut self, address: u64) -> Option<Page> {
         let linear = address & !(PAGE - 1);
+        // A list: a way touches a handful of pages.
         if let Some((_, page)) = self.pages.iter().find(|(at, _)| *at == linear) {
             return *page;
         }

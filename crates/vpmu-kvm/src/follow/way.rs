@@ -12,6 +12,7 @@ pub(super) struct Leaf {
     /// How many of the way's branches the vCPU has then taken.
     pub(super) branches: usize,
     /// The branch that leads off the way, if one does.
+    // Not among the way's branches: another leaf may stand where this branch is not taken.
     pub(super) off: Option<Branch>,
     /// The vCPU's registers there, as far as they are known.
     pub(super) general: General,
@@ -53,6 +54,7 @@ impl Way {
         let mut here = self.steps.iter().filter(is_here);
         let branches = here.next()?.branches;
         let is_alone = here.next().is_none();
+        // In a loop the same registers can stand before and after a branch: then nobody knows how many were taken.
         is_alone.then(|| &self.branches[..branches])
     }
 }
@@ -62,6 +64,7 @@ pub(super) fn are(expected: &General, here: &General) -> bool {
     let mut both = expected.iter().zip(here);
     both.all(|(expected, here)| match (expected, here) {
         (Some(expected), Some(here)) => expected.bits == here.bits,
+        // What is not known may be anything.
         _ => true,
     })
 }

@@ -39,12 +39,14 @@ impl Code<'_> {
 
     /// Returns the physical address of the byte at `address`, on a page that is `allowed`.
     pub(super) fn place(&self, address: u64, allowed: impl Fn(Page) -> bool) -> Option<u64> {
+        // Anew for each use: the guest's other vCPUs may have changed the tables.
         let page = self.paging.translate(self.memory, address)?;
         allowed(page).then_some(page.physical + address % PAGE)
     }
 
     /// Writes `bytes` at `address`, as the supervisor does.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        // The linear page that follows may be any other physical one, or none.
         let fits = address % PAGE + bytes.len() as u64 <= PAGE;
         let place = self.place(address, |page| page.writable);
         fits && place.is_some_and(|at| self.memory.write(at, bytes))

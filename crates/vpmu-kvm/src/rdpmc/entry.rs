@@ -85,6 +85,7 @@ impl Entry {
     /// Finds the handler of a vCPU with these registers, and whether its exit is there already. Nothing is changed.
     pub(super) fn find(sregs: &kvm_sregs, code: Code<'_>) -> Result<(Self, bool), Refusal> {
         const EFER_LMA: u64 = 1 << 10;
+        // Gates and frames of the other modes are laid out otherwise, and no 32-bit kernel is served.
         if sregs.efer & EFER_LMA == 0 || sregs.cs.l == 0 {
             return Err(Refusal::Mode);
         }
@@ -143,6 +144,7 @@ fn handler(sregs: &kvm_sregs, code: Code<'_>) -> Option<u64> {
     let offset = GP * SIZE;
     (u64::from(sregs.idt.limit) >= offset + SIZE - 1).then_some(())?;
     let gate: [u8; SIZE as usize] = code.bytes(sregs.idt.base.checked_add(offset)?, |_| true)?;
+    // 64-bit mode has no other gates in the IDT; an absent one has no handler at this address.
     let is_gate = gate[5] & PRESENT != 0 && matches!(gate[5] & 0x1f, 0x0e | 0x0f);
     is_gate.then(|| {
         u64::from_le_bytes([

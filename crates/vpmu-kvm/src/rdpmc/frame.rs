@@ -83,12 +83,14 @@ impl Frame {
 
     /// Returns RFLAGS after the instruction.
     pub(super) fn flags(&self) -> u64 {
+        // Bit 1 is 1 on every processor (SDM vol. 1, 3.4.3).
         self.rflags & LOADED | FIXED
     }
 
     /// Makes the frame at `rsp` one that returns behind the instruction.
     pub(super) fn step_over(&self, rsp: u64, code: Code<'_>) -> bool {
         let behind = self.rip.wrapping_add(LENGTH);
+        // Else a breakpoint of the guest's on the next instruction would not be taken.
         let rflags = self.rflags & !RF;
         let at = |offset| rsp.wrapping_add(offset);
         code.write(at(RIP), &behind.to_le_bytes()) && code.write(at(RFLAGS), &rflags.to_le_bytes())

@@ -25,6 +25,7 @@ pub(crate) fn break_at(vcpu: &impl AsRawFd, places: &[u64]) -> Result<(), Error>
         control: BREAK,
         ..Default::default()
     };
+    // DR0 to DR3 are all that there are.
     for (n, place) in places.iter().take(4).enumerate() {
         debug.arch.debugreg[n] = *place;
         // A global breakpoint of an instruction.
