@@ -1,4 +1,4 @@
-//! PSCI calls with any registers: decoding is total, and looks at the low half of x0 only.
+//! PSCI calls with any registers: decoding is total, and reads the low half of x0 only.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

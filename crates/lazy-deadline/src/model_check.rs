@@ -300,7 +300,7 @@ fn three_writes() {
     check_all("three writes, one expiry", &ASKS, 3, &[100]);
 }
 
-/// What one expiry has moved, the next finds: also a deadline that fires between the guest's look
+/// What one expiry has moved, the next finds: also a deadline that fires between the guest's read
 /// and its write.
 #[test]
 fn two_writes_two_expiries() {

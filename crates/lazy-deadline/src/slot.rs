@@ -12,7 +12,7 @@ use super::sync::{AtomicU64, Ordering};
 ///
 /// | offset | word | written by | meaning |
 /// |---|---|---|---|
-/// | 0x00 | `armed` | host | the host looks at `pending` when the guest's TSC gets there; 0: only if the guest writes the MSR |
+/// | 0x00 | `armed` | host | the host reads `pending` when the guest's TSC gets there; 0: only if the guest writes the MSR |
 /// | 0x08 | `pending` | guest; host, from a deadline that fired to 0 | the deadline that the guest wants; 0: none |
 /// | 0x10 | `tag` | guest | [`Slot::TAG`] while this memory is a slot |
 /// | 0x18 | | nobody | reserved, 0 |

@@ -205,9 +205,9 @@
 #define VPMU_KVM_PEBS_EXIT 2
 
 /**
- * The guest has PEBS. The host's kernel samples the guest.
+ * The guest has PEBS. The host's kernel samples the guest into its ring buffer.
  */
-#define VPMU_KVM_PEBS_RING 3
+#define VPMU_KVM_PEBS_BUFFER 3
 
 /**
  * No saved state is longer, in bytes.
@@ -544,7 +544,7 @@ struct vpmu_kvm_options {
   bool rdpmc;
   /**
    * The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
-   * looked at. Null: a new guest.
+   * read. Null: a new guest.
    */
   const uint8_t *saved;
   /**

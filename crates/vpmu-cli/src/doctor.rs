@@ -23,7 +23,7 @@ const DISK_MIB: u64 = 2500;
 /// Two KVM hosts with their guests and QEMU's own, MiB.
 const MEMORY_MIB: u64 = 5000;
 
-/// One line: what was looked at, what was found, what to do.
+/// One line: what was checked, what was found, what to do.
 struct Line {
     verdict: Verdict,
     subject: &'static str,
@@ -306,7 +306,7 @@ fn memory() -> Line {
 /// What counts for a guest's counters, and whether the kernel can sample guests for `--pebs ring`, as the program says
 /// that measures perf events.
 fn backing(arch: Arch) -> [Line; 2] {
-    const RING: &str = "PEBS by a ring";
+    const BUFFER: &str = "PEBS by the ring buffer";
     let subject = "counter backing";
     let fix =
         "cycles work; instructions and branches only with --vmm-arg --approximate-instructions";
@@ -321,22 +321,22 @@ fn backing(arch: Arch) -> [Line; 2] {
     let mut fact = || facts.next().unwrap_or("unknown");
     let (own, sampled, counters, mediated) = (fact(), fact(), fact(), fact());
     let emulated = !arch.has_hardware_kvm();
-    let ring = match sampled {
+    let buffer = match sampled {
         _ if emulated => line(
             Verdict::Ok,
-            RING,
+            BUFFER,
             "the emulated host's kernel samples guests",
             "",
         ),
         "sampled" => line(
             Verdict::Ok,
-            RING,
+            BUFFER,
             "this machine's kernel samples guests",
             "",
         ),
         reason => line(
             Verdict::Note,
-            RING,
+            BUFFER,
             reason,
             "--pebs exit asks less of a kernel",
         ),
@@ -371,7 +371,7 @@ fn backing(arch: Arch) -> [Line; 2] {
         }
         _ => line(Verdict::Note, subject, format!("unknown: {error}"), ""),
     };
-    [counts, ring]
+    [counts, buffer]
 }
 
 fn perf(arch: Arch) -> Line {

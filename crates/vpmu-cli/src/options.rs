@@ -69,10 +69,10 @@ pub(crate) enum Verb {
     ///
     /// Exit status 1 when something needed is missing.
     Doctor {
-        /// Architecture of the guests to look for
+        /// Architecture of the guests to check for
         #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
         arch: Arch,
-        /// Look at the QEMU in this folder, not at the one on PATH
+        /// Check the QEMU in this folder, not at the one on PATH
         #[arg(long, value_name = "DIR")]
         qemu: Option<PathBuf>,
     },

@@ -53,7 +53,7 @@ impl Cache {
     }
 
     /// Does what [`Kernel::open`] and, where `rewrite`, [`Kernel::rewrite_rdpmc`] do, or takes what
-    /// they gave before. An ELF file is as quickly rewritten as looked for, and never kept.
+    /// they gave before. An ELF file is as quickly rewritten as found, and never kept.
     ///
     /// # Errors
     ///

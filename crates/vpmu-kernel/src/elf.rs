@@ -74,7 +74,7 @@ impl Layout {
         if header.e_machine(LE) != EM_X86_64 {
             return Err(Error::Machine);
         }
-        // Both counts are asked before the tables are looked at: a count may be 32 bits wide.
+        // Both counts are asked before the tables are read: a count may be 32 bits wide.
         let (segments, sections) = counts(header, file)?;
         let mut code = None;
         if sections != 0 {
@@ -147,7 +147,7 @@ fn overlap(ranges: impl Iterator<Item = (u64, u64)>) -> bool {
 }
 
 /// Sections of code, in the order of the file. Where some share bytes they become one: each byte is
-/// looked at once, however many headers claim it.
+/// searched once, however many headers claim it.
 fn code_of(header: &Header, file: &[u8]) -> Result<Vec<Code>, Error> {
     let mut all = Vec::new();
     for section in header.section_headers(LE, file).map_err(damaged)? {

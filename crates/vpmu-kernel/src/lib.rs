@@ -61,7 +61,7 @@ pub const LARGEST_FILE: u64 = 1 << 30;
 pub const LARGEST_BZIMAGE: u64 = 64 << 20;
 /// Bytes that are unpacked from a bzImage. Distributions' kernels have 40 to 80 MiB.
 pub const LARGEST_UNPACKED: u64 = 256 << 20;
-/// Bytes that a decompressor may look back. Linux's own build asks xz and zstd for as much.
+/// Bytes that a decompressor may refer back to. Linux's own build asks xz and zstd for as much.
 pub const LARGEST_WINDOW: u64 = 128 << 20;
 /// Program headers, and section headers. A Linux has 5 and some 80.
 pub const MOST_HEADERS: u32 = 0xffff;

@@ -24,7 +24,7 @@ const IN_STEP: usize = 160;
 /// Steps that are kept: those of a pair's run-up and of the pair.
 const KEPT: usize = (RUN_UP + 1).next_power_of_two();
 
-/// What was looked at, and the instructions found.
+/// What was searched, and the instructions found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
     /// Where an RDPMC begins.

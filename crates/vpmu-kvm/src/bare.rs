@@ -75,7 +75,7 @@ impl BarePmu {
         self.core.counter_state(counter)
     }
 
-    /// Returns the PMU's cost, which any thread may look into. Calls of the host are at most 64 runs old, and up to this
+    /// Returns the PMU's cost, which any thread may read. Calls of the host are at most 64 runs old, and up to this
     /// moment where the vCPU's thread asks.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
         self.core.publish();
@@ -112,7 +112,7 @@ impl BarePmu {
         self.core.rdpmc(index, Ring::Kernel)
     }
 
-    /// Returns whether a PMI is due, so that the VMM has to look at LVTPC.
+    /// Returns whether a PMI is due, so that the VMM has to read LVTPC.
     pub fn pmi_is_due(&self) -> bool {
         self.core.pmi_is_due()
     }

@@ -218,7 +218,7 @@ fn put(cpuid: &mut Vec<CpuidEntry>, leaves: impl IntoIterator<Item = (u32, u32, 
     );
 }
 
-/// Gives the guest the CPUID that drivers of an architectural PMU look for.
+/// Gives the guest the CPUID that drivers of an architectural PMU search for.
 fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
     // Leaves 15H and 16H tell how fast the host's crystal is; the guest's TSC may be scaled.
     cpuid.retain(|entry| entry.function <= 0x8000_0008 && !matches!(entry.function, 0x15 | 0x16));

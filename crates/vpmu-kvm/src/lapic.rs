@@ -47,7 +47,7 @@ pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error
     // Sent by ID, as a device would: KVM has no call that raises LVTPC itself.
     let message = kvm_msi {
         address_lo: 0xfee0_0000 | (id & 0xff) << 12,
-        // KVM looks at this with KVM_CAP_X2APIC_API only. Without it, no ID is as large.
+        // KVM reads this with KVM_CAP_X2APIC_API only. Without it, no ID is as large.
         address_hi: id & !0xff,
         data: vector.into(),
         ..Default::default()

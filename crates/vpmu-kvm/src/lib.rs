@@ -9,7 +9,7 @@
 //! - perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
 //!
 //! The VMM's binding to KVM does not matter: descriptors are taken as [`AsRawFd`](std::os::fd::AsRawFd), everything else is
-//! plain. No call is unsafe. `docs/embedding.md` has the rules that a VMM with jails, snapshots and pauses looks for.
+//! plain. No call is unsafe. `docs/embedding.md` has the rules that a VMM with jails, snapshots and pauses needs.
 //!
 //! # In a VMM of your own
 //!
@@ -75,7 +75,6 @@
 extern crate self as vpmu_kvm;
 
 mod bare;
-mod control;
 mod cpuid;
 mod deadline;
 mod error;
@@ -102,10 +101,10 @@ mod state;
 mod stats;
 mod sys;
 mod thread;
+mod trial;
 mod vcpu;
 
 pub use bare::BarePmu;
-pub use control::guests_only;
 pub use cpuid::CpuidEntry;
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
@@ -122,6 +121,7 @@ pub use seccomp::{
 };
 pub use state::{ParavirtState, SavedPmu, State};
 pub use stats::{Exit, Exits, Statistics};
+pub use trial::guests_only;
 pub use vcpu::Vcpu;
 pub use vpmu::counter::{Counter, CounterState, Policy};
 pub use vpmu::x86::{Capability, CpuidLeaf, Outcome, amd, intel, lbr, pebs};

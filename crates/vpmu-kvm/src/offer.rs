@@ -1,4 +1,4 @@
-//! The parts of a vCPU that a guest is offered, found by looking at this host.
+//! The parts of a vCPU that a guest is offered, found by trying this host.
 
 mod branches;
 
@@ -9,12 +9,12 @@ use vpmu::x86::pebs::{self, misc_enable};
 use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel};
 use vpmu_perf::{Backing, Support, Vendor};
 
-use crate::control;
 use crate::cpuid::{self, CpuidEntry};
 use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
 use crate::options::{Model, Options, Pebs, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
+use crate::trial;
 use branches::{offer_lbr, with_lbr};
 
 /// Bits of IA32_DEBUGCTL that are no business of a PMU, but the register comes to the VMM with it: LBR, which Intel's
@@ -156,7 +156,7 @@ pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
         offer_lbr(&mut pmu)?;
     }
     let offer = Offer::from(pmu);
-    // A VMM that insists on a ring is to know before it has made a VM that there can be none.
+    // A VMM that insists on the ring buffer is to know before it has made a VM that there can be none.
     if offer.has_pebs() {
         samples(options)?;
     }
@@ -176,7 +176,7 @@ pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
     let can = || vpmu_perf::check_sampling(&options.probe());
     match options.pebs {
         Pebs::Exit => Ok(false),
-        Pebs::Ring => Ok(can().map(|()| true)?),
+        Pebs::Buffer => Ok(can().map(|()| true)?),
         Pebs::Auto => Ok(can().is_ok()),
     }
 }
@@ -193,7 +193,7 @@ fn tried(options: &Options) -> Result<Support, Error> {
     if found.backing == Backing::Clock || found.mediated {
         return Ok(found);
     }
-    match (control::broken(), options.source) {
+    match (trial::broken(), options.source) {
         (None, _) => Ok(found),
         (Some(broken), Source::Hardware) => Err(Error::GuestsOnly(broken)),
         // The options know by now that hardware is broken.

@@ -7,8 +7,8 @@ use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
 use vpmu_perf::{Backing, Kick, PerfError, PerfOptions};
 
-use crate::control;
 use crate::error::Error;
+use crate::trial;
 
 /// The model of the PMU, and so of the processor, that a guest is offered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,14 +42,14 @@ impl Model {
 /// The way in which a guest's PEBS records are collected. The records and all registers are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pebs {
-    /// As `Ring` on a host whose perf can do that, as `Exit` elsewhere.
+    /// As `Buffer` on a host whose perf can do that, as `Exit` elsewhere.
     #[default]
     Auto,
     /// Each overflow takes the vCPU out of the guest, and its record is made there.
     Exit,
-    /// The host's kernel samples the guest where it can: records of the basic group, made at a fixed period, with room for
-    /// many of them. Others are made as with `Exit`.
-    Ring,
+    /// The host's kernel samples the guest into its ring buffer where it can: records of the basic group, made at a fixed
+    /// period, with room for many of them. Others are made as with `Exit`. On the command line this is `--pebs ring`.
+    Buffer,
 }
 
 /// The source of a guest's counts.
@@ -111,7 +111,7 @@ impl Options {
         }
     }
 
-    /// Returns options to look at this host with.
+    /// Returns options to try this host with.
     pub(crate) fn probe(&self) -> PerfOptions {
         // Neither the kick nor the TSC's rate changes what can be counted.
         self.perf(Kick::Nothing, 1)
@@ -119,7 +119,7 @@ impl Options {
 
     pub(crate) fn perf(&self, kick: Kick, tsc_hz: u64) -> PerfOptions {
         let (backing, clock) = match self.source {
-            Source::Best(clock) if control::is_known_broken() => (Some(Backing::Clock), clock),
+            Source::Best(clock) if trial::is_known_broken() => (Some(Backing::Clock), clock),
             // perf finds out by opening an event: a PMU may be there and taken.
             Source::Best(clock) => (None, clock),
             Source::Hardware => (Some(Backing::Hardware), Clock::Cycles),

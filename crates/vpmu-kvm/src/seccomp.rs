@@ -103,7 +103,7 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "mmap",
         libc::SYS_mmap,
-        "a clock's group, which tells the time; samples: with Pebs::Ring or Auto, and where a clock counts one ring",
+        "a clock's group, which tells the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring",
     ),
     any("munmap", libc::SYS_munmap, "what was mapped is given back"),
     any("read", libc::SYS_read, "a counter is read"),
@@ -146,7 +146,7 @@ pub const SYSCALLS: &[Syscall] = &[
     ioctl!(sys::GET_MSRS, "KVM_GET_MSRS: a PEBS record"),
     ioctl!(
         sys::GET_DEVICE_ATTR,
-        "KVM_GET_DEVICE_ATTR: with Pebs::Ring or Auto, the time of a PEBS record"
+        "KVM_GET_DEVICE_ATTR: with Pebs::Buffer or Auto, the time of a PEBS record"
     ),
     ioctl!(
         sys::GET_XSAVE,
@@ -209,7 +209,7 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "futex",
         libc::SYS_futex,
-        "another thread looks into the statistics",
+        "another thread reads the statistics",
     ),
     any(
         "clock_gettime",

@@ -13,8 +13,8 @@ use crate::pmu::Core;
 
 /// Time for which a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
-/// Runs between two looks at the clock.
-const LOOK_AT_CLOCK: u32 = 64;
+/// Runs between two reads of the clock.
+const CLOCK_INTERVAL: u32 = 64;
 
 /// The perf events of the thread that runs a vCPU.
 #[derive(Debug)]
@@ -70,10 +70,10 @@ impl Thread {
             core.load();
         }
         core.host.forget_guest();
-        // The kick is taken back before the look for overflows, so that no overflow is without its kick.
+        // The kick is taken back before the check for overflows, so that no overflow is without its kick.
         self.take_back();
         // Between two runs no other thread has to be kept out.
-        if self.slice.is_to_be_looked_at() {
+        if self.slice.reads_clock() {
             core.publish();
             if self.slice.has_ended() {
                 core.end_slice();
@@ -113,11 +113,11 @@ impl Slice {
         }
     }
 
-    /// Returns whether to look at the clock. Call this before each run.
-    fn is_to_be_looked_at(&mut self) -> bool {
+    /// Returns whether to read the clock. Call this before each run.
+    fn reads_clock(&mut self) -> bool {
         // The clock costs a system call where the vDSO cannot tell the time, as in some clouds.
         self.runs = self.runs.wrapping_add(1);
-        self.runs.is_multiple_of(LOOK_AT_CLOCK)
+        self.runs.is_multiple_of(CLOCK_INTERVAL)
     }
 
     /// Returns whether a slice has ended. The next slice then begins.

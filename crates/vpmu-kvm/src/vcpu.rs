@@ -180,7 +180,7 @@ impl Vcpu {
         self.parts.pmu.as_ref()?.counter_state(counter)
     }
 
-    /// Returns the vCPU's cost, which any thread may look into. Calls of the host and PEBS records are those up to the
+    /// Returns the vCPU's cost, which any thread may read. Calls of the host and PEBS records are those up to the
     /// last exit that was the VMM's, and at most 64 runs old. The deadline has its own statistics.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
         if let Some(pmu) = &self.parts.pmu {
@@ -248,7 +248,7 @@ impl Vcpu {
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.parts.pmu
         {
-            // What the VMM does next may be to look at the statistics.
+            // What the VMM does next may be to read the statistics.
             pmu.publish();
         }
         Ok(after)

@@ -11,7 +11,7 @@ use vpmu_lab::bench::told;
 use vpmu_lab::report::page;
 
 /// Opens what is closed, and writes what a reader can see into the page around. The page itself has no script.
-const LOOK: &str = r#"<script>
+const INSPECT: &str = r#"<script>
 for (const details of document.querySelectorAll("details")) details.open = true;
 const wide = [];
 const right = document.documentElement.clientWidth;
@@ -66,7 +66,7 @@ fn open(html: &str, width: u32, dark: bool) -> Option<Seen> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("page.html");
     let inner = html
-        .replace("</body>", &format!("{LOOK}</body>"))
+        .replace("</body>", &format!("{INSPECT}</body>"))
         .replace('&', "&amp;")
         .replace('"', "&quot;");
     // No window is as narrow as a telephone's, so the page is in a frame.

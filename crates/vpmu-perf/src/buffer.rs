@@ -1,8 +1,8 @@
-//! The memory in which the kernel leaves an event's records: `struct perf_event_mmap_page`, and a ring of bytes behind that.
+//! The memory in which the kernel leaves an event's records: `struct perf_event_mmap_page`, and the ring buffer behind that.
 //!
 //! The kernel owns the bytes from the tail up to the head, which it writes; the reader owns those that it has not given
 //! back by moving the tail (perf_event_open(2), "MMAP layout"). Records are multiples of 8 bytes and begin at one, so no
-//! word of a record is divided by the end of the ring.
+//! word of a record is divided by the end of the buffer.
 //!
 //! A crate exists for it (perf-event2). It hides the page's time fields, without which a sample's time is no TSC.
 //!

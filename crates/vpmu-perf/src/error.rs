@@ -38,7 +38,7 @@ pub enum PerfError {
     /// Samples cannot be given the time that a guest knows.
     #[error(
         "perf's clock is not made of the TSC here, so samples cannot be given the guest's time: \
-         boot the host with a TSC that it finds stable (tsc=reliable), or collect without a ring"
+         boot the host with a TSC that it finds stable (tsc=reliable), or collect without the ring buffer (--pebs exit)"
     )]
     NoTsc,
     /// The signal cannot carry overflows.

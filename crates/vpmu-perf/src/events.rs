@@ -49,7 +49,7 @@ struct Event {
     state: State,
     /// How far the event is ahead of the group's clock. `None`: not known since the event was last enabled.
     ahead: Option<u64>,
-    /// What the last look has found.
+    /// What the last read has found.
     seen: Total,
     /// The last total of the counter, for when a read fails.
     total: u64,
@@ -129,7 +129,7 @@ pub(crate) struct Events {
     /// Whether the events are a group.
     grouped: bool,
     events: Slots<Option<Event>>,
-    /// Counters that have one. Looking through all slots costs each exit as much as the work itself.
+    /// Counters that have one. A search of all slots costs each exit as much as the work itself.
     open: CounterSet,
     /// Made with the first event.
     group: Option<Group>,
@@ -279,7 +279,7 @@ impl Events {
         let only = counter.alone();
         let counts = self.group.as_ref().is_some_and(|group| group.counts(only));
         if counts {
-            let seen = self.look(only);
+            let seen = self.read_totals(only);
             if let Some(event) = self.events[counter].as_mut().filter(|_| seen) {
                 event.take(event.seen);
             }
@@ -375,7 +375,7 @@ impl Events {
             .group
             .as_ref()
             .is_some_and(|group| group.counts(counters));
-        if !counts || !self.look(counters) {
+        if !counts || !self.read_totals(counters) {
             return false;
         }
         for counter in counters {
@@ -393,7 +393,7 @@ impl Events {
         if standing_by.is_empty() {
             return;
         }
-        let seen = self.look(standing_by);
+        let seen = self.read_totals(standing_by);
         for counter in standing_by {
             if let Some(event) = &mut self.events[counter] {
                 match seen {
@@ -406,9 +406,9 @@ impl Events {
         }
     }
 
-    /// Looks at the totals of the events behind `counters`: by the group's clock where it is known how far each is ahead
+    /// Reads the totals of the events behind `counters`: by the group's clock where it is known how far each is ahead
     /// of that, and otherwise by a system call. Returns whether each is seen.
-    fn look(&mut self, counters: CounterSet) -> bool {
+    fn read_totals(&mut self, counters: CounterSet) -> bool {
         let Some(group) = &self.group else {
             return false;
         };

@@ -109,7 +109,7 @@ impl Fake {
     /// Runs the guest for so many ns of its own, or until a signal takes the thread out. Returns the ns.
     pub(crate) fn run(&self, ns: u64) -> u64 {
         let (ran, signals) = self.0.lock().unwrap().run(ns);
-        // The signal handler, which looks at nothing of the kernel's.
+        // The signal handler, which reads nothing of the kernel's.
         signals.into_iter().for_each(notes::signalled);
         ran
     }

@@ -415,7 +415,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// Returns true: the signal is the vCPU thread's own, and the VMM looks for it at each exit.
+    /// Returns true: the signal is the vCPU thread's own, and the VMM checks for it at each exit.
     fn reports_promptly(&self) -> bool {
         true
     }

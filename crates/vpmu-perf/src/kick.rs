@@ -21,14 +21,14 @@ impl Flag for AtomicU8 {
     }
 }
 
-/// The effect of an overflow's signal besides its note. Without a kick, a signal that comes between the last look for
+/// The effect of an overflow's signal besides its note. Without a kick, a signal that comes between the last check for
 /// overflows and the entry into the guest is seen only at the next exit, which may never come.
 #[derive(Clone, Default)]
 pub enum Kick {
     /// Nothing: for threads that run no guest.
     #[default]
     Nothing,
-    /// Sets a flag to [`KICKED`] unless it is set: `kvm_run.immediate_exit`, or a byte that the VMM looks at
+    /// Sets a flag to [`KICKED`] unless it is set: `kvm_run.immediate_exit`, or a byte that the VMM reads
     /// before it enters the guest.
     Flag(Arc<dyn Flag>),
     /// Adds 1 to an eventfd.

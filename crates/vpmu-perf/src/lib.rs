@@ -33,7 +33,6 @@
 mod attrs;
 mod buffer;
 mod choose;
-mod control;
 mod error;
 mod event;
 mod events;
@@ -52,11 +51,11 @@ mod rings;
 mod sampler;
 mod samplers;
 mod slot;
+mod trial;
 mod units;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::Backing;
-pub use control::{GuestsOnly, guests_only};
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
@@ -64,3 +63,4 @@ pub use notes::{ALARM, overrun, reach_thread};
 pub use options::{PerfOptions, Support, check_sampling, prepare, support};
 pub use processor::Vendor;
 pub use sampler::Sampler;
+pub use trial::{GuestsOnly, guests_only};

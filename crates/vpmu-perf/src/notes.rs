@@ -1,7 +1,7 @@
 //! The signal handler's notes for the thread that it interrupts: the perf events that have overflowed.
 //!
 //! The handler finds the counter by its file descriptor, notes it in a word of memory, and kicks. Without the kick, a
-//! signal that comes between the last look and KVM_RUN would be seen only at the next exit, which may never come.
+//! signal that comes between the last check and KVM_RUN would be seen only at the next exit, which may never come.
 //!
 //! The signal is a real-time signal, because these queue. Of two overflows at one time, a second SIGUSR1 would be
 //! dropped, and with it the report that was promised. A full queue makes the kernel send SIGIO instead. SIGIO names no
@@ -54,12 +54,12 @@ pub(crate) struct Notes {
 }
 
 thread_local! {
-    // Constant and without a destructor: a signal handler may look at it at any time.
+    // Constant and without a destructor: a signal handler may read it at any time.
     static CURRENT: AtomicPtr<Notes> = const { AtomicPtr::new(ptr::null_mut()) };
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// The guard that keeps this thread's notes where its handler looks.
+/// The guard that keeps this thread's notes where its handler finds them.
 struct Kept(Arc<Notes>);
 
 impl Drop for Kept {
@@ -224,7 +224,7 @@ impl Notes {
         if fd == NO_FD && signal == NO_SIGNAL {
             return;
         }
-        // SAFETY: errno is this thread's, and what the handler has interrupted may look at it. The write
+        // SAFETY: errno is this thread's, and what the handler has interrupted may read it. The write
         // reads 8 bytes of a local. raise() would change the signal mask, by further system calls.
         unsafe {
             let errno = *libc::__errno_location();
@@ -349,7 +349,7 @@ fn has_handler(signal: libc::c_int) -> io::Result<bool> {
 fn handler(signal: libc::c_int) -> io::Result<libc::sighandler_t> {
     // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
     let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: only looks.
+    // SAFETY: reads the present action, and sets none.
     if unsafe { libc::sigaction(signal, ptr::null(), &mut present) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -139,7 +139,7 @@ const fn is_zen4(family: u8, model: u8) -> bool {
     family == 0x19 && matches!(model, 0x10..=0x1f | 0x60..=0xaf)
 }
 
-/// Executes CPUID, not a look at /proc/cpuinfo: a process in a jail may have no /proc. Returns EAX to EDX.
+/// Executes CPUID. /proc/cpuinfo says the same, but a process in a jail may have no /proc. Returns EAX to EDX.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "the oldest compiler has no safe CPUID")]
 #[expect(clippy::allow_attributes, reason = "compilers differ")]
@@ -206,7 +206,7 @@ mod tests {
             (0x0090_0f02, 0x18),
             (0x00a1_0f11, 0x19),
             (0x00b0_0f21, 0x1a),
-            // Skylake: the extended family is not looked at.
+            // Skylake: the extended family is another field's.
             (0x0005_0654, 0x06),
         ] {
             assert_eq!(family(eax), expected, "{eax:#x}");

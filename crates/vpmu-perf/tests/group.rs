@@ -15,7 +15,7 @@ use vpmu_perf::{Backing, PerfError, PerfHost, PerfOptions};
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17;
 /// Counters in no order: the kernel reads a group in the order of its making.
 const COUNTERS: [u8; 4] = [3, 0, 5, 1];
-/// A moment, ns. It is less than a kernel's tick, after which the kernel may look anew at what should count.
+/// A moment, ns. It is less than a kernel's tick, after which the kernel may schedule anew what should count.
 const MOMENT: u64 = 300_000;
 
 fn set(counters: &[u8]) -> CounterSet {

@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         Some(Object::Vm(vm)) => vm.ioctl(fd, request, argument),
         None => vm::system_ioctl(fd, request, argument),
     };
-    // What ends here may look at errno, which belongs to the call.
+    // What ends here may read errno, which belongs to the call.
     let errno = next::errno();
     drop(inside);
     next::set_errno(errno);

@@ -17,7 +17,7 @@ fn find(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
-    // SAFETY: looks for a name.
+    // SAFETY: searches for a name.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     place.store(found, Ordering::Relaxed);
     found
@@ -25,7 +25,7 @@ fn find(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// Returns the program's own function of this name, if it exports that.
 pub(crate) fn of_program(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: looks for a name.
+    // SAFETY: searches for a name.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }

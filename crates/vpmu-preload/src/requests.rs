@@ -1,4 +1,4 @@
-//! KVM's requests, as far as this library looks at them.
+//! KVM's requests, as far as this library reads them.
 
 use std::ffi::c_ulong;
 

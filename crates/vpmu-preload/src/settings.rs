@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     pub(crate) options: Options,
     /// Whether the guest may measure, and where the statistics go at the end. `-` is standard output.
     pub(crate) measure: Option<PathBuf>,
-    /// Whether the program looks at `immediate_exit` when it wants a vCPU back, so that it need not see an overflow's EINTR.
+    /// Whether the program reads `immediate_exit` when it wants a vCPU back, so that it need not see an overflow's EINTR.
     pub(crate) hides_kicks: bool,
 }
 

@@ -85,7 +85,7 @@ fn open(path: &Path) -> Result<File, String> {
 /// Keeps the program's children from this library.
 fn leave_environment() {
     let others = env::var_os(PRELOAD).map(|list| others(list.as_bytes()));
-    // SAFETY: `main` has not begun, so no other thread looks at the environment.
+    // SAFETY: `main` has not begun, so no other thread reads the environment.
     unsafe {
         env::remove_var(VARIABLE);
         match others {

@@ -66,7 +66,7 @@ fn enter(fd: c_int, made: Result<Object, String>) -> c_int {
 fn free_signal() -> Option<i32> {
     let mut signals = (libc::SIGRTMIN()..=libc::SIGRTMAX()).rev();
     signals.find(|&signal| {
-        // SAFETY: all zeroes is a valid sigaction, and only looks.
+        // SAFETY: all zeroes is a valid sigaction, and reads the present action alone.
         let mut present: libc::sigaction = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
         let error = unsafe { libc::sigaction(signal, std::ptr::null(), &mut present) };

@@ -84,7 +84,7 @@ fn spin(host: &mut PerfHost, time: Duration) -> Vec<(Counter, Report)> {
     reports
 }
 
-/// Uses the CPU for so many ms, without a look for reports.
+/// Uses the CPU for so many ms, without a check for reports.
 pub(crate) fn spin_for(ms: u64) {
     let start = used();
     while used() - start < Duration::from_millis(ms) {}

@@ -102,7 +102,7 @@ fn open_kernel(config: &Config, rewrite: bool) -> Result<Kernel, Error> {
     })
 }
 
-/// Loads the kernel, and returns its end, with everything that it clears before it looks for
+/// Loads the kernel, and returns its end, with everything that it clears before it searches for
 /// anything else.
 fn load_kernel(memory: &GuestMemoryMmap, size: u64, kernel: &Kernel) -> Result<u64, Error> {
     let mut end = HIGH;
@@ -130,7 +130,7 @@ fn load_initrd(
     let at = room.start.next_multiple_of(PAGE);
     let mut end = at;
     for path in paths {
-        // The kernel looks for the next archive at a multiple of four. Between two are zeros.
+        // The kernel expects the next archive at a multiple of four. Between two are zeros.
         end = load_file(memory, path, end.next_multiple_of(4)..room.end)?;
     }
     Ok(match end - at {

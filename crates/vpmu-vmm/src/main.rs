@@ -128,9 +128,10 @@ enum Pebs {
     Off,
     /// Each overflow is an exit, in which its record is written into the guest's memory
     Exit,
-    /// The host's kernel samples the guest without an exit where the guest's records need no registers;
-    /// elsewhere as exit
-    Ring,
+    /// The host's kernel samples the guest into the kernel's ring buffer, without an exit, where the guest's records need
+    /// no registers; elsewhere as exit
+    #[value(name = "ring")]
+    Buffer,
     /// As ring where the host's perf can do that, else as exit
     Auto,
 }
@@ -197,7 +198,7 @@ impl Cli {
             pebs: match self.pebs {
                 Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,
-                Pebs::Ring => vpmu_vmm::Pebs::Ring,
+                Pebs::Buffer => vpmu_vmm::Pebs::Buffer,
             },
             lbr: self.lbr == Lbr::On,
             rdpmc: match self.rdpmc {

@@ -42,11 +42,11 @@ pub(super) fn run(
         })
     });
     let timers: Vec<_> = timers.collect();
-    let (gates, gatekeeper) = gates(vcpus.len());
-    let threads = vcpus.into_iter().zip(gates).map(|(mut vcpu, gate)| {
+    let (starts, starter) = starts(vcpus.len());
+    let threads = vcpus.into_iter().zip(starts).map(|(mut vcpu, start)| {
         let machine = Arc::clone(machine);
         spawn(format!("vcpu{}", vcpu.id), &ending, move |ending| {
-            let _ = ending.send(vcpu.run(&machine, || gate.pass()));
+            let _ = ending.send(vcpu.run(&machine, || start.pass()));
             vcpu
         })
     });
@@ -58,10 +58,10 @@ pub(super) fn run(
     let mut failed = failed.map(|error| io::Error::new(error.kind(), error.to_string()));
     let mut end = match failed.next() {
         Some(error) => {
-            drop(gatekeeper);
+            drop(starter);
             Err(Error::Os("thread", error))
         }
-        None if gatekeeper.open() => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
+        None if starter.open() => ended.recv().unwrap_or(Ok(Ending::Interrupted)),
         // The others have ended without a reason of their own.
         None => ended
             .iter()
@@ -100,37 +100,37 @@ fn spawn<T: Send + 'static>(
         .spawn(move || body(&ending.0))
 }
 
-/// A gate at which a vCPU's thread waits before the guest's first instruction.
-struct Gate {
+/// One vCPU's place at the start: its thread waits there before the guest's first instruction.
+struct Start {
     ready: Sender<()>,
     open: Receiver<()>,
 }
 
-/// The gatekeeper, which waits for all vCPUs and lets them go.
-struct Gatekeeper {
+/// The starter, which waits for all vCPUs and lets them go.
+struct Starter {
     ready: Receiver<()>,
     open: Vec<Sender<()>>,
 }
 
-/// Makes a gate for each of `count` vCPUs. None passes until all are there, and none ever does when one of them has
+/// Makes a place at the start for each of `count` vCPUs. None passes until all are there, and none ever does when one of them has
 /// been dropped.
-fn gates(count: usize) -> (Vec<Gate>, Gatekeeper) {
+fn starts(count: usize) -> (Vec<Start>, Starter) {
     let (ready, all_ready) = mpsc::channel();
-    let (opens, gates) = (0..count)
+    let (opens, starts) = (0..count)
         .map(|_| {
             let (sender, open) = mpsc::channel();
             let ready = ready.clone();
-            (sender, Gate { ready, open })
+            (sender, Start { ready, open })
         })
         .unzip();
-    let keeper = Gatekeeper {
+    let keeper = Starter {
         ready: all_ready,
         open: opens,
     };
-    (gates, keeper)
+    (starts, keeper)
 }
 
-impl Gate {
+impl Start {
     /// Says that this vCPU is ready, and waits for the others. Returns false when the guest must
     /// not run.
     fn pass(self) -> bool {
@@ -140,9 +140,9 @@ impl Gate {
     }
 }
 
-impl Gatekeeper {
-    /// Waits until each gate has been reached or dropped. Returns whether all were reached, and are
-    /// open.
+impl Starter {
+    /// Waits until each vCPU has come to the start or is gone. Returns whether all have come, and are
+    /// let go.
     fn open(self) -> bool {
         let all = self.ready.iter().count() == self.open.len();
         all && self.open.iter().all(|open| open.send(()).is_ok())
@@ -243,13 +243,13 @@ fn join<T>(machine: &Machine, thread: JoinHandle<T>) -> Result<T, Error> {
 mod tests {
     use super::*;
 
-    /// Returns how many pass when the first `failing` of `count` never reach their gate.
+    /// Returns how many pass when the first `failing` of `count` never reach their start.
     fn passed(count: usize, failing: usize) -> usize {
-        let (gates, keeper) = gates(count);
-        let threads: Vec<_> = gates
+        let (starts, keeper) = starts(count);
+        let threads: Vec<_> = starts
             .into_iter()
             .enumerate()
-            .map(|(n, gate)| thread::spawn(move || n >= failing && gate.pass()))
+            .map(|(n, start)| thread::spawn(move || n >= failing && start.pass()))
             .collect();
         assert_eq!(keeper.open(), failing == 0);
         let passed = threads.into_iter().map(|thread| thread.join().unwrap());
@@ -268,10 +268,10 @@ mod tests {
 
     #[test]
     fn a_gatekeeper_that_gives_up_keeps_nobody_waiting() {
-        let (gates, keeper) = gates(2);
-        let threads: Vec<_> = gates
+        let (starts, keeper) = starts(2);
+        let threads: Vec<_> = starts
             .into_iter()
-            .map(|gate| thread::spawn(move || gate.pass()))
+            .map(|start| thread::spawn(move || start.pass()))
             .collect();
         drop(keeper);
         assert!(threads.into_iter().all(|thread| !thread.join().unwrap()));

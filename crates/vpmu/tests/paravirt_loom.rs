@@ -21,7 +21,7 @@ use vpmu::x86::{CounterConfig, EventFilter};
 const PERIOD: u64 = 100;
 const COUNTER: Counter = Counter::at::<0>();
 
-/// A guest's action between two looks for its NMI.
+/// A guest's action between two NMIs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
     /// Takes an NMI if there is one.
@@ -40,13 +40,13 @@ const ACTS: [Act; 4] = [Act::Handle, Act::Defer, Act::Read, Act::Apply];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mutation {
     None,
-    /// No full barrier in the host between publishing and its look at `ACK`.
+    /// No full barrier in the host between publishing and its read of `ACK`.
     HostFence,
-    /// No full barrier in the guest between its `ACK` and its look at the overflows.
+    /// No full barrier in the guest between its `ACK` and its read of the overflows.
     GuestFence,
     /// The host's stores are not ordered.
     HostStores,
-    /// The guest writes `ACK` after its look instead of before.
+    /// The guest writes `ACK` after that read instead of before.
     LateAck,
 }
 

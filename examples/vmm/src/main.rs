@@ -73,7 +73,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(VcpuExit::IoIn(_, data) | VcpuExit::MmioRead(_, data)) => data.fill(0xff),
             Ok(VcpuExit::IoOut(..) | VcpuExit::MmioWrite(..)) => {}
             Ok(exit) => return Err(format!("the guest ended with {exit:?}").into()),
-            // A signal. This VMM has none of its own to look for.
+            // A signal. This VMM has none of its own to check for.
             Err(error) if error.errno() == libc::EINTR => vcpu.set_kvm_immediate_exit(0),
             Err(error) => return Err(error.into()),
         }
@@ -123,7 +123,7 @@ fn load(memory: &GuestMemoryMmap, path: &Path, line: &str) -> Result<u64, Box<dy
     for (at, (start, size)) in (ZERO_PAGE + 0x2d0..).step_by(20).zip(map) {
         put(at, &[start, size, 1].map(u64::to_le_bytes).concat()[..20])?;
     }
-    // ACPI as far as the test program looks: RSDP, XSDT, MADT with one processor, no checksums.
+    // ACPI as far as the test program reads it: RSDP, XSDT, MADT with one processor, no checksums.
     put(ACPI, b"RSD PTR ")?;
     put(ACPI + 24, &(ACPI + 64).to_le_bytes())?;
     put(ACPI + 64, b"XSDT\x2c")?;

@@ -1,4 +1,4 @@
-//! The guest's half of the protocol with a host that looks at `pending` itself.
+//! The guest's half of the protocol with a host that reads `pending` itself.
 
 use super::{GuestCpu, GuestStatistics, Request};
 use crate::count;
@@ -15,7 +15,7 @@ use crate::sync::{Fence, Ordering, full_fence, store_contended};
 ///    timer: `set` to 0, tell the host to let go of the slot (one exit; after it the host no
 ///    longer touches that memory), [`retire`](Self::retire).
 ///
-/// A timer interrupt runs the driver's handler, always: the host has looked whether it is due.
+/// A timer interrupt runs the driver's handler, always: the host has checked that it is due.
 /// As on a processor, one that was on its way while the deadline was moved may still arrive
 /// (Intel SDM, "TSC-Deadline Mode", on spurious interrupts).
 #[derive(Clone, Debug, Default)]

@@ -1,4 +1,4 @@
-//! The host's half: a timer for each vCPU that looks before it fires.
+//! The host's half: a timer for each vCPU that reads the slot before it fires.
 
 mod budget;
 mod lvt;
@@ -64,7 +64,7 @@ pub struct DeadlineTimer {
     lvt: LvtTimer,
     /// When the host's timer expires; 0: it does not. Never read back from the slot.
     armed: u64,
-    /// At `armed`, look at `pending`. Otherwise `armed` itself is due then.
+    /// At `armed`, read `pending`. Otherwise `armed` itself is due then.
     lazy: bool,
     /// What fired because it was found in the slot, where the guest may be about to write it to
     /// the MSR too; 0: nothing.
@@ -162,7 +162,7 @@ impl DeadlineTimer {
         let fired = core::mem::take(&mut self.fired);
         if value != 0 && value == fired && pending == Some(0) {
             // The guest wrote this deadline to its slot, we found it there and it fired, all before
-            // the guest got from its look at `armed` to this write.
+            // the guest got from its read of `armed` to this write.
             count(&mut self.statistics.overtaken);
             return Verdict::Quiet;
         }

@@ -62,7 +62,7 @@ fn the_past_fires_when_the_host_is_late() {
     let mut vm = Vm::new();
     let _ = vm.set(2_000);
     vm.host.clock.tsc = 2_500;
-    // Later than what is armed and past all the same: the host is about to look.
+    // Later than what is armed and past all the same: the host is about to read `pending`.
     assert_eq!(vm.set(2_400), Request::Avoided);
     vm.advance(0);
     assert_eq!(vm.host.injected, [(2_500, 2_400)]);

@@ -85,7 +85,7 @@ fn a_state_that_cannot_go_on_here_is_refused() {
     );
 }
 
-/// A guest that stands between its look at `armed` and its write while `then` happens.
+/// A guest that stands between its read of `armed` and its write while `then` happens.
 fn interrupted(vm: &mut Vm, deadline: u64, then: impl FnOnce(&mut Vm)) {
     struct Later(Option<u64>);
     impl GuestCpu for Later {

@@ -214,7 +214,7 @@ proptest! {
             seen(&mut vm, &mut wanted);
             vm.advance(wait);
             seen(&mut vm, &mut wanted);
-            // A look that comes late moves the timer, and that expiry may be late again; a move
+            // A read that comes late moves the timer, and that expiry may be late again; a move
             // that the budget has no token for is ten floors long.
             prop_assert!(
                 wanted == 0 || vm.now() <= wanted + 2 * late + 10 * floor,

@@ -40,8 +40,8 @@ pub const VPMU_KVM_PEBS_OFF: u32 = 0;
 pub const VPMU_KVM_PEBS_AUTO: u32 = 1;
 /// The guest has PEBS. Each record takes an exit.
 pub const VPMU_KVM_PEBS_EXIT: u32 = 2;
-/// The guest has PEBS. The host's kernel samples the guest.
-pub const VPMU_KVM_PEBS_RING: u32 = 3;
+/// The guest has PEBS. The host's kernel samples the guest into its ring buffer.
+pub const VPMU_KVM_PEBS_BUFFER: u32 = 3;
 
 /// What a VM's guest is offered, for `vpmu_kvm_open`. Zero is each field's default, but for `size`.
 #[repr(C)]
@@ -70,7 +70,7 @@ pub struct VpmuKvmOptions {
     /// rewritten.
     pub rdpmc: bool,
     /// The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
-    /// looked at. Null: a new guest.
+    /// read. Null: a new guest.
     pub saved: *const u8,
     /// How many bytes these are.
     pub saved_length: usize,
@@ -113,7 +113,7 @@ impl VpmuKvmOptions {
         };
         let pebs = match self.pebs {
             VPMU_KVM_PEBS_OFF => false,
-            VPMU_KVM_PEBS_AUTO | VPMU_KVM_PEBS_EXIT | VPMU_KVM_PEBS_RING => true,
+            VPMU_KVM_PEBS_AUTO | VPMU_KVM_PEBS_EXIT | VPMU_KVM_PEBS_BUFFER => true,
             _ => return None,
         };
         if self.model == VPMU_KVM_MODEL_INTEL {
@@ -148,7 +148,7 @@ impl VpmuKvmOptions {
             policy: policy(self.policy)?,
             pebs: match self.pebs {
                 VPMU_KVM_PEBS_EXIT => Pebs::Exit,
-                VPMU_KVM_PEBS_RING => Pebs::Ring,
+                VPMU_KVM_PEBS_BUFFER => Pebs::Buffer,
                 _ => Pebs::Auto,
             },
             lbr: false,

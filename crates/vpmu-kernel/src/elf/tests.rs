@@ -76,7 +76,7 @@ fn sizes_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn code_that_many_sections_claim_is_looked_at_once() {
+fn code_that_many_sections_claim_is_searched_once() {
     let sections = [
         (BASE, 0, 0x800),
         (BASE + 0x400, 0x400, 0x800),

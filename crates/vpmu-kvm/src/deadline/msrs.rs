@@ -1,6 +1,6 @@
 //! The two registers that stand for IA32_TSC_DEADLINE.
 //!
-//! They are MSRs of our own, because KVM answers IA32_TSC_DEADLINE before it looks at the MSR filter.
+//! They are MSRs of our own, because KVM answers IA32_TSC_DEADLINE before it asks the MSR filter.
 
 use lazy_deadline::Slot;
 use vpmu::x86::Outcome;

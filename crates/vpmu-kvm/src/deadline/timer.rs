@@ -1,8 +1,8 @@
-//! The host's timer of one vCPU: set early, and waited out by looking at the TSC.
+//! The host's timer of one vCPU: set early, and waited out by polling the TSC.
 //!
 //! A thread that waits for a timerfd runs some microseconds after the timer expires; KVM's own timer
 //! does not need these. So the timer is set early by as much as the last expiries came late, and the
-//! thread looks at the TSC until the deadline has come, as KVM does (`lapic_timer_advance_ns`).
+//! thread polls the TSC until the deadline has come, as KVM does (`lapic_timer_advance_ns`).
 //!
 //! All times here are spans since the timer was set. A TSC value alone does not tell what is late:
 //! a vCPU's TSC may begin at any value, and wrap to 0.
@@ -18,7 +18,7 @@ use rustix::time::{
 
 use super::clock::{Clock, rdtsc};
 
-/// The timer is set early by no more than this, ns: the longest that an expiry looks at the TSC.
+/// The timer is set early by no more than this, ns: the longest that an expiry polls the TSC.
 pub(super) const ADVANCE_NS: u64 = 10_000;
 /// The part of an expiry's lateness by which the next timer is set earlier.
 const ADVANCE_STEP: u64 = 8;
@@ -120,7 +120,7 @@ impl Alarm {
     /// Lets the timer expire now. The deadline stays where it is.
     pub(super) fn wake(&mut self, clocks: &impl Clocks) {
         if let Some(set) = &mut self.set {
-            // An early expiry would else look like a TSC that was changed unseen.
+            // An early expiry would else pass for a TSC that was changed unseen.
             set.woken = true;
         }
         clocks.set(1);

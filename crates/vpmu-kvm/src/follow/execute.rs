@@ -10,7 +10,7 @@ use super::kinds::{is_conditional_move, is_opaque, is_set};
 use super::shadow::{Flags, Known, Shadow, Value, firm};
 use super::space::Space;
 
-/// The instruction cannot be looked through: an address is not known, it may fault, or it does what only a processor can.
+/// The instruction cannot be predicted: an address is not known, it may fault, or it does what only a processor can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Opaque;
 

@@ -13,7 +13,7 @@ pub(super) fn is_opaque(instruction: &Instruction) -> bool {
         && !instruction.op0_register().is_mm()
         && !instruction.op0_register().is_st();
     match instruction.mnemonic() {
-        // They only change bits of RFLAGS that no condition looks at.
+        // They only change bits of RFLAGS that no condition reads.
         Mnemonic::Cli
         | Mnemonic::Sti
         | Mnemonic::Clac

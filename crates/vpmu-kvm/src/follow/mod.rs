@@ -19,7 +19,7 @@
 //! - Where the guest is seen where it was not to be, the branches before are not its last ones. They are forgotten, and it
 //!   is followed from there.
 //!
-//! What one vCPU reads may be changed by another between the look and the read. A changed condition is seen, as above. A
+//! What one vCPU reads may be changed by another between the prediction and the read. A changed condition is seen, as above. A
 //! changed target of an indirect branch, where the guest then comes to the expected place with the expected registers all
 //! the same, is not.
 
@@ -179,7 +179,7 @@ impl Follower {
                 false
             }
         };
-        let goes = !is_over && self.look_ahead(kvm, pmu, usize::from(wanted))?;
+        let goes = !is_over && self.predict(kvm, pmu, usize::from(wanted))?;
         if !goes {
             pmu.end_following();
             return self.stop(kvm);
@@ -188,12 +188,7 @@ impl Follower {
     }
 
     /// Finds the guest's way and puts breakpoints there. `false`: it cannot be followed from here.
-    fn look_ahead(
-        &mut self,
-        kvm: &OnKvm,
-        pmu: &mut Core<Host>,
-        wanted: usize,
-    ) -> Result<bool, Error> {
+    fn predict(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>, wanted: usize) -> Result<bool, Error> {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
             return Ok(false);
         };
@@ -251,7 +246,7 @@ impl Follower {
         let returned = kvm.run.returned();
         if mem::take(&mut self.is_asked) {
             let is_ours = kvm.run.flag().load(Ordering::SeqCst) == KICKED;
-            // The next look for overflows comes behind this, so that no overflow loses its kick.
+            // The next check for overflows comes behind this, so that no overflow loses its kick.
             unset(&*kvm.run);
             if is_ours && returned == Returned::NoExit {
                 self.is_between = false;

@@ -27,7 +27,7 @@ pub(super) type General = [Value; 16];
 
 const RSP: usize = 4;
 
-/// The status flags that conditions look at.
+/// The status flags that conditions read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flags {
     pub(super) carry: Option<bool>,

@@ -49,7 +49,7 @@ pub(super) enum Resume {
 
 /// Why a way goes no further.
 enum Halt {
-    /// The instruction is not looked through.
+    /// The instruction is not predicted.
     Opaque,
     /// The way can end no later than before this instruction.
     Here,
@@ -275,7 +275,7 @@ impl Walk<'_, '_> {
             self.shadow.general[1] = count;
             count.map(|count| ((count.bits == 0) != is_loop, count.firm))
         } else {
-            // JECXZ, and loops that look at flags, too.
+            // JECXZ, and loops that read flags, too.
             return Err(Halt::Opaque);
         };
         let branch = self.branch(to, Kind::Conditional, self.shadow.ring);
@@ -378,7 +378,7 @@ impl Walk<'_, '_> {
         selector & LDT == 0 && descriptor.is_some_and(|descriptor| descriptor & LONG != 0)
     }
 
-    /// Returns the way over the first instruction alone, which is not looked through.
+    /// Returns the way over the first instruction alone, which is not predicted.
     fn alone(mut self) -> Option<Way> {
         /// #DE, #GP, #PF: what an instruction of a sound guest may end in.
         const FAULTS: [u64; 3] = [0, 13, 14];
@@ -438,7 +438,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Returns whether the instruction that is not looked through is followed by the next one, unless it faults.
+/// Returns whether the instruction that is not predicted is followed by the next one, unless it faults.
 fn goes_on(instruction: &Instruction) -> bool {
     let waits = matches!(
         instruction.mnemonic(),

@@ -37,7 +37,7 @@ pub(super) struct Way {
     pub(super) steps: Vec<Step>,
     pub(super) branches: Vec<Branch>,
     pub(super) leaves: Vec<Leaf>,
-    /// The first instruction is one that is not looked through: it may change anything.
+    /// The first instruction is one that is not predicted: it may change anything.
     pub(super) is_opaque: bool,
 }
 

@@ -39,7 +39,7 @@ fn a_handlers_first_instruction_is_an_exit_and_comes_back() {
         assert_eq!((entry.displaced, entry.iretq), (displaced, TEXT + IRETQ));
         assert_eq!(rdpmc.entry(linear + 2), Some(entry), "as KVM emulates OUT");
         assert_eq!(rdpmc.entry(linear + 1), None);
-        // Another vCPU, and the guest's next look for a PMU.
+        // Another vCPU, and the guest's next search for a PMU.
         assert_eq!(guest.arm(&rdpmc), Ok(()));
         assert_eq!(rdpmc.places().entries.len(), 1);
 

@@ -20,9 +20,9 @@ use crate::parts::Parts;
 use crate::run::RunPage;
 use crate::{Exit, sys};
 
-/// Time between two looks for another IDT. A look takes KVM_GET_SREGS and a walk of page tables: some microseconds. A
+/// Time between two checks for another IDT. A check takes KVM_GET_SREGS and a walk of page tables: some microseconds. A
 /// kernel that the guest boots by itself takes longer to come to its PMU.
-const LOOK: Duration = Duration::from_millis(100);
+const INTERVAL: Duration = Duration::from_millis(100);
 const RFLAGS_AC: u64 = 1 << 18;
 
 /// One vCPU's view of the places in its VM's code.
@@ -30,7 +30,7 @@ const RFLAGS_AC: u64 = 1 << 18;
 pub(crate) struct VcpuRdpmc {
     shared: Arc<Rdpmc>,
     memory: Arc<dyn GuestMemory>,
-    /// The last look that has found the handler to exit, and the epoch it was made in.
+    /// The last check that has found the handler to exit, and the epoch it was made in.
     armed: Option<(Instant, u64)>,
 }
 
@@ -43,15 +43,15 @@ impl VcpuRdpmc {
         }
     }
 
-    /// Looks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a look: the first
-    /// of a vCPU, and those that a kernel makes when it looks for a PMU, but no access on the path of a PMI. `false`: the
+    /// Checks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a check: the first
+    /// of a vCPU, and those that a kernel makes when it searches for a PMU, but no access on the path of a PMI. `false`: the
     /// guest is to be told that there is no such register.
     pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         let armed = self.armed.filter(|&(_, armed)| armed == epoch);
-        match (Looked::of(msr), armed) {
-            (Looked::Select, Some((when, _))) if when.elapsed() < LOOK => return Ok(true),
-            (Looked::Counters, Some(_)) | (Looked::Other, _) => return Ok(true),
+        match (Checked::of(msr), armed) {
+            (Checked::Select, Some((when, _))) if when.elapsed() < INTERVAL => return Ok(true),
+            (Checked::Counters, Some(_)) | (Checked::Other, _) => return Ok(true),
             _ => {}
         }
         let sregs = sys::sregs(vcpu)?;
@@ -186,8 +186,8 @@ fn displaced(entry: &Entry, regs: kvm_regs) -> kvm_regs {
 
 /// What an access of a register tells about the guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Looked {
-    /// It says what a counter counts. A kernel that looks for a PMU reads all of these, and none handles a PMI with them.
+enum Checked {
+    /// It says what a counter counts. A kernel that searches for a PMU reads all of these, and none handles a PMI with them.
     Select,
     /// Another register of counters.
     Counters,
@@ -195,7 +195,7 @@ enum Looked {
     Other,
 }
 
-impl Looked {
+impl Checked {
     fn of(msr: u32) -> Self {
         use intel::Msr::{DebugCtl, FixedCtrCtrl, PerfCapabilities, PerfEvtSel};
 

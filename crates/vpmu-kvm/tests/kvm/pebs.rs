@@ -72,7 +72,7 @@ pub(crate) fn time_on_cpu() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// With a ring, one exit has the kernel sample the guest, and a look of the guest's makes records of the samples.
+/// With the buffer, one exit has the kernel sample the guest, and the guest's next access makes records of the samples.
 #[test]
 fn a_ring_needs_no_exit_for_a_record() {
     const BASIC: u64 = 32;
@@ -85,7 +85,7 @@ fn a_ring_needs_no_exit_for_a_record() {
         return;
     };
     machine.describe_buffer(PERIOD);
-    let Some(mut pmu) = attach(&machine, WITH_PEBS, &collecting(Pebs::Ring)) else {
+    let Some(mut pmu) = attach(&machine, WITH_PEBS, &collecting(Pebs::Buffer)) else {
         return;
     };
     let enough = time_on_cpu() + Duration::from_millis(60);

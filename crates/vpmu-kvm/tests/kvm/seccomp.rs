@@ -27,7 +27,7 @@ fn depends(call: &Syscall) -> bool {
         || call.why.contains("debug assertions")
         // This guest has none.
         || call.why.contains("lazy deadline")
-        || call.why.contains("Pebs::Ring") && !(call.name == "mmap" && counts_by_clock())
+        || call.why.contains("Pebs::Buffer") && !(call.name == "mmap" && counts_by_clock())
 }
 
 fn counts_by_clock() -> bool {

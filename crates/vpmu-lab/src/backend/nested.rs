@@ -19,7 +19,7 @@ use vpmu_record::{Host, Record};
 const KVM_HOST_MEMORY: u32 = 1024;
 
 /// Options of a stock QEMU whose guest rings the doorbell from user space. For its vapic QEMU reads and writes the segments
-/// of a guest that runs. KVM calls the task's segment busy, and QEMU below KVM looks for the permissions of ports in one that
+/// of a guest that runs. KVM calls the task's segment busy, and QEMU below KVM reads the permissions of ports in one that
 /// is not: the guest's user space then has no port.
 const NO_VAPIC: [&str; 2] = ["-global", "kvm-apic.vapic=off"];
 

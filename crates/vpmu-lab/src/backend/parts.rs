@@ -121,7 +121,7 @@ impl Parts<'_> {
 /// - `cryptomgr.notests`: otherwise the kernel tests its ciphers in the
 ///   background for half a second, partly while the command runs.
 /// - `panic=-1 oops=panic`: a broken kernel ends at once instead of hanging.
-/// - `no_timer_check`: otherwise an x86-64 kernel looks for 40 ms whether its timer's interrupt works, which takes QEMU
+/// - `no_timer_check`: otherwise an x86-64 kernel tries for 40 ms whether its timer's interrupt works, which takes QEMU
 ///   ten times as long.
 pub(super) fn command_line(arch: Arch) -> String {
     let quick = match arch {

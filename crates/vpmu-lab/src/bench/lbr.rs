@@ -51,7 +51,7 @@ fn bits_of_bar() -> String {
 }
 
 /// Returns a program for awk that reads what `perf script -F brstacksym` prints of the workload. It names each branch by a
-/// letter, and looks whether the program takes the letters of a sample one after the other: loops are longer than a
+/// letter, and checks that the program takes the letters of a sample one after the other: loops are longer than a
 /// stack, so that one has no more than the end of one loop and the beginning of the next. Which way `bar` goes follows
 /// from the bits that it shifts out.
 fn checker() -> String {

@@ -140,7 +140,7 @@ impl Archive {
 }
 
 /// Writes `parts` one after the other, each at a multiple of four bytes, where
-/// the kernel looks for the next archive.
+/// the kernel expects the next archive.
 ///
 /// # Errors
 ///

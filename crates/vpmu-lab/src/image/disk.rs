@@ -1,7 +1,7 @@
 //! A disk that boots by itself, as the disks of real guests do.
 //!
 //! GRUB is on it for a BIOS and for UEFI. It starts a Debian kernel as Debian packs it, at an address that the kernel
-//! chooses (KASLR), with an initrd that looks for the disk's ext4. There is the lab's small system, to which the initrd
+//! chooses (KASLR), with an initrd that searches for the disk's ext4. There is the lab's small system, to which the initrd
 //! adds the run's job from a second disk. The guest's writes last until the machine ends: a guest may boot again, and
 //! the next run begins with the same disk.
 

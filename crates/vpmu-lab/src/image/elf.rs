@@ -32,7 +32,7 @@ pub fn closure(
     while let Some(path) = open.pop() {
         let needed = needed(&path)?;
         let libraries = needed.libraries.into_iter().map(|name| (name, None));
-        // The kernel looks for the interpreter under its full path, the
+        // The kernel opens the interpreter under its full path, the
         // interpreter for everything else in its folders.
         let interpreter = needed.interpreter.map(|path| {
             let name = path.rsplit('/').next().unwrap_or(&path).to_owned();

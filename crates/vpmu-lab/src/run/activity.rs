@@ -26,8 +26,8 @@ impl Activity {
         self.since = Instant::now();
     }
 
-    /// Looks at the machine's processor time.
-    pub(super) fn look(&mut self) {
+    /// Reads the machine's processor time.
+    pub(super) fn read(&mut self) {
         match processor_time(self.pid) {
             // On a busy machine a runnable QEMU may have to wait.
             Some((used, runnable)) if used == self.used && !runnable => {}
@@ -44,7 +44,7 @@ impl Activity {
         self.since.elapsed()
     }
 
-    /// Returns the processor time that QEMU had used at the last look.
+    /// Returns the processor time that QEMU had used at the last read.
     pub(super) fn used(&self) -> Duration {
         /// Of the units of time in proc(5), on every machine that Linux runs on.
         const TICKS_PER_S: u64 = 100;

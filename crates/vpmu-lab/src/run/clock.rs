@@ -2,7 +2,7 @@
 //!
 //! A guest's kernel that spins for ever on a lock executes PAUSE, which makes QEMU leave its loop: virtual time then
 //! passes a hundred times more slowly, and no limit of the machine's own time is ever reached. QEMU is busy
-//! meanwhile, so it does not look stopped either.
+//! meanwhile, so it does not seem stopped either.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// QEMU's processor time between two looks.
+/// QEMU's processor time between two reads.
 const EVERY: Duration = Duration::from_secs(5);
 /// QEMU's processor time within which the clock's second must change. Slow machines that are right: Linux calibrates a
 /// timer in an RDTSC loop, and vCPUs that share a processor wait for each other in PAUSE loops. A second of such a
@@ -31,7 +31,7 @@ pub struct Clock {
     connection: Option<BufReader<UnixStream>>,
     /// The clock's last value, and QEMU's processor time when it was new.
     last: (Value, Duration),
-    looked: Duration,
+    read: Duration,
 }
 
 impl Clock {
@@ -43,7 +43,7 @@ impl Clock {
             socket,
             connection: None,
             last: (Value::Null, Duration::ZERO),
-            looked: Duration::ZERO,
+            read: Duration::ZERO,
         })
     }
 
@@ -68,10 +68,10 @@ impl Clock {
     /// Tells whether the clock stands still, after `used` of QEMU's processor time. A QEMU that does not answer is not
     /// judged.
     pub fn stands_still(&mut self, used: Duration) -> bool {
-        if used.saturating_sub(self.looked) < EVERY {
+        if used.saturating_sub(self.read) < EVERY {
             return false;
         }
-        self.looked = used;
+        self.read = used;
         match self.read() {
             Ok(now) if now == self.last.0 => used.saturating_sub(self.last.1) >= STILL,
             Ok(now) => {

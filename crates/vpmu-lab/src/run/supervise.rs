@@ -24,8 +24,8 @@ use crate::run::console::{Piece, Splitter, Transcript};
 use crate::{Error, Result};
 
 const POLL: Duration = Duration::from_millis(20);
-/// The interval between looks at QEMU's processor time.
-const LOOK: Duration = Duration::from_millis(100);
+/// The interval between reads of QEMU's processor time.
+const INTERVAL: Duration = Duration::from_millis(100);
 /// The time that QEMU may take to end after the console was closed.
 const LAST_WORDS: Duration = Duration::from_secs(60);
 
@@ -147,7 +147,7 @@ pub fn run(
 struct Watch<'a> {
     limits: Limits,
     start: Instant,
-    looked: Instant,
+    read: Instant,
     activity: Activity,
     shared: &'a Shared,
 }
@@ -158,7 +158,7 @@ impl<'a> Watch<'a> {
         Self {
             limits,
             start,
-            looked: start,
+            read: start,
             activity: Activity::new(child),
             shared,
         }
@@ -182,11 +182,11 @@ impl<'a> Watch<'a> {
         }
         // A machine that has a clock to watch may not be quiet either: both count instructions.
         let quiet = self.limits.quiet?;
-        if self.looked.elapsed() <= LOOK {
+        if self.read.elapsed() <= INTERVAL {
             return None;
         }
-        self.looked = Instant::now();
-        self.activity.look();
+        self.read = Instant::now();
+        self.activity.read();
         if let Some(clock) = &mut self.limits.clock
             && clock.stands_still(self.activity.used())
         {

@@ -1,7 +1,7 @@
 //! The work to run, and the machine to run it on.
 //!
 //! A [`Request`] is the wish of a user or a bench. [`Request::check`] turns it into a [`Spec`],
-//! which settles every fact that follows from others: how each design's guest runs ([`Way`]), and
+//! which decides every fact that follows from others: how each design's guest runs ([`Way`]), and
 //! in whose time ([`Time`]).
 
 pub mod arch;

@@ -110,7 +110,7 @@ impl Request {
         }
     }
 
-    /// Checks everything that does not need this project's or the machine's programs, and settles
+    /// Checks everything that does not need this project's or the machine's programs, and decides
     /// how the guest of each of `designs` runs.
     ///
     /// # Errors

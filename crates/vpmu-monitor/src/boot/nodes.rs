@@ -10,7 +10,7 @@ use dtoolkit::{
     fdt::{Fdt, FdtNode},
 };
 
-/// Buses inside buses beyond this are not looked into.
+/// Buses inside buses beyond this are not searched.
 const DEPTH: usize = 16;
 
 /// A node and where its registers are.
@@ -55,7 +55,7 @@ pub(super) fn is_usable(node: &FdtNode<'_>) -> bool {
 
 type Translate<'t> = &'t dyn Fn(Range<u64>) -> Option<Range<u64>>;
 
-/// Looks at the children of `bus`, whose addresses `translate` makes CPU addresses.
+/// Visits the children of `bus`, whose addresses `translate` makes CPU addresses.
 fn visit<'a>(
     bus: FdtNode<'a>,
     translate: Translate<'_>,

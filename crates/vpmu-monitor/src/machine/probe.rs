@@ -24,7 +24,7 @@ unsafe extern "C" {
 }
 
 /// EL1 is AArch64, nothing traps and there is no stage 2. Interrupts are not routed to EL2: one that ended an
-/// attack before it was made would look like isolation.
+/// attack before it was made would pass for isolation.
 const HCR_PROBE: HcrEl2 = HcrEl2::RW;
 
 /// HVC and SVC in A64, SVC in A32: they end an attack, the latter two by way of EL1's vectors.

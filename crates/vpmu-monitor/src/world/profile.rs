@@ -148,7 +148,7 @@ impl Profile {
                 }
             }
             sampler.counted = sampler.counted.wrapping_add(sampler.period);
-            sampler.follow(at.time, self.interval);
+            sampler.adapt(at.time, self.interval);
             sampler.arm(registers);
         }
     }
@@ -183,7 +183,7 @@ impl Sampler {
     }
 
     /// Brings the period nearer to that by which samples would be `interval` apart.
-    fn follow(&mut self, now: u64, interval: u64) {
+    fn adapt(&mut self, now: u64, interval: u64) {
         let took = now.wrapping_sub(self.last).max(1);
         self.last = now;
         // Both factors have 32 bits at most.

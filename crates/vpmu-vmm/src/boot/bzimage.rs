@@ -51,7 +51,7 @@ pub(super) fn load(
             "the kernel has no 64-bit entry, or cannot be moved: use a newer one".to_owned(),
         ));
     }
-    // The image moves itself up to `pref_address`, and unpacks there with room to work, before it looks for the initramfs.
+    // The image moves itself up to `pref_address`, and unpacks there with room to work, before it searches for the initramfs.
     let work = header
         .pref_address
         .max(HIGH)

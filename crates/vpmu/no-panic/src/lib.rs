@@ -1,6 +1,6 @@
 //! Every entry point of the engine, with hosts of which the compiler knows nothing.
 //!
-//! `script/no-panic` builds this for bare metal with all optimization across crates, and looks for
+//! `script/no-panic` builds this for bare metal with all optimization across crates, and searches for
 //! functions of `core::panicking` in what is left: a bounds check, an unwrap or an overflow check
 //! that the compiler cannot prove superfluous stays, and calls one. So a new `pub fn` that guests or
 //! hosts feed belongs here.

@@ -108,7 +108,7 @@ impl EventFilter {
             .map_or(self.otherwise, |rule| rule.allow)
     }
 
-    /// Whether no event is denied by any rule: then nobody needs to look at the guest's choice.
+    /// Whether no event is denied by any rule: then the guest's choice need not be checked.
     pub fn allows_all(&self) -> bool {
         self.otherwise
             && self

@@ -20,7 +20,7 @@ use super::{
 
 /// So many events take minutes. A report that far ahead may come early rather than be asked for
 /// again: a 64-bit counter at 0, further from its end than a period can say, would be asked for at
-/// each look.
+/// each access.
 pub(crate) const FAR: u64 = 1 << 40;
 
 /// What one guest counter has counted.
@@ -240,7 +240,7 @@ pub(crate) trait Model {
         self.follow_up(host);
     }
 
-    /// As [`settle`](Self::settle), because the guest looks: a policy may make more of it.
+    /// As [`settle`](Self::settle), because the guest reads it: a policy may make more of it.
     fn settle_read<H: CounterHost<Self::Event>>(&mut self, n: Counter, host: &mut H) {
         let counted = self.bank_mut().hosted.read(n, host);
         self.take(n, counted);

@@ -48,7 +48,7 @@ impl<E> HostEvent<E> {
         // A total can be lower than the mark: `Report::Due` came before the host's count was visible.
         // The difference was counted then.
         let counted = total.wrapping_sub(self.mark);
-        // Modulo 2^64, a total that is lower looks like a count of more than half of that.
+        // Modulo 2^64, a total that is lower is a count of more than half of that.
         if counted > u64::MAX / 2 {
             return;
         }

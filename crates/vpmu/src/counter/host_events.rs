@@ -269,7 +269,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         Ok(())
     }
 
-    /// The guest looks at `counter`: what it has counted and nobody has taken yet.
+    /// The guest reads `counter`. Returns what it has counted and nobody has taken yet.
     pub fn read<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
         let paused = self.backed - self.running;
         // A counter that the guest reads is in use, even if it stands still.

@@ -118,7 +118,7 @@ pub trait CounterHost<E> {
     }
 
     /// Whether every report that is due has been handed to the PMU before the guest's next access
-    /// is: a signal to the vCPU's own thread, say, that is looked for at every exit. Then a counter
+    /// is: a signal to the vCPU's own thread, say, that is checked for at every exit. Then a counter
     /// that has been asked for a report, and has not made it, has not got there, and an overflow
     /// status can be read without reading counters.
     fn reports_promptly(&self) -> bool {
@@ -207,7 +207,7 @@ pub enum CounterState {
 // A trait with empty methods, not a log: without an observer the compiler leaves nothing of it.
 pub trait Events {
     /// `counter` overflowed, by counting, by carry or by software increment. A counter that
-    /// overflowed several times since the engine last looked is told once.
+    /// overflowed several times since the engine last read it is told once.
     fn overflowed(&mut self, counter: Counter) {
         let _ = counter;
     }

@@ -20,7 +20,7 @@ pub struct Statistics {
     pub unsupported: u64,
     /// Overflow reports from the host.
     pub reports: u64,
-    /// Reports that found no overflow: early, stray, or overtaken by the guest's own look.
+    /// Reports that found no overflow: early, stray, or overtaken by the guest's own read.
     pub spurious_reports: u64,
 }
 

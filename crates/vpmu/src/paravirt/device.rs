@@ -268,7 +268,7 @@ impl Device {
         self.publish_all(page);
     }
 
-    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest look. Where an
+    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest read it. Where an
     /// interrupt is on its way, it does: no second one is due, which the guest would take for somebody else's.
     pub fn leave<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
@@ -364,9 +364,9 @@ impl Device {
         }
     }
 
-    /// Has the guest look, unless an interrupt that will is on its way.
+    /// Interrupts the guest, so that it reads the page. Does nothing where an interrupt is on its way.
     fn interrupt<P: Page + ?Sized>(&mut self, page: &P) {
-        // Pairs with the handler's, between its store of `ACK` and its look at the overflows and the device.
+        // Pairs with the handler's, between its store of `ACK` and its read of the overflows and the device.
         page.fence();
         if page.load(word::ACK) == self.seq {
             self.seq = self.seq.wrapping_add(1);

@@ -23,7 +23,7 @@
 //!
 //! `seq` counts interrupts. At an overflow the host publishes counts, has a full barrier, and reads `ack`: where
 //! that is `seq`, the next interrupt is due; else one is on its way. The guest's handler writes `seq` into `ack`,
-//! has a full barrier, and then looks for overflows. Either the handler sees the overflow or the host its `ack`.
+//! has a full barrier, and then reads the overflows. Either the handler sees the overflow or the host its `ack`.
 //!
 //! The whole protocol, for drivers of other systems: `docs/paravirtual-pmu.md`.
 

@@ -73,7 +73,7 @@ impl Control {
     };
 
     /// Whether a counter that did what `self` says is concerned when it does what `next` says. What is in its records is
-    /// looked at when they are written.
+    /// decided when they are written.
     pub(super) fn is_changed_by(&self, next: &Self) -> bool {
         // The groups of a record are looked up when it is written, so they disturb no counting.
         let adaptive = next.adaptive;

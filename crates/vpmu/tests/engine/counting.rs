@@ -68,7 +68,7 @@ fn a_second_overflow_without_a_rewrite_interrupts_again() {
 }
 
 #[test]
-fn wraps_between_looks_are_one_overflow_and_every_count_is_kept() {
+fn wraps_between_reads_are_one_overflow_and_every_count_is_kept() {
     let mut guest = Guest::new(PmuVersion::V3p4);
     guest.write(Pmevtyper(0), INST_RETIRED.into());
     guest.write(PmcntenSet, 1);

@@ -95,7 +95,7 @@ fn an_overflow_between_reading_and_clearing_pmovs_is_not_lost() {
 }
 
 #[test]
-fn an_overflow_found_by_a_look_raises_the_line_before_its_report_arrives() {
+fn an_overflow_found_by_a_read_raises_the_line_before_its_report_arrives() {
     let mut guest = guest();
     guest.sample(0, INST_RETIRED, 0xffff_ffff);
     guest.write(Pmcr, pmcr::E);

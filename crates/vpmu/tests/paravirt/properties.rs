@@ -69,7 +69,7 @@ struct Pair {
     wished: [Option<Reference>; COUNTERS as usize],
     want: u32,
     frozen: bool,
-    /// Whether the handler looked, and rang for its NMI to come again.
+    /// Whether the handler ran, and rang for its NMI to come again.
     late: bool,
 }
 

@@ -12,7 +12,7 @@ fn a_guest_that_never_enables_a_counter_costs_no_call() {
         let mut guest = Guest::with_policy(policy);
         for msr in Msr::all() {
             let _ = guest.pmu.read(msr, &mut guest.host);
-            // Linux writes this while it looks for its PMU.
+            // Linux writes this while it searches for its PMU.
             let _ = guest.pmu.write(msr, 0, &mut guest.host);
         }
         guest.write(Pmc(0), 0xabcd);

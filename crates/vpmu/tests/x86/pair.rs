@@ -53,7 +53,7 @@ pub(crate) trait Reference: Clone {
     fn addresses() -> Vec<u32>;
 }
 
-/// A counter that is further from its overflow than this is looked at by the end of a slice at the
+/// A counter that is further from its overflow than this is read by the end of a slice at the
 /// latest. This many events take longer than a slice.
 const MORE_THAN_A_SLICE: u64 = 1 << 32;
 
@@ -265,7 +265,7 @@ impl<R: Reference> Pair<R> {
         let freezes = self.reference.freezes();
         if times >= MORE_THAN_A_SLICE {
             // No report is late by a slice. A counter that passes its end several times in so many
-            // events has reported, and is looked at, before anything else happens.
+            // events has reported, and is read, before anything else happens.
             self.guest.interrupt();
             let Guest { pmu, host } = &mut self.guest;
             pmu.end_slice(host);

@@ -16,7 +16,7 @@
 //!   and one that was not is released; under `Recreate` none is ever kept.
 //! - **no leak**: after a release the host has nothing.
 //! - **honest loss**: a counter is lost when the host could not back it, and only then; a host that
-//!   multiplexed is found out at the next look.
+//!   multiplexed is found out at the next read.
 //! - **agreement**: the policies give the same values.
 //! - **thrift**: `ReusePaused` never calls the host more often than `Reuse`.
 
@@ -34,7 +34,7 @@ enum Step {
     /// The guest writes the counter: five events before its end.
     Write,
     /// The guest reads it.
-    Look,
+    Read,
     /// The guest enables or disables it.
     Toggle,
     /// The guest chooses the other event.
@@ -153,7 +153,7 @@ impl Counter {
                 self.overflow_by_hand = false;
                 self.used |= self.host.created().contains(nth(N));
             }
-            Step::Look => {
+            Step::Read => {
                 let seen = self.events.read(nth(N), &mut self.host);
                 self.advance(seen);
                 self.used |= self.host.created().contains(nth(N));
@@ -349,7 +349,7 @@ fn what_the_host_does_and_when_the_vcpu_runs() {
 #[test]
 fn what_the_guest_does() {
     use Step::*;
-    let steps = [Write, Look, Toggle, Retype, Happen, Due, Schedule];
+    let steps = [Write, Read, Toggle, Retype, Happen, Due, Schedule];
     every_sequence(&all(false), &steps, 6, &mut Vec::new(), &mut agree);
     every_sequence(&all(true), &steps, 5, &mut Vec::new(), &mut agree);
 }
@@ -357,7 +357,7 @@ fn what_the_guest_does() {
 #[test]
 fn each_call_of_the_host_fails_in_turn() {
     use Step::*;
-    let steps = [Write, Look, Toggle, Retype, Happen, Due, Unsure, Schedule];
+    let steps = [Write, Read, Toggle, Retype, Happen, Due, Unsure, Schedule];
     for fail_in in 0..12 {
         for policy in Policy::ALL {
             let mut counter = Counter::new(policy, false);

@@ -2,7 +2,7 @@
 //! every event is added at once, nothing is put off, and there is no host. SDM vol. 3B, section
 //! 20.2, and vol. 4, table 2-2. Shares no code with the engine: MSRs are numbers here.
 
-// Fuzz targets include this file by its path, and look for its modules beside it.
+// Fuzz targets include this file by its path, and expect its modules beside it.
 #[path = "reference/asked.rs"]
 mod asked;
 

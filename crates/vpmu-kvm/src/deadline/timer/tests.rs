@@ -10,7 +10,7 @@ use super::*;
 const KHZ: u32 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// A host that is as old as the test says. Each look at its TSC takes a tick.
+/// A host that is as old as the test says. Each read of its TSC takes a tick.
 #[derive(Debug, Default)]
 struct Fake {
     tsc: Cell<u64>,

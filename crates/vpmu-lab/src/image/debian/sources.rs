@@ -1,7 +1,7 @@
 //! Finds a Debian mirror among the sources of the machine's own apt.
 //!
 //! Whoever administers the machine chose its mirror, proxy and network policy. Guests come the same
-//! way. apt says where it would look for packages (`apt-get update --print-uris`). That needs
+//! way. apt says where it would search for packages (`apt-get update --print-uris`). That needs
 //! neither the network, nor root, nor a package index of an earlier day; `apt-get indextargets`
 //! needs such an index.
 

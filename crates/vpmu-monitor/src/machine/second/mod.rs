@@ -154,7 +154,7 @@ pub(crate) fn first_is_off() -> ! {
         let affinity = pair.lock().affinity;
         let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
         let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
-        // The shared CPU looks, whichever interrupt comes.
+        // The shared CPU checks, whichever interrupt comes.
         gic::send_sgi(5, to);
     }
     loop {
@@ -275,7 +275,7 @@ fn schedule(frame: &mut Frame, pair: &Mutex<Pair>, cpu: &Cpu, monitor: &Monitor)
                 pair.admit();
                 // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
                 unsafe { core::arch::asm!("wfi", options(nostack)) }
-                pair.look_for_interrupts(monitor);
+                pair.find_interrupts(monitor);
             }
             Decision::End => {
                 drop(pair);

@@ -198,7 +198,7 @@ impl Pair {
     }
 
     /// Both guests wait, and a physical interrupt has come: wakes the guest that it is for, which takes it.
-    pub(super) fn look_for_interrupts(&mut self, monitor: &Monitor) {
+    pub(super) fn find_interrupts(&mut self, monitor: &Monitor) {
         let current = self.scheduler.current();
         match highest_pending(true).or_else(|| highest_pending(false)) {
             Some(intid) if intid == self.alarm_intid => {

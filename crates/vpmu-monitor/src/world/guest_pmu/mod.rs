@@ -185,7 +185,7 @@ impl GuestPmu {
     }
 
     /// The PMU's part of `MDCR_EL2` and the fine-grained traps. It may change in
-    /// [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`]: look again.
+    /// [`Self::read`], [`Self::write`], [`Self::load`] and [`Self::put`]: read it again.
     pub fn trap_registers(&self) -> TrapRegisters {
         let mut traps = match &self.kind {
             PmuKind::Emulated(pmu) => pmu.trap_registers(),

@@ -161,7 +161,7 @@ impl VirtualInterface {
     /// Makes the guest's view of a level-triggered virtual line agree with `high`.
     ///
     /// A high line is offered once, and the guest's end of the interrupt raises a maintenance
-    /// interrupt, so that the caller can look at the line and offer it again. A line that falls while
+    /// interrupt, so that the caller can read the line and offer it again. A line that falls while
     /// the guest handles it, as it does in every driver, takes that wish back: no exit. A line that
     /// fell before the guest took the interrupt is withdrawn.
     ///

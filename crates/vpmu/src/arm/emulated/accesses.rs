@@ -72,20 +72,20 @@ impl<V: Events> EmulatedPmu<V> {
             }
             Register::PmintenSet => {
                 // A report that is wanted from now on is a distance from what has been taken.
-                self.look_at(counters - self.interrupting, host);
+                self.settle_with_carries(counters - self.interrupting, host);
                 self.interrupting |= counters;
             }
             Register::PmintenClr => {
-                self.look_at(counters & self.interrupting, host);
+                self.settle_with_carries(counters & self.interrupting, host);
                 self.interrupting -= counters;
             }
             Register::PmovsSet => {
-                self.look_at(counters - self.overflowed, host);
+                self.settle_with_carries(counters - self.overflowed, host);
                 self.overflowed |= counters;
             }
             Register::PmovsClr => {
                 // What wrapped before this write is cleared by it, noticed or not.
-                self.look_at(counters, host);
+                self.settle_with_carries(counters, host);
                 self.overflowed -= counters;
             }
             Register::Pmswinc => {
@@ -238,7 +238,7 @@ impl<V: Events> EmulatedPmu<V> {
     }
 
     fn set_counter<H: CounterHost<CounterConfig>>(&mut self, n: Counter, value: u64, host: &mut H) {
-        self.look_at(n.alone(), host);
+        self.settle_with_carries(n.alone(), host);
         self.bank.counters[n].value = value;
         if n == CYCLE_COUNTER {
             self.prescaler = 0;

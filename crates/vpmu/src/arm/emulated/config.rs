@@ -29,7 +29,7 @@ pub struct EmulatedConfig {
     pub policy: Policy,
 }
 
-/// Who made the PMU, as PMCR_EL0 says it. Zero is a good answer: software then looks at MIDR_EL1.
+/// Who made the PMU, as PMCR_EL0 says it. Zero is a good answer: software then reads MIDR_EL1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// PMCR_EL0.IMP.

@@ -110,7 +110,7 @@ impl<V: Events> Model for EmulatedPmu<V> {
 impl<V: Events> EmulatedPmu<V> {
     /// Settles `counters` and what carries into them: before one is read, or before something that
     /// decides about it changes.
-    pub(super) fn look_at<H: CounterHost<CounterConfig>>(
+    pub(super) fn settle_with_carries<H: CounterHost<CounterConfig>>(
         &mut self,
         counters: CounterSet,
         host: &mut H,

@@ -17,7 +17,7 @@
 //!   when someone first wants to know, and from then on the guest's value is exact.
 //! - *An overflow report is asked for only where an interrupt depends on it*: the counter's bit in
 //!   PMINTEN is set and its bit in PMOVS is not, or it carries into a CHAIN counter of which that
-//!   is true. All other wraps are found when PMOVS or the counter is looked at, by arithmetic on
+//!   is true. All other wraps are found when PMOVS or the counter is read, by arithmetic on
 //!   totals, however many there were.
 //!
 //! The counters and the host events behind them are a bank that the models of x86 have, too

@@ -129,7 +129,7 @@ impl Plan {
         Self::build(*config, false)
     }
 
-    /// The limit design: the guest has all counters, no access traps and no exit looks at them, so
+    /// The limit design: the guest has all counters, no access traps and no exit reads them, so
     /// nothing keeps it from counting at EL2 where MDCR_EL2.HPMD and HCCD do not. For measuring what
     /// traps cost.
     ///
@@ -405,7 +405,7 @@ impl Plan {
     }
 
     /// What goes into the hardware's PMUSERENR_EL0, likewise. Where all traps, the engine itself
-    /// looks at the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
+    /// checks the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
     /// of EL0 only where EN, not where ER, CR or SW permits it.
     pub(super) fn pmuserenr(&self, written: u64, everything_traps: bool) -> u64 {
         match written & pmuserenr::MASK {

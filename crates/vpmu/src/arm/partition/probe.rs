@@ -2,7 +2,7 @@
 //!
 //! DDI 0487 (D13, and the register pages of MDCR_EL2 and of each PMU register) makes host counters
 //! vanish below EL2. Emulators break that, errata might, and no ID register tells. So [`probe`] does
-//! from EL1 and EL0, with counters divided, what a hostile guest would do, and looks at the host's
+//! from EL1 and EL0, with counters divided, what a hostile guest would do, and reads the host's
 //! half from EL2.
 //!
 //! An attack that changes nothing proves nothing by itself: its register may have been without
@@ -267,7 +267,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.program(hpmn, enabled);
         self.cpu.write(Register::Pmselr, selection.into());
         let value = self.cpu.attack(from, register, write);
-        // A read is looked at twice: it may show something, and it may change something.
+        // A read is checked twice: it may show something, and it may change something.
         write.is_none() && self.shows(register, value) || self.host_part() != *untouched
     }
 
@@ -312,7 +312,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
         self.cpu.write(Register::Pmcr, pmcr::E | pmcr::LC);
     }
 
-    /// Looks at the host's part. An increment shows whether its counters still count, and where
+    /// Reads the host's part. An increment shows whether its counters still count, and where
     /// they overflow.
     fn host_part(&mut self) -> HostPart {
         let host = u64::from(self.host.bits());

@@ -48,7 +48,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 /// assert!(pmu.overflow(Counter::at::<0>(), Report::Due, &mut host));
 /// assert!(pmu.take_pmi(), "deliver what LVTPC says");
 ///
-/// // The guest's handler looks, and begins anew.
+/// // The guest's handler reads the counter, and begins anew.
 /// assert_eq!(pmu.rdpmc(0, Ring::Kernel, false, &mut host), Outcome::Value(0));
 /// assert_eq!(pmu.wrmsr(0xc001_0201, (1 << 48) - 1000, &mut host), Outcome::Done);
 /// ```

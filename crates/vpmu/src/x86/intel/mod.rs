@@ -27,7 +27,7 @@
 //!
 //! # What is not offered
 //!
-//! Performance metrics and the uncore: their bits are reserved, so a guest that looks finds a processor
+//! Performance metrics and the uncore: their bits are reserved, so a guest finds a processor
 //! without them. [`pebs`](crate::x86::pebs) and [`lbr`](crate::x86::lbr) are offered where the capability
 //! has them.
 

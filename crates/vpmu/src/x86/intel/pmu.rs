@@ -51,7 +51,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 /// assert!(pmu.take_pmi(), "deliver what LVTPC says");
 /// assert!(!pmu.take_pmi(), "once for each overflow");
 ///
-/// // The guest's handler looks and acknowledges.
+/// // The guest's handler reads and acknowledges.
 /// assert_eq!(pmu.rdmsr(0x38e, &mut host), Outcome::Value(1));
 /// assert_eq!(pmu.rdpmc(0, Ring::Kernel, false, &mut host), Outcome::Value(0));
 /// assert_eq!(pmu.wrmsr(0x390, 1, &mut host), Outcome::Done);

@@ -11,7 +11,7 @@
 //! There are two kinds of embedders:
 //!
 //! - One that sees every branch, such as a simulator, hands over each of them.
-//! - One that can only *follow* its guest, at a price for each branch, sees none until somebody will look. It says so by
+//! - One that can only *follow* its guest, at a price for each branch, sees none until a PMI needs them. It says so by
 //!   [`CounterHost::follows_branches`](crate::counter::CounterHost::follows_branches). An overflow that requests a PMI
 //!   while branches are recorded then begins a run: the stack is cleared, the PMI is held back, and
 //!   [`branches_awaited`](super::Pmu::branches_awaited) says how many branches the stack still has room for. When it is

@@ -18,7 +18,7 @@ pub struct Unit {
     stack: Stack,
     /// How many branches the run has recorded; `None`: the guest is not followed.
     run: Option<u8>,
-    /// Whether the stack may be recorded into, as the guest's registers were last looked at.
+    /// Whether the stack may be recorded into, as the guest's registers were last read.
     armed: bool,
     statistics: Statistics,
 }
@@ -157,7 +157,7 @@ impl Unit {
             // What the last run has recorded is not what the guest took last.
             self.stack.clear();
         }
-        // Kept, so that a second look does not clear what was recorded since.
+        // Kept, so that a second read does not clear what was recorded since.
         self.armed = armed;
         armed
     }

@@ -14,7 +14,7 @@ pub trait Guest {
     ///
     /// # Errors
     ///
-    /// Not all of it is memory that can be read. `bytes` are then not looked at.
+    /// Not all of it is memory that can be read. `bytes` are then of no use.
     fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), Fault>;
 
     /// Writes `bytes` from linear `address` on, in the same way. Only RAM may be written.

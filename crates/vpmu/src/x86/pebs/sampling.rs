@@ -16,7 +16,7 @@
 //! - The guest ends the sampling by what makes the host's period another than the counter's: another value of the
 //!   counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
 //!   whose value changes with each switch of tasks loses no sample, however short the slices are. The reset field is
-//!   looked at with the next records, so these still have the old period.
+//!   read with the next records, so these still have the old period.
 //! - A host that takes less than half of its samples is not believed, and the next overflow is an exit again.
 //! - A report is asked for after as many overflows as the buffer has records left up to its threshold.
 
@@ -335,7 +335,7 @@ impl Unit {
         self.statistics.records = self.statistics.records.wrapping_add(written);
         self.statistics.sampled = self.statistics.sampled.wrapping_add(written);
         self.statistics.lost = self.statistics.lost.wrapping_add(number - written);
-        // A guest that looks at its buffer meanwhile has had its PMI.
+        // A guest that reads its buffer meanwhile has had its PMI.
         if area.is_due() && (!was_due || reported) {
             counters.set_status(CounterSet::EMPTY, status::BUFFER_OVERFLOW);
             counters.request_pmi();

@@ -36,7 +36,7 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
     }
 
     fn is_countable(&self, n: Counter) -> bool {
-        // The rings are looked at where a control is adopted.
+        // The rings are checked where a control is adopted.
         self.counters.allows(self.event(n).event)
     }
 
@@ -51,7 +51,7 @@ impl<R: Registers, V: Events> Model for Pmu<R, V> {
         }
         let distance = self.counters.distance(n);
         // A counter that has just overflowed is about to be written by the guest's handler. Asking
-        // the host for what nobody expects would be a call for each PMI: the end of a slice looks at
+        // the host for what nobody expects would be a call for each PMI: the end of a slice reads
         // it, which is soon enough.
         let rewritten = self.counters.overflowed() | self.counters.recording();
         if rewritten.contains(n) && distance >= FAR {

@@ -101,7 +101,7 @@ impl Reference {
                 self.records.get(n).map(|record| record[column]).ok_or(())
             }
         };
-        self.look();
+        self.find_ready();
         value
     }
 
@@ -109,7 +109,7 @@ impl Reference {
     pub(crate) fn write(&mut self, address: u32, value: u64) -> Result<(), ()> {
         self.end_run();
         let written = self.set(address, value);
-        self.look();
+        self.find_ready();
         written
     }
 
@@ -305,7 +305,7 @@ impl Reference {
             }
         } else {
             self.request();
-            self.look();
+            self.find_ready();
         }
     }
 
@@ -318,14 +318,14 @@ impl Reference {
     pub(crate) fn end_run(&mut self) {
         if self.held.take().is_some() {
             self.request();
-            self.look();
+            self.find_ready();
         }
     }
 
     /// The state goes on elsewhere, where it is found out anew whether a PMI has to wait.
     pub(crate) fn migrate(&mut self) {
         self.end_run();
-        self.look();
+        self.find_ready();
     }
 
     pub(crate) fn disable(&mut self) -> bool {
@@ -334,7 +334,7 @@ impl Reference {
             true => self.control &= !1,
             false => self.extension = 0,
         }
-        self.look();
+        self.find_ready();
         if self.held.is_some() {
             self.end_run();
         }
@@ -352,7 +352,7 @@ impl Reference {
     }
 
     /// Records of an earlier run are not what a guest that goes on has taken last.
-    fn look(&mut self) {
+    fn find_ready(&mut self) {
         let ready = self.follows && self.enabled() && !self.frozen() && !self.call_stack();
         if ready && !self.ready {
             self.clear();

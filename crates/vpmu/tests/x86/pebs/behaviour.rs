@@ -147,7 +147,7 @@ fn the_threshold_interrupts_and_the_counter_does_not() {
     guest.write(GlobalOvfCtrl, OVF_BUF);
     assert_eq!(guest.read(GlobalStatus), 0);
 
-    // A guest that has not looked gets another PMI.
+    // A guest that has not read its buffer gets another PMI.
     guest.execute(1000);
     assert!(guest.take_pmi());
     let statistics = guest.pmu.pebs_statistics();

@@ -46,7 +46,7 @@ fn samples_become_records_without_a_report() {
         guest.execute(PERIOD);
         assert!(!guest.interrupt(), "no report is asked for");
     }
-    assert_eq!(guest.index(), BUFFER + 32, "nobody has looked yet");
+    assert_eq!(guest.index(), BUFFER + 32, "nobody has read it yet");
     assert_eq!(guest.read(GlobalCtrl), 1);
     assert_eq!(guest.index(), BUFFER + 11 * 32);
     assert_eq!(records(&guest), [11, 10]);

@@ -2,7 +2,7 @@
 //!
 //! Guest counter *n* has physical counter *n*. It is programmed with the guest's filters for EL0 and
 //! EL1 and never counts at EL2, so it needs no stopping at an exit, and nothing is lost while the
-//! hypervisor looks at it.
+//! hypervisor runs.
 
 use core::num::NonZeroU64;
 

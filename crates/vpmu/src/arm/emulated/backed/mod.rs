@@ -126,7 +126,7 @@ impl<V: Events> BackedPmu<V> {
         regs: &mut R,
     ) -> Outcome {
         if self.pmu.open {
-            self.look(register, level, regs);
+            self.take_for(register, level, regs);
         } else if matches!(register, Register::PmovsSet | Register::PmovsClr) {
             // As the host promises: what has overflowed by now is in the guest's register.
             self.report_overflows(regs);
@@ -148,7 +148,7 @@ impl<V: Events> BackedPmu<V> {
             if level == ExceptionLevel::El1 && self.write_hot(register, value, regs) {
                 return Outcome::Done;
             }
-            self.look(register, level, regs);
+            self.take_for(register, level, regs);
             if self.closes(register, value) {
                 self.close(regs);
             }
@@ -176,7 +176,7 @@ impl<V: Events> BackedPmu<V> {
     /// guest's line.
     pub fn overflow<R: PmuRegisters>(&mut self, regs: &mut R) -> bool {
         if self.pmu.open {
-            self.look_at_overflows(regs);
+            self.take_overflow_bits(regs);
             self.report_open(regs);
         } else {
             self.report_overflows(regs);
@@ -281,7 +281,7 @@ impl<V: Events> BackedPmu<V> {
                 regs.write(register, control);
             }
             Register::PmovsClr => {
-                self.look_at_overflows(regs);
+                self.take_overflow_bits(regs);
                 let cleared = CounterSet::from_bits(value as u32) & self.pmu.overflowed;
                 regs.write(register, cleared.bits().into());
                 self.pmu.overflowed -= cleared;
@@ -347,7 +347,7 @@ impl<V: Events> BackedPmu<V> {
     }
 
     /// A guest that forbids everything to EL0 has it forbidden without an exit. Any permission is given
-    /// as EN, and the engine looks again: QEMU up to at least 10.0 lets what ER, CR or SW permit reach
+    /// as EN, and the engine checks again: QEMU up to at least 10.0 lets what ER, CR or SW permit reach
     /// the counters without asking MDCR_EL2.TPM.
     fn write_closed_pmuserenr<R: PmuRegisters>(&self, regs: &mut R) {
         let some = self.pmu.pmuserenr != 0;
@@ -373,8 +373,13 @@ impl<V: Events> BackedPmu<V> {
     }
 
     /// Takes from open registers what the model needs to perform this access.
-    fn look<R: PmuRegisters>(&mut self, register: Register, level: ExceptionLevel, regs: &mut R) {
-        self.look_at_overflows(regs);
+    fn take_for<R: PmuRegisters>(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        regs: &mut R,
+    ) {
+        self.take_overflow_bits(regs);
         if level == ExceptionLevel::El0 || register == Register::Pmuserenr {
             self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
         }
@@ -388,7 +393,7 @@ impl<V: Events> BackedPmu<V> {
         }
     }
 
-    fn look_at_overflows<R: PmuRegisters>(&mut self, regs: &mut R) {
+    fn take_overflow_bits<R: PmuRegisters>(&mut self, regs: &mut R) {
         let bits = regs.read(Register::PmovsSet) as u32;
         let now = CounterSet::from_bits(bits) & self.pmu.implemented();
         for n in now - self.pmu.overflowed {
@@ -408,7 +413,7 @@ impl<V: Events> BackedPmu<V> {
     }
 
     fn take_all<R: PmuRegisters>(&mut self, regs: &mut R) {
-        self.look_at_overflows(regs);
+        self.take_overflow_bits(regs);
         self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
         self.take_selection(regs);
         self.take_values(regs);

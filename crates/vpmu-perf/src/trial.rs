@@ -1,4 +1,4 @@
-//! A control of the promise that an event counts guests alone.
+//! A trial of the promise that an event counts guests alone.
 //!
 //! `exclude_host` is taken by kernels on which nothing keeps it. A hypervisor below this one may drop the bit by which AMD's
 //! counters leave the host out (amd_pmu_refresh of KVM has bits 40 and 41 among those that it masks), and then a count

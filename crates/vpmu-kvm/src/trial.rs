@@ -1,6 +1,6 @@
-//! The control of hardware counters, by a guest of a few instructions: they count it, and they do not count the host.
+//! The trial of hardware counters, by a guest of a few instructions: they count it, and they do not count the host.
 //!
-//! perf takes `exclude_host` on hosts where nothing keeps it (vpmu_perf's `control.rs` says which). A guest's counts would
+//! perf takes `exclude_host` on hosts where nothing keeps it (vpmu_perf's `trial.rs` says which). A guest's counts would
 //! then have the hypervisor's time in them. So before hardware counters are promised to a guest, they are tried, once for
 //! the process. Where no guest can be run for that, the promise is believed.
 //!
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn without_hardware_counters_nothing_is_found_broken() {
         match guests_only() {
-            // A machine with a PMU, on which this is the control.
+            // A machine with a PMU, on which the trial has to pass.
             Ok(found) => assert_eq!(broken().is_none(), found.holds()),
             Err(_) => assert_eq!(broken(), None),
         }
