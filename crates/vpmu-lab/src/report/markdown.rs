@@ -1,10 +1,14 @@
 //! Makes a page in Markdown of a bench's results, which `vpmu bench NAME --json FILE` writes.
 //!
 //! Pages in `docs/results` are made from the JSON beside them, by `tests/results.rs`, so a figure in a page cannot be
-//! older than the run.
+//! older than the run. A page has what a bench is about; the [details](DETAILS) are in the JSON and in the HTML page.
 
 use super::saved::{Bench, Table, tables};
 use crate::{Error, Result};
+
+/// Kinds of figures that explain the others: distributions, and counts by cause. They are most of a long bench's rows, and
+/// are read where they can be drawn.
+const DETAILS: [&str; 4] = ["guest", "latency_ns", "msr_writes", "woken"];
 
 /// A page's text beside its figures. It names no figure of a run.
 #[derive(Debug)]
@@ -58,7 +62,8 @@ impl Page {
             let rows = bench.group(self, group);
             if !rows.is_empty() {
                 text += &format!("\n{level} {}\n", group.heading);
-                text.extend(tables(&rows).iter().map(table));
+                let shown = |of: &&Table<'_>| of.kind.is_none_or(|kind| !DETAILS.contains(&kind));
+                text.extend(tables(&rows).iter().filter(shown).map(table));
             }
         }
         Ok(text)
