@@ -43,8 +43,8 @@ pub(super) const fn refusal(
 }
 
 impl Register {
-    /// Whether an instruction of this direction exists: PMSWINC_EL0 cannot be read, and
-    /// PMCEID0/1_EL0 and PMMIR_EL1 cannot be written, at any exception level.
+    /// Returns whether an instruction of this direction exists: PMSWINC_EL0 cannot be read, and PMCEID0/1_EL0 and
+    /// PMMIR_EL1 cannot be written, at any exception level.
     pub const fn is_accessible(self, write: bool) -> bool {
         match self {
             Self::Pmswinc => write,

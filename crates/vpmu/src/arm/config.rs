@@ -80,14 +80,14 @@ impl RawPmevtyper {
     /// Secure EL2 is counted where this differs from NSH.
     pub const SH: u64 = 1 << 24;
 
-    /// The event number, as `version` sees it.
+    /// Returns the event number, as `version` sees it.
     pub const fn event(self, version: PmuVersion) -> u16 {
         self.0 as u16 & version.event_mask()
     }
 
-    /// What stays of a guest's write to PMEVTYPERn_EL0: the event number and the filters for EL1
-    /// and EL0. Everything that could count outside the guest (EL2, EL3, other threads) or that
-    /// belongs to an extension the guest is not offered becomes zero, as RES0 bits do.
+    /// Returns what stays of a guest's write to PMEVTYPERn_EL0: the event number and the filters for EL1 and EL0.
+    /// Everything that could count outside the guest (EL2, EL3, other threads) or that belongs to an extension the
+    /// guest is not offered becomes zero, as RES0 bits do.
     ///
     /// `el3`: whether the guest is told (ID_AA64PFR0_EL1.EL3) that EL3 exists, which gives NSK and
     /// NSU a meaning.
@@ -95,8 +95,8 @@ impl RawPmevtyper {
         Self(self.0 & (Self::guest_filters(el3) | version.event_mask() as u64))
     }
 
-    /// What stays of a guest's write to PMCCFILTR_EL0: as [`for_guest`](Self::for_guest), without
-    /// an event number.
+    /// Returns what stays of a guest's write to PMCCFILTR_EL0: as [`for_guest`](Self::for_guest), without an event
+    /// number.
     pub const fn for_guest_cycles(self, el3: bool) -> Self {
         Self(self.0 & Self::guest_filters(el3))
     }
@@ -109,12 +109,12 @@ impl RawPmevtyper {
         self.0 & bit != 0
     }
 
-    /// What an event counter with this type is to count in a Non-secure guest.
+    /// Returns what an event counter with this type is to count in a Non-secure guest.
     pub const fn config(self, version: PmuVersion) -> CounterConfig {
         self.with_event(EventKind::Event(self.event(version)))
     }
 
-    /// What the cycle counter with this filter is to count in a Non-secure guest.
+    /// Returns what the cycle counter with this filter is to count in a Non-secure guest.
     pub const fn cycles_config(self) -> CounterConfig {
         self.with_event(EventKind::Cycles)
     }

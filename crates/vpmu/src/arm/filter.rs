@@ -38,12 +38,12 @@ impl EventFilter {
     /// How many rules fit.
     pub const MAX_RULES: usize = 16;
 
-    /// Every event is allowed, until rules deny some.
+    /// Makes a filter that allows every event, until rules deny some.
     pub const fn allow_all() -> Self {
         Self::new(true)
     }
 
-    /// Every event is denied, until rules allow some.
+    /// Makes a filter that denies every event, until rules allow some.
     pub const fn deny_all() -> Self {
         Self::new(false)
     }
@@ -93,7 +93,7 @@ impl EventFilter {
         Ok(self)
     }
 
-    /// Whether the guest may count `event`.
+    /// Returns whether the guest may count `event`.
     pub fn allows(&self, event: u16) -> bool {
         // Software increments and carries show nothing of the machine that the guest did not do itself.
         if matches!(event, SW_INCR | CHAIN) {
@@ -108,7 +108,7 @@ impl EventFilter {
             .map_or(self.otherwise, |rule| rule.allow)
     }
 
-    /// Whether no event is denied by any rule: then the guest's choice need not be checked.
+    /// Returns whether every event is allowed. Then the guest's choice need not be checked.
     pub fn allows_all(&self) -> bool {
         self.otherwise
             && self

@@ -22,7 +22,7 @@ pub struct Encoding {
 }
 
 impl Encoding {
-    /// The encoding of `op0, op1, CRn, CRm, op2`, as register pages print it.
+    /// Returns the encoding of `op0, op1, CRn, CRm, op2`, as register pages print it.
     pub const fn new(op0: u8, op1: u8, crn: u8, crm: u8, op2: u8) -> Self {
         Self {
             op0,
@@ -46,7 +46,7 @@ impl Encoding {
         }
     }
 
-    /// The ISS bits that hold these operands; direction and general register are zero.
+    /// Returns the ISS bits that hold these operands; direction and general register are zero.
     pub const fn to_iss(self) -> u32 {
         (self.op0 as u32) << 20
             | (self.op2 as u32) << 17
@@ -103,7 +103,7 @@ impl Register {
     /// How many different [`ordinal`](Self::ordinal)s there are.
     pub const COUNT: usize = 19;
 
-    /// The register that `encoding` names, or `None` if it names none of the PMU's.
+    /// Returns the register that `encoding` names, or `None` if it names none of the PMU's.
     pub const fn decode(encoding: Encoding) -> Option<Self> {
         let Encoding {
             op0,
@@ -144,8 +144,8 @@ impl Register {
         })
     }
 
-    /// The operands that name this register. An index above 30 is taken modulo 32, and so names
-    /// the place where the register would be.
+    /// Returns the operands that name this register. An index above 30 is taken modulo 32, and so names the place where
+    /// the register would be.
     pub const fn encoding(self) -> Encoding {
         match self {
             Self::PmintenSet => Encoding::new(3, 0, 9, 14, 1),
@@ -171,8 +171,7 @@ impl Register {
     }
 
     // Written out: variants with an index have no discriminant that could be cast.
-    /// A dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share
-    /// one.
+    /// Returns a dense number in `0..COUNT`, to count accesses by. All indexed registers of a kind share one.
     pub const fn ordinal(self) -> usize {
         match self {
             Self::Pmcr => 0,
@@ -197,7 +196,7 @@ impl Register {
         }
     }
 
-    /// The architecture's name, with `n` for the index of an indexed register.
+    /// Returns the architecture's name, with `n` for the index of an indexed register.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pmcr => "PMCR_EL0",
@@ -222,7 +221,7 @@ impl Register {
         }
     }
 
-    /// Every register, indexed ones with each index from 0 to 30: 79 of them.
+    /// Returns every register, indexed ones with each index from 0 to 30: 79 of them.
     pub fn all() -> impl Iterator<Item = Self> {
         const SINGLE: [Register; Register::COUNT - 2] = [
             Register::Pmcr,

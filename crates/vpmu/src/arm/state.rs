@@ -44,7 +44,7 @@ impl PmuState {
     // Another number for each change of the fields: an older engine then refuses a state that it would misread.
     pub const LAYOUT: u16 = 1;
 
-    /// The PMU out of reset, with `counters` event counters and nothing enabled.
+    /// Returns the state of a PMU out of reset, with `counters` event counters and nothing enabled.
     pub const fn reset(version: PmuVersion, counters: u8) -> Self {
         Self {
             layout: Self::LAYOUT,
@@ -63,7 +63,7 @@ impl PmuState {
         }
     }
 
-    /// PMCR_EL0.N: how many event counters the guest has.
+    /// Returns PMCR_EL0.N: how many event counters the guest has.
     pub const fn counters(&self) -> u8 {
         // From the register, not from a field beside it: the two could disagree.
         ((self.pmcr & super::pmcr::N_MASK) >> super::pmcr::N_SHIFT) as u8

@@ -28,7 +28,7 @@ impl PmuVersion {
         }
     }
 
-    /// The value of ID_AA64DFR0_EL1.PMUVer (bits 11:8) that says this version.
+    /// Returns the value of ID_AA64DFR0_EL1.PMUVer (bits 11:8) that says this version.
     pub const fn pmuver(self) -> u8 {
         match self {
             Self::V3 => 1,
@@ -38,7 +38,7 @@ impl PmuVersion {
         }
     }
 
-    /// Which bits of an event number exist.
+    /// Returns which bits of an event number exist.
     pub const fn event_mask(self) -> u16 {
         match self {
             // evtCount is PMEVTYPERn_EL0[9:0] at first, and [15:0] from PMUv3p1 on.
@@ -47,7 +47,7 @@ impl PmuVersion {
         }
     }
 
-    /// Which bits of an event counter exist.
+    /// Returns which bits of an event counter exist.
     pub const fn counter_mask(self) -> u64 {
         match self {
             // Before PMUv3p5 bits 63:32 of PMEVCNTRn_EL0 are RES0.

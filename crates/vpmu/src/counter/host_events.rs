@@ -82,7 +82,7 @@ pub struct HostEvents<E> {
 }
 
 impl<E: Copy + PartialEq> HostEvents<E> {
-    /// No host event yet.
+    /// Makes the host events of a PMU: none yet.
     pub fn new(policy: Policy) -> Self {
         Self {
             policy,
@@ -97,39 +97,39 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
-    /// What decides about the calls.
+    /// Returns the policy that decides about the calls.
     pub const fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// Counters whose host event runs.
+    /// Returns the counters whose host event runs.
     pub const fn running(&self) -> CounterSet {
         self.running
     }
 
-    /// Counters that have a host event.
+    /// Returns the counters that have a host event.
     pub const fn backed(&self) -> CounterSet {
         self.backed
     }
 
-    /// Counters of which the host may know more than has been taken: those that run, were paused
-    /// and not read, or were read and not given on.
+    /// Returns the counters whose counts may not all be taken: those that run, those that were paused and not read, and
+    /// those that were read and not taken.
     pub fn unsettled(&self) -> CounterSet {
         self.running | self.undrained | self.owing
     }
 
-    /// In how many events beyond what has been taken the host will report.
+    /// Returns the number of events, from what has been taken on, after which the host will report.
     pub fn armed(&self, counter: Counter) -> Option<NonZeroU64> {
         self.slots[counter].armed
     }
 
-    /// Why the host event behind `counter` has not counted all that happened since it was made,
-    /// as far as what has been taken shows.
+    /// Returns why the host event behind `counter` has missed events since it was made, as far as the counts taken show
+    /// that.
     pub fn deficit(&self, counter: Counter) -> Option<Lost> {
         self.slots[counter].deficit
     }
 
-    /// How often the host was called.
+    /// Returns how often the host was called.
     pub const fn statistics(&self) -> Statistics {
         self.statistics
     }
@@ -139,8 +139,8 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         &mut self.statistics
     }
 
-    /// The guest wrote a control of these counters in a way that may concern what they count or
-    /// whether. A policy that forgets that an event is paused pauses it now, to be sure.
+    /// Notes that the guest wrote a register that may change what these counters count, or whether they do. A policy
+    /// that does not remember whether an event is paused pauses these events now.
     pub fn touch<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let backed = counters & self.backed;
         self.used |= backed;
@@ -150,7 +150,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
-    /// These counters must not count any more. What they have counted stays to be taken.
+    /// Stops these counters. What they have counted can still be taken.
     pub fn stop<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let counters = counters & self.running;
         self.pause(counters, host);
@@ -160,8 +160,8 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
-    /// Whether [`start`](Self::start) with these would leave the period alone: the host event is
-    /// there, and its report is due where it has to be. Then nothing has to be taken before.
+    /// Returns whether [`start`](Self::start) with these arguments would leave the period alone: the host event exists,
+    /// and its report is due where it has to be. Then no count has to be taken before.
     pub fn keeps_period(&self, counter: Counter, event: &E, due: Option<NonZeroU64>) -> bool {
         let slot = &self.slots[counter];
         // The originals of the other policies set the period anew each time.
@@ -170,8 +170,8 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             && slot.armed == due
     }
 
-    /// Those of `counters` that may have passed their end without anyone knowing: with a host that
-    /// [reports promptly](CounterHost::reports_promptly), not those that wait for a report.
+    /// Returns those of `counters` that may have overflowed unnoticed. With a host that
+    /// [reports promptly](CounterHost::reports_promptly), a counter that waits for its report has not overflowed.
     pub fn in_doubt<H: CounterHost<E>>(&self, counters: CounterSet, host: &H) -> CounterSet {
         let mut doubtful = counters & self.unsettled();
         // A report that has not come says that the end has not, unless a read has overtaken it.
@@ -234,8 +234,8 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
-    /// The guest gave `counter` another value, or another wish for an interrupt: the report is now
-    /// due after `due` more events.
+    /// Sets the report of `counter` to come after `due` more events: the guest has written the counter, or has changed
+    /// whether it wants an interrupt.
     ///
     /// # Errors
     ///
@@ -269,7 +269,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         Ok(())
     }
 
-    /// The guest reads `counter`. Returns what it has counted and nobody has taken yet.
+    /// Takes what `counter` has counted since the last time, because the guest reads the counter.
     pub fn read<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
         let paused = self.backed - self.running;
         // A counter that the guest reads is in use, even if it stands still.
@@ -280,7 +280,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.collect(counter, host)
     }
 
-    /// What `counter` has counted and nobody has taken yet. Reads it only if it can have counted.
+    /// Takes what `counter` has counted since the last time. Reads the host event only if it can have counted.
     pub fn collect<H: CounterHost<E>>(&mut self, counter: Counter, host: &mut H) -> u64 {
         // A paused event that was read has counted nothing since.
         if (self.running | self.undrained).contains(counter) {
@@ -289,22 +289,20 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.take_owed(counter)
     }
 
-    /// Counters that were read on the way of something else, a pause or a release, and of which
-    /// nobody has taken what they have counted.
+    /// Returns the counters that a pause or a release has read, and whose counts nobody has taken.
     pub const fn owing(&self) -> CounterSet {
         self.owing
     }
 
-    /// As [`collect`](Self::collect), without a call: only what was read on the way of something
-    /// else.
+    /// Takes what a pause or a release has read of `counter`. Makes no call, unlike [`collect`](Self::collect).
     pub fn take_owed(&mut self, counter: Counter) -> u64 {
         self.owing.remove(counter);
         core::mem::take(&mut self.slots[counter].owed)
     }
 
-    /// The host reports an overflow of `counter`: what it has counted and nobody has taken yet.
-    /// Where the event had to go (see [`Report::Moved`] and [`Policy::Recreate`]), the counter does
-    /// not run any more, and the model starts it again.
+    /// Takes the host's report of an overflow of `counter`, and what the counter has counted since the last time. Where
+    /// the host event had to be released (see [`Report::Moved`] and [`Policy::Recreate`]), the counter no longer runs,
+    /// and the model starts it again.
     pub fn report<H: CounterHost<E>>(
         &mut self,
         counter: Counter,
@@ -343,7 +341,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         counted
     }
 
-    /// A scheduling slice is over: events that were not used in it, and do not run, are released.
+    /// Releases the host events that were not used in the slice that ends now, and do not run.
     pub fn end_slice<H: CounterHost<E>>(&mut self, host: &mut H) {
         // What runs is in use whether or not the guest has touched it.
         let idle = self.backed - self.used - self.running;
@@ -351,7 +349,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.used = CounterSet::EMPTY;
     }
 
-    /// Takes host events away, those that run too. What they have counted stays to be taken.
+    /// Releases host events, also those that run. What they have counted can still be taken.
     pub fn release<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let counters = counters & self.backed;
         self.pause(counters & self.running, host);

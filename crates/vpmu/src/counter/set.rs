@@ -81,17 +81,17 @@ impl CounterSet {
     /// No counter.
     pub const EMPTY: Self = Self(0);
 
-    /// The set whose members are the set bits of `bits`.
+    /// Returns the set whose members are the set bits of `bits`.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// The set of one counter.
+    /// Returns the set of one counter.
     pub const fn of(counter: Counter) -> Self {
         counter.alone()
     }
 
-    /// Counters `0..count`.
+    /// Returns the set of counters `0..count`.
     pub const fn first(count: u8) -> Self {
         match 1_u32.checked_shl(count as u32) {
             Some(bit) => Self(bit - 1),
@@ -100,22 +100,22 @@ impl CounterSet {
         }
     }
 
-    /// Bit *n* set for each member *n*.
+    /// Returns the members as bits: bit *n* is counter *n*.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// Whether `counter` is a member.
+    /// Returns whether `counter` is a member.
     pub const fn contains(self, counter: Counter) -> bool {
         self.0 & Self::of(counter).0 != 0
     }
 
-    /// Whether no counter is a member.
+    /// Returns whether no counter is a member.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// How many counters are members: 0 to 32.
+    /// Returns the number of members: 0 to 32.
     pub const fn len(self) -> u32 {
         self.0.count_ones()
     }
@@ -134,12 +134,12 @@ impl CounterSet {
         }
     }
 
-    /// Makes `counter` no member.
+    /// Removes `counter`.
     pub const fn remove(&mut self, counter: Counter) {
         self.0 &= !Self::of(counter).0;
     }
 
-    /// The members, lowest first.
+    /// Returns the members, lowest first.
     pub const fn iter(self) -> Iter {
         Iter(self.0)
     }

@@ -31,7 +31,7 @@ pub(crate) fn count(n: &mut u64) {
 }
 
 impl Statistics {
-    /// All calls of the host together.
+    /// Returns the number of all calls of the host.
     pub fn host_operations(&self) -> u64 {
         [
             // A create that failed is a call, too, so `lost` is no summand.

@@ -100,7 +100,7 @@ impl fmt::Display for NotAPage {
 impl core::error::Error for NotAPage {}
 
 impl Device {
-    /// A device without a page, on a vCPU that runs (see [`put`](Self::put)).
+    /// Makes a device without a page, for a vCPU that runs (see [`put`](Self::put)).
     ///
     /// # Errors
     ///
@@ -163,12 +163,12 @@ impl Device {
         self.reclassify(self.implemented());
     }
 
-    /// Whether a page is shared.
+    /// Returns whether a page is shared.
     pub const fn is_attached(&self) -> bool {
         self.attached
     }
 
-    /// The guest has written `bits` to its doorbell: [`command`]s.
+    /// Performs the [`command`]s whose bits the guest has written to its doorbell.
     pub fn doorbell<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         bits: u64,
@@ -207,7 +207,7 @@ impl Device {
         Outcome::Done
     }
 
-    /// The host reports that `counter` has counted as far as was asked. Works for a vCPU that does not run, too.
+    /// Takes the host's report that `counter` has counted as far as was asked, also for a vCPU that does not run.
     pub fn overflow<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         counter: Counter,
@@ -228,12 +228,13 @@ impl Device {
         core::mem::replace(&mut self.nmi_due, false)
     }
 
-    /// Whether an interrupt is due.
+    /// Returns whether an interrupt is due.
     pub const fn nmi_due(&self) -> bool {
         self.nmi_due
     }
 
-    /// The vCPU starts to run. No call of the host for a guest that wants nothing counted.
+    /// Starts what the guest wants counted, as the vCPU starts to run. A guest that wants nothing counted costs no call
+    /// of the host.
     pub fn load<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
@@ -244,7 +245,7 @@ impl Device {
         self.publish_all(page);
     }
 
-    /// The vCPU stops running: nothing counts, and all that was counted is in the page. The end of a slice, too.
+    /// Stops all counters, as the vCPU stops running, and puts what they have counted into the page. Ends the slice.
     pub fn put<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
@@ -255,8 +256,8 @@ impl Device {
         self.publish_all(page);
     }
 
-    /// A scheduling slice has ended: host events that the guest did not use in it are released. A host that was
-    /// too busy is asked again.
+    /// Ends a scheduling slice: releases the host events that the guest did not use in it. A host that was too busy is
+    /// asked again.
     pub fn end_slice<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
@@ -268,8 +269,8 @@ impl Device {
         self.publish_all(page);
     }
 
-    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt has the guest read it. Where an
-    /// interrupt is on its way, it does: no second one is due, which the guest would take for somebody else's.
+    /// Leaves the guest: nothing counts any more, the page says so, and an interrupt makes the guest read the page. An
+    /// interrupt that is already on its way serves for that: the guest would take a second one for somebody else's.
     pub fn leave<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
@@ -285,17 +286,17 @@ impl Device {
         }
     }
 
-    /// What the guest is told.
+    /// Returns what the guest is told.
     pub const fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// How often the host was called, and what it could not do.
+    /// Returns how often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
         self.bank.hosted.statistics()
     }
 
-    /// What `counter` is doing; `None` if there is no such counter.
+    /// Returns what `counter` is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         let exists = self.implemented().contains(counter);
         exists.then(|| self.bank.state(counter, false))

@@ -17,7 +17,7 @@ pub struct GuestHalf {
 }
 
 impl GuestHalf {
-    /// A half that has wished nothing yet.
+    /// Makes the half of a guest that has wished nothing yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -61,9 +61,9 @@ impl GuestHalf {
         page.store(word::WANTED, counters.bits().into());
     }
 
-    /// An NMI has come. The counters that have overflowed; `None`: it is none of this device's.
+    /// Handles an NMI. Returns the counters that have overflowed, or `None` if the NMI is not this device's.
     ///
-    /// `Some` of no counter is right too: an interrupt was on its way when the handler before it had seen all.
+    /// An empty set is no error: the handler before has seen all overflows while this interrupt was on its way.
     pub fn interrupt<P: Page + ?Sized>(&mut self, page: &P) -> Option<CounterSet> {
         let seq = page.load(word::SEQ);
         if seq == page.load(word::ACK) {

@@ -25,7 +25,7 @@ impl Offer {
     const RINGS: u32 = 1 << 8;
     const RAW: u32 = 1 << 9;
 
-    /// The leaf that tells a guest: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
+    /// Returns the leaf that tells a guest: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
     /// of which a set bit is one that is there; ECX the layout of the page, 1.
     pub const fn leaf(&self) -> CpuidLeaf {
         let mut eax = self.counters as u32;
@@ -44,7 +44,7 @@ impl Offer {
         }
     }
 
-    /// Whether `event` is offered.
+    /// Returns whether `event` is offered.
     pub fn has_event(&self, event: ArchEvent) -> bool {
         event
             .cpuid_bit()

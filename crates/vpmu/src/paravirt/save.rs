@@ -93,7 +93,7 @@ impl fmt::Display for RestoreError {
 impl core::error::Error for RestoreError {}
 
 impl Device {
-    /// What the host knows, up to this moment, and a page that shows it. Nothing stops: the device can go on.
+    /// Returns what the host knows at this moment, and brings the page up to date. Nothing stops: the device can go on.
     pub fn save<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,
@@ -130,12 +130,12 @@ impl Device {
         state
     }
 
-    /// Goes on from `state`, in place of what was here, with a page that is as it was: on a vCPU that runs, what is
+    /// Replaces the device's state by `state`. The page must be as it was at the save. On a vCPU that runs, what is
     /// wanted counts at once.
     ///
     /// # Errors
     ///
-    /// Refuses a state that is none of such a device. This one is then as it was.
+    /// Refuses a state that no such device can have. This device is then as it was.
     pub fn restore<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         state: &DeviceState,

@@ -18,7 +18,7 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// Whether `event` is backed by a counter that counts what the guest chooses.
+    /// Returns whether `event` is backed by a counter that counts what the guest chooses.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
         match self {
             Self::Intel(capability) => capability.has_event(event),
@@ -26,8 +26,8 @@ impl Capability {
         }
     }
 
-    /// Every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS and of last branch records
-    /// where they are offered.
+    /// Returns every MSR of a PMU of this vendor's, for an integration to intercept; those of PEBS and of last branch
+    /// records where they are offered.
     // From the capability alone: a VMM sets its filter before there is a vCPU.
     pub fn msrs(&self) -> impl Iterator<Item = u32> + use<> {
         let (intel, amd) = match self {
@@ -122,7 +122,7 @@ macro_rules! each {
 }
 
 impl AnyPmu {
-    /// Returns a PMU out of reset, on a vCPU that runs, that nobody watches.
+    /// Makes a PMU out of reset, for a vCPU that runs. Nobody is told what happens.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl AnyPmu {
 }
 
 impl<V: Events> AnyPmu<V> {
-    /// As [`new`](AnyPmu::new), and `events` is told what happens.
+    /// Makes a PMU as [`new`](AnyPmu::new) does, and tells `events` what happens.
     ///
     /// # Errors
     ///
@@ -279,7 +279,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.branches_awaited())
     }
 
-    /// The guest has taken `branch`. Returns whether a PMI is due.
+    /// Hands over a branch that the guest has taken. Returns whether a PMI is due.
     pub fn branch<H: CounterHost<CounterConfig>>(
         &mut self,
         branch: &lbr::Branch,
@@ -288,12 +288,12 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.branch(branch, host))
     }
 
-    /// The embedder follows its guest no longer. Returns whether a PMI is due.
+    /// Ends the following of the guest. Returns whether a PMI is due.
     pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
         each!(self, pmu => pmu.end_following(host))
     }
 
-    /// The embedder has lost sight of its guest for a while: branches that it has handed over for this PMI are not the last.
+    /// Drops the branches that were handed over for this PMI, because the embedder has missed later ones.
     pub fn lose_branches(&mut self) {
         each!(self, pmu => pmu.lose_branches());
     }

@@ -23,8 +23,8 @@ pub struct CounterConfig {
 }
 
 impl CounterConfig {
-    /// The event part of an event select register: event select, unit mask, edge, inversion and counter
-    /// mask, which is what Linux takes as a raw event. `None` for a fixed counter's event.
+    /// Returns the event part of an event select register: event select, unit mask, edge, inversion and counter mask,
+    /// which is what Linux takes as a raw event. `None` for a fixed counter's event.
     pub const fn raw(&self) -> Option<u64> {
         // Both vendors have these bits at the same places.
         // INT, EN and the rings are left out: perf has attributes of their own for them, and drops these bits.
@@ -48,8 +48,10 @@ impl CounterConfig {
         Some(raw)
     }
 
-    /// The architectural event that is counted as it is, with no condition on it. Cycles in which less than 16
-    /// of Intel's instructions retire are all cycles, as no processor retires more: so Linux names them for PEBS.
+    /// Returns the architectural event that is counted without a condition.
+    ///
+    /// Linux names core cycles for PEBS as the cycles in which fewer than 16 instructions retire: no processor retires
+    /// more.
     pub const fn architectural(&self) -> Option<ArchEvent> {
         if let EventKind::General {
             select: 0xc0,
@@ -68,7 +70,7 @@ impl CounterConfig {
         self.event.architectural()
     }
 
-    /// Whether events in `ring` are counted.
+    /// Returns whether events in `ring` are counted.
     pub const fn counts_in(&self, ring: Ring) -> bool {
         match ring {
             Ring::Kernel => self.kernel,
@@ -99,7 +101,7 @@ pub enum EventKind {
 }
 
 impl EventKind {
-    /// The architectural event of this encoding, if it is one.
+    /// Returns the architectural event of this encoding, if it is one.
     pub const fn architectural(self) -> Option<ArchEvent> {
         Some(match self {
             Self::General { select, umask } => match (select, umask) {

@@ -129,8 +129,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         }
     }
 
-    /// Whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken.
-    /// Every call of this PMU that takes a host can set it.
+    /// Returns whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken. Every call of
+    /// this PMU that takes a host can set it.
     pub const fn pmi_due(&self) -> bool {
         self.counters.pmi_due()
     }

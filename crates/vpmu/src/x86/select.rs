@@ -21,22 +21,22 @@ impl RawPerfEvtSel {
     /// Invert the comparison with the counter mask.
     pub const INV: u64 = 1 << 23;
 
-    /// Bits 7:0, the event select; AMD's continues in bits 35:32.
+    /// Returns bits 7:0, the event select; AMD's continues in bits 35:32.
     pub const fn select(self) -> u8 {
         self.0 as u8
     }
 
-    /// Bits 15:8, the unit mask.
+    /// Returns bits 15:8, the unit mask.
     pub const fn umask(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Bits 31:24, the counter mask.
+    /// Returns bits 31:24, the counter mask.
     pub const fn threshold(self) -> u8 {
         (self.0 >> 24) as u8
     }
 
-    /// Whether all of `bits` are set.
+    /// Returns whether all of `bits` are set.
     pub const fn has(self, bits: u64) -> bool {
         self.0 & bits == bits
     }

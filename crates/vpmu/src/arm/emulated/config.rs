@@ -39,7 +39,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity that a PMCR_EL0 holds, so that a guest can be shown the machine's.
+    /// Returns the identity that a PMCR_EL0 holds, so that a guest can be shown the machine's.
     pub const fn from_pmcr(value: u64) -> Self {
         let identity = value >> pmcr::IDENTITY_SHIFT;
         Self {

@@ -80,7 +80,7 @@ pub struct EmulatedPmu<V = ()> {
 }
 
 impl EmulatedPmu {
-    /// A PMU out of reset, on a vCPU that runs (see [`put`](Self::put)), that nobody watches.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl EmulatedPmu {
 }
 
 impl<V: Events> EmulatedPmu<V> {
-    /// As [`new`](EmulatedPmu::new), and `events` is told what happens.
+    /// Makes a PMU as [`new`](EmulatedPmu::new) does, and tells `events` what happens.
     ///
     /// # Errors
     ///
@@ -119,7 +119,7 @@ impl<V: Events> EmulatedPmu<V> {
         Ok(pmu)
     }
 
-    /// The host reports that `counter` has counted as far as was asked. Answers the interrupt line.
+    /// Takes the host's report that `counter` has counted as far as was asked. Returns the level of the interrupt line.
     ///
     /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
     /// [`put`](Self::put) and [`load`](Self::load) too, so that a report that arrives after its vCPU
@@ -134,26 +134,26 @@ impl<V: Events> EmulatedPmu<V> {
         self.line()
     }
 
-    /// The level of the overflow interrupt: whether an enabled counter's overflow bit is set. It
-    /// can change with every call of this PMU that takes a host, and with nothing else.
+    /// Returns the level of the overflow interrupt: whether an enabled counter's overflow bit is set. Only a call that
+    /// takes a host can change the level.
     pub fn line(&self) -> bool {
         self.pmcr & pmcr::E != 0 && !(self.overflowed & self.interrupting).is_empty()
     }
 
-    /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
-    /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
+    /// Starts what the guest has enabled, as the vCPU starts to run. A guest that has nothing enabled costs no call of
+    /// the host. A host that was too busy to back a counter is asked again.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.start_vcpu(host);
     }
 
-    /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
-    /// [`line`](Self::line) is exact. Host counters that did not run since the load are released.
-    /// No call of the host for a guest that uses no counter.
+    /// Stops all counters, as the vCPU stops running, and takes what they have counted into the registers, so that
+    /// [`line`](Self::line) is exact. Releases host counters that did not run since the load. A guest that uses no
+    /// counter costs no call of the host.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.stop_vcpu(host);
     }
 
-    /// Back to reset, with every host counter released: for a vCPU that is reset or goes away.
+    /// Resets the PMU and releases every host counter: for a vCPU that is reset or goes away.
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.bank.reset(host);
         self.pmcr = 0;
@@ -175,12 +175,12 @@ impl<V: Events> EmulatedPmu<V> {
         self.apply(host);
     }
 
-    /// How often the host was called, and what it could not do.
+    /// Returns how often the host was called, and what it could not do.
     pub fn statistics(&self) -> Statistics {
         self.bank.hosted.statistics()
     }
 
-    /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
+    /// Returns what `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         if !self.implemented().contains(counter) {
             return None;
@@ -192,7 +192,7 @@ impl<V: Events> EmulatedPmu<V> {
         Some(self.bank.state(counter, in_software))
     }
 
-    /// The observer given at the beginning.
+    /// Returns the observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
         &mut self.events
     }

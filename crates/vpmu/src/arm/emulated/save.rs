@@ -7,7 +7,7 @@ use crate::arm::{
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 impl<V: Events> EmulatedPmu<V> {
-    /// All that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
+    /// Returns all that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
     ///
     /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
     /// the machine rather than the guest (identity, events, filter).

@@ -129,9 +129,9 @@ impl Plan {
         Self::build(*config, false)
     }
 
-    /// The limit design: the guest has all counters, no access traps and no exit reads them, so
-    /// nothing keeps it from counting at EL2 where MDCR_EL2.HPMD and HCCD do not. For measuring what
-    /// traps cost.
+    /// Makes the plan of the limit design, for measuring what traps cost: the guest has all counters, no access traps,
+    /// and no exit reads event types. Where MDCR_EL2.HPMD and HCCD do not keep the guest from counting at EL2, nothing
+    /// does.
     ///
     /// # Errors
     ///
@@ -275,18 +275,18 @@ impl Plan {
         mdcr
     }
 
-    /// The number of event counters the guest has, the value of MDCR_EL2.HPMN: 0 to 31.
+    /// Returns the number of event counters the guest has, the value of MDCR_EL2.HPMN: 0 to 31.
     pub const fn hpmn(&self) -> u8 {
         self.config.implemented - self.config.host_counters
     }
 
-    /// The guest's counters: `0..hpmn()` and the cycle counter.
+    /// Returns the guest's counters: `0..hpmn()` and the cycle counter.
     pub fn guest_counters(&self) -> CounterSet {
         CounterSet::first(self.hpmn()) | CounterSet::of(CYCLE_COUNTER)
     }
 
-    /// The host's counters, from the top of those implemented. MDCR_EL2.HPME enables them and,
-    /// from PMUv3p5 on, MDCR_EL2.HLP makes them overflow at 2^64; the guest's PMCR_EL0 has no say.
+    /// Returns the host's counters, from the top of those implemented. MDCR_EL2.HPME enables them and, from PMUv3p5 on,
+    /// MDCR_EL2.HLP makes them overflow at 2^64; the guest's PMCR_EL0 has no say.
     ///
     /// Where the lowest is an odd one, do not have it count CHAIN: the even counter below is the
     /// guest's, and the architecture leaves open whether that would carry over.
@@ -294,28 +294,28 @@ impl Plan {
         CounterSet::first(self.config.implemented) - CounterSet::first(self.hpmn())
     }
 
-    /// The number of event counters that the CPU has.
+    /// Returns the number of event counters that the CPU has.
     pub const fn implemented(&self) -> u8 {
         self.config.implemented
     }
 
-    /// Which PMUv3 the guest has.
+    /// Returns which PMUv3 the guest has.
     pub const fn version(&self) -> PmuVersion {
         self.config.features.version
     }
 
-    /// PMCEID0_EL0 and PMCEID1_EL0 for the guest.
+    /// Returns PMCEID0_EL0 and PMCEID1_EL0 for the guest.
     pub fn events(&self) -> [u64; 2] {
         self.config.filter.pmceid(self.config.events)
     }
 
-    /// The trap registers while the guest's PMU is in the hardware.
+    /// Returns the trap registers while the guest's PMU is in the hardware.
     pub const fn traps(&self) -> TrapRegisters {
         self.traps
     }
 
-    /// The trap registers while it is not: every access traps, and nothing of another guest's can
-    /// be seen.
+    /// Returns the trap registers while the guest's PMU is not in the hardware. Every access traps, so that the guest
+    /// sees nothing of another guest's.
     pub fn trap_all(&self) -> TrapRegisters {
         TrapRegisters {
             mdcr_el2: self.mdcr_el2() | mdcr::TPM | mdcr::TPMCR,
@@ -342,8 +342,8 @@ impl Plan {
         })
     }
 
-    /// Why a read (or write) of `register` traps while the guest's PMU is in the hardware; `None`:
-    /// it does not. For an indexed register, n is one of the guest's.
+    /// Returns why a read (or write) of `register` traps while the guest's PMU is in the hardware; `None`: it does not.
+    /// For an indexed register, n is one of the guest's.
     pub fn is_trapped(&self, register: Register, write: bool) -> Option<Why> {
         if !register.is_accessible(write) {
             return None;
@@ -357,17 +357,17 @@ impl Plan {
         self.everything
     }
 
-    /// The guest's counters whose types [`PartitionedPmu::exited`] reads at each exit, because
-    /// MDCR_EL2 does not keep them from counting at EL2. Empty from PMUv3p5 on, where HPMD and HCCD
-    /// work; the cycle counter before; all of them before PMUv3p1.
+    /// Returns the guest's counters whose types [`PartitionedPmu::exited`] reads at each exit, because MDCR_EL2 does
+    /// not keep them from counting at EL2. Empty from PMUv3p5 on, where HPMD and HCCD work; the cycle counter before;
+    /// all of them before PMUv3p1.
     ///
     /// [`PartitionedPmu::exited`]: super::PartitionedPmu::exited
     pub const fn filtered_at_exit(&self) -> CounterSet {
         self.filtered_at_exit
     }
 
-    /// Whether what the guest wrote to an event type may differ from what the hardware holds. Then
-    /// its reads and writes trap, and the engine remembers.
+    /// Returns whether an event type in the hardware may differ from what the guest wrote. Then reads and writes of
+    /// event types trap, and the engine keeps what was written.
     pub(super) fn hides_events(&self) -> bool {
         !self.config.filter.allows_all()
     }

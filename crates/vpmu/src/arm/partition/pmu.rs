@@ -56,7 +56,7 @@ pub struct OverflowSplit {
 }
 
 impl PartitionedPmu {
-    /// A PMU out of reset, not loaded, on a CPU with this plan.
+    /// Makes a PMU out of reset that is not loaded, for a CPU with this plan.
     pub const fn new(plan: Plan) -> Self {
         Self {
             plan,
@@ -66,8 +66,8 @@ impl PartitionedPmu {
         }
     }
 
-    /// The same, but its registers change hands at every switch, and no access traps for that. It is what lazy switches
-    /// are measured against.
+    /// Makes a PMU whose registers change hands at every switch. No access traps for that. Lazy switches are measured
+    /// against this.
     #[must_use]
     pub const fn eager(plan: Plan) -> Self {
         let mut pmu = Self::new(plan);
@@ -76,18 +76,18 @@ impl PartitionedPmu {
         pmu
     }
 
-    /// Where the guest's registers are.
+    /// Returns where the guest's registers are.
     pub const fn residence(&self) -> Residence {
         self.residence
     }
 
-    /// The plan in force.
+    /// Returns the plan in force.
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What the trap registers must hold when the guest is entered: everything traps until its
-    /// first access has loaded its PMU, and while the host has one of its counters.
+    /// Returns what the trap registers must hold when the guest is entered: everything traps until its first access has
+    /// loaded its PMU, and while the host has one of its counters.
     pub fn trap_registers(&self) -> TrapRegisters {
         if self.residence == Residence::Loaded && self.taken() == 0 {
             self.plan.traps()
@@ -205,12 +205,12 @@ impl PartitionedPmu {
         Outcome::Done
     }
 
-    /// The guest has been left, by an exception to EL2. To be called at each exit, before anything
-    /// whose duration or memory accesses are a secret.
+    /// Keeps the guest's counters from counting the hypervisor. Call this first at each exit, before anything whose
+    /// duration or memory accesses are a secret.
     ///
-    /// Keeps the guest's counters from counting at EL2 where MDCR_EL2 does not
-    /// ([`Plan::filtered_at_exit`]): clears in their types what a guest without EL2 does not have.
-    /// The cost is one register read for each such counter, and a write where a guest tries.
+    /// Where MDCR_EL2 does not keep a counter from counting at EL2 ([`Plan::filtered_at_exit`]), this clears the bits of
+    /// its type that a guest without EL2 does not have. The cost is one register read for each such counter, and a write
+    /// where the guest has set such a bit.
     pub fn exited<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence != Residence::Loaded {
             return;
@@ -232,10 +232,9 @@ impl PartitionedPmu {
         }
     }
 
-    /// Tells whose a physical PMU interrupt is, and clears the host's part of it.
+    /// Tells whose a physical PMU interrupt is, and clears the host's part of the interrupt.
     ///
-    /// With `guest` false and `host` empty it was spurious: the guest cleared its overflow between
-    /// the interrupt and this call.
+    /// With `guest` false and `host` empty the interrupt was spurious: the guest has cleared its overflow since.
     pub fn overflow<R: PmuRegisters>(&mut self, regs: &mut R) -> OverflowSplit {
         let mut host = self.plan.host_counters();
         if !host.is_empty() {
@@ -252,9 +251,8 @@ impl PartitionedPmu {
         }
     }
 
-    /// The level of the guest's PMU interrupt, wherever its registers are. A vCPU that waits for an
-    /// interrupt must wake when this is true after a [`put`](Self::put): the hardware no longer
-    /// asserts it.
+    /// Returns the level of the guest's PMU interrupt, wherever its registers are. A vCPU that waits for an interrupt
+    /// must wake when this is true after a [`put`](Self::put): the hardware no longer asserts it.
     pub fn line<R: PmuRegisters>(&self, regs: &mut R) -> bool {
         if self.residence != Residence::Loaded {
             return line(&self.state);
@@ -265,8 +263,8 @@ impl PartitionedPmu {
         (overflowed & self.guest() | taken) != 0 && regs.read(Register::Pmcr) & pmcr::E != 0
     }
 
-    /// What the guest's counter is doing; `None` if the guest has no such counter. One that should count and that the host
-    /// has is `Lost`: its value stands still.
+    /// Returns what the guest's counter is doing; `None` if the guest has no such counter. A counter that
+    /// should count and that the host has taken is `Lost`: its value stands still.
     pub fn counter_state<R: PmuRegisters>(
         &self,
         counter: Counter,

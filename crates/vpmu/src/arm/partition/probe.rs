@@ -33,8 +33,8 @@ pub enum Attacker {
 }
 
 impl Attacker {
-    /// The instruction that writes x1 (r1) to `register`, or reads it into x0 (r0): an MSR or MRS
-    /// in A64, an MCR or MRC in A32.
+    /// Returns the instruction that writes x1 (r1) to `register`, or reads it into x0 (r0): an MSR or MRS in A64, an
+    /// MCR or MRC in A32.
     pub const fn instruction(self, register: Register, write: bool) -> u32 {
         let Encoding {
             op0,
@@ -100,17 +100,17 @@ impl Accesses {
         self.0 |= Self::bit(register, write);
     }
 
-    /// Whether a read (or write) of `register` is a member. Indexed registers of a kind are one.
+    /// Returns whether a read (or write) of `register` is a member. Indexed registers of a kind are one.
     pub const fn contains(self, register: Register, write: bool) -> bool {
         self.0 & Self::bit(register, write) != 0
     }
 
-    /// Whether there is no member.
+    /// Returns whether there is no member.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The members. Of indexed registers, number 0 stands for all.
+    /// Returns the members. Of indexed registers, number 0 stands for all.
     pub fn iter(self) -> impl Iterator<Item = (Register, bool)> {
         Register::all()
             .filter(|r| !matches!(r, Register::Pmevtyper(1..) | Register::Pmevcntr(1..)))

@@ -5,17 +5,17 @@ use super::{MigrateError, PartitionedPmu, Plan, PmuRegisters};
 use crate::arm::{PmuState, Register, RestoreError, pmcr};
 
 impl PartitionedPmu {
-    /// The guest is about to run here. Loads its registers if they are needed before its next
-    /// trapped access; costs no register access if not.
+    /// Loads the registers of a guest that is about to run here, if they are needed before its next trapped access. If
+    /// not, this costs no register access.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence == Residence::Saved {
             self.load_registers(regs);
         }
     }
 
-    /// The guest no longer runs here. If its registers are in the hardware, stops its counters,
-    /// saves them, and leaves no interrupt of the guest's asserted, no access for EL0, and a valid
-    /// selection; if not, costs no register access. PMCR_EL0 stays as the guest left it.
+    /// Saves the registers of a guest that no longer runs here, if they are in the hardware. Stops its counters, and
+    /// leaves no interrupt of the guest's asserted, no access for EL0, and a valid selection. If the registers are not
+    /// in the hardware, this costs no register access. PMCR_EL0 stays as the guest left it.
     pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence != Residence::Loaded {
             return;
@@ -92,8 +92,8 @@ impl PartitionedPmu {
         Ok(())
     }
 
-    /// The guest's registers, without the bits of event types that hardware keeps but that are RES0
-    /// for a guest without EL2 and EL3. A loaded PMU is put first.
+    /// Returns the guest's registers, without the bits of event types that hardware keeps but that are RES0 for a guest
+    /// without EL2 and EL3. A loaded PMU is put first.
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
         self.put(regs);
         let mut state = self.state.clone();

@@ -41,7 +41,7 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// With every event.
+    /// Makes a capability with every event, and without last branch records.
     pub const fn new(interface: Interface) -> Self {
         Self {
             interface,
@@ -50,7 +50,7 @@ impl Capability {
         }
     }
 
-    /// The number by which it is known: 2 with PerfMonV2, else 1.
+    /// Returns the interface's version number: 2 with PerfMonV2, else 1.
     pub const fn version(&self) -> u8 {
         match self.interface {
             Interface::Legacy | Interface::Core => 1,
@@ -58,7 +58,7 @@ impl Capability {
         }
     }
 
-    /// How many counters there are.
+    /// Returns the number of counters.
     pub const fn count(&self) -> u8 {
         match self.interface {
             Interface::Legacy => 4,
@@ -66,12 +66,12 @@ impl Capability {
         }
     }
 
-    /// Every counter there is.
+    /// Returns every counter there is.
     pub const fn counters(&self) -> CounterSet {
         CounterSet::first(self.count())
     }
 
-    /// The bits of CPUID.8000_0001H:ECX that say what this PMU has: PerfCtrExtCore.
+    /// Returns the bits of CPUID.8000_0001H:ECX that say what this PMU has: PerfCtrExtCore.
     pub const fn leaf_8000_0001_ecx(&self) -> u32 {
         const PERF_CTR_EXT_CORE: u32 = 1 << 23;
         match self.interface {
@@ -80,7 +80,7 @@ impl Capability {
         }
     }
 
-    /// CPUID leaf 8000_0022H: PerfMonV2, the LBR stack, and their numbers. All zero for an earlier interface.
+    /// Returns CPUID leaf 8000_0022H: PerfMonV2, the LBR stack, and their numbers. All zero for an earlier interface.
     pub const fn leaf_8000_0022(&self) -> CpuidLeaf {
         let (eax, ebx) = match self.interface {
             Interface::Legacy | Interface::Core => (0, 0),
@@ -118,7 +118,7 @@ impl Capability {
         }
     }
 
-    /// Whether `event` is backed.
+    /// Returns whether `event` is backed.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
         match event.cpuid_bit() {
             Some(bit) => self.events >> bit & 1 != 0,

@@ -36,7 +36,7 @@ pub enum Msr {
 }
 
 impl Msr {
-    /// The MSR at `address`, or `None` if that is none of the PMU's.
+    /// Returns the MSR at `address`, or `None` if no MSR of the PMU is there.
     pub const fn decode(address: u32) -> Option<Self> {
         const END: u32 = PERF_CTL0 + 2 * MAX_COUNTERS as u32 - 1;
         Some(match address {
@@ -62,7 +62,7 @@ impl Msr {
         })
     }
 
-    /// Where it is. A number that no MSR has gives an address near those that exist.
+    /// Returns the MSR's address. A number that no MSR has gives an address near those that exist.
     pub const fn address(self) -> u32 {
         match self {
             Self::LegacyCtl(n) => PERF_LEGACY_CTL0 + n as u32,
@@ -76,7 +76,7 @@ impl Msr {
         }
     }
 
-    /// Every MSR that can belong to a PMU: what an integration has to intercept.
+    /// Returns every MSR that can belong to a PMU: what an integration has to intercept.
     pub fn all() -> impl Iterator<Item = Self> {
         // The old names reach the same counters on every interface, so all of them are intercepted.
         let legacy = (0..LEGACY).flat_map(|n| [Self::LegacyCtl(n), Self::LegacyCtr(n)]);

@@ -55,14 +55,14 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 pub type Pmu<V = ()> = pmu::Pmu<Registers, V>;
 
 impl Pmu {
-    /// A PMU out of reset, on a vCPU that runs (see [`put`](Self::put)), that nobody watches.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
     pub fn new(config: PmuConfig) -> Self {
         Self::with_events(config, ())
     }
 }
 
 impl<V: Events> Pmu<V> {
-    /// As [`new`](Pmu::new), and `events` is told what happens.
+    /// Makes a PMU as [`new`](Pmu::new) does, and tells `events` what happens.
     pub fn with_events(config: PmuConfig, events: V) -> Self {
         Self::build(config, events)
     }

@@ -21,7 +21,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// The number in CPUID.
+    /// Returns the number in CPUID.
     pub const fn number(self) -> u8 {
         match self {
             Self::V2 => 2,
@@ -31,8 +31,8 @@ impl Version {
         }
     }
 
-    /// The version of this number. One later than this engine knows is offered as version 5, which
-    /// every later one contains. `None`: no PMU, or version 1, which has no global registers.
+    /// Returns the version of this number. Later versions contain version 5, and are offered as that. `None`: no PMU,
+    /// or version 1, which has no global registers.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             0 | 1 => None,
@@ -110,9 +110,8 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// What most processors of this version have, as far as it makes sense in a guest: 4 general
-    /// counters (8 from version 5 on) and 3 fixed ones, 48 bits wide, the seven events that
-    /// every processor has, full-width writes.
+    /// Returns what most processors of this version have, as far as a guest can use it: 4 general counters (8 from
+    /// version 5 on) and 3 fixed ones, 48 bits wide, the seven events that every processor has, full-width writes.
     pub const fn new(version: Version) -> Self {
         Self {
             version,
@@ -131,7 +130,7 @@ impl Capability {
         }
     }
 
-    /// Whether there can be such a PMU.
+    /// Checks that there can be such a PMU.
     ///
     /// # Errors
     ///
@@ -188,7 +187,7 @@ impl Capability {
         Ok(())
     }
 
-    /// IA32_PERF_CAPABILITIES.
+    /// Returns IA32_PERF_CAPABILITIES.
     pub const fn perf_capabilities(&self) -> u64 {
         let pebs = perf_capabilities::PEBS_TRAP
             | perf_capabilities::PEBS_ARCH_REGS
@@ -200,12 +199,12 @@ impl Capability {
             | when(self.freeze_while_smm, perf_capabilities::FREEZE_WHILE_SMM)
     }
 
-    /// Every counter there is.
+    /// Returns every counter there is.
     pub const fn counters(&self) -> CounterSet {
         CounterSet::from_bits(CounterSet::first(self.general).bits() | self.fixed << FIXED)
     }
 
-    /// Which bits of counter `n` exist.
+    /// Returns which bits of counter `n` exist.
     pub const fn counter_mask(&self, n: Counter) -> u64 {
         let width = match fixed_index(n) {
             Some(_) => self.fixed_width,
@@ -217,9 +216,9 @@ impl Capability {
         }
     }
 
-    /// The fixed counters to offer where these architectural events are counted (bit [`ArchEvent::cpuid_bit`] for
-    /// each). From version 5 on, a fixed counter whose event is missing is not there. Before, there are no gaps, and
-    /// the bit of CPUID.0AH:EBX says that fixed counter 0 has no instructions to count.
+    /// Returns the fixed counters to offer where these architectural events are counted (bit [`ArchEvent::cpuid_bit`]
+    /// for each). From version 5 on, a fixed counter whose event is missing is not there. Before, there are no gaps,
+    /// and the bit of CPUID.0AH:EBX says that fixed counter 0 has no instructions to count.
     pub const fn fixed_for(version: Version, events: u32) -> u32 {
         match version {
             Version::V2 | Version::V3 | Version::V4 => 0b111,
@@ -228,7 +227,7 @@ impl Capability {
         }
     }
 
-    /// Whether a general counter can count `event`. Fixed counters always can count theirs.
+    /// Returns whether a general counter can count `event`. Fixed counters always can count theirs.
     pub const fn has_event(&self, event: ArchEvent) -> bool {
         match event.cpuid_bit() {
             Some(bit) => self.events >> bit & 1 != 0,
@@ -236,12 +235,12 @@ impl Capability {
         }
     }
 
-    /// Reserved bits of IA32_PERFEVTSELx.
+    /// Returns the reserved bits of IA32_PERFEVTSELx.
     pub const fn perfevtsel_reserved(&self) -> u64 {
         RawPerfEvtSel::reserved(self.version) & !when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE)
     }
 
-    /// Reserved bits of IA32_FIXED_CTR_CTRL.
+    /// Returns the reserved bits of IA32_FIXED_CTR_CTRL.
     pub const fn fixed_ctrl_reserved(&self) -> u64 {
         let each = match self.version {
             Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
@@ -259,18 +258,18 @@ impl Capability {
         !exist
     }
 
-    /// Reserved bits of IA32_PERF_GLOBAL_CTRL.
+    /// Returns the reserved bits of IA32_PERF_GLOBAL_CTRL.
     pub const fn global_ctrl_reserved(&self) -> u64 {
         !to_global(self.counters())
     }
 
-    /// Reserved bits of IA32_PERF_GLOBAL_OVF_CTRL.
+    /// Returns the reserved bits of IA32_PERF_GLOBAL_OVF_CTRL.
     pub const fn ovf_ctrl_reserved(&self) -> u64 {
         let others = global_status::OVF_BUF | global_status::COND_CHGD | self.freeze_bits();
         !(to_global(self.counters()) | others)
     }
 
-    /// Reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
+    /// Returns the reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
     pub const fn status_set_reserved(&self) -> u64 {
         // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
         let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
@@ -284,7 +283,7 @@ impl Capability {
         !self.status_set_reserved() & !counters | global_status::COND_CHGD
     }
 
-    /// Reserved bits of IA32_DEBUGCTL.
+    /// Returns the reserved bits of IA32_DEBUGCTL.
     pub const fn debugctl_reserved(&self) -> u64 {
         // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
         let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);

@@ -12,7 +12,7 @@ impl RawPerfEvtSel {
     /// Records of the counter have the groups that MSR_PEBS_DATA_CFG names. With PEBS only.
     pub const ADAPTIVE: u64 = 1 << 34;
 
-    /// Bits that must be written as zero, without PEBS.
+    /// Returns the bits that must be written as zero, without PEBS.
     pub const fn reserved(version: Version) -> u64 {
         match version {
             // Bit 21 is AnyThread: not yet in version 2, and no longer in version 5.
@@ -21,7 +21,7 @@ impl RawPerfEvtSel {
         }
     }
 
-    /// What a counter with this register is to count.
+    /// Returns what a counter with this register is to count.
     pub const fn config(self, version: Version) -> CounterConfig {
         CounterConfig {
             // Without INV nothing happens outside C0 that could be counted.
@@ -47,7 +47,7 @@ pub mod fixed_ctrl {
     /// Interrupt on overflow.
     pub const PMI: u64 = 1 << 3;
 
-    /// The field of fixed counter `n`; a counter that the register has no room for has zero.
+    /// Returns the field of fixed counter `n`; a counter that the register has no room for has zero.
     pub const fn field(register: u64, n: u8) -> u64 {
         // Checked, as a number is anybody's and a shift by 64 or more would panic.
         match register.checked_shr(n as u32 * 4) {
@@ -56,7 +56,7 @@ pub mod fixed_ctrl {
         }
     }
 
-    /// `bits` in the field of fixed counter `n`.
+    /// Returns `bits` in the field of fixed counter `n`.
     pub const fn place(bits: u64, n: u8) -> u64 {
         match (bits & 0xf).checked_shl(n as u32 * 4) {
             Some(placed) => placed,
@@ -64,7 +64,8 @@ pub mod fixed_ctrl {
         }
     }
 
-    /// The bit by which records of fixed counter `n` have the groups that MSR_PEBS_DATA_CFG names. With PEBS only.
+    /// Returns the bit by which records of fixed counter `n` have the groups that MSR_PEBS_DATA_CFG names. With PEBS
+    /// only.
     pub const fn adaptive(n: u8) -> u64 {
         match (1_u64 << 32).checked_shl(n as u32 * 4) {
             Some(bit) => bit,
@@ -72,7 +73,7 @@ pub mod fixed_ctrl {
         }
     }
 
-    /// What fixed counter `n` with this register is to count.
+    /// Returns what fixed counter `n` with this register is to count.
     pub const fn config(register: u64, n: u8) -> CounterConfig {
         let field = field(register, n);
         CounterConfig {

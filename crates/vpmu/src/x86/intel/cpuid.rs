@@ -7,7 +7,7 @@ use crate::x86::CpuidLeaf;
 use crate::x86::pebs::misc_enable;
 
 impl Capability {
-    /// CPUID leaf 0AH.
+    /// Returns CPUID leaf 0AH.
     pub const fn leaf_0a(&self) -> CpuidLeaf {
         let known = self.known_events();
         let length = known.count_ones();
@@ -27,8 +27,8 @@ impl Capability {
         }
     }
 
-    /// CPUID leaf 23H, if it is offered: subleaf 0 says which others there are, 1 which counters, 3
-    /// which events.
+    /// Returns CPUID leaf 23H, if it is offered: subleaf 0 says which others there are, 1 which counters, 3 which
+    /// events.
     pub const fn leaf_23(&self, subleaf: u32) -> CpuidLeaf {
         let (eax, ebx) = match subleaf {
             _ if !self.leaf_23 => (0, 0),
@@ -45,28 +45,28 @@ impl Capability {
         }
     }
 
-    /// The bits of CPUID.01H:ECX that say what this PMU has: DTES64 and PDCM.
+    /// Returns the bits of CPUID.01H:ECX that say what this PMU has: DTES64 and PDCM.
     pub const fn leaf_01_ecx(&self) -> u32 {
         (self.pebs.is_some() as u32) << 2 | (self.pdcm as u32) << 15
     }
 
-    /// The bits of CPUID.01H:EDX that say what this PMU has: DS.
+    /// Returns the bits of CPUID.01H:EDX that say what this PMU has: DS.
     pub const fn leaf_01_edx(&self) -> u32 {
         (self.pebs.is_some() as u32) << 21
     }
 
-    /// The bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
+    /// Returns the bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
     pub const fn misc_enable(&self) -> u64 {
         // Branch trace store writes a record of each branch, and nobody hands all branches over.
         misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)
     }
 
-    /// The bits of CPUID.(07H,0):EDX that say what this PMU has: architectural LBR.
+    /// Returns the bits of CPUID.(07H,0):EDX that say what this PMU has: architectural LBR.
     pub const fn leaf_07_edx(&self) -> u32 {
         (self.lbr.is_some() as u32) << 19
     }
 
-    /// CPUID leaf 1CH: the last branch records. All zero where there are none.
+    /// Returns CPUID leaf 1CH: the last branch records. All zero where there are none.
     pub const fn leaf_1c(&self) -> CpuidLeaf {
         match self.lbr {
             Some(lbr) => lbr.leaf_1c(),
@@ -79,7 +79,7 @@ impl Capability {
         }
     }
 
-    /// The bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
+    /// Returns the bits of CPUID.(07H,1):EAX that say what this PMU has: leaf 23H.
     pub const fn leaf_07_1_eax(&self) -> u32 {
         (self.leaf_23 as u32) << 8
     }

@@ -80,7 +80,7 @@ pub enum Msr {
 }
 
 impl Msr {
-    /// The MSR at `address`, or `None` if that is none of the PMU's.
+    /// Returns the MSR at `address`, or `None` if no MSR of the PMU is there.
     pub const fn decode(address: u32) -> Option<Self> {
         const fn index(address: u32, first: u32, count: u8) -> Option<u8> {
             // An address below the block must not wrap into it.
@@ -117,7 +117,7 @@ impl Msr {
         })
     }
 
-    /// Where it is. A number that no MSR has gives an address near those that exist.
+    /// Returns the MSR's address. A number that no MSR has gives an address near those that exist.
     pub const fn address(self) -> u32 {
         match self {
             // Not checked: the number may be of a counter that no PMU has.
@@ -139,13 +139,13 @@ impl Msr {
         }
     }
 
-    /// Whether it is there only with [`pebs`](crate::x86::pebs).
+    /// Returns whether the MSR exists only with [`pebs`](crate::x86::pebs).
     pub const fn is_of_pebs(self) -> bool {
         matches!(self, Self::PebsEnable | Self::PebsDataCfg | Self::DsArea)
     }
 
-    /// Every MSR that can belong to a PMU: what an integration has to intercept. Those [of PEBS](Self::is_of_pebs) only
-    /// where that is offered.
+    /// Returns every MSR that can belong to a PMU: what an integration has to intercept. The MSRs
+    /// [of PEBS](Self::is_of_pebs) exist only where PEBS is offered.
     pub fn all() -> impl Iterator<Item = Self> {
         let general = (0..MAX_GENERAL)
             .flat_map(|n| [Self::PerfEvtSel(n), Self::Pmc(n), Self::FullWidthPmc(n)]);

@@ -60,7 +60,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 pub type Pmu<V = ()> = pmu::Pmu<Registers, V>;
 
 impl Pmu {
-    /// A PMU out of reset, on a vCPU that runs (see [`put`](Self::put)), that nobody watches.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl Pmu {
 }
 
 impl<V: Events> Pmu<V> {
-    /// As [`new`](Pmu::new), and `events` is told what happens.
+    /// Makes a PMU as [`new`](Pmu::new) does, and tells `events` what happens.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl<V: Events> Pmu<V> {
         Ok(Self::build(config, events))
     }
 
-    /// IA32_DEBUGCTL, for whoever implements its other bits.
+    /// Returns IA32_DEBUGCTL, for whoever implements its other bits.
     pub const fn debugctl(&self) -> u64 {
         self.registers().debugctl
     }

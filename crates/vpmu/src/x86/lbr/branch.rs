@@ -61,7 +61,7 @@ impl Kinds {
         }
     }
 
-    /// Whether `kind` is a member. Calls of the next instruction are where relative calls are.
+    /// Returns whether `kind` is a member. Calls of the next instruction are where relative calls are.
     pub const fn contains(self, kind: Kind) -> bool {
         self.0 & Self::bit(kind) != 0
     }
@@ -94,12 +94,12 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether `branch` is recorded. The ring in which the branch ends decides, for both vendors.
+    /// Returns whether `branch` is recorded. The ring in which the branch ends decides, for both vendors.
     pub const fn passes(&self, branch: &Branch) -> bool {
         self.ring(branch.to_ring) && self.kinds.contains(branch.kind)
     }
 
-    /// Whether branches that end in `ring` are recorded.
+    /// Returns whether branches that end in `ring` are recorded.
     pub const fn ring(&self, ring: Ring) -> bool {
         match ring {
             Ring::Kernel => self.kernel,

@@ -114,7 +114,7 @@ impl Capability {
         }
     }
 
-    /// Reserved bits of IA32_LBR_CTL.
+    /// Returns the reserved bits of IA32_LBR_CTL.
     pub const fn ctl_reserved(&self) -> u64 {
         const ALL: u64 = 0x7f_000f;
         match self.call_stack {

@@ -21,14 +21,14 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// For processors with four levels of page tables.
+    /// Makes the capability for processors with four levels of page tables.
     pub const fn new() -> Self {
         Self {
             linear_address_bits: 48,
         }
     }
 
-    /// Reserved bits of MSR_PEBS_DATA_CFG.
+    /// Returns the reserved bits of MSR_PEBS_DATA_CFG.
     pub const fn data_cfg_reserved(&self) -> u64 {
         !data_cfg::ALL
     }

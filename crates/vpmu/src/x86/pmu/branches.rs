@@ -19,7 +19,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.lbr.as_ref().map_or(0, lbr::Unit::awaited)
     }
 
-    /// The guest has taken `branch`. The engine records the branch if the guest wants that. Returns whether a PMI
+    /// Hands over a branch that the guest has taken, to be recorded if the guest wants that. Returns whether a PMI
     /// [is due](Self::pmi_due): the branch may be the last one that the PMI waited for.
     pub fn branch<H: CounterHost<CounterConfig>>(
         &mut self,
@@ -39,15 +39,15 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.pmi_due()
     }
 
-    /// The embedder follows its guest no longer: a PMI that waits for branches is requested with those that there are.
+    /// Ends the following of the guest: a PMI that waits for branches is requested with those that were handed over.
     /// Returns whether a PMI [is due](Self::pmi_due).
     pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
         self.release_held(host);
         self.pmi_due()
     }
 
-    /// The embedder has lost sight of its guest for a while: the branches that it has handed over for this PMI are not the
-    /// last ones, and leave the stack. The PMI still waits for as many as fill it.
+    /// Drops the branches that were handed over for this PMI, because the embedder has missed later ones. The PMI still
+    /// waits for a full stack.
     pub fn lose_branches(&mut self) {
         if let Some(lbr) = &mut self.lbr {
             lbr.lose();

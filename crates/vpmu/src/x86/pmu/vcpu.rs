@@ -7,7 +7,7 @@ use crate::counter::{
 use crate::x86::{ArchEvent, CounterConfig, EventFilter, Ring, pebs};
 
 impl<R: Registers, V: Events> Pmu<R, V> {
-    /// The host reports that `counter` has counted as far as was asked. Returns whether a PMI
+    /// Takes the host's report that `counter` has counted as far as was asked. Returns whether a PMI
     /// [is due](Self::pmi_due).
     ///
     /// With [`Report::Unsure`], reports may come late, early or for nothing. Works between
@@ -24,9 +24,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.pmi_due()
     }
 
-    /// The embedder has emulated instructions for the guest, and so did `times` times what `event`
-    /// counts, in `ring`: no host event has seen it. Returns whether a PMI
-    /// [is due](Self::pmi_due).
+    /// Counts `event` `times` times in `ring`: the embedder has emulated instructions for the guest, which no host
+    /// event has seen. Returns whether a PMI [is due](Self::pmi_due).
     ///
     /// A guest that has no such event enabled costs no call of the host.
     pub fn emulated<H: CounterHost<CounterConfig>>(
@@ -60,24 +59,24 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.pmi_due()
     }
 
-    /// The vCPU starts to run: what the guest has enabled counts again. No call of the host for a
-    /// guest that has nothing enabled. A host that was too busy to back a counter is asked again.
+    /// Starts what the guest has enabled, as the vCPU starts to run. A guest that has nothing enabled costs no call of
+    /// the host. A host that was too busy to back a counter is asked again.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.start_vcpu(host);
     }
 
-    /// The vCPU stops running: nothing counts, and all that was counted is in the registers, so
-    /// [`pmi_due`](Self::pmi_due) is exact. It is the end of a slice (see
-    /// [`end_slice`](Self::end_slice)). No call of the host for a guest that uses no counter.
+    /// Stops all counters, as the vCPU stops running, and takes what they have counted into the registers, so that
+    /// [`pmi_due`](Self::pmi_due) is exact. Ends the slice, as [`end_slice`](Self::end_slice) does. A guest that uses
+    /// no counter costs no call of the host.
     ///
     /// Not needed where host events stop and start with the vCPU's thread by themselves.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.stop_vcpu(host);
     }
 
-    /// A scheduling slice has ended: host events that the guest did not use in it are released, so a
-    /// guest that stops profiling costs nothing again. For hosts that have no use for
-    /// [`put`](Self::put), at any regular moment, minutes apart at most.
+    /// Ends a scheduling slice: releases the host events that the guest did not use in it, so that a guest that stops
+    /// profiling costs nothing again. An embedder that never calls [`put`](Self::put) calls this at regular moments,
+    /// minutes apart at most.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.settle_unreported(host);
         self.bank_mut().hosted.end_slice(host);

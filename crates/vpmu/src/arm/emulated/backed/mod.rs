@@ -51,7 +51,7 @@ pub struct BackedPmu<V = ()> {
 }
 
 impl BackedPmu {
-    /// A PMU out of reset, on a vCPU that runs on the CPU with this plan, that nobody watches.
+    /// Makes a PMU out of reset, for a vCPU that runs on the CPU with this plan. Nobody is told what happens.
     ///
     /// # Errors
     ///
@@ -66,7 +66,7 @@ impl BackedPmu {
 }
 
 impl<V: Events> BackedPmu<V> {
-    /// As [`new`](BackedPmu::new), and `events` is told what happens.
+    /// Makes a PMU as [`new`](BackedPmu::new) does, and tells `events` what happens.
     ///
     /// # Errors
     ///
@@ -99,12 +99,12 @@ impl<V: Events> BackedPmu<V> {
         Ok(pmu)
     }
 
-    /// The plan in force.
+    /// Returns the plan in force.
     pub const fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// What the trap registers must hold when the guest is entered.
+    /// Returns what the trap registers must hold when the guest is entered.
     pub fn trap_registers(&self) -> TrapRegisters {
         match self.open_traps {
             Some(traps) if self.pmu.open => traps,
@@ -112,7 +112,7 @@ impl<V: Events> BackedPmu<V> {
         }
     }
 
-    /// Whether an access traps once the guest uses its PMU.
+    /// Returns whether an access traps once the guest uses its PMU.
     pub fn is_trapped(&self, register: Register, write: bool) -> bool {
         register.is_accessible(write)
             && (self.open_traps.is_none() || stays_trapped(register, write))
@@ -172,7 +172,7 @@ impl<V: Events> BackedPmu<V> {
         outcome
     }
 
-    /// The physical PMU interrupt has arrived. Lowers it, as far as it is the guest's, and answers the
+    /// Takes the physical PMU interrupt. Lowers the part of it that is the guest's, and returns the level of the
     /// guest's line.
     pub fn overflow<R: PmuRegisters>(&mut self, regs: &mut R) -> bool {
         if self.pmu.open {
@@ -184,12 +184,13 @@ impl<V: Events> BackedPmu<V> {
         self.line()
     }
 
-    /// The level of the guest's PMU interrupt.
+    /// Returns the level of the guest's PMU interrupt.
     pub fn line(&self) -> bool {
         self.pmu.line()
     }
 
-    /// The vCPU starts to run on this CPU. No register access for a guest that has nothing enabled.
+    /// Starts what the guest has enabled, as the vCPU starts to run on this CPU. A guest that has nothing enabled costs
+    /// no register access.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
         // Elsewhere the first write closes them: a guest that uses nothing costs nothing here.
         if self.pmu.pmuserenr != 0 || !self.pmu.enabled.is_empty() {
@@ -198,9 +199,9 @@ impl<V: Events> BackedPmu<V> {
         self.pmu.load(&mut self.backing.host(false, regs));
     }
 
-    /// The vCPU stops running on this CPU: nothing of the guest's counts or interrupts, EL0 has no
-    /// access, and all that was counted is in this value, so [`line`](Self::line) is exact. No register
-    /// access for a guest that uses nothing.
+    /// Takes the guest's counters off this CPU, as the vCPU stops running there. Nothing of the guest's counts or
+    /// interrupts then, EL0 has no access, and [`line`](Self::line) is exact. A guest that uses nothing costs no
+    /// register access.
     pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.pmu.open {
             self.close(regs);
@@ -221,7 +222,7 @@ impl<V: Events> BackedPmu<V> {
         self.pmu.set_filter(filter, &mut host);
     }
 
-    /// All that the guest could find out, up to this moment: see [`EmulatedPmu::save`].
+    /// Returns all that the guest could find out, up to this moment: see [`EmulatedPmu::save`].
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
         if self.pmu.open {
             self.take_all(regs);
@@ -251,17 +252,17 @@ impl<V: Events> BackedPmu<V> {
         Ok(())
     }
 
-    /// How often the physical counters were programmed, started and stopped.
+    /// Returns how often the physical counters were programmed, started and stopped.
     pub fn statistics(&self) -> Statistics {
         self.pmu.statistics()
     }
 
-    /// What `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
+    /// Returns what `counter` (31: the cycle counter) is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         self.pmu.counter_state(counter)
     }
 
-    /// The observer given at the beginning.
+    /// Returns the observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
         self.pmu.events()
     }
