@@ -291,7 +291,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         // One sampler serves all counters of one ring: a sample tells the ring, whatever is counted.
         if slot.is_of_one_ring() && self.ring_sampler.is_none() {
-            self.ring_sampler = Some(RingSampler::start(self.kernel)?);
+            self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
         }
         match self.events.open(counter, kind) {
             Ok(counted) => {

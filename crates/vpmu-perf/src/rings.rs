@@ -220,9 +220,10 @@ pub(crate) struct RingSampler {
 }
 
 impl RingSampler {
-    pub(crate) fn start(kernel: &'static dyn Kernel) -> Result<Self, Lost> {
+    /// Samples the thread from now on.
+    pub(crate) fn start(kernel: &'static dyn Kernel, thread: libc::pid_t) -> Result<Self, Lost> {
         let most = 2 * LONGEST / EARLY_PERIOD;
-        let mut sampler = Sampler::of_time_by(kernel, most).map_err(|_| Lost::Failed)?;
+        let mut sampler = Sampler::of_time_by(kernel, thread, most).map_err(|_| Lost::Failed)?;
         match sampler.set_period(EARLY_PERIOD) && sampler.enable() {
             true => Ok(Self {
                 sampler,

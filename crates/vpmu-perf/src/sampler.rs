@@ -32,11 +32,15 @@ impl Sampler {
     ///
     /// Says why perf events are not available, and what to do.
     pub fn of_time(samples: u64) -> Result<Self, PerfError> {
-        Self::of_time_by(&Linux, samples).map_err(|error| PerfError::from_open(&error))
+        Self::of_time_by(&Linux, 0, samples).map_err(|error| PerfError::from_open(&error))
     }
 
-    pub(crate) fn of_time_by(kernel: &'static dyn Kernel, samples: u64) -> io::Result<Self> {
-        Self::open(kernel, probe(Backing::Clock, true), 0, samples)
+    pub(crate) fn of_time_by(
+        kernel: &'static dyn Kernel,
+        thread: libc::pid_t,
+        samples: u64,
+    ) -> io::Result<Self> {
+        Self::open(kernel, probe(Backing::Clock, true), thread, samples)
     }
 
     /// Makes a sampler of a thread by an event.

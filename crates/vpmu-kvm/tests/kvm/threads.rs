@@ -162,6 +162,44 @@ fn a_vmm_with_its_own_abstraction_gives_and_takes_by_itself() {
     }
 }
 
+/// As when a VMM's main thread takes a guest back to an earlier state. The guest does not touch its PMU before the next
+/// overflow.
+#[test]
+fn a_state_that_another_thread_restores_counts_on_the_vcpus() {
+    fn elsewhere<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> T {
+        std::thread::spawn(act).join().unwrap()
+    }
+    let Some(mut pmu) = clock(Kick::Nothing) else {
+        return;
+    };
+    pmu.before_run().unwrap();
+    for (index, value) in [(PERFEVTSEL0, CYCLES), (GLOBAL_CTRL, 1)] {
+        assert_eq!(pmu.wrmsr(index, value), Done);
+    }
+    let run_to_a_pmi = |pmu: &mut BarePmu| {
+        let patience = Patience::new();
+        while !pmu.pmi_is_due() {
+            patience.check();
+            pmu.before_run().unwrap();
+        }
+        assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
+    };
+    for _ in 0..3 {
+        assert_eq!(pmu.wrmsr(PMC0, MASK - 10_000_000), Done);
+        let (mut moved, state) = elsewhere(move || {
+            let state = pmu.save();
+            (pmu, state)
+        });
+        run_to_a_pmi(&mut moved);
+        pmu = elsewhere(move || {
+            moved.reset();
+            moved.restore(&state).unwrap();
+            moved
+        });
+        run_to_a_pmi(&mut pmu);
+    }
+}
+
 #[test]
 fn two_pmus_on_one_thread_are_refused_and_told_so() {
     let (Some(mut first), Some(mut second)) = (clock(Kick::Nothing), clock(Kick::Nothing)) else {

@@ -1,5 +1,8 @@
 //! A host beside the events that it has made.
 
+use std::thread;
+use std::time::Instant;
+
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 
 use super::*;
@@ -40,4 +43,35 @@ fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
     host.pause(all);
     host.resume(Counter::at::<1>().alone());
     assert_eq!(period(&host, 1), PerfHost::FLOOR, "alone again");
+}
+
+/// As when a VMM's main thread restores the PMU of a vCPU whose thread has made the host.
+#[test]
+fn a_counter_of_one_ring_is_of_the_hosts_thread_whoever_makes_it() {
+    let options = PerfOptions {
+        tsc_hz: 1_000_000_000,
+        backing: Some(Backing::Clock),
+        kick: Kick::Nothing,
+        ..PerfOptions::default()
+    };
+    let Ok(mut host) = PerfHost::new(options) else {
+        eprintln!("skipped: no perf events");
+        return;
+    };
+    let kernel = RawPerfEvtSel(0x3c | RawPerfEvtSel::OS).config(Version::V2);
+    let counter = Counter::at::<0>();
+    let mut host = thread::spawn(move || {
+        assert_eq!(host.create(counter, &kernel), Ok(()));
+        host.resume(counter.alone());
+        host
+    })
+    .join()
+    .unwrap();
+    // This thread runs no guest, and so many samples of it say that the machine does not tell where a guest is.
+    let begun = Instant::now();
+    while host.deficit(counter).is_none() {
+        assert!(begun.elapsed().as_secs() < 60, "nobody samples this thread");
+        host.read(counter);
+    }
+    assert_eq!(host.deficit(counter), Some(Lost::Unsupported));
 }
