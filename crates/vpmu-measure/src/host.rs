@@ -1,6 +1,7 @@
 //! The host kernel's statistics, at the two ends of a measurement: the exits that KVM handled by itself, and the use of
 //! the host's time.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use vpmu_record::Snapshot;
@@ -23,5 +24,6 @@ pub(crate) fn snapshot() -> Snapshot {
     Snapshot {
         cpu: stat.lines().next().unwrap_or_default().to_owned(),
         exits,
+        pmu: BTreeMap::new(),
     }
 }

@@ -52,8 +52,13 @@ impl HostJob {
 pub enum HostVmm {
     /// Stock QEMU of this name, in `/usr/bin`.
     Qemu(String),
-    /// A QEMU of this name that the machine has given the host, with its libraries.
-    Patched(String),
+    /// A QEMU that the machine has given the host, with its libraries, and whose guests have the PMU.
+    Patched {
+        /// Its name.
+        name: String,
+        /// What happens to the guest while it measures.
+        disturb: Option<Disturb>,
+    },
     /// Stock QEMU, under `vpmu exec` with these options.
     Exec {
         /// QEMU's name.
@@ -69,4 +74,30 @@ pub enum HostVmm {
         /// Options of the VMM that restores it, and of no other.
         restore: Vec<String>,
     },
+}
+
+/// What happens to a guest while it measures, and how often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Disturb {
+    /// It goes on in another process of the VMM.
+    Migrate(u32),
+    /// It goes back to a state that was saved shortly before.
+    Loadvm(u32),
+    /// It is reset, and begins again.
+    Reset(u32),
+}
+
+impl Disturb {
+    /// Reads `migrate:N`, `loadvm:N` or `reset:N`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (kind, times) = text.split_once(':')?;
+        let times = times.parse().ok()?;
+        match kind {
+            "migrate" => Some(Self::Migrate(times)),
+            "loadvm" => Some(Self::Loadvm(times)),
+            "reset" => Some(Self::Reset(times)),
+            _ => None,
+        }
+    }
 }

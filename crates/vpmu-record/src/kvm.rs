@@ -33,6 +33,9 @@ pub struct Snapshot {
     pub cpu: String,
     /// `/sys/kernel/debug/kvm/*exit*`.
     pub exits: BTreeMap<String, u64>,
+    /// What the guest's PMU has cost until then, where the VMM is a QEMU that tells: `kicks`, `msr-exits`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pmu: BTreeMap<String, u64>,
 }
 
 /// Counts of KVM's tracepoints while the guest measured, by tracepoint and key.

@@ -23,7 +23,7 @@ use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
 pub use hypervisor::{HostProfile, HostSample, Monitor, Span, Vmm, VmmSpan};
-pub use job::{HostJob, HostVmm};
+pub use job::{Disturb, HostJob, HostVmm};
 pub use kvm::{Host, Kvm, Snapshot, Trace};
 
 /// Begins every record.

@@ -36,6 +36,7 @@ impl Nested<'_> {
         let guest = match self.vmm {
             // The saved guest's file and the guest restored from it are both in memory.
             Vmm::Ours(vmm) if vmm.saves() => 3 * self.machine.memory,
+            Vmm::Patched(vmm) if vmm.is_disturbed() => 3 * self.machine.memory,
             _ => self.machine.memory,
         };
         guest + KVM_HOST_MEMORY

@@ -10,7 +10,7 @@ use super::elf;
 use crate::image::archive::{Archive, Contents, add_file};
 use crate::spec::arch::Arch;
 use crate::spec::command::quote;
-use crate::spec::{OurVmm, Work};
+use crate::spec::{OurVmm, Work, disturbance};
 use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
@@ -315,8 +315,10 @@ impl HostJob<'_> {
     /// When the host's own program is missing.
     pub fn archive(&self) -> Result<Archive> {
         let save = self.saved_to().map(str::to_owned);
-        let (restore, options) = (self.options.iter().cloned())
+        let (restore, mut options): (Vec<_>, Vec<_>) = (self.options.iter().cloned())
             .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));
+        let disturb = options.iter().find_map(|word| disturbance(word));
+        options.retain(|word| disturbance(word).is_none());
         let job = vpmu_record::HostJob {
             vmm: match &self.vmm {
                 Vmm::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
@@ -324,7 +326,10 @@ impl HostJob<'_> {
                     qemu: (*qemu).to_owned(),
                     options: options.clone(),
                 },
-                Vmm::Patched(program) => HostVmm::Patched(program.name.to_owned()),
+                Vmm::Patched(program) => HostVmm::Patched {
+                    name: program.name.to_owned(),
+                    disturb,
+                },
                 Vmm::Ours(_) => HostVmm::Ours { save, restore },
             },
             options,

@@ -185,9 +185,10 @@ impl Run {
         let runs = u64::from(settings.runs.max(1));
         let mean = |count: u64| (count + runs / 2) / runs;
         let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;
-        let per_pmi = |counts: &Option<BTreeMap<String, u64>>| {
-            let (counts, pmis) = counts.as_ref().zip(pmis)?;
-            (pmis > 0).then(|| round(counts.values().sum::<u64>() as f64 / pmis as f64))
+        let all = |counts: &Option<BTreeMap<String, u64>>| Some(counts.as_ref()?.values().sum());
+        let per_pmi = |count: Option<u64>| {
+            let (count, pmis) = count.zip(pmis)?;
+            (pmis > 0).then(|| round(count as f64 / pmis as f64))
         };
         let means = |counts: Option<BTreeMap<String, u64>>| {
             counts.map(|counts| {
@@ -196,17 +197,14 @@ impl Run {
             })
         };
         // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
-        let exits_per_pmi = per_pmi(&stats.exits).filter(|_| !settings.guest.is_direct());
-        // KVM does not count them apart, and QEMU tells none.
-        let pmu_exits = (pmu.has_our_pmu() && pmu != Pmu::Qemu)
-            .then(|| stats.exits.clone())
-            .flatten()
-            .map(|mut exits| {
-                exits.retain(|kind, _| serves_pmu(kind));
-                exits
-            });
-        let pmu_exits_per_pmi = per_pmi(&pmu_exits);
-        let host_operations_per_pmi = per_pmi(&stats.host_operations);
+        let exits_per_pmi = per_pmi(all(&stats.exits)).filter(|_| !settings.guest.is_direct());
+        let pmu_exits_per_pmi = per_pmi(match pmu {
+            // KVM does not count them apart. The patched QEMU tells their number.
+            Pmu::Qemu => stats.pmu_exits,
+            _ if pmu.has_our_pmu() => stats.exits.as_ref().map(serving_pmu),
+            _ => None,
+        });
+        let host_operations_per_pmi = per_pmi(all(&stats.host_operations));
         Some(Self {
             arch: settings.machine.arch,
             pmu,
@@ -247,13 +245,7 @@ impl Run {
 
     /// Returns the exits that serve the guest's PMU, where the design is this project's.
     pub fn pmu_exits(&self) -> Option<u64> {
-        let exits = self.exits.as_ref()?.iter();
-        Some(
-            exits
-                .filter(|(kind, _)| serves_pmu(kind))
-                .map(|(_, count)| count)
-                .sum(),
-        )
+        self.exits.as_ref().map(serving_pmu)
     }
 
     /// Returns the design's name in a table.
@@ -268,6 +260,12 @@ impl Run {
     pub fn busy_s(&self) -> f64 {
         self.user_s + self.sys_s
     }
+}
+
+/// Returns the number of those exits that serve the guest's PMU.
+fn serving_pmu(exits: &BTreeMap<String, u64>) -> u64 {
+    let serving = exits.iter().filter(|(kind, _)| serves_pmu(kind));
+    serving.map(|(_, count)| count).sum()
 }
 
 /// Returns the number of lost samples. `None` when perf wrote only that samples were lost.

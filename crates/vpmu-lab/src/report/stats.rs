@@ -19,6 +19,8 @@ pub(super) struct Stats {
     pub(super) exit_share: Option<BTreeMap<String, f64>>,
     /// Operations on host events, by kind.
     pub(super) host_operations: Option<BTreeMap<String, u64>>,
+    /// Exits that serve the guest's PMU, where they are not told by kind.
+    pub(super) pmu_exits: Option<u64>,
 }
 
 impl Stats {
@@ -51,6 +53,7 @@ impl Stats {
                     .collect()
             }),
             host_operations: None,
+            pmu_exits: None,
         }
     }
 
@@ -71,6 +74,7 @@ impl Stats {
             host_share: host.and_then(|host| kvm_host_share(&host.begin, &host.end)),
             exit_share: None,
             host_operations: Some(span.host_operations.clone()),
+            pmu_exits: None,
         }
     }
 
@@ -102,8 +106,18 @@ impl Stats {
             host_share: kvm_host_share(&kvm.begin, &kvm.end),
             exit_share: None,
             host_operations: None,
+            pmu_exits: pmu_exits(kvm),
         }
     }
+}
+
+/// Returns the exits that the PMU of a patched QEMU has counted.
+fn pmu_exits(kvm: &Kvm) -> Option<u64> {
+    let count = |kind| {
+        let end = kvm.end.pmu.get(kind)?;
+        Some(end.saturating_sub(*kvm.begin.pmu.get(kind)?))
+    };
+    Some(count("msr-exits")? + count("rdpmc-exits")? + count("kicks")?)
 }
 
 /// Returns the part of processor time that is neither the guest's nor idle, by the

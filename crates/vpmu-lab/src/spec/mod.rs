@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use profile::ProfileRequest;
 pub use request::Request;
+use vpmu_record::Disturb;
 
 use crate::Result;
 use crate::host::qemu::{Qemu, Version};
@@ -249,4 +250,14 @@ impl OurVmm {
     pub fn saves(&self) -> bool {
         self.options.iter().any(|word| word.starts_with("--save"))
     }
+
+    /// Tells whether the KVM host moves, takes back or resets the guest while it measures.
+    pub fn is_disturbed(&self) -> bool {
+        self.options.iter().any(|word| disturbance(word).is_some())
+    }
+}
+
+/// Returns what happens to a guest while it measures, if this option of the patched QEMU's says so. QEMU does not see it.
+pub fn disturbance(option: &str) -> Option<Disturb> {
+    Disturb::parse(option.strip_prefix("--disturb=")?)
 }

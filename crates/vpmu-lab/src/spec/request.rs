@@ -9,7 +9,9 @@ use super::command::Command;
 use super::design::{Design, Model, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
+use super::{
+    Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work, disturbance,
+};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result};
 
@@ -188,6 +190,7 @@ impl Request {
             return usage("--model is about --arch x86_64 --pmu emulated and exec");
         }
         let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
+        let is_patched = |design: &Design| design.pmu == Pmu::Qemu;
         if self.lbr && !(has_vmm && designs.iter().any(is_emulated)) {
             return usage("--lbr is about --arch x86_64 --pmu emulated");
         }
@@ -210,6 +213,12 @@ impl Request {
                 return usage(format!(
                     "--vmm-arg takes one word, without a space in it: {word}"
                 ));
+            }
+            let disturbs = word.starts_with("--disturb");
+            if disturbs && (disturbance(word).is_none() || !designs.iter().all(is_patched)) {
+                return usage(
+                    "--vmm-arg takes --disturb=migrate:N, loadvm:N or reset:N, with --pmu qemu alone",
+                );
             }
             if word == "--save" || word.starts_with("--restore") {
                 return usage(

@@ -42,7 +42,7 @@ fn wrong_numbers_and_files_are_named() {
 
 #[test]
 fn contradictions_are_named() {
-    let cases: [(Pmu, Change, &str); 13] = [
+    let cases: [(Pmu, Change, &str); 15] = [
         (
             Pmu::Native,
             &|it| it.vmm_args.push("-x".into()),
@@ -98,6 +98,16 @@ fn contradictions_are_named() {
             Pmu::Emulated,
             &|it| it.vmm_args = vec!["--save".into(), "x".into()],
             "--save=FILE",
+        ),
+        (
+            Pmu::Emulated,
+            &|it| it.vmm_args.push("--disturb=loadvm:2".into()),
+            "with --pmu qemu",
+        ),
+        (
+            Pmu::Qemu,
+            &|it| it.vmm_args.push("--disturb=often".into()),
+            "loadvm:N",
         ),
     ];
     for (pmu, change, about) in cases {

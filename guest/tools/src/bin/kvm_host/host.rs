@@ -55,12 +55,12 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     match &job.vmm {
         HostVmm::Qemu(name) => {
             let qemu = format!("/usr/bin/{name}");
-            qemu::run(process, &job, &[&qemu], initrd, &stats)
+            qemu::run(process, &job, &[&qemu], initrd, &stats, None)
         }
-        HostVmm::Patched(name) => {
+        HostVmm::Patched { name, disturb } => {
             let qemu = format!("/vpmu/{name}");
             let words = [&ours::LOADER[..], &[&qemu]].concat();
-            qemu::run(process, &job, &words, initrd, &stats)
+            qemu::run(process, &job, &words, initrd, &stats, Some(*disturb))
         }
         HostVmm::Exec { qemu, options } => exec::run(process, &job, qemu, options, initrd),
         HostVmm::Ours { save, restore } => {
@@ -133,7 +133,9 @@ fn watch(process: Process, job: &HostJob, stats: &HostStats) {
 /// Reports that the guest is stuck, and powers off.
 fn stuck(process: Process, job: &HostJob) -> ! {
     let vmm = match &job.vmm {
-        HostVmm::Qemu(name) | HostVmm::Patched(name) | HostVmm::Exec { qemu: name, .. } => name,
+        HostVmm::Qemu(name) | HostVmm::Patched { name, .. } | HostVmm::Exec { qemu: name, .. } => {
+            name
+        }
         HostVmm::Ours { .. } => ours::NAME,
     };
     report(&Record::Host(Host {

@@ -11,9 +11,13 @@
 extern crate alloc;
 
 #[cfg(target_os = "none")]
+mod disturb;
+#[cfg(target_os = "none")]
 mod exec;
 #[cfg(target_os = "none")]
 mod host;
+#[cfg(target_os = "none")]
+mod monitor;
 #[cfg(target_os = "none")]
 mod ours;
 #[cfg(target_os = "none")]

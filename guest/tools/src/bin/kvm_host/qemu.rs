@@ -14,9 +14,11 @@ use vpmu_guest_tools::program;
 use vpmu_guest_tools::report::End;
 use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
-use vpmu_record::{Host, HostJob, Kvm, MARK, Record, Snapshot};
+use vpmu_record::{Disturb, Host, HostJob, Kvm, MARK, Record, Snapshot};
 
+use super::disturb;
 use super::host::{KERNEL, busybox, report};
+use super::monitor::{self, Monitor};
 use super::stats::HostStats;
 
 /// The name of the two pipes for QEMU, without the endings.
@@ -26,6 +28,20 @@ const TO_GUEST: &str = "/run/sync.in";
 const VERSION: &str = "/run/version";
 /// The initrd that is made of its parts.
 const INITRD: &str = "/guest/initrd";
+
+/// The dialogue.
+struct Talk<'a> {
+    process: Process,
+    job: &'a HostJob,
+    /// The words that start QEMU.
+    words: &'a [&'a str],
+    from_guest: Fd,
+    to_guest: Fd,
+    stats: &'a HostStats,
+    /// The monitor of a QEMU whose guest has the PMU.
+    monitor: Option<Monitor>,
+    disturb: Option<Disturb>,
+}
 
 /// The results of the dialogue.
 #[derive(Default)]
@@ -44,6 +60,7 @@ pub(crate) fn run(
     qemu: &[&str],
     initrd: &[&str],
     stats: &HostStats,
+    patched: Option<Option<Disturb>>,
 ) -> Result<(), Errno> {
     busybox(process, &format!("mkfifo {TO_GUEST} {FROM_GUEST}"));
     // The host opens both pipes in both directions. So QEMU, which may end at any time, is never
@@ -56,9 +73,23 @@ pub(crate) fn run(
     let sync = format!("pipe,id=sync,path={SYNC}");
     words.extend(["-serial", "stdio"]);
     words.extend(["-chardev", &sync, "-serial", "chardev:sync"]);
+    let mut monitor = None;
+    if patched.is_some() {
+        words.extend(monitor::OPTIONS);
+        monitor = Some(Monitor::new(process)?);
+    }
     start(process, &words, from_guest)?;
-
-    let found = talk(job, from_guest, to_guest, stats)?;
+    let found = Talk {
+        process,
+        job,
+        words: &words,
+        from_guest,
+        to_guest,
+        stats,
+        monitor,
+        disturb: patched.flatten(),
+    }
+    .to_the_end()?;
     report(&Record::Host(Host {
         vmm: version(process, qemu)?,
         status: found.status,
@@ -113,33 +144,63 @@ fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
     Ok(())
 }
 
-fn talk(job: &HostJob, from_guest: Fd, to_guest: Fd, stats: &HostStats) -> Result<Dialogue, Errno> {
-    let mut found = Dialogue::default();
-    let mut qemu = None;
-    for line in Lines::of(from_guest) {
-        let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
-        match (word, word.strip_prefix(char::from(MARK))) {
-            (_, Some("begin")) => {
-                if let Some(qemu) = qemu {
-                    pin(qemu, job.vcpus);
+impl Talk<'_> {
+    fn to_the_end(mut self) -> Result<Dialogue, Errno> {
+        let mut found = Dialogue::default();
+        let (mut qemu, mut begun, mut moves) = (None, 0, false);
+        for line in Lines::of(self.from_guest) {
+            let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
+            match (word, word.strip_prefix(char::from(MARK))) {
+                (_, Some("begin")) => {
+                    if let Some(qemu) = qemu {
+                        pin(qemu, self.job.vcpus);
+                    }
+                    found.begin = Some(self.snapshot());
+                    begun += 1;
+                    self.disturb(begun);
+                    self.to_guest.write_all(b"go\n")?;
                 }
-                found.begin = Some(stats.snapshot());
-                to_guest.write_all(b"go\n")?;
+                (_, Some("end")) => {
+                    found.end = Some(self.snapshot());
+                    self.to_guest.write_all(b"go\n")?;
+                }
+                (_, Some(disturb::MOVES)) => moves = true,
+                (_, Some(_)) => found.record = Some(line),
+                ("pid", _) => qemu = rest.parse().ok(),
+                ("gone", _) if moves => {
+                    moves = false;
+                    let words = [self.words, &disturb::INCOMING].concat();
+                    start(self.process, &words, self.from_guest)?;
+                }
+                ("gone", _) => {
+                    found.status = rest.parse().unwrap_or(1);
+                    break;
+                }
+                _ => {}
             }
-            (_, Some("end")) => {
-                found.end = Some(stats.snapshot());
-                to_guest.write_all(b"go\n")?;
+        }
+        Ok(found)
+    }
+
+    /// Returns the host's statistics, with the PMU's where the guest stays in one process.
+    fn snapshot(&mut self) -> Snapshot {
+        let mut snapshot = self.stats.snapshot();
+        if let (None, Some(monitor)) = (self.disturb, &mut self.monitor) {
+            match monitor.pmu() {
+                Ok(pmu) => snapshot.pmu = pmu,
+                Err(reason) => Fd::STDERR.say(format_args!("kvm-host: {reason}")),
             }
-            (_, Some(_)) => found.record = Some(line),
-            ("pid", _) => qemu = rest.parse().ok(),
-            ("gone", _) => {
-                found.status = rest.parse().unwrap_or(1);
-                break;
-            }
-            _ => {}
+        }
+        snapshot
+    }
+
+    fn disturb(&mut self, begun: u32) {
+        if let Some(disturb) = self.disturb
+            && let Some(monitor) = self.monitor.take()
+        {
+            self.monitor = Some(disturb::start(monitor, disturb, begun, self.from_guest));
         }
     }
-    Ok(found)
 }
 
 /// Gives each of several vCPUs a processor of its own, where there are enough.

@@ -1,5 +1,6 @@
 //! The host kernel's statistics of its own work.
 
+use alloc::collections::BTreeMap;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
@@ -43,6 +44,7 @@ impl HostStats {
         Snapshot {
             cpu: stat.lines().next().unwrap_or_default().to_string(),
             exits: exits.collect(),
+            pmu: BTreeMap::new(),
         }
     }
 }
