@@ -12,17 +12,17 @@
 //! - [`Backing::Clock`], where there is no hardware PMU (most clouds, nested virtualisation, QEMU
 //!   without KVM): the thread's own time on the CPU, as cycles of the time-stamp counter. A halted
 //!   guest's thread sleeps and its cycles stand still, as they should. Exits are part of the time:
-//!   a guest that exits much seems slower than it is. Nothing else can be told by a clock: cycles
-//!   and reference cycles are offered, and instructions and branches only as the approximation of
-//!   one for each cycle that the user asks for by name. An event of one ring only has the part of
-//!   the time that a [`Sampler`] finds the guest in that ring for.
+//!   a guest that exits much seems slower than it is. A clock tells nothing else: cycles and
+//!   reference cycles are offered, and instructions and branches only on request, as one for each
+//!   cycle. An event of one ring gets the part of the time for which a [`Sampler`] finds the guest
+//!   in that ring.
 //!
 //! # Limits
 //!
-//! Overflows of a clock come at least 50 microseconds apart ([`PerfHost::FLOOR`]), those of each of *n* counters *n*
-//! times as far. Those of hardware events do on average, and 32 may follow each other faster. With a shorter period the
-//! report is late, and the guest slower than it asked to be interrupted, but not the host. perf's own signals arrive
-//! some tens of microseconds late.
+//! Overflows of a clock come at least 50 microseconds apart ([`PerfHost::FLOOR`]), and with *n* counters those of each
+//! counter *n* times as far apart. Overflows of hardware events keep this distance on average, and up to 32 may follow
+//! each other faster. With a shorter period the report is late: the guest is interrupted less often than it asked, and
+//! the host does not slow down. perf's own signals arrive some tens of microseconds late.
 //!
 //! A counter whose event shared its hardware counter in time, or was stopped by the kernel for too many overflows, is
 //! [`Lost`](vpmu::counter::Lost): its value is too low from then on. Stopping is noticed where the kernel lends this

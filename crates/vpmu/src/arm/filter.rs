@@ -95,7 +95,7 @@ impl EventFilter {
 
     /// Returns whether the guest may count `event`.
     pub fn allows(&self, event: u16) -> bool {
-        // Software increments and carries show nothing of the machine that the guest did not do itself.
+        // Software increments and carries tell only what the guest did itself.
         if matches!(event, SW_INCR | CHAIN) {
             return true;
         }

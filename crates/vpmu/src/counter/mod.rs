@@ -37,8 +37,8 @@ pub(crate) use statistics::count;
 /// [`x86::CounterConfig`](crate::x86::CounterConfig) on x86.
 ///
 /// The engine keeps the order of calls for each counter: `create`, then any of `set_period`,
-/// `resume`, `pause` and `read`, then `release`. It does not resume a running counter. It pauses a
-/// paused one only under [`Policy::Reuse`], whose published original does; that changes nothing.
+/// `resume`, `pause` and `read`, then `release`. The engine never resumes a running counter. Only under
+/// [`Policy::Reuse`], as in the published original, does it pause a paused counter again; that must change nothing.
 pub trait CounterHost<E> {
     /// Backs `counter` with a host event that counts `event`: stopped, with a total of zero and no
     /// report wanted.
@@ -49,9 +49,8 @@ pub trait CounterHost<E> {
     /// [`CounterState::Lost`] until it is configured anew.
     fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost>;
 
-    /// Asks for one overflow report when `events` more have been counted from now; `None`: no
-    /// report is wanted. Replaces an earlier wish. It outlives `pause` and `resume`, and is used
-    /// up by the report.
+    /// Asks for one overflow report when `events` more have been counted from now; `None`: no report is wanted. A
+    /// request replaces the one before, stays in force over `pause` and `resume`, and ends with its report.
     ///
     /// A report that comes late or for nothing is tolerated; one that never comes is a lost
     /// interrupt in the guest.
@@ -65,10 +64,10 @@ pub trait CounterHost<E> {
     /// Stops these counters. Their totals stay readable.
     fn pause(&mut self, counters: CounterSet);
 
-    /// The number of events counted since `create`, modulo 2^64.
+    /// Returns the number of events counted since `create`, modulo 2^64.
     fn read(&mut self, counter: Counter) -> u64;
 
-    /// Takes the host event away. The engine has paused it before.
+    /// Releases the host event. The engine has paused the event before.
     fn release(&mut self, counter: Counter);
 
     /// Stops these counters and puts the total of each into its slot of `totals`, if that is one
@@ -85,9 +84,9 @@ pub trait CounterHost<E> {
         None
     }
 
-    /// Samples the guest by itself where `counter` counts: takes a place of the guest after each `events` more events, from
-    /// now on, until it is given `None` or the host event is [released](Self::release). A counter that is paused is not
-    /// sampled, and goes on where it was. Its total and its reports stay as they are.
+    /// Has the host take a sample of the guest after each `events` events of `counter`, from now on, until `events` is
+    /// `None` or the host event is [released](Self::release). A paused counter takes no samples, and continues its
+    /// period when it is resumed. The counter's total and its reports stay as they are.
     ///
     /// Returns the number of samples that the host keeps before they are [taken](Self::take_samples); 0: it does not
     /// sample, and the engine asks for a report of each overflow.
@@ -117,31 +116,30 @@ pub trait CounterHost<E> {
         false
     }
 
-    /// Whether every report that is due has been handed to the PMU before the guest's next access
-    /// is: a signal to the vCPU's own thread, say, that is checked for at every exit. Then a counter
-    /// that has been asked for a report, and has not made it, has not got there, and an overflow
-    /// status can be read without reading counters.
+    /// Returns whether each report that is due reaches the PMU before the guest's next access does: for example by a
+    /// signal to the vCPU's own thread that is checked for at every exit. Then a counter whose report has not come has
+    /// not overflowed, and the overflow status can be read without reading counters.
     fn reports_promptly(&self) -> bool {
         false
     }
 
-    /// Whether a report is followed by the next after as many events again, without being asked for: the period goes on
-    /// until [`set_period`](Self::set_period) replaces it, also over `pause` and `resume`.
+    /// Returns whether reports repeat: after each report the same period begins again, until
+    /// [`set_period`](Self::set_period) replaces the period, also over `pause` and `resume`.
     fn repeats(&self) -> bool {
         false
     }
 
     // By the number of counters that wait: a bound on interrupts is the vCPU's, not the counter's.
-    /// The least number of events after which a report comes while so many counters wait for theirs. A shorter period
-    /// is stretched to it.
+    /// Returns the shortest period while `sharing` counters wait for a report. The host lengthens shorter periods to
+    /// this.
     fn shortest_period(&self, sharing: u32) -> u64 {
         let _ = sharing;
         1
     }
 
-    /// Why the total of `counter` is not all that happened, known from its last read, pause or
-    /// resume: [`Lost::Multiplexed`] if the host event had to share its counter since `create`.
-    /// The engine asks when it has taken a total. It is to cost nothing, and is not counted.
+    /// Returns why the total of `counter` is too low, as the last read, pause or resume has shown:
+    /// [`Lost::Multiplexed`] if the host event had to share its counter since `create`. The engine calls this after
+    /// each total that it takes. The call must cost nothing, and is not counted.
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         let _ = counter;
         None

@@ -15,8 +15,8 @@ pub enum Policy {
     /// whole scheduling slice without use gives the event back. It does not remember that an event
     /// is paused already: each rewrite pauses it, reads it and sets its period again.
     Reuse,
-    /// [`Reuse`](Self::Reuse), and an event that is paused and drained is left alone until it is
-    /// resumed: no second pause, no read, no period.
+    /// As [`Reuse`](Self::Reuse), but an event that is paused and drained is left alone until it is resumed: there is
+    /// no second pause, no read, and no new period.
     // The two others are here to be measured against.
     #[default]
     ReusePaused,
@@ -34,8 +34,8 @@ pub enum Report {
     /// event goes on counting on the CPU where this is handled. The engine believes it and, unless
     /// the policy is [`Policy::Recreate`], makes no call.
     ///
-    /// A host that says so of an event that has not counted so far gets a guest counter that is
-    /// ahead until the host's has caught up; nothing worse.
+    /// A host that says so too early only gets a guest counter that is ahead, until the host event has counted that
+    /// far.
     Due,
     /// As [`Due`](Self::Due), but the vCPU has left the CPU on which the host event counts: the
     /// event is made anew. Only for hosts whose events do not follow the vCPU by themselves.

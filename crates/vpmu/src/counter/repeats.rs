@@ -21,7 +21,7 @@ impl<E> HostEvents<E> {
     /// has not, the next report is in vain, and the event is asked for the distance.
     pub(crate) fn note_overflow(&mut self, counter: Counter, overflowed: bool) {
         let slot = &mut self.slots[counter];
-        // An event that reports once is silent after its report, and needs no leave to be.
+        // An event that reports once is silent after its report anyway.
         slot.may_idle = overflowed && slot.repeats.is_some();
     }
 

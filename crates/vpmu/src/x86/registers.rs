@@ -128,7 +128,7 @@ pub enum Effect {
     RecordGroups,
 }
 
-/// What the request of a PMI stops all counters by (SDM 19.4.7).
+/// How the request of a PMI stops all counters (SDM 19.4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freeze {
     /// The global control register is cleared.
@@ -209,13 +209,13 @@ pub trait Registers: Clone {
     /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
     fn restore(&mut self, state: &Self::State, lbr: Option<&mut lbr::Unit>) -> Counted;
 
-    /// Whether the guest sees who has overflowed, until it clears that by itself.
+    /// Returns whether the guest has a status register that shows which counters have overflowed.
     // AMD's older interfaces have none: there a write of the counter acknowledges.
     fn has_status(&self) -> bool {
         true
     }
 
-    /// Returns what the request of a PMI stops the counters by; `None`: they go on.
+    /// Returns how the request of a PMI stops the counters; `None`: they go on.
     fn freezing(&self) -> Option<Freeze> {
         None
     }

@@ -165,7 +165,7 @@ impl Plan {
                 implemented,
             });
         }
-        // HPMN = 0 without FEAT_HPMN0 is CONSTRAINED UNPREDICTABLE (DDI 0487, MDCR_EL2): the guest may have any.
+        // HPMN = 0 without FEAT_HPMN0 is CONSTRAINED UNPREDICTABLE (DDI 0487, MDCR_EL2): the guest may have any number.
         if host_counters == implemented && implemented > 0 && !features.hpmn0 {
             return Err(PlanError::NoGuestCounter { implemented });
         }
