@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use vpmu_lab::spec::SecondRequest;
+use vpmu_lab::spec::command::Command;
 use vpmu_lab::spec::profile::ProfileRequest;
+use vpmu_lab::spec::{SecondPayload, SecondRequest};
+
+use crate::values::memory;
 
 #[derive(Debug, Args)]
 pub(crate) struct Monitor {
@@ -24,14 +27,28 @@ pub(crate) struct Monitor {
     /// The guest keeps its number of counters. What it has counting on one that is taken stands still.
     #[arg(long, requires = "host_profile")]
     borrow: bool,
-    /// Run this arm64 Image or raw binary beside the guest, on its first processor, each in turn (partitioned, emulated;
-    /// aarch64)
+    /// Run this arm64 Image or raw binary beside the guest, on its first processor, each in turn; `linux`: the guest's
+    /// own Linux once more (partitioned, emulated; aarch64)
     ///
-    /// The second guest has one processor, 128M of memory, a timer, a PMU, and a serial port of its own, whose output
-    /// comes last. The machine goes off when both guests have.
+    /// The second guest has one processor, memory, a timer, a PMU, and a serial port of its own, whose output comes last.
+    /// The machine goes off when both guests have. A file of the name linux is ./linux.
     #[arg(long, value_name = "IMAGE")]
     second: Option<PathBuf>,
-    /// The second guest's command line
+    /// What --second linux runs, a line for the shell; without it the same as the first guest, CMD
+    #[arg(long, value_name = "CMD", requires = "second")]
+    second_command: Option<String>,
+    /// The initrd of the second guest's IMAGE
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "second",
+        conflicts_with = "second_command"
+    )]
+    second_initrd: Option<PathBuf>,
+    /// The second guest's memory, of --memory (default: 384M for `linux`, else 128M)
+    #[arg(long, value_name = "SIZE", requires = "second", value_parser = memory)]
+    second_memory: Option<u32>,
+    /// The second guest's command line; for `linux`, more words for it
     #[arg(
         long,
         value_name = "STRING",
@@ -53,8 +70,19 @@ impl Monitor {
     }
 
     pub(crate) fn second(&self) -> Option<SecondRequest> {
+        let image = self.second.clone()?;
+        let payload = if image.as_os_str() == "linux" && self.second_initrd.is_none() {
+            SecondPayload::Linux
+        } else {
+            SecondPayload::Image {
+                image,
+                initrd: self.second_initrd.clone(),
+            }
+        };
         Some(SecondRequest {
-            image: self.second.clone()?,
+            payload,
+            command: Command::from_words(self.second_command.as_slice()),
+            memory: self.second_memory,
             append: self.second_append.clone().unwrap_or_default(),
             slice: self.slice,
             eager: false,

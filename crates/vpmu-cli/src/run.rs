@@ -68,10 +68,21 @@ pub(crate) fn run(
         phase += 1;
     };
     task.done();
-    if let Some(console) = &outcome.second_console {
-        eprintln!("vpmu: the second guest's console:");
+    let mut second_status = 0;
+    if let Some(second) = &outcome.second {
+        let (what, bytes) = match &second.command {
+            Some((output, figures)) => {
+                second_status = figures.status;
+                ("output", output)
+            }
+            None => ("console", &second.console),
+        };
+        eprintln!("vpmu: the second guest's {what}:");
         // A closed pipe is the reader's choice.
-        let _ = io::stdout().write_all(console);
+        let _ = io::stdout().write_all(bytes);
+    }
+    if second_status != 0 {
+        eprintln!("vpmu: the second guest's command ended with status {second_status}");
     }
     if let Some(profile) = &outcome.host_profile {
         eprintln!("vpmu: {}", profile.summary());
@@ -81,17 +92,24 @@ pub(crate) fn run(
             let kinds = table::kinds(&monitor.total.exits);
             eprintln!("vpmu: exits to the monitor: {kinds}");
         }
-        return Ok(ExitCode::SUCCESS);
+        return Ok(exit_code(second_status));
     };
     let warnings = [table::no_pmu(&run), table::lost_counters(&run)];
     for warning in warnings.into_iter().flatten() {
         eprintln!("vpmu: {warning}");
     }
-    let status = u8::try_from(run.status).unwrap_or(u8::MAX);
+    let status = match run.status {
+        0 => second_status,
+        status => status,
+    };
     if let Some(path) = &guest.json {
         Results::new(vec![run]).write(path)?;
     }
-    Ok(ExitCode::from(status))
+    Ok(exit_code(status))
+}
+
+fn exit_code(status: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX))
 }
 
 /// Standard output, with a note that something was printed.

@@ -121,19 +121,23 @@ fn linux_counts_what_it_counts_alone() {
         return;
     };
     const COUNT: &str = "perf stat -x, -e instructions:u,cycles:u workload 2>&1";
+    let beside_payload: &[&str] = &[
+        "--second",
+        payload.to_str().unwrap(),
+        "--second-append",
+        "test=switch.all ms=4000",
+    ];
+    // The same command in both.
+    let beside_linux: &[&str] = &["--second", "linux"];
     for design in ["partitioned", "emulated"] {
-        let count = |beside: bool| {
+        let count = |beside: &[&str]| {
             let mut vpmu = vpmu("aarch64")?;
-            vpmu.args(["run", "--pmu", design]);
-            if beside {
-                vpmu.arg("--second").arg(&payload);
-                vpmu.args(["--second-append", "test=switch.all ms=4000"]);
-            }
+            vpmu.args(["run", "--pmu", design]).args(beside);
             let output = vpmu.args(["--", COUNT]).output().unwrap();
             assert!(output.status.success(), "{}", text(&output));
             Some(text(&output))
         };
-        let Some((alone, beside)) = count(false).zip(count(true)) else {
+        let Some(alone) = count(&[]) else {
             return;
         };
         let counts = |text: &str| -> Vec<u64> {
@@ -142,15 +146,55 @@ fn linux_counts_what_it_counts_alone() {
                 .filter_map(|line| line.split(',').next()?.parse().ok())
                 .collect()
         };
-        assert_eq!(counts(&alone).len(), 2, "{alone}");
-        for (alone, beside) in counts(&alone).iter().zip(counts(&beside)) {
-            let ratio = beside as f64 / *alone as f64;
-            assert!(
-                (0.999..=1.001).contains(&ratio),
-                "{design}: {beside} of {alone}"
-            );
-        }
+        let alone = counts(&alone);
+        assert_eq!(alone.len(), 2, "{alone:?}");
+        let (payload, linux) = (count(beside_payload).unwrap(), count(beside_linux).unwrap());
         // The payload compares its own count with the rounds it has run.
-        assert!(beside.contains("ok switch.all"), "{beside}");
+        assert!(payload.contains("ok switch.all"), "{payload}");
+        for (beside, guests) in [(&payload, 1), (&linux, 2)] {
+            let counts = counts(beside);
+            assert_eq!(counts.len(), 2 * guests, "{beside}");
+            for (count, alone) in counts.iter().zip(alone.iter().cycle()) {
+                let ratio = *count as f64 / *alone as f64;
+                assert!(
+                    (0.999..=1.001).contains(&ratio),
+                    "{design}: {count} of {alone}"
+                );
+            }
+        }
     }
+}
+
+/// Checks that the command of a second Linux is reported like the first one's: output, figures and status.
+#[test]
+fn a_second_linux_runs_a_command_of_its_own() {
+    let _turn = turn(1);
+    let Some(mut vpmu) = vpmu("aarch64") else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("run.json");
+    let record = "perf record -c 1000000 -e cycles:u workload; cat /proc/cmdline; exit 7";
+    let output = vpmu
+        .args(["run", "--pmu", "partitioned", "--memory", "896M", "--json"])
+        .arg(&json)
+        .args(["--second", "linux", "--second-memory", "512M"])
+        .args(["--second-append", "marked", "--second-command", record])
+        .args(["--", "perf stat -e cycles:u true 2>&1; echo first"])
+        .output()
+        .unwrap();
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(7), "{text}");
+    let (_, second) = text.split_once("first\n").expect(&text);
+    assert!(second.contains(" marked\n"), "{text}");
+    let run: Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    let run = &run["runs"][0];
+    assert_eq!(run["status"], 0, "{run}");
+    let figures = &run["second"];
+    assert_eq!(figures["status"], 7, "{run}");
+    assert_eq!(figures["guest_counters"], run["guest_counters"], "{run}");
+    // 100,000,107 cycles in user space.
+    assert_eq!(figures["samples"], 100, "{run}");
+    assert_eq!(figures["lost_samples"], 0, "{run}");
+    assert_eq!(figures["pmis"], 100, "{run}");
 }

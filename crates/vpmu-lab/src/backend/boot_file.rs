@@ -4,7 +4,7 @@
 //! alignment that an arm64 `Image` wants, and the guest follows. The builder fills in two words of
 //! the monitor's header. The first is the memory of the whole (Linux
 //! `Documentation/arch/arm64/booting.rst`, `image_size`), so that the loader puts device tree and
-//! initrd behind it. The second is the guest's length.
+//! initrd behind it. The second is the guest's length. A second guest's parts follow.
 
 use std::fs;
 use std::path::Path;
@@ -20,6 +20,12 @@ const MONITOR_MAGIC: usize = 0x7f8;
 const GUEST_LENGTH: usize = 0x800;
 /// The second guest: distance of its file from the beginning, and its length.
 const SECOND_FILE: usize = 0x808;
+/// The same of its initrd.
+const SECOND_INITRD: usize = 0x818;
+/// Bytes of its memory; 0: the monitor's default.
+const SECOND_MEMORY: usize = 0x828;
+/// Where these words end.
+const WORDS_END: usize = 0x830;
 /// Its command line, with a zero behind it, and the end of its room.
 const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
 
@@ -28,8 +34,12 @@ const SECOND_WORDS: std::ops::Range<usize> = 0x100..0x700;
 pub struct Second<'a> {
     /// Its file.
     pub image: &'a Path,
+    /// Its initrd.
+    pub initrd: Option<&'a Path>,
     /// Its command line.
     pub words: &'a str,
+    /// Its memory, MiB; `None`: the monitor's default.
+    pub memory: Option<u32>,
 }
 
 /// Returns the boot file's contents.
@@ -40,7 +50,7 @@ pub struct Second<'a> {
 pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result<Vec<u8>> {
     let mut file = fs::read(monitor).map_err(Error::file("read", monitor))?;
     if file.get(MONITOR_MAGIC..MONITOR_MAGIC + 8) != Some(b"VPMUGST1")
-        || file.len() < SECOND_FILE + 16
+        || file.len() < WORDS_END
         || file.len() > GUEST_OFFSET
     {
         return Err(Error::format(
@@ -54,29 +64,50 @@ pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result
     put(&mut file, GUEST_LENGTH, guest_file.len() as u64);
     file.extend_from_slice(&guest_file);
     if let Some(second) = second {
-        let words = second.words.as_bytes();
-        if words.len() >= SECOND_WORDS.len() {
-            let most = SECOND_WORDS.len() - 1;
-            let problem = format!("its command line has more than {most} bytes");
-            return Err(Error::format(second.image, problem));
+        put_words(&mut file, second)?;
+        let parts = [
+            (SECOND_FILE, Some(read(second.image)?)),
+            (SECOND_INITRD, second.initrd.map(read_any).transpose()?),
+        ];
+        for (word, part) in parts {
+            let Some(part) = part else { continue };
+            let offset = memory.next_multiple_of(GUEST_OFFSET as u64);
+            put(&mut file, word, offset);
+            put(&mut file, word + 8, part.len() as u64);
+            file.resize(offset as usize, 0);
+            file.extend_from_slice(&part);
+            memory = offset + (part.len() as u64).div_ceil(0x1000) * 0x1000;
         }
-        file[SECOND_WORDS][..words.len()].copy_from_slice(words);
-        file[SECOND_WORDS][words.len()] = 0;
-        let second_file = read(second.image)?;
-        let offset = memory.next_multiple_of(GUEST_OFFSET as u64);
-        put(&mut file, SECOND_FILE, offset);
-        put(&mut file, SECOND_FILE + 8, second_file.len() as u64);
-        file.resize(offset as usize, 0);
-        file.extend_from_slice(&second_file);
-        memory = offset + (second_file.len() as u64).div_ceil(0x1000) * 0x1000;
+        put(
+            &mut file,
+            SECOND_MEMORY,
+            u64::from(second.memory.unwrap_or(0)) << 20,
+        );
     }
     put(&mut file, IMAGE_SIZE, memory);
     Ok(file)
 }
 
+/// Puts the second guest's command line into the head of `file`.
+fn put_words(file: &mut [u8], second: Second<'_>) -> Result<()> {
+    let words = second.words.as_bytes();
+    if words.len() >= SECOND_WORDS.len() {
+        let most = SECOND_WORDS.len() - 1;
+        let problem = format!("its command line has more than {most} bytes");
+        return Err(Error::format(second.image, problem));
+    }
+    file[SECOND_WORDS][..words.len()].copy_from_slice(words);
+    file[SECOND_WORDS][words.len()] = 0;
+    Ok(())
+}
+
+fn read_any(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(Error::file("read", path))
+}
+
 /// Returns the contents of a guest's file.
 fn read(guest: &Path) -> Result<Vec<u8>> {
-    let file = fs::read(guest).map_err(Error::file("read", guest))?;
+    let file = read_any(guest)?;
     match compression(&file) {
         Some(kind) => Err(Error::format(
             guest,
@@ -158,23 +189,37 @@ mod tests {
     #[test]
     fn two_guests() {
         let folder = tempfile::tempdir().unwrap();
-        let paths = ["monitor", "first", "second"].map(|name| folder.path().join(name));
-        for (path, contents) in paths.iter().zip([monitor(), vec![9; 5000], vec![8; 3]]) {
+        let names = ["monitor", "first", "second", "initrd"];
+        let paths = names.map(|name| folder.path().join(name));
+        let contents = [monitor(), vec![9; 5000], vec![8; 3], vec![7; 10]];
+        for (path, contents) in paths.iter().zip(contents) {
             fs::write(path, contents).unwrap();
         }
-        let words = "test=count strict";
-        let second = |words| {
-            let image = &paths[2];
-            build(&paths[0], &paths[1], Some(Second { image, words }))
+        let (words, too_long) = ("test=count strict", "x".repeat(SECOND_WORDS.len()));
+        let second = |words: &str, initrd, memory| {
+            let second = Second {
+                image: &paths[2],
+                initrd,
+                words,
+                memory,
+            };
+            build(&paths[0], &paths[1], Some(second))
         };
-        let file = second(words).unwrap();
+        let file = second(words, None, None).unwrap();
         assert_eq!(word(&file, SECOND_FILE), 2 * GUEST_OFFSET as u64);
         assert_eq!(word(&file, SECOND_FILE + 8), 3);
         assert_eq!(file[2 * GUEST_OFFSET..], [8; 3]);
         assert_eq!(word(&file, IMAGE_SIZE), 2 * GUEST_OFFSET as u64 + 0x1000);
         assert_eq!(&file[SECOND_WORDS][..words.len()], words.as_bytes());
         assert_eq!(file[SECOND_WORDS][words.len()], 0);
-        assert!(second(&"x".repeat(SECOND_WORDS.len())).is_err());
+        assert_eq!(word(&file, SECOND_MEMORY), 0);
+        assert!(second(&too_long, None, None).is_err());
+        let file = second(words, Some(paths[3].as_path()), Some(384)).unwrap();
+        assert_eq!(word(&file, SECOND_INITRD), 3 * GUEST_OFFSET as u64);
+        assert_eq!(word(&file, SECOND_INITRD + 8), 10);
+        assert_eq!(word(&file, SECOND_MEMORY), 384 << 20);
+        assert_eq!(file[3 * GUEST_OFFSET..], [7; 10]);
+        assert_eq!(word(&file, IMAGE_SIZE), 3 * GUEST_OFFSET as u64 + 0x1000);
     }
 
     #[test]

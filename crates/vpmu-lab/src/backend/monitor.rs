@@ -4,13 +4,15 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
+use super::parts::{Boot, command_line};
 use super::{Backend, Launch, Parts, boot_file, qemu};
+use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::job::Notify;
-use crate::spec::Machine;
-use crate::spec::SecondRequest;
+use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
 use crate::spec::profile::ProfileRequest;
+use crate::spec::{Machine, SecondPayload, SecondRequest};
 use crate::{Error, Result};
 
 /// The monitor and its guest in one boot file.
@@ -69,9 +71,15 @@ impl Backend for Monitor<'_> {
         let arch = self.machine.arch;
         let mut boot = parts.boot(arch, folder)?;
         let monitor = artifacts::find(arch, artifacts::MONITOR)?;
-        let second = self.second.map(|second| boot_file::Second {
-            image: &second.image,
-            words: &second.append,
+        let second = self
+            .second
+            .map(|second| second_boot(second, parts, arch, folder));
+        let second = second.transpose()?;
+        let second = (self.second.zip(second.as_ref())).map(|(request, boot)| boot_file::Second {
+            image: &boot.kernel,
+            initrd: boot.initrd.as_deref(),
+            words: &boot.append,
+            memory: request.memory(),
         });
         let file = boot_file::build(&monitor, &boot.kernel, second)?;
         boot.kernel = folder.join("boot");
@@ -89,11 +97,38 @@ impl Backend for Monitor<'_> {
     }
 }
 
+/// Returns the files and the command line that the second guest boots, with its initrd written into `folder`.
+fn second_boot(
+    second: &SecondRequest,
+    parts: &Parts<'_>,
+    arch: Arch,
+    folder: &Path,
+) -> Result<Boot> {
+    match (&second.payload, &parts.second_job, parts.images) {
+        (SecondPayload::Image { image, initrd }, _, _) => Ok(Boot {
+            kernel: image.clone(),
+            initrd: initrd.clone(),
+            append: second.append.clone(),
+        }),
+        (SecondPayload::Linux, Some(job), Some(images)) => {
+            let initrd = folder.join("second-initrd");
+            concatenate(&[&images.guest(), job], &initrd)?;
+            Ok(Boot {
+                kernel: images.boot_kernel(arch)?,
+                initrd: Some(initrd),
+                append: format!("{} {}", command_line(arch), second.append)
+                    .trim()
+                    .to_owned(),
+            })
+        }
+        (SecondPayload::Linux, _, _) => unreachable!("the lab's Linux has a job, and images"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::spec::Request;
-    use crate::spec::arch::Arch;
 
     #[test]
     fn words_for_the_monitor() {

@@ -23,6 +23,8 @@ pub struct Parts<'a> {
     pub disk: Option<&'a BootDisk>,
     /// The second archive of our own file tree, when a command runs.
     pub job: Option<PathBuf>,
+    /// The second archive of the file tree of the guest beside it, when a command runs there.
+    pub second_job: Option<PathBuf>,
     /// More words for the kernel command line.
     pub append: Option<&'a str>,
     /// Selects the moment of the kernel's ticks at which the command begins, and

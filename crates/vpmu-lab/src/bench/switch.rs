@@ -11,7 +11,7 @@ use crate::report::markdown::{Group, Page};
 use crate::run::{self, Lab, Sink};
 use crate::spec::arch::Arch;
 use crate::spec::design::Pmu;
-use crate::spec::{Request, SecondRequest};
+use crate::spec::{Request, SecondPayload, SecondRequest};
 use crate::{Error, Result};
 use vpmu_record::{Monitor, Span};
 
@@ -104,8 +104,13 @@ fn measure(
         kernel: Some(program.to_owned()),
         append: Some(words.clone()),
         second: Some(SecondRequest {
-            image: program.to_owned(),
+            payload: SecondPayload::Image {
+                image: program.to_owned(),
+                initrd: None,
+            },
+            command: None,
             append: words,
+            memory: None,
             slice: Some(SLICE),
             eager,
         }),
@@ -128,7 +133,7 @@ fn measure(
     let outcome = run::run(&lab, &spec, &spec.guests[0], 0, sink, &mut |_| {})?;
     task.done();
     let passed = |console: &[u8]| String::from_utf8_lossy(console).contains(" 1 passed, 0 failed");
-    let console = outcome.second_console.unwrap_or_default();
+    let console = outcome.second.unwrap_or_default().console;
     let failed = |how: &str| Error::NoReport {
         how: how.to_owned(),
         console: String::from_utf8_lossy(&console)

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use second::Second;
+
 use super::profile::Profile;
 use super::stats::{Stats, serves_pmu};
 use crate::Result;
@@ -130,6 +132,9 @@ pub struct Run {
     /// All of the VMM's statistics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Vmm>,
+    /// The figures of the guest beside this one, where there was one that ran a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second: Option<Second>,
     /// The hypervisor's profile of the command, where one was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_profile: Option<Profile>,
@@ -237,6 +242,7 @@ impl Run {
             deterministic: settings.guest.time == Time::Counted,
             monitor: found.monitor.cloned(),
             vmm: found.vmm.cloned(),
+            second: None,
             host_profile: None,
             guest_profile: found.profile,
             traces: found.traces.into_iter().cloned().collect(),
@@ -327,5 +333,6 @@ pub(super) fn round(value: f64) -> f64 {
     (value * 1e6).round() / 1e6
 }
 
+mod second;
 #[cfg(test)]
 mod tests;

@@ -291,6 +291,7 @@ mod tests {
                 deterministic: true,
                 monitor: None,
                 vmm: None,
+                second: None,
                 host_profile: None,
                 guest_profile: None,
                 traces: Vec::new(),

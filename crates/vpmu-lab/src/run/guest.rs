@@ -8,7 +8,7 @@ use super::clock::Clock;
 use super::console::Transcript;
 use super::kept::Kept;
 use super::supervise::{self, Limits, Stage, Streams};
-use super::{Lab, Outcome, Sink};
+use super::{Lab, Outcome, SecondOutcome, Sink};
 use crate::backend::monitor::SECOND_CONSOLE;
 use crate::backend::{self, Backend, End, Parts};
 use crate::host::qemu::Version;
@@ -19,7 +19,7 @@ use crate::image::module::Modules;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
 use crate::spec::design::Pmu;
-use crate::spec::{Guest, Payload, Spec, Time};
+use crate::spec::{Guest, Payload, Spec, Time, Work};
 use crate::{Error, Result};
 use vpmu_record::Record;
 
@@ -122,19 +122,24 @@ pub fn run(
     };
     let transcript = ran.map_err(explain)?;
     kept.records(&transcript.records)?;
-    let second_console = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
-    kept.second_console(second_console.as_deref())?;
+    let second = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
+    kept.second_console(second.as_deref())?;
     let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
     kept.host_profile(host_profile.as_ref())?;
     let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
     let mut run = run.map_err(explain)?;
-    if let (Some(run), Some(profile)) = (&mut run, &host_profile) {
-        run.host_profile = Some(profile.folded());
+    let second = second
+        .map(|console| SecondOutcome::of(console, second_work(spec, guest).as_ref()))
+        .transpose()?;
+    if let Some(run) = &mut run {
+        run.host_profile = host_profile.as_ref().map(HostProfile::folded);
+        let figures = second.as_ref().and_then(|second| second.command.as_ref());
+        run.second = figures.map(|(_, figures)| figures.clone());
     }
     Ok(Outcome {
         run,
         host_profile,
-        second_console,
+        second,
         monitor: (transcript.records.into_iter()).find_map(|record| match record {
             Record::VpmuMonitor(monitor) => Some(*monitor),
             _ => None,
@@ -224,9 +229,32 @@ fn parts<'a>(
         kernel: lab.modules.as_ref().map(Modules::kernel),
         disk: lab.disk.as_ref(),
         job,
+        second_job: second_job(spec, guest, phase, folder)?,
         append: spec.append.as_deref(),
         phase,
     })
+}
+
+/// Writes the job of the guest beside `guest` into `folder`, where there is one that runs a command.
+fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<Option<PathBuf>> {
+    let Some(work) = second_work(spec, guest) else {
+        return Ok(None);
+    };
+    let job = Job {
+        arch: spec.machine.arch,
+        work: &work,
+        modules: &[],
+        output: Output::Stream,
+        notify: Notify::Nobody,
+        phase,
+    };
+    let path = folder.join("second-job.cpio");
+    job.archive()?.write_file(&path)?;
+    Ok(Some(path))
+}
+
+fn second_work(spec: &Spec, guest: &Guest) -> Option<Work> {
+    guest.way.second()?.work(&spec.payload)
 }
 
 /// Returns the names of the kernel's functions and of the workload's, which runs at fixed addresses.

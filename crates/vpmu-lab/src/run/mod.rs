@@ -6,6 +6,7 @@ pub mod compare;
 pub mod console;
 mod guest;
 mod kept;
+mod second;
 pub mod selftest;
 pub mod supervise;
 
@@ -13,6 +14,7 @@ use std::io::Write;
 use std::time::Duration;
 
 pub use guest::{check, once_more, run};
+pub use second::SecondOutcome;
 
 use crate::Result;
 use crate::host::cancel::Cancel;
@@ -99,8 +101,8 @@ pub struct Outcome {
     pub monitor: Option<Monitor>,
     /// The profile that the monitor took of the guest, where one was asked for.
     pub host_profile: Option<HostProfile>,
-    /// What the second guest wrote to its serial port, where there was one.
-    pub second_console: Option<Vec<u8>>,
+    /// The result of the guest beside it, where there was one.
+    pub second: Option<SecondOutcome>,
     /// Wall-clock time of the whole.
     pub wall: Duration,
     /// Wall-clock time until the command began.

@@ -144,17 +144,90 @@ pub enum Way {
     Direct(OurVmm),
 }
 
+impl Way {
+    /// Tells whether something beside the guest's own payload is of Debian packages.
+    fn needs_images(&self) -> bool {
+        match self {
+            Self::Nested(_) => true,
+            Self::Monitor { second, .. } => second
+                .as_ref()
+                .is_some_and(|second| second.payload == SecondPayload::Linux),
+            Self::Native | Self::Direct(_) => false,
+        }
+    }
+
+    /// Returns the guest beside the one that is measured.
+    pub fn second(&self) -> Option<&SecondRequest> {
+        match self {
+            Self::Monitor { second, .. } => second.as_ref(),
+            Self::Native | Self::Nested(_) | Self::Direct(_) => None,
+        }
+    }
+}
+
 /// A guest beside the one that is measured, on the same processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecondRequest {
-    /// Its file: an arm64 `Image` or a raw binary.
-    pub image: PathBuf,
-    /// Its command line.
+    /// What it runs.
+    pub payload: SecondPayload,
+    /// The command in the lab's Linux; `None`: the first guest's.
+    pub command: Option<Command>,
+    /// Its command line; words beside the lab's own for the lab's Linux.
     pub append: String,
+    /// Its memory, MiB; `None`: as much as its payload wants.
+    pub memory: Option<u32>,
     /// Microseconds of a turn; `None`: the monitor's default.
     pub slice: Option<u32>,
     /// Whether the PMU's registers change hands at each switch, needed or not.
     pub eager: bool,
+}
+
+/// The payload of a second guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecondPayload {
+    /// A program of the user's.
+    Image {
+        /// Its file: an arm64 `Image` or a raw binary.
+        image: PathBuf,
+        /// Its initrd, if it wants one.
+        initrd: Option<PathBuf>,
+    },
+    /// The lab's Linux, which runs a command.
+    Linux,
+}
+
+/// Memory of a second guest that is the lab's Linux, MiB.
+const SECOND_LINUX_MEMORY: u32 = 384;
+
+impl SecondRequest {
+    /// Returns the guest's memory, MiB; `None`: the monitor's default.
+    pub fn memory(&self) -> Option<u32> {
+        let is_linux = self.payload == SecondPayload::Linux;
+        self.memory.or(is_linux.then_some(SECOND_LINUX_MEMORY))
+    }
+
+    /// Returns the work of a guest that runs a command beside a first guest with `payload`.
+    pub fn work(&self, payload: &Payload) -> Option<Work> {
+        if self.payload != SecondPayload::Linux {
+            return None;
+        }
+        let first = match payload {
+            Payload::Command(work) => Some(work),
+            Payload::Kernel { .. } | Payload::Disk => None,
+        };
+        Some(Work {
+            command: self
+                .command
+                .clone()
+                .or_else(|| first.map(|work| work.command.clone()))?,
+            runs: 1,
+            kernel: None,
+            add: first.map(|work| work.add.clone()).unwrap_or_default(),
+            programs: Vec::new(),
+            marked: false,
+            profile: false,
+        })
+    }
 }
 
 /// A VMM on stock KVM.
@@ -214,7 +287,7 @@ impl Spec {
     pub fn needs_images(&self) -> bool {
         matches!(self.payload, Payload::Command(_))
             || self.disk.is_some()
-            || (self.guests.iter()).any(|guest| matches!(guest.way, Way::Nested(_)))
+            || (self.guests.iter()).any(|guest| guest.way.needs_images())
     }
 }
 

@@ -22,9 +22,6 @@ const MOST_VCPUS: u32 = 64;
 /// The most memory that vpmu-vmm's memory map has, MiB.
 const MOST_VMM_MEMORY: u32 = 3 << 10;
 
-/// The room for a second guest's command line in the monitor's head.
-const MOST_SECOND_WORDS: usize = 1500;
-
 /// The wish of a user or a bench.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -413,28 +410,17 @@ impl Request {
         Ok(())
     }
 
-    fn check_second(&self, designs: &[Design]) -> Result<()> {
-        let Some(second) = &self.second else {
-            return Ok(());
-        };
-        let may_have = |design: &Design| matches!(design.pmu, Pmu::Partitioned | Pmu::Emulated);
-        if self.machine.arch != Arch::Aarch64 || !designs.iter().all(may_have) {
-            return usage("--second is about --arch aarch64 --pmu partitioned and emulated");
-        }
-        if second.append.len() > MOST_SECOND_WORDS {
-            return usage(format!("--second-append takes {MOST_SECOND_WORDS} bytes"));
-        }
-        Ok(())
-    }
-
     fn check_files(&self) -> Result<()> {
         let image = match &self.disk {
             Some(Disk::File { path, .. }) => Some(path),
             _ => None,
         };
-        let second = self.second.iter().map(|second| &second.image);
         let files = self.kernel.iter().chain(&self.initrd);
-        for path in files.chain(image).chain(&self.add).chain(second) {
+        for path in files
+            .chain(image)
+            .chain(&self.add)
+            .chain(self.second_files())
+        {
             let file = File::open(path).map_err(Error::file("open", path))?;
             if file.metadata().is_ok_and(|file| file.is_dir()) {
                 return usage(format!("{} is a folder", path.display()));
@@ -454,5 +440,6 @@ fn has_model(pmu: Pmu) -> bool {
     matches!(pmu, Pmu::Emulated | Pmu::Exec)
 }
 
+mod second;
 #[cfg(test)]
 mod tests;

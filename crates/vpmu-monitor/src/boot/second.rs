@@ -16,29 +16,33 @@ use super::device_tree::{Machine, TreeError, is_memory, push};
 use super::{blob, guest_image, home};
 use crate::world::second::gic::{DISTRIBUTOR, REDISTRIBUTOR};
 
-/// Bytes of its memory.
+/// Bytes of its memory, where the boot file does not say.
 pub const MEMORY: u64 = 128 << 20;
 /// Its memory begins at such an address, as machines' does.
 const ALIGNMENT: u64 = 128 << 20;
 /// Its device tree is this far from the end of its memory.
 const TREE_ROOM: u64 = home::ALIGNMENT;
 
+/// A page of any size that Linux has.
+const INITRD_ALIGNMENT: u64 = 64 << 10;
+
 /// The redistributor region has room for one more than there is.
 const REDISTRIBUTORS: u64 = 2 * REDISTRIBUTOR;
 
-/// The highest place for the second guest's memory in `ram`, clear of what is `taken`.
-pub fn choose(ram: &Range<u64>, taken: &[Range<u64>]) -> Option<Range<u64>> {
-    let mut end = ram.end & !(ALIGNMENT - 1);
+/// The highest place for `size` bytes of the second guest's memory in `ram`, clear of what is `taken`. The size is
+/// rounded up to blocks of stage 2.
+pub fn choose(ram: &Range<u64>, size: u64, taken: &[Range<u64>]) -> Option<Range<u64>> {
+    let size = size.checked_next_multiple_of(home::ALIGNMENT)?;
+    let mut start = ram.end.checked_sub(size)? & !(ALIGNMENT - 1);
     loop {
-        let start = end.checked_sub(MEMORY)?;
         if start < ram.start {
             return None;
         }
-        let place = start..end;
+        let place = start..start + size;
         if !taken.iter().any(|range| home::overlap(range, &place)) {
             return Some(place);
         }
-        end = end.checked_sub(ALIGNMENT)?;
+        start = start.checked_sub(ALIGNMENT)?;
     }
 }
 
@@ -52,19 +56,34 @@ pub const fn tree_at(memory: &Range<u64>) -> u64 {
     memory.end - TREE_ROOM
 }
 
-/// The second guest's device tree, made from the machine's `tree`. `serial` is the address of its serial port, `cpu` the
-/// affinity of its CPU, `words` its command line.
+/// Where its initrd of `length` bytes goes, below the tree; `None`: there is no such place in `memory`.
+pub fn initrd_at(memory: &Range<u64>, length: u64) -> Option<Range<u64>> {
+    let start = tree_at(memory).checked_sub(length)? & !(INITRD_ALIGNMENT - 1);
+    (start >= memory.start).then_some(start..start + length)
+}
+
+/// What the second guest's device tree says of it.
+#[derive(Clone, Debug)]
+pub struct Guest<'a> {
+    /// Its memory.
+    pub memory: &'a Range<u64>,
+    /// The address of its serial port.
+    pub serial: u64,
+    /// The affinity of its CPU.
+    pub cpu: u64,
+    /// Its initrd, in its memory.
+    pub initrd: Option<&'a Range<u64>>,
+    /// Its command line.
+    pub words: &'a str,
+}
+
+/// The device tree of the second `guest`, made from the machine's `tree`.
 ///
 /// # Errors
 ///
 /// [`TreeError`] when something that it needs is not at the root of the machine's tree.
-pub fn tree(
-    tree: &[u8],
-    machine: &Machine,
-    memory: &Range<u64>,
-    (serial, cpu): (u64, u64),
-    words: &str,
-) -> Result<Vec<u8>, TreeError> {
+pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>, TreeError> {
+    let memory = guest.memory;
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let root = tree.root();
     let (address, size) = (root.address_cells(), root.size_cells());
@@ -95,7 +114,7 @@ pub fn tree(
         if is_memory(&node) {
             let reg = pairs(&[(memory.start, memory.end - memory.start)]);
             set(copy, "reg", reg.as_slice());
-        } else if starts_at(serial) {
+        } else if starts_at(guest.serial) {
             path = Some(name.to_string());
         } else if is("arm,gic-v3") {
             let redistributors = machine.redistributors.first().ok_or(MISSING_GIC)?;
@@ -110,7 +129,7 @@ pub fn tree(
                 copy.remove_child(&child);
             }
         } else if name == "cpus" {
-            only_cpu(copy, cpu);
+            only_cpu(copy, guest.cpu);
         } else if !(is("arm,armv8-timer")
             || is("arm,armv8-pmuv3")
             || is("fixed-clock")
@@ -121,16 +140,25 @@ pub fn tree(
         }
     }
     let path = path.ok_or(TreeError::Missing("second serial port at the root"))?;
-    let mut chosen = DeviceTreeNode::new_unchecked("chosen");
-    let path = ["/", path.as_str()].concat();
-    chosen.add_property(DeviceTreeProperty::new_unchecked("stdout-path", path));
-    chosen.add_property(DeviceTreeProperty::new_unchecked("bootargs", words));
     changed.root.remove_child("chosen");
-    changed.root.add_child(chosen);
+    changed.root.add_child(chosen(guest, &path));
     if changed.root.child_mut("psci").is_none() {
         return Err(TreeError::Missing("/psci node"));
     }
     Ok(changed.to_dtb())
+}
+
+/// `/chosen` of `guest`, whose serial port is the node `serial` at the root.
+fn chosen(guest: &Guest<'_>, serial: &str) -> DeviceTreeNode {
+    let mut chosen = DeviceTreeNode::new_unchecked("chosen");
+    let path = ["/", serial].concat();
+    set(&mut chosen, "stdout-path", path);
+    set(&mut chosen, "bootargs", guest.words);
+    if let Some(initrd) = guest.initrd {
+        set(&mut chosen, "linux,initrd-start", initrd.start);
+        set(&mut chosen, "linux,initrd-end", initrd.end);
+    }
+    chosen
 }
 
 const MISSING_GIC: TreeError = TreeError::Missing("GICv3 redistributor region");
@@ -167,11 +195,32 @@ mod tests {
     #[test]
     fn the_highest_place_that_is_free() {
         let ram = 0x4000_0000..0x8000_0000;
+        let choose = |ram: &_, taken: &[_]| choose(ram, MEMORY, taken);
         assert_eq!(choose(&ram, &[]), Some(0x7800_0000..0x8000_0000));
         let initrd = 0x7900_0000..0x7a00_0000;
         let taken = [initrd, 0x4000_0000..0x4400_0000];
         assert_eq!(choose(&ram, &taken), Some(0x7000_0000..0x7800_0000));
         assert_eq!(choose(&(0x4000_0000..0x4000_0000 + 100 * MIB), &[]), None);
         assert_eq!(choose(&ram, core::slice::from_ref(&ram)), None);
+    }
+
+    #[test]
+    fn a_larger_one_in_whole_blocks() {
+        let ram = 0x4000_0000..0x8000_0000;
+        let place = choose(&ram, 383 * MIB + 1, &[]);
+        assert_eq!(place, Some(0x6800_0000..0x8000_0000));
+        assert_eq!(choose(&ram, 200 * MIB, &[]), Some(0x7000_0000..0x7c80_0000));
+        for size in [1025 * MIB, u64::MAX] {
+            assert_eq!(choose(&ram, size, &[]), None);
+        }
+    }
+
+    #[test]
+    fn the_initrd_is_below_the_tree() {
+        let memory = 0x7000_0000..0x8000_0000;
+        let initrd = initrd_at(&memory, 0x1_2345).unwrap();
+        assert_eq!(initrd, 0x7fde_0000..0x7fdf_2345);
+        assert_eq!(initrd_at(&memory, 256 * MIB), None);
+        assert_eq!(initrd_at(&memory, u64::MAX), None);
     }
 }

@@ -149,6 +149,8 @@ pub(super) enum BootError {
     },
     #[error("no {} MiB of RAM are free for the monitor", .0 >> 20)]
     NoHome(u64),
+    #[error("no {} MiB of RAM are free for the second guest", .0 >> 20)]
+    NoSecondHome(u64),
     #[error("the guest's device tree has {0} bytes, more than a kernel takes")]
     TreeTooLong(usize),
     #[error(

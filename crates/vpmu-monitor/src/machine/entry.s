@@ -24,6 +24,8 @@ guest_length:
 .global second_file
 second_file:
     .quad   0, 0                    // the second guest: its distance from the head, its bytes; likewise
+    .quad   0, 0                    // its initrd, likewise
+    .quad   0                       // bytes of its memory; 0: as many as a small program wants
 
 // ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
 .section .text.start, "ax"

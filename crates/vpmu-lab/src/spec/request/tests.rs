@@ -1,6 +1,7 @@
 //! Tests of requests that are refused, and of the messages.
 
 use super::*;
+use crate::spec::SecondPayload;
 use crate::spec::design::{Model, Policy};
 
 fn request() -> Request {
@@ -245,8 +246,13 @@ fn a_second_guest_needs_the_monitor_and_turns() {
         let mut request = Request::new(arch);
         request.command = Command::from_words(&["true".to_owned()]);
         request.second = Some(SecondRequest {
-            image: "/dev/null".into(),
+            payload: SecondPayload::Image {
+                image: "/dev/null".into(),
+                initrd: None,
+            },
+            command: None,
             append: "test=count".to_owned(),
+            memory: None,
             slice: Some(100),
             eager: false,
         });

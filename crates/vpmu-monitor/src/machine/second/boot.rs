@@ -13,8 +13,9 @@ use super::{
 };
 
 unsafe extern "C" {
-    /// Distance of the second guest's file from the head, and its length; 0 where there is none.
-    static second_file: [u64; 2];
+    /// Distance of the second guest's file from the head, and its length; 0 where there is none. The same of its
+    /// initrd. Bytes of its memory; 0: [`second::MEMORY`].
+    static second_file: [u64; 5];
     /// Its command line.
     static second_words: [u8; 0x600];
 }
@@ -22,6 +23,7 @@ unsafe extern "C" {
 /// The second guest, before it is put anywhere.
 pub(crate) struct Plan {
     file: Range<u64>,
+    initrd: Option<Range<u64>>,
     /// Its memory.
     pub(crate) memory: Range<u64>,
     /// Its serial port.
@@ -37,28 +39,45 @@ pub(crate) fn plan(
     taken: &[Range<u64>],
 ) -> Result<Option<Plan>, BootError> {
     // SAFETY: words of the monitor's own image, which the lab fills in.
-    let [distance, length] = unsafe { (&raw const second_file).read_volatile() };
-    if length == 0 {
+    let [file, length, initrd, initrd_length, size] =
+        unsafe { (&raw const second_file).read_volatile() };
+    let Some(file) = part(ram, loaded, file, length)? else {
         return Ok(None);
-    }
-    let start = loaded.saturating_add(distance);
-    let file = start..start.saturating_add(length);
-    if file.end > ram.end {
-        return Err(BootError::GuestTooLong(length));
-    }
+    };
+    let initrd = part(ram, loaded, initrd, initrd_length)?;
     let mut taken = taken.to_vec();
     taken.push(file.clone());
+    taken.extend(initrd.clone());
+    let size = if size == 0 { second::MEMORY } else { size };
     Ok(Some(Plan {
-        memory: second::choose(ram, &taken).ok_or(BootError::NoHome(second::MEMORY))?,
+        memory: second::choose(ram, size, &taken).ok_or(BootError::NoSecondHome(size))?,
         serial: console::spare(tree).ok_or(BootError::NoSerialPort)?,
         file,
+        initrd,
     }))
+}
+
+/// A part of the boot file at `loaded`; `None`: the file has no such part.
+fn part(
+    ram: &Range<u64>,
+    loaded: u64,
+    distance: u64,
+    length: u64,
+) -> Result<Option<Range<u64>>, BootError> {
+    let start = loaded.saturating_add(distance);
+    let part = start..start.saturating_add(length);
+    if part.end > ram.end {
+        return Err(BootError::GuestTooLong(length));
+    }
+    Ok((length > 0).then_some(part))
 }
 
 impl Plan {
     /// Everything in RAM that the first guest's parts must leave alone until they are copied.
-    pub(crate) fn ranges(&self) -> [Range<u64>; 2] {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> {
         [self.file.clone(), self.memory.clone()]
+            .into_iter()
+            .chain(self.initrd.clone())
     }
 
     /// Copies the guest into its memory, with its device tree and stage 2. `affinity` is its CPU's.
@@ -76,15 +95,27 @@ impl Plan {
         let at = second::loaded_at(memory);
         let placement = Placement::decide(head, length, at, memory.start)?;
         let tree_at = second::tree_at(memory);
-        if placement.range().is_none_or(|range| range.end > tree_at) {
+        let initrd = self.place_initrd()?;
+        let end = initrd.as_ref().map_or(tree_at, |initrd| initrd.start);
+        if placement.range().is_none_or(|range| range.end > end) {
             return Err(BootError::GuestTooLarge(placement.memory));
         }
         copy(self.file.start, placement.entry, length);
+        if let Some((from, to)) = self.initrd.as_ref().zip(initrd.as_ref()) {
+            copy(from.start, to.start, to.end - to.start);
+        }
         // SAFETY: part of the monitor's image.
         let words = unsafe { &second_words };
         let words = CStr::from_bytes_until_nul(words).unwrap_or_default();
         let words = words.to_str().unwrap_or_default();
-        let tree = second::tree(tree, machine, memory, (self.serial, affinity), words)?;
+        let guest = second::Guest {
+            memory,
+            serial: self.serial,
+            cpu: affinity,
+            initrd: initrd.as_ref(),
+            words,
+        };
+        let tree = second::tree(tree, machine, &guest)?;
         if tree.len() as u64 > home::ALIGNMENT {
             return Err(BootError::TreeTooLong(tree.len()));
         }
@@ -96,5 +127,15 @@ impl Plan {
             affinity,
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })
+    }
+
+    /// Where the guest's initrd goes, where there is one.
+    fn place_initrd(&self) -> Result<Option<Range<u64>>, BootError> {
+        let Some(file) = &self.initrd else {
+            return Ok(None);
+        };
+        let length = file.end - file.start;
+        let place = second::initrd_at(&self.memory, length);
+        place.map(Some).ok_or(BootError::GuestTooLarge(length))
     }
 }

@@ -1,0 +1,95 @@
+//! What a guest beside the one that is measured has written to its serial port.
+
+use super::console::{Piece, Splitter, Transcript};
+use super::supervise;
+use crate::report::result::Second;
+use crate::spec::Work;
+use crate::{Error, Result};
+
+/// The result of the second of two guests.
+#[derive(Debug, Default)]
+pub struct SecondOutcome {
+    /// Everything that it wrote.
+    pub console: Vec<u8>,
+    /// Its command's output and figures, where a command ran.
+    pub command: Option<(Vec<u8>, Second)>,
+}
+
+impl SecondOutcome {
+    /// Reads the `console` of a guest that had this `work` to do, if any.
+    ///
+    /// # Errors
+    ///
+    /// When the guest ended before its command.
+    pub(super) fn of(console: Vec<u8>, work: Option<&Work>) -> Result<Self> {
+        let Some(work) = work else {
+            let command = None;
+            return Ok(Self { console, command });
+        };
+        let mut transcript = Transcript::default();
+        let mut splitter = Splitter::default();
+        let mut output = Vec::new();
+        let mut pieces = splitter.feed(&console);
+        pieces.push(Piece::Bytes(splitter.finish()));
+        for piece in &pieces {
+            output.extend_from_slice(transcript.note(piece));
+        }
+        let figures = Second::from_records(work.command.as_line(), &transcript.records);
+        let Some(figures) = figures.filter(|_| transcript.ended) else {
+            let bad_end = supervise::ended_badly(&transcript);
+            return Err(bad_end.unwrap_or_else(|| Error::NoReport {
+                how: "it was the second guest, which switched itself off".to_owned(),
+                console: transcript.last_lines(),
+            }));
+        };
+        let command = Some((output, figures));
+        Ok(Self { console, command })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::command::Command;
+
+    fn work() -> Work {
+        Work {
+            command: Command::from_words(&["echo".to_owned()]).unwrap(),
+            runs: 1,
+            kernel: None,
+            add: Vec::new(),
+            programs: Vec::new(),
+            marked: false,
+            profile: false,
+        }
+    }
+
+    const BEGUN: &str =
+        "[ 0.1] boot\r\n\x1e{\"vpmu\":\"command\"}\n\x1e{\"vpmu\":\"output\"}\nhello\n";
+
+    #[test]
+    fn the_commands_output_and_figures() {
+        let meter = r#"{"meter":{"status":3,"signal":0,"real_ns":2000000000,"user_us":1500000,"sys_us":0,"pmis":null,"interrupts":5}}"#;
+        let console = format!("{BEGUN}\x1e{meter}\n\x1e{{\"vpmu\":\"end\"}}\nbye\n");
+        let outcome = SecondOutcome::of(console.clone().into_bytes(), Some(&work())).unwrap();
+        let (output, figures) = outcome.command.unwrap();
+        assert_eq!(output, b"hello\n");
+        assert_eq!((figures.status, figures.user_s), (3, 1.5));
+        assert_eq!(outcome.console, console.into_bytes());
+    }
+
+    #[test]
+    fn a_guest_that_ended_early_is_an_error() {
+        let of = |console: &str| SecondOutcome::of(console.as_bytes().to_vec(), Some(&work()));
+        let early = of(BEGUN).unwrap_err().to_string();
+        assert!(early.contains("the second guest"), "{early}");
+        let panic = of("Kernel panic - not syncing: x\n").unwrap_err();
+        assert!(matches!(panic, Error::Panic { .. }));
+        assert!(
+            SecondOutcome::of(Vec::new(), None)
+                .unwrap()
+                .command
+                .is_none()
+        );
+    }
+}
