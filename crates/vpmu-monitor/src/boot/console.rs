@@ -61,8 +61,17 @@ pub fn consoles(tree: &[u8]) -> Vec<Console> {
     all
 }
 
-/// A PL011 at the root of the tree that `stdout-path` does not name: a second guest's. Its address.
-pub fn spare(tree: &[u8]) -> Option<u64> {
+/// A serial port for a second guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spare {
+    /// Address of its registers.
+    pub base: u64,
+    /// Its interrupt.
+    pub intid: Option<u32>,
+}
+
+/// A PL011 at the root of the tree that `stdout-path` does not name.
+pub fn spare(tree: &[u8]) -> Option<Spare> {
     let tree = blob::open(tree)?;
     let named = standard_output(tree)?;
     let mut nodes = tree.root().children();
@@ -71,7 +80,15 @@ pub fn spare(tree: &[u8]) -> Option<u64> {
             && is_usable(node)
             && !core::ptr::eq(named.name(), node.name())
     })?;
-    Some(nodes::regions(&spare).next()?.start)
+    let gic = nodes::compatible(tree, "arm,gic-v3");
+    let width = gic
+        .first()
+        .and_then(|gic| cell(&gic.node, "#interrupt-cells"));
+    let intids = nodes::interrupts(&spare, width.unwrap_or(3) as usize);
+    Some(Spare {
+        base: nodes::regions(&spare).next()?.start,
+        intid: intids.first().copied(),
+    })
 }
 
 fn kind(node: &FdtNode<'_>) -> Option<Kind> {
@@ -162,6 +179,7 @@ mod tests {
             "pl011@9000000",
             vec![
                 property("compatible", "arm,pl011"),
+                property("interrupts", [0u32, 8, 4]),
                 property("reg", [0u32, 0x900_0000, 0x1000]),
             ],
         ));
@@ -184,6 +202,17 @@ mod tests {
         assert_eq!(by("serial0:115200n8"), [FIRST]);
         assert_eq!(by("/soc/serial@1000"), [FIRST]);
         assert_eq!(by("/pl011@9000000")[0].kind, Kind::Pl011);
+    }
+
+    #[test]
+    fn a_spare_one_is_not_the_console() {
+        let with = |named| spare(&tree(vec![property("stdout-path", named)]));
+        let port = Spare {
+            base: 0x900_0000,
+            intid: Some(40),
+        };
+        assert_eq!(with("serial0"), Some(port));
+        assert_eq!(with("/pl011@9000000"), None);
     }
 
     #[test]

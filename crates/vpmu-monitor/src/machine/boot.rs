@@ -237,6 +237,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
             .collect(),
         mte,
         shared: put.is_some().then_some(number),
+        kept_spi: put.as_ref().and_then(|second| second.serial),
     });
     if let Some(second) = &put {
         second::install(second, number, monitor);
@@ -266,7 +267,7 @@ fn give_tree(
 ) -> Result<u64, BootError> {
     let mut reserved = vec![memory.clone()];
     reserved.extend(second.map(|second| second.memory.clone()));
-    let serial = second.map(|second| second.serial);
+    let serial = second.map(|second| second.serial.base);
     let doorbell = memory.end - DOORBELL_PAGE;
     let changed = device_tree::for_guest(tree, &reserved, doorbell, serial)?;
     let place = if changed.len() <= tree.len() {

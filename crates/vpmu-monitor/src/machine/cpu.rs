@@ -15,6 +15,7 @@ use vpmu_monitor::{
         offer::{self, Sharing},
         profile::{Profile, Sample},
         redistributor::{Redistributor, View},
+        second::spi::KeptSpi,
         statistics::{CpuStatistics, Snapshot},
         vgic::VirtualInterface,
     },
@@ -42,6 +43,8 @@ pub(crate) struct Monitor {
     pub(crate) mte: bool,
     /// Where there is a second guest: the number of the CPU that it shares with the first.
     pub(crate) shared: Option<usize>,
+    /// An interrupt of the second guest's that the first has not.
+    pub(crate) kept_spi: Option<KeptSpi>,
 }
 
 /// Bytes of the doorbell's page, the last of the monitor's memory.

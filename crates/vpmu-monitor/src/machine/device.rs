@@ -7,6 +7,7 @@ use vpmu_monitor::boot::device_tree::Machine;
 use vpmu_monitor::world::{
     distributor,
     exit::{DataAbort, MemoryAccess},
+    second::spi::KeptSpi,
     statistics::Kind,
 };
 
@@ -24,13 +25,15 @@ use super::{
 /// What the guest does not reach, or only through the monitor: devices, and a second guest's memory.
 pub(super) fn holes(machine: &Machine, second: Option<&second::boot::Plan>) -> Vec<Range<u64>> {
     let distributor = machine.distributor.start;
-    let pages = distributor::PAGES.map(|page| distributor + page.start..distributor + page.end);
+    let pages = distributor::PAGES.into_iter();
+    let spi = second.and_then(second::boot::Plan::serial_interrupt);
     pages
-        .into_iter()
+        .chain(spi.map(KeptSpi::route_page))
+        .map(|page| distributor + page.start..distributor + page.end)
         .chain(machine.redistributors.iter().cloned())
         .chain(machine.its.iter().cloned())
         .chain(second.into_iter().flat_map(|second| {
-            let page = second.serial & !0xfff;
+            let page = second.serial.base & !0xfff;
             [second.memory.clone(), page..page + 0x1000]
         }))
         .collect()
@@ -107,9 +110,17 @@ fn interrupt_controller(
         let offset = address - monitor.machine.distributor.start;
         if write {
             let kept = monitor.shared.map_or(0, |_| distributor::CTLR_GROUP1);
-            Err(distributor::write(offset, bytes, frame.register(rt), kept))
+            let value = distributor::write(offset, bytes, frame.register(rt), kept);
+            Err(match monitor.kept_spi {
+                Some(spi) => value.and_then(|value| spi.write(offset, bytes, value, machine)),
+                None => value,
+            })
         } else {
-            Ok(distributor::read(offset, bytes, machine))
+            let value = distributor::read(offset, bytes, machine);
+            Ok(match monitor.kept_spi {
+                Some(spi) => spi.read(offset, bytes, value),
+                None => value,
+            })
         }
     } else {
         return false;

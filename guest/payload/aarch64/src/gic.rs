@@ -7,7 +7,7 @@ use core::arch::asm;
 
 use crate::machine::Machine;
 use crate::mmio::{read32, write8, write32, write64};
-use crate::{loops, percpu, pmu};
+use crate::{loops, percpu, pmu, uart};
 
 /// INTIDs from here on are special; 1023 means "none".
 const SPECIAL: u32 = 1020;
@@ -166,6 +166,12 @@ impl Gic {
         write64(route, affinity());
     }
 
+    /// Makes SPI `intid` a level.
+    pub(crate) fn follow_level(&self, intid: u32) {
+        let config = self.distributor + ICFGR + u64::from(intid / 16) * 4;
+        write32(config, read32(config) & !(3 << (intid % 16 * 2)));
+    }
+
     /// Waits until the distributor or redistributor has taken the last write.
     fn settle(&self) {
         const WRITE_PENDING: u32 = 1 << 31;
@@ -278,7 +284,10 @@ pub(crate) extern "C" fn handle_interrupt() {
         assert!(count < STORM, "spurious interrupts without end");
         return;
     }
-    // The handler quiets every device that holds a PPI's line.
+    // The handler quiets every device that holds a line.
+    if Some(intid) == cpu.uart_interrupt() {
+        uart::acknowledge();
+    }
     if (16..32).contains(&intid) {
         pmu::handle_interrupt(cpu, count);
         if timer_fired() {

@@ -23,6 +23,8 @@ pub enum Conduit {
 pub struct Machine<'a> {
     /// The PL011's address.
     pub uart: u64,
+    /// The PL011's interrupt, where the tree has one.
+    pub uart_interrupt: Option<u32>,
     /// The GICv3 distributor's address.
     pub distributor: u64,
     /// The first region of GICv3 redistributors.
@@ -91,6 +93,7 @@ impl<'a> Machine<'a> {
         }
         Ok(Self {
             uart: address(uart, 0).ok_or("the PL011 has no address")?,
+            uart_interrupt: shared_interrupt(uart),
             distributor: address(gic, 0).ok_or("the GIC has no distributor")?,
             redistributors: region(gic, 1).ok_or("the GIC has no redistributors")?,
             its: gic
@@ -150,18 +153,32 @@ fn region(node: FdtNode<'_>, index: usize) -> Option<Range<u64>> {
     Some(start..start.checked_add(reg.size::<u64>().ok()?)?)
 }
 
-/// Returns the INTID of the `index`th interrupt, which must be a PPI. An
-/// interrupt has three cells: kind, number, flags.
+/// Returns the INTID of the first interrupt, which must be an SPI.
+fn shared_interrupt(node: FdtNode<'_>) -> Option<u32> {
+    const SPI: u32 = 0;
+    match interrupt(node, 0)? {
+        (SPI, number @ 0..988) => Some(32 + number),
+        _ => None,
+    }
+}
+
+/// Returns the INTID of the `index`th interrupt, which must be a PPI.
 fn private_interrupt(node: FdtNode<'_>, index: usize) -> Option<u32> {
     const PPI: u32 = 1;
+    match interrupt(node, index)? {
+        (PPI, number @ 0..16) => Some(16 + number),
+        _ => None,
+    }
+}
+
+/// Returns kind and number of the `index`th interrupt. An interrupt has three
+/// cells: kind, number, flags.
+fn interrupt(node: FdtNode<'_>, index: usize) -> Option<(u32, u32)> {
     let property = node.property("interrupts")?;
     let mut cells = property
         .value()
         .chunks_exact(4)
         .map(|cell| u32::from_be_bytes([cell[0], cell[1], cell[2], cell[3]]))
         .skip(index * 3);
-    match (cells.next()?, cells.next()?) {
-        (PPI, number @ 0..16) => Some(16 + number),
-        _ => None,
-    }
+    Some((cells.next()?, cells.next()?))
 }

@@ -51,6 +51,7 @@ pub(crate) struct PerCpu {
     pmi_flags: AtomicU64,
     /// Whether interrupts are ended in two steps (EOIR, then DIR).
     split_end: AtomicBool,
+    uart_interrupt: AtomicU32,
     /// The system counter when the CPU began to run the program.
     started: AtomicU64,
 }
@@ -96,6 +97,7 @@ impl PerCpu {
             pmi_action: AtomicU8::new(0),
             pmi_flags: AtomicU64::new(0),
             split_end: AtomicBool::new(false),
+            uart_interrupt: AtomicU32::new(0),
             started: AtomicU64::new(0),
         }
     }
@@ -190,6 +192,16 @@ impl PerCpu {
     /// Ends interrupts in two steps, or one.
     pub(crate) fn set_split_end(&self, split: bool) {
         self.split_end.store(split, Relaxed);
+    }
+
+    /// Returns the interrupt that the handler lowers at the UART.
+    pub(crate) fn uart_interrupt(&self) -> Option<u32> {
+        Some(self.uart_interrupt.load(Relaxed)).filter(|&intid| intid != 0)
+    }
+
+    /// Has the handler lower this interrupt at the UART.
+    pub(crate) fn set_uart_interrupt(&self, intid: u32) {
+        self.uart_interrupt.store(intid, Relaxed);
     }
 
     /// Notes that the CPU begins to run the program.

@@ -10,6 +10,9 @@ static ADDRESS: AtomicU64 = AtomicU64::new(0);
 const DATA: u64 = 0x00;
 const FLAGS: u64 = 0x18;
 const TRANSMIT_FULL: u32 = 1 << 5;
+const INTERRUPT_MASK: u64 = 0x38;
+const INTERRUPT_CLEAR: u64 = 0x44;
+const SENT: u32 = 1 << 5;
 
 /// Sets the UART's address.
 pub(crate) fn set_address(address: u64) {
@@ -20,6 +23,18 @@ pub(crate) fn set_address(address: u64) {
 pub(crate) fn print(text: fmt::Arguments<'_>) {
     // The UART accepts every byte.
     let _ = Uart.write_fmt(text);
+}
+
+/// Lets the UART interrupt when a byte has been sent, or never.
+pub(crate) fn interrupt_when_sent(wanted: bool) {
+    let address = ADDRESS.load(Relaxed);
+    acknowledge();
+    write32(address + INTERRUPT_MASK, if wanted { SENT } else { 0 });
+}
+
+/// Lowers the UART's interrupt.
+pub(crate) fn acknowledge() {
+    write32(ADDRESS.load(Relaxed) + INTERRUPT_CLEAR, SENT);
 }
 
 /// The UART as a text sink.

@@ -2,7 +2,15 @@
 
 use core::{ffi::CStr, ops::Range, slice};
 
-use vpmu_monitor::boot::{console, device_tree::Machine, guest_image::Placement, home, second};
+use vpmu_monitor::{
+    boot::{
+        console::{self, Spare},
+        device_tree::Machine,
+        guest_image::Placement,
+        home, second,
+    },
+    world::second::spi::KeptSpi,
+};
 
 use super::{
     super::{
@@ -27,7 +35,7 @@ pub(crate) struct Plan {
     /// Its memory.
     pub(crate) memory: Range<u64>,
     /// Its serial port.
-    pub(crate) serial: u64,
+    pub(crate) serial: Spare,
 }
 
 /// What is to become the second guest, where the boot file at `loaded` has one. `taken` is what its memory must leave
@@ -110,7 +118,7 @@ impl Plan {
         let words = words.to_str().unwrap_or_default();
         let guest = second::Guest {
             memory,
-            serial: self.serial,
+            serial: self.serial.base,
             cpu: affinity,
             initrd: initrd.as_ref(),
             words,
@@ -123,10 +131,16 @@ impl Plan {
         Ok(Second {
             entry: placement.entry,
             tree: tree_at,
-            vttbr: mmu::build_second(memory, self.serial)?,
+            vttbr: mmu::build_second(memory, self.serial.base)?,
             affinity,
+            serial: self.serial_interrupt(),
             alarm_intid: *machine.timer_intids.get(3).ok_or(BootError::NoAlarm)?,
         })
+    }
+
+    /// The interrupt of its serial port, which the first guest does not have.
+    pub(crate) fn serial_interrupt(&self) -> Option<KeptSpi> {
+        KeptSpi::new(self.serial.intid?)
     }
 
     /// Where the guest's initrd goes, where there is one.

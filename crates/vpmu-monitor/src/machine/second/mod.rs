@@ -25,6 +25,7 @@ use vpmu_monitor::{
         second::{
             gic::VirtualGic,
             scheduler::{Decision, Scheduler, Who},
+            spi::KeptSpi,
             statistics::Switches,
         },
         statistics::{CpuStatistics, Kind},
@@ -54,6 +55,8 @@ pub(crate) struct Second {
     pub(crate) vttbr: u64,
     pub(crate) affinity: u64,
     pub(crate) alarm_intid: u32,
+    /// The interrupt of its serial port.
+    pub(crate) serial: Option<KeptSpi>,
 }
 
 static PAIR: Once<Mutex<Pair>> = Once::new();
@@ -90,6 +93,7 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
                 intids: intids & !view.owned(),
             },
             private: Private::default(),
+            serial: second.serial,
             alarm_intid: second.alarm_intid,
             affinity: second.affinity,
             switches: Switches::ZERO,
@@ -124,6 +128,9 @@ pub(crate) fn begin(monitor: &Monitor) {
     let control = read_device(distributor, 4);
     if let Some(control) = distributor::write(0, 4, control, distributor::CTLR_GROUP1) {
         write_device(distributor, 4, control);
+    }
+    if let Some(spi) = pair.serial {
+        private::own_shared(distributor, spi, pair.affinity);
     }
     pair.scheduler.begin(now());
     if let Decision::GoOn(alarm) = pair.scheduler.decide(now()) {
@@ -208,13 +215,10 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         } else {
             let mut kind = Kind::Other;
             while let Some(irq) = gic::acknowledge(group1) {
-                if irq.intid == pair.alarm_intid {
-                    set_alarm(None);
-                    irq.finish();
-                    kind = Kind::IrqSlice;
-                } else {
-                    kind = irq::serve(&irq, group1, frame, monitor, cpu, &mut local);
-                }
+                kind = match pair.serve_any(&irq) {
+                    Some(kind) => kind,
+                    None => irq::serve(&irq, group1, frame, monitor, cpu, &mut local),
+                };
             }
             frame.leave(cpu, kind);
         }

@@ -9,6 +9,7 @@ use vpmu_monitor::{
         second::{
             gic::{ListRegisters, VirtualGic},
             scheduler::{Scheduler, Who},
+            spi::KeptSpi,
             statistics::Switches,
         },
         statistics::Kind,
@@ -46,6 +47,8 @@ pub(super) struct Pair {
     pub(super) interrupts: PrivateInterrupts,
     /// The first guest's, while the second is in the CPU.
     pub(super) private: Private,
+    /// The interrupt of the second guest's serial port.
+    pub(super) serial: Option<KeptSpi>,
     /// The physical timer of EL2, which ends slices.
     pub(super) alarm_intid: u32,
     pub(super) affinity: u64,
@@ -91,9 +94,14 @@ impl Pair {
         if let Some((line, intid)) = line.zip(monitor.pmu_intid(Cpu::number())) {
             self.gic.set_line(intid, line);
         }
-        let released = self.gic.take_released();
+        let released = self.gic.take_released(0);
         if released != 0 {
             self.interrupts.deactivate(released);
+        }
+        if let Some(spi) = self.serial
+            && self.gic.take_released(spi.intid() as usize / 32) != 0
+        {
+            gic::deactivate(spi.intid());
         }
         let left = self.gic.enter(&mut PhysicalInterface);
         let mut control = IchHcrEl2::EN;
@@ -177,10 +185,8 @@ impl Pair {
             self.gic.hold(intid);
             return Kind::IrqTimer;
         }
-        if intid == self.alarm_intid {
-            set_alarm(None);
-            irq.finish();
-            return Kind::IrqSlice;
+        if let Some(kind) = self.serve_any(irq) {
+            return kind;
         }
         if intid == monitor.machine.maintenance_intid {
             irq.finish();
@@ -197,14 +203,34 @@ impl Pair {
         Kind::IrqOther
     }
 
+    /// Serves an acknowledged interrupt that is the same whichever guest is in the CPU; `None`: this is none.
+    pub(super) fn serve_any(&mut self, irq: &gic::Acknowledged) -> Option<Kind> {
+        if irq.intid == self.alarm_intid {
+            set_alarm(None);
+            irq.finish();
+            return Some(Kind::IrqSlice);
+        }
+        if self.is_serial(irq.intid) {
+            // Active until the second guest ends it.
+            irq.drop_priority();
+            self.gic.hold(irq.intid);
+            self.scheduler.wake(Who::Second);
+            return Some(Kind::IrqOther);
+        }
+        None
+    }
+
+    fn is_serial(&self, intid: u32) -> bool {
+        self.serial.is_some_and(|spi| spi.intid() == intid)
+    }
+
     /// Both guests wait, and a physical interrupt has come: wakes the guest that it is for, which takes it.
     pub(super) fn find_interrupts(&mut self, monitor: &Monitor) {
         let current = self.scheduler.current();
         match highest_pending(true).or_else(|| highest_pending(false)) {
-            Some(intid) if intid == self.alarm_intid => {
+            Some(intid) if intid == self.alarm_intid || self.is_serial(intid) => {
                 if let Some(irq) = gic::acknowledge(true) {
-                    set_alarm(None);
-                    irq.finish();
+                    self.serve_any(&irq);
                 }
             }
             Some(intid) if current == Who::Second && !self.is_of_second(intid, monitor) => {
@@ -218,6 +244,7 @@ impl Pair {
     fn is_of_second(&self, intid: u32, monitor: &Monitor) -> bool {
         self.is_private(intid)
             || intid == self.alarm_intid
+            || self.is_serial(intid)
             || intid == monitor.machine.maintenance_intid
             || Some(intid) == monitor.pmu_intid(Cpu::number())
     }

@@ -2,10 +2,12 @@
 //! is not the monitor's.
 //!
 //! The first guest has the physical redistributor while it runs. For the second guest these interrupts are always
-//! enabled, as urgent as the monitor's own, and what that guest makes of them is in its own interrupt controller.
+//! enabled, as urgent as the monitor's own, and what that guest makes of them is in its own interrupt controller. So is
+//! the interrupt of its serial port, at any time.
 
-use vpmu_monitor::world::redistributor::{
-    CTLR, FRAME, IGROUPR0, IPRIORITYR0, ISENABLER0, ISPENDR0,
+use vpmu_monitor::world::{
+    redistributor::{CTLR, FRAME, IGROUPR0, IPRIORITYR0, ISENABLER0, ISPENDR0},
+    second::spi::KeptSpi,
 };
 
 use super::super::{
@@ -19,6 +21,22 @@ const ISACTIVER0: u64 = 0x300;
 const ICACTIVER0: u64 = 0x380;
 const ICFGR1: u64 = 0xc04;
 const CTLR_PENDING: u64 = 1 << 3;
+/// GICD_CTLR.RWP.
+const GICD_CTLR_PENDING: u64 = 1 << 31;
+
+/// Has `spi` of the distributor at `distributor` sent to the CPU with this affinity, as urgent as the monitor's own.
+pub(super) fn own_shared(distributor: u64, spi: KeptSpi, affinity: u64) {
+    let write = |(register, bit): (u64, u64)| write_device(distributor + register, 4, bit);
+    write(spi.bit(ICENABLER0));
+    while read_device(distributor, 4) & GICD_CTLR_PENDING != 0 {}
+    let (group, bit) = spi.bit(IGROUPR0);
+    write((group, read_device(distributor + group, 4) | bit));
+    write_device(distributor + spi.priority(), 1, OWN_PRIORITY.into());
+    write_device(distributor + spi.route(), 8, affinity);
+    write(spi.bit(ICPENDR0));
+    write(spi.bit(ICACTIVER0));
+    write(spi.bit(ISENABLER0));
+}
 
 /// The state of the shared CPU's private interrupts, as a guest has left it.
 #[derive(Clone, Debug, Default)]

@@ -89,7 +89,7 @@ pub struct VirtualGic {
     /// The physical interrupt of the same INTID is active, on this one's behalf.
     pub(super) held: Bits,
     /// Physical interrupts that nobody holds any more, to be made inactive.
-    pub(super) released: u32,
+    released: Bits,
     /// What [`Self::enter`] wrote, and how many.
     loaded: [u64; MOST],
     count: usize,
@@ -111,7 +111,7 @@ impl VirtualGic {
             priorities: [0; INTIDS],
             lines: none,
             held: none,
-            released: 0,
+            released: none,
             loaded: [0; MOST],
             count: 0,
         }
@@ -133,9 +133,11 @@ impl VirtualGic {
         self.held.word(0)
     }
 
-    /// Returns, once, the physical interrupts that are to be made inactive, bit n = INTID n.
-    pub fn take_released(&mut self) -> u32 {
-        core::mem::take(&mut self.released)
+    /// Returns, once, the physical interrupts that are to be made inactive, bit n = INTID 32 * `word` + n.
+    pub fn take_released(&mut self, word: usize) -> u32 {
+        let released = self.released.word(word);
+        self.released.set_word(word, 0);
+        released
     }
 
     /// Whether an interrupt waits for the guest, whatever its priority: WFI ends.
@@ -212,9 +214,8 @@ impl VirtualGic {
         let used = self.pending.word(word) | self.active.word(word);
         let unused = self.held.word(word) & !used;
         self.held.set_word(word, self.held.word(word) & used);
-        if word == 0 {
-            self.released |= unused;
-        }
+        self.released
+            .set_word(word, self.released.word(word) | unused);
     }
 
     pub(super) fn pending_word(&self, n: usize) -> u32 {
@@ -364,12 +365,29 @@ mod tests {
         assert!(cpu.end(27));
         gic.exit(0, &mut cpu);
         // The hardware has made the physical one inactive.
-        assert_eq!((gic.held(), gic.take_released()), (0, 0));
+        assert_eq!((gic.held(), gic.take_released(0)), (0, 0));
         // Withdrawn before it was taken, it is the monitor's to end.
         gic.hold(27);
         gic.pending.put(27, false);
         gic.release_unused(0);
-        assert_eq!((gic.held(), gic.take_released()), (0, 1 << 27));
+        assert_eq!((gic.held(), gic.take_released(0)), (0, 1 << 27));
+    }
+
+    #[test]
+    fn a_held_shared_interrupt_is_delivered_and_released_alike() {
+        let (mut gic, mut cpu) = (gic(), Cpu([0; 4]));
+        gic.hold(40);
+        gic.enter(&mut cpu);
+        assert_eq!(cpu.0[0] >> lr::PINTID_SHIFT & lr::PINTID, 40);
+        assert_eq!(cpu.take(), Some(40));
+        assert!(cpu.end(40));
+        gic.exit(0, &mut cpu);
+        assert_eq!(gic.take_released(1), 0);
+        gic.hold(40);
+        // GICD_ICPENDR1.
+        gic.write_distributor(0x284, 4, 1 << 8);
+        assert_eq!((gic.take_released(0), gic.has_pending()), (0, false));
+        assert_eq!([(); 2].map(|()| gic.take_released(1)), [1 << 8, 0]);
     }
 
     #[test]

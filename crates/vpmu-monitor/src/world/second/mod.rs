@@ -5,6 +5,7 @@
 
 pub mod gic;
 pub mod scheduler;
+pub mod spi;
 pub mod statistics;
 
 mod frames;

@@ -51,7 +51,7 @@ const OVERFLOW_LATE: Deviation = Deviation(
 /// A level that drops before the CPU takes it may already have been taken on
 /// the guest's behalf. The GIC only promises to see the drop in finite time,
 /// and drivers cope (they find no flag and return).
-const TAKEN_ON_BEHALF: Deviation =
+pub(super) const TAKEN_ON_BEHALF: Deviation =
     Deviation("the interrupt, dropped before it was taken, still comes once");
 
 /// Returns `-events` for a cycle counter of 64 bits.

@@ -11,7 +11,7 @@ use crate::encoding::*;
 use crate::gic::{self, Gic};
 use crate::loops::{interruptible, spin, wait_for_interrupt};
 use crate::machine::Machine;
-use crate::mmio::{fault_of, write32};
+use crate::mmio::{fault_of, write32, write64};
 use crate::pmu::{self, PMCR_E, PMCR_LC, Pmu, event, write};
 use crate::{cell, percpu, psci};
 use vpmu_payload_harness::{BootArgs, Failure, Pass, Text, Verdict, check, check_range};
@@ -97,6 +97,9 @@ fn storm(cx: &Context) -> Verdict {
                 ))));
             }
         }
+        if round % 8 == 0 {
+            storm_of_devices(cx.machine.distributor);
+        }
         cell::write(PMINTENCLR_EL1, !0)?;
         interruptible(|| spin(1_000));
         // No interrupt of any group, that which ends this guest's turn included.
@@ -111,6 +114,29 @@ fn storm(cx: &Context) -> Verdict {
         cell::write(PMOVSCLR_EL0, !0)?;
     }
     Ok(Pass::Ok)
+}
+
+/// Takes the interrupts of all devices: sends them nowhere, off, least urgent, and lost where they are pending.
+fn storm_of_devices(distributor: u64) {
+    const SETSPI: u64 = 0x40;
+    const ICENABLER: u64 = 0x180;
+    const ISPENDR: u64 = 0x200;
+    const ICPENDR: u64 = 0x280;
+    const ISACTIVER: u64 = 0x300;
+    const ICACTIVER: u64 = 0x380;
+    const IPRIORITYR: u64 = 0x400;
+    const IROUTER: u64 = 0x6000;
+    const LAST: u32 = 64;
+    for intid in 32..LAST {
+        write64(distributor + IROUTER + 8 * u64::from(intid), 0xff_ffff);
+        write32(distributor + SETSPI, intid);
+    }
+    for n in (32..u64::from(LAST)).step_by(4) {
+        write32(distributor + IPRIORITYR + n, !0);
+    }
+    for register in [ICENABLER, ISPENDR, ICPENDR, ISACTIVER, ICACTIVER] {
+        write32(distributor + register + 4, !0);
+    }
 }
 
 /// On another CPU: switches all private interrupts of the first one off, and makes them pending, again and again.

@@ -4,12 +4,13 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use super::interrupt::TAKEN_ON_BEHALF;
 use super::{Context, Test};
 use crate::gic::{self, Gic, PRIORITY};
 use crate::loops::{interruptible, spin};
 use crate::machine::Machine;
-use crate::{entry, percpu, psci};
-use vpmu_payload_harness::{Pass, Verdict, check};
+use crate::{entry, percpu, psci, uart};
+use vpmu_payload_harness::{Pass, Verdict, check, check_or};
 
 pub(super) const TESTS: &[Test] = &[
     ("pending.spi_60", |cx| many(cx, 60)),
@@ -21,7 +22,42 @@ pub(super) const TESTS: &[Test] = &[
     ("pending.spi_90_by_priority", by_priority),
     ("pending.most_urgent_priority", most_urgent),
     ("pending.urgent_when_full", urgent_when_full),
+    ("pending.device", device),
 ];
+
+/// Checks the interrupt of a device: a level, which comes for each byte that the UART has sent.
+fn device(cx: &Context) -> Verdict {
+    let Some(intid) = cx.machine.uart_interrupt else {
+        return Ok(Pass::Skip("the UART has no interrupt"));
+    };
+    percpu::this().set_uart_interrupt(intid);
+    cx.gic.route_here(intid);
+    cx.gic.follow_level(intid);
+    uart::interrupt_when_sent(true);
+    cx.gic.enable(intid);
+    for count in 1..=3 {
+        uart::print(format_args!("\r"));
+        check(
+            format_args!("taken while masked"),
+            percpu::this().taken_any(),
+            count - 1,
+        )?;
+        interruptible(|| spin(10_000));
+        check(format_args!("taken"), percpu::this().taken(intid), count)?;
+        check(format_args!("any"), percpu::this().taken_any(), count)?;
+        check(format_args!("active"), cx.gic.is_active(intid).into(), 0)?;
+    }
+    // What goes away while it is not enabled.
+    cx.gic.disable(intid);
+    uart::print(format_args!("\r"));
+    uart::interrupt_when_sent(false);
+    cx.gic.enable(intid);
+    interruptible(|| spin(10_000));
+    let taken = percpu::this().taken_any();
+    let pass = check_or(format_args!("gone"), taken, 3, (4, TAKEN_ON_BEHALF));
+    cx.gic.disable(intid);
+    pass
+}
 
 /// Tests for the boot CPU, which starts another.
 pub(super) const BOOT_CPU: &[Test] = &[("pending.cpu_off", left_behind)];
