@@ -37,7 +37,10 @@ fn run_kernel(kernel: &Path, design: &str, more: &[&str], words: &str) -> Option
 fn every_design_agrees_with_the_machine() {
     let _turn = turn(1);
     const TWO_CPUS: &[&str] = &["--vcpus", "2"];
-    let Some(native) = run("native", TWO_CPUS, "") else {
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    // A known deviation of QEMU's from the architecture is none of the mended one's.
+    let words = if version.is_mended() { "strict" } else { "" };
+    let Some(native) = run("native", TWO_CPUS, words) else {
         return;
     };
     assert!(native.contains(" 0 failed,"), "native:\n{native}");

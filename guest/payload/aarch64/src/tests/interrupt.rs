@@ -41,7 +41,7 @@ const E_LEAVES_LINE: Deviation = Deviation(
     "QEMU: PMCR.E = 0 does not drop the interrupt line until the next write to PMOVS or PMINTEN",
 );
 
-/// QEMU (10.0, `pmevcntr_op_finish`) sets its timer one event early. The timer
+/// Debian's QEMU (10.0, `pmevcntr_op_finish`) sets its timer one event early. The timer
 /// finds no overflow when it fires, and QEMU sets no timer for the event that
 /// is left. QEMU sets none for a counter at exactly 0 either.
 const OVERFLOW_LATE: Deviation = Deviation(
