@@ -207,11 +207,13 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     }
     let redistributors = redistributors(&machine)?;
     quiet_translation_services(&machine);
-    let translation = mmu::build(&machine, &memory, &holes(&machine, second.as_ref()))?;
+    let stacks = cpu::Stacks::new(machine.cpus.len());
+    let holes = holes(&machine, second.as_ref());
+    let translation = mmu::build(&machine, &memory, &holes, stacks.guards())?;
     mmu::forget_cached(&memory);
     translation.enable();
 
-    cpu::install(machine.cpus.len(), samples(settings));
+    cpu::install(stacks, samples(settings));
     let put = second
         .as_ref()
         .map(|second| second.put(tree, &machine, this));

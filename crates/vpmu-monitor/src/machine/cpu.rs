@@ -2,6 +2,7 @@
 
 use alloc::{vec, vec::Vec};
 use core::{
+    mem,
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
@@ -25,6 +26,39 @@ use super::{mmu::Translation, pmu_registers::PhysicalPmu, start::StartBlock, sys
 
 /// Bytes of each CPU's stack. A PMU of some KiB is made on it.
 pub(crate) const STACK_SIZE: usize = 40 * 1024;
+/// Bytes below each stack that are not mapped: a page. What needs more stack ends there, with a message, and not in what
+/// another CPU has.
+const GUARD: usize = 4096;
+
+/// The stacks of all CPUs, each above its guard.
+pub(crate) struct Stacks {
+    memory: Vec<u128>,
+    count: usize,
+}
+
+impl Stacks {
+    /// Makes the stacks of `count` CPUs.
+    pub(crate) fn new(count: usize) -> Self {
+        // One guard more, of which alignment takes a part.
+        let bytes = count * (GUARD + STACK_SIZE) + GUARD;
+        Self {
+            memory: vec![0; bytes / size_of::<u128>()],
+            count,
+        }
+    }
+
+    /// The guard of CPU `number`'s stack.
+    fn guard(&self, number: usize) -> Range<u64> {
+        let first = (self.memory.as_ptr() as u64).next_multiple_of(GUARD as u64);
+        let start = first + (number * (GUARD + STACK_SIZE)) as u64;
+        start..start + GUARD as u64
+    }
+
+    /// All guards.
+    pub(crate) fn guards(&self) -> impl Iterator<Item = Range<u64>> {
+        (0..self.count).map(|number| self.guard(number))
+    }
+}
 
 /// What is fixed once the machine is known.
 pub(crate) struct Monitor {
@@ -107,8 +141,8 @@ pub(crate) struct Cpu {
     pub(crate) block: Mutex<StartBlock>,
     /// Used by this CPU only, so never contended.
     pub(crate) local: Mutex<Local>,
-    /// As `u128`, which has the alignment of a stack.
-    stack: Vec<u128>,
+    /// Where its stack begins.
+    stack_top: u64,
 }
 
 /// What only the CPU itself touches.
@@ -134,9 +168,17 @@ pub(crate) struct Local {
 
 static CPUS: Once<Vec<Cpu>> = Once::new();
 
-/// Makes `count` CPUs, each with memory for so many samples. Called once, when the MMU is on: the lock needs caches.
-pub(crate) fn install(count: usize, samples: usize) {
-    CPUS.call_once(|| (0..count).map(|_| Cpu::new(samples)).collect());
+/// Makes a CPU for each of the `stacks`, each with memory for so many samples. Called once, when the MMU is on: the lock
+/// needs caches.
+pub(crate) fn install(stacks: Stacks, samples: usize) {
+    let guards = stacks.guards();
+    CPUS.call_once(|| {
+        guards
+            .map(|guard| Cpu::new(guard.end + STACK_SIZE as u64, samples))
+            .collect()
+    });
+    // Nothing is given back to this heap.
+    mem::forget(stacks);
 }
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
@@ -145,13 +187,13 @@ pub(crate) fn cpus() -> &'static [Cpu] {
 }
 
 impl Cpu {
-    fn new(samples: usize) -> Self {
+    fn new(stack_top: u64, samples: usize) -> Self {
         Self {
             statistics: CpuStatistics::new(),
             on: AtomicBool::new(false),
             start: Mutex::new((0, 0)),
             block: Mutex::new(StartBlock::default()),
-            stack: vec![0; STACK_SIZE / size_of::<u128>()],
+            stack_top,
             local: Mutex::new(Local {
                 samples: Vec::with_capacity(samples),
                 profile: None,
@@ -171,9 +213,15 @@ impl Cpu {
         }
     }
 
+    /// Whether `address` is below the end of its stack, where nothing is.
+    pub(crate) fn is_below_stack(&self, address: u64) -> bool {
+        let end = self.stack_top - STACK_SIZE as u64;
+        (end - GUARD as u64..end).contains(&address)
+    }
+
     /// Where its stack begins.
     pub(crate) fn stack_top(&self) -> u64 {
-        self.stack.as_ptr_range().end as u64
+        self.stack_top
     }
 
     /// The number of the CPU this runs on.

@@ -97,6 +97,10 @@ pub(crate) fn power_off() -> ! {
 /// Called by `entry.s` for an exception at EL2 itself: a fault of the monitor's own.
 #[unsafe(no_mangle)]
 extern "C" fn own_fault(vector: u64, esr: u64, elr: u64, far: u64) -> ! {
+    if let Some(number) = (cpu::cpus().iter()).position(|cpu| cpu.is_below_stack(far)) {
+        say!("error: the monitor's stack on CPU {number} is too small (ELR {elr:#x}): a bug");
+        power_off()
+    }
     say!(
         "error: an exception in the monitor itself (vector {vector}, ESR {esr:#x}, ELR {elr:#x}, FAR {far:#x})"
     );

@@ -27,6 +27,8 @@ const NORMAL: El23Attributes = El23Attributes::VALID
     .union(El23Attributes::INNER_SHAREABLE)
     .union(El23Attributes::USER_RES1)
     .union(El23Attributes::ACCESSED);
+/// A page that is not there.
+const NOTHING: El23Attributes = El23Attributes::empty();
 const DEVICE: El23Attributes = El23Attributes::VALID
     .union(El23Attributes::ATTRIBUTE_INDEX_1)
     .union(El23Attributes::USER_RES1)
@@ -72,16 +74,21 @@ pub(crate) fn end(machine: &Machine) -> u64 {
     machine.end.next_multiple_of(1 << 30).min(1 << reach().0)
 }
 
-/// Builds both translations. `holes` stay out of the guest's; `monitor` is the monitor's memory.
+/// Builds both translations. `holes` stay out of the guest's; `monitor` is the monitor's memory, of which `guards` stay out
+/// of its own.
 pub(crate) fn build(
     machine: &Machine,
     monitor: &Range<u64>,
     holes: &[Range<u64>],
+    guards: impl Iterator<Item = Range<u64>>,
 ) -> Result<Translation, MapError> {
     let (bits, physical) = reach();
     let mut own = IdMap::<El2>::new(0, El2);
     for ram in &machine.ram {
         own.map_range(&region(ram), NORMAL)?;
+    }
+    for guard in guards {
+        own.map_range(&region(&guard), NOTHING)?;
     }
     // The registers of any serial port are in one page.
     let consoles = machine.consoles.iter().map(|console| {
