@@ -5,7 +5,7 @@ use vpmu::counter::{Counter, CounterSet, Report};
 use super::PerfHost;
 use crate::event::ENDLESS;
 use crate::periods::{Overflow, Period};
-use crate::rings::{RingSampler, TimeUp};
+use crate::rings::{LONGEST, RingSampler, TimeUp};
 use crate::slot::Slot;
 use crate::units::FLOOR;
 
@@ -108,7 +108,10 @@ impl PerfHost {
                 let ns = ns.max(FLOOR * self.sharing(self.events.counting()));
                 self.events.set_period(counter, ns);
             }
-            TimeUp::Unwanted => {}
+            TimeUp::Unwanted => {
+                // The clock would report each of its old periods, while the guest is on its way to write the counter.
+                self.events.set_period(counter, LONGEST);
+            }
         }
         false
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 
 use super::*;
+use crate::fake::{Fake, Machine};
 
 #[test]
 fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
@@ -74,4 +75,30 @@ fn a_counter_of_one_ring_is_of_the_hosts_thread_whoever_makes_it() {
         host.read(counter);
     }
     assert_eq!(host.deficit(counter), Some(Lost::Unsupported));
+}
+
+#[test]
+fn a_clock_of_one_ring_is_quiet_while_nobody_waits_for_it() {
+    let kernel = Fake::new(Machine::default());
+    let options = PerfOptions {
+        tsc_hz: 1_000_000_000,
+        backing: Some(Backing::Clock),
+        kick: Kick::Nothing,
+        ..PerfOptions::default()
+    };
+    let mut host = PerfHost::counting(kernel, options, true).unwrap();
+    let user = RawPerfEvtSel(0x3c | RawPerfEvtSel::USR).config(Version::V2);
+    let counter = Counter::at::<0>();
+    assert_eq!(host.create(counter, &user), Ok(()));
+    host.set_period(counter, NonZeroU64::new(100_000));
+    host.resume(counter.alone());
+    // As after a report, until the guest has written the counter.
+    host.set_period(counter, None);
+    let (mut left, mut kicks) = (10_000_000, 0);
+    while left > 0 {
+        left -= kernel.run(left).max(1).min(left);
+        kicks += u32::from(left > 0);
+        assert_eq!(host.take_overflows().count(), 0);
+    }
+    assert_eq!(kicks, 1);
 }
