@@ -83,6 +83,11 @@ pub fn x86_put(pmu: &mut Watched, host: &mut Host) {
 }
 
 #[unsafe(no_mangle)]
+pub fn x86_hold(pmu: &mut Watched, host: &mut Host) {
+    pmu.hold(host);
+}
+
+#[unsafe(no_mangle)]
 pub fn x86_end_slice(pmu: &mut Watched, host: &mut Host) {
     pmu.end_slice(host);
 }

@@ -236,6 +236,11 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.put(host));
     }
 
+    /// Stops counting for a moment.
+    pub fn hold<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        each!(self, pmu => pmu.hold(host));
+    }
+
     /// Releases what the guest has not used: a scheduling slice has ended.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         each!(self, pmu => pmu.end_slice(host));

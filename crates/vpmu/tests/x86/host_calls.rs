@@ -293,6 +293,31 @@ fn put_stops_everything_and_load_goes_on() {
 }
 
 #[test]
+fn hold_stops_everything_and_ends_no_slice() {
+    for policy in [Policy::Reuse, Policy::ReusePaused] {
+        let mut guest = Guest::with_policy(policy);
+        guest.sample(0, INSTRUCTIONS, 1000);
+        // A counter that the guest has stopped, and will use again before its slice is over.
+        guest.sample(1, INSTRUCTIONS, 1000);
+        guest.write(PerfEvtSel(1), 0);
+        let created = guest.host.created();
+        for _ in 0..3 {
+            guest.execute(100);
+            guest.pmu.hold(&mut guest.host);
+            assert!(guest.host.running().is_empty());
+            guest.execute(100);
+            guest.pmu.load(&mut guest.host);
+            assert_eq!(guest.host.created(), created);
+        }
+        // What was executed meanwhile is not counted.
+        guest.execute(699);
+        assert!(!guest.interrupt());
+        guest.execute(1);
+        assert!(guest.interrupt());
+    }
+}
+
+#[test]
 fn reset_gives_everything_back() {
     for policy in Policy::ALL {
         let mut guest = Guest::with(PmuConfig {

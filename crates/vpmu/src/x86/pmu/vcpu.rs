@@ -74,6 +74,13 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.stop_vcpu(host);
     }
 
+    /// Stops counting until [`load`](Self::load), and takes all that was counted. As [`put`](Self::put), but no slice ends:
+    /// for a moment in which the vCPU runs and its host events would count the embedder's work. No call of the host for a
+    /// guest that uses no counter.
+    pub fn hold<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.hold_vcpu(host);
+    }
+
     /// Ends a scheduling slice: releases the host events that the guest did not use in it, so that a guest that stops
     /// profiling costs nothing again. An embedder that never calls [`put`](Self::put) calls this at regular moments,
     /// minutes apart at most.
