@@ -60,7 +60,7 @@ fn capability(input: &mut Unstructured<'_>) -> Result<Capability> {
 fn step(capability: &Capability, input: &mut Unstructured<'_>) -> Result<Step> {
     const STATUS: u64 = 1 << 58 | 1 << 59 | 1;
     let [control, _, clear, set] = globals(capability);
-    Ok(match input.int_in_range(0..=20)? {
+    Ok(match input.int_in_range(0..=21)? {
         0..=9 => Step::Branch(branch(input)?),
         10..=13 => {
             let all = addresses(capability);
@@ -76,6 +76,7 @@ fn step(capability: &Capability, input: &mut Unstructured<'_>) -> Result<Step> {
         17 => Step::EndFollowing,
         18 => Step::TakePmi,
         19 => Step::Migrate,
+        20 => Step::Lose,
         _ if input.ratio(1, 4)? => Step::Reset,
         _ => Step::Disable,
     })

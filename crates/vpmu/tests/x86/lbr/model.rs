@@ -123,6 +123,7 @@ fn step(capability: &Capability) -> impl Strategy<Value = Step> + use<> {
         20 => branch(),
         4 => Just(Step::Overflow),
         1 => Just(Step::EndFollowing),
+        1 => Just(Step::Lose),
         1 => Just(Step::Disable),
         3 => Just(Step::TakePmi),
         1 => Just(Step::Reset),

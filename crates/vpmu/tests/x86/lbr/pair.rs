@@ -14,6 +14,7 @@ pub(crate) enum Step {
     Branch(Branch),
     Overflow,
     EndFollowing,
+    Lose,
     Disable,
     TakePmi,
     Reset,
@@ -100,6 +101,10 @@ impl Pair {
             Step::EndFollowing => {
                 reference.end_run();
                 assert_eq!(engine.end_following(host), reference.due);
+            }
+            Step::Lose => {
+                reference.lose();
+                engine.lose_branches();
             }
             Step::Disable => assert_eq!(engine.disable_lbr(host), reference.disable()),
             Step::TakePmi => {

@@ -314,6 +314,14 @@ impl Reference {
             .map_or(0, |held| (self.records.len() - held) as u8)
     }
 
+    /// What was handed over for a PMI that waits are not the last branches.
+    pub(crate) fn lose(&mut self) {
+        if self.held.is_some() {
+            self.held = Some(0);
+            self.clear();
+        }
+    }
+
     /// Nobody follows the guest any more: the PMI that has waited is requested.
     pub(crate) fn end_run(&mut self) {
         if self.held.take().is_some() {
