@@ -7,13 +7,13 @@ use clap::{Args, Parser, Subcommand};
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
-use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
+use vpmu_lab::spec::design::{Design, Lbr, Model, Pmu, Policy};
 use vpmu_lab::spec::disk::Disk;
 use vpmu_lab::spec::{Machine, Request};
 
 use crate::exec;
 use crate::monitor::Monitor;
-use crate::values::{memory, seconds, switch};
+use crate::values::{memory, seconds};
 
 const AFTER: &str = "\
 Examples:
@@ -268,12 +268,12 @@ pub(crate) struct Guest {
     /// With Intel's model, the default is 5.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
     perfmon: Option<u8>,
-    /// Whether the guest has last branch records, off or on (x86_64, emulated)
+    /// Whether the guest has last branch records, and how many: off, on, 8, 16 or 32 (x86_64, emulated)
     ///
-    /// At an overflow the guest is followed until it has taken as many branches as it records. The processor is Intel's
+    /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many branches as it records. The processor is Intel's
     /// with --model intel, and else AMD's with PerfMonV2 where that is the vendor.
-    #[arg(long, value_name = "off|on", default_value = "off", value_parser = switch, action = clap::ArgAction::Set)]
-    lbr: bool,
+    #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
+    lbr: Lbr,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -335,6 +335,10 @@ fn disk(text: &str) -> Result<Disk, String> {
 }
 
 fn model(text: &str) -> Result<Model, String> {
+    text.parse()
+}
+
+fn lbr(text: &str) -> Result<Lbr, String> {
     text.parse()
 }
 

@@ -24,12 +24,3 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
         Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
     }
 }
-
-/// Off or on.
-pub(crate) fn switch(text: &str) -> Result<bool, String> {
-    match text {
-        "off" => Ok(false),
-        "on" => Ok(true),
-        _ => Err("there are off and on".to_owned()),
-    }
-}

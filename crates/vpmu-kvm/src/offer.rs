@@ -6,13 +6,13 @@ use std::fs;
 
 use vpmu::paravirt;
 use vpmu::x86::pebs::{self, misc_enable};
-use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel};
+use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel, lbr};
 use vpmu_perf::{Backing, Support, Vendor};
 
 use crate::cpuid::{self, CpuidEntry};
 use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
-use crate::options::{Model, Options, Pebs, Source};
+use crate::options::{Lbr, Model, Options, Pebs, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use crate::trial;
 use branches::{offer_lbr, with_lbr};
@@ -120,11 +120,17 @@ impl Offer {
 
     /// Returns whether the guest is offered last branch records.
     pub fn has_lbr(&self) -> bool {
-        match self.capability() {
-            Some(Capability::Intel(pmu)) => pmu.lbr.is_some(),
-            Some(Capability::Amd(pmu)) => pmu.offered_lbr().is_some(),
-            None => false,
-        }
+        self.lbr() != Lbr::Off
+    }
+
+    /// Returns the last branch records that the guest is offered, by their number.
+    pub fn lbr(&self) -> Lbr {
+        let depth = match self.capability() {
+            Some(Capability::Intel(pmu)) => pmu.lbr.map(|lbr| lbr.deepest()),
+            Some(Capability::Amd(pmu)) => pmu.offered_lbr().map(|_| lbr::amd::DEPTH),
+            None => None,
+        };
+        depth.map_or(Lbr::Off, Lbr::Depth)
     }
 
     pub(crate) fn has_pebs(&self) -> bool {
@@ -150,10 +156,10 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
     // A wrong signal would be found by `attach` only, when the VMM has made its VM.
     options.check()?;
-    let model = with_lbr(model, options.lbr);
+    let model = with_lbr(model, options.lbr != Lbr::Off);
     let mut pmu = best(model, Vendor::of_host(), tried(options)?)?;
-    if options.lbr {
-        offer_lbr(&mut pmu)?;
+    if options.lbr != Lbr::Off {
+        offer_lbr(&mut pmu, options.lbr)?;
     }
     let offer = Offer::from(pmu);
     // A VMM that insists on the ring buffer is to know before it has made a VM that there can be none.

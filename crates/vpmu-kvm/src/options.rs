@@ -79,6 +79,28 @@ pub enum Clock {
     Approximate,
 }
 
+/// The last branch records that a guest is offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lbr {
+    /// None.
+    #[default]
+    Off,
+    /// As many as the PMU's model can have: 32 with Intel's, 16 with AMD's. Linux uses all that there are.
+    On,
+    /// So many: 8, 16, 24 or 32 with Intel's PMU, 16 with AMD's. A sample of fewer costs less.
+    Depth(u8),
+}
+
+/// The way in which a guest is followed for its last branch records. The records are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Follow {
+    /// By breakpoints as far ahead as the guest's way is known.
+    #[default]
+    Ahead,
+    /// Instruction by instruction: for comparison.
+    Steps,
+}
+
 /// A VMM's choices of how the host works for a guest, which does not see them. The default suits most.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -88,9 +110,11 @@ pub struct Options {
     pub policy: Policy,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
-    /// Whether the guest is offered last branch records (docs/lbr.md). Needs this crate's feature `lbr`, and for the guest
-    /// Intel's PMU of version 4 or 5 without PEBS, or AMD's PerfMonV2.
-    pub lbr: bool,
+    /// The last branch records that the guest is offered (docs/lbr.md). They need this crate's feature `lbr`, and for the
+    /// guest Intel's PMU of version 4 or 5 without PEBS, or AMD's PerfMonV2.
+    pub lbr: Lbr,
+    /// The way in which the guest is followed for them.
+    pub follow: Follow,
     /// The real-time signal by which perf reports overflows to the vCPU's thread. `None`: SIGRTMIN+1.
     pub signal: Option<i32>,
 }

@@ -25,7 +25,7 @@ mod vm;
 use std::path::PathBuf;
 
 use vpmu_kvm::{Clock, Options, Policy, Source};
-pub use vpmu_kvm::{Model, Pebs, Perfmon, Vendor, amd};
+pub use vpmu_kvm::{Follow, Lbr, Model, Pebs, Perfmon, Vendor, amd};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -88,8 +88,10 @@ pub struct PmuOptions {
     pub pebs: Pebs,
     /// The way of the guest's RDPMC to the VMM.
     pub rdpmc: Rdpmc,
-    /// Whether the guest is offered last branch records.
-    pub lbr: bool,
+    /// The last branch records that the guest is offered.
+    pub lbr: Lbr,
+    /// The way in which the guest is followed for them.
+    pub follow: Follow,
 }
 
 /// The way of a guest's RDPMC to the VMM.
@@ -118,6 +120,7 @@ impl PmuOptions {
             policy: self.policy,
             pebs: self.pebs,
             lbr: self.lbr,
+            follow: self.follow,
             signal: None,
         }
     }

@@ -58,6 +58,9 @@ struct Cli {
     /// Whether the guest has last branch records (perf record -b). With them, --model auto is amd-v2 on AMD's processors
     #[arg(long, value_enum, default_value_t = Lbr::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     lbr: Lbr,
+    /// How the guest is followed for last branch records
+    #[arg(long, value_enum, default_value_t = Follow::Ahead, requires = "lbr")]
+    follow: Follow,
     /// How the guest's RDPMC comes to the VMM
     #[arg(long, value_enum, default_value_t = Rdpmc::Run, conflicts_with_all = ["no_pmu", "paravirt"])]
     rdpmc: Rdpmc,
@@ -75,7 +78,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "clock", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
+            "approximate_instructions", "clock", "follow", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -140,8 +143,26 @@ enum Pebs {
 enum Lbr {
     /// It has none
     Off,
-    /// At an overflow, the guest is followed until it has taken as many branches as it records, and then gets its PMI
+    /// At an overflow, the guest is followed until it has taken as many branches as it records, and then gets its PMI:
+    /// 32 with Intel's model, 16 with AMD's
     On,
+    /// 8, with Intel's model
+    #[value(name = "8")]
+    Eight,
+    /// 16
+    #[value(name = "16")]
+    Sixteen,
+    /// 32, with Intel's model
+    #[value(name = "32")]
+    ThirtyTwo,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Follow {
+    /// By breakpoints as far ahead as its way is known
+    Ahead,
+    /// Instruction by instruction, for comparison
+    Steps,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -160,7 +181,7 @@ impl Cli {
             _ if self.paravirt => return Ok(vpmu_vmm::Model::Paravirtual),
             Model::Auto if is_amd && self.perfmon.is_none() => match self.lbr {
                 Lbr::Off => Model::Amd,
-                Lbr::On => Model::AmdV2,
+                _ => Model::AmdV2,
             },
             Model::Auto => Model::Intel,
             model => model,
@@ -200,7 +221,17 @@ impl Cli {
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,
                 Pebs::Buffer => vpmu_vmm::Pebs::Buffer,
             },
-            lbr: self.lbr == Lbr::On,
+            lbr: match self.lbr {
+                Lbr::Off => vpmu_vmm::Lbr::Off,
+                Lbr::On => vpmu_vmm::Lbr::On,
+                Lbr::Eight => vpmu_vmm::Lbr::Depth(8),
+                Lbr::Sixteen => vpmu_vmm::Lbr::Depth(16),
+                Lbr::ThirtyTwo => vpmu_vmm::Lbr::Depth(32),
+            },
+            follow: match self.follow {
+                Follow::Ahead => vpmu_vmm::Follow::Ahead,
+                Follow::Steps => vpmu_vmm::Follow::Steps,
+            },
             rdpmc: match self.rdpmc {
                 Rdpmc::Load => vpmu_vmm::Rdpmc::Load,
                 Rdpmc::Run => vpmu_vmm::Rdpmc::Run,

@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Source, amd, intel,
+    Clock, CpuidEntry, Follow, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Source, amd, intel,
 };
 
 use super::handle::{Table, damaged, failed, misuse, status};
@@ -151,7 +151,8 @@ impl VpmuKvmOptions {
                 VPMU_KVM_PEBS_BUFFER => Pebs::Buffer,
                 _ => Pebs::Auto,
             },
-            lbr: false,
+            lbr: Lbr::Off,
+            follow: Follow::Ahead,
             signal: (self.signal != 0).then_some(self.signal),
         })
     }

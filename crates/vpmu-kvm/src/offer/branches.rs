@@ -5,7 +5,7 @@ use vpmu_perf::Vendor;
 
 use super::{BTF, Pmu, linear_address_bits};
 use crate::error::Error;
-use crate::options::Model;
+use crate::options::{Lbr, Model};
 
 /// Returns the model that has last branch records, where any will do: AMD's have them from PerfMonV2 on.
 pub(super) fn with_lbr(model: Model, lbr: bool) -> Model {
@@ -16,7 +16,7 @@ pub(super) fn with_lbr(model: Model, lbr: bool) -> Model {
 }
 
 /// Adds last branch records to what the guest is offered.
-pub(super) fn offer_lbr(pmu: &mut Pmu) -> Result<(), Error> {
+pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
     match pmu {
         Pmu::Architectural(Capability::Intel(pmu)) => {
             if pmu.pebs.is_some() {
@@ -26,6 +26,7 @@ pub(super) fn offer_lbr(pmu: &mut Pmu) -> Result<(), Error> {
                 return Err(Error::Lbr("Intel's PMU has them from version 4 on"));
             }
             pmu.lbr = Some(lbr::intel::Capability {
+                depths: depths(wanted)?,
                 linear_address_bits: linear_address_bits(),
                 ..lbr::intel::Capability::new()
             });
@@ -33,6 +34,9 @@ pub(super) fn offer_lbr(pmu: &mut Pmu) -> Result<(), Error> {
         Pmu::Architectural(Capability::Amd(pmu)) => {
             if pmu.interface != amd::Interface::V2 {
                 return Err(Error::Lbr("AMD's PMU has them with PerfMonV2"));
+            }
+            if !matches!(wanted, Lbr::On | Lbr::Depth(lbr::amd::DEPTH)) {
+                return Err(Error::Lbr("AMD's PMU has 16 of them"));
             }
             pmu.lbr = Some(lbr::amd::Capability {
                 other_debugctl: BTF,
@@ -43,4 +47,33 @@ pub(super) fn offer_lbr(pmu: &mut Pmu) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Returns the depths that IA32_LBR_DEPTH takes. Linux chooses the greatest, so there is one.
+fn depths(wanted: Lbr) -> Result<u8, Error> {
+    match wanted {
+        Lbr::Depth(depth @ (8 | 16 | 24 | 32)) => Ok(1 << (depth / 8 - 1)),
+        Lbr::Depth(_) => Err(Error::Lbr("Intel's PMU has 8, 16, 24 or 32 of them")),
+        Lbr::On | Lbr::Off => Ok(lbr::intel::Capability::new().depths),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_gets_the_depth_that_is_asked_for() {
+        for depth in 0..=u8::MAX {
+            let offered = depths(Lbr::Depth(depth)).ok().map(|depths| {
+                let capability = lbr::intel::Capability {
+                    depths,
+                    ..lbr::intel::Capability::new()
+                };
+                capability.deepest()
+            });
+            let exists = matches!(depth, 8 | 16 | 24 | 32);
+            assert_eq!(offered, exists.then_some(depth));
+        }
+    }
 }

@@ -8,6 +8,7 @@ use crate::Result;
 use crate::host::tool;
 use crate::image::artifacts;
 use crate::image::job::Notify;
+use crate::spec::design::Lbr;
 use crate::spec::{Machine, OurVmm};
 
 /// Runs the guest in real time, at the speed of the machine.
@@ -58,7 +59,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let paravirtual = vmm.paravirtual.then_some("--paravirt");
     let perfmon = vmm.perfmon.map(|version| format!("--perfmon={version}"));
     let words = words.into_iter().chain(paravirtual).map(str::to_owned);
-    let lbr = vmm.lbr.then(|| "--lbr=on".to_owned());
+    let lbr = (vmm.lbr != Lbr::Off).then(|| format!("--lbr={}", vmm.lbr.name()));
     let words = words.chain(perfmon).chain(lbr);
     words.chain(vmm.options.iter().cloned()).collect()
 }

@@ -182,6 +182,55 @@ impl FromStr for Model {
     }
 }
 
+/// The last branch records that this project's x86 VMM offers its guest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Lbr {
+    /// None.
+    #[default]
+    Off,
+    /// As many as the model has.
+    On,
+    /// 8.
+    Eight,
+    /// 16.
+    Sixteen,
+    /// 32.
+    ThirtyTwo,
+}
+
+impl Lbr {
+    /// All choices.
+    pub const ALL: [Self; 5] = [
+        Self::Off,
+        Self::On,
+        Self::Eight,
+        Self::Sixteen,
+        Self::ThirtyTwo,
+    ];
+
+    /// Returns the name on the command line, also of the VMM.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Eight => "8",
+            Self::Sixteen => "16",
+            Self::ThirtyTwo => "32",
+        }
+    }
+}
+
+impl FromStr for Lbr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|lbr| lbr.name() == text)
+            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
 /// One row of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Design {

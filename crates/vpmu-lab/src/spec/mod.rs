@@ -22,7 +22,7 @@ use crate::Result;
 use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
-use design::{Design, Model, Pmu, Policy};
+use design::{Design, Lbr, Model, Pmu, Policy};
 use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
@@ -254,8 +254,8 @@ pub struct OurVmm {
     pub model: Model,
     /// The version of Intel's PMU; `None`: the VMM's default.
     pub perfmon: Option<u8>,
-    /// Whether the guest has last branch records.
-    pub lbr: bool,
+    /// The last branch records that the guest has.
+    pub lbr: Lbr,
     /// The user's options.
     pub options: Vec<String>,
 }

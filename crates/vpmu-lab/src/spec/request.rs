@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::arch::Arch;
 use super::command::Command;
-use super::design::{Design, Model, Pmu};
+use super::design::{Design, Lbr, Model, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{
@@ -33,8 +33,8 @@ pub struct Request {
     pub model: Model,
     /// The version of Intel's PMU that these guests have.
     pub perfmon: Option<u8>,
-    /// Whether these guests have last branch records.
-    pub lbr: bool,
+    /// The last branch records that these guests have.
+    pub lbr: Lbr,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The profile that the monitor takes of its guest.
@@ -89,7 +89,7 @@ impl Request {
             vmm_args: Vec::new(),
             model: Model::default(),
             perfmon: None,
-            lbr: false,
+            lbr: Lbr::Off,
             host_counters: 0,
             host_profile: None,
             second: None,
@@ -188,10 +188,10 @@ impl Request {
         }
         let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
         let is_patched = |design: &Design| design.pmu == Pmu::Qemu;
-        if self.lbr && !(has_vmm && designs.iter().any(is_emulated)) {
+        if self.lbr != Lbr::Off && !(has_vmm && designs.iter().any(is_emulated)) {
             return usage("--lbr is about --arch x86_64 --pmu emulated");
         }
-        if self.lbr && self.model == Model::Amd {
+        if self.lbr != Lbr::Off && self.model == Model::Amd {
             return usage("AMD's PMU has last branch records with --model amd-v2");
         }
         if self.perfmon.is_some() {
@@ -307,7 +307,10 @@ impl Request {
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
             perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
-            lbr: self.lbr && design.pmu == Pmu::Emulated,
+            lbr: match design.pmu {
+                Pmu::Emulated => self.lbr,
+                _ => Lbr::Off,
+            },
             options: self.vmm_args.clone(),
         };
         match (self.machine.arch, design.pmu) {

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Model, Offer, Pebs, Pmu, RdpmcState};
+use vpmu_kvm::{Capability, Follow, Model, Offer, Pebs, Pmu, RdpmcState};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -91,7 +91,9 @@ impl MachineState {
             approximate_instructions: backing.approximate_instructions,
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
-            lbr: self.offer().has_lbr(),
+            lbr: self.offer().lbr(),
+            // The guest does not see that either.
+            follow: Follow::Ahead,
             rdpmc: match self.rdpmc {
                 None => Rdpmc::Load,
                 Some(_) => Rdpmc::Run,

@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 
 use super::*;
-use crate::spec::design::Model;
+use crate::spec::design::{Lbr, Model};
 use crate::spec::{OurVmm, Request, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
@@ -92,7 +92,7 @@ fn vmm_accounts() {
             policy: Policy::Paused,
             model: Model::Auto,
             perfmon: None,
-            lbr: false,
+            lbr: Lbr::Off,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

@@ -79,10 +79,10 @@ fn contradictions_are_named() {
         ),
         (Pmu::Partitioned, &|_| (), "does not exist"),
         (Pmu::Paravirt, &|it| it.perfmon = Some(5), "--perfmon"),
-        (Pmu::Paravirt, &|it| it.lbr = true, "--lbr"),
+        (Pmu::Paravirt, &|it| it.lbr = Lbr::On, "--lbr"),
         (
             Pmu::Emulated,
-            &|it| (it.lbr, it.model) = (true, Model::Amd),
+            &|it| (it.lbr, it.model) = (Lbr::On, Model::Amd),
             "--model amd-v2",
         ),
         (

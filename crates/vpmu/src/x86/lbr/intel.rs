@@ -98,7 +98,7 @@ impl Capability {
     }
 
     /// Returns the greatest depth, which IA32_LBR_DEPTH has after reset.
-    pub(super) const fn deepest(&self) -> u8 {
+    pub const fn deepest(&self) -> u8 {
         let highest = 8_u32.saturating_sub(self.depths.leading_zeros());
         8 * highest as u8
     }
