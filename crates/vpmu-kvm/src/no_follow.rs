@@ -7,6 +7,7 @@ use crate::host::Host;
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
+use crate::options::Options;
 use crate::pmu::Core;
 
 /// Nobody.
@@ -18,7 +19,7 @@ impl Follower {
         _: &OnKvm,
         offer: &Offer,
         _: Arc<dyn GuestMemory>,
-        _: i32,
+        _: &Options,
     ) -> Result<Option<Self>, Error> {
         match offer.has_lbr() {
             true => Err(Error::Lbr(
@@ -28,7 +29,7 @@ impl Follower {
         }
     }
 
-    pub(crate) fn forget(&mut self, _: &OnKvm) {
+    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut Core<Host>) {
         match *self {}
     }
 

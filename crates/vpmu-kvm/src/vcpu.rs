@@ -85,8 +85,7 @@ impl Vcpu {
                 (Some(Core::new(engine, Host::Unbound)), Some(thread))
             }
         };
-        let signal = options.perf(Kick::Nothing, 1).overflow_signal();
-        let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), signal)?;
+        let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
         let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
         Ok(Self { follower, ..this })
     }
@@ -257,16 +256,17 @@ impl Vcpu {
     /// Gives back the perf events of the thread that runs the vCPU. The PMU then has all that they have counted. Call this
     /// at the end of that thread, where another thread saves the vCPU or runs it on.
     pub fn release_thread(&mut self) {
+        // What was held counts again as long as it has a thread.
+        self.stop_following();
         if let Some(pmu) = &mut self.parts.pmu {
             pmu.unbind();
         }
-        self.stop_following();
     }
 
     /// Ends a run that follows the guest.
     fn stop_following(&mut self) {
-        if let Some(follower) = &mut self.follower {
-            follower.forget(&self.kvm);
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu) {
+            follower.forget(&self.kvm, pmu);
         }
     }
 

@@ -6,6 +6,7 @@ use iced_x86::{
 use vpmu::x86::Ring;
 
 use super::arithmetic::{self as alu, Computed, Shift, sign_extend};
+use super::decode::Decodings;
 use super::kinds::{is_conditional_move, is_opaque, is_set};
 use super::shadow::{Flags, Known, Shadow, Value, firm};
 use super::space::Space;
@@ -17,12 +18,14 @@ pub(super) struct Opaque;
 /// Executes instructions that are no branches.
 pub(super) struct Executor {
     info: InstructionInfoFactory,
+    pub(super) decodings: Decodings,
 }
 
 impl Executor {
     pub(super) fn new() -> Self {
         Self {
             info: InstructionInfoFactory::new(),
+            decodings: Decodings::new(),
         }
     }
 

@@ -24,6 +24,7 @@
 //! the same, is not.
 
 mod arithmetic;
+mod decode;
 mod execute;
 mod guard;
 mod kinds;
@@ -41,7 +42,7 @@ use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
-use vpmu_perf::{Flag, KICKED};
+use vpmu_perf::{Flag, KICKED, Kick};
 
 use crate::error::Error;
 use crate::guest::paging::Paging;
@@ -50,6 +51,7 @@ use crate::host::Host;
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
+use crate::options::{Follow, Options};
 use crate::pmu::Core;
 use crate::run::Returned;
 use crate::sys::debug;
@@ -57,12 +59,13 @@ use crate::thread::unset;
 use crate::{Exit, sys};
 use execute::Executor;
 use guard::Guard;
-use space::Space;
+use space::{Pages, Space};
 use walk::{Resume, Start, TF, walk};
-use way::{Way, are};
+use way::{Places, Taken, Way, are};
 
-/// Most exits of a run.
+/// Most exits of a run, and where each is an instruction's.
 const MOST: u32 = 160;
+const MOST_STEPS: u32 = 1024;
 /// The longest run, by the time of the vCPU's thread. Interrupts of the guest wait as long.
 const LONGEST: Duration = Duration::from_millis(5);
 
@@ -75,6 +78,12 @@ pub(crate) struct Follower {
     /// Made by the thread that runs the vCPU.
     guard: Option<Guard>,
     executor: Executor,
+    /// Most instructions of a way.
+    longest: usize,
+    /// Most exits of a run.
+    most: u32,
+    /// The way that the guest is on, or was.
+    way: Way,
     /// Whether the last exit has left an instruction half done, which KVM_RUN completes.
     is_between: bool,
     /// Whether the vCPU was asked to complete that, and no more.
@@ -95,8 +104,11 @@ struct Run {
     asks_sregs: bool,
     /// IA32_LSTAR, which no guest changes in a run, for its system calls.
     lstar: Option<u64>,
-    /// The way that the guest is on, and the registers with which it set out.
-    way: Option<(Way, kvm_regs)>,
+    /// The registers with which the guest set out on its way, if it is on one.
+    before: Option<kvm_regs>,
+    /// The places where the vCPU has breakpoints.
+    places: Places,
+    pages: Pages,
     cr2: u64,
     cr3: u64,
 }
@@ -110,12 +122,12 @@ impl std::fmt::Debug for Follower {
 }
 
 impl Follower {
-    /// Returns what follows a vCPU whose guest is offered last branch records. `signal` is the overflows'.
+    /// Returns what follows a vCPU whose guest is offered last branch records.
     pub(crate) fn attach(
         kvm: &OnKvm,
         offer: &Offer,
         memory: Arc<dyn GuestMemory>,
-        signal: i32,
+        options: &Options,
     ) -> Result<Option<Self>, Error> {
         if !offer.has_lbr() {
             return Ok(None);
@@ -125,11 +137,18 @@ impl Follower {
                 "this KVM cannot keep interrupts from a guest at breakpoints: use Linux 5.16 or newer on the host",
             ));
         }
+        let (longest, most) = match options.follow {
+            Follow::Ahead => (walk::LONGEST, MOST),
+            Follow::Steps => (1, MOST_STEPS),
+        };
         Ok(Some(Self {
             memory,
-            signal,
+            signal: options.perf(Kick::Nothing, 1).overflow_signal(),
             guard: None,
             executor: Executor::new(),
+            longest,
+            most,
+            way: Way::default(),
             is_between: false,
             is_asked: false,
             resume: Resume::Unknown,
@@ -138,8 +157,8 @@ impl Follower {
     }
 
     /// The vCPU has another thread, or its state is another's.
-    pub(crate) fn forget(&mut self, kvm: &OnKvm) {
-        let _ = self.stop(kvm);
+    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) {
+        let _ = self.stop(kvm, pmu);
         self.guard = None;
     }
 
@@ -148,7 +167,7 @@ impl Follower {
     pub(crate) fn before_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
-            return self.stop(kvm);
+            return self.stop(kvm, pmu);
         }
         if self.is_between {
             // The registers are those of the instruction until KVM has completed it.
@@ -159,20 +178,25 @@ impl Follower {
         }
         let is_over = match &self.run {
             // The guard's signal is no breakpoint. The clock need not be asked at each of these.
-            Some(run) => run.exits >= MOST || !run.is_calm && guard::time() >= run.begun + LONGEST,
+            Some(run) => {
+                run.exits >= self.most || !run.is_calm && guard::time() >= run.begun + LONGEST
+            }
             None => {
                 let guard = match &self.guard {
                     Some(guard) => guard,
                     None => self.guard.insert(Guard::new(self.signal)?),
                 };
                 guard.set(LONGEST)?;
+                pmu.hold();
                 self.run = Some(Run {
                     begun: guard::time(),
                     exits: 0,
                     is_calm: false,
                     asks_sregs: kvm.run.expect_sregs(true),
                     lstar: None,
-                    way: None,
+                    before: None,
+                    places: Places::default(),
+                    pages: Pages::default(),
                     cr2: 0,
                     cr3: 0,
                 });
@@ -182,7 +206,7 @@ impl Follower {
         let goes = !is_over && self.predict(kvm, pmu, usize::from(wanted))?;
         if !goes {
             pmu.end_following();
-            return self.stop(kvm);
+            return self.stop(kvm, pmu);
         }
         Ok(())
     }
@@ -206,7 +230,8 @@ impl Follower {
         }
         const CR4_SMEP: u64 = 1 << 20;
         let is_smep = sregs.cr4 & CR4_SMEP != 0;
-        let mut space = Space::new(Paging::of(&sregs), is_smep, &*self.memory);
+        let paging = Paging::of(&sregs);
+        let mut space = Space::new(paging, is_smep, &*self.memory, &mut run.pages);
         let ring = ring(&sregs, &regs);
         // Only user space makes system calls.
         if ring == Ring::User && run.lstar.is_none() {
@@ -220,14 +245,19 @@ impl Follower {
             filter,
             wanted,
             resume: self.resume,
+            longest: self.longest,
         };
-        let Some(way) = walk(&start, &mut space, &mut self.executor) else {
+        if !walk(&start, &mut space, &mut self.executor, &mut self.way) {
             return Ok(false);
-        };
-        let ips: Vec<u64> = way.leaves.iter().map(|leaf| leaf.ip).collect();
-        debug::break_at(&kvm.vcpu, &ips)?;
+        }
+        let places = self.way.places();
+        // A loop stops where it has stopped before.
+        if places != run.places {
+            debug::break_at(&kvm.vcpu, places.used())?;
+            run.places = places;
+        }
         // A breakpoint where the guest is: the next time, not now. Set by an earlier way, the flag would hide others.
-        let rflags = match ips.contains(&regs.rip) {
+        let rflags = match places.used().contains(&regs.rip) {
             true => regs.rflags | walk::RF,
             false => regs.rflags & !walk::RF,
         };
@@ -235,7 +265,7 @@ impl Follower {
             kvm.run.set_regs(&kvm_regs { rflags, ..regs });
         }
         (run.cr2, run.cr3) = (sregs.cr2, sregs.cr3);
-        run.way = Some((way, regs));
+        run.before = Some(regs);
         run.exits += 1;
         Ok(true)
     }
@@ -258,7 +288,7 @@ impl Follower {
         let Some(run) = &mut self.run else {
             return Ok(false);
         };
-        let Some((way, before)) = run.way.take() else {
+        let Some(before) = run.before.take() else {
             return Ok(false);
         };
         let (regs, sregs) = match kvm.run.regs() {
@@ -271,7 +301,10 @@ impl Follower {
             sregs: &sregs,
         };
         let is_ours = returned == Returned::Debug;
-        let taken = stopped.branches(&way, run, is_ours);
+        if self.way.is_opaque {
+            run.pages.forget();
+        }
+        let taken = stopped.branches(&self.way, run, is_ours);
         if is_ours && regs.rip == before.rip {
             match taken {
                 Some(_) => self.resume = Resume::Works,
@@ -286,7 +319,7 @@ impl Follower {
             }
         }
         match taken {
-            Some(branches) => pmu.take_branches(&branches),
+            Some((branches, off)) => pmu.take_branches(branches.iter().chain(&off)),
             None => pmu.lose_branches(),
         }
         run.is_calm = is_ours;
@@ -302,10 +335,11 @@ impl Follower {
     }
 
     /// Ends the run, if there is one.
-    fn stop(&mut self, kvm: &OnKvm) -> Result<(), Error> {
+    fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
         let Some(run) = self.run.take() else {
             return Ok(());
         };
+        pmu.load();
         if run.asks_sregs {
             kvm.run.expect_sregs(false);
         }
@@ -324,12 +358,7 @@ struct Stopped<'a> {
 
 impl Stopped<'_> {
     /// Returns the branches that the guest has taken on its way; `None`: it is not seen where it was to be.
-    fn branches(
-        &self,
-        way: &Way,
-        run: &Run,
-        is_break: bool,
-    ) -> Option<Vec<vpmu::x86::lbr::Branch>> {
+    fn branches<'a>(&self, way: &'a Way, run: &Run, is_break: bool) -> Option<Taken<'a>> {
         let leaf = way.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
         let is_same_space = way.is_opaque || self.sregs.cr3 == run.cr3;
         let here = shadow::general(self.regs);
@@ -338,13 +367,11 @@ impl Stopped<'_> {
                 let is_ring = ring(self.sregs, self.regs) == leaf.ring;
                 let is_faultless = leaf.is_fault || self.sregs.cr2 == run.cr2;
                 let is_expected = are(&leaf.general, &here) && is_ring;
-                (is_expected && is_faultless && is_same_space)
-                    .then(|| way.taken(leaf).copied().collect())
+                (is_expected && is_faultless && is_same_space).then(|| way.taken(leaf))
             }
             None => {
                 let is_here = is_same_space && self.sregs.cr2 == run.cr2;
-                let taken = way.taken_at(self.regs.rip, &here).filter(|_| is_here);
-                taken.map(<[_]>::to_vec)
+                way.taken_at(self.regs.rip, &here).filter(|_| is_here)
             }
         }
     }

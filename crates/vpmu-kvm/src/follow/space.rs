@@ -1,46 +1,86 @@
 //! The guest's linear memory, as the vCPU that is followed would reach it.
 
+use std::mem;
+
 use vpmu::x86::Ring;
 
 use crate::guest::paging::{PAGE, Page, Paging};
 use crate::memory::GuestMemory;
 
 /// The longest instruction (SDM vol. 2A, 2.3.11).
-const LONGEST: usize = 15;
+pub(super) const LONGEST: usize = 15;
 
-/// Linear memory under the tables that the vCPU has now. A page stays where it was found: the tables are those of a vCPU
-/// that takes no interrupt meanwhile, so that nobody may rely on a change of them yet.
+/// Bytes of code that are read at once: those of a small loop.
+const WINDOW: usize = 128;
+/// Most pages that are remembered.
+const MOST: usize = 64;
+
+/// The pages that a vCPU has been seen to reach in a run. They stay where they were found until the vCPU executes what
+/// only a processor can: it takes no interrupt meanwhile, so that nobody may rely on a change of its tables yet.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    root: u64,
+    found: Vec<(u64, Page)>,
+}
+
+impl Pages {
+    /// The vCPU may have changed its tables.
+    pub(super) fn forget(&mut self) {
+        self.found.clear();
+    }
+}
+
+/// Linear memory under the tables that the vCPU has now.
 pub(super) struct Space<'a> {
     paging: Paging,
     memory: &'a dyn GuestMemory,
     /// CR4.SMEP.
     smep: bool,
-    pages: Vec<(u64, Option<Page>)>,
-    /// The bytes of the page that was last executed.
-    code: Option<(u64, Box<[u8; PAGE as usize]>)>,
+    pages: &'a mut Pages,
+    /// Code that was last executed: its physical address, and as many bytes as count.
+    window: (u64, usize),
+    code: [u8; WINDOW],
 }
 
 impl<'a> Space<'a> {
-    pub(super) fn new(paging: Paging, smep: bool, memory: &'a dyn GuestMemory) -> Self {
+    pub(super) fn new(
+        paging: Paging,
+        smep: bool,
+        memory: &'a dyn GuestMemory,
+        pages: &'a mut Pages,
+    ) -> Self {
+        if pages.root != paging.root() {
+            *pages = Pages {
+                root: paging.root(),
+                found: mem::take(&mut pages.found),
+            };
+            pages.forget();
+        }
         Self {
             // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
             paging: paging.of_user(),
             memory,
             smep,
-            pages: Vec::new(),
-            code: None,
+            pages,
+            window: (0, 0),
+            code: [0; WINDOW],
         }
     }
 
     fn page(&mut self, address: u64) -> Option<Page> {
         let linear = address & !(PAGE - 1);
         // A list: a way touches a handful of pages.
-        if let Some((_, page)) = self.pages.iter().find(|(at, _)| *at == linear) {
-            return *page;
+        let found = &mut self.pages.found;
+        if let Some((_, page)) = found.iter().find(|(at, _)| *at == linear) {
+            return Some(*page);
         }
-        let page = self.paging.translate(self.memory, linear);
-        self.pages.push((linear, page));
-        page
+        // A page that is missing may be there the next time, without a word to anybody.
+        let page = self.paging.translate(self.memory, linear)?;
+        if found.len() >= MOST {
+            found.clear();
+        }
+        found.push((linear, page));
+        Some(page)
     }
 
     /// Returns whether all of the range can be reached without a fault.
@@ -95,18 +135,18 @@ impl<'a> Space<'a> {
         let (mut bytes, mut done) = ([0; LONGEST], 0);
         while done < LONGEST {
             let at = address.wrapping_add(done as u64);
-            let Some(page) = self.executed(at, ring) else {
+            let Some(code) = self.executed(at, ring) else {
                 break;
             };
-            let offset = (at % PAGE) as usize;
-            let end = LONGEST.min(done + page.len() - offset);
-            bytes[done..end].copy_from_slice(&page[offset..offset + end - done]);
+            let end = LONGEST.min(done + code.len());
+            bytes[done..end].copy_from_slice(&code[..end - done]);
             done = end;
         }
         (bytes, done)
     }
 
-    fn executed(&mut self, address: u64, ring: Ring) -> Option<&[u8; PAGE as usize]> {
+    /// Returns the code at `address`, as much as there is in the window: at least a byte.
+    fn executed(&mut self, address: u64, ring: Ring) -> Option<&[u8]> {
         let page = self.page(address)?;
         let may = match ring {
             Ring::User => page.user,
@@ -115,18 +155,19 @@ impl<'a> Space<'a> {
         if !(may && page.executable) {
             return None;
         }
-        // Most instructions are on the page of the one before.
-        if self
-            .code
-            .as_ref()
-            .is_none_or(|(at, _)| *at != page.physical)
-        {
-            let mut bytes = Box::new([0; PAGE as usize]);
-            if !self.memory.read(page.physical, &mut bytes[..]) {
+        const ALIGNED: u64 = WINDOW as u64 / 2;
+        let physical = page.physical + address % PAGE;
+        let is_inside = |(at, length)| physical >= at && physical - at < length as u64;
+        if !is_inside(self.window) {
+            let at = physical & !(ALIGNED - 1);
+            let length = WINDOW.min((page.physical + PAGE - at) as usize);
+            self.window = (at, 0);
+            if !self.memory.read(at, &mut self.code[..length]) {
                 return None;
             }
-            self.code = Some((page.physical, bytes));
+            self.window = (at, length);
         }
-        self.code.as_ref().map(|(_, bytes)| &**bytes)
+        let (at, length) = self.window;
+        Some(&self.code[(physical - at) as usize..length])
     }
 }

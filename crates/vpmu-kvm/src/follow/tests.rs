@@ -6,8 +6,8 @@ use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Filter, Kind, Kinds};
 
 use super::execute::Executor;
-use super::space::Space;
-use super::walk::{Resume, Start, walk};
+use super::space::{Pages, Space};
+use super::walk::{LONGEST, Resume, Start, walk};
 use super::way::Way;
 use crate::guest::paging::Paging;
 use crate::memory::GuestMemory;
@@ -55,6 +55,10 @@ fn memory(code: &[u8]) -> GuestMemoryMmap {
 }
 
 fn way(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Way> {
+    way_of(code, regs, wanted, LONGEST)
+}
+
+fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<Way> {
     let ram = memory(code);
     let mut sregs = kvm_sregs {
         cr0: 0x8001_0001,
@@ -70,7 +74,8 @@ fn way(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Way> {
         rflags: 2,
         ..regs
     };
-    let mut space = Space::new(Paging::of(&sregs), false, &ram);
+    let mut pages = Pages::default();
+    let mut space = Space::new(Paging::of(&sregs), false, &ram, &mut pages);
     let start = Start {
         regs: &regs,
         sregs: &sregs,
@@ -79,15 +84,20 @@ fn way(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Way> {
         filter: everything(),
         wanted,
         resume: Resume::Works,
+        longest,
     };
-    walk(&start, &mut space, &mut Executor::new())
+    let mut way = Way::default();
+    walk(&start, &mut space, &mut Executor::new(), &mut way).then_some(way)
 }
 
 /// Returns each leaf's place, with the branches that lead there, by offsets in the code.
 fn leaves(way: &Way) -> Vec<(u64, Vec<(u64, u64)>)> {
     let offset = |at: u64| at.wrapping_sub(CODE);
     let pair = |branch: &Branch| (offset(branch.from), offset(branch.to));
-    let leaf = |leaf: &_| way.taken(leaf).map(pair).collect();
+    let leaf = |leaf: &_| {
+        let (branches, off) = way.taken(leaf);
+        branches.iter().chain(&off).map(pair).collect()
+    };
     way.leaves
         .iter()
         .map(|one| (offset(one.ip), leaf(one)))
@@ -100,6 +110,22 @@ fn a_way_goes_through_calls_and_returns() {
     let code = [0xe8, 2, 0, 0, 0, 0xeb, 0x19, 0xc3];
     let way = way(&code, kvm_regs::default(), 3).unwrap();
     assert_eq!(leaves(&way), [(0x20, vec![(0, 7), (7, 5), (5, 0x20)])]);
+}
+
+#[test]
+fn a_step_is_one_instruction() {
+    // call 7; 7: ret; then cmp byte [rbx], 0; jne 0x10
+    let step = |code: &[u8], rbx| {
+        let regs = kvm_regs {
+            rbx,
+            ..Default::default()
+        };
+        way_of(code, regs, 32, 1).unwrap()
+    };
+    let call = step(&[0xe8, 2, 0, 0, 0, 0xeb, 0x19, 0xc3], 0);
+    assert_eq!(leaves(&call), [(7, vec![(0, 7)])]);
+    let compare = step(&[0x80, 0x3b, 0, 0x75, 0x0b], 0xb000);
+    assert_eq!(leaves(&compare), [(3, vec![])]);
 }
 
 #[test]

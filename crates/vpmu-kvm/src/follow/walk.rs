@@ -1,8 +1,6 @@
 //! The way that a vCPU is going to take, and the places where it is seen that it has.
 
-use std::collections::BTreeSet;
-
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+use iced_x86::{FlowControl, Instruction, Mnemonic};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Filter, Kind};
@@ -10,12 +8,10 @@ use vpmu::x86::lbr::{Branch, Filter, Kind};
 use super::execute::{Executor, Opaque, indirect_target, pop, push, ring_of};
 use super::shadow::{self, Flags, Known, Shadow, Value, firm};
 use super::space::Space;
-use super::way::{Leaf, Step, Way, are};
+use super::way::{BREAKPOINTS, Leaf, Step, Way, are};
 
-/// Breakpoints that a processor has.
-const BREAKPOINTS: usize = 4;
 /// Most instructions of a way.
-const LONGEST: usize = 512;
+pub(super) const LONGEST: usize = 512;
 /// Most instructions of a way behind the last place where it can end: a loop whose round takes no more goes on.
 const BLIND: usize = 8;
 
@@ -36,6 +32,8 @@ pub(super) struct Start<'a> {
     /// Branches that pass the filter and are enough.
     pub(super) wanted: usize,
     pub(super) resume: Resume,
+    /// Most instructions of the way.
+    pub(super) longest: usize,
 }
 
 /// Whether RFLAGS.RF has a vCPU execute the instruction where it is, in spite of a breakpoint there (SDM vol. 3B, 18.3.1.1).
@@ -67,54 +65,44 @@ struct Walk<'a, 'm> {
     executor: &'a mut Executor,
     shadow: Shadow,
     ip: u64,
-    steps: Vec<Step>,
-    branches: Vec<Branch>,
+    /// The way so far. Its leaves are those that are watched.
+    way: &'a mut Way,
     /// Branches that pass the filter.
     passed: usize,
-    /// In order: a hash table asks the kernel for random numbers, which a jail may forbid.
-    visited: BTreeSet<u64>,
     /// Where the resume flag, which an IRET has set, keeps a breakpoint from being seen.
     deaf: Option<u64>,
-    watched: Vec<Leaf>,
     /// The last place where the way can end, and how many leaves were watched by then.
     end: Option<(Leaf, usize)>,
     /// The step of the last such place.
     seen: usize,
 }
 
-/// Returns the way that the vCPU is going to take; `None`: it cannot be followed from here.
+/// Makes `way` the one that the vCPU is going to take; `false`: it cannot be followed from here.
 pub(super) fn walk(
     start: &Start<'_>,
     space: &mut Space<'_>,
     executor: &mut Executor,
-) -> Option<Way> {
+    way: &mut Way,
+) -> bool {
+    way.clear();
     let mut walk = Walk {
         shadow: Shadow::now(start.regs, start.sregs, start.ring),
         ip: start.regs.rip,
         start,
         space,
         executor,
-        steps: Vec::new(),
-        branches: Vec::new(),
+        way,
         passed: 0,
-        visited: BTreeSet::new(),
         deaf: None,
-        watched: Vec::new(),
         end: None,
         seen: 0,
     };
     walk.go();
     match walk.end.take() {
         Some((end, watched)) => {
-            let mut leaves = walk.watched;
-            leaves.truncate(watched);
-            leaves.push(end);
-            Some(Way {
-                steps: walk.steps,
-                branches: walk.branches,
-                leaves,
-                is_opaque: false,
-            })
+            walk.way.leaves.truncate(watched);
+            walk.way.leaves.push(end);
+            true
         }
         None => walk.alone(),
     }
@@ -125,22 +113,23 @@ impl Walk<'_, '_> {
         loop {
             let ip = self.ip;
             // Where it is reached a second time, a breakpoint has stopped the vCPU the first time.
-            if self.watched.iter().any(|leaf| leaf.ip == ip) {
+            if self.way.leaves.iter().any(|leaf| leaf.ip == ip) {
                 return;
             }
-            let is_first = self.steps.is_empty();
-            if !is_first && self.visited.insert(ip) && self.is_place(ip) {
+            let is_first = self.way.steps.is_empty();
+            if !is_first && self.way.visit(ip) && self.is_place(ip) {
                 let leaf = self.leaf(ip, None);
-                self.end = Some((leaf, self.watched.len()));
-                self.seen = self.steps.len();
+                self.end = Some((leaf, self.way.leaves.len()));
+                self.seen = self.way.steps.len();
             }
-            let is_long = self.steps.len() >= LONGEST || self.steps.len() > self.seen + BLIND;
+            let steps = self.way.steps.len();
+            let is_long = steps >= self.start.longest || steps > self.seen + BLIND;
             if self.passed >= self.start.wanted || is_long {
                 return;
             }
-            self.steps.push(Step {
+            self.way.steps.push(Step {
                 ip,
-                branches: self.branches.len(),
+                branches: self.way.branches.len(),
                 general: self.shadow.general,
             });
             let Some(instruction) = self.decode() else {
@@ -154,16 +143,13 @@ impl Walk<'_, '_> {
 
     fn decode(&mut self) -> Option<Instruction> {
         let (bytes, length) = self.space.code(self.ip, self.shadow.ring);
-        let options = DecoderOptions::NONE;
-        let mut decoder = Decoder::with_ip(64, &bytes[..length], self.ip, options);
-        let instruction = decoder.decode();
-        (!instruction.is_invalid()).then_some(instruction)
+        self.executor.decodings.at(self.ip, &bytes, length)
     }
 
     fn leaf(&self, ip: u64, off: Option<Branch>) -> Leaf {
         Leaf {
             ip,
-            branches: self.branches.len(),
+            branches: self.way.branches.len(),
             off,
             general: self.shadow.general,
             ring: self.shadow.ring,
@@ -201,7 +187,7 @@ impl Walk<'_, '_> {
     fn take(&mut self, to: u64, kind: Kind, to_ring: Ring) {
         let branch = self.branch(to, kind, to_ring);
         self.passed += usize::from(self.start.filter.passes(&branch));
-        self.branches.push(branch);
+        self.way.branches.push(branch);
         self.shadow.ring = to_ring;
         self.ip = to;
     }
@@ -286,12 +272,12 @@ impl Walk<'_, '_> {
                 true => (next, None),
                 false => (to, Some(branch)),
             };
-            let is_seen = self.visited.contains(&other) || !self.is_place(other);
-            if self.watched.len() + 1 == BREAKPOINTS || is_seen || next == to {
+            let is_seen = self.way.has_visited(other) || !self.is_place(other);
+            if self.way.leaves.len() + 1 == BREAKPOINTS || is_seen || next == to {
                 return Err(Halt::Here);
             }
             let leaf = self.leaf(other, off);
-            self.watched.push(leaf);
+            self.way.leaves.push(leaf);
         }
         match is_taken {
             true => self.take(to, Kind::Conditional, self.shadow.ring),
@@ -378,15 +364,14 @@ impl Walk<'_, '_> {
         selector & LDT == 0 && descriptor.is_some_and(|descriptor| descriptor & LONG != 0)
     }
 
-    /// Returns the way over the first instruction alone, which is not predicted.
-    fn alone(mut self) -> Option<Way> {
+    /// Makes the way that over the first instruction alone, which is not predicted. `false`: there is none.
+    fn alone(mut self) -> bool {
         /// #DE, #GP, #PF: what an instruction of a sound guest may end in.
         const FAULTS: [u64; 3] = [0, 13, 14];
         self.ip = self.start.regs.rip;
-        self.branches.clear();
+        self.way.clear();
         self.shadow = Shadow::now(self.start.regs, self.start.sregs, self.start.ring);
         let instruction = self.decode();
-        let mut leaves = Vec::new();
         for vector in FAULTS {
             let Some(handler) = self.handler(vector) else {
                 continue;
@@ -397,32 +382,28 @@ impl Walk<'_, '_> {
             leaf.ring = Ring::Kernel;
             // The frame is on a stack of the kernel's.
             leaf.general[4] = None;
-            leaves.push(leaf);
+            self.way.leaves.push(leaf);
         }
         match instruction {
             Some(instruction) if goes_on(&instruction) => {
                 self.executor.forget_written(&instruction, &mut self.shadow);
-                leaves.push(self.leaf(instruction.next_ip(), None));
+                let leaf = self.leaf(instruction.next_ip(), None);
+                self.way.leaves.push(leaf);
             }
-            Some(_) => return None,
+            Some(_) => return false,
             // Its page is missing.
             None => {}
         }
-        let mut places: Vec<u64> = leaves.iter().map(|leaf| leaf.ip).collect();
-        places.sort_unstable();
-        places.dedup();
-        let is_clear = places.len() == leaves.len() && !leaves.is_empty();
-        is_clear.then(|| Way {
-            // Where the vCPU stops before the instruction was executed, it has its registers. Repeated, it may have others.
-            steps: vec![Step {
-                ip: self.start.regs.rip,
-                branches: 0,
-                general: self.shadow.general,
-            }],
-            branches: Vec::new(),
-            leaves,
-            is_opaque: true,
-        })
+        // Where the vCPU stops before the instruction was executed, it has its registers. Repeated, it may have others.
+        self.way.steps.push(Step {
+            ip: self.start.regs.rip,
+            branches: 0,
+            general: self.shadow.general,
+        });
+        self.way.is_opaque = true;
+        let leaves = &self.way.leaves;
+        let is_apart = |n: usize, leaf: &Leaf| leaves[..n].iter().all(|other| other.ip != leaf.ip);
+        !leaves.is_empty() && (leaves.iter().enumerate()).all(|(n, leaf)| is_apart(n, leaf))
     }
 
     /// Returns the address of the handler of an exception (SDM vol. 3A, 6.14.1).

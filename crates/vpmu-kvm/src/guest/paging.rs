@@ -68,6 +68,11 @@ impl Paging {
         }
     }
 
+    /// Returns the physical address of the first table.
+    pub(crate) fn root(&self) -> u64 {
+        self.root
+    }
+
     /// Returns the same with SMAP off: user space reads its own pages.
     pub(crate) fn of_user(self) -> Self {
         Self {

@@ -20,7 +20,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 
     /// The guest has taken `branches`, the oldest first.
-    pub(crate) fn take_branches(&mut self, branches: &[Branch]) {
+    pub(crate) fn take_branches<'a>(&mut self, branches: impl Iterator<Item = &'a Branch>) {
         if let Some(pmu) = self.engine.architectural_mut() {
             for branch in branches {
                 pmu.branch(branch, &mut self.host);
@@ -39,6 +39,16 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     pub(crate) fn end_following(&mut self) {
         if let Some(pmu) = self.engine.architectural_mut() {
             pmu.end_following(&mut self.host);
+        }
+    }
+
+    /// Nothing counts until [`load`](Self::load), where following the guest would be counted: by a clock, whose time goes
+    /// on in the host.
+    pub(crate) fn hold(&mut self) {
+        if !self.misses_completed
+            && let Some(pmu) = self.engine.architectural_mut()
+        {
+            pmu.hold(&mut self.host);
         }
     }
 

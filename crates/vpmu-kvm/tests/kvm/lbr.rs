@@ -1,7 +1,7 @@
 //! Tests of last branch records of a guest that runs.
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{AfterRun, Error, Exit, Options, Outcome, Vcpu};
+use vpmu_kvm::{AfterRun, Error, Exit, Lbr, Options, Outcome, Vcpu};
 
 use super::guest::{CODE, Code, END, MODEL, Machine};
 use super::{
@@ -79,7 +79,7 @@ fn round(count: u32) -> Vec<(u64, u64)> {
 
 fn with_lbr() -> Options {
     Options {
-        lbr: true,
+        lbr: Lbr::On,
         ..Options::default()
     }
 }
