@@ -1,4 +1,4 @@
-//! Instructions that were decoded before: a loop is looked at for each of its rounds.
+//! Instructions that were decoded before: a loop is decoded for each of its rounds.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 

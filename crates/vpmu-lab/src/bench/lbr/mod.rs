@@ -1,0 +1,275 @@
+//! Measures samples with last branch records of a guest that is followed for them, and checks each record.
+
+mod checker;
+
+use super::parts::{Figure, Part, QUIET, SHARES, figure, first, share_difference, timed};
+use super::{Bench, Context, Row, emulated};
+use crate::Result;
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Lbr, Model, Policy};
+use checker::checker;
+
+pub(super) const BENCH: Bench = Bench {
+    name: "lbr",
+    about: "perf record -b: exits, guest time and full stacks of a sample, and wrong branches (x86_64)",
+    has_models: true,
+    page: Page {
+        title: "Last branch records: results",
+        intro: include_str!("page.md"),
+        groups: &[
+            Group {
+                suffix: "",
+                heading: "Samples with a full stack of branches",
+            },
+            Group {
+                suffix: ":kernel",
+                heading: "Fork and exec, in the kernel and in user space",
+            },
+            Group {
+                suffix: ":8",
+                heading: "Samples with eight branches",
+            },
+            Group {
+                suffix: ":unused",
+                heading: "Samples without branches, where the guest could have them",
+            },
+        ],
+    },
+    rows,
+};
+
+const RECORD: &str = "perf record --no-bpf-event -q -o perf.data -e cycles";
+/// 1.6 times the workload's unit: as in the bench `pebs`.
+const PERIOD: u32 = 169_559;
+
+/// A way to have branches recorded, or none.
+struct Way {
+    /// The mode of its figures, and the end of their names.
+    mode: &'static str,
+    suffix: &'static str,
+    lbr: Lbr,
+    /// Options of vpmu-vmm.
+    options: &'static [&'static str],
+    parts: Vec<Part>,
+}
+
+/// Returns the ways for Intel's model.
+fn intel() -> Vec<Way> {
+    const DEPTH: u32 = 32;
+    // Some hundred samples show what each instruction's exit costs.
+    let steps = vec![fixed(DEPTH, 300), time("-b", 300), kernel(DEPTH)];
+    let unused = |mode, lbr| Way {
+        mode,
+        suffix: ":unused",
+        lbr,
+        ..predict(vec![plain(), time("", 3000)])
+    };
+    vec![
+        Way {
+            mode: "step",
+            options: &["--follow=steps"],
+            ..predict(steps)
+        },
+        predict(all(DEPTH)),
+        unused("offered", Lbr::On),
+        unused("none", Lbr::Off),
+        Way {
+            suffix: ":8",
+            lbr: Lbr::Eight,
+            ..predict(vec![fixed(8, 3400), time("-b", 1000)])
+        },
+    ]
+}
+
+fn predict(parts: Vec<Part>) -> Way {
+    Way {
+        mode: "predict",
+        suffix: "",
+        lbr: Lbr::On,
+        options: &[],
+        parts,
+    }
+}
+
+/// Returns all that is measured of stacks of `depth`.
+fn all(depth: u32) -> Vec<Part> {
+    // As many branches, whatever a sample has of them.
+    vec![
+        fixed(depth, 3400 * 32 / depth),
+        time("-b", 1000),
+        profile(),
+        kernel(depth),
+    ]
+}
+
+/// Samples at a fixed period, whose branches are checked.
+fn fixed(depth: u32, scale: u32) -> Part {
+    let check = checker(depth);
+    Part {
+        name: "fixed",
+        command: format!(
+            "{QUIET}{RECORD}:u -b -c 100000 -- workload --scale {scale} && \
+             perf script -i perf.data --comm workload -F brstacksym 2>/dev/null > stacks && awk '{check}' stacks"
+        ),
+        figures: of_fixed,
+    }
+}
+
+/// What a sample takes of the guest's time. The workload's samples alone: a tenth or more are of the program that takes
+/// its time, which they cost nothing.
+fn time(option: &str, scale: u32) -> Part {
+    const COUNT: &str = "perf report -i perf.data --stdio --comms workload --no-branch-stack --sort comm \
+        -F sample,comm -t , 2>/dev/null | awk -F, '/workload/ { print \"own\", $1 + 0 }'";
+    let timed = timed(&format!("{RECORD} {option}"), "-c 100000", scale);
+    Part {
+        name: "time",
+        command: format!("{timed}{COUNT}"),
+        figures: |row| {
+            let [without, with, own] = ["without", "with", "own"].map(|word| first(row, word));
+            let (time, own) = (with? - without?, own?);
+            let time = (own > 0.0).then_some(time / own / 1e3);
+            Ok(vec![figure("guest_us_per_sample", time, "us")])
+        },
+    }
+}
+
+fn profile() -> Part {
+    Part {
+        name: "profile",
+        command: format!(
+            "{QUIET}{RECORD} -b -c {PERIOD} -- workload --scale 3400 && {}",
+            SHARES.replace("perf report", "perf report --no-branch-stack")
+        ),
+        figures: |row| {
+            let difference = Some(share_difference(row));
+            Ok(vec![figure(
+                "largest_share_difference_points",
+                difference,
+                "points",
+            )])
+        },
+    }
+}
+
+fn kernel(depth: u32) -> Part {
+    Part {
+        name: "kernel",
+        command: format!(
+            "{QUIET}echo 'i=0; while [ $i -lt 60 ]; do /bin/busybox true; i=$((i + 1)); done' > forks && \
+             {RECORD} -b -c 300000 -- sh forks && \
+             perf script -i perf.data -F brstack 2>/dev/null | awk 'NF > 0 {{ n++; full += NF == {depth} }} \
+             END {{ print \"samples\", n; print \"full\", 100 * full / n }}'"
+        ),
+        figures: |row| {
+            let samples = first(row, "samples")?;
+            let exits = per_sample(row, samples, &["follow"]);
+            Ok(vec![
+                figure("samples:kernel", Some(samples), "samples"),
+                figure("exits_per_sample:kernel", exits, "exits"),
+                figure("full_stacks_percent:kernel", Some(first(row, "full")?), "%"),
+            ])
+        },
+    }
+}
+
+/// Samples without branches.
+fn plain() -> Part {
+    Part {
+        name: "plain",
+        command: format!("{QUIET}{RECORD} -c 100000 -- workload --scale 3000"),
+        figures: |row| {
+            let samples = row.run.samples.unwrap_or(0) as f64;
+            let exits = row.run.pmu_exits().map(|count| count as f64 / samples);
+            let exits = exits.filter(|_| samples > 0.0);
+            Ok(vec![
+                figure("samples", Some(samples), "samples"),
+                figure("exits_per_sample", exits, "exits"),
+            ])
+        },
+    }
+}
+
+/// Returns exits of these kinds for each sample.
+fn per_sample(row: &result::Row, samples: f64, kinds: &[&str]) -> Option<f64> {
+    let exits = row.run.exits.as_ref()?;
+    let is_one = |kind: &str| kinds.iter().any(|&begin| kind.starts_with(begin));
+    let count: u64 = (exits.iter())
+        .filter(|(kind, _)| is_one(kind))
+        .map(|(_, count)| count)
+        .sum();
+    (samples > 0.0).then(|| count as f64 / samples)
+}
+
+fn of_fixed(row: &result::Row) -> Result<Vec<Figure>> {
+    /// Reads of records: Intel's and AMD's.
+    const READS: [&str; 4] = [
+        "msr:read:0x12",
+        "msr:read:0x15",
+        "msr:read:0x16",
+        "msr:read:0xc00103",
+    ];
+    let samples = row.run.samples.unwrap_or(0) as f64;
+    let full = first(row, "full")?;
+    Ok(vec![
+        figure("samples", Some(samples), "samples"),
+        figure(
+            "exits_per_sample",
+            per_sample(row, samples, &["follow"]),
+            "exits",
+        ),
+        figure(
+            "reads_per_sample",
+            per_sample(row, samples, &READS),
+            "exits",
+        ),
+        figure("full_stacks_percent", Some(full), "%"),
+        figure("checked_branches", Some(first(row, "checked")?), "branches"),
+        figure("wrong_branches", Some(first(row, "wrong")?), "branches"),
+    ])
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let designs = emulated(&[Policy::Paused]);
+    let (model, ways) = match context.model {
+        Model::Auto | Model::Intel => (Model::Intel, intel()),
+        // AMD's core extension has no records.
+        Model::Amd | Model::AmdV2 => (Model::AmdV2, vec![predict(all(16))]),
+    };
+    let mut rows = Vec::new();
+    for way in ways {
+        for part in &way.parts {
+            let request = Request {
+                model,
+                lbr: way.lbr,
+                vmm_args: way.options.iter().map(|&word| word.to_owned()).collect(),
+                ..Request::new(Arch::X86_64)
+            };
+            let name = format!("{}{}-{}", way.mode, way.suffix.replace(':', "-"), part.name);
+            for row in &context.compare_as(request, &name, &designs, &part.command)? {
+                rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
+                    figure: format!("{}{}", figure.name, way.suffix),
+                    mode: way.mode,
+                    measured: figure.value,
+                    published: None,
+                    unit: figure.unit,
+                }));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_valid_shell() {
+        for way in intel() {
+            crate::bench::parts::tests::assert_valid_shell(&way.parts);
+        }
+    }
+}
