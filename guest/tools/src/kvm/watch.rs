@@ -61,6 +61,7 @@ mod tests {
                 exits: [("exits", exits), ("irq_exits", irqs)]
                     .map(|(name, count)| (name.to_owned(), count))
                     .into(),
+                pmu: Default::default(),
             })
         })
     }
