@@ -222,11 +222,11 @@ pub(crate) struct Guest {
     /// Give the kernel this initrd (without CMD only)
     #[arg(long, value_name = "FILE")]
     initrd: Option<PathBuf>,
-    /// Boot from a disk, by firmware (x86_64; native, kvm): bios, uefi, or the image in FILE (with UEFI: uefi:FILE)
+    /// Boot from a disk, by firmware (x86_64; native, kvm, exec): bios, uefi, or the image in FILE (with UEFI: uefi:FILE)
     ///
     /// The first two make a disk of Debian packages, whose GRUB starts Debian's kernel where the kernel wants to be. A
     /// release behind them names another kernel: bookworm, trixie, trixie-backports or sid (uefi:bookworm). FILE is raw
-    /// or qcow2, stays as it is, and runs without CMD until the guest powers off.
+    /// or qcow2 and stays as it is. Its cloud-init runs CMD; without CMD its console is streamed until it powers off.
     #[arg(long, value_name = "DISK", value_parser = disk)]
     disk: Option<Disk>,
     /// Add words to the guest's kernel command line

@@ -73,6 +73,15 @@ impl Archive {
         self
     }
 
+    /// Returns each file's path, permissions and contents, in the order of the paths.
+    pub fn files(&self) -> impl Iterator<Item = (&str, u32, &Contents)> {
+        let entries = self.entries.iter();
+        entries.filter_map(|(path, entry)| match entry {
+            Entry::File { mode, contents } => Some((path.as_str(), *mode, contents)),
+            Entry::Folder | Entry::Link(_) => None,
+        })
+    }
+
     /// Writes the archive.
     ///
     /// # Errors

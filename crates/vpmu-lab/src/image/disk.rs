@@ -9,9 +9,8 @@ use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use fatfs::{FatType, FormatVolumeOptions, FsOptions};
-
 use super::archive::{self, Archive, Contents};
+use super::fat::Volume;
 use super::images::{self, Images};
 use crate::host::cancel::Cancel;
 use crate::host::digest;
@@ -379,17 +378,9 @@ fn sectors(bytes: u64) -> u32 {
 
 /// Makes UEFI's file system with the file that firmware boots without any setting.
 fn write_efi(disk: &File, grub: &[u8]) -> std::io::Result<()> {
-    let mut volume = tempfile::tempfile()?;
-    volume.set_len(EFI.size)?;
-    let options = FormatVolumeOptions::new()
-        .fat_type(FatType::Fat16)
-        .volume_id(0x7670_6d75);
-    fatfs::format_volume(&mut volume, options)?;
-    let system = fatfs::FileSystem::new(&mut volume, FsOptions::new())?;
-    system.root_dir().create_dir("EFI")?.create_dir("BOOT")?;
-    (system.root_dir().create_file("EFI/BOOT/BOOTX64.EFI")?).write_all(grub)?;
-    system.unmount()?;
-    volume.rewind()?;
+    let volume = Volume::new(EFI.size, *b"EFI        ")?;
+    volume.add("EFI/BOOT/BOOTX64.EFI", grub)?;
+    let mut volume = volume.finish()?;
     let mut disk = disk;
     disk.seek(SeekFrom::Start(EFI.start))?;
     std::io::copy(&mut volume, &mut disk).map(drop)

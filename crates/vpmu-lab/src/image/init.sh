@@ -1,6 +1,7 @@
 #!/usr/bin/busybox sh
 # Process 1 of every guest: makes a small system, runs one command under
-# `meter`, reports, powers off. /vpmu/job (written by vpmu) says how:
+# `meter`, reports, powers off. In a user's own system, which is complete,
+# cloud-init starts it (seed.rs). /vpmu/job (written by vpmu) says how:
 #   output   stream: the command writes to the console as it goes
 #            buffer: into a file printed afterwards, so that the console's
 #            cost is not part of the figures; its last MiB
@@ -11,22 +12,24 @@
 #
 # Lines that begin with the byte 0x1e are for vpmu and hold JSON.
 
-b=/usr/bin/busybox
-$b mkdir -p /applets
-$b --install -s /applets
-export PATH=/usr/bin:/applets HOME=/root TERM=dumb LC_ALL=C
+if [ $$ = 1 ]; then
+    b=/usr/bin/busybox
+    $b mkdir -p /applets
+    $b --install -s /applets
+    export PATH=/usr/bin:/applets HOME=/root TERM=dumb LC_ALL=C
 
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
-mkdir -p /dev/shm /dev/pts
-mount -t tmpfs tmpfs /dev/shm
-mount -t devpts devpts /dev/pts
-mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
-ln -s /proc/self/fd /dev/fd
-ln -s /proc/self/fd/0 /dev/stdin
-ln -s /proc/self/fd/1 /dev/stdout
-ln -s /proc/self/fd/2 /dev/stderr
+    mount -t proc proc /proc
+    mount -t sysfs sysfs /sys
+    mount -t devtmpfs devtmpfs /dev
+    mkdir -p /dev/shm /dev/pts
+    mount -t tmpfs tmpfs /dev/shm
+    mount -t devpts devpts /dev/pts
+    mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+    ln -s /proc/self/fd /dev/fd
+    ln -s /proc/self/fd/0 /dev/stdin
+    ln -s /proc/self/fd/1 /dev/stdout
+    ln -s /proc/self/fd/2 /dev/stderr
+fi
 
 . /vpmu/job
 # Both terminals pass bytes as they are.

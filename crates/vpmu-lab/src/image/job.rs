@@ -18,6 +18,9 @@ const GUEST_INIT: &str = include_str!("init.sh");
 /// Options for the VMM that restores a saved guest. No other VMM gets them.
 const RESTORING: &[&str] = &["--drop-paravirt"];
 
+/// The console of a system of the lab's.
+pub const CONSOLE: &str = "/dev/console";
+
 /// The treatment of the command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Output {
@@ -49,6 +52,8 @@ pub struct Job<'a> {
     pub modules: &'a [PathBuf],
     /// The treatment of the work's output.
     pub output: Output,
+    /// The terminal that the lab listens to.
+    pub console: &'a str,
     /// The recipient of `meter`'s messages.
     pub notify: Notify,
     /// Selects the moment of the kernel's ticks at which the command begins: each
@@ -139,12 +144,12 @@ impl Job<'_> {
     /// When a guest-side program or an added file is missing.
     pub fn archive(&self) -> Result<Archive> {
         let (meter, control) = match self.notify {
-            Notify::Nobody => ("", "/dev/console".to_owned()),
-            Notify::Doorbell => ("--doorbell", "/dev/console".to_owned()),
+            Notify::Nobody => ("", self.console.to_owned()),
+            Notify::Doorbell => ("--doorbell", self.console.to_owned()),
             Notify::KvmHost => ("--sync", format!("/dev/{}", self.arch.serial(1))),
         };
         let (output, place) = match self.output {
-            Output::Stream => ("stream", "/dev/console"),
+            Output::Stream => ("stream", self.console),
             Output::Buffer => ("buffer", "/vpmu/output"),
         };
         let text = |text: String| Contents::Bytes(text.into_bytes());
@@ -412,6 +417,7 @@ mod tests {
                 work: &work,
                 modules: &[],
                 output: Output::Buffer,
+                console: CONSOLE,
                 notify: Notify::Nobody,
                 phase: 0,
             };

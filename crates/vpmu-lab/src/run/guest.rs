@@ -14,11 +14,13 @@ use crate::backend::{self, Backend, End, Parts};
 use crate::host::qemu::Version;
 use crate::image::artifacts;
 use crate::image::disk::BootDisk;
-use crate::image::job::{Job, Notify, Output};
+use crate::image::job::{CONSOLE, Job, Notify, Output};
 use crate::image::module::Modules;
+use crate::image::seed;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
 use crate::spec::design::Pmu;
+use crate::spec::disk::Disk;
 use crate::spec::{Guest, Payload, Spec, Time, Work};
 use crate::{Error, Result};
 use vpmu_record::Record;
@@ -210,16 +212,25 @@ fn parts<'a>(
     let job = match &spec.payload {
         Payload::Kernel { .. } | Payload::Disk => None,
         Payload::Command(work) => {
-            let path = folder.join("job.cpio");
+            let is_users = matches!(spec.disk, Some(Disk::File { .. }));
             let job = Job {
                 arch: spec.machine.arch,
                 work,
                 modules: modules.as_slice(),
                 output,
+                console: match is_users {
+                    true => seed::CONSOLE,
+                    false => CONSOLE,
+                },
                 notify: if work.marked { Notify::Nobody } else { notify },
                 phase,
             };
-            job.archive()?.write_file(&path)?;
+            let archive = job.archive()?;
+            let path = folder.join("job");
+            match is_users {
+                true => seed::write(&archive, &path)?,
+                false => archive.write_file(&path)?,
+            }
             Some(path)
         }
     };
@@ -245,6 +256,7 @@ fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<O
         work: &work,
         modules: &[],
         output: Output::Stream,
+        console: CONSOLE,
         notify: Notify::Nobody,
         phase,
     };

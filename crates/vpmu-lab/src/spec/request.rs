@@ -264,11 +264,8 @@ impl Request {
             (Disk::Ours { .. }, None) => {
                 usage("--disk bios and uefi run a command: give it after --")
             }
-            (Disk::File { .. }, Some(_)) => usage(
-                "a command cannot be put into an image of yours: leave it out, and its console is streamed",
-            ),
             (Disk::File { .. }, None) if !self.add.is_empty() => {
-                usage("--add puts files into vpmu's own disk: it needs a command")
+                usage("--add puts files beside a command: give one after --")
             }
             _ => Ok(()),
         }

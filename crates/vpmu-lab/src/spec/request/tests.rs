@@ -215,15 +215,16 @@ fn a_disk_needs_firmware_and_brings_its_kernel() {
         (Pmu::Native, &|it| it.command = None, "run a command"),
         (
             Pmu::Native,
-            &|it| it.disk = "/dev/null".parse().ok(),
-            "leave it out",
+            &|it| {
+                it.command = None;
+                it.add = vec!["/dev/null".into()];
+                it.disk = "/dev/null".parse().ok();
+            },
+            "beside a command",
         ),
         (
             Pmu::Native,
-            &|it| {
-                it.command = None;
-                it.disk = "/no/such".parse().ok();
-            },
+            &|it| it.disk = "/no/such".parse().ok(),
             "/no/such",
         ),
     ];

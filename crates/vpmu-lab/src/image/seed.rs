@@ -1,0 +1,136 @@
+//! A command for a system that the lab did not make.
+//!
+//! The image of a user's guest stays as it is. But cloud-init, which the images of distributions have, looks for a file
+//! system named `cidata` at boot and does what its `user-data` says (the data source NoCloud). The machine's second disk
+//! is such a file system: it has the job's files, and a script that puts them into the guest and starts them as
+//! the lab's own guests do.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use super::archive::{Archive, Contents};
+use super::fat::Volume;
+use crate::{Error, Result};
+
+/// The console of a user's system, which the lab listens to. `/dev/console` may be a screen there.
+pub const CONSOLE: &str = "/dev/ttyS0";
+
+/// The name that cloud-init looks for.
+const LABEL: &[u8; 11] = b"CIDATA     ";
+
+/// The job's files are below this folder, at their places in the guest.
+const FILES: &str = "files";
+
+const USER_DATA: &str = "#cloud-config\n\
+    runcmd:\n\
+    - mkdir -p /run/vpmu\n\
+    - mount -o ro /dev/disk/by-label/CIDATA /run/vpmu\n\
+    - sh /run/vpmu/start\n";
+
+/// cloud-init does its work once for each name of an instance.
+const META_DATA: &str = "instance-id: vpmu\nlocal-hostname: vpmu\n";
+
+/// Writes the disk with this job to `path`.
+///
+/// # Errors
+///
+/// When a file of the job cannot be read, or the disk cannot be written.
+pub fn write(job: &Archive, path: &Path) -> Result<()> {
+    let volume = volume(job)?;
+    let written = File::create(path).and_then(|mut disk| io::copy(&mut { volume }, &mut disk));
+    written.map(drop).map_err(Error::file("write", path))
+}
+
+fn volume(job: &Archive) -> Result<File> {
+    /// Room for the file system's own tables, and for the last cluster of each file.
+    const ROOM: u64 = 4 << 20;
+    let mut size = ROOM;
+    for (_, _, contents) in job.files() {
+        size += match contents {
+            Contents::Bytes(bytes) => bytes.len() as u64,
+            // A byte in eight more: a large file system has large clusters.
+            Contents::Disk(path) => {
+                let length = path.metadata().map_err(Error::file("read", path))?.len();
+                length + length / 8
+            }
+        };
+    }
+    let disk = || Error::file("make", "the seed disk");
+    let volume = Volume::new(size.next_multiple_of(1 << 20), *LABEL).map_err(disk())?;
+    let texts = [
+        ("user-data", USER_DATA),
+        ("meta-data", META_DATA),
+        ("start", &start(job)),
+    ];
+    for (name, text) in texts {
+        volume.add(name, text.as_bytes()).map_err(disk())?;
+    }
+    for (place, _, contents) in job.files() {
+        let reader: Box<dyn Read> = match contents {
+            Contents::Bytes(bytes) => Box::new(bytes.as_slice()),
+            Contents::Disk(path) => Box::new(File::open(path).map_err(Error::file("open", path))?),
+        };
+        let place = format!("{FILES}/{place}");
+        volume.add(&place, reader).map_err(disk())?;
+    }
+    volume.finish().map_err(disk())
+}
+
+/// Returns the script that cloud-init starts.
+fn start(job: &Archive) -> String {
+    /// SIGRTMIN + 21: systemd shows no more of its units' news on the console.
+    const QUIET: u8 = 34 + 21;
+    let programs: Vec<&str> = (job.files())
+        .filter(|(_, mode, _)| mode & 0o111 != 0)
+        .map(|(place, ..)| place)
+        .collect();
+    format!(
+        "cp -r /run/vpmu/{FILES}/. /\n\
+         cd / && chmod 755 {programs}\n\
+         # Neither a login nor news of units comes between the command's lines.\n\
+         if [ -d /run/systemd/system ]; then\n\
+         systemctl stop serial-getty@ttyS0.service\n\
+         kill -{QUIET} 1\n\
+         fi\n\
+         export HOME=/root TERM=dumb LC_ALL=C\n\
+         exec setsid sh /init < {CONSOLE} > {CONSOLE} 2>&1\n",
+        programs = programs.join(" "),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_has_the_jobs_files_and_starts_them() {
+        let mut job = Archive::new();
+        let large = tempfile::NamedTempFile::new().unwrap();
+        large.as_file().set_len(9 << 20).unwrap();
+        job.file("init", 0o755, Contents::Bytes(b"echo".to_vec()))
+            .file(
+                "usr/bin/a-long-name",
+                0o755,
+                Contents::Disk(large.path().to_owned()),
+            )
+            .file("vpmu/job", 0o644, Contents::Bytes(b"x=1\n".to_vec()));
+        let system =
+            fatfs::FileSystem::new(volume(&job).unwrap(), fatfs::FsOptions::new()).unwrap();
+        assert_eq!(system.volume_label_as_bytes(), b"CIDATA");
+        let read = |path: &str| {
+            let mut text = Vec::new();
+            let file = system.root_dir().open_file(path);
+            file.unwrap().read_to_end(&mut text).unwrap();
+            text
+        };
+        assert_eq!(read("files/vpmu/job"), b"x=1\n");
+        assert_eq!(read("files/usr/bin/a-long-name").len(), 9 << 20);
+        let start = String::from_utf8(read("start")).unwrap();
+        assert!(
+            start.contains("chmod 755 init usr/bin/a-long-name\n"),
+            "{start}"
+        );
+        assert!(read("user-data").starts_with(b"#cloud-config\n"));
+    }
+}
