@@ -97,11 +97,16 @@ impl Monitor {
         })
     }
 
-    /// Ends this QEMU. The next command is one for the next.
+    /// Ends this QEMU, and waits for the next.
     pub(crate) fn quit(&mut self) -> Result<(), String> {
         self.ask("quit", &json!({}))?;
         self.greeted = false;
-        Ok(())
+        // One that ends would still take a command, and not answer.
+        let greets = |line: String| line.contains("\"QMP\"");
+        match self.from.any(greets) {
+            true => Ok(()),
+            false => Err("the monitor is closed".to_string()),
+        }
     }
 
     /// Returns what the PMUs of all vCPUs have cost.
