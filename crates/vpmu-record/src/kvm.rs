@@ -27,7 +27,7 @@ pub struct Kvm {
 }
 
 /// The KVM host's statistics at one moment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The first line of `/proc/stat`, hundredths of a second.
     pub cpu: String,

@@ -54,13 +54,16 @@ fn perform(
         Disturb::Migrate(times) => {
             for time in 0..times {
                 sys::sleep_ms(work_ms(time));
+                // A guest that runs meanwhile shares the host's processor with the copy, and is over before the second.
+                monitor.ask("stop", &json!({}))?;
                 monitor.ask("migrate", &json!({"uri": MOVED}))?;
                 let completed = |it: &Value| it["status"] == "completed";
                 monitor.until("query-migrate", &json!({}), completed)?;
                 dialogue.say(format_args!("{}{MOVES}", char::from(MARK)));
                 monitor.quit()?;
-                let runs = |it: &Value| it["status"] == "running";
-                monitor.until("query-status", &json!({}), runs)?;
+                let is_there = |it: &Value| it["status"] == "paused";
+                monitor.until("query-status", &json!({}), is_there)?;
+                monitor.ask("cont", &json!({}))?;
             }
             Ok(times)
         }
