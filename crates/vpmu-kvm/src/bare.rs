@@ -91,7 +91,8 @@ impl BarePmu {
     pub fn before_run(&mut self) -> Result<(), Error> {
         // No vCPU can be asked for its ring here, so that a clock's counter of one ring goes by perf's last sample.
         let host = |_, perf| Ok(Host::Bound(PerfHost::new(perf)?, None));
-        self.thread.before_run(&mut self.core, host)
+        let rate = self.thread.perf.tsc_hz;
+        self.thread.before_run(&mut self.core, || Ok(rate), host)
     }
 
     /// Performs RDMSR of `index`.

@@ -38,6 +38,12 @@ pub enum Error {
         errno = io::Error::from_raw_os_error(*.1)
     )]
     Kvm(&'static str, i32),
+    /// No descriptor is left.
+    #[error(
+        "no descriptor is left for this vCPU ({errno}): raise the limit of open files (RLIMIT_NOFILE, ulimit -n)",
+        errno = io::Error::from_raw_os_error(*.0)
+    )]
+    NoDescriptor(i32),
     /// The host has no timer to give.
     #[error(
         "timerfd: {errno}; raise the limit of open files (ulimit -n)",

@@ -71,6 +71,18 @@ impl Offer {
         }
     }
 
+    /// Returns the number of counters that the guest is offered.
+    pub(crate) fn counters(&self) -> usize {
+        match &self.pmu {
+            None => 0,
+            Some(Pmu::Architectural(Capability::Intel(pmu))) => {
+                usize::from(pmu.general) + pmu.fixed.count_ones() as usize
+            }
+            Some(Pmu::Architectural(Capability::Amd(pmu))) => pmu.counters().len() as usize,
+            Some(Pmu::Paravirtual(offer)) => offer.counters.into(),
+        }
+    }
+
     /// Returns the MSRs of all offered parts, for [`intercept`](crate::intercept).
     pub fn msrs(&self) -> Vec<u32> {
         let mut msrs = match &self.pmu {

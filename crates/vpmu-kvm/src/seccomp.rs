@@ -125,7 +125,10 @@ pub const SYSCALLS: &[Syscall] = &[
         arguments: &[argument(0, libc::SIG_UNBLOCK as u32)],
         why: "the thread's first run: the overflows' signal is unblocked",
     },
-    ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: the thread's first run"),
+    ioctl!(
+        sys::GET_TSC_KHZ,
+        "KVM_GET_TSC_KHZ: the thread's first run, and each slice"
+    ),
     // Asked once and kept: the signal's handler sends a kick to this thread without asking.
     any("getpid", libc::SYS_getpid, "the thread's first run"),
     any("gettid", libc::SYS_gettid, "the thread's first run"),
@@ -306,6 +309,15 @@ pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
             ),
             OPEN,
             any("close", libc::SYS_close, "an event was tried"),
+            fcntl!(
+                "how many descriptors are free for counters; each close, in builds with debug assertions",
+                argument(1, libc::F_GETFD as u32)
+            ),
+            any(
+                "prlimit64",
+                libc::SYS_prlimit64,
+                "the limit of open files, which counters will need",
+            ),
             any("mmap", libc::SYS_mmap, "kvm_run"),
             any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
             any(

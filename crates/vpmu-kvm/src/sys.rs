@@ -69,7 +69,11 @@ pub(crate) fn duplicate(fd: &impl AsRawFd) -> Result<OwnedFd, Error> {
     // SAFETY: it is used for one call, which duplicates it, or says that it is closed. No number of a
     // descriptor is one that this crate's own calls could not also be handed by the kernel's rules.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    fd.try_clone_to_owned().map_err(|_| Error::last("fcntl"))
+    fd.try_clone_to_owned()
+        .map_err(|error| match error.raw_os_error() {
+            Some(errno @ (libc::EMFILE | libc::ENFILE)) => Error::NoDescriptor(errno),
+            _ => Error::last("fcntl"),
+        })
 }
 
 fn done(call: &'static str, result: libc::c_int) -> Result<u32, Error> {

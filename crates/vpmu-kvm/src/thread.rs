@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vpmu_perf::{Backing, Flag, KICKED, Kick, PerfOptions};
+use vpmu_perf::{Backing, Descriptors, Flag, KICKED, Kick, PerfOptions};
 
 use crate::error::Error;
 use crate::host::Host;
@@ -22,6 +22,12 @@ pub(crate) struct Thread {
     pub(crate) backing: Backing,
     pub(crate) perf: PerfOptions,
     slice: Slice,
+    /// The TSC's rate by which the present perf events count, Hz.
+    tsc_hz: u64,
+    /// Whether the next run asks for the TSC's rate before the slice is over.
+    pub(crate) is_unsure_of_rate: bool,
+    /// Keeps the limit of open files from being reached by this vCPU's counters.
+    _descriptors: Descriptors,
 }
 
 impl Thread {
@@ -46,28 +52,27 @@ impl Thread {
         };
         // Whatever a jail forbids later is done here.
         vpmu_perf::prepare(&perf)?;
+        let counters = Offer::from(pmu.clone()).counters();
         Ok(Self {
             backing,
-            perf,
             slice: Slice::new(),
+            tsc_hz,
+            is_unsure_of_rate: false,
+            _descriptors: Descriptors::promise(counters, backing, perf.sampling)?,
+            perf,
         })
     }
 
     /// Takes the overflows. Where the calling thread is a new one, its perf events count from now on: `host` makes them,
-    /// for this PMU.
+    /// for this PMU. `tsc_hz` asks for the rate of the vCPU's TSC.
     pub(crate) fn before_run(
         &mut self,
         core: &mut Core<Host>,
-        host: impl FnOnce(Offer, PerfOptions) -> Result<Host, Error>,
+        tsc_hz: impl Fn() -> Result<u64, Error>,
+        host: impl Fn(Offer, PerfOptions) -> Result<Host, Error>,
     ) -> Result<(), Error> {
         if !core.host.is_here() {
-            // A perf event counts one thread for all its life, so that another thread means other events.
-            core.unbind();
-            // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
-            vpmu_perf::reach_thread(&self.perf)?;
-            core.host = host(core.offer().into(), self.perf.clone())?;
-            core.misses_completed = self.backing == Backing::Hardware;
-            core.load();
+            self.bind(core, tsc_hz()?, &host)?;
         }
         core.host.forget_guest();
         // The kick is taken back before the check for overflows, so that no overflow is without its kick.
@@ -77,9 +82,39 @@ impl Thread {
             core.publish();
             if self.slice.has_ended() {
                 core.end_slice();
+                // A VMM may give the TSC another rate at any time, and KVM tells nobody.
+                self.is_unsure_of_rate = true;
+            }
+        }
+        if std::mem::take(&mut self.is_unsure_of_rate) {
+            let now = tsc_hz()?;
+            if now != self.tsc_hz {
+                self.bind(core, now, &host)?;
             }
         }
         core.take_overflows();
+        Ok(())
+    }
+
+    /// Makes the perf events of the calling thread.
+    fn bind(
+        &mut self,
+        core: &mut Core<Host>,
+        tsc_hz: u64,
+        host: &impl Fn(Offer, PerfOptions) -> Result<Host, Error>,
+    ) -> Result<(), Error> {
+        // A perf event counts one thread for all its life, so that another thread means other events.
+        core.unbind();
+        // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
+        vpmu_perf::reach_thread(&self.perf)?;
+        let perf = PerfOptions {
+            tsc_hz,
+            ..self.perf.clone()
+        };
+        core.host = host(core.offer().into(), perf)?;
+        self.tsc_hz = tsc_hz;
+        core.misses_completed = self.backing == Backing::Hardware;
+        core.load();
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 
 use vpmu::counter::{Counter, CounterState};
 use vpmu::x86::Outcome;
-use vpmu_perf::{Backing, Kick, PerfHost, PerfOptions};
+use vpmu_perf::{Backing, Kick, PerfHost};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -80,7 +80,7 @@ impl Vcpu {
             None => (None, None),
             Some(pmu) => {
                 let engine = Engine::new(pmu, options.policy, Arc::clone(&memory))?;
-                // The TSC's rate is read when a thread begins to run the vCPU: the VMM may set another until then.
+                // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
                 let thread = Thread::new(pmu, options, options::flag(&kvm.run), 0)?;
                 (Some(Core::new(engine, Host::Unbound)), Some(thread))
             }
@@ -202,17 +202,12 @@ impl Vcpu {
     /// When perf or KVM refuses.
     pub fn before_run(&mut self) -> Result<(), Error> {
         if let (Some(pmu), Some(thread)) = (&mut self.parts.pmu, &mut self.thread) {
-            thread.before_run(pmu, |offer, perf| {
-                let perf = PerfOptions {
-                    tsc_hz: u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000,
-                    ..perf
-                };
-                match offer.capability() {
-                    None => Ok(Host::Bound(PerfHost::new(perf)?, None)),
-                    Some(_) => {
-                        let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
-                        self.kvm.architectural_host(perf, memory)
-                    }
+            let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
+            thread.before_run(pmu, tsc_hz, |offer, perf| match offer.capability() {
+                None => Ok(Host::Bound(PerfHost::new(perf)?, None)),
+                Some(_) => {
+                    let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
+                    self.kvm.architectural_host(perf, memory)
                 }
             })?;
         }
@@ -305,6 +300,10 @@ impl Vcpu {
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
         if let (Some(pmu), Some(saved)) = (&mut self.parts.pmu, &state.pmu) {
             restore(pmu, saved, &self.options)?;
+            if let Some(thread) = &mut self.thread {
+                // The TSC was restored, too, perhaps with another rate.
+                thread.is_unsure_of_rate = true;
+            }
         }
         match (&self.parts.deadline, &state.deadline) {
             (Some(deadline), Some(saved)) => deadline.restore(saved),

@@ -35,6 +35,21 @@ pub enum PerfError {
          /proc/sys/kernel/perf_event_mlock_kb, or give the program CAP_IPC_LOCK"
     )]
     Locked,
+    /// The process may not open as many files as its guests' counters take.
+    #[error(
+        "this vCPU's counters take up to {needed} descriptors, the vCPUs before it {promised}, and of the limit of {limit} \
+         only {free} are free for them: raise RLIMIT_NOFILE (ulimit -n) by at least {needed} for each vCPU"
+    )]
+    Descriptors {
+        /// The descriptors that this vCPU's counters may take.
+        needed: u64,
+        /// The descriptors that the counters of the process's other vCPUs may take.
+        promised: u64,
+        /// The descriptors that are free, or were made for such counters: less than both together.
+        free: u64,
+        /// The limit (RLIMIT_NOFILE, soft).
+        limit: u64,
+    },
     /// Samples cannot be given the time that a guest knows.
     #[error(
         "perf's clock is not made of the TSC here, so samples cannot be given the guest's time: \

@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 use std::sync::LazyLock;
 use std::time::Instant;
 
+use crate::descriptors;
 use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
 
@@ -82,11 +83,15 @@ impl Kernel for Linux {
         // SAFETY: `attr` is initialised and its size is in it.
         match unsafe { perf_event_open(&mut attr, thread, -1, group, flags) } {
             fd if fd < 0 => Err(io::Error::last_os_error()),
-            fd => Ok(fd),
+            fd => {
+                descriptors::opened();
+                Ok(fd)
+            }
         }
     }
 
     fn close(&self, event: RawFd) {
+        descriptors::closed();
         // SAFETY: takes no memory. The caller owns the descriptor.
         unsafe { libc::close(event) };
     }

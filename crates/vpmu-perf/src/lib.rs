@@ -33,6 +33,7 @@
 mod attrs;
 mod buffer;
 mod choose;
+mod descriptors;
 mod error;
 mod event;
 mod events;
@@ -56,6 +57,7 @@ mod units;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::Backing;
+pub use descriptors::Descriptors;
 pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};

@@ -69,6 +69,8 @@ struct State {
     written: Option<u64>,
     apic_id: u32,
     vector: u8,
+    /// Whether the TSC's rate is to be looked at before the next write.
+    unsure_of_rate: bool,
 }
 
 impl Deadline {
@@ -101,6 +103,7 @@ impl Deadline {
                 written: None,
                 apic_id: 0,
                 vector: 0,
+                unsure_of_rate: true,
             }),
         })
     }
@@ -118,13 +121,18 @@ impl Deadline {
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// When KVM refuses. At the first write, when the vCPU's TSC has been given another rate than the host's.
     pub(crate) fn before_run(&self) -> Result<(), Error> {
         let state = &mut *self.state();
         // Most runs have no write before them, and ask KVM nothing.
         let Some(value) = state.written.take() else {
             return Ok(());
         };
+        if state.unsure_of_rate {
+            // The VMM may have set it since the vCPU was made.
+            self.check_rate(state.clock)?;
+            state.unsure_of_rate = false;
+        }
         let lapic = Lapic::of(&self.vcpu)?;
         state.apic_id = lapic.id();
         state.vector = lapic.lvt_timer() as u8;
@@ -188,11 +196,7 @@ impl Deadline {
     /// KVM refuses.
     pub(crate) fn restore(&self, saved: &DeadlineState) -> Result<(), Error> {
         let state = &mut *self.state();
-        let (guest, host) = (sys::tsc_khz(&self.vcpu)?, state.clock.khz);
-        // The timer counts the host's nanoseconds, and nothing here converts two rates.
-        if guest != host {
-            return Err(Error::ScaledTsc { guest, host });
-        }
+        self.check_rate(state.clock)?;
         state.clock.offset = tsc_offset(&self.vcpu)?;
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let deadline = &mut state.deadline;
@@ -206,6 +210,16 @@ impl Deadline {
         state.apic_id = saved.apic_id;
         state.vector = saved.vector;
         state.inject(verdict, &self.vm)
+    }
+
+    /// Checks that the guest's TSC is as fast as the host's.
+    fn check_rate(&self, clock: Clock) -> Result<(), Error> {
+        let (guest, host) = (sys::tsc_khz(&self.vcpu)?, clock.khz);
+        // The timer counts the host's nanoseconds, and nothing here converts two rates.
+        match guest == host {
+            true => Ok(()),
+            false => Err(Error::ScaledTsc { guest, host }),
+        }
     }
 
     /// Waits for the next expiry.

@@ -191,6 +191,19 @@ impl Machine {
     /// Prepares a machine that executes `code` with this LVTPC, and then writes to the port `END`. If no KVM here hands
     /// over MSRs, it says so and returns `None`.
     pub(crate) fn new(code: Code, lvtpc: u32) -> Option<Self> {
+        Self::with_msrs(code, lvtpc, &intel_msrs())
+    }
+
+    /// Prepares a machine whose VMM gets the lazy deadline's MSRs.
+    pub(crate) fn with_deadline(code: Code) -> Option<Self> {
+        let offer = Offer {
+            deadline: true,
+            ..Offer::default()
+        };
+        Self::with_msrs(code, 0, &offer.msrs())
+    }
+
+    fn with_msrs(code: Code, lvtpc: u32, msrs: &[u32]) -> Option<Self> {
         let kvm = Kvm::new().and_then(|kvm| Ok((kvm.get_supported_cpuid(80)?, kvm.create_vm()?)));
         let (cpuid, vm) = match kvm {
             Ok(kvm) => kvm,
@@ -199,7 +212,7 @@ impl Machine {
                 return None;
             }
         };
-        if let Err(error) = vpmu_kvm::intercept(&vm, &intel_msrs()) {
+        if let Err(error) = vpmu_kvm::intercept(&vm, msrs) {
             eprintln!("skipped: {error}");
             return None;
         }

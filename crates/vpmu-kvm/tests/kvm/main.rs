@@ -7,6 +7,7 @@
 mod guest;
 mod guide;
 mod lbr;
+mod limits;
 mod pebs;
 mod privileges;
 mod rdpmc;
