@@ -1,6 +1,5 @@
 //! One vCPU's parts as a value, to be saved with the guest and continued elsewhere.
 
-use serde::{Deserialize, Serialize};
 use vpmu::paravirt::{self, DeviceState};
 use vpmu::x86::{Capability, EventFilter, PmuState};
 
@@ -9,7 +8,8 @@ use crate::error::Error;
 use crate::offer::{Offer, Pmu};
 
 /// One vCPU's state: everything of its parts that its guest could find out, and the parts that it was offered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct State {
     /// The version of this layout: [`State::VERSION`].
     pub version: u32,
@@ -20,7 +20,8 @@ pub struct State {
 }
 
 /// The state of the PMU that a guest was offered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum SavedPmu {
     /// An architectural PMU: what the guest is told about it, and its registers with all that has been counted.
     Architectural(Capability, PmuState),
@@ -29,7 +30,8 @@ pub enum SavedPmu {
 }
 
 /// One vCPU's paravirtual PMU as a value. The page goes with the guest's memory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ParavirtState {
     /// The page's address in the guest's memory.
     // The address alone: what is in the page is the guest's memory, which is saved with the guest.

@@ -1,45 +1,23 @@
 //! The reasons why there can be no perf events.
 
-use std::io;
+use std::{fmt, io};
 
 /// The reason why there can be no perf events. Each text ends with advice.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PerfError {
     /// The kernel forbids perf events. Holds the value of `perf_event_paranoid`, where it can be
     /// read.
-    #[error(
-        "the kernel does not let this user count the guest's kernel{}: run as root, give the \
-         program CAP_PERFMON, or write 1 to /proc/sys/kernel/perf_event_paranoid",
-        .0.map(|level| format!(" (perf_event_paranoid is {level})")).unwrap_or_default()
-    )]
     Forbidden(Option<i32>),
     /// Someone else has the PMU for the guest.
-    #[error(
-        "the host's PMU is taken: KVM gives it to guests itself (mediated vPMU); switch that off \
-         with the module parameter enable_mediated_pmu=0 of kvm_intel or kvm_amd, or use KVM's PMU"
-    )]
     Mediated,
     /// This kernel has no perf.
-    #[error(
-        "this kernel has no perf events, or a container forbids them: use a kernel with \
-         CONFIG_PERF_EVENTS, and allow perf_event_open in the container's seccomp profile"
-    )]
     NoPerf,
     /// The system refuses for another reason; its error number.
-    #[error("perf_event_open: {}; see perf_event_open(2) for its reasons", io::Error::from_raw_os_error(*.0))]
     Open(i32),
     /// The ring of samples takes more memory than the kernel lets this user lock.
-    #[error(
-        "the kernel does not let this user have memory for perf's samples: raise \
-         /proc/sys/kernel/perf_event_mlock_kb, or give the program CAP_IPC_LOCK"
-    )]
     Locked,
     /// The process may not open as many files as its guests' counters take.
-    #[error(
-        "this vCPU's counters take up to {needed} descriptors, the vCPUs before it {promised}, and of the limit of {limit} \
-         only {free} are free for them: raise RLIMIT_NOFILE (ulimit -n) by at least {needed} for each vCPU"
-    )]
     Descriptors {
         /// The descriptors that this vCPU's counters may take.
         needed: u64,
@@ -51,24 +29,59 @@ pub enum PerfError {
         limit: u64,
     },
     /// Samples cannot be given the time that a guest knows.
-    #[error(
-        "perf's clock is not made of the TSC here, so samples cannot be given the guest's time: \
-         boot the host with a TSC that it finds stable (tsc=reliable), or collect without the ring buffer (--pebs exit)"
-    )]
     NoTsc,
     /// The signal cannot carry overflows.
-    #[error("signal {0} cannot report overflows: give a real-time signal, which queues")]
     Signal(i32),
     /// Somebody else has a handler for the signal.
-    #[error("signal {0} has a handler already: give another real-time signal for overflows")]
     SignalTaken(i32),
     /// A thread has one host, which has its overflows.
-    #[error("this thread has a PerfHost already: drop it first, or use another thread")]
     Taken,
     /// A clock that stands still.
-    #[error("a TSC frequency of 0: give the guest's, for example from KVM_GET_TSC_KHZ")]
     NoFrequency,
 }
+
+// Written by hand: a derive would bring six packages into each VMM.
+impl fmt::Display for PerfError {
+    #[rustfmt::skip]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Forbidden(level) => {
+                let level = level.map(|level| format!(" (perf_event_paranoid is {level})"));
+                write!(f,
+                    "the kernel does not let this user count the guest's kernel{}: run as root, give the program \
+                     CAP_PERFMON, or write 1 to /proc/sys/kernel/perf_event_paranoid", level.unwrap_or_default())
+            }
+            Self::Mediated => f.write_str(
+                "the host's PMU is taken: KVM gives it to guests itself (mediated vPMU); switch that off with the module \
+                 parameter enable_mediated_pmu=0 of kvm_intel or kvm_amd, or use KVM's PMU"),
+            Self::NoPerf => f.write_str(
+                "this kernel has no perf events, or a container forbids them: use a kernel with CONFIG_PERF_EVENTS, and \
+                 allow perf_event_open in the container's seccomp profile"),
+            Self::Open(errno) => write!(f,
+                "perf_event_open: {}; see perf_event_open(2) for its reasons", io::Error::from_raw_os_error(*errno)),
+            Self::Locked => f.write_str(
+                "the kernel does not let this user have memory for perf's samples: raise \
+                 /proc/sys/kernel/perf_event_mlock_kb, or give the program CAP_IPC_LOCK"),
+            Self::Descriptors { needed, promised, free, limit } => write!(f,
+                "this vCPU's counters take up to {needed} descriptors, the vCPUs before it {promised}, and of the limit \
+                 of {limit} only {free} are free for them: raise RLIMIT_NOFILE (ulimit -n) by at least {needed} for each \
+                 vCPU"),
+            Self::NoTsc => f.write_str(
+                "perf's clock is not made of the TSC here, so samples cannot be given the guest's time: boot the host \
+                 with a TSC that it finds stable (tsc=reliable), or collect without the ring buffer (--pebs exit)"),
+            Self::Signal(signal) => write!(f,
+                "signal {signal} cannot report overflows: give a real-time signal, which queues"),
+            Self::SignalTaken(signal) => write!(f,
+                "signal {signal} has a handler already: give another real-time signal for overflows"),
+            Self::Taken => f.write_str(
+                "this thread has a PerfHost already: drop it first, or use another thread"),
+            Self::NoFrequency => f.write_str(
+                "a TSC frequency of 0: give the guest's, for example from KVM_GET_TSC_KHZ"),
+        }
+    }
+}
+
+impl std::error::Error for PerfError {}
 
 impl PerfError {
     pub(crate) fn from_open(error: &io::Error) -> Self {

@@ -22,7 +22,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lazy_deadline::{DeadlineTimer, HostStatistics, LvtTimer, TimerMode, Verdict};
-use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::lapic::{self, Lapic};
@@ -49,7 +48,8 @@ pub struct Deadline {
 }
 
 /// The state that must go with the guest, and with its memory, for no deadline to be lost.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeadlineState {
     deadline: lazy_deadline::DeadlineState,
     slot: Option<u64>,

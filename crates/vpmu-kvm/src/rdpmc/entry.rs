@@ -1,7 +1,6 @@
 //! The first instruction of a guest's handler of #GP.
 
 use kvm_bindings::kvm_sregs;
-use serde::{Deserialize, Serialize};
 
 use super::ENTRY_PORT;
 use super::code::{Code, exchange, is_kernels};
@@ -19,7 +18,8 @@ const NEAR: u64 = 4;
 const GP: u64 = 13;
 
 /// The instruction of three bytes whose first two are the exit's. The third stays where it is, and names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) enum Displaced {
     /// CLAC: Linux on a processor with SMAP.
     Clac,
@@ -55,7 +55,8 @@ impl Displaced {
 }
 
 /// The entry of a handler of #GP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct Entry {
     /// Linear address of the exit.
     pub(super) at: u64,

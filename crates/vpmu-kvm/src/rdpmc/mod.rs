@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::kvm_sregs;
-use serde::{Deserialize, Serialize};
 use vpmu::x86::Capability;
 
 use crate::error::Error;
@@ -63,14 +62,16 @@ pub struct Rdpmc {
     epoch: AtomicU64,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Places {
     entries: Vec<Entry>,
     sites: Vec<Site>,
 }
 
 /// An RDPMC that has become an RDMSR.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 struct Site {
     /// Linear address of the instruction.
     at: u64,
@@ -89,7 +90,8 @@ impl Site {
 }
 
 /// The places as a value, which goes with the guest's memory: the memory has the changed bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RdpmcState(Places);
 
 impl Rdpmc {

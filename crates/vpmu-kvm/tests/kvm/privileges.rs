@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread::spawn;
 
 use rustix::fs::{Gid, Uid};
@@ -12,7 +13,7 @@ use rustix::thread::{
 
 use super::guest::{Code, HANDLED, MODEL, Machine, REPORT};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port, run};
-use vpmu_kvm::{Error, Options, PerfError, detect};
+use vpmu_kvm::{Error, Offer, Options, PerfError, Vcpu, detect};
 
 const JAIL: &str = "VPMU_JAIL";
 
@@ -109,6 +110,33 @@ fn in_a_jail_without_proc_as_well() {
     let status = jail.wait().unwrap();
     fs::remove_dir(empty).unwrap();
     assert!(status.success());
+}
+
+/// A VM without a PMU asks nothing of perf, even where it has a lazy deadline.
+#[test]
+fn nobody_runs_a_guest_without_a_pmu() {
+    if !is_root() {
+        return;
+    }
+    let Some(mut machine) = Machine::with_deadline(Code::default().out(REPORT)) else {
+        return;
+    };
+    let nobody = move || {
+        become_nobody(CapabilitySet::empty());
+        for deadline in [false, true] {
+            let offer = Offer {
+                deadline,
+                ..Offer::default()
+            };
+            let memory = Arc::new(machine.memory.clone());
+            let options = Options::default();
+            let vcpu = Vcpu::attach(&machine.vm, &machine.vcpu, &offer, &options, memory);
+            let mut vcpu = vcpu.unwrap();
+            assert_eq!(vcpu.backing(), None);
+            run(&mut machine, &mut vcpu, |port| matches!(port, Port::Out(..)));
+        }
+    };
+    spawn(nobody).join().unwrap();
 }
 
 /// Checks descriptors from a process that may open /dev/kvm, as a jailer's do.
