@@ -986,6 +986,13 @@ enum vpmu_status vpmu_kvm_intercept_beside(const struct vpmu_kvm_vm *vm,
 const char *vpmu_kvm_error(void);
 
 /**
+ * Returns whether the vCPU whose `vpmu_kvm_before_run` or `vpmu_kvm_after_run` was this thread's last refused call cannot
+ * go on: KVM has refused a call in the middle of an exit or of an interrupt, and the VM is to end. After any other refusal
+ * of these functions the vCPU is as it was: once the cause is gone, call `vpmu_kvm_before_run` again before the vCPU runs.
+ */
+bool vpmu_kvm_error_is_fatal(void);
+
+/**
  * Writes the places in the guest's code by which RDPMC comes to the VMM to the `room` bytes at `buffer`, and the number of
  * bytes to `length`, while no vCPU runs. They go with the guest's memory, which has the changed instructions.
  */

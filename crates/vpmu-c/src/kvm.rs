@@ -19,7 +19,7 @@ use handle::{Table, damaged, failed, misuse, status};
 use vm::VMS;
 
 pub use filter::*;
-pub use handle::vpmu_kvm_error;
+pub use handle::{vpmu_kvm_error, vpmu_kvm_error_is_fatal};
 pub use memory::*;
 pub use rdpmc::*;
 pub use vm::*;

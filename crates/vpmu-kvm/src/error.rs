@@ -127,6 +127,34 @@ impl From<PerfError> for Error {
 }
 
 impl Error {
+    /// Tells whether the vCPU whose `before_run` or `after_run` has failed so cannot go on: KVM has refused a call in the
+    /// middle of an exit or of an interrupt, which is then lost, and the VM is to end. After any other error of these
+    /// functions the vCPU is as it was: once the cause is gone, call `before_run` again before the vCPU runs.
+    pub fn is_fatal(&self) -> bool {
+        match self {
+            Self::Kvm(..) | Self::NoLapic(_) => true,
+            Self::NoUserSpaceMsr
+            | Self::LateIntercept
+            | Self::NoVm(_)
+            | Self::NoDescriptor(_)
+            | Self::Timer(_)
+            | Self::Deadline(_)
+            | Self::ScaledTsc { .. }
+            | Self::Config(_)
+            | Self::Perf(_)
+            | Self::GuestsOnly(_)
+            | Self::Event(_)
+            | Self::NoAmd
+            | Self::State(_)
+            | Self::StateVersion(_)
+            | Self::Offer(_)
+            | Self::Paravirt(_)
+            | Self::BarePebs
+            | Self::Lbr(_)
+            | Self::OtherOffer => false,
+        }
+    }
+
     /// Returns the system's last error, of this call of KVM's.
     pub(crate) fn last(call: &'static str) -> Self {
         // A number, not an `io::Error`: errors can then be compared and cloned.

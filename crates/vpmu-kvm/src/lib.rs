@@ -116,6 +116,8 @@ pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Follow, Lbr, Model, Options, Pebs, Perfmon, Source};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 pub use rdpmc::{Rdpmc, RdpmcState};
+#[cfg(feature = "seccompiler")]
+pub use seccomp::add_seccomp_rules;
 pub use seccomp::{
     Argument, SETUP_SYSCALLS, SYSCALLS, Syscall, seccomp_rules, seccomp_setup_rules,
 };

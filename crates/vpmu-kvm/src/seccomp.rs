@@ -1,8 +1,13 @@
 //! The system calls that a vCPU's thread makes for its PMU, for the VMM's seccomp filter.
 
+#[cfg(feature = "seccompiler")]
+mod types;
+
 use std::fmt::Write;
 
 use crate::sys;
+#[cfg(feature = "seccompiler")]
+pub use types::add_seccomp_rules;
 
 /// A system call, allowed where all arguments have the given values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -199,7 +199,8 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When perf or KVM refuses.
+    /// When perf refuses this thread its events, or the TSC's rate suits no lazy deadline: the vCPU is as it was. When
+    /// KVM refuses: [`Error::is_fatal`].
     pub fn before_run(&mut self) -> Result<(), Error> {
         if let (Some(pmu), Some(thread)) = (&mut self.parts.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
@@ -224,7 +225,7 @@ impl Vcpu {
     ///
     /// # Errors
     ///
-    /// When KVM refuses.
+    /// When KVM refuses, which is fatal for the VM: the exit is half completed.
     pub fn after_run(&mut self) -> Result<AfterRun, Error> {
         let mut overflowed = false;
         if let Some(pmu) = &mut self.parts.pmu {

@@ -140,10 +140,8 @@ mod tests {
             rlim_max: 900,
         };
         // SAFETY: the call reads `near`.
-        assert_eq!(
-            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const near) },
-            0
-        );
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const near) };
+        assert_eq!(set, 0);
         let promise = || Descriptors::promise(11, Backing::Clock, false);
         let mut vcpus: Vec<Descriptors> = Vec::new();
         let refused = loop {

@@ -1,7 +1,7 @@
 //! What C holds of this library's objects: numbers that are never used again, so that a stale one is told.
 
 use core::ffi::c_char;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -55,6 +55,7 @@ const LONGEST: usize = 512;
 
 thread_local! {
     // Of a type that needs no destructor: a thread's own destructors may be refused, and ask why.
+    static IS_FATAL: Cell<bool> = const { Cell::new(false) };
     static LAST_ERROR: RefCell<[u8; LONGEST]> = const { RefCell::new([0; LONGEST]) };
 }
 
@@ -65,8 +66,17 @@ pub extern "C" fn vpmu_kvm_error() -> *const c_char {
     LAST_ERROR.with(|last| last.as_ptr().cast::<c_char>().cast_const())
 }
 
+/// Returns whether the vCPU whose `vpmu_kvm_before_run` or `vpmu_kvm_after_run` was this thread's last refused call cannot
+/// go on: KVM has refused a call in the middle of an exit or of an interrupt, and the VM is to end. After any other refusal
+/// of these functions the vCPU is as it was: once the cause is gone, call `vpmu_kvm_before_run` again before the vCPU runs.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_error_is_fatal() -> bool {
+    IS_FATAL.get()
+}
+
 /// Keeps a text for `vpmu_kvm_error`.
 fn explain(text: &str) {
+    IS_FATAL.set(false);
     LAST_ERROR.with_borrow_mut(|last| {
         let whole = |&length: &usize| text.is_char_boundary(length);
         let length = (0..LONGEST).rev().find(whole).unwrap_or(0);
@@ -88,6 +98,7 @@ pub(crate) fn damaged() -> VpmuStatus {
 /// Returns what an error is for C. Its text stays for `vpmu_kvm_error`.
 pub(crate) fn failed(error: &Error) -> VpmuStatus {
     explain(&error.to_string());
+    IS_FATAL.set(error.is_fatal());
     match error {
         Error::State(_) | Error::StateVersion(_) | Error::OtherOffer => VpmuStatus::State,
         Error::Config(_) | Error::Event(_) | Error::NoAmd => VpmuStatus::Config,

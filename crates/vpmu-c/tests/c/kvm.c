@@ -83,7 +83,8 @@ static void at_the_end(void *text)
 {
 	(void)text;
 	/* A destructor of the thread's may be refused, and may ask why. */
-	if (vpmu_kvm_before_run(NULL) == VPMU_STATUS_MISUSE && vpmu_kvm_error())
+	if (vpmu_kvm_before_run(NULL) == VPMU_STATUS_MISUSE && vpmu_kvm_error() &&
+	    !vpmu_kvm_error_is_fatal())
 		error_at_the_end = &error_at_the_end;
 }
 

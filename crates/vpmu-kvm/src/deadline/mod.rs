@@ -125,7 +125,7 @@ impl Deadline {
     pub(crate) fn before_run(&self) -> Result<(), Error> {
         let state = &mut *self.state();
         // Most runs have no write before them, and ask KVM nothing.
-        let Some(value) = state.written.take() else {
+        let Some(value) = state.written else {
             return Ok(());
         };
         if state.unsure_of_rate {
@@ -140,6 +140,8 @@ impl Deadline {
             // A write of 0 disarms, for which the time does not matter.
             state.clock.offset = tsc_offset(&self.vcpu)?;
         }
+        // Behind all that can fail, so that the write is not lost to a VMM that mends the cause.
+        state.written = None;
         let timer = &mut Timer::new(&self.timer, state.clock, &mut state.alarm);
         let (deadline, at) = (&mut state.deadline, state.slot);
         let verdict = with_slot(&*self.memory, at, |slot| {

@@ -98,11 +98,16 @@ fn a_deadline_refuses_a_rate_that_is_set_after_attach() {
     let _ = machine.vcpu.run();
     assert_eq!(vcpu.after_run(), Ok(AfterRun::Completed));
     let refused = vcpu.before_run().unwrap_err();
+    assert!(!refused.is_fatal());
     let expected = Error::ScaledTsc {
         guest: khz,
         host: machine.tsc_khz,
     };
     assert_eq!(refused, expected);
+    // The write is not lost.
+    machine.vcpu.set_tsc_khz(machine.tsc_khz).unwrap();
+    assert_eq!(vcpu.before_run(), Ok(()));
+    assert_eq!(vcpu.deadline().unwrap().statistics().writes, 1);
 }
 
 /// The limit of open files is told when a vCPU is made, and not when its guest first counts. Runs in a process of its own.

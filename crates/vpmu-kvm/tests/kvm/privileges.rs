@@ -133,7 +133,9 @@ fn nobody_runs_a_guest_without_a_pmu() {
             let vcpu = Vcpu::attach(&machine.vm, &machine.vcpu, &offer, &options, memory);
             let mut vcpu = vcpu.unwrap();
             assert_eq!(vcpu.backing(), None);
-            run(&mut machine, &mut vcpu, |port| matches!(port, Port::Out(..)));
+            run(&mut machine, &mut vcpu, |port| {
+                matches!(port, Port::Out(..))
+            });
         }
     };
     spawn(nobody).join().unwrap();
