@@ -40,7 +40,12 @@ pub(crate) fn compare(
             "nothing to compare: give a command after --".to_owned(),
         ));
     }
-    let spec = request.check(&designs(guest.arch, pmus, policies))?;
+    let spec = request.check(&designs(
+        guest.arch,
+        pmus,
+        policies,
+        guest.vmm.vmm.is_some(),
+    ))?;
     run::check(&spec)?;
     for path in html.into_iter().chain(guest.json.as_deref()) {
         check_writable(path)?;

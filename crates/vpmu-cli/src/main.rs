@@ -12,6 +12,7 @@ mod rewrite_kernel;
 mod run;
 mod selftest;
 mod values;
+mod vmm;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand};
 use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
@@ -14,6 +15,7 @@ use vpmu_lab::spec::{Machine, Request};
 use crate::exec;
 use crate::monitor::Monitor;
 use crate::values::{memory, seconds};
+use crate::vmm::Vmm;
 
 const AFTER: &str = "\
 Examples:
@@ -91,7 +93,10 @@ pub(crate) enum Verb {
     #[command(after_help = AFTER)]
     Run {
         /// The PMU design
+        ///
+        /// With --vmm the default is vmm.
         #[arg(long, value_name = "NAME", default_value = "native", value_parser = design)]
+        #[arg(default_value_if("vmm", ArgPredicate::IsPresent, "vmm"))]
         pmu: Pmu,
         /// When host events are made and given back (x86_64, emulated): recreate, reuse or paused
         ///
@@ -125,7 +130,7 @@ pub(crate) enum Verb {
     Compare {
         /// The PMU designs, in the order of the table; the first is what others are relative to
         ///
-        /// The default is native,kvm,emulated and, on aarch64, partitioned,direct.
+        /// The default is native,kvm,emulated and, on aarch64, partitioned,direct; with --vmm also vmm.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = design)]
         pmu: Vec<Pmu>,
         /// When host events are made and given back (x86_64): one row of emulated for each of
@@ -193,7 +198,10 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 pub(crate) struct Guest {
     /// Architecture of the guest
+    ///
+    /// With --vmm the default is x86_64.
     #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
+    #[arg(default_value_if("vmm", ArgPredicate::IsPresent, "x86_64"))]
     pub(crate) arch: Arch,
     /// Processors of the guest, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -244,9 +252,8 @@ pub(crate) struct Guest {
     /// Give QEMU, where it runs the machine, one more argument (repeatable)
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     qemu_arg: Vec<String>,
-    /// Give the VMM one more argument: vpmu-vmm, or with exec QEMU in the KVM host (x86_64, emulated and exec; repeatable)
-    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
-    vmm_arg: Vec<String>,
+    #[command(flatten)]
+    pub(crate) vmm: Vmm,
     /// Let time pass as it does here, instead of counting instructions
     ///
     /// This machine's own KVM, where it runs the guest, knows no other time.
@@ -297,7 +304,9 @@ impl Guest {
                 qemu: Qemu::chosen(self.qemu.as_deref()),
                 qemu_args: self.qemu_arg.clone(),
             },
-            vmm_args: self.vmm_arg.clone(),
+            vmm: self.vmm.vmm.clone(),
+            vmm_files: self.vmm.vmm_file.clone(),
+            vmm_args: self.vmm.vmm_arg.clone(),
             model: self.model,
             perfmon: self.perfmon,
             lbr: self.lbr,
@@ -357,7 +366,7 @@ pub(crate) fn check_policies(pmus: &[Pmu], given: bool) -> vpmu_lab::Result<()> 
 }
 
 /// The rows of a table: each design once, the one with policies once for each.
-pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Design> {
+pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy], has_vmm: bool) -> Vec<Design> {
     let mut designs: Vec<Design> = Vec::new();
     let defaults: &[Pmu] = match arch {
         Arch::Aarch64 => &[
@@ -367,6 +376,7 @@ pub(crate) fn designs(arch: Arch, pmus: &[Pmu], policies: &[Policy]) -> Vec<Desi
             Pmu::Partitioned,
             Pmu::Direct,
         ],
+        Arch::X86_64 if has_vmm => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated, Pmu::Vmm],
         Arch::X86_64 => &[Pmu::Native, Pmu::Kvm, Pmu::Emulated],
     };
     for &pmu in if pmus.is_empty() { defaults } else { pmus } {
@@ -402,7 +412,7 @@ mod tests {
     #[test]
     fn rows_of_a_table() {
         let names = |arch, pmus: &[Pmu], policies: &[Policy]| {
-            let designs = designs(arch, pmus, policies);
+            let designs = designs(arch, pmus, policies, false);
             designs.iter().map(Design::to_string).collect::<Vec<_>>()
         };
         assert_eq!(

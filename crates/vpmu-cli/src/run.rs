@@ -33,7 +33,7 @@ pub(crate) fn run(
         ));
     }
     check_policies(&[pmu], policy.is_some())?;
-    let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice()))?;
+    let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice(), false))?;
     run::check(&spec)?;
     if let Some(path) = &guest.json {
         check_writable(path)?;

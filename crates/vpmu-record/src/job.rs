@@ -74,6 +74,13 @@ pub enum HostVmm {
         /// Options of the VMM that restores it, and of no other.
         restore: Vec<String>,
     },
+    /// The user's VMM.
+    Theirs {
+        /// Its path.
+        program: String,
+        /// The options of `vpmu exec`, where it runs under that.
+        exec: Option<Vec<String>>,
+    },
 }
 
 /// What happens to a guest while it measures, and how often.

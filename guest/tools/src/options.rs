@@ -39,6 +39,8 @@ pub struct Meter<'a> {
     pub output: Option<&'a CStr>,
     /// Ring the monitor's doorbell around the command.
     pub doorbell: bool,
+    /// Ring it though perhaps nobody has one.
+    pub ring: bool,
     /// Have the VMM save the machine after the command.
     pub save: bool,
     /// Wait for a line on standard input before and after.
@@ -64,6 +66,7 @@ impl<'a> Meter<'a> {
                     options.output = Some(arguments.next().ok_or(UsageError::Value)?.1);
                 }
                 b"--doorbell" => options.doorbell = true,
+                b"--ring" => options.ring = true,
                 b"--save" => options.save = true,
                 b"--sync" => options.sync = true,
                 b"--" => break,
@@ -139,6 +142,7 @@ mod tests {
             Ok(Meter {
                 output: Some(c"/o"),
                 doorbell: true,
+                ring: false,
                 save: false,
                 sync: false,
                 command: 5,
@@ -147,6 +151,7 @@ mod tests {
         assert_eq!(parse(&[c"meter", c"ls"]).map(|m| m.command), Ok(1));
         assert_eq!(parse(&[c"meter", c"--", c"--x"]).map(|m| m.command), Ok(2));
         assert!(parse(&[c"meter", c"--save", c"ls"]).unwrap().save);
+        assert!(parse(&[c"meter", c"--ring", c"ls"]).unwrap().ring);
         assert_eq!(parse(&[c"meter", c"--sync"]), Err(UsageError::Command));
         assert_eq!(parse(&[c"meter", c"--"]), Err(UsageError::Command));
         assert_eq!(parse(&[]), Err(UsageError::Command));

@@ -45,6 +45,47 @@ fn assert_refused(arguments: &[&str], status: i32, words: &str) {
     assert!(errors.contains(words), "{arguments:?}: {errors}");
 }
 
+/// A VMM of the user's needs neither --arch nor --pmu, and is looked at before anything is downloaded.
+#[test]
+fn a_vmm_that_cannot_run_is_refused() {
+    let this = std::env::current_exe().unwrap();
+    let this = this.to_str().unwrap();
+    let run = |more: &[&str]| refuse(&[&["run"], more, &["--", "true"]].concat());
+    let named = |more: &[&str], status, words: &str| {
+        let (found, errors) = run(more);
+        assert!(
+            found == status && errors.contains(words),
+            "{more:?}: {found} {errors}"
+        );
+    };
+    named(&["--vmm", "/no/such"], 125, "/no/such");
+    named(&["--vmm", "/etc/passwd"], 2, "{kernel}");
+    let told = [
+        "--vmm-arg={kernel}",
+        "--vmm-arg={initrd}",
+        "--vmm-arg={cmdline}",
+    ];
+    named(
+        &[&["--vmm", "/etc/passwd"], &told[..]].concat(),
+        125,
+        "not executable",
+    );
+    named(&["--vmm", this, "--vmm-arg={kernel}"], 2, "{initrd}");
+    named(
+        &["--vmm", this, "--arch", "aarch64", "--pmu", "native"],
+        2,
+        "--vmm is about --arch x86_64",
+    );
+    named(&["--vmm", this, "--pmu", "kvm"], 2, "--pmu vmm and exec");
+    named(&["--vmm", this, "--disk", "uefi"], 2, "--disk");
+    named(&["--arch", "x86_64", "--pmu", "vmm"], 2, "give --vmm FILE");
+    named(
+        &["--arch", "x86_64", "--vmm-file", this],
+        2,
+        "--vmm-file is about --vmm",
+    );
+}
+
 #[test]
 fn help_has_examples_and_exit_statuses() {
     let home = tempfile::tempdir().unwrap();

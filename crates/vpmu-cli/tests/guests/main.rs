@@ -28,6 +28,7 @@ mod save_x86_64;
 mod selftest;
 mod smp_x86_64;
 mod support;
+mod their_vmm;
 mod two_guests;
 mod two_vcpus;
 mod x86_64;

@@ -1,16 +1,18 @@
 //! A guest in a stock KVM host, on the machine that QEMU emulates.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::parts::{Boot, command_line};
 use super::{Backend, End, Launch, Parts, direct, disk, qemu};
 use crate::error::STUCK;
 use crate::image::archive::concatenate;
 use crate::image::artifacts;
-use crate::image::job::{self, HostJob, Notify};
+use crate::image::images::unpack_kernel;
+use crate::image::job::{self, Exec, HostJob, Notify};
+use crate::image::theirs::{self, TheirProgram, Told};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
-use crate::spec::{Guest, Machine, Payload, Time, Vmm};
+use crate::spec::{Guest, Machine, Payload, TheirVmm, Time, Vmm};
 use crate::{Error, Result};
 use vpmu_record::{Host, Record};
 
@@ -68,6 +70,37 @@ impl Nested<'_> {
         command_line(self.machine.arch) + one_timer
     }
 
+    /// Returns what placeholders in the options of a user's VMM stand for.
+    fn told<'a>(&self, command_line: &'a str) -> Told<'a> {
+        Told {
+            command_line,
+            vcpus: self.machine.vcpus,
+            memory: self.machine.memory,
+        }
+    }
+
+    /// Finds the user's VMM.
+    fn theirs(&self, vmm: &TheirVmm, command_line: &str) -> Result<job::Vmm> {
+        Ok(job::Vmm::Theirs {
+            program: TheirProgram::find(vmm, self.told(command_line))?,
+            exec: vmm.exec.as_ref().map(Exec::find).transpose()?,
+        })
+    }
+
+    /// Returns the guest's kernel as an ELF file, where the user's VMM asks for one.
+    fn unpacked(&self, parts: &Parts<'_>, folder: &Path) -> Result<Option<PathBuf>> {
+        match (self.vmm, parts.own_kernel(), parts.images) {
+            (Vmm::Theirs(vmm), _, _) if !theirs::wants_unpacked(vmm)? => Ok(None),
+            (Vmm::Theirs(_), Some(own), _) => {
+                let path = folder.join("vmlinux");
+                unpack_kernel(own, &path)?;
+                Ok(Some(path))
+            }
+            (Vmm::Theirs(_), None, Some(images)) => images.boot_kernel(self.machine.arch).map(Some),
+            _ => Ok(None),
+        }
+    }
+
     /// Returns the options of the stock QEMU in the host, without console and kernel.
     fn stock_arguments(&self, parts: &Parts<'_>) -> Vec<String> {
         let machine = match self.machine.arch {
@@ -97,6 +130,7 @@ impl Backend for Nested<'_> {
             Vmm::Exec(_) => drop(artifacts::find_preload()?),
             Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
             Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
+            Vmm::Theirs(vmm) => drop(self.theirs(vmm, "")?),
         }
         qemu::check(self.machine)
     }
@@ -105,6 +139,8 @@ impl Backend for Nested<'_> {
         match self.vmm {
             Vmm::Stock | Vmm::Patched(_) => Notify::KvmHost,
             Vmm::Exec(_) | Vmm::Ours(_) => Notify::Doorbell,
+            Vmm::Theirs(vmm) if vmm.exec.is_some() => Notify::Doorbell,
+            Vmm::Theirs(_) => Notify::Tracepoints,
         }
     }
 
@@ -113,6 +149,7 @@ impl Backend for Nested<'_> {
             unreachable!("a KVM host needs images");
         };
         let arch = self.machine.arch;
+        let append = parts.command_line(arch);
         let (vmm, options) = match self.vmm {
             Vmm::Stock => (
                 job::Vmm::Qemu(arch.qemu().program),
@@ -122,7 +159,9 @@ impl Backend for Nested<'_> {
                 let mut options = self.stock_arguments(parts);
                 options.extend(NO_VAPIC.map(str::to_owned));
                 options.extend(vmm.options.iter().cloned());
-                (job::Vmm::exec(arch.qemu().program, vmm)?, options)
+                let qemu = arch.qemu().program;
+                let exec = Exec::find(vmm)?;
+                (job::Vmm::Exec { qemu, exec }, options)
             }
             Vmm::Patched(vmm) => {
                 let mut options = self.stock_arguments(parts);
@@ -132,19 +171,24 @@ impl Backend for Nested<'_> {
                 (job::Vmm::patched()?, options)
             }
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
+            Vmm::Theirs(vmm) => (
+                self.theirs(vmm, &append)?,
+                theirs::options(vmm, self.told(&append)),
+            ),
         };
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),
             (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
-            (None, Vmm::Stock | Vmm::Exec(_) | Vmm::Patched(_)) => None,
+            (None, Vmm::Stock | Vmm::Exec(_) | Vmm::Patched(_) | Vmm::Theirs(_)) => None,
         };
+        let unpacked = self.unpacked(parts, folder)?;
         let host_file = folder.join("host.cpio");
         let trace = matches!(parts.payload, Payload::Command(work) if work.marked);
         HostJob {
             arch,
             vmm,
             options: &options,
-            append: &parts.command_line(arch),
+            append: &append,
             vcpus: self.machine.vcpus,
             // A traced guest has no shares, and a host's tick that comes while a handler runs
             // makes QEMU deliver that interrupt twice.
@@ -154,6 +198,7 @@ impl Backend for Nested<'_> {
             guest: parts.job.as_deref().filter(|_| parts.disk.is_none()),
             initrd: parts.own_initrd(),
             kernel: kernel.as_deref(),
+            unpacked: unpacked.as_deref(),
             disk: parts.disk,
         }
         .archive()?

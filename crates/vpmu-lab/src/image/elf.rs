@@ -76,6 +76,21 @@ pub fn needed(path: &Path) -> Result<Needed> {
     parse(&data).map_err(|error| Error::format(path, format!("not a usable ELF program: {error}")))
 }
 
+/// Returns the architecture that a program is for, where that is known and not x86-64.
+pub(super) fn other_machine(program: &[u8]) -> Option<&'static str> {
+    if !program.starts_with(&elf::ELFMAG) {
+        return None;
+    }
+    let machine = u16::from_le_bytes(program.get(18..20)?.try_into().ok()?);
+    match elf::Machine(machine) {
+        elf::EM_X86_64 => None,
+        elf::EM_AARCH64 => Some("aarch64"),
+        elf::EM_386 => Some("32-bit x86"),
+        elf::EM_RISCV => Some("riscv"),
+        _ => Some("another architecture"),
+    }
+}
+
 fn parse(data: &[u8]) -> object::Result<Needed> {
     let file = ElfFile64::<Endianness>::parse(data)?;
     let endian = file.endian();

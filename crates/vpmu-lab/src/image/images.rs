@@ -116,10 +116,7 @@ impl Images {
         }
         let path = self.folder.join(UNPACKED);
         if !path.exists() {
-            let refused =
-                |error: vpmu_kernel::Error| Error::format(self.kernel(), error.to_string());
-            let kernel = Kernel::open(&self.kernel()).map_err(refused)?;
-            write_whole(&path, kernel.elf())?;
+            unpack_kernel(&self.kernel(), &path)?;
         }
         Ok(path)
     }
@@ -188,6 +185,17 @@ impl Images {
         fs::rename(&made, &folder).map_err(Error::file("create", &folder))?;
         Ok(Self { folder, contents })
     }
+}
+
+/// Writes the kernel in `packed`, a bzImage or an ELF file, as an ELF file.
+///
+/// # Errors
+///
+/// When the kernel cannot be unpacked, or the file not be written.
+pub fn unpack_kernel(packed: &Path, path: &Path) -> Result<()> {
+    let refused = |error: vpmu_kernel::Error| Error::format(packed, error.to_string());
+    let kernel = Kernel::open(packed).map_err(refused)?;
+    write_whole(path, kernel.elf())
 }
 
 /// Returns a folder named by the digest of everything that the contents depend on.

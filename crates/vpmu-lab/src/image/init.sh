@@ -9,6 +9,7 @@
 #   control  the terminal meter talks to
 #   settle   seconds to wait first
 #   profile  yes: tell the profile in each perf.data, too
+#   reset    yes: where the VMM has no switch to power off, reset
 #
 # Lines that begin with the byte 0x1e are for vpmu and hold JSON.
 
@@ -108,4 +109,7 @@ for data in perf.data /vpmu/perf.*; do
             print "}}}"
         }'
 done
+if [ "$reset" = yes ] && ! dmesg | grep -q 'ACPI: .*supports .*S5'; then
+    reboot -f
+fi
 poweroff -f

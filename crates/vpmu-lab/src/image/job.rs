@@ -6,12 +6,13 @@ use vpmu_record::HostVmm;
 
 use super::artifacts;
 use super::disk::BootDisk;
-use super::elf;
+use super::program::{LOADER, OwnProgram};
+use super::theirs::{self, TheirProgram};
+use crate::Result;
 use crate::image::archive::{Archive, Contents, add_file};
 use crate::spec::arch::Arch;
 use crate::spec::command::quote;
 use crate::spec::{OurVmm, Work, disturbance};
-use crate::{Error, Result};
 
 const GUEST_INIT: &str = include_str!("init.sh");
 
@@ -39,6 +40,8 @@ pub enum Notify {
     Doorbell,
     /// `meter` tells the KVM host, through the second serial port.
     KvmHost,
+    /// `meter` rings a doorbell that perhaps nobody has, which the KVM host sees by its tracepoints.
+    Tracepoints,
 }
 
 /// One job for a guest.
@@ -59,6 +62,8 @@ pub struct Job<'a> {
     /// Selects the moment of the kernel's ticks at which the command begins: each
     /// number is another moment.
     pub phase: u32,
+    /// Whether the guest's machine may have no switch to power off.
+    pub resets: bool,
 }
 
 /// The VMM of a guest in the KVM host.
@@ -70,27 +75,30 @@ pub enum Vmm {
     Exec {
         /// QEMU's name.
         qemu: &'static str,
-        /// The options of `vpmu exec`.
-        options: Vec<String>,
-        /// The command.
-        vpmu: OwnProgram,
-        /// The library.
-        preload: OwnProgram,
+        /// `vpmu exec`.
+        exec: Exec,
     },
     /// A QEMU that embeds the PMU.
     Patched(OwnProgram),
     /// This project's x86 VMM.
     Ours(OwnProgram),
+    /// The user's VMM.
+    Theirs {
+        /// The program.
+        program: TheirProgram,
+        /// `vpmu exec`, where the program runs under it.
+        exec: Option<Exec>,
+    },
 }
 
-/// A program of this machine with the libraries that it needs. The C library here may differ from
-/// the guest's.
+/// `vpmu exec` in the KVM host.
 #[derive(Debug, Clone)]
-pub struct OwnProgram {
-    name: &'static str,
-    program: PathBuf,
-    /// The libraries' files by name.
-    libraries: Vec<(String, PathBuf)>,
+pub struct Exec {
+    options: Vec<String>,
+    /// The command.
+    vpmu: OwnProgram,
+    /// The library.
+    preload: OwnProgram,
 }
 
 /// The settings that the KVM host gets for its guest.
@@ -120,15 +128,14 @@ pub struct HostJob<'a> {
     pub initrd: Option<&'a Path>,
     /// A kernel for the guest instead of the host's own.
     pub kernel: Option<&'a Path>,
+    /// The guest's kernel as an ELF file, where the VMM asks for one.
+    pub unpacked: Option<&'a Path>,
     /// The disk that the guest boots from, instead of a kernel.
     pub disk: Option<&'a BootDisk>,
 }
 
 /// The places of UEFI's code and variables in the KVM host.
 pub const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
-
-/// The program that starts programs of this machine. The lab needs only x86-64's.
-const LOADER: &str = "ld-linux-x86-64.so.2";
 
 /// Milliseconds of rest after a boot. Under `-icount` an idle machine
 /// skips to the next event, so this costs next to nothing.
@@ -146,6 +153,7 @@ impl Job<'_> {
         let (meter, control) = match self.notify {
             Notify::Nobody => ("", self.console.to_owned()),
             Notify::Doorbell => ("--doorbell", self.console.to_owned()),
+            Notify::Tracepoints => ("--ring", self.console.to_owned()),
             Notify::KvmHost => ("--sync", format!("/dev/{}", self.arch.serial(1))),
         };
         let (output, place) = match self.output {
@@ -163,9 +171,10 @@ impl Job<'_> {
                 "vpmu/job",
                 0o644,
                 text(format!(
-                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\n",
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\nreset={}\n",
                     f64::from(settle_ms(self.phase)) / 1000.0,
                     if self.work.profile { "yes" } else { "" },
+                    if self.resets { "yes" } else { "" },
                 )),
             )
             .file("vpmu/run", 0o644, text(self.script(place)));
@@ -231,84 +240,34 @@ impl Vmm {
         let program = artifacts::find_patched_qemu()?;
         OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
     }
+}
 
-    /// Finds `vpmu` and its library, for a guest of this QEMU with this PMU.
+impl Exec {
+    /// Finds `vpmu` and its library, for a guest with this PMU.
     ///
     /// # Errors
     ///
     /// When one of them was not built, or a library is not found.
-    pub fn exec(qemu: &'static str, vmm: &OurVmm) -> Result<Self> {
+    pub fn find(vmm: &OurVmm) -> Result<Self> {
         let mut options = vec![
             format!("--pmu={}", vmm.model.name()),
             format!("--policy={}", vmm.policy.name()),
-            // With QEMU's own output, as the guest's console is.
+            // With the VMM's own output, as the guest's console is.
             "--statistics=-".to_owned(),
         ];
         options.extend(vmm.perfmon.map(|version| format!("--perfmon={version}")));
-        Ok(Self::Exec {
-            qemu,
+        Ok(Self {
             options,
             vpmu: OwnProgram::find(artifacts::VPMU)?,
             preload: OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?,
         })
     }
-}
 
-impl OwnProgram {
-    /// Finds the program of this name beside `vpmu`.
-    ///
-    /// # Errors
-    ///
-    /// When the program was not built, or a library it needs is not found.
-    pub fn find(name: &'static str) -> Result<Self> {
-        Self::at(name, artifacts::find_beside(name)?)
-    }
-
-    fn at(name: &'static str, program: PathBuf) -> Result<Self> {
-        // A program may have libraries of its own beside it.
-        let beside = program.parent().unwrap_or(Path::new("")).to_string_lossy();
-        let beside = beside.trim_start_matches('/');
-        let system = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
-        let folders = [&[beside], &system[..]].concat();
-        let programs = [program.clone()];
-        let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
-            Error::format(
-                &program,
-                format!("{library} is not in this machine's folders of libraries"),
-            )
-        })?;
-        let file = |place: String| place.rsplit('/').next().unwrap_or_default().to_owned();
-        Ok(Self {
-            name,
-            program,
-            libraries: libraries
-                .into_iter()
-                .map(|(place, path)| (file(place), path))
-                .collect(),
-        })
-    }
-
-    /// Puts the library of this name where programs of the archive's own find it.
-    fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
-        if let Some((_, path)) = self.libraries.iter().find(|library| library.0 == name) {
-            let place = format!("{}/{name}", arch.libraries());
-            archive.file(&place, 0o755, Contents::Disk(path.clone()));
-        }
-    }
-
-    fn put(&self, archive: &mut Archive) {
-        archive.file(
-            &format!("vpmu/{}", self.name),
-            0o755,
-            Contents::Disk(self.program.clone()),
-        );
-        for (name, path) in &self.libraries {
-            archive.file(
-                &format!("vpmu/lib/{name}"),
-                0o755,
-                Contents::Disk(path.clone()),
-            );
-        }
+    fn put(&self, archive: &mut Archive, arch: Arch) {
+        self.vpmu.put(archive);
+        self.preload.put(archive);
+        // The C library of the VMM serves the library in it. What else it needs is on each Debian.
+        self.preload.put_library(archive, "libgcc_s.so.1", arch);
     }
 }
 
@@ -327,15 +286,19 @@ impl HostJob<'_> {
         let job = vpmu_record::HostJob {
             vmm: match &self.vmm {
                 Vmm::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
-                Vmm::Exec { qemu, options, .. } => HostVmm::Exec {
+                Vmm::Exec { qemu, exec } => HostVmm::Exec {
                     qemu: (*qemu).to_owned(),
-                    options: options.clone(),
+                    options: exec.options.clone(),
                 },
                 Vmm::Patched(program) => HostVmm::Patched {
                     name: program.name.to_owned(),
                     disturb,
                 },
                 Vmm::Ours(_) => HostVmm::Ours { save, restore },
+                Vmm::Theirs { program, exec } => HostVmm::Theirs {
+                    program: program.place(),
+                    exec: exec.as_ref().map(|exec| exec.options.clone()),
+                },
             },
             options,
             append: self.append.to_owned(),
@@ -354,11 +317,12 @@ impl HostJob<'_> {
         );
         match &self.vmm {
             Vmm::Qemu(_) => {}
-            Vmm::Exec { vpmu, preload, .. } => {
-                vpmu.put(&mut archive);
-                preload.put(&mut archive);
-                // The host's own C library serves the library in QEMU. What else it needs is on each Debian.
-                preload.put_library(&mut archive, "libgcc_s.so.1", self.arch);
+            Vmm::Exec { exec, .. } => exec.put(&mut archive, self.arch),
+            Vmm::Theirs { program, exec } => {
+                if let Some(exec) = exec {
+                    exec.put(&mut archive, self.arch);
+                }
+                program.put(&mut archive, self.arch)?;
             }
             Vmm::Patched(program) | Vmm::Ours(program) => program.put(&mut archive),
         }
@@ -374,6 +338,7 @@ impl HostJob<'_> {
             ("guest/job.cpio", self.guest),
             ("guest/own.cpio", self.initrd),
             ("guest/kernel", self.kernel),
+            (theirs::UNPACKED_PLACE, self.unpacked),
         ];
         for (place, path) in files {
             if let Some(path) = path {
@@ -420,6 +385,7 @@ mod tests {
                 console: CONSOLE,
                 notify: Notify::Nobody,
                 phase: 0,
+                resets: false,
             };
             job.script("/vpmu/output")
         };

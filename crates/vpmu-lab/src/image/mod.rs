@@ -11,4 +11,6 @@ pub mod images;
 pub mod job;
 pub mod kallsyms;
 pub mod module;
+pub mod program;
 pub mod seed;
+pub mod theirs;

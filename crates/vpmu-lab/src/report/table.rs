@@ -224,6 +224,11 @@ pub fn lost_counters(run: &Run) -> Option<String> {
         return None;
     }
     let why = match vmm.backing.as_deref() {
+        // The options of `vpmu exec` are not the VMM's.
+        Some("clock") if run.pmu == Pmu::Exec => {
+            "only cycles have a clock to count them; vpmu exec --approximate-instructions counts \
+             instructions and branches as cycles"
+        }
         Some("clock") => {
             "only cycles have a clock to count them; \
              --vmm-arg=--approximate-instructions counts instructions and branches as cycles"

@@ -113,7 +113,7 @@ fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
         Pmu::Untrapped | Pmu::Direct => 4,
         Pmu::Partitioned => 3,
         Pmu::Native => 2,
-        Pmu::Emulated | Pmu::Paravirt | Pmu::Exec | Pmu::Qemu => 1,
+        Pmu::Emulated | Pmu::Paravirt | Pmu::Exec | Pmu::Qemu | Pmu::Vmm => 1,
         Pmu::Kvm => 0,
     });
     order

@@ -17,11 +17,12 @@ use crate::image::disk::BootDisk;
 use crate::image::job::{CONSOLE, Job, Notify, Output};
 use crate::image::module::Modules;
 use crate::image::seed;
+use crate::image::theirs;
 use crate::report::host_profile::{HostProfile, Symbols};
 use crate::report::result::{Run, Settings};
 use crate::spec::design::Pmu;
 use crate::spec::disk::Disk;
-use crate::spec::{Guest, Payload, Spec, Time, Work};
+use crate::spec::{Guest, Payload, Spec, Time, Vmm, Way, Work};
 use crate::{Error, Result};
 use vpmu_record::Record;
 
@@ -51,6 +52,9 @@ pub fn check(spec: &Spec) -> Result<()> {
         BootDisk::check()?;
     }
     for guest in &spec.guests {
+        if let Way::Nested(Vmm::Theirs(vmm)) = &guest.way {
+            theirs::check_options(vmm, &spec.payload)?;
+        }
         backend::of(&spec.machine, guest).check()?;
     }
     Ok(())
@@ -224,6 +228,7 @@ fn parts<'a>(
                 },
                 notify: if work.marked { Notify::Nobody } else { notify },
                 phase,
+                resets: matches!(guest.way, Way::Nested(Vmm::Theirs(_))),
             };
             let archive = job.archive()?;
             let path = folder.join("job");
@@ -259,6 +264,7 @@ fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<O
         console: CONSOLE,
         notify: Notify::Nobody,
         phase,
+        resets: false,
     };
     let path = folder.join("second-job.cpio");
     job.archive()?.write_file(&path)?;

@@ -112,6 +112,7 @@ impl Arch {
                 Pmu::Paravirt,
                 Pmu::Exec,
                 Pmu::Qemu,
+                Pmu::Vmm,
             ],
         }
     }

@@ -28,11 +28,13 @@ pub enum Pmu {
     Exec,
     /// QEMU with a patch that has it embed this project's PMU (packaging/qemu/vpmu.patch).
     Qemu,
+    /// The user's own VMM, as it is.
+    Vmm,
 }
 
 impl Pmu {
     /// All designs, in the order of a table.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Native,
         Self::Kvm,
         Self::Emulated,
@@ -42,6 +44,7 @@ impl Pmu {
         Self::Paravirt,
         Self::Exec,
         Self::Qemu,
+        Self::Vmm,
     ];
 
     /// Returns the name on the command line.
@@ -56,10 +59,11 @@ impl Pmu {
             Self::Paravirt => "paravirt",
             Self::Exec => "exec",
             Self::Qemu => "qemu",
+            Self::Vmm => "vmm",
         }
     }
 
-    /// Tells whether the guest's PMU is this project's.
+    /// Tells whether the guest's PMU is known to be this project's.
     pub fn has_our_pmu(self) -> bool {
         self.is_ours() || matches!(self, Self::Exec | Self::Qemu)
     }
@@ -67,7 +71,7 @@ impl Pmu {
     /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
         match self {
-            Self::Native | Self::Kvm | Self::Exec | Self::Qemu => false,
+            Self::Native | Self::Kvm | Self::Exec | Self::Qemu | Self::Vmm => false,
             Self::Emulated
             | Self::Partitioned
             | Self::Direct

@@ -241,6 +241,21 @@ pub enum Vmm {
     Patched(OurVmm),
     /// This project's VMM.
     Ours(OurVmm),
+    /// The user's.
+    Theirs(TheirVmm),
+}
+
+/// A VMM that the user gives as a file of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TheirVmm {
+    /// The program.
+    pub file: PathBuf,
+    /// Its options, with placeholders for what the guest boots.
+    pub options: Vec<String>,
+    /// Files that it reads.
+    pub files: Vec<PathBuf>,
+    /// The PMU that `vpmu exec` gives its guests; `None`: the program runs by itself.
+    pub exec: Option<OurVmm>,
 }
 
 /// The configuration of this project's x86 VMM, or of the PMU that `vpmu exec` gives another.
@@ -313,7 +328,8 @@ impl Guest {
     /// counted instructions. There a guest without a PMU samples by timers, and a host's tick that
     /// comes while the guest's kernel handles a timer makes QEMU 10.0 deliver that interrupt twice.
     pub fn has_fair_shares(&self, arch: Arch) -> bool {
-        let is_stock = self.design.pmu == Pmu::Kvm;
+        // Nobody knows whether the guest of a user's VMM has a PMU.
+        let is_stock = matches!(self.design.pmu, Pmu::Kvm | Pmu::Vmm);
         !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)
     }
 }

@@ -1,5 +1,7 @@
 //! The request of a user or a bench, and the check that makes a [`Spec`] of it.
 
+mod vmm;
+
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,9 +11,7 @@ use super::command::Command;
 use super::design::{Design, Lbr, Model, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
-use super::{
-    Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work, disturbance,
-};
+use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
 use crate::host::qemu::Qemu;
 use crate::{Error, Result};
 
@@ -19,15 +19,17 @@ use crate::{Error, Result};
 const LEAST_MEMORY: u32 = 384;
 /// The most processors: vpmu-vmm has no more, and QEMU's boards for arm64 have more.
 const MOST_VCPUS: u32 = 64;
-/// The most memory that vpmu-vmm's memory map has, MiB.
-const MOST_VMM_MEMORY: u32 = 3 << 10;
 
 /// The wish of a user or a bench.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The machine.
     pub machine: Machine,
-    /// More options for this project's x86 VMM.
+    /// The user's own VMM for x86-64 guests.
+    pub vmm: Option<PathBuf>,
+    /// Files that this VMM reads.
+    pub vmm_files: Vec<PathBuf>,
+    /// More options for that VMM or, where there is none, for this project's.
     pub vmm_args: Vec<String>,
     /// The model of the PMU that this VMM's guests have.
     pub model: Model,
@@ -86,6 +88,8 @@ impl Request {
                 qemu: Qemu::default(),
                 qemu_args: Vec::new(),
             },
+            vmm: None,
+            vmm_files: Vec::new(),
             vmm_args: Vec::new(),
             model: Model::default(),
             perfmon: None,
@@ -176,59 +180,6 @@ impl Request {
         Ok(())
     }
 
-    fn check_vmm(&self, designs: &[Design]) -> Result<()> {
-        let has_our_pmu = |design: &Design| design.pmu.has_our_pmu();
-        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(has_our_pmu);
-        let is_ours = |design: &Design| design.pmu.is_ours();
-        if !has_vmm && !self.vmm_args.is_empty() {
-            return usage("--vmm-arg is about --arch x86_64 --pmu emulated and exec");
-        }
-        if !has_vmm && self.model != Model::default() {
-            return usage("--model is about --arch x86_64 --pmu emulated and exec");
-        }
-        let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
-        let is_patched = |design: &Design| design.pmu == Pmu::Qemu;
-        if self.lbr != Lbr::Off && !(has_vmm && designs.iter().any(is_emulated)) {
-            return usage("--lbr is about --arch x86_64 --pmu emulated");
-        }
-        if self.lbr != Lbr::Off && self.model == Model::Amd {
-            return usage("AMD's PMU has last branch records with --model amd-v2");
-        }
-        if self.perfmon.is_some() {
-            let has_model = |design: &Design| has_model(design.pmu);
-            if !has_vmm || !designs.iter().any(has_model) {
-                return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
-            }
-            if matches!(self.model, Model::Amd | Model::AmdV2) {
-                return usage(
-                    "--perfmon is about Intel's PMU: leave --model out, or give --model intel",
-                );
-            }
-        }
-        for word in &self.vmm_args {
-            if word.contains(char::is_whitespace) {
-                return usage(format!(
-                    "--vmm-arg takes one word, without a space in it: {word}"
-                ));
-            }
-            let disturbs = word.starts_with("--disturb");
-            if disturbs && (disturbance(word).is_none() || !designs.iter().all(is_patched)) {
-                return usage(
-                    "--vmm-arg takes --disturb=migrate:N, loadvm:N or reset:N, with --pmu qemu alone",
-                );
-            }
-            if word == "--save" || word.starts_with("--restore") {
-                return usage(
-                    "--vmm-arg takes --save=FILE as one word; vpmu-vmm --restore runs by itself only",
-                );
-            }
-        }
-        if has_vmm && designs.iter().any(is_ours) && self.machine.memory > MOST_VMM_MEMORY {
-            return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
-        }
-        Ok(())
-    }
-
     fn check_append(&self) -> Result<()> {
         let mut words = self
             .append
@@ -308,7 +259,11 @@ impl Request {
                 Pmu::Emulated => self.lbr,
                 _ => Lbr::Off,
             },
-            options: self.vmm_args.clone(),
+            // With a VMM of the user's, they are that one's.
+            options: match self.vmm {
+                None => self.vmm_args.clone(),
+                Some(_) => Vec::new(),
+            },
         };
         match (self.machine.arch, design.pmu) {
             (_, Pmu::Native) => Way::Native,
@@ -319,6 +274,8 @@ impl Request {
                 profile: self.host_profile.clone().filter(|_| self.is_profiled(pmu)),
                 second: self.second.clone(),
             },
+            (Arch::X86_64, Pmu::Vmm) => self.theirs(None),
+            (Arch::X86_64, Pmu::Exec) if self.vmm.is_some() => self.theirs(Some(vmm())),
             (Arch::X86_64, Pmu::Exec) => Way::Nested(Vmm::Exec(vmm())),
             (Arch::X86_64, Pmu::Qemu) => Way::Nested(Vmm::Patched(vmm())),
             (Arch::X86_64, _) if is_direct => Way::Direct(vmm()),
@@ -416,11 +373,9 @@ impl Request {
             _ => None,
         };
         let files = self.kernel.iter().chain(&self.initrd);
-        for path in files
-            .chain(image)
-            .chain(&self.add)
-            .chain(self.second_files())
-        {
+        let files = files.chain(image).chain(&self.add);
+        let files = files.chain(self.second_files());
+        for path in files.chain(&self.vmm).chain(&self.vmm_files) {
             let file = File::open(path).map_err(Error::file("open", path))?;
             if file.metadata().is_ok_and(|file| file.is_dir()) {
                 return usage(format!("{} is a folder", path.display()));

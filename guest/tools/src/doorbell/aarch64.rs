@@ -64,6 +64,15 @@ impl Doorbell {
         }
     }
 
+    /// As [`open`](Self::open): a doorbell in memory is nowhere unless a monitor says where.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn open_unasked() -> Result<Self, NoDoorbell> {
+        Self::open()
+    }
+
     /// Tells the monitor to begin measuring.
     pub fn begin(&self) {
         // SAFETY: mapped, and the monitor answered.

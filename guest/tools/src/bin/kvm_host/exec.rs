@@ -17,7 +17,7 @@ use super::ours::LOADER;
 use super::{qemu, tracing};
 
 /// The command.
-const VPMU: &str = "/vpmu/vpmu";
+pub(crate) const VPMU: &str = "/vpmu/vpmu";
 
 /// Runs the guest to its end and reports.
 pub(crate) fn run(

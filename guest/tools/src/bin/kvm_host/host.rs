@@ -13,7 +13,7 @@ use vpmu_guest_tools::sys::{self, Fd, flags};
 use vpmu_record::{Host, HostJob, HostVmm, Record};
 
 use super::stats::HostStats;
-use super::{exec, ours, qemu};
+use super::{exec, ours, qemu, theirs};
 
 /// The guest's job as an archive, when the guest comes from the lab.
 const JOB: &str = "/guest/job.cpio";
@@ -63,6 +63,9 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
             qemu::run(process, &job, &words, initrd, &stats, Some(*disturb))
         }
         HostVmm::Exec { qemu, options } => exec::run(process, &job, qemu, options, initrd),
+        HostVmm::Theirs { program, exec } => {
+            theirs::run(process, &job, program, exec.as_deref(), initrd, &stats)
+        }
         HostVmm::Ours { save, restore } => {
             let saved = save.as_deref().map(|path| (path, restore.as_slice()));
             ours::run(process, &job, saved, initrd)
@@ -136,6 +139,7 @@ fn stuck(process: Process, job: &HostJob) -> ! {
         HostVmm::Qemu(name) | HostVmm::Patched { name, .. } | HostVmm::Exec { qemu: name, .. } => {
             name
         }
+        HostVmm::Theirs { program, .. } => theirs::name(program),
         HostVmm::Ours { .. } => ours::NAME,
     };
     report(&Record::Host(Host {

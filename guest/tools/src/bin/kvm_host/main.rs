@@ -25,6 +25,8 @@ mod qemu;
 #[cfg(target_os = "none")]
 mod stats;
 #[cfg(target_os = "none")]
+mod theirs;
+#[cfg(target_os = "none")]
 mod tracing;
 
 #[cfg(target_os = "none")]

@@ -115,17 +115,22 @@ pub(crate) fn boot<'a>(
         words.extend(["-kernel", KERNEL, "-append", &job.append]);
     }
     if !initrd.is_empty() {
-        // QEMU takes the initrd as a single file.
-        let whole = files::open(INITRD, flags::CREATE)?;
-        for part in initrd {
-            files::append(part, whole)?;
-            // The parts take memory that the guest may need.
-            busybox(process, &format!("rm {part}"));
-        }
-        whole.close();
+        make_initrd(process, initrd)?;
         words.extend(["-initrd", INITRD]);
     }
     Ok(words)
+}
+
+/// Makes the initrd of its parts, for a VMM that takes a single file.
+pub(crate) fn make_initrd(process: Process, parts: &[&str]) -> Result<(), Errno> {
+    let whole = files::open(INITRD, flags::CREATE)?;
+    for part in parts {
+        files::append(part, whole)?;
+        // The parts take memory that the guest may need.
+        busybox(process, &format!("rm {part}"));
+    }
+    whole.close();
+    Ok(())
 }
 
 /// Starts QEMU from another process, which waits for its end. That process

@@ -5,6 +5,7 @@
 //! interrupt woke which vCPU.
 
 use alloc::borrow::ToOwned;
+use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -13,9 +14,10 @@ use vpmu_guest_tools::files::{self, Lines};
 use vpmu_guest_tools::kvm::trace::{WakeUps, histogram_line};
 use vpmu_guest_tools::start::Process;
 use vpmu_guest_tools::sys::{self, Errno, Fd, flags};
-use vpmu_record::{Record, Trace};
+use vpmu_record::{Kvm, Record, Trace};
 
 use super::host::{busybox, power_off, report, set};
+use super::stats::HostStats;
 
 const TRACING: &str = "/sys/kernel/tracing";
 const KVM: &str = "/sys/kernel/tracing/events/kvm";
@@ -33,6 +35,9 @@ const ORDERED: [&str; 2] = ["kvm_vcpu_wakeup", "kvm_inj_virq"];
 
 const BEGIN: &str = "port == 0x5650 && val == 1";
 const END: &str = "port == 0x5650 && val == 2";
+const EITHER: &str = "port == 0x5650 && (val == 1 || val == 2)";
+/// The end of the line of a doorbell that begins to measure (the tracepoint kvm_pio).
+const BEGIN_MARK: &str = "val 0x1";
 
 /// The line that this program's other process writes when the VMM has ended.
 const GONE: &str = "gone";
@@ -40,22 +45,34 @@ const GONE: &str = "gone";
 /// Runs the guest by `vmm` to its end and reports a [`Trace`] of each measurement.
 pub(crate) fn run(process: Process, vmm: impl Fn() -> Result<(), Errno>) -> Result<(), Errno> {
     begin(process)?;
+    let mut taken = Vec::new();
+    run_noticing(vmm, |_| {
+        taken.push(Record::Trace(take()?));
+        Ok(())
+    })?;
+    // The reports wait until now, because the console's exits would be counted, too.
+    taken.iter().for_each(report);
+    power_off(process)
+}
+
+/// Runs the guest by `vmm`, in another process, to its end. `notice` gets the line of each doorbell.
+fn run_noticing(
+    vmm: impl Fn() -> Result<(), Errno>,
+    mut notice: impl FnMut(&str) -> Result<(), Errno>,
+) -> Result<(), Errno> {
     if sys::fork()?.is_none() {
         let status = i32::from(vmm().is_err());
         set(&format!("{MARKS}/trace_marker"), GONE);
         sys::exit(status);
     }
-    let mut taken = Vec::new();
     let marks = files::open(&format!("{MARKS}/trace_pipe"), flags::READ)?;
     for line in Lines::of(marks) {
         if line.ends_with(GONE) {
             break;
         }
-        taken.push(Record::Trace(take()?));
+        notice(&line)?;
     }
-    // The reports wait until now, because the console's exits would be counted, too.
-    taken.iter().for_each(report);
-    power_off(process)
+    Ok(())
 }
 
 fn begin(process: Process) -> Result<(), Errno> {
@@ -82,9 +99,38 @@ fn begin(process: Process) -> Result<(), Errno> {
     write("tracing_on", "0")?;
     append(begin, &format!("traceon if {BEGIN}"))?;
     append(end, &format!("traceoff if {END}"))?;
+    mark(process, END)
+}
+
+/// Begins to notice those doorbells for which `filter` is true.
+fn mark(process: Process, filter: &str) -> Result<(), Errno> {
     busybox(process, &format!("mkdir {MARKS}"));
-    write("instances/marks/events/kvm/kvm_pio/filter", END)?;
+    write("instances/marks/events/kvm/kvm_pio/filter", filter)?;
     write("instances/marks/events/kvm/kvm_pio/enable", "1")
+}
+
+/// Runs the guest by `vmm` to its end, with a snapshot of the host's statistics at each doorbell, and reports a [`Kvm`].
+/// The guest does not wait for the snapshot: this process takes the processor from it as soon as the doorbell has exited.
+pub(crate) fn snapshots(
+    process: Process,
+    stats: &HostStats,
+    vmm: impl Fn() -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    busybox(process, &format!("mount -t tracefs tracefs {TRACING}"));
+    mark(process, EITHER)?;
+    let (mut begin, mut end) = (None, None);
+    run_noticing(vmm, |line| {
+        let taken = Some(stats.snapshot());
+        match line.contains(BEGIN_MARK) {
+            true => begin = taken,
+            false => end = taken,
+        }
+        Ok(())
+    })?;
+    if let (Some(begin), Some(end)) = (begin, end) {
+        report(&Record::Kvm(Box::new(Kvm { begin, end })));
+    }
+    Ok(())
 }
 
 /// Returns the counts since the last call. The guest leaves time for this before it begins anew.

@@ -1,0 +1,99 @@
+//! Programs of this machine for a guest or the KVM host, each with its own libraries.
+
+use std::path::{Path, PathBuf};
+
+use super::artifacts;
+use super::elf;
+use crate::image::archive::{Archive, Contents};
+use crate::spec::arch::Arch;
+use crate::{Error, Result};
+
+/// The program that starts programs of this machine. The lab needs only x86-64's.
+pub(super) const LOADER: &str = "ld-linux-x86-64.so.2";
+
+/// A program of this machine with the libraries that it needs. The C library here may differ from
+/// the guest's.
+#[derive(Debug, Clone)]
+pub struct OwnProgram {
+    pub(super) name: &'static str,
+    program: PathBuf,
+    libraries: Vec<Library>,
+}
+
+/// A library's file.
+#[derive(Debug, Clone)]
+pub(super) struct Library {
+    /// The name by which programs ask for it.
+    pub(super) name: String,
+    /// Its place in Debian's file tree.
+    pub(super) place: String,
+    pub(super) file: PathBuf,
+}
+
+impl OwnProgram {
+    /// Finds the program of this name beside `vpmu`.
+    ///
+    /// # Errors
+    ///
+    /// When the program was not built, or a library it needs is not found.
+    pub fn find(name: &'static str) -> Result<Self> {
+        Self::at(name, artifacts::find_beside(name)?)
+    }
+
+    pub(super) fn at(name: &'static str, program: PathBuf) -> Result<Self> {
+        Ok(Self {
+            name,
+            libraries: libraries(&program)?,
+            program,
+        })
+    }
+
+    /// Puts the library of this name where programs of the archive's own find it.
+    pub(super) fn put_library(&self, archive: &mut Archive, name: &str, arch: Arch) {
+        if let Some(library) = self.libraries.iter().find(|library| library.name == name) {
+            let place = format!("{}/{name}", arch.libraries());
+            archive.file(&place, 0o755, Contents::Disk(library.file.clone()));
+        }
+    }
+
+    pub(super) fn put(&self, archive: &mut Archive) {
+        archive.file(
+            &format!("vpmu/{}", self.name),
+            0o755,
+            Contents::Disk(self.program.clone()),
+        );
+        for library in &self.libraries {
+            archive.file(
+                &format!("vpmu/lib/{}", library.name),
+                0o755,
+                Contents::Disk(library.file.clone()),
+            );
+        }
+    }
+}
+
+/// Returns the libraries of this machine that `program` needs.
+///
+/// # Errors
+///
+/// When one of them is not found.
+pub(super) fn libraries(program: &Path) -> Result<Vec<Library>> {
+    // A program may have libraries of its own beside it.
+    let beside = program.parent().unwrap_or(Path::new("")).to_string_lossy();
+    let beside = beside.trim_start_matches('/');
+    let system = [Arch::X86_64.libraries(), "usr/lib", "usr/lib64", "lib64"];
+    let folders = [&[beside], &system[..]].concat();
+    let programs = [program.to_owned()];
+    let libraries = elf::closure(Path::new("/"), &folders, &programs, |library| {
+        Error::format(
+            program,
+            format!("{library} is not in this machine's folders of libraries"),
+        )
+    })?;
+    let libraries = libraries.into_iter().map(|(place, file)| Library {
+        name: place.rsplit('/').next().unwrap_or_default().to_owned(),
+        place,
+        file,
+    });
+    Ok(libraries.collect())
+}

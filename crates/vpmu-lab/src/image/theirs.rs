@@ -1,0 +1,354 @@
+//! The user's own VMM in the KVM host: its program, its files, and what its options say of the guest.
+//!
+//! The options are the VMM's own, so that only they can say where it takes the kernel. Placeholders stand in them, and in
+//! the text files that the user gives, for what the lab alone knows.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::elf;
+use super::program::{LOADER, Library, libraries};
+use crate::image::archive::{Archive, Contents, add_file};
+use crate::spec::arch::Arch;
+use crate::spec::{Payload, TheirVmm};
+use crate::{Error, Result};
+
+/// The folder of the VMM and its files in the KVM host.
+const FOLDER: &str = "vmm";
+/// The place of the kernel as an ELF file in the KVM host.
+pub(super) const UNPACKED_PLACE: &str = "guest/vmlinux";
+
+const KERNEL: &str = "{kernel}";
+const UNPACKED: &str = "{vmlinux}";
+const INITRD: &str = "{initrd}";
+const COMMAND_LINE: &str = "{cmdline}";
+const FILES: &str = "{dir}";
+
+/// The guest, as far as placeholders tell it.
+#[derive(Debug, Clone, Copy)]
+pub struct Told<'a> {
+    /// The kernel's command line.
+    pub command_line: &'a str,
+    /// The number of processors.
+    pub vcpus: u32,
+    /// Its memory, MiB.
+    pub memory: u32,
+}
+
+/// The user's VMM with its files.
+#[derive(Debug, Clone)]
+pub struct TheirProgram {
+    file: PathBuf,
+    name: String,
+    libraries: Vec<Library>,
+    /// The user's text files with nothing left to fill in, and other files.
+    files: Vec<(PathBuf, Option<String>)>,
+}
+
+impl TheirProgram {
+    /// Finds the libraries of this VMM, and fills in its files.
+    ///
+    /// # Errors
+    ///
+    /// When the file is no program for the KVM host, or a library it needs is not found.
+    pub fn find(vmm: &TheirVmm, told: Told<'_>) -> Result<Self> {
+        let file = fs::canonicalize(&vmm.file).map_err(Error::file("open", &vmm.file))?;
+        check_program(&file, vmm.exec.is_some())?;
+        let name = file.file_name().and_then(|name| name.to_str());
+        let name = name.ok_or_else(|| Error::format(&file, "the name is not UTF-8; rename it"))?;
+        let files = vmm.files.iter().map(|path| {
+            let text = text(path)?;
+            Ok((path.clone(), text.map(|text| fill(&text, told))))
+        });
+        Ok(Self {
+            name: name.to_owned(),
+            libraries: libraries(&file)?,
+            files: files.collect::<Result<_>>()?,
+            file,
+        })
+    }
+
+    /// Returns the program's place in the KVM host.
+    pub(super) fn place(&self) -> String {
+        format!("/{FOLDER}/{}", self.name)
+    }
+
+    /// Puts the program where the host starts it. Its libraries replace those of the host's file tree, none of which another
+    /// program then uses, so that the program finds all of this machine's and none of another release.
+    pub(super) fn put(&self, archive: &mut Archive, arch: Arch) -> Result<()> {
+        archive.file(
+            &format!("{FOLDER}/{}", self.name),
+            0o755,
+            Contents::Disk(self.file.clone()),
+        );
+        for library in &self.libraries {
+            let place = match library.place.starts_with("usr/lib64/") {
+                // The kernel looks for the interpreter there.
+                true => library.place.clone(),
+                false => format!("{}/{}", arch.libraries(), library.name),
+            };
+            archive.file(&place, 0o755, Contents::Disk(library.file.clone()));
+        }
+        for (path, text) in &self.files {
+            match (text, path.file_name().and_then(|name| name.to_str())) {
+                (Some(text), Some(name)) => {
+                    let bytes = Contents::Bytes(text.clone().into_bytes());
+                    archive.file(&format!("{FOLDER}/{name}"), 0o644, bytes);
+                }
+                _ => add_file(archive, FOLDER, path)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the KVM host can run the file.
+fn check_program(path: &Path, under_exec: bool) -> Result<()> {
+    let refuse = |problem: &str| Err(Error::format(path, problem.to_owned()));
+    let about = fs::metadata(path).map_err(Error::file("open", path))?;
+    if !about.is_file() {
+        return refuse("not a file: --vmm takes a program");
+    }
+    if about.permissions().mode() & 0o111 == 0 {
+        return refuse("not executable: chmod +x, if this is the VMM's program");
+    }
+    let data = fs::read(path).map_err(Error::file("read", path))?;
+    if data.starts_with(b"#!") {
+        return refuse(
+            "a script: the KVM host has no interpreter; give the program that it starts",
+        );
+    }
+    if let Some(other) = elf::other_machine(&data) {
+        return refuse(&format!(
+            "a program for {other}: the KVM host is x86_64, so build the VMM for that"
+        ));
+    }
+    match elf::needed(path)?.interpreter {
+        None if under_exec => refuse(
+            "linked statically, so that vpmu exec reaches none of its calls: --pmu vmm runs it as it is",
+        ),
+        Some(loader) if !loader.ends_with(LOADER) => refuse(&format!(
+            "for {loader}, not for x86-64's GNU C library: build it for that, or link it statically"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the contents of a text file; `None`: it holds something else.
+fn text(path: &Path) -> Result<Option<String>> {
+    let bytes = fs::read(path).map_err(Error::file("read", path))?;
+    Ok(String::from_utf8(bytes).ok())
+}
+
+/// Returns the options with nothing left to fill in.
+pub fn options(vmm: &TheirVmm, told: Told<'_>) -> Vec<String> {
+    vmm.options.iter().map(|word| fill(word, told)).collect()
+}
+
+fn fill(text: &str, told: Told<'_>) -> String {
+    let fixed = [
+        (KERNEL, "/guest/kernel".to_owned()),
+        (UNPACKED, format!("/{UNPACKED_PLACE}")),
+        (INITRD, "/guest/initrd".to_owned()),
+        (FILES, format!("/{FOLDER}")),
+        ("{vcpus}", told.vcpus.to_string()),
+        ("{memory}", told.memory.to_string()),
+        // The last, because the user's words in it may look like a placeholder.
+        (COMMAND_LINE, told.command_line.to_owned()),
+    ];
+    let filled = fixed.iter();
+    filled.fold(text.to_owned(), |text, (name, value)| {
+        text.replace(name, value)
+    })
+}
+
+/// Tells whether the VMM asks for the kernel as an ELF file.
+///
+/// # Errors
+///
+/// When one of its files cannot be read.
+pub fn wants_unpacked(vmm: &TheirVmm) -> Result<bool> {
+    mentions(vmm, UNPACKED)
+}
+
+fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
+    let mut found = vmm.options.iter().any(|word| word.contains(placeholder));
+    for path in &vmm.files {
+        found |= text(path)?.is_some_and(|text| text.contains(placeholder));
+    }
+    Ok(found)
+}
+
+/// Checks that the VMM is told what the guest boots.
+///
+/// # Errors
+///
+/// When a placeholder without which the guest cannot run is nowhere, or the guest lacks what one stands for.
+pub fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
+    let usage = |text: String| Err(Error::Usage(text));
+    let ways = "in a --vmm-arg, or in a --vmm-file";
+    if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {
+        return usage(format!(
+            "the VMM is not told where the kernel is: give it {KERNEL} (as Debian packs it, or as --kernel gives it) or \
+             {UNPACKED} (an ELF file) {ways}"
+        ));
+    }
+    let has_command = matches!(payload, Payload::Command(_));
+    for placeholder in [INITRD, COMMAND_LINE] {
+        if has_command && !mentions(vmm, placeholder)? {
+            return usage(format!(
+                "the VMM is not told {placeholder}, by which the guest comes to the command: give it {placeholder} {ways}"
+            ));
+        }
+    }
+    let has_initrd = match payload {
+        Payload::Command(_) => true,
+        Payload::Kernel { initrd, .. } => initrd.is_some(),
+        Payload::Disk => false,
+    };
+    if !has_initrd && mentions(vmm, INITRD)? {
+        return usage(format!(
+            "{INITRD}: this kernel has none: give --initrd, or leave {INITRD} out"
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Work;
+    use crate::spec::command::Command;
+
+    const TOLD: Told<'_> = Told {
+        command_line: "console=ttyS0 {kernel}",
+        vcpus: 2,
+        memory: 512,
+    };
+
+    fn vmm(file: &Path, options: &[&str]) -> TheirVmm {
+        TheirVmm {
+            file: file.to_owned(),
+            options: options.iter().map(|&word| word.to_owned()).collect(),
+            files: Vec::new(),
+            exec: None,
+        }
+    }
+
+    fn command() -> Payload {
+        Payload::Command(Work {
+            command: Command::from_words(&["true".to_owned()]).unwrap(),
+            runs: 1,
+            kernel: None,
+            add: Vec::new(),
+            programs: Vec::new(),
+            marked: false,
+            profile: false,
+        })
+    }
+
+    #[test]
+    fn placeholders_are_filled_and_other_braces_stay() {
+        let words = [
+            "-k",
+            "{kernel}",
+            "--mem={memory}",
+            "{\"a\":{}}",
+            "{cmdline}",
+            "{dir}/x",
+        ];
+        let filled = options(&vmm(Path::new("x"), &words), TOLD);
+        let want = [
+            "-k",
+            "/guest/kernel",
+            "--mem=512",
+            "{\"a\":{}}",
+            TOLD.command_line,
+            "/vmm/x",
+        ];
+        assert_eq!(filled, want);
+    }
+
+    #[test]
+    fn a_guest_that_could_not_run_is_refused() {
+        let check = |words: &[&str], payload: &Payload| {
+            check_options(&vmm(Path::new("x"), words), payload).map_err(|error| error.to_string())
+        };
+        let bare = |initrd: Option<&str>| Payload::Kernel {
+            kernel: "k".into(),
+            initrd: initrd.map(PathBuf::from),
+        };
+        assert!(check(&["{kernel}", "{initrd}", "{cmdline}"], &command()).is_ok());
+        assert!(check(&["a={vmlinux}"], &bare(None)).is_ok());
+        assert!(check(&["{kernel}", "{initrd}"], &bare(Some("i"))).is_ok());
+        let cases: [(&[&str], Payload, &str); 4] = [
+            (&["-k"], bare(None), "{kernel}"),
+            (&["{kernel}", "{cmdline}"], command(), "{initrd}"),
+            (&["{kernel}", "{initrd}"], command(), "{cmdline}"),
+            (&["{kernel}", "{initrd}"], bare(None), "give --initrd"),
+        ];
+        for (words, payload, about) in cases {
+            let said = check(words, &payload).unwrap_err();
+            assert!(said.contains(about), "{about}: {said}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_program_for_the_host_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("vmm");
+        let said = |vmm: &TheirVmm| TheirProgram::find(vmm, TOLD).unwrap_err().to_string();
+        assert!(said(&vmm(&file, &[])).contains("No such file"));
+        assert!(said(&vmm(folder.path(), &[])).contains("not a file"));
+        let own = fs::read(std::env::current_exe().unwrap()).unwrap();
+        let write = |bytes: &[u8], mode| {
+            fs::write(&file, bytes).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        write(&own, 0o644);
+        assert!(said(&vmm(&file, &[])).contains("not executable"));
+        write(b"#!/bin/sh\n", 0o755);
+        assert!(said(&vmm(&file, &[])).contains("a script"));
+        write(b"text", 0o755);
+        assert!(said(&vmm(&file, &[])).contains("ELF"));
+        let mut other = own.clone();
+        other[18..20].copy_from_slice(&183_u16.to_le_bytes());
+        write(&other, 0o755);
+        assert!(said(&vmm(&file, &[])).contains("aarch64"));
+        // A library whose name begins otherwise is not there.
+        let name = b"libc.so.6\0";
+        let at = own.windows(name.len()).position(|word| word == name);
+        let mut lacking = own;
+        lacking[at.unwrap()..][..4].copy_from_slice(b"libx");
+        write(&lacking, 0o755);
+        let missing = said(&vmm(&file, &[]));
+        assert!(missing.contains("libx.so.6"), "{missing}");
+    }
+
+    #[test]
+    fn libraries_go_where_the_program_finds_them() {
+        let this = std::env::current_exe().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let (script, binary) = (folder.path().join("c.json"), folder.path().join("raw"));
+        fs::write(&script, "{\"kernel\":\"{kernel}\"}").unwrap();
+        fs::write(&binary, [0xff, b'{']).unwrap();
+        let vmm = TheirVmm {
+            files: vec![script, binary],
+            ..vmm(&this, &[])
+        };
+        let mut archive = Archive::new();
+        let found = TheirProgram::find(&vmm, TOLD).unwrap();
+        found.put(&mut archive, Arch::X86_64).unwrap();
+        let list = format!("{archive:?}");
+        for place in [
+            "usr/lib/x86_64-linux-gnu/libc.so.6",
+            "usr/lib64/ld-linux-x86-64.so.2",
+            "vmm/c.json",
+            "vmm/raw",
+            &found.place()[1..],
+        ] {
+            assert!(list.contains(&format!("\"{place}\"")), "{place}: {list}");
+        }
+    }
+}

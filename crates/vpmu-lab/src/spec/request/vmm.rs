@@ -1,0 +1,97 @@
+//! The part of a request that is about the VMM of an x86-64 guest: this project's, or the user's.
+
+use super::{Request, has_model, usage};
+use crate::Result;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Lbr, Model, Pmu};
+use crate::spec::{OurVmm, TheirVmm, Vmm, Way, disturbance};
+
+/// The most memory that vpmu-vmm's memory map has, MiB.
+const MOST_VMM_MEMORY: u32 = 3 << 10;
+
+impl Request {
+    pub(super) fn check_vmm(&self, designs: &[Design]) -> Result<()> {
+        self.check_theirs(designs)?;
+        let has_our_pmu = |design: &Design| design.pmu.has_our_pmu();
+        let has_vmm = self.machine.arch == Arch::X86_64 && designs.iter().any(has_our_pmu);
+        let is_ours = |design: &Design| design.pmu.is_ours();
+        if !has_vmm && self.vmm.is_none() && !self.vmm_args.is_empty() {
+            return usage("--vmm-arg is about --arch x86_64 --pmu emulated and exec, and --vmm");
+        }
+        if !has_vmm && self.model != Model::default() {
+            return usage("--model is about --arch x86_64 --pmu emulated and exec");
+        }
+        let is_emulated = |design: &Design| design.pmu == Pmu::Emulated;
+        let is_patched = |design: &Design| design.pmu == Pmu::Qemu;
+        if self.lbr != Lbr::Off && !(has_vmm && designs.iter().any(is_emulated)) {
+            return usage("--lbr is about --arch x86_64 --pmu emulated");
+        }
+        if self.lbr != Lbr::Off && self.model == Model::Amd {
+            return usage("AMD's PMU has last branch records with --model amd-v2");
+        }
+        if self.perfmon.is_some() {
+            let has_model = |design: &Design| has_model(design.pmu);
+            if !has_vmm || !designs.iter().any(has_model) {
+                return usage("--perfmon is about --arch x86_64 --pmu emulated and exec");
+            }
+            if matches!(self.model, Model::Amd | Model::AmdV2) {
+                return usage(
+                    "--perfmon is about Intel's PMU: leave --model out, or give --model intel",
+                );
+            }
+        }
+        for word in self.vmm_args.iter().filter(|_| self.vmm.is_none()) {
+            if word.contains(char::is_whitespace) {
+                return usage(format!(
+                    "--vmm-arg takes one word, without a space in it: {word}"
+                ));
+            }
+            let disturbs = word.starts_with("--disturb");
+            if disturbs && (disturbance(word).is_none() || !designs.iter().all(is_patched)) {
+                return usage(
+                    "--vmm-arg takes --disturb=migrate:N, loadvm:N or reset:N, with --pmu qemu alone",
+                );
+            }
+            if word == "--save" || word.starts_with("--restore") {
+                return usage(
+                    "--vmm-arg takes --save=FILE as one word; vpmu-vmm --restore runs by itself only",
+                );
+            }
+        }
+        if has_vmm && designs.iter().any(is_ours) && self.machine.memory > MOST_VMM_MEMORY {
+            return usage("--memory is too large: vpmu-vmm's guests have at most 3G");
+        }
+        Ok(())
+    }
+
+    fn check_theirs(&self, designs: &[Design]) -> Result<()> {
+        let has = |pmu| designs.iter().any(|design| design.pmu == pmu);
+        if self.vmm.is_none() {
+            return match (has(Pmu::Vmm), self.vmm_files.is_empty()) {
+                (true, _) => usage("--pmu vmm runs the guest on a VMM of yours: give --vmm FILE"),
+                (_, false) => usage("--vmm-file is about --vmm"),
+                _ => Ok(()),
+            };
+        }
+        if self.machine.arch != Arch::X86_64 {
+            return usage("--vmm is about --arch x86_64");
+        }
+        if !has(Pmu::Vmm) && !has(Pmu::Exec) {
+            return usage("--vmm is about --pmu vmm and exec");
+        }
+        if self.disk.is_some() {
+            return usage("--vmm boots a kernel that it is given: leave --disk out");
+        }
+        Ok(())
+    }
+
+    /// Returns the way of a guest on the user's VMM, under `vpmu exec` or by itself.
+    pub(super) fn theirs(&self, exec: Option<OurVmm>) -> Way {
+        Way::Nested(Vmm::Theirs(TheirVmm {
+            file: self.vmm.clone().unwrap_or_default(),
+            options: self.vmm_args.clone(),
+            files: self.vmm_files.clone(),
+            exec,
+        }))
+    }
+}
