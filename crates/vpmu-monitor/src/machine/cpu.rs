@@ -2,7 +2,7 @@
 
 use alloc::{vec, vec::Vec};
 use core::{
-    mem,
+    mem::ManuallyDrop,
     ops::Range,
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
@@ -178,7 +178,7 @@ pub(crate) fn install(stacks: Stacks, samples: usize) {
             .collect()
     });
     // Nothing is given back to this heap.
-    mem::forget(stacks);
+    let _ = ManuallyDrop::new(stacks);
 }
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.

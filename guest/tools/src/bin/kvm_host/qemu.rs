@@ -89,7 +89,7 @@ pub(crate) fn run(
         monitor,
         disturb: patched.flatten(),
     }
-    .to_the_end()?;
+    .finish()?;
     report(&Record::Host(Host {
         vmm: version(process, qemu)?,
         status: found.status,
@@ -150,7 +150,7 @@ fn start(process: Process, words: &[&str], dialogue: Fd) -> Result<(), Errno> {
 }
 
 impl Talk<'_> {
-    fn to_the_end(mut self) -> Result<Dialogue, Errno> {
+    fn finish(mut self) -> Result<Dialogue, Errno> {
         let mut found = Dialogue::default();
         let (mut qemu, mut begun, mut moves) = (None, 0, false);
         for line in Lines::of(self.from_guest) {
