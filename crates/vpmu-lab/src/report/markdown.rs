@@ -1,7 +1,7 @@
 //! Makes a page in Markdown of a bench's results, which `vpmu bench NAME --json FILE` writes.
 //!
 //! Pages in `docs/results` are made from the JSON beside them, by `tests/results.rs`, so a figure in a page cannot be
-//! older than the run. A page has what a bench is about; the [details](DETAILS) are in the JSON and in the HTML page.
+//! older than the run. A page has what a bench is about; the details (`DETAILS`) are in the JSON and in the HTML page.
 
 use super::saved::{Bench, Table, tables};
 use crate::{Error, Result};

@@ -122,7 +122,7 @@ fn fixed(depth: u32, scale: u32) -> Part {
 /// its time, which they cost nothing.
 fn time(option: &str, scale: u32) -> Part {
     const COUNT: &str = "perf report -i perf.data --stdio --comms workload --no-branch-stack --sort comm \
-        -F sample,comm -t , 2>/dev/null | awk -F, '/workload/ { print \"own\", $1 + 0 }'";
+        -F sample,comm -t , 2>/dev/null | awk -F, '/^ *[0-9]+ *,workload/ { print \"own\", $1 + 0 }'";
     let timed = timed(&format!("{RECORD} {option}"), "-c 100000", scale);
     Part {
         name: "time",
