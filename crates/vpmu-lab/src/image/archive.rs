@@ -40,6 +40,24 @@ pub enum Contents {
     Disk(PathBuf),
 }
 
+impl Contents {
+    /// Returns the bytes, from the first one, and their number.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read.
+    pub fn open(&self) -> Result<(Box<dyn Read + '_>, u64)> {
+        Ok(match self {
+            Self::Bytes(bytes) => (Box::new(bytes.as_slice()), bytes.len() as u64),
+            Self::Disk(path) => {
+                let file = File::open(path).map_err(Error::file("open", path))?;
+                let size = file.metadata().map_err(Error::file("read", path))?.len();
+                (Box::new(file), size)
+            }
+        })
+    }
+}
+
 impl Archive {
     /// Makes an empty archive.
     pub fn new() -> Self {
@@ -111,17 +129,8 @@ impl Archive {
                     let builder = builder
                         .mode(*mode)
                         .set_mode_file_type(ModeFileType::Regular);
-                    match contents {
-                        Contents::Bytes(bytes) => {
-                            put(builder, out, bytes.as_slice(), bytes.len() as u64)
-                        }
-                        Contents::Disk(path) => {
-                            let file = File::open(path).map_err(Error::file("open", path))?;
-                            let size = file.metadata().map_err(Error::file("read", path))?.len();
-                            put(builder, out, file, size)
-                        }
-                    }
-                    .map_err(written)?;
+                    let (bytes, size) = contents.open()?;
+                    put(builder, out, bytes, size).map_err(written)?;
                 }
             }
         }

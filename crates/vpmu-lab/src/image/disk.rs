@@ -23,7 +23,7 @@ use crate::spec::disk::{Disk, Firmware};
 use crate::{Error, Result};
 
 /// The version of the disk's contents. It changes with any code below that changes them.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 
 /// Drivers of the disk and of its file system, in the order in which they need each other. What is part of a kernel is
 /// not among its modules.

@@ -6,10 +6,10 @@
 //! the lab's own guests do.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
-use super::archive::{Archive, Contents};
+use super::archive::Archive;
 use super::fat::Volume;
 use crate::{Error, Result};
 
@@ -45,17 +45,13 @@ pub fn write(job: &Archive, path: &Path) -> Result<()> {
 fn volume(job: &Archive) -> Result<File> {
     /// Room for the file system's own tables, and for the last cluster of each file.
     const ROOM: u64 = 4 << 20;
-    let mut size = ROOM;
-    for (_, _, contents) in job.files() {
-        size += match contents {
-            Contents::Bytes(bytes) => bytes.len() as u64,
-            // A byte in eight more: a large file system has large clusters.
-            Contents::Disk(path) => {
-                let length = path.metadata().map_err(Error::file("read", path))?.len();
-                length + length / 8
-            }
-        };
-    }
+    let files = job
+        .files()
+        .map(|(place, _, contents)| Ok((place, contents.open()?)));
+    let files = files.collect::<Result<Vec<_>>>()?;
+    // A byte in eight more: a large file system has large clusters.
+    let sizes = files.iter().map(|(_, (_, size))| size + size / 8);
+    let size = ROOM + sizes.sum::<u64>();
     let disk = || Error::file("make", "the seed disk");
     let volume = Volume::new(size.next_multiple_of(1 << 20), *LABEL).map_err(disk())?;
     let texts = [
@@ -66,13 +62,9 @@ fn volume(job: &Archive) -> Result<File> {
     for (name, text) in texts {
         volume.add(name, text.as_bytes()).map_err(disk())?;
     }
-    for (place, _, contents) in job.files() {
-        let reader: Box<dyn Read> = match contents {
-            Contents::Bytes(bytes) => Box::new(bytes.as_slice()),
-            Contents::Disk(path) => Box::new(File::open(path).map_err(Error::file("open", path))?),
-        };
+    for (place, (bytes, _)) in files {
         let place = format!("{FILES}/{place}");
-        volume.add(&place, reader).map_err(disk())?;
+        volume.add(&place, bytes).map_err(disk())?;
     }
     volume.finish().map_err(disk())
 }
@@ -101,6 +93,9 @@ fn start(job: &Archive) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use super::super::archive::Contents;
     use super::*;
 
     #[test]
