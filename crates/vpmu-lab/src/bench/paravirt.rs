@@ -184,11 +184,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let paravirt = row.design.pmu == Pmu::Paravirt;
             let of_design = if paravirt { "paravirt" } else { "trapped" };
             rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
-                figure: figure.name.to_owned(),
-                mode: figure.mode.unwrap_or(of_design),
-                measured: figure.value,
                 published: published(figure.name, of_design),
-                unit: figure.unit,
+                ..figure.row("", of_design)
             }));
         }
     }

@@ -1,6 +1,6 @@
 //! What the benches of sampling share: parts with a command each, and the figures of its guests.
 
-use super::numbers;
+use super::{Row, numbers};
 use crate::report::result;
 use crate::{Error, Result};
 
@@ -26,6 +26,19 @@ pub(super) struct Figure {
     pub(super) mode: Option<&'static str>,
     pub(super) value: Option<f64>,
     pub(super) unit: &'static str,
+}
+
+impl Figure {
+    /// Returns the row of a figure that nobody has published, with `suffix` behind its name.
+    pub(super) fn row(self, suffix: &str, mode: &'static str) -> Row {
+        Row {
+            figure: format!("{}{suffix}", self.name),
+            mode: self.mode.unwrap_or(mode),
+            measured: self.value,
+            published: None,
+            unit: self.unit,
+        }
+    }
 }
 
 pub(super) fn figure(name: &'static str, value: Option<f64>, unit: &'static str) -> Figure {

@@ -150,13 +150,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let options = [way.option];
             let runs = context.compare(&name, Arch::X86_64, &designs, &options, &part.command)?;
             for row in &runs {
-                rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
-                    figure: figure.name.to_owned(),
-                    mode: way.name,
-                    measured: figure.value,
-                    published: None,
-                    unit: figure.unit,
-                }));
+                let figures = (part.figures)(row)?.into_iter();
+                rows.extend(figures.map(|figure| figure.row("", way.name)));
             }
         }
     }

@@ -237,15 +237,8 @@ mod tests {
     }
 
     fn command() -> Payload {
-        Payload::Command(Work {
-            command: Command::from_words(&["true".to_owned()]).unwrap(),
-            runs: 1,
-            kernel: None,
-            add: Vec::new(),
-            programs: Vec::new(),
-            marked: false,
-            profile: false,
-        })
+        let command = Command::from_words(&["true".to_owned()]).unwrap();
+        Payload::Command(Work::new(command))
     }
 
     #[test]

@@ -53,15 +53,7 @@ mod tests {
     use crate::spec::command::Command;
 
     fn work() -> Work {
-        Work {
-            command: Command::from_words(&["echo".to_owned()]).unwrap(),
-            runs: 1,
-            kernel: None,
-            add: Vec::new(),
-            programs: Vec::new(),
-            marked: false,
-            profile: false,
-        }
+        Work::new(Command::from_words(&["echo".to_owned()]).unwrap())
     }
 
     const BEGUN: &str =

@@ -91,13 +91,7 @@ impl FromStr for Pmu {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|pmu| pmu.name() == text)
-            .ok_or_else(|| {
-                let names = Self::ALL.map(Self::name).join(", ");
-                format!("no such design; there are {names}")
-            })
+        by_name(Self::ALL, Self::name, text, "no such design; there are")
     }
 }
 
@@ -133,13 +127,7 @@ impl FromStr for Policy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|policy| policy.name() == text)
-            .ok_or_else(|| {
-                let names = Self::ALL.map(Self::name).join(", ");
-                format!("no such policy; there are {names}")
-            })
+        by_name(Self::ALL, Self::name, text, "no such policy; there are")
     }
 }
 
@@ -176,13 +164,7 @@ impl FromStr for Model {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|model| model.name() == text)
-            .ok_or_else(|| {
-                let names = Self::ALL.map(Self::name).join(", ");
-                format!("no such model; there are {names}")
-            })
+        by_name(Self::ALL, Self::name, text, "no such model; there are")
     }
 }
 
@@ -228,11 +210,19 @@ impl FromStr for Lbr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|lbr| lbr.name() == text)
-            .ok_or_else(|| format!("there are {}", Self::ALL.map(Self::name).join(", ")))
+        by_name(Self::ALL, Self::name, text, "there are")
     }
+}
+
+/// Returns the choice of this name, or a complaint that ends with all names.
+fn by_name<T: Copy, const N: usize>(
+    all: [T; N],
+    name: impl Fn(T) -> &'static str,
+    text: &str,
+    complaint: &str,
+) -> Result<T, String> {
+    let named = all.into_iter().find(|&choice| name(choice) == text);
+    named.ok_or_else(|| format!("{complaint} {}", all.map(name).join(", ")))
 }
 
 /// One row of a comparison.

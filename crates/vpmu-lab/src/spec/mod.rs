@@ -113,6 +113,21 @@ pub struct Work {
     pub profile: bool,
 }
 
+impl Work {
+    /// Returns the work of this command alone, which runs once.
+    pub fn new(command: Command) -> Self {
+        Self {
+            command,
+            runs: 1,
+            kernel: None,
+            add: Vec::new(),
+            programs: Vec::new(),
+            marked: false,
+            profile: false,
+        }
+    }
+}
+
 /// A guest under one design.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guest {
@@ -215,17 +230,11 @@ impl SecondRequest {
             Payload::Command(work) => Some(work),
             Payload::Kernel { .. } | Payload::Disk => None,
         };
+        let command = self.command.as_ref();
+        let command = command.or_else(|| first.map(|work| &work.command))?;
         Some(Work {
-            command: self
-                .command
-                .clone()
-                .or_else(|| first.map(|work| work.command.clone()))?,
-            runs: 1,
-            kernel: None,
             add: first.map(|work| work.add.clone()).unwrap_or_default(),
-            programs: Vec::new(),
-            marked: false,
-            profile: false,
+            ..Work::new(command.clone())
         })
     }
 }

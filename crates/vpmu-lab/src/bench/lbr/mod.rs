@@ -249,13 +249,8 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             };
             let name = format!("{}{}-{}", way.mode, way.suffix.replace(':', "-"), part.name);
             for row in &context.compare_as(request, &name, &designs, &part.command)? {
-                rows.extend((part.figures)(row)?.into_iter().map(|figure| Row {
-                    figure: format!("{}{}", figure.name, way.suffix),
-                    mode: way.mode,
-                    measured: figure.value,
-                    published: None,
-                    unit: figure.unit,
-                }));
+                let figures = (part.figures)(row)?.into_iter();
+                rows.extend(figures.map(|figure| figure.row(way.suffix, way.mode)));
             }
         }
     }
