@@ -74,7 +74,7 @@ pub(crate) enum Verb {
         /// Architecture of the guests to check for
         #[arg(long, value_name = "NAME", default_value = "aarch64", value_parser = arch)]
         arch: Arch,
-        /// Check the QEMU in this folder, not at the one on PATH
+        /// Check the QEMU in this folder, not the one on PATH
         #[arg(long, value_name = "DIR")]
         qemu: Option<PathBuf>,
     },
@@ -277,8 +277,9 @@ pub(crate) struct Guest {
     perfmon: Option<u8>,
     /// Whether the guest has last branch records, and how many: off, on, 8, 16 or 32 (x86_64, emulated)
     ///
-    /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many branches as it records. The processor is Intel's
-    /// with --model intel, and else AMD's with PerfMonV2 where that is the vendor.
+    /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many
+    /// branches as it records. The processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the
+    /// vendor.
     #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
     lbr: Lbr,
     /// Write the figures to a file

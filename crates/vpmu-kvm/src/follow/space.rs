@@ -1,7 +1,5 @@
 //! The guest's linear memory, as the vCPU that is followed would reach it.
 
-use std::mem;
-
 use vpmu::x86::Ring;
 
 use crate::guest::paging::{PAGE, Page, Paging};
@@ -50,10 +48,7 @@ impl<'a> Space<'a> {
         pages: &'a mut Pages,
     ) -> Self {
         if pages.root != paging.root() {
-            *pages = Pages {
-                root: paging.root(),
-                found: mem::take(&mut pages.found),
-            };
+            pages.root = paging.root();
             pages.forget();
         }
         Self {
