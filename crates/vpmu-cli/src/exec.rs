@@ -123,20 +123,35 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
         ));
     }
     check_program(&program)?;
-    if is_named(&program, KNOWN[0]) {
-        check_qemu(arguments)?;
-    }
-    check_kvm()?;
-    let library = artifacts::find_preload()?;
-    let failed = Error::file("run", &program);
-    Err(failed(
-        process::Command::new(&program)
-            .arg0(name)
-            .args(arguments)
+    let mut becomes = process::Command::new(&program);
+    becomes.arg0(name).args(arguments);
+    let is_qemu = is_named(&program, KNOWN[0]);
+    // libvirt asks each emulator so, with all capabilities taken away, and rejects those that do not answer.
+    if !(is_qemu && has_no_guest(arguments)) {
+        if is_qemu {
+            check_qemu(arguments)?;
+        }
+        check_kvm()?;
+        let library = artifacts::find_preload()?;
+        becomes
             .env("LD_PRELOAD", preload(&library)?)
-            .env("VPMU_EXEC", options.words())
-            .exec(),
-    ))
+            .env("VPMU_EXEC", options.words());
+    }
+    Err(Error::file("run", &program)(becomes.exec()))
+}
+
+/// Returns whether QEMU is started to be asked for its abilities only: its machine is `none`.
+fn has_no_guest(arguments: &[OsString]) -> bool {
+    let is_machine = |word: &OsString| {
+        ["-machine", "--machine", "-M", "--M"]
+            .iter()
+            .any(|it| word == it)
+    };
+    let is_none =
+        |word: &OsString| word.as_bytes().split(|byte| *byte == b',').next() == Some(b"none");
+    arguments
+        .windows(2)
+        .any(|words| is_machine(&words[0]) && is_none(&words[1]))
 }
 
 /// Returns whether a program's name begins so.

@@ -45,6 +45,11 @@ impl fmt::Display for PerfError {
     #[rustfmt::skip]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            // Debian's kernels have a level above Linux's highest, and ask for CAP_SYS_ADMIN there.
+            Self::Forbidden(Some(level)) if *level > 2 => write!(f,
+                "the kernel does not let this user count the guest's kernel (perf_event_paranoid is {level}, where \
+                 CAP_PERFMON is not enough): run as root, or write 2 to /proc/sys/kernel/perf_event_paranoid and give the \
+                 program CAP_PERFMON, or write 1 there"),
             Self::Forbidden(level) => {
                 let level = level.map(|level| format!(" (perf_event_paranoid is {level})"));
                 write!(f,
@@ -111,5 +116,14 @@ mod tests {
         assert!(text.contains("guest's kernel: run as root"), "{text}");
         let text = PerfError::Forbidden(Some(2)).to_string();
         assert!(text.contains("(perf_event_paranoid is 2): run"), "{text}");
+    }
+
+    #[test]
+    fn a_level_of_debian_s_is_not_mended_by_cap_perfmon_alone() {
+        let text = PerfError::Forbidden(Some(3)).to_string();
+        assert!(
+            text.contains("is 3, where CAP_PERFMON is not enough): run as root, or write 2"),
+            "{text}"
+        );
     }
 }

@@ -75,6 +75,21 @@ fn children_of_the_program_have_nothing_of_it() {
     assert!(!text(&run(&["-accel", "kvm"])).contains("-accel kvm"));
 }
 
+/// libvirt starts an emulator so to learn its abilities, without any capability.
+#[test]
+fn a_qemu_without_a_guest_is_started_as_it_is() {
+    let home = tempfile::tempdir().unwrap();
+    let shell = home.path().join("qemu-system-shell");
+    symlink(fs::canonicalize("/bin/sh").unwrap(), &shell).unwrap();
+    let mut command: Command = vpmu(home.path());
+    command.args(["exec", "--"]).arg(&shell);
+    command.args(["-c", "echo \"[$LD_PRELOAD$VPMU_EXEC]\"", "-S"]);
+    command.args(["-machine", "none,accel=kvm:tcg"]);
+    let output = command.env("LD_PRELOAD", "").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(text(&output), "[]\n");
+}
+
 /// QEMU asks its own list of reasons, so that its monitor names this one.
 #[test]
 fn qemu_neither_migrates_nor_saves_its_guest() {
