@@ -62,7 +62,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     };
     start_profile(&mut local, monitor)?;
     if let Some(pmu) = &mut local.pmu {
-        pmu.load(&mut PhysicalPmu);
+        pmu.load(None, &mut PhysicalPmu);
     }
     apply_traps(&mut local, true);
 

@@ -92,7 +92,7 @@ fn cpu_off() -> u64 {
     cpu.on.store(true, Relaxed);
     let mut local = cpu.local.lock();
     if let Some(pmu) = &mut local.pmu {
-        pmu.load(&mut PhysicalPmu);
+        pmu.load(None, &mut PhysicalPmu);
     }
     apply_traps(&mut local, false);
     i64::from(answer as i32) as u64

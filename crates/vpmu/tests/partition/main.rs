@@ -9,6 +9,7 @@ mod plans;
 mod probe;
 mod regressions;
 mod switch;
+mod switch_between;
 mod types;
 
 use machine::{EVENTS, Machine, Place, Quirks};

@@ -293,7 +293,8 @@ impl Pair {
     fn load_pmu(&mut self, local: &mut Local) {
         let Some(pmu) = &mut local.pmu else { return };
         let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
-        self.switches.instructions += measured(pmu, |pmu| pmu.load(&mut PhysicalPmu));
+        let left = self.other_pmu.as_ref();
+        self.switches.instructions += measured(pmu, |pmu| pmu.load(left, &mut PhysicalPmu));
         self.switches.registers += pmu.switch_accesses() - accesses;
         if let Some((was, is)) = was.zip(pmu.residence()) {
             self.switches.begin(was, is);

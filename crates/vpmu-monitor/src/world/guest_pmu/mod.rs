@@ -294,7 +294,7 @@ impl GuestPmu {
             PmuKind::Partitioned(pmu) => pmu.migrate(plan).is_ok(),
             PmuKind::Untrapped => false,
         };
-        self.load(registers);
+        self.load(None, registers);
         if !kept {
             return Err(PmuError::Profile);
         }
@@ -318,13 +318,16 @@ impl GuestPmu {
         }
     }
 
-    /// The vCPU begins to run on this CPU.
-    pub fn load<R: PmuRegisters>(&mut self, registers: &mut R) {
+    /// The vCPU begins to run on this CPU, which `left` has been put from since any other PMU was here.
+    pub fn load<R: PmuRegisters>(&mut self, left: Option<&Self>, registers: &mut R) {
         let mut counted = Counted::new(registers);
-        match &mut self.kind {
-            PmuKind::Emulated(pmu) => pmu.load(&mut counted),
-            PmuKind::Partitioned(pmu) => pmu.load(&mut counted),
-            PmuKind::Untrapped => {}
+        match (&mut self.kind, left.map(|left| &left.kind)) {
+            (PmuKind::Emulated(pmu), _) => pmu.load(&mut counted),
+            (PmuKind::Partitioned(pmu), Some(PmuKind::Partitioned(left))) => {
+                pmu.load_after(left, &mut counted);
+            }
+            (PmuKind::Partitioned(pmu), _) => pmu.load(&mut counted),
+            (PmuKind::Untrapped, _) => {}
         }
         self.switch_accesses += counted.accesses;
     }

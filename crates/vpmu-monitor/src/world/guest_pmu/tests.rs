@@ -59,7 +59,7 @@ fn a_guest_that_never_touches_its_pmu_costs_no_register_access_at_a_switch() {
         let mut pmu = pmu(design, 0, registers);
         registers.writes.clear();
         for _ in 0..3 {
-            pmu.load(registers);
+            pmu.load(None, registers);
             pmu.put(registers);
         }
         assert_eq!(pmu.switch_accesses, 0, "{design:?}");

@@ -26,6 +26,8 @@ pub struct PartitionedPmu {
     /// [hides events](Plan::hides_events), and PMUSERENR_EL0, where it traps.
     pub(super) state: PmuState,
     pub(super) residence: Residence,
+    /// The last put saved `state` from the hardware, and nothing has changed `state` or `plan` since.
+    pub(super) is_left_behind: bool,
     /// The registers change hands at every switch, needed or not.
     // For the bench `switch` alone: nobody else wants it.
     pub(super) eager: bool,
@@ -62,6 +64,7 @@ impl PartitionedPmu {
             plan,
             state: PmuState::reset(plan.version(), plan.hpmn()),
             residence: Residence::Free,
+            is_left_behind: false,
             eager: false,
         }
     }

@@ -9,7 +9,15 @@ impl PartitionedPmu {
     /// not, this costs no register access.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence == Residence::Saved {
-            self.load_registers(regs);
+            self.load_registers(None, regs);
+        }
+    }
+
+    /// As [`load`](Self::load), right after `left` was [`put`](Self::put) on this CPU: the hardware still has what `left`
+    /// had there. Writes only registers that `left` had otherwise. Nothing may have accessed PMU registers of guests since.
+    pub fn load_after<R: PmuRegisters>(&mut self, left: &Self, regs: &mut R) {
+        if self.residence == Residence::Saved {
+            self.load_registers(Some(left).filter(|left| left.is_left_behind), regs);
         }
     }
 
@@ -18,6 +26,7 @@ impl PartitionedPmu {
     /// in the hardware, this costs no register access. PMCR_EL0 stays as the guest left it.
     pub fn put<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence != Residence::Loaded {
+            self.is_left_behind = false;
             return;
         }
         let (guest, taken) = (self.guest(), self.taken());
@@ -58,6 +67,7 @@ impl PartitionedPmu {
             }
         }
         self.residence = self.residence_in_memory();
+        self.is_left_behind = true;
     }
 
     /// Goes on with the plan of another CPU, before the first `load` there; or with another plan of
@@ -89,6 +99,7 @@ impl PartitionedPmu {
             return Err(MigrateError::Version { guest, offered });
         }
         self.plan = plan;
+        self.is_left_behind = false;
         Ok(())
     }
 
@@ -118,6 +129,7 @@ impl PartitionedPmu {
         self.put(regs);
         self.check(state)?;
         self.state = state.clone();
+        self.is_left_behind = false;
         self.residence = self.residence_in_memory();
         Ok(())
     }
@@ -159,32 +171,61 @@ impl PartitionedPmu {
     /// The guest accesses its PMU, which must be in the hardware for that.
     pub(super) fn touch<R: PmuRegisters>(&mut self, regs: &mut R) {
         if self.residence != Residence::Loaded {
-            self.load_registers(regs);
+            self.load_registers(None, regs);
         }
     }
 
-    /// Writes all of the guest's registers. Whatever another guest left there is overwritten.
-    fn load_registers<R: PmuRegisters>(&mut self, regs: &mut R) {
-        let guest = self.guest();
-        let state = &self.state;
-        regs.write(Register::PmcntenClr, guest);
-        regs.write(Register::PmintenClr, guest);
-        regs.write(Register::PmovsClr, guest);
-        regs.write(Register::Pmcr, state.pmcr & PMCR_CONTROL);
+    /// Writes the guest's registers, but for those that the hardware has already: it has what `left` had, or with `None`
+    /// anything.
+    fn load_registers<R: PmuRegisters>(&mut self, left: Option<&Self>, regs: &mut R) {
+        let (guest, state) = (self.guest(), &self.state);
+        let mut change = |register, value, has: Option<u64>| {
+            if has != Some(value) {
+                regs.write(register, value);
+            }
+        };
+        let cleared = left.map(|left| guest & !left.guest());
+        for clear in [
+            Register::PmcntenClr,
+            Register::PmintenClr,
+            Register::PmovsClr,
+        ] {
+            // A clear of nothing changes nothing, and the put has cleared those of the other guest.
+            change(clear, cleared.unwrap_or(guest), Some(0));
+        }
+        let has = |of: fn(&PmuState) -> u64| left.map(|left| of(&left.state));
+        let control = |state: &PmuState| state.pmcr & PMCR_CONTROL;
+        change(Register::Pmcr, control(state), has(control));
+        // Where the plan hides events, the hardware has a saved type as `Plan::pmevtyper` makes it, which does not change what
+        // it has made: a saved type that is equal to such a value is the hardware's.
         let counters = state.pmevcntr.iter().zip(&state.pmevtyper);
         for (n, (count, event_type)) in (0..self.plan.hpmn()).zip(counters) {
-            regs.write(Register::Pmevtyper(n), self.plan.pmevtyper(*event_type));
-            regs.write(Register::Pmevcntr(n), *count);
+            let i = usize::from(n);
+            // The counters above are not the guest's that left.
+            let left = left
+                .filter(|left| n < left.plan.hpmn())
+                .map(|left| &left.state);
+            let event_type = self.plan.pmevtyper(*event_type);
+            let had = left.and_then(|left| left.pmevtyper.get(i).copied());
+            change(Register::Pmevtyper(n), event_type, had);
+            let had = left.and_then(|left| left.pmevcntr.get(i).copied());
+            change(Register::Pmevcntr(n), *count, had);
         }
-        regs.write(Register::Pmccfiltr, self.plan.pmccfiltr(state.pmccfiltr));
-        regs.write(Register::Pmccntr, state.pmccntr);
-        regs.write(Register::Pmselr, state.pmselr & PMSELR_MASK);
-        regs.write(Register::Pmuserenr, self.pmuserenr(state.pmuserenr));
-        regs.write(Register::PmovsSet, state.pmovs & guest);
-        regs.write(Register::PmintenSet, state.pminten & guest);
+        let filter = self.plan.pmccfiltr(state.pmccfiltr);
+        change(Register::Pmccfiltr, filter, has(|state| state.pmccfiltr));
+        change(Register::Pmccntr, state.pmccntr, has(|state| state.pmccntr));
+        let selected = left.map(|left| left.plan.harmless_selection());
+        change(Register::Pmselr, state.pmselr & PMSELR_MASK, selected);
+        // The put has taken EL0's access away.
+        let user = self.pmuserenr(state.pmuserenr);
+        change(Register::Pmuserenr, user, left.map(|_| 0));
+        // To set nothing changes nothing.
+        change(Register::PmovsSet, state.pmovs & guest, Some(0));
+        change(Register::PmintenSet, state.pminten & guest, Some(0));
         // Last: nothing counts before all of it is in place.
-        regs.write(Register::PmcntenSet, state.pmcnten & guest);
+        change(Register::PmcntenSet, state.pmcnten & guest, Some(0));
         self.residence = Residence::Loaded;
+        self.is_left_behind = false;
     }
 
     /// A PMU is idle when nothing counts, nothing is pending, and EL0 may not touch it. (EL0

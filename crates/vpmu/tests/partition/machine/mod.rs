@@ -73,7 +73,7 @@ pub(crate) const fn access_bit(register: Register, write: bool) -> u64 {
     1 << (2 * register.ordinal() + write as usize)
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Machine {
     pub(crate) implemented: u8,
     pub(crate) features: Features,
