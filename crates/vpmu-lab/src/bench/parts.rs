@@ -56,19 +56,23 @@ pub(super) const SHARES: &str = "perf report -i perf.data --stdio --comms worklo
     --sort symbol -F overhead,sym -t , 2>/dev/null | \
     awk -F, '/^ *[0-9]/ { split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }'; ";
 
+/// Prints the number of the workload's samples in `perf.data`: `perf stat` around it has some, too, outside the time measured.
+const OWN_SAMPLES: &str = "perf report -i perf.data --stdio --comms workload --no-branch-stack --sort comm \
+    -F sample,comm -t , 2>/dev/null | awk -F, '/^ *[0-9]+ *,workload/ { print \"samples\", $1 + 0 }'; ";
+
 /// Returns a command that times the workload under `record` twice: with a period that never ends, and with `period`. It
-/// prints the guest times in ns, the number of samples, and each function's share. The clock is inside the recording:
+/// prints the guest times in ns, the number of the workload's samples, and each function's share. The clock is inside the recording:
 /// the begin and end of `perf record` take longer than all samples, and not always as long.
 pub(super) fn timed(record: &str, period: &str, scale: u32) -> String {
     format!(
         "{QUIET}timed() {{ {record} $1 -- perf stat -x, -o time -e duration_time workload --scale {scale} && \
          awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
          timed '-c 1000000000000' without && timed '{period}' with && \
-         perf report --stats -i perf.data 2>/dev/null | awk '$1 == \"SAMPLE\" {{ print \"samples\", $3; exit }}'; {SHARES}"
+         {OWN_SAMPLES}{SHARES}"
     )
 }
 
-/// Returns the guest time of a sample in us, by the output of [`timed`]; `None` without a sample.
+/// Returns the guest time of a sample of the workload in us, by the output of [`timed`]; `None` without a sample.
 pub(super) fn us_per_sample(row: &result::Row) -> Result<Option<f64>> {
     let [without, with, samples] = ["without", "with", "samples"].map(|word| first(row, word));
     let (without, with, samples) = (without?, with?, samples?);

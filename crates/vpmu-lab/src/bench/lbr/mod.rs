@@ -2,7 +2,9 @@
 
 mod checker;
 
-use super::parts::{Figure, Part, QUIET, SHARES, figure, first, share_difference, timed};
+use super::parts::{
+    Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
+};
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
@@ -121,17 +123,15 @@ fn fixed(depth: u32, scale: u32) -> Part {
 /// What a sample takes of the guest's time. The workload's samples alone: a tenth or more are of the program that takes
 /// its time, which they cost nothing.
 fn time(option: &str, scale: u32) -> Part {
-    const COUNT: &str = "perf report -i perf.data --stdio --comms workload --no-branch-stack --sort comm \
-        -F sample,comm -t , 2>/dev/null | awk -F, '/^ *[0-9]+ *,workload/ { print \"own\", $1 + 0 }'";
-    let timed = timed(&format!("{RECORD} {option}"), "-c 100000", scale);
     Part {
         name: "time",
-        command: format!("{timed}{COUNT}"),
+        command: timed(&format!("{RECORD} {option}"), "-c 100000", scale),
         figures: |row| {
-            let [without, with, own] = ["without", "with", "own"].map(|word| first(row, word));
-            let (time, own) = (with? - without?, own?);
-            let time = (own > 0.0).then_some(time / own / 1e3);
-            Ok(vec![figure("guest_us_per_sample", time, "us")])
+            Ok(vec![figure(
+                "guest_us_per_sample",
+                us_per_sample(row)?,
+                "us",
+            )])
         },
     }
 }
