@@ -69,6 +69,7 @@ impl Paging {
     }
 
     /// Returns the physical address of the first table.
+    #[cfg(feature = "lbr")]
     pub(crate) fn root(&self) -> u64 {
         self.root
     }
