@@ -21,6 +21,9 @@
 //! - *guest-only* ([`GuestOnlyTimer`]): the guest's driver keeps both words to itself and reads the
 //!   note when the early interrupt comes. The host takes no part, so this mode works on any host.
 //!
+//! Where few writes are avoided, the paravirtual mode may cost more than it saves: [`BreakEven`] notices, and says when
+//! to write IA32_TSC_DEADLINE instead.
+//!
 //! # The paravirtual protocol
 //!
 //! ```text
@@ -131,7 +134,10 @@ mod model_check;
 mod slot;
 mod sync;
 
-pub use guest::{GuestCpu, GuestOnlyTimer, GuestStatistics, Interrupt, ParavirtualTimer, Request};
+pub use guest::{
+    BreakEven, BreakEvenStatistics, GuestCpu, GuestOnlyTimer, GuestStatistics, Interrupt,
+    ParavirtualTimer, Request, Way,
+};
 pub use host::{
     DeadlineState, DeadlineTimer, HostStatistics, HostTimer, LvtTimer, RestoreError, TimerMode,
     Verdict,

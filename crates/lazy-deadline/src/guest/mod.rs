@@ -4,9 +4,11 @@
 //! in another language can be transcribed from them line by line: `docs/lazy-deadline.md` has the
 //! same steps in C.
 
+mod break_even;
 mod guest_only;
 mod paravirtual;
 
+pub use break_even::{BreakEven, BreakEvenStatistics, Way};
 pub use guest_only::{GuestOnlyTimer, Interrupt};
 pub use paravirtual::ParavirtualTimer;
 

@@ -1,5 +1,6 @@
 //! The lazy TSC deadline against a naive timer: the same interrupts, fewer exits.
 
+mod break_even;
 mod guest_only;
 mod hazards;
 mod hostile;
