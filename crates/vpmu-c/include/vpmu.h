@@ -212,7 +212,7 @@
 /**
  * No saved state is longer, in bytes.
  */
-#define VPMU_STATE_SIZE 2048
+#define VPMU_STATE_SIZE 4096
 
 /**
  * Four counters at C001_0000H to C001_0007H.
@@ -896,8 +896,9 @@ enum vpmu_status vpmu_kvm_after_run(struct vpmu_kvm *pmu,
 
 /**
  * Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
- * `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
- * `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives, or has called
+ * `length`, while no vCPU of the VM runs. With `rdpmc` of the options, the places in the guest's memory are among
+ * them. The PMU can go on. First complete the last exit: a KVM_RUN with `immediate_exit`, between `vpmu_kvm_before_run` and
+ * `_after_run`. The vCPU's thread still lives, or has called
  * `vpmu_kvm_release_thread`.
  */
 enum vpmu_status vpmu_kvm_save(struct vpmu_kvm *pmu,
@@ -991,22 +992,6 @@ const char *vpmu_kvm_error(void);
  * of these functions the vCPU is as it was: once the cause is gone, call `vpmu_kvm_before_run` again before the vCPU runs.
  */
 bool vpmu_kvm_error_is_fatal(void);
-
-/**
- * Writes the places in the guest's code by which RDPMC comes to the VMM to the `room` bytes at `buffer`, and the number of
- * bytes to `length`, while no vCPU runs. They go with the guest's memory, which has the changed instructions.
- */
-enum vpmu_status vpmu_kvm_save_rdpmc(const struct vpmu_kvm_vm *vm,
-                                     uint8_t *buffer,
-                                     size_t room,
-                                     size_t *length);
-
-/**
- * Knows the places in the `length` bytes at `buffer`, which `vpmu_kvm_save_rdpmc` has written. Before a vCPU runs.
- */
-enum vpmu_status vpmu_kvm_restore_rdpmc(const struct vpmu_kvm_vm *vm,
-                                        const uint8_t *buffer,
-                                        size_t length);
 
 /**
  * Finds what this host can offer a VM's guest, and puts it into `*vm`. May be called before there is a VM. `memory` is

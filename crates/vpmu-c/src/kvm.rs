@@ -3,25 +3,24 @@
 mod filter;
 mod handle;
 mod memory;
-mod rdpmc;
 mod vm;
 
 use core::ffi::c_int;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vpmu_kvm::{AfterRun, Backing, Counter, Deadline, Exit, Kick, State, Vcpu};
+use vpmu_kvm::{AfterRun, Backing, Counter, Deadline, Exit, Kick, Rdpmc, Vcpu};
 
 use crate::counter::counter_state;
 use crate::room::promised;
-use crate::{VpmuOutcome, VpmuStatus, room, state};
-use handle::{Table, damaged, failed, misuse, status};
+use crate::state::{self, Saved};
+use crate::{VpmuOutcome, VpmuStatus, room};
+use handle::{Table, damaged, failed, misuse, status, unsuitable};
 use vm::VMS;
 
 pub use filter::*;
 pub use handle::{vpmu_kvm_error, vpmu_kvm_error_is_fatal};
 pub use memory::*;
-pub use rdpmc::*;
 pub use vm::*;
 
 /// Run the vCPU again: the exit was completed.
@@ -69,6 +68,8 @@ struct Attached {
     vcpu: Mutex<Vcpu>,
     // Beside the lock: another thread waits for it while the vCPU runs.
     deadline: Option<Arc<Deadline>>,
+    /// The VM's places of RDPMC.
+    rdpmc: Option<Arc<Rdpmc>>,
 }
 
 static PMUS: Table<Attached> = Table::new();
@@ -79,22 +80,24 @@ impl Attached {
     }
 }
 
-/// Answers what `act` does with the vCPU.
-fn with(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu) -> VpmuStatus) -> VpmuStatus {
+/// Answers what `act` does with what is attached.
+fn with_attached(pmu: *const VpmuKvm, act: impl FnOnce(&Attached) -> VpmuStatus) -> VpmuStatus {
     match PMUS.find(pmu) {
-        Ok(attached) => act(&mut attached.vcpu()),
+        Ok(attached) => act(&attached),
         Err(status) => status,
     }
 }
 
+/// Answers what `act` does with the vCPU.
+fn with(pmu: *const VpmuKvm, act: impl FnOnce(&mut Vcpu) -> VpmuStatus) -> VpmuStatus {
+    with_attached(pmu, |attached| act(&mut attached.vcpu()))
+}
+
 fn with_deadline(pmu: *const VpmuKvm, act: impl FnOnce(&Deadline) -> VpmuStatus) -> VpmuStatus {
-    match PMUS.find(pmu) {
-        Ok(attached) => match &attached.deadline {
-            Some(deadline) => act(deadline),
-            None => misuse("the guest was not offered a deadline"),
-        },
-        Err(status) => status,
-    }
+    with_attached(pmu, |attached| match &attached.deadline {
+        Some(deadline) => act(deadline),
+        None => misuse("the guest was not offered a deadline"),
+    })
 }
 
 /// Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
@@ -127,6 +130,7 @@ pub unsafe extern "C" fn vpmu_kvm_attach(
             *pmu = PMUS.add(Attached {
                 deadline: vcpu.deadline(),
                 vcpu: Mutex::new(vcpu),
+                rdpmc: vm.rdpmc.as_ref().map(Arc::clone),
             });
             VpmuStatus::Ok
         }
@@ -206,8 +210,9 @@ pub unsafe extern "C" fn vpmu_kvm_after_run(pmu: *mut VpmuKvm, what: *mut u32) -
 }
 
 /// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
-/// `length`, while the vCPU does not run. The PMU can go on. First complete the last exit: a KVM_RUN with
-/// `immediate_exit`, between `vpmu_kvm_before_run` and `_after_run`. The vCPU's thread still lives, or has called
+/// `length`, while no vCPU of the VM runs. With `rdpmc` of the options, the places in the guest's memory are among
+/// them. The PMU can go on. First complete the last exit: a KVM_RUN with `immediate_exit`, between `vpmu_kvm_before_run` and
+/// `_after_run`. The vCPU's thread still lives, or has called
 /// `vpmu_kvm_release_thread`.
 ///
 /// # Safety
@@ -220,9 +225,12 @@ pub unsafe extern "C" fn vpmu_kvm_save(
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    with(pmu, |vcpu| {
-        let status = promised!(state::save(|| vcpu.save(), buffer, room, length));
-        match status {
+    with_attached(pmu, |attached| {
+        let saved = || -> Saved {
+            let places = attached.rdpmc.as_ref().map(|rdpmc| rdpmc.save());
+            (attached.vcpu().save(), places)
+        };
+        match promised!(state::save(saved, buffer, room, length)) {
             VpmuStatus::Misuse => misuse(
                 "a buffer, and a place for its length, at an address that is a multiple of 8",
             ),
@@ -246,14 +254,24 @@ pub unsafe extern "C" fn vpmu_kvm_restore(
     if buffer.is_null() {
         return misuse("the saved bytes");
     }
-    let saved: Option<State> = promised!(state::read(buffer, length));
-    with(pmu, |vcpu| match &saved {
-        None => damaged(),
-        Some(saved) => match status(vcpu.restore(saved)) {
+    let saved: Option<Saved> = promised!(state::read(buffer, length));
+    let Some((vcpu, places)) = saved else {
+        return damaged();
+    };
+    with_attached(pmu, |attached| {
+        if places.is_some() && attached.rdpmc.is_none() {
+            // The guest's memory has instructions that nobody would complete.
+            return unsuitable("this guest's RDPMC needs a VM that was opened with rdpmc");
+        }
+        let status = status(attached.vcpu().restore(&vcpu));
+        if let (VpmuStatus::Ok, Some(places), Some(rdpmc)) = (status, places, &attached.rdpmc) {
+            rdpmc.restore(&places);
+        }
+        match status {
             // There can be such a PMU, but not here.
             VpmuStatus::Config => VpmuStatus::State,
             status => status,
-        },
+        }
     })
 }
 

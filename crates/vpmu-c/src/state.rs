@@ -6,7 +6,7 @@ use crate::VpmuStatus;
 use crate::room::{self, promised};
 
 /// No saved state is longer, in bytes.
-pub const VPMU_STATE_SIZE: usize = 2048;
+pub const VPMU_STATE_SIZE: usize = 4096;
 
 /// A state that can be written to bytes and read from them.
 pub(crate) trait Bytes: Sized {
@@ -37,9 +37,12 @@ macro_rules! bytes {
 bytes!(arm::PmuState);
 bytes!(x86::PmuState);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-bytes!(vpmu_kvm::State);
+bytes!(Saved);
+
+/// A vCPU, and the places in its VM's guest by which RDPMC comes to the VMM at run time. Each vCPU is saved with all of
+/// them, so that nobody has to know which is restored first.
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
-bytes!(vpmu_kvm::RdpmcState);
+pub(crate) type Saved = (vpmu_kvm::State, Option<vpmu_kvm::RdpmcState>);
 
 /// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
 ///

@@ -16,7 +16,6 @@ fn the_header_is_up_to_date() {
         "kvm/filter",
         "kvm/handle",
         "kvm/memory",
-        "kvm/rdpmc",
         "kvm/vm",
         "partition",
         "state",

@@ -90,9 +90,14 @@ pub(crate) fn misuse(text: &str) -> VpmuStatus {
     VpmuStatus::Misuse
 }
 
-pub(crate) fn damaged() -> VpmuStatus {
-    explain("these bytes are no saved PMU of this version");
+/// Refuses a saved state, with the reason.
+pub(crate) fn unsuitable(text: &str) -> VpmuStatus {
+    explain(text);
     VpmuStatus::State
+}
+
+pub(crate) fn damaged() -> VpmuStatus {
+    unsuitable("these bytes are no saved PMU of this version")
 }
 
 /// Returns what an error is for C. Its text stays for `vpmu_kvm_error`.

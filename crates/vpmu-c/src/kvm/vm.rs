@@ -12,7 +12,8 @@ use super::handle::{Table, damaged, failed, misuse, status};
 use super::memory::{Memory, VpmuKvmMemory};
 use crate::counter::policy;
 use crate::room::promised;
-use crate::{VpmuStatus, room, state};
+use crate::state::{self, Saved};
+use crate::{VpmuStatus, room};
 
 /// AMD's PMU where the host's processor is AMD's, else Intel's.
 pub const VPMU_KVM_MODEL_AUTO: u32 = 0;
@@ -161,9 +162,8 @@ impl VpmuKvmOptions {
     fn offer(&self, options: &Options) -> Result<Offer, VpmuStatus> {
         if !self.saved.is_null() {
             // SAFETY: the caller of `vpmu_kvm_open` promised so many bytes.
-            let saved: Option<vpmu_kvm::State> =
-                promised!(state::read(self.saved, self.saved_length));
-            return saved.map(|state| state.offer()).ok_or_else(damaged);
+            let saved: Option<Saved> = promised!(state::read(self.saved, self.saved_length));
+            return saved.map(|(vcpu, _)| vcpu.offer()).ok_or_else(damaged);
         }
         let model = self.model().ok_or_else(|| {
             misuse("a model, a version or a way of PEBS that there is not, or the last two without Intel's model")

@@ -1,5 +1,6 @@
 //! `vpmu exec`: an unchanged QEMU in the KVM host, whose guest has the PMU.
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -89,15 +90,15 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complain
     assert!(foo > bar && bar > qux && qux > 5.0, "{console}");
 }
 
-/// Returns whether there is a QEMU that embeds the PMU.
-fn has_patched_qemu() -> bool {
-    let found = std::env::var_os("VPMU_PATCHED_QEMU").is_some();
-    if !found {
+/// Returns the QEMU that embeds the PMU.
+pub(crate) fn patched_qemu() -> Option<PathBuf> {
+    let folder = std::env::var_os("VPMU_PATCHED_QEMU");
+    if folder.is_none() {
         eprintln!(
             "skipped: VPMU_PATCHED_QEMU names no folder (script/qemu --vpmu builds that QEMU)"
         );
     }
-    found
+    Some(PathBuf::from(folder?).join("qemu-system-x86_64-vpmu"))
 }
 
 /// The QEMU that embeds the PMU: as many exits as under this project's own VMM, and hardly more time.
@@ -105,7 +106,7 @@ fn has_patched_qemu() -> bool {
 #[ignore = "long: script/test --long"]
 fn a_sample_costs_as_much_under_the_patched_qemu() {
     let _turn = turn(2);
-    if !has_patched_qemu() {
+    if patched_qemu().is_none() {
         return;
     }
     let Some([ours, qemu]) = beside_our_vmm("qemu") else {
@@ -134,7 +135,7 @@ echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 perf record --no-bpf-event -q -a -e cycles -c 1000000 -o perf.data -- workload --scale 30000
 dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complaints; echo complaints $(cat complaints)";
     let _turn = turn(2);
-    if !has_patched_qemu() {
+    if patched_qemu().is_none() {
         return;
     }
     let samples = |disturb: &str| -> Option<f64> {

@@ -27,6 +27,7 @@ mod rings_x86_64;
 mod save_x86_64;
 mod selftest;
 mod smp_x86_64;
+mod stream_x86_64;
 mod support;
 mod their_vmm;
 mod two_guests;
