@@ -135,7 +135,7 @@ impl OnKvm {
                 self.run.complete_msr(outcome)
             }
             Returned::Wrmsr(index, value) => {
-                let outcome = match self.permits(index)? {
+                let outcome = match self.permits(index, parts)? {
                     true => parts.wrmsr(index, value),
                     false => Outcome::GeneralProtection,
                 };
@@ -175,9 +175,13 @@ impl OnKvm {
     }
 
     /// Returns whether the guest may have this register: only with RDPMC it has a PMU.
-    fn permits(&mut self, msr: u32) -> Result<bool, Error> {
+    fn permits<H: CounterHost<CounterConfig>>(
+        &mut self,
+        msr: u32,
+        parts: &Parts<H>,
+    ) -> Result<bool, Error> {
         match &mut self.rdpmc {
-            Some(rdpmc) => rdpmc.permits(msr, &self.vcpu),
+            Some(rdpmc) => rdpmc.permits(msr, &self.vcpu, parts),
             None => Ok(true),
         }
     }
@@ -187,7 +191,7 @@ impl OnKvm {
         msr: u32,
         parts: &mut Parts<H>,
     ) -> Result<Outcome, Error> {
-        if !self.permits(msr)? {
+        if !self.permits(msr, parts)? {
             return Ok(Outcome::GeneralProtection);
         }
         let outcome = match &self.rdpmc {

@@ -1,6 +1,6 @@
 //! The parts of a vCPU that answer its guest's accesses.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vpmu::counter::CounterHost;
 use vpmu::x86::{CounterConfig, Outcome, Ring};
@@ -32,10 +32,12 @@ impl<H: CounterHost<CounterConfig>> Parts<H> {
     }
 
     pub(crate) fn count(&self, exit: Exit) {
+        self.statistics().count(exit);
+    }
+
+    pub(crate) fn statistics(&self) -> MutexGuard<'_, Statistics> {
         let statistics = self.statistics.lock();
-        statistics
-            .unwrap_or_else(PoisonError::into_inner)
-            .count(exit);
+        statistics.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn rdmsr(&mut self, index: u32) -> Outcome {

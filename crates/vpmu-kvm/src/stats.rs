@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use vpmu::counter;
 use vpmu::x86::{amd, intel, lbr, pebs};
@@ -98,6 +99,29 @@ impl FromIterator<(Exit, u64)> for Exits {
     }
 }
 
+/// The searches for the guest's handler of #GP: [`Rdpmc`](crate::Rdpmc).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Arming {
+    /// The searches.
+    pub searches: u64,
+    /// Those that found no handler of a known form: the guest was told that it has no PMU.
+    pub refused: u64,
+    /// Time of all searches, nanoseconds.
+    pub ns: u64,
+    /// Time of the longest search. Over a span of time this is still the longest of all.
+    pub longest_ns: u64,
+}
+
+impl Arming {
+    pub(crate) fn note(&mut self, is_refused: bool, time: Duration) {
+        let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.searches += 1;
+        self.refused += u64::from(is_refused);
+        self.ns = self.ns.saturating_add(ns);
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+}
+
 /// The cost of one vCPU, or of several together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -113,6 +137,8 @@ pub struct Statistics {
     pub pebs: pebs::Statistics,
     /// The outcome of the branches that were handed over for last branch records.
     pub lbr: lbr::Statistics,
+    /// The searches for the guest's handler of #GP, through which RDPMC comes here.
+    pub arming: Arming,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
 }
@@ -149,6 +175,7 @@ impl Statistics {
         self.host = combine(self.host, other.host, u64::wrapping_add);
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
         self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
+        self.arming = combine_arming(self.arming, other.arming, u64::wrapping_add);
     }
 
     /// Adds the statistics of a vCPU's lazy deadline.
@@ -183,6 +210,7 @@ impl Statistics {
             host: combine(self.host, before.host, u64::saturating_sub),
             pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
             lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
+            arming: combine_arming(self.arming, before.arming, u64::saturating_sub),
         }
     }
 }
@@ -247,6 +275,16 @@ fn combine_lbr(a: lbr::Statistics, b: lbr::Statistics, f: fn(u64, u64) -> u64) -
     }
 }
 
+fn combine_arming(a: Arming, b: Arming, f: fn(u64, u64) -> u64) -> Arming {
+    Arming {
+        searches: f(a.searches, b.searches),
+        refused: f(a.refused, b.refused),
+        ns: f(a.ns, b.ns),
+        // No sum and no difference of maxima tells anything.
+        longest_ns: a.longest_ns.max(b.longest_ns),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,10 +297,20 @@ mod tests {
         after.count(Exit::MsrRead(0x38e));
         after.pmis = 3;
         after.host.reads = 2;
+        before.arming.note(true, Duration::from_micros(7));
+        after.arming = before.arming;
+        after.arming.note(false, Duration::from_micros(5));
         let span = after.since(&before);
         let only = [(Exit::MsrRead(0x38e), 1)];
         assert_eq!(span.exits, only.into_iter().collect());
         assert_eq!((span.pmis, span.host.reads), (3, 2));
+        let expected = Arming {
+            searches: 1,
+            refused: 0,
+            ns: 5000,
+            longest_ns: 7000,
+        };
+        assert_eq!(span.arming, expected);
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
     let (pebs, lbr) = (&statistics.pebs, &statistics.lbr);
+    let arming = &statistics.arming;
     serde_json::json!({
         "pmis": statistics.pmis,
         "masked_pmis": statistics.masked_pmis,
@@ -47,6 +48,12 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
             "filtered": lbr.filtered,
             "full": lbr.full,
             "short": lbr.short,
+        },
+        "arming": {
+            "searches": arming.searches,
+            "refused": arming.refused,
+            "ns": arming.ns,
+            "longest_ns": arming.longest_ns,
         },
     })
 }

@@ -1,6 +1,7 @@
 //! Tests with a small guest of pages.
 
 mod guest;
+mod tables;
 
 use std::sync::Barrier;
 use std::thread;

@@ -46,7 +46,12 @@ impl VcpuRdpmc {
     /// Checks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a check: the first
     /// of a vCPU, and those that a kernel makes when it searches for a PMU, but no access on the path of a PMI. `false`: the
     /// guest is to be told that there is no such register.
-    pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
+    pub(crate) fn permits<H: CounterHost<CounterConfig>>(
+        &mut self,
+        msr: u32,
+        vcpu: &OwnedFd,
+        parts: &Parts<H>,
+    ) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         let armed = self.armed.filter(|&(_, armed)| armed == epoch);
         match (Checked::of(msr), armed) {
@@ -54,9 +59,14 @@ impl VcpuRdpmc {
             (Checked::Counters, Some(_)) | (Checked::Other, _) => return Ok(true),
             _ => {}
         }
+        let begin = Instant::now();
         let sregs = sys::sregs(vcpu)?;
         let armed = self.shared.arm(&sregs, &*self.memory);
-        self.armed = armed.is_ok().then(|| (Instant::now(), epoch));
+        let end = Instant::now();
+        let mut statistics = parts.statistics();
+        statistics.arming.note(armed.is_err(), end - begin);
+        drop(statistics);
+        self.armed = armed.is_ok().then_some((end, epoch));
         Ok(armed.is_ok())
     }
 

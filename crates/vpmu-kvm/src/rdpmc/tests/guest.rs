@@ -43,10 +43,17 @@ pub(super) struct Guest {
     pub(super) ram: GuestMemoryMmap,
     pub(super) sregs: kvm_sregs,
     free: u64,
+    levels: u32,
 }
 
 impl Guest {
     pub(super) fn new(handler: &[&[u8]]) -> Self {
+        Self::with_tables(4, handler)
+    }
+
+    /// Makes a guest whose page tables have `levels` levels.
+    pub(super) fn with_tables(levels: u32, handler: &[&[u8]]) -> Self {
+        const LA57: u64 = 1 << 12;
         const TWO: u64 = 0x2000;
         let mut sregs = kvm_sregs {
             cr0: 0x8001_0033,
@@ -56,6 +63,9 @@ impl Guest {
             efer: 0xd01,
             ..Default::default()
         };
+        if levels == 5 {
+            sregs.cr4 |= LA57;
+        }
         sregs.cs.selector = 0x10;
         sregs.cs.l = 1;
         sregs.idt.base = IDT;
@@ -64,6 +74,7 @@ impl Guest {
             ram: ram(0x10_0000),
             sregs,
             free: ROOT + 0x1000,
+            levels,
         };
         guest.map(TEXT, TEXT_AT, P);
         guest.map(IDT, IDT_AT, P | NX);
@@ -80,6 +91,13 @@ impl Guest {
 
     pub(super) fn linux() -> Self {
         Self::new(&[&ENDBR64, &CLAC])
+    }
+
+    /// Goes on with empty page tables, and returns the root of those before.
+    pub(super) fn new_tables(&mut self) -> u64 {
+        let root = self.free;
+        self.free += 0x1000;
+        std::mem::replace(&mut self.sregs.cr3, root)
     }
 
     pub(super) fn write(&self, at: u64, bytes: &[u8]) {
@@ -99,8 +117,8 @@ impl Guest {
     }
 
     pub(super) fn map(&mut self, linear: u64, physical: u64, flags: u64) {
-        let mut table = ROOT;
-        for level in (1..4).rev() {
+        let mut table = self.sregs.cr3;
+        for level in (1..self.levels).rev() {
             let at = table + 8 * (linear >> (12 + 9 * level) & 0x1ff);
             let entry = u64::from_le_bytes(self.bytes(at));
             table = match entry & P {
