@@ -135,9 +135,12 @@ fn a_guest_of_an_unknown_form_is_told_that_it_has_no_pmu() {
             .arg("--add")
             .arg(&monitor);
     };
-    let console = compared(&mut vpmu, options, SCRIPT).console;
+    let Compared { console, run, .. } = compared(&mut vpmu, options, SCRIPT);
     let number = |word| said(&console, word).parse::<u64>().unwrap();
     assert_eq!((number("driver"), number("unavailable")), (0, 1));
     assert_eq!(said(&console, "counted"), "<not supported>");
     assert_eq!((number("monitored"), number("complaints")), (1, 0));
+    let arming = &run["vmm"]["total"]["arming"];
+    assert_eq!(arming["refused"], arming["searches"], "{run}");
+    assert_ne!(arming["refused"], 0, "{run}");
 }
