@@ -20,11 +20,15 @@ use crate::kernel::Kernel;
 use crate::sampler::Sampler;
 use crate::units::{FLOOR, Units};
 
-/// ns between two samples. No divisor of a guest's tick, which would be sampled always or never.
-const PERIOD: u64 = 94_603;
-/// The same for the first [`EARLY`] samples, for commands that are over soon.
-const EARLY_PERIOD: u64 = 47_303;
-const EARLY: u64 = 64;
+/// So many samples divide the time between the first and the last of them. By fewer, the host's and the guest's short time
+/// behind each overflow would nearly always go to the ring of the sample that comes next.
+const BLOCK: u64 = 16;
+/// ns between two samples, another for each block in turn. A guest that is interrupted as often as it is sampled, by its tick or
+/// by the counter's own overflows, would be seen in one ring only; no guest keeps step with all of them.
+const PERIODS: [u64; 5] = [94_603, 61_843, 126_011, 78_203, 110_321];
+/// The same for the first blocks, for commands that are over soon.
+const EARLY_PERIODS: [u64; 4] = [47_303, 38_011, 56_713, 43_003];
+const SHORTEST: u64 = 38_011;
 /// The longest ns between two times that the samples are taken, for which their memory has room.
 pub(crate) const LONGEST: u64 = 20_000_000;
 /// The longest wait for the guest's return to a ring, as a multiple of [`FLOOR`].
@@ -91,12 +95,12 @@ pub(crate) enum TimeUp {
 #[derive(Debug)]
 pub(crate) struct RingTime {
     ring: Ring,
-    /// The clock's total up to the last sample that was taken, ns, and the ring's part of it.
+    /// The clock's total up to the last whole block of samples, ns, and the ring's part of it.
     clock: u64,
     own: u64,
     /// Samples since then.
     fresh: Seen,
-    /// Samples up to then.
+    /// That block.
     before: Seen,
     /// The last value given, in the guest's events.
     given: u64,
@@ -169,18 +173,21 @@ impl RingTime {
         TimeUp::Overflow
     }
 
-    /// Returns the ring's ns of `total`, the clock's. The time since the last sample is divided as the time before.
+    /// Returns the ring's ns of `total`, the clock's. The time since the last block of samples is divided by the samples since and
+    /// that block.
     fn time(&mut self, total: u64) -> u64 {
         let since = total.wrapping_sub(self.clock);
-        if let Some(own) = self.fresh.part(since) {
-            self.own = self.own.wrapping_add(own);
+        if self.fresh.all >= BLOCK {
+            self.own = self.own.wrapping_add(self.fresh.part(since).unwrap_or(0));
             self.clock = total;
-            self.before.own += self.fresh.own;
-            self.before.all += self.fresh.all;
-            self.fresh = Seen::default();
+            self.before = core::mem::take(&mut self.fresh);
             return self.own;
         }
-        self.own.wrapping_add(self.before.part(since).unwrap_or(0))
+        let seen = Seen {
+            own: self.before.own + self.fresh.own,
+            all: self.before.all + self.fresh.all,
+        };
+        self.own.wrapping_add(seen.part(since).unwrap_or(0))
     }
 
     /// Returns the counter's value, which never falls, for `events` of the guest's so far.
@@ -209,6 +216,13 @@ pub(crate) struct RingSamples {
     kernel: u64,
 }
 
+/// Returns the ns between two samples of this block.
+fn period(block: u64) -> u64 {
+    let early = EARLY_PERIODS.get(usize::try_from(block).unwrap_or(usize::MAX));
+    let later = (block % PERIODS.len() as u64) as usize;
+    *early.unwrap_or(&PERIODS[later])
+}
+
 /// The samples of a thread that tell its guest's ring.
 #[derive(Debug)]
 pub(crate) struct RingSampler {
@@ -216,20 +230,21 @@ pub(crate) struct RingSampler {
     /// The guest's ring at the last sample in the guest.
     last: Option<Ring>,
     taken: u64,
-    early: bool,
+    /// The blocks of samples so far.
+    blocks: u64,
 }
 
 impl RingSampler {
     /// Samples the thread from now on.
     pub(crate) fn start(kernel: &'static dyn Kernel, thread: libc::pid_t) -> Result<Self, Lost> {
-        let most = 2 * LONGEST / EARLY_PERIOD;
+        let most = 2 * LONGEST / SHORTEST;
         let mut sampler = Sampler::of_time_by(kernel, thread, most).map_err(|_| Lost::Failed)?;
-        match sampler.set_period(EARLY_PERIOD) && sampler.enable() {
+        match sampler.set_period(period(0)) && sampler.enable() {
             true => Ok(Self {
                 sampler,
                 last: None,
                 taken: 0,
-                early: true,
+                blocks: 0,
             }),
             false => Err(Lost::Failed),
         }
@@ -257,8 +272,9 @@ impl RingSampler {
             }
             self.taken = self.taken.saturating_add(1);
         }
-        if self.early && self.taken >= EARLY {
-            self.early = !self.sampler.set_period(PERIOD);
+        let blocks = self.taken / BLOCK;
+        if blocks != self.blocks && self.sampler.set_period(period(blocks)) {
+            self.blocks = blocks;
         }
         samples
     }
@@ -288,10 +304,10 @@ mod tests {
         let mut clock = 0;
         for (ns, seen) in [
             (1000, samples(0, 0)),
-            (9000, samples(3, 1)),
+            (9000, samples(12, 4)),
             (700, samples(0, 0)),
-            (4300, samples(0, 2)),
-            (100, samples(1, 0)),
+            (4300, samples(0, 16)),
+            (100, samples(16, 0)),
         ] {
             clock += ns;
             for counter in [&mut user, &mut kernel] {
@@ -304,16 +320,47 @@ mod tests {
         assert_eq!((user.time(clock), kernel.time(clock)), (7600, 7500));
     }
 
+    /// A guest spends 100 us in user space and 20 us in the kernel, in turn, and its counter is asked at each change. A time
+    /// without a sample of its own must not go to the next sample's ring.
+    #[test]
+    fn a_short_time_in_the_other_ring_keeps_its_part() {
+        for own in [Ring::User, Ring::Kernel] {
+            let mut counter = RingTime::new(own);
+            let (mut clock, mut next, mut block, mut taken) = (0, period(0), 0, 0);
+            for _ in 0..10_000 {
+                for (ring, ns) in [(Ring::User, 100_000), (Ring::Kernel, 20_000)] {
+                    clock += ns;
+                    while next <= clock {
+                        counter.note(match ring {
+                            Ring::User => samples(1, 0),
+                            Ring::Kernel => samples(0, 1),
+                        });
+                        taken += 1;
+                        block = taken / BLOCK;
+                        next += period(block);
+                    }
+                    counter.time(clock);
+                }
+            }
+            let percent = counter.time(clock) * 100 / clock;
+            let right = if own == Ring::User { 82..=84 } else { 15..=17 };
+            assert!(
+                right.contains(&percent),
+                "{own:?}: {percent}, {block} blocks"
+            );
+        }
+    }
+
     #[test]
     fn a_value_never_falls_and_stays_below_its_overflow() {
         let mut counter = RingTime::new(Ring::User);
-        counter.note(samples(1, 0));
+        counter.note(samples(16, 0));
         let time = counter.time(100);
         assert_eq!(counter.give(time), 100);
-        // The time since is taken for user space's; then it turns out to be the kernel's.
+        // The time since the last block is taken for user space's; then it turns out to be the kernel's.
         let time = counter.time(140);
         assert_eq!(counter.give(time), 140);
-        counter.note(samples(0, 1));
+        counter.note(samples(0, 16));
         let time = counter.time(150);
         assert_eq!((time, counter.give(time)), (100, 140));
         counter.limit = Some(200);
