@@ -143,7 +143,8 @@ pub(crate) fn interruptible(body: impl FnOnce()) {
 
 /// Halts until an interrupt or NMI comes; interrupts are enabled meanwhile.
 pub(crate) fn halt() {
-    // SAFETY: as in `interruptible`; nothing can come between STI and HLT but an NMI.
+    // SAFETY: as in `interruptible`; what comes between STI and HLT, an NMI and interrupts behind it, skips HLT
+    // (`vectors::pass_halt`).
     unsafe { asm!("sti", "hlt", "cli", options(nostack)) }
 }
 

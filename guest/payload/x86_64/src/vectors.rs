@@ -118,10 +118,23 @@ const _: () = assert!(
     "the stack's alignment"
 );
 
+/// Goes on behind a HLT that has not been executed. An NMI between STI and HLT lets an interrupt in before HLT, which would then
+/// sleep although what it is to wait for is there.
+fn pass_halt(frame: &mut Frame) {
+    const HLT: u8 = 0xf4;
+    // SAFETY: the instruction at which ring 0 was interrupted is mapped, as it was about to be executed.
+    if unsafe { (frame.rip as *const u8).read() } == HLT {
+        frame.rip += 1;
+    }
+}
+
 extern "C" fn interrupted(frame: &mut Frame) {
     let vector = frame.vector as u8;
     let from_user = frame.cs & 3 == 3;
     let cpu = percpu::this();
+    if !from_user && (vector == NMI || vector >= EXCEPTIONS) {
+        pass_halt(frame);
+    }
     match vector {
         UD if from_user => leave_ring_3(frame, None),
         NMI => {
