@@ -200,7 +200,8 @@ extern "C" fn secondary(cpu: usize) -> ! {
     JOBS[cpu].store(Job::None as u8, Ordering::Release);
     loop {
         let work = job(cpu);
-        if work == Job::None {
+        // A CPU that is started anew may see its start before INIT comes. The start is over when the CPU runs again.
+        if matches!(work, Job::None | Job::Start) {
             halt();
             continue;
         }
