@@ -28,7 +28,7 @@ const BLOCK: u64 = 16;
 const PERIODS: [u64; 5] = [94_603, 61_843, 126_011, 78_203, 110_321];
 /// The same for the first blocks, for commands that are over soon.
 const EARLY_PERIODS: [u64; 4] = [47_303, 38_011, 56_713, 43_003];
-const SHORTEST: u64 = 38_011;
+const SHORTEST: u64 = EARLY_PERIODS[1];
 /// The longest ns between two times that the samples are taken, for which their memory has room.
 pub(crate) const LONGEST: u64 = 20_000_000;
 /// The longest wait for the guest's return to a ring, as a multiple of [`FLOOR`].
@@ -180,7 +180,7 @@ impl RingTime {
         if self.fresh.all >= BLOCK {
             self.own = self.own.wrapping_add(self.fresh.part(since).unwrap_or(0));
             self.clock = total;
-            self.before = core::mem::take(&mut self.fresh);
+            self.before = std::mem::take(&mut self.fresh);
             return self.own;
         }
         let seen = Seen {

@@ -115,12 +115,8 @@ fn a_stream_of_anybody_s_is_refused_with_the_reason() {
         qemu.wait_while("query-status", "inmigrate");
         qemu.end()
     };
-    assert_eq!(
-        load(&whole, "intel").0,
-        Some(0),
-        "{}",
-        load(&whole, "intel").1
-    );
+    let (status, said) = load(&whole, "intel");
+    assert_eq!(status, Some(0), "{said}");
     let damaged = "no saved PMU of this version";
     for (what, stream, vpmu, says) in [
         (

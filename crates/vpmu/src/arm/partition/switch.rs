@@ -184,14 +184,14 @@ impl PartitionedPmu {
                 regs.write(register, value);
             }
         };
-        let cleared = left.map(|left| guest & !left.guest());
+        let cleared = left.map_or(0, Self::guest);
         for clear in [
             Register::PmcntenClr,
             Register::PmintenClr,
             Register::PmovsClr,
         ] {
             // A clear of nothing changes nothing, and the put has cleared those of the other guest.
-            change(clear, cleared.unwrap_or(guest), Some(0));
+            change(clear, guest & !cleared, Some(0));
         }
         let has = |of: fn(&PmuState) -> u64| left.map(|left| of(&left.state));
         let control = |state: &PmuState| state.pmcr & PMCR_CONTROL;
