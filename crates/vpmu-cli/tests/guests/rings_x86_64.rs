@@ -10,11 +10,11 @@ use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
 const SCRIPT: &str = r#"
 counts() { awk -F, -v what=$1 '/^[0-9<]/ && NF { printf "%s %s %s\n", what, $3, $1 }' stat; }
 samples() { perf report -i p --stats 2> /dev/null | awk '/SAMPLE events/ { print $3; exit }'; }
-echo 'workload --scale 280; dd if=/dev/zero of=/dev/null bs=1M count=11 2> /dev/null' > mixed
+echo 'workload --scale 840; dd if=/dev/zero of=/dev/null bs=1M count=33 2> /dev/null' > mixed
 perf stat -x, -o stat -e cycles sh mixed; counts alone
 perf stat -x, -o stat -e cycles,cycles:u,cycles:k sh mixed; counts mixed
 for ring in u k; do
-    perf record --no-bpf-event -q -c 200000 -e cycles:$ring -o p sh mixed
+    perf record --no-bpf-event -q -c 500000 -e cycles:$ring -o p sh mixed
     perf script -i p -F ip 2> /dev/null | awk -v ring=$ring '
         { n++; k += ($1 ~ /^ffff/) }
         END { print "sampled cycles:" ring, n; print "kernel cycles:" ring, k + 0 }'
@@ -55,20 +55,29 @@ fn check(model: &str) {
 
     let [whole, user, kernel] =
         ["cycles", "cycles:u", "cycles:k"].map(|event| number(&format!("mixed {event} ")));
-    let sum = (user + kernel) / whole;
-    assert!((sum - 1.0).abs() < 0.02, "{sum}");
+    // Time of the last block of samples may turn out to be the other ring's, and a value that was given never falls: 16 samples
+    // of at most 126 us each, by which each ring's counter may be wrong.
+    let block = 16.0 * 126e3;
+    let sum = user + kernel;
+    assert!(
+        (sum - whole).abs() < whole / 100.0 + 2.0 * block,
+        "{sum} of {whole}"
+    );
     // An instruction is a cycle here. What three programs take to start is a little more.
-    let known = 28e6 / number("alone cycles ");
+    let known = 84e6 / number("alone cycles ");
     let share = user / whole;
     assert!((0.6..0.75).contains(&known), "{known}");
-    assert!((share - known).abs() < 0.03, "{share} of {known}");
+    assert!(
+        (share - known).abs() < 0.02 + block / whole,
+        "{share} of {known}"
+    );
 
     for ring in ["u", "k"] {
         // Taking samples takes time, which is counted, too.
         let counted = number(&format!("mixed cycles:{ring} "));
         let samples = number(&format!("sampled cycles:{ring} "));
         assert!(
-            (0.85..1.4).contains(&(samples * 200e3 / counted)),
+            (0.85..1.4).contains(&(samples * 500e3 / counted)),
             "{ring}: {samples} of {counted}"
         );
         let in_kernel = number(&format!("kernel cycles:{ring} "));
