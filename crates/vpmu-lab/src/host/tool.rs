@@ -5,7 +5,7 @@ use std::io::{Read, Seek};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::error::NO_SPACE;
 use crate::host::cancel::Cancel;
@@ -50,7 +50,22 @@ impl Tool {
     /// # Errors
     ///
     /// When the program is not installed or fails, or `cancel` asks to stop.
-    pub fn run(&self, mut command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
+    pub fn run(&self, command: Command, cancel: &Cancel, tick: &dyn Fn()) -> Result<String> {
+        self.run_within(Duration::MAX, command, cancel, tick)
+    }
+
+    /// Runs the program as [`Tool::run`] does, and ends it after `limit`.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Tool::run`], and when the program takes longer.
+    pub fn run_within(
+        &self,
+        limit: Duration,
+        mut command: Command,
+        cancel: &Cancel,
+        tick: &dyn Fn(),
+    ) -> Result<String> {
         let temporary =
             || tempfile::tempfile().map_err(Error::file("write in", std::env::temp_dir()));
         let (mut output, mut errors) = (temporary()?, temporary()?);
@@ -61,26 +76,35 @@ impl Tool {
             .stderr(duplicate(&errors)?);
         let child = command.spawn().map_err(Error::file("run", self.program))?;
         let mut child = KillOnDrop(child);
+        let begin = Instant::now();
         let status = loop {
             if let Some(status) = child
                 .0
                 .try_wait()
                 .map_err(Error::file("wait for", self.program))?
             {
-                break status;
+                break Some(status);
             }
             cancel.check()?;
+            if begin.elapsed() > limit {
+                break None;
+            }
             tick();
             thread::sleep(POLL);
         };
-        if status.success() {
+        if status.is_some_and(|status| status.success()) {
             return self.text(&mut output);
         }
+        // A program that is over its time may write while its output is read.
+        drop(child);
         let said = self.text(&mut output)? + &self.text(&mut errors)?;
         let last: Vec<&str> = said.lines().rev().take(12).collect();
         Err(Error::Program {
             program: self.program.to_owned(),
-            status: status.to_string(),
+            status: status.map_or_else(
+                || format!("ended after {} s", limit.as_secs()),
+                |status| status.to_string(),
+            ),
             output: last.into_iter().rev().collect::<Vec<_>>().join("\n"),
             hint: if said.contains("No space left on device") {
                 NO_SPACE
@@ -177,6 +201,17 @@ mod tests {
         );
         assert!(!is_installed(tool.program));
         assert!(is_installed("sh"));
+    }
+
+    #[test]
+    fn a_program_that_takes_too_long_is_ended_with_its_last_words() {
+        let mut command = SHELL.command().unwrap();
+        command.args(["-c", "echo out; sleep 1000"]);
+        let limit = Duration::from_secs(1);
+        let run = SHELL.run_within(limit, command, &Cancel::default(), &|| ());
+        let error = run.unwrap_err().to_string();
+        assert!(error.contains("ended after 1 s"), "{error}");
+        assert!(error.contains("out\nlook there"), "{error}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::OpenOptions;
 use std::path::Path;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -117,7 +118,7 @@ pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
     let program = artifacts::find_beside(artifacts::REPROGRAM)?;
     let mut command = bound_to_us(&program)?;
     command.arg("--selftest");
-    let said = PERF.run(command, cancel, tick)?;
+    let said = PERF.run_within(LONGEST, command, cancel, tick)?;
     let mut found: Found = serde_json::from_str(&said).map_err(|error| Error::Program {
         program: artifacts::REPROGRAM.to_owned(),
         status: error.to_string(),
@@ -149,6 +150,8 @@ pub fn selftest(cancel: &Cancel, tick: &dyn Fn()) -> Result<Found> {
 /// Runs of the test program at most. Where other programs keep the machine busy, chance moves what a clock counts over a
 /// bound; a fault fails each time.
 const RUNS: usize = 3;
+/// The longest that a run may take, where some ten seconds are usual: a test that hangs is a finding, and not a wait for ever.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// A check that failed and does not in `again` holds, and says so.
 fn excuse(checks: &mut [Check], again: &[Check]) {
@@ -198,7 +201,7 @@ fn guest(model: &str, cancel: &Cancel, tick: &dyn Fn()) -> Result<Vec<Check>> {
     command.arg("--kernel").arg(payload);
     command.args(["--memory", "64M", "--vcpus", "2", "--model", model]);
     command.stdin(std::process::Stdio::null());
-    match VMM.run(command, cancel, tick) {
+    match VMM.run_within(LONGEST, command, cancel, tick) {
         Ok(console) => Ok(of_console(model, &console.replace('\r', ""))),
         Err(error @ Error::Interrupted) => Err(error),
         Err(error) => Ok(whole(Verdict::Fails, error.to_string())),
