@@ -1116,6 +1116,14 @@ bool vpmu_partition_line(struct vpmu_partition *pmu);
 enum vpmu_status vpmu_partition_load(struct vpmu_partition *pmu);
 
 /**
+ * As `vpmu_partition_load`, right after `left`, the PMU of another guest, was put on this CPU. Writes only the registers that
+ * `left` had otherwise. Nothing may have accessed PMU registers of guests since. `VPMU_STATUS_MISUSE`: also where `left` is
+ * `pmu` itself.
+ */
+enum vpmu_status vpmu_partition_load_after(struct vpmu_partition *pmu,
+                                           struct vpmu_partition *left);
+
+/**
  * The guest no longer runs on this CPU. Its counters stop and are in memory.
  */
 enum vpmu_status vpmu_partition_put(struct vpmu_partition *pmu);

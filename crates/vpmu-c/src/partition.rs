@@ -277,6 +277,29 @@ pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuSta
     promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
 }
 
+/// As `vpmu_partition_load`, right after `left`, the PMU of another guest, was put on this CPU. Writes only the registers that
+/// `left` had otherwise. Nothing may have accessed PMU registers of guests since. `VPMU_STATUS_MISUSE`: also where `left` is
+/// `pmu` itself.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_load_after(
+    pmu: *mut VpmuPartition,
+    left: *mut VpmuPartition,
+) -> VpmuStatus {
+    // Two references to one PMU must not be.
+    if core::ptr::eq(pmu, left) {
+        return VpmuStatus::Misuse;
+    }
+    let (Some(held), Some(left)) = promised!((room::value(pmu), room::value(left))) else {
+        return VpmuStatus::Misuse;
+    };
+    held.pmu.load_after(&left.pmu, &mut held.host);
+    VpmuStatus::Ok
+}
+
 /// The guest no longer runs on this CPU. Its counters stop and are in memory.
 ///
 /// # Safety

@@ -12,6 +12,7 @@
 #define PMINTENSET VPMU_REGISTER(3, 0, 9, 14, 1)
 #define PMEVCNTR0 VPMU_REGISTER(3, 3, 14, 8, 0)
 #define PMEVTYPER0 VPMU_REGISTER(3, 3, 14, 12, 0)
+#define PMEVTYPER1 VPMU_REGISTER(3, 3, 14, 12, 1)
 #define SCTLR VPMU_REGISTER(3, 0, 1, 0, 0)
 
 static uint64_t total, period;
@@ -112,6 +113,7 @@ static int emulated(uint32_t policy, bool recreates)
 
 /* Plain memory in place of registers, but for the pair that enables counters. */
 static uint64_t file[1 << 22];
+static unsigned int written;
 
 static uint64_t register_read(void *context, uint32_t iss)
 {
@@ -122,12 +124,61 @@ static uint64_t register_read(void *context, uint32_t iss)
 static void register_write(void *context, uint32_t iss, uint64_t value)
 {
 	(void)context;
+	written++;
 	if (iss == PMCNTENSET)
 		file[PMCNTENSET] |= value;
 	else if (iss == PMCNTENCLR)
 		file[PMCNTENSET] &= ~value;
 	else
 		file[iss] = value;
+}
+
+/* Two guests on one CPU, whose counter 1 counts different events. */
+static int switched(void)
+{
+	struct vpmu_registers registers = {.read = register_read, .write = register_write};
+	struct vpmu_partition_config config = {
+		.id_aa64dfr0 = 6 << 8,
+		.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
+		.implemented = 6,
+		.isolates = true,
+	};
+	struct vpmu_partition guests[2] = {0}, none = {0};
+	struct {
+		unsigned int writes;
+		uint64_t event, enabled;
+	} loads[2];
+
+	for (int i = 0; i < 2; i++) {
+		/* A guest whose PMU is off waits for its next access. */
+		uint64_t enable = 1 << 1, event = 0x08 + i, on = 1;
+
+		CHECK(vpmu_partition_init(&guests[i], &config, &registers) == VPMU_STATUS_OK);
+		CHECK(vpmu_partition_access(&guests[i], PMCR, false, &on) == VPMU_OUTCOME_DONE);
+		CHECK(vpmu_partition_access(&guests[i], PMEVTYPER1, false, &event) ==
+		      VPMU_OUTCOME_DONE);
+		CHECK(vpmu_partition_access(&guests[i], PMCNTENSET, false, &enable) ==
+		      VPMU_OUTCOME_DONE);
+		CHECK(vpmu_partition_put(&guests[i]) == VPMU_STATUS_OK);
+	}
+	for (int after = 0; after < 2; after++) {
+		CHECK(vpmu_partition_load(&guests[1]) == VPMU_STATUS_OK && file[PMEVTYPER1] == 0x09);
+		CHECK(vpmu_partition_put(&guests[1]) == VPMU_STATUS_OK);
+		written = 0;
+		CHECK((after ? vpmu_partition_load_after(&guests[0], &guests[1])
+			     : vpmu_partition_load(&guests[0])) == VPMU_STATUS_OK);
+		loads[after].writes = written;
+		loads[after].event = file[PMEVTYPER1];
+		loads[after].enabled = file[PMCNTENSET];
+		CHECK(vpmu_partition_put(&guests[0]) == VPMU_STATUS_OK);
+	}
+	for (int after = 0; after < 2; after++)
+		CHECK(loads[after].event == 0x08 && loads[after].enabled == 1 << 1);
+	CHECK(loads[1].writes < loads[0].writes);
+	CHECK(vpmu_partition_load_after(&guests[0], &guests[0]) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_partition_load_after(&guests[0], &none) == VPMU_STATUS_MISUSE);
+	CHECK(vpmu_partition_load_after(NULL, &guests[0]) == VPMU_STATUS_MISUSE);
+	return 0;
 }
 
 static int partitioned(void)
@@ -187,5 +238,5 @@ static int partitioned(void)
 int main(void)
 {
 	return emulated(VPMU_POLICY_REUSE_PAUSED, false) || emulated(VPMU_POLICY_REUSE, false) ||
-	       emulated(VPMU_POLICY_RECREATE, true) || partitioned();
+	       emulated(VPMU_POLICY_RECREATE, true) || partitioned() || switched();
 }
