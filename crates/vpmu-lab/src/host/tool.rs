@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn a_program_that_takes_too_long_is_ended_with_its_last_words() {
         let mut command = SHELL.command().unwrap();
-        command.args(["-c", "echo out; sleep 1000"]);
+        command.args(["-c", "echo out; exec sleep 1000"]);
         let limit = Duration::from_secs(1);
         let run = SHELL.run_within(limit, command, &Cancel::default(), &|| ());
         let error = run.unwrap_err().to_string();
