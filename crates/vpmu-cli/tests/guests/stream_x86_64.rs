@@ -53,11 +53,11 @@ impl Qemu {
             .unwrap_or_default()
     }
 
-    /// Asks until the answer has no `word` any more.
-    fn wait_while(&mut self, command: &str, word: &str) -> String {
+    /// Asks until the answer has none of `words` any more.
+    fn wait_while(&mut self, command: &str, words: &[&str]) -> String {
         loop {
             let answer = self.ask(command, "{}");
-            if !answer.contains(word) {
+            if !words.iter().any(|word| answer.contains(word)) {
                 return answer;
             }
             sleep(Duration::from_millis(20));
@@ -79,7 +79,7 @@ fn stream(program: &Path, file: &Path) -> Option<Vec<u8>> {
     let mut qemu = Qemu::start(program, "intel", &[]);
     let target = format!("{{\"uri\":\"exec:cat>{}\"}}", file.display());
     qemu.ask("migrate", &target);
-    let answer = qemu.wait_while("query-migrate", "\"active\"");
+    let answer = qemu.wait_while("query-migrate", &["\"setup\"", "\"active\"", "\"device\""]);
     let (status, said) = qemu.end();
     if !answer.contains("\"completed\"") {
         assert_eq!(status, Some(1), "{answer} {said}");
@@ -112,7 +112,7 @@ fn a_stream_of_anybody_s_is_refused_with_the_reason() {
         fs::write(&file, stream).unwrap();
         let source = format!("exec:cat {}", file.display());
         let mut qemu = Qemu::start(&program, vpmu, &["-incoming", &source]);
-        qemu.wait_while("query-status", "inmigrate");
+        qemu.wait_while("query-status", &["inmigrate"]);
         qemu.end()
     };
     let (status, said) = load(&whole, "intel");
