@@ -133,16 +133,19 @@ static void register_write(void *context, uint32_t iss, uint64_t value)
 		file[iss] = value;
 }
 
+static const struct vpmu_registers registers = {.read = register_read, .write = register_write};
+
+/* A CPU of which the host keeps nothing. */
+static const struct vpmu_partition_config whole = {
+	.id_aa64dfr0 = 6 << 8,
+	.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
+	.implemented = 6,
+	.isolates = true,
+};
+
 /* Two guests on one CPU, whose counter 1 counts different events. */
 static int switched(void)
 {
-	struct vpmu_registers registers = {.read = register_read, .write = register_write};
-	struct vpmu_partition_config config = {
-		.id_aa64dfr0 = 6 << 8,
-		.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
-		.implemented = 6,
-		.isolates = true,
-	};
 	struct vpmu_partition guests[2] = {0}, none = {0};
 	struct {
 		unsigned int writes;
@@ -153,7 +156,7 @@ static int switched(void)
 		/* A guest whose PMU is off waits for its next access. */
 		uint64_t enable = 1 << 1, event = 0x08 + i, on = 1;
 
-		CHECK(vpmu_partition_init(&guests[i], &config, &registers) == VPMU_STATUS_OK);
+		CHECK(vpmu_partition_init(&guests[i], &whole, &registers) == VPMU_STATUS_OK);
 		CHECK(vpmu_partition_access(&guests[i], PMCR, false, &on) == VPMU_OUTCOME_DONE);
 		CHECK(vpmu_partition_access(&guests[i], PMEVTYPER1, false, &event) ==
 		      VPMU_OUTCOME_DONE);
@@ -183,14 +186,7 @@ static int switched(void)
 
 static int partitioned(void)
 {
-	struct vpmu_registers registers = {.read = register_read, .write = register_write};
-	struct vpmu_partition_config config = {
-		.id_aa64dfr0 = 6 << 8,
-		.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
-		.implemented = 6,
-		.host_counters = 2,
-		.isolates = true,
-	};
+	struct vpmu_partition_config config = whole;
 	struct vpmu_partition pmu = {0};
 	struct vpmu_traps traps;
 	unsigned char saved[VPMU_STATE_SIZE];
