@@ -9,9 +9,10 @@ use vpmu::paravirt::{PAGE_SIZE, Page};
 /// The guest's RAM by its physical addresses. It includes neither the guest's devices nor memory that the guest may not
 /// write: the guest chooses the addresses.
 ///
-/// PEBS records, the page of a paravirtual PMU and the slot of a lazy deadline are in this memory. Where the VMM logs
-/// the pages that its guest writes, it logs the pages that are written here, too. The feature `vm-memory` implements the
-/// trait for `GuestMemoryMmap` of this crate's version of `vm-memory`.
+/// PEBS records, the page of a paravirtual PMU, the slot of a lazy deadline, and the code by which RDPMC comes to the VMM
+/// ([`Rdpmc`](crate::Rdpmc)) are in this memory. Where the VMM logs the pages that its guest writes, it logs the pages that
+/// are written here, too. The feature `vm-memory` implements the trait for `GuestMemoryMmap`, and for any other
+/// `GuestRegionCollection`, of this crate's version of `vm-memory`.
 pub trait GuestMemory: fmt::Debug + Send + Sync {
     /// Fills `bytes` from `address` on. `false`: not all of that is RAM; `bytes` may be anything.
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
@@ -20,7 +21,8 @@ pub trait GuestMemory: fmt::Debug + Send + Sync {
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
 
     /// Calls `body` once with the `count` words of 64 bits from `address` on, a multiple of 8. Does not call `body`
-    /// where not all of them are RAM. The words may be written.
+    /// where not all of them are RAM. The words may be written. All of the above but PEBS needs them: without, the guest
+    /// finds no page, no slot, and no PMU where RDPMC would come by [`Vcpu::set_rdpmc`](crate::Vcpu::set_rdpmc).
     fn with_words(&self, address: u64, count: usize, body: &mut dyn FnMut(&dyn Words));
 }
 
@@ -109,12 +111,16 @@ mod rust_vmm {
 
     use vm_memory::bitmap::{Bitmap, BitmapSlice};
     use vm_memory::{
-        Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice,
+        Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionCollection,
+        VolatileMemory, VolatileSlice,
     };
 
     use super::{GuestMemory, Words};
 
-    impl<B: Bitmap + Debug + Send + Sync + 'static> GuestMemory for GuestMemoryMmap<B> {
+    // GuestMemoryMmap is such a collection. VMMs with regions of their own (Firecracker) have another.
+    impl<R: GuestMemoryRegion + Debug + Send + Sync + 'static> GuestMemory
+        for GuestRegionCollection<R>
+    {
         fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
             self.read_slice(bytes, GuestAddress(address)).is_ok()
         }
@@ -149,6 +155,7 @@ mod rust_vmm {
         use super::super::{with_page, with_slot};
         use super::*;
         use lazy_deadline::Slot;
+        use vm_memory::GuestMemoryMmap;
         use vpmu::paravirt::Page;
 
         fn memory() -> GuestMemoryMmap {

@@ -61,8 +61,18 @@ impl fmt::Display for Exit {
 }
 
 /// How many exits there were of each kind. Counting one is a search among numbers: every exit pays for it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Exits(Vec<(u64, Exit, u64)>);
+
+/// The kinds that were counted: there is room for hundreds.
+impl fmt::Debug for Exits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted = self.iter().filter(|&(_, count)| count > 0);
+        f.debug_map()
+            .entries(counted.map(|(exit, count)| (exit.to_string(), count)))
+            .finish()
+    }
+}
 
 impl Exits {
     /// Returns the kinds that have been counted, or have room, with their counts.
@@ -311,6 +321,14 @@ mod tests {
             longest_ns: 7000,
         };
         assert_eq!(span.arming, expected);
+    }
+
+    #[test]
+    fn only_what_was_counted_is_printed() {
+        let mut statistics = Statistics::new();
+        statistics.count(Exit::MsrWrite(0x38f));
+        let printed = format!("{:?}", statistics.exits);
+        assert_eq!(printed, r#"{"msr:write:0x38f": 1}"#);
     }
 
     #[test]
