@@ -109,13 +109,15 @@ impl Kernel for Linux {
             kind: F_OWNER_TID,
             pid: thread,
         };
+        const ASYNC: libc::c_int = libc::O_ASYNC | libc::O_NONBLOCK;
         // SAFETY: none of these takes memory but F_SETOWN_EX, which reads `owner`.
         let done = unsafe {
             // To the thread and not to the process: each vCPU's overflows take that vCPU out of its guest.
             libc::fcntl(event, F_SETOWN_EX, &raw const owner) == 0
                 // Without a signal of its own it would be SIGIO, which is not queued and names no event.
                 && libc::fcntl(event, F_SETSIG, signal) == 0
-                && libc::fcntl(event, libc::F_SETFL, libc::O_ASYNC | libc::O_NONBLOCK) == 0
+                // The call itself: musl's fcntl adds O_LARGEFILE, which the rules for seccomp filters do not allow.
+                && libc::syscall(libc::SYS_fcntl, event, libc::F_SETFL, ASYNC) == 0
         };
         match done {
             true => Ok(()),

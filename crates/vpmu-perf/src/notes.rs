@@ -86,10 +86,17 @@ impl Notes {
         })
     }
 
-    #[expect(unsafe_code, reason = "getpid and gettid are C functions")]
+    #[expect(
+        unsafe_code,
+        reason = "getpid is a C function, and gettid a system call"
+    )]
     fn new(kick: &Kick) -> Self {
+        // musl's gettid is null in a static program with link-time optimization: the standard library's weak reference
+        // to gettid wins there, and nothing then links the function.
         // SAFETY: both take nothing and cannot fail.
-        let (process, thread) = unsafe { (libc::getpid(), libc::gettid()) };
+        let (process, thread) = unsafe { (libc::getpid(), libc::syscall(libc::SYS_gettid)) };
+        // A thread's ID is a pid_t.
+        let thread = thread as libc::pid_t;
         let flag = match kick {
             Kick::Flag(flag) => ptr::from_ref(flag.flag()).cast_mut(),
             _ => ptr::null_mut(),

@@ -36,8 +36,9 @@ impl Guard {
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
         event.sigev_value.sival_ptr = ptr::without_provenance_mut(ALARM as u32 as usize);
+        // The call itself, because musl's function is null in a static program with link-time optimization.
         // SAFETY: takes nothing.
-        event.sigev_notify_thread_id = unsafe { libc::gettid() };
+        event.sigev_notify_thread_id = unsafe { libc::syscall(libc::SYS_gettid) } as libc::pid_t;
         let mut timer: libc::timer_t = ptr::null_mut();
         // SAFETY: both are locals; the kernel reads one and fills the other.
         let result = unsafe {
