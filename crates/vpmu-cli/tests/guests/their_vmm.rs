@@ -133,3 +133,37 @@ fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
         "{samples} {pmis}"
     );
 }
+
+/// Firecracker with `packaging/firecracker/vpmu.patch`. `VPMU_FIRECRACKER` names its program: no Debian package has it.
+#[test]
+#[ignore = "long: script/test --long"]
+fn firecracker_gives_its_guests_a_pmu() {
+    const MACHINE: &str = r#"{"boot-source": {"kernel_image_path": "{vmlinux}", "initrd_path": "{initrd}",
+        "boot_args": "{cmdline} reboot=k"}, "drives": [],
+        "machine-config": {"vcpu_count": {vcpus}, "mem_size_mib": {memory}, "pmu": true}}"#;
+    let _turn = turn(1);
+    let Some(firecracker) = std::env::var_os("VPMU_FIRECRACKER") else {
+        eprintln!(
+            "skipped: VPMU_FIRECRACKER names no program (docs/vmm.md says how to build Firecracker)"
+        );
+        return;
+    };
+    let room = tempfile::tempdir().unwrap();
+    let machine = room.path().join("vm.json");
+    std::fs::write(&machine, MACHINE).unwrap();
+    let words = [
+        "--no-api",
+        "--level",
+        "Error",
+        "--config-file",
+        "{dir}/vm.json",
+    ];
+    let file = ["--pmu", "vmm", "--vmm-file", machine.to_str().unwrap()];
+    let record = "perf record --no-bpf-event -q -e cycles -c 5000000 -o perf.data -- workload";
+    let Some(Compared { run, .. }) = run(Path::new(&firecracker), &words, &file, record) else {
+        return;
+    };
+    assert_eq!(run["status"], 0, "{run}");
+    let samples = run["samples"].as_u64();
+    assert!(samples > Some(10) && run["pmis"] == run["samples"], "{run}");
+}
