@@ -146,10 +146,12 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 
     fn note_access(&mut self, outcome: Outcome, exit: Exit, ring: Ring) {
-        if outcome != Outcome::NotHandled {
-            self.statistics().count(exit);
-        }
-        let completed = matches!(outcome, Outcome::Value(_) | Outcome::Done);
+        let completed = match outcome {
+            Outcome::NotHandled => return,
+            Outcome::GeneralProtection => false,
+            Outcome::Value(_) | Outcome::Done => true,
+        };
+        self.statistics().count(exit);
         // The instruction retires in no guest mode, so that no counter of the processor's has seen it. It retires under what it
         // has written.
         if completed && self.misses_completed {

@@ -40,7 +40,8 @@ pub struct PerfHost {
     kernel: &'static dyn Kernel,
     chooser: Chooser,
     units: Units,
-    pace: Pace,
+    /// The bound on the overflows of hardware events. A clock has none.
+    pace: Option<Pace>,
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
@@ -102,7 +103,7 @@ impl PerfHost {
             kernel,
             chooser,
             units,
-            pace: Pace::new(units),
+            pace: (units == Units::Events).then(Pace::new),
             repeating: options.repeating,
             sampling: options.sampling,
             slots: Slots::from_fn(|| Slot::Empty),
@@ -180,17 +181,20 @@ impl PerfHost {
 
     /// Returns the period of the perf event for so many of the guest's events, which leaves others time.
     fn host_period(&self, counter: Counter, events: NonZeroU64, counting: CounterSet) -> u64 {
-        self.pace.period(counter, events, self.sharing(counting))
+        match &self.pace {
+            Some(pace) => pace.period(counter, events),
+            None => self.units.period(events, self.sharing(counting)),
+        }
     }
 
     /// Gives the perf event its period, while `counting` count.
     fn program(&mut self, counter: Counter, events: NonZeroU64, counting: CounterSet) {
         let period = self.host_period(counter, events, counting);
-        if self.pace.learns() {
+        if let Some(pace) = &mut self.pace {
             // They are of the period before, and would tell a wrong rate with the next report's. Those of a storm come
             // before the system call returns.
             let late = self.events.take_overflows(counter);
-            self.pace.charge(late.number, self.kernel.now());
+            pace.charge(late.number, self.kernel.now());
         }
         let slot = &mut self.slots[counter];
         let set = self.events.set_period(counter, period.min(slot.longest()));
@@ -296,8 +300,8 @@ impl CounterHost<CounterConfig> for PerfHost {
         match self.events.open(counter, kind) {
             Ok(counted) => {
                 self.slots[counter] = slot;
-                if self.pace.learns() {
-                    self.pace.begin(counter, counted, self.kernel.now());
+                if let Some(pace) = &mut self.pace {
+                    pace.begin(counter, counted, self.kernel.now());
                 }
                 Ok(())
             }

@@ -1,6 +1,7 @@
 //! The pace of overflows: how near to each other they may be, so that the host has time for anything else.
 //!
-//! A clock's period is a time, so it is never shorter than [`FLOOR`] for each counter that waits for an overflow.
+//! A clock's period is a time, so it is never shorter than [`FLOOR`] for each counter that waits for an overflow: a host
+//! that counts by a clock has no [`Pace`].
 //!
 //! A hardware event's period says nothing about time: a thousand cache misses may take a second, and a thousand cycles
 //! less than a microsecond. So the bound is a rate, of one overflow each [`FLOOR`] ns on average. Overflows are counted
@@ -14,7 +15,7 @@ use std::num::NonZeroU64;
 use vpmu::counter::{Counter, Slots};
 
 use crate::event::ENDLESS;
-use crate::units::{FLOOR, Units};
+use crate::units::FLOOR;
 
 /// The allowance that can be saved up: so many overflows at once.
 const BURST: u64 = 32;
@@ -34,27 +35,20 @@ impl Rate {
     const UNKNOWN: Self = Self { least: 1, since: 0 };
 }
 
-/// The bound on a host's overflows.
+/// The bound on the overflows of a host's hardware events.
 #[derive(Debug)]
 pub(crate) struct Pace {
-    units: Units,
     rates: Slots<Rate>,
     /// The moment at which the whole allowance is there again, ns.
     whole_at: u64,
 }
 
 impl Pace {
-    pub(crate) fn new(units: Units) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
-            units,
             rates: Slots::from_fn(|| Rate::UNKNOWN),
             whole_at: 0,
         }
-    }
-
-    /// Returns whether overflows have to be noted.
-    pub(crate) fn learns(&self) -> bool {
-        self.units == Units::Events
     }
 
     /// A new event is behind `counter`. Without a buffer to count overflows in, its periods are always those that are
@@ -69,21 +63,9 @@ impl Pace {
         };
     }
 
-    /// Returns the period of the perf event for so many of the guest's events, while `sharing` counters wait for
-    /// overflows.
-    pub(crate) fn period(&self, counter: Counter, events: NonZeroU64, sharing: u64) -> u64 {
-        let count = self.units.to_count(events.get());
-        let least = match self.units {
-            Units::Cycles(_) => FLOOR * sharing,
-            Units::Events => self.rates[counter].least,
-        };
-        count.clamp(least, ENDLESS)
-    }
-
-    /// Returns whether the event's period is that of the guest's events, so that a report vouches for as many.
-    pub(crate) fn is_as_asked(&self, events: NonZeroU64, period: u64) -> bool {
-        // A clock's least period is known to the engine.
-        !self.learns() || period == events.get()
+    /// Returns the period for so many of the guest's events.
+    pub(crate) fn period(&self, counter: Counter, events: NonZeroU64) -> u64 {
+        events.get().clamp(self.rates[counter].least, ENDLESS)
     }
 
     /// Takes so many overflows from the allowance.
@@ -148,7 +130,7 @@ mod tests {
         let (mut now, mut overflows, mut largest) = (1_000_000, 0, 0);
         let end = now + ns;
         while now < end {
-            let period = pace.period(COUNTER, events, 1);
+            let period = pace.period(COUNTER, events);
             largest = largest.max(period);
             // Until the report has been acted upon, the event overflows again and again.
             let took = (period * 1_000_000 / rate).max(30_000);
@@ -163,7 +145,7 @@ mod tests {
 
     #[test]
     fn rare_events_have_each_overflow() {
-        let mut pace = Pace::new(Units::Events);
+        let mut pace = Pace::new();
         pace.begin(COUNTER, true, 1_000_000);
         // 20,000 events a second, each thousandth of them.
         let (overflows, largest) = storm(&mut pace, 20, NonZeroU64::new(1000).unwrap(), 1 << 32);
@@ -172,46 +154,46 @@ mod tests {
 
     #[test]
     fn a_storm_is_bounded_and_ends() {
-        let mut pace = Pace::new(Units::Events);
+        let mut pace = Pace::new();
         pace.begin(COUNTER, true, 1_000_000);
         let ns = 1_000_000_000;
         let (overflows, _) = storm(&mut pace, 4_000_000, ONE, ns);
         // A shorter period is tried now and then.
         let allowed = ns / FLOOR * 6 / 5;
         assert!(overflows <= allowed, "{overflows} of {allowed}");
-        let hot = pace.period(COUNTER, ONE, 1);
+        let hot = pace.period(COUNTER, ONE);
         assert!(hot >= 100_000, "{hot}");
         // The same event becomes rare: after some reports, each is as asked.
         let mut now = 2_000_000_000;
         for _ in 0..20 {
             now += 10 * FLOOR;
-            pace.overflowed(COUNTER, 1, pace.period(COUNTER, ONE, 1), 1, now);
+            pace.overflowed(COUNTER, 1, pace.period(COUNTER, ONE), 1, now);
         }
-        assert_eq!(pace.period(COUNTER, ONE, 1), 1);
+        assert_eq!(pace.period(COUNTER, ONE), 1);
     }
 
     #[test]
     fn a_late_signal_tells_no_rate() {
-        let mut pace = Pace::new(Units::Events);
+        let mut pace = Pace::new();
         pace.begin(COUNTER, true, 1_000_000);
         pace.overflowed(COUNTER, 100, 1, 1, 1_100_000);
-        let least = pace.period(COUNTER, ONE, 1);
+        let least = pace.period(COUNTER, ONE);
         // Its overflow was charged when the period was replaced.
         assert!(!pace.overflowed(COUNTER, 0, least, 1, 1_100_001));
-        assert_eq!(pace.period(COUNTER, ONE, 1), least);
+        assert_eq!(pace.period(COUNTER, ONE), least);
     }
 
     #[test]
     fn after_a_storm_a_new_event_begins_safely() {
-        let mut pace = Pace::new(Units::Events);
+        let mut pace = Pace::new();
         pace.begin(COUNTER, true, 1_000_000);
-        assert_eq!(pace.period(COUNTER, ONE, 1), 1);
+        assert_eq!(pace.period(COUNTER, ONE), 1);
         pace.overflowed(COUNTER, 100, 1, 1, 1_100_000);
         pace.begin(COUNTER, true, 1_200_000);
-        assert_eq!(pace.period(COUNTER, ONE, 1), FLOOR);
+        assert_eq!(pace.period(COUNTER, ONE), FLOOR);
         pace.begin(COUNTER, true, 2_000_000_000);
-        assert_eq!(pace.period(COUNTER, ONE, 1), 1, "forgotten");
+        assert_eq!(pace.period(COUNTER, ONE), 1, "forgotten");
         pace.begin(COUNTER, false, 2_000_000_000);
-        assert_eq!(pace.period(COUNTER, ONE, 1), FLOOR, "nobody counts them");
+        assert_eq!(pace.period(COUNTER, ONE), FLOOR, "nobody counts them");
     }
 }

@@ -1,5 +1,7 @@
 //! The guest's events in the unit of a perf event, and back.
 
+use std::num::NonZeroU64;
+
 use crate::choose::Backing;
 use crate::event::ENDLESS;
 
@@ -35,6 +37,12 @@ impl Units {
                 u64::try_from(ns.div_ceil(u128::from(hz))).unwrap_or(ENDLESS)
             }
         }
+    }
+
+    /// Returns the period of the perf event for so many of the guest's events, while `sharing` counters wait for
+    /// overflows and nothing but the period bounds these.
+    pub(crate) fn period(self, events: NonZeroU64, sharing: u64) -> u64 {
+        self.to_count(events.get()).clamp(FLOOR * sharing, ENDLESS)
     }
 
     /// Converts the perf event's count to the guest's events. The product is taken modulo 2^64, as every total.

@@ -39,6 +39,8 @@ impl PerfHost {
         };
         let asked = *period;
         match period.overflow(self.repeating) {
+            // A clock's overflows come no faster than it was asked to report them.
+            Overflow::Report(report) if self.pace.is_none() => return Some(report),
             Overflow::Report(report) => return Some(self.paced(counter, asked, report)),
             Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
                 *period = Period::Endless;
@@ -48,20 +50,17 @@ impl PerfHost {
         None
     }
 
-    /// The overflow of a period that was `asked` for. Lengthens the period of a hardware event whose overflows come too
-    /// fast. Returns what the engine is told.
+    /// The overflow of a hardware event's period that was `asked` for. Lengthens the period if overflows come too fast.
+    /// Returns what the engine is told.
     fn paced(&mut self, counter: Counter, asked: Period, report: Report) -> Report {
-        let Period::Set { events, period, .. } = asked else {
+        let counting = self.events.counting();
+        let sharing = self.sharing(counting);
+        let (Period::Set { events, period, .. }, Some(pace)) = (asked, &mut self.pace) else {
             return report;
         };
-        if !self.pace.learns() {
-            return report;
-        }
-        let overflows = self.events.take_overflows(counter);
-        let counting = self.events.counting();
-        let (sharing, now) = (self.sharing(counting), self.kernel.now());
+        let (overflows, now) = (self.events.take_overflows(counter), self.kernel.now());
         let number = overflows.number;
-        let too_fast = self.pace.overflowed(counter, number, period, sharing, now);
+        let too_fast = pace.overflowed(counter, number, period, sharing, now);
         if too_fast || overflows.throttled {
             // The event would go on at its old pace, or stand still until the next tick.
             if self.slots[counter].is_awaited() {
@@ -72,7 +71,8 @@ impl PerfHost {
                 *period = Period::Endless;
             }
         }
-        match number <= 1 && self.pace.is_as_asked(events, period) {
+        // A lengthened period is of more events than the report vouches for.
+        match number <= 1 && period == events.get() {
             true => report,
             false => Report::Unsure,
         }
