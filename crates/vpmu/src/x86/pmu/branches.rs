@@ -123,14 +123,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         }
     }
 
-    /// An overflow may have requested a PMI, and the request may have frozen the records: no PMI waits for any, and they are
-    /// not the last ones when they are thawed.
-    pub(super) fn notice_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.are_branches_frozen() {
-            self.end_access(host);
-        }
-    }
-
     /// What freezes is what the registers say now.
     pub(super) fn adopt_freezing(&mut self) {
         let (counters, branches) = match &self.lbr {

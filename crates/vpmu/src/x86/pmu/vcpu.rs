@@ -21,7 +21,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> bool {
         self.report(counter, report, host);
         self.notice_freeze(host);
-        self.pmi_due()
+        self.counters.pmi_due()
     }
 
     /// Counts `event` `times` times in `ring`: the embedder has emulated instructions for the guest, which no host
@@ -56,7 +56,15 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             self.apply(host);
             self.notice_freeze(host);
         }
-        self.pmi_due()
+        self.counters.pmi_due()
+    }
+
+    /// An overflow may have requested a PMI, and the request may have frozen the records: no PMI waits for any, and they are
+    /// not the last ones when they are thawed.
+    fn notice_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.counters.are_branches_frozen() {
+            self.end_access(host);
+        }
     }
 
     /// Starts what the guest has enabled, as the vCPU starts to run. A guest that has nothing enabled costs no call of
