@@ -54,8 +54,8 @@ pub enum Error {
     /// Two parts of the file, or of memory, that must be apart are not.
     #[error("the kernel's {0} overlap, which no linker does: the file is damaged or hostile")]
     Overlap(&'static str),
-    /// Not for this processor.
-    #[error("the kernel is not for x86-64")]
+    /// Not for this processor, or not for its 64-bit mode.
+    #[error("the kernel is not for x86-64; 32-bit kernels are not served")]
     Machine,
     /// Without sections nobody can tell code from data.
     #[error(
