@@ -16,6 +16,7 @@ mod exec_x86_64;
 mod host_profile;
 mod lbr_x86_64;
 mod machines;
+mod papi_x86_64;
 mod paravirt;
 mod payload;
 mod payload_aarch64;
