@@ -8,16 +8,14 @@ use std::ops::Range;
 
 use object::LittleEndian as LE;
 use object::elf::{
-    ELFCLASS32, EM_X86_64, FileHeader64, PT_LOAD, SHF_EXECINSTR, SHN_UNDEF, SHT_NOBITS, SHT_SYMTAB,
+    EM_X86_64, FileHeader64, PT_LOAD, SHF_EXECINSTR, SHN_UNDEF, SHT_NOBITS, SHT_SYMTAB,
 };
+use object::read::FileKind;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 
 use super::{Error, MOST_HEADERS};
 
 type Header = FileHeader64<LE>;
-
-/// `EI_CLASS` of `e_ident`.
-const CLASS_AT: usize = 4;
 
 /// A part of the kernel's memory, as a program header of type PT_LOAD describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,7 +71,7 @@ fn within(file: &[u8], start: u64, size: u64) -> Option<Range<usize>> {
 
 impl Layout {
     pub(crate) fn of(file: &[u8]) -> Result<Self, Error> {
-        if file.get(CLASS_AT) == Some(&ELFCLASS32.0) {
+        if matches!(FileKind::parse(file), Ok(FileKind::Elf32)) {
             return Err(Error::Machine);
         }
         let header = Header::parse(file).map_err(damaged)?;

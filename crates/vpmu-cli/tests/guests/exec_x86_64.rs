@@ -5,16 +5,9 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{Compared, NO_SYMBOLS, compare, compared, nested_vpmu, turn};
+use crate::support::{Compared, NO_SYMBOLS, compare, compared, nested_vpmu, number, turn};
 
 const IN_REAL_TIME: &str = ", under vpmu-vmm, and QEMU's are in the lab's KVM host";
-
-/// Returns the number in the line of the output that begins with `word`.
-fn number(console: &str, word: &str) -> f64 {
-    let mut lines = console.lines();
-    let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
-    number.unwrap_or_else(|| panic!("{word}: {console}"))
-}
 
 /// Runs `script` in a guest of such a QEMU. `more` are QEMU's options.
 fn run(options: &[&str], more: &[&str], script: &str) -> Option<Compared> {
@@ -81,12 +74,12 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complain
     let Some(Compared { console, run, .. }) = run(&options, &more, SCRIPT) else {
         return;
     };
-    assert_eq!(number(&console, "driver "), 1.0);
-    assert!(number(&console, "counted ") > 1_000_000.0);
-    assert_eq!(number(&console, "complaints "), 0.0);
+    assert_eq!(number::<u64>(&console, "driver"), 1);
+    assert!(number::<u64>(&console, "counted") > 1_000_000);
+    assert_eq!(number::<u64>(&console, "complaints"), 0);
     assert!(run["samples"].as_u64() > Some(30), "{run}");
     assert_eq!(run["vmm"]["model"], "intel");
-    let [foo, bar, qux] = ["foo ", "bar ", "qux "].map(|name| number(&console, name));
+    let [foo, bar, qux] = ["foo", "bar", "qux"].map(|name| number::<f64>(&console, name));
     assert!(foo > bar && bar > qux && qux > 5.0, "{console}");
 }
 
@@ -147,7 +140,7 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complain
             }
         };
         let it = compared(&mut vpmu, own, &[NO_SYMBOLS, SCRIPT].concat());
-        assert_eq!(number(&it.console, "complaints "), 0.0, "{disturb}");
+        assert_eq!(number::<u64>(&it.console, "complaints"), 0, "{disturb}");
         let done = it.console.matches(": done ").count();
         let expected = match disturb.split_once(':') {
             // Another process resets the guest each time.

@@ -1,6 +1,6 @@
 //! A stock guest's last branch records, on a host that has none.
 
-use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, number, turn};
 
 /// Prints a line for each answer that a test reads, which begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -21,11 +21,7 @@ fn run(model: &str, depth: u32, lbr: &str) -> Option<impl Fn(&str) -> u64> {
         vpmu.args(["--pmu", "emulated", "--model", model, "--lbr", lbr]);
     };
     let Compared { console, .. } = compared(&mut vpmu, own, &script);
-    Some(move |word: &str| {
-        let mut lines = console.lines();
-        let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
-        number.unwrap_or_else(|| panic!("{word}: {console}"))
-    })
+    Some(move |word: &str| number(&console, word))
 }
 
 fn has_full_stacks(model: &str, depth: u32) {
@@ -33,12 +29,12 @@ fn has_full_stacks(model: &str, depth: u32) {
     let Some(number) = run(model, depth, "on") else {
         return;
     };
-    let (samples, full) = (number("samples "), number("full "));
+    let (samples, full) = (number("samples"), number("full"));
     assert!(samples >= 40, "{samples}");
     assert!(full * 100 >= samples * 95, "{full} of {samples}");
     // Call stacks across switches of tasks are refused, and not wrong.
-    assert!(number("callgraph ") > 0);
-    assert_eq!(number("complaints "), 0);
+    assert!(number("callgraph") > 0);
+    assert_eq!(number("complaints"), 0);
 }
 
 #[test]
@@ -58,6 +54,6 @@ fn without_the_option_perf_says_so() {
     let Some(number) = run("intel", 32, "off") else {
         return;
     };
-    assert!(number("refused ") > 0);
-    assert_eq!(number("samples "), 0);
+    assert!(number("refused") > 0);
+    assert_eq!(number("samples"), 0);
 }

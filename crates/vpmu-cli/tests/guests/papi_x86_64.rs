@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Compared, compared, nested_vpmu, skipped, turn};
+use crate::support::{Compared, compared, nested_vpmu, number, skipped, turn};
 
 /// Those of PAPI's tests that do not pass here: they need an event of floating-point instructions, and nothing but
 /// cycles, and instructions approximately, can be counted without hardware counters.
@@ -106,14 +106,11 @@ fn libpfm(model: &[&str], events: &str) {
     });
     assert_eq!(failed.collect::<Vec<_>>(), Vec::<&str>::new(), "{console}");
     assert_eq!(console.matches("libpfm ").count(), 10, "{console}");
-    let number = |word: &str| -> u64 {
-        let line = console.lines().find_map(|line| line.strip_prefix(word));
-        line.unwrap().trim().parse().unwrap()
-    };
+    let number = |word| number::<u64>(&console, word);
     // Ten million instructions at least, a cycle each where instructions are counted time.
-    assert!((10..20).contains(&number("samples ")), "{console}");
-    assert!(number("lines ") > 20, "{console}");
-    assert_eq!(number("odd "), 0, "{console}");
+    assert!((10..20).contains(&number("samples")), "{console}");
+    assert!(number("lines") > 20, "{console}");
+    assert_eq!(number("odd"), 0, "{console}");
 }
 
 #[test]

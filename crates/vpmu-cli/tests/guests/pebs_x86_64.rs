@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::save_x86_64::SAVE;
-use crate::support::{Compared, NO_SYMBOLS, RESTORING, compared, nested_vpmu, turn};
+use crate::support::{Compared, NO_SYMBOLS, RESTORING, compared, nested_vpmu, number, turn};
 use crate::two_vcpus;
 use serde_json::Value;
 
@@ -23,13 +23,6 @@ fn run(way: &str, options: &[&str], script: &str) -> Option<(String, Value)> {
     Some((compared.console, compared.run))
 }
 
-/// Returns the number behind the line that begins with `word`.
-fn number(console: &str, word: &str) -> u64 {
-    let mut lines = console.lines();
-    let number = lines.find_map(|line| line.strip_prefix(word)?.trim().parse().ok());
-    number.unwrap_or_else(|| panic!("{word}: {console}"))
-}
-
 /// Samples with a fixed period. `sampled` of a hundred records are to be the kernel's samples, and `most` exits serve
 /// the PMU.
 fn records_without_interrupts(way: &str, sampled: u64, most: u64) {
@@ -40,7 +33,7 @@ fn records_without_interrupts(way: &str, sampled: u64, most: u64) {
     let Some((console, run)) = run(way, &[], SCRIPT) else {
         return;
     };
-    assert_eq!(number(&console, "baseline "), 1, "{console}");
+    assert_eq!(number::<u64>(&console, "baseline"), 1, "{console}");
     let pebs = &run["vmm"]["measured"]["pebs"];
     let samples = run["samples"].as_u64().unwrap();
     assert!(samples > 2500, "{run}");
@@ -104,11 +97,14 @@ chmod +x vpmu-reprogram && ./vpmu-reprogram --check --backing hardware";
     let Some((console, run)) = run("ring", &options, SCRIPT) else {
         return;
     };
-    let samples = number(&console, "samples ");
+    let samples = number::<u64>(&console, "samples");
     assert_eq!(run["vmm"]["measured"]["pebs"]["records"], samples, "{run}");
     assert!(samples > 1000, "{console}");
     // A few are further apart: the counter stands still while the handler empties the buffer.
-    assert!(number(&console, "near ") * 100 > samples * 95, "{console}");
+    assert!(
+        number::<u64>(&console, "near") * 100 > samples * 95,
+        "{console}"
+    );
     let sampled = "ok       the kernel's samples are a period apart";
     assert!(console.contains(sampled), "{console}");
 }
@@ -138,10 +134,10 @@ true";
     let Some((console, run)) = run("ring", &[], SCRIPT) else {
         return;
     };
-    let counts = ["several", "all", "registers", "graph", "plain"]
-        .map(|name| number(&console, &format!("{name} ")));
+    let counts =
+        ["several", "all", "registers", "graph", "plain"].map(|name| number::<u64>(&console, name));
     assert!(counts.iter().all(|&count| count > 50), "{counts:?}");
-    assert_eq!(number(&console, "with "), counts[2], "registers");
+    assert_eq!(number::<u64>(&console, "with"), counts[2], "registers");
     let pebs = &run["vmm"]["measured"]["pebs"];
     assert_eq!([&pebs["lost"], &pebs["skipped"]], [0, 0], "{run}");
     assert_eq!(pebs["records"], counts.iter().sum::<u64>(), "{run}");
@@ -167,7 +163,10 @@ true";
     let script = [NO_SYMBOLS, SCRIPT].concat();
     let (console, run) = two_vcpus::compare(&mut vpmu, options, &script);
     for processor in ["sampled0 ", "sampled1 "] {
-        assert!(number(&console, processor) > 20, "{processor}{console}");
+        assert!(
+            number::<u64>(&console, processor) > 20,
+            "{processor}{console}"
+        );
     }
     // Of the vCPU that does not end the measurement, its last runs are not in what was measured: they are in the
     // total, where nothing else has sampled.

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 
 use crate::save_x86_64;
-use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn};
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, said, turn};
 
 /// Each line that the test reads begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -34,11 +34,7 @@ fn check(version: u8) {
     let Compared {
         console: all, run, ..
     } = compared(&mut vpmu, options, &script);
-    let said = |word: &str| {
-        let line = all.lines().find_map(|line| line.strip_prefix(word));
-        let rest = line.unwrap_or_else(|| panic!("no {word}: {all}"));
-        rest.trim().to_owned()
-    };
+    let said = |word| said(&all, word);
     assert_eq!(said("version"), version.to_string());
     assert_eq!(said("general"), if version == 5 { "8" } else { "4" });
     // Where a clock counts, fixed counter 0 has nothing to count. Only version 5 can leave it out.

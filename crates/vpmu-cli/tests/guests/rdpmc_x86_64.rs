@@ -11,7 +11,7 @@ use vpmu_lab::image::images::Images;
 use vpmu_lab::spec::arch::Arch;
 
 use crate::payload::program;
-use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, turn, vpmu};
+use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, number, said, turn, vpmu};
 
 /// Each line that a test reads begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -35,14 +35,6 @@ fn images() -> Images {
     Images::prepare(&cache, Arch::X86_64, &cancel, &Progress::silent()).unwrap()
 }
 
-/// Returns the rest of the line that begins with `word`.
-fn said<'a>(console: &'a str, word: &str) -> &'a str {
-    let mut lines = console.lines();
-    let rest = lines.find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
-    rest.unwrap_or_else(|| panic!("no {word}: {console}"))
-        .trim()
-}
-
 /// Returns whether the kernel's addresses are what page tables of four levels can have: KASLR chooses among all of them.
 fn is_of_four_levels(console: &str) -> bool {
     let address = said(console, "vmalloc").strip_prefix("0x").unwrap();
@@ -63,7 +55,7 @@ fn check(model: &str, kernel_options: &str) -> Option<Compared> {
     };
     let compared = compared(&mut vpmu, options, SCRIPT);
     let Compared { console, run, .. } = &compared;
-    let number = |word| said(console, word).parse::<u64>().unwrap();
+    let number = |word| number::<u64>(console, word);
     assert!(
         !said(console, "text").starts_with("ffffffff81000000"),
         "{console}"
@@ -164,7 +156,7 @@ fn a_guest_of_an_unknown_form_is_told_that_it_has_no_pmu() {
             .arg(&monitor);
     };
     let Compared { console, run, .. } = compared(&mut vpmu, options, SCRIPT);
-    let number = |word| said(&console, word).parse::<u64>().unwrap();
+    let number = |word| number::<u64>(&console, word);
     assert_eq!((number("driver"), number("unavailable")), (0, 1));
     assert_eq!(said(&console, "counted"), "<not supported>");
     assert_eq!((number("monitored"), number("complaints")), (1, 0));

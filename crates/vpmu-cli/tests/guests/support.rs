@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::str::FromStr;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
@@ -131,6 +132,24 @@ pub(crate) fn compared(
         run,
         records: serde_json::from_slice(&read("records.json").unwrap()).unwrap(),
     }
+}
+
+/// Returns the rest of the first line that begins with `word`.
+pub(crate) fn said<'a>(console: &'a str, word: &str) -> &'a str {
+    let mut lines = console.lines();
+    let rest = lines.find_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
+    rest.unwrap_or_else(|| panic!("no {word}: {console}"))
+        .trim()
+}
+
+/// Returns the number behind `word`, at the beginning of the first line that has nothing else.
+pub(crate) fn number<N: FromStr>(console: &str, word: &str) -> N {
+    let mut lines = console.lines();
+    let number = lines.find_map(|line| {
+        let rest = line.strip_prefix(word)?.strip_prefix(' ')?;
+        rest.trim().parse().ok()
+    });
+    number.unwrap_or_else(|| panic!("no {word}: {console}"))
 }
 
 /// The processors that guests have at the moment, and since when.

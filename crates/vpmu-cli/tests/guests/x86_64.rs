@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::Value;
 
-use crate::support::{NO_SYMBOLS, compare, compared, text, turn, vpmu};
+use crate::support::{NO_SYMBOLS, compare, compared, number, text, turn, vpmu};
 
 /// The script is short, for all of it runs under emulated virtualization, but long enough for some
 /// hundred samples. `--no-bpf-event` spares perf a thread that wakes once a second.
@@ -27,14 +27,11 @@ perf stat -x, -o stat -e cycles -- workload && awk -F, '$3 == \"cycles\" { print
         vpmu.args(["--pmu", "emulated", "--model", "intel"]);
     };
     let console = compared(&mut vpmu, options, SCRIPT).console;
-    let said = |word: &str| -> u64 {
-        let line = console.lines().find_map(|line| line.strip_prefix(word));
-        line.unwrap().trim().parse().unwrap()
-    };
-    assert_eq!((said("driver "), said("rdpmc ")), (1, 1));
+    let number = |word| number::<u64>(&console, word);
+    assert_eq!((number("driver"), number("rdpmc")), (1, 1));
     // The guest runs 100 million instructions. In real time, the clock decides how many cycles they
     // take.
-    assert!(said("counted ") > 1_000_000);
+    assert!(number("counted") > 1_000_000);
 }
 
 /// Checks perf events of this machine, and of a guest, whose hardware events are the virtual PMU's.

@@ -132,7 +132,7 @@ fn a_count_of_32_bits_is_bounded() {
 #[test]
 fn a_kernel_of_32_bits_is_named_as_such() {
     let mut file = Elf::default().build();
-    file[CLASS_AT] = ELFCLASS32.0;
+    file[4] = 1; // EI_CLASS: ELFCLASS32
     // Its header is shorter, and is not read as one of 64 bits.
     assert!(matches!(Layout::of(&file), Err(Error::Machine)));
 }

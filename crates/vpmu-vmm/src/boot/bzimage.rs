@@ -46,15 +46,13 @@ pub(super) fn load(
     let loaded = BzImage::load(memory, Some(at), &mut image, None)
         .map_err(|error| refused(error.to_string()))?;
     let header = loaded.setup_header.unwrap_or_default();
-    let lacks = if header.xloadflags & XLF_KERNEL_64 == 0 {
-        Some("it is a 32-bit kernel, or older than Linux 3.8: no 64-bit entry")
-    } else if header.relocatable_kernel == 0 {
-        Some("the kernel cannot be moved: build it with CONFIG_RELOCATABLE")
-    } else {
-        None
-    };
-    if let Some(lacks) = lacks {
-        return Err(refused(lacks.to_owned()));
+    if header.xloadflags & XLF_KERNEL_64 == 0 {
+        let error = "it is a 32-bit kernel, or older than Linux 3.8: no 64-bit entry";
+        return Err(refused(error.to_owned()));
+    }
+    if header.relocatable_kernel == 0 {
+        let error = "the kernel cannot be moved: build it with CONFIG_RELOCATABLE";
+        return Err(refused(error.to_owned()));
     }
     // The image moves itself up to `pref_address`, and unpacks there with room to work, before it searches for the initramfs.
     let work = header
