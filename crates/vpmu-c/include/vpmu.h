@@ -543,6 +543,11 @@ struct vpmu_kvm_options {
    */
   bool rdpmc;
   /**
+   * Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest is not told.
+   * Without this, such a host offers no PEBS.
+   */
+  bool pebs_skid;
+  /**
    * The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
    * read. Null: a new guest.
    */

@@ -303,9 +303,9 @@ fn memory() -> Line {
     }
 }
 
-/// What counts for a guest's counters, and whether the kernel can sample guests for `--pebs ring`, as the program says
-/// that measures perf events.
-fn backing(arch: Arch) -> [Line; 2] {
+/// What counts for a guest's counters, whether the kernel can sample guests for `--pebs ring`, and whether records are
+/// precise, as the program says that measures perf events.
+fn backing(arch: Arch) -> [Line; 3] {
     const BUFFER: &str = "PEBS by the ring buffer";
     let subject = "counter backing";
     let fix =
@@ -371,7 +371,26 @@ fn backing(arch: Arch) -> [Line; 2] {
         }
         _ => line(Verdict::Note, subject, format!("unknown: {error}"), ""),
     };
-    [counts, buffer]
+    [
+        counts,
+        buffer,
+        records(if emulated { "clock" } else { own }),
+    ]
+}
+
+/// Whether the records of a guest's PEBS are where its events were.
+fn records(backing: &str) -> Line {
+    let subject = "PEBS records";
+    match backing {
+        "clock" => line(Verdict::Ok, subject, "without skid, as a clock counts", ""),
+        "hardware" => line(
+            Verdict::Note,
+            subject,
+            "some instructions late, as KVM lets no host event of a guest be precise: not offered",
+            "--vmm-arg=--pebs-skid offers them so; with --vmm-arg=--clock they have no skid",
+        ),
+        _ => line(Verdict::Note, subject, "unknown", ""),
+    }
 }
 
 fn perf(arch: Arch) -> Line {

@@ -54,6 +54,8 @@ pub enum Error {
     Paravirt(vpmu::paravirt::RestoreError),
     /// PEBS needs a vCPU's descriptor.
     BarePebs,
+    /// PEBS records would be late.
+    PebsSkid,
     /// Last branch records cannot be offered: the reason.
     Lbr(&'static str),
     /// The saved guest was offered other parts than this vCPU has.
@@ -110,6 +112,10 @@ impl fmt::Display for Error {
             Self::BarePebs => f.write_str(
                 "PEBS records need the guest's registers and memory: offer no PEBS, or attach by descriptors \
                  (Vcpu::attach)"),
+            Self::PebsSkid => f.write_str(
+                "PEBS records would be some instructions late with this host's hardware counters, which no guest can be \
+                 told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --clock), or offer no \
+                 PEBS"),
             Self::Lbr(reason) => write!(f, "last branch records: {reason}; offer none (Options::lbr)"),
             Self::OtherOffer => f.write_str(
                 "the saved guest was offered another kind of PMU, or another deadline: attach with what State::offer() \
@@ -150,6 +156,7 @@ impl Error {
             | Self::Offer(_)
             | Self::Paravirt(_)
             | Self::BarePebs
+            | Self::PebsSkid
             | Self::Lbr(_)
             | Self::OtherOffer => false,
         }

@@ -1,21 +1,21 @@
 //! The parts of a vCPU that a guest is offered, found by trying this host.
 
 mod branches;
-
-use std::fs;
+mod pebs;
 
 use vpmu::paravirt;
-use vpmu::x86::pebs::{self, misc_enable};
+use vpmu::x86::pebs::misc_enable;
 use vpmu::x86::{ArchEvent, Capability, EventFilter, amd, intel, lbr};
 use vpmu_perf::{Backing, Support, Vendor};
 
 use crate::cpuid::{self, CpuidEntry};
 use crate::deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR};
 use crate::error::Error;
-use crate::options::{Lbr, Model, Options, Pebs, Source};
+use crate::options::{Lbr, Model, Options, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use crate::trial;
 use branches::{offer_lbr, with_lbr};
+pub(crate) use pebs::{has_pebs, samples};
 
 /// Bits of IA32_DEBUGCTL that are no business of a PMU, but the register comes to the VMM with it: LBR, which Intel's
 /// records of branches have in a register of their own, and BTF (SDM vol. 3B, 18.4.1). KVM refuses neither, whatever the
@@ -150,11 +150,6 @@ impl Offer {
     }
 }
 
-/// Returns whether a guest with `capability` has PEBS.
-pub(crate) fn has_pebs(capability: &Capability) -> bool {
-    matches!(capability, Capability::Intel(capability) if capability.pebs.is_some())
-}
-
 /// Finds out what this host can back: the best PMU of this model that a guest can be offered here. May be called from
 /// any thread, before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With
 /// hardware counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's
@@ -163,40 +158,25 @@ pub(crate) fn has_pebs(capability: &Capability) -> bool {
 ///
 /// # Errors
 ///
-/// When this process may not count a guest's kernel, when the host has no perf events, or when AMD's PMU is asked for
-/// on a processor that is not AMD's.
+/// When this process may not count a guest's kernel, when the host has no perf events, when AMD's PMU is asked for on a
+/// processor that is not AMD's, or when PEBS is asked for where records would be late and the VMM does not accept that
+/// ([`Skid`](crate::Skid)).
 pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
     // A wrong signal would be found by `attach` only, when the VMM has made its VM.
     options.check()?;
     let model = with_lbr(model, options.lbr != Lbr::Off);
-    let mut pmu = best(model, Vendor::of_host(), tried(options)?)?;
+    let support = tried(options)?;
+    let mut pmu = best(model, Vendor::of_host(), support)?;
     if options.lbr != Lbr::Off {
         offer_lbr(&mut pmu, options.lbr)?;
     }
     let offer = Offer::from(pmu);
-    // A VMM that insists on the ring buffer is to know before it has made a VM that there can be none.
+    // A VMM is to know before it has made a VM that there can be no ring buffer, or that records would be late.
     if offer.has_pebs() {
+        pebs::check_skid(options.skid, support.backing)?;
         samples(options)?;
     }
     Ok(offer)
-}
-
-fn linear_address_bits() -> u8 {
-    if has_five_levels() { 57 } else { 48 }
-}
-
-/// Returns whether the host's kernel is to sample a guest that has PEBS.
-///
-/// # Errors
-///
-/// When it is to, and cannot.
-pub(crate) fn samples(options: &Options) -> Result<bool, Error> {
-    let can = || vpmu_perf::check_sampling(&options.probe());
-    match options.pebs {
-        Pebs::Exit => Ok(false),
-        Pebs::Buffer => Ok(can().map(|()| true)?),
-        Pebs::Auto => Ok(can().is_ok()),
-    }
 }
 
 /// Returns what this host counts, after a try of its counters. A choice of the best is then a clock where they count what is
@@ -223,14 +203,6 @@ fn support(options: &Options) -> Result<Support, Error> {
     Ok(vpmu_perf::support(&options.probe())?)
 }
 
-/// Returns whether the linear addresses of this machine's processor, and so of its guests, have five levels.
-fn has_five_levels() -> bool {
-    fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
-        let flags = text.lines().find(|line| line.starts_with("flags"));
-        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "la57"))
-    })
-}
-
 /// Returns the best PMU of this model that `support` backs on a host of this vendor's.
 fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
     Ok(match model {
@@ -238,7 +210,10 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             return best(Model::Amd(amd::Interface::Core), host, support);
         }
         Model::Auto => return best(Model::INTEL, host, support),
-        Model::Intel { version, pebs } => {
+        Model::Intel {
+            version,
+            pebs: has_pebs,
+        } => {
             let offered = intel::Capability::new(version);
             // An event that is offered and not counted would read as zero, and perf would print it.
             let events = support.events & offered.events;
@@ -247,9 +222,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
                 events,
                 fixed: intel::Capability::fixed_for(version, events),
                 other_debugctl: LBR | BTF,
-                pebs: pebs.then(|| pebs::Capability {
-                    linear_address_bits: linear_address_bits(),
-                }),
+                pebs: has_pebs.then(pebs::capability),
                 ..offered
             };
             Pmu::Architectural(capability.into())
@@ -307,6 +280,9 @@ pub(crate) fn check(options: &Options, pmu: &Pmu) -> Result<Backing, Error> {
             if matches!(capability, Capability::Amd(_)) && Vendor::of_host() != Vendor::Amd {
                 return Err(Error::NoAmd);
             }
+            if has_pebs(capability) {
+                pebs::check_skid(options.skid, backing)?;
+            }
             check_events(events, |event| capability.has_event(event))?;
         }
         Pmu::Paravirtual(offer) => check_events(events, |event| offer.has_event(event))?,
@@ -328,133 +304,4 @@ fn check_events(here: u32, offered: impl Fn(ArchEvent) -> bool) -> Result<(), Er
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Perfmon;
-
-    fn support(events: u32) -> Support {
-        Support {
-            backing: Backing::Clock,
-            events,
-            counters: None,
-            mediated: false,
-        }
-    }
-
-    #[test]
-    fn a_guest_is_promised_no_more_counters_than_the_host_has_left() {
-        for (free, promised) in [(None, 4), (Some(8), 4), (Some(2), 2), (Some(0), 1)] {
-            let support = Support {
-                backing: Backing::Hardware,
-                counters: free,
-                ..support(0b101)
-            };
-            let model = Model::Intel {
-                version: Perfmon::V2,
-                pebs: false,
-            };
-            match best(model, Vendor::Intel, support) {
-                Ok(Pmu::Architectural(Capability::Intel(found))) => {
-                    assert_eq!(found.general, promised, "{free:?}");
-                }
-                other => panic!("{other:?}"),
-            }
-            match best(Model::Paravirtual, Vendor::Intel, support) {
-                Ok(Pmu::Paravirtual(offer)) => {
-                    assert_eq!(offer.counters, promised.min(HARDWARE_COUNTERS), "{free:?}");
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    fn found(model: Model, host: Vendor) -> Result<Offer, Error> {
-        best(model, host, support(0b101)).map(Offer::from)
-    }
-
-    #[test]
-    fn a_guest_gets_the_hosts_vendor() {
-        let amd = |interface| {
-            let events = 0b101;
-            Ok(Offer::from(Capability::from(amd::Capability {
-                events,
-                ..amd::Capability::new(interface)
-            })))
-        };
-        assert_eq!(found(Model::Auto, Vendor::Amd), amd(amd::Interface::Core));
-        for interface in [amd::Interface::Core, amd::Interface::V2] {
-            assert_eq!(found(Model::Amd(interface), Vendor::Amd), amd(interface));
-            for host in [Vendor::Intel, Vendor::Other] {
-                assert_eq!(found(Model::Amd(interface), host), Err(Error::NoAmd));
-            }
-        }
-        for host in [Vendor::Intel, Vendor::Other] {
-            assert_eq!(found(Model::Auto, host), found(Model::INTEL, Vendor::Amd));
-        }
-        for pebs in [false, true] {
-            let version = Perfmon::V5;
-            let offer = found(Model::Intel { version, pebs }, Vendor::Amd).unwrap();
-            assert_eq!(offer.has_pebs(), pebs);
-        }
-    }
-
-    #[test]
-    fn a_fixed_counter_that_nothing_backs_is_not_offered_where_it_can_be_left_out() {
-        let fixed = |version, events| {
-            let model = Model::Intel {
-                version,
-                pebs: false,
-            };
-            match best(model, Vendor::Amd, support(events)) {
-                Ok(Pmu::Architectural(Capability::Intel(found))) => {
-                    assert_eq!((found.version, found.check()), (version, Ok(())));
-                    assert_eq!(found.leaf_0a().ebx, !events & 0x7f);
-                    found.fixed
-                }
-                other => panic!("{other:?}"),
-            }
-        };
-        for version in [Perfmon::V2, Perfmon::V3, Perfmon::V4] {
-            assert_eq!(fixed(version, 0b101), 0b111, "no gaps");
-        }
-        for (events, counters) in [(0b101, 0b110), (0b111, 0b111), (0x7b, 0b011)] {
-            assert_eq!(fixed(Perfmon::V5, events), counters);
-        }
-    }
-
-    #[test]
-    fn each_part_has_its_msrs() {
-        assert!(Offer::default().msrs().is_empty());
-        let both = Offer {
-            deadline: true,
-            ..found(Model::Paravirtual, Vendor::Other).unwrap()
-        };
-        assert_eq!(
-            both.msrs(),
-            [
-                PMU_PAGE_MSR,
-                PMU_DOORBELL_MSR,
-                DEADLINE_SLOT_MSR,
-                DEADLINE_MSR
-            ]
-        );
-        let intel = found(Model::INTEL, Vendor::Intel).unwrap();
-        assert!(intel.msrs().contains(&0x38f) && !intel.msrs().contains(&DEADLINE_MSR));
-    }
-
-    #[test]
-    fn misc_enable_says_unavailable_where_it_is() {
-        let with = |pebs| {
-            let version = Perfmon::V5;
-            found(Model::Intel { version, pebs }, Vendor::Intel).unwrap()
-        };
-        for (offer, unavailable) in [
-            (Offer::default(), 0x1800),
-            (with(false), 0x1800),
-            (with(true), 0x800),
-        ] {
-            assert_eq!(offer.misc_enable(0x1801), 1 | unavailable);
-            assert_eq!(offer.misc_enable(1), 1 | unavailable);
-        }
-    }
-}
+mod tests;

@@ -52,6 +52,19 @@ pub enum Pebs {
     Buffer,
 }
 
+/// The skid of a guest's PEBS records: from the instruction that made a counter overflow to the one that the record names.
+///
+/// Records of a clock have none. Those of hardware counters are some instructions late, because KVM lets no host event be
+/// precise in a guest, and nothing can tell the guest so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Skid {
+    /// PEBS is offered where its records have none.
+    #[default]
+    Refused,
+    /// PEBS is offered everywhere.
+    Accepted,
+}
+
 /// The source of a guest's counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -110,6 +123,8 @@ pub struct Options {
     pub policy: Policy,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
+    /// Whether PEBS records may be late.
+    pub skid: Skid,
     /// The last branch records that the guest is offered (docs/lbr.md). They need this crate's feature `lbr`, and for the
     /// guest Intel's PMU of version 4 or 5 without PEBS, or AMD's PerfMonV2.
     pub lbr: Lbr,

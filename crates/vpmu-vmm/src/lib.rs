@@ -25,7 +25,7 @@ mod vm;
 use std::path::PathBuf;
 
 use vpmu_kvm::{Clock, Options, Policy, Source};
-pub use vpmu_kvm::{Follow, Lbr, Model, Pebs, Perfmon, Vendor, amd};
+pub use vpmu_kvm::{Follow, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -65,6 +65,8 @@ pub struct Restore {
     pub file: PathBuf,
     /// A policy in place of the saved one.
     pub policy: Option<Policy>,
+    /// Whether this host's PEBS records may be late.
+    pub skid: Skid,
     /// As in [`Config`].
     pub save: Option<PathBuf>,
     /// As in [`Config`].
@@ -86,6 +88,8 @@ pub struct PmuOptions {
     pub approximate_instructions: bool,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
+    /// Whether PEBS records may be late.
+    pub skid: Skid,
     /// The way of the guest's RDPMC to the VMM.
     pub rdpmc: Rdpmc,
     /// The last branch records that the guest is offered.
@@ -119,6 +123,7 @@ impl PmuOptions {
             },
             policy: self.policy,
             pebs: self.pebs,
+            skid: self.skid,
             lbr: self.lbr,
             follow: self.follow,
             signal: None,

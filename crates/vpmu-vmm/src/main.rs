@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore, Vendor, amd};
+use vpmu_vmm::{Config, Ending, Error, Perfmon, PmuOptions, Restore, Skid, Vendor, amd};
 
 const AFTER: &str = "\
 Exit status: 0 when the guest powered off or reset itself, 1 when it could not be run, 2 for a wrong \
@@ -55,6 +55,10 @@ struct Cli {
     /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
     #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     pebs: Pebs,
+    /// Let PEBS records be some instructions late, as those of hardware counters are. The guest is not told. Without this, a
+    /// host with hardware counters offers no PEBS
+    #[arg(long)]
+    pebs_skid: bool,
     /// Whether the guest has last branch records (perf record -b). With them, --model auto is amd-v2 on AMD's processors
     #[arg(long, value_enum, default_value_t = Lbr::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     lbr: Lbr,
@@ -71,7 +75,7 @@ struct Cli {
     /// Where the machine is saved when the guest or SIGUSR2 asks for it; vpmu-vmm then ends
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Goes on with a saved machine. It has kept what it was; --policy, --save, --measure and
+    /// Goes on with a saved machine. It has kept what it was; --policy, --pebs-skid, --save, --measure and
     /// --statistics are this one's
     #[arg(
         long,
@@ -207,6 +211,13 @@ impl Cli {
         Ok(vpmu_vmm::Model::Amd(interface))
     }
 
+    fn skid(&self) -> Skid {
+        match self.pebs_skid {
+            true => Skid::Accepted,
+            false => Skid::Refused,
+        }
+    }
+
     fn pmu(&self, policy: vpmu::counter::Policy) -> Result<Option<PmuOptions>, Error> {
         if self.no_pmu {
             return Ok(None);
@@ -221,6 +232,7 @@ impl Cli {
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,
                 Pebs::Buffer => vpmu_vmm::Pebs::Buffer,
             },
+            skid: self.skid(),
             lbr: match self.lbr {
                 Lbr::Off => vpmu_vmm::Lbr::Off,
                 Lbr::On => vpmu_vmm::Lbr::On,
@@ -308,10 +320,12 @@ fn main() -> ExitCode {
     };
     raise_descriptors();
     let pmu = cli.pmu(policy.unwrap_or_default());
+    let skid = cli.skid();
     let result = match cli.restore {
         Some(file) => vpmu_vmm::restore(&Restore {
             file,
             policy,
+            skid,
             save: cli.save,
             measure: cli.measure,
             drop_paravirtual: cli.drop_paravirt,

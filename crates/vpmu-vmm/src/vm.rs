@@ -76,6 +76,7 @@ pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
     let pmu = state.pmu_options().map(|pmu| PmuOptions {
         policy: restore.policy.unwrap_or(pmu.policy),
+        skid: restore.skid,
         ..pmu
     });
     let offer = state.offer();

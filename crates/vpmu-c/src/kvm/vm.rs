@@ -5,7 +5,8 @@ use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Follow, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Source, amd, intel,
+    Clock, CpuidEntry, Follow, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid, Source, amd,
+    intel,
 };
 
 use super::handle::{Table, damaged, failed, misuse, status};
@@ -70,6 +71,9 @@ pub struct VpmuKvmOptions {
     /// space included. Needs the guest's memory. Without this, the guest's kernel is one that `vpmu rewrite-kernel` has
     /// rewritten.
     pub rdpmc: bool,
+    /// Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest is not told.
+    /// Without this, such a host offers no PEBS.
+    pub pebs_skid: bool,
     /// The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not
     /// read. Null: a new guest.
     pub saved: *const u8,
@@ -151,6 +155,10 @@ impl VpmuKvmOptions {
                 VPMU_KVM_PEBS_EXIT => Pebs::Exit,
                 VPMU_KVM_PEBS_BUFFER => Pebs::Buffer,
                 _ => Pebs::Auto,
+            },
+            skid: match self.pebs_skid {
+                true => Skid::Accepted,
+                false => Skid::Refused,
             },
             lbr: Lbr::Off,
             follow: Follow::Ahead,

@@ -3,7 +3,8 @@
 use vpmu::x86::{Capability, amd, intel, lbr};
 use vpmu_perf::Vendor;
 
-use super::{BTF, Pmu, linear_address_bits};
+use super::pebs::linear_address_bits;
+use super::{BTF, Pmu};
 use crate::error::Error;
 use crate::options::{Lbr, Model};
 

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Follow, Model, Offer, Pebs, Pmu, RdpmcState};
+use vpmu_kvm::{Capability, Follow, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -91,6 +91,8 @@ impl MachineState {
             approximate_instructions: backing.approximate_instructions,
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
+            // Nor does it see this, which is for whoever restores it to accept.
+            skid: Skid::Refused,
             lbr: self.offer().lbr(),
             // The guest does not see that either.
             follow: Follow::Ahead,
