@@ -70,7 +70,7 @@ pub(super) struct Entry {
 /// The reason why a guest's RDPMC cannot come to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The vCPU is not in 64-bit mode.
+    /// The vCPU is not in 64-bit mode, or delivers events by FRED.
     Mode,
     /// The IDT has no gate for #GP that 64-bit mode takes, or is not in RAM.
     Gate,
@@ -86,8 +86,10 @@ impl Entry {
     /// Finds the handler of a vCPU with these registers, and whether its exit is there already. Nothing is changed.
     pub(super) fn find(sregs: &kvm_sregs, code: Code<'_>) -> Result<(Self, bool), Refusal> {
         const EFER_LMA: u64 = 1 << 10;
-        // Gates and frames of the other modes are laid out otherwise, and no 32-bit kernel is served.
-        if sregs.efer & EFER_LMA == 0 || sregs.cs.l == 0 {
+        const CR4_FRED: u64 = 1 << 32;
+        // Gates and frames of the other modes are laid out otherwise, and no 32-bit kernel is served. With FRED no exception
+        // takes a gate.
+        if sregs.efer & EFER_LMA == 0 || sregs.cs.l == 0 || sregs.cr4 & CR4_FRED != 0 {
             return Err(Refusal::Mode);
         }
         let handler = handler(sregs, code).ok_or(Refusal::Gate)?;

@@ -57,6 +57,7 @@ fn guests_of_other_forms_are_refused_and_stay_as_they_are() {
     let cases: &[(Refusal, Change)] = &[
         (Mode, |guest| guest.sregs.efer = 0),
         (Mode, |guest| guest.sregs.cs.l = 0),
+        (Mode, |guest| guest.sregs.cr4 |= 1 << 32),
         (Gate, |guest| guest.sregs.idt.limit = 13 * 16 + 14),
         (Gate, |guest| guest.sregs.idt.base = 0x1234_5678_9abc_def0),
         (Gate, |guest| guest.sregs.idt.base = u64::MAX - 16),
