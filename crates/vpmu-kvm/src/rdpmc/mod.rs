@@ -28,7 +28,7 @@ use kvm_bindings::kvm_sregs;
 use vpmu::x86::Capability;
 
 use crate::error::Error;
-use crate::guest::paging::Paging;
+use crate::guest::paging::{PAGE, Paging};
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use code::{Code, exchange, is_kernels};
@@ -67,6 +67,23 @@ pub struct Rdpmc {
 struct Places {
     entries: Vec<Entry>,
     sites: Vec<Site>,
+    /// Whether the newest entry was an exit when it was found. The guest's memory comes from elsewhere then, as that of a
+    /// guest that has slept on a disk (hibernation) does, and has sites that nobody knows.
+    is_foreign: bool,
+}
+
+impl Places {
+    /// Makes room for another site, unless all that are known are there.
+    fn has_room(&mut self, code: Code<'_>) -> bool {
+        if self.sites.len() < MOST_SITES {
+            return true;
+        }
+        // This vCPU is in its kernel. What its tables do not lead to was a module's that has gone. The bytes do not tell:
+        // a kernel that traces itself changes the first one of an instruction for a while.
+        let is_gone = |site: &Site| site.place(code) != Some(site.physical);
+        let gone = self.sites.iter().position(is_gone);
+        gone.map(|gone| self.sites.remove(gone)).is_some()
+    }
 }
 
 /// An RDPMC that has become an RDMSR.
@@ -82,10 +99,27 @@ struct Site {
 impl Site {
     /// Returns the physical address of the second byte, as the tables have it now.
     fn place(&self, code: Code<'_>) -> Option<u64> {
-        // The instruction may lie across two words, or two pages: only one byte of it changes.
-        let [first]: [u8; 1] = code.bytes(self.at, is_kernels)?;
-        (first == frame::RDPMC[0]).then_some(())?;
         code.place(self.at.checked_add(1)?, is_kernels)
+    }
+
+    /// Gives the guest its RDPMC back, unless the instruction has gone.
+    fn remove(&self, code: Code<'_>) {
+        let is_there = match self.place(code) {
+            Some(now) => now == self.physical,
+            // A process's tables may lack most of the kernel (KPTI). Then only the memory tells whether this is still the
+            // instruction, or anything else that has a byte 0x32: a module may have gone since.
+            None => self.has_first_byte(code.memory),
+        };
+        if is_there {
+            let _ = exchange(code.memory, self.physical, RDMSR, RDPMC);
+        }
+    }
+
+    /// Returns whether the byte before the second one may be the instruction's first. One on another page is not known.
+    fn has_first_byte(&self, memory: &dyn GuestMemory) -> bool {
+        let mut first = [0];
+        self.physical.is_multiple_of(PAGE)
+            || memory.read(self.physical - 1, &mut first) && first == frame::RDPMC[..1]
     }
 }
 
@@ -147,17 +181,14 @@ impl Rdpmc {
 
     fn remove(&self, code: Code<'_>) {
         let mut places = self.places();
-        // A process's tables may lack most of the kernel (KPTI). Where they lead elsewhere, the kernel has moved.
-        let has_moved = |now: Option<u64>, known| now.is_some_and(|now| now != known);
         for entry in places.entries.drain(..) {
-            if !has_moved(entry.place(code), entry.physical) {
+            // Where the tables lead elsewhere, the kernel has moved.
+            if entry.place(code).is_none_or(|now| now == entry.physical) {
                 let _ = entry.disarm(code.memory);
             }
         }
         for site in places.sites.drain(..) {
-            if !has_moved(site.place(code), site.physical) {
-                let _ = exchange(code.memory, site.physical, RDMSR, RDPMC);
-            }
+            site.remove(code);
         }
         drop(places);
         self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -185,6 +216,7 @@ impl Rdpmc {
                 places.entries.remove(0);
             }
             places.entries.push(entry);
+            places.is_foreign = is_armed;
         }
         // Another vCPU that was faster has done the same, and holds no lock of the guest's.
         if is_armed || entry.arm(code) {
@@ -197,6 +229,18 @@ impl Rdpmc {
                 Err(Refusal::Memory)
             }
         }
+    }
+
+    /// Finds the handler of a vCPU that behaves as if the handler were an exit, and knows it if it is one.
+    fn find(&self, sregs: &kvm_sregs, code: Code<'_>) -> Option<Entry> {
+        let (entry, is_armed) = Entry::find(sregs, code).ok()?;
+        let known = is_armed.then(|| self.arm(sregs, code.memory));
+        known?.ok().map(|()| entry)
+    }
+
+    /// Returns whether the guest may have RDMSRs that were RDPMCs, and that are no known sites.
+    fn is_foreign(&self, sregs: &kvm_sregs, code: Code<'_>) -> bool {
+        self.find(sregs, code).is_some() && self.places().is_foreign
     }
 
     /// Returns the entry whose exit a vCPU with this RIP may have taken.
@@ -216,11 +260,14 @@ impl Rdpmc {
         let mut places = self.places();
         let mut site = Site { at, physical: 0 };
         match site.place(code) {
-            Some(physical) if places.sites.len() < MOST_SITES => site.physical = physical,
-            _ => return,
+            Some(physical) => site.physical = physical,
+            None => return,
         }
         let is_known = places.sites.contains(&site);
         if !is_known {
+            if !places.has_room(code) {
+                return;
+            }
             // Another vCPU may execute the RDMSR as soon as it is there.
             places.sites.push(site);
         }

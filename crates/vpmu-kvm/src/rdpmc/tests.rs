@@ -274,6 +274,29 @@ fn another_kernel_has_an_entry_of_its_own() {
     assert_eq!(guest.bytes(TEXT_AT), before);
 }
 
+/// A guest that has slept on a disk (hibernation) comes back with the changed bytes, in a VMM that has not made them.
+#[test]
+fn a_guest_whose_memory_comes_from_elsewhere_is_known_by_its_bytes() {
+    let guest = Guest::linux();
+    let rdpmc = Rdpmc::new();
+    let is_foreign = |guest: &Guest| rdpmc.is_foreign(&guest.sregs, guest.code());
+    assert!(!is_foreign(&guest));
+    assert!(rdpmc.places().entries.is_empty());
+    assert_eq!(guest.arm(&Rdpmc::new()), Ok(()));
+    let found = rdpmc.find(&guest.sregs, guest.code()).unwrap();
+    assert_eq!(rdpmc.entry(TEXT + HANDLER + 4), Some(found));
+    assert!(is_foreign(&guest));
+    // The next kernel is this VMM's.
+    guest.write(TEXT_AT + 0x800, &CLAC);
+    guest.gate(TEXT + 0x800, 0x8e);
+    assert_eq!(guest.arm(&rdpmc), Ok(()));
+    assert!(!is_foreign(&guest));
+    // Of a state that is saved, too.
+    let bytes = postcard::to_stdvec(&rdpmc.save()).unwrap();
+    rdpmc.restore(&postcard::from_bytes(&bytes).unwrap());
+    assert!(!is_foreign(&guest));
+}
+
 #[test]
 fn the_filter_hands_over_the_indices_of_the_guests_counters() {
     let intel: Capability = intel::Capability::new(intel::Version::V5).into();

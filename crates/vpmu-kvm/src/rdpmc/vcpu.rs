@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::kvm_regs;
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::counter::CounterHost;
 use vpmu::x86::{CounterConfig, Outcome, Ring, amd, intel};
 
@@ -82,7 +82,7 @@ impl VcpuRdpmc {
             return Outcome::NotHandled;
         }
         let (_, rip) = run.rcx_and_rip();
-        if self.shared.is_site(rip) {
+        if self.shared.is_site(rip) || self.is_foreign(vcpu) {
             return parts.rdpmc(msr, Ring::Kernel);
         }
         parts.count(Exit::MsrRead(msr));
@@ -93,6 +93,19 @@ impl VcpuRdpmc {
             false => sys::msr(vcpu, msr).ok(),
         };
         value.map_or(Outcome::GeneralProtection, Outcome::Value)
+    }
+
+    /// Returns whether the guest may have sites that are not known.
+    fn is_foreign(&self, vcpu: &OwnedFd) -> bool {
+        // This is no counter's way: no kernel reads the MSRs that are at the counters' indices.
+        sys::sregs(vcpu).is_ok_and(|sregs| self.shared.is_foreign(&sregs, self.code(&sregs)))
+    }
+
+    fn code(&self, sregs: &kvm_sregs) -> Code<'_> {
+        Code {
+            paging: Paging::of(sregs),
+            memory: &*self.memory,
+        }
     }
 
     /// Completes the exit at the entry of the guest's #GP handler. `false`: the write to the port is another one.
@@ -110,12 +123,13 @@ impl VcpuRdpmc {
             // A process that has been given ports. The handler begins at CPL 0.
             return Ok(false);
         }
-        let Some(entry) = self.shared.entry(regs.rip) else {
+        let code = self.code(&sregs);
+        let known = self.shared.entry(regs.rip);
+        // The guest's memory may come from elsewhere, and this vCPU not have searched for its handler.
+        let found = || self.shared.find(&sregs, code);
+        let entry = known.or_else(|| found().filter(|entry| entry.is_at(regs.rip)));
+        let Some(entry) = entry else {
             return Ok(false);
-        };
-        let code = Code {
-            paging: Paging::of(&sregs),
-            memory: &*self.memory,
         };
         let frame = Frame::of_rdpmc(&sregs, &regs, code);
         let read = frame.and_then(|frame| {

@@ -24,7 +24,7 @@ use super::{Error, MachineState};
 
 const MAGIC: &[u8; 8] = b"vpmu-vmm";
 /// The format's number, which changes with everything in [`MachineState`].
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 /// 64 vCPUs, the largest machine, need about 700 KiB. Decoded, a byte becomes eight at the most.
 const LONGEST_STATE: u32 = 2 << 20;
 const PAGE: usize = 4096;

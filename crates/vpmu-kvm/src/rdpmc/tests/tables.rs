@@ -96,3 +96,59 @@ fn a_module_s_rdpmc_is_a_site_until_the_module_has_gone() {
     assert_eq!(guest.bytes(MODULE_AT + 0x123), [0x0f, 0x32]);
     assert_eq!(guest.bytes(MODULE_AT + 0x4000), [0x33]);
 }
+
+#[test]
+fn memory_of_a_module_that_has_gone_unnoticed_stays_as_it_is() {
+    let mut guest = Guest::linux();
+    guest.map(MODULE, MODULE_AT, P);
+    for (data, left) in [([0x0f, 0x32], [0x0f, 0x33]), (*b"12", *b"12")] {
+        let rdpmc = Rdpmc::new();
+        guest.write(MODULE_AT + 0x123, &frame::RDPMC);
+        guest.map(MODULE, MODULE_AT, P);
+        rdpmc.rewrite(MODULE + 0x123, guest.code());
+        // A process's tables, which never had the module, look the same.
+        guest.map(MODULE, 0, 0);
+        guest.write(MODULE_AT + 0x123, &data);
+        rdpmc.remove(guest.code());
+        assert_eq!(guest.bytes(MODULE_AT + 0x123), left);
+    }
+}
+
+#[test]
+fn modules_that_come_and_go_leave_room_for_others() {
+    let mut guest = Guest::linux();
+    let rdpmc = Rdpmc::new();
+    let load = |guest: &mut Guest, n: u64| {
+        let at = MODULE + n * 0x1000;
+        guest.write(MODULE_AT + n, &frame::RDPMC);
+        guest.map(at, MODULE_AT, P);
+        rdpmc.rewrite(at + n, guest.code());
+        at
+    };
+    let most = MOST_SITES as u64;
+    for n in 0..2 * most {
+        let at = load(&mut guest, 2 * n);
+        assert!(rdpmc.is_site(at + 2 * n), "{n}");
+        guest.map(at, 0, 0);
+    }
+    // Those that stay take all of the room. Further ones fault each time.
+    for n in 0..=most {
+        let at = load(&mut guest, 2 * n);
+        assert_eq!(rdpmc.is_site(at + 2 * n), n < most, "{n}");
+    }
+    assert_eq!(guest.bytes(MODULE_AT + 2 * most), frame::RDPMC);
+    assert_eq!(rdpmc.places().sites.len(), MOST_SITES);
+}
+
+/// A kernel that traces itself has a breakpoint's byte for the first one of an instruction, and gives it back later.
+#[test]
+fn a_site_that_the_guest_traces_stays_a_site() {
+    let guest = Guest::linux();
+    let rdpmc = Rdpmc::new();
+    rdpmc.rewrite(TEXT + SITE, guest.code());
+    guest.write(TEXT_AT + SITE, &[0xcc]);
+    assert_eq!(guest.arm(&rdpmc), Ok(()));
+    assert!(rdpmc.is_site(TEXT + SITE));
+    rdpmc.remove(guest.code());
+    assert_eq!(guest.bytes(TEXT_AT + SITE), [0xcc, 0x33]);
+}
