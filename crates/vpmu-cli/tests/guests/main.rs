@@ -23,6 +23,7 @@ mod payload_aarch64;
 mod payload_x86_64;
 mod pebs_x86_64;
 mod perfmon_x86_64;
+mod rdpmc_module;
 mod rdpmc_x86_64;
 mod rings_x86_64;
 mod save_x86_64;

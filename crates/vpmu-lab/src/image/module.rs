@@ -43,7 +43,7 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 16] = [
+const SOURCES: [(&str, &str); 18] = [
     source!("include/vpmu_guest.h"),
     source!("build"),
     source!("lazy_deadline/Makefile"),
@@ -60,6 +60,8 @@ const SOURCES: [(&str, &str); 16] = [
     source!("vpmu_pmu/pmu.c"),
     source!("vpmu_pmu/events.c"),
     source!("vpmu_pmu/gone.c"),
+    source!("counter_reader/Makefile"),
+    source!("counter_reader/counter_reader.c"),
 ];
 /// The source that is the recipe.
 const RECIPE: &str = "build";
@@ -84,6 +86,7 @@ const SHELL: Tool = Tool {
 
 const KERNEL: &str = "kernel";
 const PMU: &str = "vpmu_pmu.ko";
+const READER: &str = "counter_reader.ko";
 /// The files for guests with a lazy deadline.
 const FILES: [&str; 3] = ["lazy_deadline.ko", "ping_pong", "sleepers"];
 
@@ -147,7 +150,7 @@ impl Modules {
         let folder = folder(&pool);
         let whole = FILES
             .iter()
-            .chain([&KERNEL, &PMU])
+            .chain([&KERNEL, &PMU, &READER])
             .all(|file| folder.join(file).is_file());
         if !whole {
             let task = progress.task("building the guest's modules");
@@ -172,6 +175,11 @@ impl Modules {
     pub fn pmu(&self) -> PathBuf {
         self.folder.join(PMU)
     }
+
+    /// Returns `counter_reader.ko`, which reads counters by an RDPMC of its own.
+    pub fn counter_reader(&self) -> PathBuf {
+        self.folder.join(READER)
+    }
 }
 
 const PREFIX: &str = "modules-";
@@ -193,7 +201,8 @@ fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
         .tempdir_in(pool.folder())
         .map_err(Error::file("write in", pool.folder()))?;
     let [root, sources, made] = ["root", "sources", "made"].map(|name| temporary.path().join(name));
-    let folders = ["lazy_deadline", "vpmu_pmu", "include"].map(|name| sources.join(name));
+    let names = ["lazy_deadline", "vpmu_pmu", "counter_reader", "include"];
+    let folders = names.map(|name| sources.join(name));
     for path in [&root, &sources, &made].into_iter().chain(&folders) {
         fs::create_dir(path).map_err(Error::file("create", path))?;
     }
