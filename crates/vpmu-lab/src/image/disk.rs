@@ -23,7 +23,7 @@ use crate::spec::disk::{Disk, Firmware};
 use crate::{Error, Result};
 
 /// The version of the disk's contents. It changes with any code below that changes them.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 
 /// Drivers of the disk and of its file system, in the order in which they need each other. What is part of a kernel is
 /// not among its modules.
@@ -55,7 +55,7 @@ const GRUB_MODULES: [&str; 7] = [
 const GRUB_PREFIX: &str = "(,msdos2)/boot/grub";
 const GRUB_CONFIG: &str = "serial --unit=0\n\
     terminal_output serial\n\
-    linux /boot/vmlinuz root=/dev/vda2 rw console=ttyS0 quiet oops=panic\n\
+    linux /boot/vmlinuz root=/dev/vda2 rw console=ttyS0 quiet oops=panic resume=/dev/vda3\n\
     initrd /boot/initrd.img\n\
     boot\n";
 
@@ -71,6 +71,12 @@ const SYSTEM: Partition = Partition {
     kind: 0x83,
     start: 17 << 20,
     size: 1007 << 20,
+};
+/// Room for a guest that sleeps on the disk, to be made swap space by the guest. It is a hole, too.
+const SWAP: Partition = Partition {
+    kind: 0x82,
+    start: 1 << 30,
+    size: 1 << 30,
 };
 
 /// Fixed, so that the same packages make the same disk.
@@ -308,7 +314,7 @@ fn file_name(path: &Path) -> Option<&str> {
 /// Makes the initrd: drivers, and a script that goes to the disk's system.
 fn initrd(modules: &Modules, root: &Path) -> Archive {
     let mut archive = Archive::new();
-    for place in ["dev", "proc", "root"] {
+    for place in ["dev", "proc", "root", "sys"] {
         archive.folder(place);
     }
     let busybox = Contents::Disk(root.join("usr/bin/busybox"));
@@ -357,7 +363,7 @@ fn write_boot(disk: &mut File, boot: &[u8], core: &[u8]) -> std::io::Result<()> 
     let mut sector = [0; SECTOR as usize];
     sector[..CODE].copy_from_slice(&boot[..CODE]);
     sector[DRIVE_CHECK..DRIVE_CHECK + 2].fill(0x90);
-    for (entry, partition) in sector[TABLE..].chunks_mut(16).zip([&EFI, &SYSTEM]) {
+    for (entry, partition) in sector[TABLE..].chunks_mut(16).zip([&EFI, &SYSTEM, &SWAP]) {
         entry[4] = partition.kind;
         entry[8..12].copy_from_slice(&sectors(partition.start).to_le_bytes());
         entry[12..16].copy_from_slice(&sectors(partition.size).to_le_bytes());
@@ -369,7 +375,7 @@ fn write_boot(disk: &mut File, boot: &[u8], core: &[u8]) -> std::io::Result<()> 
         core.len() as u64 + SECTOR <= EFI.start,
         "GRUB is larger than its place"
     );
-    disk.set_len(SYSTEM.start + SYSTEM.size)
+    disk.set_len(SWAP.start + SWAP.size)
 }
 
 fn sectors(bytes: u64) -> u32 {
