@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The parts of lazy_deadline: main.c, timer.c and stats.c. */
+/* The parts of lazy_deadline: main.c, timer.c, cost.c and stats.c. */
 #ifndef LAZY_DEADLINE_H
 #define LAZY_DEADLINE_H
 
@@ -9,6 +9,7 @@
 #include <linux/percpu.h>
 #include <linux/types.h>
 
+#include "break_even.h"
 #include "vpmu_guest.h"
 
 /* The host's two registers, where it has VPMU_FEATURE_DEADLINE. */
@@ -72,6 +73,12 @@ struct lazy_cpu {
 	ktime_t written_event, asked_event;
 	u64 written_deadline, asked_deadline;
 
+	/* Paravirtual: whether the slot pays, by the ticks of a write of either MSR. */
+	struct break_even choice;
+	u64 slot_cost, msr_cost;
+	u64 weighed;		/* how often they were measured */
+	u64 since_weighed;	/* deadlines since */
+
 	struct lazy_counters counters;
 	struct lazy_latency latency;
 };
@@ -90,6 +97,10 @@ const char *lazy_mode_name(void);
 int lazy_find_device(void);
 int lazy_online(unsigned int cpu);
 int lazy_offline(unsigned int cpu);
+
+/* cost.c: measures what writes cost, and from which share a slot pays. */
+void lazy_weigh(struct lazy_cpu *t);
+void lazy_weigh_again(struct lazy_cpu *t);
 
 /* stats.c. lazy_record_latency() is called on the CPU with interrupts off. */
 void lazy_record_latency(struct lazy_latency *l, u64 ticks);

@@ -12,7 +12,8 @@
  *		arms the timer for the deadline in force.
  * paravirtual:	on a host that offers VPMU_FEATURE_DEADLINE. The deadline in
  *		force is in memory that the host reads when the armed one
- *		expires, so that a halted CPU sleeps on.
+ *		expires, so that a halted CPU sleeps on. Where that avoids too
+ *		little to pay, IA32_TSC_DEADLINE is written until it does.
  * plain:	writes what the stock driver writes, and measures.
  *
  * The protocol, and why it loses no deadline: vpmu's docs/lazy-deadline.md.

@@ -96,6 +96,31 @@ static int counters_show(struct seq_file *m, void *unused)
 }
 DEFINE_SHOW_ATTRIBUTE(counters);
 
+static u64 lazy_ns(u64 ticks)
+{
+	return mul_u64_u32_div(ticks, USEC_PER_SEC, tsc_khz);
+}
+
+static int break_even_show(struct seq_file *m, void *unused)
+{
+	int cpu;
+
+	seq_puts(m, "cpu slot_ns msr_ns least_percent way plain fell_back came_back weighed\n");
+	for_each_possible_cpu(cpu) {
+		struct lazy_cpu *t = per_cpu(lazy_cpus, cpu);
+		struct break_even *b = &t->choice;
+
+		seq_printf(m, "%d %llu %llu %u %s %llu %llu %llu %llu\n", cpu,
+			   lazy_ns(t->slot_cost), lazy_ns(t->msr_cost), b->least,
+			   READ_ONCE(b->plain) ? "plain" : "slot",
+			   READ_ONCE(b->plain_deadlines),
+			   READ_ONCE(b->fell_back), READ_ONCE(b->came_back),
+			   READ_ONCE(t->weighed));
+	}
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(break_even);
+
 /* The sum of all CPUs. The caller frees it. */
 static struct lazy_latency *lazy_latencies(void)
 {
@@ -121,11 +146,6 @@ static struct lazy_latency *lazy_latencies(void)
 		}
 	}
 	return sum;
-}
-
-static u64 lazy_ns(u64 ticks)
-{
-	return mul_u64_u32_div(ticks, USEC_PER_SEC, tsc_khz);
 }
 
 static u64 lazy_percentile(const struct lazy_latency *l, unsigned int percent)
@@ -178,6 +198,10 @@ static void lazy_clear(struct lazy_cpu *t)
 {
 	memset(&t->counters, 0, sizeof(t->counters));
 	memset(&t->latency, 0, sizeof(t->latency));
+	t->choice.plain_deadlines = 0;
+	t->choice.fell_back = 0;
+	t->choice.came_back = 0;
+	t->weighed = 0;
 }
 
 static void lazy_clear_here(void *unused)
@@ -212,6 +236,7 @@ void lazy_create_files(void)
 
 	debugfs_create_file("mode", 0600, d, NULL, &mode_fops);
 	debugfs_create_file("counters", 0400, d, NULL, &counters_fops);
+	debugfs_create_file("break_even", 0400, d, NULL, &break_even_fops);
 	debugfs_create_file("latency", 0400, d, NULL, &latency_fops);
 	debugfs_create_file("histogram", 0400, d, NULL, &histogram_fops);
 	debugfs_create_file("reset", 0200, d, NULL, &reset_fops);

@@ -44,10 +44,6 @@ static u64 lazy_microsecond;		/* TSC ticks */
 
 static void lazy_write(u64 deadline)
 {
-	if (lazy_mode == PARAVIRTUAL) {
-		wrmsrq(VPMU_MSR_DEADLINE, deadline);
-		return;
-	}
 	/* As the stock driver: the write must not pass one to the LVT. */
 	weak_wrmsr_fence();
 	wrmsrq(MSR_IA32_TSC_DEADLINE, deadline);
@@ -68,7 +64,7 @@ static bool lazy_guest_only(struct lazy_cpu *t, u64 deadline)
 	return false;
 }
 
-static bool lazy_paravirtual(struct lazy_cpu *t, u64 deadline)
+static bool lazy_slot(struct lazy_cpu *t, u64 deadline)
 {
 	u64 armed;
 
@@ -79,7 +75,7 @@ static bool lazy_paravirtual(struct lazy_cpu *t, u64 deadline)
 	armed = READ_ONCE(t->slot.armed);
 	if (deadline && armed && armed <= deadline)
 		return true;
-	lazy_write(deadline);
+	wrmsrq(VPMU_MSR_DEADLINE, deadline);
 	return false;
 }
 
@@ -88,6 +84,35 @@ static bool lazy_plain(struct lazy_cpu *t, u64 deadline)
 	t->wanted = deadline;
 	lazy_write(deadline);
 	return false;
+}
+
+/*
+ * By the slot where it pays. One register is armed at a time: a change of the
+ * way disarms the other, after which the host fires nothing for it. What it has
+ * fired before comes early, and runs the handler, as any interrupt here does.
+ */
+static bool lazy_paravirtual(struct lazy_cpu *t, u64 deadline)
+{
+	enum lazy_way way = t->choice.plain ? WAY_PLAIN : WAY_LAZY;
+
+	if (deadline) {
+		lazy_weigh_again(t);
+		way = break_even_choose(&t->choice, deadline, rdtsc());
+	} else {
+		break_even_cancel(&t->choice);
+	}
+	switch (way) {
+	case WAY_FALL_BACK:
+		lazy_slot(t, 0);
+		return lazy_plain(t, deadline);
+	case WAY_PLAIN:
+		return lazy_plain(t, deadline);
+	case WAY_COME_BACK:
+		lazy_plain(t, 0);
+		return lazy_slot(t, deadline);
+	default:
+		return lazy_slot(t, deadline);
+	}
 }
 
 /* Asks for the handler to run at @deadline; 0: disarms, with an exit. */
@@ -243,8 +268,10 @@ static int lazy_set_state_oneshot_stopped(struct clock_event_device *evt)
 	}
 	t->counters.avoided++;
 	t->wanted = 0;
-	if (lazy_mode == PARAVIRTUAL)
+	if (lazy_mode == PARAVIRTUAL) {
+		break_even_cancel(&t->choice);
 		WRITE_ONCE(t->slot.pending, 0);
+	}
 	return 0;
 }
 
@@ -304,6 +331,8 @@ static int lazy_take_over(struct lazy_cpu *t, struct clock_event_device *evt)
 		if (err)
 			return err;
 		wrmsrq(MSR_IA32_TSC_DEADLINE, 0);
+		memset(&t->choice, 0, sizeof(t->choice));
+		lazy_weigh(t);
 	}
 	lazy_forget(t);
 	t->evt = evt;

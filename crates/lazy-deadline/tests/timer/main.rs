@@ -6,6 +6,7 @@ mod hazards;
 mod hostile;
 mod machine;
 mod migration;
+mod module;
 mod plain;
 mod properties;
 mod rate;

@@ -6,7 +6,7 @@
 
 use std::process::Command;
 
-use crate::support::{modules, nested_vpmu, turn, vpmu};
+use crate::support::{self, modules, nested_vpmu, number, turn, vpmu};
 use crate::two_vcpus;
 use serde_json::Value;
 use vpmu_lab::image::module::{Kernel, Modules};
@@ -82,6 +82,27 @@ dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|left a
 true
 "#;
 
+/// The script for a slot that pays for messages, and not for sleeps, by what writes cost in this guest.
+const FALLING_BACK: &str = r#"insmod /root/lazy_deadline.ko mode=paravirtual || exit
+choice() { awk -v kind="$1" 'NR == 3 { print "choice", kind, $2, $3, $4, $5, $6, $7, $8, $9 }' $lazy/break_even; }
+awake() { awk -v kind="$1" '$1 == 1 { print "awake", kind, $5 - $8 }' $lazy/counters; }
+sleeps() { echo > $lazy/reset; /root/sleepers SLEEPS 1000 1 && awake "$1" && choice "$1"; }
+work 700 && choice messages
+sleeps sleeps
+meter --save sleep 0.1 > saved && sleeps restored
+echo > $lazy/reset
+work 700 && choice again
+echo > $lazy/reset
+work 9000 && choice long
+echo 0 > /sys/module/lazy_deadline/parameters/break_even
+echo off > $lazy/mode && echo paravirtual > $lazy/mode
+sleeps always
+rmmod lazy_deadline && taskset 2 sleep 0.1 && echo "unloaded"
+dmesg | grep -v 'ommand line' | grep -iE 'warning:|bug:|stall|lockup|oops|left alone' | sed 's/^/complaint /'
+true
+"#;
+const SLEEPS: u64 = 800;
+
 /// Why a test needs the lab's KVM host.
 const IN_REAL_TIME: &str = ", in real time and without another process";
 
@@ -104,7 +125,9 @@ fn run(
             vpmu.arg("--add").arg(file);
         }
     };
-    let script = format!("{COMMON}{script}").replace("TRANSACTIONS", &TRANSACTIONS.to_string());
+    let script = format!("{COMMON}{script}")
+        .replace("TRANSACTIONS", &TRANSACTIONS.to_string())
+        .replace("SLEEPS", &SLEEPS.to_string());
     Some(two_vcpus::compare(&mut vpmu, options, &script))
 }
 
@@ -270,6 +293,109 @@ fn every_mode_works_on_linux_6_12() {
         // This kernel keeps the tick through some idle moments.
         let first = counters.first().expect("counters");
         first.check(mode, TRANSACTIONS / 2);
+    }
+    assert_eq!(said(&text, "unloaded"), 1);
+    assert!(!text.contains("complaint "));
+}
+
+/// The second CPU's choice between its slot and IA32_TSC_DEADLINE.
+#[derive(Debug)]
+struct Choice {
+    slot_ns: u64,
+    msr_ns: u64,
+    least_percent: u64,
+    is_plain: bool,
+    /// Deadlines that went to IA32_TSC_DEADLINE, and changes there and back.
+    plain: u64,
+    fell_back: u64,
+    came_back: u64,
+    /// How often the costs were measured.
+    weighed: u64,
+}
+
+impl Choice {
+    fn of(text: &str, kind: &str) -> Self {
+        let line = support::said(text, &format!("choice {kind}"));
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| words[at].parse().unwrap();
+        Self {
+            slot_ns: number(0),
+            msr_ns: number(1),
+            least_percent: number(2),
+            is_plain: words[3] == "plain",
+            plain: number(4),
+            fell_back: number(5),
+            came_back: number(6),
+            weighed: number(7),
+        }
+    }
+
+    fn changes(&self) -> (u64, u64) {
+        (self.fell_back, self.came_back)
+    }
+}
+
+#[test]
+fn a_slot_that_does_not_pay_is_left_until_it_does() {
+    let _turn = turn(1);
+    let options = ["--no-pmu", "--lazy-deadline", "--save=/guest/saved"]
+        .map(|option| format!("--vmm-arg={option}"));
+    let Some(vpmu) = nested_vpmu(IN_REAL_TIME) else {
+        return;
+    };
+    let Some((text, _)) = run(vpmu, Kernel::Bookworm, "emulated", &options, FALLING_BACK) else {
+        return;
+    };
+    let messages = Choice::of(&text, "messages");
+    // An exit to the VMM, with its calls, takes longer than one that KVM completes.
+    assert!(messages.slot_ns > messages.msr_ns && messages.msr_ns > 0);
+    let percent = 100 - 100 * messages.msr_ns / messages.slot_ns;
+    assert!(
+        messages.least_percent.abs_diff(percent) <= 1,
+        "{messages:?}"
+    );
+    assert_eq!(
+        (messages.is_plain, messages.plain),
+        (false, 0),
+        "{messages:?}"
+    );
+    assert_eq!(
+        (messages.changes(), messages.weighed),
+        ((0, 0), 1),
+        "{messages:?}"
+    );
+
+    let sleeps = Choice::of(&text, "sleeps");
+    assert!(sleeps.is_plain && sleeps.plain > 0, "{sleeps:?}");
+    assert_eq!(sleeps.changes(), (1, 0), "{sleeps:?}");
+    // The guest goes on as it was, wherever it is restored.
+    let restored = Choice::of(&text, "restored");
+    assert!(restored.is_plain && restored.plain > SLEEPS, "{restored:?}");
+    assert_eq!(restored.changes(), (0, 0), "{restored:?}");
+
+    let again = Choice::of(&text, "again");
+    assert_eq!(
+        (again.is_plain, again.changes()),
+        (false, (0, 1)),
+        "{again:?}"
+    );
+
+    // Measured once more, in the midst of messages.
+    let long = Choice::of(&text, "long");
+    assert_eq!((long.is_plain, long.changes()), (false, (0, 0)), "{long:?}");
+    assert_eq!(long.weighed, 1, "{long:?}");
+
+    let always = Choice::of(&text, "always");
+    assert_eq!((always.least_percent, always.plain), (0, 0), "{always:?}");
+    assert_eq!(
+        (always.is_plain, always.changes()),
+        (false, (0, 0)),
+        "{always:?}"
+    );
+    // Each sleep is ended by an interrupt of its own.
+    for kind in ["sleeps", "restored", "always"] {
+        let awake: u64 = number(&text, &format!("awake {kind}"));
+        assert!(awake >= SLEEPS, "{kind}: {awake}");
     }
     assert_eq!(said(&text, "unloaded"), 1);
     assert!(!text.contains("complaint "));

@@ -43,10 +43,12 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 18] = [
+const SOURCES: [(&str, &str); 20] = [
     source!("include/vpmu_guest.h"),
     source!("build"),
     source!("lazy_deadline/Makefile"),
+    source!("lazy_deadline/break_even.h"),
+    source!("lazy_deadline/cost.c"),
     source!("lazy_deadline/lazy_deadline.h"),
     source!("lazy_deadline/main.c"),
     source!("lazy_deadline/stats.c"),

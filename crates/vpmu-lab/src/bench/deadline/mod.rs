@@ -310,7 +310,7 @@ fn script(cell: Cell) -> String {
         "exec 2>&1\n\
          mount -t debugfs debugfs /sys/kernel/debug && ip link set lo up || exit\n\
          echo 1 > /sys/devices/system/cpu/cpu1/online || exit\n\
-         insmod /root/lazy_deadline.ko mode={mode} || exit\n\
+         insmod /root/lazy_deadline.ko mode={mode} break_even=0 || exit\n\
          cd /sys/kernel/debug/lazy_deadline && /root/ping_pong 50 > /dev/null || exit\n"
     );
     for workload in cell.workloads() {
