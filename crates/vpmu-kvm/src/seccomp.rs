@@ -6,6 +6,7 @@ mod types;
 use std::fmt::Write;
 
 use crate::sys;
+pub use setup::SETUP_SYSCALLS;
 #[cfg(feature = "seccompiler")]
 pub use types::add_seccomp_rules;
 
@@ -65,6 +66,9 @@ macro_rules! fcntl {
         }
     };
 }
+
+// Behind the macros that it uses.
+mod setup;
 
 const PERF_ENABLE: u32 = 0x2400;
 const PERF_DISABLE: u32 = 0x2401;
@@ -226,155 +230,6 @@ pub const SYSCALLS: &[Syscall] = &[
     ),
 ];
 
-const OPEN: Syscall = Syscall {
-    name: "perf_event_open",
-    number: libc::SYS_perf_event_open,
-    arguments: &[argument(2, u32::MAX), argument(4, 8)],
-    why: "which events this host counts",
-};
-
-/// The calls of the thread that makes VMs, by the function that it calls: [`detect`](crate::detect),
-/// [`intercept`](crate::intercept), [`Vcpu::attach`](crate::Vcpu::attach), [`Vcpu::restore`](crate::Vcpu::restore) and the
-/// end of a [`Vcpu`](crate::Vcpu). All but `save` and `reset` of a vCPU that no thread has run, which call nothing.
-/// Functions of a vCPU that a thread has run make calls of [`SYSCALLS`], too. Those of the memory allocator are missing,
-/// as there.
-pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
-    (
-        "detect",
-        &[
-            // Each event that a guest may be offered is opened once.
-            OPEN,
-            any("close", libc::SYS_close, "an event was tried"),
-            any(
-                "openat",
-                libc::SYS_openat,
-                "/proc/cpuinfo, and the level of perf_event_paranoid",
-            ),
-            any("statx", libc::SYS_statx, "the same file"),
-            any("read", libc::SYS_read, "the same file"),
-            any(
-                "mmap",
-                libc::SYS_mmap,
-                "where PEBS may be sampled, and for the try of counters",
-            ),
-            any(
-                "munmap",
-                libc::SYS_munmap,
-                "where PEBS may be sampled, and for the try of counters",
-            ),
-            ioctl!(
-                PERF_ENABLE,
-                "PERF_EVENT_IOC_ENABLE: where there are hardware counters to try"
-            ),
-            ioctl!(
-                sys::CREATE_VM,
-                "KVM_CREATE_VM: the guest that tries them, where there are"
-            ),
-            ioctl!(
-                sys::CREATE_VCPU,
-                "KVM_CREATE_VCPU: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_USER_MEMORY_REGION,
-                "KVM_SET_USER_MEMORY_REGION: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::GET_SREGS,
-                "KVM_GET_SREGS: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_SREGS,
-                "KVM_SET_SREGS: the same guest, where there is"
-            ),
-            ioctl!(
-                sys::SET_REGS,
-                "KVM_SET_REGS: the same guest, where there is"
-            ),
-            ioctl!(sys::RUN, "KVM_RUN: the same guest, where there is"),
-        ],
-    ),
-    (
-        "intercept",
-        &[
-            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
-            ioctl!(sys::CHECK_EXTENSION, "KVM_CHECK_EXTENSION"),
-            ioctl!(sys::ENABLE_CAP, "KVM_ENABLE_CAP"),
-            ioctl!(sys::SET_MSR_FILTER, "KVM_X86_SET_MSR_FILTER"),
-        ],
-    ),
-    (
-        "attach",
-        &[
-            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
-            ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: whether this is a vCPU"),
-            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
-            fcntl!(
-                "the VMM's descriptors are duplicated",
-                argument(1, libc::F_DUPFD_CLOEXEC as u32)
-            ),
-            OPEN,
-            any("close", libc::SYS_close, "an event was tried"),
-            fcntl!(
-                "how many descriptors are free for counters; each close, in builds with debug assertions",
-                argument(1, libc::F_GETFD as u32)
-            ),
-            any(
-                "prlimit64",
-                libc::SYS_prlimit64,
-                "the limit of open files, which counters will need",
-            ),
-            any("mmap", libc::SYS_mmap, "kvm_run"),
-            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
-            any(
-                "rt_sigaction",
-                libc::SYS_rt_sigaction,
-                "the overflows' signal",
-            ),
-            any("timerfd_create", libc::SYS_timerfd_create, "for a deadline"),
-        ],
-    ),
-    (
-        "restore",
-        &[
-            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
-            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
-            ioctl!(
-                sys::GET_MSRS,
-                "KVM_GET_MSRS: for a deadline, where Linux is older than 5.16"
-            ),
-            ioctl!(
-                sys::SIGNAL_MSI,
-                "KVM_SIGNAL_MSI: where the deadline is over"
-            ),
-            any(
-                "timerfd_settime",
-                libc::SYS_timerfd_settime,
-                "where a deadline was armed",
-            ),
-            Syscall {
-                why: "where the state is another host's",
-                ..OPEN
-            },
-            any(
-                "close",
-                libc::SYS_close,
-                "where the state is another host's",
-            ),
-        ],
-    ),
-    (
-        "drop",
-        &[
-            any("close", libc::SYS_close, "descriptors are given back"),
-            any("munmap", libc::SYS_munmap, "kvm_run is given back"),
-            fcntl!(
-                "each close, in builds with debug assertions only",
-                argument(1, libc::F_GETFD as u32)
-            ),
-        ],
-    ),
-];
-
 /// Returns the calls of [`SETUP_SYSCALLS`] as a JSON array, each once, in the form of [`seccomp_rules`]. A call that a
 /// filter allows without conditions needs no rule with conditions, and a rule with none allows it for all arguments.
 pub fn seccomp_setup_rules() -> String {
@@ -443,5 +298,6 @@ mod tests {
         let count = |name| rules.iter().filter(|rule| rule["syscall"] == name).count();
         assert_eq!((count("close"), count("perf_event_open")), (1, 1));
         assert_eq!(count("ioctl"), 17);
+        assert_eq!(count("fcntl"), 3);
     }
 }

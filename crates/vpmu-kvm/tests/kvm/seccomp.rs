@@ -11,9 +11,9 @@ use std::time::Duration;
 use seccompiler::BpfProgram;
 
 use super::guest::{Code, END, HANDLED, MODEL, Machine};
-use super::pebs::{PEBS_ENABLE, WITH_PEBS, time_on_cpu};
+use super::pebs::{PEBS_ENABLE, WITH_PEBS, collecting, time_on_cpu};
 use super::{CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Port};
-use vpmu_kvm::{Kick, Options, SYSCALLS, Source, Syscall, Vcpu, detect};
+use vpmu_kvm::{Kick, Options, Pebs, SYSCALLS, Source, Syscall, Vcpu, detect};
 
 const VECTOR: u32 = 0xee;
 /// The variable that names the rule left out, in a process of its own, which the filter may end.
@@ -143,7 +143,7 @@ fn run(lvtpc: u32, kick: Option<Kick>, filter: BpfProgram) -> bool {
     let Some(machine) = Machine::new(profiling(5_000_000), lvtpc) else {
         return false;
     };
-    let Some(mut pmu) = super::attach(&machine, WITH_PEBS, &Options::default()) else {
+    let Some(mut pmu) = super::attach(&machine, WITH_PEBS, &collecting(Pebs::Auto)) else {
         return false;
     };
     if let Some(kick) = kick {

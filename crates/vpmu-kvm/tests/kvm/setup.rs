@@ -8,9 +8,9 @@ use std::sync::Arc;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use seccompiler::BpfProgram;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vpmu_kvm::{Offer, Options, SETUP_SYSCALLS, State, Syscall, Vcpu, detect};
+use vpmu_kvm::{Offer, Pebs, SETUP_SYSCALLS, State, Syscall, Vcpu, detect};
 
-use super::pebs::WITH_PEBS;
+use super::pebs::{WITH_PEBS, collecting};
 
 /// The variables that name the function, and the rule left out, in a process of its own, which the filter may end.
 const FUNCTION: &str = "VPMU_SETUP_FUNCTION";
@@ -48,7 +48,7 @@ fn perform(function: &str, mut filter: impl FnMut()) {
         if step == function {
             filter();
         }
-        let options = Options::default();
+        let options = collecting(Pebs::Auto);
         match step {
             "detect" => {
                 let Some(offer) = super::possible(detect(WITH_PEBS, &options)) else {
@@ -147,6 +147,14 @@ fn in_a_process(function: &str, left_out: &str) -> Output {
 
 /// Returns whether a call depends on the host, on the state or on the build.
 fn depends(call: &Syscall) -> bool {
+    if let Some((_, library)) = call.why.split_once("where the C library is ") {
+        let own = if cfg!(target_env = "musl") {
+            "musl"
+        } else {
+            "glibc"
+        };
+        return library != own;
+    }
     call.why.contains("where ") || call.why.contains("debug assertions")
 }
 

@@ -1,0 +1,176 @@
+//! The system calls that a VMM's thread makes for the PMU of a VM that it makes, ends or restores.
+
+use super::{PERF_ENABLE, Syscall, any, argument};
+use crate::sys;
+
+const OPEN: Syscall = Syscall {
+    name: "perf_event_open",
+    number: libc::SYS_perf_event_open,
+    arguments: &[argument(2, u32::MAX), argument(4, 8)],
+    why: "which events this host counts",
+};
+
+/// musl asks twice, for kernels that do not know the first way.
+const CLOSE_ON_EXEC: Syscall = fcntl!(
+    "a new descriptor is closed on exec, where the C library is musl",
+    argument(1, libc::F_SETFD as u32),
+    argument(2, libc::FD_CLOEXEC as u32)
+);
+
+/// The calls of the thread that makes VMs, by the function that it calls: [`detect`](crate::detect),
+/// [`intercept`](crate::intercept), [`Vcpu::attach`](crate::Vcpu::attach), [`Vcpu::restore`](crate::Vcpu::restore) and the
+/// end of a [`Vcpu`](crate::Vcpu). All but `save` and `reset` of a vCPU that no thread has run, which call nothing.
+/// Functions of a vCPU that a thread has run make calls of [`SYSCALLS`], too. Those of the memory allocator are missing,
+/// as there.
+pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
+    (
+        "detect",
+        &[
+            // Each event that a guest may be offered is opened once.
+            OPEN,
+            any("close", libc::SYS_close, "an event was tried"),
+            any(
+                "openat",
+                libc::SYS_openat,
+                "/proc/cpuinfo, and the level of perf_event_paranoid, where the C library is glibc",
+            ),
+            any(
+                "open",
+                libc::SYS_open,
+                "the same files, where the C library is musl",
+            ),
+            CLOSE_ON_EXEC,
+            any(
+                "statx",
+                libc::SYS_statx,
+                "the same file, where the C library is glibc",
+            ),
+            any(
+                "fstat",
+                libc::SYS_fstat,
+                "the same file, where the C library is musl",
+            ),
+            any("read", libc::SYS_read, "the same file"),
+            any(
+                "mmap",
+                libc::SYS_mmap,
+                "where PEBS may be sampled, and for the try of counters",
+            ),
+            any(
+                "munmap",
+                libc::SYS_munmap,
+                "where PEBS may be sampled, and for the try of counters",
+            ),
+            ioctl!(
+                PERF_ENABLE,
+                "PERF_EVENT_IOC_ENABLE: where there are hardware counters to try"
+            ),
+            ioctl!(
+                sys::CREATE_VM,
+                "KVM_CREATE_VM: the guest that tries them, where there are"
+            ),
+            ioctl!(
+                sys::CREATE_VCPU,
+                "KVM_CREATE_VCPU: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_USER_MEMORY_REGION,
+                "KVM_SET_USER_MEMORY_REGION: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::GET_SREGS,
+                "KVM_GET_SREGS: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_SREGS,
+                "KVM_SET_SREGS: the same guest, where there is"
+            ),
+            ioctl!(
+                sys::SET_REGS,
+                "KVM_SET_REGS: the same guest, where there is"
+            ),
+            ioctl!(sys::RUN, "KVM_RUN: the same guest, where there is"),
+        ],
+    ),
+    (
+        "intercept",
+        &[
+            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
+            ioctl!(sys::CHECK_EXTENSION, "KVM_CHECK_EXTENSION"),
+            ioctl!(sys::ENABLE_CAP, "KVM_ENABLE_CAP"),
+            ioctl!(sys::SET_MSR_FILTER, "KVM_X86_SET_MSR_FILTER"),
+        ],
+    ),
+    (
+        "attach",
+        &[
+            ioctl!(sys::GET_CLOCK, "KVM_GET_CLOCK: whether this is a VM"),
+            ioctl!(sys::GET_LAPIC, "KVM_GET_LAPIC: whether this is a vCPU"),
+            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
+            fcntl!(
+                "the VMM's descriptors are duplicated",
+                argument(1, libc::F_DUPFD_CLOEXEC as u32)
+            ),
+            CLOSE_ON_EXEC,
+            OPEN,
+            any("close", libc::SYS_close, "an event was tried"),
+            fcntl!(
+                "how many descriptors are free for counters; each close, in builds with debug assertions",
+                argument(1, libc::F_GETFD as u32)
+            ),
+            any(
+                "prlimit64",
+                libc::SYS_prlimit64,
+                "the limit of open files, which counters will need",
+            ),
+            any("mmap", libc::SYS_mmap, "kvm_run"),
+            any("munmap", libc::SYS_munmap, "where PEBS may be sampled"),
+            any(
+                "rt_sigaction",
+                libc::SYS_rt_sigaction,
+                "the overflows' signal",
+            ),
+            any("timerfd_create", libc::SYS_timerfd_create, "for a deadline"),
+        ],
+    ),
+    (
+        "restore",
+        &[
+            ioctl!(sys::GET_TSC_KHZ, "KVM_GET_TSC_KHZ: for a deadline"),
+            ioctl!(sys::GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR: for a deadline"),
+            ioctl!(
+                sys::GET_MSRS,
+                "KVM_GET_MSRS: for a deadline, where Linux is older than 5.16"
+            ),
+            ioctl!(
+                sys::SIGNAL_MSI,
+                "KVM_SIGNAL_MSI: where the deadline is over"
+            ),
+            any(
+                "timerfd_settime",
+                libc::SYS_timerfd_settime,
+                "where a deadline was armed",
+            ),
+            Syscall {
+                why: "where the state is another host's",
+                ..OPEN
+            },
+            any(
+                "close",
+                libc::SYS_close,
+                "where the state is another host's",
+            ),
+        ],
+    ),
+    (
+        "drop",
+        &[
+            any("close", libc::SYS_close, "descriptors are given back"),
+            any("munmap", libc::SYS_munmap, "kvm_run is given back"),
+            fcntl!(
+                "each close, in builds with debug assertions only",
+                argument(1, libc::F_GETFD as u32)
+            ),
+        ],
+    ),
+];
