@@ -5,6 +5,7 @@
 //! this program tries the promises on the machine itself: on bare metal, or in a guest whose PMU is this project's own.
 
 use std::num::NonZeroU64;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -28,7 +29,7 @@ pub(crate) enum Outcome {
 
 pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
 
-pub(crate) const CHECKS: [Check; 12] = [
+pub(crate) const CHECKS: [Check; 13] = [
     ("counts while it runs, and only then", counts),
     ("an event made anew begins at zero", anew),
     ("an overflow is reported once, and not early", overflow),
@@ -39,6 +40,7 @@ pub(crate) const CHECKS: [Check; 12] = [
     ("several are paused and read at once", together),
     ("overflows at one time are all reported", at_once),
     ("a storm is bounded", storm),
+    ("a rare event has each of its reports", rare),
     ("a guest's event does not count this thread", guests_only),
     ("events that share a counter are known to", shared),
 ];
@@ -88,6 +90,14 @@ fn spin(host: &mut PerfHost, time: Duration) -> Vec<(Counter, Report)> {
 pub(crate) fn spin_for(ms: u64) {
     let start = used();
     while used() - start < Duration::from_millis(ms) {}
+}
+
+/// Returns whether this machine's processor is a hypervisor's.
+pub(crate) fn is_virtual() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
+        let flags = text.lines().find(|line| line.starts_with("flags"));
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+    })
 }
 
 /// Uses the CPU until a report comes.
@@ -328,6 +338,41 @@ fn storm(backing: Backing) -> Result<Outcome, String> {
     // Hardware events may have saved up some overflows.
     let most = ns / PerfHost::FLOOR + 40;
     holds_if(reports > 0 && reports <= most, seen)
+}
+
+/// User space's instructions, of a thread that mostly sleeps: some ten thousand in a second, and a report for each thousand.
+fn rare(backing: Backing) -> Result<Outcome, String> {
+    const EACH: u64 = 1000;
+    const REPORTS: u64 = 60;
+    if backing == Backing::Clock {
+        return Ok(Outcome::Skipped(HARDWARE_ONLY.to_owned()));
+    }
+    if is_virtual() {
+        // As this project's PMU does on a clock, whose overflows are some time apart.
+        let why = "the hypervisor may have a bound of its own";
+        return Ok(Outcome::Skipped(why.to_owned()));
+    }
+    let options = PerfOptions {
+        repeating: true,
+        ..options(Some(backing))
+    };
+    let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
+    let instructions = RawPerfEvtSel(0xc0 | RawPerfEvtSel::USR).config(Version::V2);
+    host.create(FIRST, &instructions)
+        .map_err(|lost| format!("instructions cannot be counted: {lost}"))?;
+    host.set_period(FIRST, NonZeroU64::new(EACH));
+    host.resume(FIRST.alone());
+    let (start, mut reports) = (Instant::now(), 0);
+    while reports < REPORTS && start.elapsed() < PATIENCE {
+        // A few hundred instructions, so that no two reports come at once, which would be one.
+        reports += host.take_overflows().count() as u64;
+        thread::sleep(MOMENT * 5);
+    }
+    host.pause(FIRST.alone());
+    reports += host.take_overflows().count() as u64;
+    let (total, ms) = (host.read(FIRST), start.elapsed().as_millis());
+    let seen = format!("{reports} reports in {total} of {EACH} each, in {ms} ms");
+    holds_if(reports > 0 && reports == total / EACH, seen)
 }
 
 fn guests_only(backing: Backing) -> Result<Outcome, String> {

@@ -9,7 +9,7 @@ use vpmu::x86::CounterConfig;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use vpmu_perf::{Backing, PerfError, PerfHost, Support, support};
 
-use crate::check::{CHECKS, Outcome, spin_for};
+use crate::check::{CHECKS, Outcome, is_virtual, spin_for};
 use crate::{name, options};
 
 /// Descriptors of a vCPU whose guest uses all that it is offered: general and fixed counters, a group's leader and two
@@ -93,8 +93,6 @@ fn machine(support: &Support) -> Value {
         let line = cpuinfo.lines().find(|line| line.starts_with(name))?;
         Some(line.split_once(':')?.1.trim().to_owned())
     };
-    let is_virtual =
-        field("flags").is_some_and(|flags| flags.split(' ').any(|flag| flag == "hypervisor"));
     json!({
         "arch": std::env::consts::ARCH,
         "vendor": field("vendor_id"),
@@ -102,7 +100,7 @@ fn machine(support: &Support) -> Value {
         "family": field("cpu family"),
         "model": field("model\t"),
         "processors": std::thread::available_parallelism().map_or(1, usize::from),
-        "virtual": is_virtual,
+        "virtual": is_virtual(),
         "kernel": file("/proc/sys/kernel/osrelease"),
         "pmu": file("/sys/bus/event_source/devices/cpu/caps/pmu_name"),
         "e_cores": std::path::Path::new("/sys/bus/event_source/devices/cpu_atom").exists(),

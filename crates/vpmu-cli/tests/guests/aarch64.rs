@@ -71,8 +71,8 @@ echo 2000 > /proc/sys/kernel/perf_event_max_sample_rate
         .unwrap();
     let said = text(&output);
     assert!(output.status.success(), "{said}");
-    // Twelve promises, twice, and none that could not be tried.
-    assert_eq!(said.matches("\nok ").count(), 24, "{said}");
+    // Thirteen promises, twice, and none that could not be tried.
+    assert_eq!(said.matches("\nok ").count(), 26, "{said}");
 }
 
 #[test]
