@@ -11,6 +11,7 @@
 mod aarch64;
 mod amd_x86_64;
 mod deadline;
+mod disk_i386;
 mod disk_x86_64;
 mod exec_x86_64;
 mod host_profile;

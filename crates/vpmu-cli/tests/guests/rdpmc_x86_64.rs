@@ -27,6 +27,9 @@ perf stat -x, -o stat -e cycles workload --scale 300
 awk -F, '/cycles/ { print "counted", $1 }' stat
 perf record --no-bpf-event -q -a -e cycles -c 500000 -o a -- workload --scale 300
 echo "sampled $(perf report -i a --stats 2> /dev/null | awk '/SAMPLE events/ { print $3; exit }')"
+perf stat -x, -o slept -e cycles workload --scale 3000 & sleep 0.05
+echo disk > /sys/power/state || echo "no swap to hibernate into"; wait
+awk -F, '/cycles/ { print "slept", $1 }' slept
 echo "complaints $(dmesg | grep -c -E '[Uu]nknown NMI|unchecked MSR|BUG:|Oops:|general protection')"
 true"#;
 
@@ -66,6 +69,9 @@ fn check(model: &str, kernel_options: &str) -> Option<Compared> {
     assert!(monitored.starts_with("rdpmc 2000 backwards 0 outside 0 fallbacks 0"));
     // The work is thirty million instructions, a cycle each where instructions are counted time.
     assert!(number("counted") > 1_000_000 && number("sampled") > 10);
+    // The guest's second processor went and came back meanwhile.
+    assert!(console.contains("no swap to hibernate into"), "{console}");
+    assert!(number("slept") > 10 * number("counted") / 2, "{console}");
     assert_eq!(number("complaints"), 0, "{console}");
     assert!(run["exits"]["rdpmc"].as_u64() > Some(4000), "{run}");
     // Each vCPU searches for the handler at its first access, and again at controls written more than 100 ms later: each

@@ -39,6 +39,8 @@ pub const RELEASE: &str = "trixie";
 pub struct Selection {
     release: &'static str,
     arch: Arch,
+    /// Debian's name of the packages' architecture.
+    architecture: &'static str,
     /// Tells the pool from others of the same release.
     purpose: &'static str,
     packages: Vec<&'static str>,
@@ -68,6 +70,7 @@ impl Selection {
         Self {
             release: RELEASE,
             arch,
+            architecture: arch.debian(),
             purpose: "",
             packages: arch.packages(),
             keep: Keep::AllBut(&NOT_NEEDED),
@@ -80,6 +83,7 @@ impl Selection {
         Self {
             release,
             arch,
+            architecture: arch.debian(),
             purpose: "",
             packages: vec!["linux-headers-cloud-amd64", "linux-image-cloud-amd64"],
             keep: Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]),
@@ -91,6 +95,7 @@ impl Selection {
         Self {
             release: RELEASE,
             arch: Arch::X86_64,
+            architecture: Arch::X86_64.debian(),
             purpose: "-boot",
             packages: vec!["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"],
             // The libraries are those of grub-mkimage.
@@ -112,10 +117,23 @@ impl Selection {
         Self {
             release,
             arch: Arch::X86_64,
+            architecture: Arch::X86_64.debian(),
             purpose: "-kernel",
             packages: vec!["linux-image-cloud-amd64"],
             // The newest packages have kernel and modules apart.
             keep: Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]),
+        }
+    }
+
+    /// Selects the last kernel of 32 bits that Debian has for a PC, and its programs.
+    pub fn kernel_of_32_bits() -> Self {
+        Self {
+            release: "bookworm",
+            arch: Arch::X86_64,
+            architecture: "i386",
+            purpose: "-kernel",
+            packages: vec!["busybox-static", "linux-image-686"],
+            keep: Keep::Only(&["busybox-static", "linux-image-"]),
         }
     }
 }
@@ -196,7 +214,7 @@ impl Pool {
         let apt = Apt::new(
             &folder.join("apt"),
             selection.release,
-            selection.arch.debian(),
+            selection.architecture,
         )?;
         apt.update(cancel)?;
         let mut plan = apt.plan(&selection.packages, cancel)?;
@@ -208,7 +226,7 @@ impl Pool {
         remove_others(&packages, &plan);
         let manifest = Manifest {
             release: selection.release.to_owned(),
-            architecture: selection.arch.debian().to_owned(),
+            architecture: selection.architecture.to_owned(),
             wanted: selection
                 .packages
                 .iter()
@@ -269,7 +287,7 @@ impl Pool {
 
 fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
     let (release, purpose) = (selection.release, selection.purpose);
-    let architecture = selection.arch.debian();
+    let architecture = selection.architecture;
     cache
         .root()
         .join(format!("debian-{release}-{architecture}{purpose}"))
