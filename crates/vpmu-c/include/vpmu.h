@@ -190,6 +190,16 @@
 #define VPMU_KVM_BACKING_CLOCK 2
 
 /**
+ * Where a clock counts, the guest's time and the host's while it completes the guest's exits.
+ */
+#define VPMU_KVM_FREEZE_VM 0
+
+/**
+ * Where a clock counts, the guest's time alone.
+ */
+#define VPMU_KVM_FREEZE_GUEST 1
+
+/**
  * The guest has no PEBS.
  */
 #define VPMU_KVM_PEBS_OFF 0
@@ -556,6 +566,10 @@ struct vpmu_kvm_options {
    * How many bytes these are.
    */
   size_t saved_length;
+  /**
+   * One of `VPMU_KVM_FREEZE_*`.
+   */
+  uint32_t freeze;
 };
 
 /**

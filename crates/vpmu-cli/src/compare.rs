@@ -1,18 +1,14 @@
 //! `vpmu compare`.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
-use vpmu_lab::report::page;
-use vpmu_lab::report::result::{Results, Row, Run};
+use vpmu_lab::report::result::{Row, Run};
 use vpmu_lab::report::table;
 use vpmu_lab::run::compare::Comparison;
 use vpmu_lab::run::{self, Lab};
-use vpmu_lab::spec::Request;
 use vpmu_lab::spec::design::{Pmu, Policy};
 use vpmu_lab::{Error, Result};
 
@@ -26,14 +22,10 @@ const SHOWN_LINES: usize = 10;
 pub(crate) fn compare(
     pmus: &[Pmu],
     policies: &[Policy],
-    html: Option<&Path>,
     guest: &Guest,
     cancel: &Cancel,
 ) -> Result<ExitCode> {
-    let request = Request {
-        profile: html.is_some(),
-        ..guest.request()
-    };
+    let request = guest.request();
     check_policies(pmus, !policies.is_empty())?;
     if request.command.is_none() {
         return Err(Error::Usage(
@@ -47,20 +39,13 @@ pub(crate) fn compare(
         guest.vmm.vmm.is_some(),
     ))?;
     run::check(&spec)?;
-    for path in html.into_iter().chain(guest.json.as_deref()) {
-        check_writable(path)?;
-    }
+    guest.check_outputs()?;
     let cache = Cache::open()?;
     let progress = Progress::stderr();
     let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
     let comparison = run::compare::compare(&lab, &spec)?;
     let runs: Vec<Run> = comparison.rows.iter().map(|row| row.run.clone()).collect();
-    if let Some((path, page)) = html.zip(page::of_runs(&runs)) {
-        write_whole(path, page.as_bytes())?;
-    }
-    if let Some(path) = &guest.json {
-        Results::new(runs).write(path)?;
-    }
+    guest.write(runs)?;
     show(&comparison)?;
     let failed = !comparison.failures.is_empty();
     Ok(if failed {

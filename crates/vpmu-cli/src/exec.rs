@@ -54,6 +54,9 @@ pub(crate) struct Exec {
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long)]
     approximate_instructions: bool,
+    /// Which time counts where a clock does
+    #[arg(long, value_enum, default_value_t = Freeze::Vm)]
+    freeze: Freeze,
     /// When host events are made and given back
     #[arg(long, value_enum, default_value_t = Policy::Paused)]
     policy: Policy,
@@ -89,6 +92,14 @@ enum Backing {
     Hardware,
     /// The time of the vCPU's thread: cycles only
     Clock,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Freeze {
+    /// The guest's, and the host's while it completes the guest's exits
+    Vm,
+    /// The guest's alone: counters stand still while the host works
+    Guest,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -285,10 +296,11 @@ impl Exec {
     /// Returns the choices as the library reads them.
     fn words(&self) -> OsString {
         let mut words = OsString::from(format!(
-            "pmu={} backing={} policy={}",
+            "pmu={} backing={} policy={} freeze={}",
             name(&self.pmu),
             name(&self.backing),
-            name(&self.policy)
+            name(&self.policy),
+            name(&self.freeze)
         ));
         if let Some(version) = self.perfmon {
             words.push(format!(" perfmon={version}"));

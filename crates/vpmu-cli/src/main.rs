@@ -6,6 +6,7 @@ mod doctor;
 mod exec;
 mod manual;
 mod monitor;
+mod offer;
 mod options;
 mod report;
 mod rewrite_kernel;
@@ -52,12 +53,7 @@ fn main() -> ExitCode {
         Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
         Verb::Exec(options) => exec::exec(options),
         Verb::Manual { folder } => manual::manual(folder),
-        Verb::Compare {
-            pmu,
-            policy,
-            html,
-            guest,
-        } => compare::compare(pmu, policy, html.as_deref(), guest, &cancel),
+        Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),
         Verb::Bench {
             name,

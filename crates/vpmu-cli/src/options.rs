@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use clap::builder::ArgPredicate;
 use clap::{Args, Parser, Subcommand};
+use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::host::qemu::Qemu;
+use vpmu_lab::report::page;
+use vpmu_lab::report::result::{Results, Run};
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::command::Command;
-use vpmu_lab::spec::design::{Design, Lbr, Model, Pmu, Policy};
+use vpmu_lab::spec::design::{Design, Model, Pmu, Policy};
 use vpmu_lab::spec::disk::Disk;
 use vpmu_lab::spec::{Machine, Request};
 
 use crate::exec;
 use crate::monitor::Monitor;
+use crate::offer::{Offer, model};
 use crate::values::{memory, seconds};
 use crate::vmm::Vmm;
 
@@ -139,11 +143,6 @@ pub(crate) enum Verb {
         /// The default is paused.
         #[arg(long, value_name = "NAME,..", value_delimiter = ',', value_parser = policy)]
         policy: Vec<Policy>,
-        /// Write a page of the figures, with drawings, to a file
-        ///
-        /// A guest whose CMD leaves a perf.data behind then tells its profile, too, which takes a moment more.
-        #[arg(long, value_name = "FILE")]
-        html: Option<PathBuf>,
         #[command(flatten)]
         guest: Guest,
     },
@@ -265,26 +264,16 @@ pub(crate) struct Guest {
     /// Give up when the command has not begun after this many seconds, counted likewise
     #[arg(long, value_name = "SECS", default_value = "240", value_parser = seconds)]
     boot_timeout: Duration,
-    /// Whose PMU the guest has, and so whose processor (x86_64, emulated and exec): auto, intel, amd or amd-v2
-    ///
-    /// By default the vendor of the machine that the guest runs on; QEMU's max is AMD's.
-    #[arg(long, value_name = "NAME", default_value = "auto", value_parser = model)]
-    model: Model,
-    /// The version of Intel's architectural performance monitoring, 2 to 5, and with it Intel's model (x86_64, emulated and exec)
-    ///
-    /// With Intel's model, the default is 5.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(2..=5))]
-    perfmon: Option<u8>,
-    /// Whether the guest has last branch records, and how many: off, on, 8, 16 or 32 (x86_64, emulated)
-    ///
-    /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many
-    /// branches as it records. The processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the
-    /// vendor.
-    #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
-    lbr: Lbr,
+    #[command(flatten)]
+    offer: Offer,
     /// Write the figures to a file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write a page of the figures, with drawings, to a file
+    ///
+    /// A guest whose CMD leaves a perf.data behind then tells its profile, too, which takes a moment more.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
     /// Keep each design's console log, QEMU command line and records in a folder
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -295,7 +284,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) fn request(&self) -> Request {
-        Request {
+        self.offer.ask(Request {
             machine: Machine {
                 arch: self.arch,
                 vcpus: self.vcpus,
@@ -308,9 +297,6 @@ impl Guest {
             vmm: self.vmm.vmm.clone(),
             vmm_files: self.vmm.vmm_file.clone(),
             vmm_args: self.vmm.vmm_arg.clone(),
-            model: self.model,
-            perfmon: self.perfmon,
-            lbr: self.lbr,
             host_counters: self.monitor.host_counters,
             host_profile: self.monitor.host_profile(),
             second: self.monitor.second(),
@@ -324,7 +310,25 @@ impl Guest {
             timeout: self.timeout,
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),
+            profile: self.html.is_some(),
             ..Request::new(self.arch)
+        })
+    }
+
+    /// Refuses files that cannot be written, before a guest has run for them.
+    pub(crate) fn check_outputs(&self) -> vpmu_lab::Result<()> {
+        let mut files = self.html.iter().chain(&self.json);
+        files.try_for_each(|path| check_writable(path))
+    }
+
+    /// Writes the figures to the files that were asked for.
+    pub(crate) fn write(&self, runs: Vec<Run>) -> vpmu_lab::Result<()> {
+        if let Some((path, page)) = self.html.as_ref().zip(page::of_runs(&runs)) {
+            write_whole(path, page.as_bytes())?;
+        }
+        match &self.json {
+            Some(path) => Results::new(runs).write(path),
+            None => Ok(()),
         }
     }
 }
@@ -341,14 +345,6 @@ fn design(text: &str) -> Result<Pmu, String> {
 }
 
 fn disk(text: &str) -> Result<Disk, String> {
-    text.parse()
-}
-
-fn model(text: &str) -> Result<Model, String> {
-    text.parse()
-}
-
-fn lbr(text: &str) -> Result<Lbr, String> {
     text.parse()
 }
 

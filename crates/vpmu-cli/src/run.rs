@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::files::check_writable;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::image::job::Output;
-use vpmu_lab::report::result::Results;
 use vpmu_lab::report::table;
 use vpmu_lab::run::supervise::Stage;
 use vpmu_lab::run::{self, Lab, Sink};
@@ -27,17 +25,15 @@ pub(crate) fn run(
     cancel: &Cancel,
 ) -> Result<ExitCode> {
     let request = guest.request();
-    if request.command.is_none() && guest.json.is_some() {
+    if request.command.is_none() && (guest.json.is_some() || guest.html.is_some()) {
         return Err(Error::Usage(
-            "--json holds a command's figures: give a command after --".to_owned(),
+            "--json and --html hold a command's figures: give a command after --".to_owned(),
         ));
     }
     check_policies(&[pmu], policy.is_some())?;
     let spec = request.check(&designs(guest.arch, &[pmu], policy.as_slice(), false))?;
     run::check(&spec)?;
-    if let Some(path) = &guest.json {
-        check_writable(path)?;
-    }
+    guest.check_outputs()?;
     let progress = Progress::stderr();
     let cache = Cache::open()?;
     let lab = Lab::prepare(&spec, &cache, cancel, &progress)?;
@@ -102,9 +98,7 @@ pub(crate) fn run(
         0 => second_status,
         status => status,
     };
-    if let Some(path) = &guest.json {
-        Results::new(vec![run]).write(path)?;
-    }
+    guest.write(vec![run])?;
     Ok(exit_code(status))
 }
 

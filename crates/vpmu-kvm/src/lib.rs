@@ -113,7 +113,7 @@ pub use kvm::{AfterRun, RDPMC_PORT};
 pub use lapic::Pmi;
 pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
-pub use options::{Clock, Follow, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
+pub use options::{Clock, Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 pub use rdpmc::{Rdpmc, RdpmcState};
 #[cfg(feature = "seccompiler")]

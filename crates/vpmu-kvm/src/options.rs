@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vpmu::counter::Policy;
 use vpmu::x86::amd;
 pub use vpmu::x86::intel::Version as Perfmon;
+pub use vpmu_perf::Freeze;
 use vpmu_perf::{Backing, Kick, PerfError, PerfOptions};
 
 use crate::error::Error;
@@ -119,6 +120,8 @@ pub enum Follow {
 pub struct Options {
     /// The source of the counts.
     pub source: Source,
+    /// The time that counts where a clock does: with or without the host's work for the guest.
+    pub freeze: Freeze,
     /// The policy for calls to perf.
     pub policy: Policy,
     /// The way in which PEBS records are collected.
@@ -173,6 +176,7 @@ impl Options {
             // Both follow from what the guest is offered: `Thread::new`.
             repeating: false,
             sampling: false,
+            freeze: self.freeze,
         }
     }
 }

@@ -8,7 +8,7 @@ mod stats;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vpmu_kvm::{Backing, Capability, Deadline, Offer, Pmu, Policy, Statistics, Vcpu};
+use vpmu_kvm::{Backing, Capability, Deadline, Freeze, Offer, Pmu, Policy, Statistics, Vcpu};
 use vpmu_record::{Kvm, Snapshot};
 
 use host::snapshot;
@@ -53,6 +53,8 @@ pub struct About<'a> {
     pub offer: &'a Offer,
     /// What counts.
     pub backing: Option<Backing>,
+    /// The time that counts where a clock does.
+    pub freeze: Freeze,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -112,6 +114,11 @@ impl Measurement {
             Backing::Hardware => "hardware",
             Backing::Clock => "clock",
         });
+        // Hardware counters count the guest's time whatever was chosen.
+        let freeze = (about.backing == Some(Backing::Clock)).then_some(match about.freeze {
+            Freeze::Vm => "vm",
+            Freeze::Guest => "guest",
+        });
         let policy = about.policy.map(|policy| match policy {
             Policy::Recreate => "recreate",
             Policy::Reuse => "reuse",
@@ -131,6 +138,7 @@ impl Measurement {
             "policy": policy.unwrap_or("none"),
             "paravirtual": matches!(about.offer.pmu, Some(Pmu::Paravirtual(_))),
             "backing": backing,
+            "freeze": freeze,
             "model": model,
             "pmu_version": version,
             "general": general,

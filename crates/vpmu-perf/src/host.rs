@@ -5,7 +5,7 @@
 //! - [`Events`]: the perf events, which of them count, and their totals;
 //! - [`Slot`], for each counter: what it can be, and with that
 //!   - [`Period`]: what is asked of its overflows,
-//!   - [`RingTime`](crate::rings::RingTime) where it has one privilege ring's part of a clock's time,
+//!   - [`PartTime`](crate::rings::PartTime) where it has a part of a clock's time: one privilege ring's, or the guest's,
 //!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
 
 mod overflows;
@@ -24,11 +24,11 @@ use crate::events::Events;
 use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::notes::Notes;
-use crate::options::{self, PerfOptions};
+use crate::options::{self, Freeze, PerfOptions};
 use crate::pace::Pace;
 use crate::periods::Period;
 use crate::processor::Vendor;
-use crate::rings::{self, GuestRing, RingSampler};
+use crate::rings::{self, GuestRing, Part, RingSampler};
 use crate::samplers;
 use crate::slot::Slot;
 use crate::units::{FLOOR, Units};
@@ -45,9 +45,10 @@ pub struct PerfHost {
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
+    freeze: Freeze,
     slots: Slots<Slot>,
     events: Events,
-    /// The samples of the thread, while there is a counter of one ring.
+    /// The samples of the thread, while there is a counter of a part of its time.
     ring_sampler: Option<RingSampler>,
     guest_ring: GuestRing,
     notes: Arc<Notes>,
@@ -106,6 +107,7 @@ impl PerfHost {
             pace: (units == Units::Events).then(Pace::new),
             repeating: options.repeating,
             sampling: options.sampling,
+            freeze: options.freeze,
             slots: Slots::from_fn(|| Slot::Empty),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
             ring_sampler: None,
@@ -150,7 +152,7 @@ impl PerfHost {
         self.events.times(counter)
     }
 
-    /// Hands the samples so far to the counters of one ring that count. Called before any counter starts or stops.
+    /// Hands the samples so far to the counters of a part that count. Called before any counter starts or stops.
     fn divide_time(&mut self) {
         let Some(sampler) = &mut self.ring_sampler else {
             return;
@@ -241,7 +243,7 @@ impl PerfHost {
 
     /// Stops the samples that tell the guest's ring unless a counter needs them.
     fn end_ring_sampler(&mut self) {
-        if self.which(Slot::is_of_one_ring).is_empty() {
+        if self.which(Slot::is_part).is_empty() {
             self.ring_sampler = None;
         }
     }
@@ -289,12 +291,12 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
-        let slot = match rings::only_ring(config) {
-            Some(ring) if self.chooser.backing == Backing::Clock => Slot::one_ring(ring),
+        let slot = match Part::of(config, self.freeze) {
+            Some(part) if self.chooser.backing == Backing::Clock => Slot::part(part),
             _ => Slot::whole(kind),
         };
-        // One sampler serves all counters of one ring: a sample tells the ring, whatever is counted.
-        if slot.is_of_one_ring() && self.ring_sampler.is_none() {
+        // One sampler serves all of them: a sample tells where the thread is, whatever is counted.
+        if slot.is_part() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
         }
         match self.events.open(counter, kind) {
@@ -343,7 +345,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             if let Some(events) = self.slots[counter].period().and_then(Period::planned) {
                 self.program(counter, events, counting);
             }
-            if let Slot::OneRing { period, .. } = &mut self.slots[counter]
+            if let Slot::Part { period, .. } = &mut self.slots[counter]
                 && *period == Period::Endless
                 && self.events.set_period(counter, rings::LONGEST)
             {
@@ -427,7 +429,7 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         let sampler = self.ring_sampler.as_ref();
         // Time that no sample divides would be made up.
-        if self.slots[counter].is_of_one_ring() && sampler.is_some_and(RingSampler::is_blind) {
+        if self.slots[counter].is_part() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);
         }
         self.events.deficit(counter)

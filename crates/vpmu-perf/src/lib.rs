@@ -62,7 +62,7 @@ pub use error::PerfError;
 pub use host::PerfHost;
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::{ALARM, overrun, reach_thread};
-pub use options::{PerfOptions, Support, check_sampling, prepare, support};
+pub use options::{Freeze, PerfOptions, Support, check_sampling, prepare, support};
 pub use processor::Vendor;
 pub use sampler::Sampler;
 pub use trial::{GuestsOnly, guests_only};

@@ -13,6 +13,17 @@ use crate::notes;
 use crate::sampler::Sampler;
 use crate::samplers;
 
+/// The time that counts for a guest where a clock does. Hardware counters count the guest alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Freeze {
+    /// The guest's, and the host's for the guest: what leaves the guest takes the time that the guest sees pass.
+    #[default]
+    Vm,
+    /// The guest's alone: its counters stand still while the host completes an exit. Samples of the thread, some 10,000 a
+    /// second while something counts, tell the guest's part of the clock's time.
+    Guest,
+}
+
 /// The settings of a host.
 #[derive(Clone, Debug, Default)]
 pub struct PerfOptions {
@@ -33,6 +44,8 @@ pub struct PerfOptions {
     /// Whether the kernel samples the guest where that is asked for:
     /// [`CounterHost::sample`](vpmu::counter::CounterHost::sample).
     pub sampling: bool,
+    /// The time that counts where a clock does.
+    pub freeze: Freeze,
 }
 
 /// The events that this machine can count for guests.

@@ -1,8 +1,9 @@
-//! Counters of one privilege ring, where only a clock counts.
+//! Counters of a part of a clock's time: of one privilege ring, or of the guest without its host's work.
 //!
 //! A clock knows a thread's time, and not the CPL of its guest. The samples of a [`Sampler`] beside it tell the ring that
 //! the guest was in, and so the counter's part of the time that its clock has counted. How much time there is to
 //! divide is the clock's to say, and not the number of samples, so the counters of both rings add up to the clock's.
+//! With [`Freeze::Guest`] the host's samples are nobody's, and the sum is less by the host's part.
 //!
 //! A counter that is to overflow kicks the vCPU when its time could be up at the earliest: if the guest were in its
 //! ring all the time. If it was not, the rest is waited for, and so on. The overflow is reported only while the guest
@@ -17,6 +18,7 @@ use vpmu::x86::{CounterConfig, Ring};
 
 use crate::buffer::{CpuMode, PerfRecord};
 use crate::kernel::Kernel;
+use crate::options::Freeze;
 use crate::sampler::Sampler;
 use crate::units::{FLOOR, Units};
 
@@ -36,12 +38,35 @@ const PATIENCE: u64 = 4;
 /// So many samples of a thread that runs a guest, and none in the guest: this machine does not tell.
 const BLIND: u64 = 256;
 
-/// Returns the ring of a counter that counts in one alone.
-pub(crate) fn only_ring(config: &CounterConfig) -> Option<Ring> {
-    match (config.user, config.kernel) {
-        (true, false) => Some(Ring::User),
-        (false, true) => Some(Ring::Kernel),
-        _ => None,
+/// The part of its clock's time that a counter has, by where the thread is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    user: bool,
+    kernel: bool,
+    /// While the host works for the guest.
+    host: bool,
+}
+
+impl Part {
+    /// Returns the part of a counter that does not have all of its clock's time.
+    pub(crate) fn of(config: &CounterConfig, freeze: Freeze) -> Option<Self> {
+        let part = Self {
+            user: config.user,
+            kernel: config.kernel,
+            // The host works for the guest's kernel: what leaves the guest is privileged, as a rule.
+            host: config.kernel && freeze == Freeze::Vm,
+        };
+        // A counter of no ring counts nothing, and asks for no samples.
+        let some = part.user || part.kernel;
+        let all = part.user && part.host;
+        (some && !all).then_some(part)
+    }
+
+    fn has(self, ring: Ring) -> bool {
+        match ring {
+            Ring::User => self.user,
+            Ring::Kernel => self.kernel,
+        }
     }
 }
 
@@ -65,7 +90,7 @@ impl fmt::Debug for GuestRing {
     }
 }
 
-/// Samples in a ring, and in all.
+/// A counter's own samples, and all.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     own: u64,
@@ -80,7 +105,7 @@ impl Seen {
     }
 }
 
-/// What a clock's period that is up means for a counter of one ring.
+/// What a clock's period that is up means for a counter of a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeUp {
     /// The counter overflows.
@@ -91,11 +116,11 @@ pub(crate) enum TimeUp {
     Unwanted,
 }
 
-/// The part of a clock's time that a counter of one ring has.
+/// The time of a counter that has a part of its clock's.
 #[derive(Debug)]
-pub(crate) struct RingTime {
-    ring: Ring,
-    /// The clock's total up to the last whole block of samples, ns, and the ring's part of it.
+pub(crate) struct PartTime {
+    part: Part,
+    /// The clock's total up to the last whole block of samples, ns, and the counter's part of it.
     clock: u64,
     own: u64,
     /// Samples since then.
@@ -112,10 +137,10 @@ pub(crate) struct RingTime {
     wait: u64,
 }
 
-impl RingTime {
-    pub(crate) fn new(ring: Ring) -> Self {
+impl PartTime {
+    pub(crate) fn new(part: Part) -> Self {
         Self {
-            ring,
+            part,
             clock: 0,
             own: 0,
             fresh: Seen::default(),
@@ -129,11 +154,11 @@ impl RingTime {
 
     /// Notes samples of the time that the counter's clock has counted.
     pub(crate) fn note(&mut self, samples: RingSamples) {
-        self.fresh.all += samples.user + samples.kernel;
-        self.fresh.own += match self.ring {
-            Ring::User => samples.user,
-            Ring::Kernel => samples.kernel,
-        };
+        let RingSamples { user, kernel, host } = samples;
+        let own = |has: bool, samples: u64| if has { samples } else { 0 };
+        self.fresh.all += user + kernel + host;
+        self.fresh.own +=
+            own(self.part.user, user) + own(self.part.kernel, kernel) + own(self.part.host, host);
     }
 
     /// Notes that the counter overflows when it has counted `events` more than its last value.
@@ -165,7 +190,11 @@ impl RingTime {
         if value < limit {
             return TimeUp::Wait(units.to_count(limit - value).min(LONGEST));
         }
-        if guest.now().or(last).is_some_and(|here| here != self.ring) {
+        if guest
+            .now()
+            .or(last)
+            .is_some_and(|here| !self.part.has(here))
+        {
             self.wait = (2 * self.wait).clamp(FLOOR, PATIENCE * FLOOR);
             return TimeUp::Wait(self.wait);
         }
@@ -173,7 +202,7 @@ impl RingTime {
         TimeUp::Overflow
     }
 
-    /// Returns the ring's ns of `total`, the clock's. The time since the last block of samples is divided by the samples since and
+    /// Returns the counter's ns of `total`, the clock's. The time since the last block of samples is divided by the samples since and
     /// that block.
     fn time(&mut self, total: u64) -> u64 {
         let since = total.wrapping_sub(self.clock);
@@ -214,6 +243,7 @@ impl RingTime {
 pub(crate) struct RingSamples {
     user: u64,
     kernel: u64,
+    host: u64,
 }
 
 /// Returns the ns between two samples of this block.
@@ -267,8 +297,7 @@ impl RingSampler {
                     samples.kernel += 1;
                     self.last = Some(Ring::Kernel);
                 }
-                // The host works for the guest's kernel: what leaves the guest is privileged, as a rule.
-                CpuMode::Host => samples.kernel += 1,
+                CpuMode::Host => samples.host += 1,
             }
             self.taken = self.taken.saturating_add(1);
         }
@@ -292,15 +321,56 @@ impl RingSampler {
 
 #[cfg(test)]
 mod tests {
+    use vpmu::x86::intel::{RawPerfEvtSel, Version};
+
     use super::*;
 
+    const USER: Part = Part {
+        user: true,
+        kernel: false,
+        host: false,
+    };
+    const KERNEL: Part = Part {
+        user: false,
+        kernel: true,
+        host: true,
+    };
+
     fn samples(user: u64, kernel: u64) -> RingSamples {
-        RingSamples { user, kernel }
+        RingSamples {
+            user,
+            kernel,
+            host: 0,
+        }
+    }
+
+    #[test]
+    fn a_freeze_leaves_out_the_hosts_time() {
+        let cycles = |rings| RawPerfEvtSel(0x3c | rings).config(Version::V2);
+        let both = cycles(RawPerfEvtSel::USR | RawPerfEvtSel::OS);
+        assert_eq!(Part::of(&both, Freeze::Vm), None, "all of the clock's time");
+        assert_eq!(Part::of(&cycles(0), Freeze::Guest), None);
+        let seen = RingSamples {
+            user: 2,
+            kernel: 4,
+            host: 10,
+        };
+        for (config, freeze, own) in [
+            (both, Freeze::Guest, 6),
+            (cycles(RawPerfEvtSel::USR), Freeze::Vm, 2),
+            (cycles(RawPerfEvtSel::USR), Freeze::Guest, 2),
+            (cycles(RawPerfEvtSel::OS), Freeze::Vm, 14),
+            (cycles(RawPerfEvtSel::OS), Freeze::Guest, 4),
+        ] {
+            let mut counter = PartTime::new(Part::of(&config, freeze).unwrap());
+            counter.note(seen);
+            assert_eq!(counter.time(16_000), own * 1000, "{config:?} {freeze:?}");
+        }
     }
 
     #[test]
     fn the_rings_divide_the_clocks_time_and_nothing_is_counted_twice() {
-        let (mut user, mut kernel) = (RingTime::new(Ring::User), RingTime::new(Ring::Kernel));
+        let (mut user, mut kernel) = (PartTime::new(USER), PartTime::new(KERNEL));
         let mut clock = 0;
         for (ns, seen) in [
             (1000, samples(0, 0)),
@@ -324,8 +394,8 @@ mod tests {
     /// without a sample of its own must not go to the next sample's ring.
     #[test]
     fn a_short_time_in_the_other_ring_keeps_its_part() {
-        for own in [Ring::User, Ring::Kernel] {
-            let mut counter = RingTime::new(own);
+        for (part, own) in [(USER, Ring::User), (KERNEL, Ring::Kernel)] {
+            let mut counter = PartTime::new(part);
             let (mut clock, mut next, mut block, mut taken) = (0, period(0), 0, 0);
             for _ in 0..10_000 {
                 for (ring, ns) in [(Ring::User, 100_000), (Ring::Kernel, 20_000)] {
@@ -353,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_value_never_falls_and_stays_below_its_overflow() {
-        let mut counter = RingTime::new(Ring::User);
+        let mut counter = PartTime::new(USER);
         counter.note(samples(16, 0));
         let time = counter.time(100);
         assert_eq!(counter.give(time), 100);
@@ -375,7 +445,7 @@ mod tests {
     #[test]
     fn an_overflow_that_is_reported_is_not_taken_back() {
         for repeating in [false, true] {
-            let mut counter = RingTime::new(Ring::User);
+            let mut counter = PartTime::new(USER);
             counter.note(samples(1, 0));
             counter.period = 100;
             counter.limit = Some(200);

@@ -4,12 +4,12 @@ use std::io;
 use std::num::NonZeroU64;
 
 use vpmu::counter::TakenSamples;
-use vpmu::x86::{Ring, pebs};
+use vpmu::x86::pebs;
 
 use crate::event::{ENDLESS, Kind};
 use crate::kernel::Kernel;
 use crate::periods::Period;
-use crate::rings::{self, RingSamples, RingTime};
+use crate::rings::{self, Part, PartTime, RingSamples};
 use crate::samplers::CounterSampler;
 use crate::units::Units;
 
@@ -25,8 +25,8 @@ pub(crate) enum Slot {
         /// Made when it is first wanted.
         sampler: Option<CounterSampler>,
     },
-    /// A counter that has the part of one ring of its clock's time.
-    OneRing { period: Period, time: RingTime },
+    /// A counter that has a part of its clock's time: that of one ring, or the guest's.
+    Part { period: Period, time: PartTime },
 }
 
 impl Slot {
@@ -38,24 +38,24 @@ impl Slot {
         }
     }
 
-    pub(crate) fn one_ring(ring: Ring) -> Self {
-        Self::OneRing {
+    pub(crate) fn part(part: Part) -> Self {
+        Self::Part {
             period: Period::Endless,
-            time: RingTime::new(ring),
+            time: PartTime::new(part),
         }
     }
 
     pub(crate) fn period(&self) -> Option<Period> {
         match self {
             Self::Empty => None,
-            Self::Whole { period, .. } | Self::OneRing { period, .. } => Some(*period),
+            Self::Whole { period, .. } | Self::Part { period, .. } => Some(*period),
         }
     }
 
     pub(crate) fn period_mut(&mut self) -> Option<&mut Period> {
         match self {
             Self::Empty => None,
-            Self::Whole { period, .. } | Self::OneRing { period, .. } => Some(period),
+            Self::Whole { period, .. } | Self::Part { period, .. } => Some(period),
         }
     }
 
@@ -63,8 +63,8 @@ impl Slot {
         self.period().is_some_and(Period::is_awaited)
     }
 
-    pub(crate) fn is_of_one_ring(&self) -> bool {
-        matches!(self, Self::OneRing { .. })
+    pub(crate) fn is_part(&self) -> bool {
+        matches!(self, Self::Part { .. })
     }
 
     pub(crate) fn is_sampled(&self) -> bool {
@@ -83,9 +83,9 @@ impl Slot {
         )
     }
 
-    /// Returns the longest period of the event. The samples of a clock of one ring have room for so long.
+    /// Returns the longest period of the event. The samples that divide a clock's time have room for so long.
     pub(crate) fn longest(&self) -> u64 {
-        match self.is_of_one_ring() {
+        match self.is_part() {
             true => rings::LONGEST,
             false => ENDLESS,
         }
@@ -93,7 +93,7 @@ impl Slot {
 
     /// Notes that the counter overflows when it has counted `events` more than its last value.
     pub(crate) fn expect(&mut self, events: Option<NonZeroU64>) {
-        if let Self::OneRing { time, .. } = self {
+        if let Self::Part { time, .. } = self {
             time.expect(events);
         }
     }
@@ -103,13 +103,13 @@ impl Slot {
         match self {
             Self::Empty => 0,
             Self::Whole { .. } => units.to_guest(total),
-            Self::OneRing { time, .. } => time.value(total, units),
+            Self::Part { time, .. } => time.value(total, units),
         }
     }
 
     /// Notes samples that tell the guest's ring, of time that the counter has counted.
     pub(crate) fn divide(&mut self, samples: RingSamples) {
-        if let Self::OneRing { time, .. } = self {
+        if let Self::Part { time, .. } = self {
             time.note(samples);
         }
     }
@@ -158,7 +158,7 @@ impl Slot {
     fn sampler_mut(&mut self) -> Option<&mut CounterSampler> {
         match self {
             Self::Whole { sampler, .. } => sampler.as_mut(),
-            Self::Empty | Self::OneRing { .. } => None,
+            Self::Empty | Self::Part { .. } => None,
         }
     }
 }

@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vpmu::counter::{Counter, CounterHost, CounterSet, CounterState, Lost, Policy, Report};
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, RawPerfEvtSel, Version};
 use vpmu::x86::{ArchEvent, Outcome};
-use vpmu_perf::{Backing, Kick, PerfError, PerfHost, PerfOptions};
+use vpmu_perf::{Backing, Freeze, Kick, PerfError, PerfHost, PerfOptions};
 
 const HZ: u64 = 1_000_000_000;
 const GLOBAL_CTRL: u32 = 0x38f;
@@ -30,6 +30,7 @@ const OPTIONS: PerfOptions = PerfOptions {
     kick: Kick::Nothing,
     repeating: false,
     sampling: false,
+    freeze: Freeze::Vm,
 };
 
 /// Returns a host, or says that this machine has no perf events and returns `None`.

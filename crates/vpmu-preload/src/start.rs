@@ -116,6 +116,7 @@ extern "C" fn end() {
         policy: Some(choices.settings.options.policy),
         offer: &choices.offer,
         backing: choices.backing.get().copied(),
+        freeze: choices.settings.options.freeze,
     });
     if let Err(error) = file.write_all(line.as_bytes()) {
         say(format_args!("failed to write the statistics: {error}"));

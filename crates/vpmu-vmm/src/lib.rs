@@ -25,7 +25,7 @@ mod vm;
 use std::path::PathBuf;
 
 use vpmu_kvm::{Clock, Options, Policy, Source};
-pub use vpmu_kvm::{Follow, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
+pub use vpmu_kvm::{Follow, Freeze, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -86,6 +86,8 @@ pub struct PmuOptions {
     pub clock: bool,
     /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
+    /// The time that counts where a clock does.
+    pub freeze: Freeze,
     /// The way in which PEBS records are collected.
     pub pebs: Pebs,
     /// Whether PEBS records may be late.
@@ -121,6 +123,7 @@ impl PmuOptions {
                 (false, true) => Source::Best(Clock::Approximate),
                 (false, false) => Source::Best(Clock::Cycles),
             },
+            freeze: self.freeze,
             policy: self.policy,
             pebs: self.pebs,
             skid: self.skid,

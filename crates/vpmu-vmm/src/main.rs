@@ -82,7 +82,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "clock", "follow", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
+            "approximate_instructions", "clock", "follow", "freeze", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -105,6 +105,9 @@ struct Cli {
     /// Count by time even where there are hardware counters: gives way to VMs that KVM gives the PMU to (mediated vPMU)
     #[arg(long, conflicts_with = "no_pmu")]
     clock: bool,
+    /// Which time counts for the guest where a clock does; hardware counters count the guest's alone
+    #[arg(long, value_enum, default_value_t = Freeze::Vm, conflicts_with = "no_pmu")]
+    freeze: Freeze,
     /// Let the guest measure: 1 to port 0x5650 begins, 2 ends
     #[arg(long)]
     measure: bool,
@@ -127,6 +130,14 @@ enum Model {
     Amd,
     /// AMD's PerfMonV2: the same with global registers
     AmdV2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Freeze {
+    /// The guest's, and the host's while it completes the guest's exits
+    Vm,
+    /// The guest's alone: counters stand still while the host works
+    Guest,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -227,6 +238,10 @@ impl Cli {
             policy,
             clock: self.clock,
             approximate_instructions: self.approximate_instructions,
+            freeze: match self.freeze {
+                Freeze::Vm => vpmu_vmm::Freeze::Vm,
+                Freeze::Guest => vpmu_vmm::Freeze::Guest,
+            },
             pebs: match self.pebs {
                 Pebs::Off | Pebs::Auto => vpmu_vmm::Pebs::Auto,
                 Pebs::Exit => vpmu_vmm::Pebs::Exit,

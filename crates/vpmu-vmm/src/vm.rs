@@ -15,7 +15,7 @@ use super::ports::{COM1_IRQ, Interrupt, Offers, Ports};
 use super::saved::{self, Clock, MachineState, Reader, VcpuState, VmState};
 use super::vcpu::{Start, Vcpu};
 use super::{Config, Ending, Error, PmuOptions, Restore, boot, cpuid, kvm, threads};
-use vpmu_kvm::{Offer, Options, Rdpmc, detect};
+use vpmu_kvm::{Freeze, Offer, Options, Rdpmc, detect};
 use vpmu_measure::About;
 
 /// Runs a guest, its serial line on standard input and output, until it ends or a signal does.
@@ -272,6 +272,7 @@ impl Vm<'_> {
             policy: self.pmu.map(|pmu| pmu.policy),
             offer: &offer,
             backing,
+            freeze: self.pmu.map_or(Freeze::Vm, |pmu| pmu.freeze),
         };
         Ok((ending, machine.measurement.line(&about)))
     }

@@ -5,8 +5,8 @@ use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Follow, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid, Source, amd,
-    intel,
+    Clock, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid,
+    Source, amd, intel,
 };
 
 use super::handle::{Table, damaged, failed, misuse, status};
@@ -35,6 +35,11 @@ pub const VPMU_KVM_BACKING_AUTO: u32 = 0;
 pub const VPMU_KVM_BACKING_HARDWARE: u32 = 1;
 /// The thread's time on the CPU.
 pub const VPMU_KVM_BACKING_CLOCK: u32 = 2;
+
+/// Where a clock counts, the guest's time and the host's while it completes the guest's exits.
+pub const VPMU_KVM_FREEZE_VM: u32 = 0;
+/// Where a clock counts, the guest's time alone.
+pub const VPMU_KVM_FREEZE_GUEST: u32 = 1;
 
 /// The guest has no PEBS.
 pub const VPMU_KVM_PEBS_OFF: u32 = 0;
@@ -79,6 +84,8 @@ pub struct VpmuKvmOptions {
     pub saved: *const u8,
     /// How many bytes these are.
     pub saved_length: usize,
+    /// One of `VPMU_KVM_FREEZE_*`.
+    pub freeze: u32,
 }
 
 /// What a VM's guest is offered, and how the host counts for it.
@@ -148,6 +155,11 @@ impl VpmuKvmOptions {
                 VPMU_KVM_BACKING_AUTO => Source::Best(clock),
                 VPMU_KVM_BACKING_HARDWARE => Source::Hardware,
                 VPMU_KVM_BACKING_CLOCK => Source::Clock(clock),
+                _ => return None,
+            },
+            freeze: match self.freeze {
+                VPMU_KVM_FREEZE_VM => Freeze::Vm,
+                VPMU_KVM_FREEZE_GUEST => Freeze::Guest,
                 _ => return None,
             },
             policy: policy(self.policy)?,

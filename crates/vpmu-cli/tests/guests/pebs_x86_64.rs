@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Adds the options of a guest with `--pebs WAY`.
 fn guest(vpmu: &mut Command, way: &str, options: &[&str]) {
     vpmu.args(["--pmu", "emulated", "--model", "intel"])
-        .arg(format!("--vmm-arg=--pebs={way}"))
+        .args(["--pebs", way])
         .args(options);
 }
 

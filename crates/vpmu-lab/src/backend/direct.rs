@@ -8,7 +8,7 @@ use crate::Result;
 use crate::host::tool;
 use crate::image::artifacts;
 use crate::image::job::Notify;
-use crate::spec::design::Lbr;
+use crate::spec::design::{Freeze, Lbr, Pebs};
 use crate::spec::{Machine, OurVmm};
 
 /// Runs the guest in real time, at the speed of the machine.
@@ -60,6 +60,8 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let perfmon = vmm.perfmon.map(|version| format!("--perfmon={version}"));
     let words = words.into_iter().chain(paravirtual).map(str::to_owned);
     let lbr = (vmm.lbr != Lbr::Off).then(|| format!("--lbr={}", vmm.lbr.name()));
-    let words = words.chain(perfmon).chain(lbr);
+    let pebs = (vmm.pebs != Pebs::Off).then(|| format!("--pebs={}", vmm.pebs.name()));
+    let freeze = (vmm.freeze != Freeze::Vm).then(|| format!("--freeze={}", vmm.freeze.name()));
+    let words = words.chain(perfmon).chain(pebs).chain(lbr).chain(freeze);
     words.chain(vmm.options.iter().cloned()).collect()
 }

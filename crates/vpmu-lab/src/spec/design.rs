@@ -214,6 +214,74 @@ impl FromStr for Lbr {
     }
 }
 
+/// The way in which this project's x86 VMM makes its guest's PEBS records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Pebs {
+    /// The guest has no PEBS.
+    #[default]
+    Off,
+    /// By an exit at each overflow.
+    Exit,
+    /// The host's kernel samples the guest into its ring buffer where it can.
+    Ring,
+    /// As `Ring` on hosts that can do that, as `Exit` elsewhere.
+    Auto,
+}
+
+impl Pebs {
+    /// All choices.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Exit, Self::Ring, Self::Auto];
+
+    /// Returns the name on the command line, also of the VMM.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Exit => "exit",
+            Self::Ring => "ring",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+impl FromStr for Pebs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(Self::ALL, Self::name, text, "there are")
+    }
+}
+
+/// The time that counts for the guest of this project's x86 VMM where a clock does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Freeze {
+    /// The guest's, and the host's for the guest.
+    #[default]
+    Vm,
+    /// The guest's alone.
+    Guest,
+}
+
+impl Freeze {
+    /// All choices.
+    pub const ALL: [Self; 2] = [Self::Vm, Self::Guest];
+
+    /// Returns the name on the command line, also of the VMM.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vm => "vm",
+            Self::Guest => "guest",
+        }
+    }
+}
+
+impl FromStr for Freeze {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(Self::ALL, Self::name, text, "there are")
+    }
+}
+
 /// Returns the choice of this name, or a complaint that ends with all names.
 fn by_name<T: Copy, const N: usize>(
     all: [T; N],

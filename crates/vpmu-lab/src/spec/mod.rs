@@ -22,7 +22,7 @@ use crate::Result;
 use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
-use design::{Design, Lbr, Model, Pmu, Policy};
+use design::{Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
 use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
@@ -278,8 +278,12 @@ pub struct OurVmm {
     pub model: Model,
     /// The version of Intel's PMU; `None`: the VMM's default.
     pub perfmon: Option<u8>,
+    /// The way in which the guest's PEBS records are made.
+    pub pebs: Pebs,
     /// The last branch records that the guest has.
     pub lbr: Lbr,
+    /// The time that counts where a clock does.
+    pub freeze: Freeze,
     /// The user's options.
     pub options: Vec<String>,
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::arch::Arch;
 use super::command::Command;
-use super::design::{Design, Lbr, Model, Pmu};
+use super::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
@@ -35,8 +35,12 @@ pub struct Request {
     pub model: Model,
     /// The version of Intel's PMU that these guests have.
     pub perfmon: Option<u8>,
+    /// The way in which these guests' PEBS records are made.
+    pub pebs: Pebs,
     /// The last branch records that these guests have.
     pub lbr: Lbr,
+    /// The time that counts for these guests where a clock does.
+    pub freeze: Freeze,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The profile that the monitor takes of its guest.
@@ -93,7 +97,9 @@ impl Request {
             vmm_args: Vec::new(),
             model: Model::default(),
             perfmon: None,
+            pebs: Pebs::Off,
             lbr: Lbr::Off,
+            freeze: Freeze::Vm,
             host_counters: 0,
             host_profile: None,
             second: None,
@@ -255,10 +261,15 @@ impl Request {
             paravirtual: design.pmu == Pmu::Paravirt,
             model: self.model,
             perfmon: self.perfmon.filter(|_| has_model(design.pmu)),
+            pebs: match design.pmu {
+                Pmu::Emulated => self.pebs,
+                _ => Pebs::Off,
+            },
             lbr: match design.pmu {
                 Pmu::Emulated => self.lbr,
                 _ => Lbr::Off,
             },
+            freeze: self.freeze,
             // With a VMM of the user's, they are that one's.
             options: match self.vmm {
                 None => self.vmm_args.clone(),

@@ -82,7 +82,7 @@ impl PerfHost {
     fn may_have_overflowed(&mut self, counter: Counter) -> bool {
         match &mut self.slots[counter] {
             Slot::Empty => false,
-            Slot::OneRing { .. } => self.is_time_up(counter),
+            Slot::Part { .. } => self.is_time_up(counter),
             Slot::Whole { period, .. } => {
                 period.pass(self.repeating);
                 true
@@ -90,13 +90,13 @@ impl PerfHost {
         }
     }
 
-    /// The clock of a counter of one ring has reached its period. Returns whether the counter overflows. If not, the
+    /// The clock of a counter of a part of its time has reached its period. Returns whether the counter overflows. If not, the
     /// clock gets another period.
     fn is_time_up(&mut self, counter: Counter) -> bool {
         self.divide_time();
         let total = self.events.read(counter);
         let last = self.ring_sampler.as_ref().and_then(RingSampler::last);
-        let Slot::OneRing { period, time } = &mut self.slots[counter] else {
+        let Slot::Part { period, time } = &mut self.slots[counter] else {
             return false;
         };
         match time.is_up(total, self.units, self.repeating, &self.guest_ring, last) {

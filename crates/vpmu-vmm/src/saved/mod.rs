@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Follow, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
+use vpmu_kvm::{Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -89,6 +89,10 @@ impl MachineState {
             policy: backing.policy,
             clock: backing.clock,
             approximate_instructions: backing.approximate_instructions,
+            freeze: match backing.freezes {
+                true => Freeze::Guest,
+                false => Freeze::Vm,
+            },
             // The guest does not see how its records are collected, and hosts differ in what they can.
             pebs: Pebs::Auto,
             // Nor does it see this, which is for whoever restores it to accept.
@@ -110,6 +114,8 @@ pub(super) struct Backed {
     pub(super) policy: Policy,
     pub(super) clock: bool,
     pub(super) approximate_instructions: bool,
+    /// Whether the guest's counters stand still while the host works.
+    pub(super) freezes: bool,
 }
 
 impl From<PmuOptions> for Backed {
@@ -118,6 +124,7 @@ impl From<PmuOptions> for Backed {
             policy: pmu.policy,
             clock: pmu.clock,
             approximate_instructions: pmu.approximate_instructions,
+            freezes: pmu.freeze == Freeze::Guest,
         }
     }
 }

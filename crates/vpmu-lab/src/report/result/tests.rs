@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 
 use super::*;
-use crate::spec::design::{Lbr, Model};
+use crate::spec::design::{Freeze, Lbr, Model, Pebs};
 use crate::spec::{OurVmm, Request, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
@@ -92,7 +92,9 @@ fn vmm_accounts() {
             policy: Policy::Paused,
             model: Model::Auto,
             perfmon: None,
+            pebs: Pebs::Off,
             lbr: Lbr::Off,
+            freeze: Freeze::Vm,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

@@ -3,7 +3,7 @@
 use super::{Request, has_model, usage};
 use crate::Result;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Lbr, Model, Pmu};
+use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
 use crate::spec::{OurVmm, TheirVmm, Vmm, Way, disturbance};
 
 /// The most memory that vpmu-vmm's memory map has, MiB.
@@ -28,6 +28,18 @@ impl Request {
         }
         if self.lbr != Lbr::Off && self.model == Model::Amd {
             return usage("AMD's PMU has last branch records with --model amd-v2");
+        }
+        if self.pebs != Pebs::Off && !(has_vmm && designs.iter().any(is_emulated)) {
+            return usage("--pebs is about --arch x86_64 --pmu emulated");
+        }
+        if self.pebs != Pebs::Off && matches!(self.model, Model::Amd | Model::AmdV2) {
+            return usage("PEBS is Intel's: leave --pebs out, or give --model intel");
+        }
+        let has_clock = |design: &Design| matches!(design.pmu, Pmu::Emulated | Pmu::Paravirt);
+        if self.freeze != Freeze::Vm && !(has_vmm && designs.iter().all(has_clock)) {
+            return usage(
+                "--freeze is about --arch x86_64 --pmu emulated and paravirt, and no other design",
+            );
         }
         if self.perfmon.is_some() {
             let has_model = |design: &Design| has_model(design.pmu);
