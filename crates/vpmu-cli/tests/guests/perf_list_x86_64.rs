@@ -19,7 +19,13 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall|unchecked MSR' > complaints;
 true"#;
 
 /// What software counts, or the guest's kernel by itself, without a PMU.
-const NOT_OF_THE_PMU: [&str; 1] = ["msr/"];
+const NOT_OF_THE_PMU: [&str; 5] = [
+    "msr/",
+    "-d:task-clock",
+    "-d:context-switches",
+    "-d:cpu-migrations",
+    "-d:page-faults",
+];
 
 struct Listed {
     /// Events with their count; `None`: perf says that the event is not supported.
