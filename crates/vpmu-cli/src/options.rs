@@ -152,7 +152,7 @@ pub(crate) enum Verb {
     Bench {
         /// Which one
         name: Option<String>,
-        /// Whose PMU the guests have (exits, lbr, sampling, paused): intel, amd or amd-v2
+        /// Whose PMU the guests have (exits, lbr, rings, sampling, paused): intel, amd or amd-v2
         ///
         /// The default is intel, which is what was published.
         #[arg(long, value_name = "NAME", value_parser = model)]

@@ -13,6 +13,7 @@ mod parts;
 mod paused;
 mod pebs;
 mod reprogram;
+mod rings;
 mod sampling;
 mod stories;
 mod switch;
@@ -66,6 +67,7 @@ pub const BENCHES: &[Bench] = &[
     paravirt::BENCH,
     pebs::BENCH,
     lbr::BENCH,
+    rings::BENCH,
 ];
 
 /// A bench's tools and options.
@@ -99,7 +101,7 @@ impl Bench {
     ) -> Result<Report> {
         if model.is_some() && !self.has_models {
             return Err(Error::Usage(
-                "--model is about the benches exits, lbr, sampling and paused".to_owned(),
+                "--model is about the benches exits, lbr, rings, sampling and paused".to_owned(),
             ));
         }
         let context = Context {
