@@ -4,6 +4,8 @@
 //! whether its events can count guests alone, when it reports overflows, and what it does with too few counters. So
 //! this program tries the promises on the machine itself: on bare metal, or in a guest whose PMU is this project's own.
 
+mod apart;
+
 use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,7 +31,7 @@ pub(crate) enum Outcome {
 
 pub(crate) type Check = (&'static str, fn(Backing) -> Result<Outcome, String>);
 
-pub(crate) const CHECKS: [Check; 13] = [
+pub(crate) const CHECKS: [Check; 15] = [
     ("counts while it runs, and only then", counts),
     ("an event made anew begins at zero", anew),
     ("an overflow is reported once, and not early", overflow),
@@ -43,6 +45,11 @@ pub(crate) const CHECKS: [Check; 13] = [
     ("a rare event has each of its reports", rare),
     ("a guest's event does not count this thread", guests_only),
     ("events that share a counter are known to", shared),
+    ("each privilege ring is counted by itself", apart::rings),
+    (
+        "a thread is counted by itself, wherever it runs",
+        apart::threads,
+    ),
 ];
 
 /// A period of cycles, or of nanoseconds: some hundred microseconds either way.

@@ -62,7 +62,10 @@ fn a_hosts_promises_on_a_hardware_pmu() {
 ./vpmu-reprogram --check --backing hardware || exit
 echo 2000 > /proc/sys/kernel/perf_event_max_sample_rate
 ./vpmu-reprogram --check --backing hardware";
-    let options = ["run", "--arch", "aarch64", "--pmu", "native", "--add"];
+    // Threads are moved between two processors.
+    let options = [
+        "run", "--arch", "aarch64", "--pmu", "native", "--vcpus", "2", "--add",
+    ];
     let output = vpmu
         .args(options)
         .arg(program)
@@ -71,8 +74,8 @@ echo 2000 > /proc/sys/kernel/perf_event_max_sample_rate
         .unwrap();
     let said = text(&output);
     assert!(output.status.success(), "{said}");
-    // Thirteen promises, twice, and none that could not be tried.
-    assert_eq!(said.matches("\nok ").count(), 26, "{said}");
+    // Fifteen promises, twice, and none that could not be tried.
+    assert_eq!(said.matches("\nok ").count(), 30, "{said}");
 }
 
 #[test]
