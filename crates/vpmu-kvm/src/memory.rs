@@ -156,6 +156,7 @@ mod rust_vmm {
         use super::*;
         use lazy_deadline::Slot;
         use vm_memory::GuestMemoryMmap;
+        use vm_memory::bitmap::AtomicBitmap;
         use vpmu::paravirt::Page;
 
         fn memory() -> GuestMemoryMmap {
@@ -190,6 +191,25 @@ mod rust_vmm {
             for at in [None, Some(8), Some(4096), Some(1 << 52)] {
                 assert!(with_page(&memory, at, |page| page.is_none()), "{at:x?}");
             }
+        }
+
+        #[test]
+        fn a_vmm_that_logs_dirty_pages_sees_our_stores() {
+            let ranges = [(GuestAddress(0), 3 * 4096)];
+            let memory = GuestMemoryMmap::<AtomicBitmap>::from_ranges(&ranges).unwrap();
+            let dirty = || {
+                let (region, _) = memory.to_region_addr(GuestAddress(0)).unwrap();
+                [0, 4096, 8192].map(|at| region.bitmap().dirty_at(at))
+            };
+            assert_eq!(dirty(), [false; 3]);
+            with_slot(&memory, Some(4096), |slot| {
+                slot.unwrap().armed.store(7, Ordering::Relaxed);
+            });
+            assert_eq!(dirty(), [false, true, false], "a slot");
+            with_page(&memory, Some(8192), |page| page.unwrap().store(0, 9));
+            assert_eq!(dirty(), [false, true, true], "a page");
+            assert!(GuestMemory::write(&memory, 8, &[1]));
+            assert_eq!(dirty(), [true; 3], "a record");
         }
 
         #[test]

@@ -36,8 +36,7 @@
 //!
 //! # What is not offered
 //!
-//! Branch records: their bits of MSR_PEBS_DATA_CFG are reserved. Addresses and latencies of loads: the group of memory
-//! accesses is there, and zero.
+//! Last branches, and addresses and latencies of loads: their groups are there, and zero.
 
 mod area;
 mod guest;
