@@ -68,6 +68,35 @@ fn every_design_agrees_with_the_machine() {
     }
 }
 
+/// Checks that the machine itself keeps what an EL2 relies on: traps of EL0, and counters of its own. Each test is the
+/// reproducer of a patch of `packaging/qemu`, and finds the fault in a QEMU without that patch.
+#[test]
+fn the_machine_keeps_el2_s_counters_apart() {
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    let is_mended = version.is_mended();
+    let words = if is_mended {
+        "test=el2. strict"
+    } else {
+        "test=el2."
+    };
+    for cpu in ["max", "cortex-a76"] {
+        let Some(console) = run("native", &["--cpu", cpu], words) else {
+            return;
+        };
+        assert!(
+            console.contains("4 passed, 0 failed, 0 skipped"),
+            "{cpu}, {version}:\n{console}"
+        );
+        // QEMU 10.0 has each of these faults.
+        assert_eq!(
+            console.contains("deviates"),
+            !is_mended,
+            "{cpu}:\n{console}"
+        );
+    }
+}
+
 /// Returns the console of the payload on a partitioned PMU, and the monitor's final report about that PMU.
 fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
     let folder = tempfile::tempdir().unwrap();

@@ -49,6 +49,16 @@ pub(crate) fn write_at_el0(register: Encoding, value: u64) -> Result<(), Fault> 
     at_el0(register.msr_x0(), value).map(drop)
 }
 
+/// Reads a register at EL2, where the program has begun there: see `entry.rs`. The register must exist.
+pub(crate) fn read_at_el2(register: Encoding) -> Result<u64, Fault> {
+    at_el2(register.mrs_x0(), 0)
+}
+
+/// Writes a register at EL2, like [`read_at_el2`].
+pub(crate) fn write_at_el2(register: Encoding, value: u64) -> Result<(), Fault> {
+    at_el2(register.msr_x0(), value).map(drop)
+}
+
 /// Executes one A32 instruction at EL0 with r0 = `value`, and returns r0.
 pub(crate) fn a32_at_el0(instruction: u32, value: u64) -> Result<u64, Fault> {
     let code = assemble([instruction, A32_SVC]);
@@ -58,9 +68,8 @@ pub(crate) fn a32_at_el0(instruction: u32, value: u64) -> Result<u64, Fault> {
 
 fn at_el1(instruction: u32, value: u64) -> Result<u64, Fault> {
     let code = assemble([instruction, RET]);
-    let cpu = percpu::this();
     let result;
-    cpu.expect_exception();
+    percpu::this().expect_exception();
     // SAFETY: the cell holds one register access and RET; an exception is
     // noted and skipped by the vectors.
     unsafe {
@@ -72,7 +81,30 @@ fn at_el1(instruction: u32, value: u64) -> Result<u64, Fault> {
             out("x30") _,
         );
     }
-    match cpu.exception() {
+    outcome(result)
+}
+
+fn at_el2(instruction: u32, value: u64) -> Result<u64, Fault> {
+    let code = assemble([instruction, RET]);
+    let result;
+    percpu::this().expect_exception();
+    // SAFETY: the cell holds one register access and RET, which the program's own vectors of EL2 call. Those of a
+    // monitor answer in x0 to x17 or refuse.
+    unsafe {
+        asm!(
+            "hvc #0",
+            inlateout("x0") value => result,
+            inlateout("x1") code => _,
+            out("x30") _,
+            clobber_abi("C"),
+        );
+    }
+    outcome(result)
+}
+
+/// Returns `result`, unless there was an exception since `expect_exception`.
+fn outcome(result: u64) -> Result<u64, Fault> {
+    match percpu::this().exception() {
         None => Ok(result),
         Some(syndrome) => Err(Fault { syndrome }),
     }

@@ -138,7 +138,9 @@ registers! {
     ID_AA64DFR0_EL1 = 0 0 5 0;
     ID_AA64DFR1_EL1 = 0 0 5 1;
     ID_AA64MMFR0_EL1 = 0 0 7 0;
+    CURRENT_EL = 0 4 2 2;
     TPIDR_EL1 = 0 13 0 4;
+    MDCR_EL2 = 4 1 1 1;
 }
 
 /// Returns PMEVCNTR`n`_EL0, n < 31 (31 is the encoding after the last one).

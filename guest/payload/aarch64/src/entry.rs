@@ -125,6 +125,10 @@ leave_el2:
 el2_vectors:
     .org    el2_vectors + 0x400 // synchronous, from EL1 or EL0
     msr     tpidr_el2, x0
+    mrs     x0, esr_el2
+    lsr     x0, x0, #26
+    cmp     x0, #0x16           // HVC: `cell` has code at x1 for EL2, with x0
+    b.eq    8f
     mov     x0, #(1 << 25)      // EC 0, IL
     msr     esr_el1, x0
     mrs     x0, elr_el2
@@ -140,6 +144,10 @@ el2_vectors:
     mov     x0, #0x3c5
     msr     spsr_el2, x0
     mrs     x0, tpidr_el2
+    eret
+8:  mrs     x0, tpidr_el2
+    blr     x1
+    isb
     eret
     "#,
     relative = const RELATIVE,

@@ -30,8 +30,8 @@
 //! See [`BootArgs`](vpmu_payload_harness::BootArgs). The usual run excludes these: `test=fuzzregs`
 //! reads and writes every system register encoding, `test=stray addr=A` writes to A, which a
 //! monitor below must stop, `test=attack.its` and `test=attack.lpi` (with `addr=A`) make the
-//! interrupt controller write to A, `test=storm` and `test=switch.` run beside another guest, and `test=hang` prints a line and then never does anything
-//! again.
+//! interrupt controller write to A, `test=storm` and `test=switch.` run beside another guest, `test=el2.` needs EL2 for
+//! the program's own, and `test=hang` prints a line and then never does anything again.
 
 #![cfg_attr(target_os = "none", no_std)]
 #![cfg_attr(

@@ -72,10 +72,14 @@ pub(crate) fn rdmsr_rcx(rcx: u64) -> Result<u64, Fault> {
 
 /// Executes WRMSR of a PMU's MSR.
 pub(crate) fn wrmsr(address: u32, value: u64) -> Result<(), Fault> {
+    // The code sets all of RCX, because the upper half of "ecx" is the compiler's, and QEMU
+    // looks at it: see `access.upper_half_of_rcx`.
+    wrmsr_rcx(address.into(), value)
+}
+
+/// Executes WRMSR with all of RCX, whose upper half the processor must ignore.
+pub(crate) fn wrmsr_rcx(rcx: u64, value: u64) -> Result<(), Fault> {
     caught(|| {
-        // The code sets all of RCX, because the upper half of "ecx" is the compiler's, and QEMU
-        // looks at it: see `access.upper_half_of_rcx`.
-        let rcx = u64::from(address);
         // SAFETY: callers write MSRs of the PMU or the APIC, which change no memory; #GP is noted
         // and skipped.
         unsafe {

@@ -20,6 +20,7 @@ mod aarch32;
 mod access;
 mod attack;
 mod counting;
+mod el2;
 mod filter;
 mod firmware;
 mod frame;
@@ -90,6 +91,7 @@ pub(crate) fn run(mut machine: Machine<'static>) {
     MACHINE.store(&raw mut machine, Relaxed);
     let arguments = BootArgs::parse(machine.bootargs);
     match arguments.test {
+        Some(name) if name.starts_with("el2.") => run_lists(&[el2::TESTS], 0),
         Some("fuzzregs") => run_lists(&[fuzz::TESTS], 0),
         Some("attack.its") => run_lists(&[attack::ITS], 0),
         Some("attack.lpi") => run_lists(&[attack::LPI], 0),

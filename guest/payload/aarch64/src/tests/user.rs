@@ -15,7 +15,7 @@ pub(super) const TESTS: &[Test] = &[
     ("user.writes_arrive", writes_arrive),
 ];
 
-const EN: u64 = 1;
+pub(super) const EN: u64 = 1;
 const SW: u64 = 2;
 const CR: u64 = 4;
 const ER: u64 = 8;
@@ -23,7 +23,7 @@ const ER: u64 = 8;
 const ALWAYS: u64 = !0;
 
 /// The condition under which EL0 has access.
-enum Rule {
+pub(super) enum Rule {
     /// Any of these bits of PMUSERENR.
     EnabledBy(u64),
     /// Never: the access is UNDEFINED.
@@ -33,7 +33,7 @@ use Access::{Read, Write};
 use Rule::{EnabledBy, Undefined};
 
 /// Arm ARM DDI 0487, "Accessing" of each register's page, EL0.
-const RULES: &[(Encoding, Access, Rule)] = &[
+pub(super) const RULES: &[(Encoding, Access, Rule)] = &[
     (PMCR_EL0, Read, EnabledBy(EN)),
     (PMCR_EL0, Write, EnabledBy(EN)),
     (PMCNTENSET_EL0, Read, EnabledBy(EN)),

@@ -1,7 +1,7 @@
 //! Tests of which MSRs exist, beside those of the table.
 
 use super::{Context, Test};
-use crate::instructions::{Fault, rdmsr, rdmsr_rcx, wrmsr};
+use crate::instructions::{Fault, rdmsr, rdmsr_rcx, wrmsr, wrmsr_rcx};
 use crate::msr::*;
 use vpmu_payload_harness::{Deviation, Failure, Pass, Text, Verdict, check_or};
 
@@ -48,22 +48,21 @@ fn neighbours(cx: &Context) -> Verdict {
 
 /// QEMU 10.0's SVM looks up the intercept of an MSR with all of RCX, and finds
 /// none. The access is then that of the hypervisor's own processor.
-const RCX: Deviation =
-    Deviation("QEMU: RDMSR with bits in RCX's upper half is not intercepted by a hypervisor");
+const RCX: Deviation = Deviation(
+    "QEMU: accesses to MSRs with bits in RCX's upper half are not intercepted by a hypervisor",
+);
 
-/// Checks that the address is ECX (SDM vol. 2B, RDMSR).
+/// Checks that the address is ECX (SDM vol. 2B, RDMSR and WRMSR).
 fn upper_half_of_rcx(_: &Context) -> Verdict {
-    let value = 0x1_2345;
-    wrmsr(PERFEVTSEL, value)?;
+    let (value, other) = (0x1_2345, 0x1_2346);
     let mut pass = Pass::Ok;
     for n in [1, 2, 1 << 31] {
-        let got = rdmsr_rcx(n << 32 | u64::from(PERFEVTSEL))?;
-        pass = pass.and(check_or(
-            format_args!("bits {n:#x} above ECX"),
-            got,
-            value,
-            (0, RCX),
-        )?);
+        let rcx = n << 32 | u64::from(PERFEVTSEL);
+        let what = format_args!("bits {n:#x} above ECX");
+        wrmsr(PERFEVTSEL, value)?;
+        pass = pass.and(check_or(what, rdmsr_rcx(rcx)?, value, (0, RCX))?);
+        wrmsr_rcx(rcx, other)?;
+        pass = pass.and(check_or(what, rdmsr(PERFEVTSEL)?, other, (value, RCX))?);
     }
     Ok(pass)
 }
