@@ -313,6 +313,41 @@ fn a_guest_that_has_seen_nothing_may_go_anywhere() {
         .expect("it has seen nothing");
     assert_eq!(untouched.plan().hpmn(), 6);
 
+    let small = PartitionConfig {
+        implemented: 3,
+        host_counters: 0,
+        ..config()
+    };
+    untouched
+        .migrate(plan(&small))
+        .expect("it has seen nothing");
+    let state = untouched.save(&mut machine(&small));
+    assert_eq!(state.pmcr >> 11 & 0x1f, 3);
+
+    // What the host takes before the guest's first access it may give back after it.
+    let mut vm = Vm::new(&config());
+    let fewer = PartitionConfig {
+        host_counters: 3,
+        ..config()
+    };
+    vm.machine = machine(&fewer);
+    vm.pmu.migrate(plan(&fewer)).expect("it has seen nothing");
+    vm.machine.traps = vm.pmu.trap_registers();
+    assert_eq!(vm.read(Register::Pmcr) >> 11 & 0x1f, 4);
+    vm.write(Register::PmcntenSet, 8);
+    vm.write(Register::Pmcr, E);
+    let last = vpmu::counter::Counter::new(3).unwrap();
+    let state = |vm: &mut Vm| vm.pmu.counter_state(last, &mut vm.machine);
+    assert_eq!(state(&mut vm), Some(CounterState::Lost(Lost::Busy)));
+    vm.put();
+    vm.machine = machine(&config());
+    vm.pmu
+        .migrate(plan(&config()))
+        .expect("no more than it saw");
+    vm.machine.traps = vm.pmu.trap_registers();
+    vm.load();
+    assert_eq!(state(&mut vm), Some(CounterState::Counting));
+
     // A guest that has read PMCR_EL0.N has seen the PMU, though no register changed.
     let mut vm = Vm::new(&config());
     vm.read(Register::Pmcr);
@@ -396,11 +431,18 @@ fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
     assert_eq!(state(&mut vm, 3), Some(CounterState::Counting));
 }
 
+/// Checks a vCPU that goes to a CPU with fewer counters and back. What follows it counts on, and what does not is lost for
+/// a reason, stands still, and counts on afterwards.
 #[test]
 fn what_a_smaller_cpu_lacks_is_lost_with_that_reason() {
     let mut vm = Vm::new(&config());
-    vm.write(Register::PmcntenSet, 0b1000);
+    for n in 0..4 {
+        vm.write(Register::Pmevtyper(n), 0x08);
+        vm.write(Register::Pmevcntr(n), 100 * u64::from(n));
+    }
+    vm.write(Register::PmcntenSet, 0b1111);
     vm.write(Register::Pmcr, E);
+    vm.machine.happen(8, Place::El1, 5);
     vm.put();
     let small = PartitionConfig {
         implemented: 3,
@@ -411,10 +453,23 @@ fn what_a_smaller_cpu_lacks_is_lost_with_that_reason() {
     vm.pmu.migrate(plan(&small)).expect("fewer counters");
     vm.load();
     vm.machine.traps = vm.pmu.trap_registers();
+    vm.machine.happen(8, Place::El1, 7);
     assert_eq!(vm.read(Register::Pmcr) >> 11 & 0x1f, 4);
-    assert_eq!(vm.read(Register::PmcntenSet), 0b1000);
-    let lost = vm
-        .pmu
-        .counter_state(vpmu::counter::Counter::new(3).unwrap(), &mut vm.machine);
-    assert_eq!(lost, Some(CounterState::Lost(Lost::Unsupported)));
+    assert_eq!(vm.read(Register::PmcntenSet), 0b1111);
+    let last = vpmu::counter::Counter::new(3).unwrap();
+    let state = |vm: &mut Vm| vm.pmu.counter_state(last, &mut vm.machine);
+    assert_eq!(state(&mut vm), Some(CounterState::Lost(Lost::Unsupported)));
+    // The CPU has no such register, which comes before any trap.
+    let absent = vm.access(Register::Pmevcntr(3), None, ExceptionLevel::El1);
+    assert_eq!(absent, Outcome::Undefined);
+    vm.put();
+
+    vm.machine = machine(&config());
+    vm.pmu.migrate(plan(&config())).expect("as many as it saw");
+    vm.load();
+    vm.machine.traps = vm.pmu.trap_registers();
+    assert_eq!(state(&mut vm), Some(CounterState::Counting));
+    vm.machine.happen(8, Place::El1, 1);
+    let values = [0, 1, 2, 3].map(|n| vm.read(Register::Pmevcntr(n)));
+    assert_eq!(values, [13, 113, 213, 306]);
 }

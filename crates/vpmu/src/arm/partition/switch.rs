@@ -77,6 +77,11 @@ impl PartitionedPmu {
     /// not count, and are [`Lost`](crate::counter::CounterState::Lost) where the guest has them count; every access traps
     /// until a plan gives them back. So the host may take a counter from the top while guests run: `put`, this, `load`.
     ///
+    /// A guest that has seen nothing may get more, and loses what this CPU lacks, but not what the host keeps of it.
+    ///
+    /// The registers of a counter that the CPU lacks are UNDEFINED below EL2 before they could trap: a guest that has seen
+    /// such a counter, and may access it, must not run there.
+    ///
     /// # Errors
     ///
     /// [`MigrateError`], when the guest would notice; the PMU is unchanged. A guest that has not
@@ -85,7 +90,12 @@ impl PartitionedPmu {
         match self.residence {
             Residence::Loaded => return Err(MigrateError::Loaded),
             Residence::Free => {
+                // The next plan may give back what the host takes here, and a guest that meanwhile saw fewer could not have
+                // it. What the CPU lacks no plan can give.
+                let counters = self.state.counters().min(plan.implemented());
+                let counters = counters.max(plan.hpmn());
                 *self = Self::new(plan);
+                self.state = PmuState::reset(plan.version(), counters);
                 return Ok(());
             }
             Residence::Lazy | Residence::Saved => {}
