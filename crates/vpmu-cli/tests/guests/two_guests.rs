@@ -113,6 +113,24 @@ fn a_pmu_that_nobody_uses_costs_a_switch_nothing() {
     assert_eq!(states.keys().collect::<Vec<_>>(), ["free-free"]);
 }
 
+/// Checks that the host borrows its counter from whichever guest is in the CPU, and that neither notices more than that.
+#[test]
+fn a_counter_is_borrowed_from_both() {
+    let _turn = turn(1);
+    for design in ["partitioned", "emulated"] {
+        let profile = ["--host-profile", "1000", "--borrow"];
+        let options = [&["--pmu", design][..], SLICE, &profile].concat();
+        let (first, second) = ("test=switch.borrow", "test=switch.all ms=100");
+        let Some((consoles, monitor)) = two(&options, first, second) else {
+            return;
+        };
+        assert!(consoles[0].contains("ok switch.borrow"), "{}", consoles[0]);
+        assert!(consoles[1].contains("ok switch.all"), "{}", consoles[1]);
+        // Each had it counting.
+        assert_eq!(monitor["counters_lost"], 2, "{design}: {monitor}");
+    }
+}
+
 /// Checks that each guest's counters count that guest alone, to the instruction.
 #[test]
 fn linux_counts_what_it_counts_alone() {

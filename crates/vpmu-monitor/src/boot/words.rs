@@ -198,6 +198,12 @@ impl Settings {
         Ok(settings)
     }
 
+    /// How many counters the host has on each CPU, while the profile's are `borrowed` or while they are not.
+    pub fn kept_counters(&self, borrowed: bool) -> u8 {
+        let more = self.profile.filter(|_| borrowed);
+        self.host_counters + more.map_or(0, |profile| profile.events().len() as u8)
+    }
+
     /// Refuses what two guests on one CPU cannot have.
     ///
     /// # Errors
@@ -296,6 +302,7 @@ mod tests {
         assert_eq!((profile.rate, profile.events()), (4000, &[0x11, 8][..]));
         let borrowed = Settings::parse("vpmu.borrow vpmu.host_profile=1000").unwrap();
         assert!(borrowed.borrow && borrowed.profile.is_some());
+        assert_eq!([false, true].map(|it| borrowed.kept_counters(it)), [0, 1]);
         let line = "vpmu.host_counters=1 vpmu.host_profile=1000";
         let profile = Settings::parse(line).unwrap().profile.unwrap();
         assert_eq!((profile.rate, profile.events()), (1000, &[0x11][..]));

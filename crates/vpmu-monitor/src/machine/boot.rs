@@ -245,6 +245,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         second::install(second, number, monitor);
     }
     el2::init_cpu(number, monitor, true)?;
+    gic::enable_group1(monitor);
     second::begin(monitor);
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
@@ -312,14 +313,18 @@ fn owned(
     };
     let alarm = alarm.map_or(0, |intid| 1 << (intid & 31));
     let mut owned = vec![maintenance | alarm; redistributors.len()];
-    if settings.design != Design::Emulated {
+    let computed = settings.design == Design::Emulated;
+    // The host's samples come whether or not the guest wants its PMU's interrupts. Two guests hand that interrupt over at a
+    // switch, as the first guest has left it.
+    let sampled = settings.profile.is_some() && alarm == 0;
+    if !computed && !sampled {
         return Ok(owned);
     }
     for (&n, pmi) in numbers.iter().zip(&machine.pmu_intids) {
         match *pmi {
             Some(pmi @ 0..32) => owned[n] |= 1 << pmi,
-            Some(pmi) => return Err(BootError::PmiIsNoPpi(pmi)),
-            None => {}
+            Some(pmi) if computed => return Err(BootError::PmiIsNoPpi(pmi)),
+            Some(_) | None => {}
         }
     }
     Ok(owned)

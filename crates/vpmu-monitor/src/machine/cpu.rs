@@ -98,6 +98,11 @@ impl Monitor {
         }
     }
 
+    /// Whether GICD_CTLR.EnableGrp1 stays set: the monitor counts on interrupts of its own, which end a turn or take a sample.
+    pub(crate) fn keeps_group1(&self) -> bool {
+        self.shared.is_some() || self.settings.profile.is_some()
+    }
+
     /// The redistributor of CPU `number`, and the guest's view of it.
     pub(crate) fn redistributor(&self, number: usize) -> &(Redistributor, View) {
         &self.redistributors[self.redistributor_of[number]]
@@ -141,6 +146,8 @@ pub(crate) struct Cpu {
     pub(crate) block: Mutex<StartBlock>,
     /// Used by this CPU only, so never contended.
     pub(crate) local: Mutex<Local>,
+    /// The interrupt of the guest's PMU is active, and the guest does not have it yet.
+    pub(crate) pmi_waits: AtomicBool,
     /// Where its stack begins.
     stack_top: u64,
 }
@@ -191,6 +198,7 @@ impl Cpu {
         Self {
             statistics: CpuStatistics::new(),
             on: AtomicBool::new(false),
+            pmi_waits: AtomicBool::new(false),
             start: Mutex::new((0, 0)),
             block: Mutex::new(StartBlock::default()),
             stack_top,

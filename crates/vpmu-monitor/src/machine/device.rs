@@ -109,7 +109,10 @@ fn interrupt_controller(
     } else if monitor.machine.distributor.contains(&address) {
         let offset = address - monitor.machine.distributor.start;
         if write {
-            let kept = monitor.shared.map_or(0, |_| distributor::CTLR_GROUP1);
+            let kept = match monitor.keeps_group1() {
+                true => distributor::CTLR_GROUP1,
+                false => 0,
+            };
             let value = distributor::write(offset, bytes, frame.register(rt), kept);
             Err(match monitor.kept_spi {
                 Some(spi) => value.and_then(|value| spi.write(offset, bytes, value, machine)),

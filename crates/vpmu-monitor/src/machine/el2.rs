@@ -2,7 +2,10 @@
 //!
 //! UNSAFETY: writes EL2's control registers.
 
-use core::{fmt, mem, ptr};
+use core::{
+    fmt, mem, ptr,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+};
 
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
@@ -65,6 +68,7 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
         pmu.load(None, &mut PhysicalPmu);
     }
     apply_traps(&mut local, true);
+    follow_borrowing(&mut local, monitor);
 
     monitor.translation.enable_stage_2();
     own_interrupts(number, monitor);
@@ -101,33 +105,36 @@ fn start_profile(local: &mut Local, monitor: &Monitor) -> Result<(), PmuError> {
     Ok(())
 }
 
-/// Takes the profile's counters from the guest, or gives them back, on this CPU; where they are to be borrowed.
+/// The host has the counters that it borrows: from the doorbell's mark of the beginning to that of the end.
+static BORROWED: AtomicBool = AtomicBool::new(false);
+
+/// Takes the profile's counters from the guest on every CPU, or gives them back; where they are to be borrowed. The other
+/// CPUs leave the guest for that.
 pub(crate) fn borrow(local: &mut Local, monitor: &Monitor, take: bool) {
-    let kept = monitor.settings.host_counters;
-    let (Some(settings), Some(pmu), Some(profile)) = (
-        &monitor.settings.profile,
-        &mut local.pmu,
-        &mut local.profile,
-    ) else {
+    if monitor.settings.borrow && BORROWED.swap(take, SeqCst) != take {
+        follow_borrowing(local, monitor);
+        gic::call_others(monitor);
+    }
+}
+
+/// Does on this CPU what [`borrow`] has said, unless it is done. Each CPU calls it when it starts, too.
+pub(crate) fn follow_borrowing(local: &mut Local, monitor: &Monitor) {
+    let take = BORROWED.load(SeqCst);
+    let (Some(pmu), Some(profile)) = (&mut local.pmu, &mut local.profile) else {
         return;
     };
-    // A guest that rings twice finds it done.
-    if !monitor.settings.borrow || local.borrowed == take {
+    if local.borrowed == take {
+        return;
+    }
+    if !take {
+        profile.stop(&mut PhysicalPmu);
+    }
+    let counters = monitor.settings.kept_counters(take);
+    if pmu.keep(counters, &mut PhysicalPmu).is_err() {
         return;
     }
     if take {
-        if pmu
-            .keep(kept + settings.events().len() as u8, &mut PhysicalPmu)
-            .is_err()
-        {
-            return;
-        }
         profile.start(now(), &mut PhysicalPmu);
-    } else {
-        profile.stop(&mut PhysicalPmu);
-        if pmu.keep(kept, &mut PhysicalPmu).is_err() {
-            return;
-        }
     }
     local.borrowed = take;
     apply_traps(local, true);

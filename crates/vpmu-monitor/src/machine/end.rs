@@ -48,7 +48,10 @@ pub(crate) fn print_statistics() {
     let mut counts_instructions = false;
     if let Some(pmu) = &local.pmu {
         counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
-        console::print(format_args!(",{}", pmu.describe()));
+        let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.try_lock());
+        let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost()));
+        let lost = pmu.lost() + others.sum::<u64>() + second::counters_lost();
+        console::print(format_args!(",{},\"counters_lost\":{lost}", pmu.describe()));
     }
     let json = |figures: &_| {
         console::print(format_args!(

@@ -18,7 +18,7 @@ use super::{
     el2::{apply_traps, write_hcr},
     end::{power_off, print_statistics},
     frame::Frame,
-    gic::PhysicalInterface,
+    gic::{self, PhysicalInterface},
     pmu_registers::PhysicalPmu,
     second, start,
 };
@@ -35,7 +35,7 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
             Some(number) => start::start_cpu(number, monitor, entry, context),
             None => psci::INVALID_PARAMETERS,
         },
-        Call::CpuOff => cpu_off(),
+        Call::CpuOff => cpu_off(monitor),
         Call::CpuSuspend(state) => {
             if may_suspend(state, monitor) {
                 suspend(monitor);
@@ -79,12 +79,18 @@ pub(super) fn forward(frame: &mut Frame) {
 }
 
 /// Stops this CPU. Returns only when the firmware refuses, with its answer.
-fn cpu_off() -> u64 {
+fn cpu_off(monitor: &Monitor) -> u64 {
     let cpu = Cpu::this();
     let mut local = cpu.local.lock();
     local.interrupts.give_all_back(&mut PhysicalInterface);
     if let Some(pmu) = &mut local.pmu {
         pmu.put(&mut PhysicalPmu);
+    }
+    // The line is low by now.
+    if let Some(intid) = monitor.pmu_intid(Cpu::number())
+        && cpu.pmi_waits.swap(false, Relaxed)
+    {
+        gic::deactivate(intid);
     }
     drop(local);
     cpu.on.store(false, Relaxed);

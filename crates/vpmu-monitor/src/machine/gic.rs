@@ -2,17 +2,24 @@
 //!
 //! UNSAFETY: writes system registers, distributor and redistributor registers.
 
-use core::ops::RangeInclusive;
+use core::{
+    ops::RangeInclusive,
+    sync::atomic::Ordering::{Relaxed, SeqCst},
+};
 
 use vpmu_monitor::{
     boot::words::Interrupts,
     regs::{IccCtlrEl1, IchHcrEl2, IdAa64pfr0El1},
-    world::vgic::{CpuInterface, Interrupt, Limit, Place, Source},
+    world::{
+        distributor,
+        redistributor::ISPENDR0,
+        vgic::{CpuInterface, Interrupt, Limit, Place, Source},
+    },
 };
 
 use super::{
-    cpu::{Cpu, Monitor},
-    mmio::write_device,
+    cpu::{Cpu, Monitor, cpus},
+    mmio::{read_device, write_device},
     sysreg::{isb, read_sysreg, write_sysreg},
 };
 
@@ -139,6 +146,31 @@ pub(crate) fn send_sgi(op2: u8, value: u64) {
     isb();
 }
 
+/// Has the distributor send interrupts of group 1, whether or not the guest ever says so, where the monitor needs its own.
+pub(crate) fn enable_group1(monitor: &Monitor) {
+    if !monitor.keeps_group1() {
+        return;
+    }
+    let distributor = monitor.machine.distributor.start;
+    let control = read_device(distributor, 4);
+    if let Some(control) = distributor::write(0, 4, control, distributor::CTLR_GROUP1) {
+        write_device(distributor, 4, control);
+    }
+}
+
+/// Has every other CPU that is on leave its guest: the maintenance interrupt, which is the monitor's, becomes pending there.
+pub(crate) fn call_others(monitor: &Monitor) {
+    // SAFETY: a barrier: what has been written before is seen by whoever takes the interrupt.
+    unsafe { core::arch::asm!("dsb ishst", options(nostack)) }
+    let this = Cpu::number();
+    let others = cpus().iter().enumerate().filter(|&(n, _)| n != this);
+    for (number, _) in others.filter(|(_, cpu)| cpu.on.load(SeqCst)) {
+        let frame = monitor.redistributor(number).0.sgi_frame();
+        let bit = 1 << (monitor.machine.maintenance_intid & 31);
+        write_device(frame + ISPENDR0, 4, bit);
+    }
+}
+
 /// The interrupt interface of the CPU this runs on.
 pub(crate) struct PhysicalInterface;
 
@@ -214,6 +246,12 @@ impl CpuInterface for PhysicalInterface {
         let Interrupt { intid, source, .. } = interrupt;
         // A computed line is shown again later.
         if source == Source::Line {
+            return;
+        }
+        let cpu = Cpu::this();
+        if source == Source::Hardware && monitor.redistributor(Cpu::number()).1.owns(intid) {
+            // It stays active. Pending, as urgent as the monitor's, it would pass every mask.
+            cpu.pmi_waits.store(true, Relaxed);
             return;
         }
         let place = Place::of(intid);

@@ -2,6 +2,8 @@
 //!
 //! UNSAFETY: called from assembly.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use vpmu_monitor::world::{
     guest_pmu::{GuestPmu, Pmi},
     statistics::Kind,
@@ -10,6 +12,7 @@ use vpmu_monitor::world::{
 
 use super::{
     cpu::{self, Cpu, Local, Monitor},
+    el2::follow_borrowing,
     end::power_off,
     frame::Frame,
     gic::{self, PhysicalInterface},
@@ -34,6 +37,9 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         power_off()
     };
     let mut local = cpu.local.lock();
+    if cpu.pmi_waits.load(Relaxed) {
+        pass_pmi_on(&mut local, cpu, monitor);
+    }
     let mut kind = Kind::Other;
     while let Some(irq) = gic::acknowledge(group1) {
         kind = serve(&irq, group1, frame, monitor, cpu, &mut local);
@@ -59,6 +65,7 @@ pub(super) fn serve(
     };
     if intid == monitor.machine.maintenance_intid {
         irq.finish();
+        follow_borrowing(local, monitor);
         local.interrupts.refill(&mut PhysicalInterface);
         show_line(local, cpu, monitor);
         return Kind::IrqMaintenance;
@@ -74,8 +81,12 @@ pub(super) fn serve(
         match pmi {
             Pmi::Physical => {
                 irq.drop_priority();
-                local.interrupts.inject(interrupt, &mut PhysicalInterface);
-                cpu.statistics.pmi();
+                if local.profile.is_some() && !is_let_through(&mut interrupt, monitor) {
+                    cpu.pmi_waits.store(true, Relaxed);
+                } else {
+                    local.interrupts.inject(interrupt, &mut PhysicalInterface);
+                    cpu.statistics.pmi();
+                }
             }
             Pmi::None => irq.finish(),
             Pmi::Line => {
@@ -107,8 +118,53 @@ pub(super) fn serve(
     kind
 }
 
-/// Shows the guest the emulated PMU's line.
+/// Whether the guest lets the interrupt of its PMU through, which gets the priority that the guest has given it: where the
+/// host samples by it, both are in the guest's view.
+#[cold]
+fn is_let_through(interrupt: &mut Interrupt, monitor: &Monitor) -> bool {
+    let (_, view) = monitor.redistributor(Cpu::number());
+    if !view.owns(interrupt.intid) {
+        return true;
+    }
+    interrupt.priority = view.priority(interrupt.intid);
+    view.enabled(interrupt.intid)
+}
+
+/// Passes the interrupt of the guest's PMU on, which waits for that: for a list register, or for the guest to enable it.
+/// Where its cause has gone meanwhile, it ends here. Apart from its callers, because a guest whose PMU is not sampled never
+/// needs it.
+///
+/// Not called in the exit that took the interrupt: a machine that lowers the line late would raise it at once, for ever.
+#[cold]
+fn pass_pmi_on(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
+    let (Some(pmu), Some(intid)) = (&local.pmu, monitor.pmu_intid(Cpu::number())) else {
+        return;
+    };
+    let (_, view) = monitor.redistributor(Cpu::number());
+    let asserted = pmu.wakes(&mut PhysicalPmu);
+    if asserted && !view.enabled(intid) {
+        return;
+    }
+    cpu.pmi_waits.store(false, Relaxed);
+    if !asserted {
+        return gic::deactivate(intid);
+    }
+    let interrupt = Interrupt {
+        intid,
+        priority: view.priority(intid),
+        group1: true,
+        source: Source::Hardware,
+    };
+    if local.interrupts.inject(interrupt, &mut PhysicalInterface) {
+        cpu.statistics.pmi();
+    }
+}
+
+/// Shows the guest its PMU's interrupt as it is now: the emulated PMU's line, or what waits to be passed on.
 pub(super) fn show_line(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
+    if cpu.pmi_waits.load(Relaxed) {
+        pass_pmi_on(local, cpu, monitor);
+    }
     let (Some(line), Some(intid)) = (
         local.pmu.as_ref().and_then(GuestPmu::line),
         monitor.pmu_intid(Cpu::number()),

@@ -2,7 +2,7 @@
 //!
 //! UNSAFETY: hands a block of memory to a CPU whose MMU is off, and sets where the guest begins.
 
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use smccc::{Call as _, Smc, psci::PSCI_CPU_ON_64};
 use vpmu_monitor::{regs::SPSR_EL1H_MASKED, world::psci};
@@ -49,7 +49,8 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
 pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u64) -> u64 {
     let cpu = &cpus()[number];
-    if cpu.on.swap(true, Relaxed) {
+    // Sequentially consistent: who looks for CPUs to call finds this one, or it finds what they would be told.
+    if cpu.on.swap(true, SeqCst) {
         return psci::ALREADY_ON;
     }
     *cpu.start.lock() = (entry, context);

@@ -2,7 +2,7 @@
 //!
 //! Two things in them must not be the guest's. In the SGI frame are the enable bits and priorities of
 //! the PPIs, and some PPIs belong to the monitor: its maintenance interrupt always, the PMU's when the
-//! PMU is emulated. Linux disables every PPI when it starts, so the guest has a view of its own of those.
+//! PMU is emulated or the host samples by it. Linux disables every PPI when it starts, so the guest has a view of its own of those.
 //! In the control frame are the addresses of the LPI tables, which the redistributor writes by physical
 //! address and so past stage 2. LPIs are therefore not offered: the frame says that there are none.
 //!
@@ -141,6 +141,11 @@ impl View {
     /// The monitor's INTIDs, bit n = INTID n.
     pub const fn owned(&self) -> u32 {
         self.owned
+    }
+
+    /// Whether `intid` is the monitor's.
+    pub const fn owns(&self, intid: u32) -> bool {
+        intid < 32 && self.owned >> intid & 1 != 0
     }
 
     /// Whether the guest has enabled the owned interrupt `intid`.

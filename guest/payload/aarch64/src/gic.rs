@@ -275,6 +275,13 @@ pub(crate) fn timer_fired() -> bool {
     read_icc!("cntv_ctl_el0") & 4 != 0
 }
 
+/// Halts until the timer has fired. An interrupt of a monitor's below may end WFI, too.
+pub(crate) fn wait_for_timer() {
+    while !timer_fired() {
+        loops::wait_for_interrupt();
+    }
+}
+
 /// Handles an interrupt. The vectors call this function.
 pub(crate) extern "C" fn handle_interrupt() {
     let cpu = percpu::this();

@@ -17,7 +17,6 @@ use spin::{Mutex, Once};
 use vpmu_monitor::{
     regs::HcrEl2,
     world::{
-        distributor,
         exit::Exit,
         guest_pmu::GuestPmu,
         offer,
@@ -39,7 +38,6 @@ use super::{
     frame::Frame,
     gic::{self, PhysicalInterface},
     irq,
-    mmio::{read_device, write_device},
     pmu_registers::PhysicalPmu,
     sysreg::{isb, now, read_sysreg, write_sysreg},
     trap::guest_synchronous,
@@ -123,14 +121,8 @@ pub(crate) fn begin(monitor: &Monitor) {
         write_sysreg!("mdscr_el1", 0_u64);
     }
     isb();
-    // A guest that never touches the interrupt controller gives the CPU away, too.
-    let distributor = monitor.machine.distributor.start;
-    let control = read_device(distributor, 4);
-    if let Some(control) = distributor::write(0, 4, control, distributor::CTLR_GROUP1) {
-        write_device(distributor, 4, control);
-    }
     if let Some(spi) = pair.serial {
-        private::own_shared(distributor, spi, pair.affinity);
+        private::own_shared(monitor.machine.distributor.start, spi, pair.affinity);
     }
     pair.scheduler.begin(now());
     if let Decision::GoOn(alarm) = pair.scheduler.decide(now()) {
@@ -146,6 +138,12 @@ pub(crate) fn switches() -> Switches {
     let mut switches = pair.lock().switches;
     switches.second_traps = STATISTICS.pmu_traps();
     switches
+}
+
+/// How often a counter that counted was taken from the guest that is not in the shared CPU.
+pub(crate) fn counters_lost() -> u64 {
+    let Some(pair) = PAIR.get() else { return 0 };
+    pair.lock().other_pmu.as_ref().map_or(0, GuestPmu::lost)
 }
 
 /// The figures of the second guest.
@@ -273,7 +271,7 @@ fn schedule(frame: &mut Frame, pair: &Mutex<Pair>, cpu: &Cpu, monitor: &Monitor)
                 set_alarm(alarm);
                 break;
             }
-            Decision::Switch => pair.switch(frame, &mut cpu.local.lock()),
+            Decision::Switch => pair.switch(frame, &mut cpu.local.lock(), monitor),
             Decision::Wait(alarm) => {
                 set_alarm(alarm);
                 pair.admit();

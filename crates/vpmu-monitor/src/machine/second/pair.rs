@@ -20,7 +20,7 @@ use vpmu_monitor::{
 use super::{
     super::{
         cpu::{self, Cpu, Local, Monitor},
-        el2::apply_traps,
+        el2::{apply_traps, follow_borrowing},
         frame::Frame,
         gic::{self, PhysicalInterface, least_mask},
         mmio::{read_device, write_device},
@@ -190,6 +190,7 @@ impl Pair {
         }
         if intid == monitor.machine.maintenance_intid {
             irq.finish();
+            follow_borrowing(local, monitor);
             return Kind::IrqMaintenance;
         }
         irq.drop_priority();
@@ -255,7 +256,7 @@ impl Pair {
     }
 
     /// Takes one guest out of the CPU and puts the other one in.
-    pub(super) fn switch(&mut self, frame: &mut Frame, local: &mut Local) {
+    pub(super) fn switch(&mut self, frame: &mut Frame, local: &mut Local, monitor: &Monitor) {
         let to = self.scheduler.current();
         let from = to.other();
         self.contexts[from.index()].save(frame);
@@ -271,7 +272,7 @@ impl Pair {
             Who::Second => self.interrupts.load_second(self.gic.held()),
         }
         self.contexts[to.index()].load(frame);
-        self.load_pmu(local);
+        self.load_pmu(local, monitor);
         apply_traps(local, false);
         self.switches.count += 1;
     }
@@ -290,12 +291,17 @@ impl Pair {
         }
     }
 
-    fn load_pmu(&mut self, local: &mut Local) {
+    fn load_pmu(&mut self, local: &mut Local, monitor: &Monitor) {
         let Some(pmu) = &mut local.pmu else { return };
+        // The counters may have been borrowed or given back while the other guest was in the CPU. Both have one
+        // configuration, so what that one's PMU could do this one's can.
+        let kept = monitor.settings.kept_counters(local.borrowed);
+        let _ = pmu.replan(kept);
         let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
         let left = self.other_pmu.as_ref();
         self.switches.instructions += measured(pmu, |pmu| pmu.load(left, &mut PhysicalPmu));
         self.switches.registers += pmu.switch_accesses() - accesses;
+        pmu.note_lost(&mut PhysicalPmu);
         if let Some((was, is)) = was.zip(pmu.residence()) {
             self.switches.begin(was, is);
         }

@@ -50,10 +50,9 @@ impl fmt::Display for Description<'_> {
         names(f, "traps", trapped)?;
         write!(
             f,
-            r#","filtered_at_exit":{},"switch_register_accesses":{},"counters_lost":{}"#,
+            r#","filtered_at_exit":{},"switch_register_accesses":{}"#,
             pmu.filtered_at_exit().len(),
-            pmu.switch_accesses,
-            pmu.lost
+            pmu.switch_accesses
         )
     }
 }

@@ -90,6 +90,8 @@ pub struct GuestPmu {
     samples: bool,
     /// Physical register accesses made by [`Self::load`] and [`Self::put`].
     switch_accesses: u64,
+    /// Counters that are the host's since the last load.
+    newly_taken: CounterSet,
     /// How often a counter that the guest had counting was taken from it.
     lost: u64,
 }
@@ -180,6 +182,7 @@ impl GuestPmu {
             own_counter,
             samples: settings.profile.is_some(),
             switch_accesses: 0,
+            newly_taken: CounterSet::EMPTY,
             lost: 0,
         })
     }
@@ -287,18 +290,39 @@ impl GuestPmu {
         host_counters: u8,
         registers: &mut R,
     ) -> Result<(), PmuError> {
-        let plan = Plan::new(&self.hardware.partition(host_counters))?;
         self.put(registers);
+        let kept = self.replan(host_counters);
+        self.load(None, registers);
+        self.note_lost(registers);
+        kept
+    }
+
+    /// Does what [`Self::keep`] does while the guest's registers are not in the CPU. [`Self::note_lost`] comes after the load.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::keep`].
+    pub fn replan(&mut self, host_counters: u8) -> Result<(), PmuError> {
+        if self.plan.host_counters().len() == u32::from(host_counters) {
+            return Ok(());
+        }
+        let plan = Plan::new(&self.hardware.partition(host_counters))?;
         let kept = match &mut self.kind {
             PmuKind::Emulated(pmu) => pmu.migrate(plan).is_ok(),
             PmuKind::Partitioned(pmu) => pmu.migrate(plan).is_ok(),
             PmuKind::Untrapped => false,
         };
-        self.load(None, registers);
         if !kept {
             return Err(PmuError::Profile);
         }
-        for n in plan.host_counters() - self.plan.host_counters() {
+        self.newly_taken = plan.host_counters() - self.plan.host_counters();
+        self.plan = plan;
+        Ok(())
+    }
+
+    /// Counts those of the counters that [`Self::replan`] has taken that the guest has counting; after the next load.
+    pub fn note_lost<R: PmuRegisters>(&mut self, registers: &mut R) {
+        for n in core::mem::take(&mut self.newly_taken) {
             let state = match &self.kind {
                 PmuKind::Emulated(pmu) => pmu.counter_state(n),
                 PmuKind::Partitioned(pmu) => pmu.counter_state(n, registers),
@@ -306,8 +330,6 @@ impl GuestPmu {
             };
             self.lost += u64::from(matches!(state, Some(CounterState::Lost(_))));
         }
-        self.plan = plan;
-        Ok(())
     }
 
     /// The guest's overflow line, where it is computed and not a wire.
@@ -369,6 +391,11 @@ impl GuestPmu {
     pub fn own_instructions<R: PmuRegisters>(&self, registers: &mut R) -> Option<u64> {
         let n = self.own_counter?;
         Some(registers.read(Register::Pmevcntr(n)))
+    }
+
+    /// How often a counter that the guest had counting was taken from it.
+    pub const fn lost(&self) -> u64 {
+        self.lost
     }
 
     /// What the PMU is, as members of a JSON object.

@@ -18,6 +18,7 @@ pub(super) const TESTS: &[Test] = &[
     ("interrupt.pmovsset", flag_by_software),
     ("interrupt.pminten_off", not_enabled),
     ("interrupt.pminten_late", enabled_late),
+    ("interrupt.let_through_late", let_through_late),
     ("interrupt.pmcr_e_off", globally_off),
     ("interrupt.pending_while_masked", pending_while_masked),
     ("interrupt.dropped_while_masked", dropped_while_masked),
@@ -208,6 +209,29 @@ fn enabled_late(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
+/// Checks an overflow that the interrupt controller lets through only later, and one whose flag is clear by then.
+fn let_through_late(cx: &Context) -> Verdict {
+    for comes in [true, false] {
+        percpu::this().reset();
+        arm(cx, 10_000)?;
+        cx.gic.disable(cx.machine.pmi);
+        interruptible(|| spin(20_000));
+        check(format_args!("while disabled"), taken(cx), 0)?;
+        check(format_args!("flags"), read(PMOVSSET_EL0)?, 1 << CYCLE)?;
+        if !comes {
+            write(PMOVSCLR_EL0, 1 << CYCLE)?;
+        }
+        cx.gic.enable(cx.machine.pmi);
+        interruptible(|| spin(1_000));
+        if comes {
+            expect_one(cx, CYCLE)?;
+        } else {
+            check(format_args!("afterwards"), taken(cx), 0)?;
+        }
+    }
+    Ok(Pass::Ok)
+}
+
 /// Checks that no interrupt comes while PMCR.E is 0, although flag and enable
 /// are set.
 fn globally_off(cx: &Context) -> Verdict {
@@ -367,7 +391,7 @@ fn second_without_rewrite(cx: &Context, n: u8) -> Verdict {
     write(PMCNTENSET_EL0, 1 << n)?;
     cx.gic.enable(timer);
     gic::start_timer(second / 100);
-    wait_for_interrupt();
+    gic::wait_for_timer();
     // The handler stops the timer, whose interrupt a monitor below has taken.
     interruptible(|| spin(1_000));
     // The first count takes 10 ms. At this rate, 2^32 cycles take 20 s at most.

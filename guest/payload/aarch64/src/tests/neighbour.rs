@@ -3,10 +3,10 @@
 //! `test=storm` does all that might disturb the other guest: random values for the PMU, interrupts of every kind and of the
 //! most urgent priority, short waits, and accesses to memory that is not the program's (`addr=A`, the other's). On a
 //! second CPU it writes to the redistributors of all others. `test=switch.NAME` leaves the PMU as NAME says and computes
-//! while the CPU goes from guest to guest (`ms=N`). It rings the monitor's doorbell at the begin and the end, where the device tree
-//! has one.
+//! while the CPU goes from guest to guest (`ms=N`), or while the monitor borrows counters (`switch.borrow`). It rings the
+//! monitor's doorbell at the begin and the end, where the device tree has one.
 
-use super::{Context, Test};
+use super::{ASK, Context, DONE, Test};
 use crate::encoding::*;
 use crate::gic::{self, Gic};
 use crate::loops::{interruptible, spin, wait_for_interrupt};
@@ -27,7 +27,11 @@ pub(super) const SWITCH: &[Switch] = &[
     ("switch.all", |machine| {
         compute(machine, || count(Pmu::mask))
     }),
-    ("switch.borrow", borrow),
+    ("switch.borrow", |machine| {
+        borrow(0, |value| ring(machine, value))
+    }),
+    ("switch.borrow_elsewhere", |machine| lend(machine, 0)),
+    ("switch.borrow_before", |machine| lend(machine, 1)),
 ];
 
 /// Rounds of a storm: some 200 ms of a CPU that a guest has to itself.
@@ -206,9 +210,89 @@ fn compute(machine: &Machine<'_>, prepare: fn() -> Result<bool, Failure>) -> Ver
     Ok(Pass::Ok)
 }
 
+/// Instructions of a host's sample on another CPU, at the most. QEMU counts instructions of all CPUs as each one's.
+const SAMPLES: u64 = 700;
+
+/// Has CPU 1 run [`borrow_here`], and rings the doorbell for it: `already` before that CPU starts.
+fn lend(machine: &Machine<'_>, already: u32) -> Verdict {
+    if machine.cpu_count < 2 {
+        return Ok(Pass::Skip("one CPU"));
+    }
+    let gic = Gic::for_this_cpu(machine);
+    gic.enable(DONE);
+    gic.enable(ASK);
+    let cpu = percpu::this();
+    cpu.reset();
+    (1..=already).for_each(|value| ring(machine, value));
+    let answer = psci::cpu_on(machine.cpus[1], crate::entry::secondary_address(), 1);
+    check(format_args!("CPU_ON"), answer as u64, 0)?;
+    let mut asked = 0;
+    // This CPU halts, so that its instructions do not count as the other's.
+    while cpu.taken(DONE) == 0 {
+        wait_for_interrupt();
+        interruptible(|| spin(1));
+        if cpu.taken(ASK) > asked {
+            asked += 1;
+            ring(machine, already + asked as u32);
+            gic::send(ASK, machine.cpus[1]);
+        }
+    }
+    check(
+        format_args!("times asked to ring"),
+        asked,
+        2 - u64::from(already),
+    )?;
+    Ok(Pass::Ok)
+}
+
+/// On CPU 1: the test that the boot CPU waits for in [`lend`].
+pub(super) fn borrow_here(machine: &Machine<'_>) -> Verdict {
+    let gic = Gic::for_this_cpu(machine);
+    gic.enable(ASK);
+    let cpu = percpu::this();
+    let ask = || {
+        let answered = cpu.taken(ASK);
+        gic::send(ASK, machine.cpus[0]);
+        while cpu.taken(ASK) == answered {
+            wait_for_interrupt();
+            interruptible(|| spin(1));
+        }
+    };
+    if BootArgs::parse(machine.bootargs).selects("switch.borrow_before") {
+        return borrowed_before(ask);
+    }
+    borrow(2 * SAMPLES, |_| ask())
+}
+
+/// Checks a CPU that starts while the monitor has the highest event counter: it has as many as the others, and counts by that
+/// one, too, once `give_back` has been called.
+fn borrowed_before(give_back: impl FnOnce()) -> Verdict {
+    count(Pmu::mask)?;
+    let pmu = Pmu::identify()?;
+    let last = pmu.counters - 1;
+    spin(1_000_000);
+    let value = pmu.value(last)?;
+    check(format_args!("counter {last}"), value, 0)?;
+    check_range(
+        format_args!("counter {}", last - 1),
+        pmu.value(last - 1)?,
+        2_000_000,
+        2_000_000 + 20 * SAMPLES,
+    )?;
+    give_back();
+    let told = Pmu::identify()?.counters;
+    check(format_args!("PMCR_EL0.N"), told.into(), pmu.counters.into())?;
+    let before = pmu.value(last)?;
+    spin(10_000);
+    let counted = pmu.value(last)? - before;
+    check_range(format_args!("given back"), counted, 20_000, 20_100)?;
+    Ok(Pass::Ok)
+}
+
 /// Checks what the PMU is while the monitor has the highest event counter, from one doorbell to the other: as many counters,
-/// the others exact, the registers of that one as they were left, and its value where it stood.
-fn borrow(machine: &Machine<'_>) -> Verdict {
+/// the others exact, the registers of that one as they were left, and its value where it stood. `ring` has the doorbell rung.
+/// `others` is how many instructions another CPU executes meanwhile.
+fn borrow(others: u64, ring: impl Fn(u32)) -> Verdict {
     count(Pmu::mask)?;
     let pmu = Pmu::identify()?;
     let last = pmu.counters - 1;
@@ -217,9 +301,10 @@ fn borrow(machine: &Machine<'_>) -> Verdict {
         spin(10_000);
         Ok::<_, Failure>(pmu.value(n)? - before)
     };
-    let few = |n: u8| check_range(format_args!("counter {n}"), delta(n)?, 20_000, 20_100);
+    let most = 20_100 + others;
+    let few = |n: u8| check_range(format_args!("counter {n}"), delta(n)?, 20_000, most);
     few(last)?;
-    ring(machine, 1);
+    ring(1);
     let told = Pmu::identify()?.counters;
     check(format_args!("PMCR_EL0.N"), told.into(), pmu.counters.into())?;
     check(format_args!("counter {last}"), delta(last)?, 0)?;
@@ -239,7 +324,7 @@ fn borrow(machine: &Machine<'_>) -> Verdict {
     let kind = pmu::read(pmevtyper(last))?;
     check(format_args!("its event"), kind, event::CPU_CYCLES.into())?;
     spin(1_000_000);
-    ring(machine, 2);
+    ring(2);
     check_range(
         format_args!("given back"),
         pmu::read(pmevcntr(last))?,
