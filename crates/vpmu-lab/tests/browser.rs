@@ -167,10 +167,14 @@ fn figures(folder: &Path) -> Vec<String> {
     figures
 }
 
+/// What a page of all results may have at most, so that it can be sent to somebody.
+const MOST_BYTES: usize = 1_000_000;
+
 #[test]
 fn the_page_shows_every_figure() {
     let folder = results();
     let page = page::of_folder(folder.path(), told).unwrap();
+    assert!(page.html.len() < MOST_BYTES, "{} bytes", page.html.len());
     let figures = figures(folder.path());
     assert!(figures.len() > 500, "{}", figures.len());
     let mut papers = HashSet::new();

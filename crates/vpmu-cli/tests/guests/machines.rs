@@ -7,6 +7,7 @@
 
 use std::fs;
 
+use crate::payload::program;
 use crate::support::{text, turn, vpmu};
 use serde_json::Value;
 
@@ -109,6 +110,31 @@ fn a_board_of_another_kind_boots_stock_linux() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("2\nxlnx-versal-virt\ndone\n"), "{text}");
+}
+
+/// Checks a machine of 130 CPUs, whose redistributors are in two regions: it boots, and where it has too little memory for
+/// so many it says so in one line.
+#[test]
+fn a_machine_of_130_cpus_boots() {
+    let _turn = turn(1);
+    let Some(payload) = program("aarch64/payload.bin") else {
+        return;
+    };
+    for (memory, says) in [
+        ("512M", "ok psci.cpu_on_errors"),
+        ("16M", "no 16 MiB of RAM are free for the monitor"),
+    ] {
+        let output = vpmu("aarch64")
+            .unwrap()
+            .args(["run", "--pmu", "partitioned", "--memory", memory])
+            .args(["--qemu-arg=-smp", "--qemu-arg=130"])
+            .args(["--append", "test=psci.cpu_on_errors", "--kernel"])
+            .arg(&payload)
+            .output()
+            .unwrap();
+        let said = text(&output);
+        assert!(said.contains(says), "{memory}: {said}");
+    }
 }
 
 /// Checks that a monitor that cannot work says so in one line and ends the machine.
