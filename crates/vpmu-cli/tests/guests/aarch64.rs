@@ -178,6 +178,49 @@ fn emulated_is_close_to_native() {
     }
 }
 
+/// Checks that a host that keeps counters for itself costs the guest no exit, where the machine keeps them apart. The guest's
+/// own ticks are not the PMU's: with fewer counters there are fewer PMIs beside as many ticks.
+#[test]
+fn counters_of_the_host_s_cost_no_exit() {
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let command = FIFTEEN_EVENTS.replace("-F 1000", "-F 4000");
+    for host_counters in ["0", "2"] {
+        let options = ["--pmu", "partitioned", "--host-counters", host_counters];
+        let Some(text) = compare("aarch64", &options, &command, &json) else {
+            return;
+        };
+        let results: Value = serde_json::from_str(&text).unwrap();
+        let run = row(&results, "partitioned");
+        let exits = number(run, "pmu_exits_per_pmi");
+        // Debian's QEMU 10.0 does not, so that each access traps there.
+        let apart = run["monitor"]["isolation"]["partition"] == true || host_counters == "0";
+        assert_eq!(exits <= 1.01, apart, "{host_counters}: {exits} exits a PMI");
+    }
+}
+
+/// Checks that each PMI is a sample on every CPU, idle or busy. What the kernel throttles on a CPU without ticks makes none.
+#[test]
+fn cpus_that_idle_lose_no_sample() {
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let command = "perf record -a --no-bpf-event -e cycles -F 1000 -o perf.data -- workload";
+    for design in ["emulated", "partitioned"] {
+        let options = ["--pmu", design, "--vcpus", "4"];
+        let Some(text) = compare("aarch64", &options, command, &json) else {
+            return;
+        };
+        let results: Value = serde_json::from_str(&text).unwrap();
+        let run = row(&results, design);
+        assert!(number(run, "pmis") > 200.0, "{run}");
+        // One may come when perf has just stopped the event.
+        let ratio = number(run, "samples") / number(run, "pmis");
+        assert!((0.99..=1.0).contains(&ratio), "{run}");
+    }
+}
+
 #[test]
 fn counts_agree() {
     let _turn = turn(1);
