@@ -2,9 +2,7 @@
 
 mod checker;
 
-use super::parts::{
-    Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
-};
+use super::parts::{Figure, Part, QUIET, WEIGHTS, figure, first, timed, us_per_sample};
 use super::{Bench, Context, Row, emulated};
 use crate::Result;
 use crate::report::markdown::{Group, Page};
@@ -44,8 +42,8 @@ pub(super) const BENCH: Bench = Bench {
 };
 
 const RECORD: &str = "perf record --no-bpf-event -q -o perf.data -e cycles";
-/// 1.6 times the workload's unit: as in the bench `pebs`.
-const PERIOD: u32 = 169_559;
+/// Periods of the profile. Primes, so that none beats with the workload's loops as another does.
+const PERIODS: [u32; 4] = [131_071, 149_993, 169_559, 190_027];
 
 /// A way to have branches recorded, or none.
 struct Way {
@@ -58,11 +56,10 @@ struct Way {
     parts: Vec<Part>,
 }
 
-/// Returns the ways for Intel's model.
-fn intel() -> Vec<Way> {
-    const DEPTH: u32 = 32;
+/// Returns the ways for a model whose stack has `depth` records.
+fn ways(depth: u32) -> Vec<Way> {
     // Some hundred samples show what each instruction's exit costs.
-    let steps = vec![fixed(DEPTH, 300), time("-b", 300), kernel(DEPTH)];
+    let steps = vec![fixed(depth, 300), time("-b", 300), kernel(depth)];
     let unused = |mode, lbr| Way {
         mode,
         suffix: ":unused",
@@ -75,15 +72,19 @@ fn intel() -> Vec<Way> {
             options: &["--follow=steps"],
             ..predict(steps)
         },
-        predict(all(DEPTH)),
+        predict(all(depth)),
         unused("offered", Lbr::On),
         unused("none", Lbr::Off),
-        Way {
-            suffix: ":8",
-            lbr: Lbr::Eight,
-            ..predict(vec![fixed(8, 3400), time("-b", 1000)])
-        },
     ]
+}
+
+/// Returns the way with eight records, which AMD's processors cannot have.
+fn eight() -> Way {
+    Way {
+        suffix: ":8",
+        lbr: Lbr::Eight,
+        ..predict(vec![fixed(8, 3400), time("-b", 1000)])
+    }
 }
 
 fn predict(parts: Vec<Part>) -> Way {
@@ -136,22 +137,45 @@ fn time(option: &str, scale: u32) -> Part {
     }
 }
 
+/// Profiles by several periods, each and together: a single one can beat with the workload's loops.
 fn profile() -> Part {
+    const SCALE: u32 = 1700;
+    let one = |period| {
+        format!(
+            "{RECORD} -b -c {period} -- workload --scale {SCALE} && \
+             perf report -i perf.data --stdio --comms workload --no-branch-stack --sort symbol -F sample,sym -t , \
+             2>/dev/null | awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); n[word[2]] += $1; all += $1 }} \
+             END {{ for (name in n) print \"samples:{period}:\" name, n[name]; print \"samples:{period}\", all }}'"
+        )
+    };
     Part {
         name: "profile",
-        command: format!(
-            "{QUIET}{RECORD} -b -c {PERIOD} -- workload --scale 3400 && {}",
-            SHARES.replace("perf report", "perf report --no-branch-stack")
-        ),
+        command: format!("{QUIET}{}", PERIODS.map(one).join(" && ")),
         figures: |row| {
-            let difference = Some(share_difference(row));
-            Ok(vec![figure(
-                "largest_share_difference_points",
-                difference,
-                "points",
-            )])
+            let together = difference(row, &PERIODS)?;
+            let each = PERIODS.map(|period| difference(row, &[period]));
+            let each: Vec<f64> = each.into_iter().collect::<Result<_>>()?;
+            let worst = each.into_iter().fold(0.0, f64::max);
+            Ok(vec![
+                figure("largest_share_difference_points", Some(together), "points"),
+                figure("worst_period_difference_points", Some(worst), "points"),
+            ])
         },
     }
+}
+
+/// Returns the largest difference of a function's share of the samples of these periods from its weight, in points.
+fn difference(row: &result::Row, periods: &[u32]) -> Result<f64> {
+    let all = periods
+        .iter()
+        .map(|period| first(row, &format!("samples:{period}")));
+    let all: f64 = all.sum::<Result<f64>>()?;
+    let differences = WEIGHTS.map(|(function, weight)| {
+        let of = |period| first(row, &format!("samples:{period}:{function}")).unwrap_or(0.0);
+        let samples: f64 = periods.iter().map(of).sum();
+        (100.0 * samples / all - weight).abs()
+    });
+    Ok(differences.into_iter().fold(0.0, f64::max))
 }
 
 fn kernel(depth: u32) -> Part {
@@ -234,9 +258,13 @@ fn of_fixed(row: &result::Row) -> Result<Vec<Figure>> {
 fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let designs = emulated(&[Policy::Paused]);
     let (model, ways) = match context.model {
-        Model::Auto | Model::Intel => (Model::Intel, intel()),
+        Model::Auto | Model::Intel => {
+            let mut ways = ways(32);
+            ways.push(eight());
+            (Model::Intel, ways)
+        }
         // AMD's core extension has no records.
-        Model::Amd | Model::AmdV2 => (Model::AmdV2, vec![predict(all(16))]),
+        Model::Amd | Model::AmdV2 => (Model::AmdV2, ways(16)),
     };
     let mut rows = Vec::new();
     for way in ways {
@@ -263,7 +291,7 @@ mod tests {
 
     #[test]
     fn commands_are_valid_shell() {
-        for way in intel() {
+        for way in ways(32).into_iter().chain([eight()]) {
             crate::bench::parts::tests::assert_valid_shell(&way.parts);
         }
     }
