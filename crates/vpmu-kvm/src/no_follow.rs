@@ -37,6 +37,10 @@ impl Follower {
         match *self {}
     }
 
+    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<(), Error> {
+        match *self {}
+    }
+
     pub(crate) fn after_run(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<bool, Error> {
         match *self {}
     }

@@ -152,6 +152,40 @@ impl RunPage {
         true
     }
 
+    /// Returns the register and the value of an RDMSR that has been answered.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn answered(&self) -> Option<(u32, u64)> {
+        match self.returned() {
+            Returned::Rdmsr(index) if Self::get(field!(self, __bindgen_anon_1.msr.error)) == 0 => {
+                Some((index, Self::get(field!(self, __bindgen_anon_1.msr.data))))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns whether the vCPU is in system management mode or in a guest of its own.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        /// KVM_RUN_X86_SMM, KVM_RUN_X86_GUEST_MODE.
+        const ELSEWHERE: u16 = 0b101;
+        Self::get(field!(self, flags)) & ELSEWHERE != 0
+    }
+
+    /// Notes the registers that the vCPU has been given since its exit.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn note_regs(&self, regs: &kvm_regs) {
+        Self::put(field!(self, s.regs.regs), *regs);
+    }
+
     /// Returns RCX and RIP of the vCPU that has exited.
     pub(crate) fn rcx_and_rip(&self) -> (u64, u64) {
         (

@@ -18,7 +18,8 @@ pub enum Exit {
     Rdpmc,
     /// A signal: a host event has overflowed.
     Kick,
-    /// A breakpoint, by which the guest is followed for its last branch records.
+    /// A breakpoint by which the guest is followed for its last branch records, or a call of KVM's that completed an
+    /// instruction of the guest's and did no more.
     Follow,
     /// A port, read or written.
     Port(u16),
@@ -122,6 +123,22 @@ pub struct Arming {
     pub longest_ns: u64,
 }
 
+/// The bridges: instructions that were executed for a guest with last branch records, so that neither its branches at a PMI
+/// nor its handler's reads of them are exits ([`Options::lbr`](crate::Options::lbr)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bridges {
+    /// Bridges that the guest has crossed.
+    pub crossed: u64,
+    /// Bridges that were in vain, because memory had changed meanwhile.
+    pub dropped: u64,
+    /// The reads on the way, none of which was an exit.
+    pub reads: u64,
+    /// The branches that were taken on the way, and recorded.
+    pub branches: u64,
+    /// All instructions on the way.
+    pub instructions: u64,
+}
+
 impl Arming {
     pub(crate) fn note(&mut self, is_refused: bool, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -147,6 +164,8 @@ pub struct Statistics {
     pub pebs: pebs::Statistics,
     /// The outcome of the branches that were handed over for last branch records.
     pub lbr: lbr::Statistics,
+    /// The reads of branch records that were no exits.
+    pub bridges: Bridges,
     /// The searches for the guest's handler of #GP, through which RDPMC comes here.
     pub arming: Arming,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
@@ -185,6 +204,7 @@ impl Statistics {
         self.host = combine(self.host, other.host, u64::wrapping_add);
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
         self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
+        self.bridges = combine_bridges(self.bridges, other.bridges, u64::wrapping_add);
         self.arming = combine_arming(self.arming, other.arming, u64::wrapping_add);
     }
 
@@ -220,6 +240,7 @@ impl Statistics {
             host: combine(self.host, before.host, u64::saturating_sub),
             pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
             lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
+            bridges: combine_bridges(self.bridges, before.bridges, u64::saturating_sub),
             arming: combine_arming(self.arming, before.arming, u64::saturating_sub),
         }
     }
@@ -282,6 +303,16 @@ fn combine_lbr(a: lbr::Statistics, b: lbr::Statistics, f: fn(u64, u64) -> u64) -
         filtered: f(a.filtered, b.filtered),
         full: f(a.full, b.full),
         short: f(a.short, b.short),
+    }
+}
+
+fn combine_bridges(a: Bridges, b: Bridges, f: fn(u64, u64) -> u64) -> Bridges {
+    Bridges {
+        crossed: f(a.crossed, b.crossed),
+        dropped: f(a.dropped, b.dropped),
+        reads: f(a.reads, b.reads),
+        branches: f(a.branches, b.branches),
+        instructions: f(a.instructions, b.instructions),
     }
 }
 

@@ -240,6 +240,11 @@ impl Vcpu {
             return Ok(AfterRun::Completed);
         }
         let after = self.kvm.after_run(&mut self.parts, overflowed)?;
+        if after == AfterRun::Completed
+            && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu)
+        {
+            follower.bridge(&self.kvm, pmu)?;
+        }
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.parts.pmu
         {

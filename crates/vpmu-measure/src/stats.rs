@@ -25,7 +25,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
     let (pebs, lbr) = (&statistics.pebs, &statistics.lbr);
-    let arming = &statistics.arming;
+    let (arming, bridges) = (&statistics.arming, &statistics.bridges);
     serde_json::json!({
         "pmis": statistics.pmis,
         "masked_pmis": statistics.masked_pmis,
@@ -48,6 +48,13 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
             "filtered": lbr.filtered,
             "full": lbr.full,
             "short": lbr.short,
+        },
+        "bridges": {
+            "crossed": bridges.crossed,
+            "dropped": bridges.dropped,
+            "reads": bridges.reads,
+            "branches": bridges.branches,
+            "instructions": bridges.instructions,
         },
         "arming": {
             "searches": arming.searches,

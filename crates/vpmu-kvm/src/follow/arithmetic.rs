@@ -119,7 +119,7 @@ pub(super) fn shift(a: Value, count: Value, size: usize, way: Shift, before: &Fl
     let bits = bits & mask(size);
     let flags = Flags {
         // Undefined where all bits are shifted out, but for SAR.
-        carry: (n <= width || way == Shift::Arithmetic).then_some(out),
+        carry: (n < width || way == Shift::Arithmetic).then_some(out),
         // Defined for a shift by one only.
         overflow: (n == 1).then(|| match way {
             Shift::Left => (bits & sign_bit(size) != 0) != out,

@@ -7,6 +7,8 @@
 //! comes from memory may go the other way when the guest takes it. Then that way has a breakpoint, too: a processor has
 //! four. Whichever the guest reaches first, it has taken exactly the branches that lead there.
 //!
+//! Where each instruction is one that [`bridge`] executes exactly, the guest need not be stopped: it is executed for it.
+//!
 //! # Why a record is never wrong
 //!
 //! - Interrupts, NMIs and SMIs wait while the guest is followed (KVM_GUESTDBG_BLOCKIRQ), for [`LONGEST`] at most.
@@ -24,6 +26,8 @@
 //! the same, is not.
 
 mod arithmetic;
+mod bridge;
+mod cross;
 mod decode;
 mod execute;
 mod guard;
@@ -40,7 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 use vpmu::x86::Ring;
 use vpmu_perf::{Flag, KICKED, Kick};
 
@@ -57,6 +61,8 @@ use crate::run::Returned;
 use crate::sys::debug;
 use crate::thread::unset;
 use crate::{Exit, sys};
+use bridge::Bridge;
+pub(crate) use bridge::Executed;
 use execute::Executor;
 use guard::Guard;
 use space::{Pages, Space};
@@ -90,6 +96,8 @@ pub(crate) struct Follower {
     is_asked: bool,
     resume: Resume,
     run: Option<Run>,
+    /// `None`: each read of a record is an exit.
+    bridge: Option<Bridge>,
 }
 
 /// A run: the guest is followed.
@@ -137,9 +145,9 @@ impl Follower {
                 "this KVM cannot keep interrupts from a guest at breakpoints: use Linux 5.16 or newer on the host",
             ));
         }
-        let (longest, most) = match options.follow {
-            Follow::Ahead => (walk::LONGEST, MOST),
-            Follow::Steps => (1, MOST_STEPS),
+        let (longest, most, bridge) = match options.follow {
+            Follow::Ahead => (walk::LONGEST, MOST, Some(Bridge::new())),
+            Follow::Steps => (1, MOST_STEPS, None),
         };
         Ok(Some(Self {
             memory,
@@ -153,12 +161,14 @@ impl Follower {
             is_asked: false,
             resume: Resume::Unknown,
             run: None,
+            bridge,
         }))
     }
 
     /// The vCPU has another thread, or its state is another's.
     pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) {
         let _ = self.stop(kvm, pmu);
+        self.forget_bridge();
         self.guard = None;
     }
 
@@ -167,7 +177,10 @@ impl Follower {
     pub(crate) fn before_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
-            return self.stop(kvm, pmu);
+            self.stop(kvm, pmu)?;
+            if !self.bridge.as_ref().is_some_and(Bridge::is_planned) {
+                return Ok(());
+            }
         }
         if self.is_between {
             // The registers are those of the instruction until KVM has completed it.
@@ -176,38 +189,48 @@ impl Follower {
             self.is_asked = asked.is_ok();
             return Ok(());
         }
-        let is_over = match &self.run {
+        let is_over = self.run.as_ref().is_some_and(|run| {
             // The guard's signal is no breakpoint. The clock need not be asked at each of these.
-            Some(run) => {
-                run.exits >= self.most || !run.is_calm && guard::time() >= run.begun + LONGEST
-            }
-            None => {
-                let guard = match &self.guard {
-                    Some(guard) => guard,
-                    None => self.guard.insert(Guard::new(self.signal)?),
-                };
-                guard.set(LONGEST)?;
-                pmu.hold();
-                self.run = Some(Run {
-                    begun: guard::time(),
-                    exits: 0,
-                    is_calm: false,
-                    asks_sregs: kvm.run.expect_sregs(true),
-                    lstar: None,
-                    before: None,
-                    places: Places::default(),
-                    pages: Pages::default(),
-                    cr2: 0,
-                    cr3: 0,
-                });
-                false
-            }
-        };
+            run.exits >= self.most || !run.is_calm && guard::time() >= run.begun + LONGEST
+        });
+        if !is_over {
+            self.take(kvm, pmu, wanted.into())?;
+        }
+        let wanted = pmu.branches_awaited();
+        if wanted == 0 {
+            return self.stop(kvm, pmu);
+        }
+        if self.run.is_none() {
+            self.begin(kvm, pmu)?;
+        }
         let goes = !is_over && self.predict(kvm, pmu, usize::from(wanted))?;
         if !goes {
             pmu.end_following();
             return self.stop(kvm, pmu);
         }
+        Ok(())
+    }
+
+    /// Begins a run.
+    fn begin(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+        let guard = match &self.guard {
+            Some(guard) => guard,
+            None => self.guard.insert(Guard::new(self.signal)?),
+        };
+        guard.set(LONGEST)?;
+        pmu.hold();
+        self.run = Some(Run {
+            begun: guard::time(),
+            exits: 0,
+            is_calm: false,
+            asks_sregs: kvm.run.expect_sregs(true),
+            lstar: None,
+            before: None,
+            places: Places::default(),
+            pages: Pages::default(),
+            cr2: 0,
+            cr3: 0,
+        });
         Ok(())
     }
 
@@ -281,9 +304,11 @@ impl Follower {
             if is_ours && returned == Returned::NoExit {
                 self.is_between = false;
                 pmu.count(Exit::Follow);
+                self.cross(kvm, pmu)?;
                 return Ok(true);
             }
         }
+        self.forget_bridge();
         self.is_between = !matches!(returned, Returned::NoExit | Returned::Debug);
         let Some(run) = &mut self.run else {
             return Ok(false);
@@ -334,6 +359,13 @@ impl Follower {
         Ok(is_ours)
     }
 
+    /// The guest goes its own way.
+    fn forget_bridge(&mut self) {
+        if let Some(bridge) = &mut self.bridge {
+            bridge.forget();
+        }
+    }
+
     /// Ends the run, if there is one.
     fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
         let Some(run) = self.run.take() else {
@@ -380,11 +412,14 @@ impl Stopped<'_> {
 /// Returns whether the guest takes its next instruction from where it is: nothing is about to be delivered, and its debug
 /// registers are unused.
 fn is_untouched(kvm: &OnKvm) -> Result<bool, Error> {
-    let events = sys::events(&kvm.vcpu)?;
+    Ok(are_over(&sys::events(&kvm.vcpu)?) && debug::breakpoints(&kvm.vcpu)? == 0)
+}
+
+/// Returns whether no event is about to be delivered.
+fn are_over(events: &kvm_vcpu_events) -> bool {
     let exception = events.exception;
     let is_delivered = exception.injected | exception.pending | events.interrupt.injected;
-    let is_waiting = is_delivered | events.nmi.injected | events.smi.pending;
-    Ok(is_waiting == 0 && debug::breakpoints(&kvm.vcpu)? == 0)
+    (is_delivered | events.nmi.injected | events.smi.pending) == 0
 }
 
 /// Returns whether the guest is in 64-bit code, and steps not itself.

@@ -62,7 +62,7 @@ impl<'a> Space<'a> {
         }
     }
 
-    fn page(&mut self, address: u64) -> Option<Page> {
+    pub(super) fn page(&mut self, address: u64) -> Option<Page> {
         let linear = address & !(PAGE - 1);
         // A list: a way touches a handful of pages.
         let found = &mut self.pages.found;

@@ -18,7 +18,7 @@ const IDT: u64 = 0x1000;
 const TABLES: u64 = 0x2000;
 const PAGE_FAULT: u64 = 0xc000;
 
-fn everything() -> Filter {
+pub(super) fn everything() -> Filter {
     let kinds = [
         Kind::Conditional,
         Kind::RelativeJump,

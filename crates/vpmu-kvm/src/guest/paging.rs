@@ -17,6 +17,8 @@ pub(crate) const PAGE: u64 = 4096;
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const NO_EXECUTE: u64 = 1 << 63;
@@ -32,6 +34,10 @@ pub(crate) struct Page {
     pub(crate) user: bool,
     /// Whether its bytes may be executed.
     pub(crate) executable: bool,
+    /// Whether all entries that lead there are marked accessed: a processor that reads there changes no table.
+    pub(crate) accessed: bool,
+    /// Whether the last of them is marked dirty, so that one that writes there changes none.
+    pub(crate) dirty: bool,
 }
 
 /// The settings that decide about a linear address.
@@ -105,10 +111,12 @@ impl Paging {
                 writable: true,
                 user: false,
                 executable: true,
+                accessed: true,
+                dirty: true,
             });
         }
         let (mut table, mut writable, mut user) = (self.root, true, true);
-        let mut executable = true;
+        let (mut executable, mut accessed) = (true, true);
         for level in (0..levels).rev() {
             let shift = 12 + 9 * level;
             let index = address >> shift & 0x1ff;
@@ -123,6 +131,7 @@ impl Paging {
             writable &= entry & WRITABLE != 0;
             user &= entry & USER != 0;
             executable &= entry & NO_EXECUTE == 0;
+            accessed &= entry & ACCESSED != 0;
             let is_large = entry & LARGE != 0;
             if level > 2 && is_large {
                 // The bit is reserved there.
@@ -133,11 +142,18 @@ impl Paging {
                     return None;
                 }
                 let offset = (1 << shift) - 1;
+                // Between the address of a large page and the bit of PAT, all are reserved.
+                let reserved = offset & ADDRESS & !PAGE;
+                if entry & reserved != 0 {
+                    return None;
+                }
                 return Some(Page {
                     physical: (entry & ADDRESS & !offset | address & offset) & !(PAGE - 1),
                     writable: writable || !self.protects,
                     user,
                     executable,
+                    accessed,
+                    dirty: entry & DIRTY != 0,
                 });
             }
             table = entry & ADDRESS;
@@ -207,6 +223,8 @@ mod tests {
                     writable: true,
                     user: false,
                     executable: false,
+                    accessed: true,
+                    dirty: true,
                 };
                 let found = paging.translate(&ram, ADDR + 0x123);
                 assert_eq!(found, Some(expected), "{levels} {level}");
@@ -232,6 +250,12 @@ mod tests {
             None
         );
         assert_eq!(four.translate(&tables(4, 4, LARGE | KERNEL), ADDR), None);
+        let askew = 0x20_0000 | KERNEL | LARGE | 0x2000;
+        assert_eq!(
+            four.translate(&tables(4, 2, askew), ADDR),
+            None,
+            "a reserved bit"
+        );
         // These are 32-bit tables.
         assert_eq!(paging(0x8001_0001, 0x20, 0).translate(&ram, ADDR), None);
     }
@@ -244,6 +268,14 @@ mod tests {
             |paging: Paging| paging.translate(&read_only, ADDR).map(|page| page.writable);
         assert_eq!(writable(four), Some(false));
         assert_eq!(writable(paging(0x8000_0001, 0x20, 0x500)), Some(true));
+
+        let marks = |entry| {
+            let page = four.translate(&tables(4, 1, 0x5_6000 | entry), ADDR);
+            page.map(|page| (page.accessed, page.dirty))
+        };
+        assert_eq!(marks(KERNEL), Some((true, true)));
+        assert_eq!(marks(KERNEL & !DIRTY), Some((true, false)));
+        assert_eq!(marks(KERNEL & !ACCESSED), Some((false, true)));
 
         let user = tables(4, 1, 0x5_6000 | KERNEL | USER);
         let kernel = tables(4, 1, 0x5_6000 | KERNEL);
@@ -273,6 +305,8 @@ mod tests {
             writable: true,
             user: false,
             executable: true,
+            accessed: true,
+            dirty: true,
         };
         assert_eq!(none.translate(&ram, 0x1234), Some(itself));
         assert_eq!(none.translate(&ram, 1 << 32), None);

@@ -1,11 +1,12 @@
 //! Branches that the guest has taken, for its last branch records.
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::CounterConfig;
-use vpmu::x86::lbr::{Branch, Filter};
+use vpmu::x86::lbr::{Branch, Filter, is_record};
+use vpmu::x86::{ArchEvent, CounterConfig, Outcome, Ring};
 
-use super::Core;
+use super::{Core, Engine};
 use crate::Exit;
+use crate::follow::Executed;
 
 impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Returns how many branches more a PMI waits for; 0: none waits.
@@ -49,6 +50,40 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
             && let Some(pmu) = self.engine.architectural_mut()
         {
             pmu.hold(&mut self.host);
+        }
+    }
+
+    /// Returns the value of a register of a record, whose RDMSR is no exit.
+    pub(crate) fn read_record(&mut self, msr: u32) -> Option<u64> {
+        match is_record(msr).then(|| self.engine.rdmsr(msr, &mut self.host)) {
+            Some(Outcome::Value(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// Counts a bridge, and what was executed on it for this ring of the guest. `None`: it was dropped.
+    pub(crate) fn count_bridge(&mut self, executed: Option<Executed>, ring: Ring) {
+        let mut statistics = self.statistics();
+        let bridges = &mut statistics.bridges;
+        let Some(executed) = executed else {
+            bridges.dropped += 1;
+            return;
+        };
+        bridges.crossed += 1;
+        bridges.reads += u64::from(executed.reads);
+        bridges.branches += u64::from(executed.taken);
+        bridges.instructions += u64::from(executed.instructions);
+        drop(statistics);
+        // No counter of the processor's has seen them.
+        if self.misses_completed
+            && let Engine::Architectural(pmu, _) = &mut self.engine
+        {
+            for (event, times) in [
+                (ArchEvent::Instructions, executed.instructions),
+                (ArchEvent::Branches, executed.branches),
+            ] {
+                pmu.emulated(event, times.into(), ring, &mut self.host);
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tests of last branch records of a guest that runs.
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{AfterRun, Error, Exit, Lbr, Options, Outcome, Vcpu};
+use vpmu_kvm::{AfterRun, Bridges, Error, Exit, Lbr, Options, Outcome, Vcpu};
 
 use super::guest::{CODE, Code, END, MODEL, Machine};
 use super::{
@@ -116,15 +116,37 @@ fn are_of_the_loop(branches: &[(u64, u64)]) -> bool {
 
 #[test]
 fn records_are_the_branches_that_the_guest_has_taken() {
+    let Some(machine) = Machine::new(code(), NMI) else {
+        return;
+    };
+    let bridges = check_records(machine);
+    assert!(
+        bridges.is_none_or(|bridges| bridges == Bridges::default()),
+        "no EFER.NXE"
+    );
+}
+
+#[test]
+fn records_are_the_branches_that_were_taken_for_the_guest() {
+    let Some(machine) = Machine::new(code(), NMI) else {
+        return;
+    };
+    let mut sregs = machine.vcpu.get_sregs().unwrap();
+    sregs.efer |= 1 << 11;
+    machine.vcpu.set_sregs(&sregs).unwrap();
+    let bridges = check_records(machine);
+    assert!(
+        bridges.is_none_or(|bridges| bridges.branches > 0),
+        "{bridges:?}"
+    );
+}
+
+/// Checks the records of some PMIs, and returns what was executed for the guest.
+fn check_records(mut machine: Machine) -> Option<Bridges> {
     /// The guest's PMIs are so many at least.
     const PMIS: u64 = 20;
     let base = CODE + code().0.len() as u64 - LOOP.len() as u64;
-    let Some(mut machine) = Machine::new(code(), NMI) else {
-        return;
-    };
-    let Some(mut pmu) = attach(&machine) else {
-        return;
-    };
+    let mut pmu = attach(&machine)?;
     let (patience, mut seen, mut full) = (Patience::new(), 0, 0);
     loop {
         patience.check();
@@ -155,6 +177,7 @@ fn records_are_the_branches_that_the_guest_has_taken() {
     // A port ends a run, and one round in 8,192 has one.
     assert!(full > 0 && full >= seen - 3, "{full} of {seen}: {lbr:?}");
     assert!(exits <= 40 * seen, "{exits} exits for {seen} PMIs");
+    Some(statistics.bridges)
 }
 
 #[test]

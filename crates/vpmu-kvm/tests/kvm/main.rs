@@ -4,6 +4,7 @@
 //! error.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod bridge;
 mod guest;
 mod guide;
 mod lbr;

@@ -46,6 +46,12 @@ pub(super) use unit::{Access, Unit};
 /// Most records that a stack can have.
 pub const MAX_DEPTH: u8 = 32;
 
+/// Returns whether the register is a part of a record: FROM, TO or INFO, of either vendor's. Reading one changes nothing.
+pub const fn is_record(msr: u32) -> bool {
+    matches!(intel::Msr::decode(msr), Some(intel::Msr::Record(..)))
+        || matches!(amd::Msr::decode(msr), Some(amd::Msr::Record(..)))
+}
+
 /// What became of the branches that were handed over. Survives a reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -68,4 +74,21 @@ enum Field {
     To,
     /// What else is known of the branch. Intel's only.
     Info,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_not_what_controls_them() {
+        let of = |msrs: &mut dyn Iterator<Item = u32>| msrs.filter(|&msr| is_record(msr)).count();
+        assert_eq!(of(&mut intel::msrs()), 96);
+        assert_eq!(of(&mut amd::msrs()), 32);
+        assert!(
+            ![0x14ce, 0x14cf, 0x1d9, 0x1520, 0xc001_0320, 0x38e]
+                .iter()
+                .any(|&msr| is_record(msr))
+        );
+    }
 }

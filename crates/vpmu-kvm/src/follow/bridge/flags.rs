@@ -1,0 +1,316 @@
+//! The status flags, computed where they are asked for (SDM vol. 1, 3.4.3.1 and appendix A).
+
+use iced_x86::ConditionCode;
+
+pub(super) const CARRY: u64 = 1 << 0;
+const PARITY: u64 = 1 << 2;
+const ADJUST: u64 = 1 << 4;
+const ZERO: u64 = 1 << 6;
+const SIGN: u64 = 1 << 7;
+const OVERFLOW: u64 = 1 << 11;
+/// All of them.
+pub(super) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
+
+/// Returns the bits of a number of `size` bytes.
+pub(super) const fn mask(size: u8) -> u64 {
+    u64::MAX >> (64 - 8 * size as u32)
+}
+
+const fn sign_bit(size: u8) -> u32 {
+    8 * size as u32 - 1
+}
+
+/// The flags after an instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flags {
+    /// Where no instruction has changed them, their bits.
+    bits: Option<u64>,
+    result: u64,
+    size: u8,
+    carry: bool,
+    overflow: bool,
+    adjust: bool,
+    /// Flags that the manual leaves undefined after the instruction. Nobody may see them.
+    pub(super) undefined: u64,
+}
+
+/// A result and the flags with it.
+pub(super) type Computed = (u64, Flags);
+
+impl Flags {
+    pub(super) const fn of(rflags: u64) -> Self {
+        Self {
+            bits: Some(rflags & STATUS),
+            result: 0,
+            size: 8,
+            carry: false,
+            overflow: false,
+            adjust: false,
+            undefined: 0,
+        }
+    }
+
+    const fn after(result: u64, size: u8) -> Self {
+        Self {
+            bits: None,
+            result,
+            size,
+            ..Self::of(0)
+        }
+    }
+
+    /// Returns the bits of RFLAGS.
+    pub(super) fn bits(&self) -> u64 {
+        let flag = |bit, is_set| if is_set { bit } else { 0 };
+        self.bits.unwrap_or_else(|| {
+            flag(CARRY, self.carry)
+                | flag(PARITY, (self.result as u8).count_ones() & 1 == 0)
+                | flag(ADJUST, self.adjust)
+                | flag(ZERO, self.result == 0)
+                | flag(SIGN, self.result >> sign_bit(self.size) & 1 != 0)
+                | flag(OVERFLOW, self.overflow)
+        })
+    }
+
+    /// Returns a flag; `None`: it is undefined.
+    fn flag(&self, bit: u64) -> Option<bool> {
+        if self.undefined & bit != 0 {
+            return None;
+        }
+        Some(match (self.bits, bit) {
+            (Some(bits), _) => bits & bit != 0,
+            (None, CARRY) => self.carry,
+            (None, ZERO) => self.result == 0,
+            (None, SIGN) => self.result >> sign_bit(self.size) & 1 != 0,
+            (None, OVERFLOW) => self.overflow,
+            (None, _) => self.bits() & bit != 0,
+        })
+    }
+
+    pub(super) fn carry(&self) -> Option<bool> {
+        self.flag(CARRY)
+    }
+
+    /// Returns whether `condition` holds; `None`: a flag is undefined.
+    pub(super) fn holds(&self, condition: ConditionCode) -> Option<bool> {
+        let less = || Some(self.flag(SIGN)? != self.flag(OVERFLOW)?);
+        let below_or_equal = || Some(self.flag(CARRY)? | self.flag(ZERO)?);
+        let less_or_equal = || Some(self.flag(ZERO)? | less()?);
+        Some(match condition {
+            ConditionCode::o => self.flag(OVERFLOW)?,
+            ConditionCode::no => !self.flag(OVERFLOW)?,
+            ConditionCode::b => self.flag(CARRY)?,
+            ConditionCode::ae => !self.flag(CARRY)?,
+            ConditionCode::e => self.flag(ZERO)?,
+            ConditionCode::ne => !self.flag(ZERO)?,
+            ConditionCode::be => below_or_equal()?,
+            ConditionCode::a => !below_or_equal()?,
+            ConditionCode::s => self.flag(SIGN)?,
+            ConditionCode::ns => !self.flag(SIGN)?,
+            ConditionCode::p => self.flag(PARITY)?,
+            ConditionCode::np => !self.flag(PARITY)?,
+            ConditionCode::l => less()?,
+            ConditionCode::ge => !less()?,
+            ConditionCode::le => less_or_equal()?,
+            ConditionCode::g => !less_or_equal()?,
+            ConditionCode::None => return None,
+        })
+    }
+
+    /// Keeps the carry flag of `before`, as INC and DEC do.
+    pub(super) fn keeping_carry((result, flags): Computed, before: &Self) -> Computed {
+        let undefined = before.undefined & CARRY;
+        let carry = before.carry().unwrap_or(false);
+        let flags = Self {
+            carry,
+            undefined,
+            ..flags
+        };
+        (result, flags)
+    }
+}
+
+/// AND, OR, XOR, TEST. `result` has no bits beyond `size`.
+pub(super) const fn logic(result: u64, size: u8) -> Computed {
+    let flags = Flags {
+        undefined: ADJUST,
+        ..Flags::after(result, size)
+    };
+    (result, flags)
+}
+
+/// ADD and ADC. The operands have no bits beyond `size`.
+pub(super) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
+    let (sum, out) = a.overflowing_add(b);
+    let (sum, out_again) = sum.overflowing_add(carry.into());
+    let result = sum & mask(size);
+    let flags = Flags {
+        carry: out | out_again | (sum != result),
+        overflow: ((a ^ result) & (b ^ result)) >> sign_bit(size) & 1 != 0,
+        adjust: (a ^ b ^ result) & 0x10 != 0,
+        ..Flags::after(result, size)
+    };
+    (result, flags)
+}
+
+/// SUB, SBB, CMP, NEG. The operands have no bits beyond `size`.
+pub(super) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
+    let (difference, out) = a.overflowing_sub(b);
+    let (difference, out_again) = difference.overflowing_sub(borrow.into());
+    let result = difference & mask(size);
+    let flags = Flags {
+        carry: out | out_again,
+        overflow: ((a ^ b) & (a ^ result)) >> sign_bit(size) & 1 != 0,
+        adjust: (a ^ b ^ result) & 0x10 != 0,
+        ..Flags::after(result, size)
+    };
+    (result, flags)
+}
+
+/// What the flags come from, where nobody has asked for them yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Source {
+    Add,
+    Subtract,
+    /// AND, OR, XOR, TEST: the first number is the result.
+    Logic,
+    /// The second number is a count other than 0.
+    Shift(Shift),
+}
+
+/// The flags, computed once they are asked for: most are asked for by nobody.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lazy {
+    flags: Flags,
+    last: Option<(Source, u64, u64, u8)>,
+}
+
+impl Lazy {
+    pub(super) const fn of(rflags: u64) -> Self {
+        Self::known(Flags::of(rflags))
+    }
+
+    pub(super) const fn known(flags: Flags) -> Self {
+        Self { flags, last: None }
+    }
+
+    pub(super) const fn after(source: Source, a: u64, b: u64, size: u8) -> Self {
+        Self {
+            flags: Flags::of(0),
+            last: Some((source, a, b, size)),
+        }
+    }
+
+    pub(super) fn get(&self) -> Flags {
+        let Some((source, a, b, size)) = self.last else {
+            return self.flags;
+        };
+        let (_, flags) = match source {
+            Source::Add => add(a, b, false, size),
+            Source::Subtract => subtract(a, b, false, size),
+            Source::Logic => logic(a, size),
+            Source::Shift(way) => shift(a, b, size, way, &self.flags),
+        };
+        flags
+    }
+
+    /// Returns whether no flag is undefined.
+    pub(super) fn are_defined(&self) -> bool {
+        match self.last {
+            Some((Source::Add | Source::Subtract, ..)) => true,
+            Some(_) => false,
+            None => self.flags.undefined == 0,
+        }
+    }
+}
+
+/// The direction of a shift.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shift {
+    Left,
+    Right,
+    /// To the right, with copies of the sign.
+    Signed,
+}
+
+/// SHL, SHR, SAR. A count of 0 keeps the flags of `before`. `a` has no bits beyond `size`.
+pub(super) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
+    let n = (count & if size == 8 { 0x3f } else { 0x1f }) as u32;
+    if n == 0 {
+        return (a, *before);
+    }
+    let width = 8 * u32::from(size);
+    let signed = (a << (64 - width)).cast_signed() >> (64 - width);
+    let (result, out) = match way {
+        Shift::Left if n > width => (0, 0),
+        Shift::Left => (a << n, a >> (width - n)),
+        Shift::Right => (a >> n, a >> (n - 1)),
+        Shift::Signed => ((signed >> n).cast_unsigned(), (signed >> (n - 1)) as u64),
+    };
+    let result = result & mask(size);
+    let carry = out & 1 != 0;
+    let is_signed_bit = |bits: u64| bits >> (width - 1) & 1 != 0;
+    let flags = Flags {
+        carry,
+        overflow: match way {
+            Shift::Left => is_signed_bit(result) != carry,
+            Shift::Right => is_signed_bit(a),
+            Shift::Signed => false,
+        },
+        undefined: ADJUST
+            | if n == 1 { 0 } else { OVERFLOW }
+            | if n >= width && way != Shift::Signed {
+                CARRY
+            } else {
+                0
+            },
+        ..Flags::after(result, size)
+    };
+    (result, flags)
+}
+
+/// ROL and ROR. A count of 0 keeps the flags of `before`; others keep what no bit is rotated into.
+pub(super) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
+    let n = (count & if size == 8 { 0x3f } else { 0x1f }) as u32;
+    if n == 0 {
+        return (a, *before);
+    }
+    let width = 8 * u32::from(size);
+    let left = match way {
+        Shift::Left => n % width,
+        _ => (width - n % width) % width,
+    };
+    let result = match left {
+        0 => a,
+        _ => (a << left | a >> (width - left)) & mask(size),
+    };
+    let bit = |at: u32| result >> at & 1 != 0;
+    let top = bit(width - 1);
+    let (carry, overflow) = match way {
+        Shift::Left => (bit(0), top != bit(0)),
+        _ => (top, top != bit(width - 2)),
+    };
+    let changed = if carry { CARRY } else { 0 } | if overflow { OVERFLOW } else { 0 };
+    let kept = before.bits() & !(CARRY | OVERFLOW);
+    let flags = Flags {
+        undefined: before.undefined & !(CARRY | OVERFLOW) | if n == 1 { 0 } else { OVERFLOW },
+        ..Flags::of(kept | changed)
+    };
+    (result, flags)
+}
+
+/// IMUL with two or three operands.
+pub(super) fn multiply(a: u64, b: u64, size: u8) -> Computed {
+    let unused = 64 - 8 * u32::from(size);
+    let signed = |bits: u64| i128::from((bits << unused).cast_signed() >> unused);
+    let product = signed(a) * signed(b);
+    let result = product as u64 & mask(size);
+    let is_cut = product != signed(result);
+    let flags = Flags {
+        carry: is_cut,
+        overflow: is_cut,
+        undefined: PARITY | ADJUST | ZERO | SIGN,
+        ..Flags::after(result, size)
+    };
+    (result, flags)
+}

@@ -1,0 +1,311 @@
+//! The guest's memory while it is bridged: what it loads is remembered to be compared, what it stores waits.
+//!
+//! The stores become visible to other vCPUs at once and in their order, and only if all that was loaded is still the same.
+//! So the bridge is one moment for all others: that of the commitment.
+
+use std::sync::atomic::Ordering;
+
+use vpmu::x86::Ring;
+
+use super::super::space::{LONGEST, Space};
+use super::flags::mask;
+use super::{Dropped, Start, Stop};
+use crate::guest::paging::PAGE;
+use crate::guest::ring;
+use crate::memory::GuestMemory;
+
+/// Bytes, and words, of a line.
+const LINE: u64 = 64;
+const WORDS: usize = 8;
+/// Most lines and most stores of a bridge. There is room for them from the beginning: a vCPU's thread may not be able to
+/// ask for memory.
+const MOST_LINES: usize = 128;
+const MOST_STORES: usize = 4096;
+/// Most pages of code.
+const MOST_PAGES: usize = 16;
+/// Places for lines that were found by their linear addresses.
+const PLACES: usize = 64;
+
+/// A line of memory by its physical address.
+#[derive(Clone, Copy)]
+struct Line {
+    at: u64,
+    /// The words that were there, and those that are there for this vCPU.
+    seen: [u64; WORDS],
+    now: [u64; WORDS],
+    /// Bits for words: loaded.
+    loaded: u8,
+}
+
+/// A store, to a part of a word.
+#[derive(Clone, Copy)]
+struct Store {
+    /// The physical address of the word.
+    at: u64,
+    /// The bits that are written.
+    mask: u64,
+    value: u64,
+}
+
+/// What a bridge has loaded and stored.
+pub(super) struct Journal {
+    lines: Vec<Line>,
+    stores: Vec<Store>,
+    /// Stores of which none may be joined with a later one.
+    closed: usize,
+    /// Pages of code, by physical address.
+    code: Vec<u64>,
+    /// Pages that were stored to.
+    stored: Vec<u64>,
+}
+
+impl Journal {
+    pub(super) fn new() -> Self {
+        Self {
+            lines: Vec::with_capacity(MOST_LINES),
+            stores: Vec::with_capacity(MOST_STORES),
+            closed: 0,
+            code: Vec::with_capacity(MOST_PAGES),
+            stored: Vec::with_capacity(MOST_PAGES),
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.lines.clear();
+        self.stores.clear();
+        self.closed = 0;
+        self.code.clear();
+        self.stored.clear();
+    }
+
+    /// Returns how many stores there are, to which [`cut`](Self::cut) can go back.
+    pub(super) fn close(&mut self) -> usize {
+        self.closed = self.stores.len();
+        self.closed
+    }
+
+    /// Forgets the stores behind the first `count`.
+    pub(super) fn cut(&mut self, count: usize) {
+        self.stores.truncate(count);
+    }
+
+    /// Makes the stores, in their order, if all that was loaded is still there.
+    pub(super) fn commit(&self, memory: &dyn GuestMemory) -> Result<(), Dropped> {
+        for line in self.lines.iter().filter(|line| line.loaded != 0) {
+            let now = read_line(memory, line.at).ok_or(Dropped)?;
+            let is_same = |n: usize| line.loaded >> n & 1 == 0 || now[n] == line.seen[n];
+            if !(0..WORDS).all(is_same) {
+                return Err(Dropped);
+            }
+        }
+        // All words of a page that are stored to one after the other are written by one call.
+        let is_near = |a: &Store, b: &Store| a.at / PAGE == b.at / PAGE;
+        for stores in self.stores.chunk_by(is_near) {
+            let first = stores.iter().map(|store| store.at).min().unwrap_or(0);
+            let last = stores.iter().map(|store| store.at).max().unwrap_or(0);
+            let count = (last - first) as usize / size_of::<u64>() + 1;
+            memory.with_words(first, count, &mut |words| {
+                for store in stores {
+                    let index = (store.at - first) as usize / size_of::<u64>();
+                    let Some(word) = words.word(index) else {
+                        continue;
+                    };
+                    if store.mask == u64::MAX {
+                        word.store(store.value, Ordering::Release);
+                        continue;
+                    }
+                    let part = |old| Some(old & !store.mask | store.value);
+                    // Neighbours in the word are other vCPUs' to write.
+                    let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, part);
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+fn read_line(memory: &dyn GuestMemory, at: u64) -> Option<[u64; WORDS]> {
+    let mut bytes = [0; LINE as usize];
+    memory.read(at, &mut bytes).then(|| {
+        let (words, _) = bytes.as_chunks();
+        std::array::from_fn(|n| u64::from_le_bytes(words[n]))
+    })
+}
+
+/// A line that was found at a linear address.
+#[derive(Clone, Copy)]
+struct Found {
+    linear: u64,
+    line: u8,
+    may_store: bool,
+}
+
+/// Memory by linear address, of a ring that reaches its own pages.
+pub(super) struct Memory<'a, 'm> {
+    space: Space<'m>,
+    memory: &'m dyn GuestMemory,
+    journal: &'a mut Journal,
+    ring: Ring,
+    /// Whether a register that is not known here says which pages of user space are reached.
+    has_keys: bool,
+    found: [Found; PLACES],
+}
+
+impl<'a, 'm> Memory<'a, 'm> {
+    pub(super) fn new(
+        space: Space<'m>,
+        memory: &'m dyn GuestMemory,
+        journal: &'a mut Journal,
+        start: &Start<'_>,
+    ) -> Self {
+        const CR4_PKE: u64 = 1 << 22;
+        const NONE: Found = Found {
+            // No line's address.
+            linear: 1,
+            line: 0,
+            may_store: false,
+        };
+        Self {
+            space,
+            memory,
+            journal,
+            ring: ring(start.sregs, start.regs),
+            has_keys: start.sregs.cr4 & CR4_PKE != 0,
+            found: [NONE; PLACES],
+        }
+    }
+
+    pub(super) fn journal(&mut self) -> &mut Journal {
+        self.journal
+    }
+
+    pub(super) fn is_canonical(&self, address: u64) -> bool {
+        self.space.is_canonical(address)
+    }
+
+    /// Returns the physical address behind a linear one that is reached without a fault, and without that the processor
+    /// changes a table for it.
+    fn physical(&mut self, address: u64, is_store: bool) -> Result<u64, Stop> {
+        let page = self.space.page(address).ok_or(Stop)?;
+        // The kernel may need more for a page of user space: AC, a protection key.
+        let is_reached = page.user == (self.ring == Ring::User) && page.accessed;
+        let is_written = page.writable && page.dirty;
+        match is_reached && (is_written || !is_store) {
+            true => Ok(page.physical + address % PAGE),
+            false => Err(Stop),
+        }
+    }
+
+    /// Returns the line at a linear address.
+    #[inline]
+    fn line(&mut self, address: u64, is_store: bool) -> Result<&mut Line, Stop> {
+        let linear = address & !(LINE - 1);
+        let place = (address / LINE) as usize % PLACES;
+        let found = self.found[place];
+        let line = match found.linear == linear && (found.may_store || !is_store) {
+            true => found.line,
+            false => self.find(linear, is_store)?,
+        };
+        self.journal.lines.get_mut(usize::from(line)).ok_or(Stop)
+    }
+
+    #[inline(never)]
+    fn find(&mut self, linear: u64, is_store: bool) -> Result<u8, Stop> {
+        if self.has_keys && self.ring == Ring::User {
+            return Err(Stop);
+        }
+        let at = self.physical(linear, is_store)?;
+        if is_store {
+            self.may_store(at & !(PAGE - 1))?;
+        }
+        let journal = &mut *self.journal;
+        let line = match journal.lines.iter().position(|line| line.at == at) {
+            Some(line) => line,
+            None if journal.lines.len() < MOST_LINES => {
+                let seen = read_line(self.memory, at).ok_or(Stop)?;
+                journal.lines.push(Line {
+                    at,
+                    seen,
+                    now: seen,
+                    loaded: 0,
+                });
+                journal.lines.len() - 1
+            }
+            None => return Err(Stop),
+        };
+        self.found[(linear / LINE) as usize % PLACES] = Found {
+            linear,
+            line: line as u8,
+            may_store: is_store,
+        };
+        Ok(line as u8)
+    }
+
+    /// Loads. An address that is not a multiple of the size stops: such an access may be two.
+    pub(super) fn load(&mut self, address: u64, size: u8) -> Result<u64, Stop> {
+        if address & (u64::from(size) - 1) != 0 {
+            return Err(Stop);
+        }
+        let line = self.line(address, false)?;
+        let word = (address % LINE / 8) as usize;
+        line.loaded |= 1 << word;
+        Ok(line.now[word] >> (8 * (address % 8)) & mask(size))
+    }
+
+    /// Stores. Either all is noted, or nothing.
+    pub(super) fn store(&mut self, address: u64, size: u8, value: u64) -> Result<(), Stop> {
+        if address & (u64::from(size) - 1) != 0 || self.journal.stores.len() == MOST_STORES {
+            return Err(Stop);
+        }
+        let (word, by) = ((address % LINE / 8) as usize, 8 * (address % 8));
+        let (mask, value) = (mask(size) << by, (value & mask(size)) << by);
+        let line = self.line(address, true)?;
+        line.now[word] = line.now[word] & !mask | value;
+        let (at, journal) = (line.at + 8 * word as u64, &mut *self.journal);
+        match journal.stores[journal.closed..].last_mut() {
+            // Nobody can tell two stores to one word, one after the other, from one.
+            Some(last) if last.at == at => {
+                last.value = last.value & !mask | value;
+                last.mask |= mask;
+            }
+            _ => journal.stores.push(Store { at, mask, value }),
+        }
+        Ok(())
+    }
+
+    /// Checks that a page has no code that is executed here, and can be written.
+    fn may_store(&mut self, page: u64) -> Result<(), Stop> {
+        if self.journal.stored.contains(&page) {
+            return Ok(());
+        }
+        let is_full = self.journal.stored.len() == MOST_PAGES;
+        if is_full || self.journal.code.contains(&page) {
+            return Err(Stop);
+        }
+        let mut is_ram = false;
+        self.memory.with_words(page, 1, &mut |_| is_ram = true);
+        if !is_ram {
+            return Err(Stop);
+        }
+        self.journal.stored.push(page);
+        Ok(())
+    }
+
+    /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
+    pub(super) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
+        let (bytes, length) = self.space.code(address, self.ring);
+        let last = address.wrapping_add(length.saturating_sub(1) as u64);
+        for at in [address, last] {
+            let page = self.physical(at, false)? & !(PAGE - 1);
+            if self.journal.code.contains(&page) {
+                continue;
+            }
+            let is_full = self.journal.code.len() == MOST_PAGES;
+            if is_full || self.journal.stored.contains(&page) {
+                return Err(Stop);
+            }
+            self.journal.code.push(page);
+        }
+        Ok((bytes, length))
+    }
+}

@@ -1,0 +1,379 @@
+//! Executes the guest's instructions for it, where that spares exits: those that it takes branches by while a PMI waits
+//! for them, and those of its handler from one read of a branch record to the next.
+//!
+//! Linux reads FROM, TO and INFO of each record by an RDMSR of its own, which is an exit. The instructions between two of
+//! them are some thirty: moves, sums, a call and a return. They are executed here, on copies of the guest's registers and
+//! memory, and the reads among them are answered, from the first read, which exits, to the last. Then the guest goes on
+//! behind that one, as if it had executed all of it. Branches are taken in the same way.
+//!
+//! # Why the guest cannot tell
+//!
+//! - Each instruction is executed exactly or not at all: [`op`] has those that are. The first other one ends the bridge,
+//!   and the guest executes it. So does a flag that the manual leaves undefined, once somebody asks for it; and the bridge
+//!   ends where none is undefined.
+//! - Memory is RAM, reached as the processor would without a fault and without a change of a table: pages of the ring's own
+//!   that are present, marked accessed and, for a store, dirty. Accesses are aligned, so that none is two. A device, a LOCK
+//!   prefix, a store into the code, or the kernel's access of user space ends the bridge.
+//! - For other vCPUs all of it happens in one moment, in the order of the program: at the end all that was loaded is compared
+//!   with what is there now, and only where it is the same, the stores are made ([`memory`]). Otherwise the guest executes
+//!   the instructions itself.
+//! - Nothing is about to happen to the guest that would come between: no exception, no PMI of this vCPU's, no breakpoint of
+//!   its own, no TF. Its interrupts wait for a few thousand instructions at most.
+//!
+//! Not in a nested guest, or where one may run (EFER.SVME, CR4.VMXE): its addresses would be another's. Nor with shadow
+//! stacks (CR4.CET) or the kernel's protection keys, and no memory of user space where that has keys.
+//!
+//! KVM completes the first read when it is called again, and is asked to do no more. What was executed is committed then.
+
+mod code;
+mod flags;
+mod machine;
+mod memory;
+mod op;
+#[cfg(test)]
+mod tests;
+
+use std::mem;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vpmu::x86::Ring;
+use vpmu::x86::lbr::{Branch, Filter, MAX_DEPTH};
+
+use super::space::{Pages, Space};
+use super::walk::{RF, TF};
+use crate::guest::paging::Paging;
+use crate::guest::ring;
+use crate::memory::GuestMemory;
+use code::Code;
+use machine::{Machine, Registers};
+use memory::{Journal, Memory};
+use op::{Action, Op};
+
+/// Most instructions of a bridge: twice as many as Linux 6.12 executes to read 32 records; and where interrupts are not
+/// blocked.
+const MOST: u32 = 8192;
+const MOST_INTERRUPTIBLE: u32 = 2048;
+/// Most instructions from one read, or branch, to the next.
+const BETWEEN: u32 = 256;
+/// Most reads that bridge nothing before the next try, as a power of two.
+const RAREST: u32 = 6;
+
+const IF: u64 = 1 << 9;
+
+/// The next instruction is not executed here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stop;
+
+/// What was executed does not count: memory has changed meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dropped;
+
+/// What was executed without the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Executed {
+    /// Reads of records that were answered.
+    pub(crate) reads: u32,
+    /// Branches that were taken, which are handed over.
+    pub(crate) taken: u32,
+    /// All instructions, and the branches among them, taken or not.
+    pub(crate) instructions: u32,
+    pub(crate) branches: u32,
+}
+
+/// A guest that has exited.
+pub(super) struct Start<'a> {
+    pub(super) regs: &'a kvm_regs,
+    pub(super) sregs: &'a kvm_sregs,
+}
+
+/// A bridge that can be crossed.
+struct Plan {
+    /// The registers where it begins, and where it ends.
+    from: kvm_regs,
+    to: kvm_regs,
+    executed: Executed,
+}
+
+/// Executes for one vCPU.
+pub(super) struct Bridge {
+    code: Code,
+    journal: Journal,
+    plan: Option<Plan>,
+    branches: Vec<Branch>,
+    /// Tries one after the other that bridged nothing, and reads until the next try.
+    vain: u32,
+    rest: u32,
+}
+
+impl Bridge {
+    pub(super) fn new() -> Self {
+        Self {
+            code: Code::new(),
+            journal: Journal::new(),
+            plan: None,
+            branches: Vec::with_capacity(2 * usize::from(MAX_DEPTH)),
+            vain: 0,
+            rest: 0,
+        }
+    }
+
+    /// Returns whether there is a bridge to cross.
+    pub(super) const fn is_planned(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// The guest goes its own way.
+    pub(super) fn forget(&mut self) {
+        self.plan = None;
+    }
+
+    /// Returns whether this read is one to try.
+    pub(super) fn is_due(&mut self) -> bool {
+        let is_due = self.rest == 0;
+        self.rest = self.rest.saturating_sub(1);
+        is_due
+    }
+
+    /// Executes what follows a read of a record that has exited, and gives `value`. `read` answers others. Returns whether
+    /// there is a bridge.
+    pub(super) fn plan_reads(
+        &mut self,
+        start: &Start<'_>,
+        memory: &dyn GuestMemory,
+        value: u64,
+        read: impl FnMut(u32) -> Option<u64>,
+    ) -> bool {
+        let is_kernel = ring(start.sregs, start.regs) == Ring::Kernel;
+        let mut goal = Reads {
+            first: Some(value),
+            read,
+        };
+        self.plan = match is_kernel && is_possible(start) {
+            true => self.planned(start, memory, &mut goal),
+            false => None,
+        };
+        match self.plan {
+            Some(_) => self.vain = 0,
+            None => {
+                // A guest that reads its records in another way is not to pay for each read.
+                self.rest = (1 << self.vain) - 1;
+                self.vain = RAREST.min(self.vain + 1);
+            }
+        }
+        self.plan.is_some()
+    }
+
+    /// Executes until `wanted` branches that pass the filter were taken. Returns whether there is a bridge.
+    pub(super) fn plan_branches(
+        &mut self,
+        start: &Start<'_>,
+        memory: &dyn GuestMemory,
+        filter: Filter,
+        wanted: usize,
+    ) -> bool {
+        let mut branches = mem::take(&mut self.branches);
+        branches.clear();
+        let mut goal = Branches {
+            branches,
+            ring: ring(start.sregs, start.regs),
+            filter,
+            wanted,
+        };
+        self.plan = match is_possible(start) {
+            true => self.planned(start, memory, &mut goal),
+            false => None,
+        };
+        self.branches = goal.branches;
+        self.plan.is_some()
+    }
+
+    /// Returns the first branches that were taken, the oldest first.
+    pub(super) fn taken(&self, count: u32) -> &[Branch] {
+        let count = self.branches.len().min(count as usize);
+        &self.branches[..count]
+    }
+
+    fn planned(
+        &mut self,
+        start: &Start<'_>,
+        memory: &dyn GuestMemory,
+        goal: &mut impl Goal,
+    ) -> Option<Plan> {
+        let mut pages = Pages::default();
+        // No instruction of the kernel's is taken from a page of user space here, whatever SMEP is.
+        let space = Space::new(Paging::of(start.sregs), true, memory, &mut pages);
+        self.code.begin();
+        self.journal.clear();
+        let mut machine = Machine {
+            registers: Registers::of(start.regs, start.sregs),
+            memory: Memory::new(space, memory, &mut self.journal, start),
+        };
+        let mut at = (self.code.at(machine.registers.ip, &mut machine.memory)).ok()?;
+        if let Some(value) = goal.first() {
+            let op = self.code.op(at);
+            if op.action != Action::Rdmsr {
+                return None;
+            }
+            machine.registers.rdmsr(value, op.next);
+        }
+        let (from, mut end, mut executed) = (machine.registers, None, Executed::default());
+        let (mut since, mut is_new) = (0, false);
+        let most = match start.regs.rflags & IF {
+            0 => MOST,
+            _ => MOST_INTERRUPTIBLE,
+        };
+        while executed.instructions < most && since < BETWEEN && (is_new || !goal.is_reached()) {
+            let ip = machine.registers.ip;
+            let Ok(next) = self.code.next(at, ip, &mut machine.memory) else {
+                break;
+            };
+            at = next;
+            let op = self.code.op(at);
+            executed.instructions += 1;
+            since += 1;
+            if op.action == Action::Rdmsr {
+                let Some(value) = goal.read(machine.registers.ecx()) else {
+                    break;
+                };
+                machine.registers.rdmsr(value, op.next);
+                executed.reads += 1;
+                (since, is_new) = (0, true);
+            } else if machine.execute(op).is_err() {
+                break;
+            } else if op.is_branch() {
+                executed.branches += 1;
+                match goal.branch(op, ip, machine.registers.ip) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        executed.taken += 1;
+                        (since, is_new) = (0, true);
+                    }
+                    Err(Stop) => break,
+                }
+            }
+            if is_new && machine.registers.flags.are_defined() {
+                is_new = false;
+                end = Some((
+                    machine.registers,
+                    executed,
+                    machine.memory.journal().close(),
+                ));
+            }
+        }
+        let (to, executed, stores) = end?;
+        self.journal.cut(stores);
+        let rflags = start.regs.rflags & !RF;
+        Some(Plan {
+            from: from.to_kvm(rflags),
+            to: to.to_kvm(rflags),
+            executed,
+        })
+    }
+
+    /// Makes the stores of the bridge, for a guest that is where it begins. Returns the registers where it ends, and what the
+    /// guest need not execute.
+    pub(super) fn commit(
+        &mut self,
+        regs: &kvm_regs,
+        memory: &dyn GuestMemory,
+    ) -> Option<Result<(kvm_regs, Executed), Dropped>> {
+        let plan = self.plan.take()?;
+        let here = kvm_regs {
+            rflags: regs.rflags & !RF,
+            ..*regs
+        };
+        Some(match here == plan.from {
+            true => (self.journal.commit(memory)).map(|()| (plan.to, plan.executed)),
+            false => Err(Dropped),
+        })
+    }
+}
+
+/// What is to be executed for.
+trait Goal {
+    /// Returns what the first instruction, an RDMSR, gives, if it is one that has exited.
+    fn first(&mut self) -> Option<u64> {
+        None
+    }
+
+    fn is_reached(&self) -> bool {
+        false
+    }
+
+    /// Answers RDMSR.
+    fn read(&mut self, _msr: u32) -> Option<u64> {
+        None
+    }
+
+    /// A branch at `from` was executed. Returns whether that is a step to the goal. `Stop`: it must not be executed here.
+    fn branch(&mut self, _op: &Op, _from: u64, _to: u64) -> Result<bool, Stop> {
+        Ok(false)
+    }
+}
+
+/// All reads of records that are near.
+struct Reads<F> {
+    first: Option<u64>,
+    read: F,
+}
+
+impl<F: FnMut(u32) -> Option<u64>> Goal for Reads<F> {
+    fn first(&mut self) -> Option<u64> {
+        self.first.take()
+    }
+
+    fn read(&mut self, msr: u32) -> Option<u64> {
+        (self.read)(msr)
+    }
+}
+
+/// So many branches that pass the filter.
+struct Branches {
+    branches: Vec<Branch>,
+    ring: Ring,
+    filter: Filter,
+    wanted: usize,
+}
+
+impl Goal for Branches {
+    fn is_reached(&self) -> bool {
+        self.wanted == 0
+    }
+
+    fn branch(&mut self, op: &Op, from: u64, to: u64) -> Result<bool, Stop> {
+        let Some(kind) = op.kind(to)? else {
+            return Ok(false);
+        };
+        let branch = Branch {
+            from,
+            to,
+            kind,
+            from_ring: self.ring,
+            to_ring: self.ring,
+            mispredicted: None,
+            cycles: None,
+        };
+        let passes = self.filter.passes(&branch);
+        if self.branches.len() == self.branches.capacity() || passes && self.wanted == 0 {
+            return Err(Stop);
+        }
+        self.wanted -= usize::from(passes);
+        self.branches.push(branch);
+        Ok(true)
+    }
+}
+
+/// Returns whether the guest is in 64-bit code that is executed as the manual says, one instruction after the other.
+fn is_possible(start: &Start<'_>) -> bool {
+    const EFER_LMA: u64 = 1 << 10;
+    const EFER_NXE: u64 = 1 << 11;
+    const EFER_SVME: u64 = 1 << 12;
+    const CR4_VMXE: u64 = 1 << 13;
+    const CR4_CET: u64 = 1 << 23;
+    const CR4_PKS: u64 = 1 << 24;
+    let (regs, sregs) = (start.regs, start.sregs);
+    sregs.efer & (EFER_LMA | EFER_NXE | EFER_SVME) == EFER_LMA | EFER_NXE
+        && sregs.cr4 & (CR4_VMXE | CR4_CET | CR4_PKS) == 0
+        && sregs.cs.l != 0
+        && regs.rflags & TF == 0
+}

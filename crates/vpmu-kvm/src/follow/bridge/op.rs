@@ -1,0 +1,397 @@
+//! Instructions that are executed exactly, in a form that is quick to execute.
+
+use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind, Register};
+
+use vpmu::x86::lbr::Kind;
+
+use super::super::kinds::{is_conditional_move, is_set};
+use super::Stop;
+use super::flags::mask;
+
+/// Places in the machine's registers behind the general ones: one that is always 0, and the bases of FS and GS.
+pub(super) const ZERO: u8 = 16;
+pub(super) const FS: u8 = 17;
+pub(super) const GS: u8 = 18;
+
+/// What an instruction does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// The instruction is none of those below.
+    Unknown,
+    Rdmsr,
+    Nothing,
+    Move,
+    MoveSigned,
+    LoadAddress,
+    Push,
+    Pop,
+    Exchange,
+    Call(u64),
+    CallIndirect,
+    Jump(u64),
+    JumpIndirect,
+    JumpIf(ConditionCode, u64),
+    Return,
+    Add,
+    AddWithCarry,
+    Subtract,
+    SubtractWithBorrow,
+    Compare,
+    And,
+    Or,
+    Xor,
+    Test,
+    Not,
+    Negate,
+    Increment,
+    Decrement,
+    ShiftLeft,
+    ShiftRight,
+    ShiftSigned,
+    RotateLeft,
+    RotateRight,
+    /// IMUL with two operands, and with three, of which the last is a number.
+    Multiply,
+    MultiplyBy,
+    Leave,
+    Set(ConditionCode),
+    MoveIf(ConditionCode),
+    /// Moves of a register or a number to a register of 32 or 64 bits, to it from memory, and to memory.
+    QuickMove,
+    QuickLoad,
+    QuickStore,
+    /// Sums, and shifts by a number, of a register of 32 or 64 bits and a register or a number.
+    QuickAdd,
+    QuickSubtract,
+    QuickCompare,
+    QuickAnd,
+    QuickOr,
+    QuickXor,
+    QuickTest,
+    QuickShiftLeft,
+    QuickShiftRight,
+}
+
+/// An operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Register(u8),
+    /// AH, CH, DH, BH.
+    High(u8),
+    Immediate(u64),
+    Memory,
+}
+
+/// The address of the operand in memory: the sum of registers, shifted, and a displacement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) base: u8,
+    pub(super) index: u8,
+    pub(super) shift: u8,
+    pub(super) segment: u8,
+    pub(super) displacement: u64,
+}
+
+/// An instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op {
+    pub(super) action: Action,
+    /// Bytes of `to`, and of `from`.
+    pub(super) size: u8,
+    pub(super) from_size: u8,
+    pub(super) to: Place,
+    pub(super) from: Place,
+    /// Of the quick ones and `MultiplyBy`: the registers' numbers, and what is added to `from`, which is `ZERO` for a number.
+    pub(super) quick: (u8, u8, u64),
+    pub(super) address: Address,
+    /// The address of the instruction behind it.
+    pub(super) next: u64,
+}
+
+impl Op {
+    /// An instruction that is not executed.
+    pub(super) const UNKNOWN: Self = Self {
+        action: Action::Unknown,
+        size: 8,
+        from_size: 8,
+        to: Place::Immediate(0),
+        from: Place::Immediate(1),
+        quick: (0, 0, 0),
+        address: Address {
+            base: ZERO,
+            index: ZERO,
+            shift: 0,
+            segment: ZERO,
+            displacement: 0,
+        },
+        next: 0,
+    };
+
+    /// Returns what `instruction` of 64-bit code does.
+    pub(super) fn of(instruction: &Instruction) -> Self {
+        Self::known(instruction).unwrap_or(Self::UNKNOWN)
+    }
+
+    /// Returns whether the instruction is a branch, taken or not.
+    pub(super) const fn is_branch(&self) -> bool {
+        matches!(
+            self.action,
+            Action::Call(_)
+                | Action::CallIndirect
+                | Action::Jump(_)
+                | Action::JumpIndirect
+                | Action::JumpIf(..)
+                | Action::Return
+        )
+    }
+
+    /// Returns the kind of the branch, which has led to `to`; `None`: it was not taken. `Stop`: nobody can tell.
+    pub(super) fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
+        Ok(Some(match self.action {
+            Action::JumpIf(_, target) if target == self.next => return Err(Stop),
+            Action::JumpIf(..) if to == self.next => return Ok(None),
+            Action::JumpIf(..) => Kind::Conditional,
+            Action::Jump(_) => Kind::RelativeJump,
+            Action::JumpIndirect => Kind::IndirectJump,
+            Action::Call(_) if to == self.next => Kind::NextCall,
+            Action::Call(_) => Kind::RelativeCall,
+            Action::CallIndirect => Kind::IndirectCall,
+            Action::Return => Kind::Return,
+            _ => return Ok(None),
+        }))
+    }
+
+    fn known(instruction: &Instruction) -> Option<Self> {
+        // A locked access is one that other vCPUs must not come between.
+        let is_plain = !instruction.has_lock_prefix()
+            && !instruction.has_rep_prefix()
+            && !instruction.has_repne_prefix();
+        let action = action(instruction).filter(|_| is_plain)?;
+        let mut op = Self {
+            action,
+            next: instruction.next_ip(),
+            ..Self::UNKNOWN
+        };
+        if matches!(
+            action,
+            Action::Nothing
+                | Action::Rdmsr
+                | Action::Return
+                | Action::Leave
+                | Action::Call(_)
+                | Action::Jump(_)
+        ) || matches!(action, Action::JumpIf(..))
+        {
+            return Some(op);
+        }
+        let extends = match instruction.mnemonic() {
+            Mnemonic::Cbw => Some(2),
+            Mnemonic::Cwde => Some(4),
+            Mnemonic::Cdqe => Some(8),
+            _ => None,
+        };
+        if let Some(size) = extends {
+            (op.to, op.from) = (Place::Register(0), Place::Register(0));
+            (op.size, op.from_size) = (size, size / 2);
+            return Some(op);
+        }
+        let count = instruction.op_count();
+        (op.to, op.size) = place(instruction, 0)?;
+        op.from_size = op.size;
+        if count >= 2 {
+            (op.from, op.from_size) = place(instruction, 1)?;
+            if matches!(op.from, Place::Immediate(_)) {
+                op.from_size = op.size;
+            }
+        }
+        if action == Action::MultiplyBy {
+            op.quick.2 = instruction.try_immediate(2).ok()?;
+        }
+        if action == Action::Push && instruction.stack_pointer_increment() != -8 {
+            return None;
+        }
+        let has_memory = [op.to, op.from].contains(&Place::Memory);
+        if has_memory {
+            op.address = address(instruction)?;
+        }
+        op.is_usual(count, has_memory).then(|| op.quickened())
+    }
+
+    /// Returns the instruction in its quick form, if it has one.
+    fn quickened(self) -> Self {
+        let (from, number) = match self.from {
+            Place::Register(from) => (from, 0),
+            Place::Immediate(number) => (ZERO, number & mask(self.from_size)),
+            Place::High(_) | Place::Memory => (ZERO, 0),
+        };
+        let is_number = from == ZERO;
+        let is_simple = matches!(self.from, Place::Register(_) | Place::Immediate(_));
+        let is_long = matches!((self.to, self.size), (Place::Register(_), 4 | 8));
+        let to = match self.to {
+            Place::Register(to) => to,
+            _ => ZERO,
+        };
+        let shifts = is_number && number & if self.size == 8 { 0x3f } else { 0x1f } != 0;
+        let action = match self.action {
+            Action::Move if self.from == Place::Memory && is_long => Action::QuickLoad,
+            Action::Move if self.to == Place::Memory && is_simple => Action::QuickStore,
+            _ if !is_long || !is_simple => self.action,
+            Action::Move => Action::QuickMove,
+            Action::Add => Action::QuickAdd,
+            Action::Subtract => Action::QuickSubtract,
+            Action::Compare => Action::QuickCompare,
+            Action::And => Action::QuickAnd,
+            Action::Or => Action::QuickOr,
+            Action::Xor => Action::QuickXor,
+            Action::Test => Action::QuickTest,
+            Action::ShiftLeft if shifts => Action::QuickShiftLeft,
+            Action::ShiftRight if shifts => Action::QuickShiftRight,
+            action => action,
+        };
+        let quick = match action {
+            Action::MultiplyBy => self.quick,
+            _ => (to, from, number),
+        };
+        Self {
+            action,
+            quick,
+            ..self
+        }
+    }
+
+    /// Returns whether the operands are of the forms that the action is executed with.
+    fn is_usual(&self, count: u32, has_memory: bool) -> bool {
+        let same = self.size == self.from_size;
+        if self.from_size == 0 && self.action != Action::LoadAddress {
+            return false;
+        }
+        match self.action {
+            Action::Push | Action::Pop | Action::CallIndirect | Action::JumpIndirect => {
+                let is_popped = self.action != Action::Pop || matches!(self.to, Place::Register(_));
+                count == 1 && self.size == 8 && is_popped
+            }
+            Action::Not
+            | Action::Negate
+            | Action::Increment
+            | Action::Decrement
+            | Action::Set(_) => count == 1,
+            Action::Exchange => count == 2 && same && !has_memory,
+            Action::Move | Action::MoveSigned => count == 2 && self.from_size <= self.size,
+            Action::LoadAddress => count == 2 && self.from == Place::Memory,
+            Action::ShiftLeft
+            | Action::ShiftRight
+            | Action::ShiftSigned
+            | Action::RotateLeft
+            | Action::RotateRight => count <= 2,
+            Action::MultiplyBy => count == 3 && same,
+            _ => count == 2 && same,
+        }
+    }
+}
+
+fn action(instruction: &Instruction) -> Option<Action> {
+    let near = || {
+        let is_near = instruction.op0_kind() == OpKind::NearBranch64;
+        is_near.then(|| instruction.near_branch_target())
+    };
+    let mnemonic = instruction.mnemonic();
+    Some(match mnemonic {
+        Mnemonic::Rdmsr => Action::Rdmsr,
+        Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Pause => Action::Nothing,
+        Mnemonic::Mov | Mnemonic::Movzx => Action::Move,
+        Mnemonic::Movsx | Mnemonic::Movsxd => Action::MoveSigned,
+        Mnemonic::Lea => Action::LoadAddress,
+        Mnemonic::Push => Action::Push,
+        Mnemonic::Pop => Action::Pop,
+        Mnemonic::Xchg => Action::Exchange,
+        Mnemonic::Add => Action::Add,
+        Mnemonic::Adc => Action::AddWithCarry,
+        Mnemonic::Sub => Action::Subtract,
+        Mnemonic::Sbb => Action::SubtractWithBorrow,
+        Mnemonic::Cmp => Action::Compare,
+        Mnemonic::And => Action::And,
+        Mnemonic::Or => Action::Or,
+        Mnemonic::Xor => Action::Xor,
+        Mnemonic::Test => Action::Test,
+        Mnemonic::Not => Action::Not,
+        Mnemonic::Neg => Action::Negate,
+        Mnemonic::Inc => Action::Increment,
+        Mnemonic::Dec => Action::Decrement,
+        Mnemonic::Shl | Mnemonic::Sal => Action::ShiftLeft,
+        Mnemonic::Shr => Action::ShiftRight,
+        Mnemonic::Sar => Action::ShiftSigned,
+        Mnemonic::Rol => Action::RotateLeft,
+        Mnemonic::Ror => Action::RotateRight,
+        Mnemonic::Imul => match instruction.op_count() {
+            2 => Action::Multiply,
+            3 => Action::MultiplyBy,
+            _ => return None,
+        },
+        Mnemonic::Cbw | Mnemonic::Cwde | Mnemonic::Cdqe => Action::MoveSigned,
+        _ if is_set(mnemonic) => Action::Set(instruction.condition_code()),
+        _ if is_conditional_move(mnemonic) => Action::MoveIf(instruction.condition_code()),
+        _ if instruction.is_jcc_short_or_near() => {
+            Action::JumpIf(instruction.condition_code(), near()?)
+        }
+        _ => match instruction.code() {
+            Code::Call_rel32_64 => Action::Call(near()?),
+            Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Action::Jump(near()?),
+            Code::Call_rm64 => Action::CallIndirect,
+            Code::Jmp_rm64 => Action::JumpIndirect,
+            Code::Retnq => Action::Return,
+            Code::Leaveq => Action::Leave,
+            _ => return None,
+        },
+    })
+}
+
+/// Returns an operand and its size.
+fn place(instruction: &Instruction, operand: u32) -> Option<(Place, u8)> {
+    match instruction.op_kind(operand) {
+        OpKind::Register => {
+            let register = instruction.op_register(operand);
+            if !register.is_gpr() {
+                return None;
+            }
+            let number = register.full_register().number() as u8;
+            let is_high = matches!(
+                register,
+                Register::AH | Register::CH | Register::DH | Register::BH
+            );
+            let place = match is_high {
+                true => Place::High(number),
+                false => Place::Register(number),
+            };
+            Some((place, register.size() as u8))
+        }
+        OpKind::Memory => {
+            // LEA's operand is none, and has the size 0.
+            let size = instruction.memory_size().size();
+            matches!(size, 0 | 1 | 2 | 4 | 8).then_some((Place::Memory, size as u8))
+        }
+        _ => {
+            let value = instruction.try_immediate(operand).ok()?;
+            // Sign-extended already, and cut where it is used.
+            Some((Place::Immediate(value), 8))
+        }
+    }
+}
+
+fn address(instruction: &Instruction) -> Option<Address> {
+    let register = |register: Register| match register {
+        // The displacement has RIP in it.
+        Register::None | Register::RIP => Some(ZERO),
+        register => (register.is_gpr() && register.size() == 8).then(|| register.number() as u8),
+    };
+    Some(Address {
+        base: register(instruction.memory_base())?,
+        index: register(instruction.memory_index())?,
+        shift: instruction.memory_index_scale().trailing_zeros() as u8,
+        segment: match instruction.memory_segment() {
+            Register::FS => FS,
+            Register::GS => GS,
+            _ => ZERO,
+        },
+        displacement: instruction.memory_displacement64(),
+    })
+}

@@ -1,0 +1,117 @@
+//! Branches that are taken for the guest.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+use vpmu::x86::lbr::Kind;
+
+use super::super::super::tests::everything;
+use super::super::{Bridge, Start};
+use super::{CODE, DATA, KERNEL, STACK, TABLES, map, memory, regs, sregs, word};
+use crate::memory::GuestMemory;
+
+/// Branches by offsets in the code.
+type Taken = Vec<(u64, u64, Kind)>;
+
+/// Takes branches of `code`; returns them, and the registers thereafter.
+fn taken(
+    code: &[u8],
+    regs: &kvm_regs,
+    sregs: &kvm_sregs,
+    wanted: usize,
+) -> Option<(Taken, kvm_regs)> {
+    let ram = memory(code);
+    let mut bridge = Bridge::new();
+    let start = Start { regs, sregs };
+    if !bridge.plan_branches(&start, &ram, everything(), wanted) {
+        return None;
+    }
+    let (after, executed) = bridge.commit(regs, &ram)?.unwrap();
+    let branches = bridge.taken(executed.taken).iter();
+    let offset = |at: u64| at - CODE;
+    let branches = branches.map(|branch| (offset(branch.from), offset(branch.to), branch.kind));
+    Some((branches.collect(), after))
+}
+
+#[test]
+fn branches_are_taken_for_the_guest() {
+    // dec ecx; jne 0: 68 has two bits, so PF is set.
+    let loop_ = (2, 0, Kind::Conditional);
+    let regs = kvm_regs { rcx: 100, ..regs() };
+    let (branches, after) = taken(&[0xff, 0xc9, 0x75, 0xfc], &regs, &sregs(), 32).unwrap();
+    assert_eq!(branches, [loop_; 32]);
+    assert_eq!((after.rcx, after.rip, after.rflags), (68, CODE, 6));
+    // call 7; jmp 8; ret; call rax
+    let code = [0xe8, 2, 0, 0, 0, 0xeb, 1, 0xc3, 0xff, 0xd0];
+    let regs = kvm_regs { rax: CODE, ..regs };
+    let (branches, after) = taken(&code, &regs, &sregs(), 6).unwrap();
+    let round = [
+        (0, 7, Kind::RelativeCall),
+        (7, 5, Kind::Return),
+        (5, 8, Kind::RelativeJump),
+        (8, 0, Kind::IndirectCall),
+    ];
+    assert_eq!(branches, [&round[..], &round[..2]].concat());
+    assert_eq!((after.rip, after.rsp), (CODE + 5, STACK - 8));
+}
+
+#[test]
+fn a_frame_is_left() {
+    // mov ebp, STACK - 16; push 5 twice, at STACK - 16 the last; leave; jmp to itself
+    let code = [
+        0xbd, 0xf0, 0x9f, 0, 0, 0x6a, 7, 0x6a, 5, 0x6a, 6, 0xc9, 0xeb, 0xfe,
+    ];
+    let (_, after) = taken(&code, &regs(), &sregs(), 1).unwrap();
+    assert_eq!((after.rbp, after.rsp), (5, STACK - 8));
+}
+
+#[test]
+fn branches_end_where_all_flags_are_defined_and_before_the_next() {
+    // 0: test al, 1; 2: je 6; 4: ud2; 6: cmp eax, eax; 8: ud2. AF is undefined at the branch, and defined behind it.
+    let code = [0xa8, 1, 0x74, 2, 0x0f, 0x0b, 0x39, 0xc0, 0x0f, 0x0b];
+    let (branches, after) = taken(&code, &regs(), &sregs(), 1).unwrap();
+    assert_eq!(branches, [(2, 6, Kind::Conditional)]);
+    assert_eq!(after.rip, CODE + 8);
+    // jmp 4 there: one branch too many.
+    let code = [0xa8, 1, 0x74, 2, 0x0f, 0x0b, 0xeb, 0xfc];
+    assert_eq!(taken(&code, &regs(), &sregs(), 1), None);
+    // jne to the next instruction: nobody can tell whether it is taken.
+    let code = [0x39, 0xc0, 0x75, 0, 0xeb, 0xfa];
+    assert_eq!(taken(&code, &regs(), &sregs(), 1), None);
+}
+
+#[test]
+fn user_space_reaches_its_own_pages() {
+    // mov eax, [rbx]; jmp 0, or jmp 0 alone
+    let ram = memory(&[0x8b, 0x03, 0xeb, 0xfc]);
+    let user = 1 << 2;
+    for at in [TABLES, TABLES + 0x1000, TABLES + 0x2000] {
+        assert!(ram.write(at, &(word(&ram, at) | user).to_le_bytes()));
+    }
+    map(&ram, CODE, CODE | KERNEL | user);
+    let mut sregs = sregs();
+    sregs.ss.dpl = 3;
+    let is_taken = |data: u64, sregs: &kvm_sregs, rip: u64| {
+        map(&ram, DATA, data);
+        let regs = kvm_regs {
+            rip,
+            rbx: DATA,
+            ..regs()
+        };
+        let start = Start { regs: &regs, sregs };
+        Bridge::new().plan_branches(&start, &ram, everything(), 4)
+    };
+    assert!(is_taken(DATA | KERNEL | user, &sregs, CODE));
+    assert!(!is_taken(DATA | KERNEL, &sregs, CODE), "the kernel's page");
+    // CR4.PKE: no memory; jumps that need none go on.
+    let keys = kvm_sregs {
+        cr4: sregs.cr4 | 1 << 22,
+        ..sregs
+    };
+    assert!(!is_taken(DATA | KERNEL | user, &keys, CODE));
+    assert!(ram.write(CODE, &[0xeb, 0xfe]));
+    assert!(is_taken(DATA | KERNEL | user, &keys, CODE));
+    sregs.ss.dpl = 0;
+    assert!(
+        !is_taken(DATA | KERNEL | user, &sregs, CODE),
+        "the kernel in user space"
+    );
+}

@@ -1,0 +1,115 @@
+//! What is executed for the guest ([`super::bridge`]).
+
+use kvm_bindings::kvm_regs;
+use vpmu::x86::{Ring, lbr};
+
+use super::Follower;
+use super::bridge::{Executed, Start};
+use crate::error::Error;
+use crate::guest::ring;
+use crate::host::Host;
+use crate::kvm::OnKvm;
+use crate::pmu::Core;
+use crate::sys::{self, debug};
+
+impl Follower {
+    /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
+    pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+        let Some(bridge) = &mut self.bridge else {
+            return Ok(());
+        };
+        let Some((_, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr)) else {
+            return Ok(());
+        };
+        // An interrupt that is due comes first.
+        let is_next = self.run.is_none() && !pmu.pmi_is_due() && pmu.branches_awaited() == 0;
+        let Some(regs) = kvm.run.regs().filter(|_| is_next && bridge.is_due()) else {
+            return Ok(());
+        };
+        let sregs = sys::sregs(&kvm.vcpu)?;
+        let start = Start {
+            regs: &regs,
+            sregs: &sregs,
+        };
+        let read = |msr| pmu.read_record(msr);
+        let is_planned = bridge.plan_reads(&start, &*self.memory, value, read);
+        // What costs a call is asked last.
+        if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
+            bridge.forget();
+        }
+        Ok(())
+    }
+
+    /// Takes branches for the guest, as many as are `wanted` and as can be. Nothing is left for KVM to complete.
+    pub(super) fn take(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut Core<Host>,
+        wanted: usize,
+    ) -> Result<(), Error> {
+        let (Some(bridge), Some(filter)) = (&mut self.bridge, pmu.branch_filter()) else {
+            return Ok(());
+        };
+        let regs = match kvm.run.regs() {
+            Some(regs) => regs,
+            None => sys::regs(&kvm.vcpu)?,
+        };
+        let sregs = match &self.run {
+            Some(run) if run.exits > 0 => kvm.run.sregs(),
+            _ => sys::sregs(&kvm.vcpu)?,
+        };
+        let start = Start {
+            regs: &regs,
+            sregs: &sregs,
+        };
+        if filter.call_stack || !bridge.plan_branches(&start, &*self.memory, filter, wanted) {
+            return Ok(());
+        }
+        let is_free = !kvm.run.is_elsewhere() && {
+            let events = sys::events(&kvm.vcpu)?;
+            let is_shadowed = events.interrupt.shadow != 0;
+            !is_shadowed && super::are_over(&events) && debug::breakpoints(&kvm.vcpu)? == 0
+        };
+        if !is_free {
+            bridge.forget();
+        }
+        let ring = ring(&sregs, &regs);
+        let Some(crossed) = bridge.commit(&regs, &*self.memory) else {
+            return Ok(());
+        };
+        match crossed {
+            Err(_) => pmu.count_bridge(None, ring),
+            Ok((regs, executed)) => {
+                Self::give(kvm, &regs)?;
+                pmu.count_bridge(Some(executed), ring);
+                pmu.take_branches(bridge.taken(executed.taken).iter());
+            }
+        }
+        Ok(())
+    }
+
+    /// Crosses the bridge, if there is one. KVM has completed the read before it, and no more.
+    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+        let (Some(bridge), Some(regs)) = (&mut self.bridge, kvm.run.regs()) else {
+            return Ok(());
+        };
+        let executed: Option<Executed> = match bridge.commit(&regs, &*self.memory) {
+            None => return Ok(()),
+            Some(Err(_)) => None,
+            Some(Ok((regs, executed))) => {
+                Self::give(kvm, &regs)?;
+                Some(executed)
+            }
+        };
+        pmu.count_bridge(executed, Ring::Kernel);
+        Ok(())
+    }
+
+    /// Gives the vCPU registers that go with the memory.
+    fn give(kvm: &OnKvm, regs: &kvm_regs) -> Result<(), Error> {
+        // Now, not with the next run: a VMM may save the vCPU meanwhile.
+        sys::set_regs(&kvm.vcpu, regs)?;
+        kvm.run.note_regs(regs);
+        Ok(())
+    }
+}
