@@ -296,12 +296,17 @@ impl Pair {
         // The counters may have been borrowed or given back while the other guest was in the CPU. Both have one
         // configuration, so what that one's PMU could do this one's can.
         let kept = monitor.settings.kept_counters(local.borrowed);
-        let _ = pmu.replan(kept);
+        let replanned = pmu.kept() != kept;
+        if replanned {
+            let _ = pmu.replan(kept);
+        }
         let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
         let left = self.other_pmu.as_ref();
         self.switches.instructions += measured(pmu, |pmu| pmu.load(left, &mut PhysicalPmu));
         self.switches.registers += pmu.switch_accesses() - accesses;
-        pmu.note_lost(&mut PhysicalPmu);
+        if replanned {
+            pmu.note_lost(&mut PhysicalPmu);
+        }
         if let Some((was, is)) = was.zip(pmu.residence()) {
             self.switches.begin(was, is);
         }

@@ -279,6 +279,11 @@ impl GuestPmu {
         Some(Plan::new(&most).ok()?.host_counters() - now)
     }
 
+    /// How many counters the host keeps.
+    pub fn kept(&self) -> u8 {
+        self.plan.host_counters().len() as u8
+    }
+
     /// Has the host keep `host_counters` from now on, more or fewer than before. A counter that the guest has counting and
     /// that the host takes stands still until it is given back.
     ///
@@ -302,10 +307,8 @@ impl GuestPmu {
     /// # Errors
     ///
     /// As for [`Self::keep`].
+    #[cold]
     pub fn replan(&mut self, host_counters: u8) -> Result<(), PmuError> {
-        if self.plan.host_counters().len() == u32::from(host_counters) {
-            return Ok(());
-        }
         let plan = Plan::new(&self.hardware.partition(host_counters))?;
         let kept = match &mut self.kind {
             PmuKind::Emulated(pmu) => pmu.migrate(plan).is_ok(),
@@ -321,6 +324,7 @@ impl GuestPmu {
     }
 
     /// Counts those of the counters that [`Self::replan`] has taken that the guest has counting; after the next load.
+    #[cold]
     pub fn note_lost<R: PmuRegisters>(&mut self, registers: &mut R) {
         for n in core::mem::take(&mut self.newly_taken) {
             let state = match &self.kind {
