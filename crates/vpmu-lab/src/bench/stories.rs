@@ -21,8 +21,10 @@ const STORIES: &[(&str, Story)] = &[
     ("exits", EXITS),
     ("paravirt", PARAVIRT),
     ("paused", PAUSED),
+    ("lbr", LBR),
     ("pebs", PEBS),
     ("reprogram", REPROGRAM),
+    ("rings", RINGS),
     ("sampling", SAMPLING),
     ("host-profile", HOST_PROFILE),
     ("switch", SWITCH),
@@ -281,6 +283,55 @@ const PEBS: Story = Story {
         bars(
             "largest_share_difference_points",
             "Largest error of a function's share",
+        ),
+    ],
+};
+
+const LBR: Story = Story {
+    title: "x86: last branch records on a host that has none",
+    published: "2019 for processors that have them, without a figure",
+    sentences: &[
+        "A guest that asks for its last branches is followed at each sample, until it has taken as many as it records: \
+         {exits_per_sample@predict}, and {guest_us_per_sample@predict} of its time.",
+        "Of {checked_branches@predict} that were checked {wrong_branches@predict} were wrong, and \
+         {full_stacks_percent@predict} of the samples had all of theirs.",
+    ],
+    highlight: Highlight {
+        label: "The guest's time for a sample with its branches",
+        figure: "guest_us_per_sample",
+        from: Some("step"),
+        to: "predict",
+    },
+    charts: &[
+        bars("exits_per_sample", "Exits for each sample, to follow"),
+        bars("guest_us_per_sample", "The guest's time for a sample"),
+        bars("full_stacks_percent", "Samples with all of their branches"),
+    ],
+};
+
+const RINGS: Story = Story {
+    title: "x86: privilege rings on a host where only a clock counts",
+    published: "nowhere: a processor's counters tell the rings apart",
+    sentences: &[
+        "A guest's counters of user space and of its kernel add up to the counter of both within \
+         {ring_sum_error_percent@counting}, and user space's share is {ring_share_error_points@counting} from what the \
+         guest is known to execute.",
+        "By samples of each ring the two are {ring_sum_error_percent@sampling} and {ring_share_error_points@sampling}.",
+    ],
+    highlight: Highlight {
+        label: "User space's share, counted against known",
+        figure: "ring_share_error_points",
+        from: None,
+        to: "counting",
+    },
+    charts: &[
+        bars(
+            "ring_sum_error_percent",
+            "Both rings' counters against one of both",
+        ),
+        bars(
+            "ring_share_error_points",
+            "User space's share against the known one",
         ),
     ],
 };
