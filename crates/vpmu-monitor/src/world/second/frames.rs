@@ -144,7 +144,10 @@ impl VirtualGic {
                     self.group1.set_word(word, value);
                     return;
                 }
-                ISENABLER => (&mut self.enabled, true),
+                ISENABLER => {
+                    self.ask_lines_again(word, value);
+                    (&mut self.enabled, true)
+                }
                 ICENABLER => (&mut self.enabled, false),
                 ISPENDR => (&mut self.pending, true),
                 ICPENDR => (&mut self.pending, false),
@@ -195,6 +198,20 @@ mod tests {
         gic.write_redistributor(FRAME + ISENABLER + 4, 4, 2);
         assert_eq!(gic.read_distributor(ICENABLER + 4, 4), 5);
         assert_eq!(gic.read_redistributor(GICR_TYPER, 8), 0x100 << 32 | 1 << 4);
+    }
+
+    #[test]
+    fn a_line_that_rose_while_its_interrupt_was_disabled_is_asked_again() {
+        const PMI: u32 = 23;
+        let mut gic = VirtualGic::new(0);
+        gic.write_distributor(CTLR, 4, 3);
+        gic.hold(PMI);
+        gic.write_redistributor(FRAME + ISENABLER, 4, 1 << PMI);
+        assert!(!gic.has_pending(), "its line may be low by now");
+        assert_eq!(gic.take_released(0), 1 << PMI, "and comes if it is not");
+        gic.hold(PMI);
+        gic.write_redistributor(FRAME + ISENABLER, 4, 1 << PMI);
+        assert!(gic.has_pending(), "it was enabled when the line rose");
     }
 
     #[test]

@@ -218,6 +218,13 @@ impl VirtualGic {
             .set_word(word, self.released.word(word) | unused);
     }
 
+    /// Forgets the interrupts of physical lines that the guest enables only now: what came while they were disabled may be
+    /// over. Where a line is high still, its interrupt comes again at once.
+    pub(super) fn ask_lines_again(&mut self, word: usize, enabled: u32) {
+        let late = enabled & !self.enabled.word(word) & self.held.word(word);
+        self.pending.set_word(word, self.pending.word(word) & !late);
+    }
+
     pub(super) fn pending_word(&self, n: usize) -> u32 {
         self.pending.word(n) | self.lines.word(n)
     }
