@@ -8,11 +8,10 @@ use vpmu_perf::{Backing, Kick, PerfHost};
 
 use crate::Statistics;
 use crate::error::Error;
-use crate::host::Host;
 use crate::lapic::Pmi;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::Options;
-use crate::pmu::{Core, Engine};
+use crate::pmu::Core;
 use crate::state::State;
 use crate::thread::Thread;
 use crate::vcpu::restore;
@@ -22,7 +21,7 @@ use crate::vcpu::restore;
 /// ([`take_pmi`](Self::take_pmi)). All else is as with [`Vcpu`](crate::Vcpu).
 #[derive(Debug)]
 pub struct BarePmu {
-    core: Core<Host>,
+    core: Core<PerfHost>,
     thread: Thread,
     options: Options,
 }
@@ -50,11 +49,11 @@ impl BarePmu {
                 "they need the guest's registers and memory (Vcpu::attach)",
             ));
         }
-        let engine = Engine::of(capability, options.policy)?;
+        let core = Core::architectural(capability, options.policy)?;
         let pmu = Pmu::Architectural(capability);
         Ok(Self {
             thread: Thread::new(&pmu, options, kick, tsc_hz)?,
-            core: Core::new(engine, Host::Unbound),
+            core,
             options: options.clone(),
         })
     }
@@ -90,7 +89,7 @@ impl BarePmu {
     /// When perf refuses.
     pub fn before_run(&mut self) -> Result<(), Error> {
         // No vCPU can be asked for its ring here, so that a clock's counter of one ring goes by perf's last sample.
-        let host = |_, perf| Ok(Host::Bound(PerfHost::new(perf)?, None));
+        let host = |_, perf| Ok(PerfHost::new(perf)?);
         let rate = self.thread.perf.tsc_hz;
         self.thread.before_run(&mut self.core, || Ok(rate), host)
     }

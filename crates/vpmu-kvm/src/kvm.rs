@@ -10,7 +10,6 @@ use vpmu_perf::{Flag, KICKED, PerfHost, PerfOptions};
 
 use crate::error::Error;
 use crate::guest::{self, VcpuGuest};
-use crate::host::Host;
 use crate::lapic::{self, Lapic, Pmi};
 use crate::memory::GuestMemory;
 use crate::parts::Parts;
@@ -73,16 +72,16 @@ impl OnKvm {
         &self,
         perf: PerfOptions,
         pebs: Option<Arc<dyn GuestMemory>>,
-    ) -> Result<Host, Error> {
-        let guest = pebs.map(|memory| {
-            let (vcpu, run) = (Arc::clone(&self.vcpu), Arc::clone(&self.run));
-            VcpuGuest::new(vcpu, run, memory)
-        });
+    ) -> Result<PerfHost, Error> {
         let mut host = PerfHost::new(perf)?;
         let vcpu = Arc::clone(&self.vcpu);
         // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
         host.set_ring(move || guest::ring_of(&vcpu));
-        Ok(Host::Bound(host, guest))
+        if let Some(memory) = pebs {
+            let (vcpu, run) = (Arc::clone(&self.vcpu), Arc::clone(&self.run));
+            host.set_guest(VcpuGuest::new(vcpu, run, memory));
+        }
+        Ok(host)
     }
 
     /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.

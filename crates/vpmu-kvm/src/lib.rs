@@ -84,7 +84,6 @@ mod follow;
 #[path = "no_follow.rs"]
 mod follow;
 mod guest;
-mod host;
 mod intercept;
 mod kvm;
 mod lapic;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use vpmu_perf::PerfHost;
+
 use crate::error::Error;
-use crate::host::Host;
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
@@ -29,19 +30,19 @@ impl Follower {
         }
     }
 
-    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut Core<Host>) {
+    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) {
         match *self {}
     }
 
-    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<(), Error> {
+    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<(), Error> {
+    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn after_run(&mut self, _: &OnKvm, _: &mut Core<Host>) -> Result<bool, Error> {
+    pub(crate) fn after_run(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<bool, Error> {
         match *self {}
     }
 }

@@ -102,7 +102,7 @@ impl Paravirtual {
         Ok(())
     }
 
-    pub(crate) fn rdmsr(&self, index: u32) -> Outcome {
+    pub(crate) fn rdmsr<H: CounterHost<CounterConfig>>(&self, index: u32, _: &mut H) -> Outcome {
         match index {
             PMU_PAGE_MSR => Outcome::Value(self.page.map_or(0, |at| at | PAGE_ENABLE)),
             // A request has no value to read.
@@ -150,11 +150,11 @@ impl Paravirtual {
         shared
     }
 
-    pub(crate) fn interrupt_is_due(&self) -> bool {
+    pub(crate) fn pmi_due(&self) -> bool {
         self.device.nmi_due()
     }
 
-    pub(crate) fn take_interrupt(&mut self) -> bool {
+    pub(crate) fn take_pmi(&mut self) -> bool {
         self.device.take_nmi()
     }
 

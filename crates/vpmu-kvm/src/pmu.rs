@@ -1,28 +1,52 @@
 //! One vCPU's PMU and its host: the parts that need no descriptor.
 
+/// Makes the same call of a PMU of either kind and vendor.
+// One choice for each call, and the same one in the files beside this.
+macro_rules! each {
+    ($engine:expr, $pmu:ident => $call:expr) => {
+        match $engine {
+            Engine::Architectural(AnyPmu::Intel($pmu), _) => $call,
+            Engine::Architectural(AnyPmu::Amd($pmu), _) => $call,
+            Engine::Paravirtual($pmu) => $call,
+        }
+    };
+}
+
 #[cfg(feature = "lbr")]
 mod branches;
-mod engine;
 mod host_access;
 
+use std::mem::discriminant;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vpmu::counter::{Counter, CounterHost, CounterState, Report};
-use vpmu::x86::{CounterConfig, Outcome, Ring};
+use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report};
+use vpmu::x86::{
+    AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, RestoreError, Ring,
+};
+use vpmu_perf::PerfHost;
 
 use crate::error::Error;
-use crate::host::Host;
 use crate::lapic::Pmi;
+use crate::memory::GuestMemory;
 use crate::offer::Pmu;
+use crate::paravirt::Paravirtual;
 use crate::state::SavedPmu;
 use crate::{Exit, Statistics};
-pub(crate) use engine::Engine;
 
-/// The engine, its host, and the statistics.
+/// A PMU of the kind that its guest is offered.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each vCPU")]
+enum Engine {
+    Architectural(AnyPmu, Policy),
+    Paravirtual(Paravirtual),
+}
+
+/// The PMU, its host, and the statistics.
 #[derive(Debug)]
 pub(crate) struct Core<H> {
     engine: Engine,
-    pub(crate) host: H,
+    /// The perf events of the vCPU's thread; `None`: there is no thread yet.
+    pub(crate) host: Option<H>,
     /// Whether host events miss the instructions that are completed here. A clock has no instructions, and the time of an
     /// exit is in its count.
     pub(crate) misses_completed: bool,
@@ -30,13 +54,33 @@ pub(crate) struct Core<H> {
 }
 
 impl<H: CounterHost<CounterConfig>> Core<H> {
-    /// Makes the PMU of a vCPU that does not run. Nothing counts before [`load`](Self::load).
-    pub(crate) fn new(mut engine: Engine, mut host: H) -> Self {
-        // There is no thread yet whose events could count, and the engine begins with a vCPU that runs.
-        engine.put(&mut host);
+    /// Makes the PMU of a vCPU that has no thread yet. Nothing counts before it has a host and is [loaded](Self::load).
+    pub(crate) fn new(
+        pmu: &Pmu,
+        policy: Policy,
+        memory: Arc<dyn GuestMemory>,
+    ) -> Result<Self, Error> {
+        match pmu {
+            Pmu::Architectural(capability) => Self::architectural(*capability, policy),
+            Pmu::Paravirtual(offer) => Ok(Self::of(Engine::Paravirtual(Paravirtual::new(
+                offer.clone(),
+                memory,
+            )?))),
+        }
+    }
+
+    /// As [`new`](Self::new), for an architectural PMU, which needs no memory.
+    pub(crate) fn architectural(capability: Capability, policy: Policy) -> Result<Self, Error> {
+        let pmu = architectural(capability, policy)?;
+        Ok(Self::of(Engine::Architectural(pmu, policy)))
+    }
+
+    fn of(mut engine: Engine) -> Self {
+        // The engine begins with a vCPU that runs.
+        each!(&mut engine, pmu => pmu.put(&mut None::<H>));
         Self {
             engine,
-            host,
+            host: None,
             misses_completed: false,
             statistics: Arc::new(Mutex::new(Statistics::new())),
         }
@@ -44,19 +88,22 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Makes the enabled counters count from now on.
     pub(crate) fn load(&mut self) {
-        self.engine.load(&mut self.host);
+        each!(&mut self.engine, pmu => pmu.load(&mut self.host));
     }
 
     pub(crate) fn offer(&self) -> Pmu {
-        self.engine.offer()
+        match &self.engine {
+            Engine::Architectural(pmu, _) => Pmu::Architectural(pmu.capability()),
+            Engine::Paravirtual(pmu) => Pmu::Paravirtual(pmu.offer().clone()),
+        }
     }
 
     pub(crate) fn is_architectural(&self) -> bool {
-        self.engine.is_architectural()
+        matches!(self.engine, Engine::Architectural(..))
     }
 
     pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
-        self.engine.counter_state(counter)
+        each!(&self.engine, pmu => pmu.counter_state(counter))
     }
 
     pub(crate) fn shared_statistics(&self) -> Arc<Mutex<Statistics>> {
@@ -71,61 +118,107 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Returns the PMU's state up to this moment, in which the guest does not run. Nothing stops.
     pub(crate) fn save(&mut self) -> SavedPmu {
-        let state = self.engine.save(&mut self.host);
+        let state = self.state();
         self.publish();
         state
     }
 
+    fn state(&mut self) -> SavedPmu {
+        let host = &mut self.host;
+        match &mut self.engine {
+            Engine::Architectural(pmu, _) => {
+                SavedPmu::Architectural(pmu.capability(), pmu.save(host))
+            }
+            Engine::Paravirtual(pmu) => SavedPmu::Paravirtual(pmu.save(host)),
+        }
+    }
+
     /// Continues from `state`. An error leaves everything as it was.
-    pub(crate) fn restore(&mut self, state: &SavedPmu, loaded: bool) -> Result<(), Error> {
-        self.engine.restore(state, &mut self.host, loaded)?;
+    pub(crate) fn restore(&mut self, state: &SavedPmu) -> Result<(), Error> {
+        let host = &mut self.host;
+        match (&mut self.engine, state) {
+            (Engine::Paravirtual(pmu), SavedPmu::Paravirtual(state))
+                if state.offer() == *pmu.offer() =>
+            {
+                pmu.restore(state, host)?;
+            }
+            (Engine::Architectural(pmu, policy), SavedPmu::Architectural(told, state)) => {
+                let here = pmu.capability();
+                // The same PMU keeps its host events: nothing has to be made anew for a guest that goes on here.
+                if *told == here {
+                    pmu.restore(state, host).map_err(Error::State)?;
+                } else if discriminant(told) != discriminant(&here) {
+                    // Otherwise neither the MSRs that come here nor CPUID would be the guest's.
+                    return Err(Error::State(RestoreError::Vendor));
+                } else {
+                    let mut other = architectural(*told, *policy)?;
+                    // This PMU asks nothing of the host, which still works for the present one.
+                    other.put(host);
+                    other.restore(state, host).map_err(Error::State)?;
+                    // Only now, when the new PMU holds the state, may the old one give its host events back.
+                    pmu.reset(host);
+                    *pmu = other;
+                    if host.is_some() {
+                        pmu.load(host);
+                    }
+                }
+            }
+            _ => return Err(Error::OtherOffer),
+        }
         self.publish();
         Ok(())
     }
 
     pub(crate) fn reset(&mut self) {
-        self.engine.reset(&mut self.host);
+        each!(&mut self.engine, pmu => pmu.reset(&mut self.host));
         self.publish();
     }
 
     /// Gives back host events that the guest has not used since the last call.
     pub(crate) fn end_slice(&mut self) {
-        self.engine.end_slice(&mut self.host);
+        each!(&mut self.engine, pmu => pmu.end_slice(&mut self.host));
         self.publish();
     }
 
     pub(crate) fn rdmsr(&mut self, index: u32) -> Outcome {
-        let outcome = self.engine.rdmsr(index, &mut self.host);
+        let outcome = each!(&mut self.engine, pmu => pmu.rdmsr(index, &mut self.host));
         self.note_access(outcome, Exit::MsrRead(index), Ring::Kernel);
         outcome
     }
 
     pub(crate) fn wrmsr(&mut self, index: u32, value: u64) -> Outcome {
-        let outcome = self.engine.wrmsr(index, value, &mut self.host);
+        let outcome = each!(&mut self.engine, pmu => pmu.wrmsr(index, value, &mut self.host));
         self.note_access(outcome, Exit::MsrWrite(index), Ring::Kernel);
         outcome
     }
 
     /// Performs RDPMC, by `ring` of the guest, which may.
     pub(crate) fn rdpmc(&mut self, index: u32, ring: Ring) -> Outcome {
-        let outcome = self.engine.rdpmc(index, &mut self.host);
+        let host = &mut self.host;
+        let outcome = match &mut self.engine {
+            Engine::Architectural(pmu, _) => pmu.rdpmc(index, Ring::Kernel, true, host),
+            // Its counts are in the page. The port of a rewritten RDPMC is then the VMM's.
+            Engine::Paravirtual(_) => Outcome::NotHandled,
+        };
         self.note_access(outcome, Exit::Rdpmc, ring);
         outcome
     }
 
     /// Handles the overflow of a host event.
     pub(crate) fn overflow(&mut self, counter: Counter, report: Report) {
-        self.engine.overflow(counter, report, &mut self.host);
+        each!(&mut self.engine, pmu => {
+            pmu.overflow(counter, report, &mut self.host);
+        });
     }
 
     pub(crate) fn pmi_is_due(&self) -> bool {
-        self.engine.interrupt_is_due()
+        each!(&self.engine, pmu => pmu.pmi_due())
     }
 
     /// Returns how to deliver the PMI that is due. The PMI is then not due any more.
     pub(crate) fn take_pmi(&mut self, lvtpc: u32) -> Option<Pmi> {
         // The interrupt is taken even where LVTPC is masked: an edge that finds the mask set is lost on a processor, too.
-        if !self.engine.take_interrupt() {
+        if !each!(&mut self.engine, pmu => pmu.take_pmi()) {
             return None;
         }
         let pmi = Pmi::of(lvtpc);
@@ -142,7 +235,14 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     /// and who compares two moments makes them by exits of the VMM's.
     pub(crate) fn publish(&self) {
         let mut statistics = self.statistics();
-        (statistics.host, statistics.pebs, statistics.lbr) = self.engine.statistics();
+        match &self.engine {
+            Engine::Architectural(pmu, _) => {
+                statistics.host = pmu.statistics();
+                statistics.pebs = pmu.pebs_statistics();
+                statistics.lbr = pmu.lbr_statistics();
+            }
+            Engine::Paravirtual(pmu) => statistics.host = pmu.statistics(),
+        }
     }
 
     fn note_access(&mut self, outcome: Outcome, exit: Exit, ring: Ring) {
@@ -153,17 +253,21 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         };
         self.statistics().count(exit);
         // The instruction retires in no guest mode, so that no counter of the processor's has seen it. It retires under what it
-        // has written.
-        if completed && self.misses_completed {
-            self.engine.completed(ring, &mut self.host);
+        // has written. A paravirtual PMU's guest exits by its driver alone, whose doorbells are no part of what it counts.
+        if completed
+            && self.misses_completed
+            && let Engine::Architectural(pmu, _) = &mut self.engine
+        {
+            pmu.emulated(ArchEvent::Instructions, 1, ring, &mut self.host);
         }
     }
 }
 
-impl Core<Host> {
+impl Core<PerfHost> {
     /// Hands over the overflows that perf has signalled. Returns whether there were any.
     pub(crate) fn take_overflows(&mut self) -> bool {
-        let Some(overflows) = self.host.overflows() else {
+        let signalled = self.host.as_mut().filter(|host| host.has_overflows());
+        let Some(overflows) = signalled.map(PerfHost::take_overflows) else {
             return false;
         };
         // Each is handed over alone: the guest may have asked for a PMI, a record or a freeze for any of them.
@@ -175,18 +279,17 @@ impl Core<Host> {
 
     /// Releases the thread whose perf events count. The registers, or the page, then have all counts.
     pub(crate) fn unbind(&mut self) {
-        if matches!(self.host, Host::Unbound) {
+        if self.host.is_none() {
             return;
         }
         // Overflows that were noted on the old thread are lost with its notes.
         self.take_overflows();
-        self.engine.put(&mut self.host);
-        let state = self.engine.save(&mut self.host);
-        self.publish();
+        each!(&mut self.engine, pmu => pmu.put(&mut self.host));
+        let state = self.save();
         // The reset gives all host events back, the restore brings back what they have counted.
-        self.engine.reset(&mut self.host);
-        self.host = Host::Unbound;
-        let restored = self.engine.restore(&state, &mut self.host, false);
+        each!(&mut self.engine, pmu => pmu.reset(&mut self.host));
+        self.host = None;
+        let restored = self.restore(&state);
         // Nothing can be done about an error: the PMU would be one out of reset, and its guest would count on.
         debug_assert_eq!(restored, Ok(()), "it is its own");
     }
@@ -197,6 +300,14 @@ impl Core<Host> {
             pmu.leave(&mut self.host);
         }
     }
+}
+
+fn architectural(capability: Capability, policy: Policy) -> Result<AnyPmu, Error> {
+    AnyPmu::new(PmuConfig {
+        policy,
+        ..PmuConfig::new(capability)
+    })
+    .map_err(Error::Config)
 }
 
 #[cfg(test)]

@@ -3,10 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vpmu_perf::{Backing, Descriptors, Flag, KICKED, Kick, PerfOptions};
+use vpmu_perf::{Backing, Descriptors, Flag, KICKED, Kick, PerfHost, PerfOptions};
 
 use crate::error::Error;
-use crate::host::Host;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::Options;
 use crate::pmu::Core;
@@ -67,14 +66,16 @@ impl Thread {
     /// for this PMU. `tsc_hz` asks for the rate of the vCPU's TSC.
     pub(crate) fn before_run(
         &mut self,
-        core: &mut Core<Host>,
+        core: &mut Core<PerfHost>,
         tsc_hz: impl Fn() -> Result<u64, Error>,
-        host: impl Fn(Offer, PerfOptions) -> Result<Host, Error>,
+        host: impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
-        if !core.host.is_here() {
+        if !core.host.as_ref().is_some_and(PerfHost::is_here) {
             self.bind(core, tsc_hz()?, &host)?;
         }
-        core.host.forget_guest();
+        if let Some(host) = &mut core.host {
+            host.forget_guest();
+        }
         // The kick is taken back before the check for overflows, so that no overflow is without its kick.
         self.take_back();
         // Between two runs no other thread has to be kept out.
@@ -99,9 +100,9 @@ impl Thread {
     /// Makes the perf events of the calling thread.
     fn bind(
         &mut self,
-        core: &mut Core<Host>,
+        core: &mut Core<PerfHost>,
         tsc_hz: u64,
-        host: &impl Fn(Offer, PerfOptions) -> Result<Host, Error>,
+        host: &impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
         // A perf event counts one thread for all its life, so that another thread means other events.
         core.unbind();
@@ -111,7 +112,7 @@ impl Thread {
             tsc_hz,
             ..self.perf.clone()
         };
-        core.host = host(core.offer().into(), perf)?;
+        core.host = Some(host(core.offer().into(), perf)?);
         self.tsc_hz = tsc_hz;
         core.misses_completed = self.backing == Backing::Hardware;
         core.load();

@@ -31,13 +31,12 @@ use vpmu_perf::{Backing, Kick, PerfHost};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::follow::Follower;
-use crate::host::Host;
 use crate::kvm::{AfterRun, OnKvm};
 use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::{self, Options};
 use crate::parts::Parts;
-use crate::pmu::{Core, Engine};
+use crate::pmu::Core;
 use crate::rdpmc::{Rdpmc, VcpuRdpmc};
 use crate::state::{SavedPmu, State};
 use crate::thread::Thread;
@@ -50,7 +49,7 @@ use crate::{Statistics, sys};
 #[derive(Debug)]
 pub struct Vcpu {
     kvm: OnKvm,
-    parts: Parts<Host>,
+    parts: Parts<PerfHost>,
     /// `None`: the guest has no last branch records.
     follower: Option<Follower>,
     /// `None`: nothing is asked of perf.
@@ -79,10 +78,10 @@ impl Vcpu {
         let (pmu, thread) = match &offer.pmu {
             None => (None, None),
             Some(pmu) => {
-                let engine = Engine::new(pmu, options.policy, Arc::clone(&memory))?;
+                let core = Core::new(pmu, options.policy, Arc::clone(&memory))?;
                 // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
                 let thread = Thread::new(pmu, options, options::flag(&kvm.run), 0)?;
-                (Some(Core::new(engine, Host::Unbound)), Some(thread))
+                (Some(core), Some(thread))
             }
         };
         let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
@@ -107,8 +106,7 @@ impl Vcpu {
         let Some(pmu @ Pmu::Paravirtual(_)) = &offer.pmu else {
             return Err(Error::OtherOffer);
         };
-        let engine = Engine::new(pmu, options.policy, Arc::clone(&memory))?;
-        let pmu = Some(Core::new(engine, Host::Unbound));
+        let pmu = Some(Core::new(pmu, options.policy, Arc::clone(&memory))?);
         let kvm = OnKvm::new(vm, vcpu)?;
         let mut this = Self::with(kvm, pmu, None, offer.deadline, options, memory)?;
         // Only with the page's address from the state can the device tell the guest that it leaves.
@@ -121,7 +119,7 @@ impl Vcpu {
 
     fn with(
         kvm: OnKvm,
-        pmu: Option<Core<Host>>,
+        pmu: Option<Core<PerfHost>>,
         thread: Option<Thread>,
         deadline: bool,
         options: Options,
@@ -205,7 +203,7 @@ impl Vcpu {
         if let (Some(pmu), Some(thread)) = (&mut self.parts.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| match offer.capability() {
-                None => Ok(Host::Bound(PerfHost::new(perf)?, None)),
+                None => Ok(PerfHost::new(perf)?),
                 Some(_) => {
                     let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
                     self.kvm.architectural_host(perf, memory)
@@ -230,7 +228,9 @@ impl Vcpu {
         let mut overflowed = false;
         if let Some(pmu) = &mut self.parts.pmu {
             // The guest has run: registers and page tables that PEBS has read before are old.
-            pmu.host.forget_guest();
+            if let Some(host) = &mut pmu.host {
+                host.forget_guest();
+            }
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
         }
@@ -339,8 +339,7 @@ impl Vcpu {
     pub fn set_msr(&mut self, index: u32, value: u64) -> Outcome {
         if let Some(pmu) = &mut self.parts.pmu {
             pmu.take_overflows();
-            let loaded = matches!(pmu.host, Host::Bound(..));
-            let outcome = pmu.set_msr(index, value, loaded);
+            let outcome = pmu.set_msr(index, value);
             if outcome != Outcome::NotHandled {
                 return outcome;
             }
@@ -363,7 +362,7 @@ impl Vcpu {
 
 /// Continues from `state`, which may be that of another PMU of the same kind, if this host can count its events.
 pub(crate) fn restore(
-    pmu: &mut Core<Host>,
+    pmu: &mut Core<PerfHost>,
     state: &SavedPmu,
     options: &Options,
 ) -> Result<(), Error> {
@@ -372,6 +371,5 @@ pub(crate) fn restore(
         offer::check(options, &told)?;
     }
     // As in `reset`, overflows until now stay untaken.
-    let loaded = matches!(pmu.host, Host::Bound(..));
-    pmu.restore(state, loaded)
+    pmu.restore(state)
 }

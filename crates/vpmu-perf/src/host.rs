@@ -9,12 +9,13 @@
 //!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
 
 mod overflows;
+mod pebs;
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots, TakenSamples};
-use vpmu::x86::pebs::Sample;
+use vpmu::x86::pebs::{Guest, Sample};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use crate::choose::{Backing, Chooser};
@@ -29,9 +30,9 @@ use crate::pace::Pace;
 use crate::periods::Period;
 use crate::processor::Vendor;
 use crate::rings::{self, GuestRing, Part, RingSampler};
-use crate::samplers;
 use crate::slot::Slot;
 use crate::units::{FLOOR, Units};
+pub use pebs::SampledGuest;
 
 /// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run
 /// its guest, and drop it.
@@ -51,6 +52,8 @@ pub struct PerfHost {
     /// The samples of the thread, while there is a counter of a part of its time.
     ring_sampler: Option<RingSampler>,
     guest_ring: GuestRing,
+    /// The guest that PEBS records tell of, where it is offered PEBS.
+    guest: Option<Box<dyn SampledGuest>>,
     notes: Arc<Notes>,
     /// The target of the handler's kick, kept alive.
     _kick: Kick,
@@ -112,6 +115,7 @@ impl PerfHost {
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
             ring_sampler: None,
             guest_ring: GuestRing::default(),
+            guest: None,
             notes,
             _kick: options.kick,
         })
@@ -132,6 +136,13 @@ impl PerfHost {
     /// microseconds old.
     pub fn set_ring(&mut self, ring: impl Fn() -> Option<Ring> + Send + 'static) {
         self.guest_ring = GuestRing::new(ring);
+    }
+
+    /// Has the guest [forget](SampledGuest::forget) what it was. Call this before and after each run of the guest.
+    pub fn forget_guest(&mut self) {
+        if let Some(guest) = &mut self.guest {
+            guest.forget();
+        }
     }
 
     /// Returns whether the calling thread is the one that made this host.
@@ -246,22 +257,6 @@ impl PerfHost {
         if self.which(Slot::is_part).is_empty() {
             self.ring_sampler = None;
         }
-    }
-
-    /// Samples where `counter` counts, each `events`. Returns the number of samples that are kept; 0: the period is too
-    /// short, or the kernel refuses.
-    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
-        let period = self.units.to_count(events.get());
-        let others = self.which(Slot::is_sampled) - counter.alone();
-        let shortest = samplers::FLOOR * u64::from(1 + others.len());
-        if !self.sampling || period < shortest {
-            return 0;
-        }
-        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
-        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
-        // What the kernel refuses, it refuses again.
-        self.sampling = begun.is_ok();
-        begun.unwrap_or(0)
     }
 
     /// Returns the counters whose slot is as `wanted`.
@@ -404,9 +399,12 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// A place's TSC is the host's.
     fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        self.slots[counter].take_samples(samples)
+        self.take_guest_samples(counter, samples)
+    }
+
+    fn pebs(&mut self) -> Option<&mut dyn Guest> {
+        Some(&mut **self.guest.as_mut()?)
     }
 
     fn repeats(&self) -> bool {
@@ -419,6 +417,11 @@ impl CounterHost<CounterConfig> for PerfHost {
             // What is too short for a hardware event is found out, and its report then vouches for nothing.
             Backing::Hardware => 1,
         }
+    }
+
+    /// Returns true: perf tells an embedder no branches, so that one who offers their records follows the guest.
+    fn follows_branches(&self) -> bool {
+        true
     }
 
     /// Returns true: the signal is the vCPU thread's own, and the VMM checks for it at each exit.

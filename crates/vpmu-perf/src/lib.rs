@@ -59,7 +59,7 @@ pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::Backing;
 pub use descriptors::Descriptors;
 pub use error::PerfError;
-pub use host::PerfHost;
+pub use host::{PerfHost, SampledGuest};
 pub use kick::{Flag, KICKED, Kick};
 pub use notes::{ALARM, overrun, reach_thread};
 pub use options::{Freeze, PerfOptions, Support, check_sampling, prepare, support};

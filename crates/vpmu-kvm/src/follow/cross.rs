@@ -2,19 +2,19 @@
 
 use kvm_bindings::kvm_regs;
 use vpmu::x86::{Ring, lbr};
+use vpmu_perf::PerfHost;
 
 use super::Follower;
 use super::bridge::{Executed, Start};
 use crate::error::Error;
 use crate::guest::ring;
-use crate::host::Host;
 use crate::kvm::OnKvm;
 use crate::pmu::Core;
 use crate::sys::{self, debug};
 
 impl Follower {
     /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
-    pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+    pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
         let Some(bridge) = &mut self.bridge else {
             return Ok(());
         };
@@ -44,7 +44,7 @@ impl Follower {
     pub(super) fn take(
         &mut self,
         kvm: &OnKvm,
-        pmu: &mut Core<Host>,
+        pmu: &mut Core<PerfHost>,
         wanted: usize,
     ) -> Result<(), Error> {
         let (Some(bridge), Some(filter)) = (&mut self.bridge, pmu.branch_filter()) else {
@@ -89,7 +89,7 @@ impl Follower {
     }
 
     /// Crosses the bridge, if there is one. KVM has completed the read before it, and no more.
-    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
         let (Some(bridge), Some(regs)) = (&mut self.bridge, kvm.run.regs()) else {
             return Ok(());
         };

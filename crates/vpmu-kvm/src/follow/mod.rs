@@ -46,12 +46,11 @@ use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 use vpmu::x86::Ring;
-use vpmu_perf::{Flag, KICKED, Kick};
+use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
 
 use crate::error::Error;
 use crate::guest::paging::Paging;
 use crate::guest::ring;
-use crate::host::Host;
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
@@ -166,7 +165,7 @@ impl Follower {
     }
 
     /// The vCPU has another thread, or its state is another's.
-    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) {
+    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) {
         let _ = self.stop(kvm, pmu);
         self.forget_bridge();
         self.guard = None;
@@ -174,7 +173,11 @@ impl Follower {
 
     /// Sends the guest on its way, if a PMI waits for branches. Call this right before the delivery of the PMI that is
     /// due.
-    pub(crate) fn before_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+    pub(crate) fn before_run(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut Core<PerfHost>,
+    ) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
             self.stop(kvm, pmu)?;
@@ -212,7 +215,7 @@ impl Follower {
     }
 
     /// Begins a run.
-    fn begin(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+    fn begin(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
         let guard = match &self.guard {
             Some(guard) => guard,
             None => self.guard.insert(Guard::new(self.signal)?),
@@ -235,7 +238,12 @@ impl Follower {
     }
 
     /// Finds the guest's way and puts breakpoints there. `false`: it cannot be followed from here.
-    fn predict(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>, wanted: usize) -> Result<bool, Error> {
+    fn predict(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut Core<PerfHost>,
+        wanted: usize,
+    ) -> Result<bool, Error> {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
             return Ok(false);
         };
@@ -295,7 +303,11 @@ impl Follower {
 
     /// Hands over the branches that the guest has taken. Call this right after KVM_RUN. Returns whether the exit was
     /// this one's.
-    pub(crate) fn after_run(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<bool, Error> {
+    pub(crate) fn after_run(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut Core<PerfHost>,
+    ) -> Result<bool, Error> {
         let returned = kvm.run.returned();
         if mem::take(&mut self.is_asked) {
             let is_ours = kvm.run.flag().load(Ordering::SeqCst) == KICKED;
@@ -367,7 +379,7 @@ impl Follower {
     }
 
     /// Ends the run, if there is one.
-    fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<Host>) -> Result<(), Error> {
+    fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
         let Some(run) = self.run.take() else {
             return Ok(());
         };

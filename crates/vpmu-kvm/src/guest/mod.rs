@@ -13,6 +13,7 @@ use std::sync::Arc;
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
+use vpmu_perf::SampledGuest;
 
 use crate::memory::GuestMemory;
 use crate::run::RunPage;
@@ -45,21 +46,6 @@ impl VcpuGuest {
             tsc_offset: None,
             pages: [None; 2],
         }
-    }
-
-    /// Forgets KVM's answers, because the guest may have run.
-    pub(crate) fn forget(&mut self) {
-        // A VMM may set the TSC between two runs, as a restore does.
-        (self.sregs, self.regs, self.tsc_offset) = (None, None, None);
-        self.pages = [None; 2];
-    }
-
-    /// Returns the guest's TSC less the host's, modulo 2^64. The guest's is taken to be as fast.
-    pub(crate) fn tsc_offset(&mut self) -> Result<u64, Fault> {
-        if self.tsc_offset.is_none() {
-            self.tsc_offset = Some(deadline::tsc_offset(&self.vcpu).map_err(|_| Fault)?);
-        }
-        self.tsc_offset.ok_or(Fault)
     }
 
     fn sregs(&mut self) -> Result<&kvm_sregs, Fault> {
@@ -122,6 +108,22 @@ impl VcpuGuest {
             done = end;
         }
         Ok(())
+    }
+}
+
+impl SampledGuest for VcpuGuest {
+    fn forget(&mut self) {
+        // A VMM may set the TSC between two runs, as a restore does.
+        (self.sregs, self.regs, self.tsc_offset) = (None, None, None);
+        self.pages = [None; 2];
+    }
+
+    /// The guest's TSC is taken to be as fast as the host's.
+    fn tsc_offset(&mut self) -> Result<u64, Fault> {
+        if self.tsc_offset.is_none() {
+            self.tsc_offset = Some(deadline::tsc_offset(&self.vcpu).map_err(|_| Fault)?);
+        }
+        self.tsc_offset.ok_or(Fault)
     }
 }
 

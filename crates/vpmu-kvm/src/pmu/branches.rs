@@ -2,7 +2,7 @@
 
 use vpmu::counter::CounterHost;
 use vpmu::x86::lbr::{Branch, Filter, is_record};
-use vpmu::x86::{ArchEvent, CounterConfig, Outcome, Ring};
+use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Core, Engine};
 use crate::Exit;
@@ -10,19 +10,24 @@ use crate::follow::Executed;
 
 impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Returns how many branches more a PMI waits for; 0: none waits.
-    pub(crate) fn branches_awaited(&mut self) -> u8 {
-        let pmu = self.engine.architectural_mut();
-        pmu.map_or(0, |pmu| pmu.branches_awaited())
+    pub(crate) fn branches_awaited(&self) -> u8 {
+        match &self.engine {
+            Engine::Architectural(pmu, _) => pmu.branches_awaited(),
+            Engine::Paravirtual(_) => 0,
+        }
     }
 
     /// Returns which branches the guest wants recorded.
-    pub(crate) fn branch_filter(&mut self) -> Option<Filter> {
-        self.engine.architectural_mut()?.branch_filter()
+    pub(crate) fn branch_filter(&self) -> Option<Filter> {
+        match &self.engine {
+            Engine::Architectural(pmu, _) => pmu.branch_filter(),
+            Engine::Paravirtual(_) => None,
+        }
     }
 
     /// The guest has taken `branches`, the oldest first.
     pub(crate) fn take_branches<'a>(&mut self, branches: impl Iterator<Item = &'a Branch>) {
-        if let Some(pmu) = self.engine.architectural_mut() {
+        if let Engine::Architectural(pmu, _) = &mut self.engine {
             for branch in branches {
                 pmu.branch(branch, &mut self.host);
             }
@@ -31,14 +36,14 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// What was handed over are not the last branches that the guest has taken.
     pub(crate) fn lose_branches(&mut self) {
-        if let Some(pmu) = self.engine.architectural_mut() {
+        if let Engine::Architectural(pmu, _) = &mut self.engine {
             pmu.lose_branches();
         }
     }
 
     /// The guest is followed no longer.
     pub(crate) fn end_following(&mut self) {
-        if let Some(pmu) = self.engine.architectural_mut() {
+        if let Engine::Architectural(pmu, _) = &mut self.engine {
             pmu.end_following(&mut self.host);
         }
     }
@@ -47,7 +52,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     /// on in the host.
     pub(crate) fn hold(&mut self) {
         if !self.misses_completed
-            && let Some(pmu) = self.engine.architectural_mut()
+            && let Engine::Architectural(pmu, _) = &mut self.engine
         {
             pmu.hold(&mut self.host);
         }
@@ -55,10 +60,10 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Returns the value of a register of a record, whose RDMSR is no exit.
     pub(crate) fn read_record(&mut self, msr: u32) -> Option<u64> {
-        match is_record(msr).then(|| self.engine.rdmsr(msr, &mut self.host)) {
-            Some(Outcome::Value(value)) => Some(value),
-            _ => None,
+        if !is_record(msr) {
+            return None;
         }
+        self.msr(msr)
     }
 
     /// Counts a bridge, and what was executed on it for this ring of the guest. `None`: it was dropped.

@@ -4,33 +4,33 @@
 //! is taken, a counter is written whole by either of its names, and nothing is counted as an exit.
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::{CounterConfig, Outcome, PmuState, amd, intel};
+use vpmu::x86::{AnyPmu, CounterConfig, Outcome, PmuState, amd, intel};
 
-use super::Core;
+use super::{Core, Engine};
 use crate::paravirt::PMU_DOORBELL_MSR;
 use crate::state::SavedPmu;
 
 impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Returns the value of an MSR, or `None` where the PMU has none that can be read.
     pub(crate) fn msr(&mut self, index: u32) -> Option<u64> {
-        match self.engine.rdmsr(index, &mut self.host) {
+        match each!(&mut self.engine, pmu => pmu.rdmsr(index, &mut self.host)) {
             Outcome::Value(value) => Some(value),
             Outcome::NotHandled | Outcome::Done | Outcome::GeneralProtection => None,
         }
     }
 
-    /// Sets an MSR. `loaded`: the PMU counts on a thread.
-    pub(crate) fn set_msr(&mut self, index: u32, value: u64, loaded: bool) -> Outcome {
-        if index == PMU_DOORBELL_MSR && !self.engine.is_architectural() {
+    /// Sets an MSR.
+    pub(crate) fn set_msr(&mut self, index: u32, value: u64) -> Outcome {
+        if index == PMU_DOORBELL_MSR && !self.is_architectural() {
             // The doorbell is a request, and no state.
             return Outcome::GeneralProtection;
         }
         let outcome = match self.with_register(index, value) {
-            Some(state) => match self.restore(&state, loaded) {
+            Some(state) => match self.restore(&state) {
                 Ok(()) => Outcome::Done,
                 Err(_) => Outcome::GeneralProtection,
             },
-            None => self.engine.wrmsr(index, value, &mut self.host),
+            None => each!(&mut self.engine, pmu => pmu.wrmsr(index, value, &mut self.host)),
         };
         self.publish();
         // A register that cannot be written may be told the value that it has.
@@ -46,8 +46,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
         if !is_special(index) {
             return None;
         }
-        let SavedPmu::Architectural(capability, mut state) = self.engine.save(&mut self.host)
-        else {
+        let SavedPmu::Architectural(capability, mut state) = self.state() else {
             return None;
         };
         match &mut state {

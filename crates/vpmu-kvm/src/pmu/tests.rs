@@ -57,8 +57,8 @@ pub(crate) fn pmu() -> Core<Host> {
 }
 
 fn with(capability: impl Into<Capability>) -> Core<Host> {
-    let engine = Engine::of(capability.into(), Policy::default()).unwrap();
-    let mut pmu = Core::new(engine, Host::default());
+    let mut pmu = Core::architectural(capability.into(), Policy::default()).unwrap();
+    pmu.host = Some(Host::default());
     pmu.load();
     pmu
 }
@@ -66,12 +66,13 @@ fn with(capability: impl Into<Capability>) -> Core<Host> {
 /// Runs the guest for `cycles` cycles, and hands over the host's reports as a VMM does.
 pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
     let mut due = Vec::new();
-    for counter in pmu.host.running {
+    let host = pmu.host.as_mut().expect("`with` has given it one");
+    for counter in host.running {
         let n = counter.index();
-        pmu.host.total[n] += cycles;
-        if let Some(left) = pmu.host.left[n] {
-            pmu.host.left[n] = left.checked_sub(cycles).filter(|&left| left > 0);
-            if pmu.host.left[n].is_none() {
+        host.total[n] += cycles;
+        if let Some(left) = host.left[n] {
+            host.left[n] = left.checked_sub(cycles).filter(|&left| left > 0);
+            if host.left[n].is_none() {
                 due.push(counter);
             }
         }
@@ -246,7 +247,7 @@ fn the_state_of_another_pmu_is_refused() {
     registers.pmi_due = true;
     let other = SavedPmu::Architectural(capability, PmuState::Intel(registers));
     assert!(matches!(
-        pmu.restore(&other, true),
+        pmu.restore(&other),
         Err(Error::State(RestoreError::Intel(
             intel::RestoreError::General { .. }
         )))
@@ -310,7 +311,7 @@ fn at_any_moment_a_guest_goes_on_with_another_host() {
             .map(|step| step(&mut first))
             .collect();
         let mut second = tests::pmu();
-        second.restore(&first.save(), true).unwrap();
+        second.restore(&first.save()).unwrap();
         seen_here.extend(STEPS[moment..].iter().map(|step| step(&mut second)));
         assert_eq!(seen_here, seen, "saved before step {moment}");
     }
@@ -324,7 +325,7 @@ fn a_state_brings_what_its_guest_was_offered() {
     let state = first.save();
     let mut second = with(intel::Capability::new(Version::V4));
     assert_eq!(second.wrmsr(GLOBAL_CTRL, 1), Done);
-    second.restore(&state, true).unwrap();
+    second.restore(&state).unwrap();
     assert_eq!(second.save(), state);
     run(&mut second, 700);
     assert!(second.pmi_is_due(), "it counts at once");
@@ -349,7 +350,7 @@ fn amds_pmu_samples_and_keeps_to_itself() {
     assert_eq!(postcard::from_bytes::<SavedPmu>(&bytes).unwrap(), state);
     let mut intel = pmu();
     let error = Error::State(RestoreError::Vendor);
-    assert_eq!(intel.restore(&state, true), Err(error));
+    assert_eq!(intel.restore(&state), Err(error));
 }
 
 /// As QEMU migrates a guest: it reads the registers here and writes them there, each by its number.
@@ -363,7 +364,7 @@ fn registers_go_on_elsewhere_by_number() {
     let mut second = pmu();
     for index in Capability::from(capability).msrs() {
         if let Some(value) = first.msr(index) {
-            let told = second.set_msr(index, value, true);
+            let told = second.set_msr(index, value);
             assert_eq!(told, Done, "{index:#x} = {value:#x}");
         }
     }
@@ -380,16 +381,13 @@ fn registers_go_on_elsewhere_by_number() {
 fn the_vmm_writes_a_counter_whole_and_no_nonsense() {
     const LEGACY_PMC0: u32 = 0xc1;
     let mut pmu = pmu();
-    assert_eq!(pmu.set_msr(LEGACY_PMC0, 0x1234_5678_9abc, true), Done);
+    assert_eq!(pmu.set_msr(LEGACY_PMC0, 0x1234_5678_9abc), Done);
     assert_eq!(pmu.msr(PMC0), Some(0x1234_5678_9abc));
-    assert_eq!(pmu.set_msr(LEGACY_PMC0 + 4, 1, true), GeneralProtection);
-    assert_eq!(pmu.set_msr(PERFEVTSEL0, 1 << 40, true), GeneralProtection);
-    assert_eq!(pmu.set_msr(GLOBAL_STATUS, 1 << 50, true), GeneralProtection);
+    assert_eq!(pmu.set_msr(LEGACY_PMC0 + 4, 1), GeneralProtection);
+    assert_eq!(pmu.set_msr(PERFEVTSEL0, 1 << 40), GeneralProtection);
+    assert_eq!(pmu.set_msr(GLOBAL_STATUS, 1 << 50), GeneralProtection);
     let told = pmu.msr(PERF_CAPABILITIES).unwrap();
-    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, told, true), Done, "as it is");
-    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, 1, true), GeneralProtection);
-    assert_eq!(
-        (pmu.msr(0x10), pmu.set_msr(0x10, 1, true)),
-        (None, NotHandled)
-    );
+    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, told), Done, "as it is");
+    assert_eq!(pmu.set_msr(PERF_CAPABILITIES, 1), GeneralProtection);
+    assert_eq!((pmu.msr(0x10), pmu.set_msr(0x10, 1)), (None, NotHandled));
 }

@@ -146,6 +146,93 @@ pub trait CounterHost<E> {
     }
 }
 
+/// A host that is not there yet, as before a vCPU has a thread: it backs no counter, and counts nothing.
+impl<E, H: CounterHost<E>> CounterHost<E> for Option<H> {
+    fn create(&mut self, counter: Counter, event: &E) -> Result<(), Lost> {
+        match self {
+            Some(host) => host.create(counter, event),
+            // The counter is asked for again when its vCPU is loaded.
+            None => Err(Lost::Busy),
+        }
+    }
+
+    fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>) {
+        if let Some(host) = self {
+            host.set_period(counter, events);
+        }
+    }
+
+    fn resume(&mut self, counters: CounterSet) {
+        if let Some(host) = self {
+            host.resume(counters);
+        }
+    }
+
+    fn pause(&mut self, counters: CounterSet) {
+        if let Some(host) = self {
+            host.pause(counters);
+        }
+    }
+
+    fn read(&mut self, counter: Counter) -> u64 {
+        self.as_mut().map_or(0, |host| host.read(counter))
+    }
+
+    fn release(&mut self, counter: Counter) {
+        if let Some(host) = self {
+            host.release(counter);
+        }
+    }
+
+    fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
+        let host = self.as_mut();
+        host.is_some_and(|host| host.pause_and_read(counters, totals))
+    }
+
+    fn pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Guest> {
+        self.as_mut()?.pebs()
+    }
+
+    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
+        let host = self.as_mut();
+        host.map_or(0, |host| host.sample(counter, events))
+    }
+
+    fn take_samples(
+        &mut self,
+        counter: Counter,
+        samples: &mut [crate::x86::pebs::Sample],
+    ) -> TakenSamples {
+        let host = self.as_mut();
+        host.map_or_else(TakenSamples::default, |host| {
+            host.take_samples(counter, samples)
+        })
+    }
+
+    fn follows_branches(&self) -> bool {
+        // Without a host no branch is handed over, and the records stay as they are.
+        self.as_ref().is_none_or(H::follows_branches)
+    }
+
+    fn reports_promptly(&self) -> bool {
+        // Without a host there is no report that could be late.
+        self.as_ref().is_none_or(H::reports_promptly)
+    }
+
+    fn repeats(&self) -> bool {
+        self.as_ref().is_some_and(H::repeats)
+    }
+
+    fn shortest_period(&self, sharing: u32) -> u64 {
+        let host = self.as_ref();
+        host.map_or(1, |host| host.shortest_period(sharing))
+    }
+
+    fn deficit(&self, counter: Counter) -> Option<Lost> {
+        self.as_ref()?.deficit(counter)
+    }
+}
+
 /// Samples that a host has [handed over](CounterHost::take_samples).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TakenSamples {
