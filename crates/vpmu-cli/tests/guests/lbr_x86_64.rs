@@ -4,10 +4,17 @@ use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, number, turn};
 
 /// Prints a line for each answer that a test reads, which begins with a word of its own.
 const SCRIPT: &str = r#"
+echo 25 > /proc/sys/kernel/perf_cpu_time_max_percent
+echo 100000 > /proc/sys/kernel/perf_event_max_sample_rate
+echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
 perf record --no-bpf-event -q -b -e cycles:u -c 1000000 -o b workload --scale 1000 2> refused
 echo "refused $(grep -c -i 'branch stack\|not supported' refused)"
 echo "samples $(perf script -i b -F brstack 2> /dev/null | awk 'NF > 0' | wc -l)"
 echo "full $(perf script -i b -F brstack 2> /dev/null | awk 'NF == DEPTH' | wc -l)"
+for b in -b ''; do
+    perf record --no-bpf-event -q $b -e cycles -c 131071 -o p workload --scale 600
+    echo "due$b $(perf script -i p --comm workload -F ip | wc -l)"
+done
 perf record -q --call-graph lbr -e cycles:u -o g true 2> callgraph
 echo "callgraph $(grep -c -i 'branch stack\|not supported' callgraph)"
 echo "complaints $(dmesg | grep -c -E '[Uu]nknown NMI|unchecked MSR|BUG:|Oops:|general protection')"
@@ -32,6 +39,17 @@ fn has_full_stacks(model: &str, depth: u32) {
     let (samples, full) = (number("samples"), number("full"));
     assert!(samples >= 40, "{samples}");
     assert!(full * 100 >= samples * 95, "{full} of {samples}");
+    // What is done for the guest until it has its branches is no part of its periods.
+    let (with, without) = (number("due-b"), number("due"));
+    assert!(without >= 457, "{without}");
+    assert!(
+        with * 100 <= without * 115,
+        "{with}, and {without} without branches"
+    );
+    assert!(
+        with * 100 >= without * 85,
+        "{with}, and {without} without branches"
+    );
     // Call stacks across switches of tasks are refused, and not wrong.
     assert!(number("callgraph") > 0);
     assert_eq!(number("complaints"), 0);

@@ -31,8 +31,11 @@ impl Follower {
             regs: &regs,
             sregs: &sregs,
         };
+        // A handler has its counters stopped, as Linux' has, or a clock would count this work.
+        pmu.hold();
         let read = |msr| pmu.read_record(msr);
         let is_planned = bridge.plan_reads(&start, &*self.memory, value, read);
+        pmu.load();
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
             bridge.forget();

@@ -95,6 +95,8 @@ pub(crate) struct Follower {
     is_asked: bool,
     resume: Resume,
     run: Option<Run>,
+    /// Whether the guest's counters stand still until the PMI that waits for branches has them.
+    is_held: bool,
     /// `None`: each read of a record is an exit.
     bridge: Option<Bridge>,
 }
@@ -160,6 +162,7 @@ impl Follower {
             is_asked: false,
             resume: Resume::Unknown,
             run: None,
+            is_held: false,
             bridge,
         }))
     }
@@ -184,6 +187,11 @@ impl Follower {
             if !self.bridge.as_ref().is_some_and(Bridge::is_planned) {
                 return Ok(());
             }
+        } else if !self.is_held {
+            // Before anything is done for the guest: a clock would count the time that this takes, and a period as short
+            // would be over before the guest's handler runs.
+            pmu.hold();
+            self.is_held = true;
         }
         if self.is_between {
             // The registers are those of the instruction until KVM has completed it.
@@ -204,7 +212,7 @@ impl Follower {
             return self.stop(kvm, pmu);
         }
         if self.run.is_none() {
-            self.begin(kvm, pmu)?;
+            self.begin(kvm)?;
         }
         let goes = !is_over && self.predict(kvm, pmu, usize::from(wanted))?;
         if !goes {
@@ -215,13 +223,12 @@ impl Follower {
     }
 
     /// Begins a run.
-    fn begin(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
+    fn begin(&mut self, kvm: &OnKvm) -> Result<(), Error> {
         let guard = match &self.guard {
             Some(guard) => guard,
             None => self.guard.insert(Guard::new(self.signal)?),
         };
         guard.set(LONGEST)?;
-        pmu.hold();
         self.run = Some(Run {
             begun: guard::time(),
             exits: 0,
@@ -378,19 +385,21 @@ impl Follower {
         }
     }
 
-    /// Ends the run, if there is one.
+    /// Ends the run, if there is one. The counters go on last.
     fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
-        let Some(run) = self.run.take() else {
-            return Ok(());
-        };
-        pmu.load();
-        if run.asks_sregs {
-            kvm.run.expect_sregs(false);
+        let stopped = self.run.take().map_or(Ok(()), |run| {
+            if run.asks_sregs {
+                kvm.run.expect_sregs(false);
+            }
+            if let Some(guard) = &self.guard {
+                guard.set(Duration::ZERO)?;
+            }
+            debug::no_breaks(&kvm.vcpu)
+        });
+        if mem::take(&mut self.is_held) {
+            pmu.load();
         }
-        if let Some(guard) = &self.guard {
-            guard.set(Duration::ZERO)?;
-        }
-        debug::no_breaks(&kvm.vcpu)
+        stopped
     }
 }
 
