@@ -140,6 +140,23 @@ impl<'a> Space<'a> {
         (bytes, done)
     }
 
+    /// Returns whether these bytes are executed at `address`.
+    pub(super) fn has_code(&mut self, address: u64, ring: Ring, bytes: &[u8]) -> bool {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = address.wrapping_add(done as u64);
+            let Some(code) = self.executed(at, ring) else {
+                return false;
+            };
+            let count = code.len().min(bytes.len() - done);
+            if code[..count] != bytes[done..done + count] {
+                return false;
+            }
+            done += count;
+        }
+        true
+    }
+
     /// Returns the code at `address`, as much as there is in the window: at least a byte.
     fn executed(&mut self, address: u64, ring: Ring) -> Option<&[u8]> {
         let page = self.page(address)?;

@@ -2,45 +2,64 @@
 
 use iced_x86::{Decoder, DecoderOptions};
 
-use super::super::space::LONGEST;
 use super::Stop;
 use super::memory::Memory;
 use super::op::Op;
 
-/// Instructions that are remembered: more than Linux executes for a record. Each has one of `WAYS` places.
-const MOST: usize = 512;
+/// Runs that are remembered, each at one of `WAYS` places, and the instructions of all of them: several times what Linux
+/// executes for a record.
+const MOST: usize = 256;
 const WAYS: usize = 8;
+const MOST_OPS: usize = 2048;
+/// Most instructions of a run.
+const MOST_IN_RUN: usize = 32;
+/// Most bytes of code of all runs.
+const MOST_BYTES: usize = 8 * MOST_OPS;
 
-/// Instructions by their addresses.
+/// Code by its addresses, in runs: what is executed one after the other, up to a branch or a read.
 pub(super) struct Code {
-    ops: Vec<Known>,
+    runs: Box<[Run; MOST]>,
+    /// The instructions of all runs, and their bytes.
+    ops: Vec<Op>,
+    bytes: Vec<u8>,
     /// The number of the present bridge. Within a bridge, bytes that were compared stay as they were.
     bridge: u32,
 }
 
 #[derive(Clone, Copy)]
-struct Known {
+struct Run {
     ip: u64,
+    /// The address behind it.
+    next: u64,
     bridge: u32,
-    length: u8,
-    bytes: [u8; LONGEST],
-    op: Op,
-    /// The places of the instructions that came next: the one behind it, and another one.
+    /// Where its instructions begin, and how many there are; the same of its bytes.
+    ops: (u32, u32),
+    bytes: (u32, u32),
+    /// The places of the runs that came next: the one behind it, and another one.
     after: [u16; 2],
+}
+
+const NONE: Run = Run {
+    ip: 0,
+    next: 0,
+    bridge: 0,
+    ops: (0, 0),
+    bytes: (0, 0),
+    after: [0; 2],
+};
+
+fn part<T>(all: &[T], (begin, count): (u32, u32)) -> &[T] {
+    all.get(begin as usize..(begin + count) as usize)
+        .unwrap_or_default()
 }
 
 impl Code {
     pub(super) fn new() -> Self {
-        let none = Known {
-            ip: 0,
-            bridge: 0,
-            length: 0,
-            bytes: [0; LONGEST],
-            op: Op::UNKNOWN,
-            after: [0; 2],
-        };
         Self {
-            ops: vec![none; MOST],
+            runs: Box::new([NONE; MOST]),
+            // All that there will be: a vCPU's thread may not be able to ask for memory.
+            ops: Vec::with_capacity(MOST_OPS),
+            bytes: Vec::with_capacity(MOST_BYTES),
             bridge: 0,
         }
     }
@@ -48,19 +67,23 @@ impl Code {
     /// Another bridge begins: the guest may have changed its code.
     pub(super) fn begin(&mut self) {
         self.bridge = self.bridge.wrapping_add(1);
-        if self.bridge == 0 {
-            self.ops.iter_mut().for_each(|known| known.bridge = 0);
+        // Not in the midst of a bridge, where the instructions are in use.
+        let is_full = self.ops.len() > MOST_OPS / 2 || self.bytes.len() > MOST_BYTES / 2;
+        if self.bridge == 0 || is_full {
+            *self.runs = [NONE; MOST];
+            self.ops.clear();
+            self.bytes.clear();
             self.bridge = 1;
         }
     }
 
-    /// Returns where the instruction at `ip` is, or where there is room for it.
+    /// Returns where the run at `ip` is, or where there is room for it.
     fn place(&self, ip: u64) -> usize {
         let begin = (ip ^ ip >> 9) as usize;
         let mut room = None;
         for n in 0..WAYS {
             let at = (begin + n) % MOST;
-            let known = &self.ops[at];
+            let known = &self.runs[at];
             if known.ip == ip {
                 return at;
             }
@@ -71,12 +94,13 @@ impl Code {
         room.unwrap_or(begin % MOST)
     }
 
-    /// Returns the instruction at a place.
-    pub(super) fn op(&self, place: u16) -> &Op {
-        &self.ops[place as usize % MOST].op
+    /// Returns the instructions of the run at a place: one at least.
+    #[inline]
+    pub(super) fn ops(&self, place: u16) -> &[Op] {
+        part(&self.ops, self.runs[usize::from(place) % MOST].ops)
     }
 
-    /// Returns the place of the instruction at `ip`, to which the one at `from` leads.
+    /// Returns the place of the run at `ip`, to which the one at `from` leads.
     #[inline]
     pub(super) fn next(
         &mut self,
@@ -84,46 +108,65 @@ impl Code {
         ip: u64,
         memory: &mut Memory<'_, '_>,
     ) -> Result<u16, Stop> {
-        let known = &self.ops[usize::from(from) % MOST];
-        let way = usize::from(known.op.next != ip);
+        let known = &self.runs[usize::from(from) % MOST];
+        let way = usize::from(known.next != ip);
         let after = known.after[way];
-        let next = &self.ops[usize::from(after) % MOST];
+        let next = &self.runs[usize::from(after) % MOST];
         if next.ip == ip && next.bridge == self.bridge {
             return Ok(after);
         }
         let found = self.at(ip, memory)?;
-        self.ops[usize::from(from) % MOST].after[way] = found;
+        self.runs[usize::from(from) % MOST].after[way] = found;
         Ok(found)
     }
 
-    /// Returns the place of the instruction at `ip`.
+    /// Returns the place of the run at `ip`.
     #[inline(never)]
     pub(super) fn at(&mut self, ip: u64, memory: &mut Memory<'_, '_>) -> Result<u16, Stop> {
         let at = self.place(ip);
-        let known = &mut self.ops[at];
+        let known = self.runs[at];
         if known.ip == ip && known.bridge == self.bridge {
             return Ok(at as u16);
         }
-        let (bytes, length) = memory.code(ip)?;
-        let is_known = known.ip == ip
-            && (1..=length).contains(&usize::from(known.length))
-            && known.bytes[..usize::from(known.length)] == bytes[..usize::from(known.length)];
+        let bytes = part(&self.bytes, known.bytes);
+        let is_known = known.ip == ip && !bytes.is_empty() && memory.has_code(ip, bytes);
         if !is_known {
-            let mut decoder = Decoder::with_ip(64, &bytes[..length], ip, DecoderOptions::NONE);
-            let instruction = decoder.decode();
-            if instruction.is_invalid() {
-                return Err(Stop);
-            }
-            *known = Known {
-                ip,
-                bridge: 0,
-                length: instruction.len() as u8,
-                bytes,
-                op: Op::of(&instruction),
-                after: [0; 2],
-            };
+            self.runs[at] = self.decoded(ip, memory)?;
         }
-        known.bridge = self.bridge;
+        self.runs[at].bridge = self.bridge;
         Ok(at as u16)
+    }
+
+    /// Decodes a run.
+    fn decoded(&mut self, ip: u64, memory: &mut Memory<'_, '_>) -> Result<Run, Stop> {
+        let (ops, bytes) = (self.ops.len(), self.bytes.len());
+        let mut next = ip;
+        while self.ops.len() < ops + MOST_IN_RUN {
+            let Ok((code, length)) = memory.code(next) else {
+                break;
+            };
+            let mut decoder = Decoder::with_ip(64, &code[..length], next, DecoderOptions::NONE);
+            let instruction = decoder.decode();
+            let op = Op::of(&instruction);
+            let has_room = self.ops.len() < MOST_OPS && self.bytes.len() + code.len() < MOST_BYTES;
+            if instruction.is_invalid() || !has_room {
+                break;
+            }
+            self.ops.push(op);
+            self.bytes.extend_from_slice(&code[..instruction.len()]);
+            next = instruction.next_ip();
+            if op.is_last {
+                break;
+            }
+        }
+        let count = |all: usize, begin: usize| (begin as u32, (all - begin) as u32);
+        let run = Run {
+            ip,
+            next,
+            ops: count(self.ops.len(), ops),
+            bytes: count(self.bytes.len(), bytes),
+            ..NONE
+        };
+        if next == ip { Err(Stop) } else { Ok(run) }
     }
 }

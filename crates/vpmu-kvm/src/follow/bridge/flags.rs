@@ -168,58 +168,115 @@ pub(super) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
 }
 
 /// What the flags come from, where nobody has asked for them yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
+    /// They are known, or were asked for at once.
+    Known,
     Add,
     Subtract,
     /// AND, OR, XOR, TEST: the first number is the result.
     Logic,
     /// The second number is a count other than 0.
     Shift(Shift),
+    /// INC and DEC: the second number is the carry flag before, or [`UNDEFINED_CARRY`].
+    Increment,
+    Decrement,
 }
 
-/// The flags, computed once they are asked for: most are asked for by nobody.
+const UNDEFINED_CARRY: u64 = 2;
+
+/// The flags, computed once they are asked for: most are asked for by nobody. The numbers have no bits beyond `size`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lazy {
-    flags: Flags,
-    last: Option<(Source, u64, u64, u8)>,
+    source: Source,
+    size: u8,
+    a: u64,
+    b: u64,
+    known: Flags,
 }
 
 impl Lazy {
     pub(super) const fn of(rflags: u64) -> Self {
-        Self::known(Flags::of(rflags))
-    }
-
-    pub(super) const fn known(flags: Flags) -> Self {
-        Self { flags, last: None }
-    }
-
-    pub(super) const fn after(source: Source, a: u64, b: u64, size: u8) -> Self {
         Self {
-            flags: Flags::of(0),
-            last: Some((source, a, b, size)),
+            source: Source::Known,
+            size: 8,
+            a: 0,
+            b: 0,
+            known: Flags::of(rflags),
+        }
+    }
+
+    pub(super) const fn set_known(&mut self, flags: Flags) {
+        self.source = Source::Known;
+        self.known = flags;
+    }
+
+    #[inline]
+    pub(super) const fn set(&mut self, source: Source, a: u64, b: u64, size: u8) {
+        (self.source, self.a, self.b, self.size) = (source, a, b, size);
+    }
+
+    /// Returns the carry flag as the second number of [`Source::Increment`].
+    pub(super) fn kept_carry(&self) -> u64 {
+        match self.source {
+            Source::Increment | Source::Decrement => self.b,
+            _ => self.carry().map_or(UNDEFINED_CARRY, u64::from),
+        }
+    }
+
+    /// Returns the carry flag; `None`: it is undefined.
+    pub(super) fn carry(&self) -> Option<bool> {
+        match self.source {
+            Source::Subtract => Some(self.a < self.b),
+            Source::Logic => Some(false),
+            _ => self.get().carry(),
         }
     }
 
     pub(super) fn get(&self) -> Flags {
-        let Some((source, a, b, size)) = self.last else {
-            return self.flags;
+        let (a, b, size) = (self.a, self.b, self.size);
+        let kept = || Flags {
+            undefined: if b == UNDEFINED_CARRY { CARRY } else { 0 },
+            ..Flags::of(if b == 1 { CARRY } else { 0 })
         };
-        let (_, flags) = match source {
+        let (_, flags) = match self.source {
+            Source::Known => return self.known,
             Source::Add => add(a, b, false, size),
             Source::Subtract => subtract(a, b, false, size),
             Source::Logic => logic(a, size),
-            Source::Shift(way) => shift(a, b, size, way, &self.flags),
+            Source::Shift(way) => shift(a, b, size, way, &self.known),
+            Source::Increment => Flags::keeping_carry(add(a, 1, false, size), &kept()),
+            Source::Decrement => Flags::keeping_carry(subtract(a, 1, false, size), &kept()),
         };
         flags
     }
 
+    /// Returns whether `condition` holds; `None`: a flag is undefined.
+    #[inline]
+    pub(super) fn holds(&self, condition: ConditionCode) -> Option<bool> {
+        use ConditionCode::{a, ae, b, be, e, ne};
+        Some(match (self.source, condition) {
+            (Source::Subtract, e) => self.a == self.b,
+            (Source::Subtract, ne) => self.a != self.b,
+            (Source::Subtract, b) => self.a < self.b,
+            (Source::Subtract, ae) => self.a >= self.b,
+            (Source::Subtract, be) => self.a <= self.b,
+            (Source::Subtract, a) => self.a > self.b,
+            (Source::Logic, e) => self.a == 0,
+            (Source::Logic, ne) => self.a != 0,
+            (Source::Decrement, e) => self.a == 1,
+            (Source::Decrement, ne) => self.a != 1,
+            _ => return self.get().holds(condition),
+        })
+    }
+
     /// Returns whether no flag is undefined.
     pub(super) fn are_defined(&self) -> bool {
-        match self.last {
-            Some((Source::Add | Source::Subtract, ..)) => true,
-            Some(_) => false,
-            None => self.flags.undefined == 0,
+        match self.source {
+            Source::Add | Source::Subtract => true,
+            Source::Logic | Source::Shift(_) => false,
+            Source::Increment | Source::Decrement => self.b != UNDEFINED_CARRY,
+            Source::Known => self.known.undefined == 0,
         }
     }
 }

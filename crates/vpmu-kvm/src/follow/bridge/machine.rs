@@ -2,10 +2,10 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::Stop;
-use super::flags::{self, Computed, Flags, Lazy, STATUS, Shift, Source, mask};
+use super::flags::{self, Computed, Lazy, STATUS, Shift, Source, mask};
 use super::memory::Memory;
 use super::op::{Action, Address, FS, GS, Op, Place};
+use super::{Executed, Stop};
 
 const RAX: usize = 0;
 const RCX: usize = 1;
@@ -125,25 +125,104 @@ pub(super) struct Machine<'a, 'm> {
 
 impl Machine<'_, '_> {
     /// Executes one instruction. Where that stops, nothing has changed.
+    pub(super) fn execute(&mut self, op: &Op) -> Result<(), Stop> {
+        self.registers.ip = match op.is_last {
+            true => self.branch(op)?,
+            false => {
+                self.compute(op)?;
+                op.next
+            }
+        };
+        Ok(())
+    }
+
+    /// Executes instructions that are no branches, one after the other. Where that stops, the bridge has ended before.
+    #[inline]
+    pub(super) fn compute_all(&mut self, ops: &[Op]) -> Result<(), Stop> {
+        for op in ops {
+            self.compute(op)?;
+        }
+        if let Some(op) = ops.last() {
+            self.registers.ip = op.next;
+        }
+        Ok(())
+    }
+
+    /// Returns this as a place where a bridge can end.
+    pub(super) fn end(&mut self, executed: Executed) -> (Registers, Executed, usize) {
+        (self.registers, executed, self.memory.journal().close())
+    }
+
+    /// Executes one instruction that is no branch, but for RIP. Where that stops, nothing has changed.
     // A call of its own would take as long as a move.
     #[inline(always)]
-    pub(super) fn execute(&mut self, op: &Op) -> Result<(), Stop> {
-        let mut next = op.next;
+    fn compute(&mut self, op: &Op) -> Result<(), Stop> {
         match op.action {
-            Action::Unknown | Action::Rdmsr => return Err(Stop),
             Action::Nothing => {}
-            Action::Move => {
-                let value = self.read(op.from, op.from_size, op)?;
-                self.write(op, value)?;
+            Action::QuickMove => {
+                let (_, from, number) = op.quick;
+                // A number has no bits beyond its size, and another source is cut to its own.
+                let value = self.registers.get(from).wrapping_add(number) & op.from_mask;
+                self.set_quick(op, value);
             }
-            Action::MoveSigned => {
-                let value = self.read(op.from, op.from_size, op)?;
-                let unused = 64 - 8 * u32::from(op.from_size);
-                let value = (value << unused).cast_signed() >> unused;
-                self.write(op, value.cast_unsigned())?;
+            Action::QuickLoad => {
+                let value = self.memory.load(self.linear(op), op.from_size)?;
+                self.set_quick(op, value);
             }
-            // Without the segment's base.
-            Action::LoadAddress => self.write(op, self.registers.address(&op.address))?,
+            Action::QuickStore => {
+                let (_, from, number) = op.quick;
+                let value = self.registers.get(from).wrapping_add(number);
+                self.memory.store(self.linear(op), op.size, value)?;
+            }
+            Action::QuickAddress => {
+                let value = self.registers.address(&op.address) & op.mask;
+                self.set_quick(op, value);
+            }
+            Action::QuickAdd => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a.wrapping_add(b) & op.mask);
+                self.registers.flags.set(Source::Add, a, b, op.size);
+            }
+            Action::QuickSubtract => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a.wrapping_sub(b) & op.mask);
+                self.registers.flags.set(Source::Subtract, a, b, op.size);
+            }
+            Action::QuickCompare => {
+                let (a, b) = self.quick(op);
+                self.registers.flags.set(Source::Subtract, a, b, op.size);
+            }
+            Action::QuickTest => {
+                let (a, b) = self.quick(op);
+                self.registers.flags.set(Source::Logic, a & b, 0, op.size);
+            }
+            Action::QuickAnd => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a & b);
+                self.registers.flags.set(Source::Logic, a & b, 0, op.size);
+            }
+            Action::QuickOr => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a | b);
+                self.registers.flags.set(Source::Logic, a | b, 0, op.size);
+            }
+            Action::QuickXor => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a ^ b);
+                self.registers.flags.set(Source::Logic, a ^ b, 0, op.size);
+            }
+            Action::QuickShiftLeft => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a << b & op.mask);
+                let source = Source::Shift(Shift::Left);
+                self.registers.flags.set(source, a, b, op.size);
+            }
+            Action::QuickShiftRight => {
+                let (a, b) = self.quick(op);
+                self.set_quick(op, a >> b);
+                let source = Source::Shift(Shift::Right);
+                self.registers.flags.set(source, a, b, op.size);
+            }
             Action::Push => {
                 let value = self.read(op.to, 8, op)?;
                 self.push(value)?;
@@ -152,69 +231,28 @@ impl Machine<'_, '_> {
                 let value = self.pop()?;
                 self.write(op, value)?;
             }
-            Action::Exchange => {
-                let (a, b) = (
-                    self.read(op.to, op.size, op)?,
-                    self.read(op.from, op.size, op)?,
-                );
-                self.put(op.to, op.size, op, b)?;
-                self.put(op.from, op.size, op, a)?;
-            }
-            Action::Call(_)
-            | Action::CallIndirect
-            | Action::Jump(_)
-            | Action::JumpIndirect
-            | Action::JumpIf(..)
-            | Action::Return => next = self.branch(op)?,
-            Action::Leave => {
-                let frame = self.registers.all[RBP];
-                self.registers.all[RBP] = self.memory.load(frame, 8)?;
-                self.registers.all[RSP] = frame.wrapping_add(8);
-            }
-            Action::Set(condition) => {
-                let holds = self.registers.flags.get().holds(condition).ok_or(Stop)?;
-                self.write(op, holds.into())?;
-            }
-            Action::MoveIf(condition) => {
-                // The source is read, and 32 bits clear the upper half, whatever the condition is.
-                let value = self.read(op.from, op.size, op)?;
-                let holds = self.registers.flags.get().holds(condition).ok_or(Stop)?;
-                let kept = self.read(op.to, op.size, op)?;
-                self.write(op, if holds { value } else { kept })?;
-            }
-            Action::QuickMove => {
-                let (to, from, number) = op.quick;
-                // A number has no bits beyond its size, and another source is cut to its own.
-                let value = self.registers.get(from).wrapping_add(number) & mask(op.from_size);
-                self.registers.all[usize::from(to) % REGISTERS] = value;
-            }
-            Action::QuickLoad => {
-                let value = self.memory.load(self.linear(op), op.from_size)?;
-                self.registers.all[usize::from(op.quick.0) % REGISTERS] = value;
-            }
-            Action::QuickStore => {
-                let (_, from, number) = op.quick;
-                let value = self.registers.get(from).wrapping_add(number);
-                self.memory.store(self.linear(op), op.size, value)?;
-            }
-            Action::QuickAdd
-            | Action::QuickSubtract
-            | Action::QuickCompare
-            | Action::QuickAnd
-            | Action::QuickOr
-            | Action::QuickXor
-            | Action::QuickTest
-            | Action::QuickShiftLeft
-            | Action::QuickShiftRight => self.quick(op),
-            _ => self.compute(op)?,
+            _ => self.compute_other(op)?,
         }
-        self.registers.ip = next;
         Ok(())
+    }
+
+    /// Returns the operands of a quick instruction. A number that shifts is smaller than the register.
+    #[inline(always)]
+    const fn quick(&self, op: &Op) -> (u64, u64) {
+        let (to, from, number) = op.quick;
+        let b = self.registers.get(from).wrapping_add(number);
+        (self.registers.get(to) & op.mask, b & op.mask)
+    }
+
+    /// Writes the result of a quick instruction, which has no bits beyond its size.
+    #[inline(always)]
+    const fn set_quick(&mut self, op: &Op, value: u64) {
+        self.registers.all[op.quick.0 as usize % REGISTERS] = value;
     }
 
     /// Executes a branch, and returns the address that it leads to.
     #[inline]
-    fn branch(&mut self, op: &Op) -> Result<u64, Stop> {
+    pub(super) fn branch(&mut self, op: &Op) -> Result<u64, Stop> {
         match op.action {
             Action::Call(to) => {
                 let to = self.canonical(to)?;
@@ -233,8 +271,7 @@ impl Machine<'_, '_> {
                 self.canonical(to)
             }
             Action::JumpIf(condition, to) => {
-                let flags = self.registers.flags.get();
-                match flags.holds(condition).ok_or(Stop)? {
+                match self.registers.flags.holds(condition).ok_or(Stop)? {
                     true => self.canonical(to),
                     false => Ok(op.next),
                 }
@@ -242,59 +279,99 @@ impl Machine<'_, '_> {
             Action::Return => {
                 let to = self.memory.load(self.registers.all[RSP], 8)?;
                 let to = self.canonical(to)?;
-                self.pop()?;
+                self.registers.all[RSP] = self.registers.all[RSP].wrapping_add(8);
                 Ok(to)
             }
             _ => Err(Stop),
         }
     }
 
-    /// Executes an instruction of a register and a register or a number.
-    #[inline]
-    fn quick(&mut self, op: &Op) {
-        let ((to, from, number), mask, size) = (op.quick, mask(op.size), op.size);
-        let a = self.registers.get(to) & mask;
-        let b = self.registers.get(from).wrapping_add(number) & mask;
-        let count = b as u32 & if size == 8 { 0x3f } else { 0x1f };
-        let logic = |result| (result, Lazy::after(Source::Logic, result, 0, size));
-        let shift = |result, way| (result, Lazy::after(Source::Shift(way), a, b, size));
-        let (result, flags) = match op.action {
-            Action::QuickAdd => (a.wrapping_add(b), Lazy::after(Source::Add, a, b, size)),
-            Action::QuickSubtract | Action::QuickCompare => {
-                (a.wrapping_sub(b), Lazy::after(Source::Subtract, a, b, size))
+    /// Executes any other instruction that is no branch.
+    #[inline(never)]
+    fn compute_other(&mut self, op: &Op) -> Result<(), Stop> {
+        match op.action {
+            Action::Move => {
+                let value = self.read(op.from, op.from_size, op)?;
+                self.write(op, value)
             }
-            Action::QuickAnd | Action::QuickTest => logic(a & b),
-            Action::QuickOr => logic(a | b),
-            Action::QuickXor => logic(a ^ b),
-            Action::QuickShiftLeft => shift(a << count, Shift::Left),
-            _ => shift(a >> count, Shift::Right),
-        };
-        self.registers.flags = flags;
-        if !matches!(op.action, Action::QuickCompare | Action::QuickTest) {
-            self.registers.all[usize::from(to) % REGISTERS] = result & mask;
+            Action::MoveSigned => {
+                let value = self.read(op.from, op.from_size, op)?;
+                let unused = 64 - 8 * u32::from(op.from_size);
+                let value = (value << unused).cast_signed() >> unused;
+                self.write(op, value.cast_unsigned())
+            }
+            // Without the segment's base.
+            Action::LoadAddress => self.write(op, self.registers.address(&op.address)),
+            Action::Exchange => {
+                let (a, b) = (
+                    self.read(op.to, op.size, op)?,
+                    self.read(op.from, op.size, op)?,
+                );
+                self.put(op.to, op.size, op, b)?;
+                self.put(op.from, op.size, op, a)
+            }
+            Action::Leave => {
+                let frame = self.registers.all[RBP];
+                self.registers.all[RBP] = self.memory.load(frame, 8)?;
+                self.registers.all[RSP] = frame.wrapping_add(8);
+                Ok(())
+            }
+            Action::Set(condition) => {
+                let holds = self.registers.flags.holds(condition).ok_or(Stop)?;
+                self.write(op, holds.into())
+            }
+            Action::MoveIf(condition) => {
+                // The source is read, and 32 bits clear the upper half, whatever the condition is.
+                let value = self.read(op.from, op.size, op)?;
+                let holds = self.registers.flags.holds(condition).ok_or(Stop)?;
+                let kept = self.read(op.to, op.size, op)?;
+                self.write(op, if holds { value } else { kept })
+            }
+            _ => self.compute_flags(op),
         }
     }
 
     /// Executes any other instruction that computes.
-    #[inline(never)]
-    fn compute(&mut self, op: &Op) -> Result<(), Stop> {
-        let size = op.size;
+    #[inline]
+    fn compute_flags(&mut self, op: &Op) -> Result<(), Stop> {
+        let (size, mask) = (op.size, op.mask);
         let a = self.read(op.to, size, op)?;
         let b = self.read(op.from, size, op)?;
+        let (result, source, a, b) = match op.action {
+            Action::Add => (a.wrapping_add(b) & mask, Source::Add, a, b),
+            Action::Subtract | Action::Compare => {
+                (a.wrapping_sub(b) & mask, Source::Subtract, a, b)
+            }
+            Action::And | Action::Test => (a & b, Source::Logic, a & b, 0),
+            Action::Or => (a | b, Source::Logic, a | b, 0),
+            Action::Xor => (a ^ b, Source::Logic, a ^ b, 0),
+            Action::Increment => {
+                let carry = self.registers.flags.kept_carry();
+                (a.wrapping_add(1) & mask, Source::Increment, a, carry)
+            }
+            Action::Decrement => {
+                let carry = self.registers.flags.kept_carry();
+                (a.wrapping_sub(1) & mask, Source::Decrement, a, carry)
+            }
+            Action::Not => return self.write(op, !a & mask),
+            _ => return self.compute_rest(op, a, b),
+        };
+        if !matches!(op.action, Action::Compare | Action::Test) {
+            self.write(op, result)?;
+        }
+        self.registers.flags.set(source, a, b, size);
+        Ok(())
+    }
+
+    /// Executes what is rare, or whose flags are known with the result.
+    fn compute_rest(&mut self, op: &Op, a: u64, b: u64) -> Result<(), Stop> {
+        let size = op.size;
         let before = self.registers.flags.get();
         let carry = || before.carry().ok_or(Stop);
         let (result, flags): Computed = match op.action {
-            Action::Add => flags::add(a, b, false, size),
             Action::AddWithCarry => flags::add(a, b, carry()?, size),
-            Action::Subtract | Action::Compare => flags::subtract(a, b, false, size),
             Action::SubtractWithBorrow => flags::subtract(a, b, carry()?, size),
-            Action::And | Action::Test => flags::logic(a & b, size),
-            Action::Or => flags::logic(a | b, size),
-            Action::Xor => flags::logic(a ^ b, size),
-            Action::Not => (!a & mask(size), before),
             Action::Negate => flags::subtract(0, a, false, size),
-            Action::Increment => Flags::keeping_carry(flags::add(a, 1, false, size), &before),
-            Action::Decrement => Flags::keeping_carry(flags::subtract(a, 1, false, size), &before),
             Action::ShiftLeft => flags::shift(a, b, size, Shift::Left, &before),
             Action::ShiftRight => flags::shift(a, b, size, Shift::Right, &before),
             Action::ShiftSigned => flags::shift(a, b, size, Shift::Signed, &before),
@@ -304,13 +381,12 @@ impl Machine<'_, '_> {
             Action::MultiplyBy => flags::multiply(b, op.quick.2 & mask(size), size),
             _ => return Err(Stop),
         };
-        if !matches!(op.action, Action::Compare | Action::Test) {
-            self.write(op, result)?;
-        }
-        self.registers.flags = Lazy::known(flags);
+        self.write(op, result)?;
+        self.registers.flags.set_known(flags);
         Ok(())
     }
 
+    #[inline]
     fn canonical(&self, address: u64) -> Result<u64, Stop> {
         self.memory
             .is_canonical(address)

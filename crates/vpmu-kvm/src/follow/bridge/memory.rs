@@ -294,6 +294,18 @@ impl<'a, 'm> Memory<'a, 'm> {
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
     pub(super) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
         let (bytes, length) = self.space.code(address, self.ring);
+        self.note_code(address, length)?;
+        Ok((bytes, length))
+    }
+
+    /// Returns whether these bytes are executed at `address`.
+    pub(super) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
+        self.space.has_code(address, self.ring, bytes)
+            && self.note_code(address, bytes.len()).is_ok()
+    }
+
+    /// Notes that `length` bytes at `address`, on two pages at most, are executed.
+    fn note_code(&mut self, address: u64, length: usize) -> Result<(), Stop> {
         let last = address.wrapping_add(length.saturating_sub(1) as u64);
         for at in [address, last] {
             let page = self.physical(at, false)? & !(PAGE - 1);
@@ -306,6 +318,6 @@ impl<'a, 'm> Memory<'a, 'm> {
             }
             self.journal.code.push(page);
         }
-        Ok((bytes, length))
+        Ok(())
     }
 }

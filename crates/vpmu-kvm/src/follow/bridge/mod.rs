@@ -210,54 +210,67 @@ impl Bridge {
         };
         let mut at = (self.code.at(machine.registers.ip, &mut machine.memory)).ok()?;
         if let Some(value) = goal.first() {
-            let op = self.code.op(at);
+            let op = self.code.ops(at).first()?;
             if op.action != Action::Rdmsr {
                 return None;
             }
             machine.registers.rdmsr(value, op.next);
         }
         let (from, mut end, mut executed) = (machine.registers, None, Executed::default());
-        let (mut since, mut is_new) = (0, false);
+        // Up to which instruction the bridge goes, at most, and whether it has come nearer to its goal since the last end.
         let most = match start.regs.rflags & IF {
             0 => MOST,
             _ => MOST_INTERRUPTIBLE,
         };
-        while executed.instructions < most && since < BETWEEN && (is_new || !goal.is_reached()) {
+        let (mut bound, mut is_new) = (BETWEEN, false);
+        'bridge: while executed.instructions < bound && (is_new || !goal.is_reached()) {
             let ip = machine.registers.ip;
             let Ok(next) = self.code.next(at, ip, &mut machine.memory) else {
                 break;
             };
             at = next;
-            let op = self.code.op(at);
-            executed.instructions += 1;
-            since += 1;
-            if op.action == Action::Rdmsr {
-                let Some(value) = goal.read(machine.registers.ecx()) else {
-                    break;
-                };
-                machine.registers.rdmsr(value, op.next);
-                executed.reads += 1;
-                (since, is_new) = (0, true);
-            } else if machine.execute(op).is_err() {
-                break;
-            } else if op.is_branch() {
-                executed.branches += 1;
-                match goal.branch(op, ip, machine.registers.ip) {
-                    Ok(false) => {}
-                    Ok(true) => {
-                        executed.taken += 1;
-                        (since, is_new) = (0, true);
-                    }
-                    Err(Stop) => break,
+            let ops = self.code.ops(at);
+            let left = (bound - executed.instructions) as usize;
+            let mut ops = &ops[..ops.len().min(left)];
+            // Only where all flags are defined, the bridge can end.
+            while is_new
+                && let [op, rest @ ..] = ops
+                && !op.is_last
+            {
+                ops = rest;
+                executed.instructions += 1;
+                if machine.execute(op).is_err() {
+                    break 'bridge;
                 }
+                if machine.registers.flags.are_defined() {
+                    is_new = false;
+                    end = Some(machine.end(executed));
+                }
+            }
+            if !is_new && goal.is_reached() {
+                break;
+            }
+            executed.instructions += ops.len() as u32;
+            let (last, straight) = match ops.split_last() {
+                Some((last, straight)) if last.is_last => (Some(last), straight),
+                _ => (None, ops),
+            };
+            if machine.compute_all(straight).is_err() {
+                break;
+            }
+            let Some(op) = last else {
+                continue;
+            };
+            let Ok(is_step) = step(&mut machine, op, goal, &mut executed) else {
+                break;
+            };
+            if is_step {
+                bound = most.min(executed.instructions + BETWEEN);
+                is_new = true;
             }
             if is_new && machine.registers.flags.are_defined() {
                 is_new = false;
-                end = Some((
-                    machine.registers,
-                    executed,
-                    machine.memory.journal().close(),
-                ));
+                end = Some(machine.end(executed));
             }
         }
         let (to, executed, stores) = end?;
@@ -287,6 +300,27 @@ impl Bridge {
             false => Err(Dropped),
         })
     }
+}
+
+/// Executes a read or a branch. Returns whether that is a step to the goal.
+fn step(
+    machine: &mut Machine<'_, '_>,
+    op: &Op,
+    goal: &mut impl Goal,
+    executed: &mut Executed,
+) -> Result<bool, Stop> {
+    let ip = machine.registers.ip;
+    if op.action == Action::Rdmsr {
+        let value = goal.read(machine.registers.ecx()).ok_or(Stop)?;
+        machine.registers.rdmsr(value, op.next);
+        executed.reads += 1;
+        return Ok(true);
+    }
+    machine.execute(op)?;
+    executed.branches += 1;
+    let is_step = goal.branch(op, ip, machine.registers.ip)?;
+    executed.taken += u32::from(is_step);
+    Ok(is_step)
 }
 
 /// What is to be executed for.

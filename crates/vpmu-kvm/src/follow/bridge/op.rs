@@ -60,6 +60,8 @@ pub(super) enum Action {
     QuickMove,
     QuickLoad,
     QuickStore,
+    /// LEA to such a register.
+    QuickAddress,
     /// Sums, and shifts by a number, of a register of 32 or 64 bits and a register or a number.
     QuickAdd,
     QuickSubtract,
@@ -103,9 +105,14 @@ pub(super) struct Op {
     pub(super) from: Place,
     /// Of the quick ones and `MultiplyBy`: the registers' numbers, and what is added to `from`, which is `ZERO` for a number.
     pub(super) quick: (u8, u8, u64),
+    /// The bits of `size`, and of `from_size`.
+    pub(super) mask: u64,
+    pub(super) from_mask: u64,
     pub(super) address: Address,
     /// The address of the instruction behind it.
     pub(super) next: u64,
+    /// Whether it is the last of a run: no instruction, a read, or a branch, taken or not.
+    pub(super) is_last: bool,
 }
 
 impl Op {
@@ -117,6 +124,8 @@ impl Op {
         to: Place::Immediate(0),
         from: Place::Immediate(1),
         quick: (0, 0, 0),
+        mask: u64::MAX,
+        from_mask: u64::MAX,
         address: Address {
             base: ZERO,
             index: ZERO,
@@ -125,6 +134,7 @@ impl Op {
             displacement: 0,
         },
         next: 0,
+        is_last: true,
     };
 
     /// Returns what `instruction` of 64-bit code does.
@@ -132,11 +142,14 @@ impl Op {
         Self::known(instruction).unwrap_or(Self::UNKNOWN)
     }
 
-    /// Returns whether the instruction is a branch, taken or not.
-    pub(super) const fn is_branch(&self) -> bool {
+    /// Returns whether the instruction is a branch, taken or not, or another one behind which the next one is not executed
+    /// without ado.
+    fn ends_run(action: Action) -> bool {
         matches!(
-            self.action,
-            Action::Call(_)
+            action,
+            Action::Unknown
+                | Action::Rdmsr
+                | Action::Call(_)
                 | Action::CallIndirect
                 | Action::Jump(_)
                 | Action::JumpIndirect
@@ -170,6 +183,7 @@ impl Op {
         let mut op = Self {
             action,
             next: instruction.next_ip(),
+            is_last: Self::ends_run(action),
             ..Self::UNKNOWN
         };
         if matches!(
@@ -231,10 +245,12 @@ impl Op {
             Place::Register(to) => to,
             _ => ZERO,
         };
-        let shifts = is_number && number & if self.size == 8 { 0x3f } else { 0x1f } != 0;
+        let count = number & if self.size == 8 { 0x3f } else { 0x1f };
+        let shifts = is_number && count != 0;
         let action = match self.action {
             Action::Move if self.from == Place::Memory && is_long => Action::QuickLoad,
             Action::Move if self.to == Place::Memory && is_simple => Action::QuickStore,
+            Action::LoadAddress if is_long => Action::QuickAddress,
             _ if !is_long || !is_simple => self.action,
             Action::Move => Action::QuickMove,
             Action::Add => Action::QuickAdd,
@@ -250,11 +266,20 @@ impl Op {
         };
         let quick = match action {
             Action::MultiplyBy => self.quick,
+            Action::QuickShiftLeft | Action::QuickShiftRight => (to, from, count),
             _ => (to, from, number),
+        };
+        // LEA's source has no size.
+        let from_mask = if self.from_size == 0 {
+            0
+        } else {
+            mask(self.from_size)
         };
         Self {
             action,
             quick,
+            mask: mask(self.size),
+            from_mask,
             ..self
         }
     }
