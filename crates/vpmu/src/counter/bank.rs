@@ -234,10 +234,21 @@ pub(crate) trait Model {
     /// be anything.
     fn settle<H: CounterHost<Self::Event>>(&mut self, counters: CounterSet, host: &mut H) {
         for n in counters & self.unsettled() {
-            let counted = self.bank_mut().hosted.collect(n, host);
-            self.take(n, counted);
+            self.collect(n, host);
         }
         self.follow_up(host);
+    }
+
+    /// As [`settle`](Self::settle), for those of `counters` that may have overflowed unnoticed.
+    fn settle_doubtful<H: CounterHost<Self::Event>>(&mut self, counters: CounterSet, host: &mut H) {
+        let doubtful = self.bank().hosted.in_doubt(counters, host);
+        self.settle(doubtful, host);
+    }
+
+    /// Takes note of what the host has counted for `n` since last time.
+    fn collect<H: CounterHost<Self::Event>>(&mut self, n: Counter, host: &mut H) {
+        let counted = self.bank_mut().hosted.collect(n, host);
+        self.take(n, counted);
     }
 
     /// As [`settle`](Self::settle), because the guest reads it: a policy may make more of it.

@@ -99,10 +99,6 @@ impl core::error::Error for RestoreError {}
 
 /// One vCPU's PMU of either vendor: [`intel::Pmu`] or [`amd::Pmu`], whose documentation has what each call does.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nothing can be allocated here, and a vCPU has one PMU"
-)]
 pub enum AnyPmu<V = ()> {
     /// Intel's.
     Intel(intel::Pmu<V>),

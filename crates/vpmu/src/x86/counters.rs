@@ -1,8 +1,14 @@
-//! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI.
+//! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI, and the records that
+//! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them.
 
-use super::registers::{Control, Counted, Freeze};
-use super::{CounterConfig, EventFilter, EventKind, status};
-use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, Policy, Slots};
+use core::mem;
+use core::num::NonZeroU64;
+
+use super::registers::{Control, Counted, Freeze, Registers};
+use super::{CounterConfig, EventFilter, lbr, pebs, status};
+use crate::counter::{
+    Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots, Statistics,
+};
 
 /// The counters of one PMU. What they do is in their [`Control`]s, as the registers said when these were last
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
@@ -12,6 +18,10 @@ pub(super) struct Counters<V> {
     events: V,
     filter: EventFilter,
     controls: Slots<Control>,
+    /// Writes PEBS records, where the guest has them.
+    pub(super) pebs: Option<pebs::Unit>,
+    /// The last branch records, where the guest has them.
+    pub(super) lbr: Option<lbr::Unit>,
     /// Every counter there is.
     existing: CounterSet,
     /// Counters that the global control register lets count.
@@ -43,11 +53,12 @@ pub(super) struct Counters<V> {
 }
 
 impl<V: Events> Counters<V> {
-    /// Returns the counters `existing`, all zero, of which those of `gate` are let count.
-    pub(super) fn new(
-        existing: CounterSet,
-        gate: CounterSet,
-        (filter, policy): (EventFilter, Policy),
+    /// Returns the counters of a PMU with these registers out of reset. They do nothing until they
+    /// [adopt](Self::adopt) controls.
+    pub(super) fn new<R: Registers>(
+        registers: &R,
+        filter: EventFilter,
+        policy: Policy,
         events: V,
     ) -> Self {
         Self {
@@ -55,8 +66,10 @@ impl<V: Events> Counters<V> {
             events,
             filter,
             controls: Slots::filled(Control::NONE),
-            existing,
-            gate,
+            pebs: registers.pebs().map(pebs::Unit::new),
+            lbr: registers.lbr(),
+            existing: registers.counters(),
+            gate: registers.gate_at_reset(),
             overflowed: CounterSet::EMPTY,
             status: 0,
             pmi_due: false,
@@ -74,6 +87,12 @@ impl<V: Events> Counters<V> {
     /// All counters are zero, without a host event, and those of `gate` are let count.
     pub(super) fn reset<H: CounterHost<CounterConfig>>(&mut self, gate: CounterSet, host: &mut H) {
         self.bank.reset(host);
+        if let Some(pebs) = &mut self.pebs {
+            pebs.reset();
+        }
+        if let Some(lbr) = &mut self.lbr {
+            lbr.reset();
+        }
         self.restore(&Counted {
             gate,
             ..Counted::default()
@@ -120,15 +139,13 @@ impl<V: Events> Counters<V> {
         self.recording.put(n, control.records);
     }
 
-    pub(super) const fn bank(&self) -> &Bank<CounterConfig> {
-        &self.bank
+    /// Returns how often the host was called, and what it could not do.
+    pub(super) const fn statistics(&self) -> Statistics {
+        self.bank.hosted.statistics()
     }
 
-    pub(super) const fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
-        &mut self.bank
-    }
-
-    pub(super) const fn observer(&mut self) -> &mut V {
+    /// Returns the observer given at the beginning.
+    pub(super) const fn events(&mut self) -> &mut V {
         &mut self.events
     }
 
@@ -136,17 +153,8 @@ impl<V: Events> Counters<V> {
         self.filter = filter;
     }
 
-    pub(super) fn allows(&self, event: EventKind) -> bool {
-        self.filter.allows(event)
-    }
-
     pub(super) fn control(&self, n: Counter) -> &Control {
         &self.controls[n]
-    }
-
-    /// Every counter there is.
-    pub(super) const fn existing(&self) -> CounterSet {
-        self.existing
     }
 
     /// The global control register. A frozen PMU keeps it, where freezing is a status bit.
@@ -169,11 +177,6 @@ impl<V: Events> Counters<V> {
     /// Counters that the guest has enabled by their own controls, whatever the global ones say.
     pub(super) const fn switched_on(&self) -> CounterSet {
         self.enabled
-    }
-
-    /// Counters that the guest has enabled in every way.
-    pub(super) fn enabled(&self) -> CounterSet {
-        self.open() & self.enabled
     }
 
     pub(super) const fn interrupting(&self) -> CounterSet {
@@ -226,9 +229,20 @@ impl<V: Events> Counters<V> {
         self.status & status::BRANCHES_FROZEN != 0
     }
 
-    /// Whether PMIs wait from now on until the guest has been followed.
-    pub(super) const fn set_holding(&mut self, holds: bool) {
-        self.holds_pmis = holds;
+    /// No PMI waits from now on until the guest has been followed.
+    pub(super) const fn hold_no_pmis(&mut self) {
+        self.holds_pmis = false;
+    }
+
+    /// Finds out anew whether PMIs have to wait for branches. `follows`: the embedder follows its guest for them alone.
+    pub(super) fn hold_pmis(&mut self, follows: bool) {
+        let frozen = self.are_branches_frozen();
+        if let Some(lbr) = &mut self.lbr {
+            self.holds_pmis = lbr.arm(frozen, follows);
+            if !self.holds_pmis {
+                self.release_pmi();
+            }
+        }
     }
 
     /// Whether a PMI waits until the guest has been followed.
@@ -238,9 +252,13 @@ impl<V: Events> Counters<V> {
 
     /// The guest has been followed: the PMI that has waited for it is requested.
     pub(super) fn release_pmi(&mut self) {
-        if core::mem::replace(&mut self.pmi_held, false) {
-            self.request_now();
+        if !mem::take(&mut self.pmi_held) {
+            return;
         }
+        if let Some(lbr) = &mut self.lbr {
+            lbr.end_run();
+        }
+        self.request_now();
     }
 
     pub(super) const fn pmi_due(&self) -> bool {
@@ -248,7 +266,7 @@ impl<V: Events> Counters<V> {
     }
 
     pub(super) const fn take_pmi(&mut self) -> bool {
-        core::mem::replace(&mut self.pmi_due, false)
+        mem::replace(&mut self.pmi_due, false)
     }
 
     /// An interrupt is requested, or will be once the guest has been followed.
@@ -256,6 +274,9 @@ impl<V: Events> Counters<V> {
         // Only once: a PMI that is due already finds the records that there are.
         if self.holds_pmis && !self.pmi_due {
             self.pmi_held = true;
+            if let Some(lbr) = &mut self.lbr {
+                lbr.begin_run();
+            }
         } else {
             self.request_now();
         }
@@ -288,8 +309,101 @@ impl<V: Events> Counters<V> {
         (self.controls[n].mask - self.value(n)).wrapping_add(1)
     }
 
-    /// `n`, which exists, counts `events` more. Returns whether it overflows.
-    pub(super) fn advance(&mut self, n: Counter, events: u64) -> bool {
+    /// Whether the overflow of `n` waits for a PEBS record. Forgets that.
+    pub(super) fn take_unrecorded_of(&mut self, n: Counter) -> bool {
+        let waits = self.unrecorded.contains(n);
+        self.unrecorded.remove(n);
+        waits
+    }
+
+    /// Returns the counters whose overflow waits for a PEBS record, and forgets them.
+    pub(super) const fn take_unrecorded(&mut self) -> CounterSet {
+        mem::replace(&mut self.unrecorded, CounterSet::EMPTY)
+    }
+
+    /// Has the unit of PEBS work on these counters, where the host samples one or an overflow waits for its record.
+    pub(super) fn with_pebs(&mut self, work: impl FnOnce(&mut pebs::Unit, &mut Self)) {
+        let is_idle = self.unrecorded.is_empty();
+        // Out of its place meanwhile, because it changes the counters that it is a part of.
+        if let Some(mut pebs) = (self.pebs).take_if(|pebs| !is_idle || pebs.is_sampling()) {
+            work(&mut pebs, self);
+            self.pebs = Some(pebs);
+        }
+    }
+
+    /// The next overflow of each of `concerned` is an exit again, where the host has sampled it.
+    pub(super) fn end_sampling<H: CounterHost<CounterConfig>>(
+        &mut self,
+        concerned: CounterSet,
+        host: &mut H,
+    ) {
+        if let Some(pebs) = &mut self.pebs {
+            pebs.end_sampling(concerned, self.bank.hosted.backed(), host);
+        }
+    }
+}
+
+impl<V: Events> Model for Counters<V> {
+    type Event = CounterConfig;
+
+    fn bank(&self) -> &Bank<CounterConfig> {
+        &self.bank
+    }
+
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+        &mut self.bank
+    }
+
+    fn observer(&mut self) -> &mut impl Events {
+        &mut self.events
+    }
+
+    fn implemented(&self) -> CounterSet {
+        self.existing
+    }
+
+    fn enabled(&self) -> CounterSet {
+        self.open() & self.enabled
+    }
+
+    fn event(&self, n: Counter) -> CounterConfig {
+        self.controls[n].event
+    }
+
+    fn is_countable(&self, n: Counter) -> bool {
+        // The rings are checked where a control is adopted.
+        self.filter.allows(self.event(n).event)
+    }
+
+    fn unsupported(&self, n: Counter) -> Option<Lost> {
+        self.controls[n].unsupported
+    }
+
+    /// 1 to 2^63 events.
+    fn report_wanted(&self, n: Counter) -> Option<NonZeroU64> {
+        if !self.is_awaited(n) {
+            return None;
+        }
+        let distance = self.distance(n);
+        // A counter that has just overflowed is about to be written by the guest's handler. Asking
+        // the host for what nobody expects would be a call for each PMI: the end of a slice reads
+        // it, which is soon enough.
+        let rewritten = self.overflowed | self.recording;
+        if rewritten.contains(n) && distance >= FAR {
+            return None;
+        }
+        let due = match &self.pebs {
+            Some(pebs) => pebs.report_due(n, distance),
+            None => distance,
+        };
+        NonZeroU64::new(due)
+    }
+
+    fn is_awaited(&self, n: Counter) -> bool {
+        self.reported().contains(n)
+    }
+
+    fn advance(&mut self, n: Counter, events: u64) -> bool {
         let mask = self.controls[n].mask;
         let value = self.value(n);
         self.set_value(n, value.wrapping_add(events) & mask);
@@ -311,35 +425,8 @@ impl<V: Events> Counters<V> {
         overflows
     }
 
-    /// Takes note of what the host has counted for `n` since last time.
-    pub(super) fn collect<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) {
-        let counted = self.bank.hosted.collect(n, host);
-        if let Some(reason) = self.bank.newly_lost(n) {
-            self.events.lost(n, reason);
-        }
-        if counted != 0 {
-            self.advance(n, counted);
-        }
-    }
-
-    /// Whether the overflow of `n` waits for a PEBS record. Forgets that.
-    pub(super) fn take_unrecorded_of(&mut self, n: Counter) -> bool {
-        let waits = self.unrecorded.contains(n);
-        self.unrecorded.remove(n);
-        waits
-    }
-
-    /// Returns the counters whose overflow waits for a PEBS record, and forgets them.
-    pub(super) const fn take_unrecorded(&mut self) -> CounterSet {
-        core::mem::replace(&mut self.unrecorded, CounterSet::EMPTY)
-    }
-
-    pub(super) const fn has_unrecorded(&self) -> bool {
-        !self.unrecorded.is_empty()
-    }
-
-    /// Whether `n` has a host event.
-    pub(super) const fn is_backed(&self, n: Counter) -> bool {
-        self.bank.hosted.backed().contains(n)
+    /// Writes the records that overflows ask for.
+    fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.with_pebs(|pebs, counters| pebs.record(counters, host));
     }
 }

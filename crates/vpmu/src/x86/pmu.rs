@@ -5,12 +5,11 @@
 //! host is brought to that.
 
 mod branches;
-mod model;
 mod vcpu;
 
 use super::counters::Counters;
 use super::registers::{Effect, PmuConfig, Registers, Source};
-use super::{CounterConfig, Outcome, Ring, lbr};
+use super::{CounterConfig, Outcome, Ring};
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
 /// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
@@ -21,17 +20,15 @@ use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 pub struct Pmu<R: Registers, V = ()> {
     registers: R,
     counters: Counters<V>,
-    lbr: Option<lbr::Unit>,
 }
 
 impl<R: Registers, V: Events> Pmu<R, V> {
     pub(super) fn build(config: PmuConfig<R::Capability>, events: V) -> Self {
         let registers = R::power_on(config.capability);
-        let (existing, gate) = (registers.counters(), registers.gate_at_reset());
+        let counters = Counters::new(&registers, config.filter, config.policy, events);
         let mut pmu = Self {
-            lbr: registers.lbr(),
             registers,
-            counters: Counters::new(existing, gate, (config.filter, config.policy), events),
+            counters,
         };
         pmu.adopt_all();
         pmu
@@ -68,7 +65,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Source::Gate => {
                 // Before version 4 an overflow that freezes clears the register.
                 self.settle_acting(host);
-                self.apply(host);
+                self.counters.apply(host);
                 R::global_bits(self.counters.gate())
             }
         });
@@ -94,11 +91,10 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             self.perform(effect, host);
         }
         // Sampling that goes on under other registers would write records of the wrong period.
-        if let Some(pebs) = self.registers.pebs_mut() {
-            pebs.end_unfit_sampling(&self.counters, host);
-        }
+        self.counters
+            .with_pebs(|pebs, counters| pebs.end_unfit_sampling(counters, host));
         self.end_access(host);
-        self.apply(host);
+        self.counters.apply(host);
         match effect {
             Some(_) => Outcome::Done,
             None => Outcome::GeneralProtection,
@@ -152,24 +148,16 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.lbr.is_some() {
+        if self.counters.lbr.is_some() {
             self.release_held(host);
             // An overflow that this access finds is requested at once: the branches that follow are the driver's.
-            self.counters.set_holding(false);
+            self.counters.hold_no_pmis();
         }
     }
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
-    fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let frozen = self.counters.are_branches_frozen();
-        if let Some(lbr) = &mut self.lbr {
-            let holds = lbr.arm(frozen, host.follows_branches());
-            self.counters.set_holding(holds);
-            if !holds && self.counters.is_pmi_held() {
-                lbr.end_run();
-                self.counters.release_pmi();
-            }
-        }
+    fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
+        self.counters.hold_pmis(host.follows_branches());
     }
 
     fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {
@@ -181,31 +169,33 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 let before = self.counters.open();
                 let changed = (gate - before) | (before - gate);
                 let concerned = changed & self.counters.switched_on();
-                self.bank_mut().hosted.touch(concerned, host);
+                self.counters.bank_mut().hosted.touch(concerned, host);
                 self.counters.set_gate(gate);
             }
             Effect::Counter(n, value) => self.write_counter(n, value, host),
             Effect::ClearStatus(counters, others) => {
                 // What overflowed before this write is cleared by it, noticed or not.
-                self.settle(self.bank().hosted.in_doubt(counters, host), host);
+                self.counters.settle_doubtful(counters, host);
                 self.counters.clear_status(counters, others);
             }
             Effect::SetStatus(counters, others) => {
                 // A bit that is set already hides nothing; an overflow behind a new one would be lost in it.
-                let new = counters & (self.implemented() - self.counters.overflowed());
-                self.settle(new, host);
+                let new = counters & (self.counters.implemented() - self.counters.overflowed());
+                self.counters.settle(new, host);
                 self.counters.set_status(new, others);
             }
             Effect::Freezing => {
                 // What overflowed before the guest wanted it to freeze does not freeze.
-                self.settle(self.counters.interrupting(), host);
+                self.counters.settle(self.counters.interrupting(), host);
                 self.adopt_freezing();
             }
             Effect::RecordGroups => {
-                if let Some(pebs) = self.registers.pebs_mut() {
-                    pebs.settle_sampled(&mut self.counters, host);
-                }
+                let counters = &mut self.counters;
+                counters.with_pebs(|pebs, counters| pebs.settle_sampled(counters, host));
+                self.adopt_records();
             }
+            // An area is read when a record is written.
+            Effect::RecordArea => self.adopt_records(),
         }
     }
 
@@ -220,24 +210,30 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             other_events.put(n, before.event != after.event);
         }
         // Only what counts something else has to stop. A new wish for an interrupt leaves the event running.
-        self.bank_mut().hosted.touch(changed, host);
-        self.bank_mut().hosted.stop(otherwise, host);
+        self.counters.bank_mut().hosted.touch(changed, host);
+        self.counters.bank_mut().hosted.stop(otherwise, host);
         // Under the old controls, and after the pause, so that once is enough.
-        self.settle(changed, host);
-        if let Some(pebs) = self.registers.pebs_mut() {
-            pebs.end_sampling(other_events, &self.counters, host);
-        }
+        self.counters.settle(changed, host);
+        self.counters.end_sampling(other_events, host);
         // All that are concerned: the groups of records may be another for those that are not changed.
         self.adopt(concerned);
-        self.reclassify(changed);
+        self.counters.reclassify(changed);
     }
 
     /// All counters do what the registers say now. Losses are forgotten: the host is asked again.
     fn adopt_all(&mut self) {
-        let all = self.implemented();
+        let all = self.counters.implemented();
         self.adopt_freezing();
+        self.adopt_records();
         self.adopt(all);
-        self.reclassify(all);
+        self.counters.reclassify(all);
+    }
+
+    /// PEBS records are written as the registers say now.
+    fn adopt_records(&mut self) {
+        if let (Some(pebs), Some(registers)) = (&mut self.counters.pebs, self.registers.pebs()) {
+            pebs.registers = registers;
+        }
     }
 
     fn adopt(&mut self, counters: CounterSet) {
@@ -249,8 +245,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// RDMSR or RDPMC of counter `n`, which exists.
     fn read_counter<H: CounterHost<CounterConfig>>(&mut self, n: Counter, host: &mut H) -> u64 {
         self.settle_acting(host);
-        self.settle_read(n, host);
-        self.apply(host);
+        self.counters.settle_read(n, host);
+        self.counters.apply(host);
         self.counters.value(n)
     }
 
@@ -261,26 +257,25 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) {
-        self.settle_read(n, host);
-        if self.counters.value(n) != value
-            && let Some(pebs) = self.registers.pebs_mut()
-        {
-            pebs.end_sampling(n.alone(), &self.counters, host);
+        self.counters.settle_read(n, host);
+        if self.counters.value(n) != value {
+            self.counters.end_sampling(n.alone(), host);
         }
         self.counters.set_value(n, value);
         // Without a status register the handler clears an overflow by writing the counter.
         if !self.registers.has_status() {
             self.counters.clear_status(n.alone(), 0);
         }
-        self.rearm(n, host);
+        self.counters.rearm(n, host);
     }
 
     /// RDMSR of the global status register.
     fn read_status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> u64 {
         // A counter whose bit is set already cannot change anything, unless it has another one set.
-        let clear = (self.implemented() - self.counters.overflowed()) | self.counters.recording();
-        self.settle(self.bank().hosted.in_doubt(clear, host), host);
-        self.apply(host);
+        let clear =
+            (self.counters.implemented() - self.counters.overflowed()) | self.counters.recording();
+        self.counters.settle_doubtful(clear, host);
+        self.counters.apply(host);
         R::global_bits(self.counters.overflowed()) | self.counters.status()
     }
 
@@ -289,6 +284,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn settle_acting<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         // Counters that only set a status bit can wait until somebody reads that.
         let acting = self.counters.acting();
-        self.settle(self.bank().hosted.in_doubt(acting, host), host);
+        self.counters.settle_doubtful(acting, host);
     }
 }

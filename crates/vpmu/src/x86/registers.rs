@@ -126,6 +126,8 @@ pub enum Effect {
     Freezing,
     /// What an adaptive PEBS record holds has changed.
     RecordGroups,
+    /// PEBS records go elsewhere.
+    RecordArea,
 }
 
 /// How the request of a PMI stops all counters (SDM 19.4.7).
@@ -230,13 +232,8 @@ pub trait Registers: Clone {
         None
     }
 
-    /// Returns the unit that writes PEBS records, where the guest has one.
-    fn pebs(&self) -> Option<&pebs::Unit> {
-        None
-    }
-
-    /// As [`pebs`](Self::pebs), to have it write.
-    fn pebs_mut(&mut self) -> Option<&mut pebs::Unit> {
+    /// Returns the registers of PEBS, where the guest has it.
+    fn pebs(&self) -> Option<pebs::Registers> {
         None
     }
 }

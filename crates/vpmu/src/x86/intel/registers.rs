@@ -23,7 +23,7 @@ pub struct Registers {
     pub(super) fixed_ctrl: u64,
     pub(super) debugctl: u64,
     /// There where the capability has PEBS.
-    pub(super) pebs: Option<pebs::Unit>,
+    pub(super) pebs: Option<pebs::Registers>,
 }
 
 impl registers::Registers for Registers {
@@ -43,15 +43,12 @@ impl registers::Registers for Registers {
             selects: Slots::default(),
             fixed_ctrl: 0,
             debugctl: 0,
-            pebs: capability.pebs.map(|_| pebs::Unit::default()),
+            pebs: capability.pebs.map(|_| pebs::Registers::default()),
         }
     }
 
     fn reset(&mut self) {
-        *self = Self {
-            pebs: self.pebs.as_ref().map(pebs::Unit::reset),
-            ..Self::power_on(self.capability)
-        };
+        *self = Self::power_on(self.capability);
     }
 
     fn capability(&self) -> &Capability {
@@ -76,9 +73,9 @@ impl registers::Registers for Registers {
                 pdcm.then(|| self.capability.perf_capabilities())?
             }
             Msr::DebugCtl => self.debugctl,
-            Msr::PebsEnable => self.pebs.as_ref()?.registers.enable,
-            Msr::PebsDataCfg => self.pebs.as_ref()?.registers.data_cfg,
-            Msr::DsArea => self.pebs.as_ref()?.registers.ds_area,
+            Msr::PebsEnable => self.pebs.as_ref()?.enable,
+            Msr::PebsDataCfg => self.pebs.as_ref()?.data_cfg,
+            Msr::DsArea => self.pebs.as_ref()?.ds_area,
         }))
     }
 
@@ -132,20 +129,20 @@ impl registers::Registers for Registers {
                 // Each bit decides about another counter.
                 let all = capability.counters();
                 let reserved = capability.global_ctrl_reserved();
-                let registers = &mut self.pebs.as_mut()?.registers;
+                let registers = self.pebs.as_mut()?;
                 fits(reserved)?;
                 registers.enable = value;
                 Effect::Configure(all)
             }
             Msr::PebsDataCfg => {
                 fits(capability.pebs?.data_cfg_reserved())?;
-                self.pebs.as_mut()?.registers.data_cfg = value;
+                self.pebs.as_mut()?.data_cfg = value;
                 Effect::RecordGroups
             }
             Msr::DsArea => {
                 capability.pebs?.is_linear(value).then_some(())?;
-                self.pebs.as_mut()?.registers.ds_area = value;
-                Effect::Nothing
+                self.pebs.as_mut()?.ds_area = value;
+                Effect::RecordArea
             }
             Msr::GlobalStatus | Msr::GlobalInuse | Msr::PerfCapabilities => return None,
         })
@@ -203,7 +200,7 @@ impl registers::Registers for Registers {
             (EventKind::General { .. }, Some(event)) => !self.capability.has_event(event),
             _ => false,
         };
-        let recorded = (self.pebs.as_ref()).map_or(0, |pebs| pebs.registers.enable);
+        let recorded = self.pebs.map_or(0, |pebs| pebs.enable);
         Control {
             event,
             on,
@@ -245,12 +242,8 @@ impl registers::Registers for Registers {
         self.capability.lbr.map(lbr::Unit::intel)
     }
 
-    fn pebs(&self) -> Option<&pebs::Unit> {
-        self.pebs.as_ref()
-    }
-
-    fn pebs_mut(&mut self) -> Option<&mut pebs::Unit> {
-        self.pebs.as_mut()
+    fn pebs(&self) -> Option<pebs::Registers> {
+        self.pebs
     }
 }
 

@@ -10,8 +10,7 @@ impl PmuState {
     /// Returns what a guest can see of its registers and counters.
     pub(super) fn save(registers: &Registers, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self {
         let capability = &registers.capability;
-        let pebs =
-            (registers.pebs.as_ref()).map_or_else(pebs::Registers::default, |unit| unit.registers);
+        let pebs = registers.pebs.unwrap_or_default();
         let mut state = Self {
             layout: Self::LAYOUT,
             version: capability.version,
@@ -66,8 +65,8 @@ impl PmuState {
         }
         registers.fixed_ctrl = self.fixed_ctr_ctrl;
         registers.debugctl = self.debugctl;
-        if let Some(unit) = &mut registers.pebs {
-            unit.registers = pebs::Registers {
+        if let Some(pebs) = &mut registers.pebs {
+            *pebs = pebs::Registers {
                 enable: self.pebs_enable,
                 data_cfg: self.pebs_data_cfg,
                 ds_area: self.ds_area,

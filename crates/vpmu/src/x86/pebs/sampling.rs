@@ -25,7 +25,9 @@ use core::num::NonZeroU64;
 use super::area::Area;
 use super::record::{BASIC, basic};
 use super::{Fault, Sample, Unit};
-use crate::counter::{Counter, CounterHost, CounterSet, Events, FAR, Slots, TakenSamples, count};
+use crate::counter::{
+    Counter, CounterHost, CounterSet, Events, FAR, Model, Slots, TakenSamples, count,
+};
 use crate::x86::counters::Counters;
 use crate::x86::{CounterConfig, Ring, intel, status};
 
@@ -124,18 +126,17 @@ impl Unit {
         self.settle_these(self.sampling.counters, counters, host);
     }
 
-    /// The next overflow of each of `concerned` is an exit again.
-    pub(in crate::x86) fn end_sampling<V: Events, H: CounterHost<CounterConfig>>(
+    /// The next overflow of each of `concerned` is an exit again. `backed`: the counters that have a host event.
+    pub(in crate::x86) fn end_sampling<H: CounterHost<CounterConfig>>(
         &mut self,
         concerned: CounterSet,
-        counters: &Counters<V>,
+        backed: CounterSet,
         host: &mut H,
     ) {
-        for n in concerned & self.sampling.counters {
-            self.sampling.counters.remove(n);
-            if counters.is_backed(n) {
-                let _ = host.sample(n, None);
-            }
+        let ended = concerned & self.sampling.counters;
+        self.sampling.counters -= ended;
+        for n in ended & backed {
+            let _ = host.sample(n, None);
         }
     }
 
@@ -152,7 +153,7 @@ impl Unit {
             let fits = counters.recording().contains(n) || !counters.enabled().contains(n);
             unfit.put(n, !fits || self.groups(n, counters) != 0);
         }
-        self.end_sampling(unfit, counters, host);
+        self.end_sampling(unfit, counters.bank().hosted.backed(), host);
     }
 
     /// Has the host sample `n` from now on, which has just gone on from `reset`, if that is possible and pays.
@@ -166,7 +167,7 @@ impl Unit {
     ) {
         let pays = self.groups(n, counters) == 0 && area.up_to_threshold() >= MANY;
         // A policy that makes events anew has taken this one away.
-        if !pays || !counters.is_backed(n) {
+        if !pays || !counters.bank().hosted.backed().contains(n) {
             return;
         }
         let Some(period) = period(n, reset, counters).filter(|period| period.get() < FAR) else {
@@ -227,7 +228,7 @@ impl Unit {
         let only = n.alone() & self.sampling.counters;
         // Settled first: what is over was over under the period that the host samples with.
         self.settle_these(only, counters, host);
-        self.end_sampling(only, counters, host);
+        self.end_sampling(only, counters.bank().hosted.backed(), host);
     }
 
     /// Takes note of the overflow of `n`, which is sampled.

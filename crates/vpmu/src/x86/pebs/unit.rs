@@ -12,8 +12,8 @@ use crate::x86::{CounterConfig, intel, status};
 
 /// The part of a PMU that writes records: its registers, and which counters the host samples for it.
 #[derive(Clone, Debug, Default)]
-pub struct Unit {
-    /// What the guest has written.
+pub(in crate::x86) struct Unit {
+    /// What the guest has written, as it was last adopted.
     pub(in crate::x86) registers: Registers,
     pub(super) sampling: SampledCounters,
     pub(super) statistics: Statistics,
@@ -28,12 +28,24 @@ struct Overflow {
 }
 
 impl Unit {
-    /// Returns the unit as it is after power-on reset. Its statistics go on.
-    pub(in crate::x86) fn reset(&self) -> Self {
+    pub(in crate::x86) fn new(registers: Registers) -> Self {
         Self {
-            statistics: self.statistics,
+            registers,
             ..Self::default()
         }
+    }
+
+    /// Goes back to power-on reset. The statistics go on.
+    pub(in crate::x86) fn reset(&mut self) {
+        *self = Self {
+            statistics: self.statistics,
+            ..Self::default()
+        };
+    }
+
+    /// Returns whether the host samples a counter.
+    pub(in crate::x86) fn is_sampling(&self) -> bool {
+        !self.sampling.counters().is_empty()
     }
 
     /// Returns what became of the overflows of counters that ask for records.
@@ -48,16 +60,13 @@ impl Unit {
         counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        if !counters.has_unrecorded() && self.sampling.counters().is_empty() {
-            return;
-        }
         // Taken first: what follows can count, and overflow anew.
         let unrecorded = counters.take_unrecorded();
         let sampled = unrecorded & self.sampling.counters();
         for n in sampled {
             self.pass_sampled(n, counters);
         }
-        if !self.sampling.counters().is_empty() {
+        if self.is_sampling() {
             self.convert(sampled, counters, host);
         }
         for n in unrecorded - sampled {

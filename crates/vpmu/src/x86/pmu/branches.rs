@@ -8,7 +8,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns which branches the guest wants recorded now; `None`: it has no [last branch records](lbr), they are
     /// disabled, or they are frozen. For an embedder that sees every branch, and need not decode those that nobody wants.
     pub fn branch_filter(&self) -> Option<lbr::Filter> {
-        let lbr = self.lbr.as_ref()?;
+        let lbr = self.counters.lbr.as_ref()?;
         lbr.filter()
             .filter(|_| !self.counters.are_branches_frozen())
     }
@@ -16,7 +16,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns how many branches more a PMI waits for: 1 to 32, or 0 if no PMI waits. While that is not 0, the embedder
     /// [follows](CounterHost::follows_branches) its guest.
     pub fn branches_awaited(&self) -> u8 {
-        self.lbr.as_ref().map_or(0, lbr::Unit::awaited)
+        self.counters.lbr.as_ref().map_or(0, lbr::Unit::awaited)
     }
 
     /// Hands over a branch that the guest has taken, to be recorded if the guest wants that. Returns whether a PMI
@@ -27,7 +27,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) -> bool {
         let frozen = self.counters.are_branches_frozen();
-        if let Some(lbr) = &mut self.lbr {
+        if let Some(lbr) = &mut self.counters.lbr {
             match frozen {
                 true => lbr.drop_branch(),
                 false => lbr.record(branch),
@@ -49,7 +49,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Drops the branches that were handed over for this PMI, because the embedder has missed later ones. The PMI still
     /// waits for a full stack.
     pub fn lose_branches(&mut self) {
-        if let Some(lbr) = &mut self.lbr {
+        if let Some(lbr) = &mut self.counters.lbr {
             lbr.lose();
         }
     }
@@ -58,15 +58,15 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 20.1.4). All else that
     /// INIT does leaves the PMU as it is.
     pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
-        let was = self.lbr.as_mut().is_some_and(lbr::Unit::disable);
+        let was = self.counters.lbr.as_mut().is_some_and(lbr::Unit::disable);
         self.end_access(host);
-        self.apply(host);
+        self.counters.apply(host);
         was
     }
 
     /// Returns what became of the branches that were handed over.
     pub fn lbr_statistics(&self) -> lbr::Statistics {
-        (self.lbr.as_ref()).map_or_else(lbr::Statistics::default, lbr::Unit::statistics)
+        (self.counters.lbr.as_ref()).map_or_else(lbr::Statistics::default, lbr::Unit::statistics)
     }
 
     /// RDMSR of a register that is none of the counters'.
@@ -75,7 +75,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         address: u32,
         host: &mut H,
     ) -> Outcome {
-        let Some(lbr) = &self.lbr else {
+        let Some(lbr) = &self.counters.lbr else {
             return Outcome::NotHandled;
         };
         let outcome = match lbr.read(address) {
@@ -94,7 +94,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
-        let Some(lbr) = &mut self.lbr else {
+        let Some(lbr) = &mut self.counters.lbr else {
             return Outcome::NotHandled;
         };
         let freezing = lbr.freezing();
@@ -108,24 +108,17 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.begin_access(host);
         if changes {
             // What overflowed before the guest wanted it to freeze does not freeze.
-            self.settle(self.counters.interrupting(), host);
+            self.counters.settle(self.counters.interrupting(), host);
             self.adopt_freezing();
         }
         self.end_access(host);
-        self.apply(host);
+        self.counters.apply(host);
         outcome
-    }
-
-    /// A PMI waits for branches.
-    pub(super) fn begin_run(&mut self) {
-        if let Some(lbr) = &mut self.lbr {
-            lbr.begin_run();
-        }
     }
 
     /// What freezes is what the registers say now.
     pub(super) fn adopt_freezing(&mut self) {
-        let (counters, branches) = match &self.lbr {
+        let (counters, branches) = match &self.counters.lbr {
             Some(lbr) => lbr.freezing(),
             None => (None, false),
         };
@@ -137,14 +130,11 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     pub(super) fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.counters.is_pmi_held() {
-            if let Some(lbr) = &mut self.lbr {
-                lbr.end_run();
-            }
             self.counters.release_pmi();
             // The request may have frozen the records, and then no PMI waits for them.
             self.end_access(host);
             // The request may have stopped the counters.
-            self.apply(host);
+            self.counters.apply(host);
         }
     }
 }

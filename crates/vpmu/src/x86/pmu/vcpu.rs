@@ -19,7 +19,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         report: Report,
         host: &mut H,
     ) -> bool {
-        self.report(counter, report, host);
+        self.counters.report(counter, report, host);
         self.notice_freeze(host);
         self.counters.pmi_due()
     }
@@ -38,22 +38,26 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.settle_acting(host);
         let mut concerned = CounterSet::EMPTY;
         // A counter that the filter denies counts nothing, emulated or not.
-        for n in self.enabled() & self.bank().countable {
-            let config = self.event(n);
+        for n in self.counters.enabled() & self.counters.bank().countable {
+            let config = self.counters.event(n);
             let same = config.architectural() == Some(event) && config.counts_in(ring);
-            if same && self.bank().counters[n].lost.is_none() && self.unsupported(n).is_none() {
+            if same
+                && self.counters.bank().counters[n].lost.is_none()
+                && self.counters.unsupported(n).is_none()
+            {
                 concerned.insert(n);
             }
         }
         if !concerned.is_empty() {
             // Only a counter whose report must move has to be read for it.
-            self.settle(concerned & self.counters.reported(), host);
+            self.counters
+                .settle(concerned & self.counters.reported(), host);
             for n in concerned {
-                self.take(n, times);
+                self.counters.take(n, times);
             }
             // Once for all counters: records of one moment come in the order of their numbers.
-            self.follow_up(host);
-            self.apply(host);
+            self.counters.follow_up(host);
+            self.counters.apply(host);
             self.notice_freeze(host);
         }
         self.counters.pmi_due()
@@ -70,7 +74,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Starts what the guest has enabled, as the vCPU starts to run. A guest that has nothing enabled costs no call of
     /// the host. A host that was too busy to back a counter is asked again.
     pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.start_vcpu(host);
+        self.counters.start_vcpu(host);
     }
 
     /// Stops all counters, as the vCPU stops running, and takes what they have counted into the registers, so that
@@ -79,14 +83,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ///
     /// Not needed where host events stop and start with the vCPU's thread by themselves.
     pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.stop_vcpu(host);
+        self.counters.stop_vcpu(host);
     }
 
     /// Stops counting until [`load`](Self::load), and takes all that was counted. As [`put`](Self::put), but no slice ends:
     /// for a moment in which the vCPU runs and its host events would count the embedder's work. No call of the host for a
     /// guest that uses no counter.
     pub fn hold<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.hold_vcpu(host);
+        self.counters.hold_vcpu(host);
     }
 
     /// Ends a scheduling slice: releases the host events that the guest did not use in it, so that a guest that stops
@@ -94,9 +98,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// minutes apart at most.
     pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.settle_unreported(host);
-        self.bank_mut().hosted.end_slice(host);
-        self.ask_again();
-        self.apply(host);
+        self.counters.bank_mut().hosted.end_slice(host);
+        self.counters.ask_again();
+        self.counters.apply(host);
     }
 
     /// Goes back to power-on reset, with every host event released: for a vCPU that is reset or goes
@@ -104,9 +108,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// [`disable_lbr`](Self::disable_lbr).
     pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.registers.reset();
-        if let Some(lbr) = &mut self.lbr {
-            lbr.reset();
-        }
         self.counters.reset(self.registers.gate_at_reset(), host);
         self.adopt_all();
         self.end_access(host);
@@ -117,7 +118,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.settle_acting(host);
         self.counters.set_filter(filter);
         self.adopt_all();
-        self.apply(host);
+        self.counters.apply(host);
     }
 
     /// Returns all that the guest could find out, up to this moment. Nothing stops: the PMU can go on.
@@ -125,11 +126,11 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Not saved: what belongs to the machine rather than the guest (events, filter, policy).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> R::State {
         self.begin_access(host);
-        self.settle(self.unsettled(), host);
+        self.counters.settle(self.counters.unsettled(), host);
         self.end_access(host);
-        self.apply(host);
-        let lbr = self.lbr.as_ref();
-        self.registers.save(&self.counters.counted(), lbr)
+        self.counters.apply(host);
+        let counted = self.counters.counted();
+        self.registers.save(&counted, self.counters.lbr.as_ref())
     }
 
     /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
@@ -147,11 +148,11 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         // Before anything changes, so that a refused state leaves the PMU as it was.
         self.registers.check(state)?;
         self.reset(host);
-        let counted = self.registers.restore(state, self.lbr.as_mut());
+        let counted = self.registers.restore(state, self.counters.lbr.as_mut());
         self.counters.restore(&counted);
         self.adopt_all();
         self.end_access(host);
-        self.apply(host);
+        self.counters.apply(host);
         Ok(())
     }
 
@@ -162,23 +163,24 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Returns how often the host was called, and what it could not do.
     pub const fn statistics(&self) -> Statistics {
-        self.counters.bank().hosted.statistics()
+        self.counters.statistics()
     }
 
     /// Returns what became of the overflows of counters that ask for PEBS records.
     pub fn pebs_statistics(&self) -> pebs::Statistics {
-        (self.registers.pebs()).map_or_else(pebs::Statistics::default, pebs::Unit::statistics)
+        let pebs = self.counters.pebs.as_ref();
+        pebs.map_or_else(pebs::Statistics::default, pebs::Unit::statistics)
     }
 
     /// Returns what `counter` is doing; `None` if there is no such counter.
     pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
-        let exists = self.implemented().contains(counter);
-        exists.then(|| self.bank().state(counter, false))
+        let exists = self.counters.implemented().contains(counter);
+        exists.then(|| self.counters.bank().state(counter, false))
     }
 
     /// Returns the observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
-        self.counters.observer()
+        self.counters.events()
     }
 
     /// Takes the counts of counters whose overflow the host has not been asked to report.
@@ -186,8 +188,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         let counters = &self.counters;
         for n in counters.interrupting() & counters.overflowed() | counters.recording() {
             // An event that waits for its report tells of its overflow by itself.
-            if self.bank().hosted.armed(n).is_none() {
-                self.settle(n.alone(), host);
+            if self.counters.bank().hosted.armed(n).is_none() {
+                self.counters.settle(n.alone(), host);
             }
         }
     }
