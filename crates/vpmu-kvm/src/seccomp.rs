@@ -162,7 +162,7 @@ pub const SYSCALLS: &[Syscall] = &[
     ),
     ioctl!(
         sys::GET_XSAVE,
-        "KVM_GET_XSAVE: a PEBS record with XMM registers"
+        "KVM_GET_XSAVE: a PEBS record with XMM registers; with Options::lbr, user space has protection keys"
     ),
     ioctl!(sys::SET_REGS, "KVM_SET_REGS: an RDPMC faults"),
     ioctl!(sys::GET_VCPU_EVENTS, "KVM_GET_VCPU_EVENTS: an RDPMC faults"),
@@ -179,7 +179,7 @@ pub const SYSCALLS: &[Syscall] = &[
     ),
     ioctl!(
         sys::GET_CPUID2,
-        "KVM_GET_CPUID2: with Vcpu::set_rdpmc, an MSR that might be of Hyper-V's"
+        "KVM_GET_CPUID2: with Vcpu::set_rdpmc, an MSR that might be of Hyper-V's; with Options::lbr, as above"
     ),
     ioctl!(
         sys::GET_DEBUGREGS,

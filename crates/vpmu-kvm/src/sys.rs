@@ -8,6 +8,8 @@
 
 #[cfg(feature = "lbr")]
 pub(crate) mod debug;
+#[cfg(feature = "lbr")]
+pub(crate) mod keys;
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
@@ -234,8 +236,15 @@ pub(crate) fn inject_debug(vcpu: &impl AsRawFd, dr6: u64) -> Result<(), Error> {
 pub(crate) fn has_hyperv(vcpu: &impl AsRawFd) -> bool {
     const INTERFACE: u32 = 0x4000_0001;
     const HV_1: u32 = u32::from_le_bytes(*b"Hv#1");
+    cpuid(vcpu, INTERFACE, 0).is_some_and(|entry| entry.eax == HV_1)
+}
+
+/// Returns what CPUID tells the guest.
+fn cpuid(vcpu: &impl AsRawFd, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
     // KVM keeps no more.
     const MOST: usize = 256;
+    /// KVM_CPUID_FLAG_SIGNIFCANT_INDEX.
+    const HAS_INDEX: u32 = 1;
     let mut cpuid = Cpuid::<MOST> {
         head: kvm_cpuid2 {
             nent: MOST as u32,
@@ -245,10 +254,12 @@ pub(crate) fn has_hyperv(vcpu: &impl AsRawFd) -> bool {
     };
     // SAFETY: the kernel writes at most as many entries as the head says: `MOST`.
     let result = unsafe { libc::ioctl(vcpu.as_raw_fd(), GET_CPUID2 as _, &raw mut cpuid) };
-    result == 0
-        && cpuid.entries[..MOST.min(cpuid.head.nent as usize)]
-            .iter()
-            .any(|entry| entry.function == INTERFACE && entry.eax == HV_1)
+    let count = MOST.min(cpuid.head.nent as usize);
+    let entries = (result == 0).then(|| cpuid.entries[..count].iter())?;
+    entries.copied().find(|entry| {
+        let is_index = entry.flags & HAS_INDEX == 0 || entry.index == index;
+        entry.function == function && is_index
+    })
 }
 
 #[repr(C)]

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::guest::ring;
 use crate::kvm::OnKvm;
 use crate::pmu::Core;
-use crate::sys::{self, debug};
+use crate::sys::{self, debug, keys};
 
 impl Follower {
     /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
@@ -30,6 +30,8 @@ impl Follower {
         let start = Start {
             regs: &regs,
             sregs: &sregs,
+            // The kernel's own pages have no keys here.
+            pkru: None,
         };
         // A handler has its counters stopped, as Linux' has, or a clock would count this work.
         pmu.hold();
@@ -53,6 +55,9 @@ impl Follower {
         let (Some(bridge), Some(filter)) = (&mut self.bridge, pmu.branch_filter()) else {
             return Ok(());
         };
+        if filter.call_stack {
+            return Ok(());
+        }
         let regs = match kvm.run.regs() {
             Some(regs) => regs,
             None => sys::regs(&kvm.vcpu)?,
@@ -61,11 +66,25 @@ impl Follower {
             Some(run) if run.exits > 0 => kvm.run.sregs(),
             _ => sys::sregs(&kvm.vcpu)?,
         };
-        let start = Start {
+        let mut start = Start {
             regs: &regs,
             sregs: &sregs,
+            pkru: None,
         };
-        if filter.call_stack || !bridge.plan_branches(&start, &*self.memory, filter, wanted) {
+        let mut plan = |start: &Start<'_>| {
+            let is_planned = bridge.plan_branches(start, &*self.memory, filter, wanted);
+            (is_planned, bridge.lacks_pkru())
+        };
+        let (mut is_planned, lacks_pkru) = plan(&start);
+        if lacks_pkru {
+            // It is asked for last, because the answer is as large as all vector registers.
+            self.keys = self.keys.or_else(|| keys::Place::of(&kvm.vcpu));
+            start.pkru = self.keys.and_then(|place| keys::pkru(&kvm.vcpu, place));
+            if start.pkru.is_some() {
+                (is_planned, _) = plan(&start);
+            }
+        }
+        if !is_planned {
             return Ok(());
         }
         let is_free = !kvm.run.is_elsewhere() && {

@@ -57,7 +57,7 @@ use crate::offer::Offer;
 use crate::options::{Follow, Options};
 use crate::pmu::Core;
 use crate::run::Returned;
-use crate::sys::debug;
+use crate::sys::{debug, keys};
 use crate::thread::unset;
 use crate::{Exit, sys};
 use bridge::Bridge;
@@ -99,6 +99,8 @@ pub(crate) struct Follower {
     is_held: bool,
     /// `None`: each read of a record is an exit.
     bridge: Option<Bridge>,
+    /// Where the vCPU has PKRU, once somebody has asked.
+    keys: Option<keys::Place>,
 }
 
 /// A run: the guest is followed.
@@ -164,6 +166,7 @@ impl Follower {
             run: None,
             is_held: false,
             bridge,
+            keys: None,
         }))
     }
 

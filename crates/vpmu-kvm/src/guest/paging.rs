@@ -22,6 +22,8 @@ const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 const NO_EXECUTE: u64 = 1 << 63;
+/// The lowest bit of the protection key.
+const KEY: u32 = 59;
 
 /// A page that an address leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +40,8 @@ pub(crate) struct Page {
     pub(crate) accessed: bool,
     /// Whether the last of them is marked dirty, so that one that writes there changes none.
     pub(crate) dirty: bool,
+    /// Its protection key, which counts for a page of user space where CR4.PKE says so.
+    pub(crate) key: u8,
 }
 
 /// The settings that decide about a linear address.
@@ -113,6 +117,7 @@ impl Paging {
                 executable: true,
                 accessed: true,
                 dirty: true,
+                key: 0,
             });
         }
         let (mut table, mut writable, mut user) = (self.root, true, true);
@@ -154,6 +159,7 @@ impl Paging {
                     executable,
                     accessed,
                     dirty: entry & DIRTY != 0,
+                    key: (entry >> KEY & 0xf) as u8,
                 });
             }
             table = entry & ADDRESS;
@@ -225,6 +231,7 @@ mod tests {
                     executable: false,
                     accessed: true,
                     dirty: true,
+                    key: 0,
                 };
                 let found = paging.translate(&ram, ADDR + 0x123);
                 assert_eq!(found, Some(expected), "{levels} {level}");
@@ -307,6 +314,7 @@ mod tests {
             executable: true,
             accessed: true,
             dirty: true,
+            key: 0,
         };
         assert_eq!(none.translate(&ram, 0x1234), Some(itself));
         assert_eq!(none.translate(&ram, 1 << 32), None);

@@ -146,8 +146,11 @@ pub(super) struct Memory<'a, 'm> {
     memory: &'m dyn GuestMemory,
     journal: &'a mut Journal,
     ring: Ring,
-    /// Whether a register that is not known here says which pages of user space are reached.
+    /// Whether PKRU says which pages of user space are reached, and what it says.
     has_keys: bool,
+    pkru: Option<u32>,
+    /// Whether that was asked in vain.
+    lacks_pkru: bool,
     found: [Found; PLACES],
 }
 
@@ -171,12 +174,19 @@ impl<'a, 'm> Memory<'a, 'm> {
             journal,
             ring: ring(start.sregs, start.regs),
             has_keys: start.sregs.cr4 & CR4_PKE != 0,
+            pkru: start.pkru,
+            lacks_pkru: false,
             found: [NONE; PLACES],
         }
     }
 
     pub(super) fn journal(&mut self) -> &mut Journal {
         self.journal
+    }
+
+    /// Returns whether PKRU would have led further.
+    pub(super) const fn lacks_pkru(&self) -> bool {
+        self.lacks_pkru
     }
 
     pub(super) fn is_canonical(&self, address: u64) -> bool {
@@ -196,6 +206,23 @@ impl<'a, 'm> Memory<'a, 'm> {
         }
     }
 
+    /// Checks that user space may access data on this page of its own by the page's key.
+    fn check_key(&mut self, address: u64, is_store: bool) -> Result<(), Stop> {
+        let page = self.space.page(address).ok_or(Stop)?;
+        let Some(pkru) = self.pkru else {
+            self.lacks_pkru = true;
+            return Err(Stop);
+        };
+        // Access is disabled, and writes are.
+        let rights = pkru >> (2 * page.key);
+        let forbidden = if is_store { 0b11 } else { 0b01 };
+        if rights & forbidden == 0 {
+            Ok(())
+        } else {
+            Err(Stop)
+        }
+    }
+
     /// Returns the line at a linear address.
     #[inline]
     fn line(&mut self, address: u64, is_store: bool) -> Result<&mut Line, Stop> {
@@ -211,10 +238,10 @@ impl<'a, 'm> Memory<'a, 'm> {
 
     #[inline(never)]
     fn find(&mut self, linear: u64, is_store: bool) -> Result<u8, Stop> {
-        if self.has_keys && self.ring == Ring::User {
-            return Err(Stop);
-        }
         let at = self.physical(linear, is_store)?;
+        if self.has_keys && self.ring == Ring::User {
+            self.check_key(linear, is_store)?;
+        }
         if is_store {
             self.may_store(at & !(PAGE - 1))?;
         }

@@ -21,7 +21,8 @@
 //!   its own, no TF. Its interrupts wait for a few thousand instructions at most.
 //!
 //! Not in a nested guest, or where one may run (EFER.SVME, CR4.VMXE): its addresses would be another's. Nor with shadow
-//! stacks (CR4.CET) or the kernel's protection keys, and no memory of user space where that has keys.
+//! stacks (CR4.CET) or the kernel's protection keys, and no memory of user space under a key
+//! that forbids it (CR4.PKE, PKRU).
 //!
 //! KVM completes the first read when it is called again, and is asked to do no more. What was executed is committed then.
 
@@ -84,6 +85,8 @@ pub(crate) struct Executed {
 pub(super) struct Start<'a> {
     pub(super) regs: &'a kvm_regs,
     pub(super) sregs: &'a kvm_sregs,
+    /// PKRU, if it was asked for.
+    pub(super) pkru: Option<u32>,
 }
 
 /// A bridge that can be crossed.
@@ -100,6 +103,8 @@ pub(super) struct Bridge {
     journal: Journal,
     plan: Option<Plan>,
     branches: Vec<Branch>,
+    /// Whether PKRU would have led further.
+    lacks_pkru: bool,
     /// Tries one after the other that bridged nothing, and reads until the next try.
     vain: u32,
     rest: u32,
@@ -112,6 +117,7 @@ impl Bridge {
             journal: Journal::new(),
             plan: None,
             branches: Vec::with_capacity(2 * usize::from(MAX_DEPTH)),
+            lacks_pkru: false,
             vain: 0,
             rest: 0,
         }
@@ -179,12 +185,18 @@ impl Bridge {
             filter,
             wanted,
         };
+        self.lacks_pkru = false;
         self.plan = match is_possible(start) {
             true => self.planned(start, memory, &mut goal),
             false => None,
         };
         self.branches = goal.branches;
         self.plan.is_some()
+    }
+
+    /// Returns whether a bridge of branches would have come further with PKRU.
+    pub(super) const fn lacks_pkru(&self) -> bool {
+        self.lacks_pkru
     }
 
     /// Returns the first branches that were taken, the oldest first.
@@ -273,6 +285,7 @@ impl Bridge {
                 end = Some(machine.end(executed));
             }
         }
+        self.lacks_pkru = machine.memory.lacks_pkru();
         let (to, executed, stores) = end?;
         self.journal.cut(stores);
         let rflags = start.regs.rflags & !RF;

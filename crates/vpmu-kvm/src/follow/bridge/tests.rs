@@ -103,7 +103,16 @@ fn completed(regs: &kvm_regs) -> kvm_regs {
 
 fn plan(bridge: &mut Bridge, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
     let value = record(regs.rcx as u32).unwrap();
-    bridge.plan_reads(&Start { regs, sregs }, ram, value, record)
+    bridge.plan_reads(
+        &Start {
+            regs,
+            sregs,
+            pkru: None,
+        },
+        ram,
+        value,
+        record,
+    )
 }
 
 /// Returns where the guest goes on, and what was executed.

@@ -20,7 +20,11 @@ fn taken(
 ) -> Option<(Taken, kvm_regs)> {
     let ram = memory(code);
     let mut bridge = Bridge::new();
-    let start = Start { regs, sregs };
+    let start = Start {
+        regs,
+        sregs,
+        pkru: None,
+    };
     if !bridge.plan_branches(&start, &ram, everything(), wanted) {
         return None;
     }
@@ -89,24 +93,46 @@ fn user_space_reaches_its_own_pages() {
     map(&ram, CODE, CODE | KERNEL | user);
     let mut sregs = sregs();
     sregs.ss.dpl = 3;
-    let is_taken = |data: u64, sregs: &kvm_sregs, rip: u64| {
+    let try_with = |data: u64, sregs: &kvm_sregs, rip: u64, pkru| {
         map(&ram, DATA, data);
         let regs = kvm_regs {
             rip,
             rbx: DATA,
             ..regs()
         };
-        let start = Start { regs: &regs, sregs };
-        Bridge::new().plan_branches(&start, &ram, everything(), 4)
+        let start = Start {
+            regs: &regs,
+            sregs,
+            pkru,
+        };
+        let mut bridge = Bridge::new();
+        let is_taken = bridge.plan_branches(&start, &ram, everything(), 4);
+        (is_taken, bridge.lacks_pkru())
     };
+    let is_taken = |data, sregs: &kvm_sregs, rip| try_with(data, sregs, rip, None).0;
     assert!(is_taken(DATA | KERNEL | user, &sregs, CODE));
     assert!(!is_taken(DATA | KERNEL, &sregs, CODE), "the kernel's page");
-    // CR4.PKE: no memory; jumps that need none go on.
+    // CR4.PKE: no memory without PKRU; jumps that need none go on.
     let keys = kvm_sregs {
         cr4: sregs.cr4 | 1 << 22,
         ..sregs
     };
-    assert!(!is_taken(DATA | KERNEL | user, &keys, CODE));
+    let with = |code: &[u8], pkru| {
+        assert!(ram.write(CODE, code));
+        try_with(DATA | KERNEL | user | 3 << 59, &keys, CODE, pkru)
+    };
+    let (load, store) = (&[0x8b, 0x03, 0xeb, 0xfc], &[0x89, 0x03, 0xeb, 0xfc]);
+    assert_eq!(with(load, None), (false, true));
+    // Key 3 forbids nothing, writes, and all; others do not matter.
+    for (pkru, may) in [
+        (0xffff_ff3f, (true, true)),
+        (0x80, (true, false)),
+        (0x40, (false, false)),
+    ] {
+        let (load, store) = (with(load, Some(pkru)), with(store, Some(pkru)));
+        assert_eq!((load.0, store.0), may, "{pkru:#x}");
+        assert!(!load.1 && !store.1);
+    }
     assert!(ram.write(CODE, &[0xeb, 0xfe]));
     assert!(is_taken(DATA | KERNEL | user, &keys, CODE));
     sregs.ss.dpl = 0;
