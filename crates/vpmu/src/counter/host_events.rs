@@ -1,34 +1,11 @@
-//! The life of a host event behind a guest counter.
-//!
-//! # Why it is a machine of its own
-//!
-//! A virtual PMU costs what it asks of its host. For each sample a guest profiler stops all counters,
-//! reads one, rewrites it and starts them again. Each step touches host events, and on a host like
-//! Linux making an event is ten times as dear as pausing one. Which calls can be left out depends on
-//! the life of the event alone, and is the same for every architecture:
-//!
-//! ```text
-//!                      start (create)                 resume_started
-//!      +--------+   ----------------->  +----------+  ------------->  +---------+
-//!      |  none  |                       |  paused  |                  | running |
-//!      +--------+   <-----------------  +----------+  <-------------  +---------+
-//!                     slice without        |    ^        stop, touch      |  ^
-//!                     use, release         |    |                         |  | a report that is due
-//!                                    read once: drained                   +--+
-//! ```
-//!
-//! A paused event is *drained* once its total has been read. A drained event is neither paused nor
-//! read again, and its period is set when it is resumed, not before. [`Policy::ReusePaused`] adds
-//! this memory to [`Policy::Reuse`]; [`Policy::Recreate`] has no paused state at all.
-//!
-//! # Distances
+//! The life of a host event behind a guest counter, which the [module](super) shows.
 //!
 //! A `due` is always a distance from what the PMU model has taken with [`read`](HostEvents::read) or
 //! [`collect`](HostEvents::collect). The model takes first, then says the new distance.
 
 use core::num::NonZeroU64;
 
-use super::host_event::HostEvent;
+use super::repeats::Repeats;
 use super::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots, Statistics, count};
 
 /// The host events behind the counters of one PMU: which exist, which run, what they have counted.
@@ -319,7 +296,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         };
         let due = slot.armed;
         // A total that is read finds out where a repeated period stands.
-        if slot.repeats.is_none() {
+        if slot.repeats.period.is_none() {
             slot.armed = None;
         }
         match report {
@@ -329,7 +306,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
                 let due = due.map_or(0, NonZeroU64::get);
                 slot.mark = slot.mark.wrapping_add(due);
                 slot.owed = slot.owed.wrapping_add(due);
-                slot.armed = slot.repeats;
+                slot.armed = slot.repeats.period;
                 self.used |= only;
                 return self.take_owed(counter);
             }
@@ -411,9 +388,62 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             count(&mut self.statistics.set_periods);
             host.set_period(counter, due);
             slot.armed = due;
-            slot.repeats = due.filter(|_| host.repeats());
-            slot.is_rest = false;
-            slot.may_idle = false;
+            slot.repeats = Repeats::of(due.filter(|_| host.repeats()));
         }
+    }
+}
+
+/// The host event behind one counter, if there is one, and what it has counted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostEvent<E> {
+    /// What the host event counts; `None`: there is none.
+    event: Option<E>,
+    /// The host's total that has been taken into `owed`.
+    mark: u64,
+    /// Counted, and not yet given to the PMU model.
+    owed: u64,
+    /// The host will report when it has counted so many beyond `mark`.
+    armed: Option<NonZeroU64>,
+    /// What comes after that.
+    pub(super) repeats: Repeats,
+    /// Whether a read has found a period over whose report has not come.
+    overtaken: bool,
+    /// Why the total is not all that happened.
+    deficit: Option<Lost>,
+}
+
+impl<E> HostEvent<E> {
+    const fn empty() -> Self {
+        Self {
+            event: None,
+            mark: 0,
+            owed: 0,
+            armed: None,
+            repeats: Repeats::NEVER,
+            overtaken: false,
+            deficit: None,
+        }
+    }
+
+    /// Takes the host's total into `owed`.
+    fn take_total(&mut self, total: u64, deficit: Option<Lost>) {
+        self.deficit = self.deficit.or(deficit);
+        // A total can be lower than the mark: `Report::Due` came before the host's count was visible.
+        // The difference was counted then.
+        let counted = total.wrapping_sub(self.mark);
+        // Modulo 2^64, a total that is lower is a count of more than half of that.
+        if counted > u64::MAX / 2 {
+            return;
+        }
+        self.mark = total;
+        self.owed = self.owed.wrapping_add(counted);
+        self.overtaken |= self.armed.is_some_and(|due| due.get() <= counted);
+        self.armed = self.armed.and_then(|due| {
+            let Some(beyond) = counted.checked_sub(due.get()) else {
+                return NonZeroU64::new(due.get() - counted);
+            };
+            let period = self.repeats.period?;
+            NonZeroU64::new(period.get() - beyond % period)
+        });
     }
 }

@@ -11,9 +11,29 @@
 //! [`release`](CounterHost::release).
 //!
 //! When the calls are made is the business of [`HostEvents`], under a [`Policy`].
+//!
+//! # The life of a host event
+//!
+//! For each sample a guest profiler stops all counters, reads one, rewrites it and starts them again.
+//! Each step touches host events, and on a host like Linux making an event is ten times as dear as
+//! pausing one. Which calls can be left out depends on the life of the event alone, and is the same
+//! for every architecture:
+//!
+//! ```text
+//!                      start (create)                 resume_started
+//!      +--------+   ----------------->  +----------+  ------------->  +---------+
+//!      |  none  |                       |  paused  |                  | running |
+//!      +--------+   <-----------------  +----------+  <-------------  +---------+
+//!                     slice without        |    ^        stop, touch      |  ^
+//!                     use, release         |    |                         |  | a report that is due
+//!                                    read once: drained                   +--+
+//! ```
+//!
+//! A paused event is *drained* once its total has been read. A drained event is neither paused nor
+//! read again, and its period is set when it is resumed, not before. [`Policy::ReusePaused`] adds
+//! this memory to [`Policy::Reuse`]; [`Policy::Recreate`] has no paused state at all.
 
 mod bank;
-mod host_event;
 mod host_events;
 mod policy;
 mod repeats;
