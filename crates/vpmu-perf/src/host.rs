@@ -26,12 +26,11 @@ use crate::kernel::{Kernel, Linux};
 use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, Freeze, PerfOptions};
-use crate::pace::Pace;
+use crate::pace::{FLOOR, Pace};
 use crate::periods::Period;
 use crate::processor::Vendor;
 use crate::rings::{self, GuestRing, Part, RingSampler};
-use crate::slot::Slot;
-use crate::units::{FLOOR, Units};
+use crate::slot::{Slot, Units};
 pub use pebs::SampledGuest;
 
 /// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run

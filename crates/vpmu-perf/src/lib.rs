@@ -53,7 +53,6 @@ mod sampler;
 mod samplers;
 mod slot;
 mod trial;
-mod units;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
 pub use choose::Backing;

@@ -15,8 +15,9 @@ use std::num::NonZeroU64;
 use vpmu::counter::{Counter, Slots};
 
 use crate::event::ENDLESS;
-use crate::units::FLOOR;
 
+/// The shortest distance between overflows, ns: see [`PerfHost::FLOOR`](crate::PerfHost::FLOOR).
+pub(crate) const FLOOR: u64 = 50_000;
 /// The allowance that can be saved up: so many overflows at once.
 const BURST: u64 = 32;
 /// The most that the allowance is overdrawn, in ns: the time in which a storm is forgotten.

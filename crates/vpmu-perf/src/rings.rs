@@ -19,8 +19,8 @@ use vpmu::x86::{CounterConfig, Ring};
 use crate::buffer::{CpuMode, PerfRecord};
 use crate::kernel::Kernel;
 use crate::options::Freeze;
+use crate::pace::FLOOR;
 use crate::sampler::Sampler;
-use crate::units::{FLOOR, Units};
 
 /// So many samples divide the time between the first and the last of them. By fewer, the host's and the guest's short time
 /// behind each overflow would nearly always go to the ring of the sample that comes next.
@@ -110,8 +110,10 @@ impl Seen {
 pub(crate) enum TimeUp {
     /// The counter overflows.
     Overflow,
-    /// The counter does not overflow before so many ns more of the clock.
-    Wait(u64),
+    /// The counter does not overflow before so many more of the guest's events.
+    Early(u64),
+    /// The guest is in another ring: the clock is to report again after so many ns.
+    Away(u64),
     /// Nobody waits for an overflow.
     Unwanted,
 }
@@ -168,27 +170,20 @@ impl PartTime {
         self.limit = events.map(|_| self.given.saturating_add(self.period));
     }
 
-    /// Returns the counter's value when its clock's total is `total`.
-    pub(crate) fn value(&mut self, total: u64, units: Units) -> u64 {
-        let time = self.time(total);
-        self.give(units.to_guest(time))
-    }
-
-    /// The clock has reached its period, and its total is `total`. Believes `guest`, and if that does not know, `last`.
+    /// The clock has reached its period, and the counter has counted `value` of the guest's events. Believes `guest`, and
+    /// if that does not know, `last`.
     pub(crate) fn is_up(
         &mut self,
-        total: u64,
-        units: Units,
+        value: u64,
         repeating: bool,
         guest: &GuestRing,
         last: Option<Ring>,
     ) -> TimeUp {
-        let value = units.to_guest(self.time(total));
         let Some(limit) = self.limit else {
             return TimeUp::Unwanted;
         };
         if value < limit {
-            return TimeUp::Wait(units.to_count(limit - value).min(LONGEST));
+            return TimeUp::Early(limit - value);
         }
         if guest
             .now()
@@ -196,7 +191,7 @@ impl PartTime {
             .is_some_and(|here| !self.part.has(here))
         {
             self.wait = (2 * self.wait).clamp(FLOOR, PATIENCE * FLOOR);
-            return TimeUp::Wait(self.wait);
+            return TimeUp::Away(self.wait);
         }
         self.pass(value, limit, repeating);
         TimeUp::Overflow
@@ -204,7 +199,7 @@ impl PartTime {
 
     /// Returns the counter's ns of `total`, the clock's. The time since the last block of samples is divided by the samples since and
     /// that block.
-    fn time(&mut self, total: u64) -> u64 {
+    pub(crate) fn own(&mut self, total: u64) -> u64 {
         let since = total.wrapping_sub(self.clock);
         if self.fresh.all >= BLOCK {
             self.own = self.own.wrapping_add(self.fresh.part(since).unwrap_or(0));
@@ -220,7 +215,7 @@ impl PartTime {
     }
 
     /// Returns the counter's value, which never falls, for `events` of the guest's so far.
-    fn give(&mut self, events: u64) -> u64 {
+    pub(crate) fn give(&mut self, events: u64) -> u64 {
         let most = self.limit.map_or(u64::MAX, |limit| limit - 1);
         self.given = self.given.max(events.min(most));
         self.given
@@ -364,7 +359,7 @@ mod tests {
         ] {
             let mut counter = PartTime::new(Part::of(&config, freeze).unwrap());
             counter.note(seen);
-            assert_eq!(counter.time(16_000), own * 1000, "{config:?} {freeze:?}");
+            assert_eq!(counter.own(16_000), own * 1000, "{config:?} {freeze:?}");
         }
     }
 
@@ -383,11 +378,11 @@ mod tests {
             for counter in [&mut user, &mut kernel] {
                 counter.note(seen);
             }
-            let both = user.time(clock) + kernel.time(clock);
+            let both = user.own(clock) + kernel.own(clock);
             assert!(clock == 1000 || clock - both <= 1, "{both} of {clock}");
         }
         // 10,000 of 3 and 1, 5,000 of the kernel alone, 100 of user space.
-        assert_eq!((user.time(clock), kernel.time(clock)), (7600, 7500));
+        assert_eq!((user.own(clock), kernel.own(clock)), (7600, 7500));
     }
 
     /// A guest spends 100 us in user space and 20 us in the kernel, in turn, and its counter is asked at each change. A time
@@ -409,10 +404,10 @@ mod tests {
                         block = taken / BLOCK;
                         next += period(block);
                     }
-                    counter.time(clock);
+                    counter.own(clock);
                 }
             }
-            let percent = counter.time(clock) * 100 / clock;
+            let percent = counter.own(clock) * 100 / clock;
             let right = if own == Ring::User { 82..=84 } else { 15..=17 };
             assert!(
                 right.contains(&percent),
@@ -425,13 +420,13 @@ mod tests {
     fn a_value_never_falls_and_stays_below_its_overflow() {
         let mut counter = PartTime::new(USER);
         counter.note(samples(16, 0));
-        let time = counter.time(100);
+        let time = counter.own(100);
         assert_eq!(counter.give(time), 100);
         // The time since the last block is taken for user space's; then it turns out to be the kernel's.
-        let time = counter.time(140);
+        let time = counter.own(140);
         assert_eq!(counter.give(time), 140);
         counter.note(samples(0, 16));
-        let time = counter.time(150);
+        let time = counter.own(150);
         assert_eq!((time, counter.give(time)), (100, 140));
         counter.limit = Some(200);
         assert_eq!(
@@ -449,12 +444,12 @@ mod tests {
             counter.note(samples(1, 0));
             counter.period = 100;
             counter.limit = Some(200);
-            let value = counter.time(210);
+            let value = counter.own(210);
             assert_eq!(counter.give(value), 199);
             counter.pass(value, 200, repeating);
             // The time since the last sample turns out to be the kernel's.
             counter.note(samples(0, 1));
-            let value = counter.time(211);
+            let value = counter.own(211);
             assert!(counter.give(value) >= 200, "{repeating}");
         }
     }

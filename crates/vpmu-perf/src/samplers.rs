@@ -11,7 +11,7 @@ use crate::kernel::Kernel;
 use crate::sampler::Sampler;
 
 /// The shortest distance between samples, in the event's units, for each sampler: in a clock's ns less than half of an
-/// overflow's ([`FLOOR`](crate::units::FLOOR)), as a sample takes the processor out of the guest for an interrupt of the
+/// overflow's ([`FLOOR`](crate::pace::FLOOR)), as a sample takes the processor out of the guest for an interrupt of the
 /// host's, and for nothing else.
 pub(crate) const FLOOR: u64 = 20_000;
 

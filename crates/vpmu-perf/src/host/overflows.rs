@@ -4,10 +4,10 @@ use vpmu::counter::{Counter, CounterSet, Report};
 
 use super::PerfHost;
 use crate::event::ENDLESS;
+use crate::pace::FLOOR;
 use crate::periods::{Overflow, Period};
 use crate::rings::{LONGEST, RingSampler, TimeUp};
 use crate::slot::Slot;
-use crate::units::FLOOR;
 
 impl PerfHost {
     /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
@@ -99,20 +99,22 @@ impl PerfHost {
         let Slot::Part { period, time } = &mut self.slots[counter] else {
             return false;
         };
-        match time.is_up(total, self.units, self.repeating, &self.guest_ring, last) {
+        let value = self.units.to_guest(time.own(total));
+        let wait = match time.is_up(value, self.repeating, &self.guest_ring, last) {
             TimeUp::Overflow => {
                 period.pass(self.repeating);
                 return true;
             }
-            TimeUp::Wait(ns) => {
-                let ns = ns.max(FLOOR * self.sharing(self.events.counting()));
-                self.events.set_period(counter, ns);
-            }
+            TimeUp::Early(events) => self.units.to_count(events).min(LONGEST),
+            TimeUp::Away(ns) => ns,
             TimeUp::Unwanted => {
                 // The clock would report each of its old periods, while the guest is on its way to write the counter.
                 self.events.set_period(counter, LONGEST);
+                return false;
             }
-        }
+        };
+        let ns = wait.max(FLOOR * self.sharing(self.events.counting()));
+        self.events.set_period(counter, ns);
         false
     }
 }
