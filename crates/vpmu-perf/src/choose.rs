@@ -11,8 +11,8 @@ use vpmu::x86::ArchEvent;
 
 use crate::attrs;
 use crate::error::PerfError;
-use crate::event::{Kind, PerfEvent, Rings};
-use crate::kernel::Kernel;
+use crate::event::{Kind, Rings};
+use crate::kernel::{Kernel, PerfEvent};
 use crate::processor::Vendor;
 
 /// The backing that counts.

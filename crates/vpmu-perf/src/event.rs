@@ -1,29 +1,17 @@
-//! One perf event.
+//! The perf events that are opened: what each counts, and of whom.
 
 use std::io;
-use std::os::fd::RawFd;
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_TASK_CLOCK, PERF_FORMAT_GROUP,
-    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_SOFTWARE,
+    PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_TASK_CLOCK, PERF_FORMAT_GROUP, PERF_TYPE_SOFTWARE,
     perf_event_attr,
 };
 
-use vpmu::counter::Counter;
-
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, PerfEvent, TIMES};
 use crate::notes::Notes;
 
 /// A period that is longer than any machine runs. The kernel refuses 2^63.
 pub(crate) const ENDLESS: u64 = i64::MAX as u64;
-
-const TIMES: u64 = PERF_FORMAT_TOTAL_TIME_ENABLED as u64 | PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
-
-fn word(bytes: &[u8], n: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
-    u64::from_ne_bytes(word)
-}
 
 /// The event to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,21 +47,6 @@ impl Kind {
     }
 }
 
-/// A total, with the ns for which it was counted and for which it should have been.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Total {
-    pub(crate) value: u64,
-    pub(crate) enabled: u64,
-    pub(crate) running: u64,
-}
-
-/// An open perf event of one thread.
-#[derive(Debug)]
-pub(crate) struct PerfEvent {
-    fd: RawFd,
-    kernel: &'static dyn Kernel,
-}
-
 impl PerfEvent {
     /// Opens a stopped event for the thread of `notes`, which gets `signal` for each overflow. Its first period is
     /// endless. With a `leader`, which is the same thread's, the event is the last of that group.
@@ -85,7 +58,7 @@ impl PerfEvent {
         leader: Option<&Self>,
     ) -> io::Result<Self> {
         let event = Self::of(kernel, kind, notes.target(), leader)?;
-        kernel.signal(event.fd, notes.thread(), signal)?;
+        kernel.signal(event.fd(), notes.thread(), signal)?;
         Ok(event)
     }
 
@@ -149,7 +122,7 @@ impl PerfEvent {
             return false;
         };
         // Enabled, so that they count with their leader.
-        let member = || Self::of_started(kernel, attr, 0, Some(&leader));
+        let member = || Self::open_attr(kernel, attr, 0, Some(&leader));
         let members: io::Result<Vec<Self>> = (1..number).map(|_| member()).collect();
         // A pinned group that has no counters is in an error state, and reads nothing.
         members.is_ok() && leader.enable() && leader.read().is_ok()
@@ -177,72 +150,6 @@ impl PerfEvent {
         leader: Option<&Self>,
     ) -> io::Result<Self> {
         attr.set_disabled(1);
-        Self::of_started(kernel, attr, thread, leader)
-    }
-
-    /// Opens the event of `attr` for a thread.
-    fn of_started(
-        kernel: &'static dyn Kernel,
-        attr: perf_event_attr,
-        thread: libc::pid_t,
-        leader: Option<&Self>,
-    ) -> io::Result<Self> {
-        let fd = kernel.open(attr, thread, leader.map(Self::fd))?;
-        Ok(Self { fd, kernel })
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.fd
-    }
-
-    pub(crate) fn enable(&self) -> bool {
-        self.kernel.enable(self.fd)
-    }
-
-    pub(crate) fn disable(&self) -> bool {
-        self.kernel.disable(self.fd)
-    }
-
-    /// Sets the next overflow to `period` from now.
-    pub(crate) fn set_period(&self, period: u64) -> bool {
-        self.kernel.set_period(self.fd, period)
-    }
-
-    pub(crate) fn read(&self) -> io::Result<Total> {
-        let mut bytes = [0; 24];
-        // An event in an error state reads nothing (perf_read), and that is no total.
-        if self.kernel.read(self.fd, &mut bytes)? != bytes.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(Total {
-            value: word(&bytes, 0),
-            enabled: word(&bytes, 1),
-            running: word(&bytes, 2),
-        })
-    }
-
-    /// Reads a group of `members` members: their totals in the order in which they were opened.
-    pub(crate) fn read_group(
-        &self,
-        members: usize,
-    ) -> io::Result<impl Iterator<Item = Total> + use<>> {
-        // The head has the number of events, both times, and the leader's total.
-        const HEAD: usize = 4;
-        let mut bytes = [0; 8 * (HEAD + Counter::COUNT)];
-        let read = self.kernel.read(self.fd, &mut bytes)?;
-        if read != 8 * (HEAD + members) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok((0..members).map(move |n| Total {
-            value: word(&bytes, HEAD + n),
-            enabled: word(&bytes, 1),
-            running: word(&bytes, 2),
-        }))
-    }
-}
-
-impl Drop for PerfEvent {
-    fn drop(&mut self) {
-        self.kernel.close(self.fd);
+        Self::open_attr(kernel, attr, thread, leader)
     }
 }

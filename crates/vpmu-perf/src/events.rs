@@ -23,8 +23,8 @@ use std::sync::Arc;
 use vpmu::counter::{Counter, CounterSet, Lost, Slots};
 
 use crate::buffer::{Overflows, RingBuffer};
-use crate::event::{Kind, PerfEvent, Total};
-use crate::kernel::Kernel;
+use crate::event::Kind;
+use crate::kernel::{Kernel, PerfEvent, Total};
 use crate::log::OverflowLog;
 use crate::notes::Notes;
 

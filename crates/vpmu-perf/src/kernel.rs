@@ -1,4 +1,5 @@
-//! What is asked of the kernel for perf events: each system call of this crate but those of the signal handler.
+//! What is asked of the kernel for perf events: each system call of this crate but those of the signal handler, and an
+//! open event, which makes most of them.
 //!
 //! One trait, so that a test can be the kernel and follow perf's rules for machines that are not at hand: fewer
 //! counters, other users of the PMU, refusals, throttling.
@@ -14,8 +15,12 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use crate::descriptors;
-use perf_event_open_sys::bindings::{PERF_FLAG_FD_CLOEXEC, perf_event_attr};
+use perf_event_open_sys::bindings::{
+    PERF_FLAG_FD_CLOEXEC, PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING,
+    perf_event_attr,
+};
 use perf_event_open_sys::{bindings, ioctls, perf_event_open};
+use vpmu::counter::Counter;
 
 use crate::processor::Processor;
 
@@ -60,6 +65,99 @@ pub(crate) trait Kernel: Debug + Sync {
     ///
     /// [`map`](Self::map) has returned `buffer` for this `length`, and nobody uses it any more.
     unsafe fn unmap(&self, buffer: NonNull<u8>, length: usize);
+}
+
+/// The format of an event's totals.
+pub(crate) const TIMES: u64 =
+    PERF_FORMAT_TOTAL_TIME_ENABLED as u64 | PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
+
+/// A total, with the ns for which it was counted and for which it should have been.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Total {
+    pub(crate) value: u64,
+    pub(crate) enabled: u64,
+    pub(crate) running: u64,
+}
+
+/// An open perf event of one thread.
+#[derive(Debug)]
+pub(crate) struct PerfEvent {
+    fd: RawFd,
+    kernel: &'static dyn Kernel,
+}
+
+impl PerfEvent {
+    /// Opens the event of `attr` for a thread.
+    pub(crate) fn open_attr(
+        kernel: &'static dyn Kernel,
+        attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        let fd = kernel.open(attr, thread, leader.map(Self::fd))?;
+        Ok(Self { fd, kernel })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    pub(crate) fn enable(&self) -> bool {
+        self.kernel.enable(self.fd)
+    }
+
+    pub(crate) fn disable(&self) -> bool {
+        self.kernel.disable(self.fd)
+    }
+
+    /// Sets the next overflow to `period` from now.
+    pub(crate) fn set_period(&self, period: u64) -> bool {
+        self.kernel.set_period(self.fd, period)
+    }
+
+    pub(crate) fn read(&self) -> io::Result<Total> {
+        let mut bytes = [0; 24];
+        // An event in an error state reads nothing (perf_read), and that is no total.
+        if self.kernel.read(self.fd, &mut bytes)? != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Total {
+            value: word(&bytes, 0),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
+        })
+    }
+
+    /// Reads a group of `members` members: their totals in the order in which they were opened.
+    pub(crate) fn read_group(
+        &self,
+        members: usize,
+    ) -> io::Result<impl Iterator<Item = Total> + use<>> {
+        // The head has the number of events, both times, and the leader's total.
+        const HEAD: usize = 4;
+        let mut bytes = [0; 8 * (HEAD + Counter::COUNT)];
+        let read = self.kernel.read(self.fd, &mut bytes)?;
+        if read != 8 * (HEAD + members) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok((0..members).map(move |n| Total {
+            value: word(&bytes, HEAD + n),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
+        }))
+    }
+}
+
+impl Drop for PerfEvent {
+    fn drop(&mut self) {
+        self.kernel.close(self.fd);
+    }
+}
+
+fn word(bytes: &[u8], n: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
+    u64::from_ne_bytes(word)
 }
 
 /// The kernel of this machine.

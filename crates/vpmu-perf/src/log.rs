@@ -6,8 +6,7 @@
 use std::io;
 
 use crate::buffer::{Overflows, RingBuffer};
-use crate::event::PerfEvent;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, PerfEvent};
 
 /// The log of one event.
 #[derive(Debug)]

@@ -6,8 +6,7 @@ use vpmu::x86::ArchEvent;
 
 use crate::choose::{Backing, Chooser, probe};
 use crate::error::PerfError;
-use crate::event::PerfEvent;
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::{Kernel, Linux, PerfEvent};
 use crate::kick::Kick;
 use crate::notes;
 use crate::sampler::Sampler;

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use perf_event_open_sys::bindings::PERF_TYPE_RAW;
 use vpmu::x86::EventKind;
 
-use crate::event::{Kind, PerfEvent, Rings};
-use crate::kernel::Kernel;
+use crate::event::{Kind, Rings};
+use crate::kernel::{Kernel, PerfEvent};
 
 /// The maker of a processor, as far as its events matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use perf_event_open_sys::bindings::{PERF_SAMPLE_IP, PERF_SAMPLE_TIME};
 use crate::buffer::{PerfRecord, RingBuffer};
 use crate::choose::{Backing, probe};
 use crate::error::PerfError;
-use crate::event::{ENDLESS, Kind, PerfEvent};
-use crate::kernel::{Kernel, Linux};
+use crate::event::{ENDLESS, Kind};
+use crate::kernel::{Kernel, Linux, PerfEvent};
 
 /// A perf event of one thread that samples this thread into a ring buffer.
 #[derive(Debug)]

@@ -10,8 +10,7 @@ use std::io;
 
 use crate::choose::{Backing, probe};
 use crate::error::PerfError;
-use crate::event::PerfEvent;
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::{Kernel, Linux, PerfEvent};
 
 /// ns for which the calling thread works for itself.
 const WORK: u64 = 3_000_000;
