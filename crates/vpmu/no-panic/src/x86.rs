@@ -183,15 +183,16 @@ pub fn amd_cpuid(capability: &amd::Capability, event: ArchEvent) -> (CpuidLeaf, 
 
 #[unsafe(no_mangle)]
 pub fn x86_capability(capability: &intel::Capability, n: Counter) -> [u64; 9] {
+    let reserved = capability.reserved();
     [
         capability.perf_capabilities(),
         capability.counter_mask(n),
-        capability.perfevtsel_reserved(),
-        capability.fixed_ctrl_reserved(),
-        capability.global_ctrl_reserved(),
-        capability.ovf_ctrl_reserved(),
-        capability.status_set_reserved(),
-        capability.debugctl_reserved(),
+        reserved.perfevtsel,
+        reserved.fixed_ctrl,
+        reserved.global_ctrl,
+        reserved.ovf_ctrl,
+        reserved.status_set,
+        reserved.debugctl,
         u64::from(capability.leaf_01_ecx() | capability.leaf_01_edx() | capability.leaf_07_1_eax()),
     ]
 }

@@ -360,20 +360,20 @@ mod tests {
                 assert!(name.starts_with(row.name), "{context}");
                 let general = |n| u32::from(n) < ours.general;
                 let (exists, writable) = match msr {
-                    Msr::PerfEvtSel(n) => (general(n), Some(!theirs.perfevtsel_reserved())),
+                    Msr::PerfEvtSel(n) => (general(n), Some(!theirs.reserved().perfevtsel)),
                     Msr::Pmc(n) => (general(n), Some(!0)),
                     Msr::FullWidthPmc(n) => (general(n), Some((1 << theirs.general_width) - 1)),
                     Msr::FixedCtr(n) => {
                         let exists = theirs.fixed >> n & 1 != 0;
                         (exists, Some((1 << theirs.fixed_width) - 1))
                     }
-                    Msr::FixedCtrCtrl => (true, Some(!theirs.fixed_ctrl_reserved())),
-                    Msr::GlobalCtrl => (true, Some(!theirs.global_ctrl_reserved())),
-                    Msr::GlobalOvfCtrl => (true, Some(!theirs.ovf_ctrl_reserved())),
+                    Msr::FixedCtrCtrl => (true, Some(!theirs.reserved().fixed_ctrl)),
+                    Msr::GlobalCtrl => (true, Some(!theirs.reserved().global_ctrl)),
+                    Msr::GlobalOvfCtrl => (true, Some(!theirs.reserved().ovf_ctrl)),
                     Msr::GlobalStatusSet => {
-                        (ours.version >= 4, Some(!theirs.status_set_reserved()))
+                        (ours.version >= 4, Some(!theirs.reserved().status_set))
                     }
-                    Msr::DebugCtl => (true, Some(!theirs.debugctl_reserved())),
+                    Msr::DebugCtl => (true, Some(!theirs.reserved().debugctl)),
                     Msr::GlobalStatus | Msr::PerfCapabilities => (true, None),
                     Msr::GlobalInuse => (ours.version >= 4, None),
                     Msr::PebsEnable => (true, Some(ours.counters())),

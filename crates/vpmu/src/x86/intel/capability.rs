@@ -1,7 +1,9 @@
 //! What a guest is told about its PMU, and all that follows from it.
 
-use super::global_status;
-use super::{ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl};
+use super::msr::{fixed_index, to_global};
+use super::{
+    ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl, global_status,
+};
 use crate::counter::{Counter, CounterSet};
 use crate::x86::{ArchEvent, lbr, pebs};
 
@@ -107,6 +109,23 @@ pub struct Capability {
     /// `pdcm` and version 4, whose status register freezes them. Not beside PEBS.
     #[cfg_attr(feature = "serde", serde(default))]
     pub lbr: Option<lbr::intel::Capability>,
+}
+
+/// The bits that the registers of a PMU lack. A write that sets one is #GP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Those of IA32_PERFEVTSELx.
+    pub perfevtsel: u64,
+    /// Those of IA32_FIXED_CTR_CTRL.
+    pub fixed_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_CTRL, and of IA32_PEBS_ENABLE where that exists.
+    pub global_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_OVF_CTRL.
+    pub ovf_ctrl: u64,
+    /// Those of IA32_PERF_GLOBAL_STATUS_SET.
+    pub status_set: u64,
+    /// Those of IA32_DEBUGCTL.
+    pub debugctl: u64,
 }
 
 impl Capability {
@@ -235,13 +254,31 @@ impl Capability {
         }
     }
 
-    /// Returns the reserved bits of IA32_PERFEVTSELx.
-    pub const fn perfevtsel_reserved(&self) -> u64 {
-        RawPerfEvtSel::reserved(self.version) & !when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE)
+    /// Returns the bits that this PMU's registers lack.
+    pub const fn reserved(&self) -> Reserved {
+        let counters = to_global(self.counters());
+        let full = global_status::OVF_BUF | global_status::COND_CHGD;
+        // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
+        let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
+        let frozen = self.freeze_bits() & !without;
+        // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
+        let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
+        let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
+        // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.
+        let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
+        let adaptive = when(self.pebs.is_some(), RawPerfEvtSel::ADAPTIVE);
+        Reserved {
+            perfevtsel: RawPerfEvtSel::reserved(self.version) & !adaptive,
+            fixed_ctrl: !self.fixed_ctrl_bits(),
+            global_ctrl: !counters,
+            ovf_ctrl: !(counters | full | self.freeze_bits()),
+            status_set: !(counters | global_status::OVF_BUF | frozen),
+            debugctl: !(freeze | smm | branches | self.other_debugctl),
+        }
     }
 
-    /// Returns the reserved bits of IA32_FIXED_CTR_CTRL.
-    pub const fn fixed_ctrl_reserved(&self) -> u64 {
+    /// Bits of IA32_FIXED_CTR_CTRL that exist.
+    const fn fixed_ctrl_bits(&self) -> u64 {
         let each = match self.version {
             Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
             Version::V3 | Version::V4 => 0xf,
@@ -255,42 +292,13 @@ impl Capability {
             }
             n += 1;
         }
-        !exist
-    }
-
-    /// Returns the reserved bits of IA32_PERF_GLOBAL_CTRL.
-    pub const fn global_ctrl_reserved(&self) -> u64 {
-        !to_global(self.counters())
-    }
-
-    /// Returns the reserved bits of IA32_PERF_GLOBAL_OVF_CTRL.
-    pub const fn ovf_ctrl_reserved(&self) -> u64 {
-        let others = global_status::OVF_BUF | global_status::COND_CHGD | self.freeze_bits();
-        !(to_global(self.counters()) | others)
-    }
-
-    /// Returns the reserved bits of IA32_PERF_GLOBAL_STATUS_SET.
-    pub const fn status_set_reserved(&self) -> u64 {
-        // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
-        let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
-        let frozen = self.freeze_bits() & !without;
-        !(to_global(self.counters()) | global_status::OVF_BUF | frozen)
+        exist
     }
 
     /// Bits of IA32_PERF_GLOBAL_STATUS that can be set and are no counter's.
     pub(super) const fn status_bits(&self) -> u64 {
         let counters = to_global(self.counters());
-        !self.status_set_reserved() & !counters | global_status::COND_CHGD
-    }
-
-    /// Returns the reserved bits of IA32_DEBUGCTL.
-    pub const fn debugctl_reserved(&self) -> u64 {
-        // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
-        let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
-        let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
-        // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.
-        let branches = when(self.lbr.is_some(), debugctl::FREEZE_LBRS_ON_PMI);
-        !(freeze | smm | branches | self.other_debugctl)
+        !self.reserved().status_set & !counters | global_status::COND_CHGD
     }
 
     /// Status bits that came with version 4.
@@ -300,23 +308,6 @@ impl Capability {
             Version::V4 | Version::V5 => global_status::LBR_FRZ | global_status::CTR_FRZ,
         }
     }
-}
-
-/// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
-/// is a general one.
-pub(super) const fn fixed_index(counter: Counter) -> Option<u8> {
-    counter.number().checked_sub(FIXED)
-}
-
-/// Returns counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
-pub(in crate::x86) const fn to_global(counters: CounterSet) -> u64 {
-    let bits = counters.bits();
-    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
-}
-
-/// The other way round. Bits that are no counter's are dropped.
-pub(super) const fn from_global(bits: u64) -> CounterSet {
-    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
 }
 
 pub(super) const fn when(exist: bool, bits: u64) -> u64 {

@@ -43,11 +43,11 @@ mod state;
 
 pub use crate::x86::RawPerfEvtSel;
 
-use capability::from_global;
-pub(super) use capability::to_global;
-pub use capability::{Capability, Version, perf_capabilities};
+pub use capability::{Capability, Reserved, Version, perf_capabilities};
 pub use config::fixed_ctrl;
 pub use error::ConfigError;
+use msr::from_global;
+pub(super) use msr::to_global;
 pub use msr::{Msr, debugctl, global_status};
 pub use pmu::{Pmu, PmuConfig};
 pub use registers::Registers;

@@ -2,7 +2,8 @@
 
 use core::fmt;
 
-use super::{MAX_FIXED, MAX_GENERAL};
+use super::{FIXED, MAX_FIXED, MAX_GENERAL};
+use crate::counter::{Counter, CounterSet};
 
 const IA32_PMC0: u32 = 0xc1;
 const IA32_PERFEVTSEL0: u32 = 0x186;
@@ -188,6 +189,23 @@ impl fmt::Display for Msr {
         };
         f.write_str(name)
     }
+}
+
+/// The fixed counter that `counter` of a [`CounterSet`](crate::counter::CounterSet) is; `None`: it
+/// is a general one.
+pub(super) const fn fixed_index(counter: Counter) -> Option<u8> {
+    counter.number().checked_sub(FIXED)
+}
+
+/// Returns counters as the global registers show them: general ones from bit 0, fixed ones from bit 32.
+pub(in crate::x86) const fn to_global(counters: CounterSet) -> u64 {
+    let bits = counters.bits();
+    (bits & 0xffff) as u64 | ((bits >> FIXED) as u64) << 32
+}
+
+/// The other way round. Bits that are no counter's are dropped.
+pub(super) const fn from_global(bits: u64) -> CounterSet {
+    CounterSet::from_bits(bits as u32 & 0xffff | ((bits >> 32) as u32 & 0xffff) << FIXED)
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 //! #GP(0), as the SDM has it for WRMSR and RDMSR. Only the high half of a write to IA32_PMCx is
 //! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
-use super::capability::fixed_index;
+use super::msr::fixed_index;
 use super::{
-    Capability, FIXED, Msr, PmuState, RestoreError, Version, debugctl, fixed_ctrl, from_global,
-    to_global,
+    Capability, FIXED, Msr, PmuState, Reserved, RestoreError, Version, debugctl, fixed_ctrl,
+    from_global, to_global,
 };
 use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
@@ -17,6 +17,8 @@ use crate::x86::{EventKind, RawPerfEvtSel, lbr, pebs};
 #[derive(Clone, Debug)]
 pub struct Registers {
     pub(super) capability: Capability,
+    /// What the capability says, once for all writes.
+    reserved: Reserved,
     /// IA32_PERFEVTSELx.
     pub(super) selects: Slots<RawPerfEvtSel>,
     /// IA32_FIXED_CTR_CTRL.
@@ -40,6 +42,7 @@ impl registers::Registers for Registers {
     fn power_on(capability: Capability) -> Self {
         Self {
             capability,
+            reserved: capability.reserved(),
             selects: Slots::default(),
             fixed_ctrl: 0,
             debugctl: 0,
@@ -81,13 +84,14 @@ impl registers::Registers for Registers {
 
     fn write(&mut self, msr: Msr, value: u64) -> Option<Effect> {
         let capability = &self.capability;
-        let fits = |reserved: u64| (value & reserved == 0).then_some(());
+        let reserved = self.reserved;
+        let fits = |lacking: u64| (value & lacking == 0).then_some(());
         // Counters' bits anywhere in a global register, whether or not they exist.
         let others = value & !to_global(CounterSet::from_bits(u32::MAX));
         Some(match msr {
             Msr::PerfEvtSel(n) => {
                 let n = self.general(n)?;
-                fits(capability.perfevtsel_reserved())?;
+                fits(reserved.perfevtsel)?;
                 self.selects[n] = RawPerfEvtSel(value);
                 Effect::Configure(n.alone())
             }
@@ -100,26 +104,26 @@ impl registers::Registers for Registers {
             Msr::FullWidthPmc(n) => self.counter(self.full_width(n)?, value)?,
             Msr::FixedCtr(n) => self.counter(self.fixed(n)?, value)?,
             Msr::FixedCtrCtrl => {
-                fits(capability.fixed_ctrl_reserved())?;
+                fits(reserved.fixed_ctrl)?;
                 self.fixed_ctrl = value;
                 // All fixed counters share this register.
                 Effect::Configure(from_global(!0 << 32))
             }
             Msr::GlobalCtrl => {
-                fits(capability.global_ctrl_reserved())?;
+                fits(reserved.global_ctrl)?;
                 Effect::Gate(from_global(value))
             }
             Msr::GlobalOvfCtrl => {
-                fits(capability.ovf_ctrl_reserved())?;
+                fits(reserved.ovf_ctrl)?;
                 Effect::ClearStatus(from_global(value), others)
             }
             Msr::GlobalStatusSet => {
                 self.since_v4(0)?;
-                fits(capability.status_set_reserved())?;
+                fits(reserved.status_set)?;
                 Effect::SetStatus(from_global(value), others)
             }
             Msr::DebugCtl => {
-                fits(capability.debugctl_reserved())?;
+                fits(reserved.debugctl)?;
                 match core::mem::replace(&mut self.debugctl, value) == value {
                     true => Effect::Nothing,
                     false => Effect::Freezing,
@@ -128,9 +132,8 @@ impl registers::Registers for Registers {
             Msr::PebsEnable => {
                 // Each bit decides about another counter.
                 let all = capability.counters();
-                let reserved = capability.global_ctrl_reserved();
                 let registers = self.pebs.as_mut()?;
-                fits(reserved)?;
+                fits(reserved.global_ctrl)?;
                 registers.enable = value;
                 Effect::Configure(all)
             }

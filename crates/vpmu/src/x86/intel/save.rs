@@ -103,6 +103,7 @@ impl PmuState {
                 offered,
             });
         }
+        let reserved = capability.reserved();
         // Each bit of a counter that does not exist is reserved.
         let exists = |n, reserved| {
             if capability.counters().contains(n) {
@@ -112,7 +113,7 @@ impl PmuState {
             }
         };
         for ((n, &value), &raw) in Counter::all().zip(&self.pmc).zip(&self.perfevtsel) {
-            let types = exists(n, capability.perfevtsel_reserved());
+            let types = exists(n, reserved.perfevtsel);
             fits("IA32_PERFEVTSELx", raw, types)?;
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_PMCx", value, values)?;
@@ -121,17 +122,19 @@ impl PmuState {
             let values = exists(n, !capability.counter_mask(n));
             fits("IA32_FIXED_CTRx", value, values)?;
         }
-        let fixed_ctrl = capability.fixed_ctrl_reserved();
-        fits("IA32_FIXED_CTR_CTRL", self.fixed_ctr_ctrl, fixed_ctrl)?;
-        let global = capability.global_ctrl_reserved();
-        fits("IA32_PERF_GLOBAL_CTRL", self.global_ctrl, global)?;
+        fits(
+            "IA32_FIXED_CTR_CTRL",
+            self.fixed_ctr_ctrl,
+            reserved.fixed_ctrl,
+        )?;
+        fits(
+            "IA32_PERF_GLOBAL_CTRL",
+            self.global_ctrl,
+            reserved.global_ctrl,
+        )?;
         let status = !(capability.status_bits() | to_global(capability.counters()));
         fits("IA32_PERF_GLOBAL_STATUS", self.global_status, status)?;
-        fits(
-            "IA32_DEBUGCTL",
-            self.debugctl,
-            capability.debugctl_reserved(),
-        )?;
+        fits("IA32_DEBUGCTL", self.debugctl, reserved.debugctl)?;
         match (&self.lbr, &capability.lbr) {
             (None, None) => {}
             (Some(state), Some(capability)) => {
@@ -147,7 +150,7 @@ impl PmuState {
     fn check_pebs(&self, capability: &Capability) -> Result<(), RestoreError> {
         let (enable, groups, is_linear) = match capability.pebs {
             Some(pebs) => (
-                capability.global_ctrl_reserved(),
+                capability.reserved().global_ctrl,
                 pebs.data_cfg_reserved(),
                 pebs.is_linear(self.ds_area),
             ),
