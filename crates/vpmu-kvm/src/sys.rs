@@ -96,11 +96,20 @@ pub(crate) fn no_memory(
 
 fn get<T: Default>(fd: &impl AsRawFd, call: &'static str, request: u64) -> Result<T, Error> {
     let mut value = T::default();
+    fill(fd, call, request, &mut value)?;
+    Ok(value)
+}
+
+fn fill<T>(
+    fd: &impl AsRawFd,
+    call: &'static str,
+    request: u64,
+    value: &mut T,
+) -> Result<(), Error> {
     // SAFETY: the callers' requests have the size of a `T` in them, which the kernel fills: a structure of
     // integers of the kernel's interface.
-    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &raw mut value) };
-    done(call, result)?;
-    Ok(value)
+    let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, &raw mut *value) };
+    done(call, result).map(drop)
 }
 
 pub(crate) fn set<T>(
@@ -195,8 +204,8 @@ pub(crate) fn sregs(vcpu: &impl AsRawFd) -> Result<kvm_sregs, Error> {
 }
 
 /// Reads the state. Fails for a guest whose state is larger than 4 KiB.
-pub(crate) fn xsave(vcpu: &impl AsRawFd) -> Result<kvm_xsave, Error> {
-    get(vcpu, "KVM_GET_XSAVE", GET_XSAVE)
+pub(crate) fn xsave(vcpu: &impl AsRawFd, state: &mut kvm_xsave) -> Result<(), Error> {
+    fill(vcpu, "KVM_GET_XSAVE", GET_XSAVE, state)
 }
 
 pub(crate) fn set_regs(vcpu: &impl AsRawFd, regs: &kvm_regs) -> Result<(), Error> {

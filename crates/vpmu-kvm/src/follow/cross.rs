@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::guest::ring;
 use crate::kvm::OnKvm;
 use crate::pmu::Core;
-use crate::sys::{self, debug, keys};
+use crate::sys::{self, debug};
 
 impl Follower {
     /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
@@ -31,7 +31,7 @@ impl Follower {
             regs: &regs,
             sregs: &sregs,
             // The kernel's own pages have no keys here.
-            pkru: None,
+            pkru: &|| None,
         };
         // A handler has its counters stopped, as Linux' has, or a clock would count this work.
         pmu.hold();
@@ -66,25 +66,12 @@ impl Follower {
             Some(run) if run.exits > 0 => kvm.run.sregs(),
             _ => sys::sregs(&kvm.vcpu)?,
         };
-        let mut start = Start {
+        let start = Start {
             regs: &regs,
             sregs: &sregs,
-            pkru: None,
+            pkru: &|| self.keys.pkru(&kvm.vcpu),
         };
-        let mut plan = |start: &Start<'_>| {
-            let is_planned = bridge.plan_branches(start, &*self.memory, filter, wanted);
-            (is_planned, bridge.lacks_pkru())
-        };
-        let (mut is_planned, lacks_pkru) = plan(&start);
-        if lacks_pkru {
-            // It is asked for last, because the answer is as large as all vector registers.
-            self.keys = self.keys.or_else(|| keys::Place::of(&kvm.vcpu));
-            start.pkru = self.keys.and_then(|place| keys::pkru(&kvm.vcpu, place));
-            if start.pkru.is_some() {
-                (is_planned, _) = plan(&start);
-            }
-        }
-        if !is_planned {
+        if !bridge.plan_branches(&start, &*self.memory, filter, wanted) {
             return Ok(());
         }
         let is_free = !kvm.run.is_elsewhere() && {

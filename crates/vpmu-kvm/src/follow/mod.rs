@@ -34,6 +34,7 @@ mod guard;
 mod kinds;
 mod shadow;
 mod space;
+mod stopped;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -57,7 +58,8 @@ use crate::offer::Offer;
 use crate::options::{Follow, Options};
 use crate::pmu::Core;
 use crate::run::Returned;
-use crate::sys::{debug, keys};
+use crate::sys::debug;
+use crate::sys::keys::Keys;
 use crate::thread::unset;
 use crate::{Exit, sys};
 use bridge::Bridge;
@@ -65,8 +67,9 @@ pub(crate) use bridge::Executed;
 use execute::Executor;
 use guard::Guard;
 use space::{Pages, Space};
+use stopped::Stopped;
 use walk::{Resume, Start, TF, walk};
-use way::{Places, Taken, Way, are};
+use way::{Places, Way, are};
 
 /// Most exits of a run, and where each is an instruction's.
 const MOST: u32 = 160;
@@ -99,8 +102,7 @@ pub(crate) struct Follower {
     is_held: bool,
     /// `None`: each read of a record is an exit.
     bridge: Option<Bridge>,
-    /// Where the vCPU has PKRU, once somebody has asked.
-    keys: Option<keys::Place>,
+    keys: Keys,
 }
 
 /// A run: the guest is followed.
@@ -166,7 +168,7 @@ impl Follower {
             run: None,
             is_held: false,
             bridge,
-            keys: None,
+            keys: Keys::default(),
         }))
     }
 
@@ -403,33 +405,6 @@ impl Follower {
             pmu.load();
         }
         stopped
-    }
-}
-
-/// A vCPU that has stopped.
-struct Stopped<'a> {
-    regs: &'a kvm_regs,
-    sregs: &'a kvm_sregs,
-}
-
-impl Stopped<'_> {
-    /// Returns the branches that the guest has taken on its way; `None`: it is not seen where it was to be.
-    fn branches<'a>(&self, way: &'a Way, run: &Run, is_break: bool) -> Option<Taken<'a>> {
-        let leaf = way.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
-        let is_same_space = way.is_opaque || self.sregs.cr3 == run.cr3;
-        let here = shadow::general(self.regs);
-        match leaf.filter(|_| is_break) {
-            Some(leaf) => {
-                let is_ring = ring(self.sregs, self.regs) == leaf.ring;
-                let is_faultless = leaf.is_fault || self.sregs.cr2 == run.cr2;
-                let is_expected = are(&leaf.general, &here) && is_ring;
-                (is_expected && is_faultless && is_same_space).then(|| way.taken(leaf))
-            }
-            None => {
-                let is_here = is_same_space && self.sregs.cr2 == run.cr2;
-                way.taken_at(self.regs.rip, &here).filter(|_| is_here)
-            }
-        }
     }
 }
 

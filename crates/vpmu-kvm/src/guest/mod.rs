@@ -10,7 +10,7 @@ pub(crate) mod paging;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use kvm_bindings::{kvm_regs, kvm_sregs};
+use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 use vpmu_perf::SampledGuest;
@@ -180,7 +180,8 @@ impl Guest for VcpuGuest {
     fn xmm(&mut self) -> Result<[u128; 16], Fault> {
         // The legacy region has XMM0 at byte 160 (SDM vol. 1, 10.5.1).
         const XMM: usize = 160 / 4;
-        let xsave = sys::xsave(&self.vcpu).map_err(|_| Fault)?;
+        let mut xsave = kvm_xsave::default();
+        sys::xsave(&self.vcpu, &mut xsave).map_err(|_| Fault)?;
         let (words, _) = xsave.region[XMM..].as_chunks::<4>();
         let mut registers = [0; 16];
         for (register, words) in registers.iter_mut().zip(words) {

@@ -77,21 +77,13 @@ impl Code {
         }
     }
 
-    /// Returns where the run at `ip` is, or where there is room for it.
+    /// Returns where the run at `ip` is, or where there is room for it: that of the one which was not executed for longest.
     fn place(&self, ip: u64) -> usize {
-        let begin = (ip ^ ip >> 9) as usize;
-        let mut room = None;
-        for n in 0..WAYS {
-            let at = (begin + n) % MOST;
-            let known = &self.runs[at];
-            if known.ip == ip {
-                return at;
-            }
-            if known.bridge != self.bridge {
-                room = room.or(Some(at));
-            }
-        }
-        room.unwrap_or(begin % MOST)
+        let begin = (ip ^ ip >> 9) as usize % MOST;
+        let places = || (begin..begin + WAYS).map(|at| at % MOST);
+        let found = places().find(|&at| self.runs[at].ip == ip);
+        let oldest = || places().min_by_key(|&at| self.runs[at].bridge);
+        found.or_else(oldest).unwrap_or(begin)
     }
 
     /// Returns the instructions of the run at a place: one at least.

@@ -149,9 +149,10 @@ pub(super) struct Memory<'a, 'm> {
     /// Whether PKRU says which pages of user space are reached, and what it says.
     has_keys: bool,
     pkru: Option<u32>,
-    /// Whether that was asked in vain.
-    lacks_pkru: bool,
+    ask_pkru: &'a dyn Fn() -> Option<u32>,
     found: [Found; PLACES],
+    /// The page whose code was noted last.
+    noted: u64,
 }
 
 impl<'a, 'm> Memory<'a, 'm> {
@@ -159,7 +160,7 @@ impl<'a, 'm> Memory<'a, 'm> {
         space: Space<'m>,
         memory: &'m dyn GuestMemory,
         journal: &'a mut Journal,
-        start: &Start<'_>,
+        start: &Start<'a>,
     ) -> Self {
         const CR4_PKE: u64 = 1 << 22;
         const NONE: Found = Found {
@@ -174,19 +175,15 @@ impl<'a, 'm> Memory<'a, 'm> {
             journal,
             ring: ring(start.sregs, start.regs),
             has_keys: start.sregs.cr4 & CR4_PKE != 0,
-            pkru: start.pkru,
-            lacks_pkru: false,
+            pkru: None,
+            ask_pkru: start.pkru,
             found: [NONE; PLACES],
+            noted: NONE.linear,
         }
     }
 
     pub(super) fn journal(&mut self) -> &mut Journal {
         self.journal
-    }
-
-    /// Returns whether PKRU would have led further.
-    pub(super) const fn lacks_pkru(&self) -> bool {
-        self.lacks_pkru
     }
 
     pub(super) fn is_canonical(&self, address: u64) -> bool {
@@ -209,10 +206,8 @@ impl<'a, 'm> Memory<'a, 'm> {
     /// Checks that user space may access data on this page of its own by the page's key.
     fn check_key(&mut self, address: u64, is_store: bool) -> Result<(), Stop> {
         let page = self.space.page(address).ok_or(Stop)?;
-        let Some(pkru) = self.pkru else {
-            self.lacks_pkru = true;
-            return Err(Stop);
-        };
+        let pkru = self.pkru.or_else(self.ask_pkru).ok_or(Stop)?;
+        self.pkru = Some(pkru);
         // Access is disabled, and writes are.
         let rights = pkru >> (2 * page.key);
         let forbidden = if is_store { 0b11 } else { 0b01 };
@@ -334,16 +329,19 @@ impl<'a, 'm> Memory<'a, 'm> {
     /// Notes that `length` bytes at `address`, on two pages at most, are executed.
     fn note_code(&mut self, address: u64, length: usize) -> Result<(), Stop> {
         let last = address.wrapping_add(length.saturating_sub(1) as u64);
-        for at in [address, last] {
-            let page = self.physical(at, false)? & !(PAGE - 1);
-            if self.journal.code.contains(&page) {
+        for at in [address, last].map(|at| at & !(PAGE - 1)) {
+            if at == self.noted {
                 continue;
             }
-            let is_full = self.journal.code.len() == MOST_PAGES;
-            if is_full || self.journal.stored.contains(&page) {
-                return Err(Stop);
+            let page = self.physical(at, false)?;
+            if !self.journal.code.contains(&page) {
+                let is_full = self.journal.code.len() == MOST_PAGES;
+                if is_full || self.journal.stored.contains(&page) {
+                    return Err(Stop);
+                }
+                self.journal.code.push(page);
             }
-            self.journal.code.push(page);
+            self.noted = at;
         }
         Ok(())
     }

@@ -85,8 +85,8 @@ pub(crate) struct Executed {
 pub(super) struct Start<'a> {
     pub(super) regs: &'a kvm_regs,
     pub(super) sregs: &'a kvm_sregs,
-    /// PKRU, if it was asked for.
-    pub(super) pkru: Option<u32>,
+    /// Asks for PKRU, which takes a while.
+    pub(super) pkru: &'a dyn Fn() -> Option<u32>,
 }
 
 /// A bridge that can be crossed.
@@ -99,12 +99,14 @@ struct Plan {
 
 /// Executes for one vCPU.
 pub(super) struct Bridge {
+    /// The handler's code, and any that branches are taken in, which would take the former's place.
+    handler: Code,
     code: Code,
     journal: Journal,
     plan: Option<Plan>,
     branches: Vec<Branch>,
-    /// Whether PKRU would have led further.
-    lacks_pkru: bool,
+    /// The register that the last bridge of reads began with, and how many it had. The next one that begins there has as many.
+    last: (u32, u32),
     /// Tries one after the other that bridged nothing, and reads until the next try.
     vain: u32,
     rest: u32,
@@ -113,11 +115,12 @@ pub(super) struct Bridge {
 impl Bridge {
     pub(super) fn new() -> Self {
         Self {
+            handler: Code::new(),
             code: Code::new(),
             journal: Journal::new(),
             plan: None,
             branches: Vec::with_capacity(2 * usize::from(MAX_DEPTH)),
-            lacks_pkru: false,
+            last: (0, 0),
             vain: 0,
             rest: 0,
         }
@@ -150,16 +153,28 @@ impl Bridge {
         read: impl FnMut(u32) -> Option<u64>,
     ) -> bool {
         let is_kernel = ring(start.sregs, start.regs) == Ring::Kernel;
+        let msr = start.regs.rcx as u32;
         let mut goal = Reads {
             first: Some(value),
             read,
+            left: if msr == self.last.0 {
+                self.last.1
+            } else {
+                MOST
+            },
         };
         self.plan = match is_kernel && is_possible(start) {
-            true => self.planned(start, memory, &mut goal),
+            true => {
+                let (code, journal) = (&mut self.handler, &mut self.journal);
+                planned(start, memory, code, journal, &mut goal)
+            }
             false => None,
         };
         match self.plan {
-            Some(_) => self.vain = 0,
+            Some(Plan { executed, .. }) => {
+                self.vain = 0;
+                self.last = (msr, executed.reads);
+            }
             None => {
                 // A guest that reads its records in another way is not to pay for each read.
                 self.rest = (1 << self.vain) - 1;
@@ -185,115 +200,21 @@ impl Bridge {
             filter,
             wanted,
         };
-        self.lacks_pkru = false;
         self.plan = match is_possible(start) {
-            true => self.planned(start, memory, &mut goal),
+            true => {
+                let (code, journal) = (&mut self.code, &mut self.journal);
+                planned(start, memory, code, journal, &mut goal)
+            }
             false => None,
         };
         self.branches = goal.branches;
         self.plan.is_some()
     }
 
-    /// Returns whether a bridge of branches would have come further with PKRU.
-    pub(super) const fn lacks_pkru(&self) -> bool {
-        self.lacks_pkru
-    }
-
     /// Returns the first branches that were taken, the oldest first.
     pub(super) fn taken(&self, count: u32) -> &[Branch] {
         let count = self.branches.len().min(count as usize);
         &self.branches[..count]
-    }
-
-    fn planned(
-        &mut self,
-        start: &Start<'_>,
-        memory: &dyn GuestMemory,
-        goal: &mut impl Goal,
-    ) -> Option<Plan> {
-        let mut pages = Pages::default();
-        // No instruction of the kernel's is taken from a page of user space here, whatever SMEP is.
-        let space = Space::new(Paging::of(start.sregs), true, memory, &mut pages);
-        self.code.begin();
-        self.journal.clear();
-        let mut machine = Machine {
-            registers: Registers::of(start.regs, start.sregs),
-            memory: Memory::new(space, memory, &mut self.journal, start),
-        };
-        let mut at = (self.code.at(machine.registers.ip, &mut machine.memory)).ok()?;
-        if let Some(value) = goal.first() {
-            let op = self.code.ops(at).first()?;
-            if op.action != Action::Rdmsr {
-                return None;
-            }
-            machine.registers.rdmsr(value, op.next);
-        }
-        let (from, mut end, mut executed) = (machine.registers, None, Executed::default());
-        // Up to which instruction the bridge goes, at most, and whether it has come nearer to its goal since the last end.
-        let most = match start.regs.rflags & IF {
-            0 => MOST,
-            _ => MOST_INTERRUPTIBLE,
-        };
-        let (mut bound, mut is_new) = (BETWEEN, false);
-        'bridge: while executed.instructions < bound && (is_new || !goal.is_reached()) {
-            let ip = machine.registers.ip;
-            let Ok(next) = self.code.next(at, ip, &mut machine.memory) else {
-                break;
-            };
-            at = next;
-            let ops = self.code.ops(at);
-            let left = (bound - executed.instructions) as usize;
-            let mut ops = &ops[..ops.len().min(left)];
-            // Only where all flags are defined, the bridge can end.
-            while is_new
-                && let [op, rest @ ..] = ops
-                && !op.is_last
-            {
-                ops = rest;
-                executed.instructions += 1;
-                if machine.execute(op).is_err() {
-                    break 'bridge;
-                }
-                if machine.registers.flags.are_defined() {
-                    is_new = false;
-                    end = Some(machine.end(executed));
-                }
-            }
-            if !is_new && goal.is_reached() {
-                break;
-            }
-            executed.instructions += ops.len() as u32;
-            let (last, straight) = match ops.split_last() {
-                Some((last, straight)) if last.is_last => (Some(last), straight),
-                _ => (None, ops),
-            };
-            if machine.compute_all(straight).is_err() {
-                break;
-            }
-            let Some(op) = last else {
-                continue;
-            };
-            let Ok(is_step) = step(&mut machine, op, goal, &mut executed) else {
-                break;
-            };
-            if is_step {
-                bound = most.min(executed.instructions + BETWEEN);
-                is_new = true;
-            }
-            if is_new && machine.registers.flags.are_defined() {
-                is_new = false;
-                end = Some(machine.end(executed));
-            }
-        }
-        self.lacks_pkru = machine.memory.lacks_pkru();
-        let (to, executed, stores) = end?;
-        self.journal.cut(stores);
-        let rflags = start.regs.rflags & !RF;
-        Some(Plan {
-            from: from.to_kvm(rflags),
-            to: to.to_kvm(rflags),
-            executed,
-        })
     }
 
     /// Makes the stores of the bridge, for a guest that is where it begins. Returns the registers where it ends, and what the
@@ -313,6 +234,98 @@ impl Bridge {
             false => Err(Dropped),
         })
     }
+}
+
+/// Executes for `goal` from where the guest is.
+fn planned(
+    start: &Start<'_>,
+    memory: &dyn GuestMemory,
+    code: &mut Code,
+    journal: &mut Journal,
+    goal: &mut impl Goal,
+) -> Option<Plan> {
+    let mut pages = Pages::default();
+    // No instruction of the kernel's is taken from a page of user space here, whatever SMEP is.
+    let space = Space::new(Paging::of(start.sregs), true, memory, &mut pages);
+    code.begin();
+    journal.clear();
+    let mut machine = Machine {
+        registers: Registers::of(start.regs, start.sregs),
+        memory: Memory::new(space, memory, &mut *journal, start),
+    };
+    let mut at = (code.at(machine.registers.ip, &mut machine.memory)).ok()?;
+    if let Some(value) = goal.first() {
+        let op = code.ops(at).first()?;
+        if op.action != Action::Rdmsr {
+            return None;
+        }
+        machine.registers.rdmsr(value, op.next);
+    }
+    let (from, mut end, mut executed) = (machine.registers, None, Executed::default());
+    // Up to which instruction the bridge goes, at most, and whether it has come nearer to its goal since the last end.
+    let most = match start.regs.rflags & IF {
+        0 => MOST,
+        _ => MOST_INTERRUPTIBLE,
+    };
+    let (mut bound, mut is_new) = (BETWEEN, false);
+    'bridge: while executed.instructions < bound && (is_new || !goal.is_reached()) {
+        let ip = machine.registers.ip;
+        let Ok(next) = code.next(at, ip, &mut machine.memory) else {
+            break;
+        };
+        at = next;
+        let ops = code.ops(at);
+        let left = (bound - executed.instructions) as usize;
+        let mut ops = &ops[..ops.len().min(left)];
+        // Only where all flags are defined, the bridge can end.
+        while is_new
+            && let [op, rest @ ..] = ops
+            && !op.is_last
+        {
+            ops = rest;
+            executed.instructions += 1;
+            if machine.execute(op).is_err() {
+                break 'bridge;
+            }
+            if machine.registers.flags.are_defined() {
+                is_new = false;
+                end = Some(machine.end(executed));
+            }
+        }
+        if !is_new && goal.is_reached() {
+            break;
+        }
+        executed.instructions += ops.len() as u32;
+        let (last, straight) = match ops.split_last() {
+            Some((last, straight)) if last.is_last => (Some(last), straight),
+            _ => (None, ops),
+        };
+        if machine.compute_all(straight).is_err() {
+            break;
+        }
+        let Some(op) = last else {
+            continue;
+        };
+        let Ok(is_step) = step(&mut machine, op, goal, &mut executed) else {
+            break;
+        };
+        if is_step {
+            bound = most.min(executed.instructions + BETWEEN);
+            is_new = true;
+        }
+        if is_new && machine.registers.flags.are_defined() {
+            is_new = false;
+            end = Some(machine.end(executed));
+        }
+    }
+    let (to, executed, stores) = end?;
+    journal.cut(stores);
+    let rflags = start.regs.rflags & !RF;
+    Some(Plan {
+        from: from.to_kvm(rflags),
+        to: to.to_kvm(rflags),
+        executed,
+    })
 }
 
 /// Executes a read or a branch. Returns whether that is a step to the goal.
@@ -362,6 +375,8 @@ trait Goal {
 struct Reads<F> {
     first: Option<u64>,
     read: F,
+    /// How many there may be: behind the last one, nothing is worth executing.
+    left: u32,
 }
 
 impl<F: FnMut(u32) -> Option<u64>> Goal for Reads<F> {
@@ -369,7 +384,12 @@ impl<F: FnMut(u32) -> Option<u64>> Goal for Reads<F> {
         self.first.take()
     }
 
+    fn is_reached(&self) -> bool {
+        self.left == 0
+    }
+
     fn read(&mut self, msr: u32) -> Option<u64> {
+        self.left = self.left.checked_sub(1)?;
         (self.read)(msr)
     }
 }

@@ -107,7 +107,7 @@ fn plan(bridge: &mut Bridge, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &kvm
         &Start {
             regs,
             sregs,
-            pkru: None,
+            pkru: &|| None,
         },
         ram,
         value,
@@ -385,4 +385,38 @@ fn reads_that_bridge_nothing_are_tried_less_and_less() {
         &sregs()
     ));
     assert!(bridge.is_due());
+}
+
+#[test]
+fn a_bridge_is_as_long_as_the_last_one_from_there_and_grows() {
+    let ram = memory(LOOP);
+    let at = |n: u32| kvm_regs {
+        rbx: DATA,
+        rcx: (FROM + n).into(),
+        ..regs()
+    };
+    // The guest has a shorter stack for a while.
+    let mut bridge = Bridge::new();
+    let mut reads = |first: u32, depth: u32| {
+        let mut asked = 0;
+        let start = Start {
+            regs: &at(first),
+            sregs: &sregs(),
+            pkru: &|| None,
+        };
+        let is_planned = bridge.plan_reads(&start, &ram, 0, |msr| {
+            asked += 1;
+            record(msr).filter(|_| msr < FROM + depth)
+        });
+        let executed = bridge.commit(&completed(&at(first)), &ram);
+        let _ = (is_planned, executed);
+        (bridge.last.1, asked)
+    };
+    assert_eq!(reads(0, 8), (7, 8));
+    // Nobody is asked for what was not there.
+    assert_eq!(reads(0, 8), (7, 7));
+    // The stack has grown: another exit, and then none.
+    assert_eq!(reads(0, 32), (7, 7));
+    assert_eq!(reads(8, 32), (23, 23));
+    assert_eq!(reads(0, 32), (31, 31));
 }

@@ -320,7 +320,7 @@ fn random_instructions_do_what_this_processor_does() {
         let start = Start {
             regs: &before,
             sregs: &sregs(),
-            pkru: None,
+            pkru: &|| None,
         };
         let mut machine = Machine {
             registers: Registers::of(&before, &sregs()),

@@ -1,0 +1,39 @@
+//! Where a guest that is followed has stopped, and what it has taken until there.
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use super::way::{Taken, Way, are};
+use super::{Run, shadow};
+use crate::guest::ring;
+
+/// A vCPU that has stopped.
+pub(super) struct Stopped<'a> {
+    pub(super) regs: &'a kvm_regs,
+    pub(super) sregs: &'a kvm_sregs,
+}
+
+impl Stopped<'_> {
+    /// Returns the branches that the guest has taken on its way; `None`: it is not seen where it was to be.
+    pub(super) fn branches<'a>(
+        &self,
+        way: &'a Way,
+        run: &Run,
+        is_break: bool,
+    ) -> Option<Taken<'a>> {
+        let leaf = way.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
+        let is_same_space = way.is_opaque || self.sregs.cr3 == run.cr3;
+        let here = shadow::general(self.regs);
+        match leaf.filter(|_| is_break) {
+            Some(leaf) => {
+                let is_ring = ring(self.sregs, self.regs) == leaf.ring;
+                let is_faultless = leaf.is_fault || self.sregs.cr2 == run.cr2;
+                let is_expected = are(&leaf.general, &here) && is_ring;
+                (is_expected && is_faultless && is_same_space).then(|| way.taken(leaf))
+            }
+            None => {
+                let is_here = is_same_space && self.sregs.cr2 == run.cr2;
+                way.taken_at(self.regs.rip, &here).filter(|_| is_here)
+            }
+        }
+    }
+}
