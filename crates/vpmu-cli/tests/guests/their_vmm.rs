@@ -134,7 +134,7 @@ fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
     );
 }
 
-/// Firecracker with `packaging/firecracker/vpmu.patch`. `VPMU_FIRECRACKER` names its program: no Debian package has it.
+/// Firecracker with `packaging/firecracker/pmu.rs`. `VPMU_FIRECRACKER` names its program: no Debian package has it.
 #[test]
 #[ignore = "long: script/test --long"]
 fn firecracker_gives_its_guests_a_pmu() {
@@ -144,7 +144,7 @@ fn firecracker_gives_its_guests_a_pmu() {
     let _turn = turn(1);
     let Some(firecracker) = std::env::var_os("VPMU_FIRECRACKER") else {
         eprintln!(
-            "skipped: VPMU_FIRECRACKER names no program (docs/vmm.md says how to build Firecracker)"
+            "skipped: VPMU_FIRECRACKER names no program (docs/vmm.md: Firecracker with a PMU)"
         );
         return;
     };
