@@ -425,3 +425,20 @@ fn a_saved_state_is_of_the_same_records() {
     let mut other = Guest::new(intel(other), false);
     assert!(other.pmu.restore(&good, &mut other.host).is_err(), "depth");
 }
+
+/// As when a vCPU gets another thread.
+#[test]
+fn records_stay_while_there_is_no_host() {
+    let mut guest = Guest::new(intel(lbr::intel::Capability::new()), true);
+    guest.write(LBR_CTL, EVERYTHING);
+    guest.branch(Kind::Return, 1, 2);
+    guest.pmu.put(&mut guest.host);
+    let saved = guest.pmu.save(&mut guest.host);
+    guest.pmu.reset(&mut guest.host);
+    let mut none = None::<FakeHost<CounterConfig>>;
+    assert_eq!(guest.pmu.restore(&saved, &mut none), Ok(()));
+    guest.pmu.load(&mut guest.host);
+    // The access finds out whether a PMI has to wait for branches.
+    guest.read(DEBUGCTL);
+    assert_eq!(guest.froms(), [1]);
+}
