@@ -20,6 +20,8 @@ pub(super) struct Counters<V> {
     controls: Slots<Control>,
     /// Writes PEBS records, where the guest has them.
     pub(super) pebs: Option<pebs::Unit>,
+    /// How the host samples each counter that the unit has it sample.
+    pub(super) sampled: Slots<pebs::Sampled>,
     /// The last branch records, where the guest has them.
     pub(super) lbr: Option<lbr::Unit>,
     /// Every counter there is.
@@ -67,6 +69,7 @@ impl<V: Events> Counters<V> {
             filter,
             controls: Slots::filled(Control::NONE),
             pebs: registers.pebs().map(pebs::Unit::new),
+            sampled: Slots::default(),
             lbr: registers.lbr(),
             existing: registers.counters(),
             gate: registers.gate_at_reset(),
@@ -324,7 +327,8 @@ impl<V: Events> Counters<V> {
     /// Has the unit of PEBS work on these counters, where the host samples one or an overflow waits for its record.
     pub(super) fn with_pebs(&mut self, work: impl FnOnce(&mut pebs::Unit, &mut Self)) {
         let is_idle = self.unrecorded.is_empty();
-        // Out of its place meanwhile, because it changes the counters that it is a part of.
+        // Out of its place meanwhile, because it changes the counters that it is a part of. That is two copies for each
+        // call, so what is large stays here.
         if let Some(mut pebs) = (self.pebs).take_if(|pebs| !is_idle || pebs.is_sampling()) {
             work(&mut pebs, self);
             self.pebs = Some(pebs);
@@ -393,7 +397,7 @@ impl<V: Events> Model for Counters<V> {
             return None;
         }
         let due = match &self.pebs {
-            Some(pebs) => pebs.report_due(n, distance),
+            Some(pebs) => pebs.report_due(n, distance, &self.sampled[n]),
             None => distance,
         };
         NonZeroU64::new(due)

@@ -49,6 +49,7 @@ pub use guest::{Fault, GeneralRegisters, Guest, Sample};
 pub use record::data_cfg;
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
+pub(super) use sampling::Sampled;
 pub(super) use unit::Unit;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.

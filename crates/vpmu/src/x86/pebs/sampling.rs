@@ -40,7 +40,7 @@ const BATCH: usize = 32;
 
 /// A counter that the host samples.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sampled {
+pub(in crate::x86) struct Sampled {
     /// The period that the host samples with, in events.
     period: u64,
     /// The host's report is due with the overflow of this number, counted from the next.
@@ -53,6 +53,12 @@ pub(super) struct Sampled {
 }
 
 impl Sampled {
+    /// `passed` periods are over.
+    fn pass(&mut self, passed: u64) {
+        self.ahead = self.ahead.saturating_sub(passed);
+        self.passed = self.passed.saturating_add(passed);
+    }
+
     /// Returns the periods of which the host has taken no sample, if it misses more than it takes.
     fn missed(&self) -> Option<u64> {
         let missed = self.passed.saturating_sub(self.seen);
@@ -64,7 +70,6 @@ impl Sampled {
 #[derive(Clone, Debug, Default)]
 pub(super) struct SampledCounters {
     counters: CounterSet,
-    slots: Slots<Sampled>,
     /// Records that fit up to the threshold, as far as is known.
     room: u64,
 }
@@ -76,32 +81,25 @@ impl SampledCounters {
     }
 
     /// In how many events a report of `n` is due, whose next overflow comes after `distance`.
-    fn due(&self, n: Counter, distance: u64) -> u64 {
+    fn due(&self, n: Counter, distance: u64, sampled: &Sampled) -> u64 {
         if !self.counters.contains(n) {
             return distance;
         }
-        let Sampled { period, ahead, .. } = self.slots[n];
+        let &Sampled { period, ahead, .. } = sampled;
         let more = period.saturating_mul(ahead.saturating_sub(1));
         distance.saturating_add(more)
     }
 
-    /// `passed` periods of `n` are over.
-    fn pass(&mut self, n: Counter, passed: u64) {
-        let slot = &mut self.slots[n];
-        slot.ahead = slot.ahead.saturating_sub(passed);
-        slot.passed = slot.passed.saturating_add(passed);
-    }
-
     /// Whether the room up to the threshold must be divided anew: a counter has used up what it was given.
-    fn is_used_up(&self) -> bool {
-        self.counters.iter().any(|n| self.slots[n].ahead == 0)
+    fn is_used_up(&self, sampled: &Slots<Sampled>) -> bool {
+        self.counters.iter().any(|n| sampled[n].ahead == 0)
     }
 
     /// Divides the room up to the threshold among the counters.
-    fn divide(&mut self) {
+    fn divide(&self, sampled: &mut Slots<Sampled>) {
         let portion = self.room / u64::from(self.counters.len().max(1));
         for n in self.counters {
-            let slot = &mut self.slots[n];
+            let slot = &mut sampled[n];
             // The host's samples find room for a quarter more: its period is not exactly the counter's.
             let most = (slot.capacity / 4 * 3).min(FAR / slot.period.max(1));
             slot.ahead = portion.min(most).max(1);
@@ -112,8 +110,8 @@ impl SampledCounters {
 
 impl Unit {
     /// Returns in how many events a report of `n` is due, whose next overflow comes after `distance`.
-    pub(in crate::x86) fn report_due(&self, n: Counter, distance: u64) -> u64 {
-        self.sampling.due(n, distance)
+    pub(in crate::x86) fn report_due(&self, n: Counter, distance: u64, sampled: &Sampled) -> u64 {
+        self.sampling.due(n, distance, sampled)
     }
 
     /// Takes note of the periods of the sampled counters that are over. What makes another of their period comes after
@@ -179,7 +177,7 @@ impl Unit {
             return;
         }
         self.sampling.counters.insert(n);
-        self.sampling.slots[n] = Sampled {
+        counters.sampled[n] = Sampled {
             period: period.get(),
             capacity,
             ..Sampled::default()
@@ -195,11 +193,11 @@ impl Unit {
         counters: &mut Counters<V>,
         host: &mut H,
     ) {
-        if !self.sampling.is_used_up() {
+        if !self.sampling.is_used_up(&counters.sampled) {
             return;
         }
         self.settle_sampled(counters, host);
-        self.sampling.divide();
+        self.sampling.divide(&mut counters.sampled);
     }
 
     /// As [`settle_sampled`](Self::settle_sampled), for `concerned`, all of them sampled.
@@ -234,11 +232,11 @@ impl Unit {
     /// Takes note of the overflow of `n`, which is sampled.
     pub(super) fn pass_sampled<V: Events>(&mut self, n: Counter, counters: &mut Counters<V>) {
         let mask = counters.control(n).mask;
-        let period = self.sampling.slots[n].period.max(1);
+        let period = counters.sampled[n].period.max(1);
         let beyond = counters.value(n);
         let reset = mask.wrapping_sub(period).wrapping_add(1);
         counters.set_value(n, reset.wrapping_add(beyond % period) & mask);
-        self.sampling.pass(n, 1 + beyond / period);
+        counters.sampled[n].pass(1 + beyond / period);
     }
 
     /// Makes records of the samples that there are. `overflowed`: counters whose report has come.
@@ -264,7 +262,7 @@ impl Unit {
                 } = host.take_samples(n, &mut samples);
                 self.statistics.outside = self.statistics.outside.wrapping_add(outside);
                 self.statistics.lost = self.statistics.lost.wrapping_add(lost);
-                let slot = &mut self.sampling.slots[n];
+                let slot = &mut counters.sampled[n];
                 slot.seen = (slot.seen.saturating_add(taken as u64))
                     .saturating_add(outside)
                     .saturating_add(lost);
@@ -279,7 +277,7 @@ impl Unit {
                 }
             }
             // The counter knows better than a host that says that it samples.
-            if let Some(missed) = self.sampling.slots[n].missed() {
+            if let Some(missed) = counters.sampled[n].missed() {
                 self.statistics.skipped = self.statistics.skipped.wrapping_add(missed);
                 self.leave_sampling(n, counters, host);
             }
@@ -342,7 +340,7 @@ impl Unit {
             counters.request_pmi();
         }
         self.sampling.room = area.left();
-        let sampled = self.sampling.slots[n].period;
+        let sampled = counters.sampled[n].period;
         Ok(period(n, reset, counters).is_some_and(|now| now.get() == sampled))
     }
 }
