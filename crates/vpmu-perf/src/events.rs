@@ -74,8 +74,12 @@ impl Event {
             // A throttled event does not count, although its time goes on.
             self.deficit = Some(Lost::Throttled);
         }
-        if self.state != State::StandingBy {
-            self.total = total.value.wrapping_sub(self.skipped);
+        let total = total.value.wrapping_sub(self.skipped);
+        // By the clock's page and by a system call a total differs by the time of the call. A counter must not go back by
+        // that: whoever divides the time since the last total would see nearly 2^64 ns.
+        let grows = total.wrapping_sub(self.total) <= u64::MAX / 2;
+        if self.state != State::StandingBy && grows {
+            self.total = total;
         }
     }
 }

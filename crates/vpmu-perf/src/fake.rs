@@ -119,6 +119,13 @@ impl Fake {
         self.0.lock().unwrap().pass(ns);
     }
 
+    /// Has every event count so much less than before: as much as two ways to read it differ by.
+    pub(crate) fn set_back(&self, by: u64) {
+        for event in self.0.lock().unwrap().events.values_mut() {
+            event.value -= by;
+        }
+    }
+
     /// Returns the guest's ns so far.
     pub(crate) fn guest(&self) -> u64 {
         self.0.lock().unwrap().guest

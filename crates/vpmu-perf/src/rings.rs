@@ -236,9 +236,9 @@ impl PartTime {
 /// Samples that were taken together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RingSamples {
-    user: u64,
-    kernel: u64,
-    host: u64,
+    pub(crate) user: u64,
+    pub(crate) kernel: u64,
+    pub(crate) host: u64,
 }
 
 /// Returns the ns between two samples of this block.

@@ -102,3 +102,42 @@ fn a_clock_of_one_ring_is_quiet_while_nobody_waits_for_it() {
     }
     assert_eq!(kicks, 1);
 }
+
+/// A counter of one ring divides the time since its last total, and took a total that fell for nearly 2^64 ns.
+#[test]
+fn a_total_that_falls_takes_no_counter_back_and_stops_none() {
+    let kernel = Fake::new(Machine::default());
+    let options = PerfOptions {
+        tsc_hz: 1_000_000_000,
+        backing: Some(Backing::Clock),
+        kick: Kick::Nothing,
+        ..PerfOptions::default()
+    };
+    let mut host = PerfHost::counting(kernel, options, true).unwrap();
+    for rings in [RawPerfEvtSel::USR | RawPerfEvtSel::OS, RawPerfEvtSel::USR] {
+        let cycles = RawPerfEvtSel(0x3c | rings).config(Version::V2);
+        let counter = Counter::at::<0>();
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+        host.resume(counter.alone());
+        // As where half of the samples are of the other ring.
+        if let Slot::Part { time, .. } = &mut host.slots[counter] {
+            time.note(rings::RingSamples {
+                user: 1,
+                kernel: 1,
+                host: 0,
+            });
+        }
+        kernel.run(1_000_000);
+        let before = host.read(counter);
+        assert!(before >= 500_000, "{before}");
+        kernel.set_back(1000);
+        assert_eq!(host.read(counter), before);
+        kernel.run(1_000_000);
+        let after = host.read(counter);
+        assert!(
+            (before + 400_000..=before + 1_000_000).contains(&after),
+            "{before} {after}"
+        );
+        host.release(counter);
+    }
+}
