@@ -33,11 +33,8 @@ impl Follower {
             // The kernel's own pages have no keys here.
             pkru: &|| None,
         };
-        // A handler has its counters stopped, as Linux' has, or a clock would count this work.
-        pmu.hold();
         let read = |msr| pmu.read_record(msr);
         let is_planned = bridge.plan_reads(&start, &*self.memory, value, read);
-        pmu.load();
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
             bridge.forget();
