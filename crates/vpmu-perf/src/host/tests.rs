@@ -8,14 +8,21 @@ use vpmu::x86::intel::{RawPerfEvtSel, Version};
 use super::*;
 use crate::fake::{Fake, Machine};
 
-#[test]
-fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
-    let options = PerfOptions {
+/// Counters of a clock that ticks as fast as the TSC.
+fn by_the_clock() -> PerfOptions {
+    PerfOptions {
         tsc_hz: 1_000_000_000,
         backing: Some(Backing::Clock),
         kick: Kick::Nothing,
-        repeating: true,
         ..PerfOptions::default()
+    }
+}
+
+#[test]
+fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
+    let options = PerfOptions {
+        repeating: true,
+        ..by_the_clock()
     };
     let Ok(mut host) = PerfHost::new(options) else {
         eprintln!("skipped: no perf events");
@@ -49,13 +56,7 @@ fn counters_that_began_alone_do_not_keep_the_period_of_a_lone_one() {
 /// As when a VMM's main thread restores the PMU of a vCPU whose thread has made the host.
 #[test]
 fn a_counter_of_one_ring_is_of_the_hosts_thread_whoever_makes_it() {
-    let options = PerfOptions {
-        tsc_hz: 1_000_000_000,
-        backing: Some(Backing::Clock),
-        kick: Kick::Nothing,
-        ..PerfOptions::default()
-    };
-    let Ok(mut host) = PerfHost::new(options) else {
+    let Ok(mut host) = PerfHost::new(by_the_clock()) else {
         eprintln!("skipped: no perf events");
         return;
     };
@@ -80,13 +81,7 @@ fn a_counter_of_one_ring_is_of_the_hosts_thread_whoever_makes_it() {
 #[test]
 fn a_clock_of_one_ring_is_quiet_while_nobody_waits_for_it() {
     let kernel = Fake::new(Machine::default());
-    let options = PerfOptions {
-        tsc_hz: 1_000_000_000,
-        backing: Some(Backing::Clock),
-        kick: Kick::Nothing,
-        ..PerfOptions::default()
-    };
-    let mut host = PerfHost::counting(kernel, options, true).unwrap();
+    let mut host = PerfHost::counting(kernel, by_the_clock(), true).unwrap();
     let user = RawPerfEvtSel(0x3c | RawPerfEvtSel::USR).config(Version::V2);
     let counter = Counter::at::<0>();
     assert_eq!(host.create(counter, &user), Ok(()));
@@ -107,13 +102,7 @@ fn a_clock_of_one_ring_is_quiet_while_nobody_waits_for_it() {
 #[test]
 fn a_total_that_falls_takes_no_counter_back_and_stops_none() {
     let kernel = Fake::new(Machine::default());
-    let options = PerfOptions {
-        tsc_hz: 1_000_000_000,
-        backing: Some(Backing::Clock),
-        kick: Kick::Nothing,
-        ..PerfOptions::default()
-    };
-    let mut host = PerfHost::counting(kernel, options, true).unwrap();
+    let mut host = PerfHost::counting(kernel, by_the_clock(), true).unwrap();
     for rings in [RawPerfEvtSel::USR | RawPerfEvtSel::OS, RawPerfEvtSel::USR] {
         let cycles = RawPerfEvtSel(0x3c | rings).config(Version::V2);
         let counter = Counter::at::<0>();
