@@ -49,12 +49,10 @@ impl Follower {
         pmu: &mut Core<PerfHost>,
         wanted: usize,
     ) -> Result<(), Error> {
-        let (Some(bridge), Some(filter)) = (&mut self.bridge, pmu.branch_filter()) else {
+        let filter = pmu.branch_filter().filter(|filter| !filter.call_stack);
+        let (Some(bridge), Some(filter)) = (&mut self.bridge, filter) else {
             return Ok(());
         };
-        if filter.call_stack {
-            return Ok(());
-        }
         let regs = match kvm.run.regs() {
             Some(regs) => regs,
             None => sys::regs(&kvm.vcpu)?,
