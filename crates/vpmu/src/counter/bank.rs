@@ -32,24 +32,29 @@ pub(crate) struct Count {
     pub(crate) lost: Option<Lost>,
 }
 
-/// The counters of one PMU. `E` describes what a host event counts.
+/// The counters of one PMU. `E` describes what a host event counts, and `V` is told what happens.
 #[derive(Clone, Debug)]
-pub(crate) struct Bank<E> {
+pub(crate) struct Bank<E, V> {
     pub(crate) hosted: HostEvents<E>,
+    /// Every counter there is.
+    pub(crate) existing: CounterSet,
     pub(crate) counters: Slots<Count>,
     /// Counters for which a host event is to run when they are enabled.
     pub(crate) countable: CounterSet,
     /// Whether the vCPU runs, so that counters may.
     pub(crate) loaded: bool,
+    pub(crate) observer: V,
 }
 
-impl<E: Copy + PartialEq> Bank<E> {
-    pub(crate) fn new(policy: Policy) -> Self {
+impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
+    pub(crate) fn new(policy: Policy, existing: CounterSet, observer: V) -> Self {
         Self {
             hosted: HostEvents::new(policy),
+            existing,
             counters: Slots::default(),
             countable: CounterSet::EMPTY,
             loaded: true,
+            observer,
         }
     }
 
@@ -63,12 +68,25 @@ impl<E: Copy + PartialEq> Bank<E> {
         self.counters = Slots::default();
     }
 
-    /// Returns why the host event of `n` has not counted all that happened, when that is first found out.
-    pub(crate) fn newly_lost(&mut self, n: Counter) -> Option<Lost> {
-        let reason = self.hosted.deficit(n)?;
+    /// Tells why the host event of `n` has not counted all that happened, when that is first found out.
+    fn note_deficit(&mut self, n: Counter) {
+        let Some(reason) = self.hosted.deficit(n) else {
+            return;
+        };
         let lost = &mut self.counters[n].lost;
-        // The counter goes on counting: too little is better than nothing, and known to be too little.
-        lost.is_none().then(|| *lost.insert(reason))
+        if lost.is_none() {
+            // The counter goes on counting: too little is better than nothing, and known to be too little.
+            *lost = Some(reason);
+            self.observer.lost(n, reason);
+        }
+    }
+
+    /// The host does not count `n`.
+    fn lose(&mut self, n: Counter, reason: Lost) {
+        self.counters[n].lost = Some(reason);
+        // A host that has refused is not asked again at each access: a refusal takes as long as a success.
+        self.countable.remove(n);
+        self.observer.lost(n, reason);
     }
 
     /// What `n`, which exists, is doing. `in_software`: the model counts for it.
@@ -85,16 +103,12 @@ impl<E: Copy + PartialEq> Bank<E> {
 pub(crate) trait Model {
     /// What a host event counts.
     type Event: Copy + PartialEq;
-
-    fn bank(&self) -> &Bank<Self::Event>;
-
-    fn bank_mut(&mut self) -> &mut Bank<Self::Event>;
-
     /// Who is told what happens.
-    fn observer(&mut self) -> &mut impl Events;
+    type Observer: Events;
 
-    /// Every counter there is.
-    fn implemented(&self) -> CounterSet;
+    fn bank(&self) -> &Bank<Self::Event, Self::Observer>;
+
+    fn bank_mut(&mut self) -> &mut Bank<Self::Event, Self::Observer>;
 
     /// Counters that the guest has enabled in every way.
     fn enabled(&self) -> CounterSet;
@@ -163,7 +177,7 @@ pub(crate) trait Model {
                 }
             };
             if let Err(reason) = started {
-                self.lose(n, reason);
+                self.bank_mut().lose(n, reason);
             }
         }
         // A report that was asked for before the counts were taken is due at another distance now.
@@ -185,6 +199,11 @@ pub(crate) trait Model {
             self.take(n, counted);
         }
         self.follow_up(host);
+    }
+
+    /// Every counter there is.
+    fn implemented(&self) -> CounterSet {
+        self.bank().existing
     }
 
     /// Counters for which a host event is to run.
@@ -226,7 +245,7 @@ pub(crate) trait Model {
     fn rearm<H: CounterHost<Self::Event>>(&mut self, n: Counter, host: &mut H) {
         let due = self.due(n);
         if let Err(reason) = self.bank_mut().hosted.rearm(n, due, host) {
-            self.lose(n, reason);
+            self.bank_mut().lose(n, reason);
         }
     }
 
@@ -264,9 +283,7 @@ pub(crate) trait Model {
         if !self.implemented().contains(n) {
             return false;
         }
-        if let Some(reason) = self.bank_mut().newly_lost(n) {
-            self.observer().lost(n, reason);
-        }
+        self.bank_mut().note_deficit(n);
         counted != 0 && self.advance(n, counted)
     }
 
@@ -294,14 +311,6 @@ pub(crate) trait Model {
         if reads {
             self.bank_mut().hosted.note_rest(n);
         }
-    }
-
-    fn lose(&mut self, n: Counter, reason: Lost) {
-        let bank = self.bank_mut();
-        bank.counters[n].lost = Some(reason);
-        // A host that has refused is not asked again at each access: a refusal takes as long as a success.
-        bank.countable.remove(n);
-        self.observer().lost(n, reason);
     }
 
     /// Finds out anew which of `counters` are to have a host event, now that what they count may

@@ -4,7 +4,7 @@ use core::num::NonZeroU64;
 
 use super::device::Device;
 use super::page::flag;
-use crate::counter::{Bank, Counter, CounterHost, CounterSet, Events, Lost, Model};
+use crate::counter::{Bank, Counter, CounterHost, CounterSet, Lost, Model};
 use crate::x86::intel::RawPerfEvtSel;
 use crate::x86::{CounterConfig, EventKind};
 
@@ -55,21 +55,14 @@ impl Wish {
 
 impl Model for Device {
     type Event = CounterConfig;
+    type Observer = ();
 
-    fn bank(&self) -> &Bank<CounterConfig> {
+    fn bank(&self) -> &Bank<CounterConfig, ()> {
         &self.bank
     }
 
-    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig, ()> {
         &mut self.bank
-    }
-
-    fn observer(&mut self) -> &mut impl Events {
-        &mut self.observer
-    }
-
-    fn implemented(&self) -> CounterSet {
-        CounterSet::first(self.offer.counters)
     }
 
     fn enabled(&self) -> CounterSet {

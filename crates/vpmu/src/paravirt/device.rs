@@ -67,8 +67,7 @@ use crate::x86::{CounterConfig, Outcome};
 #[derive(Clone, Debug)]
 pub struct Device {
     pub(super) offer: Offer,
-    pub(super) bank: Bank<CounterConfig>,
-    pub(super) observer: (),
+    pub(super) bank: Bank<CounterConfig, ()>,
     pub(super) wishes: Slots<Wish>,
     /// Counters that shall count, as last applied.
     pub(super) wanted: CounterSet,
@@ -108,9 +107,8 @@ impl Device {
     pub fn new(offer: Offer) -> Result<Self, BadOffer> {
         offer.check()?;
         Ok(Self {
+            bank: Bank::new(Policy::ReusePaused, CounterSet::first(offer.counters), ()),
             offer,
-            bank: Bank::new(Policy::ReusePaused),
-            observer: (),
             wishes: Slots::default(),
             wanted: CounterSet::EMPTY,
             frozen: false,

@@ -14,8 +14,7 @@ use crate::counter::{
 /// [`adopted`](Self::adopt): registers that were written since do not change what is counted before.
 #[derive(Clone, Debug)]
 pub(super) struct Counters<V> {
-    bank: Bank<CounterConfig>,
-    events: V,
+    bank: Bank<CounterConfig, V>,
     filter: EventFilter,
     controls: Slots<Control>,
     /// Writes PEBS records, where the guest has them.
@@ -24,8 +23,6 @@ pub(super) struct Counters<V> {
     pub(super) sampled: Slots<pebs::Sampled>,
     /// The last branch records, where the guest has them.
     pub(super) lbr: Option<lbr::Unit>,
-    /// Every counter there is.
-    existing: CounterSet,
     /// Counters that the global control register lets count.
     gate: CounterSet,
     /// Counters' bits in the global status register.
@@ -64,14 +61,12 @@ impl<V: Events> Counters<V> {
         events: V,
     ) -> Self {
         Self {
-            bank: Bank::new(policy),
-            events,
+            bank: Bank::new(policy, registers.counters(), events),
             filter,
             controls: Slots::filled(Control::NONE),
             pebs: registers.pebs().map(pebs::Unit::new),
             sampled: Slots::default(),
             lbr: registers.lbr(),
-            existing: registers.counters(),
             gate: registers.gate_at_reset(),
             overflowed: CounterSet::EMPTY,
             status: 0,
@@ -105,7 +100,7 @@ impl<V: Events> Counters<V> {
     /// Returns what a guest can see.
     pub(super) fn counted(&self) -> Counted {
         let mut values = Slots::default();
-        for n in self.existing {
+        for n in self.bank.existing {
             values[n] = self.bank.counters[n].value;
         }
         Counted {
@@ -119,7 +114,7 @@ impl<V: Events> Counters<V> {
 
     /// The other way round.
     pub(super) fn restore(&mut self, counted: &Counted) {
-        for n in self.existing {
+        for n in self.bank.existing {
             self.bank.counters[n].value = counted.values[n];
         }
         self.gate = counted.gate;
@@ -149,7 +144,7 @@ impl<V: Events> Counters<V> {
 
     /// Returns the observer given at the beginning.
     pub(super) const fn events(&mut self) -> &mut V {
-        &mut self.events
+        &mut self.bank.observer
     }
 
     pub(super) fn set_filter(&mut self, filter: EventFilter) {
@@ -349,21 +344,14 @@ impl<V: Events> Counters<V> {
 
 impl<V: Events> Model for Counters<V> {
     type Event = CounterConfig;
+    type Observer = V;
 
-    fn bank(&self) -> &Bank<CounterConfig> {
+    fn bank(&self) -> &Bank<CounterConfig, V> {
         &self.bank
     }
 
-    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig, V> {
         &mut self.bank
-    }
-
-    fn observer(&mut self) -> &mut impl Events {
-        &mut self.events
-    }
-
-    fn implemented(&self) -> CounterSet {
-        self.existing
     }
 
     fn enabled(&self) -> CounterSet {
@@ -413,7 +401,7 @@ impl<V: Events> Model for Counters<V> {
         self.set_value(n, value.wrapping_add(events) & mask);
         let overflows = events > mask - value;
         if overflows {
-            self.events.overflowed(n);
+            self.bank.observer.overflowed(n);
             // What was counted was counted while `n` was enabled and under the controls that are still here: every
             // change of them settles first.
             if self.recording.contains(n) {

@@ -13,21 +13,14 @@ type Levels = u8;
 
 impl<V: Events> Model for EmulatedPmu<V> {
     type Event = CounterConfig;
+    type Observer = V;
 
-    fn bank(&self) -> &Bank<CounterConfig> {
+    fn bank(&self) -> &Bank<CounterConfig, V> {
         &self.bank
     }
 
-    fn bank_mut(&mut self) -> &mut Bank<CounterConfig> {
+    fn bank_mut(&mut self) -> &mut Bank<CounterConfig, V> {
         &mut self.bank
-    }
-
-    fn observer(&mut self) -> &mut impl Events {
-        &mut self.events
-    }
-
-    fn implemented(&self) -> CounterSet {
-        CounterSet::first(self.config.counters) | CounterSet::of(CYCLE_COUNTER)
     }
 
     /// By its own bit and PMCR_EL0.E.
@@ -188,7 +181,7 @@ impl<V: Events> EmulatedPmu<V> {
             return false;
         }
         self.overflowed.insert(n);
-        self.events.overflowed(n);
+        self.bank.observer.overflowed(n);
         if let Some(odd) = self.carries_to(n) {
             let levels = levels & self.levels(odd);
             if levels != 0 {

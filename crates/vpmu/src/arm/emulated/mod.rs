@@ -59,8 +59,7 @@ pub use config::{ConfigError, EmulatedConfig, Identity};
 // No status of the line: a latch could disagree with the registers that it comes from.
 pub struct EmulatedPmu<V = ()> {
     config: EmulatedConfig,
-    events: V,
-    bank: Bank<CounterConfig>,
+    bank: Bank<CounterConfig, V>,
 
     /// PMCR_EL0's readable and writable bits.
     // Without P and C, which are commands, and without N and the identity, which are the configuration's.
@@ -101,10 +100,10 @@ impl<V: Events> EmulatedPmu<V> {
         if config.counters > MAX_EVENT_COUNTERS {
             return Err(ConfigError::Counters(config.counters));
         }
+        let counters = CounterSet::first(config.counters) | CounterSet::of(CYCLE_COUNTER);
         let mut pmu = Self {
-            bank: Bank::new(config.policy),
+            bank: Bank::new(config.policy, counters, events),
             config,
-            events,
             pmcr: 0,
             pmselr: 0,
             pmuserenr: 0,
@@ -194,7 +193,7 @@ impl<V: Events> EmulatedPmu<V> {
 
     /// Returns the observer given at the beginning.
     pub fn events(&mut self) -> &mut V {
-        &mut self.events
+        &mut self.bank.observer
     }
 
     /// The bits of PMCR_EL0 that keep what is written.

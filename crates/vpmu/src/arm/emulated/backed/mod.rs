@@ -398,7 +398,7 @@ impl<V: Events> BackedPmu<V> {
         let bits = regs.read(Register::PmovsSet) as u32;
         let now = CounterSet::from_bits(bits) & self.pmu.implemented();
         for n in now - self.pmu.overflowed {
-            self.pmu.events.overflowed(n);
+            self.pmu.bank.observer.overflowed(n);
         }
         self.pmu.overflowed = now;
     }
