@@ -5,7 +5,7 @@
 //! - [`Events`]: the perf events, which of them count, and their totals;
 //! - [`Slot`], for each counter: what it can be, and with that
 //!   - [`Period`]: what is asked of its overflows,
-//!   - [`PartTime`](crate::rings::PartTime) where it has a part of a clock's time: one privilege ring's, or the guest's,
+//!   - [`PartTime`](crate::parts::PartTime) where it has a part of a clock's time: one privilege ring's, or the guest's,
 //!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
 
 mod overflows;
@@ -27,9 +27,10 @@ use crate::kick::Kick;
 use crate::notes::Notes;
 use crate::options::{self, Freeze, PerfOptions};
 use crate::pace::{FLOOR, Pace};
+use crate::parts::Part;
 use crate::periods::Period;
 use crate::processor::Vendor;
-use crate::rings::{self, GuestRing, Part, RingSampler};
+use crate::rings::{self, GuestRing, RingSampler};
 use crate::slot::{Slot, Units};
 pub use pebs::SampledGuest;
 

@@ -46,6 +46,7 @@ mod log;
 mod notes;
 mod options;
 mod pace;
+mod parts;
 mod periods;
 mod processor;
 mod rings;

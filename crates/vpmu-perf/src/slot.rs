@@ -10,8 +10,9 @@ use crate::choose::Backing;
 use crate::event::{ENDLESS, Kind};
 use crate::kernel::Kernel;
 use crate::pace::FLOOR;
+use crate::parts::{Part, PartTime};
 use crate::periods::Period;
-use crate::rings::{self, Part, PartTime, RingSamples};
+use crate::rings::{self, RingSamples};
 use crate::samplers::CounterSampler;
 
 /// What a guest's counter can be.

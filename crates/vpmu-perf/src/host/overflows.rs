@@ -5,8 +5,9 @@ use vpmu::counter::{Counter, CounterSet, Report};
 use super::PerfHost;
 use crate::event::ENDLESS;
 use crate::pace::FLOOR;
+use crate::parts::TimeUp;
 use crate::periods::{Overflow, Period};
-use crate::rings::{LONGEST, RingSampler, TimeUp};
+use crate::rings::{LONGEST, RingSampler};
 use crate::slot::Slot;
 
 impl PerfHost {
