@@ -482,6 +482,10 @@ struct vpmu_kvm_statistics {
    * PEBS records for which there was no room or no memory.
    */
   uint64_t pebs_lost;
+  /**
+   * The longest time, ns, for which a counter of cycles stood still between its reads although its perf event ran.
+   */
+  uint64_t longest_stuck_ns;
 };
 
 /**

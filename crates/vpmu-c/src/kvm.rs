@@ -61,6 +61,8 @@ pub struct VpmuKvmStatistics {
     pub pebs_records: u64,
     /// PEBS records for which there was no room or no memory.
     pub pebs_lost: u64,
+    /// The longest time, ns, for which a counter of cycles stood still between its reads although its perf event ran.
+    pub longest_stuck_ns: u64,
 }
 
 /// What `struct vpmu_kvm` stands for.
@@ -382,6 +384,7 @@ pub unsafe extern "C" fn vpmu_kvm_statistics(
             lost: told.host.lost + told.host.unsupported,
             pebs_records: told.pebs.records,
             pebs_lost: told.pebs.lost,
+            longest_stuck_ns: told.longest_stuck_ns,
         };
         VpmuStatus::Ok
     })

@@ -77,7 +77,7 @@ impl BarePmu {
     /// Returns the PMU's cost, which any thread may read. Calls of the host are at most 64 runs old, and up to this
     /// moment where the vCPU's thread asks.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
-        self.core.publish();
+        self.core.publish_all();
         self.core.shared_statistics()
     }
 

@@ -234,7 +234,10 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Shows the engine's statistics to other threads. An access does not: the copy takes a tenth of the access's time,
     /// and who compares two moments makes them by exits of the VMM's.
     pub(crate) fn publish(&self) {
-        let mut statistics = self.statistics();
+        self.tell(&mut self.statistics());
+    }
+
+    fn tell(&self, statistics: &mut Statistics) {
         match &self.engine {
             Engine::Architectural(pmu, _) => {
                 statistics.host = pmu.statistics();
@@ -264,6 +267,15 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 }
 
 impl Core<PerfHost> {
+    /// As [`publish`](Self::publish), with what perf's host alone knows.
+    pub(crate) fn publish_all(&self) {
+        let mut statistics = self.statistics();
+        self.tell(&mut statistics);
+        if let Some(host) = &self.host {
+            statistics.longest_stuck_ns = statistics.longest_stuck_ns.max(host.longest_stuck_ns());
+        }
+    }
+
     /// Hands over the overflows that perf has signalled. Returns whether there were any.
     pub(crate) fn take_overflows(&mut self) -> bool {
         let signalled = self.host.as_mut().filter(|host| host.has_overflows());
@@ -286,6 +298,7 @@ impl Core<PerfHost> {
         self.take_overflows();
         each!(&mut self.engine, pmu => pmu.put(&mut self.host));
         let state = self.save();
+        self.publish_all();
         // The reset gives all host events back, the restore brings back what they have counted.
         each!(&mut self.engine, pmu => pmu.reset(&mut self.host));
         self.host = None;

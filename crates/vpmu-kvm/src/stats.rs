@@ -160,6 +160,11 @@ pub struct Statistics {
     pub masked_pmis: u64,
     /// The engine's calls to its host.
     pub host: counter::Statistics,
+    /// The longest time, in nanoseconds, for which a counter of cycles stood still between its reads although its host event
+    /// ran. Over a span of time this is still the longest of all. See [`PerfHost::longest_stuck_ns`].
+    ///
+    /// [`PerfHost::longest_stuck_ns`]: vpmu_perf::PerfHost::longest_stuck_ns
+    pub longest_stuck_ns: u64,
     /// The outcome of the overflows that ask for PEBS records.
     pub pebs: pebs::Statistics,
     /// The outcome of the branches that were handed over for last branch records.
@@ -202,6 +207,7 @@ impl Statistics {
         self.pmis += other.pmis;
         self.masked_pmis += other.masked_pmis;
         self.host = combine(self.host, other.host, u64::wrapping_add);
+        self.longest_stuck_ns = self.longest_stuck_ns.max(other.longest_stuck_ns);
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
         self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
         self.bridges = combine_bridges(self.bridges, other.bridges, u64::wrapping_add);
@@ -238,6 +244,7 @@ impl Statistics {
             pmis: self.pmis.saturating_sub(before.pmis),
             masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
             host: combine(self.host, before.host, u64::saturating_sub),
+            longest_stuck_ns: self.longest_stuck_ns,
             pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
             lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
             bridges: combine_bridges(self.bridges, before.bridges, u64::saturating_sub),
@@ -338,6 +345,7 @@ mod tests {
         after.count(Exit::MsrRead(0x38e));
         after.pmis = 3;
         after.host.reads = 2;
+        (before.longest_stuck_ns, after.longest_stuck_ns) = (5, 9);
         before.arming.note(true, Duration::from_micros(7));
         after.arming = before.arming;
         after.arming.note(false, Duration::from_micros(5));
@@ -345,6 +353,9 @@ mod tests {
         let only = [(Exit::MsrRead(0x38e), 1)];
         assert_eq!(span.exits, only.into_iter().collect());
         assert_eq!((span.pmis, span.host.reads), (3, 2));
+        assert_eq!(span.longest_stuck_ns, 9);
+        before.add(&after);
+        assert_eq!(before.longest_stuck_ns, 9);
         let expected = Arming {
             searches: 1,
             refused: 0,

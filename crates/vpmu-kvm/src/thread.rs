@@ -80,7 +80,7 @@ impl Thread {
         self.take_back();
         // Between two runs no other thread has to be kept out.
         if self.slice.reads_clock() {
-            core.publish();
+            core.publish_all();
             if self.slice.has_ended() {
                 core.end_slice();
                 // A VMM may give the TSC another rate at any time, and KVM tells nobody.

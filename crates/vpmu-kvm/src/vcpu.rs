@@ -181,7 +181,7 @@ impl Vcpu {
     /// last exit that was the VMM's, and at most 64 runs old. The deadline has its own statistics.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
         if let Some(pmu) = &self.parts.pmu {
-            pmu.publish();
+            pmu.publish_all();
         }
         Arc::clone(&self.parts.statistics)
     }
@@ -249,7 +249,7 @@ impl Vcpu {
             && let Some(pmu) = &self.parts.pmu
         {
             // What the VMM does next may be to read the statistics.
-            pmu.publish();
+            pmu.publish_all();
         }
         Ok(after)
     }

@@ -34,6 +34,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
         "lost": calls.lost + calls.unsupported,
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
+        "longest_stuck_ns": statistics.longest_stuck_ns,
         "deadline": statistics.deadline,
         "pebs": {
             "records": pebs.records,
@@ -74,12 +75,13 @@ mod tests {
     fn what_has_not_happened_is_left_out() {
         let mut statistics = Statistics::new();
         statistics.count(Exit::MsrRead(0x38e));
-        statistics.pmis = 3;
+        (statistics.pmis, statistics.longest_stuck_ns) = (3, 7);
         statistics.host.reads = 2;
         (statistics.host.lost, statistics.host.unsupported) = (1, 4);
         let json = to_json(&statistics);
         assert_eq!(json["exits"], serde_json::json!({"msr:read:0x38e": 1}));
         assert_eq!(json["pmis"], 3);
+        assert_eq!(json["longest_stuck_ns"], 7);
         assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
         assert_eq!(json["lost"], 5, "whoever knew");
     }

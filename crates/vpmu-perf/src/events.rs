@@ -53,9 +53,39 @@ struct Event {
     skipped: u64,
     /// The reason why the total is not all that happened.
     deficit: Option<Lost>,
+    /// Of an event that counts whenever its thread runs: where it last advanced.
+    advance: Option<Advance>,
+    /// The ns that the event has been running since then.
+    stuck_ns: u64,
+}
+
+/// A count, and what its clock said, when the count last advanced.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Advance {
+    count: u64,
+    clock: u64,
+}
+
+impl Advance {
+    /// Returns the ns of the clock since the count last advanced, or since it last had a `reason` to stand still.
+    pub(crate) fn stuck_ns(&mut self, count: u64, clock: u64, reason: bool) -> u64 {
+        if count != self.count || reason {
+            *self = Self { count, clock };
+        }
+        clock.saturating_sub(self.clock)
+    }
 }
 
 impl Event {
+    /// Takes what a read of this event alone has found.
+    fn take_own(&mut self, total: Total) {
+        self.take(total);
+        // A group's read tells the leader's times.
+        if let Some(advance) = &mut self.advance {
+            self.stuck_ns = advance.stuck_ns(total.value, total.running, false);
+        }
+    }
+
     fn take(&mut self, total: Total) {
         // The page tells the value alone.
         if total.enabled != 0 {
@@ -151,8 +181,9 @@ impl Events {
         }
     }
 
-    /// Opens an event of `kind` behind `counter`, stopped. Returns whether its overflows are counted one by one.
-    pub(crate) fn open(&mut self, counter: Counter, kind: Kind) -> io::Result<bool> {
+    /// Opens an event of `kind` behind `counter`, stopped. It is `steady` if it counts whenever its thread runs the guest.
+    /// Returns whether its overflows are counted one by one.
+    pub(crate) fn open(&mut self, counter: Counter, kind: Kind, steady: bool) -> io::Result<bool> {
         if self.grouped && self.group.is_none() {
             self.group = Some(Group::open(self.kernel, &self.notes)?);
         }
@@ -179,6 +210,8 @@ impl Events {
             times: (0, 0),
             skipped: 0,
             deficit: None,
+            advance: steady.then(Advance::default),
+            stuck_ns: 0,
         });
         Ok(counted)
     }
@@ -235,6 +268,12 @@ impl Events {
         Some(event.times)
     }
 
+    /// Returns the ns for which the event behind `counter` has been running and has not counted, although it is steady.
+    pub(crate) fn stuck_ns(&self, counter: Counter) -> u64 {
+        let event = self.events[counter].as_ref();
+        event.map_or(0, |event| event.stuck_ns)
+    }
+
     /// Has `counters` count.
     pub(crate) fn resume(&mut self, counters: CounterSet) {
         self.wake(counters);
@@ -284,7 +323,7 @@ impl Events {
         } else if let Some(event) = &mut self.events[counter]
             && let Ok(total) = event.event.read()
         {
-            event.take(total);
+            event.take_own(total);
         }
         self.total(counter)
     }

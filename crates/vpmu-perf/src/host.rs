@@ -8,6 +8,7 @@
 //!   - [`PartTime`](crate::parts::PartTime) where it has a part of a clock's time: one privilege ring's, or the guest's,
 //!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
 
+mod make;
 mod overflows;
 mod pebs;
 
@@ -18,14 +19,13 @@ use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots, TakenSamples}
 use vpmu::x86::pebs::{Guest, Sample};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
-use crate::choose::{Backing, Chooser};
-use crate::error::PerfError;
+use crate::choose::{Backing, Chooser, probe};
 use crate::event::Rings;
 use crate::events::Events;
-use crate::kernel::{Kernel, Linux};
+use crate::kernel::Kernel;
 use crate::kick::Kick;
 use crate::notes::Notes;
-use crate::options::{self, Freeze, PerfOptions};
+use crate::options::Freeze;
 use crate::pace::{FLOOR, Pace};
 use crate::parts::Part;
 use crate::periods::Period;
@@ -55,6 +55,7 @@ pub struct PerfHost {
     /// The guest that PEBS records tell of, where it is offered PEBS.
     guest: Option<Box<dyn SampledGuest>>,
     notes: Arc<Notes>,
+    longest_stuck_ns: u64,
     /// The target of the handler's kick, kept alive.
     _kick: Kick,
 }
@@ -65,61 +66,6 @@ impl PerfHost {
     /// half of that for one overflow. Hardware events keep to it on average: their periods are as the guest asks as long
     /// as their overflows are rare enough, and longer where they are not.
     pub const FLOOR: u64 = FLOOR;
-
-    /// Makes a host for the guest that the calling thread runs. Does the work of [`prepare`](crate::prepare), unless
-    /// that is done.
-    ///
-    /// # Errors
-    ///
-    /// Says why perf events are not available, and what to do.
-    pub fn new(options: PerfOptions) -> Result<Self, PerfError> {
-        options::prepare(&options)?;
-        Self::counting(&Linux, options, true)
-    }
-
-    /// Like [`PerfHost::new`], but counts the thread itself, which runs no guest: to try and to
-    /// measure this machine's perf events.
-    ///
-    /// # Errors
-    ///
-    /// As for [`PerfHost::new`].
-    pub fn of_thread(options: PerfOptions) -> Result<Self, PerfError> {
-        options::prepare(&options)?;
-        Self::counting(&Linux, options, false)
-    }
-
-    fn counting(
-        kernel: &'static dyn Kernel,
-        options: PerfOptions,
-        guest: bool,
-    ) -> Result<Self, PerfError> {
-        if options.tsc_hz == 0 {
-            return Err(PerfError::NoFrequency);
-        }
-        let approximate = options.approximate_instructions;
-        let chooser = Chooser::new(kernel, options.backing, guest, approximate)?;
-        let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
-        // A group of hardware events counts nothing while one of them has no counter.
-        let grouped = chooser.backing == Backing::Clock;
-        let signal = options::signal(&options);
-        let units = Units::new(chooser.backing, options.tsc_hz);
-        Ok(Self {
-            kernel,
-            chooser,
-            units,
-            pace: (units == Units::Events).then(Pace::new),
-            repeating: options.repeating,
-            sampling: options.sampling,
-            freeze: options.freeze,
-            slots: Slots::from_fn(|| Slot::Empty),
-            events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
-            ring_sampler: None,
-            guest_ring: GuestRing::default(),
-            guest: None,
-            notes,
-            _kick: options.kick,
-        })
-    }
 
     /// Returns the backing that counts.
     pub fn backing(&self) -> Backing {
@@ -161,6 +107,15 @@ impl PerfHost {
     /// [`Lost::Multiplexed`]. `None`: there is no event.
     pub fn times(&self, counter: Counter) -> Option<(u64, u64)> {
         self.events.times(counter)
+    }
+
+    /// Returns the longest time, in ns, for which the total of a counter of cycles did not advance although its perf event
+    /// was running, and the guest was in its ring as far as samples tell. It is found at reads, and costs no system call.
+    ///
+    /// It is some ms where all is well, and as much as this thread has worked for its guest without running it: a hardware
+    /// event runs then, too, and does not count. A counter that no longer counts makes it grow with each read.
+    pub fn longest_stuck_ns(&self) -> u64 {
+        self.longest_stuck_ns
     }
 
     /// Hands the samples so far to the counters of a part that count. Called before any counter starts or stops.
@@ -242,8 +197,11 @@ impl PerfHost {
 
     /// Returns the guest's events that the last total of `counter` stands for.
     fn value(&mut self, counter: Counter) -> u64 {
-        let total = self.events.total(counter);
-        self.slots[counter].value(total, self.units)
+        let (total, slot) = (self.events.total(counter), &mut self.slots[counter]);
+        let value = slot.value(total, self.units);
+        let stuck_ns = self.events.stuck_ns(counter).max(slot.stuck_ns(total));
+        self.longest_stuck_ns = self.longest_stuck_ns.max(stuck_ns);
+        value
     }
 
     fn read_value(&mut self, counter: Counter) -> u64 {
@@ -294,7 +252,8 @@ impl CounterHost<CounterConfig> for PerfHost {
         if slot.is_part() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
         }
-        match self.events.open(counter, kind) {
+        let is_steady = kind == probe(self.chooser.backing, self.chooser.guest);
+        match self.events.open(counter, kind, is_steady) {
             Ok(counted) => {
                 self.slots[counter] = slot;
                 if let Some(pace) = &mut self.pace {

@@ -14,6 +14,7 @@ use std::num::NonZeroU64;
 
 use vpmu::x86::{CounterConfig, Ring};
 
+use crate::events::Advance;
 use crate::options::Freeze;
 use crate::pace::FLOOR;
 use crate::rings::{BLOCK, GuestRing, RingSamples};
@@ -100,6 +101,9 @@ pub(crate) struct PartTime {
     period: u64,
     /// ns of the last wait for the guest's return to the ring.
     wait: u64,
+    /// Where the value last advanced, and the samples since the last one that was given.
+    advance: Advance,
+    since: Seen,
 }
 
 impl PartTime {
@@ -114,6 +118,8 @@ impl PartTime {
             limit: None,
             period: 1,
             wait: 0,
+            advance: Advance::default(),
+            since: Seen::default(),
         }
     }
 
@@ -121,9 +127,13 @@ impl PartTime {
     pub(crate) fn note(&mut self, samples: RingSamples) {
         let RingSamples { user, kernel, host } = samples;
         let own = |has: bool, samples: u64| if has { samples } else { 0 };
-        self.fresh.all += user + kernel + host;
-        self.fresh.own +=
+        let all = user + kernel + host;
+        let own =
             own(self.part.user, user) + own(self.part.kernel, kernel) + own(self.part.host, host);
+        for seen in [&mut self.fresh, &mut self.since] {
+            seen.all += all;
+            seen.own += own;
+        }
     }
 
     /// Notes that the counter overflows when it has counted `events` more than its last value.
@@ -182,6 +192,14 @@ impl PartTime {
         let most = self.limit.map_or(u64::MAX, |limit| limit - 1);
         self.given = self.given.max(events.min(most));
         self.given
+    }
+
+    /// Returns the ns of the clock, whose total is `clock`, for which the last value has stood still although the guest may
+    /// have been in the counter's part: all samples would tell if it was elsewhere.
+    pub(crate) fn stuck_ns(&mut self, clock: u64) -> u64 {
+        let since = std::mem::take(&mut self.since);
+        let elsewhere = since.all > 0 && since.own == 0;
+        self.advance.stuck_ns(self.given, clock, elsewhere)
     }
 
     /// Notes that `value` has reached `limit`, which is reported.
@@ -318,6 +336,26 @@ mod tests {
         );
         counter.limit = None;
         assert_eq!(counter.give(300), 300);
+    }
+
+    #[test]
+    fn a_value_that_stands_still_is_told_unless_the_guest_is_elsewhere() {
+        let mut counter = PartTime::new(USER);
+        let mut read = |clock, seen, beyond| {
+            counter.note(seen);
+            let own = counter.own(clock);
+            counter.give(own + beyond);
+            counter.stuck_ns(clock)
+        };
+        assert_eq!(read(1000, samples(16, 0), 0), 0);
+        assert_eq!(read(2000, samples(1, 1), 0), 0);
+        // As once when a total fell: no time of the guest's comes near that value.
+        assert_eq!(read(3000, samples(1, 0), 1 << 62), 0);
+        assert_eq!(read(4000, samples(16, 0), 0), 1000);
+        assert_eq!(read(9000, samples(16, 4), 0), 6000);
+        assert_eq!(read(12_000, samples(0, 16), 0), 0, "in the kernel");
+        assert_eq!(read(13_000, samples(0, 0), 0), 1000, "no sampler");
+        assert_eq!(read(14_000, samples(3, 0), 0), 2000);
     }
 
     #[test]

@@ -112,6 +112,15 @@ impl Slot {
         }
     }
 
+    /// Returns the ns for which the last value has stood still although the counter's part of its clock's time went on, by
+    /// which the event's total is `total` now.
+    pub(crate) fn stuck_ns(&mut self, total: u64) -> u64 {
+        match self {
+            Self::Empty | Self::Whole { .. } => 0,
+            Self::Part { time, .. } => time.stuck_ns(total),
+        }
+    }
+
     /// Notes samples that tell the guest's ring, of time that the counter has counted.
     pub(crate) fn divide(&mut self, samples: RingSamples) {
         if let Self::Part { time, .. } = self {

@@ -294,6 +294,35 @@ fn a_thread_that_blocks_the_signal_gets_its_overflows() {
     .unwrap();
 }
 
+/// A counter of one ring stands still before an overflow until that is reported.
+#[test]
+fn a_counter_whose_overflow_never_comes_is_told() {
+    std::thread::spawn(|| {
+        let Some(mut pmu) = clock(Kick::Nothing) else {
+            return;
+        };
+        pmu.before_run().unwrap();
+        // As a VMM may do by mistake.
+        change_mask(libc::SIG_BLOCK);
+        const USR: u64 = 1 << 16;
+        for (index, value) in [
+            (PERFEVTSEL0, CYCLES & !USR),
+            (PMC0, MASK - 1_000_000),
+            (GLOBAL_CTRL, 1),
+        ] {
+            assert_eq!(pmu.wrmsr(index, value), Done);
+        }
+        let patience = Patience::new();
+        while pmu.statistics().lock().unwrap().longest_stuck_ns < 50_000_000 {
+            patience.check();
+            assert!(value(pmu.rdpmc(0)) <= MASK);
+        }
+        assert!(!pmu.pmi_is_due());
+    })
+    .join()
+    .unwrap();
+}
+
 #[expect(unsafe_code, reason = "pthread_sigmask is a C interface")]
 fn change_mask(how: libc::c_int) {
     // SAFETY: the set is a local, initialized by the first call.

@@ -8,6 +8,7 @@ use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 
 use super::*;
 use crate::fake::{Fake, Machine, TICK, happened};
+use crate::options::PerfOptions;
 use crate::processor::{Processor, Vendor};
 
 mod cases;

@@ -7,6 +7,7 @@ use vpmu::x86::intel::{RawPerfEvtSel, Version};
 
 use super::*;
 use crate::fake::{Fake, Machine};
+use crate::options::PerfOptions;
 
 /// Counters of a clock that ticks as fast as the TSC.
 fn by_the_clock() -> PerfOptions {
@@ -96,6 +97,46 @@ fn a_clock_of_one_ring_is_quiet_while_nobody_waits_for_it() {
         assert_eq!(host.take_overflows().count(), 0);
     }
     assert_eq!(kicks, 1);
+}
+
+#[test]
+fn a_counter_of_cycles_that_stands_still_while_its_event_runs_is_told() {
+    const MS: u64 = 1_000_000;
+    let kernel = Fake::new(Machine::default());
+    let counter = Counter::at::<0>();
+    let both = RawPerfEvtSel::USR | RawPerfEvtSel::OS;
+    for (backing, rings) in [
+        (Backing::Hardware, both),
+        (Backing::Hardware, RawPerfEvtSel::USR),
+        // This kernel samples no guest, so that nobody knows which time is user space's.
+        (Backing::Clock, RawPerfEvtSel::USR),
+    ] {
+        let options = PerfOptions {
+            backing: Some(backing),
+            ..by_the_clock()
+        };
+        let mut host = PerfHost::counting(kernel, options, true).unwrap();
+        let cycles = RawPerfEvtSel(0x3c | rings).config(Version::V2);
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+        host.resume(counter.alone());
+        kernel.run(5 * MS);
+        let (counted, stuck) = (host.read(counter) > 0, host.longest_stuck_ns());
+        assert_eq!(stuck, if counted { 0 } else { 5 * MS }, "{backing:?}");
+        // The thread runs, and its guest does not: a hardware event does not count.
+        kernel.pass(7 * MS);
+        host.read(counter);
+        let stuck = match (backing, rings == both) {
+            (Backing::Hardware, true) => 7 * MS,
+            // The guest may have been in its kernel.
+            (Backing::Hardware, false) => 0,
+            (Backing::Clock, _) => 5 * MS,
+        };
+        assert_eq!(host.longest_stuck_ns(), stuck, "{backing:?} {rings:#x}");
+        kernel.run(MS);
+        host.read(counter);
+        host.release(counter);
+        assert!(host.longest_stuck_ns() >= stuck, "still the longest");
+    }
 }
 
 /// A counter of one ring divides the time since its last total, and took a total that fell for nearly 2^64 ns.
