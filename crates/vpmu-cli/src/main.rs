@@ -50,7 +50,11 @@ fn main() -> ExitCode {
         Verb::Doctor { arch, qemu } => doctor::doctor(*arch, qemu.as_deref()),
         Verb::Selftest { json } => selftest::selftest(json.as_deref(), &cancel),
         Verb::Run { pmu, policy, guest } => run::run(*pmu, *policy, guest, &cancel),
-        Verb::RewriteKernel { input, output } => rewrite_kernel::rewrite_kernel(input, output),
+        Verb::RewriteKernel {
+            input,
+            output,
+            bzimage,
+        } => rewrite_kernel::rewrite_kernel(input, output, *bzimage),
         Verb::Exec(options) => exec::exec(options),
         Verb::Manual { folder } => manual::manual(folder),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),

@@ -48,8 +48,8 @@ Why: KVM never hands RDPMC over to a VMM, and without a PMU in KVM the instructi
 guest oopses its kernel. Each RDPMC of the kernel, two bytes, becomes `out 0xe6, al`, two bytes too, which a VMM \
 with vpmu's PMU completes. vpmu-vmm does this by itself; this command is for other VMMs.
 
-What is lost: the kernel is no longer moved at boot (KASLR), as the code that does it is in the bzImage around it. A \
-kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
+What is lost: without --bzimage the kernel is no longer moved at boot (KASLR), as the code that does it is in the \
+bzImage around it; with --bzimage, a signature (secure boot). A kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
 /sys/bus/event_source/devices/cpu/rdpmc in the guest.
 
 Exit status: 0 when OUT was written (also where there was no RDPMC to rewrite), 1 when IN is no kernel or cannot be \
@@ -110,18 +110,23 @@ pub(crate) enum Verb {
         #[command(flatten)]
         guest: Guest,
     },
-    /// Write a kernel as a plain ELF file whose RDPMC instructions exit to the VMM (x86-64)
+    /// Write a kernel whose RDPMC instructions exit to the VMM (x86-64)
     ///
-    /// IN is a bzImage (gzip, xz, zstd or lz4) or a vmlinux. OUT is an ELF file that any VMM loads. A kernel
-    /// without RDPMC, such as one that was rewritten before, is written as it is.
+    /// IN is a bzImage (gzip, xz, zstd or lz4) or a vmlinux. OUT is an ELF file that any VMM loads or, with --bzimage, a
+    /// bzImage as IN. A kernel without RDPMC, such as one that was rewritten before, is written as it is.
     #[command(after_help = AFTER_REWRITE)]
     RewriteKernel {
         /// A distribution's kernel, for example /boot/vmlinuz
         #[arg(value_name = "IN")]
         input: PathBuf,
-        /// Where the ELF file goes
+        /// Where the rewritten kernel goes
         #[arg(value_name = "OUT")]
         output: PathBuf,
+        /// Make OUT a bzImage, as IN is one (zstd or lz4): for VMMs that load nothing else, and for KASLR
+        ///
+        /// Takes a minute and 1 GiB of memory. A kernel that has become longer than its room is refused.
+        #[arg(long)]
+        bzimage: bool,
     },
     /// Run the same CMD under several designs and print one table
     ///

@@ -1,4 +1,4 @@
-//! `vpmu rewrite-kernel`: a distribution's kernel as a plain ELF file without RDPMC.
+//! `vpmu rewrite-kernel`: a distribution's kernel without RDPMC.
 
 use std::fmt::Write as _;
 use std::fs::{self, Permissions};
@@ -12,20 +12,40 @@ use vpmu_lab::{Error, Result};
 
 use crate::print;
 
-/// Unpacks, rewrites, writes, and says what was done.
-pub(crate) fn rewrite_kernel(input: &Path, output: &Path) -> Result<ExitCode> {
-    let mut kernel = match Kernel::open(input) {
-        Ok(kernel) => kernel,
+/// Unpacks, rewrites, packs into a `bzimage` again if that is wanted, writes, and says what was done.
+pub(crate) fn rewrite_kernel(input: &Path, output: &Path, bzimage: bool) -> Result<ExitCode> {
+    let image = match vpmu_kernel::read_file(input) {
+        Ok(image) => image,
         Err(vpmu_kernel::Error::Read(_, error)) => return Err(Error::file("read", input)(error)),
         Err(error) => return Ok(refused(input, &error)),
     };
-    let search = match kernel.rewrite_rdpmc() {
-        Ok(search) => search,
-        Err(error) => return Ok(refused(input, &error)),
+    match rewritten(image, bzimage) {
+        Ok((kernel, search, bytes)) => {
+            let bytes = bytes.as_deref().unwrap_or(kernel.elf());
+            write(output, bytes).map_err(Error::file("write", output))?;
+            print(&report(output, bytes.len(), &kernel, &search))?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error) => Ok(refused(input, &error)),
+    }
+}
+
+/// Returns the rewritten kernel in `image`, and the bzImage with it if that is wanted.
+fn rewritten(
+    image: Vec<u8>,
+    bzimage: bool,
+) -> std::result::Result<(Kernel, Search, Option<Vec<u8>>), vpmu_kernel::Error> {
+    let packed = bzimage.then(|| image.clone());
+    let mut kernel = Kernel::from_bytes(image)?;
+    let search = kernel.rewrite_rdpmc()?;
+    let bzimage = match packed {
+        Some(image) => {
+            eprintln!("vpmu: packing the kernel again, which takes a minute ...");
+            Some(kernel.repack(&image)?)
+        }
+        None => None,
     };
-    write(output, kernel.elf()).map_err(Error::file("write", output))?;
-    print(&report(output, &kernel, &search))?;
-    Ok(ExitCode::SUCCESS)
+    Ok((kernel, search, bzimage))
 }
 
 fn refused(input: &Path, error: &vpmu_kernel::Error) -> ExitCode {
@@ -54,7 +74,7 @@ fn write(path: &Path, elf: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn report(output: &Path, kernel: &Kernel, search: &Search) -> String {
+fn report(output: &Path, bytes: usize, kernel: &Kernel, search: &Search) -> String {
     let names = kernel.symbols(&search.sites).unwrap_or_default();
     let mut text = String::new();
     for (n, site) in search.sites.iter().enumerate() {
@@ -66,9 +86,8 @@ fn report(output: &Path, kernel: &Kernel, search: &Search) -> String {
     }
     let _ = writeln!(
         text,
-        "{}: {} bytes, {} RDPMC rewritten, {} other places with its bytes left alone",
+        "{}: {bytes} bytes, {} RDPMC rewritten, {} other places with its bytes left alone",
         output.display(),
-        kernel.elf().len(),
         search.sites.len(),
         search.pairs - search.sites.len(),
     );

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{self, Read};
+use std::ops::Range;
 
 use super::{Error, LARGEST_BZIMAGE, LARGEST_UNPACKED, LARGEST_WINDOW};
 
@@ -10,8 +11,12 @@ const SECTORS_AT: usize = 0x1f1;
 const VERSION_AT: usize = 0x206;
 const PAYLOAD_OFFSET_AT: usize = 0x248;
 const PAYLOAD_LENGTH_AT: usize = 0x24c;
+/// Bytes of the size behind the payload.
+const SIZE: usize = 4;
 /// The first protocol with a payload field.
 const PROTOCOL_2_08: u16 = 0x208;
+/// Bytes of the kernel in each block of LZ4's legacy frame, but for the last.
+pub(super) const LZ4_BLOCK: usize = 8 << 20;
 /// Bytes that a decompressor may read before it writes.
 const SLACK: u64 = 1 << 20;
 /// What xz's decoder needs besides its window, KiB.
@@ -27,31 +32,57 @@ fn word(bytes: &[u8], at: usize) -> Result<u32, Error> {
         .ok_or(Error::Truncated("it ends in its header"))
 }
 
+/// What a bzImage has of its kernel.
+pub(super) struct Payload {
+    /// The compressed data, with the size behind it.
+    pub(super) range: Range<usize>,
+    /// Bytes of the kernel.
+    pub(super) size: usize,
+}
+
+impl Payload {
+    pub(super) fn of(image: &[u8]) -> Result<Self, Error> {
+        if image.len() as u64 > LARGEST_BZIMAGE {
+            return Err(Error::BzImage);
+        }
+        if (word(image, VERSION_AT)? as u16) < PROTOCOL_2_08 {
+            return Err(Error::Header);
+        }
+        let sectors = match image[SECTORS_AT] {
+            0 => 4,
+            n => usize::from(n),
+        };
+        let start = (sectors + 1) * 512 + word(image, PAYLOAD_OFFSET_AT)? as usize;
+        let end = start + word(image, PAYLOAD_LENGTH_AT)? as usize;
+        if end > image.len() {
+            return Err(Error::Truncated("it ends before its payload does"));
+        }
+        // The build puts the size behind the compressed data; gzip has it there by itself.
+        let size_at = end.checked_sub(SIZE).filter(|&at| at >= start);
+        let size = u64::from(word(image, size_at.ok_or(Error::Header)?)?);
+        if size > LARGEST_UNPACKED {
+            return Err(Error::Unpacked(size));
+        }
+        Ok(Self {
+            range: start..end,
+            size: size as usize,
+        })
+    }
+
+    /// The compressed data. gzip's goes on to the end of `range`.
+    pub(super) fn data(&self) -> Range<usize> {
+        self.range.start..self.range.end - SIZE
+    }
+}
+
 /// Decompresses the vmlinux in `image`.
 pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
-    if image.len() as u64 > LARGEST_BZIMAGE {
-        return Err(Error::BzImage);
-    }
-    if (word(image, VERSION_AT)? as u16) < PROTOCOL_2_08 {
-        return Err(Error::Header);
-    }
-    let sectors = match image[SECTORS_AT] {
-        0 => 4,
-        n => usize::from(n),
-    };
-    let start = (sectors + 1) * 512 + word(image, PAYLOAD_OFFSET_AT)? as usize;
-    let length = word(image, PAYLOAD_LENGTH_AT)? as usize;
-    let payload = image
-        .get(start..)
-        .and_then(|rest| rest.get(..length))
-        .ok_or(Error::Truncated("it ends before its payload does"))?;
-    // The build puts the size behind the compressed data; gzip has it there by itself.
-    let (data, size) = payload.split_at(payload.len().checked_sub(4).ok_or(Error::Header)?);
-    let size = u64::from(word(size, 0)?);
-    if size > LARGEST_UNPACKED {
-        return Err(Error::Unpacked(size));
-    }
-    let size = size as usize;
+    let found = Payload::of(image)?;
+    let (payload, data, size) = (
+        &image[found.range.clone()],
+        &image[found.data()],
+        found.size,
+    );
 
     let damaged =
         |method| move |error: &dyn std::fmt::Display| Error::Damaged(method, error.to_string());
@@ -136,16 +167,19 @@ impl Read for Input<'_> {
 
 /// LZ4's legacy frame: blocks of at most 8 MiB, each with its compressed size before it.
 fn lz4_legacy(mut blocks: &[u8], size: usize) -> Result<Vec<u8>, Error> {
-    const BLOCK: usize = 8 << 20;
     let mut kernel = vec![0; size];
     let mut done = 0;
     while !blocks.is_empty() {
         let length = word(blocks, 0)? as usize;
+        // As for Linux: what is behind is padding.
+        if length == 0 {
+            break;
+        }
         let block = blocks
             .get(4..)
             .and_then(|rest| rest.get(..length))
             .ok_or(Error::Truncated("it ends within an lz4 block"))?;
-        let end = size.min(done + BLOCK);
+        let end = size.min(done + LZ4_BLOCK);
         done += lz4_flex::block::decompress_into(block, &mut kernel[done..end])
             .map_err(|error| Error::Damaged("lz4", error.to_string()))?;
         blocks = &blocks[4 + length..];

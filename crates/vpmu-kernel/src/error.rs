@@ -75,4 +75,22 @@ pub enum Error {
          some twenty; boot it with --no-pmu"
     )]
     Pairs,
+    /// The bzImage to pack a kernel into was another's.
+    #[error("the bzImage is not the one that this kernel was taken from")]
+    Another,
+    /// Only zstd and LZ4 are packed again.
+    #[error(
+        "the bzImage is compressed with gzip or xz, and only zstd and lz4 are packed again; \
+         write an ELF file, or have RDPMC served at run time"
+    )]
+    Repack,
+    /// The compressor failed.
+    #[error("the kernel cannot be compressed: {0}")]
+    Pack(#[source] std::io::Error),
+    /// The kernel, compressed again, is longer than it was by this many bytes.
+    #[error(
+        "compressed again, the kernel is {0} bytes longer than its room in the bzImage; \
+         write an ELF file, or have RDPMC served at run time"
+    )]
+    Longer(usize),
 }

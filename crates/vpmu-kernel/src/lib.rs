@@ -17,7 +17,7 @@
 //! # What is lost
 //!
 //! - KASLR: the code that unpacks a bzImage also moves the kernel; a kernel that arrives unpacked
-//!   stays where it was linked to.
+//!   stays where it was linked to. `Kernel::repack` (feature `pack`) puts it back into its bzImage, and loses nothing.
 //! - A kernel that the guest loads by itself (kexec, kdump) is not rewritten. Its first `perf` faults.
 //! - RDPMC in user space. Write 0 to /sys/bus/event_source/devices/cpu/rdpmc in the guest.
 //!
@@ -43,6 +43,8 @@ mod bzimage;
 mod cache;
 mod elf;
 mod error;
+#[cfg(feature = "pack")]
+mod pack;
 mod rdpmc;
 
 use std::fs::File;
@@ -157,7 +159,12 @@ pub fn is_bzimage(image: &[u8]) -> bool {
     bzimage::is_one(image)
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
+/// Reads a kernel's file, of [`LARGEST_FILE`] bytes at most.
+///
+/// # Errors
+///
+/// The file cannot be read, or is larger.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
     let error = |error| Error::Read(path.display().to_string(), error);
     let file = File::open(path).map_err(error)?;
     read(file, LARGEST_FILE).map_err(|e| e.map_or(Error::File, error))

@@ -1,11 +1,14 @@
 //! `vpmu exec`: an unchanged QEMU in the KVM host, whose guest has the PMU.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
+use vpmu_lab::image::module::Kernel;
 
-use crate::support::{Compared, NO_SYMBOLS, compare, compared, nested_vpmu, number, turn};
+use crate::support::{
+    Compared, NO_SYMBOLS, compare, compared, images, modules, nested_vpmu, number, said, turn,
+};
 
 const IN_REAL_TIME: &str = ", under vpmu-vmm, and QEMU's are in the lab's KVM host";
 
@@ -164,5 +167,48 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complain
             (0.995..1.05).contains(&part),
             "{disturb}: {disturbed} of {alone}"
         );
+    }
+}
+
+/// A bzImage that `vpmu rewrite-kernel` has packed again boots as any other, at an address that it chooses, and counts.
+fn a_rewritten_bzimage(kernel: &Path) {
+    const SCRIPT: &str = "
+echo text $(grep -w _text /proc/kallsyms)
+perf stat -x, -o stat -e cycles -- workload
+awk -F, '$3 == \"cycles\" { print \"counted\", $1 }' stat
+perf record --no-bpf-event -q -e cycles -c 2000000 -o perf.data -- workload --scale 1000";
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let rewritten = folder.path().join("bzImage");
+    let done = Command::new(env!("CARGO_BIN_EXE_vpmu"))
+        .args(["rewrite-kernel", "--bzimage"])
+        .args([kernel, &rewritten])
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let path = rewritten.to_str().unwrap();
+    let options = ["--model", "intel", "--append", "kaslr", "--kernel", path];
+    let Some(Compared { console, run, .. }) = run(&options, &[], SCRIPT) else {
+        return;
+    };
+    assert!(
+        !said(&console, "text").starts_with("ffffffff81000000"),
+        "{console}"
+    );
+    assert!(number::<u64>(&console, "counted") > 1_000_000, "{console}");
+    assert!(run["samples"].as_u64() > Some(20), "{run}");
+}
+
+#[test]
+#[ignore = "as the unit tests of vpmu-kernel, a whole kernel: script/test --long"]
+fn a_rewritten_bzimage_of_zstd_boots() {
+    a_rewritten_bzimage(&images().kernel());
+}
+
+#[test]
+#[ignore = "as the unit tests of vpmu-kernel, a whole kernel: script/test --long"]
+fn a_rewritten_bzimage_of_lz4_boots() {
+    if let Some(modules) = modules(Kernel::Bookworm) {
+        a_rewritten_bzimage(&modules.kernel());
     }
 }

@@ -4,14 +4,12 @@
 use std::fs;
 use std::process::Command;
 
-use vpmu_lab::host::cancel::Cancel;
-use vpmu_lab::host::progress::Progress;
-use vpmu_lab::image::cache::Cache;
-use vpmu_lab::image::images::Images;
 use vpmu_lab::spec::arch::Arch;
 
 use crate::payload::program;
-use crate::support::{Compared, NO_SYMBOLS, compared, nested_vpmu, number, said, turn, vpmu};
+use crate::support::{
+    Compared, NO_SYMBOLS, compared, images, nested_vpmu, number, said, turn, vpmu,
+};
 
 /// Each line that a test reads begins with a word of its own.
 const SCRIPT: &str = r#"
@@ -32,11 +30,6 @@ echo disk > /sys/power/state || echo "no swap to hibernate into"; wait
 awk -F, '/cycles/ { print "slept", $1 }' slept
 echo "complaints $(dmesg | grep -c -E '[Uu]nknown NMI|unchecked MSR|BUG:|Oops:|general protection')"
 true"#;
-
-fn images() -> Images {
-    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
-    Images::prepare(&cache, Arch::X86_64, &cancel, &Progress::silent()).unwrap()
-}
 
 /// Returns whether the kernel's addresses are what page tables of four levels can have: KASLR chooses among all of them.
 fn is_of_four_levels(console: &str) -> bool {

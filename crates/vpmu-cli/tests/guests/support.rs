@@ -12,6 +12,7 @@ use serde_json::Value;
 use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::image::cache::Cache;
+use vpmu_lab::image::images::Images;
 use vpmu_lab::image::module::{Kernel, Modules};
 use vpmu_lab::spec::arch::Arch;
 
@@ -59,6 +60,12 @@ pub(crate) fn modules(kernel: Kernel) -> Option<Modules> {
     }
     let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
     Some(Modules::prepare(kernel, &cache, &cancel, &Progress::silent()).unwrap())
+}
+
+/// Returns the images of the lab's x86-64 guests.
+pub(crate) fn images() -> Images {
+    let (cache, cancel) = (Cache::open().unwrap(), Cancel::default());
+    Images::prepare(&cache, Arch::X86_64, &cancel, &Progress::silent()).unwrap()
 }
 
 /// Returns all of a program's output.
