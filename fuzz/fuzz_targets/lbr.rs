@@ -8,6 +8,8 @@
 mod guest;
 #[path = "../../crates/vpmu/tests/x86/lbr/pair.rs"]
 mod pair;
+#[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
+mod pebs_reference;
 #[path = "../../crates/vpmu/tests/x86/lbr/reference.rs"]
 mod reference;
 #[path = "../../crates/vpmu/tests/x86/samples.rs"]
@@ -18,7 +20,7 @@ mod support;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pair::{Pair, Step, addresses, globals};
+use pair::{Pair, Step, addresses, globals, has_pebs};
 use vpmu::x86::lbr::{self, Branch, Kind};
 use vpmu::x86::{Capability, Ring, amd, intel};
 
@@ -53,6 +55,7 @@ fn capability(input: &mut Unstructured<'_>) -> Result<Capability> {
     let version = *input.choose(&[intel::Version::V4, intel::Version::V5])?;
     Ok(Capability::Intel(intel::Capability {
         lbr: Some(lbr),
+        pebs: input.arbitrary::<bool>()?.then(Default::default),
         ..intel::Capability::new(version)
     }))
 }
@@ -60,6 +63,9 @@ fn capability(input: &mut Unstructured<'_>) -> Result<Capability> {
 fn step(capability: &Capability, input: &mut Unstructured<'_>) -> Result<Step> {
     const STATUS: u64 = 1 << 58 | 1 << 59 | 1;
     let [control, _, clear, set] = globals(capability);
+    if has_pebs(capability) && input.ratio(1, 3)? {
+        return step_of_pebs(input);
+    }
     Ok(match input.int_in_range(0..=21)? {
         0..=9 => Step::Branch(branch(input)?),
         10..=13 => {
@@ -79,6 +85,21 @@ fn step(capability: &Capability, input: &mut Unstructured<'_>) -> Result<Step> {
         20 => Step::Lose,
         _ if input.ratio(1, 4)? => Step::Reset,
         _ => Step::Disable,
+    })
+}
+
+fn step_of_pebs(input: &mut Unstructured<'_>) -> Result<Step> {
+    const STATUS: u64 = 1 << 62 | 2;
+    Ok(match input.int_in_range(0..=7)? {
+        0..=2 => Step::Count(input.int_in_range(1..=1 << 48)?),
+        3 => Step::GoOn(
+            *input.choose(&[Ring::User, Ring::Kernel])?,
+            input.arbitrary()?,
+        ),
+        4 => Step::EmptyBuffer,
+        5 => Step::Write(0x3f2, input.arbitrary::<u64>()? & 0x1f00_000f),
+        6 => Step::Write(0x3f1, input.arbitrary::<u64>()? & 2),
+        _ => Step::Write(0x390, input.arbitrary::<u64>()? & STATUS),
     })
 }
 

@@ -129,7 +129,7 @@ pub struct Options {
     /// Whether PEBS records may be late.
     pub skid: Skid,
     /// The last branch records that the guest is offered (docs/lbr.md). They need this crate's feature `lbr`, and for the
-    /// guest Intel's PMU of version 4 or 5 without PEBS, or AMD's PerfMonV2.
+    /// guest Intel's PMU of version 4 or 5, or AMD's PerfMonV2.
     pub lbr: Lbr,
     /// The way in which the guest is followed for them.
     pub follow: Follow,

@@ -59,7 +59,8 @@ struct Cli {
     /// host with hardware counters offers no PEBS
     #[arg(long)]
     pebs_skid: bool,
-    /// Whether the guest has last branch records (perf record -b). With them, --model auto is amd-v2 on AMD's processors
+    /// Whether the guest has last branch records (perf record -b), with --pebs also in its precise samples. With them,
+    /// --model auto is amd-v2 on AMD's processors
     #[arg(long, value_enum, default_value_t = Lbr::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     lbr: Lbr,
     /// How the guest is followed for last branch records

@@ -1,6 +1,5 @@
 //! What is executed for the guest ([`super::bridge`]).
 
-use kvm_bindings::kvm_regs;
 use vpmu::x86::{Ring, lbr};
 use vpmu_perf::PerfHost;
 
@@ -84,7 +83,8 @@ impl Follower {
         match crossed {
             Err(_) => pmu.count_bridge(None, ring),
             Ok((regs, executed)) => {
-                Self::give(kvm, &regs)?;
+                // With the next run, which comes right behind this: a call of KVM less.
+                kvm.run.set_regs(&regs);
                 pmu.count_bridge(Some(executed), ring);
                 pmu.take_branches(bridge.taken(executed.taken).iter());
             }
@@ -101,19 +101,13 @@ impl Follower {
             None => return Ok(()),
             Some(Err(_)) => None,
             Some(Ok((regs, executed))) => {
-                Self::give(kvm, &regs)?;
+                // Now, not with the next run: a VMM may save the vCPU meanwhile.
+                sys::set_regs(&kvm.vcpu, &regs)?;
+                kvm.run.note_regs(&regs);
                 Some(executed)
             }
         };
         pmu.count_bridge(executed, Ring::Kernel);
-        Ok(())
-    }
-
-    /// Gives the vCPU registers that go with the memory.
-    fn give(kvm: &OnKvm, regs: &kvm_regs) -> Result<(), Error> {
-        // Now, not with the next run: a VMM may save the vCPU meanwhile.
-        sys::set_regs(&kvm.vcpu, regs)?;
-        kvm.run.note_regs(regs);
         Ok(())
     }
 }

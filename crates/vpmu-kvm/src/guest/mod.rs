@@ -57,12 +57,13 @@ impl VcpuGuest {
     }
 
     fn regs(&mut self) -> Result<kvm_regs, Fault> {
+        // KVM_SYNC_X86_REGS has brought them with the exit, which saves a system call for each record. They are not kept:
+        // what is executed for the guest since then changes them there.
+        if let Some(regs) = self.run.regs() {
+            return Ok(regs);
+        }
         if self.regs.is_none() {
-            // KVM_SYNC_X86_REGS has brought them with the exit, which saves a system call for each record.
-            self.regs = match self.run.regs() {
-                Some(regs) => Some(regs),
-                None => Some(sys::regs(&self.vcpu).map_err(|_| Fault)?),
-            };
+            self.regs = Some(sys::regs(&self.vcpu).map_err(|_| Fault)?);
         }
         self.regs.ok_or(Fault)
     }

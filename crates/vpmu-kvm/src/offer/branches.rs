@@ -20,9 +20,6 @@ pub(super) fn with_lbr(model: Model, lbr: bool) -> Model {
 pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
     match pmu {
         Pmu::Architectural(Capability::Intel(pmu)) => {
-            if pmu.pebs.is_some() {
-                return Err(Error::Lbr("there are none beside PEBS"));
-            }
             if pmu.version < intel::Version::V4 {
                 return Err(Error::Lbr("Intel's PMU has them from version 4 on"));
             }

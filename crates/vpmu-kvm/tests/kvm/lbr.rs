@@ -1,9 +1,10 @@
 //! Tests of last branch records of a guest that runs.
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{AfterRun, Bridges, Error, Exit, Lbr, Options, Outcome, Vcpu};
+use vpmu_kvm::{AfterRun, Bridges, Error, Exit, Lbr, Model, Options, Outcome, Pebs, Vcpu};
 
 use super::guest::{CODE, Code, END, MODEL, Machine};
+use super::pebs::{BUFFER, WITH_PEBS, collecting};
 use super::{
     CYCLES, GLOBAL_CTRL, NMI, PERFEVTSEL0, PMC0, Patience, Port, possible, run, try_attach,
 };
@@ -86,7 +87,11 @@ fn with_lbr() -> Options {
 
 /// Attaches a PMU with last branch records, if this KVM can follow a guest.
 pub(crate) fn attach(machine: &Machine) -> Option<Vcpu> {
-    let pmu = match try_attach(machine, MODEL, &with_lbr()) {
+    attach_model(machine, MODEL, &with_lbr())
+}
+
+fn attach_model(machine: &Machine, model: Model, options: &Options) -> Option<Vcpu> {
+    let pmu = match try_attach(machine, model, options) {
         Err(Error::Lbr(reason)) => {
             eprintln!("skipped: {reason}");
             return None;
@@ -131,14 +136,19 @@ fn records_are_the_branches_that_were_taken_for_the_guest() {
     let Some(machine) = Machine::new(code(), NMI) else {
         return;
     };
-    let mut sregs = machine.vcpu.get_sregs().unwrap();
-    sregs.efer |= 1 << 11;
-    machine.vcpu.set_sregs(&sregs).unwrap();
+    allow_bridges(&machine);
     let bridges = check_records(machine);
     assert!(
         bridges.is_none_or(|bridges| bridges.branches > 0),
         "{bridges:?}"
     );
+}
+
+/// Sets EFER.NXE.
+fn allow_bridges(machine: &Machine) {
+    let mut sregs = machine.vcpu.get_sregs().unwrap();
+    sregs.efer |= 1 << 11;
+    machine.vcpu.set_sregs(&sregs).unwrap();
 }
 
 /// Checks the records of some PMIs, and returns what was executed for the guest.
@@ -204,4 +214,69 @@ fn without_records_nobody_is_followed() {
     let statistics = statistics.lock().unwrap();
     assert_eq!(statistics.exits.get(Exit::Follow), 0);
     assert_eq!(statistics.lbr, Default::default());
+}
+
+/// A PEBS record is of the moment when its branches were there, and they lead to it: the count of the loop's rounds is one
+/// of its registers.
+#[test]
+fn the_branches_of_a_pebs_record_lead_to_it() {
+    /// General registers and 32 branches, and the record's size: the buffer has room for four.
+    const GROUPS: u64 = 31 << 24 | 0b1010;
+    const SIZE: u64 = 32 + 144 + 32 * 24;
+    const RECORDS: u64 = 4;
+    for bridges in [false, true] {
+        let code = Code::default()
+            .wrmsr(LBR_CTL, ALL)
+            .record_groups(GROUPS, PERIOD)
+            .bytes(LOOP);
+        let base = CODE + code.0.len() as u64 - LOOP.len() as u64;
+        let Some(mut machine) = Machine::new(code, NMI) else {
+            return;
+        };
+        machine.describe_buffer(PERIOD);
+        if bridges {
+            allow_bridges(&machine);
+        }
+        let options = Options {
+            lbr: Lbr::On,
+            ..collecting(Pebs::Exit)
+        };
+        let Some(mut pmu) = attach_model(&machine, WITH_PEBS, &options) else {
+            return;
+        };
+        let statistics = pmu.statistics();
+        run(&mut machine, &mut pmu, |port| match port {
+            Port::In(data) => {
+                data[0] = u8::from(statistics.lock().unwrap().pebs.records >= RECORDS);
+                false
+            }
+            Port::Out(port, _) => port == END,
+        });
+        let mut full = 0;
+        for record in (0..RECORDS).map(|n| BUFFER + n * SIZE) {
+            assert_eq!(machine.load(record), SIZE << 48 | GROUPS);
+            let (rip, count) = (machine.load(record + 40), machine.load(record + 72));
+            assert_eq!(machine.load(record + 8), rip);
+            let branch = |n: u64| {
+                let at = record + 32 + 144 + 24 * n;
+                let (from, to) = (machine.load(at), machine.load(at + 8));
+                (from != 0).then(|| (from.wrapping_sub(base), to.wrapping_sub(base)))
+            };
+            let found: Vec<_> = (0..32).map_while(branch).collect();
+            // The last one may be any of this round's, or the one that has led to it.
+            let rounds = count as u32 - 32..=count as u32;
+            let all: Vec<_> = rounds.rev().flat_map(round).collect();
+            let is_here = (0..7).any(|n| all[n..].starts_with(&found));
+            assert!(is_here, "{found:?} in round {count:#x}");
+            if let Some(&(_, to)) = found.first() {
+                let straight = rip - base - to;
+                assert!(straight < 24, "{straight} bytes from the last branch");
+            }
+            full += u64::from(found.len() == 32);
+        }
+        let statistics = statistics.lock().unwrap();
+        // A port ends a run, and one round in 8,192 has one.
+        assert!(full >= RECORDS - 1, "{full}: {:?}", statistics.lbr);
+        assert_eq!(statistics.bridges.branches > 0, bridges);
+    }
 }

@@ -21,7 +21,7 @@ const DS_AREA: u32 = 0x600;
 const CYCLES: u64 = 0x4_10c3_00c0;
 
 const AREA: u64 = 0x5000;
-const BUFFER: u64 = 0x6000;
+pub(crate) const BUFFER: u64 = 0x6000;
 /// Size of a record with all groups.
 const SIZE: u64 = 464;
 const RECORDS: u64 = 3;
@@ -38,7 +38,8 @@ impl Code {
         self.record_groups(0, period)
     }
 
-    fn record_groups(self, groups: u64, period: u64) -> Self {
+    /// Asks for records of these groups, every `period` cycles.
+    pub(crate) fn record_groups(self, groups: u64, period: u64) -> Self {
         self.wrmsr(DS_AREA, AREA)
             .wrmsr(PEBS_DATA_CFG, groups)
             .wrmsr(PMC0, (1 << 48) - period)
@@ -49,7 +50,7 @@ impl Code {
 }
 
 impl Machine {
-    fn load(&self, at: u64) -> u64 {
+    pub(crate) fn load(&self, at: u64) -> u64 {
         self.memory.read_obj(GuestAddress(at)).unwrap()
     }
 

@@ -1,6 +1,8 @@
 //! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI, and the records that
 //! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them.
 
+mod held;
+
 use core::mem;
 use core::num::NonZeroU64;
 
@@ -33,7 +35,9 @@ pub(super) struct Counters<V> {
     pmi_due: bool,
     /// A PMI waits until the guest has been followed. It has not been requested.
     pmi_held: bool,
-    /// Whether a PMI has to wait for that.
+    /// Counters whose PEBS record waits for the same.
+    records_held: CounterSet,
+    /// Whether PMIs and records have to wait for that.
     holds_pmis: bool,
     /// What the request of a PMI stops the counters by.
     freezing: Option<Freeze>,
@@ -72,6 +76,7 @@ impl<V: Events> Counters<V> {
             status: 0,
             pmi_due: false,
             pmi_held: false,
+            records_held: CounterSet::EMPTY,
             holds_pmis: false,
             freezing: None,
             freezes_branches: false,
@@ -121,8 +126,9 @@ impl<V: Events> Counters<V> {
         self.overflowed = counted.overflowed;
         self.status = counted.status;
         self.pmi_due = counted.pmi_due;
-        // The branches that it waited for would have been those of the machine before.
+        // The branches that were waited for would have been those of the machine before.
         self.pmi_held = false;
+        self.records_held = CounterSet::EMPTY;
     }
 
     /// From now on counter `n` does what `control` says.
@@ -227,70 +233,12 @@ impl<V: Events> Counters<V> {
         self.status & status::BRANCHES_FROZEN != 0
     }
 
-    /// No PMI waits from now on until the guest has been followed.
-    pub(super) const fn hold_no_pmis(&mut self) {
-        self.holds_pmis = false;
-    }
-
-    /// Finds out anew whether PMIs have to wait for branches. `follows`: the embedder follows its guest for them alone.
-    pub(super) fn hold_pmis(&mut self, follows: bool) {
-        let frozen = self.are_branches_frozen();
-        if let Some(lbr) = &mut self.lbr {
-            self.holds_pmis = lbr.arm(frozen, follows);
-            if !self.holds_pmis {
-                self.release_pmi();
-            }
-        }
-    }
-
-    /// Whether a PMI waits until the guest has been followed.
-    pub(super) const fn is_pmi_held(&self) -> bool {
-        self.pmi_held
-    }
-
-    /// The guest has been followed: the PMI that has waited for it is requested.
-    pub(super) fn release_pmi(&mut self) {
-        if !mem::take(&mut self.pmi_held) {
-            return;
-        }
-        if let Some(lbr) = &mut self.lbr {
-            lbr.end_run();
-        }
-        self.request_now();
-    }
-
     pub(super) const fn pmi_due(&self) -> bool {
         self.pmi_due
     }
 
     pub(super) const fn take_pmi(&mut self) -> bool {
         mem::replace(&mut self.pmi_due, false)
-    }
-
-    /// An interrupt is requested, or will be once the guest has been followed.
-    pub(super) fn request_pmi(&mut self) {
-        // Only once: a PMI that is due already finds the records that there are.
-        if self.holds_pmis && !self.pmi_due {
-            self.pmi_held = true;
-            if let Some(lbr) = &mut self.lbr {
-                lbr.begin_run();
-            }
-        } else {
-            self.request_now();
-        }
-    }
-
-    /// The request, not its delivery, stops the counters if the guest wants that (SDM 19.4.7): LVTPC may be masked.
-    fn request_now(&mut self) {
-        self.pmi_due = true;
-        match self.freezing {
-            Some(Freeze::Gate) => self.gate = CounterSet::EMPTY,
-            Some(Freeze::Status) => self.status |= status::COUNTERS_FROZEN,
-            None => {}
-        }
-        if self.freezes_branches {
-            self.status |= status::BRANCHES_FROZEN;
-        }
     }
 
     pub(super) fn value(&self, n: Counter) -> u64 {

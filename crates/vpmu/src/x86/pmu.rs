@@ -156,8 +156,10 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
-    fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &H) {
-        self.counters.hold_pmis(host.follows_branches());
+    fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if !self.counters.hold_pmis(host.follows_branches()) {
+            self.release_held(host);
+        }
     }
 
     fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {

@@ -15,6 +15,8 @@ pub(crate) struct Pebs {
     /// IA32_DS_AREA.
     pub(crate) area: u64,
     pub(crate) guest: FakeGuest,
+    /// The last branches before a record, the most recent first: FROM, TO and INFO of each.
+    pub(crate) branches: Vec<[u64; 3]>,
     pub(crate) statistics: Statistics,
 }
 
@@ -25,6 +27,7 @@ impl Pebs {
             config: 0,
             area: 0,
             guest: FakeGuest::new(),
+            branches: Vec::new(),
             statistics: Statistics::default(),
         }
     }
@@ -55,9 +58,9 @@ impl Pebs {
             words.extend(self.guest.xmm()?.into_iter().flat_map(halves));
         }
         if groups & 8 != 0 {
-            // Entries of three words, of a stack that records nothing.
-            let branches = (groups >> 24 & 0x1f) + 1;
-            words.extend((0..3 * branches).map(|_| 0));
+            let number = (groups >> 24 & 0x1f) as usize + 1;
+            let known = self.branches.iter().copied();
+            words.extend(known.chain([[0; 3]; 32]).take(number).flatten());
         }
         words[0] = (words.len() as u64 * 8) << 48 | groups;
         Ok(words)

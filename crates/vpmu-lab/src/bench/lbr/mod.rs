@@ -9,7 +9,7 @@ use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Lbr, Model, Policy};
+use crate::spec::design::{Lbr, Model, Pebs, Policy};
 use checker::checker;
 
 pub(super) const BENCH: Bench = Bench {
@@ -41,7 +41,10 @@ pub(super) const BENCH: Bench = Bench {
     rows,
 };
 
-const RECORD: &str = "perf record --no-bpf-event -q -o perf.data -e cycles";
+const RECORD: &str = "perf record --no-bpf-event -q -o perf.data -e";
+/// Samples by interrupts, and the precise ones, which are PEBS records where the guest has PEBS.
+const CYCLES: &str = "cycles";
+const PRECISE: &str = "cycles:pp";
 /// Periods of the profile. Primes, so that none beats with the workload's loops as another does.
 const PERIODS: [u32; 4] = [131_071, 149_993, 169_559, 190_027];
 
@@ -51,6 +54,7 @@ struct Way {
     mode: &'static str,
     suffix: &'static str,
     lbr: Lbr,
+    pebs: Pebs,
     /// Options of vpmu-vmm.
     options: &'static [&'static str],
     parts: Vec<Part>,
@@ -59,12 +63,16 @@ struct Way {
 /// Returns the ways for a model whose stack has `depth` records.
 fn ways(depth: u32) -> Vec<Way> {
     // Some hundred samples show what each instruction's exit costs.
-    let steps = vec![fixed(depth, 300), time("-b", 300), kernel(depth)];
+    let steps = vec![
+        fixed(CYCLES, depth, 300),
+        time(CYCLES, "-b", 300),
+        kernel(CYCLES, depth),
+    ];
     let unused = |mode, lbr| Way {
         mode,
         suffix: ":unused",
         lbr,
-        ..predict(vec![plain(), time("", 3000)])
+        ..predict(vec![plain(), time(CYCLES, "", 3000)])
     };
     vec![
         Way {
@@ -72,19 +80,28 @@ fn ways(depth: u32) -> Vec<Way> {
             options: &["--follow=steps"],
             ..predict(steps)
         },
-        predict(all(depth)),
+        predict(all(CYCLES, depth)),
         unused("offered", Lbr::On),
         unused("none", Lbr::Off),
     ]
 }
 
-/// Returns the way with eight records, which AMD's processors cannot have.
-fn eight() -> Way {
-    Way {
-        suffix: ":8",
-        lbr: Lbr::Eight,
-        ..predict(vec![fixed(8, 3400), time("-b", 1000)])
-    }
+/// Returns the ways that only Intel's processors have: eight records, and samples that are PEBS records with their branches.
+fn intels() -> Vec<Way> {
+    let eight = |event| vec![fixed(event, 8, 3400), time(event, "-b", 1000)];
+    vec![
+        Way {
+            suffix: ":8",
+            lbr: Lbr::Eight,
+            ..predict(eight(CYCLES))
+        },
+        pebs(all(PRECISE, 32)),
+        Way {
+            suffix: ":8",
+            lbr: Lbr::Eight,
+            ..pebs(eight(PRECISE))
+        },
+    ]
 }
 
 fn predict(parts: Vec<Part>) -> Way {
@@ -92,29 +109,43 @@ fn predict(parts: Vec<Part>) -> Way {
         mode: "predict",
         suffix: "",
         lbr: Lbr::On,
+        pebs: Pebs::Off,
         options: &[],
         parts,
     }
 }
 
+fn pebs(parts: Vec<Part>) -> Way {
+    Way {
+        mode: "pebs",
+        pebs: Pebs::Exit,
+        ..predict(parts)
+    }
+}
+
 /// Returns all that is measured of stacks of `depth`.
-fn all(depth: u32) -> Vec<Part> {
+fn all(event: &'static str, depth: u32) -> Vec<Part> {
     // As many branches, whatever a sample has of them.
     vec![
-        fixed(depth, 3400 * 32 / depth),
-        time("-b", 1000),
-        profile(),
-        kernel(depth),
+        fixed(event, depth, 3400 * 32 / depth),
+        time(event, "-b", 1000),
+        profile(event),
+        kernel(event, depth),
     ]
 }
 
 /// Samples at a fixed period, whose branches are checked.
-fn fixed(depth: u32, scale: u32) -> Part {
+fn fixed(event: &str, depth: u32, scale: u32) -> Part {
     let check = checker(depth);
+    // Of user space.
+    let event = match event {
+        PRECISE => "cycles:ppu",
+        _ => "cycles:u",
+    };
     Part {
         name: "fixed",
         command: format!(
-            "{QUIET}{RECORD}:u -b -c 100000 -- workload --scale {scale} && \
+            "{QUIET}{RECORD} {event} -b -c 100000 -- workload --scale {scale} && \
              perf script -i perf.data --comm workload -F brstacksym 2>/dev/null > stacks && awk '{check}' stacks"
         ),
         figures: of_fixed,
@@ -123,10 +154,10 @@ fn fixed(depth: u32, scale: u32) -> Part {
 
 /// What a sample takes of the guest's time. The workload's samples alone: a tenth or more are of the program that takes
 /// its time, which they cost nothing.
-fn time(option: &str, scale: u32) -> Part {
+fn time(event: &str, option: &str, scale: u32) -> Part {
     Part {
         name: "time",
-        command: timed(&format!("{RECORD} {option}"), "-c 100000", scale),
+        command: timed(&format!("{RECORD} {event} {option}"), "-c 100000", scale),
         figures: |row| {
             Ok(vec![figure(
                 "guest_us_per_sample",
@@ -138,11 +169,11 @@ fn time(option: &str, scale: u32) -> Part {
 }
 
 /// Profiles by several periods, each and together: a single one can beat with the workload's loops.
-fn profile() -> Part {
+fn profile(event: &str) -> Part {
     const SCALE: u32 = 1700;
     let one = |period| {
         format!(
-            "{RECORD} -b -c {period} -- workload --scale {SCALE} && \
+            "{RECORD} {event} -b -c {period} -- workload --scale {SCALE} && \
              perf report -i perf.data --stdio --comms workload --no-branch-stack --sort symbol -F sample,sym -t , \
              2>/dev/null | awk -F, '/^ *[0-9]/ {{ split($2, word, \" \"); n[word[2]] += $1; all += $1 }} \
              END {{ for (name in n) print \"samples:{period}:\" name, n[name]; print \"samples:{period}\", all }}'"
@@ -178,12 +209,12 @@ fn difference(row: &result::Row, periods: &[u32]) -> Result<f64> {
     Ok(differences.into_iter().fold(0.0, f64::max))
 }
 
-fn kernel(depth: u32) -> Part {
+fn kernel(event: &str, depth: u32) -> Part {
     Part {
         name: "kernel",
         command: format!(
             "{QUIET}echo 'i=0; while [ $i -lt 60 ]; do /bin/busybox true; i=$((i + 1)); done' > forks && \
-             {RECORD} -b -c 300000 -- sh forks && \
+             {RECORD} {event} -b -c 300000 -- sh forks && \
              perf script -i perf.data -F brstack 2>/dev/null | awk 'NF > 0 {{ n++; full += NF == {depth} }} \
              END {{ print \"samples\", n; print \"full\", 100 * full / n }}'"
         ),
@@ -203,7 +234,7 @@ fn kernel(depth: u32) -> Part {
 fn plain() -> Part {
     Part {
         name: "plain",
-        command: format!("{QUIET}{RECORD} -c 100000 -- workload --scale 3000"),
+        command: format!("{QUIET}{RECORD} {CYCLES} -c 100000 -- workload --scale 3000"),
         figures: |row| {
             let samples = row.run.samples.unwrap_or(0) as f64;
             let exits = row.run.pmu_exits().map(|count| count as f64 / samples);
@@ -260,7 +291,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
     let (model, ways) = match context.model {
         Model::Auto | Model::Intel => {
             let mut ways = ways(32);
-            ways.push(eight());
+            ways.extend(intels());
             (Model::Intel, ways)
         }
         // AMD's core extension has no records.
@@ -272,6 +303,7 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             let request = Request {
                 model,
                 lbr: way.lbr,
+                pebs: way.pebs,
                 vmm_args: way.options.iter().map(|&word| word.to_owned()).collect(),
                 ..Request::new(Arch::X86_64)
             };
@@ -291,7 +323,7 @@ mod tests {
 
     #[test]
     fn commands_are_valid_shell() {
-        for way in ways(32).into_iter().chain([eight()]) {
+        for way in ways(32).into_iter().chain(intels()) {
             crate::bench::parts::tests::assert_valid_shell(&way.parts);
         }
     }

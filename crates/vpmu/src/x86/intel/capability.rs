@@ -106,7 +106,7 @@ pub struct Capability {
     #[cfg_attr(feature = "serde", serde(default))]
     pub pebs: Option<pebs::Capability>,
     /// Last branch records: CPUID.07H:EDX\[19\] and leaf 1CH, and the format of records in IA32_PERF_CAPABILITIES. Needs
-    /// `pdcm` and version 4, whose status register freezes them. Not beside PEBS.
+    /// `pdcm` and version 4, whose status register freezes them.
     #[cfg_attr(feature = "serde", serde(default))]
     pub lbr: Option<lbr::intel::Capability>,
 }
@@ -189,7 +189,7 @@ impl Capability {
         }
         if let Some(lbr) = self.lbr {
             let frozen_by_status = matches!(self.version, Version::V4 | Version::V5);
-            if !lbr.is_possible() || !frozen_by_status || self.pebs.is_some() {
+            if !lbr.is_possible() || !frozen_by_status {
                 return Err(ConfigError::Lbr);
             }
         }

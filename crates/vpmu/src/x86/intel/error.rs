@@ -24,7 +24,7 @@ pub enum ConfigError {
     DebugCtl(u64),
     /// PEBS for linear addresses of so many bits, which are not 48 or 57.
     LinearAddress(u8),
-    /// Last branch records with a depth or an address width that does not exist, before version 4, or beside PEBS.
+    /// Last branch records with a depth or an address width that does not exist, or before version 4.
     Lbr,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "linear addresses of {bits} bits are not of 48 or 57")
             }
             Self::Lbr => f.write_str(
-                "last branch records take depths of 8 to 32, addresses of 48 or 57 bits, version 4 or later, and no PEBS",
+                "last branch records take depths of 8 to 32, addresses of 48 or 57 bits, and version 4 or later",
             ),
             Self::DebugCtl(bits) => write!(f, "IA32_DEBUGCTL bits {bits:#x} are the PMU's own"),
         }

@@ -20,6 +20,8 @@
 //! A run ends early by [`end_following`](super::Pmu::end_following), and by any access of the guest to its PMU. Its records
 //! are then fewer, and never wrong: a record that is zero is none.
 //!
+//! A PEBS record with branches waits in the same way ([`pebs`](super::pebs)): it is written at the end of the run.
+//!
 //! # Call stacks
 //!
 //! In call-stack mode a call pushes a record and a return takes it away, over the whole life of a task. Only an embedder that
@@ -29,8 +31,7 @@
 //! # What is not offered
 //!
 //! XSAVES of the records (CPUID.(0DH,1):ECX\[15\]): the instruction would save the registers of the processor, not these.
-//! Event logging and TSX bits. Records in PEBS: [`intel::Capability`](super::intel::Capability) refuses LBR beside PEBS,
-//! since a Linux that has both expects branches in its records, which are written before the guest is followed.
+//! Event logging and TSX bits.
 
 pub mod amd;
 mod branch;

@@ -59,6 +59,12 @@ impl Stack {
         }
     }
 
+    /// Returns the record as a PEBS record has it: FROM, TO and INFO. One that does not exist is zeros.
+    pub(in crate::x86) fn words(&self, n: u8) -> [u64; 3] {
+        self.entry(n)
+            .map_or([0; 3], |entry| [entry.from, entry.to, entry.info])
+    }
+
     pub(super) fn entry(&self, n: u8) -> Option<&Entry> {
         self.entries.get(usize::from(n)).filter(|_| n < self.depth)
     }

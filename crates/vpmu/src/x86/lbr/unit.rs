@@ -162,9 +162,16 @@ impl Unit {
         armed
     }
 
-    /// A PMI waits for branches from now on.
+    /// Returns the records, if they are the last branches that the guest has taken up to now.
+    pub(in crate::x86) fn last(&self) -> Option<&Stack> {
+        // Where the guest is followed, none of those that it takes outside a run is recorded. What can record nothing has
+        // what its registers have.
+        (!self.armed || self.run.is_some()).then_some(&self.stack)
+    }
+
+    /// A PMI or a PEBS record waits for branches from now on.
     pub(in crate::x86) fn begin_run(&mut self) {
-        // A second overflow during a run is the same PMI, and the records stay.
+        // A second overflow during a run waits for the same branches, and the records stay.
         if self.run.is_none() {
             self.stack.clear();
             self.run = Some(0);
@@ -179,7 +186,7 @@ impl Unit {
         }
     }
 
-    /// No PMI waits for branches any more.
+    /// Nothing waits for branches any more.
     pub(in crate::x86) fn end_run(&mut self) {
         match self.run.take() {
             None => {}

@@ -34,9 +34,17 @@
 //! processor that an address is of a ring that the counter counts. So a counter that counts one ring gets no record
 //! while the guest is in the other.
 //!
+//! # Last branches
+//!
+//! Where the guest is followed for its [last branch records](super::lbr), a record that has them waits, and its counter with
+//! it: from the overflow on the guest is followed, and the record is written when that ends, of the moment then. So its
+//! branches lead to its address. It does not wait where a PMI would not: at an access of the guest, while a PMI is due, and
+//! while the branches are not recorded. The group is then what the registers have, or zero where those are not the last
+//! branches.
+//!
 //! # What is not offered
 //!
-//! Last branches, and addresses and latencies of loads: their groups are there, and zero.
+//! Addresses and latencies of loads: their group is there, and zero.
 
 mod area;
 mod guest;

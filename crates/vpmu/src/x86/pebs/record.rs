@@ -5,6 +5,7 @@
 //! say, plus one.
 
 use super::{Fault, Guest, Sample};
+use crate::x86::lbr::Stack;
 
 /// Bits of MSR_PEBS_DATA_CFG.
 pub mod data_cfg {
@@ -14,7 +15,7 @@ pub mod data_cfg {
     pub const GENERAL: u64 = 1 << 1;
     /// XMM registers: 256 bytes.
     pub const XMM: u64 = 1 << 2;
-    /// Last branches: 24 bytes for each, zero here.
+    /// Last branches: 24 bytes for each, the most recent first.
     pub const BRANCHES: u64 = 1 << 3;
     /// One less than the number of last branches, which is 32 at most.
     pub const MOST_BRANCHES: u64 = 0x1f << 24;
@@ -50,12 +51,14 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// A record of `groups` for the counters in `counters`, numbered as in the global registers.
+    /// A record of `groups` for the counters in `counters`, numbered as in the global registers. `branches`: the last ones
+    /// that the guest has taken; `None`: nobody knows.
     pub(super) fn new(
         guest: &mut dyn Guest,
         groups: u64,
         counters: u64,
         sample: Sample,
+        branches: Option<&Stack>,
     ) -> Result<Self, Fault> {
         let mut record = Self {
             bytes: [0; 8 * WORDS],
@@ -76,9 +79,12 @@ impl Record {
             }
         }
         if groups & data_cfg::BRANCHES != 0 {
-            // The baseline has the group wherever there are adaptive records (SDM 20.9.2.2.5). A stack that records nothing
-            // has nothing but zeros in it.
-            record.length += 8 * BRANCH * branches(groups) as usize;
+            // The baseline has the group wherever there are adaptive records (SDM 20.9.2.2.5), also without last branch
+            // records. MSR_PEBS_DATA_CFG alone makes the record's size: what is not there is zeros, as in the registers of a
+            // branch that is none. So is an entry beyond IA32_LBR_DEPTH; Linux asks for none (`pebs_update_adaptive_cfg`).
+            for n in 0..number_of_branches(groups) as u8 {
+                record.put(&branches.map_or([0; BRANCH], |stack| stack.words(n)));
+            }
         }
         Ok(record)
     }
@@ -113,13 +119,13 @@ const fn words(groups: u64) -> u64 {
         n += 1;
     }
     if groups & data_cfg::BRANCHES != 0 {
-        words += BRANCH as u64 * branches(groups);
+        words += BRANCH as u64 * number_of_branches(groups);
     }
     words
 }
 
 /// Returns the last branches in a record of `groups` that has them.
-const fn branches(groups: u64) -> u64 {
+const fn number_of_branches(groups: u64) -> u64 {
     ((groups & data_cfg::MOST_BRANCHES) >> data_cfg::MOST_BRANCHES.trailing_zeros()) + 1
 }
 

@@ -3,12 +3,12 @@
 use core::num::NonZeroU64;
 
 use super::area::Area;
-use super::record::Record;
+use super::record::{Record, data_cfg};
 use super::sampling::SampledCounters;
 use super::{Fault, Guest, Registers, Statistics};
 use crate::counter::{Counter, CounterHost, CounterSet, Events, count};
 use crate::x86::counters::Counters;
-use crate::x86::{CounterConfig, intel, status};
+use crate::x86::{CounterConfig, intel, lbr, status};
 
 /// The part of a PMU that writes records: its registers, and which counters the host samples for it.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +70,10 @@ impl Unit {
             self.convert(sampled, counters, host);
         }
         for n in unrecorded - sampled {
-            self.record_overflow(n, counters, host);
+            let has_branches = self.groups(n, counters) & data_cfg::BRANCHES != 0;
+            if !(has_branches && counters.hold_record(n)) {
+                self.record_overflow(n, counters, host);
+            }
         }
     }
 
@@ -101,7 +104,8 @@ impl Unit {
         };
         // Before the record, as the processor does it: a record that is lost costs one sample, not the period.
         self.reload(n, reset, counters);
-        match overflow.write(guest, &mut area) {
+        let branches = counters.lbr.as_ref().and_then(lbr::Unit::last);
+        match overflow.write(guest, &mut area, branches) {
             Ok(true) => count(&mut self.statistics.records),
             Ok(false) => {
                 count(&mut self.statistics.filtered);
@@ -141,13 +145,18 @@ impl Unit {
 
 impl Overflow {
     /// Writes its record. `false`: it is to have none.
-    fn write(&self, guest: &mut dyn Guest, area: &mut Area) -> Result<bool, Fault> {
+    fn write(
+        &self,
+        guest: &mut dyn Guest,
+        area: &mut Area,
+        branches: Option<&lbr::Stack>,
+    ) -> Result<bool, Fault> {
         let sample = guest.sample()?;
         if !self.config.counts_in(sample.ring) {
             return Ok(false);
         }
         let counters = intel::to_global(CounterSet::of(self.counter));
-        let record = Record::new(guest, self.groups, counters, sample)?;
+        let record = Record::new(guest, self.groups, counters, sample, branches)?;
         area.append(guest, record.bytes())?;
         Ok(true)
     }

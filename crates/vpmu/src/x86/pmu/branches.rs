@@ -94,6 +94,12 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
+        let is_own = |lbr: &lbr::Unit| lbr.read(address) != lbr::Access::NotHandled;
+        if !self.counters.lbr.as_ref().is_some_and(is_own) {
+            return Outcome::NotHandled;
+        }
+        // A record that has waited is written before the branches change.
+        self.begin_access(host);
         let Some(lbr) = &mut self.counters.lbr else {
             return Outcome::NotHandled;
         };
@@ -105,7 +111,6 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         };
         // Settling reads counters, which costs calls of the host: only where it matters.
         let changes = freezing != lbr.freezing();
-        self.begin_access(host);
         if changes {
             // What overflowed before the guest wanted it to freeze does not freeze.
             self.counters.settle(self.counters.interrupting(), host);
@@ -128,13 +133,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         );
     }
 
+    /// What has waited for branches has those that there are.
     pub(super) fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.is_pmi_held() {
-            self.counters.release_pmi();
-            // The request may have frozen the records, and then no PMI waits for them.
-            self.end_access(host);
-            // The request may have stopped the counters.
+        if self.counters.is_anything_held() {
+            self.counters.release_held(host);
+            // The request may have stopped the counters, and a PEBS record gives its counter another value.
             self.counters.apply(host);
+            // The request may have frozen the records, and then no PMI waits for them.
+            self.counters.hold_pmis(host.follows_branches());
         }
     }
 }

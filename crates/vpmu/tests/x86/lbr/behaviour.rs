@@ -136,9 +136,8 @@ fn cpuid_says_what_is_there() {
 #[test]
 fn what_cannot_be_is_refused() {
     let good = lbr::intel::Capability::new();
-    let of = |lbr, version, pebs| intel::Capability {
+    let of = |lbr, version| intel::Capability {
         lbr: Some(lbr),
-        pebs,
         ..intel::Capability::new(version)
     };
     let depths = |depths| lbr::intel::Capability { depths, ..good };
@@ -146,17 +145,15 @@ fn what_cannot_be_is_refused() {
         linear_address_bits: 52,
         ..good
     };
-    let pebs = Some(vpmu::x86::pebs::Capability::new());
     for capability in [
-        of(depths(0), intel::Version::V5, None),
-        of(depths(0b1_0000), intel::Version::V5, None),
-        of(wide, intel::Version::V5, None),
-        of(good, intel::Version::V3, None),
-        of(good, intel::Version::V5, pebs),
+        of(depths(0), intel::Version::V5),
+        of(depths(0b1_0000), intel::Version::V5),
+        of(wide, intel::Version::V5),
+        of(good, intel::Version::V3),
     ] {
         assert_eq!(capability.check(), Err(intel::ConfigError::Lbr));
     }
-    assert_eq!(of(good, intel::Version::V4, None).check(), Ok(()));
+    assert_eq!(of(good, intel::Version::V4).check(), Ok(()));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::pair::{Pair, Step, addresses, globals};
+use super::pair::{Pair, Step, addresses, globals, has_pebs};
 use crate::model::{config, ring};
 use vpmu::x86::lbr::{self, Branch, Kind};
 use vpmu::x86::{Capability, amd, intel};
@@ -15,7 +15,8 @@ fn intel() -> impl Strategy<Value = Capability> {
         any::<bool>(),
         any::<bool>(),
     );
-    (lbr, any::<bool>()).prop_map(|((depths, call_stack, mispredict, cycles, five), v5)| {
+    (lbr, any::<bool>(), any::<bool>()).prop_map(|(lbr, v5, pebs)| {
+        let (depths, call_stack, mispredict, cycles, five) = lbr;
         let version = if v5 {
             intel::Version::V5
         } else {
@@ -30,6 +31,7 @@ fn intel() -> impl Strategy<Value = Capability> {
         };
         Capability::Intel(intel::Capability {
             lbr: Some(lbr),
+            pebs: pebs.then(Default::default),
             ..intel::Capability::new(version)
         })
     })
@@ -113,10 +115,15 @@ fn step(capability: &Capability) -> impl Strategy<Value = Step> + use<> {
         2 => prop::sample::select(all.clone()),
     ];
     let read = prop::sample::select(all);
-    let status = 1_u64 << 58 | 1 << 59 | 1;
-    prop_oneof![
+    let mut status = 1_u64 << 58 | 1 << 59 | 1;
+    let mut gate = 1_u64;
+    if has_pebs(capability) {
+        status |= 1 << 62 | 2;
+        gate = 3;
+    }
+    let common = prop_oneof![
         6 => (written, value()).prop_map(|(address, value)| Step::Write(address, value)),
-        1 => any::<bool>().prop_map(move |on| Step::Write(globals[0], on.into())),
+        1 => (0..=gate).prop_map(move |on| Step::Write(globals[0], on)),
         2 => Just(Step::Write(clear, status)),
         1 => (0_u64..4).prop_map(move |bits| Step::Write(globals[3], bits << 58)),
         1 => read.prop_map(Step::Read),
@@ -128,6 +135,22 @@ fn step(capability: &Capability) -> impl Strategy<Value = Step> + use<> {
         3 => Just(Step::TakePmi),
         1 => Just(Step::Reset),
         1 => Just(Step::Migrate),
+    ];
+    match has_pebs(capability) {
+        true => prop_oneof![2 => common, 1 => of_pebs()].boxed(),
+        false => common.boxed(),
+    }
+}
+
+/// What a guest does with the counter that writes records, and with its buffer.
+fn of_pebs() -> impl Strategy<Value = Step> {
+    let times = prop_oneof![1_u64..3000, Just(1 << 48), 1_u64..1 << 48];
+    prop_oneof![
+        6 => times.prop_map(Step::Count),
+        3 => (ring(), 0_u64..4096).prop_map(|(ring, times)| Step::GoOn(ring, times)),
+        2 => Just(Step::EmptyBuffer),
+        1 => (0_u64..16, 0_u64..32).prop_map(|(groups, more)| Step::Write(0x3f2, groups | more << 24)),
+        1 => any::<bool>().prop_map(|on| Step::Write(0x3f1, u64::from(on) << 1)),
     ]
 }
 

@@ -2,7 +2,9 @@
 //! for are the same.
 
 use super::reference::Reference;
-use crate::support::FakeHost;
+use crate::guest::FakeGuest;
+use crate::pebs_reference::Pebs;
+use crate::support::{END, FakeHost};
 use vpmu::counter::Policy;
 use vpmu::x86::lbr::{Branch, amd, intel};
 use vpmu::x86::{AnyPmu, ArchEvent, Capability, CounterConfig, Outcome, PmuConfig, Ring};
@@ -13,6 +15,12 @@ pub(crate) enum Step {
     Read(u32),
     Branch(Branch),
     Overflow,
+    /// Counter 1 counts so many events of user space.
+    Count(u64),
+    /// The guest is somewhere else, in this ring.
+    GoOn(Ring, u64),
+    /// The guest has read all records in its buffer.
+    EmptyBuffer,
     EndFollowing,
     Lose,
     Disable,
@@ -36,6 +44,32 @@ pub(crate) fn globals(capability: &Capability) -> [u32; 4] {
     }
 }
 
+/// Returns whether the guest has PEBS.
+pub(crate) fn has_pebs(capability: &Capability) -> bool {
+    matches!(capability, Capability::Intel(intel) if intel.pebs.is_some())
+}
+
+/// Where the guest's buffer is, for two of the largest records, and what its first PMI comes after.
+const BUFFER: u64 = FakeGuest::RAM + 0x100;
+const THRESHOLD: u64 = 0x500;
+/// Counter 1's.
+const PERIOD: u64 = 1000;
+
+/// Returns a guest with a DS save area.
+fn guest() -> FakeGuest {
+    let mut guest = FakeGuest::new();
+    for (offset, value) in [
+        (0x20, BUFFER),
+        (0x28, BUFFER),
+        (0x30, BUFFER + 2 * 1232),
+        (0x38, BUFFER + THRESHOLD),
+        (0x48, END - PERIOD),
+    ] {
+        guest.store(FakeGuest::RAM + offset, value);
+    }
+    guest
+}
+
 /// Returns the registers of the records, and DebugCtl.
 pub(crate) fn addresses(capability: &Capability) -> Vec<u32> {
     match capability {
@@ -48,23 +82,39 @@ impl Pair {
     pub(crate) fn new(capability: Capability, follows: bool) -> Self {
         let mut host = FakeHost::new(Policy::ReusePaused);
         host.follows = follows;
+        host.guest = has_pebs(&capability).then(guest);
+        let pebs = host.guest.clone().map(|guest| Pebs {
+            guest,
+            ..Pebs::new()
+        });
         let mut pair = Self {
             engine: AnyPmu::new(PmuConfig::new(capability)).expect("possible"),
             host,
-            reference: Reference::new(capability, follows),
+            reference: Reference::new(capability, follows, pebs),
             capability,
         };
         pair.set_up();
         pair
     }
 
-    /// Lets counter 0 count instructions and interrupt.
+    /// Lets counter 0 count instructions and interrupt, and counter 1 count branches in user space and write records.
     fn set_up(&mut self) {
         let select = match self.capability {
             Capability::Intel(_) => 0x186,
             Capability::Amd(_) => 0xc001_0200,
         };
-        for (address, value) in [(select, 0x0053_00c0), (globals(&self.capability)[0], 1)] {
+        let gate = globals(&self.capability)[0];
+        let mut registers = vec![(select, 0x0053_00c0), (gate, 1)];
+        if let Some(pebs) = &mut self.reference.pebs {
+            (pebs.enable, pebs.config, pebs.area) = (2, 0x1f00_000f, FakeGuest::RAM);
+            registers.extend([
+                (0x600, pebs.area),
+                (0x3f2, pebs.config),
+                (0x3f1, pebs.enable),
+            ]);
+            registers.extend([(0x187, 0x4_0041_00c4), (gate, 3)]);
+        }
+        for (address, value) in registers {
             let written = self.engine.wrmsr(address, value, &mut self.host);
             assert_eq!(written, Outcome::Done);
         }
@@ -98,6 +148,23 @@ impl Pair {
                 let due = engine.emulated(ArchEvent::Instructions, 1 << 48, Ring::User, host);
                 assert_eq!(due, reference.due, "overflow");
             }
+            &Step::Count(times) => {
+                reference.count(times);
+                let due = engine.emulated(ArchEvent::Branches, times, Ring::User, host);
+                assert_eq!(due, reference.due, "{times} events");
+            }
+            &Step::GoOn(ring, times) => {
+                let here = reference.pebs.as_mut().map(|pebs| &mut pebs.guest);
+                for guest in here.into_iter().chain(&mut host.guest) {
+                    guest.go_on(ring, times);
+                }
+            }
+            Step::EmptyBuffer => {
+                let here = reference.pebs.as_mut().map(|pebs| &mut pebs.guest);
+                for guest in here.into_iter().chain(&mut host.guest) {
+                    guest.store(FakeGuest::RAM + 0x28, BUFFER);
+                }
+            }
             Step::EndFollowing => {
                 reference.end_run();
                 assert_eq!(engine.end_following(host), reference.due);
@@ -125,6 +192,9 @@ impl Pair {
                 other.restore(&state, host).expect("its own state");
                 assert_eq!(other.save(host), state);
                 *engine = other;
+                if let Some(pebs) = &mut reference.pebs {
+                    pebs.statistics = Default::default();
+                }
             }
         }
         self.compare();
@@ -134,10 +204,19 @@ impl Pair {
     fn compare(&self) {
         assert_eq!(self.engine.pmi_due(), self.reference.due);
         assert_eq!(self.engine.branches_awaited(), self.reference.awaited());
+        if let Some(pebs) = &self.reference.pebs {
+            assert_eq!(self.host.guest.as_ref(), Some(&pebs.guest));
+            assert_eq!(self.engine.pebs_statistics(), pebs.statistics);
+        }
         let [control, status, ..] = globals(&self.capability);
+        let of_pebs: &[u32] = match has_pebs(&self.capability) {
+            true => &[0x3f1, 0x3f2, 0xc2],
+            false => &[],
+        };
         for address in addresses(&self.capability)
             .into_iter()
             .chain([control, status])
+            .chain(of_pebs.iter().copied())
         {
             let (mut engine, mut host) = (self.engine.clone(), self.host.clone());
             let expected = match self.reference.clone().read(address) {

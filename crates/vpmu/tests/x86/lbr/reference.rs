@@ -1,19 +1,29 @@
 //! Last branch records as naive as the manuals' text: SDM vol. 3B, chapter 20, and APM vol. 2, 13.1.1; with one counter,
-//! whose overflow asks for a PMI. It knows nothing of the engine but what is handed to it.
+//! whose overflow asks for a PMI, and where the guest has PEBS, another, whose overflow asks for a record. It knows nothing
+//! of the engine but what is handed to it.
+
+// Fuzz targets include this file by its path, and expect its modules beside it.
+#[path = "reference/branch.rs"]
+mod branch;
 
 use std::collections::VecDeque;
 
+use crate::pebs_reference::{Counter, Pebs};
+use branch::extend;
+use vpmu::x86::Capability;
 use vpmu::x86::lbr::{Branch, Kind};
-use vpmu::x86::{Capability, Ring};
 
 const ENABLED: u64 = 1 << 0;
 const RECORDS_FROZEN: u64 = 1 << 58;
 const COUNTERS_FROZEN: u64 = 1 << 59;
+const BUFFER: u64 = 1 << 62;
+/// One above the largest value of a counter of 48 bits.
+const END: u64 = 1 << 48;
 
 /// A record: address, target, and Intel's information.
 type Record = [u64; 3];
 
-/// One vCPU's records and its counter 0, which is set to count and to interrupt.
+/// One vCPU's records, its counter 0, which is set to count and to interrupt, and its counter 1, which counts in user space.
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
     capability: Capability,
@@ -25,17 +35,24 @@ pub(crate) struct Reference {
     debugctl: u64,
     /// As many as the depth.
     records: VecDeque<Record>,
-    counting: bool,
+    /// IA32_PERF_GLOBAL_CTRL.
+    counting: u64,
     status: u64,
     pub(crate) due: bool,
-    /// Branches that a PMI has waited for.
+    /// Branches since the guest is followed.
     held: Option<usize>,
+    /// What waits for them: a PMI, and a record of counter 1.
+    pmi_waits: bool,
+    record_waits: bool,
+    pub(crate) pebs: Option<Pebs>,
+    /// What counter 1 has counted.
+    value: u64,
     /// Whether the unit could record when the guest last did something.
     ready: bool,
 }
 
 impl Reference {
-    pub(crate) fn new(capability: Capability, follows: bool) -> Self {
+    pub(crate) fn new(capability: Capability, follows: bool, pebs: Option<Pebs>) -> Self {
         let depth = match capability {
             Capability::Intel(intel) => {
                 let depths = intel.lbr.expect("offered").depths;
@@ -53,10 +70,14 @@ impl Reference {
             extension: 0,
             debugctl: 0,
             records: vec![[0; 3]; depth].into(),
-            counting: true,
+            counting: if pebs.is_some() { 3 } else { 1 },
             status: 0,
             due: false,
             held: None,
+            pmi_waits: false,
+            record_waits: false,
+            pebs,
+            value: 0,
             ready: false,
         }
     }
@@ -95,7 +116,13 @@ impl Reference {
             (0xc000_010f, false) => Ok(self.extension),
             (0x1d9, _) => Ok(self.debugctl),
             (0x38e, true) | (0xc000_0300, false) => Ok(self.status),
-            (0x38f, true) | (0xc000_0301, false) => Ok(u64::from(self.counting)),
+            (0x38f, true) | (0xc000_0301, false) => Ok(self.counting),
+            (0x3f1 | 0x3f2 | 0xc2, true) => match (&self.pebs, address) {
+                (None, _) => Err(()),
+                (Some(pebs), 0x3f1) => Ok(pebs.enable),
+                (Some(pebs), 0x3f2) => Ok(pebs.config),
+                (Some(_), _) => Ok(self.value),
+            },
             _ => {
                 let (n, column) = self.cell(address).ok_or(())?;
                 self.records.get(n).map(|record| record[column]).ok_or(())
@@ -114,7 +141,10 @@ impl Reference {
     }
 
     fn set(&mut self, address: u32, value: u64) -> Result<(), ()> {
-        let status = ENABLED | RECORDS_FROZEN | COUNTERS_FROZEN;
+        let mut status = ENABLED | RECORDS_FROZEN | COUNTERS_FROZEN;
+        if self.pebs.is_some() {
+            status |= 2 | BUFFER;
+        }
         match (address, self.is_intel()) {
             (0x14ce, true) => {
                 let mut allowed = 0b111 | 0x7f << 16;
@@ -144,9 +174,11 @@ impl Reference {
                 }
                 self.debugctl = value;
             }
-            (0x38f, true) | (0xc000_0301, false) => self.counting = value & 1 != 0,
+            (0x38f, true) | (0xc000_0301, false) => self.counting = value,
             (0x390, true) | (0xc000_0302, false) => self.status &= !(value & status),
             (0x391, true) | (0xc000_0303, false) => self.status |= value & status,
+            (0x3f1, true) => self.pebs.as_mut().ok_or(())?.enable = value,
+            (0x3f2, true) => self.pebs.as_mut().ok_or(())?.config = value,
             _ => {
                 let (n, column) = self.cell(address).ok_or(())?;
                 let kept = self.kept(column, value);
@@ -183,32 +215,6 @@ impl Reference {
 
     fn call_stack(&self) -> bool {
         self.is_intel() && self.control & 1 << 3 != 0
-    }
-
-    fn ring(&self, ring: Ring) -> bool {
-        match (self.is_intel(), ring) {
-            (true, Ring::Kernel) => self.control & 1 << 1 != 0,
-            (true, Ring::User) => self.control & 1 << 2 != 0,
-            (false, Ring::Kernel) => self.control & 1 << 0 == 0,
-            (false, Ring::User) => self.control & 1 << 1 == 0,
-        }
-    }
-
-    fn kind(&self, kind: Kind) -> bool {
-        // The bit that lets pass, and the bit that keeps out.
-        let (intel, amd) = match kind {
-            Kind::Conditional => (16, 2),
-            Kind::RelativeJump => (17, 7),
-            Kind::IndirectJump => (18, 6),
-            Kind::RelativeCall | Kind::NextCall => (19, 3),
-            Kind::IndirectCall => (20, 4),
-            Kind::Return => (21, 5),
-            Kind::Other => (22, 8),
-        };
-        match self.is_intel() {
-            true => self.control & 1 << intel != 0,
-            false => self.control & 1 << amd == 0,
-        }
     }
 
     fn frozen(&self) -> bool {
@@ -250,62 +256,78 @@ impl Reference {
         }
     }
 
-    fn intel_record(&self, branch: &Branch) -> Record {
-        let bits = u32::from(self.intel().linear_address_bits);
-        let from = match self.ring(branch.from_ring) {
-            true => extend(branch.from, bits),
-            false => u64::MAX,
-        };
-        let kind = match branch.kind {
-            Kind::Conditional => 0,
-            Kind::IndirectJump => 1,
-            Kind::RelativeJump => 2,
-            Kind::IndirectCall => 3,
-            Kind::RelativeCall | Kind::NextCall => 4,
-            Kind::Return => 5,
-            Kind::Other => 8,
-        };
-        let mut info = kind << 56;
-        if let (true, Some(cycles)) = (self.intel().cycles, branch.cycles) {
-            info |= u64::from(cycles) + (1 << 60);
-        }
-        if self.intel().mispredict && branch.mispredicted == Some(true) {
-            info |= 1 << 63;
-        }
-        [from, extend(branch.to, bits), info]
-    }
-
-    fn amd_record(&self, branch: &Branch) -> Record {
-        let from = if self.ring(branch.from_ring) {
-            branch.from
-        } else {
-            0
-        };
-        // Bits 57:0 are the address and bits 60:58 its sign, in both. Bits 62:61 are a sign, or reserved and speculative;
-        // bit 63 is mispredicted, or valid.
-        let (from, to) = (extend(from, 58), extend(branch.to, 58));
-        let mispredicted = u64::from(branch.mispredicted == Some(true));
-        [
-            from << 1 >> 1 | mispredicted << 63,
-            to << 3 >> 3 | 1 << 63,
-            0,
-        ]
+    fn counts(&self, counter: u64) -> bool {
+        self.counting >> counter & 1 != 0 && self.status & COUNTERS_FROZEN == 0
     }
 
     /// Counter 0 overflows, if it counts.
     pub(crate) fn overflow(&mut self) {
-        if !self.counting || self.status & COUNTERS_FROZEN != 0 {
-            return;
+        if self.counts(0) {
+            self.status |= ENABLED;
+            self.ask_for_pmi();
         }
-        self.status |= ENABLED;
-        if self.ready && !self.due {
-            if self.held.is_none() {
-                self.clear();
-                self.held = Some(0);
-            }
+    }
+
+    fn ask_for_pmi(&mut self) {
+        if self.follow() {
+            self.pmi_waits = true;
         } else {
             self.request();
             self.find_ready();
+        }
+    }
+
+    /// Follows the guest from here on, or further, if its branches can be recorded and no PMI is due.
+    fn follow(&mut self) -> bool {
+        let follows = self.ready && !self.due;
+        if follows && self.held.is_none() {
+            self.clear();
+            self.held = Some(0);
+        }
+        follows
+    }
+
+    /// Counter 1 counts so many events of user space, if it counts.
+    pub(crate) fn count(&mut self, times: u64) {
+        if !self.counts(1) {
+            return;
+        }
+        let Some(pebs) = &self.pebs else { return };
+        let (enabled, has_branches) = (pebs.enable & 2 != 0, pebs.config & 8 != 0);
+        let sum = self.value + times;
+        self.value = sum % END;
+        if sum < END {
+            return;
+        }
+        if !enabled {
+            self.status |= 2;
+        } else if has_branches && self.follow() {
+            self.record_waits = true;
+        } else {
+            self.record(Self::ask_for_pmi);
+        }
+    }
+
+    /// Writes a record of counter 1, and asks for a PMI where the buffer is full up to its threshold.
+    fn record(&mut self, ask: impl Fn(&mut Self)) {
+        // Records that go on without the guest being followed are not its last branches.
+        let are_last = self.held.is_some() || !self.ready;
+        let Some(pebs) = &mut self.pebs else { return };
+        pebs.branches = match are_last {
+            true => self.records.iter().copied().collect(),
+            false => Vec::new(),
+        };
+        let is_due = pebs.sample(Counter {
+            n: 1,
+            end: END.into(),
+            value: &mut self.value,
+            user: true,
+            kernel: false,
+            adaptive: true,
+        });
+        if is_due {
+            self.status |= BUFFER;
+            ask(self);
         }
     }
 
@@ -322,12 +344,19 @@ impl Reference {
         }
     }
 
-    /// Nobody follows the guest any more: the PMI that has waited is requested.
+    /// Nobody follows the guest any more: what has waited is done.
     pub(crate) fn end_run(&mut self) {
-        if self.held.take().is_some() {
-            self.request();
-            self.find_ready();
+        if self.held.is_none() {
+            return;
         }
+        if std::mem::take(&mut self.record_waits) {
+            self.record(Self::request);
+        }
+        self.held = None;
+        if std::mem::take(&mut self.pmi_waits) {
+            self.request();
+        }
+        self.find_ready();
     }
 
     /// The state goes on elsewhere, where it is found out anew whether a PMI has to wait.
@@ -343,9 +372,6 @@ impl Reference {
             false => self.extension = 0,
         }
         self.find_ready();
-        if self.held.is_some() {
-            self.end_run();
-        }
         was
     }
 
@@ -366,22 +392,17 @@ impl Reference {
             self.clear();
         }
         self.ready = ready;
+        if !ready {
+            self.end_run();
+        }
     }
 
     fn clear(&mut self) {
         self.records.iter_mut().for_each(|record| *record = [0; 3]);
     }
 
-    /// Power-on reset leaves a counter that does not count.
+    /// Power-on reset: the counters are set up anew.
     pub(crate) fn reset(&mut self) {
-        *self = Self::new(self.capability, self.follows);
-    }
-}
-
-/// Returns `value` with its bit `bits` - 1 repeated above.
-fn extend(value: u64, bits: u32) -> u64 {
-    match value >> (bits - 1) & 1 {
-        0 => value & ((1 << bits) - 1),
-        _ => value | !((1 << bits) - 1),
+        *self = Self::new(self.capability, self.follows, self.pebs.take());
     }
 }

@@ -24,7 +24,12 @@ fn capability() -> Capability {
 /// Returns a guest with a DS save area in RAM, a buffer of 0x800 bytes, and a PMI once the buffer has `threshold`
 /// bytes.
 pub(super) fn guest(threshold: u64) -> Guest {
-    let mut guest = Guest::with(PmuConfig::new(capability()));
+    guest_of(capability(), threshold)
+}
+
+/// Returns such a guest, with this PMU.
+pub(super) fn guest_of(capability: Capability, threshold: u64) -> Guest {
+    let mut guest = Guest::with(PmuConfig::new(capability));
     let mut memory = FakeGuest::new();
     let fields = [BUFFER, BUFFER, BUFFER + 0x800, BUFFER + threshold];
     for (offset, value) in [0x20, 0x28, 0x30, 0x38].into_iter().zip(fields) {
