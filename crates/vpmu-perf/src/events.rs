@@ -276,7 +276,10 @@ impl Events {
 
     /// Has `counters` count.
     pub(crate) fn resume(&mut self, counters: CounterSet) {
-        self.wake(counters);
+        let standing_by = self.standing_by();
+        if !(standing_by & counters).is_empty() {
+            self.wake(standing_by & counters);
+        }
         let counting = self.counting() | counters;
         if let Some(group) = &self.group {
             // They were stopped with the whole group, and would count again with it.

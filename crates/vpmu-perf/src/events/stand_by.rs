@@ -31,14 +31,10 @@ impl Events {
         true
     }
 
-    /// Lets those of `counters` that stand by go on from their last totals.
+    /// Lets `counters`, which stand by, go on from their last totals.
     pub(super) fn wake(&mut self, counters: CounterSet) {
-        let standing_by = self.standing_by() & counters;
-        if standing_by.is_empty() {
-            return;
-        }
-        let seen = self.read_totals(standing_by);
-        for counter in standing_by {
+        let seen = self.read_totals(counters);
+        for counter in counters {
             if let Some(event) = &mut self.events[counter] {
                 match seen {
                     true => event.skipped = event.seen.value.wrapping_sub(event.total),
