@@ -1,13 +1,15 @@
 //! Random guests on random hosts, under every policy: see [`Pair`] for what must hold.
 
+use std::fmt;
+
 use proptest::prelude::*;
 
-use crate::pair::{Pair, Step};
+use crate::pair::{self, Pair, Step};
 use crate::reference::Reference;
 use crate::support::Happening;
 use vpmu::counter::{Lost, Policy, Report};
 use vpmu::x86::intel::{Capability, Msr, Version};
-use vpmu::x86::{ArchEvent, PmuConfig, Ring};
+use vpmu::x86::{ArchEvent, Capability as AnyCapability, PmuConfig, Ring};
 
 pub(crate) fn ring() -> impl Strategy<Value = Ring> {
     prop_oneof![Just(Ring::User), Just(Ring::Kernel)]
@@ -117,23 +119,26 @@ fn read() -> impl Strategy<Value = u32> {
     ]
 }
 
-/// Returns steps that set up counters close to their end, with everything enabled. Interesting cases follow at once.
-fn set_up() -> BoxedStrategy<Vec<(u32, u64)>> {
+/// Returns steps that mostly set up counters close to their end, with everything enabled. Interesting cases follow at once.
+fn set_up() -> BoxedStrategy<Vec<Step>> {
     let counters = prop::array::uniform3((event_select(), counter_value(), counter_value()));
-    (counters, prop::bool::weighted(0.3))
-        .prop_map(|(counters, freeze)| {
-            let mut writes = vec![(0x38f, 0), (0x1d9, u64::from(freeze) << 12)];
-            for (n, (select, value, fixed)) in (0..).zip(counters) {
-                writes.push((0xc1 + n, value));
-                writes.push((0x4c1 + n, value));
-                writes.push((0x186 + n, select));
-                writes.push((0x309 + n, fixed));
-            }
-            writes.extend([(0x38d, 0xbbb), (0x38d, 0xb), (0x38f, 0x7_0000_0007)]);
-            writes.push((0x38f, 0x1_0000_0007));
-            writes
-        })
-        .boxed()
+    let set_up = (counters, prop::bool::weighted(0.3)).prop_map(|(counters, freeze)| {
+        let mut writes = vec![(0x38f, 0), (0x1d9, u64::from(freeze) << 12)];
+        for (n, (select, value, fixed)) in (0..).zip(counters) {
+            writes.push((0xc1 + n, value));
+            writes.push((0x4c1 + n, value));
+            writes.push((0x186 + n, select));
+            writes.push((0x309 + n, fixed));
+        }
+        writes.extend([(0x38d, 0xbbb), (0x38d, 0xb), (0x38f, 0x7_0000_0007)]);
+        writes.push((0x38f, 0x1_0000_0007));
+        // Both refuse registers that do not exist in this PMU.
+        writes
+            .into_iter()
+            .map(|(address, value)| Step::Write(address, value))
+            .collect()
+    });
+    prop_oneof![1 => Just(Vec::new()), 3 => set_up].boxed()
 }
 
 fn rdpmc() -> BoxedStrategy<Step> {
@@ -242,27 +247,52 @@ pub(crate) fn config() -> ProptestConfig {
     }
 }
 
+/// One guest, the host behind its PMU, and what happens.
+#[derive(Clone, Debug)]
+pub(crate) struct Session {
+    config: PmuConfig<AnyCapability>,
+    atomic: bool,
+    prompt: bool,
+    repeats: bool,
+    steps: Vec<Step>,
+}
+
+/// Returns sessions of a PMU with one of `capabilities` that begin with `set_up`. `own` are its vendor's steps.
+pub(crate) fn session(
+    capabilities: BoxedStrategy<impl Into<AnyCapability> + fmt::Debug + 'static>,
+    set_up: BoxedStrategy<Vec<Step>>,
+    own: BoxedStrategy<Step>,
+) -> impl Strategy<Value = Session> {
+    let policy = prop::sample::select(Policy::ALL.to_vec());
+    let steps = prop::collection::vec(step(own), 1..80);
+    (capabilities, policy, any::<[bool; 3]>(), set_up, steps).prop_map(
+        |(capability, policy, [atomic, prompt, repeats], set_up, steps)| Session {
+            config: PmuConfig {
+                policy,
+                ..PmuConfig::new(capability.into())
+            },
+            atomic,
+            prompt,
+            repeats,
+            steps: [set_up, steps].concat(),
+        },
+    )
+}
+
+impl Session {
+    pub(crate) fn run<R: pair::Reference>(self) {
+        let mut pair = Pair::<R>::new(self.config, self.atomic, self.prompt, self.repeats);
+        for step in &self.steps {
+            pair.step(step);
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn the_engine_is_the_reference(
-        capability in capability(),
-        policy in prop::sample::select(Policy::ALL.to_vec()),
-        atomic: bool,
-        prompt: bool,
-        repeats: bool,
-        set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
-        steps in prop::collection::vec(step(own()), 1..80),
-    ) {
-        let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
-        let mut pair = Pair::<Reference>::new(config, atomic, prompt, repeats);
-        for (address, value) in set_up {
-            // Both refuse registers that do not exist in this PMU.
-            pair.step(&Step::Write(address, value));
-        }
-        for step in &steps {
-            pair.step(step);
-        }
+    fn the_engine_is_the_reference(session in session(capability(), set_up(), own())) {
+        session.run::<Reference>();
     }
 }

@@ -3,12 +3,11 @@
 use proptest::prelude::*;
 
 use super::reference::Reference;
-use crate::model::{config, number, ring, step};
-use crate::pair::{Pair, Step};
+use crate::model::{config, number, ring, session};
+use crate::pair::Step;
 use crate::support::Happening;
-use vpmu::counter::Policy;
+use vpmu::x86::ArchEvent;
 use vpmu::x86::amd::{Capability, Interface};
-use vpmu::x86::{ArchEvent, PmuConfig};
 
 /// Returns one of few counters, so that they meet often, and sometimes one that does not exist.
 fn index() -> impl Strategy<Value = u32> {
@@ -89,47 +88,37 @@ fn own() -> BoxedStrategy<Step> {
     .boxed()
 }
 
-/// Returns steps that set up counters close to their end, with everything enabled. Interesting
-/// cases follow at once.
-fn set_up() -> impl Strategy<Value = Vec<Step>> {
-    prop::array::uniform3((control(), counter())).prop_map(|counters| {
+/// Returns steps that mostly set up counters close to their end, with everything enabled. Interesting cases follow at once.
+fn set_up() -> BoxedStrategy<Vec<Step>> {
+    let set_up = prop::array::uniform3((control(), counter())).prop_map(|counters| {
         let mut steps = vec![];
         for (n, (control, counter)) in (0..).zip(counters) {
             steps.push(Step::Write(0xc001_0004 + n, counter));
             steps.push(Step::Write(0xc001_0000 + n, control));
         }
         steps
-    })
+    });
+    prop_oneof![1 => Just(Vec::new()), 3 => set_up].boxed()
 }
 
-fn capability() -> impl Strategy<Value = Capability> {
+fn capability() -> BoxedStrategy<Capability> {
     use Interface::{Core, Legacy, V2};
     let interface = prop::sample::select(vec![Legacy, Core, Core, V2, V2]);
     let events = prop_oneof![4 => Just(u32::MAX), 1 => any::<u32>()];
-    (interface, events).prop_map(|(interface, events)| Capability {
-        interface,
-        events,
-        lbr: None,
-    })
+    (interface, events)
+        .prop_map(|(interface, events)| Capability {
+            interface,
+            events,
+            lbr: None,
+        })
+        .boxed()
 }
 
 proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn the_engine_is_the_reference(
-        capability in capability(),
-        policy in prop::sample::select(Policy::ALL.to_vec()),
-        atomic: bool,
-        prompt: bool,
-        repeats: bool,
-        set_up in prop_oneof![1 => Just(Vec::new()), 3 => set_up()],
-        steps in prop::collection::vec(step(own()), 1..80),
-    ) {
-        let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
-        let mut pair = Pair::<Reference>::new(config, atomic, prompt, repeats);
-        for step in set_up.iter().chain(&steps) {
-            pair.step(step);
-        }
+    fn the_engine_is_the_reference(session in session(capability(), set_up(), own())) {
+        session.run::<Reference>();
     }
 }

@@ -3,12 +3,11 @@
 use proptest::prelude::*;
 
 use crate::guest::FakeGuest;
-use crate::model::{capability, config, own, step};
-use crate::pair::{Pair, Step};
+use crate::model::{capability, config, own, session};
+use crate::pair::Step;
 use crate::reference::Reference;
-use vpmu::counter::Policy;
 use vpmu::x86::intel::Capability;
-use vpmu::x86::{PmuConfig, pebs};
+use vpmu::x86::pebs;
 
 /// Returns places for the DS save area and records: in RAM, at its end, in ROM, nowhere, at the end of the address
 /// space.
@@ -108,24 +107,17 @@ fn with_pebs() -> BoxedStrategy<Capability> {
         .boxed()
 }
 
+fn set_up() -> BoxedStrategy<Vec<Step>> {
+    (area(), counters())
+        .prop_map(|(area, counters)| [area, counters].concat())
+        .boxed()
+}
+
 proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn records_are_the_references(
-        capability in with_pebs(),
-        policy in prop::sample::select(Policy::ALL.to_vec()),
-        atomic: bool,
-        prompt: bool,
-        repeats: bool,
-        area in area(),
-        counters in counters(),
-        steps in prop::collection::vec(step(own_with_pebs()), 1..80),
-    ) {
-        let config = PmuConfig { policy, ..PmuConfig::new(capability.into()) };
-        let mut pair = Pair::<Reference>::new(config, atomic, prompt, repeats);
-        for step in area.iter().chain(&counters).chain(&steps) {
-            pair.step(step);
-        }
+    fn records_are_the_references(session in session(with_pebs(), set_up(), own_with_pebs())) {
+        session.run::<Reference>();
     }
 }
