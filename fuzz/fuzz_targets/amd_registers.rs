@@ -25,12 +25,11 @@ mod support;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pair::{Pair, Reference as _, Step};
+use pair::{Reference as _, Step};
 use reference::Reference;
 use support::Happening;
-use vpmu::counter::Policy;
+use vpmu::x86::ArchEvent;
 use vpmu::x86::amd::{Capability, Interface};
-use vpmu::x86::{ArchEvent, PmuConfig};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -43,16 +42,8 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
     if input.ratio(1, 4)? {
         capability.events = input.arbitrary()?;
     }
-    let config = PmuConfig {
-        policy: *input.choose(&Policy::ALL)?,
-        ..PmuConfig::new(capability.into())
-    };
-    let mut pair = Pair::<Reference>::new(
-        config,
-        input.arbitrary()?,
-        input.arbitrary()?,
-        input.arbitrary()?,
-    );
+    let policy = steps::policy(input)?;
+    let mut pair = steps::pair::<Reference>(policy, capability, input)?;
     let addresses = Reference::addresses();
     while !input.is_empty() {
         pair.step(&step(input, &addresses)?);

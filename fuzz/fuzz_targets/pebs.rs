@@ -24,11 +24,10 @@ mod support;
 use guest::FakeGuest;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pair::{Pair, Step};
+use pair::Step;
 use support::Happening;
-use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Version};
-use vpmu::x86::{ArchEvent, PmuConfig, Ring, pebs};
+use vpmu::x86::{ArchEvent, Ring, pebs};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -43,16 +42,8 @@ fn run(input: &mut Unstructured<'_>) -> Result<()> {
         }),
         ..Capability::new(*input.choose(&[V2, V3, V4, V5])?)
     };
-    let config = PmuConfig {
-        policy: *input.choose(&Policy::ALL)?,
-        ..PmuConfig::new(capability.into())
-    };
-    let mut pair = Pair::<reference::Reference>::new(
-        config,
-        input.arbitrary()?,
-        input.arbitrary()?,
-        input.arbitrary()?,
-    );
+    let policy = steps::policy(input)?;
+    let mut pair = steps::pair::<reference::Reference>(policy, capability, input)?;
     for step in begin() {
         pair.step(&step);
     }

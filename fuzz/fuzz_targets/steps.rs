@@ -1,10 +1,27 @@
-//! What happens to a guest of any vendor. Not a target by itself.
+//! A PMU of any vendor beside its reference, and what happens to its guest. Not a target by itself.
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use vpmu::counter::{Lost, Report};
-use vpmu::x86::Ring;
+use vpmu::counter::{Lost, Policy, Report};
+use vpmu::x86::{Capability, PmuConfig, Ring};
 
-use crate::pair::Step;
+use crate::pair::{Pair, Reference, Step};
+
+pub fn policy(input: &mut Unstructured<'_>) -> Result<Policy> {
+    Ok(*input.choose(&Policy::ALL)?)
+}
+
+pub fn pair<R: Reference>(
+    policy: Policy,
+    capability: impl Into<Capability>,
+    input: &mut Unstructured<'_>,
+) -> Result<Pair<R>> {
+    let config = PmuConfig {
+        policy,
+        ..PmuConfig::new(capability.into())
+    };
+    let [atomic, prompt, repeats] = input.arbitrary()?;
+    Ok(Pair::new(config, atomic, prompt, repeats))
+}
 
 pub fn ring(input: &mut Unstructured<'_>) -> Result<Ring> {
     Ok(*input.choose(&[Ring::User, Ring::Kernel])?)

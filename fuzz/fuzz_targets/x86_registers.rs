@@ -24,11 +24,10 @@ mod support;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pair::{Pair, Step};
+use pair::Step;
 use support::Happening;
-use vpmu::counter::Policy;
+use vpmu::x86::ArchEvent;
 use vpmu::x86::intel::{Capability, Msr, Version};
-use vpmu::x86::{ArchEvent, PmuConfig};
 
 fuzz_target!(|data: &[u8]| {
     // An input ends where its bytes do.
@@ -36,16 +35,9 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn run(input: &mut Unstructured<'_>) -> Result<()> {
-    let config = PmuConfig {
-        policy: *input.choose(&Policy::ALL)?,
-        ..PmuConfig::new(capability(input)?.into())
-    };
-    let mut pair = Pair::<reference::Reference>::new(
-        config,
-        input.arbitrary()?,
-        input.arbitrary()?,
-        input.arbitrary()?,
-    );
+    // In this order, which the kept inputs know.
+    let (policy, capability) = (steps::policy(input)?, capability(input)?);
+    let mut pair = steps::pair::<reference::Reference>(policy, capability, input)?;
     while !input.is_empty() {
         pair.step(&step(input)?);
     }
