@@ -1,9 +1,8 @@
 //! A PMU of either vendor: for embedders that choose at run time, by what the host is.
 
-use core::fmt;
-
 use super::{
-    ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, Ring, amd, intel, lbr, pebs,
+    ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, RestoreError, Ring, amd, intel, lbr,
+    pebs,
 };
 use crate::counter::{Counter, CounterHost, CounterState, Events, Report, Statistics};
 
@@ -72,30 +71,6 @@ pub enum PmuState {
     /// AMD's.
     Amd(amd::PmuState),
 }
-
-/// Why a saved PMU cannot go on here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RestoreError {
-    /// Between two PMUs of Intel's.
-    Intel(intel::RestoreError),
-    /// Between two PMUs of AMD's.
-    Amd(amd::RestoreError),
-    /// The guest's processor is of the other vendor.
-    Vendor,
-}
-
-impl fmt::Display for RestoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Intel(error) => error.fmt(f),
-            Self::Amd(error) => error.fmt(f),
-            Self::Vendor => f.write_str("restore a guest's PMU to one of the other vendor"),
-        }
-    }
-}
-
-impl core::error::Error for RestoreError {}
 
 /// One vCPU's PMU of either vendor: [`intel::Pmu`] or [`amd::Pmu`], whose documentation has what each call does.
 #[derive(Clone, Debug)]
@@ -333,14 +308,9 @@ impl<V: Events> AnyPmu<V> {
         host: &mut H,
     ) -> Result<(), RestoreError> {
         match (self, state) {
-            (Self::Intel(pmu), PmuState::Intel(state)) => {
-                pmu.restore(state, host).map_err(RestoreError::Intel)
-            }
-            (Self::Amd(pmu), PmuState::Amd(state)) => {
-                pmu.restore(state, host).map_err(RestoreError::Amd)
-            }
+            (Self::Intel(pmu), PmuState::Intel(state)) => pmu.restore(state, host),
+            (Self::Amd(pmu), PmuState::Amd(state)) => pmu.restore(state, host),
             (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
-                // A guest's kernel has chosen its driver at boot.
                 Err(RestoreError::Vendor)
             }
         }

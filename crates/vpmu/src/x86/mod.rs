@@ -15,13 +15,15 @@ pub mod lbr;
 pub mod pebs;
 mod pmu;
 mod registers;
+mod restore;
 mod select;
 
-pub use any::{AnyPmu, Capability, PmuState, RestoreError};
+pub use any::{AnyPmu, Capability, PmuState};
 pub use config::{ArchEvent, CounterConfig, EventKind};
 pub use filter::{EventFilter, MaskedEvent, TooManyEvents};
 pub use pmu::Pmu;
 pub use registers::PmuConfig;
+pub use restore::RestoreError;
 pub use select::RawPerfEvtSel;
 
 /// Who runs: the guest's kernel (CPL 0) or its user space (any other).

@@ -7,7 +7,7 @@
 //! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
 //! them.
 
-use super::{CounterConfig, EventFilter, EventKind, lbr, pebs};
+use super::{CounterConfig, EventFilter, EventKind, RestoreError, lbr, pebs};
 use crate::counter::{Counter, CounterSet, Lost, Policy, Slots};
 
 /// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
@@ -165,9 +165,6 @@ pub trait Registers: Clone {
     /// The registers and the counters as one plain value.
     type State;
 
-    /// Why a state cannot be restored.
-    type RestoreError;
-
     /// Returns the MSR at `address`; `None`: that is none of a PMU's.
     // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
     fn decode(address: u32) -> Option<Self::Msr>;
@@ -206,7 +203,7 @@ pub trait Registers: Clone {
     fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> Self::State;
 
     /// Refuses a state that this capability cannot have come to.
-    fn check(&self, state: &Self::State) -> Result<(), Self::RestoreError>;
+    fn check(&self, state: &Self::State) -> Result<(), RestoreError>;
 
     /// Takes the registers from `state`, which [`check`](Self::check) has accepted, and returns the rest of it.
     fn restore(&mut self, state: &Self::State, lbr: Option<&mut lbr::Unit>) -> Counted;

@@ -2,8 +2,9 @@
 
 use crate::support::{END, Guest, INSTRUCTIONS};
 use vpmu::counter::Policy;
+use vpmu::x86::RestoreError;
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, PmuConfig, PmuState, RestoreError, Version};
+use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
 
 fn sampling(policy: Policy) -> Guest {
     let mut guest = Guest::with_policy(policy);
@@ -76,7 +77,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     };
     assert_eq!(
         refuse(&|state| state.layout = 1),
-        RestoreError::Layout { saved: 1 }
+        RestoreError::Layout {
+            saved: 1,
+            reads: PmuState::LAYOUT
+        }
     );
     assert_eq!(
         refuse(&|state| state.version = Version::V4),

@@ -36,7 +36,7 @@ pub use capability::{Capability, Interface};
 pub use msr::Msr;
 pub use pmu::{Pmu, PmuConfig};
 pub use registers::{Registers, perf_ctl};
-pub use state::{PmuState, RestoreError};
+pub use state::PmuState;
 
 /// No PMU here has more counters.
 // CPUID's PerfCtrExtCore stands for six, in Linux AMD64_NUM_COUNTERS_CORE.

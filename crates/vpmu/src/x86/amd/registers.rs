@@ -3,10 +3,10 @@
 //! An MSR that the capability does not have is #GP(0). Nothing else is: AMD's processors ignore what is written to
 //! reserved bits, and to PerfCntrGlobalStatus, which is read-only (the PPRs' register descriptions).
 
-use super::{Capability, Interface, Msr, PmuState, RestoreError};
+use super::{Capability, Interface, Msr, PmuState};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Source};
-use crate::x86::{EventKind, RawPerfEvtSel, lbr};
+use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr};
 
 /// Bits of PERF_CTL that Intel's register does not have (APM vol. 2, 13.2.1).
 pub mod perf_ctl {
@@ -67,7 +67,6 @@ impl registers::Registers for Registers {
     type Capability = Capability;
     type Msr = Msr;
     type State = PmuState;
-    type RestoreError = RestoreError;
 
     fn decode(address: u32) -> Option<Msr> {
         Msr::decode(address)

@@ -1,12 +1,11 @@
 //! A PMU as a value, for migration, snapshots and tests.
 
-use core::fmt;
-
 use super::registers::COUNTER;
 use super::{Capability, Interface, MAX_COUNTERS, Registers, perf_ctl};
 use crate::counter::{Counter, CounterSet};
 use crate::x86::registers::Counted;
-use crate::x86::{RawPerfEvtSel, lbr};
+use crate::x86::restore::{fits, lbr_fits};
+use crate::x86::{RawPerfEvtSel, RestoreError, lbr};
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs with equal states
 /// are the same to their guests.
@@ -100,7 +99,10 @@ impl PmuState {
     /// Refuses a state of another layout or interface, or with bits set that do not exist.
     pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
         if self.layout != Self::LAYOUT {
-            return Err(RestoreError::Layout { saved: self.layout });
+            return Err(RestoreError::Layout {
+                saved: self.layout,
+                reads: Self::LAYOUT,
+            });
         }
         if self.interface != capability.interface {
             return Err(RestoreError::Interface {
@@ -108,87 +110,24 @@ impl PmuState {
                 offered: capability.interface,
             });
         }
-        let fits = |register, value: u64, existing: u64| {
-            if value & !existing == 0 {
-                Ok(())
-            } else {
-                Err(RestoreError::Reserved { register, value })
-            }
-        };
         for ((n, &value), &raw) in Counter::all().zip(&self.perf_ctr).zip(&self.perf_ctl) {
-            let exists = capability.counters().contains(n);
-            let when = |existing| if exists { existing } else { 0 };
-            fits("PERF_CTL", raw, when(perf_ctl::EXISTING))?;
+            // No bit of a counter that does not exist.
+            let (control, counter) = match capability.counters().contains(n) {
+                true => (perf_ctl::EXISTING, COUNTER),
+                false => (0, 0),
+            };
+            fits("PERF_CTL", raw, !control)?;
             // A value beyond the width would make the distance to an overflow negative.
-            fits("PERF_CTR", value, when(COUNTER))?;
+            fits("PERF_CTR", value, !counter)?;
         }
         let global = match self.interface {
             Interface::Legacy | Interface::Core => 0,
             Interface::V2 => capability.counters().bits().into(),
         };
-        fits("PerfCntrGlobalCtl", self.global_ctl, global)?;
+        fits("PerfCntrGlobalCtl", self.global_ctl, !global)?;
         let status = global | capability.status_bits();
-        fits("PerfCntrGlobalStatus", self.global_status, status)?;
-        match (&self.lbr, &capability.offered_lbr()) {
-            (None, None) => Ok(()),
-            (Some(state), Some(capability)) => {
-                let damaged = |(register, value)| RestoreError::Reserved { register, value };
-                state.check(capability).map_err(damaged)
-            }
-            (Some(_), None) | (None, Some(_)) => Err(RestoreError::Lbr),
-        }
+        fits("PerfCntrGlobalStatus", self.global_status, !status)?;
+        let lbr = capability.offered_lbr();
+        lbr_fits(self.lbr.as_ref(), lbr.as_ref(), lbr::amd::State::check)
     }
 }
-
-/// Why a saved PMU cannot go on here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RestoreError {
-    /// Written by an engine with another layout.
-    Layout {
-        /// What the state says.
-        saved: u16,
-    },
-    // A newer interface is refused, too: the guest's driver was chosen at boot.
-    /// The guest was told to reach its counters otherwise.
-    Interface {
-        /// What the state says.
-        saved: Interface,
-        /// What this PMU offers.
-        offered: Interface,
-    },
-    /// Of the guest that was saved and this one, only one has last branch records.
-    Lbr,
-    /// A register holds bits that do not exist here: the state is damaged or from elsewhere.
-    Reserved {
-        /// The register's name.
-        register: &'static str,
-        /// What the state says.
-        value: u64,
-    },
-}
-
-impl fmt::Display for RestoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Layout { saved } => write!(
-                f,
-                "restore a PMU state of layout {saved}: this engine reads {}",
-                PmuState::LAYOUT
-            ),
-            Self::Interface { saved, offered } => write!(
-                f,
-                "restore a guest of the interface {saved:?} to a PMU with {offered:?}"
-            ),
-            Self::Lbr => {
-                f.write_str("restore a guest: only one of the two PMUs has last branch records")
-            }
-            Self::Reserved { register, value } => write!(
-                f,
-                "restore {register} = {value:#x}: reserved bits are set in the saved state"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for RestoreError {}

@@ -51,7 +51,7 @@ pub(super) use msr::to_global;
 pub use msr::{Msr, debugctl, global_status};
 pub use pmu::{Pmu, PmuConfig};
 pub use registers::Registers;
-pub use state::{PmuState, RestoreError};
+pub use state::PmuState;
 
 /// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
 /// architectural.

@@ -6,12 +6,12 @@
 
 use super::msr::fixed_index;
 use super::{
-    Capability, FIXED, Msr, PmuState, Reserved, RestoreError, Version, debugctl, fixed_ctrl,
-    from_global, to_global,
+    Capability, FIXED, Msr, PmuState, Reserved, Version, debugctl, fixed_ctrl, from_global,
+    to_global,
 };
 use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
-use crate::x86::{EventKind, RawPerfEvtSel, lbr, pebs};
+use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr, pebs};
 
 /// The registers that are Intel's.
 #[derive(Clone, Debug)]
@@ -32,7 +32,6 @@ impl registers::Registers for Registers {
     type Capability = Capability;
     type Msr = Msr;
     type State = PmuState;
-    type RestoreError = RestoreError;
 
     fn decode(address: u32) -> Option<Msr> {
         Msr::decode(address)

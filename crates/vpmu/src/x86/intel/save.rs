@@ -1,10 +1,11 @@
 //! A PMU as a value: how it is taken and put back.
 
-use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers, RestoreError};
+use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers};
 use super::{from_global, to_global};
 use crate::counter::Counter;
 use crate::x86::registers::Counted;
-use crate::x86::{lbr, pebs};
+use crate::x86::restore::{fits, lbr_fits};
+use crate::x86::{RestoreError, lbr, pebs};
 
 impl PmuState {
     /// Returns what a guest can see of its registers and counters.
@@ -81,7 +82,10 @@ impl PmuState {
     /// Refuses a state of another layout, version or set of counters, or with bits set that do not exist.
     pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
         if self.layout != Self::LAYOUT {
-            return Err(RestoreError::Layout { saved: self.layout });
+            return Err(RestoreError::Layout {
+                saved: self.layout,
+                reads: Self::LAYOUT,
+            });
         }
         if self.version != capability.version {
             return Err(RestoreError::Version {
@@ -135,15 +139,8 @@ impl PmuState {
         let status = !(capability.status_bits() | to_global(capability.counters()));
         fits("IA32_PERF_GLOBAL_STATUS", self.global_status, status)?;
         fits("IA32_DEBUGCTL", self.debugctl, reserved.debugctl)?;
-        match (&self.lbr, &capability.lbr) {
-            (None, None) => {}
-            (Some(state), Some(capability)) => {
-                // The stack's own check names the register, because it has several.
-                let damaged = |(register, value)| RestoreError::Reserved { register, value };
-                state.check(capability).map_err(damaged)?;
-            }
-            (Some(_), None) | (None, Some(_)) => return Err(RestoreError::Lbr),
-        }
+        let lbr = (self.lbr.as_ref(), capability.lbr.as_ref());
+        lbr_fits(lbr.0, lbr.1, lbr::intel::State::check)?;
         self.check_pebs(capability)
     }
 
@@ -168,12 +165,4 @@ impl PmuState {
 /// Returns the fixed counters, and what is behind them.
 fn fixed() -> impl Iterator<Item = Counter> {
     Counter::all().skip(FIXED.into())
-}
-
-fn fits(register: &'static str, value: u64, reserved: u64) -> Result<(), RestoreError> {
-    if value & reserved == 0 {
-        Ok(())
-    } else {
-        Err(RestoreError::Reserved { register, value })
-    }
 }

@@ -4,7 +4,7 @@ use super::{Pmu, Registers};
 use crate::counter::{
     Counter, CounterHost, CounterSet, CounterState, Events, Model, Report, Statistics,
 };
-use crate::x86::{ArchEvent, CounterConfig, EventFilter, Ring, pebs};
+use crate::x86::{ArchEvent, CounterConfig, EventFilter, RestoreError, Ring, pebs};
 
 impl<R: Registers, V: Events> Pmu<R, V> {
     /// Takes the host's report that `counter` has counted as far as was asked. Returns whether a PMI
@@ -144,7 +144,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         &mut self,
         state: &R::State,
         host: &mut H,
-    ) -> Result<(), R::RestoreError> {
+    ) -> Result<(), RestoreError> {
         // Before anything changes, so that a refused state leaves the PMU as it was.
         self.registers.check(state)?;
         self.reset(host);

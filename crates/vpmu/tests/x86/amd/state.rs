@@ -3,8 +3,8 @@
 use super::behaviour::Guest;
 use crate::support::{END, SAMPLE};
 use vpmu::x86::amd::Interface::{Core, Legacy, V2};
-use vpmu::x86::amd::{Capability, Msr, PmuState, RestoreError};
-use vpmu::x86::{AnyPmu, RestoreError as AnyError, intel};
+use vpmu::x86::amd::{Capability, Msr, PmuState};
+use vpmu::x86::{AnyPmu, RestoreError, intel};
 
 fn sampling() -> Guest {
     let mut guest = Guest::new(V2);
@@ -66,7 +66,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         change(&mut state);
         match guest.pmu.restore(&state, &mut guest.host) {
             Err(RestoreError::Reserved { register, .. }) => assert_eq!(register, name),
-            Err(RestoreError::Layout { saved: 0 }) => assert_eq!(name, ""),
+            Err(RestoreError::Layout { saved: 0, .. }) => assert_eq!(name, ""),
             other => panic!("{name}: {other:?}"),
         }
         assert_eq!(guest.pmu.save(&mut guest.host), good, "as it was");
@@ -93,6 +93,6 @@ fn a_guest_keeps_its_vendor() {
     let mut intel = AnyPmu::new(vpmu::x86::PmuConfig::new(intel)).expect("possible");
     assert_eq!(
         intel.restore(&state, &mut guest.host),
-        Err(AnyError::Vendor)
+        Err(RestoreError::Vendor)
     );
 }

@@ -3,8 +3,9 @@
 use crate::guest::FakeGuest;
 use crate::support::Happening::Cycles;
 use crate::support::{CYCLES, Call, END, Guest, INSTRUCTIONS, nth, set};
+use vpmu::x86::RestoreError;
 use vpmu::x86::intel::Msr::*;
-use vpmu::x86::intel::{Capability, PmuConfig, PmuState, RestoreError, Version};
+use vpmu::x86::intel::{Capability, PmuConfig, PmuState, Version};
 use vpmu::x86::pebs::{self, Statistics};
 use vpmu::x86::{CpuidLeaf, Outcome, Ring};
 
@@ -409,7 +410,8 @@ fn a_guest_with_pebs_goes_on_elsewhere() {
     }
     let saved = PmuState::LAYOUT - 1;
     let error = refused(|state| state.layout -= 1).expect_err("another layout");
-    assert_eq!(error, RestoreError::Layout { saved });
+    let reads = PmuState::LAYOUT;
+    assert_eq!(error, RestoreError::Layout { saved, reads });
 }
 
 #[test]
