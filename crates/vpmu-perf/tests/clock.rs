@@ -154,17 +154,25 @@ fn a_ring_that_nothing_tells_is_lost() {
     write(&mut pmu, &mut host, GLOBAL_CTRL, 0);
 }
 
+/// Returns whether `test`, which changes a limit of its process, has a process of its own. If not, it is run in one.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "VPMU_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let own = std::env::current_exe().unwrap();
+    let status = std::process::Command::new(own)
+        .args(["--exact", test])
+        .env(ALONE, "1")
+        .status()
+        .unwrap();
+    assert!(status.success());
+    false
+}
+
 #[test]
 fn no_descriptor_left_is_a_loss_and_not_the_end() {
-    // The test runs in a process of its own, because the limit is the process's.
-    if std::env::var_os("VPMU_FEW_FILES").is_none() {
-        let own = std::env::current_exe().unwrap();
-        let status = std::process::Command::new(own)
-            .args(["--exact", "no_descriptor_left_is_a_loss_and_not_the_end"])
-            .env("VPMU_FEW_FILES", "1")
-            .status()
-            .unwrap();
-        assert!(status.success());
+    if !is_alone("no_descriptor_left_is_a_loss_and_not_the_end") {
         return;
     }
     let Some(mut host) = host() else { return };
@@ -232,15 +240,7 @@ fn storm(counters: u32) {
 
 #[test]
 fn a_full_queue_of_signals_loses_no_overflow() {
-    // The test runs in a process of its own, because the limit is the process's.
-    if std::env::var_os("VPMU_FEW_SIGNALS").is_none() {
-        let own = std::env::current_exe().unwrap();
-        let status = std::process::Command::new(own)
-            .args(["--exact", "a_full_queue_of_signals_loses_no_overflow"])
-            .env("VPMU_FEW_SIGNALS", "1")
-            .status()
-            .unwrap();
-        assert!(status.success());
+    if !is_alone("a_full_queue_of_signals_loses_no_overflow") {
         return;
     }
     let none = Rlimit {

@@ -176,28 +176,11 @@ pub(super) fn keep(function: u32, index: u32, answer: &mut CpuidLeaf, capability
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU64;
-
-    use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
     use vpmu::x86::intel::Version;
-    use vpmu::x86::{AnyPmu, CounterConfig, Outcome, PmuConfig};
+    use vpmu::x86::{AnyPmu, Outcome, PmuConfig};
+    use vpmu_perf::PerfHost;
 
     use super::*;
-
-    struct NoHost;
-
-    impl CounterHost<CounterConfig> for NoHost {
-        fn create(&mut self, _: Counter, _: &CounterConfig) -> Result<(), Lost> {
-            Err(Lost::Unsupported)
-        }
-        fn set_period(&mut self, _: Counter, _: Option<NonZeroU64>) {}
-        fn resume(&mut self, _: CounterSet) {}
-        fn pause(&mut self, _: CounterSet) {}
-        fn read(&mut self, _: Counter) -> u64 {
-            0
-        }
-        fn release(&mut self, _: Counter) {}
-    }
 
     fn offered(promise: &Promise, capability: &Capability, before: u32) -> bool {
         let mut answer = CpuidLeaf {
@@ -219,9 +202,10 @@ mod tests {
     /// Returns whether the guest can use the registers of a promise: read the MSR, set the bits.
     fn works((msr, bits): (u32, u64), capability: &Capability) -> bool {
         let mut pmu = AnyPmu::new(PmuConfig::new(*capability)).unwrap();
-        let read = matches!(pmu.rdmsr(msr, &mut NoHost), Outcome::Value(_));
+        let mut host = None::<PerfHost>;
+        let read = matches!(pmu.rdmsr(msr, &mut host), Outcome::Value(_));
         let mut bits = (0..64).map(|n| bits & 1 << n).filter(|&bit| bit != 0);
-        read && bits.all(|bit| pmu.wrmsr(msr, bit, &mut NoHost) == Outcome::Done)
+        read && bits.all(|bit| pmu.wrmsr(msr, bit, &mut host) == Outcome::Done)
     }
 
     fn capabilities() -> Vec<Capability> {

@@ -97,6 +97,15 @@ impl fmt::Display for RestoreError {
 
 impl core::error::Error for RestoreError {}
 
+/// Refuses a state of another layout than this engine `reads`.
+pub(super) const fn layout_fits(saved: u16, reads: u16) -> Result<(), RestoreError> {
+    if saved == reads {
+        Ok(())
+    } else {
+        Err(RestoreError::Layout { saved, reads })
+    }
+}
+
 /// Refuses a register with a bit of `reserved`.
 pub(super) fn fits(register: &'static str, value: u64, reserved: u64) -> Result<(), RestoreError> {
     if value & reserved == 0 {

@@ -4,7 +4,7 @@ use super::registers::COUNTER;
 use super::{Capability, Interface, MAX_COUNTERS, Registers, perf_ctl};
 use crate::counter::{Counter, CounterSet};
 use crate::x86::registers::Counted;
-use crate::x86::restore::{fits, lbr_fits};
+use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{RawPerfEvtSel, RestoreError, lbr};
 
 /// Everything a guest could find out about its PMU, and nothing of the host below it: two PMUs with equal states
@@ -98,12 +98,7 @@ impl PmuState {
 
     /// Refuses a state of another layout or interface, or with bits set that do not exist.
     pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
-        if self.layout != Self::LAYOUT {
-            return Err(RestoreError::Layout {
-                saved: self.layout,
-                reads: Self::LAYOUT,
-            });
-        }
+        layout_fits(self.layout, Self::LAYOUT)?;
         if self.interface != capability.interface {
             return Err(RestoreError::Interface {
                 saved: self.interface,

@@ -4,7 +4,7 @@ use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers};
 use super::{from_global, to_global};
 use crate::counter::Counter;
 use crate::x86::registers::Counted;
-use crate::x86::restore::{fits, lbr_fits};
+use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{RestoreError, lbr, pebs};
 
 impl PmuState {
@@ -81,12 +81,7 @@ impl PmuState {
 
     /// Refuses a state of another layout, version or set of counters, or with bits set that do not exist.
     pub(super) fn check(&self, capability: &Capability) -> Result<(), RestoreError> {
-        if self.layout != Self::LAYOUT {
-            return Err(RestoreError::Layout {
-                saved: self.layout,
-                reads: Self::LAYOUT,
-            });
-        }
+        layout_fits(self.layout, Self::LAYOUT)?;
         if self.version != capability.version {
             return Err(RestoreError::Version {
                 saved: self.version,
