@@ -31,6 +31,7 @@ pub fn closure(
     let mut open: Vec<PathBuf> = programs.to_vec();
     while let Some(path) = open.pop() {
         let needed = needed(&path)?;
+        let own = needed.folders(root, &path);
         let libraries = needed.libraries.into_iter().map(|name| (name, None));
         // The kernel opens the interpreter under its full path, the
         // interpreter for everything else in its folders.
@@ -43,8 +44,10 @@ pub fn closure(
             if !seen.insert((name.clone(), place.clone())) {
                 continue;
             }
-            let (found_place, file) = folders
+            let (found_place, file) = own
                 .iter()
+                .map(String::as_str)
+                .chain(folders.iter().copied())
                 .find_map(|folder| {
                     let place = format!("{folder}/{name}");
                     Some((place.clone(), fs::canonicalize(root.join(&place)).ok()?))
@@ -64,6 +67,25 @@ pub struct Needed {
     pub interpreter: Option<String>,
     /// The names in `DT_NEEDED`.
     pub libraries: Vec<String>,
+    /// The folders in `DT_RUNPATH` and `DT_RPATH`, as they stand there.
+    pub runpath: Vec<String>,
+}
+
+impl Needed {
+    /// Returns the folders of `runpath` relative to `root`, for the file at `path`.
+    fn folders(&self, root: &Path, path: &Path) -> Vec<String> {
+        let origin = path.parent().unwrap_or(Path::new(""));
+        let origin = origin.strip_prefix(root).unwrap_or(origin);
+        let origin = origin.to_string_lossy();
+        let expand = |folder: &String| {
+            let folder = folder.replace("${ORIGIN}", "$ORIGIN");
+            folder.replace("$ORIGIN", &origin)
+        };
+        let folders = self.runpath.iter().map(expand);
+        folders
+            .map(|folder| folder.trim_start_matches('/').to_owned())
+            .collect()
+    }
 }
 
 /// Reads the names for which the ELF file at `path` asks.
@@ -105,11 +127,16 @@ fn parse(data: &[u8]) -> object::Result<Needed> {
     if let Some((entries, strings)) = sections.dynamic(endian, data)? {
         let strings = sections.strings(endian, data, strings)?;
         for entry in entries {
-            if entry.d_tag.get(endian) == elf::DT_NEEDED {
-                let offset = u32::try_from(entry.d_val.get(endian)).unwrap_or(u32::MAX);
-                if let Ok(name) = strings.get(offset) {
-                    needed.libraries.push(text(name));
+            let offset = u32::try_from(entry.d_val.get(endian)).unwrap_or(u32::MAX);
+            let value = || strings.get(offset).map(text).unwrap_or_default();
+            match entry.d_tag.get(endian) {
+                elf::DT_NEEDED => needed.libraries.push(value()),
+                elf::DT_RUNPATH | elf::DT_RPATH => {
+                    let value = value();
+                    let folders = value.split(':').filter(|folder| !folder.is_empty());
+                    needed.runpath.extend(folders.map(str::to_owned));
                 }
+                _ => {}
             }
         }
     }
@@ -133,6 +160,20 @@ mod tests {
         fs::write(&path, "#!/bin/sh\n").unwrap();
         assert!(needed(&path).unwrap_err().to_string().contains("ELF"));
         assert!(needed(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn a_runpath_is_relative_to_the_root_and_to_the_file() {
+        let needed = Needed {
+            runpath: ["/opt/lib", "$ORIGIN/../lib", "${ORIGIN}"]
+                .map(str::to_owned)
+                .into(),
+            ..Needed::default()
+        };
+        let folders = needed.folders(Path::new("/root"), Path::new("/root/usr/bin/program"));
+        assert_eq!(folders, ["opt/lib", "usr/bin/../lib", "usr/bin"]);
+        let folders = needed.folders(Path::new("/"), Path::new("/home/me/program"));
+        assert_eq!(folders, ["opt/lib", "home/me/../lib", "home/me"]);
     }
 
     #[test]
