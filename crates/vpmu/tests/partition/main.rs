@@ -4,6 +4,7 @@ mod backed;
 mod exits;
 mod hostile;
 mod machine;
+mod migrate;
 mod overflows;
 mod plans;
 mod probe;

@@ -1,5 +1,6 @@
 //! The guest's PMU on one CPU: one of the designs, behind one face.
 
+mod counted;
 mod describe;
 
 use vpmu::arm::{
@@ -17,6 +18,7 @@ use crate::{
     boot::words::{Design, Settings},
     regs::MdcrEl2,
 };
+use counted::Counted;
 pub use describe::Description;
 
 /// The event that counts the monitor's own instructions: INST_RETIRED.
@@ -432,33 +434,6 @@ fn overflowed<R: PmuRegisters>(counters: CounterSet, registers: &mut R) -> Count
         registers.write(Register::PmovsClr, u64::from(overflowed.bits()));
     }
     overflowed
-}
-
-/// Counts accesses on their way to the registers.
-struct Counted<'a, R> {
-    registers: &'a mut R,
-    accesses: u64,
-}
-
-impl<'a, R> Counted<'a, R> {
-    fn new(registers: &'a mut R) -> Self {
-        Self {
-            registers,
-            accesses: 0,
-        }
-    }
-}
-
-impl<R: PmuRegisters> PmuRegisters for Counted<'_, R> {
-    fn read(&mut self, register: Register) -> u64 {
-        self.accesses += 1;
-        self.registers.read(register)
-    }
-
-    fn write(&mut self, register: Register, value: u64) {
-        self.accesses += 1;
-        self.registers.write(register, value);
-    }
 }
 
 #[cfg(test)]

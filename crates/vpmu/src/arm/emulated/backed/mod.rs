@@ -16,17 +16,18 @@
 //! that traps opens it; a [`put`](BackedPmu::put) closes it.
 
 mod backing;
+mod exchange;
 mod migrate;
 mod open;
 
 use super::{ConfigError, EmulatedConfig, EmulatedPmu, Identity};
 use crate::arm::partition::{Plan, PmuRegisters, TrapRegisters};
 use crate::arm::{
-    CHAIN, CYCLE_COUNTER, EventFilter, ExceptionLevel, Outcome, PmuState, RawPmevtyper, Register,
-    RestoreError, pmcr, pmuserenr,
+    CHAIN, EventFilter, ExceptionLevel, Outcome, PmuState, RawPmevtyper, Register, RestoreError,
+    pmcr, pmuserenr,
 };
 use crate::counter::{Counter, CounterSet, CounterState, Events, Model, Report, Statistics};
-use backing::{Backing, value_register};
+use backing::Backing;
 use open::stays_trapped;
 
 /// One vCPU's emulated PMU, with the physical counter *n* behind guest counter *n*.
@@ -370,91 +371,6 @@ impl<V: Events> BackedPmu<V> {
         for counter in self.backing.take_overflows(regs) {
             let mut host = self.backing.host(false, regs);
             self.pmu.overflow(counter, Report::Unsure, &mut host);
-        }
-    }
-
-    /// Takes from open registers what the model needs to perform this access.
-    fn take_for<R: PmuRegisters>(
-        &mut self,
-        register: Register,
-        level: ExceptionLevel,
-        regs: &mut R,
-    ) {
-        self.take_overflow_bits(regs);
-        if level == ExceptionLevel::El0 || register == Register::Pmuserenr {
-            self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
-        }
-        match register {
-            Register::Pmselr | Register::Pmxevtyper => self.take_selection(regs),
-            Register::Pmevcntr(_) | Register::Pmccntr | Register::Pmxevcntr | Register::Pmswinc => {
-                self.take_selection(regs);
-                self.take_values(regs);
-            }
-            _ => {}
-        }
-    }
-
-    fn take_overflow_bits<R: PmuRegisters>(&mut self, regs: &mut R) {
-        let bits = regs.read(Register::PmovsSet) as u32;
-        let now = CounterSet::from_bits(bits) & self.pmu.implemented();
-        for n in now - self.pmu.overflowed {
-            self.pmu.bank.observer.overflowed(n);
-        }
-        self.pmu.overflowed = now;
-    }
-
-    fn take_selection<R: PmuRegisters>(&mut self, regs: &mut R) {
-        self.pmu.pmselr = regs.read(Register::Pmselr) as u8 & 0x1f;
-    }
-
-    fn take_values<R: PmuRegisters>(&mut self, regs: &mut R) {
-        for n in self.pmu.implemented() {
-            self.pmu.bank.counters[n].value = regs.read(value_register(n));
-        }
-    }
-
-    fn take_all<R: PmuRegisters>(&mut self, regs: &mut R) {
-        self.take_overflow_bits(regs);
-        self.pmu.pmuserenr = regs.read(Register::Pmuserenr) & pmuserenr::MASK;
-        self.take_selection(regs);
-        self.take_values(regs);
-    }
-
-    /// Brings open registers to what the model made of a write.
-    fn publish<R: PmuRegisters>(&mut self, register: Register, value: u64, regs: &mut R) {
-        match register {
-            Register::Pmcr => {
-                // Written at EL2, P would reset the host's counters too.
-                if value & pmcr::P != 0 {
-                    self.write_values(CounterSet::first(self.pmu.config.counters), regs);
-                }
-                if value & pmcr::C != 0 {
-                    self.write_values(CounterSet::of(CYCLE_COUNTER), regs);
-                }
-                regs.write(Register::Pmcr, self.pmu.pmcr);
-            }
-            Register::PmovsSet | Register::PmovsClr => self.write_overflows(regs),
-            Register::Pmevcntr(_) | Register::Pmccntr | Register::Pmxevcntr | Register::Pmswinc => {
-                self.write_values(self.pmu.implemented(), regs);
-                self.write_overflows(regs);
-            }
-            Register::Pmselr => regs.write(register, self.pmu.pmselr.into()),
-            Register::Pmuserenr => regs.write(register, self.pmu.pmuserenr),
-            _ => {}
-        }
-    }
-
-    fn write_values<R: PmuRegisters>(&self, counters: CounterSet, regs: &mut R) {
-        for n in counters {
-            regs.write(value_register(n), self.pmu.bank.counters[n].value);
-        }
-    }
-
-    fn write_overflows<R: PmuRegisters>(&self, regs: &mut R) {
-        let clear = self.pmu.implemented() - self.pmu.overflowed;
-        regs.write(Register::PmovsClr, clear.bits().into());
-        if !self.pmu.overflowed.is_empty() {
-            regs.write(Register::PmovsSet, self.pmu.overflowed.bits().into());
         }
     }
 }
