@@ -7,7 +7,6 @@ mod process;
 
 use core::ffi::CStr;
 use core::fmt;
-use core::mem::MaybeUninit;
 use core::ptr;
 use core::slice;
 
