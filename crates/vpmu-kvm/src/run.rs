@@ -177,15 +177,6 @@ impl RunPage {
         Self::get(field!(self, flags)) & ELSEWHERE != 0
     }
 
-    /// Notes the registers that the vCPU has been given since its exit.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "only the follower asks")
-    )]
-    pub(crate) fn note_regs(&self, regs: &kvm_regs) {
-        Self::put(field!(self, s.regs.regs), *regs);
-    }
-
     /// Returns RCX and RIP of the vCPU that has exited.
     pub(crate) fn rcx_and_rip(&self) -> (u64, u64) {
         (

@@ -11,6 +11,8 @@ use crate::kvm::OnKvm;
 use crate::pmu::Core;
 use crate::sys::{self, debug};
 
+// Registers are given to KVM with the next run, which comes right behind `before_run`: a VMM that saves the vCPU does so with
+// neither them nor the memory that goes with them.
 impl Follower {
     /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
     pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
@@ -83,7 +85,6 @@ impl Follower {
         match crossed {
             Err(_) => pmu.count_bridge(None, ring),
             Ok((regs, executed)) => {
-                // With the next run, which comes right behind this: a call of KVM less.
                 kvm.run.set_regs(&regs);
                 pmu.count_bridge(Some(executed), ring);
                 pmu.take_branches(bridge.taken(executed.taken).iter());
@@ -92,22 +93,18 @@ impl Follower {
         Ok(())
     }
 
-    /// Crosses the bridge, if there is one. KVM has completed the read before it, and no more.
-    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
+    /// Crosses the bridge, if there is one. KVM has completed the read before it.
+    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) {
         let (Some(bridge), Some(regs)) = (&mut self.bridge, kvm.run.regs()) else {
-            return Ok(());
+            return;
         };
-        let executed: Option<Executed> = match bridge.commit(&regs, &*self.memory) {
-            None => return Ok(()),
-            Some(Err(_)) => None,
-            Some(Ok((regs, executed))) => {
-                // Now, not with the next run: a VMM may save the vCPU meanwhile.
-                sys::set_regs(&kvm.vcpu, &regs)?;
-                kvm.run.note_regs(&regs);
-                Some(executed)
-            }
+        let Some(crossed) = bridge.commit(&regs, &*self.memory) else {
+            return;
         };
+        let executed: Option<Executed> = crossed.ok().map(|(regs, executed)| {
+            kvm.run.set_regs(&regs);
+            executed
+        });
         pmu.count_bridge(executed, Ring::Kernel);
-        Ok(())
     }
 }

@@ -205,6 +205,10 @@ impl Follower {
             self.is_asked = asked.is_ok();
             return Ok(());
         }
+        self.cross(kvm, pmu);
+        if wanted == 0 {
+            return Ok(());
+        }
         let is_over = self.run.as_ref().is_some_and(|run| {
             // The guard's signal is no breakpoint. The clock need not be asked at each of these.
             run.exits >= self.most || !run.is_calm && guard::time() >= run.begun + LONGEST
@@ -328,7 +332,6 @@ impl Follower {
             if is_ours && returned == Returned::NoExit {
                 self.is_between = false;
                 pmu.count(Exit::Follow);
-                self.cross(kvm, pmu)?;
                 return Ok(true);
             }
         }

@@ -352,18 +352,19 @@ pub(crate) trait Model {
     /// The vCPU stops running: nothing counts, and all that was counted is taken.
     fn stop_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
         if self.bank().loaded {
-            self.hold_vcpu(host);
-            self.bank_mut().hosted.end_slice(host);
-        }
-    }
-
-    /// As [`stop_vcpu`](Self::stop_vcpu), for a moment: no slice ends.
-    fn hold_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
-        if self.bank().loaded {
             self.bank_mut().loaded = false;
             // First stop, then read: totals that stand still are read once.
             self.apply(host);
             self.settle(self.unsettled(), host);
+            self.bank_mut().hosted.end_slice(host);
+        }
+    }
+
+    /// Nothing counts until the vCPU starts to run again, in a moment.
+    fn hold_vcpu<H: CounterHost<Self::Event>>(&mut self, host: &mut H) {
+        if self.bank().loaded {
+            self.bank_mut().loaded = false;
+            self.bank_mut().hosted.hold(host);
         }
     }
 }

@@ -137,6 +137,16 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         }
     }
 
+    /// Stops all that runs for a moment, and takes nothing: what goes on as it was need not be read.
+    pub(crate) fn hold<H: CounterHost<E>>(&mut self, host: &mut H) {
+        if !self.running.is_empty() {
+            count(&mut self.statistics.pauses);
+            host.pause(self.running);
+            self.undrained |= self.running;
+            self.running = CounterSet::EMPTY;
+        }
+    }
+
     /// Returns whether [`start`](Self::start) with these arguments would leave the period alone: the host event exists,
     /// and its report is due where it has to be. Then no count has to be taken before.
     pub fn keeps_period(&self, counter: Counter, event: &E, due: Option<NonZeroU64>) -> bool {

@@ -86,8 +86,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.counters.stop_vcpu(host);
     }
 
-    /// Stops counting until [`load`](Self::load), and takes all that was counted. As [`put`](Self::put), but no slice ends:
-    /// for a moment in which the vCPU runs and its host events would count the embedder's work. No call of the host for a
+    /// Stops counting until [`load`](Self::load), for a moment in which the vCPU runs and its host events would count the
+    /// embedder's work. Unlike [`put`](Self::put), it ends no slice, and takes no counts: one call of the host. No call for a
     /// guest that uses no counter.
     pub fn hold<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         self.counters.hold_vcpu(host);

@@ -3,7 +3,7 @@
 
 use super::behaviour::{BUFFER, COUNT, guest_of};
 use crate::support::Happening::Instructions;
-use crate::support::{END, Guest, INSTRUCTIONS};
+use crate::support::{Call, END, Guest, INSTRUCTIONS, set};
 use vpmu::x86::Ring;
 use vpmu::x86::intel::Msr::*;
 use vpmu::x86::intel::{Capability, Version};
@@ -279,6 +279,30 @@ fn the_counter_goes_on_and_its_next_period_is_asked_for() {
     guest.execute(1);
     guest.interrupt();
     assert_eq!(guest.pmu.branches_awaited(), 32);
+}
+
+#[test]
+fn a_run_costs_a_host_that_repeats_two_operations() {
+    let mut guest = guest(0x800);
+    (guest.host.prompt, guest.host.atomic, guest.host.repeats) = (true, true, true);
+    // Another period, so that this host is asked for it.
+    guest.record(COUNT | ADAPTIVE | INSTRUCTIONS, 1100);
+    guest.host.calls();
+    let mut left = 1100;
+    for n in 1..=4 {
+        guest.execute(left);
+        guest.interrupt();
+        assert_eq!(guest.pmu.branches_awaited(), 32);
+        guest.execute(30);
+        guest.pmu.hold(&mut guest.host);
+        guest.branch(n);
+        guest.pmu.end_following(&mut guest.host);
+        guest.pmu.load(&mut guest.host);
+        let calls = [Call::Pause(set([0])), Call::Resume(set([0]))];
+        assert_eq!(guest.host.calls(), calls);
+        assert_eq!(guest.index(), BUFFER + n * SIZE);
+        left = 1070;
+    }
 }
 
 #[test]
