@@ -157,7 +157,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
     fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if !self.counters.hold_pmis(host.follows_branches()) {
+        // Nothing waits for branches where there are none.
+        if self.counters.lbr.is_some() && !self.counters.hold_pmis(host.follows_branches()) {
             self.release_held(host);
         }
     }
