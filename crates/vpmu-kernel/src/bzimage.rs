@@ -15,6 +15,9 @@ const PAYLOAD_LENGTH_AT: usize = 0x24c;
 const SIZE: usize = 4;
 /// The first protocol with a payload field.
 const PROTOCOL_2_08: u16 = 0x208;
+/// What the compressed data begins with.
+pub(super) const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+pub(super) const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 /// Bytes of the kernel in each block of LZ4's legacy frame, but for the last.
 pub(super) const LZ4_BLOCK: usize = 8 << 20;
 /// Bytes that a decompressor may read before it writes.
@@ -123,15 +126,15 @@ pub(super) fn extract(image: &[u8]) -> Result<Vec<u8>, Error> {
             )?;
             "xz"
         }
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => {
+        _ if data.starts_with(&ZSTD_MAGIC) => {
             let mut decoder =
                 ruzstd::decoding::StreamingDecoder::new_with_max_window_size(data, LARGEST_WINDOW)
                     .map_err(|error| damaged("zstd")(&error))?;
             decompress("zstd", &mut decoder)?;
             "zstd"
         }
-        [0x02, 0x21, 0x4c, 0x18, ref blocks @ ..] => {
-            kernel = lz4_legacy(blocks, size)?;
+        _ if data.starts_with(&LZ4_MAGIC) => {
+            kernel = lz4_legacy(&data[LZ4_MAGIC.len()..], size)?;
             "lz4"
         }
         [a, b, c, d, ..] => return Err(Error::Compression([a, b, c, d])),

@@ -8,14 +8,13 @@
 
 use std::io::Write;
 
-use super::bzimage::{LZ4_BLOCK, Payload};
+use super::bzimage::{LZ4_BLOCK, LZ4_MAGIC, Payload, ZSTD_MAGIC};
 use super::{Error, Kernel};
 
 /// zstd's best level.
 const ZSTD_BEST: i32 = 22;
 /// LZ4's best level.
 const LZ4_BEST: i32 = 12;
-const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 
 impl Kernel {
     /// Returns `image`, the bzImage that this kernel was taken from, with this kernel in it. A rewritten kernel takes
@@ -32,9 +31,9 @@ impl Kernel {
             return Err(Error::Another);
         }
         let data = payload.data();
-        let packed = match image[data.clone()] {
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => zstd(self.elf()),
-            [0x02, 0x21, 0x4c, 0x18, ..] => lz4(self.elf()),
+        let packed = match image[data.clone()].first_chunk() {
+            Some(&ZSTD_MAGIC) => zstd(self.elf()),
+            Some(&LZ4_MAGIC) => lz4(self.elf()),
             _ => return Err(Error::Repack),
         }
         .map_err(Error::Pack)?;
