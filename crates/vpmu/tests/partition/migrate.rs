@@ -128,9 +128,8 @@ fn replan(vm: &mut Vm, config: &PartitionConfig) {
     vm.load();
 }
 
-#[test]
-fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
-    let counter = |n| vpmu::counter::Counter::new(n).unwrap();
+/// Returns a guest whose counter n has counted five instructions beyond 100 n.
+fn counting() -> Vm {
     let mut vm = Vm::new(&config());
     for n in 0..4 {
         vm.write(Register::Pmevtyper(n), 0x08);
@@ -139,6 +138,13 @@ fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
     vm.write(Register::PmcntenSet, 0b1111);
     vm.write(Register::Pmcr, E);
     vm.machine.happen(8, Place::El1, 5);
+    vm
+}
+
+#[test]
+fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
+    let counter = |n| vpmu::counter::Counter::new(n).unwrap();
+    let mut vm = counting();
 
     replan(&mut vm, &with_host_counters(3));
     assert_eq!(vm.machine.traps.mdcr_el2 & 0x1f, 3);
@@ -187,14 +193,7 @@ fn a_counter_that_the_host_takes_is_lost_and_comes_back() {
 /// a reason, stands still, and counts on afterwards.
 #[test]
 fn what_a_smaller_cpu_lacks_is_lost_with_that_reason() {
-    let mut vm = Vm::new(&config());
-    for n in 0..4 {
-        vm.write(Register::Pmevtyper(n), 0x08);
-        vm.write(Register::Pmevcntr(n), 100 * u64::from(n));
-    }
-    vm.write(Register::PmcntenSet, 0b1111);
-    vm.write(Register::Pmcr, E);
-    vm.machine.happen(8, Place::El1, 5);
+    let mut vm = counting();
     vm.put();
     let small = PartitionConfig {
         implemented: 3,
