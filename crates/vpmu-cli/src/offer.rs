@@ -26,8 +26,8 @@ pub(crate) struct Offer {
     /// Whether the guest has last branch records, and how many: off, on, 8, 16 or 32 (x86_64, emulated)
     ///
     /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many
-    /// branches as it records. With --pebs, precise samples have them in their records, which costs a fifth. The processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the
-    /// vendor.
+    /// branches as it records. With --pebs, precise samples have them in their records, which costs a fifth. The
+    /// processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the vendor.
     #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
     lbr: Lbr,
     /// The time that counts for the guest where a clock does: guest or vm (x86_64, emulated and paravirt)

@@ -49,7 +49,8 @@ guest oopses its kernel. Each RDPMC of the kernel, two bytes, becomes `out 0xe6,
 with vpmu's PMU completes. vpmu-vmm does this by itself; this command is for other VMMs.
 
 What is lost: without --bzimage the kernel is no longer moved at boot (KASLR), as the code that does it is in the \
-bzImage around it; with --bzimage, a signature (secure boot). A kernel that the guest loads itself (kexec, kdump) is not rewritten. RDPMC in user space still faults: write 0 to \
+bzImage around it; with --bzimage, a signature (secure boot). A kernel that the guest loads itself (kexec, kdump) is \
+not rewritten. RDPMC in user space still faults: write 0 to \
 /sys/bus/event_source/devices/cpu/rdpmc in the guest.
 
 Exit status: 0 when OUT was written (also where there was no RDPMC to rewrite), 1 when IN is no kernel or cannot be \

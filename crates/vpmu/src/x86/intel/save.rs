@@ -134,8 +134,8 @@ impl PmuState {
         let status = !(capability.status_bits() | to_global(capability.counters()));
         fits("IA32_PERF_GLOBAL_STATUS", self.global_status, status)?;
         fits("IA32_DEBUGCTL", self.debugctl, reserved.debugctl)?;
-        let lbr = (self.lbr.as_ref(), capability.lbr.as_ref());
-        lbr_fits(lbr.0, lbr.1, lbr::intel::State::check)?;
+        let lbr = capability.lbr.as_ref();
+        lbr_fits(self.lbr.as_ref(), lbr, lbr::intel::State::check)?;
         self.check_pebs(capability)
     }
 
