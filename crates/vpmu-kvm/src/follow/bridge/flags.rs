@@ -356,6 +356,15 @@ pub(super) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
     (result, flags)
 }
 
+/// BT: the flags after a test of the bit `n` of `a`. ZF stays (SDM vol. 2A, "BT").
+pub(super) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
+    let bit = a >> (n % (8 * u64::from(size))) & 1;
+    Flags {
+        undefined: before.undefined & ZERO | PARITY | ADJUST | SIGN | OVERFLOW,
+        ..Flags::of(before.bits() & ZERO | if bit != 0 { CARRY } else { 0 })
+    }
+}
+
 /// IMUL with two or three operands.
 pub(super) fn multiply(a: u64, b: u64, size: u8) -> Computed {
     let unused = 64 - 8 * u32::from(size);

@@ -368,6 +368,11 @@ impl Machine<'_, '_> {
         let size = op.size;
         let before = self.registers.flags.get();
         let carry = || before.carry().ok_or(Stop);
+        if op.action == Action::BitTest {
+            let flags = flags::bit_test(a, b, size, &before);
+            self.registers.flags.set_known(flags);
+            return Ok(());
+        }
         let (result, flags): Computed = match op.action {
             Action::AddWithCarry => flags::add(a, b, carry()?, size),
             Action::SubtractWithBorrow => flags::subtract(a, b, carry()?, size),

@@ -53,6 +53,8 @@ pub(super) enum Action {
     /// IMUL with two operands, and with three, of which the last is a number.
     Multiply,
     MultiplyBy,
+    /// BT of a register, or of memory and a number: the bit's number is cut to the operand.
+    BitTest,
     Leave,
     Set(ConditionCode),
     MoveIf(ConditionCode),
@@ -309,6 +311,8 @@ impl Op {
             | Action::RotateLeft
             | Action::RotateRight => count <= 2,
             Action::MultiplyBy => count == 3 && same,
+            // Another register's number would reach beyond the operand in memory.
+            Action::BitTest => !has_memory || matches!(self.from, Place::Immediate(_)),
             _ => count == 2 && same,
         }
     }
@@ -352,6 +356,7 @@ fn action(instruction: &Instruction) -> Option<Action> {
             3 => Action::MultiplyBy,
             _ => return None,
         },
+        Mnemonic::Bt => Action::BitTest,
         Mnemonic::Cbw | Mnemonic::Cwde | Mnemonic::Cdqe => Action::MoveSigned,
         _ if is_set(mnemonic) => Action::Set(instruction.condition_code()),
         _ if is_conditional_move(mnemonic) => Action::MoveIf(instruction.condition_code()),
