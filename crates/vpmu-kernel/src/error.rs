@@ -75,6 +75,9 @@ pub enum Error {
          some twenty; boot it with --no-pmu"
     )]
     Pairs,
+    /// The file to pack a kernel into is a kernel that is unpacked already.
+    #[error("this is no bzImage to pack the kernel into again; write an ELF file")]
+    NoBzImage,
     /// The bzImage to pack a kernel into was another's.
     #[error("the bzImage is not the one that this kernel was taken from")]
     Another,

@@ -9,7 +9,7 @@
 use std::io::Write;
 
 use super::bzimage::{LZ4_BLOCK, LZ4_MAGIC, Payload, ZSTD_MAGIC};
-use super::{Error, Kernel};
+use super::{Error, Kernel, is_bzimage};
 
 /// zstd's best level.
 const ZSTD_BEST: i32 = 22;
@@ -24,8 +24,11 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// The image has another kernel, its method is not zstd or LZ4, or the kernel does not fit any more.
+    /// The image is no bzImage or has another kernel, its method is not zstd or LZ4, or the kernel does not fit any more.
     pub fn repack(&self, image: &[u8]) -> Result<Vec<u8>, Error> {
+        if !is_bzimage(image) {
+            return Err(Error::NoBzImage);
+        }
         let payload = Payload::of(image)?;
         if payload.size != self.elf().len() {
             return Err(Error::Another);

@@ -25,8 +25,13 @@ fn vmlinux(code: &[u8]) -> Vec<u8> {
 }
 
 fn rewrite(input: &Path, output: &Path) -> Output {
+    rewrite_with(&[], input, output)
+}
+
+fn rewrite_with(options: &[&str], input: &Path, output: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_vpmu"))
         .arg("rewrite-kernel")
+        .args(options)
         .args([input, output])
         .output()
         .unwrap()
@@ -78,6 +83,10 @@ fn what_cannot_be_done_leaves_what_was_there() {
         assert_eq!(done.status.code(), Some(status), "{errors}");
         assert!(errors.contains(says), "{errors}");
     }
+    let done = rewrite_with(&["--bzimage"], &kernel, &output);
+    let errors = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("write an ELF file"), "{errors}");
     assert_eq!(fs::read(&output).unwrap(), b"precious");
     let left = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 3, "nothing half-written is left");
