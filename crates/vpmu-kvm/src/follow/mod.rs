@@ -97,6 +97,8 @@ pub(crate) struct Follower {
     /// Whether the vCPU was asked to complete that, and no more.
     is_asked: bool,
     resume: Resume,
+    /// The pages that the present run has found.
+    pages: Pages,
     run: Option<Run>,
     /// Whether the guest's counters stand still until the PMI that waits for branches has them.
     is_held: bool,
@@ -121,7 +123,6 @@ struct Run {
     before: Option<kvm_regs>,
     /// The places where the vCPU has breakpoints.
     places: Places,
-    pages: Pages,
     cr2: u64,
     cr3: u64,
 }
@@ -165,6 +166,7 @@ impl Follower {
             is_between: false,
             is_asked: false,
             resume: Resume::Unknown,
+            pages: Pages::new(),
             run: None,
             is_held: false,
             bridge,
@@ -238,6 +240,7 @@ impl Follower {
             None => self.guard.insert(Guard::new(self.signal)?),
         };
         guard.set(LONGEST)?;
+        self.pages.forget();
         self.run = Some(Run {
             begun: guard::time(),
             exits: 0,
@@ -246,7 +249,6 @@ impl Follower {
             lstar: None,
             before: None,
             places: Places::default(),
-            pages: Pages::default(),
             cr2: 0,
             cr3: 0,
         });
@@ -278,7 +280,7 @@ impl Follower {
         const CR4_SMEP: u64 = 1 << 20;
         let is_smep = sregs.cr4 & CR4_SMEP != 0;
         let paging = Paging::of(&sregs);
-        let mut space = Space::new(paging, is_smep, &*self.memory, &mut run.pages);
+        let mut space = Space::new(paging, is_smep, &*self.memory, &mut self.pages);
         let ring = ring(&sregs, &regs);
         // Only user space makes system calls.
         if ring == Ring::User && run.lstar.is_none() {
@@ -354,7 +356,7 @@ impl Follower {
         };
         let is_ours = returned == Returned::Debug;
         if self.way.is_opaque {
-            run.pages.forget();
+            self.pages.forget();
         }
         let taken = stopped.branches(&self.way, run, is_ours);
         if is_ours && regs.rip == before.rip {

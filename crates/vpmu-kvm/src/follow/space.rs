@@ -15,13 +15,20 @@ const MOST: usize = 64;
 
 /// The pages that a vCPU has been seen to reach in a run. They stay where they were found until the vCPU executes what
 /// only a processor can: it takes no interrupt meanwhile, so that nobody may rely on a change of its tables yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pages {
     root: u64,
     found: Vec<(u64, Page)>,
 }
 
 impl Pages {
+    pub(super) fn new() -> Self {
+        Self {
+            root: 0,
+            found: Vec::with_capacity(MOST),
+        }
+    }
+
     /// The vCPU may have changed its tables.
     pub(super) fn forget(&mut self) {
         self.found.clear();

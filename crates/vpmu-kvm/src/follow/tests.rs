@@ -74,7 +74,7 @@ fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<
         rflags: 2,
         ..regs
     };
-    let mut pages = Pages::default();
+    let mut pages = Pages::new();
     let mut space = Space::new(Paging::of(&sregs), false, &ram, &mut pages);
     let start = Start {
         regs: &regs,

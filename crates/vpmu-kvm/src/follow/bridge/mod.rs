@@ -28,6 +28,7 @@
 
 mod code;
 mod flags;
+mod goal;
 mod machine;
 mod memory;
 mod op;
@@ -46,6 +47,7 @@ use crate::guest::paging::Paging;
 use crate::guest::ring;
 use crate::memory::GuestMemory;
 use code::Code;
+use goal::{Branches, Goal, Reads};
 use machine::{Machine, Registers};
 use memory::{Journal, Memory};
 use op::{Action, Op};
@@ -97,12 +99,18 @@ struct Plan {
     executed: Executed,
 }
 
+/// What a bridge is planned with: made once, as a vCPU's thread may not be able to ask for memory.
+struct Scratch {
+    journal: Journal,
+    pages: Pages,
+}
+
 /// Executes for one vCPU.
 pub(super) struct Bridge {
     /// The handler's code, and any that branches are taken in, which would take the former's place.
     handler: Code,
     code: Code,
-    journal: Journal,
+    scratch: Scratch,
     plan: Option<Plan>,
     branches: Vec<Branch>,
     /// The register that the last bridge of reads began with, and how many it had. The next one that begins there has as many.
@@ -117,7 +125,10 @@ impl Bridge {
         Self {
             handler: Code::new(),
             code: Code::new(),
-            journal: Journal::new(),
+            scratch: Scratch {
+                journal: Journal::new(),
+                pages: Pages::new(),
+            },
             plan: None,
             branches: Vec::with_capacity(2 * usize::from(MAX_DEPTH)),
             last: (0, 0),
@@ -154,19 +165,17 @@ impl Bridge {
     ) -> bool {
         let is_kernel = ring(start.sregs, start.regs) == Ring::Kernel;
         let msr = start.regs.rcx as u32;
+        let is_known = msr == self.last.0;
         let mut goal = Reads {
             first: Some(value),
             read,
-            left: if msr == self.last.0 {
-                self.last.1
-            } else {
-                MOST
-            },
+            left: if is_known { self.last.1 } else { MOST },
+            is_known,
         };
         self.plan = match is_kernel && is_possible(start) {
             true => {
-                let (code, journal) = (&mut self.handler, &mut self.journal);
-                planned(start, memory, code, journal, &mut goal)
+                let (code, scratch) = (&mut self.handler, &mut self.scratch);
+                planned(start, memory, code, scratch, &mut goal)
             }
             false => None,
         };
@@ -176,6 +185,8 @@ impl Bridge {
                 self.last = (msr, executed.reads);
             }
             None => {
+                // The next bridge from there may be shorter.
+                self.last = (0, 0);
                 // A guest that reads its records in another way is not to pay for each read.
                 self.rest = (1 << self.vain) - 1;
                 self.vain = RAREST.min(self.vain + 1);
@@ -202,8 +213,8 @@ impl Bridge {
         };
         self.plan = match is_possible(start) {
             true => {
-                let (code, journal) = (&mut self.code, &mut self.journal);
-                planned(start, memory, code, journal, &mut goal)
+                let (code, scratch) = (&mut self.code, &mut self.scratch);
+                planned(start, memory, code, scratch, &mut goal)
             }
             false => None,
         };
@@ -230,7 +241,7 @@ impl Bridge {
             ..*regs
         };
         Some(match here == plan.from {
-            true => (self.journal.commit(memory)).map(|()| (plan.to, plan.executed)),
+            true => (self.scratch.journal.commit(memory)).map(|()| (plan.to, plan.executed)),
             false => Err(Dropped),
         })
     }
@@ -241,12 +252,13 @@ fn planned(
     start: &Start<'_>,
     memory: &dyn GuestMemory,
     code: &mut Code,
-    journal: &mut Journal,
+    Scratch { journal, pages }: &mut Scratch,
     goal: &mut impl Goal,
 ) -> Option<Plan> {
-    let mut pages = Pages::default();
+    // The guest has run since, and may have changed its tables.
+    pages.forget();
     // No instruction of the kernel's is taken from a page of user space here, whatever SMEP is.
-    let space = Space::new(Paging::of(start.sregs), true, memory, &mut pages);
+    let space = Space::new(Paging::of(start.sregs), true, memory, pages);
     code.begin();
     journal.clear();
     let mut machine = Machine {
@@ -311,7 +323,7 @@ fn planned(
         };
         if is_step {
             bound = most.min(executed.instructions + BETWEEN);
-            is_new = true;
+            is_new = goal.may_end();
         }
         if is_new && machine.registers.flags.are_defined() {
             is_new = false;
@@ -347,87 +359,6 @@ fn step(
     let is_step = goal.branch(op, ip, machine.registers.ip)?;
     executed.taken += u32::from(is_step);
     Ok(is_step)
-}
-
-/// What is to be executed for.
-trait Goal {
-    /// Returns what the first instruction, an RDMSR, gives, if it is one that has exited.
-    fn first(&mut self) -> Option<u64> {
-        None
-    }
-
-    fn is_reached(&self) -> bool {
-        false
-    }
-
-    /// Answers RDMSR.
-    fn read(&mut self, _msr: u32) -> Option<u64> {
-        None
-    }
-
-    /// A branch at `from` was executed. Returns whether that is a step to the goal. `Stop`: it must not be executed here.
-    fn branch(&mut self, _op: &Op, _from: u64, _to: u64) -> Result<bool, Stop> {
-        Ok(false)
-    }
-}
-
-/// All reads of records that are near.
-struct Reads<F> {
-    first: Option<u64>,
-    read: F,
-    /// How many there may be: behind the last one, nothing is worth executing.
-    left: u32,
-}
-
-impl<F: FnMut(u32) -> Option<u64>> Goal for Reads<F> {
-    fn first(&mut self) -> Option<u64> {
-        self.first.take()
-    }
-
-    fn is_reached(&self) -> bool {
-        self.left == 0
-    }
-
-    fn read(&mut self, msr: u32) -> Option<u64> {
-        self.left = self.left.checked_sub(1)?;
-        (self.read)(msr)
-    }
-}
-
-/// So many branches that pass the filter.
-struct Branches {
-    branches: Vec<Branch>,
-    ring: Ring,
-    filter: Filter,
-    wanted: usize,
-}
-
-impl Goal for Branches {
-    fn is_reached(&self) -> bool {
-        self.wanted == 0
-    }
-
-    fn branch(&mut self, op: &Op, from: u64, to: u64) -> Result<bool, Stop> {
-        let Some(kind) = op.kind(to)? else {
-            return Ok(false);
-        };
-        let branch = Branch {
-            from,
-            to,
-            kind,
-            from_ring: self.ring,
-            to_ring: self.ring,
-            mispredicted: None,
-            cycles: None,
-        };
-        let passes = self.filter.passes(&branch);
-        if self.branches.len() == self.branches.capacity() || passes && self.wanted == 0 {
-            return Err(Stop);
-        }
-        self.wanted -= usize::from(passes);
-        self.branches.push(branch);
-        Ok(true)
-    }
 }
 
 /// Returns whether the guest is in 64-bit code that is executed as the manual says, one instruction after the other.

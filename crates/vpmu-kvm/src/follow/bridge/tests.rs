@@ -419,4 +419,7 @@ fn a_bridge_is_as_long_as_the_last_one_from_there_and_grows() {
     assert_eq!(reads(0, 32), (7, 7));
     assert_eq!(reads(8, 32), (23, 23));
     assert_eq!(reads(0, 32), (31, 31));
+    // The stack is short again: there is no bridge once, and then one as long as it can be.
+    assert_eq!(reads(0, 8), (0, 8));
+    assert_eq!(reads(0, 8), (7, 8));
 }

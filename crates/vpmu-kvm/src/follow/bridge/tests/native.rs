@@ -314,7 +314,7 @@ fn random_instructions_do_what_this_processor_does() {
         let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert!(ram.write(CODE, &whole) && ram.write(DATA, &bytes));
         // Here.
-        let (mut journal, mut found, mut code) = (Journal::new(), Pages::default(), Code::new());
+        let (mut journal, mut found, mut code) = (Journal::new(), Pages::new(), Code::new());
         let space = Space::new(Paging::of(&sregs()), true, &ram, &mut found);
         let before = to_kvm(&state, code_at);
         let start = Start {
