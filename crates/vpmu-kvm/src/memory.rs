@@ -107,7 +107,7 @@ impl Page for SharedPage<'_> {
 #[cfg(feature = "vm-memory")]
 mod rust_vmm {
     use std::fmt::Debug;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     use vm_memory::bitmap::{Bitmap, BitmapSlice};
     use vm_memory::{
@@ -122,6 +122,13 @@ mod rust_vmm {
         for GuestRegionCollection<R>
     {
         fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+            // An entry of a page table: the general way takes three times as many instructions.
+            if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *bytes)
+                && address.is_multiple_of(8)
+            {
+                let loaded = self.load::<u64>(GuestAddress(address), Ordering::Relaxed);
+                return loaded.map(|value| *word = value.to_ne_bytes()).is_ok();
+            }
             self.read_slice(bytes, GuestAddress(address)).is_ok()
         }
 
@@ -150,8 +157,6 @@ mod rust_vmm {
 
     #[cfg(test)]
     mod tests {
-        use std::sync::atomic::Ordering;
-
         use super::super::{with_page, with_slot};
         use super::*;
         use lazy_deadline::Slot;
