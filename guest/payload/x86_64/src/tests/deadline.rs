@@ -32,7 +32,7 @@ const AHEAD: u64 = 10_000_000;
 
 /// Ticks before the wrap at which a test begins, and the most by which a TSC is read later than it was set: enough for
 /// a busy host.
-const LEAD: u64 = 1 << 30;
+const LEAD: u64 = 1 << 28;
 
 /// A CPU's slot: the tests use it one CPU after another.
 #[repr(C, align(64))]
