@@ -32,8 +32,8 @@ impl BarePmu {
     ///
     /// # Errors
     ///
-    /// When this process may not count guests, the host cannot count what is offered, or PEBS is offered, whose records
-    /// need more than the VMM hands over.
+    /// When this process may not count guests, when the host cannot count what is offered, or when PEBS is offered,
+    /// whose records need more than the VMM hands over.
     pub fn new(
         capability: Capability,
         options: &Options,

@@ -14,7 +14,7 @@ pub enum Error {
     NoUserSpaceMsr,
     /// KVM's own PMU cannot be switched off any more.
     LateIntercept,
-    /// The descriptor is no VM's.
+    /// The descriptor is not a VM's.
     NoVm(i32),
     /// The local APIC is not KVM's, or the descriptor is no vCPU's.
     NoLapic(i32),
@@ -37,18 +37,18 @@ pub enum Error {
     Config(ConfigError),
     /// perf refuses.
     Perf(PerfError),
-    /// Hardware counters that count what is not the guest's, or nothing.
+    /// Hardware counters count more than the guest, or nothing.
     GuestsOnly(GuestsOnly),
     /// The guest has been offered an event that this host cannot count.
     Event(ArchEvent),
-    /// An AMD processor was asked for on a host that is none.
+    /// An AMD processor was asked for on a host without one.
     NoAmd,
     // Apart from `OtherOffer`: here the kind is right, and its registers are damaged.
     /// The registers are not those of the PMU that the guest is offered.
     State(RestoreError),
     /// The state was saved by a later version of this crate.
     StateVersion(u32),
-    /// No paravirtual PMU can be offered so.
+    /// A paravirtual PMU cannot be offered in this form.
     Offer(vpmu::paravirt::BadOffer),
     /// A saved paravirtual PMU that cannot go on here.
     Paravirt(vpmu::paravirt::RestoreError),
@@ -133,9 +133,10 @@ impl From<PerfError> for Error {
 }
 
 impl Error {
-    /// Tells whether the vCPU whose `before_run` or `after_run` has failed so cannot go on: KVM has refused a call in the
-    /// middle of an exit or of an interrupt, which is then lost, and the VM is to end. After any other error of these
-    /// functions the vCPU is as it was: once the cause is gone, call `before_run` again before the vCPU runs.
+    /// Returns whether the vCPU cannot go on after its `before_run` or `after_run` has failed with this error: KVM has
+    /// refused a call in the middle of an exit or of an interrupt, which is then lost. End the VM then. After any other
+    /// error of these functions the vCPU is as it was: once the cause is gone, call `before_run` again before the vCPU
+    /// runs.
     pub fn is_fatal(&self) -> bool {
         match self {
             Self::Kvm(..) | Self::NoLapic(_) => true,

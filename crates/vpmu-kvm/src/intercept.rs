@@ -1,4 +1,4 @@
-//! The MSRs that KVM hands to the VMM, and to nobody else.
+//! The MSRs whose accesses KVM hands to the VMM.
 
 use std::os::fd::AsRawFd;
 
@@ -40,10 +40,9 @@ pub struct FilterRange {
 /// the PMU that KVM itself may have for this guest: a KVM that gives its guests the host's PMU (mediated vPMU) would
 /// take it from perf. Call this before the first vCPU is created.
 ///
-/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list, or gives its
-/// filter to [`intercept_beside`]. A VMM that
-/// wants other accesses, too (KVM_MSR_EXIT_REASON_UNKNOWN or _INVAL), enables KVM_CAP_X86_USER_SPACE_MSR again behind this
-/// call, with KVM_MSR_EXIT_REASON_FILTER among its reasons.
+/// A VM has one filter, and this call replaces it. A VMM that handles MSRs of its own puts them into the list, or gives
+/// its filter to [`intercept_beside`]. A VMM that wants other accesses, too (KVM_MSR_EXIT_REASON_UNKNOWN or _INVAL),
+/// enables KVM_CAP_X86_USER_SPACE_MSR again after this call, with KVM_MSR_EXIT_REASON_FILTER among the reasons.
 ///
 /// # Errors
 ///
@@ -52,8 +51,8 @@ pub fn intercept(vm: &impl AsRawFd, msrs: &[u32]) -> Result<(), Error> {
     intercept_beside(vm, msrs, &Filter::default())
 }
 
-/// As [`intercept`], with the VMM's own filter behind the parts' MSRs. A VMM that changes its filter calls this again: a
-/// filter that it sets by itself replaces both. May then be called with vCPUs, too.
+/// As [`intercept`], with the VMM's own filter behind the parts' MSRs. A VMM that changes its filter calls this again:
+/// a filter that the VMM sets by itself replaces both. Such a call may come when there are vCPUs already.
 ///
 /// # Errors
 ///

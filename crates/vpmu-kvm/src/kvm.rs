@@ -31,7 +31,7 @@ pub enum AfterRun {
     /// There was no exit: an overflow has taken the vCPU out of the guest, or kept it from entering, and
     /// `immediate_exit` is not 1. Run the vCPU again. A signal of the VMM's own may have come at the same time.
     Kicked,
-    /// The exit, or the interruption by a signal, is the VMM's, and is as KVM has made it.
+    /// The exit, or the interruption by a signal, is the VMM's, and is left as KVM has made it.
     Vmm,
 }
 

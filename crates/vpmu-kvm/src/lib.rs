@@ -1,12 +1,12 @@
 //! The vpmu engine on stock KVM: a PMU for the guests of any VMM, where KVM offers none.
 //!
-//! KVM hands every access to the PMU's MSRs to the VMM if it is asked to. So a VMM needs:
+//! KVM hands every access to the PMU's MSRs to the VMM if the VMM asks for that. So a VMM needs:
 //!
-//! - this crate: what KVM hands over is completed, counted by perf events of the vCPU's thread, and the
-//!   interrupt is delivered;
+//! - this crate, which completes what KVM hands over, counts by perf events of the vCPU's thread, and delivers the
+//!   interrupt;
 //! - RDPMC, which KVM never hands over: at run time by [`Vcpu::set_rdpmc`], for any 64-bit Linux, or from a kernel
 //!   that the crate `vpmu-kernel` or the command `vpmu rewrite-kernel` has rewritten, as below;
-//! - perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
+//! - permission to use perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
 //!
 //! The VMM's binding to KVM does not matter: descriptors are taken as [`AsRawFd`](std::os::fd::AsRawFd), everything else is
 //! plain. No call is unsafe. `docs/embedding.md` has the rules that a VMM with jails, snapshots and pauses needs.

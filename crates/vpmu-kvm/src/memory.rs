@@ -9,10 +9,10 @@ use vpmu::paravirt::{PAGE_SIZE, Page};
 /// The guest's RAM by its physical addresses. It includes neither the guest's devices nor memory that the guest may not
 /// write: the guest chooses the addresses.
 ///
-/// PEBS records, the page of a paravirtual PMU, the slot of a lazy deadline, and the code by which RDPMC comes to the VMM
-/// ([`Rdpmc`](crate::Rdpmc)) are in this memory. Where the VMM logs the pages that its guest writes, it logs the pages that
-/// are written here, too. The feature `vm-memory` implements the trait for `GuestMemoryMmap`, and for any other
-/// `GuestRegionCollection`, of this crate's version of `vm-memory`.
+/// PEBS records, the page of a paravirtual PMU, the slot of a lazy deadline, and the code by which RDPMC reaches the
+/// VMM ([`Rdpmc`](crate::Rdpmc)) are in this memory. Where the VMM logs the pages that its guest writes, it logs the
+/// pages that are written here, too. The feature `vm-memory` implements the trait for `GuestMemoryMmap`, and for any
+/// other `GuestRegionCollection`, of this crate's version of `vm-memory`.
 pub trait GuestMemory: fmt::Debug + Send + Sync {
     /// Fills `bytes` from `address` on. `false`: not all of that is RAM; `bytes` may be anything.
     fn read(&self, address: u64, bytes: &mut [u8]) -> bool;
@@ -21,8 +21,9 @@ pub trait GuestMemory: fmt::Debug + Send + Sync {
     fn write(&self, address: u64, bytes: &[u8]) -> bool;
 
     /// Calls `body` once with the `count` words of 64 bits from `address` on, a multiple of 8. Does not call `body`
-    /// where not all of them are RAM. The words may be written. All of the above but PEBS needs them: without, the guest
-    /// finds no page, no slot, and no PMU where RDPMC would come by [`Vcpu::set_rdpmc`](crate::Vcpu::set_rdpmc).
+    /// where not all of them are RAM. The words may be written. Every use of this memory except PEBS needs these words.
+    /// Without them the guest finds no page, no slot, and, where RDPMC needs
+    /// [`Vcpu::set_rdpmc`](crate::Vcpu::set_rdpmc), no PMU.
     fn with_words(&self, address: u64, count: usize, body: &mut dyn FnMut(&dyn Words));
 }
 

@@ -100,11 +100,11 @@ impl Offer {
     /// Turns `cpuid`, which a guest without these parts would be told, into that of a processor with them. Call this
     /// after the VMM's own changes, many of which clear leaf 0AH. A second call changes nothing.
     ///
-    /// With AMD's PMU, the processor is the host's, else an Intel processor of no known model. With Intel's PMU on an
-    /// AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. Features that no guest with an
-    /// architectural PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug store, bus lock
-    /// detection, instruction-based sampling and their kin. VMX and SVM are not offered: a guest of such a PMU has no
-    /// guests of its own. With a paravirtual PMU, the VMM offers the guest no other.
+    /// With AMD's PMU the guest's processor is the host's; otherwise it is an Intel processor of no known model. With
+    /// Intel's PMU on an AMD host, vendor and features become Intel's, and the TSC has `tsc_khz`. Features that no
+    /// guest with an architectural PMU can use, because their MSRs are the PMU's, are not offered: Intel PT, the debug
+    /// store, bus lock detection, instruction-based sampling and their kin. VMX and SVM are not offered: a guest of
+    /// such a PMU has no guests of its own. With a paravirtual PMU, the VMM offers the guest no other.
     pub fn set_cpuid(&self, cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
         match &self.pmu {
             None => {}
@@ -153,8 +153,8 @@ impl Offer {
 /// Finds out what this host can back: the best PMU of this model that a guest can be offered here. May be called from
 /// any thread, before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With
 /// hardware counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's
-/// PMU cannot be told which events there are: the others count nothing. Hardware counters are tried by a guest of a few
-/// instructions, once for the process: where they count the host, or nothing, a clock counts.
+/// PMU cannot be told which events there are: events that the host lacks count nothing. A guest of a few instructions
+/// tries the hardware counters, once for the process: where they count the host, or nothing, a clock counts.
 ///
 /// # Errors
 ///

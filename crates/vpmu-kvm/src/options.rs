@@ -24,16 +24,16 @@ pub enum Model {
         /// Whether the guest has PEBS: see docs/pebs.md for when that is better.
         pebs: bool,
     },
-    /// AMD's core performance counters, on hosts of AMD's. The guest keeps the host's processor. With PerfMonV2 a sample
-    /// takes more exits, switching many counters at once fewer (docs/x86-pmu.md).
+    /// AMD's core performance counters, on hosts of AMD's. The guest keeps the host's processor. With PerfMonV2 a
+    /// sample takes more exits, and switching many counters at once takes fewer (docs/x86-pmu.md).
     Amd(amd::Interface),
     /// The paravirtual PMU, for guests with its driver. No guest finds an architectural PMU beside it.
     Paravirtual,
 }
 
 impl Model {
-    /// Intel's PMU as it suits most: version 5, whose bitmap of fixed counters names no counter without an event here,
-    /// without PEBS.
+    /// Intel's PMU as it suits most guests: version 5, without PEBS. The bitmap of fixed counters of this version names
+    /// no counter without an event here.
     pub const INTEL: Self = Self::Intel {
         version: Perfmon::V5,
         pebs: false,
@@ -43,7 +43,7 @@ impl Model {
 /// The way in which a guest's PEBS records are collected. The records and all registers are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pebs {
-    /// As `Buffer` on a host whose perf can do that, as `Exit` elsewhere.
+    /// As `Buffer` on a host whose perf can sample guests, as `Exit` elsewhere.
     #[default]
     Auto,
     /// Each overflow takes the vCPU out of the guest, and its record is made there.
@@ -101,7 +101,7 @@ pub enum Lbr {
     Off,
     /// As many as the PMU's model can have: 32 with Intel's, 16 with AMD's. Linux uses all that there are.
     On,
-    /// So many: 8, 16, 24 or 32 with Intel's PMU, 16 with AMD's. A sample of fewer costs less.
+    /// This number of records: 8, 16, 24 or 32 with Intel's PMU, 16 with AMD's. A sample of fewer records costs less.
     Depth(u8),
 }
 
@@ -120,7 +120,7 @@ pub enum Follow {
 pub struct Options {
     /// The source of the counts.
     pub source: Source,
-    /// The time that counts where a clock does: with or without the host's work for the guest.
+    /// The time that a clock counts: with or without the host's work for the guest.
     pub freeze: Freeze,
     /// The policy for calls to perf.
     pub policy: Policy,

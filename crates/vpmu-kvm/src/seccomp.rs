@@ -231,7 +231,8 @@ pub const SYSCALLS: &[Syscall] = &[
 ];
 
 /// Returns the calls of [`SETUP_SYSCALLS`] as a JSON array, each once, in the form of [`seccomp_rules`]. A call that a
-/// filter allows without conditions needs no rule with conditions, and a rule with none allows it for all arguments.
+/// filter allows without conditions needs no rule with conditions. A rule without conditions allows its call for all
+/// arguments.
 pub fn seccomp_setup_rules() -> String {
     let mut calls: Vec<Syscall> = Vec::new();
     for call in SETUP_SYSCALLS.iter().flat_map(|(_, calls)| *calls) {

@@ -61,7 +61,7 @@ impl fmt::Display for Exit {
     }
 }
 
-/// How many exits there were of each kind. Counting one is a search among numbers: every exit pays for it.
+/// The number of exits of each kind. To count an exit is a search among numbers: every exit pays for that.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Exits(Vec<(u64, Exit, u64)>);
 

@@ -2,10 +2,10 @@
 //!
 //! # What KVM hands over
 //!
-//! With an MSR filter, RDMSR and WRMSR of the parts' MSRs come to the VMM. The local APIC stays in
-//! the kernel, so LVTPC is read there when there is an interrupt to deliver, and what LVTPC asks for is
-//! delivered. RDPMC never comes by itself: it comes by way of the guest's #GP (`rdpmc`), or the guest's kernel has been
-//! rewritten to execute `out 0xe6, al` instead (`vpmu-kernel`), which does.
+//! With an MSR filter, RDMSR and WRMSR of the parts' MSRs come to the VMM. The local APIC stays in the kernel, so LVTPC
+//! is read there when there is an interrupt to deliver, and what LVTPC asks for is delivered. RDPMC is never an exit by
+//! itself. It reaches the VMM through the guest's #GP (`rdpmc`), or the guest's kernel has been rewritten to execute
+//! `out 0xe6, al` instead (`vpmu-kernel`), which exits.
 //!
 //! LVTPC's mask bit is not set with the delivery as an Intel processor would (SDM vol. 3A,
 //! 11.5.1): the only way to is KVM_SET_LAPIC, which writes the whole APIC and could lose an
@@ -89,13 +89,13 @@ impl Vcpu {
         Ok(Self { follower, ..this })
     }
 
-    /// Continues a saved guest whose paravirtual PMU is not to go on here, for instance on a host without perf. The
-    /// guest's page says so, and one NMI makes the guest read it. Nothing is asked of perf. Call this after the guest's
-    /// memory, TSC and local APIC have been restored.
+    /// Continues a saved guest without its paravirtual PMU, for instance on a host without perf. The guest's page says
+    /// so, and one NMI makes the guest read the page. perf is not used. Call this after the guest's memory, TSC and
+    /// local APIC have been restored.
     ///
     /// # Errors
     ///
-    /// When the state has no paravirtual PMU, which no guest can lose, or KVM refuses.
+    /// When the state has no paravirtual PMU, or KVM refuses. No guest can lose another PMU.
     pub fn leave(
         vm: &impl AsRawFd,
         vcpu: &impl AsRawFd,
@@ -143,7 +143,7 @@ impl Vcpu {
         })
     }
 
-    /// Changes the way in which an overflow keeps the vCPU from entering the guest. Without this call it does so by
+    /// Changes the way in which an overflow keeps the vCPU from entering the guest. Without this call the overflow sets
     /// `kvm_run.immediate_exit`. Call this before the first run.
     pub fn set_kick(&mut self, kick: Kick) {
         if let Some(thread) = &mut self.thread {
@@ -152,8 +152,8 @@ impl Vcpu {
         }
     }
 
-    /// Has RDPMC come here without a rewritten kernel, by way of `rdpmc`, which all vCPUs of the VM share. Needs
-    /// [`Rdpmc::msrs`] among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
+    /// Serves RDPMC without a rewritten kernel, through `rdpmc`, which all vCPUs of the VM share. Needs [`Rdpmc::msrs`]
+    /// among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
     pub fn set_rdpmc(&mut self, rdpmc: Arc<Rdpmc>) {
         let memory = Arc::clone(&self.memory);
         self.kvm.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory));
@@ -272,7 +272,7 @@ impl Vcpu {
     }
 
     /// Returns the state of all parts up to this moment, in which the guest does not run. Nothing stops: the guest can
-    /// go on. Where it goes on elsewhere, its deadline may not expire here any more.
+    /// go on. If the guest goes on elsewhere, its deadline must not expire here any more.
     pub fn save(&mut self) -> State {
         let pmu = self.parts.pmu.as_mut().map(|pmu| {
             pmu.take_overflows();

@@ -53,7 +53,7 @@ pub enum PerfRecord {
     Throttle,
     /// The kernel takes samples again.
     Unthrottle,
-    /// So many records found no room. 0: an unknown number, as the buffer made no sense.
+    /// The number of records that found no room. 0: the number is unknown, because the buffer made no sense.
     Lost(u64),
 }
 

@@ -9,13 +9,13 @@ pub enum PerfError {
     /// The kernel forbids perf events. Holds the value of `perf_event_paranoid`, where it can be
     /// read.
     Forbidden(Option<i32>),
-    /// Someone else has the PMU for the guest.
+    /// KVM gives the PMU to guests by itself (mediated vPMU).
     Mediated,
     /// This kernel has no perf.
     NoPerf,
     /// The system refuses for another reason; its error number.
     Open(i32),
-    /// The ring of samples takes more memory than the kernel lets this user lock.
+    /// The ring buffer of samples takes more memory than the kernel lets this user lock.
     Locked,
     /// The process may not open as many files as its guests' counters take.
     Descriptors {
@@ -23,20 +23,20 @@ pub enum PerfError {
         needed: u64,
         /// The descriptors that the counters of the process's other vCPUs may take.
         promised: u64,
-        /// The descriptors that are free, or were made for such counters: less than both together.
+        /// The descriptors that are free, or were made for such counters: fewer than `needed` and `promised` together.
         free: u64,
         /// The limit (RLIMIT_NOFILE, soft).
         limit: u64,
     },
-    /// Samples cannot be given the time that a guest knows.
+    /// Samples cannot have the guest's time, because perf's clock is not made of the TSC.
     NoTsc,
     /// The signal cannot carry overflows.
     Signal(i32),
-    /// Somebody else has a handler for the signal.
+    /// The signal has another handler already.
     SignalTaken(i32),
-    /// A thread has one host, which has its overflows.
+    /// The calling thread has a host already, which takes the thread's overflows.
     Taken,
-    /// A clock that stands still.
+    /// The guest's TSC frequency is 0, so a clock would stand still.
     NoFrequency,
 }
 

@@ -34,8 +34,8 @@ use crate::rings::{self, GuestRing, RingSampler};
 use crate::slot::{Slot, Units};
 pub use pebs::SampledGuest;
 
-/// A [`CounterHost`] of the thread that made it. Another thread may use it while that thread does not run
-/// its guest, and drop it.
+/// The [`CounterHost`] of the thread that made it. Another thread may use the host while that thread does not run its
+/// guest, and may drop it.
 #[derive(Debug)]
 pub struct PerfHost {
     kernel: &'static dyn Kernel,
@@ -61,10 +61,10 @@ pub struct PerfHost {
 }
 
 impl PerfHost {
-    /// The shortest distance between overflows, ns. With several perf events, the distance of each is as many times as
-    /// long, or their timers together would leave no time for anything else, the guest included. An emulated host takes
-    /// half of that for one overflow. Hardware events keep to it on average: their periods are as the guest asks as long
-    /// as their overflows are rare enough, and longer where they are not.
+    /// The shortest distance between overflows, ns. With *n* perf events, the distance of each is *n* times as long.
+    /// Otherwise their timers together would leave no time for anything else, the guest included. An emulated host
+    /// takes half of that distance for one overflow. Hardware events keep the distance on average: their periods are as
+    /// the guest asks as long as their overflows are rare enough, and longer where they are not.
     pub const FLOOR: u64 = FLOOR;
 
     /// Returns the backing that counts.
@@ -77,9 +77,9 @@ impl PerfHost {
         self.chooser.counts(event)
     }
 
-    /// Has the host ask `ring` for the ring in which the guest was when it last ran, where a counter of one ring is to
-    /// overflow. The thread does not run the guest meanwhile. Without it, the last sample is believed, which is some 50
-    /// microseconds old.
+    /// Sets the function that returns the ring in which the guest last ran. The host calls `ring` where a counter of
+    /// one ring is to overflow, while the thread does not run the guest. Without this function, the host believes the
+    /// last sample, which is some 50 microseconds old.
     pub fn set_ring(&mut self, ring: impl Fn() -> Option<Ring> + Send + 'static) {
         self.guest_ring = GuestRing::new(ring);
     }
@@ -112,8 +112,9 @@ impl PerfHost {
     /// Returns the longest time, in ns, for which the total of a counter of cycles did not advance although its perf event
     /// was running, and the guest was in its ring as far as samples tell. It is found at reads, and costs no system call.
     ///
-    /// It is some ms where all is well, and as much as this thread has worked for its guest without running it: a hardware
-    /// event runs then, too, and does not count. A counter that no longer counts makes it grow with each read.
+    /// This time is some ms where all is well. It includes the time for which this thread has worked for its guest
+    /// without running it, because a hardware event then runs, too, and does not count. With a counter that no longer
+    /// counts, the time grows at each read.
     pub fn longest_stuck_ns(&self) -> u64 {
         self.longest_stuck_ns
     }

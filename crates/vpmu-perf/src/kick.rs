@@ -21,8 +21,8 @@ impl Flag for AtomicU8 {
     }
 }
 
-/// The effect of an overflow's signal besides its note. Without a kick, a signal that comes between the last check for
-/// overflows and the entry into the guest is seen only at the next exit, which may never come.
+/// What an overflow's signal does besides noting the overflow. Without a kick, a signal that comes between the last
+/// check for overflows and the entry into the guest is seen only at the next exit, which may never come.
 #[derive(Clone, Default)]
 pub enum Kick {
     /// Nothing: for threads that run no guest.

@@ -322,7 +322,7 @@ pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
 ///
 /// # Errors
 ///
-/// When somebody has replaced the handler since [`prepare`](crate::prepare).
+/// When the handler has been replaced since [`prepare`](crate::prepare).
 pub fn reach_thread(options: &PerfOptions) -> Result<(), PerfError> {
     let signal = options::signal(options);
     let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));

@@ -12,14 +12,15 @@ use crate::notes;
 use crate::sampler::Sampler;
 use crate::samplers;
 
-/// The time that counts for a guest where a clock does. Hardware counters count the guest alone.
+/// The time that a clock counts for a guest. Hardware counters count the guest alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Freeze {
-    /// The guest's, and the host's for the guest: what leaves the guest takes the time that the guest sees pass.
+    /// The guest's time, and the host's time for the guest: an operation that exits takes the time that the guest sees
+    /// pass.
     #[default]
     Vm,
-    /// The guest's alone: its counters stand still while the host completes an exit. Samples of the thread, some 10,000 a
-    /// second while something counts, tell the guest's part of the clock's time.
+    /// The guest's time alone: its counters stand still while the host completes an exit. Samples of the thread, some
+    /// 10,000 a second while something counts, tell the guest's part of the clock's time.
     Guest,
 }
 
@@ -43,7 +44,7 @@ pub struct PerfOptions {
     /// Whether the kernel samples the guest where that is asked for:
     /// [`CounterHost::sample`](vpmu::counter::CounterHost::sample).
     pub sampling: bool,
-    /// The time that counts where a clock does.
+    /// The time that a clock counts.
     pub freeze: Freeze,
 }
 
@@ -62,8 +63,8 @@ pub struct Support {
     pub mediated: bool,
 }
 
-/// Finds out which events this machine can count for guests. Takes no resources, from any thread: each event is opened
-/// and closed again. `tsc_hz`, the signal and the kick do not matter.
+/// Finds out which events this machine can count for guests. Keeps no resources: each event is opened and closed again.
+/// Any thread may call this. `tsc_hz`, the signal and the kick do not matter.
 ///
 /// # Errors
 ///
@@ -103,9 +104,9 @@ pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
     Sampler::try_open(&Linux, probe(chooser.backing, true), samplers::SAMPLES)
 }
 
-/// An event of no use but to be open. A kernel without any event of a thread has switched off the part of perf that
-/// switches events with threads. Switching it on takes the kernel a grace period of RCU: milliseconds, in which a
-/// guest's first counter would keep its vCPU waiting.
+/// The placeholder: an event that stays open and never counts. A kernel without any event of a thread has switched off
+/// the part of perf that switches events with threads. Switching that part on takes the kernel a grace period of RCU:
+/// milliseconds, in which a guest's first counter would keep its vCPU waiting.
 static SPARE: OnceLock<Option<PerfEvent>> = OnceLock::new();
 
 /// Does the work that a process does once for all its hosts, so that [`PerfHost::new`](crate::PerfHost::new) makes none of

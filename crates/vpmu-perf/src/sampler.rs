@@ -4,7 +4,7 @@
 //! processor out of the guest and back in, where the guest was. The thread itself does not return from KVM_RUN.
 //!
 //! The event is never the member of a group: Linux (seen with 6.12) does not begin to sample siblings again once it has
-//! throttled them. Nor does it tell what a counter counted: throttled, it counts too little.
+//! throttled them. Nor does the event tell what a counter counted: while throttled, it counts too little.
 
 use std::io;
 

@@ -1,22 +1,22 @@
 //! An embeddable virtual PMU: performance counters for virtual machines, for any hypervisor or VMM.
 //!
-//! A guest programs its performance counters through registers that trap. This crate is what stands
-//! behind those registers: it knows what a guest must see, and it makes the host do as little as
-//! possible for it. It has no operating system below it and no hypervisor around it, allocates
-//! nothing (`no_std`, without `alloc`) and has no `unsafe` code (`#![forbid(unsafe_code)]`).
+//! A guest programs its performance counters through registers that trap. This crate implements those registers: it
+//! knows what a guest must see, and has the host do as little as possible for that. The crate needs no operating system
+//! and no hypervisor, allocates nothing (`no_std`, without `alloc`) and has no `unsafe` code
+//! (`#![forbid(unsafe_code)]`).
 //!
 //! - [`arm`]: PMUv3, [emulated](arm::emulated) or [partitioned](arm::partition);
 //! - [`x86`]: Intel's architectural performance monitoring, versions 2 to 5, and AMD's core counters;
 //! - [`paravirt`]: a PMU for guests that have a driver for it: a page in place of registers;
 //! - [`counter`]: what all of them ask of a host, and when.
 //!
-//! This page embeds the emulated Arm one, step by step; the x86 one goes the same way.
+//! This page embeds the emulated PMU of Arm, step by step; the PMU of x86 is embedded in the same way.
 //!
 //! # 1. A host
 //!
-//! What counts for the guest is yours: hardware counters, `perf_event_open`, a simulator's ticks.
-//! The engine reaches it through [`CounterHost`](counter::CounterHost), six calls that name the guest's
-//! counters. Here is one that counts when it is told to:
+//! You supply what counts for the guest: hardware counters, `perf_event_open`, a simulator's ticks. The engine reaches
+//! it through [`CounterHost`](counter::CounterHost), six calls that name the guest's counters. Here is a host that
+//! counts when it is told to:
 //!
 //! ```
 //! use core::num::NonZeroU64;
@@ -68,8 +68,8 @@
 //!
 //! # 4. Overflows
 //!
-//! When the report comes that `set_period` asked for, call `overflow`; its answer is again the
-//! level of the line. Late, early and stray reports do no harm.
+//! When the report comes that `set_period` asked for, call `overflow`, which again returns the level of the line. Late,
+//! early and stray reports do no harm.
 //!
 //! ```
 //! # use core::num::NonZeroU64;
@@ -137,9 +137,9 @@
 //!
 //! # 5. Switching vCPUs
 //!
-//! `put` before the vCPU leaves its CPU, `load` when it comes back. A vCPU whose guest uses no
-//! counter makes no host call in either; one that stopped using its counters gives them back after
-//! a whole slice without use.
+//! Call `put` before the vCPU leaves its CPU, and `load` when it comes back. A vCPU whose guest uses no counter makes
+//! no host call in either. A vCPU whose guest has stopped using its counters gives them back after a whole slice
+//! without use.
 //!
 //! # 6. Saving
 //!

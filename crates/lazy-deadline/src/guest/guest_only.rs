@@ -1,17 +1,17 @@
-//! The guest's half without anybody to help it: works on any hypervisor.
+//! The guest's half that needs no host's half: it works on any hypervisor.
 
 use super::{GuestCpu, GuestStatistics, Request};
 use crate::count;
 
 /// One CPU's timer in the *guest-only* mode: nothing is shared, and the host does not know.
 ///
-/// The driver remembers for when IA32_TSC_DEADLINE is armed. A later deadline is only remembered;
-/// when the interrupt comes, too early, the driver arms the timer for what it remembers instead of
-/// running its handler. An early interrupt costs more than a write (it wakes a halted CPU), so this
-/// pays where deadlines are moved often between two of them.
+/// The driver notes the deadline that IA32_TSC_DEADLINE is armed for. A later deadline is only noted. When the
+/// interrupt comes too early, the driver arms the timer for the noted deadline instead of running its handler. An early
+/// interrupt costs more than a write (it wakes a halted CPU), so the mode pays where deadlines are moved often between
+/// two early interrupts.
 ///
-/// All calls are made on the CPU it belongs to, with interrupts off. Nothing here is shared with
-/// another CPU or with the host, so no barrier is needed.
+/// All calls are made on the CPU that the timer belongs to, with interrupts off. Nothing here is shared with another
+/// CPU or with the host, so no barrier is needed.
 #[derive(Clone, Debug, Default)]
 pub struct GuestOnlyTimer {
     /// What IA32_TSC_DEADLINE was last written with; 0: it is disarmed, or nobody knows.
@@ -34,7 +34,7 @@ pub enum Interrupt {
 }
 
 impl GuestOnlyTimer {
-    /// A timer that is disarmed.
+    /// Makes a disarmed timer.
     pub const fn new() -> Self {
         Self::adopt(0)
     }
@@ -68,15 +68,14 @@ impl GuestOnlyTimer {
         Request::Written
     }
 
-    /// Wants no interrupt any more, without an exit. The one that is armed will be
-    /// [`Interrupt::Stray`].
+    /// Cancels the deadline in force, without an exit. The interrupt of an armed timer will be [`Interrupt::Stray`].
     pub fn cancel(&mut self) {
         count(&mut self.statistics.asked);
         count(&mut self.statistics.avoided);
         self.wanted = 0;
     }
 
-    /// A timer interrupt has come.
+    /// Handles a timer interrupt. Returns what the driver does about it.
     pub fn interrupt(&mut self, cpu: &mut impl GuestCpu) -> Interrupt {
         let now = cpu.tsc();
         // Spent, even if its time is still to come: hypervisors keep time with another clock and
@@ -98,21 +97,21 @@ impl GuestOnlyTimer {
         Interrupt::Early
     }
 
-    /// The timer has been, or may have been, written by somebody else or lost: on a way through
-    /// another timer mode, a masked LVT, an offline CPU, sleep (where the TSC may start anew). No
-    /// deadline is in force until the next [`set`](Self::set), which writes.
+    /// Forgets the timer's state, which other code may have written, or which may be lost: after another timer mode, a
+    /// masked LVT, an offline CPU, or sleep (where the TSC may start anew). No deadline is in force until the next
+    /// [`set`](Self::set), which writes.
     pub fn forget(&mut self) {
         self.armed = 0;
         self.wanted = 0;
     }
 
-    /// The deadline in force; 0: none. What RDMSR of IA32_TSC_DEADLINE would return if every
-    /// deadline had been written to it.
+    /// Returns the deadline in force; 0: none. RDMSR of IA32_TSC_DEADLINE would return the same if every deadline had
+    /// been written there.
     pub fn deadline(&self) -> u64 {
         self.wanted
     }
 
-    /// What this timer did.
+    /// Returns what this timer did.
     pub fn statistics(&self) -> GuestStatistics {
         self.statistics
     }

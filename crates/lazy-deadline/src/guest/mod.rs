@@ -1,8 +1,7 @@
 //! The guest's halves: what a clock event driver does in place of a write to IA32_TSC_DEADLINE.
 //!
-//! Each CPU has its own, used on that CPU with interrupts off. They are written so that a driver
-//! in another language can be transcribed from them line by line: `docs/lazy-deadline.md` has the
-//! same steps in C.
+//! Each CPU has its own half, used on that CPU with interrupts off. The halves are written so that a driver in another
+//! language can be transcribed from them line by line: `docs/lazy-deadline.md` has the same steps in C.
 
 mod break_even;
 mod guest_only;
@@ -14,13 +13,13 @@ pub use paravirtual::ParavirtualTimer;
 
 /// The CPU that a guest's half runs on.
 pub trait GuestCpu {
-    /// RDTSC.
+    /// Executes RDTSC.
     fn tsc(&mut self) -> u64;
 
-    /// WRMSR to the register that arms the timer: IA32_TSC_DEADLINE, or what the host offers in its
-    /// place. This is the exit that the guest's half avoids.
+    /// Writes the register that arms the timer: IA32_TSC_DEADLINE, or the register that the host offers in its place.
+    /// This WRMSR is the exit that the guest's half avoids.
     ///
-    /// IA32_TSC_DEADLINE is written with what the local APIC's mode asks for before it (an MFENCE
+    /// Before a write of IA32_TSC_DEADLINE, the implementation executes what the local APIC's mode asks for (an MFENCE
     /// in xAPIC mode).
     fn write_deadline(&mut self, deadline: u64);
 }
@@ -61,7 +60,7 @@ impl GuestStatistics {
         stray: 0,
     };
 
-    /// Exits for writing the MSR.
+    /// Returns the number of exits for writes of the MSR.
     pub fn exits(&self) -> u64 {
         self.written.wrapping_add(self.rearmed)
     }

@@ -7,7 +7,7 @@ use crate::sync::{Fence, Ordering, full_fence, store_contended};
 
 /// One CPU's half of the *paravirtual* mode.
 ///
-/// It holds no deadline: those are in the slot. The order of a CPU's life with it:
+/// The value holds no deadline: the slot does. A CPU uses it in this order:
 ///
 /// 1. [`prepare`](Self::prepare), then tell the host where the slot is (one exit).
 /// 2. [`set`](Self::set) and [`cancel`](Self::cancel), with interrupts off.
@@ -15,16 +15,16 @@ use crate::sync::{Fence, Ordering, full_fence, store_contended};
 ///    timer: `set` to 0, tell the host to let go of the slot (one exit; after it the host no
 ///    longer touches that memory), [`retire`](Self::retire).
 ///
-/// A timer interrupt runs the driver's handler, always: the host has checked that it is due.
-/// As on a processor, one that was on its way while the deadline was moved may still arrive
-/// (Intel SDM, "TSC-Deadline Mode", on spurious interrupts).
+/// A timer interrupt always runs the driver's handler: the host has checked that it is due. As on a processor, an
+/// interrupt that was on its way while the deadline was moved may still arrive (Intel SDM, "TSC-Deadline Mode", on
+/// spurious interrupts).
 #[derive(Clone, Debug, Default)]
 pub struct ParavirtualTimer {
     statistics: GuestStatistics,
 }
 
 impl ParavirtualTimer {
-    /// A half that has done nothing yet.
+    /// Makes a half that has done nothing yet.
     pub const fn new() -> Self {
         Self {
             statistics: GuestStatistics::ZERO,
@@ -44,9 +44,9 @@ impl ParavirtualTimer {
         slot.pending.store(0, Ordering::Relaxed);
     }
 
-    /// Asks for an interrupt when the TSC reaches `deadline`, in place of an earlier wish, as a
-    /// write of IA32_TSC_DEADLINE would. 0 disarms, always with an exit: when it returns, no
-    /// interrupt is on its way but those the local APIC has already accepted.
+    /// Asks for an interrupt when the TSC reaches `deadline`, in place of an earlier wish, as a write of
+    /// IA32_TSC_DEADLINE would. 0 disarms, always with an exit: when the call returns, no interrupt is on its way
+    /// except those that the local APIC has already accepted.
     pub fn set(&mut self, deadline: u64, slot: SlotRef<'_>, cpu: &mut impl GuestCpu) -> Request {
         count(&mut self.statistics.asked);
         store_contended(slot.pending, deadline);
@@ -71,7 +71,7 @@ impl ParavirtualTimer {
         store_contended(slot.pending, 0);
     }
 
-    /// What this half did.
+    /// Returns what this half did.
     pub fn statistics(&self) -> GuestStatistics {
         self.statistics
     }

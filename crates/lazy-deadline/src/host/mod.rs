@@ -18,21 +18,21 @@ pub use stats::HostStatistics;
 
 /// A real timer for one vCPU, and its clock.
 pub trait HostTimer {
-    /// The vCPU's TSC, as the guest would read it now.
+    /// Returns the vCPU's TSC, as the guest would read it now.
     fn now(&mut self) -> u64;
 
-    /// A clock that the guest cannot set, in ticks as long as the TSC's: the host's own TSC. It bounds
-    /// how often a guest has its timer moved ([`DeadlineTimer::with_floor`]).
+    /// Returns the time by a clock that the guest cannot set, in ticks as long as the TSC's: the host's own TSC. This
+    /// clock bounds how often a guest has its timer moved ([`DeadlineTimer::with_floor`]).
     fn host_clock(&mut self) -> u64;
 
-    /// Has [`DeadlineTimer::expire`] called once when the vCPU's TSC has reached `deadline`, in
-    /// place of an earlier wish. The vCPU is not woken for it.
+    /// Arranges one call of [`DeadlineTimer::expire`] when the vCPU's TSC has reached `deadline`, in place of an
+    /// earlier request. The call does not wake the vCPU.
     ///
-    /// Any value: one that is too far away for the host may expire earlier, one in the past at
-    /// once, but never from within this call.
+    /// `deadline` may be any value. A deadline that is too far away for the host may expire earlier. A deadline in the
+    /// past expires at once, but never from within this call.
     fn arm(&mut self, deadline: u64);
 
-    /// No call is wanted any more. One that comes nevertheless does no harm.
+    /// Cancels the requested call. A call that comes nevertheless does no harm.
     fn disarm(&mut self);
 }
 
@@ -49,16 +49,13 @@ pub enum Verdict {
 
 /// One vCPU's IA32_TSC_DEADLINE, or the paravirtual register that stands for it.
 ///
-/// What is decided is decided on private copies and on one load of the guest's word, so a guest
-/// that writes nonsense into its slot gets its own interrupts wrong and nothing else. No call
-/// loops or waits.
+/// Every decision rests on private copies and on one load of the guest's word. A guest that writes nonsense into its
+/// slot therefore gets its own interrupts wrong, and nothing else. No call loops or waits.
 ///
-/// The vCPU's exits and the host's timer must take turns: keep this behind the lock that the vCPU's
-/// local APIC has. The vCPU itself keeps running and writing to its slot meanwhile; that is what
-/// the protocol is about.
+/// The vCPU's exits and the host's timer must take turns: keep this value behind the lock of the vCPU's local APIC. The
+/// vCPU itself keeps running and writing to its slot meanwhile; the protocol is made for that.
 ///
-/// `slot` is the memory that the guest named when it asked to share it; `None` if it did not, or
-/// if that memory is gone.
+/// `slot` is the memory that the guest has asked to share; `None` if it shares none, or if that memory is gone.
 #[derive(Clone, Debug)]
 pub struct DeadlineTimer {
     lvt: LvtTimer,
@@ -75,7 +72,7 @@ pub struct DeadlineTimer {
 }
 
 impl DeadlineTimer {
-    /// Out of reset, with nothing armed and nothing shared.
+    /// Makes a timer out of reset, with nothing armed and nothing shared.
     pub const fn new() -> Self {
         Self {
             lvt: LvtTimer::RESET,
@@ -90,17 +87,16 @@ impl DeadlineTimer {
 
     /// Bounds how often the timer is moved, in `ticks` of the TSC (default 0: no bound).
     ///
-    /// By always wanting a deadline a moment later, a guest can make the host's timer expire and be
-    /// moved without an exit of its own. With a floor, two such moves are `ticks` apart at least, and
-    /// in any span of time there are 16 of them, one for each ten times `ticks`, and one for each of
-    /// the guest's own exits, no more. A deadline that would need more moves fires late by ten times
-    /// `ticks` at most.
+    /// A guest that always wants a deadline a moment later can make the host's timer expire and be moved without an
+    /// exit of its own. With a floor, two such moves are at least `ticks` apart. Any span of time has at most 16 of
+    /// them, one more for each ten times `ticks`, and one more for each of the guest's own exits. A deadline that would
+    /// need more moves fires late by ten times `ticks` at most.
     pub const fn with_floor(mut self, ticks: u64) -> Self {
         self.budget = MoveBudget::new(ticks);
         self
     }
 
-    /// The guest asks to share `slot`. What is armed stays armed.
+    /// Shares `slot`, as the guest asks. What is armed stays armed.
     ///
     /// # Errors
     ///
@@ -118,8 +114,8 @@ impl DeadlineTimer {
         Ok(())
     }
 
-    /// The guest asks to share no slot any more: this one is not touched again. What is armed
-    /// stays armed, for the deadline in force.
+    /// Ends the sharing, as the guest asks. The slot is not touched again. What is armed stays armed, for the deadline
+    /// in force.
     pub fn detach<H: HostTimer>(&mut self, slot: Option<SlotRef<'_>>, host: &mut H) {
         let slot = self.shared(slot);
         publish(slot, 0);
@@ -137,8 +133,8 @@ impl DeadlineTimer {
         self.fired = 0;
     }
 
-    /// The vCPU is reset, by INIT or altogether: nothing armed, nothing shared. No slot is touched,
-    /// since the guest may have lost its memory of it.
+    /// Resets the timer, as the vCPU is reset by INIT or altogether: nothing is armed, and nothing shared. No slot is
+    /// touched, since the guest may have lost its memory of it.
     pub fn reset<H: HostTimer>(&mut self, host: &mut H) {
         self.disarm(host);
         self.sharing = false;
@@ -146,7 +142,7 @@ impl DeadlineTimer {
         self.lvt = LvtTimer::RESET;
     }
 
-    /// The guest has written `value` to the deadline register.
+    /// Handles the guest's write of `value` to the deadline register.
     pub fn write<H: HostTimer>(
         &mut self,
         value: u64,
@@ -188,15 +184,14 @@ impl DeadlineTimer {
         Verdict::Quiet
     }
 
-    /// The guest reads the deadline register: the deadline in force, 0 once it has fired.
+    /// Returns what the guest reads from the deadline register: the deadline in force, 0 once it has fired.
     pub fn read(&mut self, slot: Option<SlotRef<'_>>) -> u64 {
         let slot = self.shared(slot);
         self.in_force(slot)
     }
 
-    /// The host's timer has expired; or the vCPU's TSC was changed against the host's clock (a
-    /// write of IA32_TSC or IA32_TSC_ADJUST, a new offset): then too, the timer must be armed anew
-    /// or is due.
+    /// Handles an expiry of the host's timer. Also call this when the vCPU's TSC was changed against the host's clock
+    /// (a write of IA32_TSC or IA32_TSC_ADJUST, a new offset): the timer must then be armed anew, or is due.
     pub fn expire<H: HostTimer>(&mut self, slot: Option<SlotRef<'_>>, host: &mut H) -> Verdict {
         count(&mut self.statistics.expiries);
         if self.armed == 0 {
@@ -239,10 +234,9 @@ impl DeadlineTimer {
         self.deliver(pending)
     }
 
-    /// The host's timer has expired, and by the vCPU's TSC it is not yet time, by more than clocks
-    /// differ: that TSC was changed, and how is not known. The guest is interrupted now, as by a timer
-    /// that knows no TSC, and its next deadline is written. [`expire`](Self::expire) is better where
-    /// the new TSC is known.
+    /// Handles an expiry after an unknown change of the vCPU's TSC: the TSC is short of the deadline by more than
+    /// clocks differ. The guest is interrupted now, as by a timer that knows no TSC, and its next deadline is written.
+    /// [`expire`](Self::expire) is better where the new TSC is known.
     pub fn expire_unknown_tsc(&mut self, slot: Option<SlotRef<'_>>) -> Verdict {
         count(&mut self.statistics.expiries);
         let slot = self.shared(slot);
@@ -258,8 +252,8 @@ impl DeadlineTimer {
         self.deliver(deadline)
     }
 
-    /// The guest has written its LVT timer register. A change of the mode disarms (Intel SDM
-    /// vol. 3A, "TSC-Deadline Mode").
+    /// Handles the guest's write of its LVT timer register. A change of the mode disarms the timer (Intel SDM vol. 3A,
+    /// "TSC-Deadline Mode").
     pub fn set_lvt<H: HostTimer>(
         &mut self,
         lvt: LvtTimer,
@@ -275,8 +269,8 @@ impl DeadlineTimer {
         self.lvt = lvt;
     }
 
-    /// All that must go with the guest, while its vCPU does not run. Nothing may expire here
-    /// afterwards, unless the guest goes on here.
+    /// Returns all that must go with the guest, while its vCPU does not run. Nothing may expire here afterwards, unless
+    /// the guest goes on here.
     pub fn save(&mut self, slot: Option<SlotRef<'_>>) -> DeadlineState {
         let slot = self.shared(slot);
         DeadlineState {
@@ -288,8 +282,8 @@ impl DeadlineTimer {
         }
     }
 
-    /// Goes on from `state` in place of what was here, before the vCPU runs. `armed` in the slot
-    /// becomes 0, whatever came with the guest's memory: the guest's next deadline is written.
+    /// Replaces this timer by `state`, before the vCPU runs. `armed` in the slot becomes 0, whatever came with the
+    /// guest's memory, so the guest writes its next deadline to the register.
     ///
     /// # Errors
     ///
@@ -330,13 +324,13 @@ impl DeadlineTimer {
         Ok(Verdict::Quiet)
     }
 
-    /// Whether a slot is shared: from [`attach`](Self::attach) until the guest, a reset or a
-    /// missing tag ends it.
+    /// Returns whether a slot is shared: from [`attach`](Self::attach) until the guest, a reset or a missing tag ends
+    /// it.
     pub fn is_sharing(&self) -> bool {
         self.sharing
     }
 
-    /// What happened so far.
+    /// Returns counts of what happened so far.
     pub fn statistics(&self) -> HostStatistics {
         self.statistics
     }

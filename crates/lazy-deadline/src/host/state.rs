@@ -35,8 +35,8 @@ pub enum RestoreError {
         /// What the state says.
         saved: u16,
     },
-    /// The guest shares a slot and the caller gave none: it would go on to leave out writes that
-    /// nobody makes up for.
+    /// The guest shares a slot and the caller gave none: the guest would go on leaving out writes, for which no host
+    /// would make up.
     SlotMissing,
 }
 

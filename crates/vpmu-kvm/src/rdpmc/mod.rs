@@ -6,8 +6,8 @@
 //! - When a vCPU first touches the PMU's registers, the guest has its IDT. Gate 13 names the handler. The first two bytes
 //!   of the handler's first instruction behind ENDBR64 become a write to [`ENTRY_PORT`], which exits (`entry.rs`).
 //! - At that exit the frame of the exception names the instruction. If that is RDPMC, and may be executed there, it is
-//!   completed as the engine says, and the vCPU goes on behind it. Otherwise the displaced instruction is completed, and
-//!   the guest's handler goes on as if nothing had been (`frame.rs`).
+//!   completed as the engine says, and the vCPU goes on behind it. Otherwise the displaced instruction is completed,
+//!   and the guest's handler goes on as if nothing had happened (`frame.rs`).
 //! - An RDPMC of the guest's kernel becomes RDMSR, which differs from it in one bit. The RDMSR exits by the MSR filter
 //!   with the counter's number as its index, so the instruction faults only once. RDMSRs elsewhere are KVM's still.
 //!
@@ -53,7 +53,7 @@ const INDICES: u32 = 8;
 const RDMSR: [u8; 1] = [0x32];
 const RDPMC: [u8; 1] = [frame::RDPMC[1]];
 
-/// The places in a VM's code by which RDPMC comes to the VMM. All vCPUs of a VM share one:
+/// The places in a VM's code by which RDPMC reaches the VMM. All vCPUs of a VM share this record:
 /// [`Vcpu::set_rdpmc`](crate::Vcpu::set_rdpmc).
 #[derive(Debug, Default)]
 pub struct Rdpmc {
@@ -150,7 +150,7 @@ impl Rdpmc {
         RdpmcState(self.places().clone())
     }
 
-    /// Knows the places of a saved guest, in whose memory the changed bytes are. Call this before a vCPU runs.
+    /// Takes over the places of a saved guest, whose memory has the changed bytes. Call this before a vCPU runs.
     pub fn restore(&self, state: &RdpmcState) {
         let mut places = state.0.clone();
         // The state may be anybody's. Too many places would only make the look-up slow.
@@ -159,8 +159,8 @@ impl Rdpmc {
         *self.places() = places;
     }
 
-    /// Gives the guest its own bytes back, for a host that completes no RDPMC: there RDPMC is #GP, as the host has it.
-    /// No vCPU runs meanwhile, and no exit waits for its completion. `vcpu` is any vCPU of the VM. Should a vCPU run
+    /// Restores the guest's own bytes, for a host that completes no RDPMC: there RDPMC is #GP, as the host has it. No
+    /// vCPU runs meanwhile, and no exit waits for its completion. `vcpu` is any vCPU of the VM. Should a vCPU run
     /// afterwards, its next access to the PMU changes the bytes again.
     ///
     /// # Errors

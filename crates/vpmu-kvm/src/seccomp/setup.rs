@@ -18,10 +18,10 @@ const CLOSE_ON_EXEC: Syscall = fcntl!(
 );
 
 /// The calls of the thread that makes VMs, by the function that it calls: [`detect`](crate::detect),
-/// [`intercept`](crate::intercept), [`Vcpu::attach`](crate::Vcpu::attach), [`Vcpu::restore`](crate::Vcpu::restore) and the
-/// end of a [`Vcpu`](crate::Vcpu). All but `save` and `reset` of a vCPU that no thread has run, which call nothing.
-/// Functions of a vCPU that a thread has run make calls of [`SYSCALLS`](super::SYSCALLS), too. Those of the memory
-/// allocator are missing, as there.
+/// [`intercept`](crate::intercept), [`Vcpu::attach`](crate::Vcpu::attach), [`Vcpu::restore`](crate::Vcpu::restore) and
+/// the end of a [`Vcpu`](crate::Vcpu). The list has all functions except `save` and `reset` of a vCPU that no thread
+/// has run, which make no calls. Functions of a vCPU that a thread has run make calls of [`SYSCALLS`](super::SYSCALLS),
+/// too. Those of the memory allocator are missing, as there.
 pub const SETUP_SYSCALLS: &[(&str, &[Syscall])] = &[
     (
         "detect",

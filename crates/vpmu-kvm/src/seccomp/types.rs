@@ -6,9 +6,9 @@ use seccompiler::{SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompRule}
 
 use super::Syscall;
 
-/// Adds rules for `calls`, such as [`SYSCALLS`](crate::SYSCALLS) or those of [`SETUP_SYSCALLS`](crate::SETUP_SYSCALLS), to the
-/// rules of a filter whose match action is `Allow`. A call that either side allows without conditions stays allowed so:
-/// seccompiler would keep the conditions of a mixture.
+/// Adds rules for `calls`, such as [`SYSCALLS`](crate::SYSCALLS) or those of [`SETUP_SYSCALLS`](crate::SETUP_SYSCALLS),
+/// to the rules of a filter whose match action is `Allow`. A call that either side allows without conditions stays
+/// allowed without conditions: of a mixture, seccompiler would keep the conditions.
 ///
 /// ```
 /// use std::collections::BTreeMap;

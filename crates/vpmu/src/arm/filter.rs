@@ -3,8 +3,8 @@ use core::ops::RangeInclusive;
 
 use super::{CHAIN, SW_INCR};
 
-/// Which events a guest may count: a verdict to begin with, then rules of which the last one that
-/// names an event decides. The default allows everything.
+/// The events that a guest may count: a default verdict, and rules. The last rule that names an event decides. The
+/// default filter allows everything.
 ///
 /// A denied event counts nothing, and its bit in PMCEID0/1_EL0 reads as zero, so the guest sees an
 /// event that this PMU does not implement. [`CPU_CYCLES`](super::CPU_CYCLES) stands for the cycle

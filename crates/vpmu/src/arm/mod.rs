@@ -2,22 +2,20 @@
 //!
 //! # Why it is driven this way
 //!
-//! PMUv3 (Arm ARM DDI 0487, chapter D13 "The Performance Monitors Extension", and the register
-//! pages of chapter D24) is up to 31 event counters and one cycle counter, each with an enable, an
-//! interrupt-enable and an overflow bit held in *set/clear pairs* of registers: writing ones to
-//! PMCNTENSET_EL0 enables, writing ones to PMCNTENCLR_EL0 disables, and reading either gives the
-//! same bits. One bit, PMCR_EL0.E, gates them all. The interrupt line is a plain level, the OR of
-//! PMOVS & PMINTEN gated by PMCR_EL0.E (`CheckForPMUOverflow` in the manual's pseudocode), so this
-//! engine never latches it: it is computed from the registers whenever someone asks.
+//! PMUv3 (Arm ARM DDI 0487, chapter D13 "The Performance Monitors Extension", and the register pages of chapter D24) is
+//! up to 31 event counters and one cycle counter, each with an enable, an interrupt-enable and an overflow bit held in
+//! *set/clear pairs* of registers: writing ones to PMCNTENSET_EL0 enables, writing ones to PMCNTENCLR_EL0 disables, and
+//! reading either gives the same bits. One bit, PMCR_EL0.E, gates them all. The interrupt line is a plain level, the OR
+//! of PMOVS & PMINTEN gated by PMCR_EL0.E (`CheckForPMUOverflow` in the manual's pseudocode), so this engine never
+//! latches the line: it computes the level from the registers at each query.
 //!
 //! A profiler takes one interrupt for each sample and touches about ten registers in its handler.
 //! When each touch is a trap to the hypervisor, profiling measures the hypervisor. The two designs
 //! here answer that differently:
 //!
-//! - [`emulated`]: the engine models the PMU. What a trap costs is then what the engine makes the
-//!   host do, so the engine touches a host counter only where the guest's write really changed
-//!   something. Where the host is a CPU's own counters, what they answer as the model would does
-//!   not trap.
+//! - [`emulated`]: the engine models the PMU. What a trap costs is then what the engine makes the host do, so the
+//!   engine touches a host counter only where the guest's write really changed something. Where the host is a CPU's own
+//!   counters, an access that these answer as the model would does not trap.
 //! - [`partition`]: the guest owns hardware counters `0..MDCR_EL2.HPMN` and reaches the hot
 //!   registers without a trap; one plan decides what still has to trap and says why the rest is
 //!   safe.

@@ -177,7 +177,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     ///
     /// # Errors
     ///
-    /// The host cannot back it; it then has no host event.
+    /// The host cannot back `counter`, which then has no host event.
     pub fn start<H: CounterHost<E>>(
         &mut self,
         counter: Counter,
@@ -226,7 +226,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     ///
     /// # Errors
     ///
-    /// The host event was to be made anew ([`Policy::Recreate`]) and could not be.
+    /// The host could not make the host event anew ([`Policy::Recreate`]).
     pub fn rearm<H: CounterHost<E>>(
         &mut self,
         counter: Counter,

@@ -6,11 +6,10 @@
 //! *is* the number of these calls: creating a host event takes microseconds on Linux, pausing one a
 //! fraction of that.
 //!
-//! Calls name guest counters by number. Which host counter stands behind a number is the host's
-//! business, and only between [`create`](CounterHost::create) and
-//! [`release`](CounterHost::release).
+//! Calls name guest counters by number. The host decides which host counter stands behind a number, from
+//! [`create`](CounterHost::create) to [`release`](CounterHost::release).
 //!
-//! When the calls are made is the business of [`HostEvents`], under a [`Policy`].
+//! [`HostEvents`] decides when the calls are made, under a [`Policy`].
 //!
 //! # The life of a host event
 //!
@@ -72,8 +71,8 @@ pub trait CounterHost<E> {
     /// Asks for one overflow report when `events` more have been counted from now; `None`: no report is wanted. A
     /// request replaces the one before, stays in force over `pause` and `resume`, and ends with its report.
     ///
-    /// A report that comes late or for nothing is tolerated; one that never comes is a lost
-    /// interrupt in the guest.
+    /// The engine tolerates a report that comes late or for nothing. A report that never comes is a lost interrupt in
+    /// the guest.
     // Not zero: a report that is due now is an overflow, which the engine counts by itself. perf refuses it, too.
     fn set_period(&mut self, counter: Counter, events: Option<NonZeroU64>);
 
@@ -90,9 +89,9 @@ pub trait CounterHost<E> {
     /// Releases the host event. The engine has paused the event before.
     fn release(&mut self, counter: Counter);
 
-    /// Stops these counters and puts the total of each into its slot of `totals`, if that is one
-    /// operation for this host: then `true`. `false`: it is not, nothing was done, and the engine
-    /// calls [`pause`](Self::pause). Counted as a pause.
+    /// Stops these counters and puts the total of each into its slot of `totals`, if that is one operation for this
+    /// host. Returns whether it is. If not, nothing was done, and the engine calls [`pause`](Self::pause). Counted as a
+    /// pause.
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         let _ = (counters, totals);
         false
@@ -129,9 +128,9 @@ pub trait CounterHost<E> {
         }
     }
 
-    /// Whether the embedder hands branches over only while [`Pmu::branches_awaited`](crate::x86::Pmu::branches_awaited)
-    /// says that a PMI waits for them. `false`: the embedder hands over all branches, or offers no
-    /// [last branch records](crate::x86::lbr).
+    /// Returns whether the embedder hands branches over only while
+    /// [`Pmu::branches_awaited`](crate::x86::Pmu::branches_awaited) says that a PMI waits for them. `false`: the
+    /// embedder hands over all branches, or offers no [last branch records](crate::x86::lbr).
     fn follows_branches(&self) -> bool {
         false
     }
@@ -308,11 +307,11 @@ pub enum CounterState {
     Lost(Lost),
 }
 
-/// What an embedder may want to watch. Each method does nothing unless it is written.
+/// An observer of what happens. Each method does nothing unless the embedder implements it.
 // A trait with empty methods, not a log: without an observer the compiler leaves nothing of it.
 pub trait Events {
-    /// `counter` overflowed, by counting, by carry or by software increment. A counter that
-    /// overflowed several times since the engine last read it is told once.
+    /// `counter` overflowed, by counting, by carry or by software increment. If the counter overflowed several times
+    /// since the engine last read it, this is called once.
     fn overflowed(&mut self, counter: Counter) {
         let _ = counter;
     }

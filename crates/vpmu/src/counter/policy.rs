@@ -1,19 +1,18 @@
-/// When host events are made and given back, and what is asked of one that stands still.
+/// When host events are made and given back, and what is asked of a paused event.
 ///
-/// Three published designs of the same virtual PMU (see [`HostEvents`](super::HostEvents)), so that a
-/// bench can count what each saves. They are here and not adapters of a host, because what
-/// [`Reuse`](Self::Reuse) does more than [`ReusePaused`](Self::ReusePaused) are calls for writes of
-/// the guest of which a host's adapter never learns.
+/// Three published designs of the same virtual PMU (see [`HostEvents`](super::HostEvents)), so that a bench can count
+/// what each saves. They are not adapters of a host, because the additional calls of [`Reuse`](Self::Reuse) over
+/// [`ReusePaused`](Self::ReusePaused) answer writes of the guest that a host's adapter never sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Policy {
-    /// Every rewrite by the guest and every overflow takes the host event away and makes a new one.
-    /// What KVM did until 2018: the measure of the others.
+    /// Every rewrite by the guest and every overflow releases the host event and makes a new one. KVM did so until
+    /// 2018: the others are measured against this policy.
     Recreate,
-    /// The guest's counter owns its host event as long as the guest uses it: pause, set the period,
-    /// resume. An overflow handled on the CPU where the event runs asks nothing of the host. A
-    /// whole scheduling slice without use gives the event back. It does not remember that an event
-    /// is paused already: each rewrite pauses it, reads it and sets its period again.
+    /// The guest's counter owns its host event as long as the guest uses it: pause, set the period, resume. An overflow
+    /// handled on the CPU where the event runs asks nothing of the host. A whole scheduling slice without use gives the
+    /// event back. The policy does not remember that an event is paused already: each rewrite pauses the event, reads
+    /// it and sets its period again.
     Reuse,
     /// As [`Reuse`](Self::Reuse), but an event that is paused and drained is left alone until it is resumed: there is
     /// no second pause, no read, and no new period.
@@ -34,13 +33,12 @@ pub enum Report {
     /// event goes on counting on the CPU where this is handled. The engine believes it and, unless
     /// the policy is [`Policy::Recreate`], makes no call.
     ///
-    /// A host that says so too early only gets a guest counter that is ahead, until the host event has counted that
-    /// far.
+    /// If the report is too early, only the guest's counter runs ahead, until the host event has counted that far.
     Due,
-    /// As [`Due`](Self::Due), but the vCPU has left the CPU on which the host event counts: the
-    /// event is made anew. Only for hosts whose events do not follow the vCPU by themselves.
+    /// As [`Due`](Self::Due), but the vCPU has left the CPU on which the host event counts, so the engine makes the
+    /// event anew. Only for hosts whose events do not follow the vCPU by themselves.
     Moved,
-    /// It may be early, or late, or meant for a period that has been replaced since. The counter is
-    /// read to find out.
+    /// The report may be early, or late, or meant for a period that has been replaced since. The engine reads the
+    /// counter to find out.
     Unsure,
 }

@@ -12,8 +12,8 @@ use crate::x86::{CounterConfig, Outcome};
 
 /// One vCPU's device: copies of the guest's wishes, and the host events that fulfil them.
 ///
-/// The integration keeps where the page is, and hands it to each call; `None` stands for a page that is not in the
-/// guest's memory (any more), on which nothing is asked for. No call panics, whatever is in the page.
+/// The integration knows where the page is, and hands the page to each call. `None` stands for a page that is not in
+/// the guest's memory (any more): such a page asks for nothing. No call panics, whatever is in the page.
 ///
 /// ```
 /// # use core::cell::RefCell;
@@ -86,7 +86,7 @@ pub struct Device {
     pub(super) overflowed: bool,
 }
 
-/// The memory has no [`TAG`], so nobody has prepared it.
+/// The memory has no [`TAG`], so no guest has prepared it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAPage;
 
@@ -268,7 +268,8 @@ impl Device {
     }
 
     /// Leaves the guest: nothing counts any more, the page says so, and an interrupt makes the guest read the page. An
-    /// interrupt that is already on its way serves for that: the guest would take a second one for somebody else's.
+    /// interrupt that is already on its way does this, too: the guest would take a second interrupt for another
+    /// device's.
     pub fn leave<H: CounterHost<CounterConfig>, P: Page + ?Sized>(
         &mut self,
         host: &mut H,

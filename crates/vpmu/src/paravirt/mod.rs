@@ -16,8 +16,8 @@
 //!
 //! # What makes it safe
 //!
-//! The host loads each of the guest's words once and decides on its copy. Whatever the guest writes at whatever
-//! moment, its counters may count nonsense and its interrupts be lost; nothing else happens.
+//! The host loads each of the guest's words once and decides on its copy. Whatever the guest writes, and whenever, only
+//! its own counters may be wrong and its own interrupts lost.
 //!
 //! # No interrupt is lost, and none is sent twice
 //!

@@ -1,4 +1,4 @@
-//! A device as a value. The page is the guest's memory, and goes with that.
+//! A device as a value. The page is part of the guest's memory, and is saved with it.
 
 use core::fmt;
 

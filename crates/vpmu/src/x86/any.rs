@@ -93,7 +93,7 @@ macro_rules! each {
 }
 
 impl AnyPmu {
-    /// Makes a PMU out of reset, for a vCPU that runs. Nobody is told what happens.
+    /// Makes a PMU out of reset, for a vCPU that runs, without an observer.
     ///
     /// # Errors
     ///

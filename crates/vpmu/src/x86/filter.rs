@@ -2,9 +2,9 @@ use core::fmt;
 
 use super::EventKind;
 
-/// The events that a guest may count, in the terms of KVM's KVM_SET_PMU_EVENT_FILTER: a list of
-/// masked events for general counters, a bitmap of fixed counters, and one verdict for both. The
-/// default denies an empty list, so it allows everything.
+/// The events that a guest may count, in the terms of KVM's KVM_SET_PMU_EVENT_FILTER: a list of masked events for
+/// general counters, a bitmap of fixed counters, and one verdict for both. The default filter denies an empty list, so
+/// it allows everything.
 ///
 /// A counter of a denied event counts nothing; its registers keep what is written. Only the bitmap
 /// decides about fixed counters: denying 0xc0 does not deny fixed counter 0.

@@ -12,8 +12,8 @@ use super::registers::{Effect, PmuConfig, Registers, Source};
 use super::{CounterConfig, Outcome, Ring};
 use crate::counter::{Counter, CounterHost, CounterSet, Events, Model};
 
-/// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or
-/// [`amd::Pmu`](super::amd::Pmu). `V` is told what happens; by default nobody is.
+/// One vCPU's PMU with the registers `R`: [`intel::Pmu`](super::intel::Pmu) or [`amd::Pmu`](super::amd::Pmu). `V`
+/// observes what happens; the default observes nothing.
 ///
 /// No call panics, whatever a guest writes and whatever a host answers.
 #[derive(Clone, Debug)]

@@ -1,11 +1,11 @@
-//! The emulated PMU: the engine performs accesses on a model, and host counters stand behind the
-//! guest's. [`EmulatedPmu`] is that over any host, and all accesses trap; [`BackedPmu`] is the same on
-//! the counters of a CPU.
+//! The emulated PMU: the engine performs accesses on a model, and host counters stand behind the guest's.
+//! [`EmulatedPmu`] is this model over any host, and all accesses trap; [`BackedPmu`] is the same model on the counters
+//! of a CPU.
 //!
 //! # Why it is built this way
 //!
-//! A trap is paid anyway; what the engine can save is everything the host does because of it.
-//! Three rules follow, and the calls they save are counted in [`Statistics`]:
+//! The cost of a trap is paid in any case. The engine can save everything that the host does because of the trap. Three
+//! rules follow, and the calls they save are counted in [`Statistics`]:
 //!
 //! - *Only what changed is touched.* A host counter is created when a guest counter first has to
 //!   count, and then kept: it is paused and resumed, given another period, but only a new event or
@@ -13,12 +13,11 @@
 //!   counter is a value plus what the host has counted since. It is released when a whole slice
 //!   between [`load`](EmulatedPmu::load) and [`put`](EmulatedPmu::put) went by without its use, so
 //!   a guest that stops profiling costs nothing again.
-//! - *Nothing is read twice.* After a pause a host counter's total stands still; it is read once,
-//!   when someone first wants to know, and from then on the guest's value is exact.
-//! - *An overflow report is asked for only where an interrupt depends on it*: the counter's bit in
-//!   PMINTEN is set and its bit in PMOVS is not, or it carries into a CHAIN counter of which that
-//!   is true. All other wraps are found when PMOVS or the counter is read, by arithmetic on
-//!   totals, however many there were.
+//! - *Nothing is read twice.* After a pause a host counter's total stands still. The engine reads the total once, when
+//!   it is first needed, and from then on the guest's value is exact.
+//! - *An overflow report is asked for only where an interrupt depends on it*: the counter's bit in PMINTEN is set and
+//!   its bit in PMOVS is not, or the counter carries into a CHAIN counter of which that is true. All other wraps are
+//!   found when PMOVS or the counter is read, by arithmetic on totals, however many there were.
 //!
 //! The counters and the host events behind them are a bank that the models of x86 have, too
 //! (`counter/bank.rs`); here are the registers over it. The interrupt line is computed from the
@@ -52,9 +51,9 @@ use crate::counter::{
 pub use backed::BackedPmu;
 pub use config::{ConfigError, EmulatedConfig, Identity};
 
-/// One vCPU's PMU. `V` is told what happens; by default nobody is.
+/// One vCPU's PMU. `V` observes what happens; the default observes nothing.
 ///
-/// No call of it panics, whatever a guest writes and whatever a host answers.
+/// No call panics, whatever a guest writes and whatever a host answers.
 #[derive(Clone, Debug)]
 // No status of the line: a latch could disagree with the registers that it comes from.
 pub struct EmulatedPmu<V = ()> {
@@ -79,7 +78,7 @@ pub struct EmulatedPmu<V = ()> {
 }
 
 impl EmulatedPmu {
-    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)), without an observer.
     ///
     /// # Errors
     ///

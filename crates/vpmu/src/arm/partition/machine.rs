@@ -55,8 +55,8 @@ fn shares_its_core(mpidr: u64, cpus: impl IntoIterator<Item = u64>) -> bool {
             .any(|other| (other ^ mpidr) & CORE == 0 && (other ^ mpidr) & THREAD != 0)
 }
 
-/// What [`probe`](super::probe()) has seen a CPU keep of the architecture's promises. No ID register
-/// tells. What is not proven is `false`.
+/// The architecture's promises that [`probe`](super::probe()) has seen a CPU keep. No ID register tells them. A promise
+/// that is not proven is `false`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Isolation {
     /// MDCR_EL2.HPMN divides the counters: nothing that executes below EL2 sees or changes those

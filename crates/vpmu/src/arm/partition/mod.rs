@@ -37,8 +37,8 @@
 //!   same CPU and with MDCR_EL2.HPMN of the plan in force;
 //! - calls [`PartitionedPmu::exited`] first at each exit;
 //! - at the physical PMU interrupt asks [`PartitionedPmu::overflow`] whose it is;
-//! - needs no ISB for the registers, as [`PmuRegisters`] has it, but one between writing MDCR_EL2
-//!   and the next `load` or `put`. Entering the guest is a context synchronization event anyway.
+//! - needs no ISB for the registers, because [`PmuRegisters`] has it, but needs one between writing MDCR_EL2 and the
+//!   next `load` or `put`. Entering the guest is a context synchronization event anyway.
 
 mod error;
 mod machine;

@@ -10,7 +10,7 @@ use crate::arm::{
 };
 use crate::counter::CounterSet;
 
-/// What [`Plan::new`] decides from. One for each physical CPU.
+/// The input of [`Plan::new`], one for each physical CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionConfig {
     /// How many event counters the CPU has: PMCR_EL0.N as EL2 reads it, 0 to 31.
@@ -57,7 +57,7 @@ pub enum Why {
     CountsOutsideGuest,
     /// It names or shows events, and some are denied to the guest.
     EventFilter,
-    /// This one need not trap, but without FEAT_FGT it cannot be told from one that must.
+    /// This access need not trap, but without FEAT_FGT it cannot be told from an access that must.
     NoFineGrainedTraps,
 }
 

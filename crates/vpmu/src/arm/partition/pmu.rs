@@ -46,7 +46,7 @@ pub enum Residence {
     Loaded,
 }
 
-/// Whose counters caused a physical PMU interrupt. Both may have.
+/// Whose counters caused a physical PMU interrupt: the guest's, the host's, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "an interrupt that is not passed on is lost"]
 pub struct OverflowSplit {

@@ -13,8 +13,9 @@ impl PartitionedPmu {
         }
     }
 
-    /// As [`load`](Self::load), right after `left` was [`put`](Self::put) on this CPU: the hardware still has what `left`
-    /// had there. Writes only registers that `left` had otherwise. Nothing may have accessed PMU registers of guests since.
+    /// As [`load`](Self::load), right after `left` was [`put`](Self::put) on this CPU: the hardware still has what
+    /// `left` had there. Writes only registers whose values differ from those of `left`. Nothing may have accessed PMU
+    /// registers of guests since.
     pub fn load_after<R: PmuRegisters>(&mut self, left: &Self, regs: &mut R) {
         if self.residence == Residence::Saved {
             self.load_registers(Some(left).filter(|left| left.is_left_behind), regs);
@@ -70,14 +71,15 @@ impl PartitionedPmu {
         self.is_left_behind = true;
     }
 
-    /// Goes on with the plan of another CPU, before the first `load` there; or with another plan of
-    /// this one, for instance with another event filter, or with more or fewer counters of the host's.
+    /// Goes on with the plan of another CPU, before the first `load` there, or with another plan of this CPU: for
+    /// instance with another event filter, or with more or fewer host counters.
     ///
     /// A guest keeps the number of counters that it has seen. Those that the plan does not give it keep their registers, do
     /// not count, and are [`Lost`](crate::counter::CounterState::Lost) where the guest has them count; every access traps
     /// until a plan gives them back. So the host may take a counter from the top while guests run: `put`, this, `load`.
     ///
-    /// A guest that has seen nothing may get more, and loses what this CPU lacks, but not what the host keeps of it.
+    /// A guest that has not seen its PMU may get more counters. It loses those that this CPU lacks, but not those that
+    /// the host keeps.
     ///
     /// The registers of a counter that the CPU lacks are UNDEFINED below EL2 before they could trap: a guest that has seen
     /// such a counter, and may access it, must not run there.

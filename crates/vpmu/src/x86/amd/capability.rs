@@ -31,8 +31,8 @@ pub enum Interface {
 pub struct Capability {
     /// How the guest reaches its counters.
     pub interface: Interface,
-    /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A
-    /// guest cannot be told: a counter of another one is lost, and the host is not asked.
+    /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A guest
+    /// cannot be told them: a counter of another event is lost, and the host is not asked.
     pub events: u32,
     /// Last branch records: the stack of LbrExtV2. With [`Interface::V2`] only, whose status register freezes them;
     /// else there are none.

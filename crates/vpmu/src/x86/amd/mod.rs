@@ -11,8 +11,8 @@
 //! them all. So the older interface is the cheaper one under a hypervisor, unless a guest switches many counters
 //! at once (docs/x86-pmu.md has figures).
 //!
-//! What AMD's differs in from Intel's: reserved bits are ignored and never a fault; event selects have 12 bits;
-//! there are no fixed counters; no register says which events there are.
+//! AMD's PMU differs from Intel's: reserved bits are ignored and never fault; event selects have 12 bits; there are no
+//! fixed counters; no register says which events exist.
 //!
 //! # The interrupt
 //!

@@ -7,7 +7,7 @@ use crate::x86::{pmu, registers};
 /// What a [`Pmu`] is, as opposed to what it holds.
 pub type PmuConfig = registers::PmuConfig<Capability>;
 
-/// One vCPU's PMU. `V` is told what happens; by default nobody is.
+/// One vCPU's PMU. `V` observes what happens; the default observes nothing.
 ///
 /// Counter *n* is *n* for a host and in a [`CounterSet`](crate::counter::CounterSet).
 ///
@@ -55,7 +55,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 pub type Pmu<V = ()> = pmu::Pmu<Registers, V>;
 
 impl Pmu {
-    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)), without an observer.
     pub fn new(config: PmuConfig) -> Self {
         Self::with_events(config, ())
     }

@@ -93,13 +93,12 @@ pub struct Capability {
     pub pdcm: bool,
     /// Whether general counters can be written in full width, at IA32_A_PMCx. Needs `pdcm`.
     pub full_width_writes: bool,
-    /// Whether IA32_DEBUGCTL.FREEZE_WHILE_SMM exists. Needs `pdcm`. The engine keeps the bit; that
-    /// nothing counts in SMM is up to who implements SMM.
+    /// Whether IA32_DEBUGCTL.FREEZE_WHILE_SMM exists. Needs `pdcm`. The engine keeps the bit; the implementer of SMM
+    /// has to see that nothing counts there.
     pub freeze_while_smm: bool,
     /// Whether the guest is offered CPUID leaf 23H, CPUID.(07H,1):EAX\[8\]. From version 5 on.
     pub leaf_23: bool,
-    /// Bits of IA32_DEBUGCTL that someone other than the PMU implements. The engine keeps them as
-    /// written.
+    /// Bits of IA32_DEBUGCTL that are implemented outside the PMU. The engine keeps them as written.
     pub other_debugctl: u64,
     /// PEBS: CPUID.01H:EDX.DS\[21\] and ECX.DTES64\[2\], and its fields of IA32_PERF_CAPABILITIES. Needs `pdcm`, and a
     /// host that has [`CounterHost::pebs`](crate::counter::CounterHost::pebs).
@@ -153,7 +152,7 @@ impl Capability {
     ///
     /// # Errors
     ///
-    /// Names the first field that cannot be so.
+    /// Names the first field with an impossible value.
     pub const fn check(&self) -> Result<(), ConfigError> {
         if self.general == 0 || self.general > MAX_GENERAL {
             return Err(ConfigError::General(self.general));

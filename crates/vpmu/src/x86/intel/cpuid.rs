@@ -55,7 +55,7 @@ impl Capability {
         (self.pebs.is_some() as u32) << 21
     }
 
-    /// Returns the bits of IA32_MISC_ENABLE that say what this PMU has not, for whoever implements that MSR.
+    /// Returns the bits of IA32_MISC_ENABLE that say what this PMU lacks, for the implementer of that MSR.
     pub const fn misc_enable(&self) -> u64 {
         // Branch trace store writes a record of each branch, and nobody hands all branches over.
         misc_enable::BTS_UNAVAILABLE | when(self.pebs.is_none(), misc_enable::PEBS_UNAVAILABLE)

@@ -10,20 +10,19 @@
 //! here one value, [`Capability`], decides everything: which MSRs exist, which of their bits are
 //! reserved, what CPUID says.
 //!
-//! Linux's handler for one sample touches six MSRs and executes one RDPMC, and each of these leaves
-//! the guest. What the exits cost cannot be changed here; what the host does because of them can.
-//! [`Pmu`] therefore tells [`HostEvents`](crate::counter::HostEvents) only what really changed, and
-//! that decides, under a [`Policy`](crate::counter::Policy), which calls are left to make.
+//! Linux's handler for one sample touches six MSRs and executes one RDPMC, and each of these leaves the guest. The
+//! engine cannot change what the exits cost, only what the host does because of them. [`Pmu`] therefore tells
+//! [`HostEvents`](crate::counter::HostEvents) only what really changed, and [`HostEvents`](crate::counter::HostEvents)
+//! decides, under a [`Policy`](crate::counter::Policy), which calls are left to make.
 //!
 //! # The interrupt
 //!
-//! A PMI is an event, not a level (SDM 20.2.2): each overflow of a counter that asks for an
-//! interrupt requests one, whether or not IA32_PERF_GLOBAL_STATUS has its bit set already. The
-//! engine latches the request where it counts the overflow, under the controls that were in force
-//! while it was counted. [`Pmu::take_pmi`] takes it; whoever has the local APIC then delivers what
-//! LVTPC says, and sets LVTPC's mask bit with the delivery, as Intel's processors do (vol. 3A,
-//! 11.5.1). A PMI that finds LVTPC masked is lost, as it is there. Nothing a guest writes makes a
-//! PMI of an overflow bit that is left over.
+//! A PMI is an event, not a level (SDM 20.2.2): each overflow of a counter that asks for an interrupt requests one,
+//! whether or not IA32_PERF_GLOBAL_STATUS has its bit set already. The engine latches the request where it counts the
+//! overflow, under the controls that were in force while it was counted. [`Pmu::take_pmi`] takes it. The owner of the
+//! local APIC then delivers what LVTPC says, and sets LVTPC's mask bit with the delivery, as Intel's processors do
+//! (vol. 3A, 11.5.1). A PMI that finds LVTPC masked is lost, as on a processor. No write of a guest makes a PMI from an
+//! overflow bit that is left over.
 //!
 //! # What is not offered
 //!

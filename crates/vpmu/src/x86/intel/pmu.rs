@@ -7,7 +7,7 @@ use crate::x86::{pmu, registers};
 /// What a [`Pmu`] is, as opposed to what it holds.
 pub type PmuConfig = registers::PmuConfig<Capability>;
 
-/// One vCPU's PMU. `V` is told what happens; by default nobody is.
+/// One vCPU's PMU. `V` observes what happens; the default observes nothing.
 ///
 /// General counter *n* is *n*, fixed counter *n* is
 /// [`FIXED`](super::FIXED) + *n*.
@@ -60,7 +60,7 @@ pub type PmuConfig = registers::PmuConfig<Capability>;
 pub type Pmu<V = ()> = pmu::Pmu<Registers, V>;
 
 impl Pmu {
-    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)). Nobody is told what happens.
+    /// Makes a PMU out of reset, for a vCPU that runs (see [`put`](Self::put)), without an observer.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl<V: Events> Pmu<V> {
         Ok(Self::build(config, events))
     }
 
-    /// Returns IA32_DEBUGCTL, for whoever implements its other bits.
+    /// Returns IA32_DEBUGCTL, for the implementer of its other bits.
     pub const fn debugctl(&self) -> u64 {
         self.registers().debugctl
     }

@@ -62,7 +62,7 @@ mod record {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Capability {
-    /// Bits of DebugCtl that someone other than the PMU implements. The engine keeps them as written.
+    /// Bits of DebugCtl that are implemented outside the PMU. The engine keeps them as written.
     pub other_debugctl: u64,
 }
 

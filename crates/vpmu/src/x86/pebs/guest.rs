@@ -2,7 +2,7 @@
 
 use crate::x86::Ring;
 
-/// What was asked for cannot be had: no such memory, or a host that fails.
+/// The request cannot be met: there is no such memory, or the host fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 

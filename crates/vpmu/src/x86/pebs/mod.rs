@@ -7,7 +7,7 @@
 //! interrupts when the buffer has filled up to a threshold. Here the engine is that processor: one exit a sample, and
 //! a PMI for hundreds of them.
 //!
-//! What is modelled is record format 4 with the baseline, as Linux knows it from Ice Lake on: Intel SDM vol. 3B, revision
+//! The engine models record format 4 with the baseline, as Linux knows it from Ice Lake on: Intel SDM vol. 3B, revision
 //! 083, 20.9 ("PEBS Facility"), with 20.8 (IA32_PERF_CAPABILITIES) and 18.4.9 ("BTS and DS Save Area"). Every counter
 //! can have records, of any event.
 //!
@@ -21,9 +21,9 @@
 //!    an adaptive one, those that MSR_PEBS_DATA_CFG names.
 //! 5. Where the index has reached the threshold, IA32_PERF_GLOBAL_STATUS bit 62 is set and a PMI requested.
 //!
-//! A record that cannot be written is [lost](Statistics::lost), and hurts nobody but its guest. The SDM leaves open what
+//! A record that cannot be written is [lost](Statistics::lost), and hurts only its guest. The SDM leaves open what
 //! becomes of a counter whose record does not fit into the buffer: here it goes on from its reset value, and the PMI is
-//! requested again. So a guest that missed one does not lose its counter.
+//! requested again. So a guest that has missed a PMI does not lose its counter.
 //!
 //! Where the host can sample its guest, records of the basic group need no exit: the host's samples become records later
 //! ([`CounterHost::sample`](crate::counter::CounterHost::sample)).

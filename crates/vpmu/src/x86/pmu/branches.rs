@@ -6,7 +6,7 @@ use crate::x86::{CounterConfig, Outcome, lbr};
 
 impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns which branches the guest wants recorded now; `None`: it has no [last branch records](lbr), they are
-    /// disabled, or they are frozen. For an embedder that sees every branch, and need not decode those that nobody wants.
+    /// disabled, or they are frozen. For an embedder that sees every branch, and need not decode unwanted ones.
     pub fn branch_filter(&self) -> Option<lbr::Filter> {
         let lbr = self.counters.lbr.as_ref()?;
         lbr.filter()

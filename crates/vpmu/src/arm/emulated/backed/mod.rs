@@ -9,8 +9,8 @@
 //! *open*. What decides what counts still traps, and the model of [`EmulatedPmu`] stays in force for
 //! that. [`stays_trapped`](open::stays_trapped) has the table.
 //!
-//! Where that is not so the registers are *closed*: everything traps, and a physical counter is no
-//! more than a [`CounterHost`]'s, standing where its next report is due.
+//! Where that is not so the registers are *closed*: everything traps, and a physical counter is only a
+//! [`CounterHost`]'s counter, set so that it overflows when its next report is due.
 //!
 //! A guest that never touches its PMU has it closed, and costs nothing at a switch. The first write
 //! that traps opens it; a [`put`](BackedPmu::put) closes it.
@@ -33,11 +33,11 @@ use open::stays_trapped;
 /// One vCPU's emulated PMU, with the physical counter *n* behind guest counter *n*.
 ///
 /// The caller does as for [`PartitionedPmu`](crate::arm::partition::PartitionedPmu): it writes
-/// [`trap_registers`](Self::trap_registers) before it enters the guest and whenever they changed,
-/// which they may in each call that takes registers; and it calls [`load`](Self::load) and
-/// [`put`](Self::put) around the vCPU's time on a CPU. The physical PMU interrupt of the guest's
-/// counters is the hypervisor's: it calls [`overflow`](Self::overflow), ends the interrupt, and
-/// makes a virtual one agree with [`line`](Self::line), after each call.
+/// [`trap_registers`](Self::trap_registers) before it enters the guest and whenever they changed, which they may in
+/// each call that takes registers; and it calls [`load`](Self::load) and [`put`](Self::put) around the vCPU's time on a
+/// CPU. The physical PMU interrupt of the guest's counters is the hypervisor's: the caller calls
+/// [`overflow`](Self::overflow) and ends the interrupt. After each call it gives the virtual interrupt the level of
+/// [`line`](Self::line).
 #[derive(Clone, Debug)]
 pub struct BackedPmu<V = ()> {
     pmu: EmulatedPmu<V>,
@@ -52,7 +52,7 @@ pub struct BackedPmu<V = ()> {
 }
 
 impl BackedPmu {
-    /// Makes a PMU out of reset, for a vCPU that runs on the CPU with this plan. Nobody is told what happens.
+    /// Makes a PMU out of reset, for a vCPU that runs on the CPU with this plan, without an observer.
     ///
     /// # Errors
     ///
