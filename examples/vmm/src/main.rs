@@ -106,7 +106,7 @@ fn give_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Box<dyn Error>
 /// Puts the kernel and what it wants to find into memory. Answers where it begins.
 fn load(memory: &GuestMemoryMmap, path: &Path, line: &str) -> Result<u64, Box<dyn Error>> {
     let mut kernel = Kernel::open(path)?;
-    kernel.rewrite_rdpmc()?; // PMU: KVM never hands RDPMC over
+    kernel.rewrite_rdpmc()?; // PMU: KVM never hands RDPMC over. For a Linux, `Vcpu::set_rdpmc` does without
     for segment in kernel.segments() {
         let bytes = &kernel.elf()[segment.file.clone()];
         memory.write_slice(bytes, GuestAddress(segment.address))?;
