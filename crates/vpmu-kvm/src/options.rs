@@ -25,7 +25,7 @@ pub enum Model {
         pebs: bool,
     },
     /// AMD's core performance counters, on hosts of AMD's. The guest keeps the host's processor. With PerfMonV2 a
-    /// sample takes more exits, and switching many counters at once takes fewer (docs/x86-pmu.md).
+    /// sample takes more exits, and switching many counters at once takes fewer (docs/amd.md).
     Amd(amd::Interface),
     /// The paravirtual PMU, for guests with its driver. No guest finds an architectural PMU beside it.
     Paravirtual,

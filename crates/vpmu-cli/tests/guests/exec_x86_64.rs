@@ -172,7 +172,7 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complain
 
 /// A bzImage that `vpmu rewrite-kernel` has packed again boots as any other, at an address that it chooses, and counts.
 fn a_rewritten_bzimage(kernel: &Path) {
-    const SCRIPT: &str = "
+    const SCRIPT: &str = "umount /proc/kallsyms
 echo text $(grep -w _text /proc/kallsyms)
 perf stat -x, -o stat -e cycles -- workload
 awk -F, '$3 == \"cycles\" { print \"counted\", $1 }' stat

@@ -2,7 +2,7 @@
 //!
 //! # Why its registers open and close
 //!
-//! Of the ten accesses that a profiler makes for each sample, six ask for nothing but what the
+//! Of the nine accesses that a profiler makes for each sample, six ask for nothing but what the
 //! hardware could answer: a counter's value, the overflow bits, PMCR_EL0. Where each guest counter
 //! has the physical counter of the same number for its own, and FEAT_FGT traps single registers, the
 //! guest's values are kept in the hardware and the guest reaches them itself: its registers are
