@@ -162,10 +162,10 @@ true";
     let options = |vpmu: &mut Command| guest(vpmu, "ring", &["--realtime"]);
     let script = [NO_SYMBOLS, SCRIPT].concat();
     let (console, run) = two_vcpus::compare(&mut vpmu, options, &script);
-    for processor in ["sampled0 ", "sampled1 "] {
+    for processor in ["sampled0", "sampled1"] {
         assert!(
             number::<u64>(&console, processor) > 20,
-            "{processor}{console}"
+            "{processor} {console}"
         );
     }
     // Of the vCPU that does not end the measurement, its last runs are not in what was measured: they are in the
