@@ -130,7 +130,7 @@ pub enum Effect {
     RecordArea,
 }
 
-/// How the request of a PMI stops all counters (SDM 19.4.7).
+/// How the request of a PMI stops all counters (SDM 18.4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freeze {
     /// The global control register is cleared.

@@ -99,7 +99,7 @@ impl Reference {
         }
     }
 
-    /// Returns whether a PMI request stops the counters (19.4.7).
+    /// Returns whether a PMI request stops the counters (18.4.7).
     pub(crate) fn freezes(&self) -> bool {
         self.debug >> 12 & 1 != 0
     }
@@ -183,7 +183,7 @@ impl Reference {
             }
         }
         self.pmi |= pmi;
-        // 19.4.7: the legacy way clears the enables, the streamlined way of version 4 sets a bit.
+        // 18.4.7: the legacy way clears the enables, the streamlined way of version 4 sets a bit.
         match (pmi && self.freezes(), self.told.version) {
             (false, _) => {}
             (true, ..=3) => self.global = 0,

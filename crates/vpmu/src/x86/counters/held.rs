@@ -72,7 +72,7 @@ impl<V: Events> Counters<V> {
         begins
     }
 
-    /// The request, not its delivery, stops the counters if the guest wants that (SDM 19.4.7): LVTPC may be masked.
+    /// The request, not its delivery, stops the counters if the guest wants that (SDM 18.4.7): LVTPC may be masked.
     fn request_now(&mut self) {
         self.pmi_due = true;
         match self.freezing {

@@ -260,7 +260,7 @@ impl Capability {
         // LBR_FRZ can be cleared, as any version-4 handler may try to. Without LBR nothing sets it.
         let without = when(self.lbr.is_none(), global_status::LBR_FRZ);
         let frozen = self.freeze_bits() & !without;
-        // Software finds freezing by PDCM and a version of 2 or later (SDM 19.4.7).
+        // Software finds freezing by PDCM and a version of 2 or later (SDM 18.4.7).
         let freeze = when(self.pdcm, debugctl::FREEZE_PERFMON_ON_PMI);
         let smm = when(self.freeze_while_smm, debugctl::FREEZE_WHILE_SMM);
         // Without records there is nothing to freeze: a guest that tries gets a fault, as on a processor without them.

@@ -227,7 +227,7 @@ impl registers::Registers for Registers {
         state.restore(self, lbr)
     }
 
-    /// SDM 19.4.7.
+    /// SDM 18.4.7.
     fn freezing(&self) -> Option<Freeze> {
         let style = match self.capability.version {
             Version::V2 | Version::V3 => Freeze::Gate,

@@ -1,4 +1,4 @@
-//! Intel's architectural LBR: SDM vol. 3B, chapter 20; CPUID leaf 1CH.
+//! Intel's architectural LBR: SDM vol. 3B, chapter 19; CPUID leaf 1CH.
 
 use super::{Branch, Entry, Field, Filter, Kind, Kinds, MAX_DEPTH, Stack};
 use crate::x86::{CpuidLeaf, canonical};
@@ -274,7 +274,7 @@ impl Registers {
     /// Returns the record of `branch`, which `filter` lets pass.
     pub(super) fn entry(&self, filter: &Filter, branch: &Branch) -> Entry {
         let bits = self.capability.linear_address_bits;
-        // The address of code in a ring that is not recorded must not be seen (SDM vol. 3B, 20.1.3): user space may
+        // The address of code in a ring that is not recorded must not be seen (SDM vol. 3B, 19.1.3): user space may
         // own the records.
         let from = match filter.ring(branch.from_ring) {
             true => canonical(branch.from, bits),

@@ -1,6 +1,6 @@
 //! Last branch records (LBR): the most recent branches that a guest has taken, in registers that it reads at a PMI.
 //!
-//! [`intel`] is architectural LBR (SDM vol. 3B, chapter 20, "Last Branch Records"; chapter 19 in older editions), [`amd`]
+//! [`intel`] is architectural LBR (SDM vol. 3B, revision 083, chapter 19, "Last Branch Records"), [`amd`]
 //! the LBR stack of the extension LbrExtV2 (APM vol. 2, 13.1.1). The stack, the filter and what a PMI does are the same.
 //! A guest is offered neither unless its [`Capability`](super::Capability) says so.
 //!

@@ -96,7 +96,7 @@ impl Unit {
             Registers::Intel(registers) => match intel::Msr::decode(address) {
                 None => return Access::NotHandled,
                 Some(intel::Msr::Depth) => match registers.capability().depth(value) {
-                    // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 20.1.2): so
+                    // The write clears every record, also where the depth stays as it is (SDM vol. 3B, 19.1.2): so
                     // Linux empties the stack.
                     Some(depth) => {
                         self.stack = Stack::new(depth);

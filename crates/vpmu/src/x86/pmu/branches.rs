@@ -55,7 +55,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     }
 
     /// Clears the bit that enables the last branch records, and returns whether it was set. The processor does so at
-    /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 20.1.4). All else that
+    /// INIT, at a debug exception, and at an SMI, after which RSM sets the bit again (SDM vol. 3B, 19.1.4). All else that
     /// INIT does leaves the PMU as it is.
     pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
         let was = self.counters.lbr.as_mut().is_some_and(lbr::Unit::disable);

@@ -1,4 +1,4 @@
-//! Last branch records as a guest's kernel uses them. SDM vol. 3B, chapter 20; APM vol. 2, 13.1.1.
+//! Last branch records as a guest's kernel uses them. SDM vol. 3B, chapter 19; APM vol. 2, 13.1.1.
 
 use crate::support::FakeHost;
 use vpmu::counter::Policy;

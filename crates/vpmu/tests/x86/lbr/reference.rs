@@ -1,4 +1,4 @@
-//! Last branch records as naive as the manuals' text: SDM vol. 3B, chapter 20, and APM vol. 2, 13.1.1; with one counter,
+//! Last branch records as naive as the manuals' text: SDM vol. 3B, chapter 19, and APM vol. 2, 13.1.1; with one counter,
 //! whose overflow asks for a PMI, and where the guest has PEBS, another, whose overflow asks for a record. It knows nothing
 //! of the engine but what is handed to it.
 

@@ -1,5 +1,5 @@
-//! Tests of records with the last branches of a guest that is followed for them. SDM vol. 3B, 20.9.2.2.5, and chapter 20 of
-//! the edition that has last branch records there.
+//! Tests of records with the last branches of a guest that is followed for them. SDM vol. 3B, 20.9.2.2.5, and
+//! chapter 19.
 
 use super::behaviour::{BUFFER, COUNT, guest_of};
 use crate::support::Happening::Instructions;

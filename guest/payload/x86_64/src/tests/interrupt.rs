@@ -1,5 +1,5 @@
 //! The PMI, through LVTPC of the local APIC. SDM vol. 3A, 11.5.1; vol. 3B,
-//! 20.2.2 and 19.4.7 (freezing).
+//! 20.2.2 and 18.4.7 (freezing).
 
 use core::sync::atomic::Ordering::Relaxed;
 
