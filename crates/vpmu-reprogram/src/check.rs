@@ -155,19 +155,18 @@ fn anew(backing: Backing) -> Result<Outcome, String> {
 }
 
 fn overflow(backing: Backing) -> Result<Outcome, String> {
+    // Nothing vouches for a report of two overflows, so the second is long after the first.
+    const LONG: u64 = 10 * PERIOD;
     let mut host = host(backing)?;
     create(&mut host, THIRD)?;
-    host.set_period(THIRD, NonZeroU64::new(PERIOD));
+    host.set_period(THIRD, NonZeroU64::new(LONG));
     host.resume(THIRD.alone());
     let report = wait(&mut host)?;
     let total = host.read(THIRD);
-    let more = spin(&mut host, MOMENT);
+    let more = spin(&mut host, 5 * MOMENT);
     holds_if(
-        report == (THIRD, Report::Due) && total >= PERIOD && more.is_empty(),
-        format!(
-            "{report:?} at {total} of {PERIOD}, then {} more",
-            more.len()
-        ),
+        report == (THIRD, Report::Due) && total >= LONG && more.is_empty(),
+        format!("{report:?} at {total} of {LONG}, then {} more", more.len()),
     )
 }
 
@@ -221,16 +220,16 @@ fn repeated(backing: Backing) -> Result<Outcome, String> {
     create(&mut host, FIRST)?;
     host.set_period(FIRST, NonZeroU64::new(PERIOD));
     host.resume(FIRST.alone());
+    let mut vouched_for = 0;
     for _ in 0..TIMES {
-        let report = wait(&mut host)?;
-        if report != (FIRST, Report::Due) {
-            return Err(format!("{report:?}"));
+        // Signals that were not taken in time are one report, for which nothing vouches.
+        if wait(&mut host)? == (FIRST, Report::Due) {
+            vouched_for += 1;
         }
     }
     let total = host.read(FIRST);
-    // Signals that were not taken in time are one report.
-    let seen = format!("{TIMES} reports in {total} of {PERIOD} each");
-    holds_if(total >= TIMES * PERIOD, seen)
+    let seen = format!("{TIMES} reports, {vouched_for} vouched for, in {total} of {PERIOD} each");
+    holds_if(vouched_for > 0 && total >= TIMES * PERIOD, seen)
 }
 
 fn sampled(backing: Backing) -> Result<Outcome, String> {
@@ -240,36 +239,32 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
     };
     let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
     create(&mut host, FIRST)?;
-    host.resume(FIRST.alone());
     if host.sample(FIRST, NonZeroU64::new(PERIOD)) == 0 {
         // As in a guest with kvmclock.
         return Ok(Outcome::Skipped("perf's clock is not the TSC".to_owned()));
     }
-    let before = host.read(FIRST);
+    host.resume(FIRST.alone());
     spin(&mut host, 20 * MOMENT);
     host.pause(FIRST.alone());
-    let periods = (host.read(FIRST) - before) / PERIOD;
+    let periods = host.read(FIRST) / PERIOD;
     // A place of this thread is outside any guest.
     let taken = host.take_samples(FIRST, &mut [NOWHERE]);
     let outside = taken.outside;
-    let seen = format!("{outside} samples in {periods} periods");
-    if taken.ended {
+    let mut seen = format!("{outside} samples in {periods} periods");
+    let least = if taken.ended {
         // By kernel.perf_event_max_sample_rate. The engine then asks for a report of each overflow.
-        let some = (1..=periods).contains(&outside);
-        return holds_if(
-            some,
-            format!("{seen}, and the kernel says that it has ended them"),
-        );
-    }
-    // A clock's timer that comes late takes one sample for all the periods that are over.
-    let least = match backing {
-        Backing::Hardware => periods.saturating_sub(2),
-        Backing::Clock => 1,
+        seen += ", and the kernel says that it has ended them";
+        1
+    } else {
+        match backing {
+            Backing::Hardware => periods.saturating_sub(2),
+            // A clock's timer that comes late takes one sample for all the periods that are over.
+            Backing::Clock => 1,
+        }
     };
-    holds_if(
-        periods > 10 && (least..=periods + 2).contains(&outside),
-        seen,
-    )
+    // The sampler starts and stops a call before the counter, and may be ended at any time, also at the last sample.
+    let some = periods > 10 && (least..=periods + 2).contains(&outside);
+    holds_if(some, seen)
 }
 
 fn together(backing: Backing) -> Result<Outcome, String> {

@@ -269,21 +269,26 @@ fn check(wanted: Option<Backing>) -> Result<(), String> {
         .map_err(|error| error.to_string())?
         .backing();
     println!("{} events", name(backing));
-    let mut failed = 0;
+    let mut failed = Vec::new();
     for (promise, check) in CHECKS {
         match check(backing) {
             Ok(Checked::Holds(seen)) => println!("ok       {promise}: {seen}"),
             Ok(Checked::Skipped(reason)) => println!("skipped  {promise}: {reason}"),
             Ok(Checked::Fails(seen)) | Err(seen) => {
-                failed += 1;
                 println!("FAILED   {promise}: {seen}");
+                failed.push(format!("{promise}: {seen}"));
             }
         }
     }
-    match failed {
-        0 => Ok(()),
-        failed => Err(format!("{failed} checks failed")),
+    if failed.is_empty() {
+        return Ok(());
     }
+    // Once more at the end, which is what a log is cut down to.
+    let (count, all) = (failed.len(), CHECKS.len());
+    Err(format!(
+        "{count} of {all} checks failed: {}",
+        failed.join("; ")
+    ))
 }
 
 fn report(cli: &Cli, wanted: Option<Backing>) -> Result<(), String> {
