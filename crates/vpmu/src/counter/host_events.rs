@@ -323,8 +323,15 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             Report::Unsure if self.policy != Policy::Recreate => {}
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
         }
+        let mark = self.slots[counter].mark;
         let counted = self.collect(counter, host);
-        self.slots[counter].overtaken = false;
+        let slot = &mut self.slots[counter];
+        slot.overtaken = false;
+        // A clock may report some microseconds before its total is there. The event that repeats has then begun the next
+        // period, and the end of this one would pass without a report.
+        if due.is_some_and(|due| slot.mark.wrapping_sub(mark) < due.get()) {
+            slot.armed = None;
+        }
         counted
     }
 

@@ -171,6 +171,26 @@ fn an_overflow_on_the_cpu_of_its_event_is_free() {
     assert_eq!(calls(Policy::Recreate, Report::Due).len(), 5);
 }
 
+/// Where a report is a little early, a host event that repeats has begun its next period: it would be silent at the end of
+/// this one.
+#[test]
+fn a_report_that_is_early_is_asked_for_again() {
+    for repeats in [false, true] {
+        let mut guest = Guest::new(Version::V2);
+        guest.host.repeats = repeats;
+        guest.sample(0, INSTRUCTIONS, 1000);
+        guest.execute(995);
+        guest.host.calls();
+        assert!(!guest.pmu.overflow(nth(0), Report::Unsure, &mut guest.host));
+        assert_eq!(
+            guest.host.calls(),
+            [Call::Read(0), Call::SetPeriod(0, Some(5))]
+        );
+        guest.execute(5);
+        assert!(guest.interrupt());
+    }
+}
+
 #[test]
 fn a_running_counter_that_is_rewritten_is_read_and_gets_a_period() {
     let calls = |policy| {
