@@ -250,21 +250,22 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
     // A place of this thread is outside any guest.
     let taken = host.take_samples(FIRST, &mut [NOWHERE]);
     let outside = taken.outside;
-    let mut seen = format!("{outside} samples in {periods} periods");
-    let least = if taken.ended {
+    let least = match backing {
         // By kernel.perf_event_max_sample_rate. The engine then asks for a report of each overflow.
-        seen += ", and the kernel says that it has ended them";
-        1
-    } else {
-        match backing {
-            Backing::Hardware => periods.saturating_sub(2),
-            // A clock's timer that comes late takes one sample for all the periods that are over.
-            Backing::Clock => 1,
-        }
+        _ if taken.ended => 1,
+        Backing::Hardware => periods.saturating_sub(2),
+        // A clock's timer that comes late takes one sample for all the periods that are over.
+        Backing::Clock => 1,
+    };
+    let ended = match taken.ended {
+        true => ", and the kernel says that it has ended them",
+        false => "",
     };
     // The sampler starts and stops a call before the counter, and may be ended at any time, also at the last sample.
-    let some = periods > 10 && (least..=periods + 2).contains(&outside);
-    holds_if(some, seen)
+    holds_if(
+        periods > 10 && (least..=periods + 2).contains(&outside),
+        format!("{outside} samples in {periods} periods{ended}"),
+    )
 }
 
 fn together(backing: Backing) -> Result<Outcome, String> {

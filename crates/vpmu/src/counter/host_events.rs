@@ -323,13 +323,12 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             Report::Unsure if self.policy != Policy::Recreate => {}
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
         }
-        let mark = self.slots[counter].mark;
+        self.slots[counter].overtaken = false;
         let counted = self.collect(counter, host);
         let slot = &mut self.slots[counter];
-        slot.overtaken = false;
         // A clock may report some microseconds before its total is there. The event that repeats has then begun the next
         // period, and the end of this one would pass without a report.
-        if due.is_some_and(|due| slot.mark.wrapping_sub(mark) < due.get()) {
+        if !core::mem::take(&mut slot.overtaken) {
             slot.armed = None;
         }
         counted
