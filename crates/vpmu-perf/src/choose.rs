@@ -4,25 +4,18 @@ use std::io;
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_BRANCH_INSTRUCTIONS, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
-    PERF_COUNT_SW_TASK_CLOCK, PERF_TYPE_HARDWARE, PERF_TYPE_SOFTWARE,
+    PERF_TYPE_HARDWARE,
 };
 use vpmu::counter::{Counter, Lost};
 use vpmu::x86::ArchEvent;
 
 use crate::attrs;
 use crate::error::PerfError;
-use crate::event::{Kind, Rings};
-use crate::kernel::{Kernel, PerfEvent};
+use crate::event::PerfEvent;
+use crate::kernel::Kernel;
+use crate::kind::{Kind, Rings, probe};
+use crate::options::Backing;
 use crate::processor::Vendor;
-
-/// The backing that counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
-    /// The processor's counters.
-    Hardware,
-    /// The thread's time on the CPU.
-    Clock,
-}
 
 /// The rules by which perf events are chosen.
 #[derive(Clone, Copy, Debug)]
@@ -183,26 +176,6 @@ fn free_counters(kernel: &'static dyn Kernel, guest: bool) -> u8 {
 fn is_mediated(kernel: &'static dyn Kernel, kind: Kind, error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EOPNOTSUPP)
         && PerfEvent::try_open_for_host(kernel, kind).is_ok()
-}
-
-/// Returns the event that shows whether a backing works.
-pub(crate) fn probe(backing: Backing, guest: bool) -> Kind {
-    match backing {
-        Backing::Hardware => Kind {
-            type_: PERF_TYPE_HARDWARE,
-            config: PERF_COUNT_HW_CPU_CYCLES.into(),
-            rings: Some(Rings {
-                user: true,
-                kernel: true,
-                guest,
-            }),
-        },
-        Backing::Clock => Kind {
-            type_: PERF_TYPE_SOFTWARE,
-            config: PERF_COUNT_SW_TASK_CLOCK.into(),
-            rings: None,
-        },
-    }
 }
 
 /// Returns whether there is no hardware PMU, or none that can be restricted to guests.

@@ -8,16 +8,15 @@
 //! UNSAFETY: getrlimit and fcntl are C functions.
 #![expect(unsafe_code, reason = "see UNSAFETY above")]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 
-use crate::choose::Backing;
 use crate::error::PerfError;
+use crate::linux::OPEN;
+use crate::options::Backing;
 
 /// Descriptors that live promises name, of which some may be open.
 static PROMISED: Mutex<u64> = Mutex::new(0);
-/// Perf events of this process that are open.
-static OPEN: AtomicU64 = AtomicU64::new(0);
 
 /// Beside those of counters: an event that tries another, and the event of the process that never counts.
 const SPARE: u64 = 2;
@@ -70,16 +69,6 @@ impl Drop for Descriptors {
         let mut promised = PROMISED.lock().unwrap_or_else(PoisonError::into_inner);
         *promised -= self.0;
     }
-}
-
-/// Notes that a perf event was opened.
-pub(crate) fn opened() {
-    OPEN.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Notes that a perf event was closed.
-pub(crate) fn closed() {
-    OPEN.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Returns the number that no descriptor of this process reaches.
@@ -162,13 +151,9 @@ mod tests {
             assert!(text.contains(words), "{words}: {text}");
         }
         // What is open already is not asked for twice.
-        for _ in 0..13 {
-            opened();
-        }
+        OPEN.fetch_add(13, Ordering::Relaxed);
         assert!(promise().is_ok());
-        for _ in 0..13 {
-            closed();
-        }
+        OPEN.fetch_sub(13, Ordering::Relaxed);
         assert!(promise().is_err());
         vcpus.pop();
         assert!(promise().is_ok(), "a vCPU that ends gives its promise back");

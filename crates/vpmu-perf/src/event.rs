@@ -1,50 +1,37 @@
-//! The perf events that are opened: what each counts, and of whom.
+//! A perf event: the ways in which one is opened, and what an open one is asked.
 
 use std::io;
+use std::os::fd::RawFd;
 
 use perf_event_open_sys::bindings::{
-    PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_TASK_CLOCK, PERF_FORMAT_GROUP, PERF_TYPE_SOFTWARE,
+    PERF_COUNT_SW_DUMMY, PERF_COUNT_SW_TASK_CLOCK, PERF_FORMAT_GROUP,
+    PERF_FORMAT_TOTAL_TIME_ENABLED, PERF_FORMAT_TOTAL_TIME_RUNNING, PERF_TYPE_SOFTWARE,
     perf_event_attr,
 };
+use vpmu::counter::Counter;
 
-use crate::kernel::{Kernel, PerfEvent, TIMES};
+use crate::kernel::Kernel;
+use crate::kind::Kind;
 use crate::notes::Notes;
+use crate::periods::ENDLESS;
 
-/// A period that is longer than any machine runs. The kernel refuses 2^63.
-pub(crate) const ENDLESS: u64 = i64::MAX as u64;
+/// The format of an event's totals.
+pub(crate) const TIMES: u64 =
+    PERF_FORMAT_TOTAL_TIME_ENABLED as u64 | PERF_FORMAT_TOTAL_TIME_RUNNING as u64;
 
-/// The event to open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Kind {
-    pub(crate) type_: u32,
-    pub(crate) config: u64,
-    /// The rings that count, and whose they are. A software clock knows neither.
-    pub(crate) rings: Option<Rings>,
+/// A total, with the ns for which it was counted and for which it should have been.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Total {
+    pub(crate) value: u64,
+    pub(crate) enabled: u64,
+    pub(crate) running: u64,
 }
 
-/// The privilege rings in which an event counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rings {
-    pub(crate) user: bool,
-    pub(crate) kernel: bool,
-    /// Whether the event counts only while the thread runs a guest.
-    pub(crate) guest: bool,
-}
-
-impl Kind {
-    /// Returns the attributes that say what is counted, and where.
-    pub(crate) fn attr(self) -> perf_event_attr {
-        let mut attr = perf_event_attr::default();
-        attr.type_ = self.type_;
-        attr.config = self.config;
-        if let Some(rings) = self.rings {
-            attr.set_exclude_host(rings.guest.into());
-            attr.set_exclude_hv(1);
-            attr.set_exclude_user(u64::from(!rings.user));
-            attr.set_exclude_kernel(u64::from(!rings.kernel));
-        }
-        attr
-    }
+/// An open perf event of one thread.
+#[derive(Debug)]
+pub(crate) struct PerfEvent {
+    fd: RawFd,
+    kernel: &'static dyn Kernel,
 }
 
 impl PerfEvent {
@@ -152,4 +139,76 @@ impl PerfEvent {
         attr.set_disabled(1);
         Self::open_attr(kernel, attr, thread, leader)
     }
+
+    /// Opens the event of `attr` for a thread.
+    pub(crate) fn open_attr(
+        kernel: &'static dyn Kernel,
+        attr: perf_event_attr,
+        thread: libc::pid_t,
+        leader: Option<&Self>,
+    ) -> io::Result<Self> {
+        let fd = kernel.open(attr, thread, leader.map(Self::fd))?;
+        Ok(Self { fd, kernel })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    pub(crate) fn enable(&self) -> bool {
+        self.kernel.enable(self.fd)
+    }
+
+    pub(crate) fn disable(&self) -> bool {
+        self.kernel.disable(self.fd)
+    }
+
+    /// Sets the next overflow to `period` from now.
+    pub(crate) fn set_period(&self, period: u64) -> bool {
+        self.kernel.set_period(self.fd, period)
+    }
+
+    pub(crate) fn read(&self) -> io::Result<Total> {
+        let mut bytes = [0; 24];
+        // An event in an error state reads nothing (perf_read), and that is no total.
+        if self.kernel.read(self.fd, &mut bytes)? != bytes.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Total {
+            value: word(&bytes, 0),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
+        })
+    }
+
+    /// Reads a group of `members` members: their totals in the order in which they were opened.
+    pub(crate) fn read_group(
+        &self,
+        members: usize,
+    ) -> io::Result<impl Iterator<Item = Total> + use<>> {
+        // The head has the number of events, both times, and the leader's total.
+        const HEAD: usize = 4;
+        let mut bytes = [0; 8 * (HEAD + Counter::COUNT)];
+        let read = self.kernel.read(self.fd, &mut bytes)?;
+        if read != 8 * (HEAD + members) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok((0..members).map(move |n| Total {
+            value: word(&bytes, HEAD + n),
+            enabled: word(&bytes, 1),
+            running: word(&bytes, 2),
+        }))
+    }
+}
+
+impl Drop for PerfEvent {
+    fn drop(&mut self) {
+        self.kernel.close(self.fd);
+    }
+}
+
+fn word(bytes: &[u8], n: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[8 * n..8 * n + 8]);
+    u64::from_ne_bytes(word)
 }

@@ -5,34 +5,47 @@
 //! - [`Events`]: the perf events, which of them count, and their totals;
 //! - [`Slot`], for each counter: what it can be, and with that
 //!   - [`Period`]: what is asked of its overflows,
-//!   - [`PartTime`](crate::parts::PartTime) where it has a part of a clock's time: one privilege ring's, or the guest's,
-//!   - [`CounterSampler`](crate::samplers::CounterSampler) where its overflows become records.
+//!   - [`PortionTime`](crate::portion::PortionTime) where it has a portion of a clock's time: one privilege ring's, or the guest's,
+//!   - [`CounterSampler`](crate::sampler::CounterSampler) where its overflows become records.
 
-mod make;
-mod overflows;
-mod pebs;
-
+use std::fmt::Debug;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Slots, TakenSamples};
-use vpmu::x86::pebs::{Guest, Sample};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots, TakenSamples};
+use vpmu::x86::pebs::{Fault, Guest, Sample};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
-use crate::choose::{Backing, Chooser, probe};
-use crate::event::Rings;
+use crate::choose::Chooser;
+use crate::error::PerfError;
 use crate::events::Events;
 use crate::kernel::Kernel;
 use crate::kick::Kick;
+use crate::kind::{Rings, probe};
+use crate::linux::Linux;
 use crate::notes::Notes;
-use crate::options::Freeze;
+use crate::options::{Backing, Freeze, PerfOptions};
 use crate::pace::{FLOOR, Pace};
-use crate::parts::Part;
-use crate::periods::Period;
+use crate::periods::{ENDLESS, Overflow, Period};
+use crate::portion::{Portion, TimeUp};
 use crate::processor::Vendor;
-use crate::rings::{self, GuestRing, RingSampler};
+use crate::rings::{GuestRing, LONGEST, RingSampler};
+use crate::sampler;
 use crate::slot::{Slot, Units};
-pub use pebs::SampledGuest;
+use crate::support::prepare;
+
+/// The guest of a host's thread, as PEBS records tell of it.
+pub trait SampledGuest: Guest + Debug + Send {
+    /// Forgets what the guest's registers and memory held, because the guest may run.
+    fn forget(&mut self);
+
+    /// Returns the guest's TSC less the host's, modulo 2^64.
+    ///
+    /// # Errors
+    ///
+    /// When the guest's cannot be read.
+    fn tsc_offset(&mut self) -> Result<u64, Fault>;
+}
 
 /// The [`CounterHost`] of the thread that made it. Another thread may use the host while that thread does not run its
 /// guest, and may drop it.
@@ -49,7 +62,7 @@ pub struct PerfHost {
     freeze: Freeze,
     slots: Slots<Slot>,
     events: Events,
-    /// The samples of the thread, while there is a counter of a part of its time.
+    /// The samples of the thread, while there is a counter of a portion of its clock's time.
     ring_sampler: Option<RingSampler>,
     guest_ring: GuestRing,
     /// The guest that PEBS records tell of, where it is offered PEBS.
@@ -67,6 +80,62 @@ impl PerfHost {
     /// the guest asks as long as their overflows are rare enough, and longer where they are not.
     pub const FLOOR: u64 = FLOOR;
 
+    /// Makes a host for the guest that the calling thread runs. Does the work of [`prepare`](crate::prepare), unless
+    /// that is done.
+    ///
+    /// # Errors
+    ///
+    /// Says why perf events are not available, and what to do.
+    pub fn new(options: PerfOptions) -> Result<Self, PerfError> {
+        prepare(&options)?;
+        Self::counting(&Linux, options, true)
+    }
+
+    /// Like [`PerfHost::new`], but counts the thread itself, which runs no guest: to try and to
+    /// measure this machine's perf events.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PerfHost::new`].
+    pub fn of_thread(options: PerfOptions) -> Result<Self, PerfError> {
+        prepare(&options)?;
+        Self::counting(&Linux, options, false)
+    }
+
+    fn counting(
+        kernel: &'static dyn Kernel,
+        options: PerfOptions,
+        guest: bool,
+    ) -> Result<Self, PerfError> {
+        if options.tsc_hz == 0 {
+            return Err(PerfError::NoFrequency);
+        }
+        let approximate = options.approximate_instructions;
+        let chooser = Chooser::new(kernel, options.backing, guest, approximate)?;
+        let notes = Notes::claim(&options.kick).ok_or(PerfError::Taken)?;
+        // A group of hardware events counts nothing while one of them has no counter.
+        let grouped = chooser.backing == Backing::Clock;
+        let signal = options.overflow_signal();
+        let units = Units::new(chooser.backing, options.tsc_hz);
+        Ok(Self {
+            kernel,
+            chooser,
+            units,
+            pace: (units == Units::Events).then(Pace::new),
+            repeating: options.repeating,
+            sampling: options.sampling,
+            freeze: options.freeze,
+            slots: Slots::from_fn(|| Slot::Empty),
+            events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
+            ring_sampler: None,
+            guest_ring: GuestRing::default(),
+            guest: None,
+            notes,
+            longest_stuck_ns: 0,
+            _kick: options.kick,
+        })
+    }
+
     /// Returns the backing that counts.
     pub fn backing(&self) -> Backing {
         self.chooser.backing
@@ -82,6 +151,11 @@ impl PerfHost {
     /// last sample, which is some 50 microseconds old.
     pub fn set_ring(&mut self, ring: impl Fn() -> Option<Ring> + Send + 'static) {
         self.guest_ring = GuestRing::new(ring);
+    }
+
+    /// Sets the guest that PEBS records tell of, and whose memory has them. Without it every record is lost.
+    pub fn set_guest(&mut self, guest: impl SampledGuest + 'static) {
+        self.guest = Some(Box::new(guest));
     }
 
     /// Has the guest [forget](SampledGuest::forget) what it was. Call this before and after each run of the guest.
@@ -102,6 +176,28 @@ impl PerfHost {
         self.notes.any()
     }
 
+    /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
+    pub fn take_overflows(&mut self) -> impl Iterator<Item = (Counter, Report)> + use<> {
+        let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        for counter in self.notes.take() {
+            match self.overflow(counter) {
+                Some(Report::Due) => due.insert(counter),
+                Some(_) => unsure.insert(counter),
+                None => {}
+            }
+        }
+        if self.notes.take_overrun() {
+            let awaited = self.which(Slot::is_awaited);
+            for counter in awaited {
+                if self.may_have_overflowed(counter) {
+                    unsure.insert(counter);
+                }
+            }
+        }
+        let due = due.iter().map(|counter| (counter, Report::Due));
+        due.chain(unsure.iter().map(|counter| (counter, Report::Unsure)))
+    }
+
     /// Returns the ns for which the perf event behind `counter` has counted, and the ns for which it should have, both
     /// by the last total that was read. They differ where the counter is
     /// [`Lost::Multiplexed`]. `None`: there is no event.
@@ -119,7 +215,127 @@ impl PerfHost {
         self.longest_stuck_ns
     }
 
-    /// Hands the samples so far to the counters of a part that count. Called before any counter starts or stops.
+    /// The event behind `counter` has signalled an overflow. Returns what the engine is told.
+    fn overflow(&mut self, counter: Counter) -> Option<Report> {
+        let Slot::Whole { period, .. } = &mut self.slots[counter] else {
+            return self.is_time_up(counter).then_some(Report::Unsure);
+        };
+        let asked = *period;
+        match period.overflow(self.repeating) {
+            // A clock's overflows come no faster than it was asked to report them.
+            Overflow::Report(report) if self.pace.is_none() => return Some(report),
+            Overflow::Report(report) => return Some(self.paced(counter, asked, report)),
+            Overflow::Unwanted if self.events.set_period(counter, ENDLESS) => {
+                *period = Period::Endless;
+            }
+            Overflow::Unwanted | Overflow::Late => {}
+        }
+        None
+    }
+
+    /// The overflow of a hardware event's period that was `asked` for. Lengthens the period if overflows come too fast.
+    /// Returns what the engine is told.
+    fn paced(&mut self, counter: Counter, asked: Period, report: Report) -> Report {
+        let counting = self.events.counting();
+        let sharing = self.sharing(counting);
+        let (Period::Set { events, period, .. }, Some(pace)) = (asked, &mut self.pace) else {
+            return report;
+        };
+        let (overflows, now) = (self.events.take_overflows(counter), self.kernel.now());
+        let number = overflows.number;
+        let too_fast = pace.overflowed(counter, number, period, sharing, now);
+        if too_fast || overflows.throttled {
+            // The event would go on at its old pace, or stand still until the next tick.
+            if self.slots[counter].is_awaited() {
+                self.program(counter, events, counting);
+            } else if self.events.set_period(counter, ENDLESS)
+                && let Some(period) = self.slots[counter].period_mut()
+            {
+                *period = Period::Endless;
+            }
+        }
+        // A lengthened period is of more events than the report vouches for.
+        match number <= 1 && period == events.get() {
+            true => report,
+            false => Report::Unsure,
+        }
+    }
+
+    /// Signals have been lost, perhaps one of `counter`, of which a report is wanted.
+    fn may_have_overflowed(&mut self, counter: Counter) -> bool {
+        match &mut self.slots[counter] {
+            Slot::Empty => false,
+            Slot::Portion { .. } => self.is_time_up(counter),
+            Slot::Whole { period, .. } => {
+                period.pass(self.repeating);
+                true
+            }
+        }
+    }
+
+    /// The clock of a counter of a portion of its clock's time has reached its period. Returns whether the counter overflows. If not, the
+    /// clock gets another period.
+    fn is_time_up(&mut self, counter: Counter) -> bool {
+        self.divide_time();
+        let total = self.events.read(counter);
+        let last = self.ring_sampler.as_ref().and_then(RingSampler::last);
+        let Slot::Portion { period, time } = &mut self.slots[counter] else {
+            return false;
+        };
+        let value = self.units.to_guest(time.own(total));
+        let wait = match time.is_up(value, self.repeating, &self.guest_ring, last) {
+            TimeUp::Overflow => {
+                period.pass(self.repeating);
+                return true;
+            }
+            TimeUp::Early(events) => self.units.to_count(events).min(LONGEST),
+            TimeUp::Away(ns) => ns,
+            TimeUp::Unwanted => {
+                // The clock would report each of its old periods, while the guest is on its way to write the counter.
+                self.events.set_period(counter, LONGEST);
+                return false;
+            }
+        };
+        let ns = wait.max(FLOOR * self.sharing(self.events.counting()));
+        self.events.set_period(counter, ns);
+        false
+    }
+
+    /// Samples where `counter` counts, each `events`. Returns the number of samples that are kept; 0: the period is too
+    /// short, or the kernel refuses.
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        let period = self.units.to_count(events.get());
+        let others = self.which(Slot::is_sampled) - counter.alone();
+        let shortest = sampler::SHORTEST * u64::from(1 + others.len());
+        if !self.sampling || period < shortest {
+            return 0;
+        }
+        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
+        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
+        // What the kernel refuses, it refuses again.
+        self.sampling = begun.is_ok();
+        begun.unwrap_or(0)
+    }
+
+    /// Moves samples of `counter` into `samples`. They have the guest's time, or the host's where no guest is set.
+    fn take_guest_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        let mut taken = self.slots[counter].take_samples(samples);
+        let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
+            return taken;
+        };
+        // A record without the guest's time would be sorted wrongly among those with it: better none.
+        let Ok(offset) = guest.tsc_offset() else {
+            taken.lost += taken.samples as u64;
+            taken.samples = 0;
+            return taken;
+        };
+        for sample in &mut samples[..taken.samples] {
+            sample.tsc = sample.tsc.wrapping_add(offset);
+        }
+        taken
+    }
+
+    /// Hands the samples so far to the counters of a portion that count. Called before any counter starts or stops.
     fn divide_time(&mut self) {
         let Some(sampler) = &mut self.ring_sampler else {
             return;
@@ -213,7 +429,7 @@ impl PerfHost {
 
     /// Stops the samples that tell the guest's ring unless a counter needs them.
     fn end_ring_sampler(&mut self) {
-        if self.which(Slot::is_part).is_empty() {
+        if self.which(Slot::is_portion).is_empty() {
             self.ring_sampler = None;
         }
     }
@@ -245,12 +461,12 @@ impl CounterHost<CounterConfig> for PerfHost {
         };
         let raw = Vendor::of(config.event).zip(config.raw());
         let kind = self.chooser.kind(config.architectural(), raw, rings)?;
-        let slot = match Part::of(config, self.freeze) {
-            Some(part) if self.chooser.backing == Backing::Clock => Slot::part(part),
+        let slot = match Portion::of(config, self.freeze) {
+            Some(portion) if self.chooser.backing == Backing::Clock => Slot::portion(portion),
             _ => Slot::whole(kind),
         };
         // One sampler serves all of them: a sample tells where the thread is, whatever is counted.
-        if slot.is_part() && self.ring_sampler.is_none() {
+        if slot.is_portion() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
         }
         let is_steady = kind == probe(self.chooser.backing, self.chooser.guest);
@@ -300,9 +516,9 @@ impl CounterHost<CounterConfig> for PerfHost {
             if let Some(events) = self.slots[counter].period().and_then(Period::planned) {
                 self.program(counter, events, counting);
             }
-            if let Slot::Part { period, .. } = &mut self.slots[counter]
+            if let Slot::Portion { period, .. } = &mut self.slots[counter]
                 && *period == Period::Endless
-                && self.events.set_period(counter, rings::LONGEST)
+                && self.events.set_period(counter, LONGEST)
             {
                 *period = Period::Stale;
             }
@@ -392,14 +608,12 @@ impl CounterHost<CounterConfig> for PerfHost {
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         let sampler = self.ring_sampler.as_ref();
         // Time that no sample divides would be made up.
-        if self.slots[counter].is_part() && sampler.is_some_and(RingSampler::is_blind) {
+        if self.slots[counter].is_portion() && sampler.is_some_and(RingSampler::is_blind) {
             return Some(Lost::Unsupported);
         }
         self.events.deficit(counter)
     }
 }
 
-#[cfg(test)]
-mod argument;
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@
 //!   guest's thread sleeps and its cycles stand still, as they should. Exits are part of the time:
 //!   a guest that exits much seems slower than it is. A clock tells nothing else: cycles and
 //!   reference cycles are offered, and instructions and branches only on request, as one for each
-//!   cycle. An event of one ring gets the part of the time for which a [`Sampler`] finds the guest
+//!   cycle. An event of one ring gets the portion of the time for which a [`Sampler`] finds the guest
 //!   in that ring.
 //!
 //! # Limits
@@ -37,32 +37,34 @@ mod descriptors;
 mod error;
 mod event;
 mod events;
-#[cfg(test)]
-mod fake;
 mod host;
 mod kernel;
 mod kick;
+mod kind;
+mod linux;
 mod log;
 mod notes;
 mod options;
 mod pace;
-mod parts;
 mod periods;
+mod portion;
 mod processor;
 mod rings;
 mod sampler;
-mod samplers;
 mod slot;
+mod support;
+#[cfg(test)]
+mod tests;
 mod trial;
 
 pub use buffer::{CpuMode, PerfRecord, PerfSample};
-pub use choose::Backing;
 pub use descriptors::Descriptors;
 pub use error::PerfError;
 pub use host::{PerfHost, SampledGuest};
 pub use kick::{Flag, KICKED, Kick};
-pub use notes::{ALARM, overrun, reach_thread};
-pub use options::{Freeze, PerfOptions, Support, check_sampling, prepare, support};
+pub use notes::{ALARM, overrun};
+pub use options::{Backing, Freeze, PerfOptions};
 pub use processor::Vendor;
 pub use sampler::Sampler;
-pub use trial::{GuestsOnly, guests_only};
+pub use support::{Support, check_sampling, guests_only, prepare, reach_thread, support};
+pub use trial::GuestsOnly;

@@ -6,7 +6,8 @@
 use std::io;
 
 use crate::buffer::{Overflows, RingBuffer};
-use crate::kernel::{Kernel, PerfEvent};
+use crate::event::PerfEvent;
+use crate::kernel::Kernel;
 
 /// The log of one event.
 #[derive(Debug)]

@@ -23,7 +23,6 @@ use vpmu::counter::{Counter, CounterSet, Slots};
 
 use crate::error::PerfError;
 use crate::kick::{KICKED, Kick};
-use crate::options::{self, PerfOptions};
 
 /// The value of a timer's signal (`sigev_value`) that only kicks: the timer is an embedder's, and sends the overflows'
 /// signal to the thread.
@@ -256,12 +255,6 @@ fn with_current(body: impl FnOnce(&Notes)) {
     }
 }
 
-/// Returns the signal for overflows unless the VMM gives another. It is not the first of the real-time signals, which
-/// VMMs use to take a vCPU out of the guest.
-pub(crate) fn default_signal() -> libc::c_int {
-    libc::SIGRTMIN() + 1
-}
-
 /// Notes that any counter of the calling thread may have overflowed: for the SIGIO handler of a VMM that has
 /// one. The kernel sends SIGIO in place of an overflow's own signal when too many signals wait. May be called
 /// in a signal handler.
@@ -317,14 +310,8 @@ pub(crate) fn install(signal: libc::c_int) -> Result<(), PerfError> {
     Ok(())
 }
 
-/// Checks that the overflows' signal reaches the calling thread: its handler is still this crate's, and the signal is not
-/// blocked. A blocked signal is unblocked.
-///
-/// # Errors
-///
-/// When the handler has been replaced since [`prepare`](crate::prepare).
-pub fn reach_thread(options: &PerfOptions) -> Result<(), PerfError> {
-    let signal = options::signal(options);
+/// Checks that the handler of `signal` is [`install`]'s, and unblocks the signal for the calling thread.
+pub(crate) fn reach_thread(signal: libc::c_int) -> Result<(), PerfError> {
     let failed = |error: io::Error| PerfError::Open(error.raw_os_error().unwrap_or(0));
     if handler(signal).map_err(failed)? != on_signal as *const () as usize {
         return Err(PerfError::SignalTaken(signal));

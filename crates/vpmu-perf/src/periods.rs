@@ -11,6 +11,9 @@ use std::num::NonZeroU64;
 
 use vpmu::counter::Report;
 
+/// A period that is longer than any machine runs. The kernel refuses 2^63.
+pub(crate) const ENDLESS: u64 = i64::MAX as u64;
+
 /// The period of one counter's perf event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Period {

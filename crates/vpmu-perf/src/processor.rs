@@ -1,13 +1,8 @@
 //! The processor of a machine, as far as its events matter.
 
-use std::hint;
 use std::sync::OnceLock;
 
-use perf_event_open_sys::bindings::PERF_TYPE_RAW;
 use vpmu::x86::EventKind;
-
-use crate::event::{Kind, Rings};
-use crate::kernel::{Kernel, PerfEvent};
 
 /// The maker of a processor, as far as its events matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,29 +58,24 @@ pub(crate) struct Processor {
 }
 
 impl Processor {
-    /// Returns this machine's processor. The first call may take some ms.
-    pub(crate) fn of_host(kernel: &'static dyn Kernel) -> Self {
-        static PROCESSOR: OnceLock<Processor> = OnceLock::new();
-        *PROCESSOR.get_or_init(|| {
-            let [eax, ..] = cpuid(1);
-            let work = || (0..SPINS).for_each(|_| hint::spin_loop());
-            Self::of(kernel, Vendor::of_host(), eax, work)
-        })
+    /// Returns this machine's processor. Where no manual says whether [`P0_CYCLES`] counts, `counts` tries that.
+    pub(crate) fn of_host(counts: impl FnOnce() -> bool) -> Self {
+        let [signature, ..] = cpuid(1);
+        Self::of(Vendor::of_host(), signature, counts)
     }
 
-    /// Returns the processor whose signature is `eax` of CPUID leaf 01H. Where no manual tells whether an event counts,
-    /// the event has to count while the thread does `work`.
-    fn of(kernel: &'static dyn Kernel, vendor: Vendor, eax: u32, work: impl FnOnce()) -> Self {
-        let family = family(eax);
+    /// Returns the processor with this `signature`, EAX of CPUID leaf 01H.
+    fn of(vendor: Vendor, signature: u32, counts: impl FnOnce() -> bool) -> Self {
+        let family = family(signature);
         let has_p0_cycles = match (vendor, family) {
             (Vendor::Intel | Vendor::Other, _) => false,
             // Their manuals (BKDG) end at 0x0ff, or have nothing at 0x120.
             (Vendor::Amd, 0..=0x16) => false,
             // The PPRs name the event from Zen 4 on (PMCx120, LsNotHaltedP0Cyc), and so does Linux 6.10.
             (Vendor::Amd, 0x1a..) => true,
-            (Vendor::Amd, _) if is_zen4(family, model(eax)) => true,
+            (Vendor::Amd, _) if is_zen4(family, model(signature)) => true,
             // Zen to Zen 3: under no name. An event that is not there would count 0, and a guest would believe that.
-            (Vendor::Amd, _) => is_seen_to_count(kernel, work),
+            (Vendor::Amd, _) => counts(),
         };
         Self {
             vendor,
@@ -93,31 +83,6 @@ impl Processor {
             has_p0_cycles,
         }
     }
-}
-
-/// How often the trial of an event spins: some ms.
-const SPINS: u32 = 100_000;
-
-/// Returns whether [`P0_CYCLES`] counts while the calling thread does `work`.
-fn is_seen_to_count(kernel: &'static dyn Kernel, work: impl FnOnce()) -> bool {
-    let kind = Kind {
-        type_: PERF_TYPE_RAW,
-        config: P0_CYCLES,
-        // User space alone, which every user may count.
-        rings: Some(Rings {
-            user: true,
-            kernel: false,
-            guest: false,
-        }),
-    };
-    let Ok(event) = PerfEvent::open_for_host(kernel, kind) else {
-        return false;
-    };
-    if !event.enable() {
-        return false;
-    }
-    work();
-    event.read().is_ok_and(|total| total.value > 0)
 }
 
 /// Returns the family of a signature: the extended one counts from 0xf on (CPUID leaf 01H).
@@ -158,15 +123,10 @@ fn cpuid(_: u32) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, Machine};
 
     /// A processor of AMD's with this signature, on a machine where the event counts or not.
-    fn amd(eax: u32, counts: bool) -> Processor {
-        let kernel = Fake::new(Machine {
-            dead: (!counts).then_some(P0_CYCLES),
-            ..Machine::default()
-        });
-        Processor::of(kernel, Vendor::Amd, eax, || kernel.pass(1_000_000))
+    fn amd(signature: u32, counts: bool) -> Processor {
+        Processor::of(Vendor::Amd, signature, || counts)
     }
 
     #[test]
@@ -184,17 +144,6 @@ mod tests {
         for eax in [0x0010_0f23, 0x0060_0f12, 0x0070_0f01] {
             assert!(!amd(eax, true).has_p0_cycles, "{eax:#x}");
         }
-    }
-
-    #[test]
-    fn a_trial_without_a_counter_proves_nothing() {
-        let kernel = Fake::new(Machine {
-            counters: 1,
-            pinned: 1,
-            ..Machine::default()
-        });
-        let milan = Processor::of(kernel, Vendor::Amd, 0x00a0_0f11, || kernel.pass(1_000_000));
-        assert!(!milan.has_p0_cycles);
     }
 
     #[test]

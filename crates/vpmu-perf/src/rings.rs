@@ -1,7 +1,7 @@
 //! The ring that the guest is in, as far as anybody can tell while its thread does not run it.
 //!
 //! The VMM knows it, and may be [asked](GuestRing) at a cost. perf's samples of the thread know where the guest was some
-//! 50 microseconds ago, and [all of them together](RingSampler) for which part of the time it was in each ring.
+//! 50 microseconds ago, and [all of them together](RingSampler) for which portion of the time it was in each ring.
 
 use std::fmt;
 
@@ -93,7 +93,7 @@ impl RingSampler {
     pub(crate) fn take(&mut self) -> RingSamples {
         let mut samples = RingSamples::default();
         while let Some(record) = self.sampler.next_record() {
-            // Samples that were not taken or not kept have no part in the division.
+            // Samples that were not taken or not kept do not enter into the division.
             let PerfRecord::Sample(sample) = record else {
                 continue;
             };

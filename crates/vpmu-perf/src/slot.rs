@@ -6,14 +6,14 @@ use std::num::NonZeroU64;
 use vpmu::counter::TakenSamples;
 use vpmu::x86::pebs;
 
-use crate::choose::Backing;
-use crate::event::{ENDLESS, Kind};
 use crate::kernel::Kernel;
+use crate::kind::Kind;
+use crate::options::Backing;
 use crate::pace::FLOOR;
-use crate::parts::{Part, PartTime};
-use crate::periods::Period;
+use crate::periods::{ENDLESS, Period};
+use crate::portion::{Portion, PortionTime};
 use crate::rings::{self, RingSamples};
-use crate::samplers::CounterSampler;
+use crate::sampler::CounterSampler;
 
 /// What a guest's counter can be.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub(crate) enum Slot {
         /// Made when it is first wanted.
         sampler: Option<CounterSampler>,
     },
-    /// A counter that has a part of its clock's time: that of one ring, or the guest's.
-    Part { period: Period, time: PartTime },
+    /// A counter that has a portion of its clock's time: that of one ring, or the guest's.
+    Portion { period: Period, time: PortionTime },
 }
 
 impl Slot {
@@ -40,24 +40,24 @@ impl Slot {
         }
     }
 
-    pub(crate) fn part(part: Part) -> Self {
-        Self::Part {
+    pub(crate) fn portion(portion: Portion) -> Self {
+        Self::Portion {
             period: Period::Endless,
-            time: PartTime::new(part),
+            time: PortionTime::new(portion),
         }
     }
 
     pub(crate) fn period(&self) -> Option<Period> {
         match self {
             Self::Empty => None,
-            Self::Whole { period, .. } | Self::Part { period, .. } => Some(*period),
+            Self::Whole { period, .. } | Self::Portion { period, .. } => Some(*period),
         }
     }
 
     pub(crate) fn period_mut(&mut self) -> Option<&mut Period> {
         match self {
             Self::Empty => None,
-            Self::Whole { period, .. } | Self::Part { period, .. } => Some(period),
+            Self::Whole { period, .. } | Self::Portion { period, .. } => Some(period),
         }
     }
 
@@ -65,8 +65,8 @@ impl Slot {
         self.period().is_some_and(Period::is_awaited)
     }
 
-    pub(crate) fn is_part(&self) -> bool {
-        matches!(self, Self::Part { .. })
+    pub(crate) fn is_portion(&self) -> bool {
+        matches!(self, Self::Portion { .. })
     }
 
     pub(crate) fn is_sampled(&self) -> bool {
@@ -87,7 +87,7 @@ impl Slot {
 
     /// Returns the longest period of the event. The samples that divide a clock's time have room for so long.
     pub(crate) fn longest(&self) -> u64 {
-        match self.is_part() {
+        match self.is_portion() {
             true => rings::LONGEST,
             false => ENDLESS,
         }
@@ -95,7 +95,7 @@ impl Slot {
 
     /// Notes that the counter overflows when it has counted `events` more than its last value.
     pub(crate) fn expect(&mut self, events: Option<NonZeroU64>) {
-        if let Self::Part { time, .. } = self {
+        if let Self::Portion { time, .. } = self {
             time.expect(events);
         }
     }
@@ -105,25 +105,25 @@ impl Slot {
         match self {
             Self::Empty => 0,
             Self::Whole { .. } => units.to_guest(total),
-            Self::Part { time, .. } => {
+            Self::Portion { time, .. } => {
                 let own = time.own(total);
                 time.give(units.to_guest(own))
             }
         }
     }
 
-    /// Returns the ns for which the last value has stood still although the counter's part of its clock's time went on, by
+    /// Returns the ns for which the last value has stood still although the counter's portion of its clock's time went on, by
     /// which the event's total is `total` now.
     pub(crate) fn stuck_ns(&mut self, total: u64) -> u64 {
         match self {
             Self::Empty | Self::Whole { .. } => 0,
-            Self::Part { time, .. } => time.stuck_ns(total),
+            Self::Portion { time, .. } => time.stuck_ns(total),
         }
     }
 
     /// Notes samples that tell the guest's ring, of time that the counter has counted.
     pub(crate) fn divide(&mut self, samples: RingSamples) {
-        if let Self::Part { time, .. } = self {
+        if let Self::Portion { time, .. } = self {
             time.note(samples);
         }
     }
@@ -172,7 +172,7 @@ impl Slot {
     fn sampler_mut(&mut self) -> Option<&mut CounterSampler> {
         match self {
             Self::Whole { sampler, .. } => sampler.as_mut(),
-            Self::Empty | Self::Part { .. } => None,
+            Self::Empty | Self::Portion { .. } => None,
         }
     }
 }

@@ -1,19 +1,21 @@
-//! A trial of the promise that an event counts guests alone.
+//! Trials of what perf events promise: something must count, and something must not.
+//!
+//! An event that no manual names may count nothing, or something else.
 //!
 //! `exclude_host` is taken by kernels on which nothing keeps it. A hypervisor below this one may drop the bit by which AMD's
 //! counters leave the host out (amd_pmu_refresh of KVM has bits 40 and 41 among those that it masks), and then a count
 //! has the hypervisor's time in it. A counter that is dead keeps the promise, and counts nothing. Only both halves together say
 //! something: a thread that works for itself counts nothing, and a guest counts.
 
-use std::hint;
 use std::io;
 
-use crate::choose::{Backing, probe};
-use crate::error::PerfError;
-use crate::kernel::{Kernel, Linux, PerfEvent};
+use perf_event_open_sys::bindings::PERF_TYPE_RAW;
 
-/// ns for which the calling thread works for itself.
-const WORK: u64 = 3_000_000;
+use crate::event::PerfEvent;
+use crate::kernel::Kernel;
+use crate::kind::{Kind, Rings, probe};
+use crate::options::Backing;
+use crate::processor::P0_CYCLES;
 
 /// Cycles that an event of guests has counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,23 +33,8 @@ impl GuestsOnly {
     }
 }
 
-/// Counts guests by the processor's counters while the calling thread works for itself, for some ms, and while it calls
-/// `guest`, which runs a guest. Takes no resources.
-///
-/// # Errors
-///
-/// Says why hardware events are not available.
-pub fn guests_only(guest: impl FnOnce()) -> Result<GuestsOnly, PerfError> {
-    let work = || {
-        let end = Linux.now() + WORK;
-        while Linux.now() < end {
-            hint::spin_loop();
-        }
-    };
-    measure(&Linux, work, guest).map_err(|error| PerfError::from_open(&error))
-}
-
-fn measure(
+/// Returns the cycles that an event of guests counts while the calling thread does `work`, and while it runs a `guest`.
+pub(crate) fn count_guests_only(
     kernel: &'static dyn Kernel,
     work: impl FnOnce(),
     guest: impl FnOnce(),
@@ -66,17 +53,39 @@ fn measure(
     })
 }
 
+/// Returns whether [`P0_CYCLES`] counts while the calling thread does `work`.
+pub(crate) fn p0_cycles_count(kernel: &'static dyn Kernel, work: impl FnOnce()) -> bool {
+    let kind = Kind {
+        type_: PERF_TYPE_RAW,
+        config: P0_CYCLES,
+        // User space alone, which every user may count.
+        rings: Some(Rings {
+            user: true,
+            kernel: false,
+            guest: false,
+        }),
+    };
+    let Ok(event) = PerfEvent::open_for_host(kernel, kind) else {
+        return false;
+    };
+    if !event.enable() {
+        return false;
+    }
+    work();
+    event.read().is_ok_and(|total| total.value > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fake::{Fake, Machine};
+    use crate::tests::fake::{Fake, Machine};
 
     fn found(machine: Machine) -> GuestsOnly {
         let kernel = Fake::new(machine);
         let run = || {
             kernel.run(1_000_000);
         };
-        measure(kernel, || kernel.pass(1_000_000), run).unwrap()
+        count_guests_only(kernel, || kernel.pass(1_000_000), run).unwrap()
     }
 
     #[test]
@@ -103,5 +112,32 @@ mod tests {
         });
         assert_eq!(found, GuestsOnly { host: 0, guest: 0 });
         assert!(!found.holds());
+    }
+
+    #[test]
+    fn an_event_that_no_manual_names_has_to_count() {
+        for (machine, counts) in [
+            (Machine::default(), true),
+            (
+                Machine {
+                    dead: Some(P0_CYCLES),
+                    ..Machine::default()
+                },
+                false,
+            ),
+            // Without a counter the trial proves nothing.
+            (
+                Machine {
+                    counters: 1,
+                    pinned: 1,
+                    ..Machine::default()
+                },
+                false,
+            ),
+        ] {
+            let kernel = Fake::new(machine);
+            let found = p0_cycles_count(kernel, || kernel.pass(1_000_000));
+            assert_eq!(found, counts, "{machine:?}");
+        }
     }
 }

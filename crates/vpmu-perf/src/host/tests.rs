@@ -6,8 +6,10 @@ use std::time::Instant;
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
 
 use super::*;
-use crate::fake::{Fake, Machine};
 use crate::options::PerfOptions;
+use crate::tests::fake::{Fake, Machine};
+
+mod argument;
 
 /// Counters of a clock that ticks as fast as the TSC.
 fn by_the_clock() -> PerfOptions {
@@ -150,8 +152,8 @@ fn a_total_that_falls_takes_no_counter_back_and_stops_none() {
         assert_eq!(host.create(counter, &cycles), Ok(()));
         host.resume(counter.alone());
         // As where half of the samples are of the other ring.
-        if let Slot::Part { time, .. } = &mut host.slots[counter] {
-            time.note(rings::RingSamples {
+        if let Slot::Portion { time, .. } = &mut host.slots[counter] {
+            time.note(crate::rings::RingSamples {
                 user: 1,
                 kernel: 1,
                 host: 0,

@@ -1,9 +1,9 @@
-//! Counters of a part of a clock's time: of one privilege ring, or of the guest without its host's work.
+//! Counters of a portion of a clock's time: of one privilege ring, or of the guest without its host's work.
 //!
 //! A clock knows a thread's time, and not the CPL of its guest. [Samples](crate::rings) beside it tell the ring that the
-//! guest was in, and so the counter's part of the time that its clock has counted. How much time there is to
+//! guest was in, and so the counter's portion of the time that its clock has counted. How much time there is to
 //! divide is the clock's to say, and not the number of samples, so the counters of both rings add up to the clock's.
-//! With [`Freeze::Guest`] the host's samples are nobody's, and the sum is less by the host's part.
+//! With [`Freeze::Guest`] the host's samples are nobody's, and the sum is less by the host's portion.
 //!
 //! A counter that is to overflow kicks the vCPU when its time could be up at the earliest: if the guest were in its
 //! ring all the time. If it was not, the rest is waited for, and so on. The overflow is reported only while the guest
@@ -22,28 +22,28 @@ use crate::rings::{BLOCK, GuestRing, RingSamples};
 /// The longest wait for the guest's return to a ring, as a multiple of [`FLOOR`].
 const PATIENCE: u64 = 4;
 
-/// The part of its clock's time that a counter has, by where the thread is.
+/// The portion of its clock's time that a counter has, by where the thread is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Portion {
     user: bool,
     kernel: bool,
     /// While the host works for the guest.
     host: bool,
 }
 
-impl Part {
-    /// Returns the part of a counter that does not have all of its clock's time.
+impl Portion {
+    /// Returns the portion of a counter that does not have all of its clock's time.
     pub(crate) fn of(config: &CounterConfig, freeze: Freeze) -> Option<Self> {
-        let part = Self {
+        let portion = Self {
             user: config.user,
             kernel: config.kernel,
             // The host works for the guest's kernel: what leaves the guest is privileged, as a rule.
             host: config.kernel && freeze == Freeze::Vm,
         };
         // A counter of no ring counts nothing, and asks for no samples.
-        let some = part.user || part.kernel;
-        let all = part.user && part.host;
-        (some && !all).then_some(part)
+        let some = portion.user || portion.kernel;
+        let all = portion.user && portion.host;
+        (some && !all).then_some(portion)
     }
 
     fn has(self, ring: Ring) -> bool {
@@ -62,14 +62,14 @@ struct Seen {
 }
 
 impl Seen {
-    /// Returns the own part of `time`, or `None` without a sample.
-    fn part(self, time: u64) -> Option<u64> {
+    /// Returns the own portion of `time`, or `None` without a sample.
+    fn portion(self, time: u64) -> Option<u64> {
         let own = u128::from(time) * u128::from(self.own);
         own.checked_div(u128::from(self.all)).map(|own| own as u64)
     }
 }
 
-/// What a clock's period that is up means for a counter of a part of it.
+/// What a clock's period that is up means for a counter of a portion of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeUp {
     /// The counter overflows.
@@ -82,11 +82,11 @@ pub(crate) enum TimeUp {
     Unwanted,
 }
 
-/// The time of a counter that has a part of its clock's.
+/// The time of a counter that has a portion of its clock's.
 #[derive(Debug)]
-pub(crate) struct PartTime {
-    part: Part,
-    /// The clock's total up to the last whole block of samples, ns, and the counter's part of it.
+pub(crate) struct PortionTime {
+    portion: Portion,
+    /// The clock's total up to the last whole block of samples, ns, and the counter's portion of it.
     clock: u64,
     own: u64,
     /// Samples since then.
@@ -106,10 +106,10 @@ pub(crate) struct PartTime {
     since: Seen,
 }
 
-impl PartTime {
-    pub(crate) fn new(part: Part) -> Self {
+impl PortionTime {
+    pub(crate) fn new(portion: Portion) -> Self {
         Self {
-            part,
+            portion,
             clock: 0,
             own: 0,
             fresh: Seen::default(),
@@ -128,8 +128,9 @@ impl PartTime {
         let RingSamples { user, kernel, host } = samples;
         let own = |has: bool, samples: u64| if has { samples } else { 0 };
         let all = user + kernel + host;
-        let own =
-            own(self.part.user, user) + own(self.part.kernel, kernel) + own(self.part.host, host);
+        let own = own(self.portion.user, user)
+            + own(self.portion.kernel, kernel)
+            + own(self.portion.host, host);
         for seen in [&mut self.fresh, &mut self.since] {
             seen.all += all;
             seen.own += own;
@@ -161,7 +162,7 @@ impl PartTime {
         if guest
             .now()
             .or(last)
-            .is_some_and(|here| !self.part.has(here))
+            .is_some_and(|here| !self.portion.has(here))
         {
             self.wait = (2 * self.wait).clamp(FLOOR, PATIENCE * FLOOR);
             return TimeUp::Away(self.wait);
@@ -175,7 +176,9 @@ impl PartTime {
     pub(crate) fn own(&mut self, total: u64) -> u64 {
         let since = total.wrapping_sub(self.clock);
         if self.fresh.all >= BLOCK {
-            self.own = self.own.wrapping_add(self.fresh.part(since).unwrap_or(0));
+            self.own = self
+                .own
+                .wrapping_add(self.fresh.portion(since).unwrap_or(0));
             self.clock = total;
             self.before = std::mem::take(&mut self.fresh);
             return self.own;
@@ -184,7 +187,7 @@ impl PartTime {
             own: self.before.own + self.fresh.own,
             all: self.before.all + self.fresh.all,
         };
-        self.own.wrapping_add(seen.part(since).unwrap_or(0))
+        self.own.wrapping_add(seen.portion(since).unwrap_or(0))
     }
 
     /// Returns the counter's value, which never falls, for `events` of the guest's so far.
@@ -195,7 +198,7 @@ impl PartTime {
     }
 
     /// Returns the ns of the clock, whose total is `clock`, for which the last value has stood still although the guest may
-    /// have been in the counter's part: all samples would tell if it was elsewhere.
+    /// have been in the counter's portion: all samples would tell if it was elsewhere.
     pub(crate) fn stuck_ns(&mut self, clock: u64) -> u64 {
         let since = std::mem::take(&mut self.since);
         let elsewhere = since.all > 0 && since.own == 0;
@@ -221,12 +224,12 @@ mod tests {
     use super::*;
     use crate::rings::period;
 
-    const USER: Part = Part {
+    const USER: Portion = Portion {
         user: true,
         kernel: false,
         host: false,
     };
-    const KERNEL: Part = Part {
+    const KERNEL: Portion = Portion {
         user: false,
         kernel: true,
         host: true,
@@ -244,8 +247,12 @@ mod tests {
     fn a_freeze_leaves_out_the_hosts_time() {
         let cycles = |rings| RawPerfEvtSel(0x3c | rings).config(Version::V2);
         let both = cycles(RawPerfEvtSel::USR | RawPerfEvtSel::OS);
-        assert_eq!(Part::of(&both, Freeze::Vm), None, "all of the clock's time");
-        assert_eq!(Part::of(&cycles(0), Freeze::Guest), None);
+        assert_eq!(
+            Portion::of(&both, Freeze::Vm),
+            None,
+            "all of the clock's time"
+        );
+        assert_eq!(Portion::of(&cycles(0), Freeze::Guest), None);
         let seen = RingSamples {
             user: 2,
             kernel: 4,
@@ -258,7 +265,7 @@ mod tests {
             (cycles(RawPerfEvtSel::OS), Freeze::Vm, 14),
             (cycles(RawPerfEvtSel::OS), Freeze::Guest, 4),
         ] {
-            let mut counter = PartTime::new(Part::of(&config, freeze).unwrap());
+            let mut counter = PortionTime::new(Portion::of(&config, freeze).unwrap());
             counter.note(seen);
             assert_eq!(counter.own(16_000), own * 1000, "{config:?} {freeze:?}");
         }
@@ -266,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_rings_divide_the_clocks_time_and_nothing_is_counted_twice() {
-        let (mut user, mut kernel) = (PartTime::new(USER), PartTime::new(KERNEL));
+        let (mut user, mut kernel) = (PortionTime::new(USER), PortionTime::new(KERNEL));
         let mut clock = 0;
         for (ns, seen) in [
             (1000, samples(0, 0)),
@@ -290,8 +297,8 @@ mod tests {
     /// without a sample of its own must not go to the next sample's ring.
     #[test]
     fn a_short_time_in_the_other_ring_keeps_its_part() {
-        for (part, own) in [(USER, Ring::User), (KERNEL, Ring::Kernel)] {
-            let mut counter = PartTime::new(part);
+        for (portion, own) in [(USER, Ring::User), (KERNEL, Ring::Kernel)] {
+            let mut counter = PortionTime::new(portion);
             let (mut clock, mut next, mut block, mut taken) = (0, period(0), 0, 0);
             for _ in 0..10_000 {
                 for (ring, ns) in [(Ring::User, 100_000), (Ring::Kernel, 20_000)] {
@@ -319,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_value_never_falls_and_stays_below_its_overflow() {
-        let mut counter = PartTime::new(USER);
+        let mut counter = PortionTime::new(USER);
         counter.note(samples(16, 0));
         let time = counter.own(100);
         assert_eq!(counter.give(time), 100);
@@ -340,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_value_that_stands_still_is_told_unless_the_guest_is_elsewhere() {
-        let mut counter = PartTime::new(USER);
+        let mut counter = PortionTime::new(USER);
         let mut read = |clock, seen, beyond| {
             counter.note(seen);
             let own = counter.own(clock);
@@ -361,7 +368,7 @@ mod tests {
     #[test]
     fn an_overflow_that_is_reported_is_not_taken_back() {
         for repeating in [false, true] {
-            let mut counter = PartTime::new(USER);
+            let mut counter = PortionTime::new(USER);
             counter.note(samples(1, 0));
             counter.period = 100;
             counter.limit = Some(200);

@@ -6,10 +6,10 @@ use vpmu::counter::{CounterState, Policy, Report};
 use vpmu::x86::Outcome;
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 
-use super::*;
-use crate::fake::{Fake, Machine, TICK, happened};
+use super::super::*;
 use crate::options::PerfOptions;
 use crate::processor::{Processor, Vendor};
+use crate::tests::fake::{Fake, Machine, TICK, happened};
 
 mod cases;
 

@@ -1,0 +1,128 @@
+//! What this machine can count for guests, and what a process does once for all its hosts.
+
+use std::hint;
+use std::sync::OnceLock;
+
+use vpmu::x86::ArchEvent;
+
+use crate::choose::Chooser;
+use crate::error::PerfError;
+use crate::event::PerfEvent;
+use crate::kernel::Kernel;
+use crate::kind::probe;
+use crate::linux::Linux;
+use crate::notes;
+use crate::options::{Backing, PerfOptions};
+use crate::sampler::{SAMPLES, Sampler};
+use crate::trial::{self, GuestsOnly};
+
+/// The events that this machine can count for guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Support {
+    /// The backing that counts.
+    pub backing: Backing,
+    /// The architectural events that can be counted: bit [`ArchEvent::cpuid_bit`] for each.
+    pub events: u32,
+    /// The number of general counters that no other user of the host's PMU has pinned. With more of them, the kernel
+    /// would let each count for a part of the time. `None`: a clock counts any number.
+    pub counters: Option<u8>,
+    /// Whether another VM has the PMU for itself at the moment (a mediated vPMU). Until it ends, counters are
+    /// [`Lost::Busy`](vpmu::counter::Lost::Busy), and asked for again each time the vCPU is loaded.
+    pub mediated: bool,
+}
+
+/// Finds out which events this machine can count for guests. Keeps no resources: each event is opened and closed again.
+/// Any thread may call this. `tsc_hz`, the signal and the kick do not matter.
+///
+/// # Errors
+///
+/// Says why perf events are not available, and what to do.
+pub fn support(options: &PerfOptions) -> Result<Support, PerfError> {
+    let chooser = Chooser::new(
+        &Linux,
+        options.backing,
+        true,
+        options.approximate_instructions,
+    )?;
+    let events = ArchEvent::ENUMERATED
+        .into_iter()
+        .filter(|&event| chooser.counts(event))
+        .filter_map(ArchEvent::cpuid_bit)
+        .fold(0, |bits, bit| bits | 1 << bit);
+    Ok(Support {
+        backing: chooser.backing,
+        events,
+        counters: chooser.free_counters(),
+        mediated: chooser.is_mediated(),
+    })
+}
+
+/// Finds out whether the kernel can sample guests ([`PerfOptions::sampling`]). Takes no resources, from any thread.
+///
+/// # Errors
+///
+/// Says why not, and what to do.
+pub fn check_sampling(options: &PerfOptions) -> Result<(), PerfError> {
+    let chooser = Chooser::new(
+        &Linux,
+        options.backing,
+        true,
+        options.approximate_instructions,
+    )?;
+    Sampler::try_open(&Linux, probe(chooser.backing, true), SAMPLES)
+}
+
+/// The placeholder: an event that stays open and never counts. A kernel without any event of a thread has switched off
+/// the part of perf that switches events with threads. Switching that part on takes the kernel a grace period of RCU:
+/// milliseconds, in which a guest's first counter would keep its vCPU waiting.
+static SPARE: OnceLock<Option<PerfEvent>> = OnceLock::new();
+
+/// Does the work that a process does once for all its hosts, so that [`PerfHost::new`](crate::PerfHost::new) makes none of
+/// these calls: call this before a thread goes into a jail.
+///
+/// - Installs the handlers of the signal and of SIGIO.
+/// - Finds out which processor this is. On AMD's Zen to Zen 3, an event that no manual names is tried for a few ms.
+/// - Opens an event that never counts and stays open. The kernel is then ready when a guest's first counter begins to
+///   count. Without that event the first counter is late, and all else is well.
+///
+/// # Errors
+///
+/// When the signal is no real-time signal, or the system refuses a handler.
+pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
+    let signal = options.overflow_signal();
+    if !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
+        return Err(PerfError::Signal(signal));
+    }
+    Linux.processor();
+    SPARE.get_or_init(|| PerfEvent::open_spare(&Linux).ok());
+    notes::install(signal)
+}
+
+/// Checks that the overflows' signal reaches the calling thread: its handler is still this crate's, and the signal is not
+/// blocked. A blocked signal is unblocked.
+///
+/// # Errors
+///
+/// When the handler has been replaced since [`prepare`].
+pub fn reach_thread(options: &PerfOptions) -> Result<(), PerfError> {
+    notes::reach_thread(options.overflow_signal())
+}
+
+/// ns for which the calling thread works for itself in [`guests_only`].
+const WORK: u64 = 3_000_000;
+
+/// Counts guests by the processor's counters while the calling thread works for itself, for some ms, and while it calls
+/// `guest`, which runs a guest. Takes no resources.
+///
+/// # Errors
+///
+/// Says why hardware events are not available.
+pub fn guests_only(guest: impl FnOnce()) -> Result<GuestsOnly, PerfError> {
+    let work = || {
+        let end = Linux.now() + WORK;
+        while Linux.now() < end {
+            hint::spin_loop();
+        }
+    };
+    trial::count_guests_only(&Linux, work, guest).map_err(|error| PerfError::from_open(&error))
+}
