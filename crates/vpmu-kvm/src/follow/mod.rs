@@ -277,10 +277,8 @@ impl Follower {
         if !is_calm || !can_follow(&regs, &sregs) {
             return Ok(false);
         }
-        const CR4_SMEP: u64 = 1 << 20;
-        let is_smep = sregs.cr4 & CR4_SMEP != 0;
         let paging = Paging::of(&sregs);
-        let mut space = Space::new(paging, is_smep, &*self.memory, &mut self.pages);
+        let mut space = Space::new(paging, &*self.memory, &mut self.pages);
         let ring = ring(&sregs, &regs);
         // Only user space makes system calls.
         if ring == Ring::User && run.lstar.is_none() {
@@ -426,13 +424,14 @@ fn are_over(events: &kvm_vcpu_events) -> bool {
     (is_delivered | events.nmi.injected | events.smi.pending) == 0
 }
 
-/// Returns whether the guest is in 64-bit code, and steps not itself.
+/// Returns whether the guest is in 64-bit code at CPL 0 or 3, and steps not itself.
 fn can_follow(regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
     const EFER_LMA: u64 = 1 << 10;
     /// CR0.EM and CR0.TS: vector instructions fault.
     const CR0_NO_FPU: u64 = 0b1100;
     sregs.efer & EFER_LMA != 0
         && sregs.cs.l != 0
+        && matches!(sregs.ss.dpl, 0 | 3)
         && sregs.cr0 & CR0_NO_FPU == 0
         && regs.rflags & TF == 0
 }

@@ -2,7 +2,7 @@
 
 use vpmu::x86::Ring;
 
-use crate::guest::paging::{PAGE, Page, Paging};
+use crate::guest::paging::{Access, Mode, PAGE, Page, Paging};
 use crate::memory::GuestMemory;
 
 /// The longest instruction (SDM vol. 2A, 2.3.11).
@@ -39,8 +39,6 @@ impl Pages {
 pub(super) struct Space<'a> {
     paging: Paging,
     memory: &'a dyn GuestMemory,
-    /// CR4.SMEP.
-    smep: bool,
     pages: &'a mut Pages,
     /// Code that was last executed: its physical address, and as many bytes as count.
     window: (u64, usize),
@@ -48,21 +46,14 @@ pub(super) struct Space<'a> {
 }
 
 impl<'a> Space<'a> {
-    pub(super) fn new(
-        paging: Paging,
-        smep: bool,
-        memory: &'a dyn GuestMemory,
-        pages: &'a mut Pages,
-    ) -> Self {
+    pub(super) fn new(paging: Paging, memory: &'a dyn GuestMemory, pages: &'a mut Pages) -> Self {
         if pages.root != paging.root() {
             pages.root = paging.root();
             pages.forget();
         }
         Self {
-            // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
-            paging: paging.of_user(),
+            paging,
             memory,
-            smep,
             pages,
             window: (0, 0),
             code: [0; WINDOW],
@@ -86,6 +77,7 @@ impl<'a> Space<'a> {
     }
 
     /// Returns whether all of the range can be reached without a fault.
+    // An access across two pages is one of both.
     pub(super) fn is_reached(
         &mut self,
         address: u64,
@@ -93,12 +85,14 @@ impl<'a> Space<'a> {
         write: bool,
         ring: Ring,
     ) -> bool {
+        let access = if write { Access::Store } else { Access::Load };
         let Some(last) = address.checked_add(length.saturating_sub(1)) else {
             return false;
         };
         [address, last].into_iter().all(|at| {
-            self.page(at).is_some_and(|page| {
-                (page.writable || !write) && (page.user || ring == Ring::Kernel)
+            // A page whose key forbids the access ends in a fault, which is noticed by CR2.
+            (self.page(at)).is_some_and(|page| {
+                (self.paging).permits(at, &page, access, mode(ring), || Some(0))
             })
         })
     }
@@ -121,6 +115,18 @@ impl<'a> Space<'a> {
         true
     }
 
+    /// Returns whether an access of the byte at `address`, on `page`, is made without a fault ([`Paging::permits`]).
+    pub(super) fn permits(
+        &self,
+        address: u64,
+        page: &Page,
+        access: Access,
+        mode: Mode,
+        rights: impl FnOnce() -> Option<u32>,
+    ) -> bool {
+        self.paging.permits(address, page, access, mode, rights)
+    }
+
     pub(super) fn is_canonical(&self, address: u64) -> bool {
         self.paging.is_canonical(address)
     }
@@ -133,11 +139,11 @@ impl<'a> Space<'a> {
     }
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
-    pub(super) fn code(&mut self, address: u64, ring: Ring) -> ([u8; LONGEST], usize) {
+    pub(super) fn code(&mut self, address: u64, mode: Mode) -> ([u8; LONGEST], usize) {
         let (mut bytes, mut done) = ([0; LONGEST], 0);
         while done < LONGEST {
             let at = address.wrapping_add(done as u64);
-            let Some(code) = self.executed(at, ring) else {
+            let Some(code) = self.executed(at, mode) else {
                 break;
             };
             let end = LONGEST.min(done + code.len());
@@ -148,11 +154,11 @@ impl<'a> Space<'a> {
     }
 
     /// Returns whether these bytes are executed at `address`.
-    pub(super) fn has_code(&mut self, address: u64, ring: Ring, bytes: &[u8]) -> bool {
+    pub(super) fn has_code(&mut self, address: u64, mode: Mode, bytes: &[u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
             let at = address.wrapping_add(done as u64);
-            let Some(code) = self.executed(at, ring) else {
+            let Some(code) = self.executed(at, mode) else {
                 return false;
             };
             let count = code.len().min(bytes.len() - done);
@@ -165,13 +171,10 @@ impl<'a> Space<'a> {
     }
 
     /// Returns the code at `address`, as much as there is in the window: at least a byte.
-    fn executed(&mut self, address: u64, ring: Ring) -> Option<&[u8]> {
+    fn executed(&mut self, address: u64, mode: Mode) -> Option<&[u8]> {
         let page = self.page(address)?;
-        let may = match ring {
-            Ring::User => page.user,
-            Ring::Kernel => !(self.smep && page.user),
-        };
-        if !(may && page.executable) {
+        let permits = (self.paging).permits(address, &page, Access::Fetch, mode, || None);
+        if !permits {
             return None;
         }
         const ALIGNED: u64 = WINDOW as u64 / 2;
@@ -188,5 +191,14 @@ impl<'a> Space<'a> {
         }
         let (at, length) = self.window;
         Some(&self.code[(physical - at) as usize..length])
+    }
+}
+
+/// Returns the mode of an instruction of this ring. Nobody is followed at CPL 1 and 2.
+pub(super) const fn mode(ring: Ring) -> Mode {
+    match ring {
+        Ring::User => Mode::User,
+        // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
+        Ring::Kernel => Mode::Supervisor { ac: true },
     }
 }

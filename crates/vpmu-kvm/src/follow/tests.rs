@@ -75,7 +75,7 @@ fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<
         ..regs
     };
     let mut pages = Pages::new();
-    let mut space = Space::new(Paging::of(&sregs), false, &ram, &mut pages);
+    let mut space = Space::new(Paging::of(&sregs), &ram, &mut pages);
     let start = Start {
         regs: &regs,
         sregs: &sregs,

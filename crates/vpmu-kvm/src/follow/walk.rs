@@ -7,7 +7,7 @@ use vpmu::x86::lbr::{Branch, Filter, Kind};
 
 use super::execute::{Executor, Opaque, indirect_target, pop, push, ring_of};
 use super::shadow::{self, Flags, Known, Shadow, Value, firm};
-use super::space::Space;
+use super::space::{Space, mode};
 use super::way::{BREAKPOINTS, Leaf, Step, Way, are};
 
 /// Most instructions of a way.
@@ -143,7 +143,7 @@ impl Walk<'_, '_> {
     }
 
     fn decode(&mut self) -> Option<Instruction> {
-        let (bytes, length) = self.space.code(self.ip, self.shadow.ring);
+        let (bytes, length) = self.space.code(self.ip, mode(self.shadow.ring));
         self.executor.decodings.at(self.ip, &bytes, length)
     }
 

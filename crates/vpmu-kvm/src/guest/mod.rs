@@ -18,7 +18,7 @@ use vpmu_perf::SampledGuest;
 use crate::memory::GuestMemory;
 use crate::run::RunPage;
 use crate::{deadline, sys};
-use paging::{PAGE, Page, Paging};
+use paging::{Access, Mode, PAGE, Page, Paging};
 
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 
@@ -68,14 +68,15 @@ impl VcpuGuest {
         self.regs.ok_or(Fault)
     }
 
-    /// Returns the page behind `address`, where it may be read, or written if it `is_written`.
+    /// Returns the page behind `address`, where the processor may read it, or write it if it `is_written`: by an implicit
+    /// access of the supervisor (SDM vol. 3A, 4.6), which never reaches user space with CR4.SMAP.
     fn page(&mut self, address: u64, is_written: bool) -> Result<u64, Fault> {
         let linear = address & !(PAGE - 1);
+        let paging = Paging::of(self.sregs()?);
         let known = self.pages.iter().flatten().find(|&&(at, _)| at == linear);
         let page = match known {
             Some(&(_, page)) => page,
             None => {
-                let paging = Paging::of(self.sregs()?);
                 let page = paging.translate(&*self.memory, address).ok_or(Fault)?;
                 // Two are enough: the DS area's page, and that of the buffer's present end.
                 self.pages.rotate_right(1);
@@ -83,8 +84,13 @@ impl VcpuGuest {
                 page
             }
         };
-        let is_allowed = page.writable || !is_written;
-        is_allowed.then_some(page.physical).ok_or(Fault)
+        let access = if is_written {
+            Access::Store
+        } else {
+            Access::Load
+        };
+        let is_permitted = paging.permits(address, &page, access, Mode::Implicit, || None);
+        is_permitted.then_some(page.physical).ok_or(Fault)
     }
 
     /// Calls `body` with each page's part of the range: its physical address, and the bytes of the range that it has.

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::guest::paging::{PAGE, Page, Paging};
+use crate::guest::paging::{Access, Mode, PAGE, Paging};
 use crate::memory::GuestMemory;
 
 /// A guest's memory under the page tables that one of its vCPUs uses.
@@ -17,17 +17,18 @@ pub(super) struct Code<'a> {
 }
 
 impl Code<'_> {
-    /// Returns the `N` bytes at `address`, all of them on pages that are `allowed`.
+    /// Returns the `N` bytes at `address`, where each may be accessed so.
     pub(super) fn bytes<const N: usize>(
         &self,
         address: u64,
-        allowed: impl Fn(Page) -> bool,
+        access: Access,
+        mode: Mode,
     ) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         let mut done = 0;
         while done < N {
             let at = address.checked_add(done as u64)?;
-            let physical = self.place(at, &allowed)?;
+            let physical = self.place(at, access, mode)?;
             let end = N.min(done + (PAGE - at % PAGE) as usize);
             self.memory
                 .read(physical, &mut bytes[done..end])
@@ -37,25 +38,34 @@ impl Code<'_> {
         Some(bytes)
     }
 
-    /// Returns the physical address of the byte at `address`, on a page that is `allowed`.
-    pub(super) fn place(&self, address: u64, allowed: impl Fn(Page) -> bool) -> Option<u64> {
+    /// Returns the physical address of the byte at `address`, where it may be accessed so.
+    pub(super) fn place(&self, address: u64, access: Access, mode: Mode) -> Option<u64> {
         // Anew for each use: the guest's other vCPUs may have changed the tables.
         let page = self.paging.translate(self.memory, address)?;
-        allowed(page).then_some(page.physical + address % PAGE)
+        let is_permitted = self.paging.permits(address, &page, access, mode, || None);
+        is_permitted.then_some(page.physical + address % PAGE)
+    }
+
+    /// Returns the `N` bytes of the kernel's code at `address`.
+    pub(super) fn kernels<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        self.kernels_place(address)?;
+        self.bytes(address, Access::Fetch, Mode::Implicit)
+    }
+
+    /// Returns the physical address of the byte of the kernel's code at `address`. Code that a kernel has taken from a
+    /// process, without SMEP, is not its own with SMAP.
+    pub(super) fn kernels_place(&self, address: u64) -> Option<u64> {
+        self.place(address, Access::Load, Mode::Implicit)?;
+        self.place(address, Access::Fetch, Mode::Implicit)
     }
 
     /// Writes `bytes` at `address`, as the supervisor does.
     pub(super) fn write(&self, address: u64, bytes: &[u8]) -> bool {
         // The linear page that follows may be any other physical one, or none.
         let fits = address % PAGE + bytes.len() as u64 <= PAGE;
-        let place = self.place(address, |page| page.writable);
+        let place = self.place(address, Access::Store, Mode::Implicit);
         fits && place.is_some_and(|at| self.memory.write(at, bytes))
     }
-}
-
-/// Returns whether the supervisor may execute this page. Where it may not reach pages of user space (SMAP), it finds none.
-pub(super) fn is_kernels(page: Page) -> bool {
-    page.executable
 }
 
 /// Replaces `from` by `to` at the physical address `at`, where `from` is there, and all of it in one aligned word.

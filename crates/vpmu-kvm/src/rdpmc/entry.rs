@@ -3,8 +3,8 @@
 use kvm_bindings::kvm_sregs;
 
 use super::ENTRY_PORT;
-use super::code::{Code, exchange, is_kernels};
-use crate::guest::paging::PAGE;
+use super::code::{Code, exchange};
+use crate::guest::paging::{Access, Mode, PAGE};
 use crate::memory::GuestMemory;
 
 /// ENDBR64, which stays: with CET's indirect branch tracking an exception has to arrive there.
@@ -93,12 +93,12 @@ impl Entry {
             return Err(Refusal::Mode);
         }
         let handler = handler(sregs, code).ok_or(Refusal::Gate)?;
-        let start: [u8; 4] = code.bytes(handler, is_kernels).ok_or(Refusal::Gate)?;
+        let start: [u8; 4] = code.kernels(handler).ok_or(Refusal::Gate)?;
         let at = match start {
             ENDBR64 => handler.wrapping_add(ENDBR64.len() as u64),
             _ => handler,
         };
-        let first = code.bytes(at, is_kernels).ok_or(Refusal::Code)?;
+        let first = code.kernels(at).ok_or(Refusal::Code)?;
         let (displaced, is_armed) = Displaced::of(first).ok_or(Refusal::Code)?;
         // Both bytes change in one store to one word.
         if at % 8 > 6 {
@@ -106,7 +106,7 @@ impl Entry {
         }
         let entry = Self {
             at,
-            physical: code.place(at, is_kernels).ok_or(Refusal::Code)?,
+            physical: code.kernels_place(at).ok_or(Refusal::Code)?,
             displaced,
             iretq: iretq(handler, code).ok_or(Refusal::Return)?,
         };
@@ -125,12 +125,12 @@ impl Entry {
 
     /// Returns the physical address of the exit, as the tables have it now.
     pub(super) fn place(&self, code: Code<'_>) -> Option<u64> {
-        code.place(self.at, is_kernels)
+        code.kernels_place(self.at)
     }
 
     /// Returns whether the guest still has an IRETQ there.
     pub(super) fn can_return(&self, code: Code<'_>) -> bool {
-        code.bytes(self.iretq, is_kernels) == Some(IRETQ)
+        code.kernels(self.iretq) == Some(IRETQ)
     }
 
     /// Returns whether a vCPU whose write to the port has exited is at this entry. KVM leaves RIP at the instruction or
@@ -146,7 +146,10 @@ fn handler(sregs: &kvm_sregs, code: Code<'_>) -> Option<u64> {
     const PRESENT: u8 = 1 << 7;
     let offset = GP * SIZE;
     (u64::from(sregs.idt.limit) >= offset + SIZE - 1).then_some(())?;
-    let gate: [u8; SIZE as usize] = code.bytes(sregs.idt.base.checked_add(offset)?, |_| true)?;
+    let gate: [u8; SIZE as usize] = {
+        let at = sregs.idt.base.checked_add(offset)?;
+        code.bytes(at, Access::Load, Mode::Implicit)?
+    };
     // 64-bit mode has no other gates in the IDT; an absent one has no handler at this address.
     let is_gate = gate[5] & PRESENT != 0 && matches!(gate[5] & 0x1f, 0x0e | 0x0f);
     is_gate.then(|| {
@@ -162,7 +165,7 @@ fn iretq(handler: u64, code: Code<'_>) -> Option<u64> {
     let after = (0..NEAR).map(|n| page.checked_add(n * PAGE));
     let before = (1..=NEAR).map(|n| page.checked_sub(n * PAGE));
     after.chain(before).flatten().find_map(|page| {
-        let bytes: [u8; PAGE as usize] = code.bytes(page, is_kernels)?;
+        let bytes: [u8; PAGE as usize] = code.kernels(page)?;
         let at = bytes.windows(IRETQ.len()).position(|pair| pair == IRETQ)?;
         Some(page + at as u64)
     })

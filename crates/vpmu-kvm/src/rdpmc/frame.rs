@@ -4,6 +4,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 
 use super::code::Code;
+use crate::guest::paging::{Access, Mode};
 
 pub(super) const RDPMC: [u8; 2] = [0x0f, 0x33];
 pub(super) const LENGTH: u64 = RDPMC.len() as u64;
@@ -37,7 +38,8 @@ impl Frame {
         const CR4_PCE: u64 = 1 << 8;
         const RPL: u64 = 3;
         const LDT: u64 = 1 << 2;
-        let words: [u8; 48] = code.bytes(regs.rsp, |_| true)?;
+        // The processor has written the frame itself.
+        let words: [u8; 48] = code.bytes(regs.rsp, Access::Load, Mode::Implicit)?;
         let (words, _) = words.as_chunks();
         let [error, rip, cs, rflags, rsp, ss] = words else {
             return None;
@@ -55,16 +57,11 @@ impl Frame {
             Ring::User => sregs.cr4 & CR4_PCE != 0 && cs & LDT == 0 && ss & LDT == 0,
         };
         let is_rdpmc = || {
-            let code = match ring {
-                Ring::Kernel => code,
-                Ring::User => Code {
-                    paging: code.paging.of_user(),
-                    ..code
-                },
+            // CPL 1 and 2 are the supervisor's, too.
+            let bytes = match cs & RPL {
+                RPL => code.bytes(rip, Access::Fetch, Mode::User),
+                _ => code.kernels(rip),
             };
-            let bytes = code.bytes(rip, |page| {
-                page.executable && (page.user || ring == Ring::Kernel)
-            });
             bytes == Some(RDPMC)
         };
         let behind = rip.wrapping_add(LENGTH);

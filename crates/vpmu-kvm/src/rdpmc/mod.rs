@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::guest::paging::{PAGE, Paging};
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
-use code::{Code, exchange, is_kernels};
+use code::{Code, exchange};
 use entry::{Entry, Refusal};
 pub(crate) use vcpu::VcpuRdpmc;
 
@@ -99,7 +99,7 @@ struct Site {
 impl Site {
     /// Returns the physical address of the second byte, as the tables have it now.
     fn place(&self, code: Code<'_>) -> Option<u64> {
-        code.place(self.at.checked_add(1)?, is_kernels)
+        code.kernels_place(self.at.checked_add(1)?)
     }
 
     /// Gives the guest its RDPMC back, unless the instruction has gone.

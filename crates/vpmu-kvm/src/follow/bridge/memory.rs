@@ -5,13 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
-use vpmu::x86::Ring;
-
 use super::super::space::{LONGEST, Space};
 use super::flags::mask;
 use super::{Dropped, Start, Stop};
-use crate::guest::paging::PAGE;
-use crate::guest::ring;
+use crate::guest::paging::{Access, Mode, PAGE};
 use crate::memory::GuestMemory;
 
 /// Bytes, and words, of a line.
@@ -140,14 +137,13 @@ struct Found {
     may_store: bool,
 }
 
-/// Memory by linear address, of a ring that reaches its own pages.
+/// Memory by linear address, as an instruction at this privilege reaches it.
 pub(super) struct Memory<'a, 'm> {
     space: Space<'m>,
     memory: &'m dyn GuestMemory,
     journal: &'a mut Journal,
-    ring: Ring,
-    /// Whether PKRU says which pages of user space are reached, and what it says.
-    has_keys: bool,
+    mode: Mode,
+    /// PKRU, once it was asked for.
     pkru: Option<u32>,
     ask_pkru: &'a dyn Fn() -> Option<u32>,
     found: [Found; PLACES],
@@ -162,7 +158,6 @@ impl<'a, 'm> Memory<'a, 'm> {
         journal: &'a mut Journal,
         start: &Start<'a>,
     ) -> Self {
-        const CR4_PKE: u64 = 1 << 22;
         const NONE: Found = Found {
             // No line's address.
             linear: 1,
@@ -173,8 +168,7 @@ impl<'a, 'm> Memory<'a, 'm> {
             space,
             memory,
             journal,
-            ring: ring(start.sregs, start.regs),
-            has_keys: start.sregs.cr4 & CR4_PKE != 0,
+            mode: Mode::of(start.sregs, start.regs.rflags),
             pkru: None,
             ask_pkru: start.pkru,
             found: [NONE; PLACES],
@@ -192,29 +186,17 @@ impl<'a, 'm> Memory<'a, 'm> {
 
     /// Returns the physical address behind a linear one that is reached without a fault, and without that the processor
     /// changes a table for it.
-    fn physical(&mut self, address: u64, is_store: bool) -> Result<u64, Stop> {
+    fn physical(&mut self, address: u64, access: Access) -> Result<u64, Stop> {
         let page = self.space.page(address).ok_or(Stop)?;
-        // The kernel may need more for a page of user space: AC, a protection key.
-        let is_reached = page.user == (self.ring == Ring::User) && page.accessed;
-        let is_written = page.writable && page.dirty;
-        match is_reached && (is_written || !is_store) {
+        let is_marked = page.accessed && (page.dirty || access != Access::Store);
+        // No guest is executed for whose kernel's pages have keys.
+        let rights = || {
+            self.pkru = self.pkru.or_else(self.ask_pkru);
+            self.pkru
+        };
+        match is_marked && (self.space).permits(address, &page, access, self.mode, rights) {
             true => Ok(page.physical + address % PAGE),
             false => Err(Stop),
-        }
-    }
-
-    /// Checks that user space may access data on this page of its own by the page's key.
-    fn check_key(&mut self, address: u64, is_store: bool) -> Result<(), Stop> {
-        let page = self.space.page(address).ok_or(Stop)?;
-        let pkru = self.pkru.or_else(self.ask_pkru).ok_or(Stop)?;
-        self.pkru = Some(pkru);
-        // Access is disabled, and writes are.
-        let rights = pkru >> (2 * page.key);
-        let forbidden = if is_store { 0b11 } else { 0b01 };
-        if rights & forbidden == 0 {
-            Ok(())
-        } else {
-            Err(Stop)
         }
     }
 
@@ -233,10 +215,12 @@ impl<'a, 'm> Memory<'a, 'm> {
 
     #[inline(never)]
     fn find(&mut self, linear: u64, is_store: bool) -> Result<u8, Stop> {
-        let at = self.physical(linear, is_store)?;
-        if self.has_keys && self.ring == Ring::User {
-            self.check_key(linear, is_store)?;
-        }
+        let access = if is_store {
+            Access::Store
+        } else {
+            Access::Load
+        };
+        let at = self.physical(linear, access)?;
         if is_store {
             self.may_store(at & !(PAGE - 1))?;
         }
@@ -315,14 +299,14 @@ impl<'a, 'm> Memory<'a, 'm> {
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
     pub(super) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
-        let (bytes, length) = self.space.code(address, self.ring);
+        let (bytes, length) = self.space.code(address, self.mode);
         self.note_code(address, length)?;
         Ok((bytes, length))
     }
 
     /// Returns whether these bytes are executed at `address`.
     pub(super) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
-        self.space.has_code(address, self.ring, bytes)
+        self.space.has_code(address, self.mode, bytes)
             && self.note_code(address, bytes.len()).is_ok()
     }
 
@@ -333,7 +317,7 @@ impl<'a, 'm> Memory<'a, 'm> {
             if at == self.noted {
                 continue;
             }
-            let page = self.physical(at, false)?;
+            let page = self.physical(at, Access::Fetch)?;
             if !self.journal.code.contains(&page) {
                 let is_full = self.journal.code.len() == MOST_PAGES;
                 if is_full || self.journal.stored.contains(&page) {

@@ -11,9 +11,9 @@
 //! - Each instruction is executed exactly or not at all: [`op`] has those that are. The first other one ends the bridge,
 //!   and the guest executes it. So does a flag that the manual leaves undefined, once somebody asks for it; and the bridge
 //!   ends where none is undefined.
-//! - Memory is RAM, reached as the processor would without a fault and without a change of a table: pages of the ring's own
-//!   that are present, marked accessed and, for a store, dirty. Accesses are aligned, so that none is two. A device, a LOCK
-//!   prefix, a store into the code, or the kernel's access of user space ends the bridge.
+//! - Memory is RAM, reached as the processor would without a fault ([`Paging::permits`]) and without a change of a table:
+//!   pages that are present, marked accessed and, for a store, dirty. Accesses are aligned, so that none is two. A device, a
+//!   LOCK prefix, or a store into the code ends the bridge.
 //! - For other vCPUs all of it happens in one moment, in the order of the program: at the end all that was loaded is compared
 //!   with what is there now, and only where it is the same, the stores are made ([`memory`]). Otherwise the guest executes
 //!   the instructions itself.
@@ -21,8 +21,7 @@
 //!   its own, no TF. Its interrupts wait for a few thousand instructions at most.
 //!
 //! Not in a nested guest, or where one may run (EFER.SVME, CR4.VMXE): its addresses would be another's. Nor with shadow
-//! stacks (CR4.CET) or the kernel's protection keys, and no memory of user space under a key
-//! that forbids it (CR4.PKE, PKRU).
+//! stacks (CR4.CET) or the kernel's protection keys.
 //!
 //! KVM completes the first read when it is called again, and is asked to do no more. What was executed is committed then.
 
@@ -257,8 +256,7 @@ fn planned(
 ) -> Option<Plan> {
     // The guest has run since, and may have changed its tables.
     pages.forget();
-    // No instruction of the kernel's is taken from a page of user space here, whatever SMEP is.
-    let space = Space::new(Paging::of(start.sregs), true, memory, pages);
+    let space = Space::new(Paging::of(start.sregs), memory, pages);
     code.begin();
     journal.clear();
     let mut machine = Machine {
@@ -373,5 +371,6 @@ fn is_possible(start: &Start<'_>) -> bool {
     sregs.efer & (EFER_LMA | EFER_NXE | EFER_SVME) == EFER_LMA | EFER_NXE
         && sregs.cr4 & (CR4_VMXE | CR4_CET | CR4_PKS) == 0
         && sregs.cs.l != 0
+        && matches!(sregs.ss.dpl, 0 | 3)
         && regs.rflags & TF == 0
 }

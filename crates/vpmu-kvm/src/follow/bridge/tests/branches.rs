@@ -132,9 +132,31 @@ fn user_space_reaches_its_own_pages() {
     }
     assert!(ram.write(CODE, &[0xeb, 0xfe]));
     assert!(is_taken(DATA | KERNEL | user, &keys, CODE));
+    // Without CR0.WP the kernel writes what is read-only, and user space does not.
+    let no_wp = kvm_sregs {
+        cr0: sregs.cr0 & !(1 << 16),
+        ..sregs
+    };
+    for (code, may) in [
+        (&[0x89, 0x03, 0xeb, 0xfc][..], false),
+        (&[0x01, 0x03, 0xeb, 0xfc], false),
+        (&[0x8b, 0x03, 0xeb, 0xfc], true),
+    ] {
+        assert!(ram.write(CODE, code));
+        let read_only = DATA | user | KERNEL & !2;
+        assert_eq!(is_taken(read_only, &no_wp, CODE), may, "{code:x?}");
+    }
+    // The kernel in user space: SMEP forbids the code, and SMAP the data unless AC is set.
     sregs.ss.dpl = 0;
-    assert!(
-        !is_taken(DATA | KERNEL | user, &sregs, CODE),
-        "the kernel in user space"
-    );
+    let supervisor = |cr4| kvm_sregs {
+        cr4: sregs.cr4 | cr4,
+        ..sregs
+    };
+    let (smep, smap) = (1 << 20, 1 << 21);
+    let is_executed = |cr4| is_taken(DATA | KERNEL | user, &supervisor(cr4), CODE);
+    assert!(ram.write(CODE, &[0x8b, 0x03, 0xeb, 0xfc]));
+    assert_eq!([0, smep, smap].map(is_executed), [true, false, false]);
+    // CPL 1 is the supervisor's for the tables, and no kernel's that is executed here.
+    sregs.ss.dpl = 1;
+    assert!(!is_taken(DATA | KERNEL | user, &sregs, CODE));
 }

@@ -315,7 +315,7 @@ fn random_instructions_do_what_this_processor_does() {
         assert!(ram.write(CODE, &whole) && ram.write(DATA, &bytes));
         // Here.
         let (mut journal, mut found, mut code) = (Journal::new(), Pages::new(), Code::new());
-        let space = Space::new(Paging::of(&sregs()), true, &ram, &mut found);
+        let space = Space::new(Paging::of(&sregs()), &ram, &mut found);
         let before = to_kvm(&state, code_at);
         let start = Start {
             regs: &before,
