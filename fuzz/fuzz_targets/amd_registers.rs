@@ -4,22 +4,22 @@
 //! called. And nothing may panic.
 #![no_main]
 
-#[path = "../../crates/vpmu/tests/x86/guest.rs"]
+#[path = "../../engine/vpmu/tests/x86/guest.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod guest;
-#[path = "../../crates/vpmu/tests/x86/pair.rs"]
+#[path = "../../engine/vpmu/tests/x86/pair.rs"]
 #[expect(dead_code, reason = "what is about records is tried by another target")]
 mod pair;
-#[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/pebs_reference.rs"]
 #[expect(dead_code, reason = "AMD's counters have no records")]
 mod pebs_reference;
-#[path = "../../crates/vpmu/tests/x86/amd/reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/amd/reference.rs"]
 mod reference;
-#[path = "../../crates/vpmu/tests/x86/samples.rs"]
+#[path = "../../engine/vpmu/tests/x86/samples.rs"]
 mod samples;
 #[path = "steps.rs"]
 mod steps;
-#[path = "../../crates/vpmu/tests/x86/support.rs"]
+#[path = "../../engine/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
 

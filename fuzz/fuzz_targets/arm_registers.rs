@@ -7,12 +7,12 @@
 #![no_main]
 
 mod backed;
-#[path = "../../crates/vpmu/tests/engine/pair.rs"]
+#[path = "../../engine/vpmu/tests/engine/pair.rs"]
 mod pair;
 mod partitioned;
-#[path = "../../crates/vpmu/tests/engine/reference.rs"]
+#[path = "../../engine/vpmu/tests/engine/reference.rs"]
 mod reference;
-#[path = "../../crates/vpmu/tests/engine/support.rs"]
+#[path = "../../engine/vpmu/tests/engine/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
 

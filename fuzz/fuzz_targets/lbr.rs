@@ -3,18 +3,18 @@
 //! The engine must stay equal to the reference model of its tests. And nothing may panic.
 #![no_main]
 
-#[path = "../../crates/vpmu/tests/x86/guest.rs"]
+#[path = "../../engine/vpmu/tests/x86/guest.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod guest;
-#[path = "../../crates/vpmu/tests/x86/lbr/pair.rs"]
+#[path = "../../engine/vpmu/tests/x86/lbr/pair.rs"]
 mod pair;
-#[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/pebs_reference.rs"]
 mod pebs_reference;
-#[path = "../../crates/vpmu/tests/x86/lbr/reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/lbr/reference.rs"]
 mod reference;
-#[path = "../../crates/vpmu/tests/x86/samples.rs"]
+#[path = "../../engine/vpmu/tests/x86/samples.rs"]
 mod samples;
-#[path = "../../crates/vpmu/tests/x86/support.rs"]
+#[path = "../../engine/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
 

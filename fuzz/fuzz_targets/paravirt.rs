@@ -3,7 +3,7 @@
 //! The host that checks how it is called must find nothing to complain of, and nothing may panic.
 #![no_main]
 
-#[path = "../../crates/vpmu/tests/paravirt/support.rs"]
+#[path = "../../engine/vpmu/tests/paravirt/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
 

@@ -4,7 +4,7 @@
 //! other thread moves a guest counter; after a put, nothing does; the host's part survives a
 //! switch; a saved state restores to itself.
 
-#[path = "../../crates/vpmu/tests/partition/machine/mod.rs"]
+#[path = "../../engine/vpmu/tests/partition/machine/mod.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 pub(crate) mod machine;
 

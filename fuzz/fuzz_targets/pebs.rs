@@ -4,20 +4,20 @@
 //! And nothing may panic.
 #![no_main]
 
-#[path = "../../crates/vpmu/tests/x86/guest.rs"]
+#[path = "../../engine/vpmu/tests/x86/guest.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod guest;
-#[path = "../../crates/vpmu/tests/x86/pair.rs"]
+#[path = "../../engine/vpmu/tests/x86/pair.rs"]
 mod pair;
-#[path = "../../crates/vpmu/tests/x86/pebs_reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/pebs_reference.rs"]
 mod pebs_reference;
-#[path = "../../crates/vpmu/tests/x86/reference.rs"]
+#[path = "../../engine/vpmu/tests/x86/reference.rs"]
 mod reference;
-#[path = "../../crates/vpmu/tests/x86/samples.rs"]
+#[path = "../../engine/vpmu/tests/x86/samples.rs"]
 mod samples;
 #[path = "steps.rs"]
 mod steps;
-#[path = "../../crates/vpmu/tests/x86/support.rs"]
+#[path = "../../engine/vpmu/tests/x86/support.rs"]
 #[expect(dead_code, reason = "the tests use more of it")]
 mod support;
 

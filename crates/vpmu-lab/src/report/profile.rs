@@ -1,3 +1,0 @@
-//! Profiles: how often each stack was sampled.
-
-pub use vpmu_record::Profile;

@@ -1,0 +1,62 @@
+//! Runs stock QEMU under `vpmu exec` as the guest's VMM.
+//!
+//! The library in QEMU takes the snapshots of the host's statistics, when the guest rings the doorbell.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use vpmu_guest_tools::files;
+use vpmu_guest_tools::program;
+use vpmu_guest_tools::start::Process;
+use vpmu_guest_tools::sys::{Errno, flags};
+use vpmu_measure::{Host, HostJob, Record};
+
+use super::host::report;
+use super::ours::LOADER;
+use super::{qemu, tracing};
+
+/// The command.
+pub(crate) const VPMU: &str = "/vpmu/vpmu";
+
+/// Runs the guest to its end and reports.
+pub(crate) fn run(
+    process: Process,
+    job: &HostJob,
+    name: &str,
+    options: &[String],
+    initrd: &[&str],
+) -> Result<(), Errno> {
+    let vmm = || run_qemu(process, job, name, options, initrd);
+    if job.trace {
+        tracing::run(process, vmm)
+    } else {
+        vmm()
+    }
+}
+
+fn run_qemu(
+    process: Process,
+    job: &HostJob,
+    name: &str,
+    options: &[String],
+    initrd: &[&str],
+) -> Result<(), Errno> {
+    let qemu = format!("/usr/bin/{name}");
+    let mut words = Vec::from(LOADER);
+    words.extend([VPMU, "exec"]);
+    words.extend(options.iter().map(String::as_str));
+    words.extend(["--", &qemu]);
+    words.extend(job.options.iter().map(String::as_str));
+    words.extend(qemu::boot(process, job, initrd)?);
+    words.extend(["-serial", "stdio"]);
+    let nothing = files::open("/dev/null", flags::READ)?;
+    let status = program::run(process, &words, Some(nothing), None)?;
+    nothing.close();
+    report(&Record::Host(Host {
+        vmm: qemu::version(process, &[&qemu])?,
+        status,
+        stuck: false,
+    }));
+    Ok(())
+}

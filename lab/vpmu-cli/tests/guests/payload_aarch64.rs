@@ -1,0 +1,246 @@
+//! Runs the bare-metal test program under every design. Its findings must be the same everywhere.
+//!
+//! The program checks every PMU register, the exception levels' rules, overflows and their interrupts,
+//! the GIC and PSCI, on two CPUs (`lab/payload/aarch64`).
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use vpmu_lab::host::qemu::Qemu;
+use vpmu_lab::spec::arch::Arch;
+
+use crate::payload::{passed, program};
+use crate::support::turn;
+
+/// Returns the console of the payload under `design`, started with `words`.
+fn run(design: &str, more: &[&str], words: &str) -> Option<String> {
+    run_kernel(&program("aarch64/payload.bin")?, design, more, words)
+}
+
+fn run_kernel(kernel: &Path, design: &str, more: &[&str], words: &str) -> Option<String> {
+    let output = Command::new(env!("CARGO_BIN_EXE_vpmu"))
+        .args([
+            "run", "--pmu", design, "--memory", "512M", "--append", words,
+        ])
+        .args(more)
+        .arg("--kernel")
+        .arg(kernel)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).replace('\r', "");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    Some(format!("{text}{errors}"))
+}
+
+#[test]
+fn every_design_agrees_with_the_machine() {
+    const TWO_CPUS: &[&str] = &["--vcpus", "2"];
+    agree(
+        TWO_CPUS,
+        &[
+            ("emulated", &[]),
+            ("partitioned", &[]),
+            ("partitioned", &["--host-counters", "2"]),
+            ("direct", &[]),
+            ("direct", &["--host-counters", "2"]),
+            ("untrapped", &[]),
+        ],
+    );
+}
+
+/// On one CPU: a sample interrupts one that halts, too, and QEMU counts the instructions of all CPUs as each one's.
+#[test]
+fn a_host_s_profile_changes_nothing_for_the_guest() {
+    let options: &[&str] = &["--host-counters", "2", "--host-profile", "1000"];
+    agree(&[], &[("partitioned", options), ("emulated", options)]);
+}
+
+/// Checks that each of `designs` passes, with its options and with `more`, all tests that the machine itself passes.
+fn agree(more: &[&str], designs: &[(&str, &[&str])]) {
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    // A known deviation of QEMU's from the architecture is none of the mended one's.
+    let words = if version.is_mended() { "strict" } else { "" };
+    let Some(native) = run("native", more, words) else {
+        return;
+    };
+    assert!(native.contains(" 0 failed,"), "native:\n{native}");
+    let expected = passed(&native);
+    assert!(expected.len() > 120, "native:\n{native}");
+    for (design, options) in designs {
+        let console = run(design, &[more, options].concat(), "").unwrap();
+        assert!(
+            console.contains(" 0 failed,"),
+            "{design} {options:?}:\n{console}"
+        );
+        let missing: Vec<_> = expected.difference(&passed(&console)).copied().collect();
+        assert!(
+            missing.is_empty(),
+            "{design} {options:?} has not: {missing:?}"
+        );
+    }
+}
+
+/// Checks that the machine itself keeps what an EL2 relies on: traps of EL0, and counters of its own. Each test is the
+/// reproducer of a patch of `packaging/qemu`, and finds the fault in a QEMU without that patch.
+#[test]
+fn the_machine_keeps_el2_s_counters_apart() {
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    let is_mended = version.is_mended();
+    let words = if is_mended {
+        "test=el2. strict"
+    } else {
+        "test=el2."
+    };
+    for cpu in ["max", "cortex-a76"] {
+        let Some(console) = run("native", &["--cpu", cpu], words) else {
+            return;
+        };
+        assert!(
+            console.contains("4 passed, 0 failed, 0 skipped"),
+            "{cpu}, {version}:\n{console}"
+        );
+        // QEMU 10.0 has each of these faults.
+        assert_eq!(
+            console.contains("deviates"),
+            !is_mended,
+            "{cpu}:\n{console}"
+        );
+    }
+}
+
+/// Returns the console of the payload on a partitioned PMU, and the monitor's final report about that PMU.
+fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
+    let folder = tempfile::tempdir().unwrap();
+    let keep = folder.path().to_str().unwrap();
+    let console = run("partitioned", &[more, &["--keep", keep]].concat(), "")?;
+    let records = std::fs::read(folder.path().join("partitioned/records.json")).unwrap();
+    let records: serde_json::Value = serde_json::from_slice(&records).unwrap();
+    let monitor = records
+        .as_array()
+        .and_then(|records| records.iter().find_map(|record| record.get("vpmu-monitor")))
+        .unwrap_or_else(|| panic!("{more:?}: no statistics\n{console}"));
+    Some((console, monitor.clone()))
+}
+
+fn names(list: &serde_json::Value) -> BTreeSet<&str> {
+    list.as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|name| name.as_str())
+        .collect()
+}
+
+#[test]
+fn a_way_to_host_counters_is_found_and_trapped() {
+    let _turn = turn(1);
+    let Some((_, monitor)) = monitor(&["--host-counters", "2"]) else {
+        return;
+    };
+    let (isolation, traps) = (&monitor["isolation"], names(&monitor["traps"]));
+    let open = names(&isolation["open"]);
+    // Every attack has an effect where it should have one, so an access that is not open is closed.
+    assert_eq!(isolation["unproven"].as_array().unwrap().len(), 0);
+    assert_eq!(isolation["partition"], open.is_empty());
+    assert!(open.is_subset(&traps), "open: {open:?}, trapped: {traps:?}");
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    if version.is_mended() {
+        assert!(open.is_empty(), "{version}: {open:?}");
+    }
+    // QEMU 10.0 leaves this open. A later QEMU that isolates leaves nothing open.
+    assert!(
+        open.is_empty() || open.contains("PMSWINC_EL0:w"),
+        "{open:?}"
+    );
+}
+
+/// Checks that the oldest PMUs trap no more than the newest, and still count nothing of EL2.
+#[test]
+fn no_version_traps_or_counts_at_el2() {
+    let _turn = turn(1);
+    for (cpu, looked_at) in [
+        ("cortex-a53", 7),
+        ("cortex-a76", 1),
+        ("neoverse-v1", 1),
+        ("cortex-a710", 0),
+    ] {
+        let model = format!("--qemu-arg={cpu}");
+        let Some((console, monitor)) = monitor(&["--qemu-arg=-cpu", &model]) else {
+            return;
+        };
+        assert_eq!(names(&monitor["traps"]), BTreeSet::new(), "{cpu}");
+        assert_eq!(monitor["filtered_at_exit"], looked_at, "{cpu}");
+        for test in ["filter.nsh", "filter.nsh_cycles", "offer.implementer"] {
+            assert!(passed(&console).contains(test), "{cpu}, {test}:\n{console}");
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_touches_every_system_register_survives() {
+    let _turn = turn(1);
+    for design in ["emulated", "partitioned"] {
+        let Some(console) = run(design, &[], "test=fuzzregs") else {
+            return;
+        };
+        assert!(console.contains(" 0 failed,"), "{design}:\n{console}");
+    }
+}
+
+/// Address of the monitor on QEMU's `virt` machine with 512 MiB.
+const MONITOR: &str = "addr=0x5f800000";
+
+#[test]
+fn a_guest_that_reaches_into_the_monitor_finds_nothing_there() {
+    let _turn = turn(1);
+    for design in ["emulated", "partitioned"] {
+        let Some(console) = run(design, &[], &format!("test=stray {MONITOR}")) else {
+            return;
+        };
+        assert!(console.contains("ok stray"), "{design}:\n{console}");
+    }
+}
+
+/// Checks that EL1 cannot say where the interrupt controller writes its tables, which it writes by physical address.
+#[test]
+fn a_guest_cannot_have_the_interrupt_controller_write_the_monitor() {
+    let _turn = turn(1);
+    let Some(its) = run("partitioned", &[], &format!("test=attack.its {MONITOR}")) else {
+        return;
+    };
+    // The guest has no registers of an ITS.
+    assert!(
+        its.contains("nothing is at") && its.contains("ok attack.its"),
+        "{its}"
+    );
+    let lpi = run("partitioned", &[], &format!("test=attack.lpi {MONITOR}")).unwrap();
+    assert!(lpi.contains("ok attack.lpi"), "{lpi}");
+    assert!(!lpi.contains("LPIs are enabled"), "{lpi}");
+}
+
+/// Checks that a program without the header of an arm64 `Image` runs where such programs expect to run, and has RAM in
+/// one piece.
+#[test]
+fn a_raw_binary_runs() {
+    let _turn = turn(1);
+    /// Offset of the header's magic number.
+    const MAGIC: std::ops::Range<usize> = 56..60;
+    let Some(image) = program("aarch64/payload.bin") else {
+        return;
+    };
+    let mut file = std::fs::read(image).unwrap();
+    assert_eq!(file[MAGIC], *b"ARM\x64");
+    file[MAGIC].fill(0);
+    let raw = Path::new(env!("CARGO_TARGET_TMPDIR")).join("payload.raw");
+    std::fs::write(&raw, file).unwrap();
+    for design in ["emulated", "partitioned"] {
+        let console = run_kernel(&raw, design, &["--vcpus", "2"], "").unwrap();
+        assert!(console.contains(" 0 failed,"), "{design}:\n{console}");
+        assert!(
+            console.contains("ok memory.one_piece"),
+            "{design}:\n{console}"
+        );
+    }
+}

@@ -1,0 +1,142 @@
+//! The ways to run a guest: each constructs the program to start, and judges how
+//! the guest has ended.
+//!
+//! | way | what is started | below the guest |
+//! |---|---|---|
+//! | `native` | QEMU | nothing |
+//! | `monitor` | QEMU | this project's EL2 monitor |
+//! | `nested` | QEMU | a stock KVM host with stock QEMU or vpmu-vmm |
+//! | `direct` | vpmu-vmm | this machine's own KVM |
+
+pub mod boot_file;
+mod direct;
+mod disk;
+pub(crate) mod monitor;
+mod native;
+mod nested;
+mod parts;
+mod qemu;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use crate::Result;
+use crate::error::Error;
+use crate::image::job::Notify;
+use crate::spec::{Guest, Machine, Way};
+use vpmu_measure::Record;
+
+pub use parts::Parts;
+
+/// One way to run a guest.
+pub trait Backend {
+    /// Checks, before anything is downloaded, that this machine has the programs.
+    ///
+    /// # Errors
+    ///
+    /// When a program is missing.
+    fn check(&self) -> Result<()>;
+
+    /// Returns the recipient of the guest's messages that its command begins and ends.
+    fn notify(&self) -> Notify {
+        Notify::Nobody
+    }
+
+    /// Constructs the program to start, with files in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be used.
+    fn construct(&self, parts: &Parts<'_>, folder: &Path) -> Result<Launch>;
+
+    /// Tells how the guest ended, when neither its kernel nor a hypervisor complained.
+    fn end(&self, records: &[Record]) -> End {
+        let _ = records;
+        End::PoweredOff
+    }
+
+    /// Tells whether QEMU is known to lose interrupts of this guest, or to deliver one twice.
+    fn loses_interrupts(&self) -> bool {
+        false
+    }
+
+    /// Renames an error by its likely cause.
+    fn explain(&self, error: Error) -> Error {
+        error
+    }
+}
+
+/// A program to start.
+#[derive(Debug)]
+pub struct Launch {
+    /// The program, by its name in messages.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    command: process::Command,
+}
+
+/// The end of a guest.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    /// The guest powered off, or was reset.
+    PoweredOff,
+    /// The VMM in the KVM host reported its failure.
+    VmmFailed {
+        /// The VMM's version line.
+        vmm: String,
+        /// The VMM's exit status.
+        status: i32,
+    },
+    /// The KVM host went down without a message.
+    HostReset,
+}
+
+/// Returns the backend that runs `guest`.
+pub fn of<'a>(machine: &'a Machine, guest: &'a Guest) -> Box<dyn Backend + 'a> {
+    match &guest.way {
+        Way::Native => Box::new(native::Native(machine)),
+        Way::Monitor {
+            host_counters,
+            profile,
+            second,
+        } => Box::new(monitor::Monitor {
+            machine,
+            pmu: guest.design.pmu,
+            host_counters: *host_counters,
+            profile: profile.as_ref(),
+            second: second.as_ref(),
+        }),
+        Way::Nested(vmm) => Box::new(nested::Nested {
+            machine,
+            guest,
+            vmm,
+        }),
+        Way::Direct(vmm) => Box::new(direct::Direct { machine, vmm }),
+    }
+}
+
+impl Launch {
+    fn new(mut command: process::Command, program: PathBuf, arguments: Vec<OsString>) -> Self {
+        command.args(&arguments);
+        Self {
+            program,
+            arguments,
+            command,
+        }
+    }
+
+    /// Adds arguments.
+    pub fn add(&mut self, arguments: impl IntoIterator<Item = OsString>) {
+        for argument in arguments {
+            self.command.arg(&argument);
+            self.arguments.push(argument);
+        }
+    }
+
+    /// Returns the program with its arguments. The kernel ends the program when vpmu is killed.
+    pub fn into_command(self) -> process::Command {
+        self.command
+    }
+}

@@ -1,0 +1,195 @@
+//! Measures the partitioned PMU against KVM's emulated one, published in 2025 for KVM on Arm with
+//! ten counters. The published gzip run was of 64 MB.
+
+use super::{Bench, Context, Row, mode};
+use crate::Result;
+use crate::report::markdown::{Group, Page};
+use crate::report::result::Run;
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "partition",
+    about: "counters split by MDCR_EL2.HPMN, against emulated ones",
+    page: Page {
+        title: "Counters for the guest alone: results",
+        intro: include_str!("partition.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "Fifteen events: `perf record -F 1000` of gzip; `host_share`: -F 4000 beside stress-ng",
+        }],
+    },
+    has_models: false,
+    rows,
+};
+
+/// A command and the figures taken from it.
+struct Part {
+    command: &'static str,
+    figures: &'static [Figure],
+}
+
+struct Figure {
+    name: &'static str,
+    unit: &'static str,
+    of: fn(&Run) -> Option<f64>,
+    published: &'static [(Pmu, f64)],
+}
+
+/// `--no-bpf-event` keeps perf from waiting for a helper thread that wakes up once a second. With
+/// that thread, every run would take some whole number of seconds more.
+const PARTS: &[Part] = &[
+    Part {
+        command: "perf record --no-bpf-event -F 1000 -e cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k -o perf.data -- gzip -c random.bin > /dev/null",
+        figures: &[
+            Figure {
+                name: "perf_run_s",
+                unit: "s",
+                of: |run| Some(run.real_s),
+                published: &[(Pmu::Kvm, 4.143), (Pmu::Partitioned, 3.139)],
+            },
+            Figure {
+                name: "perf_run_sys_s",
+                unit: "s",
+                of: |run| Some(run.sys_s),
+                published: &[(Pmu::Kvm, 0.159), (Pmu::Partitioned, 0.110)],
+            },
+            Figure {
+                name: "samples",
+                unit: "samples",
+                of: |run| run.samples.map(|count| count as f64),
+                published: &[],
+            },
+            Figure {
+                name: "exits_per_pmi",
+                unit: "exits",
+                of: |run| run.exits_per_pmi,
+                published: &[],
+            },
+        ],
+    },
+    Part {
+        command: "perf record --no-bpf-event -F 4000 -e cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,cycles:u,cycles:k,cycles,\
+                      cycles:u,cycles:k -o perf.data -- stress-ng --quiet --cpu 0 --timeout 2",
+        figures: &[Figure {
+            name: "host_share",
+            unit: "share",
+            of: |run| run.host_share,
+            published: &[(Pmu::Kvm, 0.3496), (Pmu::Partitioned, 0.0097)],
+        }],
+    },
+];
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let designs = Arch::Aarch64.designs();
+    let designs: Vec<Design> = designs.iter().copied().map(Design::from).collect();
+    let mut rows = Vec::new();
+    for (number, part) in (1..).zip(PARTS) {
+        let name = number.to_string();
+        let runs = context.compare(&name, Arch::Aarch64, &designs, &[], part.command)?;
+        let kept = runs_with_host_counters(context, &name, part.command)?;
+        for figure in part.figures {
+            rows.extend(runs.iter().map(|row| figure.row(&row.run)));
+            rows.extend(kept.iter().map(|(mode, run)| Row {
+                figure: figure.name.to_owned(),
+                mode,
+                measured: run.as_ref().and_then(figure.of),
+                published: None,
+                unit: figure.unit,
+            }));
+        }
+    }
+    Ok(rows)
+}
+
+/// Modes of the partitioned PMU in which the monitor keeps counters, with their number.
+const WITH_HOST_COUNTERS: [(&str, u32); 2] = [("partitioned+1host", 1), ("partitioned+2host", 2)];
+
+/// Runs `command` with the counters of each of [`WITH_HOST_COUNTERS`] kept; `None` on a machine that does not keep them
+/// apart from the guest's, where everything traps and nothing of the partition is left to measure.
+fn runs_with_host_counters(
+    context: &Context<'_>,
+    part: &str,
+    command: &str,
+) -> Result<Vec<(&'static str, Option<Run>)>> {
+    let run = |part: &str, host_counters, command: &str| {
+        let request = Request {
+            host_counters,
+            ..Request::new(Arch::Aarch64)
+        };
+        let rows = context.compare_as(request, part, &[Pmu::Partitioned.into()], command)?;
+        Ok(rows.into_iter().next().map(|row| row.run))
+    };
+    let probed: Option<Run> = run(&format!("{part}-probe"), 1, "true")?;
+    let isolates = probed.is_some_and(|run| isolates(&run));
+    let runs = WITH_HOST_COUNTERS.iter().map(|&(mode, host_counters)| {
+        let part = format!("{part}-{host_counters}host");
+        let run = isolates.then(|| run(&part, host_counters, command));
+        Ok((mode, run.transpose()?.flatten()))
+    });
+    runs.collect()
+}
+
+/// Tells whether the monitor found that the machine keeps its counters apart from those of the guest of `run`.
+pub(super) fn isolates(run: &Run) -> bool {
+    let monitor = run.monitor.as_ref();
+    let isolation = monitor.and_then(|monitor| monitor.more.get("isolation"));
+    isolation.is_some_and(|isolation| isolation["partition"] == true)
+}
+
+impl Figure {
+    fn row(&self, run: &Run) -> Row {
+        let published = self.published.iter().find(|(pmu, _)| *pmu == run.pmu);
+        Row {
+            figure: self.name.to_owned(),
+            mode: mode(run.design()),
+            measured: (self.of)(run),
+            published: published.map(|(_, value)| *value),
+            unit: self.unit,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::result::Settings;
+    use crate::spec::{Guest, Time, Way};
+    use vpmu_measure::Record;
+
+    #[test]
+    fn rows_have_what_was_published() {
+        let guest = Guest {
+            design: Pmu::Kvm.into(),
+            way: Way::Native,
+            time: Time::Counted,
+        };
+        let settings = Settings {
+            qemu: None,
+            machine: &Request::new(Arch::Aarch64).machine,
+            guest: &guest,
+            runs: 1,
+            command: "x",
+        };
+        let meter = br#"{"meter":{"status":0,"signal":null,"real_ns":2500000000,"user_us":1,"sys_us":1,"pmis":0}}"#;
+        let run = Run::from_records(&settings, &[Record::parse(meter).unwrap()]).unwrap();
+        let rows: Vec<Row> = PARTS[0]
+            .figures
+            .iter()
+            .map(|figure| figure.row(&run))
+            .collect();
+        assert_eq!(
+            (rows[0].figure.as_str(), rows[0].mode),
+            ("perf_run_s", "kvm")
+        );
+        assert_eq!(
+            (rows[0].measured, rows[0].published),
+            (Some(2.5), Some(4.143))
+        );
+        assert_eq!(rows[3].measured, None);
+    }
+}

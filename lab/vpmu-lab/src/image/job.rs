@@ -1,0 +1,403 @@
+//! The job that one run adds to a guest's images, as a second archive.
+
+use std::path::{Path, PathBuf};
+
+use vpmu_measure::HostVmm;
+
+use super::artifacts;
+use super::disk::BootDisk;
+use super::program::{LOADER, OwnProgram};
+use super::theirs::{self, TheirProgram};
+use crate::Result;
+use crate::image::archive::{Archive, Contents, add_file};
+use crate::spec::arch::Arch;
+use crate::spec::command::quote;
+use crate::spec::{OurVmm, Work, disturbance};
+
+const GUEST_INIT: &str = include_str!("init.sh");
+
+/// Options for the VMM that restores a saved guest. No other VMM gets them.
+const RESTORING: &[&str] = &["--drop-paravirt"];
+
+/// The console of a system of the lab's.
+pub const CONSOLE: &str = "/dev/console";
+
+/// The treatment of the command's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// The output is printed as it comes.
+    Stream,
+    /// The output is kept, and printed afterwards.
+    Buffer,
+}
+
+/// The way in which `meter` tells the world outside that the command begins and ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Notify {
+    /// `meter` tells nobody.
+    Nobody,
+    /// `meter` rings the doorbell of this project's hypervisor.
+    Doorbell,
+    /// `meter` tells the KVM host, through the second serial port.
+    KvmHost,
+    /// `meter` rings a doorbell that perhaps nobody has, which the KVM host sees by its tracepoints.
+    Tracepoints,
+}
+
+/// One job for a guest.
+#[derive(Debug, Clone)]
+pub struct Job<'a> {
+    /// The guest's architecture.
+    pub arch: Arch,
+    /// The work to run.
+    pub work: &'a Work,
+    /// Linux modules that are loaded before the work.
+    pub modules: &'a [PathBuf],
+    /// The treatment of the work's output.
+    pub output: Output,
+    /// The terminal that the lab listens to.
+    pub console: &'a str,
+    /// The recipient of `meter`'s messages.
+    pub notify: Notify,
+    /// Selects the moment of the kernel's ticks at which the command begins: each
+    /// number is another moment.
+    pub phase: u32,
+    /// Whether the guest's machine may have no switch to power off.
+    pub resets: bool,
+}
+
+/// The VMM of a guest in the KVM host.
+#[derive(Debug, Clone)]
+pub enum Vmm {
+    /// Stock QEMU of this name, from the host's packages.
+    Qemu(&'static str),
+    /// The same, under `vpmu exec`.
+    Exec {
+        /// QEMU's name.
+        qemu: &'static str,
+        /// `vpmu exec`.
+        exec: Exec,
+    },
+    /// A QEMU that embeds the PMU.
+    Patched(OwnProgram),
+    /// This project's x86 VMM.
+    Ours(OwnProgram),
+    /// The user's VMM.
+    Theirs {
+        /// The program.
+        program: TheirProgram,
+        /// `vpmu exec`, where the program runs under it.
+        exec: Option<Exec>,
+    },
+}
+
+/// `vpmu exec` in the KVM host.
+#[derive(Debug, Clone)]
+pub struct Exec {
+    options: Vec<String>,
+    /// The command.
+    vpmu: OwnProgram,
+    /// The library.
+    preload: OwnProgram,
+}
+
+/// The settings that the KVM host gets for its guest.
+#[derive(Debug, Clone)]
+pub struct HostJob<'a> {
+    /// The architecture of the host and its guest.
+    pub arch: Arch,
+    /// The program that runs the guest.
+    pub vmm: Vmm,
+    /// The VMM's options.
+    pub options: &'a [String],
+    /// The guest's kernel command line.
+    pub append: &'a str,
+    /// The guest's processors.
+    pub vcpus: u32,
+    /// Whether the host's clock ticks at another rate than the guest's, so that the host's shares
+    /// of time are fair.
+    pub skew: bool,
+    /// Whether KVM's tracepoints count while the guest measures.
+    pub trace: bool,
+    /// Selects the moment of the kernel's ticks at which the guest is started.
+    pub phase: u32,
+    /// The guest's own job, an archive on the disk. Without a job, the guest has no initrd from the
+    /// lab.
+    pub guest: Option<&'a Path>,
+    /// The user's initrd for the guest, instead of the lab's.
+    pub initrd: Option<&'a Path>,
+    /// A kernel for the guest instead of the host's own.
+    pub kernel: Option<&'a Path>,
+    /// The guest's kernel as an ELF file, where the VMM asks for one.
+    pub unpacked: Option<&'a Path>,
+    /// The disk that the guest boots from, instead of a kernel.
+    pub disk: Option<&'a BootDisk>,
+}
+
+/// The places of UEFI's code and variables in the KVM host.
+pub const HOST_UEFI: [&str; 2] = ["guest/uefi-code.fd", "guest/uefi-variables.fd"];
+
+/// Milliseconds of rest after a boot. Under `-icount` an idle machine
+/// skips to the next event, so this costs next to nothing.
+const SETTLE: u32 = 1000;
+/// Milliseconds between two phases. The number is no multiple of a tick.
+const PHASE: u32 = 37;
+
+impl Job<'_> {
+    /// Makes the archive with this job.
+    ///
+    /// # Errors
+    ///
+    /// When a guest-side program or an added file is missing.
+    pub fn archive(&self) -> Result<Archive> {
+        let (meter, control) = match self.notify {
+            Notify::Nobody => ("", self.console.to_owned()),
+            Notify::Doorbell => ("--doorbell", self.console.to_owned()),
+            Notify::Tracepoints => ("--ring", self.console.to_owned()),
+            Notify::KvmHost => ("--sync", format!("/dev/{}", self.arch.serial(1))),
+        };
+        let (output, place) = match self.output {
+            Output::Stream => ("stream", self.console),
+            Output::Buffer => ("buffer", "/vpmu/output"),
+        };
+        let text = |text: String| Contents::Bytes(text.into_bytes());
+        let program = |name| artifacts::find(self.arch, name).map(Contents::Disk);
+        let mut archive = Archive::new();
+        archive
+            .file("init", 0o755, text(GUEST_INIT.to_owned()))
+            .file("usr/bin/meter", 0o755, program(artifacts::METER)?)
+            .file("usr/bin/workload", 0o755, program(artifacts::WORKLOAD)?)
+            .file(
+                "vpmu/job",
+                0o644,
+                text(format!(
+                    "output={output}\nmeter={meter}\ncontrol={control}\nsettle={:.3}\nprofile={}\nreset={}\n",
+                    f64::from(settle_ms(self.phase)) / 1000.0,
+                    if self.work.profile { "yes" } else { "" },
+                    if self.resets { "yes" } else { "" },
+                )),
+            )
+            .file("vpmu/run", 0o644, text(self.script(place)));
+        for path in self.modules {
+            add_file(&mut archive, "vpmu/modules", path)?;
+        }
+        for path in &self.work.add {
+            add_file(&mut archive, "root", path)?;
+        }
+        for name in &self.work.programs {
+            let program = OwnProgram::find(name)?;
+            program.put(&mut archive);
+            archive.file(
+                &format!("usr/bin/{}", program.name),
+                0o755,
+                text(format!(
+                    "#!/usr/bin/busybox sh\nexec /vpmu/lib/{LOADER} --library-path /vpmu/lib /vpmu/{} \"$@\"\n",
+                    program.name
+                )),
+            );
+        }
+        Ok(archive)
+    }
+}
+
+impl Job<'_> {
+    /// Returns the script that meter runs. A single run costs no process beside the command's own
+    /// shell. For several runs, the script sets each run's perf.data aside.
+    fn script(&self, output: &str) -> String {
+        let redirect = format!("exec < /dev/null > {output} 2>&1");
+        let command = self.work.command.as_line();
+        let Some(more @ 1..) = self.work.runs.checked_sub(1) else {
+            return format!("{redirect}\n{command}\n");
+        };
+        format!(
+            "{redirect}\n\
+             for run in $(seq {more}); do\n\
+             sh -c {line} || exit\n\
+             [ -e perf.data ] && mv perf.data /vpmu/perf.$run\n\
+             done\n\
+             {command}\n",
+            line = quote(command)
+        )
+    }
+}
+
+impl Vmm {
+    /// Finds the VMM of this project that was built on this machine.
+    ///
+    /// # Errors
+    ///
+    /// When the program was not built, or a library it needs is not found.
+    pub fn ours() -> Result<Self> {
+        OwnProgram::find(artifacts::VMM).map(Self::Ours)
+    }
+
+    /// Finds the QEMU that embeds the PMU.
+    ///
+    /// # Errors
+    ///
+    /// When it was not built, or a library is not found.
+    pub fn patched() -> Result<Self> {
+        let program = artifacts::find_patched_qemu()?;
+        OwnProgram::at(artifacts::PATCHED_QEMU, program).map(Self::Patched)
+    }
+}
+
+impl Exec {
+    /// Finds `vpmu` and its library, for a guest with this PMU.
+    ///
+    /// # Errors
+    ///
+    /// When one of them was not built, or a library is not found.
+    pub fn find(vmm: &OurVmm) -> Result<Self> {
+        let mut options = vec![
+            format!("--pmu={}", vmm.model.name()),
+            format!("--policy={}", vmm.policy.name()),
+            // With the VMM's own output, as the guest's console is.
+            "--statistics=-".to_owned(),
+        ];
+        options.extend(vmm.perfmon.map(|version| format!("--perfmon={version}")));
+        Ok(Self {
+            options,
+            vpmu: OwnProgram::find(artifacts::VPMU)?,
+            preload: OwnProgram::at(artifacts::PRELOAD, artifacts::find_preload()?)?,
+        })
+    }
+
+    fn put(&self, archive: &mut Archive, arch: Arch) {
+        self.vpmu.put(archive);
+        self.preload.put(archive);
+        // The C library of the VMM serves the library in it. What else it needs is on each Debian.
+        self.preload.put_library(archive, "libgcc_s.so.1", arch);
+    }
+}
+
+impl HostJob<'_> {
+    /// Makes the archive with this job.
+    ///
+    /// # Errors
+    ///
+    /// When the host's own program is missing.
+    pub fn archive(&self) -> Result<Archive> {
+        let save = self.saved_to().map(str::to_owned);
+        let (restore, mut options): (Vec<_>, Vec<_>) = (self.options.iter().cloned())
+            .partition(|word| save.is_some() && RESTORING.contains(&word.as_str()));
+        let disturb = options.iter().find_map(|word| disturbance(word));
+        options.retain(|word| disturbance(word).is_none());
+        let job = vpmu_measure::HostJob {
+            vmm: match &self.vmm {
+                Vmm::Qemu(name) => HostVmm::Qemu((*name).to_owned()),
+                Vmm::Exec { qemu, exec } => HostVmm::Exec {
+                    qemu: (*qemu).to_owned(),
+                    options: exec.options.clone(),
+                },
+                Vmm::Patched(program) => HostVmm::Patched {
+                    name: program.name.to_owned(),
+                    disturb,
+                },
+                Vmm::Ours(_) => HostVmm::Ours { save, restore },
+                Vmm::Theirs { program, exec } => HostVmm::Theirs {
+                    program: program.place(),
+                    exec: exec.as_ref().map(|exec| exec.options.clone()),
+                },
+            },
+            options,
+            append: self.append.to_owned(),
+            vcpus: self.vcpus,
+            skew: self.skew,
+            trace: self.trace,
+            settle_ms: settle_ms(self.phase),
+            boots_disk: self.disk.is_some(),
+        };
+        let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
+        let mut archive = Archive::new();
+        archive.file("init", 0o755, Contents::Disk(init)).file(
+            vpmu_measure::HostJob::PATH,
+            0o644,
+            Contents::Bytes(job.to_json()),
+        );
+        match &self.vmm {
+            Vmm::Qemu(_) => {}
+            Vmm::Exec { exec, .. } => exec.put(&mut archive, self.arch),
+            Vmm::Theirs { program, exec } => {
+                if let Some(exec) = exec {
+                    exec.put(&mut archive, self.arch);
+                }
+                program.put(&mut archive, self.arch)?;
+            }
+            Vmm::Patched(program) | Vmm::Ours(program) => program.put(&mut archive),
+        }
+        if let Some(disk) = self.disk {
+            let driver = Contents::Disk(disk.driver.clone());
+            // The host loads modules in the order of their names.
+            archive.file("vpmu/modules/9-virtio_blk.ko.xz", 0o644, driver);
+            for (place, path) in HOST_UEFI.into_iter().zip(disk.uefi.iter().flatten()) {
+                archive.file(place, 0o644, Contents::Disk(path.clone()));
+            }
+        }
+        let files = [
+            ("guest/job.cpio", self.guest),
+            ("guest/own.cpio", self.initrd),
+            ("guest/kernel", self.kernel),
+            (theirs::UNPACKED_PLACE, self.unpacked),
+        ];
+        for (place, path) in files {
+            if let Some(path) = path {
+                archive.file(place, 0o644, Contents::Disk(path.to_owned()));
+            }
+        }
+        Ok(archive)
+    }
+
+    /// Returns the place where the VMM saves its guest, if it saves.
+    fn saved_to(&self) -> Option<&str> {
+        let mut options = self.options.iter();
+        options.find_map(|option| option.strip_prefix("--save="))
+    }
+}
+
+/// Returns the milliseconds to wait before the command or the guest begins.
+fn settle_ms(phase: u32) -> u32 {
+    SETTLE + PHASE * phase % 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::command::Command;
+
+    #[test]
+    fn scripts_are_valid_shell() {
+        let script = |runs| {
+            let work = Work {
+                command: Command::from_words(&["echo 'it'".to_owned()]).unwrap(),
+                runs,
+                kernel: None,
+                add: Vec::new(),
+                programs: Vec::new(),
+                profile: true,
+                marked: false,
+            };
+            let job = Job {
+                arch: Arch::Aarch64,
+                work: &work,
+                modules: &[],
+                output: Output::Buffer,
+                console: CONSOLE,
+                notify: Notify::Nobody,
+                phase: 0,
+                resets: false,
+            };
+            job.script("/vpmu/output")
+        };
+        let (once, thrice) = (script(1), script(3));
+        assert_eq!(once, "exec < /dev/null > /vpmu/output 2>&1\necho 'it'\n");
+        assert!(thrice.contains("$(seq 2)"), "{thrice}");
+        for script in [GUEST_INIT, &once, &thrice] {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", script])
+                .status()
+                .unwrap();
+            assert!(status.success());
+        }
+    }
+}

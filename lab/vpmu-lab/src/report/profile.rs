@@ -1,0 +1,3 @@
+//! Profiles: how often each stack was sampled.
+
+pub use vpmu_measure::Profile;

@@ -1,0 +1,338 @@
+//! The figures of one run, and the file that `--json` writes.
+//!
+//! A figure that a design cannot know is `null`, never a made-up zero. The
+//! file holds nothing that depends on wall-clock time, so two runs of the same
+//! deterministic comparison write the same bytes.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub use second::Second;
+
+use super::profile::Profile;
+use super::stats::{Stats, serves_pmu};
+use crate::Result;
+use crate::host::files::write_whole;
+use crate::host::qemu::Version;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::{Guest, Machine, Time};
+use vpmu_measure::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
+
+/// The file that `--json` writes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Results {
+    /// Changes when a field changes its meaning.
+    pub schema: u32,
+    /// The figures of each design.
+    pub runs: Vec<Run>,
+}
+
+/// The result of one design.
+#[derive(Debug)]
+pub struct Row {
+    /// The design.
+    pub design: Design,
+    /// The figures.
+    pub run: Run,
+    /// The output of the command.
+    pub output: Vec<u8>,
+    /// Wall-clock time of the whole.
+    pub wall: Duration,
+    /// Wall-clock time until the command began.
+    pub boot_wall: Duration,
+}
+
+/// The settings of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings<'a> {
+    /// The QEMU that runs the machine, where one does.
+    pub qemu: Option<&'a Version>,
+    /// The machine.
+    pub machine: &'a Machine,
+    /// The guest.
+    pub guest: &'a Guest,
+    /// Number of runs of the command.
+    pub runs: u32,
+    /// The command, as a line for the shell.
+    pub command: &'a str,
+}
+
+/// The figures of one command under one design. Times and counts of several runs
+/// are means, counts to the nearest whole number.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The guest's architecture.
+    pub arch: Arch,
+    /// The design.
+    pub pmu: Pmu,
+    /// The treatment of a host event that the guest does not use, where there is a choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
+    /// The number of the guest's processors.
+    pub vcpus: u32,
+    /// QEMU's model of the processor, where the user has named one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    /// The version of the QEMU that ran the machine, and whose it is.
+    #[serde(default)]
+    pub qemu: Option<String>,
+    /// Event counters that the guest's kernel found.
+    pub guest_counters: Option<u32>,
+    /// Event counters that the hypervisor kept.
+    pub host_counters: Option<u32>,
+    /// The command, as a line for the shell.
+    pub command: String,
+    /// Number of runs of the command.
+    pub runs: u32,
+    /// The command's exit status, 128 + signal when it was killed.
+    pub status: i32,
+    /// Guest clock, seconds.
+    pub real_s: f64,
+    /// Guest clock, seconds.
+    pub user_s: f64,
+    /// Guest clock, seconds.
+    pub sys_s: f64,
+    /// Samples in the `perf.data` that the command left behind.
+    pub samples: Option<u64>,
+    /// Samples that perf knows it lost.
+    pub lost_samples: Option<u64>,
+    /// Number of times that the guest's kernel throttled an event.
+    pub throttled: Option<u64>,
+    /// Samples a second and event that the guest's kernel allowed in the end. The kernel lowers
+    /// this limit where samples take too long.
+    pub max_sample_rate: Option<u64>,
+    /// PMU interrupts that the guest took during the command.
+    pub pmis: Option<u64>,
+    /// Exits to the hypervisor during the command, by kind.
+    pub exits: Option<BTreeMap<String, u64>>,
+    /// All exits for each PMI.
+    pub exits_per_pmi: Option<f64>,
+    /// Exits that serve the guest's PMU, for each PMI: the PMU's overflow interrupts and its
+    /// registers. `None` where the hypervisor does not count these exits separately.
+    pub pmu_exits_per_pmi: Option<f64>,
+    /// Part of the machine's time spent in the hypervisor during the command.
+    pub host_share: Option<f64>,
+    /// The part that each kind of exit took.
+    pub exit_share: Option<BTreeMap<String, f64>>,
+    /// Operations on host events during the command, by kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_operations: Option<BTreeMap<String, u64>>,
+    /// All operations on host events for each PMI.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_operations_per_pmi: Option<f64>,
+    /// Whether repeated runs give the same figures.
+    pub deterministic: bool,
+    /// All of the monitor's statistics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<Monitor>,
+    /// All of the VMM's statistics.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vmm: Option<Vmm>,
+    /// The figures of the guest beside this one, where there was one that ran a command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub second: Option<Second>,
+    /// The hypervisor's profile of the command, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_profile: Option<Profile>,
+    /// The guest's own profile of the command, where one was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_profile: Option<Profile>,
+    /// The KVM host's counts of tracepoints, for each part that the command marked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub traces: Vec<Trace>,
+}
+
+impl Results {
+    /// Makes a file of the current schema.
+    pub fn new(runs: Vec<Run>) -> Self {
+        Self { schema: 1, runs }
+    }
+
+    /// Writes the file, whole or not at all.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("results are plain data");
+        text.push(b'\n');
+        write_whole(path, &text)
+    }
+}
+
+impl Run {
+    /// Makes figures of a guest's records; `None` without a record of `meter`.
+    pub fn from_records(settings: &Settings<'_>, records: &[Record]) -> Option<Self> {
+        let mut found = Found::in_records(records);
+        let alone = found.vmm.cloned().map(|vmm| Vmm {
+            host: vmm.host.filter(|_| !settings.guest.is_direct()),
+            ..vmm
+        });
+        found.vmm = alone.as_ref();
+        let meter = found.meter?;
+        let pmu = settings.guest.design.pmu;
+        let stats = Stats::of(pmu, settings.machine.vcpus, &found);
+        let guest_counters = found.guest.and_then(vpmu_measure::Guest::event_counters);
+        // A guest without a PMU takes no PMIs. The figure is null, not zero.
+        let pmis = match pmu {
+            // The guest's kernel counts PMIs in the handler of a PMU that it does not have.
+            Pmu::Paravirt => found
+                .vmm
+                .and_then(|vmm| vmm.measured.as_ref())
+                .map(|span| span.pmis),
+            _ => meter.pmis,
+        };
+        let pmis = pmis.filter(|_| guest_counters.is_some());
+        let runs = u64::from(settings.runs.max(1));
+        let mean = |count: u64| (count + runs / 2) / runs;
+        let seconds = |count: u64, unit: f64| count as f64 / unit / runs as f64;
+        let all = |counts: &Option<BTreeMap<String, u64>>| Some(counts.as_ref()?.values().sum());
+        let per_pmi = |count: Option<u64>| {
+            let (count, pmis) = count.zip(pmis)?;
+            (pmis > 0).then(|| round(count as f64 / pmis as f64))
+        };
+        let means = |counts: Option<BTreeMap<String, u64>>| {
+            counts.map(|counts| {
+                let kinds = counts.into_iter();
+                kinds.map(|(kind, count)| (kind, mean(count))).collect()
+            })
+        };
+        // In this machine's own KVM, nobody counts the exits that do not reach the VMM.
+        let exits_per_pmi = per_pmi(all(&stats.exits)).filter(|_| !settings.guest.is_direct());
+        let pmu_exits_per_pmi = per_pmi(match pmu {
+            // KVM does not count them apart. The patched QEMU tells their number.
+            Pmu::Qemu => stats.pmu_exits,
+            _ if pmu.has_our_pmu() => stats.exits.as_ref().map(serving_pmu),
+            _ => None,
+        });
+        let host_operations_per_pmi = per_pmi(all(&stats.host_operations));
+        Some(Self {
+            arch: settings.machine.arch,
+            pmu,
+            policy: settings.guest.design.policy,
+            vcpus: settings.machine.vcpus,
+            cpu: settings.machine.cpu.clone(),
+            qemu: settings.qemu.map(Version::to_string),
+            guest_counters,
+            host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
+            command: settings.command.to_owned(),
+            runs: settings.runs,
+            status: meter.status,
+            real_s: seconds(meter.real_ns, 1e9),
+            user_s: seconds(meter.user_us, 1e6),
+            sys_s: seconds(meter.sys_us, 1e6),
+            samples: found.perf.as_ref().map(|perf| mean(perf.samples)),
+            lost_samples: found.perf.as_ref().and_then(lost_samples).map(mean),
+            throttled: found.perf.as_ref().map(|perf| mean(perf.throttled)),
+            max_sample_rate: found.perf.as_ref().map(|perf| perf.max_sample_rate),
+            pmis: pmis.map(mean),
+            exits: means(stats.exits),
+            exits_per_pmi,
+            pmu_exits_per_pmi,
+            host_share: stats
+                .host_share
+                .filter(|_| settings.guest.has_fair_shares(settings.machine.arch)),
+            exit_share: stats.exit_share,
+            host_operations: means(stats.host_operations),
+            host_operations_per_pmi,
+            deterministic: settings.guest.time == Time::Counted,
+            monitor: found.monitor.cloned(),
+            vmm: found.vmm.cloned(),
+            second: None,
+            host_profile: None,
+            guest_profile: found.profile,
+            traces: found.traces.into_iter().cloned().collect(),
+        })
+    }
+
+    /// Returns the exits that serve the guest's PMU, where the design is this project's.
+    pub fn pmu_exits(&self) -> Option<u64> {
+        self.exits.as_ref().map(serving_pmu)
+    }
+
+    /// Returns the design's name in a table.
+    pub fn design(&self) -> Design {
+        Design {
+            pmu: self.pmu,
+            policy: self.policy,
+        }
+    }
+
+    /// Returns user and kernel time together, seconds.
+    pub fn busy_s(&self) -> f64 {
+        self.user_s + self.sys_s
+    }
+}
+
+/// Returns the number of those exits that serve the guest's PMU.
+fn serving_pmu(exits: &BTreeMap<String, u64>) -> u64 {
+    let serving = exits.iter().filter(|(kind, _)| serves_pmu(kind));
+    serving.map(|(_, count)| count).sum()
+}
+
+/// Returns the number of lost samples. `None` when perf wrote only that samples were lost.
+fn lost_samples(perf: &Perf) -> Option<u64> {
+    (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
+}
+
+#[derive(Default)]
+pub(super) struct Found<'a> {
+    guest: Option<&'a vpmu_measure::Guest>,
+    meter: Option<&'a Meter>,
+    /// The sum over every perf.data.
+    perf: Option<Perf>,
+    /// The sum over every perf.data.
+    profile: Option<Profile>,
+    pub(super) kvm: Option<&'a Kvm>,
+    pub(super) monitor: Option<&'a Monitor>,
+    pub(super) vmm: Option<&'a Vmm>,
+    traces: Vec<&'a Trace>,
+}
+
+impl<'a> Found<'a> {
+    fn in_records(records: &'a [Record]) -> Self {
+        let mut found = Self::default();
+        for record in records {
+            match record {
+                Record::Guest(guest) => found.guest = Some(guest),
+                Record::Meter(meter) => found.meter = Some(meter),
+                Record::Perf(perf) => {
+                    let sum = found.perf.get_or_insert(Perf {
+                        max_sample_rate: perf.max_sample_rate,
+                        ..Perf::default()
+                    });
+                    sum.samples += perf.samples;
+                    sum.lost_records += perf.lost_records;
+                    sum.lost_samples += perf.lost_samples;
+                    sum.throttled += perf.throttled;
+                }
+                Record::Profile(profile) => {
+                    let sum = found.profile.get_or_insert_default();
+                    for (stack, samples) in &profile.folded {
+                        let all = sum.folded.entry(stack.clone()).or_default();
+                        *all = all.saturating_add(*samples);
+                    }
+                }
+                Record::Kvm(kvm) => found.kvm = Some(kvm),
+                Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
+                Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
+                Record::Trace(trace) => found.traces.push(trace),
+                Record::Vpmu(_) | Record::Host(_) | Record::HostProfile(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// Rounds to six digits behind the point: more would be noise of the division.
+pub(super) fn round(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
+mod second;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,339 @@
+//! One guest: constructs it, starts it, watches it to its end, and takes its figures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use super::clock::Clock;
+use super::console::Transcript;
+use super::kept::Kept;
+use super::supervise::{self, Limits, Stage, Streams};
+use super::{Lab, Outcome, SecondOutcome, Sink};
+use crate::backend::monitor::SECOND_CONSOLE;
+use crate::backend::{self, Backend, End, Parts};
+use crate::host::qemu::Version;
+use crate::image::artifacts;
+use crate::image::disk::BootDisk;
+use crate::image::job::{CONSOLE, Job, Notify, Output};
+use crate::image::module::Modules;
+use crate::image::seed;
+use crate::image::theirs;
+use crate::report::host_profile::{HostProfile, Symbols};
+use crate::report::result::{Run, Settings};
+use crate::spec::design::Pmu;
+use crate::spec::disk::Disk;
+use crate::spec::{Guest, Payload, Spec, Time, Vmm, Way, Work};
+use crate::{Error, Result};
+use vpmu_measure::Record;
+
+/// Time after which a machine that does not run counts as stopped.
+const QUIET: Duration = Duration::from_secs(20);
+
+/// Number of attempts to run a guest on a QEMU that breaks some.
+const TRIES: u32 = 5;
+
+/// Checks, before anything is downloaded, that the programs that the guests of `spec` need are
+/// present.
+///
+/// # Errors
+///
+/// When a program is missing.
+pub fn check(spec: &Spec) -> Result<()> {
+    if let Payload::Command(work) = &spec.payload {
+        artifacts::find(spec.machine.arch, artifacts::METER)?;
+        for program in &work.programs {
+            artifacts::find_beside(program)?;
+        }
+    }
+    if spec.needs_modules() {
+        Modules::check()?;
+    }
+    if spec.disk.is_some() {
+        BootDisk::check()?;
+    }
+    for guest in &spec.guests {
+        if let Way::Nested(Vmm::Theirs(vmm)) = &guest.way {
+            theirs::check_options(vmm, &spec.payload)?;
+        }
+        backend::of(&spec.machine, guest).check()?;
+    }
+    Ok(())
+}
+
+/// Boots `guest` of `spec`, runs the command, and returns the figures. Each
+/// `phase` is another moment of the kernel's ticks at which the command begins.
+///
+/// # Errors
+///
+/// When the lab or the guest fails. A command that fails is no error.
+pub fn run(
+    lab: &Lab<'_>,
+    spec: &Spec,
+    guest: &Guest,
+    phase: u32,
+    sink: Sink,
+    stage: &mut dyn FnMut(Stage),
+) -> Result<Outcome> {
+    let backend = backend::of(&spec.machine, guest);
+    let folder = lab.cache.run_dir()?;
+    let parts = parts(
+        lab,
+        spec,
+        guest,
+        backend.notify(),
+        phase,
+        sink.output,
+        folder.path(),
+    )?;
+    let mut launch = backend.construct(&parts, folder.path())?;
+    let clock = (backend.loses_interrupts())
+        .then(|| Clock::in_folder(folder.path()))
+        .flatten();
+    if let Some(clock) = &clock {
+        launch.add(clock.arguments());
+    }
+    let kept = Kept::new(spec, guest.design, &launch)?;
+
+    let has_command = matches!(spec.payload, Payload::Command(_));
+    let limits = Limits {
+        total: spec.timeout,
+        boot: has_command.then_some(spec.boot_timeout),
+        quiet: (guest.time == Time::Counted).then_some(QUIET),
+        clock,
+    };
+    let streams = Streams {
+        output: sink.to,
+        log: kept.console()?,
+        raw: !has_command,
+    };
+    let program = launch.program.display().to_string();
+    let start = Instant::now();
+    let mut boot_wall = None;
+    let ran = supervise::run(
+        launch.into_command(),
+        &program,
+        streams,
+        limits,
+        lab.cancel,
+        &mut |now| {
+            if now == Stage::Command {
+                boot_wall = Some(start.elapsed());
+            }
+            stage(now);
+        },
+    );
+    let explain = |error| match is_mended(lab.qemu.as_ref()) {
+        true => error,
+        false => backend.explain(error),
+    };
+    let transcript = ran.map_err(explain)?;
+    kept.records(&transcript.records)?;
+    let second = fs::read(folder.path().join(SECOND_CONSOLE)).ok();
+    kept.second_console(second.as_deref())?;
+    let host_profile = HostProfile::of(&transcript.records, || symbols(spec, &parts));
+    kept.host_profile(host_profile.as_ref())?;
+    let run = figures(lab.qemu.as_ref(), spec, guest, &*backend, &transcript);
+    let mut run = run.map_err(explain)?;
+    let second = second
+        .map(|console| SecondOutcome::of(console, second_work(spec, guest).as_ref()))
+        .transpose()?;
+    if let Some(run) = &mut run {
+        run.host_profile = host_profile.as_ref().map(HostProfile::folded);
+        let figures = second.as_ref().and_then(|second| second.command.as_ref());
+        run.second = figures.map(|(_, figures)| figures.clone());
+    }
+    Ok(Outcome {
+        run,
+        host_profile,
+        second,
+        monitor: (transcript.records.into_iter()).find_map(|record| match record {
+            Record::VpmuMonitor(monitor) => Some(*monitor),
+            _ => None,
+        }),
+        wall: start.elapsed(),
+        boot_wall,
+    })
+}
+
+/// Tells whether QEMU's faults are mended, so that they neither explain nor excuse a failure.
+fn is_mended(qemu: Option<&Version>) -> bool {
+    qemu.is_some_and(Version::is_mended)
+}
+
+/// Reports that a guest with this failure is tried again, and why: QEMU has faults that a later start avoids.
+///
+/// # Errors
+///
+/// Returns `error` where QEMU is not known to be the cause, or after `TRIES` attempts.
+pub fn once_more(
+    lab: &Lab<'_>,
+    spec: &Spec,
+    guest: &Guest,
+    phase: u32,
+    error: Error,
+) -> Result<&'static str> {
+    let tries = match is_mended(lab.qemu.as_ref()) {
+        true => 1,
+        false => TRIES,
+    };
+    again(tries, spec, guest, phase, error)
+}
+
+/// Decides about [`once_more`], with at most this number of attempts.
+fn again(tries: u32, spec: &Spec, guest: &Guest, phase: u32, error: Error) -> Result<&'static str> {
+    let may_hang = || {
+        let backend = backend::of(&spec.machine, guest);
+        backend.loses_interrupts() && spec.payload.own_kernel().is_none()
+    };
+    match error {
+        error if phase + 1 >= tries => Err(error),
+        Error::RepeatedInterrupt { .. } => Ok(
+            "QEMU seems to have delivered an interrupt twice, or not at all; once more, a bit later",
+        ),
+        Error::HostReset { .. } => Ok("QEMU seems to have reset the KVM host; once more"),
+        Error::Boot { .. } if may_hang() => {
+            Ok("the boot hung, as when QEMU loses an interrupt; once more, a bit later")
+        }
+        error => Err(error),
+    }
+}
+
+/// Returns the guest's parts, with its job written into `folder`.
+fn parts<'a>(
+    lab: &'a Lab<'_>,
+    spec: &'a Spec,
+    guest: &Guest,
+    notify: Notify,
+    phase: u32,
+    output: Output,
+    folder: &Path,
+) -> Result<Parts<'a>> {
+    let modules = lab
+        .modules
+        .as_ref()
+        .filter(|_| guest.design.pmu == Pmu::Paravirt)
+        .map(Modules::pmu);
+    let job = match &spec.payload {
+        Payload::Kernel { .. } | Payload::Disk => None,
+        Payload::Command(work) => {
+            let is_users = matches!(spec.disk, Some(Disk::File { .. }));
+            let job = Job {
+                arch: spec.machine.arch,
+                work,
+                modules: modules.as_slice(),
+                output,
+                console: match is_users {
+                    true => seed::CONSOLE,
+                    false => CONSOLE,
+                },
+                notify: if work.marked { Notify::Nobody } else { notify },
+                phase,
+                resets: matches!(guest.way, Way::Nested(Vmm::Theirs(_))),
+            };
+            let archive = job.archive()?;
+            let path = folder.join("job");
+            match is_users {
+                true => seed::write(&archive, &path)?,
+                false => archive.write_file(&path)?,
+            }
+            Some(path)
+        }
+    };
+    Ok(Parts {
+        payload: &spec.payload,
+        images: lab.images.as_ref(),
+        kernel: lab.modules.as_ref().map(Modules::kernel),
+        disk: lab.disk.as_ref(),
+        job,
+        second_job: second_job(spec, guest, phase, folder)?,
+        append: spec.append.as_deref(),
+        phase,
+    })
+}
+
+/// Writes the job of the guest beside `guest` into `folder`, where there is one that runs a command.
+fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<Option<PathBuf>> {
+    let Some(work) = second_work(spec, guest) else {
+        return Ok(None);
+    };
+    let job = Job {
+        arch: spec.machine.arch,
+        work: &work,
+        modules: &[],
+        output: Output::Stream,
+        console: CONSOLE,
+        notify: Notify::Nobody,
+        phase,
+        resets: false,
+    };
+    let path = folder.join("second-job.cpio");
+    job.archive()?.write_file(&path)?;
+    Ok(Some(path))
+}
+
+fn second_work(spec: &Spec, guest: &Guest) -> Option<Work> {
+    guest.way.second()?.work(&spec.payload)
+}
+
+/// Returns the names of the kernel's functions and of the workload's, which runs at fixed addresses.
+fn symbols(spec: &Spec, parts: &Parts<'_>) -> Symbols {
+    let arch = spec.machine.arch;
+    let read = |path: PathBuf| fs::read(path).ok();
+    let kernel = parts.boot_kernel(arch).ok();
+    let program = artifacts::find(arch, artifacts::WORKLOAD).ok();
+    Symbols::new(
+        &kernel.and_then(read).unwrap_or_default(),
+        &program.and_then(read).unwrap_or_default(),
+    )
+}
+
+/// Returns the figures of a guest that came to a good end.
+fn figures(
+    qemu: Option<&Version>,
+    spec: &Spec,
+    guest: &Guest,
+    backend: &dyn Backend,
+    transcript: &Transcript,
+) -> Result<Option<Run>> {
+    let stuck = |record: &Record| matches!(record, Record::Host(host) if host.stuck);
+    if transcript.records.iter().any(stuck) {
+        return Err(Error::Stuck {
+            console: transcript.last_lines(),
+        });
+    }
+    let bad_end = supervise::ended_badly(transcript);
+    let end = backend.end(&transcript.records);
+    let has_meter = |record: &Record| matches!(record, Record::Meter(_));
+    let complete = match spec.payload {
+        Payload::Command(_) => transcript.ended && transcript.records.iter().any(has_meter),
+        Payload::Kernel { .. } | Payload::Disk => bad_end.is_none() && end == End::PoweredOff,
+    };
+    if !complete {
+        return Err(bad_end.unwrap_or_else(|| silent_end(end, transcript)));
+    }
+    let Payload::Command(work) = &spec.payload else {
+        return Ok(None);
+    };
+    let settings = Settings {
+        qemu,
+        machine: &spec.machine,
+        guest,
+        runs: work.runs,
+        command: work.command.as_line(),
+    };
+    Ok(Run::from_records(&settings, &transcript.records))
+}
+
+/// Returns the error for a guest that ended without figures and without a complaint.
+fn silent_end(end: End, transcript: &Transcript) -> Error {
+    let console = transcript.last_lines();
+    let how = match end {
+        End::HostReset => return Error::HostReset { console },
+        End::VmmFailed { vmm, status } => format!("{vmm} ended with status {status}"),
+        End::PoweredOff => "it powered off or was reset".to_owned(),
+    };
+    Error::NoReport { how, console }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Runs of guests: under supervision, with retries, several side by side.
+
+mod activity;
+pub(crate) mod clock;
+pub mod compare;
+pub mod console;
+mod guest;
+mod kept;
+mod second;
+pub mod selftest;
+pub mod supervise;
+
+use std::io::Write;
+use std::time::Duration;
+
+pub use guest::{check, once_more, run};
+pub use second::SecondOutcome;
+
+use crate::Result;
+use crate::host::cancel::Cancel;
+use crate::host::progress::Progress;
+use crate::host::qemu::Version;
+use crate::image::cache::Cache;
+use crate::image::disk::BootDisk;
+use crate::image::images::Images;
+use crate::image::job::Output;
+use crate::image::module::{Kernel, Modules};
+use crate::report::host_profile::HostProfile;
+use crate::report::result::Run;
+use crate::spec::Spec;
+use vpmu_measure::Monitor;
+
+/// The resources that runs of guests share.
+#[derive(Debug)]
+pub struct Lab<'a> {
+    /// The version of the QEMU that runs the guests; `None` when this machine's own KVM runs them.
+    pub qemu: Option<Version>,
+    /// The folder in which files are kept.
+    pub cache: &'a Cache,
+    /// Images of Debian packages; `None` when they are not needed.
+    pub images: Option<Images>,
+    /// This project's modules for guests, with their kernel; `None` when no guest has one.
+    pub modules: Option<Modules>,
+    /// The disk that guests boot from; `None` when the lab loads their kernel.
+    pub disk: Option<BootDisk>,
+    /// The user's wish to stop.
+    pub cancel: &'a Cancel,
+    /// The display of progress for the user.
+    pub progress: &'a Progress,
+}
+
+impl<'a> Lab<'a> {
+    /// Downloads packages and makes images, as far as `spec` needs them and they are missing.
+    ///
+    /// # Errors
+    ///
+    /// When packages cannot be downloaded or lack something, or QEMU is missing.
+    pub fn prepare(
+        spec: &Spec,
+        cache: &'a Cache,
+        cancel: &'a Cancel,
+        progress: &'a Progress,
+    ) -> Result<Self> {
+        let images = spec
+            .needs_images()
+            .then(|| Images::prepare(cache, spec.machine.arch, cancel, progress))
+            .transpose()?;
+        let modules = spec
+            .needs_modules()
+            .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
+            .transpose()?;
+        let disk = (spec.disk.as_ref().zip(images.as_ref()))
+            .map(|(disk, images)| BootDisk::prepare(disk, images, cache, cancel, progress))
+            .transpose()?;
+        Ok(Self {
+            qemu: spec.qemu()?,
+            cache,
+            images,
+            modules,
+            disk,
+            cancel,
+            progress,
+        })
+    }
+}
+
+/// The treatment of the command's output.
+pub struct Sink {
+    /// Whether the output is kept until the command is over.
+    pub output: Output,
+    /// Where the output goes.
+    pub to: Box<dyn Write + Send>,
+}
+
+/// The result of one guest.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The figures; `None` when no command ran.
+    pub run: Option<Run>,
+    /// The monitor's report, when there is a monitor.
+    pub monitor: Option<Monitor>,
+    /// The profile that the monitor took of the guest, where one was asked for.
+    pub host_profile: Option<HostProfile>,
+    /// The result of the guest beside it, where there was one.
+    pub second: Option<SecondOutcome>,
+    /// Wall-clock time of the whole.
+    pub wall: Duration,
+    /// Wall-clock time until the command began.
+    pub boot_wall: Option<Duration>,
+}

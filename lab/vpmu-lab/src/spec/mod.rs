@@ -1,0 +1,365 @@
+//! The work to run, and the machine to run it on.
+//!
+//! A [`Request`] is the wish of a user or a bench. [`Request::check`] turns it into a [`Spec`],
+//! which decides every fact that follows from others: how each design's guest runs ([`Way`]), and
+//! in whose time ([`Time`]).
+
+pub mod arch;
+pub mod command;
+pub mod design;
+pub mod disk;
+pub mod profile;
+mod request;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use profile::ProfileRequest;
+pub use request::Request;
+use vpmu_measure::Disturb;
+
+use crate::Result;
+use crate::host::qemu::{Qemu, Version};
+use arch::Arch;
+use command::Command;
+use design::{Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
+use disk::Disk;
+
+/// The machine that a guest runs on; for a nested guest, the guest itself.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The processors' architecture.
+    pub arch: Arch,
+    /// The number of processors.
+    pub vcpus: u32,
+    /// Memory, MiB.
+    pub memory: u32,
+    /// QEMU's name of the processor's model, with options behind commas;
+    /// `None` for the model with everything QEMU has.
+    pub cpu: Option<String>,
+    /// Real time instead of counted instructions.
+    pub realtime: bool,
+    /// The QEMU that emulates the machine.
+    pub qemu: Qemu,
+    /// More options for QEMU.
+    pub qemu_args: Vec<String>,
+}
+
+/// A checked request.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// The machine.
+    pub machine: Machine,
+    /// The payload that runs on the machine.
+    pub payload: Payload,
+    /// The disk that the guests boot from; without a disk the lab loads their kernel.
+    pub disk: Option<Disk>,
+    /// More words for the guest's kernel command line.
+    pub append: Option<String>,
+    /// One guest for each design, in the order asked for.
+    pub guests: Vec<Guest>,
+    /// Wall-clock limit for one guest.
+    pub timeout: Duration,
+    /// Wall-clock limit for its boot.
+    pub boot_timeout: Duration,
+    /// The folder for logs, with a folder for each design.
+    pub keep: Option<PathBuf>,
+}
+
+/// The payload of a guest.
+#[derive(Debug, Clone)]
+pub enum Payload {
+    /// A command, in a small Debian system.
+    Command(Work),
+    /// The user's kernel by itself, until it powers off.
+    Kernel {
+        /// The kernel's file.
+        kernel: PathBuf,
+        /// Its initrd, if it wants one.
+        initrd: Option<PathBuf>,
+    },
+    /// The system on the user's own disk, until it powers off.
+    Disk,
+}
+
+impl Payload {
+    /// Returns the user's kernel, where there is one.
+    pub fn own_kernel(&self) -> Option<&Path> {
+        match self {
+            Self::Command(work) => work.kernel.as_deref(),
+            Self::Kernel { kernel, .. } => Some(kernel),
+            Self::Disk => None,
+        }
+    }
+}
+
+/// A command and its surroundings.
+#[derive(Debug, Clone)]
+pub struct Work {
+    /// The command.
+    pub command: Command,
+    /// Number of runs of the command, 1 to 100. Times and counts are means.
+    pub runs: u32,
+    /// A kernel instead of Debian's.
+    pub kernel: Option<PathBuf>,
+    /// Files for `/root`.
+    pub add: Vec<PathBuf>,
+    /// Names of programs that stand beside `vpmu` and that the command calls.
+    pub programs: Vec<&'static str>,
+    /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
+    /// some rest behind it. The KVM host then counts by tracepoints.
+    pub marked: bool,
+    /// Whether the guest tells the profile in each `perf.data` that the command leaves behind.
+    pub profile: bool,
+}
+
+impl Work {
+    /// Returns the work of this command alone, which runs once.
+    pub fn new(command: Command) -> Self {
+        Self {
+            command,
+            runs: 1,
+            kernel: None,
+            add: Vec::new(),
+            programs: Vec::new(),
+            marked: false,
+            profile: false,
+        }
+    }
+}
+
+/// A guest under one design.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guest {
+    /// The design.
+    pub design: Design,
+    /// The way to run the guest.
+    pub way: Way,
+    /// The unit of the guest's clock.
+    pub time: Time,
+}
+
+/// The ways to run a guest, each with the options that only this way has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Way {
+    /// Runs directly on the machine that QEMU emulates.
+    Native,
+    /// Runs on this project's monitor, on that machine.
+    Monitor {
+        /// Counters that the monitor keeps, where that is a choice.
+        host_counters: Option<u32>,
+        /// The profile that the monitor takes of its guest.
+        profile: Option<ProfileRequest>,
+        /// A second guest, which shares the first processor.
+        second: Option<SecondRequest>,
+    },
+    /// Runs in a stock KVM host on that machine, under this VMM.
+    Nested(Vmm),
+    /// Runs in this machine's own KVM, under this project's VMM.
+    Direct(OurVmm),
+}
+
+impl Way {
+    /// Tells whether something beside the guest's own payload is of Debian packages.
+    fn needs_images(&self) -> bool {
+        match self {
+            Self::Nested(_) => true,
+            Self::Monitor { second, .. } => second
+                .as_ref()
+                .is_some_and(|second| second.payload == SecondPayload::Linux),
+            Self::Native | Self::Direct(_) => false,
+        }
+    }
+
+    /// Returns the guest beside the one that is measured.
+    pub fn second(&self) -> Option<&SecondRequest> {
+        match self {
+            Self::Monitor { second, .. } => second.as_ref(),
+            Self::Native | Self::Nested(_) | Self::Direct(_) => None,
+        }
+    }
+}
+
+/// A guest beside the one that is measured, on the same processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecondRequest {
+    /// What it runs.
+    pub payload: SecondPayload,
+    /// The command in the lab's Linux; `None`: the first guest's.
+    pub command: Option<Command>,
+    /// Its command line; words beside the lab's own for the lab's Linux.
+    pub append: String,
+    /// Its memory, MiB; `None`: as much as its payload wants.
+    pub memory: Option<u32>,
+    /// Microseconds of a turn; `None`: the monitor's default.
+    pub slice: Option<u32>,
+    /// Whether the PMU's registers change hands at each switch, needed or not.
+    pub eager: bool,
+}
+
+/// The payload of a second guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SecondPayload {
+    /// A program of the user's.
+    Image {
+        /// Its file: an arm64 `Image` or a raw binary.
+        image: PathBuf,
+        /// Its initrd, if it wants one.
+        initrd: Option<PathBuf>,
+    },
+    /// The lab's Linux, which runs a command.
+    Linux,
+}
+
+/// Memory of a second guest that is the lab's Linux, MiB.
+const SECOND_LINUX_MEMORY: u32 = 384;
+
+impl SecondRequest {
+    /// Returns the guest's memory, MiB; `None`: the monitor's default.
+    pub fn memory(&self) -> Option<u32> {
+        let is_linux = self.payload == SecondPayload::Linux;
+        self.memory.or(is_linux.then_some(SECOND_LINUX_MEMORY))
+    }
+
+    /// Returns the work of a guest that runs a command beside a first guest with `payload`.
+    pub fn work(&self, payload: &Payload) -> Option<Work> {
+        if self.payload != SecondPayload::Linux {
+            return None;
+        }
+        let first = match payload {
+            Payload::Command(work) => Some(work),
+            Payload::Kernel { .. } | Payload::Disk => None,
+        };
+        let command = self.command.as_ref();
+        let command = command.or_else(|| first.map(|work| &work.command))?;
+        Some(Work {
+            add: first.map(|work| work.add.clone()).unwrap_or_default(),
+            ..Work::new(command.clone())
+        })
+    }
+}
+
+/// A VMM on stock KVM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Vmm {
+    /// QEMU, from the host's packages.
+    Stock,
+    /// The same under `vpmu exec`. The options are QEMU's.
+    Exec(OurVmm),
+    /// A QEMU that embeds the PMU. The options are QEMU's.
+    Patched(OurVmm),
+    /// This project's VMM.
+    Ours(OurVmm),
+    /// The user's.
+    Theirs(TheirVmm),
+}
+
+/// A VMM that the user gives as a file of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TheirVmm {
+    /// The program.
+    pub file: PathBuf,
+    /// Its options, with placeholders for what the guest boots.
+    pub options: Vec<String>,
+    /// Files that it reads.
+    pub files: Vec<PathBuf>,
+    /// The PMU that `vpmu exec` gives its guests; `None`: the program runs by itself.
+    pub exec: Option<OurVmm>,
+}
+
+/// The configuration of this project's x86 VMM, or of the PMU that `vpmu exec` gives another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OurVmm {
+    /// The treatment of a host event that the guest does not use.
+    pub policy: Policy,
+    /// Whether the guest's PMU is paravirtual. The guest then has the driver.
+    pub paravirtual: bool,
+    /// The vendor's model of the guest's PMU.
+    pub model: Model,
+    /// The version of Intel's PMU; `None`: the VMM's default.
+    pub perfmon: Option<u8>,
+    /// The way in which the guest's PEBS records are made.
+    pub pebs: Pebs,
+    /// The last branch records that the guest has.
+    pub lbr: Lbr,
+    /// The time that counts where a clock does.
+    pub freeze: Freeze,
+    /// The user's options.
+    pub options: Vec<String>,
+}
+
+/// The unit of a guest's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// Instructions: repeated runs give the same figures.
+    Counted,
+    /// Real time.
+    Real,
+}
+
+impl Spec {
+    /// Asks the QEMU of the spec's guests for its version; `None` where this machine's own KVM runs them all.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU is missing, or does not say what QEMU says.
+    pub fn qemu(&self) -> Result<Option<Version>> {
+        let mut guests = self.guests.iter();
+        let emulated = guests.any(|guest| !guest.is_direct());
+        emulated
+            .then(|| self.machine.qemu.version(&self.machine.arch.qemu()))
+            .transpose()
+    }
+
+    /// Tells whether Debian packages are needed.
+    pub fn needs_images(&self) -> bool {
+        matches!(self.payload, Payload::Command(_))
+            || self.disk.is_some()
+            || (self.guests.iter()).any(|guest| guest.way.needs_images())
+    }
+}
+
+impl Spec {
+    /// Tells whether a guest has a Linux module of this project. All guests then have the kernel
+    /// for which these modules are built.
+    pub fn needs_modules(&self) -> bool {
+        (self.guests.iter()).any(|guest| guest.design.pmu == Pmu::Paravirt)
+    }
+}
+
+impl Guest {
+    /// Tells whether this machine's own KVM runs the guest. Other work of this
+    /// machine is then in the machine's statistics, too.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.way, Way::Direct(_))
+    }
+
+    /// Tells whether a KVM host's statistics give its share of time fairly.
+    ///
+    /// A host ticks as often as its guest. The host would see the same moment of the guest's tick
+    /// each time, so its clock is made a little fast. The exception is stock QEMU for x86 with
+    /// counted instructions. There a guest without a PMU samples by timers, and a host's tick that
+    /// comes while the guest's kernel handles a timer makes QEMU 10.0 deliver that interrupt twice.
+    pub fn has_fair_shares(&self, arch: Arch) -> bool {
+        // Nobody knows whether the guest of a user's VMM has a PMU.
+        let is_stock = matches!(self.design.pmu, Pmu::Kvm | Pmu::Vmm);
+        !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)
+    }
+}
+
+impl OurVmm {
+    /// Tells whether the guest may ask to be saved and then goes on in another process.
+    pub fn saves(&self) -> bool {
+        self.options.iter().any(|word| word.starts_with("--save"))
+    }
+
+    /// Tells whether the KVM host moves, takes back or resets the guest while it measures.
+    pub fn is_disturbed(&self) -> bool {
+        self.options.iter().any(|word| disturbance(word).is_some())
+    }
+}
+
+/// Returns what happens to a guest while it measures, if this option of the patched QEMU's says so. QEMU does not see it.
+pub fn disturbance(option: &str) -> Option<Disturb> {
+    Disturb::parse(option.strip_prefix("--disturb=")?)
+}
