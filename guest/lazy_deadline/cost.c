@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * What writes cost on this host, and so from which share of avoided ones a slot
- * pays (vpmu's docs/lazy-deadline-cost.md).
+ * pays (vpmu's docs/how/lazy-deadline.md).
  *
  * KVM may serve a write of IA32_TSC_DEADLINE on its fast path, without leaving
  * the run loop. One of the slot's register leaves to the VMM. The guest measures

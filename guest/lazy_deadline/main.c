@@ -16,7 +16,7 @@
  *		little to pay, IA32_TSC_DEADLINE is written until it does.
  * plain:	writes what the stock driver writes, and measures.
  *
- * The protocol, and why it loses no deadline: vpmu's docs/lazy-deadline.md.
+ * The protocol, and why it loses no deadline: vpmu's docs/how/lazy-deadline.md.
  *
  * For Linux 6.1 to 7.3. From 7.1 on the core writes IA32_TSC_DEADLINE itself
  * where a device is coupled to the TSC: this module uncouples it.

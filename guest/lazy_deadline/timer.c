@@ -2,7 +2,7 @@
 /*
  * The clock event device of each CPU, taken over and given back, and what is
  * written for a deadline. lazy_guest_only() and lazy_paravirtual() are the guest
- * halves of vpmu's docs/lazy-deadline.md, line by line.
+ * halves of vpmu's docs/how/lazy-deadline.md, line by line.
  *
  * The device's functions are called on its own CPU with interrupts off, so the
  * state of a CPU needs no lock. It is also taken over and given back there, with

@@ -9,7 +9,7 @@
  *
  * It stands in for the processor's own PMU ("cpu") where the guest was given
  * none, so that perf works as it is. The protocol: vpmu's
- * docs/paravirtual-pmu.md.
+ * docs/how/paravirtual-pmu.md.
  */
 
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * What a vCPU and its host share: vpmu's docs/paravirtual-pmu.md. A word has one
+ * What a vCPU and its host share: vpmu's docs/how/paravirtual-pmu.md. A word has one
  * writer.
  */
 #ifndef VPMU_PMU_PAGE_H

@@ -53,7 +53,7 @@
 //! this value while the 0 stands. (A guest that asks for the same value anew has stored it anew.)
 //!
 //! The model checker tries these three for every interleaving that the memory model permits;
-//! `docs/lazy-deadline.md` has the method, and the guest's half in C.
+//! `docs/how/lazy-deadline.md` has the method, and the guest's half in C.
 //!
 //! # The host does not trust the slot
 //!

@@ -159,14 +159,14 @@ fn set_intel(cpuid: &mut Vec<CpuidEntry>, capability: &intel::Capability, tsc_kh
 }
 
 /// Says that the guest has the registers of the lazy deadline: leaves 40000100H and 40000101H
-/// (docs/lazy-deadline.md).
+/// (docs/how/lazy-deadline.md).
 pub(crate) fn set_deadline(cpuid: &mut Vec<CpuidEntry>) {
     const DEADLINE: u32 = 1 << 0;
     offer(cpuid, DEADLINE, None);
 }
 
 /// Says that the guest has the registers of the paravirtual PMU: leaves 40000100H to 40000102H
-/// (docs/paravirtual-pmu.md).
+/// (docs/how/paravirtual-pmu.md).
 pub(crate) fn set_paravirtual(cpuid: &mut Vec<CpuidEntry>, pmu: &Offer) {
     const PMU: u32 = 1 << 1;
     offer(cpuid, PMU, Some(pmu.leaf()));

@@ -9,7 +9,7 @@
 //! - permission to use perf: CAP_PERFMON, or `/proc/sys/kernel/perf_event_paranoid` of 1 or less.
 //!
 //! The VMM's binding to KVM does not matter: descriptors are taken as [`AsRawFd`](std::os::fd::AsRawFd), everything else is
-//! plain. No call is unsafe. `docs/embedding.md` has the rules that a VMM with jails, snapshots and pauses needs.
+//! plain. No call is unsafe. `docs/embed/embedding.md` has the rules that a VMM with jails, snapshots and pauses needs.
 //!
 //! # In a VMM of your own
 //!
@@ -130,5 +130,5 @@ pub use vpmu_perf::{Backing, Flag, GuestsOnly, KICKED, Kick, PerfError, Vendor, 
 
 /// The guide's code, compiled.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/embedding-example.md")]
+#[doc = include_str!("../../../docs/embed/embedding-example.md")]
 struct EmbeddingGuide;

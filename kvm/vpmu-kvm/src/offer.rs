@@ -33,7 +33,7 @@ const HARDWARE_COUNTERS: u8 = 4;
 pub struct Offer {
     /// The PMU. `None`: the guest has none, and nothing is asked of perf.
     pub pmu: Option<Pmu>,
-    /// Whether the guest has the registers of the lazy TSC deadline (docs/lazy-deadline.md).
+    /// Whether the guest has the registers of the lazy TSC deadline (docs/how/lazy-deadline.md).
     pub deadline: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Offer {
 pub enum Pmu {
     /// Intel's or AMD's, for stock guests.
     Architectural(Capability),
-    /// The paravirtual PMU, for guests with its driver (docs/paravirtual-pmu.md).
+    /// The paravirtual PMU, for guests with its driver (docs/how/paravirtual-pmu.md).
     Paravirtual(paravirt::Offer),
 }
 

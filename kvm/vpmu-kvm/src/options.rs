@@ -21,11 +21,11 @@ pub enum Model {
     Intel {
         /// The version of architectural performance monitoring. A sample costs a guest as much with each version.
         version: Perfmon,
-        /// Whether the guest has PEBS: see docs/pebs.md for when that is better.
+        /// Whether the guest has PEBS: see docs/how/pebs.md for when that is better.
         pebs: bool,
     },
     /// AMD's core performance counters, on hosts of AMD's. The guest keeps the host's processor. With PerfMonV2 a
-    /// sample takes more exits, and switching many counters at once takes fewer (docs/amd.md).
+    /// sample takes more exits, and switching many counters at once takes fewer (docs/how/amd.md).
     Amd(amd::Interface),
     /// The paravirtual PMU, for guests with its driver. No guest finds an architectural PMU beside it.
     Paravirtual,
@@ -128,7 +128,7 @@ pub struct Options {
     pub pebs: Pebs,
     /// Whether PEBS records may be late.
     pub skid: Skid,
-    /// The last branch records that the guest is offered (docs/lbr.md). They need this crate's feature `lbr`, and for the
+    /// The last branch records that the guest is offered (docs/how/lbr.md). They need this crate's feature `lbr`, and for the
     /// guest Intel's PMU of version 4 or 5, or AMD's PerfMonV2.
     pub lbr: Lbr,
     /// The way in which the guest is followed for them.

@@ -1,4 +1,4 @@
-//! The library that `vpmu exec` puts into a VMM that nobody changes (docs/qemu-pmu.md).
+//! The library that `vpmu exec` puts into a VMM that nobody changes (docs/use/qemu-pmu.md).
 //!
 //! The dynamic linker takes `ioctl` and `close` from here first. A VM gets the PMU's MSR filter when it is made, each of its
 //! vCPUs a [`vpmu_kvm::Vcpu`] when it is made, and each KVM_RUN is repeated here as long as its exits are the PMU's. The

@@ -1,5 +1,5 @@
 //! Keeps QEMU from saving its guest or taking it elsewhere: its streams have neither AMD's counters nor the places in the
-//! guest's code by which RDPMC comes here (docs/rdpmc.md), and the guest would die of the first.
+//! guest's code by which RDPMC comes here (docs/how/rdpmc.md), and the guest would die of the first.
 //!
 //! QEMU has a list of reasons for that, which its modules reach by exported functions.
 

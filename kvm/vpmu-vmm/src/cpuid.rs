@@ -1,7 +1,7 @@
 //! The guest's processor: KVM's supported features, one processor in each package, and the changes for its PMU.
 //!
 //! The paravirtual end of interrupt is not offered to any guest: without an exit at a handler's begin, QEMU's
-//! repeated interrupt (docs/qemu.md) ends most nested guests.
+//! repeated interrupt (docs/figures/qemu.md) ends most nested guests.
 
 use kvm_bindings::CpuId;
 use vpmu_kvm::{CpuidEntry, CpuidLeaf, Offer};

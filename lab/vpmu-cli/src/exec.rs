@@ -28,8 +28,8 @@ Needs: /dev/kvm; CAP_PERFMON, or kernel.perf_event_paranoid of 1 or less; QEMU w
 
 Not reached: static programs, those that call the kernel past the C library, and those that run with more rights than \
 their user (setuid, file capabilities): they are refused. QEMU's -sandbox on works; a stricter seccomp filter must allow \
-what docs/seccomp.md lists. Migration, savevm and libvirt's managed save are refused by QEMU, which would lose the PMU's \
-state. Children of the program are not reached. More in docs/qemu-pmu.md.
+what docs/embed/seccomp.md lists. Migration, savevm and libvirt's managed save are refused by QEMU, which would lose the PMU's \
+state. Children of the program are not reached. More in docs/use/qemu-pmu.md.
 
 Exit status: the program's own; 125 when vpmu refuses or fails, 2 for a wrong command line.";
 

@@ -19,7 +19,7 @@ pub(crate) struct Offer {
     /// Whether the guest has PEBS, and how its records are made: off, exit, ring or auto (x86_64, emulated with Intel's model)
     ///
     /// exit: at each overflow, by an exit. ring: the host's kernel samples the guest into its ring buffer, where the guest's
-    /// records need no registers. auto: as ring where the host can do that, else as exit. docs/pebs.md says when PEBS is
+    /// records need no registers. auto: as ring where the host can do that, else as exit. docs/how/pebs.md says when PEBS is
     /// worth its price.
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = pebs)]
     pebs: Pebs,

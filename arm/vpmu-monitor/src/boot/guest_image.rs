@@ -37,7 +37,7 @@ pub struct Placement {
 pub enum ImageError {
     /// Nothing was appended.
     #[error(
-        "no guest is appended to the monitor; build the boot file with `vpmu run`, or see docs/monitor.md"
+        "no guest is appended to the monitor; build the boot file with `vpmu run`, or see docs/use/monitor.md"
     )]
     Missing,
     /// The length says less than a header or the file is cut short.

@@ -1,7 +1,7 @@
 //! Whether the paravirtual mode pays: below a share of avoided writes it does not.
 //!
 //! A write of the host's register may cost more than one of IA32_TSC_DEADLINE, which many hosts serve without leaving the
-//! kernel. `docs/lazy-deadline-cost.md` has the share of avoided writes from which the mode pays. A guest learns its
+//! kernel. `docs/how/lazy-deadline.md` has the share of avoided writes from which the mode pays. A guest learns its
 //! share from its own deadlines, whichever register they are written to: what the shared slot would have avoided follows
 //! from the deadlines and the clock alone.
 

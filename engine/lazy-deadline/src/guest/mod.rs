@@ -1,7 +1,7 @@
 //! The guest's halves: what a clock event driver does in place of a write to IA32_TSC_DEADLINE.
 //!
 //! Each CPU has its own half, used on that CPU with interrupts off. The halves are written so that a driver in another
-//! language can be transcribed from them line by line: `docs/lazy-deadline.md` has the same steps in C.
+//! language can be transcribed from them line by line: `docs/how/lazy-deadline.md` has the same steps in C.
 
 mod break_even;
 mod guest_only;

@@ -25,7 +25,7 @@
 //! that is `seq`, the next interrupt is due; else one is on its way. The guest's handler writes `seq` into `ack`,
 //! has a full barrier, and then reads the overflows. Either the handler sees the overflow or the host its `ack`.
 //!
-//! The whole protocol, for drivers of other systems: `docs/paravirtual-pmu.md`.
+//! The whole protocol, for drivers of other systems: `docs/how/paravirtual-pmu.md`.
 
 mod counters;
 mod device;

@@ -14,7 +14,7 @@
 //! A guest whose handler is not of a known form is told that it has no PMU: its accesses to the PMU's registers are #GP.
 //!
 //! A guest chooses its IDT, its page tables, its code and its stack, and may ring the port at any moment. It reads and
-//! changes its own RAM thereby, through its own page tables, and nothing else. docs/rdpmc.md has the whole argument.
+//! changes its own RAM thereby, through its own page tables, and nothing else. docs/how/rdpmc.md has the whole argument.
 
 mod code;
 mod entry;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 #[test]
 fn the_integration_is_as_short_and_safe_as_it_says() {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/embedding-example.md");
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/embed/embedding-example.md");
     let Ok(guide) = fs::read_to_string(&guide) else {
         eprintln!(
             "skipped: no {}: this is not the repository",

@@ -80,7 +80,7 @@ fn host_and_guest_profile_the_same_program_at_once() {
         };
         assert!(stacks.keys().any(named), "{folded}");
     } else {
-        println!("this QEMU does not keep host counters apart: see docs/partition-probe.md");
+        println!("this QEMU does not keep host counters apart: see docs/how/partitioned-pmu.md");
     }
 }
 
@@ -146,7 +146,7 @@ fn a_guest_without_a_pmu_is_sampled() {
                 .filter_map(|record| record.get("vpmu-monitor"));
             if monitors.next().unwrap()["isolation"]["partition"] != true {
                 println!(
-                    "this QEMU does not keep host counters apart: see docs/partition-probe.md"
+                    "this QEMU does not keep host counters apart: see docs/how/partitioned-pmu.md"
                 );
                 continue;
             }

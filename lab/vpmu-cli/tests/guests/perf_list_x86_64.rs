@@ -73,7 +73,7 @@ fn no_event_of_intels_is_zero() {
     assert_eq!(listed.lost, 0);
 }
 
-/// Nothing that CPUID says takes an event away from Linux's driver (docs/amd.md). Each event that reads zero is a loss that
+/// Nothing that CPUID says takes an event away from Linux's driver (docs/how/amd.md). Each event that reads zero is a loss that
 /// the statistics count.
 #[test]
 #[ignore = "long: script/test --long"]

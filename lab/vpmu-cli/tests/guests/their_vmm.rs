@@ -93,7 +93,7 @@ fn a_command_runs_on_a_vmm_that_the_lab_does_not_know() {
 fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
     let _turn = turn(1);
     let Some(lkvm) = std::env::var_os("VPMU_LKVM") else {
-        eprintln!("skipped: VPMU_LKVM names no program (docs/vmm.md says how to build kvmtool)");
+        eprintln!("skipped: VPMU_LKVM names no program (docs/embed/vmm.md says how to build kvmtool)");
         return;
     };
     let words = [
@@ -144,7 +144,7 @@ fn firecracker_gives_its_guests_a_pmu() {
     let _turn = turn(1);
     let Some(firecracker) = std::env::var_os("VPMU_FIRECRACKER") else {
         eprintln!(
-            "skipped: VPMU_FIRECRACKER names no program (docs/vmm.md: Firecracker with a PMU)"
+            "skipped: VPMU_FIRECRACKER names no program (docs/embed/vmm.md: Firecracker with a PMU)"
         );
         return;
     };

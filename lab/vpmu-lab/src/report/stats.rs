@@ -141,7 +141,7 @@ fn kvm_host_share(begin: &Snapshot, end: &Snapshot) -> Option<f64> {
     (all > 0).then(|| round(host as f64 / all as f64))
 }
 
-/// Page and doorbell of the paravirtual PMU (docs/paravirtual-pmu.md).
+/// Page and doorbell of the paravirtual PMU (docs/how/paravirtual-pmu.md).
 const PARAVIRTUAL: [u32; 2] = [0x4b56_4d58, 0x4b56_4d59];
 
 /// Tells whether an exit of this kind, as the monitor and vpmu-vmm name it, serves the guest's PMU.

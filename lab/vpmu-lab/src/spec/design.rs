@@ -96,7 +96,7 @@ impl FromStr for Pmu {
 }
 
 /// The treatment of the host's event behind a guest's counter while the guest does not count with
-/// that counter (`docs/event-life-cycle.md`).
+/// that counter (`docs/how/event-life-cycle.md`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {

@@ -9,7 +9,7 @@
 //! none says who has overflowed: a handler reads each counter, and writes it to begin anew. That is two exits for a
 //! sample where Intel's handler takes seven. PerfMonV2 has the global registers, and a handler of Linux's uses
 //! them all. So the older interface is the cheaper one under a hypervisor, unless a guest switches many counters
-//! at once (docs/amd.md has figures).
+//! at once (docs/how/amd.md has figures).
 //!
 //! AMD's PMU differs from Intel's: reserved bits are ignored and never fault; event selects have 12 bits; there are no
 //! fixed counters; no register says which events exist.

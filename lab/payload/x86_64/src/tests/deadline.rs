@@ -1,5 +1,5 @@
 //! The lazy TSC deadline, where the VMM offers it. It keeps time with the vCPU's TSC, whatever
-//! value the guest has given the TSC. docs/lazy-deadline.md has the registers and the slot.
+//! value the guest has given the TSC. docs/how/lazy-deadline.md has the registers and the slot.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};

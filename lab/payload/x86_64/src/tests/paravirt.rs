@@ -1,5 +1,5 @@
 //! The paravirtual PMU, where the VMM offers it in place of an architectural one:
-//! docs/paravirtual-pmu.md has the registers and the page.
+//! docs/how/paravirtual-pmu.md has the registers and the page.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 

@@ -20,11 +20,11 @@ pub(super) const TESTS: &[Test] = &[
     ("user.msrs", user_msrs),
 ];
 
-/// KVM completes RDPMC itself and has no PMU. A VMM that rewrites kernels at load has only theirs: docs/rdpmc.md.
+/// KVM completes RDPMC itself and has no PMU. A VMM that rewrites kernels at load has only theirs: docs/how/rdpmc.md.
 const USER_RDPMC: Deviation =
     Deviation("RDPMC of ring 3 is not the VMM's to complete: #GP also with CR4.PCE");
 
-/// An RDPMC that has faulted once is an RDMSR: docs/rdpmc.md.
+/// An RDPMC that has faulted once is an RDMSR: docs/how/rdpmc.md.
 const REWRITTEN: Deviation =
     Deviation("a rewritten RDPMC of a counter that does not exist reads the MSR of its number");
 const RCX: Deviation = Deviation(

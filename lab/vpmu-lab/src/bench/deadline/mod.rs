@@ -128,7 +128,7 @@ impl Workload {
 }
 
 /// The workloads of each boot. More in one boot would run into QEMU's repeated
-/// interrupt (docs/qemu.md). The published workload, which has few interrupts,
+/// interrupt (docs/figures/qemu.md). The published workload, which has few interrupts,
 /// runs in several boots.
 const BOOTS: [&[Workload]; 4] = [
     &[Workload::RequestResponse],
