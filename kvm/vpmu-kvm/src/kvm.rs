@@ -140,7 +140,7 @@ impl OnKvm {
                 };
                 self.run.complete_msr(outcome)
             }
-            Returned::Out(RDPMC_PORT) => self.rdpmc(parts),
+            Returned::Out(RDPMC_PORT) => self.rdpmc(parts)?,
             Returned::Out(rdpmc::ENTRY_PORT) => match &self.rdpmc {
                 Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, parts)?,
                 None => false,
@@ -203,18 +203,27 @@ impl OnKvm {
         })
     }
 
-    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten, and user space has no ports, so only the
-    /// kernel executes it. Returns `false` where no PMU has RDPMC: the port is the VMM's.
-    fn rdpmc<H: CounterHost<CounterConfig>>(&mut self, parts: &mut Parts<H>) -> bool {
+    /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten: from a process that has been given ports (iopl,
+    /// ioperm) the write is none, and CR4.PCE does not matter. Returns `false` for it, and where no PMU has RDPMC: the port
+    /// is the VMM's.
+    fn rdpmc<H: CounterHost<CounterConfig>>(
+        &mut self,
+        parts: &mut Parts<H>,
+    ) -> Result<bool, Error> {
         let (rcx, rip) = self.run.rcx_and_rip();
+        // Processes have the lower half. The question would take a system call for each RDPMC of a kernel.
+        let is_upper = rip >> 63 != 0;
+        if !is_upper && sys::sregs(&self.vcpu)?.ss.dpl != 0 {
+            return Ok(false);
+        }
         // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
         match parts.rdpmc(rcx as u32, Ring::Kernel) {
-            Outcome::NotHandled => return false,
+            Outcome::NotHandled => return Ok(false),
             // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
             Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),
             Outcome::Done | Outcome::GeneralProtection => self.fault = Some(rip),
         }
-        true
+        Ok(true)
     }
 
     /// Injects #GP(0) in place of the RDPMC that KVM has stepped over.

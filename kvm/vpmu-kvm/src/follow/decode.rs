@@ -34,7 +34,8 @@ impl Decodings {
             && (1..=length).contains(&known)
             && decoded.bytes[..known] == bytes[..known];
         if !is_known {
-            let mut decoder = Decoder::with_ip(64, &bytes[..length], ip, DecoderOptions::NONE);
+            // AMD's way: there a prefix 66 cuts the target of a near branch to 16 bits. Such a branch is not followed.
+            let mut decoder = Decoder::with_ip(64, &bytes[..length], ip, DecoderOptions::AMD);
             *decoded = Decoded {
                 instruction: decoder.decode(),
                 bytes: *bytes,

@@ -222,3 +222,27 @@ fn what_cannot_be_followed_has_no_way() {
         assert!(way(code, kvm_regs::default(), 1).is_none(), "{code:x?}");
     }
 }
+
+#[test]
+fn a_branch_that_vendors_cut_differently_is_not_followed() {
+    for code in CUT {
+        let code = [code, &[0; 4][..]].concat();
+        assert!(way(&code, kvm_regs::default(), 1).is_none(), "{code:x?}");
+    }
+}
+
+/// Near branches with a prefix 66, which cuts the target to 16 bits on AMD's processors alone: CALL, JMP (both), JE (both),
+/// RET (both), JRCXZ, LOOP. APM vol. 3, 1.2.2; SDM vol. 2A, "CALL".
+pub(super) const CUT: &[&[u8]] = &[
+    &[0x66, 0xe8, 2, 0],
+    &[0x66, 0xe9, 2, 0],
+    &[0x66, 0xeb, 2],
+    &[0x66, 0x0f, 0x84, 2, 0],
+    &[0x66, 0x74, 2],
+    &[0x66, 0xc3],
+    &[0x66, 0xc2, 8, 0],
+    &[0x66, 0xe3, 2],
+    &[0x66, 0xe2, 2],
+    &[0x66, 0xff, 0xe0],
+    &[0x66, 0xff, 0xd0],
+];

@@ -1,6 +1,6 @@
 //! The way that a vCPU is going to take, and the places where it is seen that it has.
 
-use iced_x86::{FlowControl, Instruction, Mnemonic};
+use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Filter, Kind};
@@ -195,6 +195,9 @@ impl Walk<'_, '_> {
 
     /// Goes over one instruction.
     fn step(&mut self, instruction: &Instruction) -> Result<(), Halt> {
+        if is_cut(instruction) {
+            return Err(Halt::Opaque);
+        }
         let (next, ring) = (instruction.next_ip(), self.shadow.ring);
         let near = instruction.near_branch_target();
         match instruction.flow_control() {
@@ -418,6 +421,12 @@ impl Walk<'_, '_> {
         let offset = low & 0xffff | low >> 32 & 0xffff_0000 | high << 32;
         (low & PRESENT != 0).then_some(offset)
     }
+}
+
+/// Returns whether the instruction is a near branch with 16 bits of target on AMD's processors, and with 64 on Intel's.
+fn is_cut(instruction: &Instruction) -> bool {
+    let is_short = matches!(instruction.code(), Code::Retnw | Code::Retnw_imm16);
+    is_short || instruction.op0_kind() == OpKind::NearBranch16
 }
 
 /// Returns whether the instruction that is not predicted is followed by the next one, unless it faults.

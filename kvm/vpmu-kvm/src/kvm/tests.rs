@@ -299,3 +299,23 @@ fn what_is_no_vcpu_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_process_that_writes_to_the_port_reads_no_counter() {
+    for dpl in [0, 1, 3] {
+        let Some(mut rig) = Rig::new(Code::default().rdpmc(0), NMI) else {
+            return;
+        };
+        rig.kvm.before_run(&mut rig.parts).unwrap();
+        assert!(matches!(rig.machine.vcpu.run(), Ok(VcpuExit::IoOut(..))));
+        let mut sregs = rig.machine.vcpu.get_sregs().unwrap();
+        (sregs.cs.dpl, sregs.ss.dpl) = (dpl, dpl);
+        rig.machine.vcpu.set_sregs(&sregs).unwrap();
+        let expected = match dpl {
+            0 => AfterRun::Completed,
+            // CR4.PCE is 0.
+            _ => AfterRun::Vmm,
+        };
+        assert_eq!(rig.after_run(), expected, "CPL {dpl}");
+    }
+}

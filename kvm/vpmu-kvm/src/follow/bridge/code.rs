@@ -137,7 +137,9 @@ impl Code {
             let Ok((code, length)) = memory.code(next) else {
                 break;
             };
-            let mut decoder = Decoder::with_ip(64, &code[..length], next, DecoderOptions::NONE);
+            // AMD's way: there a prefix 66 cuts the target of a near branch to 16 bits, which is executed by neither vendor's
+            // way. All other instructions that are executed here are the same.
+            let mut decoder = Decoder::with_ip(64, &code[..length], next, DecoderOptions::AMD);
             let instruction = decoder.decode();
             let op = Op::of(&instruction);
             let has_room = self.ops.len() < MOST_OPS && self.bytes.len() + code.len() < MOST_BYTES;

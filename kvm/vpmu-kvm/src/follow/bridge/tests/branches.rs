@@ -3,7 +3,7 @@
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::lbr::Kind;
 
-use super::super::super::tests::everything;
+use super::super::super::tests::{CUT, everything};
 use super::super::{Bridge, Start};
 use super::{CODE, DATA, KERNEL, STACK, TABLES, map, memory, regs, sregs, word};
 use crate::memory::GuestMemory;
@@ -159,4 +159,19 @@ fn user_space_reaches_its_own_pages() {
     // CPL 1 is the supervisor's for the tables, and no kernel's that is executed here.
     sregs.ss.dpl = 1;
     assert!(!is_taken(DATA | KERNEL | user, &sregs, CODE));
+}
+
+#[test]
+fn branches_that_vendors_cut_differently_are_not_executed() {
+    for code in CUT {
+        // ZF is set; RCX is 0; RAX and the stack lead to the code.
+        let code = [code, &[0; 4][..]].concat();
+        let regs = kvm_regs {
+            rax: CODE + 2,
+            rflags: 0x42,
+            rcx: 0,
+            ..regs()
+        };
+        assert_eq!(taken(&code, &regs, &sregs(), 1), None, "{code:x?}");
+    }
 }
