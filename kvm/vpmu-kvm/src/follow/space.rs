@@ -115,18 +115,6 @@ impl<'a> Space<'a> {
         true
     }
 
-    /// Returns whether an access of the byte at `address`, on `page`, is made without a fault ([`Paging::permits`]).
-    pub(super) fn permits(
-        &self,
-        address: u64,
-        page: &Page,
-        access: Access,
-        mode: Mode,
-        rights: impl FnOnce() -> Option<u32>,
-    ) -> bool {
-        self.paging.permits(address, page, access, mode, rights)
-    }
-
     pub(super) fn is_canonical(&self, address: u64) -> bool {
         self.paging.is_canonical(address)
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::super::space::{LONGEST, Space};
 use super::flags::mask;
 use super::{Dropped, Start, Stop};
-use crate::guest::paging::{Access, Mode, PAGE};
+use crate::guest::paging::{Access, Mode, PAGE, Page, Paging};
 use crate::memory::GuestMemory;
 
 /// Bytes, and words, of a line.
@@ -52,8 +52,8 @@ pub(super) struct Journal {
     closed: usize,
     /// Pages of code, by physical address.
     code: Vec<u64>,
-    /// Pages that were stored to.
-    stored: Vec<u64>,
+    /// Pages that were stored to, by linear and by physical address.
+    stored: Vec<(u64, u64)>,
 }
 
 impl Journal {
@@ -86,8 +86,20 @@ impl Journal {
         self.stores.truncate(count);
     }
 
-    /// Makes the stores, in their order, if all that was loaded is still there.
-    pub(super) fn commit(&self, memory: &dyn GuestMemory) -> Result<(), Dropped> {
+    /// Makes the stores, in their order, if all that was loaded is still there, and if they still lead where they did.
+    pub(super) fn commit(&self, rule: &Rule, memory: &dyn GuestMemory) -> Result<(), Dropped> {
+        // With KVM_FEATURE_PV_TLB_FLUSH Linux interrupts no vCPU that is out of KVM_RUN to have it forget a page: the page may
+        // be another's by now. What was loaded through the old tables is the same as if the processor had loaded it when it was
+        // read here, which x86's order lets come before older stores of the same vCPU. A store would come after the flush, which
+        // no processor does: so each is translated again.
+        let leads = |&(linear, physical): &(u64, u64)| {
+            let page = rule.paging.translate(memory, linear);
+            page.and_then(|page| rule.reached(linear, &page, Access::Store, || rule.pkru))
+                == Some(physical)
+        };
+        if !self.stored.iter().all(leads) {
+            return Err(Dropped);
+        }
         for line in self.lines.iter().filter(|line| line.loaded != 0) {
             let now = read_line(memory, line.at).ok_or(Dropped)?;
             let is_same = |n: usize| line.loaded >> n & 1 == 0 || now[n] == line.seen[n];
@@ -121,6 +133,40 @@ impl Journal {
     }
 }
 
+/// The rule by which a bridge reaches memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rule {
+    paging: Paging,
+    mode: Mode,
+    /// PKRU, once it was asked for.
+    pkru: Option<u32>,
+}
+
+impl Rule {
+    fn of(start: &Start<'_>) -> Self {
+        Self {
+            paging: Paging::of(start.sregs),
+            mode: Mode::of(start.sregs, start.regs.rflags),
+            pkru: None,
+        }
+    }
+
+    /// Returns the physical address behind a linear one on `page`, if that is reached without a fault, and without that the
+    /// processor changes a table for it.
+    fn reached(
+        &self,
+        address: u64,
+        page: &Page,
+        access: Access,
+        // No guest is executed for whose kernel's pages have keys.
+        pkru: impl FnOnce() -> Option<u32>,
+    ) -> Option<u64> {
+        let is_marked = page.accessed && (page.dirty || access != Access::Store);
+        let is_reached = is_marked && (self.paging).permits(address, page, access, self.mode, pkru);
+        is_reached.then_some(page.physical + address % PAGE)
+    }
+}
+
 fn read_line(memory: &dyn GuestMemory, at: u64) -> Option<[u64; WORDS]> {
     let mut bytes = [0; LINE as usize];
     memory.read(at, &mut bytes).then(|| {
@@ -142,9 +188,7 @@ pub(super) struct Memory<'a, 'm> {
     space: Space<'m>,
     memory: &'m dyn GuestMemory,
     journal: &'a mut Journal,
-    mode: Mode,
-    /// PKRU, once it was asked for.
-    pkru: Option<u32>,
+    pub(super) rule: Rule,
     ask_pkru: &'a dyn Fn() -> Option<u32>,
     found: [Found; PLACES],
     /// The page whose code was noted last.
@@ -168,8 +212,7 @@ impl<'a, 'm> Memory<'a, 'm> {
             space,
             memory,
             journal,
-            mode: Mode::of(start.sregs, start.regs.rflags),
-            pkru: None,
+            rule: Rule::of(start),
             ask_pkru: start.pkru,
             found: [NONE; PLACES],
             noted: NONE.linear,
@@ -188,16 +231,12 @@ impl<'a, 'm> Memory<'a, 'm> {
     /// changes a table for it.
     fn physical(&mut self, address: u64, access: Access) -> Result<u64, Stop> {
         let page = self.space.page(address).ok_or(Stop)?;
-        let is_marked = page.accessed && (page.dirty || access != Access::Store);
-        // No guest is executed for whose kernel's pages have keys.
-        let rights = || {
-            self.pkru = self.pkru.or_else(self.ask_pkru);
-            self.pkru
-        };
-        match is_marked && (self.space).permits(address, &page, access, self.mode, rights) {
-            true => Ok(page.physical + address % PAGE),
-            false => Err(Stop),
-        }
+        let rule = self.rule;
+        let reached = rule.reached(address, &page, access, || {
+            self.rule.pkru = self.rule.pkru.or_else(self.ask_pkru);
+            self.rule.pkru
+        });
+        reached.ok_or(Stop)
     }
 
     /// Returns the line at a linear address.
@@ -222,7 +261,7 @@ impl<'a, 'm> Memory<'a, 'm> {
         };
         let at = self.physical(linear, access)?;
         if is_store {
-            self.may_store(at & !(PAGE - 1))?;
+            self.may_store(linear & !(PAGE - 1), at & !(PAGE - 1))?;
         }
         let journal = &mut *self.journal;
         let line = match journal.lines.iter().position(|line| line.at == at) {
@@ -280,8 +319,8 @@ impl<'a, 'm> Memory<'a, 'm> {
     }
 
     /// Checks that a page has no code that is executed here, and can be written.
-    fn may_store(&mut self, page: u64) -> Result<(), Stop> {
-        if self.journal.stored.contains(&page) {
+    fn may_store(&mut self, linear: u64, page: u64) -> Result<(), Stop> {
+        if self.journal.stored.contains(&(linear, page)) {
             return Ok(());
         }
         let is_full = self.journal.stored.len() == MOST_PAGES;
@@ -293,20 +332,20 @@ impl<'a, 'm> Memory<'a, 'm> {
         if !is_ram {
             return Err(Stop);
         }
-        self.journal.stored.push(page);
+        self.journal.stored.push((linear, page));
         Ok(())
     }
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
     pub(super) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
-        let (bytes, length) = self.space.code(address, self.mode);
+        let (bytes, length) = self.space.code(address, self.rule.mode);
         self.note_code(address, length)?;
         Ok((bytes, length))
     }
 
     /// Returns whether these bytes are executed at `address`.
     pub(super) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
-        self.space.has_code(address, self.mode, bytes)
+        self.space.has_code(address, self.rule.mode, bytes)
             && self.note_code(address, bytes.len()).is_ok()
     }
 
@@ -320,7 +359,8 @@ impl<'a, 'm> Memory<'a, 'm> {
             let page = self.physical(at, Access::Fetch)?;
             if !self.journal.code.contains(&page) {
                 let is_full = self.journal.code.len() == MOST_PAGES;
-                if is_full || self.journal.stored.contains(&page) {
+                let mut stored = self.journal.stored.iter();
+                if is_full || stored.any(|&(_, stored)| stored == page) {
                     return Err(Stop);
                 }
                 self.journal.code.push(page);

@@ -48,7 +48,7 @@ use crate::memory::GuestMemory;
 use code::Code;
 use goal::{Branches, Goal, Reads};
 use machine::{Machine, Registers};
-use memory::{Journal, Memory};
+use memory::{Journal, Memory, Rule};
 use op::{Action, Op};
 
 /// Most instructions of a bridge: twice as many as Linux 6.12 executes to read 32 records; and where interrupts are not
@@ -96,6 +96,7 @@ struct Plan {
     from: kvm_regs,
     to: kvm_regs,
     executed: Executed,
+    rule: Rule,
 }
 
 /// What a bridge is planned with: made once, as a vCPU's thread may not be able to ask for memory.
@@ -240,7 +241,9 @@ impl Bridge {
             ..*regs
         };
         Some(match here == plan.from {
-            true => (self.scratch.journal.commit(memory)).map(|()| (plan.to, plan.executed)),
+            true => {
+                (self.scratch.journal.commit(&plan.rule, memory)).map(|()| (plan.to, plan.executed))
+            }
             false => Err(Dropped),
         })
     }
@@ -328,6 +331,7 @@ fn planned(
             end = Some(machine.end(executed));
         }
     }
+    let rule = machine.memory.rule;
     let (to, executed, stores) = end?;
     journal.cut(stores);
     let rflags = start.regs.rflags & !RF;
@@ -335,6 +339,7 @@ fn planned(
         from: from.to_kvm(rflags),
         to: to.to_kvm(rflags),
         executed,
+        rule,
     })
 }
 

@@ -213,6 +213,30 @@ fn what_was_loaded_must_still_be_there() {
 }
 
 #[test]
+fn what_was_stored_must_still_lead_there() {
+    // mov [gs:8], ecx; rdmsr
+    let code = [&READ[..], &[0x65, 0x89, 0x0c, 0x25, 8, 0, 0, 0], &READ].concat();
+    const OTHER: u64 = 0xd000;
+    for (entry, what) in [
+        (OTHER | KERNEL, "another page"),
+        (DATA | KERNEL & !1, "none"),
+        (DATA | KERNEL & !2, "read-only"),
+        (DATA | KERNEL & !0x40, "clean"),
+    ] {
+        let ram = memory(&code);
+        let mut bridge = Bridge::new();
+        assert!(plan(&mut bridge, &ram, &regs(), &sregs()));
+        map(&ram, DATA, entry);
+        assert_eq!(
+            bridge.commit(&completed(&regs()), &ram),
+            Some(Err(Dropped)),
+            "{what}"
+        );
+        assert_eq!([DATA, OTHER].map(|at| word(&ram, at + 8)), [0, 0], "{what}");
+    }
+}
+
+#[test]
 fn a_guest_that_is_elsewhere_has_no_bridge() {
     let ram = memory(&[&READ[..], &READ].concat());
     let mut bridge = Bridge::new();

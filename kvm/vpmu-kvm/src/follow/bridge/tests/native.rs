@@ -344,13 +344,13 @@ fn random_instructions_do_what_this_processor_does() {
             );
             executed += 1;
         }
-        let registers = machine.registers;
+        let (registers, rule) = (machine.registers, machine.memory.rule);
         if !is_executed {
             // An undefined flag was asked for.
             stopped += 1;
             continue;
         }
-        assert_eq!(journal.commit(&ram), Ok(()));
+        assert_eq!(journal.commit(&rule, &ram), Ok(()));
         pages.execute(&whole, &data, &mut state);
         let undefined = registers.flags.get().undefined;
         let expected = to_kvm(&state, end);
