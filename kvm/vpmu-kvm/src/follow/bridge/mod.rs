@@ -331,8 +331,7 @@ fn planned(
             end = Some(machine.end(executed));
         }
     }
-    let rule = machine.memory.rule;
-    let (to, executed, stores) = end?;
+    let (rule, (to, executed, stores)) = (machine.memory.rule, end?);
     journal.cut(stores);
     let rflags = start.regs.rflags & !RF;
     Some(Plan {
