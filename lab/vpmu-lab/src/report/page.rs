@@ -64,6 +64,8 @@ struct Section {
     /// Shown when the reader asks for them.
     others: Vec<Group>,
     figures: Vec<Figures>,
+    /// The drawing at the top of the page.
+    lead: Option<String>,
     claim: Option<Claim>,
 }
 
@@ -161,6 +163,14 @@ fn render(template: &impl Template) -> String {
 }
 
 impl Html {
+    /// Returns the drawings at the top: each comparison with native.
+    fn leads(&self) -> Vec<&String> {
+        self.sections
+            .iter()
+            .filter_map(|section| section.lead.as_ref())
+            .collect()
+    }
+
     /// Returns the benches' lines for the table at the top.
     fn claims(&self) -> Vec<&Claim> {
         self.sections

@@ -77,6 +77,7 @@ pub(super) fn section(file: &str, bench: &saved::Bench, told: Option<Told>) -> S
         figures: all
             .flat_map(|rows| tables(&rows).iter().map(Figures::of).collect::<Vec<_>>())
             .collect(),
+        lead: None,
         claim: story.and_then(|story| claim(&id, &variant, story, bench)),
         file: file.to_owned(),
         id,

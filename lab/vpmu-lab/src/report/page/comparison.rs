@@ -2,6 +2,7 @@
 
 use super::super::number::number;
 use super::super::result::Run;
+use crate::spec::design::Pmu;
 use super::super::table;
 use super::draw::{kinds, measured};
 use super::flame::flame;
@@ -30,8 +31,32 @@ pub(super) fn section(file: &str, runs: &[Run]) -> Section {
             .into_iter()
             .filter(|table| !table.rows.is_empty())
             .collect(),
+        lead: lead(runs, &names),
         claim: None,
     }
+}
+
+/// Draws the time of each design beside that of native; `None` where the first run is not native.
+fn lead(runs: &[Run], names: &[String]) -> Option<String> {
+    let native = runs.first().filter(|run| run.pmu == Pmu::Native)?;
+    let times = runs.iter().map(|run| {
+        let factor = run.real_s / native.real_s;
+        Some((factor, format!("{factor:.3} x")))
+    });
+    let label = format!("{}: {}", native.arch, shortened(&native.command));
+    measured(&label, names.iter().map(String::as_str).zip(times))
+}
+
+/// Returns a command on one line: of a list of events only how many they are.
+fn shortened(command: &str) -> String {
+    let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    for index in 1..words.len() {
+        let events = words[index].split(',').count();
+        if words[index - 1] == "-e" && events > 3 {
+            words[index] = format!("[{events} events]");
+        }
+    }
+    words.join(" ")
 }
 
 fn kicker(runs: &[Run]) -> String {
