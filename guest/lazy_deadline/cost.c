@@ -5,7 +5,7 @@
  *
  * KVM may serve a write of IA32_TSC_DEADLINE on its fast path, without leaving
  * the run loop. One of the slot's register leaves to the VMM. The guest measures
- * both where it pays for both: it need not be told, nor told again on a new host.
+ * both where it pays for both: nobody has to say so, nor say it again on a new host.
  */
 
 #include <linux/math64.h>

@@ -177,7 +177,7 @@ static const struct attribute_group vpmu_pmu_event_group = {
 	.is_visible = vpmu_pmu_is_visible,
 };
 
-/* User space that wants RDPMC is told that there is none. */
+/* User space that wants RDPMC finds none. */
 static ssize_t rdpmc_show(struct device *dev, struct device_attribute *attr,
 			  char *buf)
 {

@@ -104,7 +104,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Whether an RDPMC begins at `at`, which is later than any before; `None`: cannot be told.
+    /// Whether an RDPMC begins at `at`, which is later than any before; `None`: not known.
     fn begins_at(&mut self, at: usize) -> Option<bool> {
         let first = at.saturating_sub(RUN_UP);
         for offset in self.next.max(first)..=at {

@@ -1,4 +1,4 @@
-//! What the KVM host is told to do.
+//! What the KVM host is to do.
 
 use alloc::string::String;
 use alloc::vec::Vec;

@@ -1,4 +1,4 @@
-//! CPUID on its way: what KVM supports, and what a vCPU is told.
+//! CPUID on its way: what KVM supports, and what a vCPU gets.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -63,7 +63,7 @@ pub(crate) unsafe fn supported(offer: &Offer, fd: c_int, argument: *mut c_void) 
         return answer;
     }
     let found = all.entries.iter().take(all.count as usize).copied();
-    // No guest is told these rates: there is no vCPU yet whose TSC has one.
+    // No guest sees these rates: there is no vCPU yet whose TSC has one.
     let leaves = with_pmu(offer, found, 0);
     let head: *mut kvm_cpuid2 = argument.cast();
     // SAFETY: the caller's promise.

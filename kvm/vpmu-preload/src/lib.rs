@@ -4,10 +4,10 @@
 //! vCPUs a [`vpmu_kvm::Vcpu`] when it is made, and each KVM_RUN is repeated here as long as its exits are the PMU's. The
 //! program sees the exits that it knows.
 //!
-//! - `next`: the functions that were meant; `settings`: what `vpmu exec` was told; `start`: before and after `main`
+//! - `next`: the functions that were meant; `settings`: the options of `vpmu exec`; `start`: before and after `main`
 //! - `objects`: VMs and vCPUs by their descriptors; `vm`, `vcpu`: their calls
 //! - `cpuid`, `msrs`, `filter`: calls whose structures are changed on their way
-//! - `memory`: the guest's memory, as KVM was told of it; `page`: `kvm_run`, where the guest may measure
+//! - `memory`: the guest's memory, as KVM has it; `page`: `kvm_run`, where the guest may measure
 //! - `migration`: keeps QEMU from taking the guest elsewhere without its PMU
 //!
 //! UNSAFETY: stands between a C program and the C library: raw descriptors and pointers, as the program gives them.

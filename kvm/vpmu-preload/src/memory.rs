@@ -1,4 +1,4 @@
-//! The guest's memory, as the program has told KVM of it.
+//! The guest's memory, as the program has registered it with KVM.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};

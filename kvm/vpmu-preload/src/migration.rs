@@ -26,7 +26,7 @@ static ERROR: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 ///
 /// # Errors
 ///
-/// When the user has told QEMU that its guest must be able to migrate.
+/// When the user has asked QEMU for a guest that can migrate.
 pub(crate) fn block() -> Result<(), &'static str> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +39,9 @@ pub(crate) fn block() -> Result<(), &'static str> {
         next::of_program(c"migrate_add_blocker_modes"),
         next::of_program(c"error_setg_internal"),
     ) else {
-        say("this QEMU cannot be told to keep its guest: do not migrate it, and make no snapshots");
+        say(
+            "this QEMU has no option that keeps its guest: do not migrate it, and make no snapshots",
+        );
         return Ok(());
     };
     let mut why = ptr::null_mut();

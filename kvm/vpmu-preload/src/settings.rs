@@ -1,4 +1,4 @@
-//! What `vpmu exec` was told, in its environment variable.
+//! The options of `vpmu exec`, in its environment variable.
 
 use std::path::PathBuf;
 

@@ -32,7 +32,7 @@ pub(crate) struct Choices {
 
 static CHOICES: OnceLock<Choices> = OnceLock::new();
 
-/// Returns what `vpmu exec` was told. `None`: somebody else has loaded this library, which then does nothing.
+/// Returns the options of `vpmu exec`. `None`: somebody else has loaded this library, which then does nothing.
 pub(crate) fn choices() -> Option<&'static Choices> {
     CHOICES.get()
 }

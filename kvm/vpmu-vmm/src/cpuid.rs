@@ -78,8 +78,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns what vCPU 3 is told on a host whose highest leaf is `highest`.
-    fn told(highest: u32, offer: &Offer) -> Vec<[u32; 7]> {
+    /// Returns vCPU 3's leaves on a host whose highest leaf is `highest`.
+    fn cpuid(highest: u32, offer: &Offer) -> Vec<[u32; 7]> {
         let host = |function, eax, edx| kvm_cpuid_entry2 {
             function,
             eax,
@@ -110,8 +110,8 @@ mod tests {
             // An Intel processor's highest leaf is the one that its PMU needs, or more.
             (0x20, &intel, &[0x0b]),
         ] {
-            let told = told(highest, offer);
-            let found = told.iter().filter(|entry| TOPOLOGY.contains(&entry[0]));
+            let entries = cpuid(highest, offer);
+            let found = entries.iter().filter(|entry| TOPOLOGY.contains(&entry[0]));
             let expected = leaves.iter().flat_map(|&leaf| {
                 [
                     [leaf, 0, 1, 0, 1, 0x100, 3],
@@ -119,7 +119,7 @@ mod tests {
                     [leaf, 2, 1, 0, 0, 0x002, 3],
                 ]
             });
-            assert!(found.copied().eq(expected), "{highest:#x}: {told:x?}");
+            assert!(found.copied().eq(expected), "{highest:#x}: {entries:x?}");
         }
     }
 }

@@ -72,8 +72,8 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
     let checked = vm::check(&state, state.pmu_options(), &nothing);
     for saved in &state.vcpus {
         saved.cpuid()?;
-        if let Some(told) = saved.parts.offer().capability()
-            && let Some(mut pmu) = pmu(Some(told))
+        if let Some(capability) = saved.parts.offer().capability()
+            && let Some(mut pmu) = pmu(Some(capability))
             && pmu.restore(&saved.parts).is_ok()
         {
             // A state that was restored is saved as it was, and can be restored again.

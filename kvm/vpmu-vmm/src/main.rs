@@ -55,7 +55,7 @@ struct Cli {
     /// Whether the guest has PEBS, Intel's precise samples, and how they are collected
     #[arg(long, value_enum, default_value_t = Pebs::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
     pebs: Pebs,
-    /// Let PEBS records be some instructions late, as those of hardware counters are. The guest is not told. Without this, a
+    /// Let PEBS records be some instructions late, as those of hardware counters are. The guest does not learn of it. Without this, a
     /// host with hardware counters offers no PEBS
     #[arg(long)]
     pebs_skid: bool,

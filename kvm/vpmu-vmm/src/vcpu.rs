@@ -17,7 +17,7 @@ pub(super) struct Vcpu {
     pub(super) fd: VcpuFd,
     pub(super) id: u8,
     pub(super) start: Start,
-    /// KVM's supported features. Once the vCPU has run, the CPUID that the guest was told.
+    /// KVM's supported features. Once the vCPU has run, the CPUID that the guest has.
     pub(super) cpuid: CpuId,
     /// Its PMU and its deadline, which continue where they were if they were saved.
     pub(super) parts: vpmu_kvm::Vcpu,

@@ -71,7 +71,7 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
 /// # Errors
 ///
 /// When the file holds no machine or is damaged, when this host lacks a feature that the guest was
-/// told of, or as for [`run`]. The file stays as it is.
+/// found, or as for [`run`]. The file stays as it is.
 pub fn restore(restore: &Restore) -> Result<(Ending, String), Error> {
     let (state, reader) = Reader::open(&restore.file)?;
     let pmu = state.pmu_options().map(|pmu| PmuOptions {
@@ -163,7 +163,7 @@ fn options(pmu: Option<PmuOptions>) -> Options {
     pmu.map_or_else(Options::default, PmuOptions::options)
 }
 
-/// Checks that this host, whose KVM supports `supported`, has the features that the guest was told
+/// Checks that this host, whose KVM supports `supported`, has the features that the guest has found
 /// of.
 pub(super) fn check(
     state: &MachineState,
@@ -173,14 +173,14 @@ pub(super) fn check(
     let Some(first) = state.vcpus.first() else {
         return Ok(());
     };
-    let told = state.offer();
+    let had = state.offer();
     let mut here = supported.clone();
-    cpuid::guest(&mut here, 0, first.tsc_khz(), &told)?;
-    let capabilities = told.capability().zip(best(pmu)?.capability());
+    cpuid::guest(&mut here, 0, first.tsc_khz(), &had)?;
+    let capabilities = had.capability().zip(best(pmu)?.capability());
     Ok(saved::check_host(
         &first.cpuid,
         &here,
-        capabilities.as_ref().map(|(told, best)| (told, best)),
+        capabilities.as_ref().map(|(had, best)| (had, best)),
     )?)
 }
 

@@ -14,7 +14,7 @@ const REBOOT: [usize; 3] = [0xfee1_dead, 0x2812_1969, 0x4558_4543];
 /// Loads `kernel` with `initrd` and starts that kernel. Returns only with the reason for a failure.
 pub fn start(kernel: Fd, initrd: Fd, command_line: &CStr) -> Errno {
     let line = command_line.to_bytes_with_nul();
-    // SAFETY: the kernel reads the line, whose length it is told, and checks the descriptors.
+    // SAFETY: the kernel reads the line by the length beside it, and checks the descriptors.
     let loaded = check(unsafe {
         syscall(
             arch::KEXEC_FILE_LOAD,

@@ -192,7 +192,7 @@ fn find(name: &OsStr) -> Result<PathBuf> {
     })
 }
 
-/// Checks that the dynamic linker loads what it is told to into this program.
+/// Checks that the dynamic linker loads LD_PRELOAD into this program.
 fn check_program(program: &Path) -> Result<()> {
     let text = program.display();
     let data = fs::read(program).map_err(Error::file("read", program))?;
@@ -231,7 +231,7 @@ fn check_program(program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks what QEMU is told, as far as that cannot work.
+/// Checks QEMU's words for what cannot work.
 fn check_qemu(arguments: &[OsString]) -> Result<()> {
     let is = |names: &[&str]| {
         let mut words = arguments.iter().map(|word| word.as_bytes());
@@ -246,9 +246,7 @@ fn check_qemu(arguments: &[OsString]) -> Result<()> {
     let names_kvm = |word: &OsString| word.to_string_lossy().contains("kvm");
     let only_asks = is(&["-version", "--version", "-h", "-help", "--help"]);
     if !arguments.iter().any(names_kvm) && !only_asks {
-        eprintln!(
-            "vpmu: QEMU is not told to use KVM, without which its guest has no PMU: add -accel kvm"
-        );
+        eprintln!("vpmu: QEMU runs without KVM, so its guest has no PMU: add -accel kvm");
     }
     Ok(())
 }

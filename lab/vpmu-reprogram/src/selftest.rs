@@ -82,7 +82,7 @@ fn absent(backing: Backing, error: &PerfError) -> Found {
     }
 }
 
-/// Returns the facts by which reports of machines are told apart.
+/// Returns the facts that distinguish the reports of machines.
 fn machine(support: &Support) -> Value {
     let file = |path: &str| {
         let text = std::fs::read_to_string(path).ok()?;

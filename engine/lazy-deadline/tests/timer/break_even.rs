@@ -90,9 +90,9 @@ fn sleeps_fall_back_and_messages_come_back() {
 
     it.move_on(3 * 256);
     assert!(!it.choice.is_plain());
-    let told = it.choice.statistics();
-    assert_eq!((told.fell_back, told.came_back), (1, 1));
-    assert_eq!(told.plain, it.plain_writes);
+    let statistics = it.choice.statistics();
+    assert_eq!((statistics.fell_back, statistics.came_back), (1, 1));
+    assert_eq!(statistics.plain, it.plain_writes);
 }
 
 #[test]
@@ -118,8 +118,11 @@ fn a_share_beside_the_break_even_does_not_go_back_and_forth() {
     // The sleep after a move, and the move after it, are written: a share of some 80 %.
     let mut it = Both::new(80);
     mixed(&mut it, 9);
-    let told = it.choice.statistics();
-    assert!(told.fell_back + told.came_back <= 1, "{told:?}");
+    let statistics = it.choice.statistics();
+    assert!(
+        statistics.fell_back + statistics.came_back <= 1,
+        "{statistics:?}"
+    );
 }
 
 #[test]

@@ -45,7 +45,7 @@ int main(void)
 type Phase = (u64, u64, u32, u32);
 
 /// Returns what the program is to read, and to print.
-fn told(percent: u8, phases: &[Phase]) -> (String, String) {
+fn choices(percent: u8, phases: &[Phase]) -> (String, String) {
     let (mut asks, mut ways) = (format!("{percent}\n"), String::new());
     let mut choice = BreakEven::new(percent);
     let mut now = 1;
@@ -66,8 +66,13 @@ fn told(percent: u8, phases: &[Phase]) -> (String, String) {
             }
         }
     }
-    let told = choice.statistics();
-    writeln!(ways, "{} {} {}", told.plain, told.fell_back, told.came_back).unwrap();
+    let statistics = choice.statistics();
+    writeln!(
+        ways,
+        "{} {} {}",
+        statistics.plain, statistics.fell_back, statistics.came_back
+    )
+    .unwrap();
     (asks, ways)
 }
 
@@ -91,7 +96,7 @@ fn the_linux_module_chooses_alike() {
     let changes = Cell::new(0);
     TestRunner::new(Config::with_cases(64))
         .run(&any, |(percent, phases)| {
-            let (asks, ways) = told(percent, &phases);
+            let (asks, ways) = choices(percent, &phases);
             let mut child = Command::new(&program)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())

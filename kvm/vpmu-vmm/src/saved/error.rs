@@ -35,9 +35,9 @@ pub enum Error {
     /// The file differs from what was written.
     #[error("restore from {0}: the file is damaged ({1}); save the machine again")]
     Damaged(String, &'static str),
-    /// The guest has been told of features that this host does not have.
+    /// The guest has found features that this host does not have.
     #[error(
-        "restore on this host: the guest has been told of processor features that are not here \
+        "restore on this host: the guest has found processor features that are not here \
          (CPUID leaf {leaf:#x}, {register}: {missing:#x}); use a host with the same processor"
     )]
     Features {

@@ -1,4 +1,4 @@
-//! The check that this host has the features that a saved guest has been told of.
+//! The check that this host has the features that a saved guest has found.
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use vpmu::x86::ArchEvent;
@@ -17,7 +17,7 @@ const FEATURES: [(u32, u32, [u32; 4]); 6] = [
     (0x8000_0001, 0, [0, 0, !0, !0]),
 ];
 
-/// Compares the CPUID that the guest was told with the CPUID that it would be told here, and checks
+/// Compares the CPUID that the guest had with the CPUID that it would have here, and checks
 /// that its events can be counted.
 pub(crate) fn check(
     saved: &[kvm_cpuid_entry2],
@@ -44,10 +44,10 @@ pub(crate) fn check(
             }
         }
     }
-    let Some((told, best)) = pmu else {
+    let Some((had, best)) = pmu else {
         return Ok(());
     };
-    let lost = |&event: &ArchEvent| told.has_event(event) && !best.has_event(event);
+    let lost = |&event: &ArchEvent| had.has_event(event) && !best.has_event(event);
     match ArchEvent::ENUMERATED.into_iter().find(lost) {
         Some(event) => Err(Error::Event(event)),
         None => Ok(()),

@@ -88,7 +88,7 @@ impl Doorbell {
         true
     }
 
-    /// Makes the VMM save the machine, if it was told a place for it.
+    /// Makes the VMM save the machine, if it has a place for it.
     pub fn save(&self) {
         ring(SAVE);
     }

@@ -45,7 +45,7 @@ pub struct Machine<'a> {
     pub cpus: [u64; MAX_CPUS],
     /// Number of these CPUs.
     pub cpu_count: usize,
-    /// The page by which a monitor is told that a measurement begins or ends, where there is one.
+    /// The page that a program writes when a measurement begins or ends, where there is one.
     pub doorbell: Option<u64>,
     /// The command line.
     pub bootargs: &'a str,

@@ -63,7 +63,7 @@ fn children_of_the_program_have_nothing_of_it() {
     };
     let output = run(&[]);
     let said = text(&output);
-    // Where the machine has no /dev/kvm, perf is forbidden or the library was not built, the program does not run, and the way out is told.
+    // Where the machine has no /dev/kvm, perf is forbidden or the library was not built, the program does not run, and the error says what to do.
     if output.status.code() == Some(125) {
         let ways = ["/dev/kvm", "perf", "build both"];
         assert!(ways.iter().any(|way| said.contains(way)), "{said}");

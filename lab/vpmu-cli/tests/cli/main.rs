@@ -60,13 +60,13 @@ fn a_vmm_that_cannot_run_is_refused() {
     };
     named(&["--vmm", "/no/such"], 125, "/no/such");
     named(&["--vmm", "/etc/passwd"], 2, "{kernel}");
-    let told = [
+    let placeholders = [
         "--vmm-arg={kernel}",
         "--vmm-arg={initrd}",
         "--vmm-arg={cmdline}",
     ];
     named(
-        &[&["--vmm", "/etc/passwd"], &told[..]].concat(),
+        &[&["--vmm", "/etc/passwd"], &placeholders[..]].concat(),
         125,
         "not executable",
     );

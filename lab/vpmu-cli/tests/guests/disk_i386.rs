@@ -1,4 +1,4 @@
-//! A kernel of 32 bits that GRUB boots: it is told that it has no PMU, says so, and goes on.
+//! A kernel of 32 bits that GRUB boots: it finds no PMU, says so, and goes on.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -93,7 +93,9 @@ fn a_command_runs_on_a_vmm_that_the_lab_does_not_know() {
 fn kvmtool_runs_a_command_and_has_a_pmu_under_exec() {
     let _turn = turn(1);
     let Some(lkvm) = std::env::var_os("VPMU_LKVM") else {
-        eprintln!("skipped: VPMU_LKVM names no program (docs/embed/vmm.md says how to build kvmtool)");
+        eprintln!(
+            "skipped: VPMU_LKVM names no program (docs/embed/vmm.md says how to build kvmtool)"
+        );
         return;
     };
     let words = [

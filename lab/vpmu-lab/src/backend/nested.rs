@@ -9,7 +9,7 @@ use crate::image::archive::concatenate;
 use crate::image::artifacts;
 use crate::image::images::unpack_kernel;
 use crate::image::job::{self, Exec, HostJob, Notify};
-use crate::image::theirs::{self, TheirProgram, Told};
+use crate::image::theirs::{self, TheirProgram, Values};
 use crate::spec::arch::Arch;
 use crate::spec::design::Model;
 use crate::spec::{Guest, Machine, Payload, TheirVmm, Time, Vmm};
@@ -71,8 +71,8 @@ impl Nested<'_> {
     }
 
     /// Returns what placeholders in the options of a user's VMM stand for.
-    fn told<'a>(&self, command_line: &'a str) -> Told<'a> {
-        Told {
+    fn values<'a>(&self, command_line: &'a str) -> Values<'a> {
+        Values {
             command_line,
             vcpus: self.machine.vcpus,
             memory: self.machine.memory,
@@ -82,7 +82,7 @@ impl Nested<'_> {
     /// Finds the user's VMM.
     fn theirs(&self, vmm: &TheirVmm, command_line: &str) -> Result<job::Vmm> {
         Ok(job::Vmm::Theirs {
-            program: TheirProgram::find(vmm, self.told(command_line))?,
+            program: TheirProgram::find(vmm, self.values(command_line))?,
             exec: vmm.exec.as_ref().map(Exec::find).transpose()?,
         })
     }
@@ -173,7 +173,7 @@ impl Backend for Nested<'_> {
             Vmm::Ours(vmm) => (job::Vmm::ours()?, direct::arguments(self.machine, vmm)),
             Vmm::Theirs(vmm) => (
                 self.theirs(vmm, &append)?,
-                theirs::options(vmm, self.told(&append)),
+                theirs::options(vmm, self.values(&append)),
             ),
         };
         let kernel = match (parts.own_kernel(), self.vmm) {

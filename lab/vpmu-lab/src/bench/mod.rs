@@ -22,7 +22,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use stories::told;
+pub use stories::about;
 
 use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;

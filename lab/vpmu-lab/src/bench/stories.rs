@@ -1,15 +1,15 @@
 //! What the HTML page says of each bench, beside its figures.
 
-use crate::report::page::Told;
+use crate::report::page::About;
 use crate::report::page::story::{Chart, Highlight, Kind, Story};
 
 use super::BENCHES;
 
 /// Returns what is known of the bench called `name`.
-pub fn told(name: &str) -> Option<Told> {
+pub fn about(name: &str) -> Option<About> {
     let bench = BENCHES.iter().find(|bench| bench.name == name)?;
     let story = STORIES.iter().find(|(bench, _)| *bench == name);
-    Some(Told {
+    Some(About {
         page: &bench.page,
         story: story.map(|(_, story)| story),
     })
@@ -398,10 +398,10 @@ mod tests {
     fn each_story_is_of_a_bench() {
         for (name, _) in STORIES {
             assert!(
-                told(name).is_some_and(|told| told.story.is_some()),
+                about(name).is_some_and(|about| about.story.is_some()),
                 "{name}"
             );
         }
-        assert!(told("nothing").is_none());
+        assert!(about("nothing").is_none());
     }
 }

@@ -27,7 +27,7 @@ const FILES: &str = "{dir}";
 
 /// The guest, as far as placeholders tell it.
 #[derive(Debug, Clone, Copy)]
-pub struct Told<'a> {
+pub struct Values<'a> {
     /// The kernel's command line.
     pub command_line: &'a str,
     /// The number of processors.
@@ -52,14 +52,14 @@ impl TheirProgram {
     /// # Errors
     ///
     /// When the file is no program for the KVM host, or a library it needs is not found.
-    pub fn find(vmm: &TheirVmm, told: Told<'_>) -> Result<Self> {
+    pub fn find(vmm: &TheirVmm, values: Values<'_>) -> Result<Self> {
         let file = fs::canonicalize(&vmm.file).map_err(Error::file("open", &vmm.file))?;
         check_program(&file, vmm.exec.is_some())?;
         let name = file.file_name().and_then(|name| name.to_str());
         let name = name.ok_or_else(|| Error::format(&file, "the name is not UTF-8; rename it"))?;
         let files = vmm.files.iter().map(|path| {
             let text = text(path)?;
-            Ok((path.clone(), text.map(|text| fill(&text, told))))
+            Ok((path.clone(), text.map(|text| fill(&text, values))))
         });
         Ok(Self {
             name: name.to_owned(),
@@ -142,20 +142,20 @@ fn text(path: &Path) -> Result<Option<String>> {
 }
 
 /// Returns the options with nothing left to fill in.
-pub fn options(vmm: &TheirVmm, told: Told<'_>) -> Vec<String> {
-    vmm.options.iter().map(|word| fill(word, told)).collect()
+pub fn options(vmm: &TheirVmm, values: Values<'_>) -> Vec<String> {
+    vmm.options.iter().map(|word| fill(word, values)).collect()
 }
 
-fn fill(text: &str, told: Told<'_>) -> String {
+fn fill(text: &str, values: Values<'_>) -> String {
     let fixed = [
         (KERNEL, "/guest/kernel".to_owned()),
         (UNPACKED, format!("/{UNPACKED_PLACE}")),
         (INITRD, "/guest/initrd".to_owned()),
         (FILES, format!("/{FOLDER}")),
-        ("{vcpus}", told.vcpus.to_string()),
-        ("{memory}", told.memory.to_string()),
+        ("{vcpus}", values.vcpus.to_string()),
+        ("{memory}", values.memory.to_string()),
         // The last, because the user's words in it may look like a placeholder.
-        (COMMAND_LINE, told.command_line.to_owned()),
+        (COMMAND_LINE, values.command_line.to_owned()),
     ];
     let filled = fixed.iter();
     filled.fold(text.to_owned(), |text, (name, value)| {
@@ -180,7 +180,7 @@ fn mentions(vmm: &TheirVmm, placeholder: &str) -> Result<bool> {
     Ok(found)
 }
 
-/// Checks that the VMM is told what the guest boots.
+/// Checks that the VMM's words name what the guest boots.
 ///
 /// # Errors
 ///
@@ -190,7 +190,7 @@ pub fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
     let ways = "in a --vmm-arg, or in a --vmm-file";
     if !mentions(vmm, KERNEL)? && !mentions(vmm, UNPACKED)? {
         return usage(format!(
-            "the VMM is not told where the kernel is: give it {KERNEL} (as Debian packs it, or as --kernel gives it) or \
+            "the VMM has no word that names the kernel: give it {KERNEL} (as Debian packs it, or as --kernel gives it) or \
              {UNPACKED} (an ELF file) {ways}"
         ));
     }
@@ -198,7 +198,7 @@ pub fn check_options(vmm: &TheirVmm, payload: &Payload) -> Result<()> {
     for placeholder in [INITRD, COMMAND_LINE] {
         if has_command && !mentions(vmm, placeholder)? {
             return usage(format!(
-                "the VMM is not told {placeholder}, by which the guest comes to the command: give it {placeholder} {ways}"
+                "the VMM has no word with {placeholder}, by which the guest comes to the command: give it {placeholder} {ways}"
             ));
         }
     }
@@ -221,7 +221,7 @@ mod tests {
     use crate::spec::Work;
     use crate::spec::command::Command;
 
-    const TOLD: Told<'_> = Told {
+    const TOLD: Values<'_> = Values {
         command_line: "console=ttyS0 {kernel}",
         vcpus: 2,
         memory: 512,

@@ -15,7 +15,7 @@ use std::path::Path;
 use askama::Template;
 use serde::Deserialize;
 
-pub use bench::Told;
+pub use bench::About;
 
 use super::result::{Results, Run};
 use super::{saved, table};
@@ -98,12 +98,12 @@ struct Side {
     left: Option<f64>,
 }
 
-/// Makes a page of the JSON files in `folder`. `told` says what is known of a bench by its name.
+/// Makes a page of the JSON files in `folder`. `about` says what is known of a bench by its name.
 ///
 /// # Errors
 ///
 /// When the folder cannot be read, or holds no results.
-pub fn of_folder(folder: &Path, told: fn(&str) -> Option<Told>) -> Result<Page> {
+pub fn of_folder(folder: &Path, about: fn(&str) -> Option<About>) -> Result<Page> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(Error::file("read", folder))? {
         let path = entry.map_err(Error::file("read", folder))?.path();
@@ -123,7 +123,7 @@ pub fn of_folder(folder: &Path, told: fn(&str) -> Option<Told>) -> Result<Page> 
                 sections.push(comparison::section(&file, &results.runs));
             }
             Ok(Saved::Bench(saved)) if saved.schema == SCHEMA && !saved.rows.is_empty() => {
-                sections.push(bench::section(&file, &saved, told(&saved.bench)));
+                sections.push(bench::section(&file, &saved, about(&saved.bench)));
             }
             _ => skipped.push(file),
         }

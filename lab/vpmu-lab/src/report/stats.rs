@@ -19,7 +19,7 @@ pub(super) struct Stats {
     pub(super) exit_share: Option<BTreeMap<String, f64>>,
     /// Operations on host events, by kind.
     pub(super) host_operations: Option<BTreeMap<String, u64>>,
-    /// Exits that serve the guest's PMU, where they are not told by kind.
+    /// Exits that serve the guest's PMU, where they are not counted by kind.
     pub(super) pmu_exits: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! The guest's console: records and output told apart as the bytes arrive.
+//! The guest's console: separates records from output as the bytes arrive.
 //!
 //! Everything comes over one serial line: kernel messages, the command's own bytes, and records.
 //! Records are taken out wherever they are. The command's bytes are passed on unchanged, whatever

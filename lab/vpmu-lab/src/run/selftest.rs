@@ -29,7 +29,7 @@ const NO_GUEST: &str = "a guest is run on x86-64 only";
 /// What was found on a machine.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Found {
-    /// The facts by which machines are told apart.
+    /// The facts that distinguish machines.
     pub machine: Value,
     /// The checks, in their order.
     pub checks: Vec<Check>,
@@ -265,16 +265,19 @@ mod tests {
             skip cpu0.pebs.reload: no PEBS\nFAIL cpu1.pmi.nmi: late (got 0x1 want 0x2)\nok cpu0.pmi.nmi\n\
             ok isolation.counts\npayload: 4 passed, 1 failed, 1 skipped\n";
         let checks = of_console("intel", console);
-        let told = |name: &str| {
+        let verdict = |name: &str| {
             let check = checks.iter().find(|check| check.name == name).unwrap();
             (check.result, check.why.as_str())
         };
-        assert_eq!(told("intel guest: register"), (Verdict::Holds, "2 tests"));
-        assert_eq!(told("intel guest: pebs"), (Verdict::Cannot, "no PEBS"));
-        let late = "cpu1.pmi.nmi: late (got 0x1 want 0x2)";
-        assert_eq!(told("intel guest: pmi"), (Verdict::Fails, late));
         assert_eq!(
-            (told("intel guest: isolation").0, checks.len()),
+            verdict("intel guest: register"),
+            (Verdict::Holds, "2 tests")
+        );
+        assert_eq!(verdict("intel guest: pebs"), (Verdict::Cannot, "no PEBS"));
+        let late = "cpu1.pmi.nmi: late (got 0x1 want 0x2)";
+        assert_eq!(verdict("intel guest: pmi"), (Verdict::Fails, late));
+        assert_eq!(
+            (verdict("intel guest: isolation").0, checks.len()),
             (Verdict::Holds, 4)
         );
         let found = Found {

@@ -29,11 +29,11 @@ pub(crate) fn start(mut monitor: Monitor, disturb: Disturb, begun: u32, dialogue
         Disturb::Migrate(_) | Disturb::Loadvm(_) => begun == 1,
     };
     if due && matches!(sys::fork(), Ok(None)) {
-        let told = match perform(&mut monitor, disturb, begun, dialogue) {
+        let outcome = match perform(&mut monitor, disturb, begun, dialogue) {
             Ok(times) => format!("kvm-host: {disturb:?}: done {times} times"),
             Err(reason) => format!("kvm-host: {disturb:?}: {reason}"),
         };
-        Fd::STDOUT.say(format_args!("{told}"));
+        Fd::STDOUT.say(format_args!("{outcome}"));
         sys::exit(0);
     }
     monitor

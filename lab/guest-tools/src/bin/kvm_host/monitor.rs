@@ -115,8 +115,8 @@ impl Monitor {
         let vcpus = self.ask("query-cpus-fast", &json!({}))?;
         for vcpu in vcpus.as_array().into_iter().flatten() {
             let property = json!({"path": vcpu["qom-path"], "property": "vpmu-statistics"});
-            let told = self.ask("qom-get", &property)?;
-            for (name, count) in told.as_object().into_iter().flatten() {
+            let values = self.ask("qom-get", &property)?;
+            for (name, count) in values.as_object().into_iter().flatten() {
                 *sum.entry(name.clone()).or_default() += count.as_u64().unwrap_or(0);
             }
         }

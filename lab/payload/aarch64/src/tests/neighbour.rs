@@ -280,8 +280,12 @@ fn borrowed_before(give_back: impl FnOnce()) -> Verdict {
         2_000_000 + 20 * SAMPLES,
     )?;
     give_back();
-    let told = Pmu::identify()?.counters;
-    check(format_args!("PMCR_EL0.N"), told.into(), pmu.counters.into())?;
+    let counters = Pmu::identify()?.counters;
+    check(
+        format_args!("PMCR_EL0.N"),
+        counters.into(),
+        pmu.counters.into(),
+    )?;
     let before = pmu.value(last)?;
     spin(10_000);
     let counted = pmu.value(last)? - before;
@@ -305,8 +309,12 @@ fn borrow(others: u64, ring: impl Fn(u32)) -> Verdict {
     let few = |n: u8| check_range(format_args!("counter {n}"), delta(n)?, 20_000, most);
     few(last)?;
     ring(1);
-    let told = Pmu::identify()?.counters;
-    check(format_args!("PMCR_EL0.N"), told.into(), pmu.counters.into())?;
+    let counters = Pmu::identify()?.counters;
+    check(
+        format_args!("PMCR_EL0.N"),
+        counters.into(),
+        pmu.counters.into(),
+    )?;
     check(format_args!("counter {last}"), delta(last)?, 0)?;
     (0..last).try_for_each(few)?;
     check(

@@ -1,4 +1,4 @@
-//! Counters count the events that they are told to count, and nothing when they
+//! Counters count the events that they are set to, and nothing when they
 //! are off. SDM vol. 3B, 20.2.1 (event selects), 20.2.2 (fixed counters and the
 //! global enables).
 

@@ -12,7 +12,7 @@ const DRAWN: usize = 6;
 
 /// What the page knows of a bench besides its figures.
 #[derive(Debug, Clone, Copy)]
-pub struct Told {
+pub struct About {
     /// The bench's page in Markdown, for the groups of its figures.
     pub page: &'static Page,
     /// The bench's story, where it has one.
@@ -30,9 +30,9 @@ const UNKNOWN: Page = Page {
 };
 
 /// Makes the section of the bench in `file`.
-pub(super) fn section(file: &str, bench: &saved::Bench, told: Option<Told>) -> Section {
-    let page = told.map_or(&UNKNOWN, |told| told.page);
-    let story = told.and_then(|told| told.story);
+pub(super) fn section(file: &str, bench: &saved::Bench, about: Option<About>) -> Section {
+    let page = about.map_or(&UNKNOWN, |about| about.page);
+    let story = about.and_then(|about| about.story);
     let id = file.trim_end_matches(".json").to_owned();
     // Only other vendors' results are saved beside a bench's own.
     let variant = match id.strip_prefix(bench.bench.as_str()) {

@@ -2,11 +2,11 @@
 
 use super::super::number::number;
 use super::super::result::Run;
-use crate::spec::design::Pmu;
 use super::super::table;
 use super::draw::{kinds, measured};
 use super::flame::flame;
 use super::{Figures, Group, Section};
+use crate::spec::design::Pmu;
 
 /// Makes the section of the runs in `file`, the first of which the others are relative to.
 pub(super) fn section(file: &str, runs: &[Run]) -> Section {

@@ -91,7 +91,7 @@ fn each_sentence_has_its_figures() {
             continue;
         }
         let bench: saved::Bench = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        let Some(story) = crate::bench::told(&bench.bench).and_then(|told| told.story) else {
+        let Some(story) = crate::bench::about(&bench.bench).and_then(|about| about.story) else {
             continue;
         };
         for sentence in story.sentences {
@@ -103,7 +103,7 @@ fn each_sentence_has_its_figures() {
 
 #[test]
 fn all_results_are_one_small_page() {
-    let page = of_folder(&results(), crate::bench::told).unwrap();
+    let page = of_folder(&results(), crate::bench::about).unwrap();
     assert!(page.skipped.is_empty(), "{:?}", page.skipped);
     assert!(page.html.len() < 1_000_000, "{} bytes", page.html.len());
 }
