@@ -52,8 +52,6 @@ pub enum Error {
     Offer(vpmu::paravirt::BadOffer),
     /// A saved paravirtual PMU that cannot go on here.
     Paravirt(vpmu::paravirt::RestoreError),
-    /// PEBS needs a vCPU's descriptor.
-    BarePebs,
     /// PEBS records would be late.
     PebsSkid,
     /// Last branch records cannot be offered: the reason.
@@ -109,9 +107,6 @@ impl fmt::Display for Error {
                 "a saved PMU of version {version} is not known here: restore with the version that saved it"),
             Self::Offer(error) => write!(f, "{error}; use what detect() gives"),
             Self::Paravirt(error) => write!(f, "{error}; restore with the version that saved it"),
-            Self::BarePebs => f.write_str(
-                "PEBS records need the guest's registers and memory: offer no PEBS, or attach by descriptors \
-                 (Vcpu::attach)"),
             Self::PebsSkid => f.write_str(
                 "PEBS records would be some instructions late with this host's hardware counters, which no guest can be \
                  told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --clock), or offer no \
@@ -156,7 +151,6 @@ impl Error {
             | Self::StateVersion(_)
             | Self::Offer(_)
             | Self::Paravirt(_)
-            | Self::BarePebs
             | Self::PebsSkid
             | Self::Lbr(_)
             | Self::OtherOffer => false,

@@ -8,15 +8,17 @@ use vpmu::counter::CounterHost;
 use vpmu::x86::{CounterConfig, Outcome, Ring};
 use vpmu_perf::{Flag, KICKED, PerfHost, PerfOptions};
 
+use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::guest::{self, VcpuGuest};
 use crate::lapic::{self, Lapic, Pmi};
 use crate::memory::GuestMemory;
-use crate::parts::Parts;
+use crate::pmu::VcpuPmu;
 use crate::rdpmc::{self, VcpuRdpmc};
 use crate::run::{Returned, RunPage};
+use crate::stats::{Exit, Shared};
+use crate::sys;
 use crate::thread::unset;
-use crate::{Exit, sys};
 
 /// A rewritten RDPMC writes to this port. Two bytes of code, as RDPMC: `e6 e6`.
 pub const RDPMC_PORT: u16 = 0xe6;
@@ -35,7 +37,7 @@ pub enum AfterRun {
     Vmm,
 }
 
-/// A vCPU of KVM's.
+/// A vCPU of KVM's, and what answers its guest's accesses beside the PMU.
 #[derive(Debug)]
 pub(crate) struct OnKvm {
     pub(crate) vm: Arc<OwnedFd>,
@@ -45,6 +47,9 @@ pub(crate) struct OnKvm {
     fault: Option<u64>,
     /// The way of RDPMC to the VMM where no kernel is rewritten.
     pub(crate) rdpmc: Option<VcpuRdpmc>,
+    /// `None`: the guest has no lazy deadline.
+    pub(crate) deadline: Option<Arc<Deadline>>,
+    pub(crate) statistics: Shared,
 }
 
 impl OnKvm {
@@ -64,6 +69,8 @@ impl OnKvm {
             vcpu: Arc::new(vcpu),
             fault: None,
             rdpmc: None,
+            deadline: None,
+            statistics: Shared::new(),
         })
     }
 
@@ -87,9 +94,9 @@ impl OnKvm {
     /// Delivers the interrupt that is due, and prepares the page for the next KVM_RUN.
     pub(crate) fn before_run<H: CounterHost<CounterConfig>>(
         &mut self,
-        parts: &mut Parts<H>,
+        pmu: &mut Option<VcpuPmu<H>>,
     ) -> Result<(), Error> {
-        if let Some(pmu) = &mut parts.pmu
+        if let Some(pmu) = pmu
             && pmu.pmi_is_due()
         {
             // A paravirtual PMU's interrupt is an NMI, whatever LVTPC says.
@@ -120,29 +127,26 @@ impl OnKvm {
     /// Completes the exit if it is one of the parts'. `overflowed`: an overflow was signalled during the run.
     pub(crate) fn after_run<H: CounterHost<CounterConfig>>(
         &mut self,
-        parts: &mut Parts<H>,
+        pmu: &mut Option<VcpuPmu<H>>,
         overflowed: bool,
     ) -> Result<AfterRun, Error> {
         let completed = match self.run.returned() {
             Returned::NoExit => {
-                parts.count(Exit::Kick);
+                self.statistics.lock().count(Exit::Kick);
                 return self.no_exit(overflowed);
             }
             // An access that no part knows stays as KVM has made it, so that the VMM's own handler finds it untouched.
             Returned::Rdmsr(index) => {
-                let outcome = self.rdmsr(index, parts)?;
+                let outcome = self.rdmsr(index, pmu)?;
                 self.run.complete_msr(outcome)
             }
             Returned::Wrmsr(index, value) => {
-                let outcome = match self.permits(index, parts)? {
-                    true => parts.wrmsr(index, value),
-                    false => Outcome::GeneralProtection,
-                };
+                let outcome = self.wrmsr(index, value, pmu)?;
                 self.run.complete_msr(outcome)
             }
-            Returned::Out(RDPMC_PORT) => self.rdpmc(parts)?,
+            Returned::Out(RDPMC_PORT) => self.rdpmc(pmu)?,
             Returned::Out(rdpmc::ENTRY_PORT) => match &self.rdpmc {
-                Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, parts)?,
+                Some(rdpmc) => rdpmc.entered(&self.vcpu, &self.run, pmu)?,
                 None => false,
             },
             Returned::Out(_) | Returned::Debug | Returned::Other => false,
@@ -173,34 +177,65 @@ impl OnKvm {
         })
     }
 
-    /// Returns whether the guest may have this register: only with RDPMC it has a PMU.
-    fn permits<H: CounterHost<CounterConfig>>(
+    fn rdmsr<H: CounterHost<CounterConfig>>(
         &mut self,
         msr: u32,
-        parts: &Parts<H>,
-    ) -> Result<bool, Error> {
+        pmu: &mut Option<VcpuPmu<H>>,
+    ) -> Result<Outcome, Error> {
+        if !self.permits(msr)? {
+            return Ok(Outcome::GeneralProtection);
+        }
+        if let Some(rdpmc) = &self.rdpmc {
+            let outcome = rdpmc.rdmsr(msr, &self.vcpu, &self.run, pmu);
+            if outcome != Outcome::NotHandled {
+                return Ok(outcome);
+            }
+        }
+        let of_pmu = pmu.as_mut().map(|pmu| pmu.rdmsr(msr));
+        Ok(self.or_of_deadline(of_pmu, Exit::MsrRead(msr), |deadline| deadline.rdmsr(msr)))
+    }
+
+    fn wrmsr<H: CounterHost<CounterConfig>>(
+        &mut self,
+        msr: u32,
+        value: u64,
+        pmu: &mut Option<VcpuPmu<H>>,
+    ) -> Result<Outcome, Error> {
+        if !self.permits(msr)? {
+            return Ok(Outcome::GeneralProtection);
+        }
+        let of_pmu = pmu.as_mut().map(|pmu| pmu.wrmsr(msr, value));
+        Ok(
+            self.or_of_deadline(of_pmu, Exit::MsrWrite(msr), |deadline| {
+                deadline.wrmsr(msr, value)
+            }),
+        )
+    }
+
+    /// Returns whether the guest may have this register: only with RDPMC it has a PMU.
+    fn permits(&mut self, msr: u32) -> Result<bool, Error> {
         match &mut self.rdpmc {
-            Some(rdpmc) => rdpmc.permits(msr, &self.vcpu, parts),
+            Some(rdpmc) => rdpmc.permits(msr, &self.vcpu),
             None => Ok(true),
         }
     }
 
-    fn rdmsr<H: CounterHost<CounterConfig>>(
-        &mut self,
-        msr: u32,
-        parts: &mut Parts<H>,
-    ) -> Result<Outcome, Error> {
-        if !self.permits(msr, parts)? {
-            return Ok(Outcome::GeneralProtection);
-        }
-        let outcome = match &self.rdpmc {
-            Some(rdpmc) => rdpmc.rdmsr(msr, &self.vcpu, &self.run, parts),
-            None => Outcome::NotHandled,
+    /// Returns the outcome of an access that the PMU was asked for first, as nearly all accesses are for it.
+    fn or_of_deadline(
+        &self,
+        of_pmu: Option<Outcome>,
+        exit: Exit,
+        of_deadline: impl FnOnce(&Deadline) -> Outcome,
+    ) -> Outcome {
+        let (None | Some(Outcome::NotHandled), Some(deadline)) = (of_pmu, &self.deadline) else {
+            return of_pmu.unwrap_or(Outcome::NotHandled);
         };
-        Ok(match outcome {
-            Outcome::NotHandled => parts.rdmsr(msr),
-            outcome => outcome,
-        })
+        let outcome = of_deadline(deadline);
+        // The PMU counts its own accesses.
+        if outcome != Outcome::NotHandled {
+            self.statistics.lock().count(exit);
+        }
+        outcome
     }
 
     /// Completes a rewritten RDPMC. Only the guest's kernel was rewritten: from a process that has been given ports (iopl,
@@ -208,8 +243,11 @@ impl OnKvm {
     /// is the VMM's.
     fn rdpmc<H: CounterHost<CounterConfig>>(
         &mut self,
-        parts: &mut Parts<H>,
+        pmu: &mut Option<VcpuPmu<H>>,
     ) -> Result<bool, Error> {
+        let Some(pmu) = pmu else {
+            return Ok(false);
+        };
         let (rcx, rip) = self.run.rcx_and_rip();
         // Processes have the lower half. The question would take a system call for each RDPMC of a kernel.
         let is_upper = rip >> 63 != 0;
@@ -217,7 +255,7 @@ impl OnKvm {
             return Ok(false);
         }
         // RDPMC takes ECX, whatever the high half of RCX holds (SDM vol. 2B).
-        match parts.rdpmc(rcx as u32, Ring::Kernel) {
+        match pmu.rdpmc(rcx as u32, Ring::Kernel) {
             Outcome::NotHandled => return Ok(false),
             // RDPMC clears the high halves of RAX and RDX in 64-bit mode.
             Outcome::Value(value) => self.run.set_rax_and_rdx(value & 0xffff_ffff, value >> 32),

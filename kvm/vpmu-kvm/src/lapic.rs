@@ -57,7 +57,7 @@ pub(crate) fn signal(vm: &impl AsRawFd, id: u32, vector: u8) -> Result<(), Error
 
 /// The delivery of a PMI to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pmi {
+pub(crate) enum Pmi {
     /// As an NMI.
     Nmi,
     /// As a fixed interrupt of this vector, 16 or above.

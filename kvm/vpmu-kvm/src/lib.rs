@@ -66,15 +66,11 @@
 //! With the feature `bindings`, entries of CPUID convert from and to those of this crate's version of `kvm-bindings`, as
 //! above; a VMM on another version converts by `[u32; 7]`. With the feature `vm-memory`, `GuestMemoryMmap` is a
 //! [`GuestMemory`]; a VMM on another version implements three functions.
-//!
-//! A VMM that reaches its vCPUs by an abstraction of its own makes a [`BarePmu`] for each, and hands over what its
-//! abstraction gives it.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 #[cfg(test)]
 extern crate self as vpmu_kvm;
 
-mod bare;
 mod cpuid;
 mod deadline;
 mod error;
@@ -91,7 +87,6 @@ mod memory;
 mod offer;
 mod options;
 mod paravirt;
-mod parts;
 mod pmu;
 mod rdpmc;
 mod run;
@@ -103,24 +98,22 @@ mod thread;
 mod trial;
 mod vcpu;
 
-pub use bare::BarePmu;
 pub use cpuid::CpuidEntry;
 pub use deadline::{DEADLINE_MSR, DEADLINE_SLOT_MSR, Deadline, DeadlineState};
 pub use error::Error;
 pub use intercept::{Filter, FilterRange, intercept, intercept_beside};
 pub use kvm::{AfterRun, RDPMC_PORT};
-pub use lapic::Pmi;
 pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
-pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
+pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState};
 pub use rdpmc::{Rdpmc, RdpmcState};
 #[cfg(feature = "seccompiler")]
 pub use seccomp::add_seccomp_rules;
 pub use seccomp::{
     Argument, SETUP_SYSCALLS, SYSCALLS, Syscall, seccomp_rules, seccomp_setup_rules,
 };
-pub use state::{ParavirtState, SavedPmu, State};
+pub use state::{SavedPmu, State};
 pub use stats::{Arming, Bridges, Exit, Exits, Statistics};
 pub use trial::guests_only;
 pub use vcpu::Vcpu;

@@ -9,7 +9,7 @@ use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::Options;
-use crate::pmu::Core;
+use crate::pmu::VcpuPmu;
 
 /// Nobody.
 #[derive(Debug)]
@@ -30,19 +30,23 @@ impl Follower {
         }
     }
 
-    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) {
+    pub(crate) fn forget(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) {
         match *self {}
     }
 
-    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn after_run(&mut self, _: &OnKvm, _: &mut Core<PerfHost>) -> Result<bool, Error> {
+    pub(crate) fn after_run(
+        &mut self,
+        _: &OnKvm,
+        _: &mut VcpuPmu<PerfHost>,
+    ) -> Result<bool, Error> {
         match *self {}
     }
 }

@@ -7,12 +7,11 @@
 use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Report, Statistics};
-use vpmu::paravirt::{Device, Offer, PAGE_SIZE};
-use vpmu::x86::{CounterConfig, Outcome};
+use vpmu::paravirt::{Device, DeviceState, Offer, PAGE_SIZE};
+use vpmu::x86::{CounterConfig, EventFilter, Outcome};
 
 use crate::error::Error;
 use crate::memory::{GuestMemory, SharedPage, with_page};
-use crate::state::ParavirtState;
 
 /// A write shares the page at this guest physical address, with bit 0 set; 0 ends the sharing.
 pub const PMU_PAGE_MSR: u32 = 0x4b56_4d58;
@@ -168,5 +167,43 @@ impl Paravirtual {
 
     pub(crate) fn offer(&self) -> &Offer {
         self.device.offer()
+    }
+}
+
+/// One vCPU's paravirtual PMU as a value. The page goes with the guest's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ParavirtState {
+    /// The page's address in the guest's memory.
+    // The address alone: what is in the page is the guest's memory, which is saved with the guest.
+    page: Option<u64>,
+    counters: u8,
+    events: u32,
+    rings: bool,
+    raw: bool,
+    device: DeviceState,
+}
+
+impl ParavirtState {
+    fn new(page: Option<u64>, offer: &Offer, device: DeviceState) -> Self {
+        Self {
+            page,
+            counters: offer.counters,
+            events: offer.events,
+            rings: offer.rings,
+            raw: offer.raw,
+            device,
+        }
+    }
+
+    pub(crate) fn offer(&self) -> Offer {
+        Offer {
+            counters: self.counters,
+            events: self.events,
+            rings: self.rings,
+            raw: self.raw,
+            // The host's events are the filter: what it cannot count was never offered.
+            filter: EventFilter::default(),
+        }
     }
 }

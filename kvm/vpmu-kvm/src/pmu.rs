@@ -1,4 +1,4 @@
-//! One vCPU's PMU and its host: the parts that need no descriptor.
+//! One vCPU's PMU and its host, which need no descriptor of the vCPU.
 
 /// Makes the same call of a PMU of either kind and vendor.
 // One choice for each call, and the same one in the files beside this.
@@ -17,7 +17,7 @@ mod branches;
 mod host_access;
 
 use std::mem::discriminant;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Policy, Report};
 use vpmu::x86::{
@@ -31,7 +31,9 @@ use crate::memory::GuestMemory;
 use crate::offer::Pmu;
 use crate::paravirt::Paravirtual;
 use crate::state::SavedPmu;
-use crate::{Exit, Statistics};
+#[cfg(fuzzing)]
+use crate::state::State;
+use crate::stats::{Exit, Shared, Statistics};
 
 /// A PMU of the kind that its guest is offered.
 #[derive(Debug)]
@@ -43,47 +45,40 @@ enum Engine {
 
 /// The PMU, its host, and the statistics.
 #[derive(Debug)]
-pub(crate) struct Core<H> {
+pub(crate) struct VcpuPmu<H> {
     engine: Engine,
     /// The perf events of the vCPU's thread; `None`: there is no thread yet.
     pub(crate) host: Option<H>,
     /// Whether host events miss the instructions that are completed here. A clock has no instructions, and the time of an
     /// exit is in its count.
     pub(crate) misses_completed: bool,
-    statistics: Arc<Mutex<Statistics>>,
+    statistics: Shared,
 }
 
-impl<H: CounterHost<CounterConfig>> Core<H> {
+impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Makes the PMU of a vCPU that has no thread yet. Nothing counts before it has a host and is [loaded](Self::load).
     pub(crate) fn new(
         pmu: &Pmu,
         policy: Policy,
         memory: Arc<dyn GuestMemory>,
+        statistics: Shared,
     ) -> Result<Self, Error> {
-        match pmu {
-            Pmu::Architectural(capability) => Self::architectural(*capability, policy),
-            Pmu::Paravirtual(offer) => Ok(Self::of(Engine::Paravirtual(Paravirtual::new(
-                offer.clone(),
-                memory,
-            )?))),
-        }
-    }
-
-    /// As [`new`](Self::new), for an architectural PMU, which needs no memory.
-    pub(crate) fn architectural(capability: Capability, policy: Policy) -> Result<Self, Error> {
-        let pmu = architectural(capability, policy)?;
-        Ok(Self::of(Engine::Architectural(pmu, policy)))
-    }
-
-    fn of(mut engine: Engine) -> Self {
+        let mut engine = match pmu {
+            Pmu::Architectural(capability) => {
+                Engine::Architectural(architectural(*capability, policy)?, policy)
+            }
+            Pmu::Paravirtual(offer) => {
+                Engine::Paravirtual(Paravirtual::new(offer.clone(), memory)?)
+            }
+        };
         // The engine begins with a vCPU that runs.
         each!(&mut engine, pmu => pmu.put(&mut None::<H>));
-        Self {
+        Ok(Self {
             engine,
             host: None,
             misses_completed: false,
-            statistics: Arc::new(Mutex::new(Statistics::new())),
-        }
+            statistics,
+        })
     }
 
     /// Makes the enabled counters count from now on.
@@ -104,16 +99,6 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {
         each!(&self.engine, pmu => pmu.counter_state(counter))
-    }
-
-    pub(crate) fn shared_statistics(&self) -> Arc<Mutex<Statistics>> {
-        Arc::clone(&self.statistics)
-    }
-
-    fn statistics(&self) -> MutexGuard<'_, Statistics> {
-        self.statistics
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the PMU's state up to this moment, in which the guest does not run. Nothing stops.
@@ -222,7 +207,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
             return None;
         }
         let pmi = Pmi::of(lvtpc);
-        let mut statistics = self.statistics();
+        let mut statistics = self.statistics.lock();
         match pmi {
             None => statistics.masked_pmis += 1,
             Some(_) => statistics.pmis += 1,
@@ -234,10 +219,10 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     /// Shows the engine's statistics to other threads. An access does not: the copy takes a tenth of the access's time,
     /// and who compares two moments makes them by exits of the VMM's.
     pub(crate) fn publish(&self) {
-        self.tell(&mut self.statistics());
+        self.show(&mut self.statistics.lock());
     }
 
-    fn tell(&self, statistics: &mut Statistics) {
+    fn show(&self, statistics: &mut Statistics) {
         match &self.engine {
             Engine::Architectural(pmu, _) => {
                 statistics.host = pmu.statistics();
@@ -254,7 +239,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
             Outcome::GeneralProtection => false,
             Outcome::Value(_) | Outcome::Done => true,
         };
-        self.statistics().count(exit);
+        self.statistics.lock().count(exit);
         // The instruction retires in no guest mode, so that no counter of the processor's has seen it. It retires under what it
         // has written. A paravirtual PMU's guest exits by its driver alone, whose doorbells are no part of what it counts.
         if completed
@@ -266,11 +251,11 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
     }
 }
 
-impl Core<PerfHost> {
+impl VcpuPmu<PerfHost> {
     /// As [`publish`](Self::publish), with what perf's host alone knows.
     pub(crate) fn publish_all(&self) {
-        let mut statistics = self.statistics();
-        self.tell(&mut statistics);
+        let mut statistics = self.statistics.lock();
+        self.show(&mut statistics);
         if let Some(host) = &self.host {
             statistics.longest_stuck_ns = statistics.longest_stuck_ns.max(host.longest_stuck_ns());
         }
@@ -321,6 +306,33 @@ fn architectural(capability: Capability, policy: Policy) -> Result<AnyPmu, Error
         ..PmuConfig::new(capability)
     })
     .map_err(Error::Config)
+}
+
+/// The checks of a forged state that need no vCPU and no perf, for fuzz targets.
+#[cfg(fuzzing)]
+#[doc(hidden)]
+impl State {
+    /// Returns the state of a PMU that has done nothing yet.
+    pub fn fresh(offer: &Pmu, memory: Arc<dyn GuestMemory>) -> Self {
+        let pmu = VcpuPmu::<PerfHost>::new(offer, Policy::default(), memory, Shared::new());
+        Self::new(pmu.ok().map(|mut pmu| pmu.save()), None)
+    }
+
+    /// Continues from the PMU's state. A state that is taken is saved as it was, and is taken again.
+    pub fn try_restore(&self, memory: Arc<dyn GuestMemory>) {
+        let (Ok(()), Some(saved)) = (self.check(), &self.pmu) else {
+            return;
+        };
+        let offer = saved.offer();
+        let pmu = VcpuPmu::<PerfHost>::new(&offer, Policy::default(), memory, Shared::new());
+        if let Ok(mut pmu) = pmu
+            && pmu.restore(saved).is_ok()
+        {
+            let again = pmu.save();
+            pmu.restore(&again).expect("its own state");
+            assert_eq!(pmu.save(), again);
+        }
+    }
 }
 
 #[cfg(test)]

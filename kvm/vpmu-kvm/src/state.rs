@@ -1,11 +1,11 @@
 //! One vCPU's parts as a value, to be saved with the guest and continued elsewhere.
 
-use vpmu::paravirt::{self, DeviceState};
-use vpmu::x86::{Capability, EventFilter, PmuState};
+use vpmu::x86::{Capability, PmuState};
 
 use crate::deadline::DeadlineState;
 use crate::error::Error;
 use crate::offer::{Offer, Pmu};
+use crate::paravirt::ParavirtState;
 
 /// One vCPU's state: everything of its parts that its guest could find out, and the parts that it was offered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,20 +27,6 @@ pub enum SavedPmu {
     Architectural(Capability, PmuState),
     /// A paravirtual PMU.
     Paravirtual(ParavirtState),
-}
-
-/// One vCPU's paravirtual PMU as a value. The page goes with the guest's memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct ParavirtState {
-    /// The page's address in the guest's memory.
-    // The address alone: what is in the page is the guest's memory, which is saved with the guest.
-    pub(crate) page: Option<u64>,
-    counters: u8,
-    events: u32,
-    rings: bool,
-    raw: bool,
-    pub(crate) device: DeviceState,
 }
 
 impl State {
@@ -82,30 +68,6 @@ impl SavedPmu {
         match self {
             Self::Architectural(capability, _) => Pmu::Architectural(*capability),
             Self::Paravirtual(state) => Pmu::Paravirtual(state.offer()),
-        }
-    }
-}
-
-impl ParavirtState {
-    pub(crate) fn new(page: Option<u64>, offer: &paravirt::Offer, device: DeviceState) -> Self {
-        Self {
-            page,
-            counters: offer.counters,
-            events: offer.events,
-            rings: offer.rings,
-            raw: offer.raw,
-            device,
-        }
-    }
-
-    pub(crate) fn offer(&self) -> paravirt::Offer {
-        paravirt::Offer {
-            counters: self.counters,
-            events: self.events,
-            rings: self.rings,
-            raw: self.raw,
-            // The host's events are the filter: what it cannot count was never offered.
-            filter: EventFilter::default(),
         }
     }
 }

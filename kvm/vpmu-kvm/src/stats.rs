@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use vpmu::counter;
@@ -121,6 +122,38 @@ pub struct Arming {
     pub ns: u64,
     /// Time of the longest search. Over a span of time this is still the longest of all.
     pub longest_ns: u64,
+}
+
+/// The statistics of one vCPU, which its thread writes and any thread may read.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared(Arc<Mutex<Statistics>>);
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Statistics::new())))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Statistics> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the statistics for the VMM.
+    pub(crate) fn share(&self) -> Arc<Mutex<Statistics>> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// What was executed without the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg(feature = "lbr")]
+pub(crate) struct Executed {
+    /// Reads of records that were answered.
+    pub(crate) reads: u32,
+    /// Branches that were taken, which are handed over.
+    pub(crate) taken: u32,
+    /// All instructions, and the branches among them, taken or not.
+    pub(crate) instructions: u32,
+    pub(crate) branches: u32,
 }
 
 /// The bridges: instructions that were executed for a guest with last branch records, so that neither its branches at a PMI

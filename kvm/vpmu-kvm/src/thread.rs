@@ -8,7 +8,7 @@ use vpmu_perf::{Backing, Descriptors, Flag, KICKED, Kick, PerfHost, PerfOptions}
 use crate::error::Error;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::Options;
-use crate::pmu::Core;
+use crate::pmu::VcpuPmu;
 
 /// Time for which a host event is kept for a guest that does not use it.
 const SLICE: Duration = Duration::from_millis(100);
@@ -66,23 +66,23 @@ impl Thread {
     /// for this PMU. `tsc_hz` asks for the rate of the vCPU's TSC.
     pub(crate) fn before_run(
         &mut self,
-        core: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
         tsc_hz: impl Fn() -> Result<u64, Error>,
         host: impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
-        if !core.host.as_ref().is_some_and(PerfHost::is_here) {
-            self.bind(core, tsc_hz()?, &host)?;
+        if !pmu.host.as_ref().is_some_and(PerfHost::is_here) {
+            self.bind(pmu, tsc_hz()?, &host)?;
         }
-        if let Some(host) = &mut core.host {
+        if let Some(host) = &mut pmu.host {
             host.forget_guest();
         }
         // The kick is taken back before the check for overflows, so that no overflow is without its kick.
         self.take_back();
         // Between two runs no other thread has to be kept out.
         if self.slice.reads_clock() {
-            core.publish_all();
+            pmu.publish_all();
             if self.slice.has_ended() {
-                core.end_slice();
+                pmu.end_slice();
                 // A VMM may give the TSC another rate at any time, and KVM tells nobody.
                 self.is_unsure_of_rate = true;
             }
@@ -90,32 +90,32 @@ impl Thread {
         if std::mem::take(&mut self.is_unsure_of_rate) {
             let now = tsc_hz()?;
             if now != self.tsc_hz {
-                self.bind(core, now, &host)?;
+                self.bind(pmu, now, &host)?;
             }
         }
-        core.take_overflows();
+        pmu.take_overflows();
         Ok(())
     }
 
     /// Makes the perf events of the calling thread.
     fn bind(
         &mut self,
-        core: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
         tsc_hz: u64,
         host: &impl Fn(Offer, PerfOptions) -> Result<PerfHost, Error>,
     ) -> Result<(), Error> {
         // A perf event counts one thread for all its life, so that another thread means other events.
-        core.unbind();
+        pmu.unbind();
         // Whatever the VMM did to its threads' signals since `attach`, it did before it ran this vCPU here.
         vpmu_perf::reach_thread(&self.perf)?;
         let perf = PerfOptions {
             tsc_hz,
             ..self.perf.clone()
         };
-        core.host = Some(host(core.offer().into(), perf)?);
+        pmu.host = Some(host(pmu.offer().into(), perf)?);
         self.tsc_hz = tsc_hz;
-        core.misses_completed = self.backing == Backing::Hardware;
-        core.load();
+        pmu.misses_completed = self.backing == Backing::Hardware;
+        pmu.load();
         Ok(())
     }
 
@@ -165,3 +165,6 @@ impl Slice {
         ended
     }
 }
+
+#[cfg(test)]
+mod tests;

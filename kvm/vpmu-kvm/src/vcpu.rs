@@ -35,12 +35,12 @@ use crate::kvm::{AfterRun, OnKvm};
 use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::{self, Options};
-use crate::parts::Parts;
-use crate::pmu::Core;
+use crate::pmu::VcpuPmu;
 use crate::rdpmc::{Rdpmc, VcpuRdpmc};
-use crate::state::{SavedPmu, State};
+use crate::state::State;
+use crate::stats::Statistics;
+use crate::sys;
 use crate::thread::Thread;
-use crate::{Statistics, sys};
 
 /// One vCPU of KVM's with the parts that its guest is offered. Its PMU is counted by perf events of the vCPU's thread.
 ///
@@ -49,7 +49,8 @@ use crate::{Statistics, sys};
 #[derive(Debug)]
 pub struct Vcpu {
     kvm: OnKvm,
-    parts: Parts<PerfHost>,
+    /// `None`: the guest has no PMU.
+    pmu: Option<VcpuPmu<PerfHost>>,
     /// `None`: the guest has no last branch records.
     follower: Option<Follower>,
     /// `None`: nothing is asked of perf.
@@ -78,10 +79,11 @@ impl Vcpu {
         let (pmu, thread) = match &offer.pmu {
             None => (None, None),
             Some(pmu) => {
-                let core = Core::new(pmu, options.policy, Arc::clone(&memory))?;
+                let (memory, statistics) = (Arc::clone(&memory), kvm.statistics.clone());
+                let vcpu_pmu = VcpuPmu::new(pmu, options.policy, memory, statistics)?;
                 // The TSC's rate is read when a thread begins to run the vCPU, and again with each slice.
                 let thread = Thread::new(pmu, options, options::flag(&kvm.run), 0)?;
-                (Some(core), Some(thread))
+                (Some(vcpu_pmu), Some(thread))
             }
         };
         let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
@@ -106,36 +108,33 @@ impl Vcpu {
         let Some(pmu @ Pmu::Paravirtual(_)) = &offer.pmu else {
             return Err(Error::OtherOffer);
         };
-        let pmu = Some(Core::new(pmu, options.policy, Arc::clone(&memory))?);
         let kvm = OnKvm::new(vm, vcpu)?;
-        let mut this = Self::with(kvm, pmu, None, offer.deadline, options, memory)?;
+        let statistics = kvm.statistics.clone();
+        let pmu = VcpuPmu::new(pmu, options.policy, Arc::clone(&memory), statistics)?;
+        let mut this = Self::with(kvm, Some(pmu), None, offer.deadline, options, memory)?;
         // Only with the page's address from the state can the device tell the guest that it leaves.
         this.restore(state)?;
-        if let Some(pmu) = &mut this.parts.pmu {
+        if let Some(pmu) = &mut this.pmu {
             pmu.leave();
         }
         Ok(this)
     }
 
     fn with(
-        kvm: OnKvm,
-        pmu: Option<Core<PerfHost>>,
+        mut kvm: OnKvm,
+        pmu: Option<VcpuPmu<PerfHost>>,
         thread: Option<Thread>,
         deadline: bool,
         options: Options,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        let deadline = match deadline {
-            true => {
-                let (vm, vcpu) = (Arc::clone(&kvm.vm), Arc::clone(&kvm.vcpu));
-                let deadline = Deadline::new(vm, vcpu, Arc::clone(&memory))?;
-                Some(Arc::new(deadline))
-            }
-            false => None,
-        };
+        if deadline {
+            let (vm, vcpu) = (Arc::clone(&kvm.vm), Arc::clone(&kvm.vcpu));
+            kvm.deadline = Some(Arc::new(Deadline::new(vm, vcpu, Arc::clone(&memory))?));
+        }
         Ok(Self {
             kvm,
-            parts: Parts::new(pmu, deadline),
+            pmu,
             follower: None,
             thread,
             memory,
@@ -156,14 +155,15 @@ impl Vcpu {
     /// among the MSRs of [`intercept`](crate::intercept). Call this before the first run.
     pub fn set_rdpmc(&mut self, rdpmc: Arc<Rdpmc>) {
         let memory = Arc::clone(&self.memory);
-        self.kvm.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory));
+        let statistics = self.kvm.statistics.clone();
+        self.kvm.rdpmc = Some(VcpuRdpmc::new(rdpmc, memory, statistics));
     }
 
     /// Returns the parts that the guest is offered.
     pub fn offer(&self) -> Offer {
         Offer {
-            pmu: self.parts.pmu.as_ref().map(Core::offer),
-            deadline: self.parts.deadline.is_some(),
+            pmu: self.pmu.as_ref().map(VcpuPmu::offer),
+            deadline: self.kvm.deadline.is_some(),
         }
     }
 
@@ -174,21 +174,21 @@ impl Vcpu {
 
     /// Returns the state of `counter`, or `None` if there is no such counter. Counters are numbered as in the engine.
     pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
-        self.parts.pmu.as_ref()?.counter_state(counter)
+        self.pmu.as_ref()?.counter_state(counter)
     }
 
     /// Returns the vCPU's cost, which any thread may read. Calls of the host and PEBS records are those up to the
     /// last exit that was the VMM's, and at most 64 runs old. The deadline has its own statistics.
     pub fn statistics(&self) -> Arc<Mutex<Statistics>> {
-        if let Some(pmu) = &self.parts.pmu {
+        if let Some(pmu) = &self.pmu {
             pmu.publish_all();
         }
-        Arc::clone(&self.parts.statistics)
+        self.kvm.statistics.share()
     }
 
     /// Returns the lazy deadline, if the guest is offered one, for the thread that waits for it.
     pub fn deadline(&self) -> Option<Arc<Deadline>> {
-        self.parts.deadline.clone()
+        self.kvm.deadline.clone()
     }
 
     /// Takes the overflows, delivers the interrupt that is due, and sets the deadline. Call this on the vCPU's thread
@@ -200,7 +200,7 @@ impl Vcpu {
     /// When perf refuses this thread its events, or the TSC's rate suits no lazy deadline: the vCPU is as it was. When
     /// KVM refuses: [`Error::is_fatal`].
     pub fn before_run(&mut self) -> Result<(), Error> {
-        if let (Some(pmu), Some(thread)) = (&mut self.parts.pmu, &mut self.thread) {
+        if let (Some(pmu), Some(thread)) = (&mut self.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| match offer.capability() {
                 None => Ok(PerfHost::new(perf)?),
@@ -210,13 +210,13 @@ impl Vcpu {
                 }
             })?;
         }
-        if let Some(deadline) = &self.parts.deadline {
+        if let Some(deadline) = &self.kvm.deadline {
             deadline.before_run()?;
         }
-        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu) {
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
             follower.before_run(&self.kvm, pmu)?;
         }
-        self.kvm.before_run(&mut self.parts)
+        self.kvm.before_run(&mut self.pmu)
     }
 
     /// Completes the exit if it is one of the parts'. Call this right after each KVM_RUN, however it ended.
@@ -226,7 +226,7 @@ impl Vcpu {
     /// When KVM refuses, which is fatal for the VM: the exit is half completed.
     pub fn after_run(&mut self) -> Result<AfterRun, Error> {
         let mut overflowed = false;
-        if let Some(pmu) = &mut self.parts.pmu {
+        if let Some(pmu) = &mut self.pmu {
             // The guest has run: registers and page tables that PEBS has read before are old.
             if let Some(host) = &mut pmu.host {
                 host.forget_guest();
@@ -234,19 +234,19 @@ impl Vcpu {
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
         }
-        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu)
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
             && follower.after_run(&self.kvm, pmu)?
         {
             return Ok(AfterRun::Completed);
         }
-        let after = self.kvm.after_run(&mut self.parts, overflowed)?;
+        let after = self.kvm.after_run(&mut self.pmu, overflowed)?;
         if after == AfterRun::Completed
-            && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu)
+            && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
         {
             follower.bridge(&self.kvm, pmu)?;
         }
         if after == AfterRun::Vmm
-            && let Some(pmu) = &self.parts.pmu
+            && let Some(pmu) = &self.pmu
         {
             // What the VMM does next may be to read the statistics.
             pmu.publish_all();
@@ -259,14 +259,14 @@ impl Vcpu {
     pub fn release_thread(&mut self) {
         // What was held counts again as long as it has a thread.
         self.stop_following();
-        if let Some(pmu) = &mut self.parts.pmu {
+        if let Some(pmu) = &mut self.pmu {
             pmu.unbind();
         }
     }
 
     /// Ends a run that follows the guest.
     fn stop_following(&mut self) {
-        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.parts.pmu) {
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
             follower.forget(&self.kvm, pmu);
         }
     }
@@ -274,11 +274,11 @@ impl Vcpu {
     /// Returns the state of all parts up to this moment, in which the guest does not run. Nothing stops: the guest can
     /// go on. If the guest goes on elsewhere, its deadline must not expire here any more.
     pub fn save(&mut self) -> State {
-        let pmu = self.parts.pmu.as_mut().map(|pmu| {
+        let pmu = self.pmu.as_mut().map(|pmu| {
             pmu.take_overflows();
             pmu.save()
         });
-        let deadline = self.parts.deadline.as_ref();
+        let deadline = self.kvm.deadline.as_ref();
         State::new(pmu, deadline.map(|deadline| deadline.save()))
     }
 
@@ -304,14 +304,20 @@ impl Vcpu {
         }
         self.stop_following();
         // The PMU goes first, because it can still refuse without a trace. A deadline may interrupt the guest at once.
-        if let (Some(pmu), Some(saved)) = (&mut self.parts.pmu, &state.pmu) {
-            restore(pmu, saved, &self.options)?;
+        if let (Some(pmu), Some(saved)) = (&mut self.pmu, &state.pmu) {
+            let told = saved.offer();
+            if told != pmu.offer() {
+                // Only another PMU of the same kind, perhaps with events that this host does not count.
+                offer::check(&self.options, &told)?;
+            }
+            // As in `reset`, overflows until now stay untaken.
+            pmu.restore(saved)?;
             if let Some(thread) = &mut self.thread {
                 // The TSC was restored, too, perhaps with another rate.
                 thread.is_unsure_of_rate = true;
             }
         }
-        match (&self.parts.deadline, &state.deadline) {
+        match (&self.kvm.deadline, &state.deadline) {
             (Some(deadline), Some(saved)) => deadline.restore(saved),
             _ => Ok(()),
         }
@@ -320,14 +326,14 @@ impl Vcpu {
     /// Returns the value of one of the parts' MSRs as KVM_GET_MSRS would, for a VMM that saves registers by number. `None`:
     /// the parts have no such MSR, or it cannot be read.
     pub fn msr(&mut self, index: u32) -> Option<u64> {
-        if let Some(pmu) = &mut self.parts.pmu {
+        if let Some(pmu) = &mut self.pmu {
             // A register is to be as it is now, not as it was at the last exit.
             pmu.take_overflows();
             if let Some(value) = pmu.msr(index) {
                 return Some(value);
             }
         }
-        match self.parts.deadline.as_ref()?.rdmsr(index) {
+        match self.kvm.deadline.as_ref()?.rdmsr(index) {
             Outcome::Value(value) => Some(value),
             Outcome::NotHandled | Outcome::Done | Outcome::GeneralProtection => None,
         }
@@ -337,20 +343,20 @@ impl Vcpu {
     /// is written whole, and a status register that a guest can only read is written, too. An interrupt that is due is
     /// no register: [`save`](Self::save) keeps it, and this does not.
     pub fn set_msr(&mut self, index: u32, value: u64) -> Outcome {
-        if let Some(pmu) = &mut self.parts.pmu {
+        if let Some(pmu) = &mut self.pmu {
             pmu.take_overflows();
             let outcome = pmu.set_msr(index, value);
             if outcome != Outcome::NotHandled {
                 return outcome;
             }
         }
-        let deadline = self.parts.deadline.as_ref();
+        let deadline = self.kvm.deadline.as_ref();
         deadline.map_or(Outcome::NotHandled, |deadline| deadline.wrmsr(index, value))
     }
 
     /// Resets the PMU, as its vCPU is reset, and drops an interrupt that is due. The statistics stay.
     pub fn reset(&mut self) {
-        if let Some(pmu) = &mut self.parts.pmu {
+        if let Some(pmu) = &mut self.pmu {
             // Overflows until now stay untaken: their records would go into what may be the next guest's memory.
             pmu.reset();
         }
@@ -358,18 +364,4 @@ impl Vcpu {
         // A fault that was to be injected belongs to an instruction that the reset vCPU does not execute.
         self.kvm.reset();
     }
-}
-
-/// Continues from `state`, which may be that of another PMU of the same kind, if this host can count its events.
-pub(crate) fn restore(
-    pmu: &mut Core<PerfHost>,
-    state: &SavedPmu,
-    options: &Options,
-) -> Result<(), Error> {
-    let told = state.offer();
-    if told != pmu.offer() {
-        offer::check(options, &told)?;
-    }
-    // As in `reset`, overflows until now stay untaken.
-    pmu.restore(state)
 }

@@ -1,38 +1,24 @@
 //! Forged files of saved machines, for the fuzz target `saved`.
 
+use std::sync::Arc;
+
 use kvm_bindings::CpuId;
 use lazy_deadline::HostTimer;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
-use vpmu_kvm::{
-    BarePmu, Capability, Clock, DeadlineState, Kick, Model, Options, Source, State, detect,
-};
+use vpmu_kvm::{DeadlineState, Perfmon, Pmu, State, intel};
 
 use super::ports::{Interrupt, Offers, Ports};
 use super::saved::{self, Backed, MachineState, Reader, VcpuState, VmState};
 use super::{Error, vm};
 
-fn options() -> Options {
-    Options {
-        source: Source::Clock(Clock::Approximate),
-        ..Options::default()
-    }
-}
-
-/// Returns a PMU that this machine's clock backs, or none where there are no perf events.
-fn pmu(capability: Option<Capability>) -> Option<BarePmu> {
-    let capability = match capability {
-        Some(capability) => capability,
-        None => detect(Model::INTEL, &options()).ok()?.capability()?,
-    };
-    BarePmu::new(capability, &options(), 1_000_000_000, Kick::Nothing).ok()
-}
-
 /// Returns the state, as a file has it, of a machine with two vCPUs that has done nothing yet.
 pub fn blank() -> Vec<u8> {
     let interrupt = Interrupt(EventFd::new(0).expect("a descriptor"));
     let ports = Ports::new(interrupt, Vec::new(), Offers::default());
-    let saved = pmu(None).map_or_else(State::empty, |mut pmu| pmu.save());
+    let capability = intel::Capability::new(Perfmon::V5);
+    let memory = Arc::new(GuestMemoryMmap::<()>::new());
+    let saved = State::fresh(&Pmu::Architectural(capability.into()), memory);
     let vcpu = || {
         let mut vcpu = VcpuState::blank();
         vcpu.parts = State {
@@ -72,15 +58,7 @@ pub fn read(file: &[u8]) -> Result<(), Error> {
     let checked = vm::check(&state, state.pmu_options(), &nothing);
     for saved in &state.vcpus {
         saved.cpuid()?;
-        if let Some(capability) = saved.parts.offer().capability()
-            && let Some(mut pmu) = pmu(Some(capability))
-            && pmu.restore(&saved.parts).is_ok()
-        {
-            // A state that was restored is saved as it was, and can be restored again.
-            let again = pmu.save();
-            pmu.restore(&again).expect("its own state");
-            assert_eq!(pmu.save(), again);
-        }
+        saved.parts.try_restore(Arc::new(memory.clone()));
         if let Some(deadline) = &saved.parts.deadline {
             deadline.try_restore(&memory, &mut Moment(state.memory));
         }

@@ -4,18 +4,19 @@ use vpmu::x86::{Ring, lbr};
 use vpmu_perf::PerfHost;
 
 use super::Follower;
-use super::bridge::{Executed, Start};
+use super::bridge::Start;
 use crate::error::Error;
 use crate::guest::ring;
 use crate::kvm::OnKvm;
-use crate::pmu::Core;
+use crate::pmu::VcpuPmu;
+use crate::stats::Executed;
 use crate::sys::{self, debug};
 
 // Registers are given to KVM with the next run, which comes right behind `before_run`: a VMM that saves the vCPU does so with
 // neither them nor the memory that goes with them.
 impl Follower {
     /// Plans a bridge behind a read of a branch record. Call this when an exit has been completed.
-    pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn bridge(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         let Some(bridge) = &mut self.bridge else {
             return Ok(());
         };
@@ -47,7 +48,7 @@ impl Follower {
     pub(super) fn take(
         &mut self,
         kvm: &OnKvm,
-        pmu: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
         wanted: usize,
     ) -> Result<(), Error> {
         let filter = pmu.branch_filter().filter(|filter| !filter.call_stack);
@@ -94,7 +95,7 @@ impl Follower {
     }
 
     /// Crosses the bridge, if there is one. KVM has completed the read before it.
-    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) {
+    pub(super) fn cross(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
         let (Some(bridge), Some(regs)) = (&mut self.bridge, kvm.run.regs()) else {
             return;
         };

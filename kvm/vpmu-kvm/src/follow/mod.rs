@@ -56,14 +56,14 @@ use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use crate::options::{Follow, Options};
-use crate::pmu::Core;
+use crate::pmu::VcpuPmu;
 use crate::run::Returned;
+use crate::stats::Exit;
+use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
 use crate::thread::unset;
-use crate::{Exit, sys};
 use bridge::Bridge;
-pub(crate) use bridge::Executed;
 use execute::Executor;
 use guard::Guard;
 use space::{Pages, Space};
@@ -175,7 +175,7 @@ impl Follower {
     }
 
     /// The vCPU has another thread, or its state is another's.
-    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) {
+    pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
         let _ = self.stop(kvm, pmu);
         self.forget_bridge();
         self.guard = None;
@@ -186,7 +186,7 @@ impl Follower {
     pub(crate) fn before_run(
         &mut self,
         kvm: &OnKvm,
-        pmu: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
     ) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
@@ -259,7 +259,7 @@ impl Follower {
     fn predict(
         &mut self,
         kvm: &OnKvm,
-        pmu: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
         wanted: usize,
     ) -> Result<bool, Error> {
         let (Some(filter), Some(run)) = (pmu.branch_filter(), &mut self.run) else {
@@ -322,7 +322,7 @@ impl Follower {
     pub(crate) fn after_run(
         &mut self,
         kvm: &OnKvm,
-        pmu: &mut Core<PerfHost>,
+        pmu: &mut VcpuPmu<PerfHost>,
     ) -> Result<bool, Error> {
         let returned = kvm.run.returned();
         if mem::take(&mut self.is_asked) {
@@ -394,7 +394,7 @@ impl Follower {
     }
 
     /// Ends the run, if there is one. The counters go on last.
-    fn stop(&mut self, kvm: &OnKvm, pmu: &mut Core<PerfHost>) -> Result<(), Error> {
+    fn stop(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         let stopped = self.run.take().map_or(Ok(()), |run| {
             if run.asks_sregs {
                 kvm.run.expect_sregs(false);

@@ -40,7 +40,7 @@ const MASKED: u32 = 1 << 16;
 struct Rig {
     machine: Machine,
     kvm: OnKvm,
-    parts: Parts<Host>,
+    pmu: Option<VcpuPmu<Host>>,
     reports: Vec<(u8, u32)>,
 }
 
@@ -67,22 +67,22 @@ impl Rig {
         Some(Self {
             kvm: OnKvm::new(&machine.vm, &machine.vcpu).unwrap(),
             machine,
-            parts: Parts::new(Some(pmu), None),
+            pmu: Some(pmu),
             reports: Vec::new(),
         })
     }
 
     fn offer(&self) -> Offer {
-        self.parts.pmu.as_ref().unwrap().offer().into()
+        self.pmu.as_ref().unwrap().offer().into()
     }
 
     fn after_run(&mut self) -> AfterRun {
-        self.kvm.after_run(&mut self.parts, false).unwrap()
+        self.kvm.after_run(&mut self.pmu, false).unwrap()
     }
 
     /// Runs the guest as a VMM's loop does.
     fn run(&mut self) -> Ended {
-        self.kvm.before_run(&mut self.parts).unwrap();
+        self.kvm.before_run(&mut self.pmu).unwrap();
         let exit = match self.machine.vcpu.run() {
             Ok(VcpuExit::IoOut(port, data)) => Some((port, data.to_vec())),
             Ok(VcpuExit::X86Rdmsr(_) | VcpuExit::X86Wrmsr(_)) => None,
@@ -102,7 +102,7 @@ impl Rig {
         let value = u32::from_le_bytes(data.try_into().unwrap());
         match port as u8 {
             END => return Ended::End,
-            RUN => fake::run(self.parts.pmu.as_mut().unwrap(), value.into()),
+            RUN => fake::run(self.pmu.as_mut().unwrap(), value.into()),
             port => self.reports.push((port, value)),
         }
         Ended::Vmm
@@ -205,14 +205,14 @@ fn an_access_of_another_register_is_left_to_the_vmm() {
         Err(Error::Kvm("KVM_X86_SET_MSR_FILTER", libc::E2BIG))
     );
     // KVM takes the access for good unless the VMM says that it is #GP.
-    rig.kvm.before_run(&mut rig.parts).unwrap();
+    rig.kvm.before_run(&mut rig.pmu).unwrap();
     match rig.machine.vcpu.run().unwrap() {
         VcpuExit::X86Rdmsr(exit) if exit.index == OTHER => *exit.data = 5,
         exit => panic!("{exit:?}"),
     }
     assert_eq!(rig.after_run(), AfterRun::Vmm);
     assert_eq!(rig.run(), Ended::Vmm, "the report of what was read");
-    rig.kvm.before_run(&mut rig.parts).unwrap();
+    rig.kvm.before_run(&mut rig.pmu).unwrap();
     let exit = rig.machine.vcpu.run().unwrap();
     assert!(matches!(exit, VcpuExit::X86Wrmsr(exit) if exit.index == OTHER));
     assert_eq!(rig.after_run(), AfterRun::Vmm);
@@ -306,7 +306,7 @@ fn a_process_that_writes_to_the_port_reads_no_counter() {
         let Some(mut rig) = Rig::new(Code::default().rdpmc(0), NMI) else {
             return;
         };
-        rig.kvm.before_run(&mut rig.parts).unwrap();
+        rig.kvm.before_run(&mut rig.pmu).unwrap();
         assert!(matches!(rig.machine.vcpu.run(), Ok(VcpuExit::IoOut(..))));
         let mut sregs = rig.machine.vcpu.get_sregs().unwrap();
         (sregs.cs.dpl, sregs.ss.dpl) = (dpl, dpl);

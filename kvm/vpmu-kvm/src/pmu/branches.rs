@@ -4,11 +4,10 @@ use vpmu::counter::CounterHost;
 use vpmu::x86::lbr::{Branch, Filter, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
-use super::{Core, Engine};
-use crate::Exit;
-use crate::follow::Executed;
+use super::{Engine, VcpuPmu};
+use crate::stats::{Executed, Exit};
 
-impl<H: CounterHost<CounterConfig>> Core<H> {
+impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Returns how many branches more a PMI waits for; 0: none waits.
     pub(crate) fn branches_awaited(&self) -> u8 {
         match &self.engine {
@@ -68,7 +67,7 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Counts a bridge, and what was executed on it for this ring of the guest. `None`: it was dropped.
     pub(crate) fn count_bridge(&mut self, executed: Option<Executed>, ring: Ring) {
-        let mut statistics = self.statistics();
+        let mut statistics = self.statistics.lock();
         let bridges = &mut statistics.bridges;
         let Some(executed) = executed else {
             bridges.dropped += 1;
@@ -94,6 +93,6 @@ impl<H: CounterHost<CounterConfig>> Core<H> {
 
     /// Counts an exit by which the guest was followed.
     pub(crate) fn count(&self, exit: Exit) {
-        self.statistics().count(exit);
+        self.statistics.lock().count(exit);
     }
 }

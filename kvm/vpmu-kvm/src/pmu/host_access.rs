@@ -6,11 +6,11 @@
 use vpmu::counter::CounterHost;
 use vpmu::x86::{AnyPmu, CounterConfig, Outcome, PmuState, amd, intel};
 
-use super::{Core, Engine};
+use super::{Engine, VcpuPmu};
 use crate::paravirt::PMU_DOORBELL_MSR;
 use crate::state::SavedPmu;
 
-impl<H: CounterHost<CounterConfig>> Core<H> {
+impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Returns the value of an MSR, or `None` where the PMU has none that can be read.
     pub(crate) fn msr(&mut self, index: u32) -> Option<u64> {
         match each!(&mut self.engine, pmu => pmu.rdmsr(index, &mut self.host)) {

@@ -52,19 +52,25 @@ impl CounterHost<CounterConfig> for Host {
     }
 }
 
-pub(crate) fn pmu() -> Core<Host> {
+/// Returns the memory of a guest whose PMU needs none.
+pub(crate) fn no_memory() -> Arc<dyn GuestMemory> {
+    Arc::new(vm_memory::GuestMemoryMmap::<()>::new())
+}
+
+pub(crate) fn pmu() -> VcpuPmu<Host> {
     with(intel::Capability::new(Version::V2))
 }
 
-fn with(capability: impl Into<Capability>) -> Core<Host> {
-    let mut pmu = Core::architectural(capability.into(), Policy::default()).unwrap();
+fn with(capability: impl Into<Capability>) -> VcpuPmu<Host> {
+    let offer = Pmu::Architectural(capability.into());
+    let mut pmu = VcpuPmu::new(&offer, Policy::default(), no_memory(), Shared::new()).unwrap();
     pmu.host = Some(Host::default());
     pmu.load();
     pmu
 }
 
 /// Runs the guest for `cycles` cycles, and hands over the host's reports as a VMM does.
-pub(crate) fn run(pmu: &mut Core<Host>, cycles: u64) {
+pub(crate) fn run(pmu: &mut VcpuPmu<Host>, cycles: u64) {
     let mut due = Vec::new();
     let host = pmu.host.as_mut().expect("`with` has given it one");
     for counter in host.running {
@@ -93,7 +99,7 @@ fn a_completed_access_is_an_instruction() {
             assert_eq!(pmu.wrmsr(PERFEVTSEL0 + n, 0x43_0000 | select), Done);
         }
         assert_eq!(pmu.wrmsr(GLOBAL_CTRL, 3), Done);
-        let counts = |pmu: &mut Core<Host>| [PMC0, PMC0 + 1].map(|msr| pmu.rdmsr(msr));
+        let counts = |pmu: &mut VcpuPmu<Host>| [PMC0, PMC0 + 1].map(|msr| pmu.rdmsr(msr));
         let (before, after) = (counts(&mut pmu), counts(&mut pmu));
         let more = |n: usize| match (before[n], after[n]) {
             (Value(before), Value(after)) => after - before,
@@ -117,7 +123,7 @@ fn registers(state: &SavedPmu) -> intel::PmuState {
     }
 }
 
-fn sample_every(pmu: &mut Core<Host>, cycles: u64) {
+fn sample_every(pmu: &mut VcpuPmu<Host>, cycles: u64) {
     for (index, data) in [
         (PERFEVTSEL0, CYCLES),
         (PMC0, (1 << 48) - cycles),
@@ -132,7 +138,7 @@ fn an_access_is_answered_and_counted() {
     let mut pmu = pmu();
     assert_eq!(pmu.wrmsr(PERFEVTSEL0, CYCLES), Done);
     assert_eq!(pmu.rdmsr(PERFEVTSEL0), Value(CYCLES));
-    let statistics = pmu.shared_statistics();
+    let statistics = pmu.statistics.share();
     let statistics = statistics.lock().unwrap();
     assert_eq!(statistics.exits.get(Exit::MsrWrite(PERFEVTSEL0)), 1);
     assert_eq!(statistics.exits.get(Exit::MsrRead(PERFEVTSEL0)), 1);
@@ -178,7 +184,8 @@ fn rdpmc_gives_the_count_or_a_fault() {
         );
     }
     assert_eq!(
-        pmu.shared_statistics()
+        pmu.statistics
+            .share()
             .lock()
             .unwrap()
             .exits
@@ -202,7 +209,7 @@ fn an_overflow_is_one_interrupt() {
     assert_eq!(pmu.wrmsr(PMC0, (1 << 48) - 10), Done);
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(0xee), Some(Pmi::Vector(0xee)));
-    let statistics = pmu.shared_statistics();
+    let statistics = pmu.statistics.share();
     assert_eq!(statistics.lock().unwrap().pmis, 2);
 }
 
@@ -218,7 +225,7 @@ fn an_interrupt_that_finds_lvtpc_masked_is_lost_and_its_status_stays() {
     assert_eq!(pmu.wrmsr(PMC0, (1 << 48) - 10), Done);
     run(&mut pmu, 10);
     assert_eq!(pmu.take_pmi(NMI), Some(Pmi::Nmi));
-    let statistics = pmu.shared_statistics();
+    let statistics = pmu.statistics.share();
     let statistics = statistics.lock().unwrap();
     assert_eq!((statistics.pmis, statistics.masked_pmis), (1, 1));
 }
@@ -254,11 +261,11 @@ fn the_state_of_another_pmu_is_refused() {
 }
 
 /// The steps of a profiler, each with the result that the guest sees.
-const STEPS: [fn(&mut Core<Host>) -> u64; 16] = {
-    fn delivered(pmu: &mut Core<Host>) -> u64 {
+const STEPS: [fn(&mut VcpuPmu<Host>) -> u64; 16] = {
+    fn delivered(pmu: &mut VcpuPmu<Host>) -> u64 {
         u64::from(pmu.take_pmi(NMI) == Some(Pmi::Nmi))
     }
-    fn write(pmu: &mut Core<Host>, index: u32, data: u64) -> u64 {
+    fn write(pmu: &mut VcpuPmu<Host>, index: u32, data: u64) -> u64 {
         u64::from(pmu.wrmsr(index, data) != Done)
     }
     fn read(outcome: Outcome) -> u64 {
@@ -370,7 +377,7 @@ fn registers_go_on_elsewhere_by_number() {
     assert_eq!(second.msr(GLOBAL_STATUS), Some(1));
     run(&mut second, 50);
     assert_eq!(second.msr(PMC0), Some(350), "it counts");
-    let statistics = second.shared_statistics();
+    let statistics = second.statistics.share();
     let exits = statistics.lock().unwrap().exits.clone();
     assert!(exits.iter().all(|(_, count)| count == 0), "not the guest's");
 }

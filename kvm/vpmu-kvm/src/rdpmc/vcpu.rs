@@ -16,9 +16,10 @@ use super::{Rdpmc, is_index};
 use crate::error::Error;
 use crate::guest::paging::Paging;
 use crate::memory::GuestMemory;
-use crate::parts::Parts;
+use crate::pmu::VcpuPmu;
 use crate::run::RunPage;
-use crate::{Exit, sys};
+use crate::stats::{Exit, Shared};
+use crate::sys;
 
 /// Time between two checks for another IDT. A check takes KVM_GET_SREGS and a walk of page tables: some microseconds. A
 /// kernel that the guest boots by itself takes longer to come to its PMU.
@@ -30,15 +31,21 @@ const RFLAGS_AC: u64 = 1 << 18;
 pub(crate) struct VcpuRdpmc {
     shared: Arc<Rdpmc>,
     memory: Arc<dyn GuestMemory>,
+    statistics: Shared,
     /// The last check that has found the handler to exit, and the epoch it was made in.
     armed: Option<(Instant, u64)>,
 }
 
 impl VcpuRdpmc {
-    pub(crate) fn new(shared: Arc<Rdpmc>, memory: Arc<dyn GuestMemory>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Rdpmc>,
+        memory: Arc<dyn GuestMemory>,
+        statistics: Shared,
+    ) -> Self {
         Self {
             shared,
             memory,
+            statistics,
             armed: None,
         }
     }
@@ -46,12 +53,7 @@ impl VcpuRdpmc {
     /// Checks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a check: the first
     /// of a vCPU, and those that a kernel makes when it searches for a PMU, but no access on the path of a PMI. `false`: the
     /// guest is to be told that there is no such register.
-    pub(crate) fn permits<H: CounterHost<CounterConfig>>(
-        &mut self,
-        msr: u32,
-        vcpu: &OwnedFd,
-        parts: &Parts<H>,
-    ) -> Result<bool, Error> {
+    pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         let armed = self.armed.filter(|&(_, armed)| armed == epoch);
         match (Checked::of(msr), armed) {
@@ -63,9 +65,8 @@ impl VcpuRdpmc {
         let sregs = sys::sregs(vcpu)?;
         let armed = self.shared.arm(&sregs, &*self.memory);
         let end = Instant::now();
-        let mut statistics = parts.statistics();
-        statistics.arming.note(armed.is_err(), end - begin);
-        drop(statistics);
+        let arming = &mut self.statistics.lock().arming;
+        arming.note(armed.is_err(), end - begin);
         self.armed = armed.is_ok().then_some((end, epoch));
         Ok(armed.is_ok())
     }
@@ -76,16 +77,16 @@ impl VcpuRdpmc {
         msr: u32,
         vcpu: &OwnedFd,
         run: &RunPage,
-        parts: &mut Parts<H>,
+        pmu: &mut Option<VcpuPmu<H>>,
     ) -> Outcome {
         if !is_index(msr) {
             return Outcome::NotHandled;
         }
         let (_, rip) = run.rcx_and_rip();
         if self.shared.is_site(rip) || self.is_foreign(vcpu) {
-            return parts.rdpmc(msr, Ring::Kernel);
+            return read(pmu, msr, Ring::Kernel);
         }
-        parts.count(Exit::MsrRead(msr));
+        self.statistics.lock().count(Exit::MsrRead(msr));
         // The guest has no enlightenments of Hyper-V's, whose MSRs KVM shows its host even so.
         let is_hyperv = msr >= super::FIXED;
         let value = match is_hyperv && !sys::has_hyperv(vcpu) {
@@ -113,7 +114,7 @@ impl VcpuRdpmc {
         &self,
         vcpu: &OwnedFd,
         run: &RunPage,
-        parts: &mut Parts<H>,
+        pmu: &mut Option<VcpuPmu<H>>,
     ) -> Result<bool, Error> {
         let Some(regs) = run.regs() else {
             return Ok(false);
@@ -133,7 +134,7 @@ impl VcpuRdpmc {
         };
         let frame = Frame::of_rdpmc(&sregs, &regs, code);
         let read = frame.and_then(|frame| {
-            match parts.rdpmc(regs.rcx as u32, frame.ring) {
+            match read(pmu, regs.rcx as u32, frame.ring) {
                 Outcome::Value(value) => Some((frame, value)),
                 // An index without a counter is the guest's own #GP.
                 _ => None,
@@ -156,7 +157,7 @@ impl VcpuRdpmc {
                 }
             }
             None => {
-                parts.count(Exit::Port(super::ENTRY_PORT));
+                self.statistics.lock().count(Exit::Port(super::ENTRY_PORT));
                 run.set_regs(&displaced(&entry, regs));
             }
         }
@@ -194,6 +195,16 @@ impl VcpuRdpmc {
             }
         }
     }
+}
+
+/// Performs RDPMC, by `ring` of the guest.
+fn read<H: CounterHost<CounterConfig>>(
+    pmu: &mut Option<VcpuPmu<H>>,
+    index: u32,
+    ring: Ring,
+) -> Outcome {
+    let pmu = pmu.as_mut();
+    pmu.map_or(Outcome::NotHandled, |pmu| pmu.rdpmc(index, ring))
 }
 
 /// Returns the registers after the displaced instruction.

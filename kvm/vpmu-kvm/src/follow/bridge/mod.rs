@@ -45,6 +45,7 @@ use super::walk::{RF, TF};
 use crate::guest::paging::Paging;
 use crate::guest::ring;
 use crate::memory::GuestMemory;
+use crate::stats::Executed;
 use code::Code;
 use goal::{Branches, Goal, Reads};
 use machine::{Machine, Registers};
@@ -69,18 +70,6 @@ struct Stop;
 /// What was executed does not count: memory has changed meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dropped;
-
-/// What was executed without the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Executed {
-    /// Reads of records that were answered.
-    pub(crate) reads: u32,
-    /// Branches that were taken, which are handed over.
-    pub(crate) taken: u32,
-    /// All instructions, and the branches among them, taken or not.
-    pub(crate) instructions: u32,
-    pub(crate) branches: u32,
-}
 
 /// A guest that has exited.
 pub(super) struct Start<'a> {
