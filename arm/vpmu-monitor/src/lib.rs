@@ -9,5 +9,6 @@
 extern crate alloc;
 
 pub mod boot;
+pub mod lock;
 pub mod regs;
 pub mod world;

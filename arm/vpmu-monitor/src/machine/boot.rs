@@ -16,6 +16,7 @@ use vpmu_monitor::{
         home::{self, overlap},
         words::{Design, Interrupts, Settings, WordError},
     },
+    lock::Unlocked,
     regs::IdAa64pfr1El1,
     world::{
         guest_pmu::PmuError,
@@ -244,16 +245,18 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     if let Some(second) = &put {
         second::install(second, number, monitor);
     }
-    el2::init_cpu(number, monitor, true)?;
+    let unlocked = &mut Unlocked::at_exception();
+    el2::init_cpu(number, monitor, true, unlocked)?;
     gic::enable_group1(monitor);
-    second::begin(monitor);
+    second::begin(monitor, unlocked);
     // SAFETY: zero since the start, and nobody's but the stack's.
     let deepest = unsafe { ptr::read_volatile(&raw const boot_cpu_stack) };
     if deepest != [0; 64] {
         return Err(BootError::StackTooSmall);
     }
     heap::seal();
-    MARKS.lock().entered = cpu::snapshot();
+    let entered = cpu::snapshot();
+    MARKS.with(|marks| marks.entered = entered);
     Ok(Guest {
         number,
         entry: placement.entry,

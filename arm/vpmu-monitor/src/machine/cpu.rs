@@ -7,10 +7,11 @@ use core::{
     sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
-use spin::{Mutex, Once};
+use spin::Once;
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
     boot::{device_tree::Machine, words::Settings},
+    lock::{Own, Shared},
     world::{
         guest_pmu::{GuestPmu, Hardware},
         offer::{self, Sharing},
@@ -141,11 +142,10 @@ pub(crate) struct Cpu {
     /// The guest runs on it, or is about to.
     pub(crate) on: AtomicBool,
     /// Where the guest wants it to start, and with what in x0.
-    pub(crate) start: Mutex<(u64, u64)>,
+    pub(crate) start: Shared<(u64, u64)>,
     /// What it is told when it starts.
-    pub(crate) block: Mutex<StartBlock>,
-    /// Used by this CPU only, so never contended.
-    pub(crate) local: Mutex<Local>,
+    pub(crate) block: Shared<StartBlock>,
+    pub(crate) local: Own<Local>,
     /// The interrupt of the guest's PMU is active, and the guest does not have it yet.
     pub(crate) pmi_waits: AtomicBool,
     /// Where its stack begins.
@@ -199,10 +199,10 @@ impl Cpu {
             statistics: CpuStatistics::new(),
             on: AtomicBool::new(false),
             pmi_waits: AtomicBool::new(false),
-            start: Mutex::new((0, 0)),
-            block: Mutex::new(StartBlock::default()),
+            start: Shared::new((0, 0)),
+            block: Shared::new(StartBlock::default()),
             stack_top,
-            local: Mutex::new(Local {
+            local: Own::new(Local {
                 samples: Vec::with_capacity(samples),
                 profile: None,
                 hardware: None,
@@ -241,14 +241,14 @@ impl Cpu {
     pub(crate) fn this() -> &'static Self {
         &cpus()[Self::number()]
     }
+}
 
-    /// The CPU this runs on, which has just left the guest. Each exit begins with it.
-    pub(crate) fn at_exit() -> &'static Self {
-        let cpu = Self::this();
-        if let Some(pmu) = &mut cpu.local.lock().pmu {
+impl Local {
+    /// The CPU has just left the guest. Each exit begins with it.
+    pub(crate) fn at_exit(&mut self) {
+        if let Some(pmu) = &mut self.pmu {
             pmu.exited(&mut PhysicalPmu);
         }
-        cpu
     }
 }
 
@@ -285,7 +285,7 @@ pub(crate) struct Marks {
     pub(crate) end: Option<Snapshot>,
 }
 
-pub(crate) static MARKS: Mutex<Marks> = Mutex::new(Marks {
+pub(crate) static MARKS: Shared<Marks> = Shared::new(Marks {
     entered: Snapshot::ZERO,
     begin: None,
     end: None,

@@ -12,7 +12,7 @@ use vpmu_monitor::world::{
 };
 
 use super::{
-    cpu::{self, Cpu, DOORBELL_PAGE, MARKS, Monitor},
+    cpu::{self, Cpu, DOORBELL_PAGE, Local, MARKS, Monitor},
     el2::borrow,
     end::note_instructions,
     frame::Frame,
@@ -51,6 +51,7 @@ pub(super) fn data_abort(
     abort: DataAbort,
     monitor: &Monitor,
     cpu: &Cpu,
+    local: &mut Local,
 ) -> Option<Kind> {
     if abort.table_walk {
         return None;
@@ -67,7 +68,8 @@ pub(super) fn data_abort(
     let doorbell = monitor.doorbell();
     if (doorbell..doorbell + DOORBELL_PAGE).contains(&address) {
         if abort.write {
-            ring(address - doorbell, frame.register(access.rt), monitor, cpu);
+            let value = frame.register(access.rt);
+            ring(address - doorbell, value, monitor, cpu, local);
         } else {
             let magic = if address == doorbell { 0x564d_5056 } else { 0 };
             frame.set_register(access.rt, access.extend(magic));
@@ -77,7 +79,7 @@ pub(super) fn data_abort(
     }
     if interrupt_controller(frame, address, abort.write, access, monitor) {
         frame.step();
-        show_line(&mut cpu.local.lock(), cpu, monitor);
+        show_line(local, cpu, monitor);
         return Some(Kind::Redistributor);
     }
     None
@@ -137,24 +139,25 @@ fn interrupt_controller(
 }
 
 /// The guest marks the beginning (1) or the end (2) of what is measured.
-fn ring(offset: u64, value: u64, monitor: &Monitor, cpu: &Cpu) {
-    let mut local = cpu.local.lock();
-    note_instructions(cpu, &local);
+fn ring(offset: u64, value: u64, monitor: &Monitor, cpu: &Cpu, local: &mut Local) {
+    note_instructions(cpu, local);
     if offset == 0 {
-        borrow(&mut local, monitor, value as u32 == 1);
+        borrow(local, monitor, value as u32 == 1);
         // Where the hardware no longer asserts the guest's line, the monitor does.
-        show_line(&mut local, cpu, monitor);
+        show_line(local, cpu, monitor);
     }
-    drop(local);
-    let mut marks = MARKS.lock();
     match (offset, value as u32) {
         (0, 1) => {
-            marks.begin = Some(cpu::snapshot());
-            marks.end = None;
+            let begin = cpu::snapshot();
+            MARKS.with(|marks| {
+                marks.begin = Some(begin);
+                marks.end = None;
+            });
             cpu::begin_measurement();
         }
         (0, 2) => {
-            marks.end = Some(cpu::snapshot());
+            let end = cpu::snapshot();
+            MARKS.with(|marks| marks.end = Some(end));
             cpu::end_measurement();
         }
         _ => {}

@@ -10,6 +10,7 @@ use core::{
 use vpmu::arm::partition::TrapRegisters;
 use vpmu_monitor::{
     boot::words::Interrupts,
+    lock::Unlocked,
     regs::{BUFFER_IS_NOT_OURS, MPAMHCR_TRAP_MPAMIDR, MPAMIDR_HAS_HCR, MdcrEl2, SCTLR_EL1_RESET},
     world::{
         guest_pmu::{GuestPmu, PmuError},
@@ -31,13 +32,18 @@ use super::{
 
 /// Prepares EL2 and the PMU of this CPU. On the CPU that `boots`, what firmware at EL3 may keep from EL2 is named on the
 /// console before it is used, in one line: where firmware keeps it, the machine dies at EL3 and that line is the message.
-pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<(), PmuError> {
+pub(crate) fn init_cpu(
+    number: usize,
+    monitor: &Monitor,
+    boots: bool,
+    unlocked: &mut Unlocked,
+) -> Result<(), PmuError> {
     // SAFETY: the number of this CPU, read back by `Cpu::number`.
     unsafe {
         write_sysreg!("tpidr_el2", number as u64);
     }
     let cpu = Cpu::this();
-    let mut local = cpu.local.lock();
+    let mut local = cpu.local.lock(unlocked);
     local.interrupts = VirtualInterface::new();
     local.sharing = monitor.sharing();
     local.borrowed = false;
@@ -57,7 +63,9 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
     drop(names);
     if boots && monitor.sharing() == Sharing::Two {
         // Before the first guest's: to make a PMU stops all counters.
-        make_second_pmu(&local, monitor)?;
+        drop(local);
+        make_second_pmu(cpu, monitor, unlocked)?;
+        local = cpu.local.lock(unlocked);
     }
     local.pmu = match &local.hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
@@ -77,10 +85,12 @@ pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool) -> Result<
 
 /// Apart from [`init_cpu`], whose frame is on every CPU's stack: a PMU is large.
 #[inline(never)]
-fn make_second_pmu(local: &Local, monitor: &Monitor) -> Result<(), PmuError> {
+fn make_second_pmu(cpu: &Cpu, monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), PmuError> {
+    let local = cpu.local.lock(unlocked);
     let hardware = local.hardware.as_ref();
     let pmu = hardware.map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu));
-    second::give_pmu(pmu.transpose()?);
+    drop(local);
+    second::give_pmu(pmu.transpose()?, unlocked);
     Ok(())
 }
 

@@ -32,11 +32,10 @@ pub(crate) fn print_statistics() {
         return;
     };
     let cpu = Cpu::this();
-    let Some(local) = cpu.local.try_lock() else {
+    let Some(local) = cpu.local.peek() else {
         return;
     };
     note_instructions(cpu, &local);
-    let marks = MARKS.lock();
     let last = cpu::snapshot();
     let frequency = read_sysreg!("cntfrq_el0");
 
@@ -48,7 +47,7 @@ pub(crate) fn print_statistics() {
     let mut counts_instructions = false;
     if let Some(pmu) = &local.pmu {
         counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
-        let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.try_lock());
+        let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.peek());
         let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost()));
         let lost = pmu.lost() + others.sum::<u64>() + second::counters_lost();
         console::print(format_args!(",{},\"counters_lost\":{lost}", pmu.describe()));
@@ -65,12 +64,16 @@ pub(crate) fn print_statistics() {
         ));
     };
     console::print(format_args!(",\"measured\":"));
-    match &marks.begin {
-        Some(begin) => json(&marks.end.as_ref().unwrap_or(&last).since(begin)),
+    let measured = MARKS.with(|marks| {
+        let begin = marks.begin.as_ref()?;
+        Some(marks.end.as_ref().unwrap_or(&last).since(begin))
+    });
+    match &measured {
+        Some(measured) => json(measured),
         None => console::print(format_args!("null")),
     }
     console::print(format_args!(",\"total\":"));
-    json(&last.since(&marks.entered));
+    json(&MARKS.with(|marks| last.since(&marks.entered)));
     if let Some(second) = second::statistics() {
         console::print(format_args!(",\"second\":"));
         json(&Snapshot::take(core::iter::once(second), last.now));
@@ -79,7 +82,7 @@ pub(crate) fn print_statistics() {
     drop(local);
     for (number, cpu) in cpu::cpus().iter().enumerate() {
         // Whoever holds the lock has not come back from an exit: the machine is broken, and its other CPUs' samples go out.
-        if let Some(local) = cpu.local.try_lock()
+        if let Some(local) = cpu.local.peek()
             && let Some(profile) = &local.profile
         {
             let vectors = read_sysreg!("vbar_el1");

@@ -1,7 +1,5 @@
 //! The guest's firmware calls, performed.
 //!
-//! UNSAFETY: executes WFI.
-
 use core::sync::atomic::Ordering::Relaxed;
 
 use smccc::{
@@ -10,6 +8,7 @@ use smccc::{
 };
 use vpmu_monitor::{
     boot::words::Interrupts,
+    lock::Unlocked,
     world::psci::{self, Call, PowerState},
 };
 
@@ -21,10 +20,11 @@ use super::{
     gic::{self, PhysicalInterface},
     pmu_registers::PhysicalPmu,
     second, start,
+    sysreg::wait_for_interrupt,
 };
 
 /// Serves an SMC; the PC is past it.
-pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
+pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut Unlocked) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
     let answer = match call {
         Call::CpuOn {
@@ -35,17 +35,19 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor) {
             Some(number) => start::start_cpu(number, monitor, entry, context),
             None => psci::INVALID_PARAMETERS,
         },
-        Call::CpuOff => cpu_off(monitor),
+        Call::CpuOff => cpu_off(monitor, unlocked),
         Call::CpuSuspend(state) => {
             if may_suspend(state, monitor) {
-                suspend(monitor);
+                suspend(monitor, unlocked);
                 psci::SUCCESS
             } else {
                 psci::INVALID_PARAMETERS
             }
         }
         // The machine goes off with the last of its guests.
-        Call::SystemOff | Call::SystemReset if monitor.shared.is_some() => second::first_is_off(),
+        Call::SystemOff | Call::SystemReset if monitor.shared.is_some() => {
+            second::first_is_off(monitor, unlocked)
+        }
         Call::SystemOff => {
             print_statistics();
             power_off()
@@ -79,9 +81,9 @@ pub(super) fn forward(frame: &mut Frame) {
 }
 
 /// Stops this CPU. Returns only when the firmware refuses, with its answer.
-fn cpu_off(monitor: &Monitor) -> u64 {
+fn cpu_off(monitor: &Monitor, unlocked: &mut Unlocked) -> u64 {
     let cpu = Cpu::this();
-    let mut local = cpu.local.lock();
+    let mut local = cpu.local.lock(unlocked);
     local.interrupts.give_all_back(&mut PhysicalInterface);
     if let Some(pmu) = &mut local.pmu {
         pmu.put(&mut PhysicalPmu);
@@ -96,7 +98,7 @@ fn cpu_off(monitor: &Monitor) -> u64 {
     cpu.on.store(false, Relaxed);
     let answer = Smc::call32(PSCI_CPU_OFF, [0; 7])[0];
     cpu.on.store(true, Relaxed);
-    let mut local = cpu.local.lock();
+    let mut local = cpu.local.lock(unlocked);
     if let Some(pmu) = &mut local.pmu {
         pmu.load(None, &mut PhysicalPmu);
     }
@@ -105,16 +107,15 @@ fn cpu_off(monitor: &Monitor) -> u64 {
 }
 
 /// Waits for an interrupt, in stand-by.
-fn suspend(monitor: &Monitor) {
-    let local = Cpu::this().local.lock();
+fn suspend(monitor: &Monitor, unlocked: &mut Unlocked) {
+    let local = Cpu::this().local.lock(unlocked);
     // What waits in a list register is no physical interrupt any more and need not wake a CPU at EL2.
-    if local.interrupts.may_wait(&PhysicalInterface) {
+    let may_wait = local.interrupts.may_wait(&PhysicalInterface);
+    drop(local);
+    if may_wait {
         // An interrupt that goes to EL1 need not wake EL2: meanwhile all come here, where they stay pending.
         write_hcr(Interrupts::Virtual, monitor.sharing());
-        // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
-        unsafe {
-            core::arch::asm!("wfi", options(nostack));
-        }
+        wait_for_interrupt(unlocked);
         write_hcr(monitor.settings.interrupts, monitor.sharing());
     }
 }

@@ -2,12 +2,11 @@
 //!
 //! UNSAFETY: reads system registers.
 
-use spin::Mutex;
 use vpmu::arm::{
     PmuVersion, Register,
     partition::{Features, Findings, PmuRegisters},
 };
-use vpmu_monitor::world::guest_pmu::Hardware;
+use vpmu_monitor::{lock::Shared, world::guest_pmu::Hardware};
 
 use super::{cpu::Monitor, pmu_registers::PhysicalPmu, probe, sysreg::read_sysreg};
 
@@ -18,7 +17,7 @@ type Kind = [u64; 6];
 const KINDS: usize = 8;
 
 /// What the probe has found of each kind.
-static PROBED: Mutex<[Option<(Kind, Findings)>; KINDS]> = Mutex::new([None; KINDS]);
+static PROBED: Shared<[Option<(Kind, Findings)>; KINDS]> = Shared::new([None; KINDS]);
 
 fn kind(pmcr: u64) -> Kind {
     [
@@ -35,18 +34,20 @@ fn kind(pmcr: u64) -> Kind {
 const PMCR_CONTROL: u64 = 0x7ff;
 
 fn known(kind: Kind) -> Option<Findings> {
-    let probed = PROBED.lock();
-    let mut found = probed.iter().flatten();
-    found
-        .find(|(other, _)| *other == kind)
-        .map(|(_, findings)| *findings)
+    PROBED.with(|probed| {
+        let mut found = probed.iter().flatten();
+        found
+            .find(|(other, _)| *other == kind)
+            .map(|(_, findings)| *findings)
+    })
 }
 
 fn remember(kind: Kind, findings: Findings) {
-    let mut probed = PROBED.lock();
-    if let Some(room) = probed.iter_mut().find(|place| place.is_none()) {
-        *room = Some((kind, findings));
-    }
+    PROBED.with(|probed| {
+        if let Some(room) = probed.iter_mut().find(|place| place.is_none()) {
+            *room = Some((kind, findings));
+        }
+    });
 }
 
 /// This CPU's PMU, after trying its partition, where no CPU of the same kind has been tried; `None` when there is no PMUv3.

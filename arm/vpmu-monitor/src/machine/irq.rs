@@ -4,10 +4,13 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
-use vpmu_monitor::world::{
-    guest_pmu::{GuestPmu, Pmi},
-    statistics::Kind,
-    vgic::{Interrupt, Source},
+use vpmu_monitor::{
+    lock::Unlocked,
+    world::{
+        guest_pmu::{GuestPmu, Pmi},
+        statistics::Kind,
+        vgic::{Interrupt, Source},
+    },
 };
 
 use super::{
@@ -32,11 +35,13 @@ extern "C" fn guest_fiq(frame: &mut Frame) {
 }
 
 fn interrupts(frame: &mut Frame, group1: bool) {
-    let cpu = Cpu::at_exit();
+    let cpu = Cpu::this();
     let Some(monitor) = Monitor::installed() else {
         power_off()
     };
-    let mut local = cpu.local.lock();
+    let mut unlocked = Unlocked::at_exception();
+    let mut local = cpu.local.lock(&mut unlocked);
+    local.at_exit();
     if cpu.pmi_waits.load(Relaxed) {
         pass_pmi_on(&mut local, cpu, monitor);
     }

@@ -5,7 +5,7 @@
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use smccc::{Call as _, Smc, psci::PSCI_CPU_ON_64};
-use vpmu_monitor::{regs::SPSR_EL1H_MASKED, world::psci};
+use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED, world::psci};
 
 use super::{
     console::say,
@@ -38,11 +38,11 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
     let Some(monitor) = Monitor::installed() else {
         end::power_off()
     };
-    if let Err(error) = el2::init_cpu(number, monitor, false) {
+    if let Err(error) = el2::init_cpu(number, monitor, false, &mut Unlocked::at_exception()) {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }
-    let (entry, context) = *cpus()[number].start.lock();
+    let (entry, context) = cpus()[number].start.with(|start| *start);
     enter(number, entry, context)
 }
 
@@ -53,10 +53,9 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
     if cpu.on.swap(true, SeqCst) {
         return psci::ALREADY_ON;
     }
-    *cpu.start.lock() = (entry, context);
-    let mut block = cpu.block.lock();
+    cpu.start.with(|start| *start = (entry, context));
     let translation = &monitor.translation;
-    *block = StartBlock {
+    let filled = StartBlock {
         stack: cpu.stack_top(),
         mair_el2: translation.mair_el2,
         tcr_el2: translation.tcr_el2,
@@ -64,7 +63,11 @@ pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u
         sctlr_el2: translation.sctlr_el2,
         number: number as u64,
     };
-    let at = &raw const *block as u64;
+    // Nobody writes it again until the CPU is off.
+    let at = cpu.block.with(|block| {
+        *block = filled;
+        &raw const *block as u64
+    });
     mmu::clean_to_memory(at..at + size_of::<StartBlock>() as u64);
     let mut arguments = [0; 17];
     arguments[..3].copy_from_slice(&[

@@ -3,6 +3,8 @@
 //! UNSAFETY: MRS and MSR have no safe form. Reads here have no side effects on memory; a write's
 //! effect on the machine is its caller's responsibility, so [`write_sysreg!`] needs an `unsafe` block.
 
+use vpmu_monitor::lock::Unlocked;
+
 /// Reads a system register.
 macro_rules! read_sysreg {
     ($name:expr) => {{
@@ -26,6 +28,12 @@ macro_rules! write_sysreg {
 pub(crate) fn isb() {
     // SAFETY: a barrier only orders.
     unsafe { core::arch::asm!("isb", options(nostack)) }
+}
+
+/// Waits until a physical interrupt is pending, which wakes the CPU even though EL2 masks interrupts.
+pub(crate) fn wait_for_interrupt(_: &mut Unlocked) {
+    // SAFETY: waits.
+    unsafe { core::arch::asm!("wfi", options(nostack)) }
 }
 
 pub(crate) use {read_sysreg, write_sysreg};

@@ -3,12 +3,15 @@
 //! UNSAFETY: called from assembly, reads system registers.
 
 use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
-use vpmu_monitor::world::{
-    aarch32::{self, Part},
-    exit::{ESR_UNDEFINED, Exit, RegisterAccess},
-    offer::{self, Sharing},
-    psci,
-    statistics::Kind,
+use vpmu_monitor::{
+    lock::Unlocked,
+    world::{
+        aarch32::{self, Part},
+        exit::{ESR_UNDEFINED, Exit, RegisterAccess},
+        offer::{self, Sharing},
+        psci,
+        statistics::Kind,
+    },
 };
 
 use super::{
@@ -26,24 +29,27 @@ use super::{
 
 /// A synchronous exception of the guest.
 #[unsafe(no_mangle)]
-pub(super) extern "C" fn guest_synchronous(frame: &mut Frame) {
-    let cpu = Cpu::at_exit();
+extern "C" fn guest_synchronous(frame: &mut Frame) {
+    synchronous(frame, &mut Unlocked::at_exception());
+}
+
+pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
+    let cpu = Cpu::this();
     let Some(monitor) = Monitor::installed() else {
         power_off()
     };
+    let mut local = cpu.local.lock(unlocked);
+    local.at_exit();
     let esr = read_sysreg!("esr_el2");
     let kind = match Exit::decode(esr) {
         Exit::SystemRegister(access) => {
-            let mut local = cpu.local.lock();
             system_register(frame, access, esr, monitor, cpu, &mut local)
         }
-        Exit::Aarch32(access) => {
-            let mut local = cpu.local.lock();
-            aarch32_access(frame, access, esr, monitor, cpu, &mut local)
-        }
+        Exit::Aarch32(access) => aarch32_access(frame, access, esr, monitor, cpu, &mut local),
         Exit::Smc => {
+            drop(local);
             frame.step();
-            firmware_call(frame, monitor);
+            firmware_call(frame, monitor, unlocked);
             Kind::Smc
         }
         Exit::Hvc => {
@@ -52,7 +58,7 @@ pub(super) extern "C" fn guest_synchronous(frame: &mut Frame) {
             Kind::Hvc
         }
         Exit::DataAbort(abort) => {
-            let served = data_abort(frame, abort, monitor, cpu);
+            let served = data_abort(frame, abort, monitor, cpu, &mut local);
             served.unwrap_or_else(|| nothing_there(frame, esr, monitor))
         }
         Exit::InstructionAbort => nothing_there(frame, esr, monitor),

@@ -89,6 +89,20 @@ fn another_cpu_does_not_reach_the_second_guest_s_interrupts() {
     }
 }
 
+/// Checks that no CPU waits at EL2 for a shared CPU that sleeps: a ring of the doorbell asks for both guests' figures.
+#[test]
+fn a_ring_does_not_wait_for_a_shared_cpu_that_sleeps() {
+    let _turn = turn(1);
+    let options = ["--pmu", "partitioned", "--vcpus", "2"];
+    let sleeper = "test=switch.sleep ms=400";
+    let Some((consoles, _)) = two(&options, "test=switch.ring_asleep", sleeper) else {
+        return;
+    };
+    let ring = "ok cpu1.switch.ring_asleep";
+    assert!(consoles[0].contains(ring), "{}", consoles[0]);
+    assert!(consoles[1].contains("ok switch.sleep"), "{}", consoles[1]);
+}
+
 #[test]
 fn a_pmu_that_nobody_uses_costs_a_switch_nothing() {
     let _turn = turn(1);

@@ -12,7 +12,7 @@ use vpmu_monitor::world::{
 };
 
 use super::super::{
-    cpu::{Cpu, Monitor},
+    cpu::{Cpu, Local, Monitor},
     device::fault_address,
     firmware::{forward, may_suspend},
     frame::Frame,
@@ -26,6 +26,7 @@ pub(super) fn synchronous(
     frame: &mut Frame,
     pair: &mut Pair,
     cpu: &Cpu,
+    local: &mut Local,
     monitor: &Monitor,
 ) -> Kind {
     let esr = read_sysreg!("esr_el2");
@@ -36,14 +37,8 @@ pub(super) fn synchronous(
             frame.step();
             Kind::SendSgi
         }
-        Exit::SystemRegister(access) => {
-            let mut local = cpu.local.lock();
-            system_register(frame, access, esr, monitor, cpu, &mut local)
-        }
-        Exit::Aarch32(access) => {
-            let mut local = cpu.local.lock();
-            aarch32_access(frame, access, esr, monitor, cpu, &mut local)
-        }
+        Exit::SystemRegister(access) => system_register(frame, access, esr, monitor, cpu, local),
+        Exit::Aarch32(access) => aarch32_access(frame, access, esr, monitor, cpu, local),
         Exit::Smc => {
             frame.step();
             firmware_call(frame, pair, monitor);
@@ -126,7 +121,7 @@ fn within(address: u64, start: u64, length: u64) -> Option<u64> {
 /// Serves an SMC; the PC is past it. The guest has one CPU, which it cannot start.
 fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
     let call = Call::decode([frame.x[0], frame.x[1], frame.x[2], frame.x[3]]);
-    let own = pair.affinity;
+    let own = pair.gic.affinity();
     let answer = match call {
         Call::CpuOn { target, .. } if target == own => psci::ALREADY_ON,
         Call::AffinityInfo { target } if target == own => psci::SUCCESS,

@@ -3,7 +3,7 @@
 //! The CPU has vectors of its own for that (`shared_vectors`), so that a guest that is alone, and the first guest on
 //! every other CPU, take the same way as ever.
 //!
-//! UNSAFETY: called from assembly; writes the timer and the vectors of EL2, and waits.
+//! UNSAFETY: called from assembly; writes the timer and the vectors of EL2.
 
 pub(crate) mod boot;
 mod context;
@@ -13,8 +13,9 @@ mod private;
 
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use spin::{Mutex, Once};
+use spin::Once;
 use vpmu_monitor::{
+    lock::{Own, Shared, Unlocked},
     regs::HcrEl2,
     world::{
         exit::Exit,
@@ -32,15 +33,15 @@ use vpmu_monitor::{
 };
 
 use super::{
-    cpu::{Cpu, Monitor},
+    cpu::{Cpu, Local, Monitor},
     end::{power_off, print_statistics},
     firmware::may_suspend,
     frame::Frame,
     gic::{self, PhysicalInterface},
     irq,
     pmu_registers::PhysicalPmu,
-    sysreg::{isb, now, read_sysreg, write_sysreg},
-    trap::guest_synchronous,
+    sysreg::{isb, now, read_sysreg, wait_for_interrupt, write_sysreg},
+    trap,
 };
 use context::Context;
 use pair::{Pair, highest_pending};
@@ -57,8 +58,10 @@ pub(crate) struct Second {
     pub(crate) serial: Option<KeptSpi>,
 }
 
-static PAIR: Once<Mutex<Pair>> = Once::new();
+/// The shared CPU's own: no other CPU waits for it.
+static PAIR: Once<Own<Pair>> = Once::new();
 static STATISTICS: CpuStatistics = CpuStatistics::new();
+static SWITCHES: Shared<Switches> = Shared::new(Switches::ZERO);
 /// The first guest has switched itself off, on another CPU.
 static FIRST_IS_OFF: AtomicBool = AtomicBool::new(false);
 
@@ -80,7 +83,7 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
     let slice = u64::from(monitor.settings.slice) * frequency / 1_000_000;
     let context = Context::new(second.entry, second.tree, second.vttbr);
     PAIR.call_once(|| {
-        Mutex::new(Pair {
+        Own::new(Pair {
             scheduler: Scheduler::new(slice),
             contexts: [context.clone(), context],
             other_pmu: None,
@@ -93,16 +96,14 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
             private: Private::default(),
             serial: second.serial,
             alarm_intid: second.alarm_intid,
-            affinity: second.affinity,
-            switches: Switches::ZERO,
         })
     });
 }
 
 /// Gives the second guest its PMU, which is on no CPU.
-pub(crate) fn give_pmu(pmu: Option<GuestPmu>) {
+pub(crate) fn give_pmu(pmu: Option<GuestPmu>, unlocked: &mut Unlocked) {
     let Some(pair) = PAIR.get() else { return };
-    let mut pair = pair.lock();
+    let mut pair = pair.lock(unlocked);
     pair.other_pmu = pmu;
     if let Some(pmu) = &mut pair.other_pmu {
         pmu.put(&mut PhysicalPmu);
@@ -110,9 +111,9 @@ pub(crate) fn give_pmu(pmu: Option<GuestPmu>) {
 }
 
 /// The two guests begin to take turns on this CPU, which is about to enter the first.
-pub(crate) fn begin(monitor: &Monitor) {
+pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
     let Some(pair) = PAIR.get() else { return };
-    let mut pair = pair.lock();
+    let mut pair = pair.lock(unlocked);
     let hcr = offer::hcr(monitor.settings.interrupts, monitor.sharing()) | HcrEl2::TWI;
     // SAFETY: more traps; the vectors are the monitor's own.
     unsafe {
@@ -122,7 +123,8 @@ pub(crate) fn begin(monitor: &Monitor) {
     }
     isb();
     if let Some(spi) = pair.serial {
-        private::own_shared(monitor.machine.distributor.start, spi, pair.affinity);
+        let affinity = pair.gic.affinity();
+        private::own_shared(monitor.machine.distributor.start, spi, affinity);
     }
     pair.scheduler.begin(now());
     if let Decision::GoOn(alarm) = pair.scheduler.decide(now()) {
@@ -132,18 +134,15 @@ pub(crate) fn begin(monitor: &Monitor) {
 
 /// What switches have cost until now.
 pub(crate) fn switches() -> Switches {
-    let Some(pair) = PAIR.get() else {
-        return Switches::ZERO;
-    };
-    let mut switches = pair.lock().switches;
+    let mut switches = SWITCHES.with(|switches| *switches);
     switches.second_traps = STATISTICS.pmu_traps();
     switches
 }
 
 /// How often a counter that counted was taken from the guest that is not in the shared CPU.
 pub(crate) fn counters_lost() -> u64 {
-    let Some(pair) = PAIR.get() else { return 0 };
-    pair.lock().other_pmu.as_ref().map_or(0, GuestPmu::lost)
+    let pair = PAIR.get().and_then(Own::peek);
+    pair.map_or(0, |pair| pair.other_pmu.as_ref().map_or(0, GuestPmu::lost))
 }
 
 /// The figures of the second guest.
@@ -153,18 +152,17 @@ pub(crate) fn statistics() -> Option<&'static CpuStatistics> {
 
 /// The first guest has switched itself off on this CPU, which it does not share. The CPU rests until the second guest has
 /// gone, too.
-pub(crate) fn first_is_off() -> ! {
+pub(crate) fn first_is_off(monitor: &Monitor, unlocked: &mut Unlocked) -> ! {
     FIRST_IS_OFF.store(true, Relaxed);
-    if let Some(pair) = PAIR.get() {
-        let affinity = pair.lock().affinity;
+    if let Some(shared) = monitor.shared {
+        let affinity = monitor.machine.cpus[shared];
         let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
         let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
         // The shared CPU checks, whichever interrupt comes.
         gic::send_sgi(5, to);
     }
     loop {
-        // SAFETY: waits. Interrupts are masked at EL2.
-        unsafe { core::arch::asm!("wfi", options(nostack)) }
+        wait_for_interrupt(unlocked);
     }
 }
 
@@ -174,18 +172,22 @@ extern "C" fn shared_synchronous(frame: &mut Frame) {
     let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
         power_off()
     };
-    let cpu = Cpu::this();
-    let current = pair.lock().scheduler.current();
-    if current == Who::Second {
-        Cpu::at_exit();
-        let mut pair = pair.lock();
-        pair.leave_second();
-        let kind = exits::synchronous(frame, &mut pair, cpu, monitor);
+    let (cpu, mut unlocked) = (Cpu::this(), Unlocked::at_exception());
+    let (mut turns, mut local) = pair.lock_with(&cpu.local, &mut unlocked);
+    if turns.scheduler.current() == Who::Second {
+        local.at_exit();
+        turns.leave_second();
+        let kind = exits::synchronous(frame, &mut turns, cpu, &mut local, monitor);
         frame.account(&STATISTICS, kind);
-    } else if !first_waits(frame, &mut pair.lock(), cpu, monitor) {
-        guest_synchronous(frame);
+        drop((turns, local));
+    } else {
+        let waits = first_waits(frame, &mut turns, cpu, &local, monitor);
+        drop((turns, local));
+        if !waits {
+            trap::synchronous(frame, &mut unlocked);
+        }
     }
-    schedule(frame, pair, cpu, monitor);
+    schedule(frame, pair, cpu, monitor, &mut unlocked);
 }
 
 #[unsafe(no_mangle)]
@@ -202,30 +204,35 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     let Some((pair, monitor)) = PAIR.get().zip(Monitor::installed()) else {
         power_off()
     };
-    let cpu = Cpu::at_exit();
-    {
-        let mut pair = pair.lock();
-        let mut local = cpu.local.lock();
-        if pair.scheduler.current() == Who::Second {
-            pair.leave_second();
-            let kind = pair.interrupts_of_second(frame, group1, monitor, &mut local);
-            frame.account(&STATISTICS, kind);
-        } else {
-            let mut kind = Kind::Other;
-            while let Some(irq) = gic::acknowledge(group1) {
-                kind = match pair.serve_any(&irq) {
-                    Some(kind) => kind,
-                    None => irq::serve(&irq, group1, frame, monitor, cpu, &mut local),
-                };
-            }
-            frame.leave(cpu, kind);
+    let (cpu, mut unlocked) = (Cpu::this(), Unlocked::at_exception());
+    let (mut turns, mut local) = pair.lock_with(&cpu.local, &mut unlocked);
+    local.at_exit();
+    if turns.scheduler.current() == Who::Second {
+        turns.leave_second();
+        let kind = turns.interrupts_of_second(frame, group1, monitor, &mut local);
+        frame.account(&STATISTICS, kind);
+    } else {
+        let mut kind = Kind::Other;
+        while let Some(irq) = gic::acknowledge(group1) {
+            kind = match turns.serve_any(&irq) {
+                Some(kind) => kind,
+                None => irq::serve(&irq, group1, frame, monitor, cpu, &mut local),
+            };
         }
+        frame.leave(cpu, kind);
     }
-    schedule(frame, pair, cpu, monitor);
+    drop((turns, local));
+    schedule(frame, pair, cpu, monitor, &mut unlocked);
 }
 
 /// Serves those exits of the first guest by which it gives the CPU away; false when this is none.
-fn first_waits(frame: &mut Frame, pair: &mut Pair, cpu: &Cpu, monitor: &Monitor) -> bool {
+fn first_waits(
+    frame: &mut Frame,
+    pair: &mut Pair,
+    cpu: &Cpu,
+    local: &Local,
+    monitor: &Monitor,
+) -> bool {
     let kind = match Exit::decode(read_sysreg!("esr_el2")) {
         Exit::Wfi => Kind::Wfi,
         Exit::Smc => {
@@ -251,7 +258,6 @@ fn first_waits(frame: &mut Frame, pair: &mut Pair, cpu: &Cpu, monitor: &Monitor)
         _ => return false,
     };
     frame.step();
-    let local = cpu.local.lock();
     if local.interrupts.may_wait(&PhysicalInterface) && highest_pending(true).is_none() {
         pair.scheduler.wait(Context::next_timer());
     }
@@ -260,34 +266,40 @@ fn first_waits(frame: &mut Frame, pair: &mut Pair, cpu: &Cpu, monitor: &Monitor)
 }
 
 /// Lets whoever's turn it is run.
-fn schedule(frame: &mut Frame, pair: &Mutex<Pair>, cpu: &Cpu, monitor: &Monitor) {
-    let mut pair = pair.lock();
-    if FIRST_IS_OFF.load(Relaxed) {
-        pair.scheduler.switch_off(Who::First);
-    }
+fn schedule(
+    frame: &mut Frame,
+    pair: &Own<Pair>,
+    cpu: &Cpu,
+    monitor: &Monitor,
+    unlocked: &mut Unlocked,
+) {
     loop {
-        match pair.scheduler.decide(now()) {
+        let (mut turns, mut local) = pair.lock_with(&cpu.local, unlocked);
+        if FIRST_IS_OFF.load(Relaxed) {
+            turns.scheduler.switch_off(Who::First);
+        }
+        match turns.scheduler.decide(now()) {
             Decision::GoOn(alarm) => {
                 set_alarm(alarm);
-                break;
+                if turns.scheduler.current() == Who::Second {
+                    turns.enter_second(&local, monitor);
+                }
+                return;
             }
-            Decision::Switch => pair.switch(frame, &mut cpu.local.lock(), monitor),
+            Decision::Switch => turns.switch(frame, &mut local, monitor),
             Decision::Wait(alarm) => {
                 set_alarm(alarm);
-                pair.admit();
-                // SAFETY: waits; a pending physical interrupt wakes it even though EL2 masks interrupts.
-                unsafe { core::arch::asm!("wfi", options(nostack)) }
-                pair.find_interrupts(monitor);
+                turns.admit();
+                drop((turns, local));
+                wait_for_interrupt(unlocked);
+                pair.lock(unlocked).find_interrupts(monitor);
             }
             Decision::End => {
-                drop(pair);
+                drop((turns, local));
                 print_statistics();
                 power_off()
             }
         }
-    }
-    if pair.scheduler.current() == Who::Second {
-        pair.enter_second(cpu, monitor);
     }
 }
 

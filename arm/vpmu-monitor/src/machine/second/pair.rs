@@ -2,6 +2,7 @@
 //!
 //! UNSAFETY: writes the interrupt interface of EL2.
 
+use vpmu::arm::partition::Residence;
 use vpmu_monitor::{
     regs::IchHcrEl2,
     world::{
@@ -27,7 +28,7 @@ use super::{
         pmu_registers::PhysicalPmu,
         sysreg::{isb, read_sysreg, write_sysreg},
     },
-    STATISTICS,
+    STATISTICS, SWITCHES,
     context::Context,
     private::{Private, PrivateInterrupts},
     set_alarm,
@@ -51,8 +52,6 @@ pub(super) struct Pair {
     pub(super) serial: Option<KeptSpi>,
     /// The physical timer of EL2, which ends slices.
     pub(super) alarm_intid: u32,
-    pub(super) affinity: u64,
-    pub(super) switches: Switches,
 }
 
 /// The most urgent physical interrupt that is pending, whatever the priority mask says.
@@ -89,8 +88,8 @@ impl Pair {
     }
 
     /// Gives the second guest its interrupts, and admits those that may interrupt it.
-    pub(super) fn enter_second(&mut self, cpu: &Cpu, monitor: &Monitor) {
-        let line = cpu.local.lock().pmu.as_ref().and_then(GuestPmu::line);
+    pub(super) fn enter_second(&mut self, local: &Local, monitor: &Monitor) {
+        let line = local.pmu.as_ref().and_then(GuestPmu::line);
         if let Some((line, intid)) = line.zip(monitor.pmu_intid(Cpu::number())) {
             self.gic.set_line(intid, line);
         }
@@ -274,17 +273,12 @@ impl Pair {
         self.contexts[to.index()].load(frame);
         self.load_pmu(local, monitor);
         apply_traps(local, false);
-        self.switches.count += 1;
+        SWITCHES.with(|switches| switches.count += 1);
     }
 
     fn put_pmu(&mut self, from: Who, local: &mut Local) {
         let Some(pmu) = &mut local.pmu else { return };
-        let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
-        self.switches.instructions += measured(pmu, |pmu| pmu.put(&mut PhysicalPmu));
-        self.switches.registers += pmu.switch_accesses() - accesses;
-        if let Some((was, is)) = was.zip(pmu.residence()) {
-            self.switches.end(was, is);
-        }
+        moved(pmu, Switches::end, |pmu| pmu.put(&mut PhysicalPmu));
         if pmu.wakes(&mut PhysicalPmu) {
             // Out of the hardware, the line cannot wake it.
             self.scheduler.wake(from);
@@ -300,17 +294,31 @@ impl Pair {
         if replanned {
             let _ = pmu.replan(kept);
         }
-        let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
         let left = self.other_pmu.as_ref();
-        self.switches.instructions += measured(pmu, |pmu| pmu.load(left, &mut PhysicalPmu));
-        self.switches.registers += pmu.switch_accesses() - accesses;
+        moved(pmu, Switches::begin, |pmu| pmu.load(left, &mut PhysicalPmu));
         if replanned {
             pmu.note_lost(&mut PhysicalPmu);
         }
-        if let Some((was, is)) = was.zip(pmu.residence()) {
-            self.switches.begin(was, is);
-        }
     }
+}
+
+/// Has `work` put `pmu` away or load it, and adds to [`SWITCHES`] what that cost; `note` notes from where to where it went.
+fn moved(
+    pmu: &mut GuestPmu,
+    note: fn(&mut Switches, Residence, Residence),
+    work: impl FnOnce(&mut GuestPmu),
+) {
+    let (was, accesses) = (pmu.residence(), pmu.switch_accesses());
+    let instructions = measured(pmu, work);
+    let registers = pmu.switch_accesses() - accesses;
+    let moved = was.zip(pmu.residence());
+    SWITCHES.with(|switches| {
+        switches.instructions += instructions;
+        switches.registers += registers;
+        if let Some((was, is)) = moved {
+            note(switches, was, is);
+        }
+    });
 }
 
 /// Returns how many instructions `work` took, where a host counter counts the monitor's; the counting's own are taken off.

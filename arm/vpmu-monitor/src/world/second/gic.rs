@@ -117,6 +117,11 @@ impl VirtualGic {
         }
     }
 
+    /// The affinity of its one CPU, as MPIDR_EL1 has it.
+    pub const fn affinity(&self) -> u64 {
+        self.affinity
+    }
+
     /// The physical interrupt `intid` has been acknowledged for this guest, and stays active.
     pub fn hold(&mut self, intid: u32) {
         self.pending.put(intid as usize, true);

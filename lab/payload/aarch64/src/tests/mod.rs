@@ -116,7 +116,7 @@ pub(crate) fn run_secondary(index: usize) {
         neighbour::storm_at(Gic::for_this_cpu(machine));
     }
     if let Some(name) = test.filter(|name| name.starts_with("switch.")) {
-        let verdict = neighbour::borrow_here(machine);
+        let verdict = neighbour::beside(machine);
         let _ = TALLY.record(&mut uart::Uart, (index, name), &verdict, false);
         gic::send(DONE, machine.cpus[0]);
         return;

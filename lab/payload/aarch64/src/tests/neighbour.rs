@@ -32,6 +32,8 @@ pub(super) const SWITCH: &[Switch] = &[
     }),
     ("switch.borrow_elsewhere", |machine| lend(machine, 0)),
     ("switch.borrow_before", |machine| lend(machine, 1)),
+    ("switch.sleep", sleep),
+    ("switch.ring_asleep", ring_asleep),
 ];
 
 /// Rounds of a storm: some 200 ms of a CPU that a guest has to itself.
@@ -213,7 +215,54 @@ fn compute(machine: &Machine<'_>, prepare: fn() -> Result<bool, Failure>) -> Ver
 /// Instructions of a host's sample on another CPU, at the most. QEMU counts instructions of all CPUs as each one's.
 const SAMPLES: u64 = 700;
 
-/// Has CPU 1 run [`borrow_here`], and rings the doorbell for it: `already` before that CPU starts.
+/// Sleeps (`ms=N`): no instruction until the timer.
+fn sleep(machine: &Machine<'_>) -> Verdict {
+    let gic = Gic::for_this_cpu(machine);
+    let milliseconds = BootArgs::parse(machine.bootargs).milliseconds;
+    let ticks = gic::timer_frequency() / 1_000 * milliseconds.unwrap_or(COMPUTES);
+    gic.enable(machine.timer);
+    gic::start_timer(ticks);
+    while !gic::timer_fired() {
+        wait_for_interrupt();
+    }
+    gic::stop_timer();
+    interruptible(|| spin(1_000));
+    Ok(Pass::Ok)
+}
+
+/// Has CPU 1 ring the doorbell while this CPU sleeps.
+fn ring_asleep(machine: &Machine<'_>) -> Verdict {
+    if machine.cpu_count < 2 {
+        return Ok(Pass::Skip("one CPU"));
+    }
+    Gic::for_this_cpu(machine).enable(DONE);
+    let cpu = percpu::this();
+    cpu.reset();
+    let answer = psci::cpu_on(machine.cpus[1], crate::entry::secondary_address(), 1);
+    check(format_args!("CPU_ON"), answer as u64, 0)?;
+    while cpu.taken(DONE) == 0 {
+        wait_for_interrupt();
+        interruptible(|| spin(1));
+    }
+    Ok(Pass::Ok)
+}
+
+/// On CPU 1: each ring of the doorbell is over in a millisecond of a clock that goes on while the boot CPU sleeps, where some
+/// thousand instructions serve it.
+fn ring_here(machine: &Machine<'_>) -> Verdict {
+    // By now the boot CPU, and who shares it, sleep.
+    spin(1_000_000);
+    for value in [1, 2] {
+        let begun = gic::now();
+        ring(machine, value);
+        let took = gic::now() - begun;
+        let most = gic::timer_frequency() / 1_000;
+        check_range(format_args!("ticks of ring {value}"), took, 1, most)?;
+    }
+    Ok(Pass::Ok)
+}
+
+/// Has CPU 1 run [`beside`], and rings the doorbell for it: `already` before that CPU starts.
 fn lend(machine: &Machine<'_>, already: u32) -> Verdict {
     if machine.cpu_count < 2 {
         return Ok(Pass::Skip("one CPU"));
@@ -245,8 +294,11 @@ fn lend(machine: &Machine<'_>, already: u32) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// On CPU 1: the test that the boot CPU waits for in [`lend`].
-pub(super) fn borrow_here(machine: &Machine<'_>) -> Verdict {
+/// On CPU 1: the test that the boot CPU waits for in [`lend`] or [`ring_asleep`].
+pub(super) fn beside(machine: &Machine<'_>) -> Verdict {
+    if BootArgs::parse(machine.bootargs).selects("switch.ring_asleep") {
+        return ring_here(machine);
+    }
     let gic = Gic::for_this_cpu(machine);
     gic.enable(ASK);
     let cpu = percpu::this();
