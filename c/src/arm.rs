@@ -1,13 +1,15 @@
-//! The Arm PMU that is emulated: every access traps.
+//! The Arm PMU that is emulated: every access traps, and functions of the caller's count.
 
 use vpmu::arm::emulated::{EmulatedConfig, EmulatedPmu, Identity};
-use vpmu::arm::{Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register};
+use vpmu::arm::{EventFilter, PmuVersion};
 use vpmu::counter::Counter;
 
 use crate::counter::{counter_state, policy, report};
+use crate::filter::VpmuArmFilter;
 use crate::host::Host;
+use crate::pmu::{self, Guest, Held};
 use crate::room::{self, Room, promised};
-use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
+use crate::{VpmuHost, VpmuOutcome, VpmuStatus};
 
 /// What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13).
 #[repr(C)]
@@ -29,6 +31,27 @@ pub struct VpmuArmConfig {
     pub pmmir: u64,
     /// One of `VPMU_POLICY_*`.
     pub policy: u32,
+    /// Which events the guest may count.
+    pub filter: VpmuArmFilter,
+}
+
+impl VpmuArmConfig {
+    /// `None`: the ID register says that there is no PMUv3, there are too many rules, or no such policy.
+    pub(crate) fn config(&self) -> Option<EmulatedConfig> {
+        Some(EmulatedConfig {
+            counters: self.counters,
+            version: PmuVersion::from_id_aa64dfr0(self.id_aa64dfr0)?,
+            el3: self.el3,
+            identity: Identity {
+                implementer: self.implementer,
+                code: self.idcode,
+            },
+            events: self.pmceid,
+            pmmir: self.pmmir,
+            filter: self.filter.filter()?,
+            policy: policy(self.policy)?,
+        })
+    }
 }
 
 /// Room for one vCPU's emulated Arm PMU.
@@ -38,33 +61,18 @@ pub struct VpmuArm {
     opaque: [u64; 512],
 }
 
-#[derive(Debug)]
-pub(crate) struct Arm {
-    pmu: EmulatedPmu,
-    host: Host,
-}
-
 impl Room for VpmuArm {
-    type Value = Arm;
+    type Value = Held<EmulatedPmu, Host>;
     const MARK: u64 = u64::from_le_bytes(*b"vpmu-arm");
 }
 
-/// The register that a trapped MRS or MSR names, and whether it is written, by ESR_ELx.ISS of
-/// exception class 0x18. Bit 0 is the direction: 1 is a read.
-pub(crate) fn decode(iss: u32) -> Option<(Register, bool)> {
-    Register::decode(Encoding::from_iss(iss)).map(|register| (register, iss & 1 == 0))
-}
-
-pub(crate) const fn level(el0: bool) -> ExceptionLevel {
-    if el0 {
-        ExceptionLevel::El0
-    } else {
-        ExceptionLevel::El1
-    }
+impl Guest for VpmuArm {
+    type Pmu = EmulatedPmu;
+    type Host = Host;
 }
 
 /// Makes a PMU out of reset in `pmu`, on a vCPU that runs. `VPMU_STATUS_CONFIG`: the ID register
-/// says that there is no PMUv3, there are too many counters, or no such policy.
+/// says that there is no PMUv3, there are too many counters or rules, or no such policy.
 ///
 /// # Safety
 ///
@@ -82,27 +90,24 @@ pub unsafe extern "C" fn vpmu_arm_init(
     let Some(host) = Host::new(host) else {
         return VpmuStatus::Misuse;
     };
-    let made = PmuVersion::from_id_aa64dfr0(config.id_aa64dfr0).and_then(|version| {
-        EmulatedPmu::new(EmulatedConfig {
-            counters: config.counters,
-            version,
-            el3: config.el3,
-            identity: Identity {
-                implementer: config.implementer,
-                code: config.idcode,
-            },
-            events: config.pmceid,
-            pmmir: config.pmmir,
-            filter: EventFilter::default(),
-            policy: policy(config.policy)?,
-        })
-        .ok()
-    });
-    let Some(made) = made else {
+    let Some(config) = config.config() else {
         return VpmuStatus::Config;
     };
-    promised!(room::fill(pmu, Arm { pmu: made, host }, |before| {
-        before.pmu.reset(&mut before.host);
+    let vacant = |at: *mut Held<EmulatedPmu, Host>| {
+        // SAFETY: `init` passes room for a value.
+        unsafe {
+            (&raw mut (*at).pmu).write(const { EmulatedPmu::vacant() });
+            (&raw mut (*at).host).write(host);
+        }
+    };
+    promised!(room::init(pmu, vacant, |held| {
+        // The host counters of a PMU that was here are those of the host that was here.
+        let made = held.pmu.init(&config, &mut held.host);
+        if made.is_err() {
+            return VpmuStatus::Config;
+        }
+        held.host = host;
+        VpmuStatus::Ok
     }))
 }
 
@@ -119,15 +124,110 @@ pub unsafe extern "C" fn vpmu_arm_access(
     el0: bool,
     value: *mut u64,
 ) -> VpmuOutcome {
-    let (Some(arm), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
-        return VpmuOutcome::Misuse;
+    promised!(pmu::access(pmu, iss, el0, value))
+}
+
+/// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
+    promised!(pmu::line(pmu))
+}
+
+/// The vCPU starts to run: what the guest has enabled counts again.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
+    promised!(pmu::perform(pmu, EmulatedPmu::load))
+}
+
+/// The vCPU stops running: nothing counts, and all that was counted is in the registers.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
+    promised!(pmu::perform(pmu, EmulatedPmu::put))
+}
+
+/// The vCPU is reset. No host counter is left.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
+    promised!(pmu::perform(pmu, EmulatedPmu::reset))
+}
+
+/// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+/// `length`. Nothing stops: the PMU can go on.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_save(
+    pmu: *mut VpmuArm,
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> VpmuStatus {
+    promised!(pmu::save(pmu, buffer, room, length))
+}
+
+/// Goes on from the `length` bytes at `buffer`, which a save has written.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_restore(
+    pmu: *mut VpmuArm,
+    buffer: *const u8,
+    length: usize,
+) -> VpmuStatus {
+    promised!(pmu::restore(pmu, buffer, length))
+}
+
+/// Whether the level of the guest's PMU interrupt is another than when this was asked last; `*level` becomes the level.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_line_changed(pmu: *mut VpmuArm, level: *mut bool) -> bool {
+    let Some(level) = promised!(room::out(level)) else {
+        return false;
     };
-    let outcome = match decode(iss) {
-        None => Outcome::NotHandled,
-        Some((register, true)) => arm.pmu.write(register, level(el0), *value, &mut arm.host),
-        Some((register, false)) => arm.pmu.read(register, level(el0), &mut arm.host),
+    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
+        let changed = held.pmu.line_changed();
+        *level = held.pmu.line();
+        changed.is_some()
+    }))
+}
+
+/// Changes which events the guest may count, from now on. `VPMU_STATUS_CONFIG`: there are too many rules.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_arm_set_filter(
+    pmu: *mut VpmuArm,
+    filter: *const VpmuArmFilter,
+) -> VpmuStatus {
+    let set = |pmu: &mut EmulatedPmu, filter: EventFilter, host: &mut Host| {
+        pmu.set_filter(filter, host);
     };
-    VpmuOutcome::of_arm(outcome, value)
+    promised!(pmu::set_filter(pmu, filter, set))
 }
 
 /// The host reports (`VPMU_REPORT_*`) that `counter` has counted as far as was asked. Ask
@@ -145,7 +245,7 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     let Some(report) = report(what) else {
         return VpmuStatus::Misuse;
     };
-    promised!(room::with(pmu, |held| {
+    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
         let counter = Counter::new(counter).filter(|&n| held.pmu.counter_state(n).is_some());
         let Some(counter) = counter else {
             return VpmuStatus::Misuse;
@@ -155,46 +255,6 @@ pub unsafe extern "C" fn vpmu_arm_overflow(
     }))
 }
 
-/// The level of the guest's PMU interrupt. Ask after each other call: it is a level, not an edge.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_line(pmu: *mut VpmuArm) -> bool {
-    promised!(room::with(pmu, |held| held.pmu.line()))
-}
-
-/// The vCPU starts to run: what the guest has enabled counts again.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_load(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
-}
-
-/// The vCPU stops running: nothing counts, and all that was counted is in the registers.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_put(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
-}
-
-/// The vCPU is reset. No host counter is left.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.reset(&mut held.host)))
-}
-
 /// One of `VPMU_COUNTER_*`, or `VPMU_STATUS_MISUSE` for a counter that does not exist.
 ///
 /// # Safety
@@ -202,43 +262,7 @@ pub unsafe extern "C" fn vpmu_arm_reset(pmu: *mut VpmuArm) -> VpmuStatus {
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_arm_counter_state(pmu: *mut VpmuArm, counter: u8) -> i32 {
-    promised!(room::with(pmu, |held| counter_state(
-        Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter))
-    )))
-}
-
-/// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
-/// `length`. Nothing stops: the PMU can go on.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_save(
-    pmu: *mut VpmuArm,
-    buffer: *mut u8,
-    room: usize,
-    length: *mut usize,
-) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-    }))
-}
-
-/// Goes on from the `length` bytes at `buffer`, which a save has written.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_arm_restore(
-    pmu: *mut VpmuArm,
-    buffer: *const u8,
-    length: usize,
-) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::restore(buffer, length, |state: &PmuState| {
-            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
-        })
+    promised!(room::with(pmu, |held: &mut Held<EmulatedPmu, Host>| {
+        counter_state(Counter::new(counter).and_then(|counter| held.pmu.counter_state(counter)))
     }))
 }

@@ -3,8 +3,11 @@
 use core::ffi::c_void;
 use core::num::NonZeroU64;
 
+#[cfg(feature = "arm")]
+use vpmu::arm;
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost};
-use vpmu::{arm, x86};
+#[cfg(feature = "x86")]
+use vpmu::x86;
 
 /// `struct vpmu_event.kind`: an x86 event by event select (bits 7:0 of `number`) and unit mask
 /// (bits 15:8).
@@ -126,6 +129,7 @@ pub(crate) trait ToEvent {
     fn to_event(&self) -> VpmuEvent;
 }
 
+#[cfg(feature = "x86")]
 impl ToEvent for x86::CounterConfig {
     fn to_event(&self) -> VpmuEvent {
         let (kind, number) = match self.event {
@@ -150,6 +154,7 @@ impl ToEvent for x86::CounterConfig {
     }
 }
 
+#[cfg(feature = "arm")]
 impl ToEvent for arm::CounterConfig {
     fn to_event(&self) -> VpmuEvent {
         let (kind, number) = match self.event {

@@ -18,29 +18,51 @@
 #![expect(unsafe_code, reason = "an interface for C")]
 #![cfg_attr(not(feature = "kvm"), no_std)]
 
+#[cfg(feature = "x86")]
 mod amd;
+#[cfg(feature = "arm")]
 mod arm;
+#[cfg(feature = "arm")]
+mod backed;
 mod counter;
+#[cfg(feature = "arm")]
+mod filter;
 mod host;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 mod kvm;
+#[cfg(feature = "arm")]
 mod partition;
+#[cfg(feature = "arm")]
+mod pmu;
+#[cfg(feature = "arm")]
+mod registers;
 mod room;
 mod state;
 mod status;
 mod version;
+#[cfg(feature = "x86")]
 mod x86;
 
+#[cfg(feature = "x86")]
 pub use amd::*;
+#[cfg(feature = "arm")]
 pub use arm::*;
+#[cfg(feature = "arm")]
+pub use backed::*;
 pub use counter::*;
+#[cfg(feature = "arm")]
+pub use filter::*;
 pub use host::*;
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 pub use kvm::*;
+#[cfg(feature = "arm")]
 pub use partition::*;
+#[cfg(feature = "arm")]
+pub use registers::VpmuRegisters;
 pub use state::VPMU_STATE_SIZE;
 pub use status::*;
 pub use version::*;
+#[cfg(feature = "x86")]
 pub use x86::*;
 
 // The engine cannot panic (its release build holds no call of a panic function), but the compiler

@@ -1,15 +1,24 @@
 //! The Arm PMU that is partitioned: the guest owns hardware counters.
 
-use core::ffi::c_void;
-
 use vpmu::arm::partition::{
-    Features, Isolation, PartitionConfig, PartitionedPmu, Plan, PmuRegisters,
+    Features, Isolation, PartitionConfig, PartitionedPmu, Plan, TrapRegisters,
 };
-use vpmu::arm::{EventFilter, Outcome, PmuState, Register};
 
-use crate::arm::{decode, level};
+use crate::filter::VpmuArmFilter;
+use crate::pmu::{self, Guest, Held};
+use crate::registers::{Registers, VpmuRegisters};
 use crate::room::{self, Room, promised};
-use crate::{VpmuOutcome, VpmuStatus, state};
+use crate::{VpmuOutcome, VpmuStatus};
+
+/// `isolation`: MDCR_EL2.HPMN divides the counters. Nothing below EL2 sees or changes those of the host. Matters only where
+/// the host keeps counters: without this bit each access of the guest traps then.
+pub const VPMU_ISOLATES_PARTITION: u32 = 1;
+/// `isolation`: MDCR_EL2.HPMD keeps event counters from counting at EL2. Without this bit, and before PMUv3p1,
+/// `vpmu_partition_exited` reads a register for each counter.
+pub const VPMU_ISOLATES_HPMD: u32 = 2;
+/// `isolation`: MDCR_EL2.HCCD keeps the cycle counter from counting at EL2. Without this bit, and before PMUv3p5,
+/// `vpmu_partition_exited` reads a register.
+pub const VPMU_ISOLATES_HCCD: u32 = 4;
 
 /// What the plan is made from, one for each physical CPU.
 #[repr(C)]
@@ -25,30 +34,16 @@ pub struct VpmuPartitionConfig {
     pub implemented: u8,
     /// How many of them the host keeps, counted from the top.
     pub host_counters: u8,
-    /// Whether the CPU keeps host counters from EL1, and HPMD and HCCD keep the guest's from EL2, as
-    /// the architecture says and a probe has found. `false` is always safe, and traps more.
-    pub isolates: bool,
+    /// Bits `VPMU_ISOLATES_*`: what a probe has found this CPU to keep. 0 is always safe, and costs more.
+    pub isolation: u32,
     /// Whether another CPU has the affinity of this one (MPIDR_EL1) from level 1 up, so that the two
     /// are threads of a core. `true` is always safe, and traps more.
     pub shares_core: bool,
+    /// Which events the guest may count.
+    pub filter: VpmuArmFilter,
 }
 
-/// The registers of the CPU that executes this, at EL2. `write` has an ISB behind it.
-///
-/// Registers are named by the ISS of their own access: op0, op2, op1, CRn and CRm at their places,
-/// Rt and the direction zero (`VPMU_REGISTER` makes such a number).
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct VpmuRegisters {
-    /// Handed to both functions.
-    pub context: *mut c_void,
-    /// Executes an MRS.
-    pub read: Option<unsafe extern "C" fn(context: *mut c_void, iss: u32) -> u64>,
-    /// Executes an MSR and an ISB.
-    pub write: Option<unsafe extern "C" fn(context: *mut c_void, iss: u32, value: u64)>,
-}
-
-/// What the trap registers must hold while the guest runs. See `vpmu_partition_traps`.
+/// What the trap registers must hold while the guest runs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuTraps {
@@ -60,69 +55,76 @@ pub struct VpmuTraps {
     pub hdfgwtr_el2: u64,
 }
 
+impl From<TrapRegisters> for VpmuTraps {
+    fn from(traps: TrapRegisters) -> Self {
+        Self {
+            mdcr_el2: traps.mdcr_el2,
+            hdfgrtr_el2: traps.hdfgrtr_el2,
+            hdfgwtr_el2: traps.hdfgwtr_el2,
+        }
+    }
+}
+
 /// Room for one vCPU's partitioned PMU.
 #[repr(C)]
 #[derive(Debug)]
 pub struct VpmuPartition {
-    opaque: [u64; 256],
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Registers {
-    context: *mut c_void,
-    read: unsafe extern "C" fn(*mut c_void, u32) -> u64,
-    write: unsafe extern "C" fn(*mut c_void, u32, u64),
-}
-
-impl PmuRegisters for Registers {
-    fn read(&mut self, register: Register) -> u64 {
-        // SAFETY: the caller of `vpmu_partition_init` promised functions that may be called with
-        // its context.
-        unsafe { (self.read)(self.context, register.encoding().to_iss()) }
-    }
-
-    fn write(&mut self, register: Register, value: u64) {
-        // SAFETY: as in `read`.
-        unsafe { (self.write)(self.context, register.encoding().to_iss(), value) }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Partition {
-    pmu: PartitionedPmu,
-    host: Registers,
+    mark: u64,
+    /// Whether `vpmu_partition_exited` has something to do at the next exit. To be read only.
+    pub acts_at_exit: u64,
+    opaque: [u64; 254],
 }
 
 impl Room for VpmuPartition {
-    type Value = Partition;
+    type Value = Held<PartitionedPmu, Registers>;
     const MARK: u64 = u64::from_le_bytes(*b"vpmupart");
+
+    fn note(held: &Self::Value) -> u64 {
+        held.pmu.acts_at_exit().into()
+    }
+}
+
+impl Guest for VpmuPartition {
+    type Pmu = PartitionedPmu;
+    type Host = Registers;
 }
 
 impl VpmuPartitionConfig {
-    fn plan(&self) -> Option<Plan> {
-        let features = Features::from_registers(self.id_aa64dfr0, self.id_aa64mmfr0, 0, [])?;
-        let features = Features {
-            multithreaded: self.shares_core,
-            ..features
+    /// Answers what `act` does with the plan of this CPU, or that there is none: the CPU cannot be divided so, has no
+    /// PMUv3, or there are too many rules.
+    // Not the plan itself: moved from function to function, it would be on a hypervisor's stack several times.
+    pub(crate) fn with_plan(&self, act: impl FnOnce(&Plan) -> VpmuStatus) -> VpmuStatus {
+        let Some(features) = Features::from_registers(self.id_aa64dfr0, self.id_aa64mmfr0, 0, [])
+        else {
+            return VpmuStatus::Config;
         };
-        Plan::new(&PartitionConfig {
+        let Some(filter) = self.filter.filter() else {
+            return VpmuStatus::Config;
+        };
+        let plan = Plan::new(&PartitionConfig {
             implemented: self.implemented,
             host_counters: self.host_counters,
-            features,
-            isolation: if self.isolates {
-                Isolation::ALL
-            } else {
-                Isolation::NONE
+            features: Features {
+                multithreaded: self.shares_core,
+                ..features
             },
-            filter: EventFilter::default(),
+            isolation: Isolation {
+                partition: self.isolation & VPMU_ISOLATES_PARTITION != 0,
+                hpmd: self.isolation & VPMU_ISOLATES_HPMD != 0,
+                hccd: self.isolation & VPMU_ISOLATES_HCCD != 0,
+            },
+            filter,
             events: self.pmceid,
-        })
-        .ok()
+        });
+        match &plan {
+            Ok(plan) => act(plan),
+            Err(_) => VpmuStatus::Config,
+        }
     }
 }
 
 /// Makes a PMU out of reset in `pmu`, not loaded. `VPMU_STATUS_CONFIG`: the CPU cannot be divided
-/// so, or has no PMUv3.
+/// so, has no PMUv3, or there are too many rules.
 ///
 /// # Safety
 ///
@@ -138,21 +140,111 @@ pub unsafe extern "C" fn vpmu_partition_init(
     else {
         return VpmuStatus::Misuse;
     };
-    let (Some(read), Some(write)) = (registers.read, registers.write) else {
+    let Some(registers) = Registers::new(registers) else {
         return VpmuStatus::Misuse;
     };
-    let Some(plan) = config.plan() else {
-        return VpmuStatus::Config;
+    let vacant = |at: *mut Held<PartitionedPmu, Registers>| {
+        // SAFETY: `init` passes room for a value.
+        unsafe {
+            (&raw mut (*at).pmu).write(const { PartitionedPmu::vacant() });
+            (&raw mut (*at).host).write(registers);
+        }
     };
-    let made = Partition {
-        pmu: PartitionedPmu::new(plan),
-        host: Registers {
-            context: registers.context,
-            read,
-            write,
-        },
-    };
-    promised!(room::fill(pmu, made, |_| {}))
+    config.with_plan(|plan| {
+        promised!(room::init(pmu, vacant, |held| {
+            held.pmu.init(plan, &mut held.host);
+            held.host = registers;
+            VpmuStatus::Ok
+        }))
+    })
+}
+
+/// Performs a trapped MRS or MSR (exception class 0x18) with this ISS, made at EL0 or EL1. A write
+/// takes `*value`, a read puts its result there. AArch32 accesses of EL0 (exception classes 0x03 and
+/// 0x04) are the caller's to translate to the AArch64 register's ISS.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_access(
+    pmu: *mut VpmuPartition,
+    iss: u32,
+    el0: bool,
+    value: *mut u64,
+) -> VpmuOutcome {
+    promised!(pmu::access(pmu, iss, el0, value))
+}
+
+/// The level of the guest's PMU interrupt, wherever its registers are.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
+    promised!(pmu::line(pmu))
+}
+
+/// The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
+/// CPU, with an ISB between a write of MDCR_EL2 and either.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuStatus {
+    promised!(pmu::perform(pmu, PartitionedPmu::load))
+}
+
+/// The guest no longer runs on this CPU. Its counters stop and are in memory.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_put(pmu: *mut VpmuPartition) -> VpmuStatus {
+    promised!(pmu::perform(pmu, PartitionedPmu::put))
+}
+
+/// The vCPU is reset. A loaded PMU is put first.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_reset(pmu: *mut VpmuPartition) -> VpmuStatus {
+    promised!(pmu::perform(pmu, PartitionedPmu::reset))
+}
+
+/// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
+/// `length`. A loaded PMU is put first.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_save(
+    pmu: *mut VpmuPartition,
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> VpmuStatus {
+    promised!(pmu::save(pmu, buffer, room, length))
+}
+
+/// Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_partition_restore(
+    pmu: *mut VpmuPartition,
+    buffer: *const u8,
+    length: usize,
+) -> VpmuStatus {
+    promised!(pmu::restore(pmu, buffer, length))
 }
 
 /// What the trap registers must hold when the guest is entered, the caller's own bits ORed in. Ask
@@ -166,16 +258,10 @@ pub unsafe extern "C" fn vpmu_partition_traps(
     pmu: *mut VpmuPartition,
     traps: *mut VpmuTraps,
 ) -> VpmuStatus {
-    let (Some(held), Some(traps)) = promised!((room::value(pmu), room::out(traps))) else {
+    let Some(traps) = promised!(room::out(traps)) else {
         return VpmuStatus::Misuse;
     };
-    let wanted = held.pmu.trap_registers();
-    *traps = VpmuTraps {
-        mdcr_el2: wanted.mdcr_el2,
-        hdfgrtr_el2: wanted.hdfgrtr_el2,
-        hdfgwtr_el2: wanted.hdfgwtr_el2,
-    };
-    VpmuStatus::Ok
+    promised!(pmu::perform(pmu, |pmu, _| *traps = pmu.trap_registers().into()))
 }
 
 /// Goes on with the plan of another CPU, before the first load there, and after a put. `VPMU_STATUS_CONFIG`: that CPU cannot
@@ -189,48 +275,28 @@ pub unsafe extern "C" fn vpmu_partition_migrate(
     pmu: *mut VpmuPartition,
     config: *const VpmuPartitionConfig,
 ) -> VpmuStatus {
-    let (Some(held), Some(config)) = promised!((room::value(pmu), room::given(config))) else {
+    let Some(config) = promised!(room::given(config)) else {
         return VpmuStatus::Misuse;
     };
-    match config.plan() {
-        Some(plan) => VpmuStatus::of_restore(held.pmu.migrate(plan)),
-        None => VpmuStatus::Config,
-    }
+    config.with_plan(|plan| {
+        promised!(room::with(
+            pmu,
+            |held: &mut Held<PartitionedPmu, Registers>| {
+                VpmuStatus::of_restore(held.pmu.migrate(*plan))
+            }
+        ))
+    })
 }
 
-/// Performs a trapped MRS or MSR, as `vpmu_arm_access` does. AArch32 accesses of EL0 (exception classes 0x03 and 0x04)
-/// are the caller's to translate to the AArch64 register's ISS.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_access(
-    pmu: *mut VpmuPartition,
-    iss: u32,
-    el0: bool,
-    value: *mut u64,
-) -> VpmuOutcome {
-    let (Some(held), Some(value)) = promised!((room::value(pmu), room::out(value))) else {
-        return VpmuOutcome::Misuse;
-    };
-    let outcome = match decode(iss) {
-        None => Outcome::NotHandled,
-        Some((register, true)) => held.pmu.write(register, level(el0), *value, &mut held.host),
-        Some((register, false)) => held.pmu.read(register, level(el0), &mut held.host),
-    };
-    VpmuOutcome::of_arm(outcome, value)
-}
-
-/// The guest has been left. To be called first at each exit: before PMUv3p5, this is what keeps the
-/// guest's counters from counting at EL2.
+/// The guest has been left. To be called first at each exit where `acts_at_exit` is not 0: this is what keeps the guest's
+/// counters from counting at EL2 where MDCR_EL2 does not.
 ///
 /// # Safety
 ///
 /// See the crate's page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vpmu_partition_exited(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.exited(&mut held.host)))
+    promised!(pmu::perform(pmu, PartitionedPmu::exited))
 }
 
 /// Tells whose a physical PMU interrupt is: `guest` becomes whether the guest's line is high, `host`
@@ -245,36 +311,14 @@ pub unsafe extern "C" fn vpmu_partition_overflow(
     guest: *mut bool,
     host: *mut u32,
 ) -> VpmuStatus {
-    let (Some(held), Some(guest), Some(host)) =
-        promised!((room::value(pmu), room::out(guest), room::out(host)))
-    else {
+    let (Some(guest), Some(host)) = promised!((room::out(guest), room::out(host))) else {
         return VpmuStatus::Misuse;
     };
-    let split = held.pmu.overflow(&mut held.host);
-    *guest = split.guest;
-    *host = split.host.bits();
-    VpmuStatus::Ok
-}
-
-/// The level of the guest's PMU interrupt, wherever its registers are.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_line(pmu: *mut VpmuPartition) -> bool {
-    promised!(room::with(pmu, |held| held.pmu.line(&mut held.host)))
-}
-
-/// The guest is about to run on this CPU, whose MDCR_EL2.HPMN is that of `vpmu_partition_traps`. Load and put on the same
-/// CPU, with an ISB between a write of MDCR_EL2 and either.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_load(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.load(&mut held.host)))
+    promised!(pmu::perform(pmu, |pmu, registers| {
+        let split = pmu.overflow(registers);
+        *guest = split.guest;
+        *host = split.host.bits();
+    }))
 }
 
 /// As `vpmu_partition_load`, right after `left`, the PMU of another guest, was put on this CPU. Writes only the registers that
@@ -293,55 +337,8 @@ pub unsafe extern "C" fn vpmu_partition_load_after(
     if core::ptr::eq(pmu, left) {
         return VpmuStatus::Misuse;
     }
-    let (Some(held), Some(left)) = promised!((room::value(pmu), room::value(left))) else {
+    let Some(left) = promised!(room::value(left)) else {
         return VpmuStatus::Misuse;
     };
-    held.pmu.load_after(&left.pmu, &mut held.host);
-    VpmuStatus::Ok
-}
-
-/// The guest no longer runs on this CPU. Its counters stop and are in memory.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_put(pmu: *mut VpmuPartition) -> VpmuStatus {
-    promised!(room::perform(pmu, |held| held.pmu.put(&mut held.host)))
-}
-
-/// Writes all that the guest could find out to the `room` bytes at `buffer`, and their number to
-/// `length`. A loaded PMU is put first.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_save(
-    pmu: *mut VpmuPartition,
-    buffer: *mut u8,
-    room: usize,
-    length: *mut usize,
-) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::save(|| held.pmu.save(&mut held.host), buffer, room, length)
-    }))
-}
-
-/// Goes on from the `length` bytes at `buffer`, which a save has written. A loaded PMU is put first.
-///
-/// # Safety
-///
-/// See the crate's page.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn vpmu_partition_restore(
-    pmu: *mut VpmuPartition,
-    buffer: *const u8,
-    length: usize,
-) -> VpmuStatus {
-    promised!(room::with(pmu, |held| {
-        state::restore(buffer, length, |state: &PmuState| {
-            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
-        })
-    }))
+    promised!(pmu::perform(pmu, |pmu, registers| pmu.load_after(&left.pmu, registers)))
 }

@@ -23,12 +23,18 @@ pub(crate) trait Room: Sized {
     /// Marks room that holds a [`Value`](Self::Value), so that a PMU that was never initialized is
     /// told from one that was.
     const MARK: u64;
+
+    /// Returns what the caller may read of the value without a call.
+    fn note(_: &Self::Value) -> u64 {
+        0
+    }
 }
 
 /// What the room really holds.
 #[repr(C)]
 struct Filled<T> {
     mark: u64,
+    note: u64,
     value: T,
 }
 
@@ -54,15 +60,17 @@ impl Answer for i32 {
     const MISUSE: Self = VpmuStatus::Misuse as Self;
 }
 
-/// Puts `value` into `room`. What was there before ends by `end`.
+/// Makes a value in `room`, where it stays: PMUs are larger than a hypervisor's stack. Room that holds nothing gets `vacant`
+/// first, which the compiler copies there from read-only data. `init` makes of it, or of the value that was there, the
+/// value that is wanted. Room that held nothing still does where `init` fails.
 ///
 /// # Safety
 ///
 /// `room` may be read and written, or is null.
-pub(crate) unsafe fn fill<R: Room>(
+pub(crate) unsafe fn init<R: Room>(
     room: *mut R,
-    value: R::Value,
-    end: impl FnOnce(&mut R::Value),
+    vacant: impl FnOnce(*mut R::Value),
+    init: impl FnOnce(&mut R::Value) -> VpmuStatus,
 ) -> VpmuStatus {
     const {
         assert!(size_of::<Filled<R::Value>>() <= size_of::<R>());
@@ -71,16 +79,46 @@ pub(crate) unsafe fn fill<R: Room>(
     if room.is_null() || !room.is_aligned() {
         return VpmuStatus::Misuse;
     }
+    if promised!(value(room)).is_some() {
+        return promised!(with(room, init));
+    }
+    let filled = room.cast::<Filled<R::Value>>();
+    // SAFETY: the room is large and aligned enough, as asserted above, and the caller's to write.
+    let value = unsafe { &raw mut (*filled).value };
+    vacant(value);
+    // SAFETY: `vacant` has written a value, and nobody else has the room.
+    let value = unsafe { &mut *value };
+    let status = init(value);
+    if status == VpmuStatus::Ok {
+        let note = R::note(value);
+        // SAFETY: as above.
+        unsafe {
+            (&raw mut (*filled).note).write(note);
+            (&raw mut (*filled).mark).write(R::MARK);
+        }
+    }
+    status
+}
+
+/// Puts `value` into `room`. What was there before ends by `end`.
+///
+/// # Safety
+///
+/// `room` may be read and written, or is null.
+#[cfg(feature = "x86")]
+pub(crate) unsafe fn fill<R: Room>(
+    room: *mut R,
+    value: R::Value,
+    end: impl FnOnce(&mut R::Value),
+) -> VpmuStatus {
     if let Some(before) = promised!(self::value(room)) {
         end(before);
+        *before = value;
+        return VpmuStatus::Ok;
     }
-    let filled = Filled {
-        mark: R::MARK,
-        value,
-    };
-    // SAFETY: large and aligned enough, as asserted above, and writable, as the caller promises.
-    unsafe { room.cast::<Filled<R::Value>>().write(filled) };
-    VpmuStatus::Ok
+    // SAFETY: `init` passes room for a value.
+    let put = |at: *mut R::Value| unsafe { at.write(value) };
+    promised!(init(room, put, |_| VpmuStatus::Ok))
 }
 
 /// Answers what `act` does with what `room` holds.
@@ -92,7 +130,14 @@ pub(crate) unsafe fn with<R: Room, A: Answer>(
     room: *mut R,
     act: impl FnOnce(&mut R::Value) -> A,
 ) -> A {
-    promised!(value(room)).map_or(A::MISUSE, act)
+    let Some(held) = promised!(value(room)) else {
+        return A::MISUSE;
+    };
+    let answer = act(held);
+    let note = R::note(held);
+    // SAFETY: `value` has found a value in the room, which the caller's promise makes ours.
+    unsafe { (*room.cast::<Filled<R::Value>>()).note = note };
+    answer
 }
 
 /// [`with`], for what cannot fail.
@@ -185,6 +230,7 @@ pub(crate) unsafe fn slice_mut<'a, T>(
 /// # Safety
 ///
 /// `to` is null or has room for so many; `count` is null or may be written.
+#[cfg(feature = "x86")]
 pub(crate) unsafe fn list(
     numbers: impl Iterator<Item = u32>,
     to: *mut u32,

@@ -1,7 +1,5 @@
 //! Saved states as bytes.
 
-use vpmu::{arm, x86};
-
 use crate::VpmuStatus;
 use crate::room::{self, promised};
 
@@ -10,32 +8,117 @@ pub const VPMU_STATE_SIZE: usize = 4096;
 
 /// A state that can be written to bytes and read from them.
 pub(crate) trait Bytes: Sized {
-    fn write(&self, to: &mut [u8]) -> Option<usize>;
-    fn read(from: &[u8]) -> Option<Self>;
+    /// Writes the state, and returns how many bytes.
+    // `&mut`, so that the registers of a state are listed once for reading and for writing.
+    fn write(&mut self, to: &mut [u8]) -> Option<usize>;
+
+    /// Answers what `act` does with the state in `from`.
+    // Not the state itself: it is too large for a hypervisor's stack to hold it twice.
+    fn read<A>(from: &[u8], act: impl FnOnce(&Self) -> A) -> Option<A>;
 }
 
+#[cfg(feature = "x86")]
 macro_rules! bytes {
     ($state:ty) => {
         impl Bytes for $state {
-            fn write(&self, to: &mut [u8]) -> Option<usize> {
+            fn write(&mut self, to: &mut [u8]) -> Option<usize> {
                 postcard::to_slice(self, to)
                     .ok()
                     .map(|written| written.len())
             }
 
-            fn read(from: &[u8]) -> Option<Self> {
+            fn read<A>(from: &[u8], act: impl FnOnce(&Self) -> A) -> Option<A> {
                 // Bytes that are left over belong to another state.
                 postcard::take_from_bytes(from)
                     .ok()
                     .filter(|(_, rest)| rest.is_empty())
-                    .map(|(state, _)| state)
+                    .map(|(state, _)| act(&state))
             }
         }
     };
 }
 
-bytes!(arm::PmuState);
-bytes!(x86::PmuState);
+#[cfg(feature = "arm")]
+mod arm {
+    use vpmu::arm::{MAX_EVENT_COUNTERS, PmuState, PmuVersion};
+
+    use super::Bytes;
+
+    /// Bytes of a saved state: the layout and the version, ten registers, and two of each event counter.
+    // Without serde, which would be a third of a hypervisor's library.
+    const LENGTH: usize = 8 * (1 + 8 + 2 * MAX_EVENT_COUNTERS as usize);
+
+    /// Calls `each` with each register of `state`, in the order in which they are saved.
+    fn registers<'a>(state: &'a mut PmuState, each: &mut dyn FnMut(&'a mut u64)) {
+        let PmuState {
+            layout: _,
+            version: _,
+            pmcr,
+            pmcnten,
+            pminten,
+            pmovs,
+            pmselr,
+            pmuserenr,
+            pmccntr,
+            pmccfiltr,
+            pmevcntr,
+            pmevtyper,
+        } = state;
+        each(pmcr);
+        each(pmcnten);
+        each(pminten);
+        each(pmovs);
+        each(pmselr);
+        each(pmuserenr);
+        each(pmccntr);
+        each(pmccfiltr);
+        pmevcntr.iter_mut().for_each(&mut *each);
+        pmevtyper.iter_mut().for_each(each);
+    }
+
+    impl Bytes for PmuState {
+        fn write(&mut self, to: &mut [u8]) -> Option<usize> {
+            let mut words = to.get_mut(..LENGTH)?.chunks_exact_mut(8);
+            let head = u64::from(self.layout) | u64::from(self.version.pmuver()) << 16;
+            words.next()?.copy_from_slice(&head.to_le_bytes());
+            registers(self, &mut |register| {
+                if let Some(word) = words.next() {
+                    word.copy_from_slice(&register.to_le_bytes());
+                }
+            });
+            Some(LENGTH)
+        }
+
+        fn read<A>(from: &[u8], act: impl FnOnce(&Self) -> A) -> Option<A> {
+            // Bytes that are left over belong to another state.
+            if from.len() != LENGTH {
+                return None;
+            }
+            let mut words = from
+                .chunks_exact(8)
+                .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
+            let head = words.next()?;
+            let version = [
+                PmuVersion::V3,
+                PmuVersion::V3p1,
+                PmuVersion::V3p4,
+                PmuVersion::V3p5,
+            ];
+            let version = version
+                .into_iter()
+                .find(|version| u64::from(version.pmuver()) == head >> 16)?;
+            let mut state = Self::reset(version, 0);
+            state.layout = head as u16;
+            registers(&mut state, &mut |register| {
+                *register = words.next().unwrap_or(0);
+            });
+            Some(act(&state))
+        }
+    }
+}
+
+#[cfg(feature = "x86")]
+bytes!(vpmu::x86::PmuState);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 bytes!(Saved);
 
@@ -44,30 +127,55 @@ bytes!(Saved);
 #[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
 pub(crate) type Saved = (vpmu_kvm::State, Option<vpmu_kvm::RdpmcState>);
 
-/// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
+/// Where a state is saved.
+pub(crate) struct Place<'a> {
+    to: &'a mut [u8],
+    length: &'a mut usize,
+}
+
+impl Place<'_> {
+    /// Writes `state`, and its length.
+    pub(crate) fn put(self, state: &mut impl Bytes) -> VpmuStatus {
+        let Some(written) = state.write(self.to) else {
+            return VpmuStatus::Room;
+        };
+        *self.length = written;
+        VpmuStatus::Ok
+    }
+}
+
+/// Returns the `room` bytes at `buffer` as a place. `None`: they or `length` are none.
 ///
 /// # Safety
 ///
 /// `buffer` is null or has `room` writable bytes; `length` is null or may be written.
+pub(crate) unsafe fn place<'a>(
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> Option<Place<'a>> {
+    // No state is longer, so that what is said of the rest of the buffer does not matter.
+    let room = room.min(VPMU_STATE_SIZE);
+    Some(Place {
+        to: promised!(room::slice_mut(buffer, room, VPMU_STATE_SIZE))?,
+        length: promised!(room::out(length))?,
+    })
+}
+
+/// Writes the state that `save` gives to the `room` bytes at `buffer` and their number to `length`.
+///
+/// # Safety
+///
+/// As for [`place`].
+#[cfg(feature = "x86")]
 pub(crate) unsafe fn save<S: Bytes>(
     save: impl FnOnce() -> S,
     buffer: *mut u8,
     room: usize,
     length: *mut usize,
 ) -> VpmuStatus {
-    // No state is longer, so that what is said of the rest of the buffer does not matter.
-    let room = room.min(VPMU_STATE_SIZE);
-    let (Some(to), Some(length)) = promised!((
-        room::slice_mut(buffer, room, VPMU_STATE_SIZE),
-        room::out(length)
-    )) else {
-        return VpmuStatus::Misuse;
-    };
-    let Some(written) = save().write(to) else {
-        return VpmuStatus::Room;
-    };
-    *length = written;
-    VpmuStatus::Ok
+    let place = promised!(place(buffer, room, length));
+    place.map_or(VpmuStatus::Misuse, |place| place.put(&mut save()))
 }
 
 /// Has `go_on` go on from the state in the `length` bytes at `buffer`.
@@ -75,6 +183,7 @@ pub(crate) unsafe fn save<S: Bytes>(
 /// # Safety
 ///
 /// `buffer` is null or has `length` readable bytes.
+#[inline(never)]
 pub(crate) unsafe fn restore<S: Bytes>(
     buffer: *const u8,
     length: usize,
@@ -83,8 +192,10 @@ pub(crate) unsafe fn restore<S: Bytes>(
     if buffer.is_null() {
         return VpmuStatus::Misuse;
     }
-    let state = promised!(read(buffer, length));
-    state.map_or(VpmuStatus::State, |state| go_on(&state))
+    let Some(from) = promised!(room::slice(buffer, length, VPMU_STATE_SIZE)) else {
+        return VpmuStatus::State;
+    };
+    S::read(from, go_on).unwrap_or(VpmuStatus::State)
 }
 
 /// Returns the state in the `length` bytes at `buffer`, if they are one.
@@ -92,6 +203,8 @@ pub(crate) unsafe fn restore<S: Bytes>(
 /// # Safety
 ///
 /// `buffer` is null or has `length` readable bytes.
-pub(crate) unsafe fn read<S: Bytes>(buffer: *const u8, length: usize) -> Option<S> {
-    S::read(promised!(room::slice(buffer, length, VPMU_STATE_SIZE))?)
+#[cfg(all(feature = "kvm", target_os = "linux", target_arch = "x86_64"))]
+pub(crate) unsafe fn read<S: Bytes + Clone>(buffer: *const u8, length: usize) -> Option<S> {
+    let from = promised!(room::slice(buffer, length, VPMU_STATE_SIZE))?;
+    S::read(from, S::clone)
 }

@@ -1,6 +1,9 @@
 //! What the functions answer.
 
-use vpmu::{arm, x86};
+#[cfg(feature = "arm")]
+use vpmu::arm;
+#[cfg(feature = "x86")]
+use vpmu::x86;
 
 /// How a call ended that is not an access of the guest.
 #[repr(C)]
@@ -53,6 +56,7 @@ pub enum VpmuOutcome {
 
 impl VpmuOutcome {
     /// The outcome of an access, its value put into `value`.
+    #[cfg(feature = "x86")]
     pub(crate) fn of_x86(outcome: x86::Outcome, value: &mut u64) -> Self {
         match outcome {
             x86::Outcome::NotHandled => Self::NotHandled,
@@ -66,6 +70,7 @@ impl VpmuOutcome {
     }
 
     /// The outcome of an access, its value put into `value`.
+    #[cfg(feature = "arm")]
     pub(crate) fn of_arm(outcome: arm::Outcome, value: &mut u64) -> Self {
         match outcome {
             arm::Outcome::NotHandled => Self::NotHandled,

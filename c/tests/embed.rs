@@ -251,9 +251,14 @@ fn a_program_without_a_c_library_embeds_the_engine() {
         println!("skipped: the compiler has no library for {triple}: script/setup installs it");
         return;
     }
-    let flags = ["--release", "--no-default-features"]
-        .into_iter()
-        .chain(own.split_whitespace());
+    let flags = [
+        "--release",
+        "--no-default-features",
+        "--features",
+        "arm,x86",
+    ]
+    .into_iter()
+    .chain(own.split_whitespace());
     let library = library(&flags.collect::<Vec<_>>(), "x86_64-unknown-none/release");
     let room = tempfile::tempdir().expect("a folder");
     let binary = room.path().join("bare");

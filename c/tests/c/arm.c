@@ -1,7 +1,7 @@
 /* The two Arm designs: emulated on an array of numbers, partitioned on fake registers. */
 
 #include "check.h"
-#include "vpmu.h"
+#include "vpmu_arm.h"
 
 /* A trapped MSR; bit 0 makes it an MRS. */
 #define READ 1u
@@ -140,7 +140,7 @@ static const struct vpmu_partition_config whole = {
 	.id_aa64dfr0 = 6 << 8,
 	.id_aa64mmfr0 = 1ull << 56, /* FEAT_FGT */
 	.implemented = 6,
-	.isolates = true,
+	.isolation = VPMU_ISOLATES_PARTITION | VPMU_ISOLATES_HPMD | VPMU_ISOLATES_HCCD,
 };
 
 /* Two guests on one CPU, whose counter 1 counts different events. */
@@ -227,12 +227,68 @@ static int partitioned(void)
 	CHECK(vpmu_partition_migrate(&pmu, &config) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK);
 	CHECK(vpmu_partition_restore(&pmu, saved, length) == VPMU_STATUS_OK);
+	CHECK(vpmu_partition_restore(&pmu, saved, length - 1) == VPMU_STATUS_STATE);
 	CHECK(!vpmu_partition_line(&pmu));
+	CHECK(vpmu_partition_reset(&pmu) == VPMU_STATUS_OK);
+
+	/* What MDCR_EL2 does not keep from counting at EL2 is looked at by each exit while the guest uses its PMU. */
+	config = whole;
+	config.isolation = VPMU_ISOLATES_PARTITION | VPMU_ISOLATES_HPMD;
+	CHECK(vpmu_partition_init(&pmu, &config, &registers) == VPMU_STATUS_OK && !pmu.acts_at_exit);
+	CHECK(vpmu_partition_access(&pmu, PMCNTENSET, false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(pmu.acts_at_exit && vpmu_partition_put(&pmu) == VPMU_STATUS_OK && !pmu.acts_at_exit);
+	return 0;
+}
+
+/* The emulated PMU on the counters of the CPU, of whose events the guest may count one. */
+static int backed(void)
+{
+	struct vpmu_arm_config told = {.id_aa64dfr0 = 6 << 8, .counters = 6, .pmceid = {1 << 0x08 | 1 << 0x11}};
+	struct vpmu_backed pmu = {0};
+	struct vpmu_traps traps;
+	unsigned char saved[VPMU_STATE_SIZE];
+	size_t length = 0;
+	uint64_t value;
+	bool level = true;
+
+	told.filter = (struct vpmu_arm_filter){.deny = true, .count = 1, .rules = {{0x08, 0x08, true}}};
+	CHECK(vpmu_backed_line(&pmu) == false && vpmu_backed_load(&pmu) == VPMU_STATUS_MISUSE);
+	told.counters = 7;
+	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_CONFIG);
+	CHECK(vpmu_backed_load(&pmu) == VPMU_STATUS_MISUSE);
+	told.counters = 6;
+	told.filter.count = 17;
+	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_CONFIG);
+	told.filter.count = 1;
+	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_OK);
+	CHECK(vpmu_backed_traps(&pmu, &traps) == VPMU_STATUS_OK && traps.mdcr_el2 & 1 << 6);
+
+	/* PMCEID0_EL0 has SW_INCR and INST_RETIRED alone. */
+	CHECK(vpmu_backed_access(&pmu, VPMU_REGISTER(3, 3, 9, 12, 6) | READ, false, &value) == VPMU_OUTCOME_VALUE);
+	CHECK((value & 0xffffffff) == (1 << 0x08 | 1 << 0 | 1 << 0x1e));
+	value = 1;
+	CHECK(vpmu_backed_access(&pmu, PMINTENSET, false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_backed_access(&pmu, VPMU_REGISTER(3, 3, 9, 14, 3), false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_backed_access(&pmu, PMCR, false, &value) == VPMU_OUTCOME_DONE);
+	CHECK(vpmu_backed_line_changed(&pmu, &level) && level && vpmu_backed_line(&pmu));
+	CHECK(!vpmu_backed_line_changed(&pmu, &level) && level);
+	CHECK(vpmu_backed_save(&pmu, saved, sizeof(saved), &length) == VPMU_STATUS_OK && length < sizeof(saved));
+	CHECK(vpmu_backed_reset(&pmu) == VPMU_STATUS_OK);
+	CHECK(vpmu_backed_line_changed(&pmu, &level) && !level);
+	CHECK(vpmu_backed_restore(&pmu, saved, length) == VPMU_STATUS_OK && vpmu_backed_line(&pmu));
+	saved[2] = 9; /* no version of the PMU */
+	CHECK(vpmu_backed_restore(&pmu, saved, length) == VPMU_STATUS_STATE && vpmu_backed_line(&pmu));
+	CHECK(vpmu_backed_counter_state(&pmu, 0) == VPMU_COUNTER_PAUSED);
+	told.filter.count = 0;
+	CHECK(vpmu_backed_set_filter(&pmu, &told.filter) == VPMU_STATUS_OK);
+	CHECK(vpmu_backed_put(&pmu) == VPMU_STATUS_OK && file[PMCNTENSET] == 0);
+	CHECK(vpmu_backed_migrate(&pmu, &whole) == VPMU_STATUS_OK && vpmu_backed_load(&pmu) == VPMU_STATUS_OK);
 	return 0;
 }
 
 int main(void)
 {
 	return emulated(VPMU_POLICY_REUSE_PAUSED, false) || emulated(VPMU_POLICY_REUSE, false) ||
-	       emulated(VPMU_POLICY_RECREATE, true) || partitioned() || switched();
+	       emulated(VPMU_POLICY_RECREATE, true) || partitioned() || switched() ||
+	       backed();
 }

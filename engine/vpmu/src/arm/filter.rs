@@ -24,14 +24,17 @@ pub struct EventFilter {
     // No map by event: 65,536 events would need 8 KiB in each vCPU's PMU.
     otherwise: bool,
     used: u8,
+    /// Bit *n*: rule *n* allows.
+    // Not a field of each rule: filters pass through the stacks of hypervisors.
+    allows: u16,
     rules: [Rule; Self::MAX_RULES],
 }
 
+/// The first and the last event of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rule {
     first: u16,
     last: u16,
-    allow: bool,
 }
 
 impl EventFilter {
@@ -49,15 +52,11 @@ impl EventFilter {
     }
 
     const fn new(otherwise: bool) -> Self {
-        let none = Rule {
-            first: 0,
-            last: 0,
-            allow: otherwise,
-        };
         Self {
             otherwise,
             used: 0,
-            rules: [none; Self::MAX_RULES],
+            allows: 0,
+            rules: [Rule { first: 0, last: 0 }; Self::MAX_RULES],
         }
     }
 
@@ -80,6 +79,20 @@ impl EventFilter {
     }
 
     fn with_rule(mut self, events: RangeInclusive<u16>, allow: bool) -> Result<Self, TooManyRules> {
+        self.add_rule(events, allow)?;
+        Ok(self)
+    }
+
+    /// Allows these events, or denies them, as [`allow`](Self::allow) and [`deny`](Self::deny) do, in place.
+    ///
+    /// # Errors
+    ///
+    /// [`TooManyRules`] when [`MAX_RULES`](Self::MAX_RULES) are in use.
+    pub fn add_rule(
+        &mut self,
+        events: RangeInclusive<u16>,
+        allow: bool,
+    ) -> Result<(), TooManyRules> {
         let rule = self
             .rules
             .get_mut(usize::from(self.used))
@@ -87,10 +100,18 @@ impl EventFilter {
         *rule = Rule {
             first: *events.start(),
             last: *events.end(),
-            allow,
         };
+        self.allows |= u16::from(allow) << self.used;
         self.used += 1;
-        Ok(self)
+        Ok(())
+    }
+
+    /// The rules in use, each with its verdict.
+    fn rules(&self) -> impl DoubleEndedIterator<Item = (&Rule, bool)> {
+        let rules = self.rules.iter().take(usize::from(self.used));
+        rules
+            .enumerate()
+            .map(|(n, rule)| (rule, self.allows >> n & 1 != 0))
     }
 
     /// Returns whether the guest may count `event`.
@@ -99,23 +120,16 @@ impl EventFilter {
         if matches!(event, SW_INCR | CHAIN) {
             return true;
         }
-        self.rules
-            .iter()
-            .take(usize::from(self.used))
+        self.rules()
             // Backwards: of all rules that name the event the last one decides.
             .rev()
-            .find(|rule| (rule.first..=rule.last).contains(&event))
-            .map_or(self.otherwise, |rule| rule.allow)
+            .find(|(rule, _)| (rule.first..=rule.last).contains(&event))
+            .map_or(self.otherwise, |(_, allow)| allow)
     }
 
     /// Returns whether every event is allowed. Then the guest's choice need not be checked.
     pub fn allows_all(&self) -> bool {
-        self.otherwise
-            && self
-                .rules
-                .iter()
-                .take(usize::from(self.used))
-                .all(|rule| rule.allow)
+        self.otherwise && self.rules().all(|(_, allow)| allow)
     }
 
     /// Takes the denied events out of `[PMCEID0_EL0, PMCEID1_EL0]`.

@@ -23,6 +23,17 @@
 //! Both speak of a register as a [`Register`], decoded from the trap's syndrome, answer with an
 //! [`Outcome`], and save to the same [`PmuState`].
 
+//! # In a hypervisor at EL2
+//!
+//! Build for `aarch64-unknown-none-softfloat`. For `aarch64-unknown-none` the compiler copies values through SIMD
+//! registers, which are the guest's: a hypervisor that does not save them at each exit corrupts its guests, silently. A
+//! test of the C library finds no such register in its object.
+//!
+//! A PMU takes some kilobytes and has no place on a hypervisor's stack: put a `vacant()` one into a static or the vCPU's
+//! own memory, and make it the PMU that is wanted by `init`. No function that the C library calls takes more than 1 KiB
+//! of stack, as a test computes; of these a `save`, which returns a [`PmuState`], and the making of a
+//! [`Plan`](partition::Plan) take most. `new` returns the PMU by value, which costs its size once or several times.
+
 mod access;
 mod config;
 pub mod emulated;

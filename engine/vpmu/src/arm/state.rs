@@ -63,6 +63,34 @@ impl PmuState {
         }
     }
 
+    /// Makes this the state that [`reset`](Self::reset) returns.
+    pub(super) fn clear(&mut self, version: PmuVersion, counters: u8) {
+        let Self {
+            layout,
+            version: told,
+            pmcr,
+            pmcnten,
+            pminten,
+            pmovs,
+            pmselr,
+            pmuserenr,
+            pmccntr,
+            pmccfiltr,
+            pmevcntr,
+            pmevtyper,
+        } = self;
+        *layout = Self::LAYOUT;
+        *told = version;
+        *pmcr = u64::from(counters) << super::pmcr::N_SHIFT & super::pmcr::N_MASK;
+        for register in [
+            pmcnten, pminten, pmovs, pmselr, pmuserenr, pmccntr, pmccfiltr,
+        ] {
+            *register = 0;
+        }
+        pmevcntr.fill(0);
+        pmevtyper.fill(0);
+    }
+
     /// Returns PMCR_EL0.N: how many event counters the guest has.
     pub const fn counters(&self) -> u8 {
         // From the register, not from a field beside it: the two could disagree.
@@ -74,6 +102,8 @@ impl PmuState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RestoreError {
+    /// The PMU has to be put first.
+    Loaded,
     /// Written by an engine with another layout.
     Layout {
         /// What the state says.
@@ -107,6 +137,7 @@ pub enum RestoreError {
 impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Loaded => f.write_str("restore a PMU: still loaded; put it first"),
             Self::Layout { saved } => {
                 write!(
                     f,

@@ -24,12 +24,19 @@ use super::{
 pub(crate) const FAR: u64 = 1 << 40;
 
 /// What one guest counter has counted.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Count {
     /// Without what the host has counted since it was last asked.
     pub(crate) value: u64,
     /// Why the value is wrong.
     pub(crate) lost: Option<Lost>,
+}
+
+impl Count {
+    pub(crate) const ZERO: Self = Self {
+        value: 0,
+        lost: None,
+    };
 }
 
 /// The counters of one PMU. `E` describes what a host event counts, and `V` is told what happens.
@@ -47,11 +54,11 @@ pub(crate) struct Bank<E, V> {
 }
 
 impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
-    pub(crate) fn new(policy: Policy, existing: CounterSet, observer: V) -> Self {
+    pub(crate) const fn new(policy: Policy, existing: CounterSet, observer: V) -> Self {
         Self {
             hosted: HostEvents::new(policy),
             existing,
-            counters: Slots::default(),
+            counters: Slots::filled(Count::ZERO),
             countable: CounterSet::EMPTY,
             loaded: true,
             observer,
@@ -65,7 +72,9 @@ impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
         for n in self.hosted.unsettled() {
             let _ = self.hosted.collect(n, host);
         }
-        self.counters = Slots::default();
+        for (_, counter) in self.counters.iter_mut() {
+            *counter = Count::ZERO;
+        }
     }
 
     /// Tells why the host event of `n` has not counted all that happened, when that is first found out.

@@ -60,7 +60,7 @@ pub struct HostEvents<E> {
 
 impl<E: Copy + PartialEq> HostEvents<E> {
     /// Makes the host events of a PMU: none yet.
-    pub fn new(policy: Policy) -> Self {
+    pub const fn new(policy: Policy) -> Self {
         Self {
             policy,
             slots: Slots::filled(HostEvent::empty()),
@@ -70,8 +70,14 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             undrained: CounterSet::EMPTY,
             owing: CounterSet::EMPTY,
             used: CounterSet::EMPTY,
-            statistics: Statistics::default(),
+            statistics: Statistics::ZERO,
         }
+    }
+
+    /// Follows `policy` from now on, with statistics of zero: for a PMU that begins anew, whose events are released.
+    pub(crate) fn restart(&mut self, policy: Policy) {
+        self.policy = policy;
+        self.statistics = Statistics::ZERO;
     }
 
     /// Returns the policy that decides about the calls.

@@ -31,6 +31,20 @@ pub(crate) fn count(n: &mut u64) {
 }
 
 impl Statistics {
+    /// No call yet.
+    pub(crate) const ZERO: Self = Self {
+        creates: 0,
+        set_periods: 0,
+        resumes: 0,
+        pauses: 0,
+        reads: 0,
+        releases: 0,
+        lost: 0,
+        unsupported: 0,
+        reports: 0,
+        spurious_reports: 0,
+    };
+
     /// Returns the number of all calls of the host.
     pub fn host_operations(&self) -> u64 {
         [

@@ -6,6 +6,7 @@ mod hostile;
 mod machine;
 mod migrate;
 mod overflows;
+mod place;
 mod plans;
 mod probe;
 mod regressions;

@@ -6,6 +6,7 @@
 mod bench;
 mod comparison;
 mod draw;
+mod flame;
 pub mod story;
 
 use std::fs;

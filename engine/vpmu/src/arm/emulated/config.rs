@@ -29,6 +29,32 @@ pub struct EmulatedConfig {
     pub policy: Policy,
 }
 
+impl EmulatedConfig {
+    /// That of a PMU which is not made yet: no event counter, and no event.
+    pub(super) const VACANT: Self = Self {
+        counters: 0,
+        version: PmuVersion::V3,
+        el3: false,
+        identity: Identity {
+            implementer: 0,
+            code: 0,
+        },
+        events: [0; 2],
+        pmmir: 0,
+        filter: EventFilter::allow_all(),
+        policy: Policy::ReusePaused,
+    };
+
+    /// Returns why there can be no such PMU.
+    pub(super) const fn check(&self) -> Result<(), ConfigError> {
+        // Number 31 is the cycle counter's in every register with a bit for each counter.
+        if self.counters > MAX_EVENT_COUNTERS {
+            return Err(ConfigError::Counters(self.counters));
+        }
+        Ok(())
+    }
+}
+
 /// Who made the PMU, as PMCR_EL0 says it. Zero is a good answer: software then reads MIDR_EL1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {

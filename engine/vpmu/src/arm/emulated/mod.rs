@@ -40,10 +40,7 @@ mod config;
 mod counters;
 mod save;
 
-use super::{
-    CHAIN, CYCLE_COUNTER, CounterConfig, EventFilter, MAX_EVENT_COUNTERS, RawPmevtyper, SW_INCR,
-    pmcr,
-};
+use super::{CHAIN, CYCLE_COUNTER, CounterConfig, EventFilter, RawPmevtyper, SW_INCR, pmcr};
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, CounterState, Events, Model, Report, Slots, Statistics,
 };
@@ -55,7 +52,7 @@ pub use config::{ConfigError, EmulatedConfig, Identity};
 ///
 /// No call panics, whatever a guest writes and whatever a host answers.
 #[derive(Clone, Debug)]
-// No status of the line: a latch could disagree with the registers that it comes from.
+// No latch of the line, which could disagree with the registers that it comes from: `line_shown` is what the caller knows.
 pub struct EmulatedPmu<V = ()> {
     config: EmulatedConfig,
     bank: Bank<CounterConfig, V>,
@@ -75,6 +72,8 @@ pub struct EmulatedPmu<V = ()> {
     /// The guest has its values in host counters that it reaches itself ([`BackedPmu`]): they
     /// overflow where the guest's do, and PMCR_EL0.E starts and stops them.
     open: bool,
+    /// The level that [`Self::line_changed`] has returned last.
+    line_shown: bool,
 }
 
 impl EmulatedPmu {
@@ -86,6 +85,13 @@ impl EmulatedPmu {
     pub fn new(config: EmulatedConfig) -> Result<Self, ConfigError> {
         Self::with_events(config, ())
     }
+
+    /// Returns a PMU with a cycle counter alone and no event to count, for a place that needs a value before the
+    /// configuration is known, such as a static. [`init`](Self::init) makes it the PMU that is wanted, where it stands: a
+    /// PMU has some kilobytes, which a hypervisor's stack need not have.
+    pub const fn vacant() -> Self {
+        Self::vacant_with(())
+    }
 }
 
 impl<V: Events> EmulatedPmu<V> {
@@ -95,13 +101,16 @@ impl<V: Events> EmulatedPmu<V> {
     ///
     /// Refuses a configuration the architecture has no room for.
     pub fn with_events(config: EmulatedConfig, events: V) -> Result<Self, ConfigError> {
-        // Number 31 is the cycle counter's in every register with a bit for each counter.
-        if config.counters > MAX_EVENT_COUNTERS {
-            return Err(ConfigError::Counters(config.counters));
-        }
-        let counters = CounterSet::first(config.counters) | CounterSet::of(CYCLE_COUNTER);
-        let mut pmu = Self {
-            bank: Bank::new(config.policy, counters, events),
+        config.check()?;
+        let mut pmu = Self::vacant_with(events);
+        pmu.set_config(&config);
+        Ok(pmu)
+    }
+
+    const fn vacant_with(events: V) -> Self {
+        let config = EmulatedConfig::VACANT;
+        Self {
+            bank: Bank::new(config.policy, CounterSet::of(CYCLE_COUNTER), events),
             config,
             pmcr: 0,
             pmselr: 0,
@@ -109,12 +118,37 @@ impl<V: Events> EmulatedPmu<V> {
             enabled: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             overflowed: CounterSet::EMPTY,
-            types: Slots::default(),
+            types: Slots::filled(RawPmevtyper(0)),
             prescaler: 0,
             open: false,
-        };
-        pmu.reclassify(pmu.implemented());
-        Ok(pmu)
+            line_shown: false,
+        }
+    }
+
+    /// Makes this PMU, whatever it was, the one that [`new`](EmulatedPmu::new) makes. Releases every host counter.
+    /// Nothing larger than some words passes through the stack.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](EmulatedPmu::new). This PMU is then as it was.
+    pub fn init<H: CounterHost<CounterConfig>>(
+        &mut self,
+        config: &EmulatedConfig,
+        host: &mut H,
+    ) -> Result<(), ConfigError> {
+        config.check()?;
+        self.reset(host);
+        self.set_config(config);
+        Ok(())
+    }
+
+    /// Gives a PMU out of reset another configuration, which is checked.
+    fn set_config(&mut self, config: &EmulatedConfig) {
+        self.config.clone_from(config);
+        self.bank.hosted.restart(config.policy);
+        self.bank.existing = CounterSet::first(config.counters) | CounterSet::of(CYCLE_COUNTER);
+        self.bank.loaded = true;
+        self.reclassify(self.implemented());
     }
 
     /// Takes the host's report that `counter` has counted as far as was asked. Returns the level of the interrupt line.
@@ -136,6 +170,15 @@ impl<V: Events> EmulatedPmu<V> {
     /// takes a host can change the level.
     pub fn line(&self) -> bool {
         self.pmcr & pmcr::E != 0 && !(self.overflowed & self.interrupting).is_empty()
+    }
+
+    /// Returns the level of [`line`](Self::line) if it is another than when this was asked last; low at first. For a
+    /// hypervisor that changes a virtual interrupt only then.
+    pub fn line_changed(&mut self) -> Option<bool> {
+        let level = self.line();
+        let changed = level != self.line_shown;
+        self.line_shown = level;
+        changed.then_some(level)
     }
 
     /// Starts what the guest has enabled, as the vCPU starts to run. A guest that has nothing enabled costs no call of
@@ -160,7 +203,9 @@ impl<V: Events> EmulatedPmu<V> {
         self.enabled = CounterSet::EMPTY;
         self.interrupting = CounterSet::EMPTY;
         self.overflowed = CounterSet::EMPTY;
-        self.types = Slots::default();
+        for (_, event_type) in self.types.iter_mut() {
+            *event_type = RawPmevtyper(0);
+        }
         self.prescaler = 0;
         self.reclassify(self.implemented());
     }

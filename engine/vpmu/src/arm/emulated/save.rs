@@ -12,9 +12,16 @@ impl<V: Events> EmulatedPmu<V> {
     /// Not saved: where the divider of PMCR_EL0.D stands, at most 63 cycles, and what belongs to
     /// the machine rather than the guest (identity, events, filter).
     pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
+        let mut state = PmuState::reset(self.config.version, self.config.counters);
+        self.save_into(&mut state, host);
+        state
+    }
+
+    /// As [`save`](Self::save), into a state that is there already, whatever it holds.
+    pub fn save_into<H: CounterHost<CounterConfig>>(&mut self, state: &mut PmuState, host: &mut H) {
+        state.clear(self.config.version, self.config.counters);
         // First: a count that is taken can set a bit of PMOVS.
         self.settle(self.unsettled(), host);
-        let mut state = PmuState::reset(self.config.version, self.config.counters);
         state.pmcr |= self.pmcr;
         state.pmcnten = self.enabled.bits().into();
         state.pminten = self.interrupting.bits().into();
@@ -30,7 +37,6 @@ impl<V: Events> EmulatedPmu<V> {
             *value = self.bank.counters[n].value;
             *raw = self.types[n].0;
         }
-        state
     }
 
     /// Goes on from `state`, in place of what was here: on a vCPU that runs, what is enabled
@@ -48,6 +54,38 @@ impl<V: Events> EmulatedPmu<V> {
         self.check(state)?;
         // A host event that went on would add what it has counted to the restored value.
         self.reset(host);
+        self.set_registers(state);
+        // Only now: a host event must not start with half of the registers in place.
+        self.apply(host);
+        Ok(())
+    }
+
+    /// As [`restore`](Self::restore), between a [`put`](Self::put) and a [`load`](Self::load), the one of which starts
+    /// what is enabled. With less stack.
+    ///
+    /// # Errors
+    ///
+    /// As [`restore`](Self::restore), and [`RestoreError::Loaded`].
+    pub fn restore_put<H: CounterHost<CounterConfig>>(
+        &mut self,
+        state: &PmuState,
+        host: &mut H,
+    ) -> Result<(), RestoreError> {
+        if self.bank.loaded {
+            return Err(RestoreError::Loaded);
+        }
+        self.check(state)?;
+        self.reset(host);
+        self.set_registers(state);
+        Ok(())
+    }
+
+    /// Returns whether the vCPU runs: a [`put`](Self::put) ends that, and a [`load`](Self::load) begins it.
+    pub const fn is_loaded(&self) -> bool {
+        self.bank.loaded
+    }
+
+    fn set_registers(&mut self, state: &PmuState) {
         self.pmcr = state.pmcr & self.pmcr_bits();
         self.enabled = CounterSet::from_bits(state.pmcnten as u32);
         self.interrupting = CounterSet::from_bits(state.pminten as u32);
@@ -61,9 +99,6 @@ impl<V: Events> EmulatedPmu<V> {
             self.types[n] = RawPmevtyper(raw);
         }
         self.reclassify(self.implemented());
-        // Only now: a host event must not start with half of the registers in place.
-        self.apply(host);
-        Ok(())
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {

@@ -40,6 +40,8 @@ pub struct Plan {
     unguarded: bool,
     /// MDCR_EL2.TPM is set: every access traps.
     everything: bool,
+    /// PMCEID0/1_EL0 list an event that is denied to the guest.
+    lists_denied: bool,
     traps: TrapRegisters,
     filtered_at_exit: CounterSet,
 }
@@ -73,6 +75,33 @@ impl fmt::Display for Why {
 }
 
 impl Plan {
+    /// That of a PMU which is not made yet. Everything traps.
+    pub(in crate::arm) const VACANT: Self = Self {
+        config: PartitionConfig {
+            implemented: 0,
+            host_counters: 0,
+            features: Features {
+                version: PmuVersion::V3,
+                fgt: false,
+                hpmn0: false,
+                mtpmu: false,
+                multithreaded: false,
+            },
+            isolation: Isolation::NONE,
+            filter: EventFilter::allow_all(),
+            events: [0; 2],
+        },
+        unguarded: false,
+        everything: true,
+        lists_denied: false,
+        traps: TrapRegisters {
+            mdcr_el2: mdcr::TPM | mdcr::TPMCR,
+            hdfgrtr_el2: 0,
+            hdfgwtr_el2: 0,
+        },
+        filtered_at_exit: CounterSet::EMPTY,
+    };
+
     /// Decides what is trapped on a CPU. Nothing else in this crate does.
     ///
     /// The guest has the event counters `0..HPMN` and the cycle counter; the host has the rest.
@@ -126,7 +155,7 @@ impl Plan {
     ///
     /// [`PlanError`], when the CPU cannot be divided so.
     pub fn new(config: &PartitionConfig) -> Result<Self, PlanError> {
-        Self::build(*config, false)
+        Self::build(config, false)
     }
 
     /// Makes the plan of the limit design, for measuring what traps cost: the guest has all counters, no access traps,
@@ -146,16 +175,16 @@ impl Plan {
             filter: EventFilter::allow_all(),
             events: [0; 2],
         };
-        Self::build(config, true)
+        Self::build(&config, true)
     }
 
-    fn build(config: PartitionConfig, unguarded: bool) -> Result<Self, PlanError> {
+    fn build(config: &PartitionConfig, unguarded: bool) -> Result<Self, PlanError> {
         let PartitionConfig {
             implemented,
             host_counters,
             features,
             ..
-        } = config;
+        } = *config;
         if implemented > MAX_EVENT_COUNTERS {
             return Err(PlanError::Implemented { implemented });
         }
@@ -170,12 +199,14 @@ impl Plan {
             return Err(PlanError::NoGuestCounter { implemented });
         }
         let mut plan = Self {
-            config,
+            config: *config,
             unguarded,
             everything: false,
+            lists_denied: false,
             traps: TrapRegisters::default(),
             filtered_at_exit: CounterSet::EMPTY,
         };
+        plan.lists_denied = plan.events() != config.events;
         plan.set_traps();
         plan.filtered_at_exit = plan.escape_mdcr();
         Ok(plan)
@@ -202,7 +233,7 @@ impl Plan {
             return Some(Why::CountsOutsideGuest);
         }
         let lists_events = matches!(register, Register::Pmceid0 | Register::Pmceid1);
-        if lists_events && self.events() != config.events {
+        if lists_events && self.lists_denied {
             return Some(Why::EventFilter);
         }
         None

@@ -69,6 +69,39 @@ impl PartitionedPmu {
         }
     }
 
+    /// Returns a PMU with a cycle counter alone, for a place that needs a value before the plan is known, such as a static.
+    /// [`init`](Self::init) makes it the PMU that is wanted, where it stands.
+    pub const fn vacant() -> Self {
+        Self::new(Plan::VACANT)
+    }
+
+    /// Makes this PMU, whatever it was, the one that [`new`](Self::new) makes. A PMU that is loaded must be so on this
+    /// CPU. Nothing larger than some words passes through the stack.
+    pub fn init<R: PmuRegisters>(&mut self, plan: &Plan, regs: &mut R) {
+        self.put(regs);
+        self.plan = *plan;
+        self.eager = false;
+        self.begin(plan.hpmn());
+    }
+
+    /// Resets the PMU, for a vCPU that is reset or goes away. A PMU that is loaded must be so on this CPU, and is put
+    /// first.
+    pub fn reset<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.put(regs);
+        self.begin(self.state.counters());
+    }
+
+    /// Begins anew with `counters` event counters, none of whose registers is in the hardware.
+    pub(super) fn begin(&mut self, counters: u8) {
+        self.state.clear(self.plan.version(), counters);
+        self.residence = if self.eager {
+            Residence::Saved
+        } else {
+            Residence::Free
+        };
+        self.is_left_behind = false;
+    }
+
     /// Makes a PMU whose registers change hands at every switch. No access traps for that. Lazy switches are measured
     /// against this.
     #[must_use]
@@ -82,6 +115,11 @@ impl PartitionedPmu {
     /// Returns where the guest's registers are.
     pub const fn residence(&self) -> Residence {
         self.residence
+    }
+
+    /// Returns whether the guest's registers are in the hardware.
+    pub fn is_loaded(&self) -> bool {
+        self.residence == Residence::Loaded
     }
 
     /// Returns the plan in force.
@@ -206,6 +244,12 @@ impl PartitionedPmu {
             _ => regs.write(register, value),
         }
         Outcome::Done
+    }
+
+    /// Returns whether [`exited`](Self::exited) has something to do at the next exit. Only a call that takes registers, or
+    /// a plan, changes the answer.
+    pub fn acts_at_exit(&self) -> bool {
+        self.residence == Residence::Loaded && !self.plan.filtered_at_exit().is_empty()
     }
 
     /// Keeps the guest's counters from counting the hypervisor. Call this first at each exit, before anything whose

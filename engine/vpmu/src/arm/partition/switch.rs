@@ -96,8 +96,8 @@ impl PartitionedPmu {
                 // it. What the CPU lacks no plan can give.
                 let counters = self.state.counters().min(plan.implemented());
                 let counters = counters.max(plan.hpmn());
-                *self = Self::new(plan);
-                self.state = PmuState::reset(plan.version(), counters);
+                self.plan = plan;
+                self.begin(counters);
                 return Ok(());
             }
             Residence::Lazy | Residence::Saved => {}
@@ -118,13 +118,19 @@ impl PartitionedPmu {
     /// Returns the guest's registers, without the bits of event types that hardware keeps but that are RES0 for a guest
     /// without EL2 and EL3. A loaded PMU is put first.
     pub fn save<R: PmuRegisters>(&mut self, regs: &mut R) -> PmuState {
+        let mut state = PmuState::reset(self.plan.version(), 0);
+        self.save_into(&mut state, regs);
+        state
+    }
+
+    /// As [`save`](Self::save), into a state that is there already, whatever it holds.
+    pub fn save_into<R: PmuRegisters>(&mut self, state: &mut PmuState, regs: &mut R) {
         self.put(regs);
-        let mut state = self.state.clone();
+        state.clone_from(&self.state);
         state.pmccfiltr = Plan::kept_pmccfiltr(state.pmccfiltr).0;
         for event_type in &mut state.pmevtyper {
             *event_type = self.plan.kept_pmevtyper(*event_type).0;
         }
-        state
     }
 
     /// Replaces the guest's registers. A loaded PMU is put first.
@@ -140,7 +146,7 @@ impl PartitionedPmu {
     ) -> Result<(), RestoreError> {
         self.put(regs);
         self.check(state)?;
-        self.state = state.clone();
+        self.state.clone_from(state);
         self.is_left_behind = false;
         self.residence = self.residence_in_memory();
         Ok(())

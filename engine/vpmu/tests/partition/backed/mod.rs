@@ -13,10 +13,10 @@ const TPM_AND_TPMCR: u64 = 3 << 5;
 
 /// One vCPU on one CPU, with a hypervisor that does what the documentation asks of it.
 #[derive(Clone)]
-struct Vm {
-    machine: Machine,
-    pmu: BackedPmu,
-    config: EmulatedConfig,
+pub(super) struct Vm {
+    pub(super) machine: Machine,
+    pub(super) pmu: BackedPmu,
+    pub(super) config: EmulatedConfig,
     /// Number of the guest's accesses that came to EL2.
     trapped: u64,
 }
@@ -39,7 +39,7 @@ fn emulated(config: &PartitionConfig, policy: Policy) -> EmulatedConfig {
 }
 
 impl Vm {
-    fn new(config: &PartitionConfig) -> Self {
+    pub(super) fn new(config: &PartitionConfig) -> Self {
         Self::on(machine(config), config, emulated(config, Policy::default()))
     }
 
@@ -81,7 +81,7 @@ impl Vm {
         value_read(register, self.access(register, None, ExceptionLevel::El1))
     }
 
-    fn write(&mut self, register: Register, value: u64) {
+    pub(super) fn write(&mut self, register: Register, value: u64) {
         let outcome = self.access(register, Some(value), ExceptionLevel::El1);
         assert_written(register, outcome);
     }

@@ -33,13 +33,19 @@ pub(super) struct Backing {
 
 impl Backing {
     /// No counter in use. `width` is the mask of an event counter's bits, `available` how many there are.
-    pub(super) fn new(width: u64, available: u8) -> Self {
+    pub(super) const fn new(width: u64, available: u8) -> Self {
         Self {
-            slots: Slots::default(),
+            slots: Slots::filled(Slot { total: 0, mark: 0 }),
             reporting: CounterSet::EMPTY,
             width,
             available,
         }
+    }
+
+    /// Changes what [`new`](Self::new) was given, while no counter is in use.
+    pub(super) const fn resize(&mut self, width: u64, available: u8) {
+        self.width = width;
+        self.available = available;
     }
 
     /// The backing together with the registers of this CPU. `open`: the guest reaches the counters

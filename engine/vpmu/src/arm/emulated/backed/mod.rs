@@ -64,6 +64,12 @@ impl BackedPmu {
     ) -> Result<Self, ConfigError> {
         Self::with_events(config, plan, (), regs)
     }
+
+    /// Returns a PMU with a cycle counter alone and no event to count, for a place that needs a value before the
+    /// configuration is known, such as a static: see [`EmulatedPmu::vacant`].
+    pub const fn vacant() -> Self {
+        Self::vacant_with(())
+    }
 }
 
 impl<V: Events> BackedPmu<V> {
@@ -78,26 +84,80 @@ impl<V: Events> BackedPmu<V> {
         events: V,
         regs: &mut R,
     ) -> Result<Self, ConfigError> {
-        if config.counters > plan.hpmn() {
-            return Err(ConfigError::Unbacked {
-                counters: config.counters,
-                physical: plan.hpmn(),
-            });
+        Self::check(&config, &plan)?;
+        let mut pmu = Self::vacant_with(events);
+        pmu.set_config(&config, &plan, regs);
+        Ok(pmu)
+    }
+
+    /// Makes this PMU, whatever it was, the one that [`new`](BackedPmu::new) makes. A PMU that is loaded must be so on
+    /// this CPU. Nothing larger than some words passes through the stack.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](BackedPmu::new). This PMU is then as it was.
+    pub fn init<R: PmuRegisters>(
+        &mut self,
+        config: &EmulatedConfig,
+        plan: &Plan,
+        regs: &mut R,
+    ) -> Result<(), ConfigError> {
+        Self::check(config, plan)?;
+        self.take_off(regs);
+        self.set_config(config, plan, regs);
+        Ok(())
+    }
+
+    const fn vacant_with(events: V) -> Self {
+        Self {
+            pmu: EmulatedPmu::vacant_with(events),
+            backing: Backing::new(0, 0),
+            open_traps: None,
+            is_the_machines: false,
+            plan: Plan::VACANT,
+            ready: false,
         }
+    }
+
+    fn check(config: &EmulatedConfig, plan: &Plan) -> Result<(), ConfigError> {
+        config.check()?;
+        let (counters, physical) = (config.counters, plan.hpmn());
+        if counters > physical {
+            return Err(ConfigError::Unbacked { counters, physical });
+        }
+        Ok(())
+    }
+
+    /// Gives a PMU out of reset another configuration, which is checked.
+    fn set_config<R: PmuRegisters>(&mut self, config: &EmulatedConfig, plan: &Plan, regs: &mut R) {
         // An open PMCR_EL0 is read without a trap, so N, IMP and IDCODE must be those that the guest was promised.
-        let is_the_machines = config.counters == plan.hpmn()
+        self.is_the_machines = config.counters == plan.hpmn()
             && config.version == plan.version()
             && config.identity == Identity::from_pmcr(regs.read(Register::Pmcr));
-        let mut pmu = Self {
-            pmu: EmulatedPmu::with_events(config, events)?,
-            backing: Backing::new(plan.version().counter_mask(), plan.hpmn()),
-            open_traps: plan.trap_just(stays_trapped).filter(|_| is_the_machines),
-            is_the_machines,
-            plan,
-            ready: false,
-        };
-        pmu.close_registers(regs);
-        Ok(pmu)
+        self.pmu.set_config(config);
+        self.backing
+            .resize(plan.version().counter_mask(), plan.hpmn());
+        self.open_traps = plan
+            .trap_just(stays_trapped)
+            .filter(|_| self.is_the_machines);
+        self.plan = *plan;
+        self.close_registers(regs);
+    }
+
+    /// Resets the PMU, for a vCPU that is reset or goes away. Nothing of the guest's counts or interrupts then. A PMU
+    /// that is loaded must be so on this CPU.
+    pub fn reset<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.take_off(regs);
+        // The registers of a vCPU that does not run are another's.
+        if self.pmu.bank.loaded {
+            self.close_registers(regs);
+        }
+    }
+
+    fn take_off<R: PmuRegisters>(&mut self, regs: &mut R) {
+        self.pmu.reset(&mut self.backing.host(self.pmu.open, regs));
+        self.backing.report_only(CounterSet::EMPTY, regs);
+        self.pmu.open = false;
     }
 
     /// Returns the plan in force.
@@ -190,6 +250,12 @@ impl<V: Events> BackedPmu<V> {
         self.pmu.line()
     }
 
+    /// Returns the level of the guest's PMU interrupt if it is another than when this was asked last: see
+    /// [`EmulatedPmu::line_changed`].
+    pub fn line_changed(&mut self) -> Option<bool> {
+        self.pmu.line_changed()
+    }
+
     /// Starts what the guest has enabled, as the vCPU starts to run on this CPU. A guest that has nothing enabled costs
     /// no register access.
     pub fn load<R: PmuRegisters>(&mut self, regs: &mut R) {
@@ -229,6 +295,34 @@ impl<V: Events> BackedPmu<V> {
             self.take_all(regs);
         }
         self.pmu.save(&mut self.backing.host(self.pmu.open, regs))
+    }
+
+    /// As [`save`](Self::save), into a state that is there already, whatever it holds.
+    pub fn save_into<R: PmuRegisters>(&mut self, state: &mut PmuState, regs: &mut R) {
+        if self.pmu.open {
+            self.take_all(regs);
+        }
+        let mut host = self.backing.host(self.pmu.open, regs);
+        self.pmu.save_into(state, &mut host);
+    }
+
+    /// As [`restore`](Self::restore), between a [`put`](Self::put) and a [`load`](Self::load), with less stack.
+    ///
+    /// # Errors
+    ///
+    /// As [`EmulatedPmu::restore_put`].
+    pub fn restore_put<R: PmuRegisters>(
+        &mut self,
+        state: &PmuState,
+        regs: &mut R,
+    ) -> Result<(), RestoreError> {
+        self.pmu
+            .restore_put(state, &mut self.backing.host(false, regs))
+    }
+
+    /// Returns whether the vCPU runs: a [`put`](Self::put) ends that, and a [`load`](Self::load) begins it.
+    pub const fn is_loaded(&self) -> bool {
+        self.pmu.is_loaded()
     }
 
     /// Goes on from `state`, in place of what was here: see [`EmulatedPmu::restore`].

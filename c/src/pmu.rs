@@ -1,0 +1,237 @@
+//! The one shape of the three Arm PMUs: a guest's registers, and what stands behind them.
+
+use vpmu::arm::emulated::{BackedPmu, EmulatedPmu};
+use vpmu::arm::partition::PartitionedPmu;
+use vpmu::arm::{
+    Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError,
+};
+
+use crate::filter::VpmuArmFilter;
+use crate::host::Host;
+use crate::registers::Registers;
+use crate::room::{self, Room, promised};
+use crate::{VpmuOutcome, VpmuStatus, state};
+
+/// A PMU with its host counters, or with the registers of the CPU.
+#[derive(Debug)]
+pub(crate) struct Held<P, H> {
+    pub(crate) pmu: P,
+    pub(crate) host: H,
+}
+
+/// What each of the PMUs does over an `H`.
+pub(crate) trait Pmu<H> {
+    fn read(&mut self, register: Register, level: ExceptionLevel, host: &mut H) -> Outcome;
+    fn write(
+        &mut self,
+        register: Register,
+        level: ExceptionLevel,
+        value: u64,
+        host: &mut H,
+    ) -> Outcome;
+    fn line(&mut self, host: &mut H) -> bool;
+    fn save_into(&mut self, state: &mut PmuState, host: &mut H);
+    /// Takes the vCPU off its CPU for a [`restore`](Self::restore); returns whether it has to be loaded again.
+    fn stop(&mut self, host: &mut H) -> bool;
+    fn restore(&mut self, state: &PmuState, host: &mut H) -> Result<(), RestoreError>;
+    fn start(&mut self, host: &mut H);
+}
+
+/// Of methods that have one name in all three.
+macro_rules! shape {
+    ($pmu:ty, $host:ty, $is_loaded:ident, $restore:ident, |$this:ident, $regs:ident| $line:expr) => {
+        impl Pmu<$host> for $pmu {
+            fn read(
+                &mut self,
+                register: Register,
+                level: ExceptionLevel,
+                host: &mut $host,
+            ) -> Outcome {
+                self.read(register, level, host)
+            }
+
+            fn write(
+                &mut self,
+                register: Register,
+                level: ExceptionLevel,
+                value: u64,
+                host: &mut $host,
+            ) -> Outcome {
+                self.write(register, level, value, host)
+            }
+
+            fn line(&mut self, $regs: &mut $host) -> bool {
+                let $this = self;
+                $line
+            }
+
+            fn save_into(&mut self, state: &mut PmuState, host: &mut $host) {
+                self.save_into(state, host);
+            }
+
+            fn stop(&mut self, host: &mut $host) -> bool {
+                let runs = <$pmu>::$is_loaded(self);
+                if runs {
+                    self.put(host);
+                }
+                runs
+            }
+
+            fn restore(&mut self, state: &PmuState, host: &mut $host) -> Result<(), RestoreError> {
+                <$pmu>::$restore(self, state, host)
+            }
+
+            fn start(&mut self, host: &mut $host) {
+                self.load(host);
+            }
+        }
+    };
+}
+
+shape!(EmulatedPmu, Host, is_loaded, restore_put, |pmu, _host| {
+    Self::line(pmu)
+});
+shape!(
+    BackedPmu,
+    Registers,
+    is_loaded,
+    restore_put,
+    |pmu, _registers| Self::line(pmu)
+);
+shape!(
+    PartitionedPmu,
+    Registers,
+    is_loaded,
+    restore,
+    |pmu, registers| Self::line(pmu, registers)
+);
+
+/// A room that holds one of them.
+pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {
+    type Pmu: Pmu<Self::Host>;
+    type Host;
+}
+
+/// The register that a trapped MRS or MSR names, and whether it is written, by ESR_ELx.ISS of
+/// exception class 0x18. Bit 0 is the direction: 1 is a read.
+fn decode(iss: u32) -> Option<(Register, bool)> {
+    Register::decode(Encoding::from_iss(iss)).map(|register| (register, iss & 1 == 0))
+}
+
+/// Performs a trapped access.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn access<G: Guest>(
+    pmu: *mut G,
+    iss: u32,
+    el0: bool,
+    value: *mut u64,
+) -> VpmuOutcome {
+    let Some(value) = promised!(room::out(value)) else {
+        return VpmuOutcome::Misuse;
+    };
+    let level = if el0 {
+        ExceptionLevel::El0
+    } else {
+        ExceptionLevel::El1
+    };
+    promised!(room::with(pmu, |Held { pmu, host }: &mut G::Value| {
+        let outcome = match decode(iss) {
+            None => Outcome::NotHandled,
+            Some((register, true)) => pmu.write(register, level, *value, host),
+            Some((register, false)) => pmu.read(register, level, host),
+        };
+        VpmuOutcome::of_arm(outcome, value)
+    }))
+}
+
+/// The level of the guest's interrupt.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn line<G: Guest>(pmu: *mut G) -> bool {
+    promised!(room::with(pmu, |held: &mut G::Value| held
+        .pmu
+        .line(&mut held.host)))
+}
+
+/// Performs what cannot fail.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn perform<G: Guest>(
+    pmu: *mut G,
+    act: impl FnOnce(&mut G::Pmu, &mut G::Host),
+) -> VpmuStatus {
+    promised!(room::perform(pmu, |held: &mut G::Value| act(
+        &mut held.pmu,
+        &mut held.host
+    )))
+}
+
+/// Saves to bytes.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn save<G: Guest>(
+    pmu: *mut G,
+    buffer: *mut u8,
+    room: usize,
+    length: *mut usize,
+) -> VpmuStatus {
+    let Some(place) = promised!(state::place(buffer, room, length)) else {
+        return VpmuStatus::Misuse;
+    };
+    promised!(room::with(pmu, |held: &mut G::Value| {
+        let mut state = PmuState::reset(PmuVersion::V3, 0);
+        held.pmu.save_into(&mut state, &mut held.host);
+        place.put(&mut state)
+    }))
+}
+
+/// Goes on from saved bytes.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn restore<G: Guest>(
+    pmu: *mut G,
+    buffer: *const u8,
+    length: usize,
+) -> VpmuStatus {
+    promised!(room::with(pmu, |held: &mut G::Value| {
+        // Around the state's time on the stack, not within it: these two go deepest.
+        let runs = held.pmu.stop(&mut held.host);
+        let status = state::restore(buffer, length, |state: &PmuState| {
+            VpmuStatus::of_restore(held.pmu.restore(state, &mut held.host))
+        });
+        if runs {
+            held.pmu.start(&mut held.host);
+        }
+        status
+    }))
+}
+
+/// Sets another event filter by `set`.
+///
+/// # Safety
+///
+/// As for the exported functions.
+pub(crate) unsafe fn set_filter<G: Guest>(
+    pmu: *mut G,
+    filter: *const VpmuArmFilter,
+    set: impl FnOnce(&mut G::Pmu, EventFilter, &mut G::Host),
+) -> VpmuStatus {
+    let Some(filter) = promised!(room::given(filter)) else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(filter) = filter.filter() else {
+        return VpmuStatus::Config;
+    };
+    promised!(perform(pmu, |pmu, host| set(pmu, filter, host)))
+}
