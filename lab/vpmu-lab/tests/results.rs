@@ -41,14 +41,14 @@ fn each_page_is_made_of_its_json() {
 }
 
 #[test]
-fn each_result_is_a_bench_s() {
+fn each_result_is_a_bench_s_or_a_comparison() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
     for entry in fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();
         let stem = path.file_stem().unwrap().to_str().unwrap();
         let stem = stem.strip_suffix("-amd").unwrap_or(stem);
         assert!(
-            BENCHES.iter().any(|bench| stem == bench.name),
+            stem.starts_with("compare-") || BENCHES.iter().any(|bench| stem == bench.name),
             "{}",
             path.display()
         );

@@ -6,7 +6,6 @@
 mod bench;
 mod comparison;
 mod draw;
-mod flame;
 pub mod story;
 
 use std::fs;

@@ -1,12 +1,17 @@
-//! The section of a comparison: time and exits by design, exits by kind, profiles.
+//! The section of a comparison: time and exits by design, exits by kind, the functions of profiles.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use super::super::number::number;
 use super::super::result::Run;
 use super::super::table;
 use super::draw::{kinds, measured};
-use super::flame::flame;
 use super::{Figures, Group, Section};
 use crate::spec::design::Pmu;
+
+/// The functions of a profile that are listed.
+const LISTED: usize = 8;
 
 /// Makes the section of the runs in `file`, the first of which the others are relative to.
 pub(super) fn section(file: &str, runs: &[Run]) -> Section {
@@ -29,6 +34,7 @@ pub(super) fn section(file: &str, runs: &[Run]) -> Section {
         others: Vec::new(),
         figures: [table_of(runs), exits(runs, &names)]
             .into_iter()
+            .chain(profiles(runs, &names))
             .filter(|table| !table.rows.is_empty())
             .collect(),
         lead: lead(runs, &names),
@@ -144,7 +150,7 @@ fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
             exits.filter(|(_, count)| *count > 0.0).collect(),
         ))
     });
-    let mut drawings: Vec<String> = [
+    [
         bars("Time of the command", &|run| seconds(run.real_s)),
         bars("Processor time, user and kernel", &|run| {
             seconds(run.busy_s())
@@ -165,19 +171,7 @@ fn drawings(runs: &[Run], names: &[String]) -> Vec<String> {
     ]
     .into_iter()
     .flatten()
-    .collect();
-    for (run, name) in runs.iter().zip(names) {
-        let profiles = [
-            ("the hypervisor's profile", &run.host_profile),
-            ("the guest's own profile", &run.guest_profile),
-        ];
-        drawings.extend(
-            profiles
-                .into_iter()
-                .filter_map(|(of, profile)| flame(&format!("{name}: {of}"), profile.as_ref()?)),
-        );
-    }
-    drawings
+    .collect()
 }
 
 /// Returns the table that `compare` prints.
@@ -201,4 +195,36 @@ fn exits(runs: &[Run], names: &[String]) -> Figures {
         columns: vec!["design".to_owned(), "exits by kind".to_owned()],
         rows: rows.collect(),
     }
+}
+
+/// Returns the functions with the most samples of each profile, their callees left out.
+fn profiles(runs: &[Run], names: &[String]) -> Vec<Figures> {
+    let mut tables = Vec::new();
+    for (run, name) in runs.iter().zip(names) {
+        let of = [
+            ("the hypervisor's profile", &run.host_profile),
+            ("the guest's own profile", &run.guest_profile),
+        ];
+        for (of, profile) in of {
+            let Some(profile) = profile else { continue };
+            let mut own: BTreeMap<&str, u64> = BTreeMap::new();
+            for (stack, samples) in &profile.folded {
+                let function = stack.rsplit(';').next().unwrap_or(stack);
+                let count = own.entry(function).or_default();
+                *count = count.saturating_add(*samples);
+            }
+            let all: f64 = own.values().map(|&samples| samples as f64).sum();
+            let mut own: Vec<(&str, u64)> = own.into_iter().collect();
+            own.sort_by_key(|&(function, samples)| (Reverse(samples), function));
+            let row = |&(function, samples): &(&str, u64)| {
+                let percent = (samples as f64 / all * 1000.0).round() / 10.0;
+                vec![function.to_owned(), number(percent, "percent")]
+            };
+            tables.push(Figures {
+                columns: vec![format!("{name}: {of}"), "own samples".to_owned()],
+                rows: own.iter().take(LISTED).map(row).collect(),
+            });
+        }
+    }
+    tables
 }

@@ -1,19 +1,17 @@
-//! The drawings of figures by design: bars, bars of several kinds, histograms.
+//! The drawings of figures by design: bars, and bars of several kinds.
 //!
 //! A bar is a table's cell with a width, so a drawing is a table, too, fits any width, and its text keeps its
 //! size. Published figures come from other machines, so they have a scale of their own.
 
 use askama::Template;
 
-use super::super::number::{number, quantity};
+use super::super::number::quantity;
 use super::super::saved::{Figure, Named, unique};
 use super::render;
 use super::story::{Chart, Kind};
 
 /// The kinds with a colour of their own in a bar of several kinds.
 const COLOURS: usize = 8;
-/// The labels below a histogram.
-const LABELS: usize = 4;
 
 /// The measured or published figures of a mode, by kind.
 struct Row<'a> {
@@ -70,37 +68,12 @@ struct Part {
     title: String,
 }
 
-#[derive(Template)]
-#[template(path = "histogram.html")]
-struct Histogram<'a> {
-    label: &'a str,
-    modes: Vec<Distribution<'a>>,
-    bounds: Vec<String>,
-}
-
-struct Distribution<'a> {
-    mode: &'a str,
-    /// Percentiles in words.
-    about: String,
-    summary: String,
-    columns: Vec<Column>,
-}
-
-struct Column {
-    x: f64,
-    y: f64,
-    width: f64,
-    height: f64,
-    title: String,
-}
-
 /// Draws `chart` of a group's figures; `None` where the group has too few of them to compare.
 pub(super) fn draw(chart: Chart<'_>, rows: &[Named<'_>]) -> Option<String> {
     match chart.kind {
         Kind::Bars => bars(chart, rows),
         Kind::Stack => stack(chart.label, rows_of_kinds(chart.figure, rows), false),
         Kind::Shares => stack(chart.label, rows_of_kinds(chart.figure, rows), true),
-        Kind::Histogram => histogram(chart, rows),
     }
 }
 
@@ -316,95 +289,6 @@ impl<'a> Row<'a> {
             parts,
         }
     }
-}
-
-fn histogram(chart: Chart<'_>, rows: &[Named<'_>]) -> Option<String> {
-    let (buckets, unit) = rows_of_kinds(chart.figure, rows);
-    let bound = |(kind, value): &(&str, f64)| Some((kind.parse::<u64>().ok()?, *value));
-    let buckets: Vec<(&str, Vec<(u64, f64)>)> = buckets
-        .iter()
-        .filter(|row| !row.is_published)
-        .map(|row| (row.mode, row.parts.iter().filter_map(bound).collect()))
-        .collect();
-    let known = || buckets.iter().flat_map(|(_, buckets)| buckets);
-    let least = known().map(|(bound, _)| *bound).min()?.max(1);
-    let greatest = known().map(|(bound, _)| *bound).max()?;
-    // Each bucket begins at twice the bound of the one before. Empty ones are not in the file.
-    let bounds: Vec<u64> = std::iter::successors(Some(least), |bound| bound.checked_mul(2))
-        .take_while(|&bound| bound <= greatest)
-        .collect();
-    let share = |buckets: &[(u64, f64)], index: usize| {
-        let total: f64 = buckets.iter().map(|(_, count)| count).sum();
-        let (from, to) = (bounds[index], bounds.get(index + 1).copied());
-        let here = buckets
-            .iter()
-            .filter(|(bound, _)| *bound >= from && to.is_none_or(|to| *bound < to));
-        let count: f64 = here.map(|(_, count)| count).sum();
-        (count, percent(count, total))
-    };
-    let highest = largest(
-        buckets
-            .iter()
-            .flat_map(|(_, buckets)| (0..bounds.len()).map(|index| share(buckets, index).1)),
-    );
-    let column = 100.0 / bounds.len() as f64;
-    let modes = buckets.iter().map(|(mode, buckets)| {
-        let columns: Vec<Column> = (0..bounds.len())
-            .map(|index| {
-                let (count, share) = share(buckets, index);
-                let height = percent(share, highest);
-                Column {
-                    x: column * (index as f64 + 0.06),
-                    y: 100.0 - height,
-                    width: column * 0.88,
-                    height,
-                    title: format!(
-                        "from {}: {} ({})",
-                        microseconds(bounds[index]),
-                        quantity(count, unit),
-                        number((share * 10.0).round() / 10.0, "percent"),
-                    ),
-                }
-            })
-            .collect();
-        let titles: Vec<&str> = columns
-            .iter()
-            .filter(|column| column.height > 0.0)
-            .map(|column| column.title.as_str())
-            .collect();
-        Distribution {
-            mode,
-            about: percentiles(mode, rows),
-            summary: titles.join(", "),
-            columns,
-        }
-    });
-    let step = bounds.len().div_ceil(LABELS);
-    Some(render(&Histogram {
-        label: chart.label,
-        modes: modes.collect(),
-        bounds: bounds
-            .iter()
-            .step_by(step)
-            .map(|&bound| microseconds(bound))
-            .collect(),
-    }))
-}
-
-/// Returns median and 99th percentile of a mode's latency in words.
-fn percentiles(mode: &str, rows: &[Named<'_>]) -> String {
-    let of = |(key, word): &(&str, &str)| {
-        let (_, row) = rows
-            .iter()
-            .find(|(name, row)| name == key && row.mode == mode)?;
-        Some(format!("{word} {}", microseconds(row.measured? as u64)))
-    };
-    let known = [("latency_median_ns", "median"), ("latency_p99_ns", "p99")];
-    known.iter().filter_map(of).collect::<Vec<_>>().join(", ")
-}
-
-fn microseconds(ns: u64) -> String {
-    quantity((ns as f64 / 100.0).round() / 10.0, "us")
 }
 
 fn largest(values: impl Iterator<Item = f64>) -> f64 {

@@ -60,8 +60,6 @@ pub enum Kind {
     Stack,
     /// As [`Kind::Stack`], each bar of the same length.
     Shares,
-    /// A histogram for each mode, of the bounds behind the colon.
-    Histogram,
 }
 
 /// Fills in the figures of `sentence`; `None` when one is not known.
