@@ -53,7 +53,8 @@ pub mod lbr_info {
 pub struct Capability {
     /// The depths that IA32_LBR_DEPTH takes: bit *n* for 8 * (*n* + 1) records. Bits 0 to 3, at least one of them.
     pub depths: u8,
-    /// Whether there is a call-stack mode. For an embedder that hands over every call and return.
+    /// Whether there is a call-stack mode. For an embedder that hands over every call and return, or that finds the calls
+    /// that are open at an overflow.
     pub call_stack: bool,
     /// Whether it is known which branches were mispredicted.
     pub mispredict: bool,

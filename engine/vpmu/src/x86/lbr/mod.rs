@@ -24,9 +24,15 @@
 //!
 //! # Call stacks
 //!
-//! In call-stack mode a call pushes a record and a return takes it away, over the whole life of a task. Only an embedder that
-//! hands over every call and return can be exact, so an embedder that follows offers no call-stack mode: the bit of
-//! IA32_LBR_CTL is reserved then, and a guest's perf says that the mode is not supported. AMD's processors have none.
+//! In call-stack mode a call pushes a record and a return takes it away, over the whole life of a task. An embedder that
+//! hands over every call and return does nothing else for it. One that follows has seen none of the calls that are still
+//! open when a PMI needs them. It finds them where they are, on the guest's stack: while
+//! [`branches_awaited`](super::Pmu::branches_awaited) is not 0 and the [`Filter`] says `call_stack`, it hands over each open
+//! call, the outermost first and at most as many as are awaited, and then [ends](super::Pmu::end_following) the run. The
+//! guest need not execute an instruction for that, so the PMI is where the overflow was.
+//!
+//! [`intel::Capability::call_stack`] says whether the mode is there. Without it the bit of IA32_LBR_CTL is reserved, and a
+//! guest's perf says that the mode is not supported. AMD's processors have none.
 //!
 //! # What is not offered
 //!

@@ -151,8 +151,7 @@ impl Unit {
     /// Takes note whether branches can be recorded now. `follows`: the embedder follows its guest only for a PMI.
     /// Returns whether a PMI has to wait for branches.
     pub(in crate::x86) fn arm(&mut self, frozen: bool, follows: bool) -> bool {
-        let filter = self.filter().filter(|_| !frozen);
-        let armed = follows && filter.is_some_and(|filter| !filter.call_stack);
+        let armed = follows && !frozen && self.filter().is_some();
         if armed && !self.armed {
             // What the last run has recorded is not what the guest took last.
             self.stack.clear();
@@ -208,15 +207,10 @@ impl Unit {
         let Some(filter) = self.filter() else {
             return self.drop_branch();
         };
-        if filter.call_stack {
-            return self.call_or_return(&filter, branch);
-        }
-        if !filter.passes(branch) {
-            return self.drop_branch();
-        }
-        self.push(&filter, branch);
-        if let Some(recorded) = &mut self.run {
-            *recorded = recorded.saturating_add(1);
+        match filter.call_stack {
+            true => self.call_or_return(&filter, branch),
+            false if filter.passes(branch) => self.push(&filter, branch),
+            false => self.drop_branch(),
         }
     }
 
@@ -247,6 +241,9 @@ impl Unit {
         };
         self.stack.push(entry);
         count(&mut self.statistics.recorded);
+        if let Some(recorded) = &mut self.run {
+            *recorded = recorded.saturating_add(1);
+        }
     }
 
     pub(in crate::x86) const fn statistics(&self) -> Statistics {

@@ -14,6 +14,8 @@ const TO: u32 = 0x1600;
 const DEBUGCTL: u32 = 0x1d9;
 /// Enabled, both rings, every kind.
 const EVERYTHING: u64 = 0x7f_0007;
+/// Enabled, calls and returns of user space in call-stack mode: what Linux asks for.
+const CALLS: u64 = 0x38_000d;
 const FREEZE_LBRS_ON_PMI: u64 = 1 << 11;
 
 fn intel(lbr: lbr::intel::Capability) -> Capability {
@@ -245,8 +247,7 @@ fn call_stack_mode_keeps_the_calls_that_have_not_returned() {
         ..lbr::intel::Capability::new()
     };
     let mut guest = Guest::new(intel(lbr), false);
-    // Linux asks for calls and returns.
-    guest.write(LBR_CTL, 0x38_000f);
+    guest.write(LBR_CTL, CALLS);
     guest.branch(Kind::RelativeCall, 0x10, 0x100);
     guest.branch(Kind::IndirectCall, 0x110, 0x200);
     guest.branch(Kind::NextCall, 0x210, 0x215);
@@ -258,7 +259,74 @@ fn call_stack_mode_keeps_the_calls_that_have_not_returned() {
         guest.branch(Kind::Return, 0x130, 0x15);
     }
     assert_eq!(guest.froms(), []);
-    assert!(guest.overflow(), "no PMI waits for a call stack");
+    assert!(guest.overflow(), "no PMI waits where every call is seen");
+}
+
+#[test]
+fn a_pmi_waits_for_the_calls_that_are_open() {
+    let lbr = lbr::intel::Capability {
+        call_stack: true,
+        ..lbr::intel::Capability::new()
+    };
+    assert_eq!(lbr.leaf_1c().ebx, 0b111);
+    let mut guest = Guest::new(intel(lbr), true);
+    guest.write(LBR_CTL, CALLS);
+    // Open calls that fill the stack, then fewer, then none.
+    for open in [32, 40, 3, 0] {
+        assert!(!guest.overflow());
+        let filter = guest.pmu.branch_filter().expect("enabled");
+        assert!(filter.call_stack && filter.user && !filter.kernel);
+        for n in 1..=open {
+            let due = guest.branch(Kind::RelativeCall, n, 0x100 + n);
+            assert_eq!(due, n >= 32, "call {n} of {open}");
+        }
+        guest.pmu.end_following(&mut guest.host);
+        assert_eq!(guest.pmu.branches_awaited(), 0);
+        assert!(guest.pmu.take_pmi() && !guest.pmu.take_pmi());
+        let expected: Vec<u64> = (1..=open).rev().take(32).collect();
+        assert_eq!(guest.froms(), expected);
+        guest.write(0x390, 1);
+    }
+    let statistics = guest.pmu.lbr_statistics();
+    assert_eq!((statistics.full, statistics.short), (2, 2));
+}
+
+#[test]
+fn a_switch_of_tasks_saves_and_brings_back_the_open_calls() {
+    let lbr = lbr::intel::Capability {
+        call_stack: true,
+        ..lbr::intel::Capability::new()
+    };
+    let mut guest = Guest::new(intel(lbr), true);
+    guest.write(LBR_CTL, CALLS);
+    guest.overflow();
+    guest.branch(Kind::RelativeCall, 0x10, 0x100);
+    guest.branch(Kind::IndirectCall, 0x110, 0x200);
+    guest.pmu.end_following(&mut guest.host);
+    assert!(guest.pmu.take_pmi());
+    // As Linux does: it stops the records, reads up to the first that is none, and clears what the next task would find.
+    guest.write(LBR_CTL, 0);
+    let saved: Vec<[u64; 3]> = (0..3)
+        .map(|n| [FROM + n, TO + n, INFO + n].map(|msr| guest.read(msr)))
+        .collect();
+    assert_eq!(saved[0], [0x110, 0x200, 3 << 56]);
+    assert_eq!(saved[1], [0x10, 0x100, 4 << 56]);
+    assert_eq!(saved[2], [0; 3]);
+    guest.write(LBR_DEPTH, 32);
+    assert_eq!(guest.froms(), [], "another task's");
+    // The first task goes on.
+    for (n, record) in (0..).zip(&saved[..2]) {
+        for (msr, value) in [FROM, TO, INFO].into_iter().zip(record) {
+            guest.write(msr + n, *value);
+        }
+    }
+    assert_eq!(guest.froms(), [0x110, 0x10]);
+    // It will have called and returned when its records are wanted next: its calls are found anew then.
+    guest.write(LBR_CTL, CALLS);
+    guest.overflow();
+    guest.branch(Kind::RelativeCall, 0x30, 0x300);
+    guest.pmu.end_following(&mut guest.host);
+    assert_eq!(guest.froms(), [0x30]);
 }
 
 #[test]

@@ -245,9 +245,6 @@ impl Reference {
         };
         self.records.push_front(record);
         self.records.truncate(depth);
-        if self.call_stack() {
-            return;
-        }
         if let Some(held) = &mut self.held {
             *held += 1;
             if *held == depth {
@@ -387,7 +384,7 @@ impl Reference {
 
     /// Records of an earlier run are not what a guest that goes on has taken last.
     fn find_ready(&mut self) {
-        let ready = self.follows && self.enabled() && !self.frozen() && !self.call_stack();
+        let ready = self.follows && self.enabled() && !self.frozen();
         if ready && !self.ready {
             self.clear();
         }
