@@ -17,7 +17,6 @@ use vpmu_monitor::{
         words::{Design, Interrupts, Settings, WordError},
     },
     lock::Unlocked,
-    regs::IdAa64pfr1El1,
     world::{
         guest_pmu::PmuError,
         profile::{self, Sample},
@@ -225,7 +224,6 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
 
     let alarm = put.as_ref().map(|second| second.alarm_intid);
     let owned = owned(&machine, settings, alarm, &redistributors)?;
-    let mte = read_sysreg!("id_aa64pfr1_el1") >> IdAa64pfr1El1::MTE_SHIFT & 0xf != 0;
     let monitor = Monitor::install(Monitor {
         machine,
         settings,
@@ -238,7 +236,6 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
             .into_iter()
             .zip(owned.into_iter().map(View::new))
             .collect(),
-        mte,
         shared: put.is_some().then_some(number),
         kept_spi: put.as_ref().and_then(|second| second.serial),
     });

@@ -9,6 +9,7 @@ use core::{
 
 use spin::Once;
 use vpmu::arm::partition::TrapRegisters;
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::{device_tree::Machine, words::Settings},
     lock::{Own, Shared},
@@ -23,7 +24,7 @@ use vpmu_monitor::{
     },
 };
 
-use super::{mmu::Translation, pmu_registers::PhysicalPmu, start::StartBlock, sysreg::read_sysreg};
+use super::{mmu::Translation, start::StartBlock, sysreg::read_sysreg};
 
 /// Bytes of each CPU's stack. A PMU of some KiB is made on it.
 pub(crate) const STACK_SIZE: usize = 40 * 1024;
@@ -74,8 +75,6 @@ pub(crate) struct Monitor {
     pub(crate) redistributors: Vec<(Redistributor, View)>,
     /// Which of them is whose, by CPU number.
     pub(crate) redistributor_of: Vec<usize>,
-    /// PSTATE.TCO exists.
-    pub(crate) mte: bool,
     /// Where there is a second guest: the number of the CPU that it shares with the first.
     pub(crate) shared: Option<usize>,
     /// An interrupt of the second guest's that the first has not.

@@ -8,6 +8,7 @@ use core::{
 };
 
 use vpmu::arm::partition::TrapRegisters;
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
     lock::Unlocked,
@@ -24,9 +25,7 @@ use vpmu_monitor::{
 use super::{
     console,
     cpu::{Cpu, Local, Monitor},
-    gic, hardware,
-    pmu_registers::PhysicalPmu,
-    second,
+    gic, hardware, second,
     sysreg::{isb, now, read_sysreg, write_sysreg},
 };
 

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
     world::statistics::{Json, Snapshot},
@@ -11,7 +12,6 @@ use vpmu_monitor::{
 use super::{
     console::{self, say},
     cpu::{self, Cpu, Local, MARKS, Monitor},
-    pmu_registers::PhysicalPmu,
     second,
     sysreg::read_sysreg,
 };

@@ -6,6 +6,7 @@ use smccc::{
     Call as _, Smc,
     psci::{PSCI_CPU_OFF, PSCI_CPU_SUSPEND_32, PSCI_FEATURES, PSCI_SYSTEM_RESET},
 };
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     boot::words::Interrupts,
     lock::Unlocked,
@@ -18,7 +19,6 @@ use super::{
     end::{power_off, print_statistics},
     frame::Frame,
     gic::{self, PhysicalInterface},
-    pmu_registers::PhysicalPmu,
     second, start,
     sysreg::wait_for_interrupt,
 };

@@ -3,10 +3,10 @@
 //! UNSAFETY: writes EL1's exception registers.
 
 use vpmu::arm::ExceptionLevel;
+use vpmu_el2::access::{self, Vcpu};
+use vpmu_el2::exception;
 use vpmu_monitor::regs::{SPSR_EL1H_MASKED, translation::VTTBR_VMID_SHIFT};
 use vpmu_monitor::world::{
-    aarch32,
-    exit::{self, ExceptionEntry},
     profile::Sample,
     statistics::{CpuStatistics, Kind},
 };
@@ -57,21 +57,20 @@ impl Frame {
 
     /// Steps over the instruction that trapped, as if it had executed; all of them are 32 bits long.
     pub(super) fn step(&mut self) {
-        self.elr = self.elr.wrapping_add(4);
-        self.spsr = exit::stepped(self.spsr);
+        access::step(&mut self.elr, &mut self.spsr);
     }
 
-    /// Whether an AArch32 instruction does nothing, because its condition fails.
-    pub(super) fn is_skipped(&self, access: &aarch32::Access) -> bool {
-        !access.is_executed(self.spsr)
+    /// The registers that an access of the PMU reads and writes.
+    pub(super) fn vcpu(&mut self) -> Vcpu<'_> {
+        Vcpu {
+            x: &mut self.x,
+            pc: &mut self.elr,
+            pstate: &mut self.spsr,
+        }
     }
 
     pub(super) fn exception_level(&self) -> ExceptionLevel {
-        if self.spsr & 0xc == 0 {
-            ExceptionLevel::El0
-        } else {
-            ExceptionLevel::El1
-        }
+        access::level(self.spsr)
     }
 
     /// What the guest was doing, as a sample of the host's; its event is 0.
@@ -87,32 +86,19 @@ impl Frame {
     }
 
     /// Gives the guest an exception with syndrome `esr`.
-    pub(super) fn inject(&mut self, esr: u64, mte: bool) {
-        let entry = ExceptionEntry::synchronous(
-            self.spsr,
-            read_sysreg!("vbar_el1"),
-            read_sysreg!("sctlr_el1"),
-            mte,
-        );
-        // SAFETY: EL1's own exception registers, as the processor would write them.
-        unsafe {
-            write_sysreg!("esr_el1", esr);
-            write_sysreg!("elr_el1", self.elr);
-            write_sysreg!("spsr_el1", self.spsr);
-        }
-        self.elr = entry.pc;
-        self.spsr = entry.pstate;
+    pub(super) fn inject(&mut self, esr: u64) {
+        vpmu_el2::inject(esr, self.vcpu());
     }
 
     /// Gives the guest a synchronous external abort for the access that left the guest with syndrome `esr_el2`.
-    pub(super) fn inject_external_abort(&mut self, esr_el2: u64, mte: bool) {
+    pub(super) fn inject_external_abort(&mut self, esr_el2: u64) {
         let address = read_sysreg!("far_el2");
         // SAFETY: EL1's own fault address, as the processor would write it.
         unsafe {
             write_sysreg!("far_el1", address);
         }
-        let esr = exit::external_abort(esr_el2, self.exception_level());
-        self.inject(esr, mte);
+        let esr = exception::external_abort(esr_el2, self.exception_level());
+        self.inject(esr);
     }
 
     /// Accounts for an exit that is about to end.

@@ -4,11 +4,12 @@
 
 use vpmu::arm::{
     PmuVersion, Register,
-    partition::{Features, Findings, PmuRegisters},
+    partition::{Findings, PmuRegisters},
 };
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{lock::Shared, world::guest_pmu::Hardware};
 
-use super::{cpu::Monitor, pmu_registers::PhysicalPmu, probe, sysreg::read_sysreg};
+use super::{cpu::Monitor, sysreg::read_sysreg};
 
 /// What CPUs of the same kind have in common: MIDR_EL1, REVIDR_EL1, PMCR_EL0, and the ID registers that the probe goes by.
 type Kind = [u64; 6];
@@ -54,12 +55,7 @@ fn remember(kind: Kind, findings: Findings) {
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let dfr0 = read_sysreg!("id_aa64dfr0_el1");
     let version = PmuVersion::from_id_aa64dfr0(dfr0)?;
-    let features = Features::from_registers(
-        dfr0,
-        read_sysreg!("id_aa64mmfr0_el1"),
-        read_sysreg!("mpidr_el1"),
-        monitor.machine.cpus.iter().copied(),
-    )?;
+    let features = vpmu_el2::cpu_features(monitor.machine.cpus.iter().copied())?;
     let pmu = &mut PhysicalPmu;
     let pmcr = pmu.read(Register::Pmcr);
     let counters = (pmcr >> 11 & 0x1f) as u8;
@@ -68,7 +64,7 @@ pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let findings = match known(kind) {
         Some(findings) => findings,
         None => {
-            let findings = probe::findings(counters, host_counters, &features);
+            let findings = vpmu_el2::probe(counters, host_counters, &features);
             remember(kind, findings);
             findings
         }

@@ -4,6 +4,7 @@
 
 use core::sync::atomic::Ordering::Relaxed;
 
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     lock::Unlocked,
     world::{
@@ -19,7 +20,6 @@ use super::{
     end::power_off,
     frame::Frame,
     gic::{self, PhysicalInterface},
-    pmu_registers::PhysicalPmu,
 };
 
 /// A physical interrupt (group 1) while the guest ran.

@@ -19,8 +19,6 @@ mod heap;
 mod irq;
 mod mmio;
 mod mmu;
-mod pmu_registers;
-mod probe;
 mod second;
 mod start;
 mod sysreg;

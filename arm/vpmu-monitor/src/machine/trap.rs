@@ -3,11 +3,12 @@
 //! UNSAFETY: called from assembly, reads system registers.
 
 use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
+use vpmu_el2::access::Access;
+use vpmu_el2::{PhysicalPmu, exception::ESR_UNDEFINED};
 use vpmu_monitor::{
     lock::Unlocked,
     world::{
-        aarch32::{self, Part},
-        exit::{ESR_UNDEFINED, Exit, RegisterAccess},
+        exit::{Exit, RegisterAccess},
         offer::{self, Sharing},
         psci,
         statistics::Kind,
@@ -23,7 +24,6 @@ use super::{
     frame::Frame,
     gic,
     irq::show_line,
-    pmu_registers::PhysicalPmu,
     sysreg::{read_id_register, read_sysreg},
 };
 
@@ -42,10 +42,8 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
     local.at_exit();
     let esr = read_sysreg!("esr_el2");
     let kind = match Exit::decode(esr) {
-        Exit::SystemRegister(access) => {
-            system_register(frame, access, esr, monitor, cpu, &mut local)
-        }
-        Exit::Aarch32(access) => aarch32_access(frame, access, esr, monitor, cpu, &mut local),
+        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, &mut local),
+        Exit::Aarch32 => aarch32_access(frame, esr, cpu, &mut local),
         Exit::Smc => {
             drop(local);
             frame.step();
@@ -59,12 +57,12 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
         }
         Exit::DataAbort(abort) => {
             let served = data_abort(frame, abort, monitor, cpu, &mut local);
-            served.unwrap_or_else(|| nothing_there(frame, esr, monitor))
+            served.unwrap_or_else(|| nothing_there(frame, esr))
         }
-        Exit::InstructionAbort => nothing_there(frame, esr, monitor),
+        Exit::InstructionAbort => nothing_there(frame, esr),
         // WFI traps only where two guests share a CPU, and is served there.
         Exit::Wfi | Exit::Other(_) => {
-            frame.inject(ESR_UNDEFINED, monitor.mte);
+            frame.inject(ESR_UNDEFINED);
             Kind::Other
         }
     };
@@ -72,8 +70,8 @@ pub(super) fn synchronous(frame: &mut Frame, unlocked: &mut Unlocked) {
 }
 
 /// Ends an access to memory that the guest does not have, as a bus without a device there does.
-pub(super) fn nothing_there(frame: &mut Frame, esr: u64, monitor: &Monitor) -> Kind {
-    frame.inject_external_abort(esr, monitor.mte);
+pub(super) fn nothing_there(frame: &mut Frame, esr: u64) -> Kind {
+    frame.inject_external_abort(esr);
     Kind::ExternalAbort
 }
 
@@ -81,23 +79,12 @@ pub(super) fn system_register(
     frame: &mut Frame,
     access: RegisterAccess,
     esr: u64,
-    monitor: &Monitor,
     cpu: &Cpu,
     local: &mut Local,
 ) -> Kind {
     let encoding = access.encoding;
-    if let Some(register) = Register::decode(encoding) {
-        let written = access.write.then(|| frame.register(access.rt));
-        match pmu_access(register, frame.exception_level(), written, cpu, local) {
-            Outcome::Value(value) => {
-                frame.set_register(access.rt, value);
-                frame.step();
-            }
-            Outcome::Done => frame.step(),
-            Outcome::TrapToEl1 => frame.inject(esr, monitor.mte),
-            Outcome::Undefined | Outcome::NotHandled => frame.inject(ESR_UNDEFINED, monitor.mte),
-        }
-        return Kind::Pmu(register, access.write);
+    if let Some(kind) = pmu_register(frame, esr, cpu, local) {
+        return kind;
     }
     if !access.write && offer::is_id_register(encoding) {
         let physical = read_id_register(encoding.crm, encoding.op2);
@@ -120,7 +107,7 @@ pub(super) fn system_register(
         frame.step();
         return Kind::UnknownRegister;
     }
-    frame.inject(ESR_UNDEFINED, monitor.mte);
+    frame.inject(ESR_UNDEFINED);
     Kind::UnknownRegister
 }
 
@@ -162,54 +149,24 @@ fn pmu_access(
     outcome
 }
 
-/// A PMU access of an AArch32 EL0.
-pub(super) fn aarch32_access(
-    frame: &mut Frame,
-    access: aarch32::Access,
-    esr: u64,
-    monitor: &Monitor,
-    cpu: &Cpu,
-    local: &mut Local,
-) -> Kind {
-    let level = frame.exception_level();
-    let Some(register) = access.register else {
-        frame.inject(ESR_UNDEFINED, monitor.mte);
-        return Kind::UnknownRegister;
-    };
-    if frame.is_skipped(&access) {
-        frame.step();
-        return Kind::Pmu(register, access.write);
-    }
-    let written = access.write.then(|| {
-        let before = if access.keeps_upper_half() {
-            pmu_access(register, ExceptionLevel::El1, None, cpu, local)
-        } else {
-            Outcome::Done
-        };
-        let before = match before {
-            Outcome::Value(before) => before,
-            _ => 0,
-        };
-        access.written(
-            frame.register(access.rt),
-            frame.register(access.rt2),
-            before,
-        )
+/// Performs an access of a PMU register; `None`: it is of no such register.
+fn pmu_register(frame: &mut Frame, esr: u64, cpu: &Cpu, local: &mut Local) -> Option<Kind> {
+    let access = Access::decode(esr)?;
+    let exception = access.complete(frame.vcpu(), |register, level, written| {
+        pmu_access(register, level, written, cpu, local)
     });
-    match pmu_access(register, level, written, cpu, local) {
-        Outcome::Value(value) => {
-            let (low, high) = access.halves(value);
-            frame.set_register(access.rt, low);
-            if access.part == Part::Whole {
-                frame.set_register(access.rt2, high);
-            }
-            frame.step();
-        }
-        Outcome::Done => frame.step(),
-        Outcome::TrapToEl1 => frame.inject(esr, monitor.mte),
-        Outcome::Undefined | Outcome::NotHandled => frame.inject(ESR_UNDEFINED, monitor.mte),
+    if let Some(esr) = exception {
+        frame.inject(esr);
     }
-    Kind::Pmu(register, access.write)
+    Some(Kind::Pmu(access.register, access.write))
+}
+
+/// An access of an AArch32 EL0 to coprocessor 15.
+pub(super) fn aarch32_access(frame: &mut Frame, esr: u64, cpu: &Cpu, local: &mut Local) -> Kind {
+    pmu_register(frame, esr, cpu, local).unwrap_or_else(|| {
+        frame.inject(ESR_UNDEFINED);
+        Kind::UnknownRegister
+    })
 }
 
 /// An SError of the guest's. `HCR_EL2.AMO` is clear, so that it goes to EL1 and never here.

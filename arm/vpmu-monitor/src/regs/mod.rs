@@ -41,14 +41,8 @@ pub const SCTLR_EL1_RESET: u64 = 0x30d0_0800;
 
 /// `SPSR_EL2.D`, `A`, `I` and `F`: all exceptions of these kinds are masked.
 const SPSR_MASKED: u64 = 0b1111 << 6;
-/// `SPSR_EL2.M`: EL1 on SP_EL1, EL0, and AArch32's User mode, in which D does not exist.
+/// `SPSR_EL2.M`: EL1 on SP_EL1.
 const SPSR_EL1H: u64 = 0b0_0101;
-const SPSR_EL0T: u64 = 0b0_0000;
-const SPSR_AARCH32_USER: u64 = 0b1_0000;
 
 /// `SPSR_EL2` of a CPU that enters an arm64 kernel: EL1 on SP_EL1, D, A, I and F masked.
 pub const SPSR_EL1H_MASKED: u64 = SPSR_MASKED | SPSR_EL1H;
-/// `SPSR_EL2` of one that enters EL0, likewise.
-pub const SPSR_EL0T_MASKED: u64 = SPSR_MASKED | SPSR_EL0T;
-/// `SPSR_EL2` of one that enters AArch32's EL0, with A, I and F masked, in the A32 instruction set.
-pub const SPSR_AARCH32_USER_MASKED: u64 = SPSR_MASKED & !(1 << 9) | SPSR_AARCH32_USER;

@@ -1,6 +1,5 @@
 //! The guest's world: what an exit means, and what the guest sees of its PMU, its interrupts and its firmware.
 
-pub mod aarch32;
 pub mod distributor;
 pub mod exit;
 pub mod guest_pmu;

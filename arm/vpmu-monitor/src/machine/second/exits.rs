@@ -1,8 +1,9 @@
 //! Serving the second guest's exits.
 
 use smccc::psci::{PSCI_FEATURES, PSCI_MIGRATE_INFO_TYPE, PSCI_VERSION};
+use vpmu_el2::exception::ESR_UNDEFINED;
 use vpmu_monitor::world::{
-    exit::{DataAbort, ESR_UNDEFINED, Exit},
+    exit::{DataAbort, Exit},
     psci::{self, Call},
     second::{
         gic::{DISTRIBUTOR, REDISTRIBUTOR},
@@ -37,8 +38,8 @@ pub(super) fn synchronous(
             frame.step();
             Kind::SendSgi
         }
-        Exit::SystemRegister(access) => system_register(frame, access, esr, monitor, cpu, local),
-        Exit::Aarch32(access) => aarch32_access(frame, access, esr, monitor, cpu, local),
+        Exit::SystemRegister(access) => system_register(frame, access, esr, cpu, local),
+        Exit::Aarch32 => aarch32_access(frame, esr, cpu, local),
         Exit::Smc => {
             frame.step();
             firmware_call(frame, pair, monitor);
@@ -55,11 +56,11 @@ pub(super) fn synchronous(
         }
         Exit::DataAbort(abort) => match interrupt_controller(frame, abort, pair, monitor) {
             Some(kind) => kind,
-            None => nothing_there(frame, esr, monitor),
+            None => nothing_there(frame, esr),
         },
-        Exit::InstructionAbort => nothing_there(frame, esr, monitor),
+        Exit::InstructionAbort => nothing_there(frame, esr),
         Exit::Other(_) => {
-            frame.inject(ESR_UNDEFINED, monitor.mte);
+            frame.inject(ESR_UNDEFINED);
             Kind::Other
         }
     }

@@ -14,6 +14,7 @@ mod private;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use spin::Once;
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     lock::{Own, Shared, Unlocked},
     regs::HcrEl2,
@@ -39,7 +40,6 @@ use super::{
     frame::Frame,
     gic::{self, PhysicalInterface},
     irq,
-    pmu_registers::PhysicalPmu,
     sysreg::{isb, now, read_sysreg, wait_for_interrupt, write_sysreg},
     trap,
 };

@@ -3,6 +3,7 @@
 //! UNSAFETY: writes the interrupt interface of EL2.
 
 use vpmu::arm::partition::Residence;
+use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
     regs::IchHcrEl2,
     world::{
@@ -25,7 +26,6 @@ use super::{
         frame::Frame,
         gic::{self, PhysicalInterface, least_mask},
         mmio::{read_device, write_device},
-        pmu_registers::PhysicalPmu,
         sysreg::{isb, read_sysreg, write_sysreg},
     },
     STATISTICS, SWITCHES,

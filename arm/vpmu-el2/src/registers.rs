@@ -5,10 +5,11 @@
 
 use vpmu::arm::{Register, partition::PmuRegisters};
 
-use super::sysreg::{isb, read_sysreg, write_sysreg};
+use crate::sysreg::{isb, read_sysreg, write_sysreg};
 
-/// This CPU's PMU.
-pub(crate) struct PhysicalPmu;
+/// The PMU of the CPU that executes a call, at EL2.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PhysicalPmu;
 
 /// `$each!(n)` for the `n` of a register's index, as a `match`.
 macro_rules! by_index {
