@@ -21,7 +21,7 @@
 #endif
 
 /* Linux 6.16 renamed the 64-bit accessors, 7.1 has only the new names. */
-#ifndef rdmsrq
+#ifndef HAVE_rdmsrq
 #define rdmsrq		rdmsrl
 #define wrmsrq		wrmsrl
 #define wrmsrq_safe	wrmsrl_safe

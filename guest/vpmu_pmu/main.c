@@ -23,7 +23,6 @@
 #include <linux/static_call.h>
 #include <linux/syscore_ops.h>
 #include <linux/sysfs.h>
-#include <linux/version.h>
 
 #include <asm/io.h>
 #include <asm/nmi.h>
@@ -114,10 +113,10 @@ static int vpmu_pmu_dying(unsigned int cpu)
 }
 
 /*
- * Since Linux 6.19 the callbacks have an argument, and what is registered is
- * apart from them.
+ * Since Linux 6.19, and in older kernels of distributions, the callbacks have an
+ * argument, and what is registered is apart from them.
  */
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef HAVE_register_syscore
 #define SYSCORE_ARGUMENT	void *unused
 #else
 #define SYSCORE_ARGUMENT	void
@@ -141,7 +140,7 @@ static void vpmu_pmu_wake(SYSCORE_ARGUMENT)
 		vpmu_pmu_resume(this_cpu_ptr(&vpmu_pmu_cpus));
 }
 
-#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#ifdef HAVE_register_syscore
 static const struct syscore_ops vpmu_pmu_syscore_ops = {
 	.suspend = vpmu_pmu_sleep,
 	.resume = vpmu_pmu_wake,

@@ -43,7 +43,8 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 20] = [
+const SOURCES: [(&str, &str); 21] = [
+    source!("include/kernel.mk"),
     source!("include/vpmu_guest.h"),
     source!("build"),
     source!("lazy_deadline/Makefile"),
