@@ -3,7 +3,9 @@
 use super::machine::Place;
 use super::{PartitionedPmu, Vm, config, leaky, plan};
 use vpmu::arm::partition::{PartitionConfig, Residence};
-use vpmu::arm::{ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError};
+use vpmu::arm::{
+    ExceptionLevel, Outcome, PmuState, PmuVersion, RawPmevtyper, Register, RestoreError,
+};
 
 const E: u64 = 1;
 
@@ -195,6 +197,23 @@ fn a_saved_state_goes_on_elsewhere() {
     assert!(other.machine.interrupt());
     other.machine.happen(0x08, Place::El1, 1);
     assert_eq!(other.read(Register::Pmevcntr(2)), 0x1_0000_0001);
+}
+
+#[test]
+fn an_event_type_reads_the_same_after_a_switch() {
+    let mut vm = Vm::new(&config());
+    vm.write(Register::Pmcr, E);
+    // Counts at EL2, at EL3 and of other threads: the hardware keeps the bits, and the plan needs no trap.
+    vm.write(Register::Pmevtyper(0), u64::MAX);
+    vm.write(Register::Pmccfiltr, u64::MAX);
+    vm.write(Register::PmcntenSet, 1);
+    let types = |vm: &mut Vm| [Register::Pmevtyper(0), Register::Pmccfiltr].map(|r| vm.read(r));
+    let before = types(&mut vm);
+    assert_ne!(before[0] & RawPmevtyper::NSH, 0);
+    vm.pmu.put(&mut vm.machine);
+    (vm.machine.evtyper[0], vm.machine.evtyper[31]) = (0, 0);
+    vm.load();
+    assert_eq!(types(&mut vm), before);
 }
 
 #[test]

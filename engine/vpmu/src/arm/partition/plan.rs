@@ -435,6 +435,33 @@ impl Plan {
         self.allowed(Self::kept_pmccfiltr(written), CPU_CYCLES)
     }
 
+    /// What a load puts into the hardware's PMEVTYPERn_EL0: all that a guest's untrapped writes have left there, so that it
+    /// reads the same after a switch as before.
+    pub(super) fn loaded_pmevtyper(&self, counter: u8, saved: u64) -> u64 {
+        if self.keeps_filters(counter) {
+            saved
+        } else {
+            self.pmevtyper(saved)
+        }
+    }
+
+    /// What a load puts into the hardware's PMCCFILTR_EL0, likewise.
+    pub(super) fn loaded_pmccfiltr(&self, saved: u64) -> u64 {
+        if self.keeps_filters(CYCLE_COUNTER.number()) {
+            saved
+        } else {
+            self.pmccfiltr(saved)
+        }
+    }
+
+    /// Whether a guest may leave any filter in the hardware's type of `counter`: its writes do not trap, and no exit takes
+    /// bits out.
+    fn keeps_filters(&self, counter: u8) -> bool {
+        self.filtered_at_exit.bits() >> counter & 1 == 0
+            && !self.hides_events()
+            && self.is_trapped(Register::Pmccfiltr, true).is_none()
+    }
+
     /// What goes into the hardware's PMUSERENR_EL0, likewise. Where all traps, the engine itself
     /// checks the guest's permissions: QEMU up to at least 10.0 asks MDCR_EL2.TPM about an access
     /// of EL0 only where EN, not where ER, CR or SW permits it.

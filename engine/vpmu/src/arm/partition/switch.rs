@@ -223,13 +223,13 @@ impl PartitionedPmu {
             let left = left
                 .filter(|left| n < left.plan.hpmn())
                 .map(|left| &left.state);
-            let event_type = self.plan.pmevtyper(*event_type);
+            let event_type = self.plan.loaded_pmevtyper(n, *event_type);
             let had = left.and_then(|left| left.pmevtyper.get(i).copied());
             change(Register::Pmevtyper(n), event_type, had);
             let had = left.and_then(|left| left.pmevcntr.get(i).copied());
             change(Register::Pmevcntr(n), *count, had);
         }
-        let filter = self.plan.pmccfiltr(state.pmccfiltr);
+        let filter = self.plan.loaded_pmccfiltr(state.pmccfiltr);
         change(Register::Pmccfiltr, filter, has(|state| state.pmccfiltr));
         change(Register::Pmccntr, state.pmccntr, has(|state| state.pmccntr));
         let selected = left.map(|left| left.plan.harmless_selection());
