@@ -58,7 +58,11 @@ pub(crate) fn init_cpu(
         local.hardware = hardware::detect_pmu(monitor);
     }
     names.say(format_args!("ICC_SRE_EL2"));
-    gic::init_cpu_interface(monitor.settings.interrupts, monitor.group0);
+    gic::init_cpu_interface(
+        monitor.settings.interrupts,
+        monitor.group0,
+        monitor.sharing(),
+    );
     drop(names);
     if boots && monitor.sharing() == Sharing::Two {
         // Before the first guest's: to make a PMU stops all counters.

@@ -12,7 +12,9 @@ use vpmu_monitor::{
     regs::{IccCtlrEl1, IchHcrEl2, IdAa64pfr0El1},
     world::{
         distributor,
+        offer::Sharing,
         redistributor::ISPENDR0,
+        second::registers::ICC_SRE,
         vgic::{CpuInterface, Interrupt, Limit, Place, Source},
     },
 };
@@ -29,18 +31,27 @@ const SPECIAL: RangeInclusive<u32> = 1020..=1023;
 /// Priority of the monitor's own interrupts, which no priority mask keeps out.
 pub(crate) const OWN_PRIORITY: u8 = 0;
 
+/// ICC_SRE_EL2.Enable: EL1's accesses to ICC_SRE_EL1 do not trap.
+const ICC_SRE_ENABLE: u64 = 1 << 3;
+
 /// Opens this CPU's interface for the monitor: every priority, end-of-interrupt split into priority drop and
 /// deactivation, the guest's virtual interface on. Where interrupts are [`Interrupts::Direct`] the interface is
 /// the guest's, as after reset. Group 0 is touched only where `group0` says that it is the monitor's.
-pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool) {
+pub(crate) fn init_cpu_interface(interrupts: Interrupts, group0: bool, sharing: Sharing) {
     let (mask, control, enabled, virtual_interface) = match interrupts {
         Interrupts::Virtual => (0xff_u64, IccCtlrEl1::EOIMODE, 1_u64, IchHcrEl2::EN),
         Interrupts::Direct => (0, IccCtlrEl1::empty(), 0, IchHcrEl2::empty()),
     };
     // SAFETY: interrupts are masked at EL2, and the guest is not running yet.
     unsafe {
-        write_sysreg!("icc_sre_el2", 0xf_u64);
+        // SRE, DFB and DIB.
+        write_sysreg!("icc_sre_el2", ICC_SRE_ENABLE | ICC_SRE);
         isb();
+        if sharing == Sharing::Two {
+            write_sysreg!("icc_sre_el1", ICC_SRE);
+            isb();
+            write_sysreg!("icc_sre_el2", ICC_SRE);
+        }
         write_sysreg!("icc_pmr_el1", mask);
         write_sysreg!("icc_bpr1_el1", 0_u64);
         write_sysreg!("icc_ctlr_el1", control.bits());

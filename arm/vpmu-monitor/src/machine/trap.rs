@@ -1,6 +1,6 @@
 //! Serving the guest's synchronous exits.
 //!
-//! UNSAFETY: called from assembly, reads system registers.
+//! UNSAFETY: called from assembly, reads system registers, maintains caches.
 
 use vpmu::arm::{Encoding, ExceptionLevel, Outcome, Register};
 use vpmu_el2::access::Access;
@@ -11,6 +11,8 @@ use vpmu_monitor::{
         exit::{Exit, RegisterAccess},
         offer::{self, Sharing},
         psci,
+        second::registers,
+        set_way::{self, Cache},
         statistics::Kind,
     },
 };
@@ -24,7 +26,7 @@ use super::{
     frame::Frame,
     gic,
     irq::show_line,
-    sysreg::{read_id_register, read_sysreg},
+    sysreg::{isb, read_id_register, read_sysreg, write_sysreg},
 };
 
 /// A synchronous exception of the guest.
@@ -101,6 +103,19 @@ pub(super) fn system_register(
         frame.step();
         return Kind::SendSgi;
     }
+    if access.write && set_way::is_operation(encoding) {
+        clean_set_way(frame.register(access.rt));
+        frame.step();
+        return Kind::SetWay;
+    }
+    if local.sharing == Sharing::Two && registers::is_icc_sre(encoding) {
+        frame.set_register(
+            if access.write { 31 } else { access.rt },
+            registers::ICC_SRE,
+        );
+        frame.step();
+        return Kind::UnknownRegister;
+    }
     if local.sharing == Sharing::Two && encoding.op0 == DEBUG_REGISTERS {
         // Linux clears them at boot, whatever ID_AA64DFR0_EL1 says.
         frame.set_register(if access.write { 31 } else { access.rt }, 0);
@@ -109,6 +124,30 @@ pub(super) fn system_register(
     }
     frame.inject(ESR_UNDEFINED);
     Kind::UnknownRegister
+}
+
+/// Cleans and invalidates the cache line that the operand of a guest's set/way instruction names, whichever the instruction
+/// is: to invalidate without cleaning would throw away lines of others.
+#[cold]
+fn clean_set_way(operand: u64) {
+    let selected = read_sysreg!("csselr_el1");
+    // SAFETY: CSSELR_EL1 is the guest's, and becomes what it was below.
+    unsafe { write_sysreg!("csselr_el1", set_way::select(operand)) }
+    isb();
+    let cache = Cache {
+        clidr: read_sysreg!("clidr_el1"),
+        ccsidr: read_sysreg!("ccsidr_el1"),
+        mmfr2: read_sysreg!("id_aa64mmfr2_el1"),
+    };
+    // SAFETY: as above.
+    unsafe { write_sysreg!("csselr_el1", selected) }
+    if cache.contains(operand) {
+        // SAFETY: a line that is cleaned keeps its value, and this one exists: another might be undefined.
+        unsafe {
+            core::arch::asm!("dc cisw, {}", "dsb sy", in(reg) operand, options(nostack));
+        }
+    }
+    isb();
 }
 
 /// The op0 of the registers of debug, which two guests read as zero.

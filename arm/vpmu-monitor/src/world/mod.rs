@@ -8,6 +8,7 @@ pub mod profile;
 pub mod psci;
 pub mod redistributor;
 pub mod second;
+pub mod set_way;
 pub mod statistics;
 pub mod vgic;
 

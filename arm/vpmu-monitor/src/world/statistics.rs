@@ -50,11 +50,13 @@ pub enum Kind {
     Wfi,
     /// The end of a slice of one of two guests, or the other one's timer.
     IrqSlice,
+    /// Cache maintenance by set and way.
+    SetWay,
     /// Anything else.
     Other,
 }
 
-const FIXED: [(Kind, &str); 17] = [
+const FIXED: [(Kind, &str); 18] = [
     (Kind::IrqPmu, "irq:pmu"),
     (Kind::IrqTimer, "irq:timer"),
     (Kind::IrqSgi, "irq:sgi"),
@@ -71,6 +73,7 @@ const FIXED: [(Kind, &str); 17] = [
     (Kind::IrqHostPmu, "irq:host-pmu"),
     (Kind::Wfi, "wfi"),
     (Kind::IrqSlice, "irq:slice"),
+    (Kind::SetWay, "cache:set_way"),
     (Kind::Other, "other"),
 ];
 
@@ -97,7 +100,8 @@ impl Kind {
             Self::IrqHostPmu => 13,
             Self::Wfi => 14,
             Self::IrqSlice => 15,
-            Self::Other => 16,
+            Self::SetWay => 16,
+            Self::Other => 17,
             Self::Pmu(register, write) => FIXED.len() + 2 * register.ordinal() + usize::from(write),
         }
     }

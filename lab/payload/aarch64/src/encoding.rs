@@ -22,6 +22,11 @@ impl Encoding {
         Self(1 << 14 | index & (Self::OP0_3 - 1))
     }
 
+    /// Returns number `index` of the encodings with op0 = 2 and 3.
+    pub const fn nth(index: u16) -> Self {
+        Self(index & (2 * Self::OP0_3 - 1))
+    }
+
     /// Returns op1.
     pub const fn op1(self) -> u16 {
         self.0 >> 11 & 7

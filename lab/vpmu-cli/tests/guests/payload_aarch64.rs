@@ -125,6 +125,17 @@ fn monitor(more: &[&str]) -> Option<(String, serde_json::Value)> {
     Some((console, monitor.clone()))
 }
 
+/// Checks that the monitor performs a guest's cache maintenance by set and way, which would reach lines of others.
+#[test]
+fn maintenance_by_set_and_way_goes_through_the_monitor() {
+    let _turn = turn(1);
+    let Some((console, monitor)) = monitor(&[]) else {
+        return;
+    };
+    assert!(console.contains("ok memory.set_way"), "{console}");
+    assert_eq!(monitor["total"]["exits"]["cache:set_way"], 12, "{monitor}");
+}
+
 fn names(list: &serde_json::Value) -> BTreeSet<&str> {
     list.as_array()
         .unwrap()

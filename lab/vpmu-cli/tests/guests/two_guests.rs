@@ -103,6 +103,25 @@ fn a_ring_does_not_wait_for_a_shared_cpu_that_sleeps() {
     assert!(consoles[1].contains("ok switch.sleep"), "{}", consoles[1]);
 }
 
+/// Checks that no register carries a value from one guest into the other: each writes every register that it may write, and
+/// finds its own value after the other's turns.
+#[test]
+fn each_guest_keeps_its_registers() {
+    let _turn = turn(1);
+    for design in ["partitioned", "emulated"] {
+        let options = [&["--pmu", design], SLICE].concat();
+        let test = "test=switch.registers";
+        let Some((consoles, monitor)) = two(&options, test, test) else {
+            return;
+        };
+        for console in &consoles {
+            assert!(console.contains("ok switch.registers"), "{console}");
+        }
+        let switches = monitor["total"]["switches"]["count"].as_u64().unwrap();
+        assert!(switches > 100, "{design}: {switches} switches");
+    }
+}
+
 #[test]
 fn a_pmu_that_nobody_uses_costs_a_switch_nothing() {
     let _turn = turn(1);

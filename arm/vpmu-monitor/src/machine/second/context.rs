@@ -1,12 +1,11 @@
 //! What of a CPU is a guest's own, and changes hands between two guests.
 //!
-//! The features whose registers are not here are neither guest's (`world/offer/shared.rs`), and the PMU is the engine's
-//! to switch.
+//! Which registers these are, and why no others, is in `world/second/registers.rs`.
 //!
 //! UNSAFETY: writes system registers of EL1 and EL0, of interrupts and of timers. EL2 uses none of them.
 
 use vpmu_monitor::{
-    regs::{IchHcrEl2, SCTLR_EL1_RESET},
+    regs::{IchHcrEl2, IdAa64pfr0El1, SCTLR_EL1_RESET},
     world::vgic::CpuInterface,
 };
 
@@ -21,22 +20,66 @@ unsafe extern "C" {
     fn load_vectors(from: *const Vectors);
 }
 
-/// Registers by name, with how to read and write all of them.
+/// The system registers of a guest: those of EL1 and EL0 by encoding, with how to read and write all of them.
 macro_rules! registers {
-    ($($field:ident)*) => {
-        /// The system registers of a guest.
+    ($($field:ident = $op1:literal $crn:literal $crm:literal $op2:literal;)*
+     [ras] $ras:ident = $ras1:literal $ras2:literal $ras3:literal $ras4:literal;) => {
         #[derive(Clone, Copy, Default)]
         struct Registers {
             $($field: u64,)*
+            $ras: u64,
+            of_el2: OfEl2,
         }
 
         impl Registers {
+            fn read() -> Self {
+                Self {
+                    $($field: read_sysreg!(concat!("s3_", $op1, "_c", $crn, "_c", $crm, "_", $op2)),)*
+                    $ras: if has_ras() {
+                        read_sysreg!(concat!("s3_", $ras1, "_c", $ras2, "_c", $ras3, "_", $ras4))
+                    } else {
+                        0
+                    },
+                    of_el2: OfEl2::read(),
+                }
+            }
+
+            fn write(&self) {
+                // SAFETY: no guest runs, and what they say concerns EL1 and EL0 only.
+                unsafe {
+                    $(write_sysreg!(
+                        concat!("s3_", $op1, "_c", $crn, "_c", $crm, "_", $op2),
+                        self.$field
+                    );)*
+                    if has_ras() {
+                        write_sysreg!(
+                            concat!("s3_", $ras1, "_c", $ras2, "_c", $ras3, "_", $ras4),
+                            self.$ras
+                        );
+                    }
+                }
+                self.of_el2.write();
+            }
+        }
+    };
+}
+vpmu_monitor::switched_registers!(registers);
+
+/// The registers of EL2, and of the physical interrupt interface, that say what a guest sees.
+macro_rules! registers_of_el2 {
+    ($($field:ident)*) => {
+        #[derive(Clone, Copy, Default)]
+        struct OfEl2 {
+            $($field: u64,)*
+        }
+
+        impl OfEl2 {
             fn read() -> Self {
                 Self { $($field: read_sysreg!(stringify!($field)),)* }
             }
 
             fn write(&self) {
-                // SAFETY: no guest runs, and what they say concerns EL1 and EL0 only.
+                // SAFETY: no guest runs.
                 unsafe {
                     $(write_sysreg!(stringify!($field), self.$field);)*
                 }
@@ -44,17 +87,11 @@ macro_rules! registers {
         }
     };
 }
+registers_of_el2! { sp_el1 vmpidr_el2 ich_vmcr_el2 ich_hcr_el2 icc_pmr_el1 }
 
-registers! {
-    sp_el0 sp_el1 elr_el1 spsr_el1
-    tpidr_el0 tpidrro_el0 tpidr_el1 contextidr_el1
-    sctlr_el1 cpacr_el1 vbar_el1 mdscr_el1
-    ttbr0_el1 ttbr1_el1 tcr_el1 mair_el1 amair_el1
-    esr_el1 afsr0_el1 afsr1_el1 far_el1 par_el1
-    csselr_el1 vmpidr_el2
-    cntkctl_el1 cntv_cval_el0 cntp_cval_el0
-    cntv_ctl_el0 cntp_ctl_el0
-    ich_vmcr_el2 ich_hcr_el2 icc_pmr_el1
+/// FEAT_RAS: interrupts of errors can be deferred. The guests do not see that, but no control traps the register.
+fn has_ras() -> bool {
+    read_sysreg!("id_aa64pfr0_el1") >> IdAa64pfr0El1::RAS_SHIFT & 0xf != 0
 }
 
 /// The vector registers; the layout is known to `entry.s`.
@@ -85,9 +122,12 @@ impl Context {
     pub(super) fn new(entry: u64, x0: u64, vttbr: u64) -> Self {
         let registers = Registers {
             sctlr_el1: SCTLR_EL1_RESET,
-            vmpidr_el2: read_sysreg!("vmpidr_el2"),
-            ich_hcr_el2: IchHcrEl2::EN.bits(),
-            icc_pmr_el1: 0xff,
+            of_el2: OfEl2 {
+                vmpidr_el2: read_sysreg!("vmpidr_el2"),
+                ich_hcr_el2: IchHcrEl2::EN.bits(),
+                icc_pmr_el1: 0xff,
+                ..OfEl2::default()
+            },
             ..Registers::default()
         };
         Self {

@@ -106,6 +106,9 @@ pub enum Control {
     Mpam2El2,
 }
 
+/// Cache maintenance by set and way traps, because it reaches lines of others, and never invalidates without cleaning.
+const SET_WAY: HcrEl2 = HcrEl2::TSW.union(HcrEl2::SWIO);
+
 /// EL1 is AArch64; firmware calls come to EL2, reads of ID registers, and the implementer's own registers (TIDCP), which
 /// reach caches, clocks and errors of the whole machine on some cores. What else the
 /// guest may use does not trap: pointer authentication, allocation tags, SCXTNUM, RAS fault injection.
@@ -113,6 +116,7 @@ const HCR_OPEN: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::TSC)
     .union(HcrEl2::TID3)
     .union(HcrEl2::TIDCP)
+    .union(SET_WAY)
     .union(HcrEl2::APK)
     .union(HcrEl2::API)
     .union(HcrEl2::FIEN)
@@ -136,6 +140,7 @@ const HCR_SHARED: HcrEl2 = HcrEl2::RW
     .union(HcrEl2::TSC)
     .union(HcrEl2::TID3)
     .union(HcrEl2::TIDCP)
+    .union(SET_WAY)
     .union(HcrEl2::TLOR)
     .union(HcrEl2::TERR)
     .union(HcrEl2::TACR);
@@ -354,7 +359,8 @@ mod tests {
         );
         for interrupts in [Interrupts::Virtual, Interrupts::Direct] {
             assert!(
-                hcr(interrupts, Sharing::Alone).contains(HcrEl2::TID3 | HcrEl2::VM | HcrEl2::TSC)
+                hcr(interrupts, Sharing::Alone)
+                    .contains(HcrEl2::TID3 | HcrEl2::VM | HcrEl2::TSC | SET_WAY)
             );
         }
     }
@@ -380,6 +386,7 @@ mod tests {
         let vectors = (CptrEl2::TZ | CptrEl2::TSM).bits();
         assert_eq!(written[&Control::CptrEl2] & vectors, vectors);
         let hcr = hcr(Interrupts::Virtual, Sharing::Two);
+        assert!(hcr.contains(SET_WAY));
         assert!(!hcr.intersects(HcrEl2::API | HcrEl2::APK | HcrEl2::ATA | HcrEl2::ENSCXT));
         assert!(mdcr(&EVERYTHING, Sharing::Two).contains(MDCR_SHARED));
     }

@@ -4,6 +4,7 @@
 //! port. The CPU that booted is shared between them; on the others the first guest is alone.
 
 pub mod gic;
+pub mod registers;
 pub mod scheduler;
 pub mod spi;
 pub mod statistics;

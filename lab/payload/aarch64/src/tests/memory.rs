@@ -1,6 +1,12 @@
 //! The RAM that the device tree promises. Small kernels and test programs refuse RAM in pieces, and expect to be loaded
 //! near its beginning.
 
+// UNSAFETY: executes cache maintenance.
+#![expect(unsafe_code, reason = "cache maintenance")]
+
+use core::arch::asm;
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 use super::{Context, Test};
 use crate::entry;
 use crate::mmio::{read32, write32};
@@ -9,6 +15,7 @@ use vpmu_payload_harness::{Pass, Verdict, check};
 pub(super) const TESTS: &[Test] = &[
     ("memory.one_piece", one_piece),
     ("memory.both_ends", both_ends),
+    ("memory.set_way", set_way),
 ];
 
 /// A kernel's image is loaded within this distance of RAM's beginning.
@@ -48,6 +55,24 @@ fn both_ends(cx: &Context) -> Verdict {
             new.into(),
             (!old).into(),
         )?;
+    }
+    Ok(Pass::Ok)
+}
+
+/// Checks that cache maintenance by set and way is executed, whichever line its operand names, and loses no data.
+fn set_way(_: &Context) -> Verdict {
+    let word = AtomicU64::new(0);
+    for (instruction, operand) in (0..3).flat_map(|n| [0, 1 << 6, 2 << 1, !0].map(|o| (n, o))) {
+        word.store(operand, Relaxed);
+        // SAFETY: cleans and invalidates; with the MMU off, memory has what was written.
+        unsafe {
+            match instruction {
+                0 => asm!("dc isw, {}", "dsb sy", in(reg) operand, options(nostack)),
+                1 => asm!("dc csw, {}", "dsb sy", in(reg) operand, options(nostack)),
+                _ => asm!("dc cisw, {}", "dsb sy", in(reg) operand, options(nostack)),
+            }
+        }
+        check(format_args!("the word"), word.load(Relaxed), operand)?;
     }
     Ok(Pass::Ok)
 }

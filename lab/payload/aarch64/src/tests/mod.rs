@@ -26,6 +26,7 @@ mod firmware;
 mod frame;
 mod fuzz;
 mod interrupt;
+mod keeps;
 mod memory;
 mod mixed;
 mod neighbour;

@@ -6,7 +6,7 @@
 //! while the CPU goes from guest to guest (`ms=N`), or while the monitor borrows counters (`switch.borrow`). It rings the
 //! monitor's doorbell at the begin and the end, where the device tree has one.
 
-use super::{ASK, Context, DONE, Test};
+use super::{ASK, Context, DONE, Test, keeps};
 use crate::encoding::*;
 use crate::gic::{self, Gic};
 use crate::loops::{interruptible, spin, wait_for_interrupt};
@@ -32,6 +32,7 @@ pub(super) const SWITCH: &[Switch] = &[
     }),
     ("switch.borrow_elsewhere", |machine| lend(machine, 0)),
     ("switch.borrow_before", |machine| lend(machine, 1)),
+    ("switch.registers", keeps::keep),
     ("switch.sleep", sleep),
     ("switch.ring_asleep", ring_asleep),
 ];
@@ -42,10 +43,10 @@ const ROUNDS: u32 = 1_000;
 const COMPUTES: u64 = 250;
 
 /// Numbers that look random (George Marsaglia's xorshift64).
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
