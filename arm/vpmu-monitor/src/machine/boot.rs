@@ -26,7 +26,7 @@ use vpmu_monitor::{
 
 use super::{
     console::{self, say},
-    cpu::{self, DOORBELL_PAGE, MARKS, Monitor},
+    cpu::{self, DOORBELL_PAGE, Monitor},
     device::holes,
     el2, end, gic, heap,
     mmio::{read_device, write_device},
@@ -252,8 +252,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         return Err(BootError::StackTooSmall);
     }
     heap::seal();
-    let entered = cpu::snapshot();
-    MARKS.with(|marks| marks.entered = entered);
+    cpu::mark_entry();
     Ok(Guest {
         number,
         entry: placement.entry,

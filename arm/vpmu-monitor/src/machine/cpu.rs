@@ -290,6 +290,12 @@ pub(crate) static MARKS: Shared<Marks> = Shared::new(Marks {
     end: None,
 });
 
+/// The guest is about to be entered, for the first time.
+pub(crate) fn mark_entry() {
+    let entered = snapshot();
+    MARKS.with(|marks| marks.entered = entered);
+}
+
 /// The figures of all CPUs, now.
 pub(crate) fn snapshot() -> Snapshot {
     let mut snapshot = Snapshot::take(
