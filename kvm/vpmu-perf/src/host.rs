@@ -12,8 +12,8 @@ use std::fmt::Debug;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots, TakenSamples};
-use vpmu::x86::pebs::{Fault, Guest, Sample};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots};
+use vpmu::x86::pebs::{self, Fault, Guest, Sample, TakenSamples};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use crate::choose::Chooser;
@@ -301,40 +301,6 @@ impl PerfHost {
         false
     }
 
-    /// Samples where `counter` counts, each `events`. Returns the number of samples that are kept; 0: the period is too
-    /// short, or the kernel refuses.
-    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
-        let period = self.units.to_count(events.get());
-        let others = self.which(Slot::is_sampled) - counter.alone();
-        let shortest = sampler::SHORTEST * u64::from(1 + others.len());
-        if !self.sampling || period < shortest {
-            return 0;
-        }
-        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
-        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
-        // What the kernel refuses, it refuses again.
-        self.sampling = begun.is_ok();
-        begun.unwrap_or(0)
-    }
-
-    /// Moves samples of `counter` into `samples`. They have the guest's time, or the host's where no guest is set.
-    fn take_guest_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        let mut taken = self.slots[counter].take_samples(samples);
-        let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
-            return taken;
-        };
-        // A record without the guest's time would be sorted wrongly among those with it: better none.
-        let Ok(offset) = guest.tsc_offset() else {
-            taken.lost += taken.samples as u64;
-            taken.samples = 0;
-            return taken;
-        };
-        for sample in &mut samples[..taken.samples] {
-            sample.tsc = sample.tsc.wrapping_add(offset);
-        }
-        taken
-    }
-
     /// Hands the samples so far to the counters of a portion that count. Called before any counter starts or stops.
     fn divide_time(&mut self) {
         let Some(sampler) = &mut self.ring_sampler else {
@@ -565,22 +531,8 @@ impl CounterHost<CounterConfig> for PerfHost {
         true
     }
 
-    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
-        match events {
-            Some(events) => self.begin_sampling(counter, events),
-            None => {
-                self.slots[counter].end_sampling();
-                0
-            }
-        }
-    }
-
-    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        self.take_guest_samples(counter, samples)
-    }
-
-    fn pebs(&mut self) -> Option<&mut dyn Guest> {
-        Some(&mut **self.guest.as_mut()?)
+    fn support_pebs(&mut self) -> Option<&mut dyn pebs::Host> {
+        Some(self)
     }
 
     fn repeats(&self) -> bool {
@@ -612,6 +564,49 @@ impl CounterHost<CounterConfig> for PerfHost {
             return Some(Lost::Unsupported);
         }
         self.events.deficit(counter)
+    }
+}
+
+impl pebs::Host for PerfHost {
+    fn guest(&mut self) -> Option<&mut dyn Guest> {
+        Some(&mut **self.guest.as_mut()?)
+    }
+
+    /// Returns 0 where the period is too short or the kernel refuses.
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        let period = self.units.to_count(events.get());
+        let others = self.which(Slot::is_sampled) - counter.alone();
+        let shortest = sampler::SHORTEST * u64::from(1 + others.len());
+        if !self.sampling || period < shortest {
+            return 0;
+        }
+        let (thread, counts) = (self.notes.target(), self.events.counts(counter));
+        let begun = self.slots[counter].begin_sampling(self.kernel, thread, period, counts);
+        // What the kernel refuses, it refuses again.
+        self.sampling = begun.is_ok();
+        begun.unwrap_or(0)
+    }
+
+    fn end_sampling(&mut self, counter: Counter) {
+        self.slots[counter].end_sampling();
+    }
+
+    /// The samples have the guest's time, or the host's where no guest is set.
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        let mut taken = self.slots[counter].take_samples(samples);
+        let Some(guest) = self.guest.as_mut().filter(|_| taken.samples != 0) else {
+            return taken;
+        };
+        // A record without the guest's time would be sorted wrongly among those with it: better none.
+        let Ok(offset) = guest.tsc_offset() else {
+            taken.lost += taken.samples as u64;
+            taken.samples = 0;
+            return taken;
+        };
+        for sample in &mut samples[..taken.samples] {
+            sample.tsc = sample.tsc.wrapping_add(offset);
+        }
+        taken
     }
 }
 

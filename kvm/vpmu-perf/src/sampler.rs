@@ -10,8 +10,8 @@
 use std::io;
 
 use perf_event_open_sys::bindings::{PERF_SAMPLE_IP, PERF_SAMPLE_TIME};
-use vpmu::counter::TakenSamples;
-use vpmu::x86::{Ring, pebs};
+use vpmu::x86::Ring;
+use vpmu::x86::pebs::{self, TakenSamples};
 
 use crate::buffer::{CpuMode, PerfRecord, RingBuffer};
 use crate::error::PerfError;

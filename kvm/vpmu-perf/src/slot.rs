@@ -3,8 +3,7 @@
 use std::io;
 use std::num::NonZeroU64;
 
-use vpmu::counter::TakenSamples;
-use vpmu::x86::pebs;
+use vpmu::x86::pebs::{self, TakenSamples};
 
 use crate::kernel::Kernel;
 use crate::kind::Kind;
@@ -162,10 +161,7 @@ impl Slot {
     pub(crate) fn take_samples(&mut self, samples: &mut [pebs::Sample]) -> TakenSamples {
         match self.sampler_mut() {
             Some(sampler) => sampler.take(samples),
-            None => TakenSamples {
-                ended: true,
-                ..TakenSamples::default()
-            },
+            None => TakenSamples::NONE,
         }
     }
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report, Slots};
 use vpmu::x86::intel::{RawPerfEvtSel, Version};
-use vpmu::x86::pebs::Sample;
+use vpmu::x86::pebs::{Host, Sample};
 use vpmu::x86::{CounterConfig, Ring};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
@@ -239,7 +239,8 @@ fn sampled(backing: Backing) -> Result<Outcome, String> {
     };
     let mut host = PerfHost::of_thread(options).map_err(|error| error.to_string())?;
     create(&mut host, FIRST)?;
-    if host.sample(FIRST, NonZeroU64::new(PERIOD)) == 0 {
+    let period = NonZeroU64::new(PERIOD).expect("no period is 0");
+    if host.begin_sampling(FIRST, period) == 0 {
         // As in a guest with kvmclock.
         return Ok(Outcome::Skipped("perf's clock is not the TSC".to_owned()));
     }

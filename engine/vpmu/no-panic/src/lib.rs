@@ -21,8 +21,8 @@ mod x86;
 use core::hint::black_box;
 use core::num::NonZeroU64;
 
-use vpmu::counter::{Counter, CounterHost, CounterSet, Events, Lost, Slots, TakenSamples};
-use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Sample};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Events, Lost, Slots};
+use vpmu::x86::pebs::{self, Fault, GeneralRegisters, Sample, TakenSamples};
 
 /// A host that may answer anything.
 pub struct Host;
@@ -51,16 +51,8 @@ impl<E> CounterHost<E> for Host {
         *totals = black_box(Slots::filled(u64::from(counters.bits())));
         black_box(true)
     }
-    fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
+    fn support_pebs(&mut self) -> Option<&mut dyn pebs::Host> {
         Some(black_box(self))
-    }
-    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
-        black_box((counter, events));
-        black_box(u64::from(counter.number()))
-    }
-    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        black_box((counter, samples));
-        black_box(TakenSamples::default())
     }
     fn follows_branches(&self) -> bool {
         black_box(true)
@@ -76,6 +68,23 @@ impl<E> CounterHost<E> for Host {
     }
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         black_box((counter.number() != 0).then_some(Lost::Multiplexed))
+    }
+}
+
+impl pebs::Host for Host {
+    fn guest(&mut self) -> Option<&mut dyn pebs::Guest> {
+        Some(black_box(self))
+    }
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        black_box((counter, events));
+        black_box(u64::from(counter.number()))
+    }
+    fn end_sampling(&mut self, counter: Counter) {
+        black_box(counter);
+    }
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        black_box((counter, samples));
+        black_box(TakenSamples::default())
     }
 }
 

@@ -127,8 +127,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn touch<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let backed = counters & self.backed;
         self.used |= backed;
-        // The original of 2019 pauses at each write of a control, whether or not the event runs.
-        if self.policy == Policy::Reuse {
+        if self.policy.forgets_pauses() {
             self.pause(backed, host);
         }
     }
@@ -137,8 +136,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     pub fn stop<H: CounterHost<E>>(&mut self, counters: CounterSet, host: &mut H) {
         let counters = counters & self.running;
         self.pause(counters, host);
-        // The original of 2018 knows no paused event.
-        if self.policy == Policy::Recreate {
+        if self.policy.recreates() {
             self.release(counters, host);
         }
     }
@@ -157,7 +155,6 @@ impl<E: Copy + PartialEq> HostEvents<E> {
     /// and its report is due where it has to be. Then no count has to be taken before.
     pub fn keeps_period(&self, counter: Counter, event: &E, due: Option<NonZeroU64>) -> bool {
         let slot = &self.slots[counter];
-        // The originals of the other policies set the period anew each time.
         self.policy == Policy::ReusePaused
             && slot.event.as_ref() == Some(event)
             && slot.armed == due
@@ -195,9 +192,8 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let same = self.slots[counter].event == Some(event);
         let only = counter.alone();
         self.stop(only, host);
-        if same && self.policy != Policy::Recreate {
-            let again = self.policy == Policy::Reuse;
-            self.arm(counter, due, again, host);
+        if same && !self.policy.recreates() {
+            self.arm(counter, due, self.policy.forgets_pauses(), host);
         } else {
             self.release(only & self.backed, host);
             count(&mut self.statistics.creates);
@@ -249,16 +245,13 @@ impl<E: Copy + PartialEq> HostEvents<E> {
             return Ok(());
         }
         self.used.insert(counter);
-        match self.policy {
-            Policy::Recreate => {
-                self.start(counter, event, due, host)?;
-                self.resume_started(host);
-            }
-            Policy::Reuse => self.arm(counter, due, true, host),
-            Policy::ReusePaused if runs => self.arm(counter, due, false, host),
-            // A paused event gets its period when it is resumed: the guest may change its mind until then.
-            Policy::ReusePaused => {}
+        if self.policy.recreates() {
+            self.start(counter, event, due, host)?;
+            self.resume_started(host);
+        } else if runs || self.policy.forgets_pauses() {
+            self.arm(counter, due, self.policy.forgets_pauses(), host);
         }
+        // Otherwise a paused event gets its period when it is resumed: the guest may change its mind until then.
         Ok(())
     }
 
@@ -267,7 +260,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         let paused = self.backed - self.running;
         // A counter that the guest reads is in use, even if it stands still.
         self.used |= counter.alone() & self.backed;
-        if self.policy == Policy::Reuse && paused.contains(counter) {
+        if self.policy.forgets_pauses() && paused.contains(counter) {
             self.read_total(counter, host);
         }
         self.collect(counter, host)
@@ -318,7 +311,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         match report {
             // Nobody waits for this period any more.
             Report::Due | Report::Moved if due.is_none() => return self.take_owed(counter),
-            Report::Due if self.policy != Policy::Recreate => {
+            Report::Due if !self.policy.recreates() => {
                 let due = due.map_or(0, NonZeroU64::get);
                 slot.mark = slot.mark.wrapping_add(due);
                 slot.owed = slot.owed.wrapping_add(due);
@@ -326,7 +319,7 @@ impl<E: Copy + PartialEq> HostEvents<E> {
                 self.used |= only;
                 return self.take_owed(counter);
             }
-            Report::Unsure if self.policy != Policy::Recreate => {}
+            Report::Unsure if !self.policy.recreates() => {}
             Report::Due | Report::Moved | Report::Unsure => self.release(only & self.running, host),
         }
         self.slots[counter].overtaken = false;

@@ -97,35 +97,9 @@ pub trait CounterHost<E> {
         false
     }
 
-    /// The guest's memory and registers, for a PMU that writes records ([`x86::pebs`](crate::x86::pebs)). `None`: this
-    /// host cannot show them, and every record is lost.
-    fn pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Guest> {
+    /// Returns what a PMU with PEBS ([`x86::pebs`](crate::x86::pebs)) needs beside counters. `None`: every record is lost.
+    fn support_pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Host> {
         None
-    }
-
-    /// Has the host take a sample of the guest after each `events` events of `counter`, from now on, until `events` is
-    /// `None` or the host event is [released](Self::release). A paused counter takes no samples, and continues its
-    /// period when it is resumed. The counter's total and its reports stay as they are.
-    ///
-    /// Returns the number of samples that the host keeps before they are [taken](Self::take_samples); 0: it does not
-    /// sample, and the engine asks for a report of each overflow.
-    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
-        let _ = (counter, events);
-        0
-    }
-
-    /// Moves samples of `counter` into `samples`, the oldest first, as many as there are or fit.
-    fn take_samples(
-        &mut self,
-        counter: Counter,
-        samples: &mut [crate::x86::pebs::Sample],
-    ) -> TakenSamples {
-        let _ = (counter, samples);
-        TakenSamples {
-            // The engine then asks for a report of each overflow, so that none goes without a sample.
-            ended: true,
-            ..TakenSamples::default()
-        }
     }
 
     /// Returns whether the embedder hands branches over only while
@@ -208,24 +182,8 @@ impl<E, H: CounterHost<E>> CounterHost<E> for Option<H> {
         host.is_some_and(|host| host.pause_and_read(counters, totals))
     }
 
-    fn pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Guest> {
-        self.as_mut()?.pebs()
-    }
-
-    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
-        let host = self.as_mut();
-        host.map_or(0, |host| host.sample(counter, events))
-    }
-
-    fn take_samples(
-        &mut self,
-        counter: Counter,
-        samples: &mut [crate::x86::pebs::Sample],
-    ) -> TakenSamples {
-        let host = self.as_mut();
-        host.map_or_else(TakenSamples::default, |host| {
-            host.take_samples(counter, samples)
-        })
+    fn support_pebs(&mut self) -> Option<&mut dyn crate::x86::pebs::Host> {
+        self.as_mut()?.support_pebs()
     }
 
     fn follows_branches(&self) -> bool {
@@ -250,19 +208,6 @@ impl<E, H: CounterHost<E>> CounterHost<E> for Option<H> {
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         self.as_ref()?.deficit(counter)
     }
-}
-
-/// Samples that a host has [handed over](CounterHost::take_samples).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TakenSamples {
-    /// How many samples were filled in.
-    pub samples: usize,
-    /// Samples that found the vCPU's thread at work for its guest, not in it.
-    pub outside: u64,
-    /// Samples that the host had no room for.
-    pub lost: u64,
-    /// The host takes no more samples of this counter.
-    pub ended: bool,
 }
 
 /// Why a guest counter has no host counter behind it.

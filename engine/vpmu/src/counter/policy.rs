@@ -1,8 +1,9 @@
 /// When host events are made and given back, and what is asked of a paused event.
 ///
-/// Three published designs of the same virtual PMU (see [`HostEvents`](super::HostEvents)), so that a bench can count
-/// what each saves. They are not adapters of a host, because the additional calls of [`Reuse`](Self::Reuse) over
-/// [`ReusePaused`](Self::ReusePaused) answer writes of the guest that a host's adapter never sees.
+/// Guests run under [`ReusePaused`](Self::ReusePaused). The two others are experiments: published designs of the same
+/// virtual PMU (see [`HostEvents`](super::HostEvents)), so that a bench can count what each saves. They are not adapters of a
+/// host, because the additional calls of [`Reuse`](Self::Reuse) over [`ReusePaused`](Self::ReusePaused) answer writes of the
+/// guest that a host's adapter never sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Policy {
@@ -16,14 +17,25 @@ pub enum Policy {
     Reuse,
     /// As [`Reuse`](Self::Reuse), but an event that is paused and drained is left alone until it is resumed: there is
     /// no second pause, no read, and no new period.
-    // The two others are here to be measured against.
     #[default]
     ReusePaused,
 }
 
+// `HostEvents` asks for an experiment by these names alone: where both answer no, its code is what guests run.
 impl Policy {
     /// All of them, the most expensive first.
     pub const ALL: [Self; 3] = [Self::Recreate, Self::Reuse, Self::ReusePaused];
+
+    /// Whether a rewrite, a stop or an overflow takes the host event away: the design of 2018 knows no paused event.
+    pub(super) const fn recreates(self) -> bool {
+        matches!(self, Self::Recreate)
+    }
+
+    /// Whether a paused event is paused, read and given its period again at each write of the guest, as in the design of
+    /// 2019.
+    pub(super) const fn forgets_pauses(self) -> bool {
+        matches!(self, Self::Reuse)
+    }
 }
 
 /// What the host knows when it reports an overflow.

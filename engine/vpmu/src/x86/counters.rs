@@ -1,13 +1,15 @@
 //! The counters of a PMU, and all that counting changes: values, overflow bits, the gate, the PMI, and the records that
 //! overflows ask for. They are the [`Model`] of their bank: registers only [control](Control) them.
 
-mod held;
+mod delay;
+mod records;
+mod sampling;
 
-use core::mem;
 use core::num::NonZeroU64;
 
-use super::registers::{Control, Counted, Freeze, Registers};
-use super::{CounterConfig, EventFilter, lbr, pebs, status};
+use super::global::Global;
+use super::registers::{Control, Counted, Registers};
+use super::{CounterConfig, EventFilter, lbr, pebs};
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots, Statistics,
 };
@@ -19,40 +21,20 @@ pub(super) struct Counters<V> {
     bank: Bank<CounterConfig, V>,
     filter: EventFilter,
     controls: Slots<Control>,
-    /// Writes PEBS records, where the guest has them.
+    /// The global control and status registers, and the PMI.
+    pub(super) global: Global,
+    /// PEBS, where the guest has it.
     pub(super) pebs: Option<pebs::Unit>,
-    /// How the host samples each counter that the unit has it sample.
-    pub(super) sampled: Slots<pebs::Sampled>,
     /// The last branch records, where the guest has them.
     pub(super) lbr: Option<lbr::Unit>,
-    /// Counters that the global control register lets count.
-    gate: CounterSet,
-    /// Counters' bits in the global status register.
-    overflowed: CounterSet,
-    /// The other bits of the global status register.
-    status: u64,
-    /// An overflow has requested a PMI that nobody has taken.
-    pmi_due: bool,
-    /// A PMI waits until the guest has been followed. It has not been requested.
-    pmi_held: bool,
-    /// Counters whose PEBS record waits for the same.
-    records_held: CounterSet,
-    /// Whether PMIs and records have to wait for that.
-    holds_pmis: bool,
-    /// What the request of a PMI stops the counters by.
-    freezing: Option<Freeze>,
-    /// Whether the request of a PMI stops the last branch records.
-    freezes_branches: bool,
 
     // What the controls say, as sets.
-    /// Counters that the guest has enabled by their own controls.
-    enabled: CounterSet,
+    /// Counters that the guest has switched on by their own controls.
+    switched_on: CounterSet,
     /// Counters that ask for an interrupt.
     interrupting: CounterSet,
     /// Counters that ask for a PEBS record, and so for no interrupt of their own.
     recording: CounterSet,
-    /// Those of them that have overflowed and wait for it: none between two calls of the PMU.
-    unrecorded: CounterSet,
 }
 
 impl<V: Events> Counters<V> {
@@ -68,22 +50,12 @@ impl<V: Events> Counters<V> {
             bank: Bank::new(policy, registers.counters(), events),
             filter,
             controls: Slots::filled(Control::NONE),
+            global: Global::new(registers.gate_at_reset()),
             pebs: registers.pebs().map(pebs::Unit::new),
-            sampled: Slots::default(),
             lbr: registers.lbr(),
-            gate: registers.gate_at_reset(),
-            overflowed: CounterSet::EMPTY,
-            status: 0,
-            pmi_due: false,
-            pmi_held: false,
-            records_held: CounterSet::EMPTY,
-            holds_pmis: false,
-            freezing: None,
-            freezes_branches: false,
-            enabled: CounterSet::EMPTY,
+            switched_on: CounterSet::EMPTY,
             interrupting: CounterSet::EMPTY,
             recording: CounterSet::EMPTY,
-            unrecorded: CounterSet::EMPTY,
         }
     }
 
@@ -110,10 +82,10 @@ impl<V: Events> Counters<V> {
         }
         Counted {
             values,
-            gate: self.gate,
-            overflowed: self.overflowed,
-            status: self.status,
-            pmi_due: self.pmi_due,
+            gate: self.global.gate,
+            overflowed: self.global.overflowed(),
+            status: self.global.status(),
+            pmi_due: self.global.pmi_due(),
         }
     }
 
@@ -122,13 +94,18 @@ impl<V: Events> Counters<V> {
         for n in self.bank.existing {
             self.bank.counters[n].value = counted.values[n];
         }
-        self.gate = counted.gate;
-        self.overflowed = counted.overflowed;
-        self.status = counted.status;
-        self.pmi_due = counted.pmi_due;
+        let &Counted {
+            gate,
+            overflowed,
+            status,
+            pmi_due,
+            ..
+        } = counted;
+        self.global.restore(gate, overflowed, status, pmi_due);
         // The branches that were waited for would have been those of the machine before.
-        self.pmi_held = false;
-        self.records_held = CounterSet::EMPTY;
+        if let Some(lbr) = &mut self.lbr {
+            lbr.forget_delayed();
+        }
     }
 
     /// From now on counter `n` does what `control` says.
@@ -136,7 +113,7 @@ impl<V: Events> Counters<V> {
         self.controls[n] = control;
         // A counter of no ring counts nothing, and needs no host event.
         let counts = control.event.user || control.event.kernel;
-        self.enabled.put(n, control.on && counts);
+        self.switched_on.put(n, control.on && counts);
         // Records take the place of the interrupt (SDM vol. 3B, 20.9): the buffer's threshold interrupts.
         self.interrupting
             .put(n, control.interrupts && !control.records);
@@ -161,26 +138,9 @@ impl<V: Events> Counters<V> {
         &self.controls[n]
     }
 
-    /// The global control register. A frozen PMU keeps it, where freezing is a status bit.
-    pub(super) const fn gate(&self) -> CounterSet {
-        self.gate
-    }
-
-    /// Counters that the global registers let count.
-    pub(super) const fn open(&self) -> CounterSet {
-        if self.status & status::COUNTERS_FROZEN != 0 {
-            return CounterSet::EMPTY;
-        }
-        self.gate
-    }
-
-    pub(super) const fn set_gate(&mut self, gate: CounterSet) {
-        self.gate = gate;
-    }
-
-    /// Counters that the guest has enabled by their own controls, whatever the global ones say.
+    /// Counters that the guest has switched on by their own controls, whatever the global registers say.
     pub(super) const fn switched_on(&self) -> CounterSet {
-        self.enabled
+        self.switched_on
     }
 
     pub(super) const fn interrupting(&self) -> CounterSet {
@@ -198,47 +158,10 @@ impl<V: Events> Counters<V> {
 
     /// Counters whose overflow does something at once: it stops all of them, or writes to the guest's memory.
     pub(super) fn acting(&self) -> CounterSet {
-        match self.freezing {
-            Some(_) => self.recording | self.interrupting,
-            None => self.recording,
+        match self.global.freezes_counters() {
+            true => self.recording | self.interrupting,
+            false => self.recording,
         }
-    }
-
-    pub(super) const fn overflowed(&self) -> CounterSet {
-        self.overflowed
-    }
-
-    /// Bits of the global status register that are no counter's.
-    pub(super) const fn status(&self) -> u64 {
-        self.status
-    }
-
-    pub(super) fn clear_status(&mut self, counters: CounterSet, others: u64) {
-        self.overflowed -= counters;
-        self.status &= !others;
-    }
-
-    pub(super) fn set_status(&mut self, counters: CounterSet, others: u64) {
-        self.overflowed |= counters;
-        self.status |= others;
-    }
-
-    pub(super) const fn set_freezing(&mut self, freezing: Option<Freeze>, branches: bool) {
-        self.freezing = freezing;
-        self.freezes_branches = branches;
-    }
-
-    /// Whether the last branch records are frozen.
-    pub(super) const fn are_branches_frozen(&self) -> bool {
-        self.status & status::BRANCHES_FROZEN != 0
-    }
-
-    pub(super) const fn pmi_due(&self) -> bool {
-        self.pmi_due
-    }
-
-    pub(super) const fn take_pmi(&mut self) -> bool {
-        mem::replace(&mut self.pmi_due, false)
     }
 
     pub(super) fn value(&self, n: Counter) -> u64 {
@@ -253,40 +176,6 @@ impl<V: Events> Counters<V> {
     pub(super) fn distance(&self, n: Counter) -> u64 {
         // Nothing wraps: a counter has 63 bits at most, and no bits beyond its mask.
         (self.controls[n].mask - self.value(n)).wrapping_add(1)
-    }
-
-    /// Whether the overflow of `n` waits for a PEBS record. Forgets that.
-    pub(super) fn take_unrecorded_of(&mut self, n: Counter) -> bool {
-        let waits = self.unrecorded.contains(n);
-        self.unrecorded.remove(n);
-        waits
-    }
-
-    /// Returns the counters whose overflow waits for a PEBS record, and forgets them.
-    pub(super) const fn take_unrecorded(&mut self) -> CounterSet {
-        mem::replace(&mut self.unrecorded, CounterSet::EMPTY)
-    }
-
-    /// Has the unit of PEBS work on these counters, where the host samples one or an overflow waits for its record.
-    pub(super) fn with_pebs(&mut self, work: impl FnOnce(&mut pebs::Unit, &mut Self)) {
-        let is_idle = self.unrecorded.is_empty();
-        // Out of its place meanwhile, because it changes the counters that it is a part of. That is two copies for each
-        // call, so what is large stays here.
-        if let Some(mut pebs) = (self.pebs).take_if(|pebs| !is_idle || pebs.is_sampling()) {
-            work(&mut pebs, self);
-            self.pebs = Some(pebs);
-        }
-    }
-
-    /// The next overflow of each of `concerned` is an exit again, where the host has sampled it.
-    pub(super) fn end_sampling<H: CounterHost<CounterConfig>>(
-        &mut self,
-        concerned: CounterSet,
-        host: &mut H,
-    ) {
-        if let Some(pebs) = &mut self.pebs {
-            pebs.end_sampling(concerned, self.bank.hosted.backed(), host);
-        }
     }
 }
 
@@ -303,7 +192,7 @@ impl<V: Events> Model for Counters<V> {
     }
 
     fn enabled(&self) -> CounterSet {
-        self.open() & self.enabled
+        self.global.open() & self.switched_on
     }
 
     fn event(&self, n: Counter) -> CounterConfig {
@@ -328,12 +217,12 @@ impl<V: Events> Model for Counters<V> {
         // A counter that has just overflowed is about to be written by the guest's handler. Asking
         // the host for what nobody expects would be a call for each PMI: the end of a slice reads
         // it, which is soon enough.
-        let rewritten = self.overflowed | self.recording;
+        let rewritten = self.global.overflowed() | self.recording;
         if rewritten.contains(n) && distance >= FAR {
             return None;
         }
         let due = match &self.pebs {
-            Some(pebs) => pebs.report_due(n, distance, &self.sampled[n]),
+            Some(pebs) => pebs.sampling.due(n, distance),
             None => distance,
         };
         NonZeroU64::new(due)
@@ -352,12 +241,14 @@ impl<V: Events> Model for Counters<V> {
             self.bank.observer.overflowed(n);
             // What was counted was counted while `n` was enabled and under the controls that are still here: every
             // change of them settles first.
-            if self.recording.contains(n) {
+            if let Some(pebs) = &mut self.pebs
+                && self.recording.contains(n)
+            {
                 // The record is written when all counts are taken: it needs the host, and may begin another period.
-                self.unrecorded.insert(n);
+                pebs.unrecorded.insert(n);
                 return true;
             }
-            self.overflowed.insert(n);
+            self.global.set_status(n.alone(), 0);
             if self.interrupting.contains(n) {
                 self.request_pmi();
             }
@@ -367,6 +258,6 @@ impl<V: Events> Model for Counters<V> {
 
     /// Writes the records that overflows ask for.
     fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        self.with_pebs(|pebs, counters| pebs.record(counters, host));
+        self.write_records(host);
     }
 }

@@ -66,7 +66,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 // Before version 4 an overflow that freezes clears the register.
                 self.settle_acting(host);
                 self.counters.apply(host);
-                R::global_bits(self.counters.gate())
+                R::global_bits(self.counters.global.gate)
             }
         });
         self.end_access(host);
@@ -91,8 +91,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             self.perform(effect, host);
         }
         // Sampling that goes on under other registers would write records of the wrong period.
-        self.counters
-            .with_pebs(|pebs, counters| pebs.end_unfit_sampling(counters, host));
+        self.counters.end_unfit_sampling(host);
         self.end_access(host);
         self.counters.apply(host);
         match effect {
@@ -128,7 +127,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns whether an overflow has requested a PMI that [`take_pmi`](Self::take_pmi) has not taken. Every call of
     /// this PMU that takes a host can set it.
     pub const fn pmi_due(&self) -> bool {
-        self.counters.pmi_due()
+        self.counters.global.pmi_due()
     }
 
     /// Takes the PMI that is due, if one is. The caller delivers it as LVTPC says; if LVTPC is
@@ -138,7 +137,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// that has not delivered the first of them.
     #[must_use = "the PMI is gone unless the caller delivers it"]
     pub const fn take_pmi(&mut self) -> bool {
-        self.counters.take_pmi()
+        self.counters.global.take_pmi()
     }
 
     /// The registers, for what a vendor's own PMU tells its embedder.
@@ -149,17 +148,17 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// The guest accesses its PMU: what it reads is what there is, and it is not followed into its own driver.
     fn begin_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         if self.counters.lbr.is_some() {
-            self.release_held(host);
+            self.end_delay(host);
             // An overflow that this access finds is requested at once: the branches that follow are the driver's.
-            self.counters.hold_no_pmis();
+            self.counters.delay_nothing();
         }
     }
 
     /// Finds out anew whether a PMI has to wait for branches, now that registers or the status may have changed.
     fn end_access<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         // Nothing waits for branches where there are none.
-        if self.counters.lbr.is_some() && !self.counters.hold_pmis(host.follows_branches()) {
-            self.release_held(host);
+        if self.counters.lbr.is_some() && !self.counters.find_delays(host.follows_branches()) {
+            self.end_delay(host);
         }
     }
 
@@ -169,23 +168,24 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Effect::Configure(concerned) => self.configure(concerned, host),
             // No count is taken: what counted until now counted under the same controls.
             Effect::Gate(gate) => {
-                let before = self.counters.open();
+                let before = self.counters.global.open();
                 let changed = (gate - before) | (before - gate);
                 let concerned = changed & self.counters.switched_on();
                 self.counters.bank_mut().hosted.touch(concerned, host);
-                self.counters.set_gate(gate);
+                self.counters.global.gate = gate;
             }
             Effect::Counter(n, value) => self.write_counter(n, value, host),
             Effect::ClearStatus(counters, others) => {
                 // What overflowed before this write is cleared by it, noticed or not.
                 self.counters.settle_doubtful(counters, host);
-                self.counters.clear_status(counters, others);
+                self.counters.global.clear_status(counters, others);
             }
             Effect::SetStatus(counters, others) => {
                 // A bit that is set already hides nothing; an overflow behind a new one would be lost in it.
-                let new = counters & (self.counters.implemented() - self.counters.overflowed());
+                let new =
+                    counters & (self.counters.implemented() - self.counters.global.overflowed());
                 self.counters.settle(new, host);
-                self.counters.set_status(new, others);
+                self.counters.global.set_status(new, others);
             }
             Effect::Freezing => {
                 // What overflowed before the guest wanted it to freeze does not freeze.
@@ -193,8 +193,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 self.adopt_freezing();
             }
             Effect::RecordGroups => {
-                let counters = &mut self.counters;
-                counters.with_pebs(|pebs, counters| pebs.settle_sampled(counters, host));
+                self.counters.settle_sampled(host);
                 self.adopt_records();
             }
             // An area is read when a record is written.
@@ -267,7 +266,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.counters.set_value(n, value);
         // Without a status register the handler clears an overflow by writing the counter.
         if !self.registers.has_status() {
-            self.counters.clear_status(n.alone(), 0);
+            self.counters.global.clear_status(n.alone(), 0);
         }
         self.counters.rearm(n, host);
     }
@@ -275,11 +274,11 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// RDMSR of the global status register.
     fn read_status<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> u64 {
         // A counter whose bit is set already cannot change anything, unless it has another one set.
-        let clear =
-            (self.counters.implemented() - self.counters.overflowed()) | self.counters.recording();
+        let clear = (self.counters.implemented() - self.counters.global.overflowed())
+            | self.counters.recording();
         self.counters.settle_doubtful(clear, host);
         self.counters.apply(host);
-        R::global_bits(self.counters.overflowed()) | self.counters.status()
+        R::global_bits(self.counters.global.overflowed()) | self.counters.global.status()
     }
 
     /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes

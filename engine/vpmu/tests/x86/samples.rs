@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use vpmu::counter::TakenSamples;
-use vpmu::x86::pebs::Sample;
+use vpmu::x86::pebs::{Sample, TakenSamples};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {

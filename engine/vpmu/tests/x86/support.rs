@@ -8,9 +8,9 @@ mod happening;
 
 use std::num::NonZeroU64;
 
-use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots, TakenSamples};
+use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Policy, Report, Slots};
 use vpmu::x86::intel::{Capability, Msr, Pmu, PmuConfig, Version};
-use vpmu::x86::pebs::Sample;
+use vpmu::x86::pebs::{Sample, TakenSamples};
 use vpmu::x86::{CounterConfig, Outcome, Ring, pebs};
 
 use crate::guest::FakeGuest;
@@ -307,28 +307,8 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
         self.atomic
     }
 
-    fn pebs(&mut self) -> Option<&mut dyn pebs::Guest> {
-        Some(self.guest.as_mut()?)
-    }
-
-    fn sample(&mut self, counter: Counter, events: Option<NonZeroU64>) -> u64 {
-        let keeps = self.keeps;
-        let period = events.filter(|_| keeps > 0).map(NonZeroU64::get);
-        self.counter(counter.number()).samples = Samples::every(period);
-        keeps
-    }
-
-    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
-        let outside = std::mem::take(&mut self.outside);
-        let counter = self.counters.get_mut(counter.index());
-        let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(samples)));
-        taken.map_or(
-            TakenSamples {
-                ended: true,
-                ..TakenSamples::default()
-            },
-            |taken| TakenSamples { outside, ..taken },
-        )
+    fn support_pebs(&mut self) -> Option<&mut dyn pebs::Host> {
+        Some(self)
     }
 
     fn reports_promptly(&self) -> bool {
@@ -346,6 +326,33 @@ impl<E: Copy + std::fmt::Debug> CounterHost<E> for FakeHost<E> {
     fn deficit(&self, counter: Counter) -> Option<Lost> {
         let counter = self.counters[counter.index()].as_ref()?;
         counter.deficit
+    }
+}
+
+impl<E: Copy + std::fmt::Debug> pebs::Host for FakeHost<E> {
+    fn guest(&mut self) -> Option<&mut dyn pebs::Guest> {
+        Some(self.guest.as_mut()?)
+    }
+
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        let keeps = self.keeps;
+        let period = (keeps > 0).then_some(events.get());
+        self.counter(counter.number()).samples = Samples::every(period);
+        keeps
+    }
+
+    fn end_sampling(&mut self, counter: Counter) {
+        self.counter(counter.number()).samples = Samples::every(None);
+    }
+
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        let outside = std::mem::take(&mut self.outside);
+        let counter = self.counters.get_mut(counter.index());
+        let taken = counter.and_then(|counter| Some(counter.as_mut()?.samples.take(samples)));
+        taken.map_or(TakenSamples::NONE, |taken| TakenSamples {
+            outside,
+            ..taken
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! The records of one PMU: what the registers let record, and when a PMI waits for it.
 
+use core::mem;
+
 use super::{Branch, Filter, Kind, Stack, Statistics, amd, intel};
-use crate::counter::count;
+use crate::counter::{Counter, CounterSet, count};
 use crate::x86::registers::Freeze;
 
 /// A vendor's registers, without the stack.
@@ -20,6 +22,12 @@ pub struct Unit {
     run: Option<u8>,
     /// Whether the stack may be recorded into, as the guest's registers were last read.
     armed: bool,
+    /// Whether a PMI and records have to wait for branches.
+    pub(in crate::x86) delays: bool,
+    /// A PMI waits until the guest has been followed. It has not been requested.
+    pmi_delayed: bool,
+    /// Counters whose PEBS record waits for the same.
+    records_delayed: CounterSet,
     statistics: Statistics,
 }
 
@@ -56,6 +64,9 @@ impl Unit {
             stack: Stack::new(depth),
             run: None,
             armed: false,
+            delays: false,
+            pmi_delayed: false,
+            records_delayed: CounterSet::EMPTY,
             statistics: Statistics::default(),
         }
     }
@@ -150,7 +161,7 @@ impl Unit {
 
     /// Takes note whether branches can be recorded now. `follows`: the embedder follows its guest only for a PMI.
     /// Returns whether a PMI has to wait for branches.
-    pub(in crate::x86) fn arm(&mut self, frozen: bool, follows: bool) -> bool {
+    pub(in crate::x86) fn find_delays(&mut self, frozen: bool, follows: bool) -> bool {
         let armed = follows && !frozen && self.filter().is_some();
         if armed && !self.armed {
             // What the last run has recorded is not what the guest took last.
@@ -158,6 +169,7 @@ impl Unit {
         }
         // Kept, so that a second read does not clear what was recorded since.
         self.armed = armed;
+        self.delays = armed;
         armed
     }
 
@@ -168,13 +180,46 @@ impl Unit {
         (!self.armed || self.run.is_some()).then_some(&self.stack)
     }
 
-    /// A PMI or a PEBS record waits for branches from now on.
-    pub(in crate::x86) fn begin_run(&mut self) {
+    /// Has a PMI wait for branches. `false`: it has to be requested now. `due`: one is already.
+    pub(in crate::x86) fn delay_pmi(&mut self, due: bool) -> bool {
+        let begins = self.begin_run(due);
+        self.pmi_delayed |= begins;
+        begins
+    }
+
+    /// Has the PEBS record of `n` wait for branches. `false`: it has to be written now. `due`: a PMI is.
+    pub(in crate::x86) fn delay_record(&mut self, n: Counter, due: bool) -> bool {
+        let begins = self.begin_run(due);
+        self.records_delayed.put(n, begins);
+        begins
+    }
+
+    /// Begins to wait for branches, or goes on. `false`: nothing is to wait for any.
+    fn begin_run(&mut self, due: bool) -> bool {
+        // Only once: a PMI that is due already finds the records that there are.
+        let begins = self.delays && !due;
         // A second overflow during a run waits for the same branches, and the records stay.
-        if self.run.is_none() {
+        if begins && self.run.is_none() {
             self.stack.clear();
             self.run = Some(0);
         }
+        begins
+    }
+
+    /// Whether something waits for branches.
+    pub(in crate::x86) fn is_anything_delayed(&self) -> bool {
+        self.pmi_delayed || !self.records_delayed.is_empty()
+    }
+
+    /// Returns the counters whose record waits, and forgets them.
+    pub(in crate::x86) fn take_delayed_records(&mut self) -> CounterSet {
+        mem::take(&mut self.records_delayed)
+    }
+
+    /// Forgets what waits.
+    pub(in crate::x86) fn forget_delayed(&mut self) {
+        self.pmi_delayed = false;
+        self.records_delayed = CounterSet::EMPTY;
     }
 
     /// What the run has recorded is not what the guest has taken last.
@@ -185,13 +230,14 @@ impl Unit {
         }
     }
 
-    /// Nothing waits for branches any more.
-    pub(in crate::x86) fn end_run(&mut self) {
+    /// Nothing waits for branches any more. Returns whether a PMI has waited.
+    pub(in crate::x86) fn end_run(&mut self) -> bool {
         match self.run.take() {
             None => {}
             Some(recorded) if recorded >= self.stack.depth() => count(&mut self.statistics.full),
             Some(_) => count(&mut self.statistics.short),
         }
+        mem::take(&mut self.pmi_delayed)
     }
 
     /// Returns how many branches more fill the stack; 0: no PMI waits for any.

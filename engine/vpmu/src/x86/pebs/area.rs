@@ -15,7 +15,7 @@ const FIXED_RESET: u64 = 0x80;
 
 /// What the head says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Area {
+pub(in crate::x86) struct Area {
     at: u64,
     base: u64,
     index: u64,
@@ -24,7 +24,7 @@ pub(super) struct Area {
 }
 
 impl Area {
-    pub(super) fn read(guest: &mut dyn Guest, at: u64) -> Result<Self, Fault> {
+    pub(in crate::x86) fn read(guest: &mut dyn Guest, at: u64) -> Result<Self, Fault> {
         let mut head = [0; 32];
         guest.read(at.checked_add(HEAD).ok_or(Fault)?, &mut head)?;
         let ([base, index, maximum, threshold], _) = head.as_chunks() else {
@@ -40,7 +40,7 @@ impl Area {
     }
 
     /// What counter `n` is to go on from.
-    pub(super) fn reset(&self, guest: &mut dyn Guest, n: Counter) -> Result<u64, Fault> {
+    pub(in crate::x86) fn reset(&self, guest: &mut dyn Guest, n: Counter) -> Result<u64, Fault> {
         let offset = match n.number().checked_sub(intel::FIXED) {
             Some(fixed) => FIXED_RESET + 8 * u64::from(fixed),
             None => GENERAL_RESET + 8 * u64::from(n.number()),
@@ -51,7 +51,11 @@ impl Area {
     }
 
     /// Appends `record`, if it fits.
-    pub(super) fn append(&mut self, guest: &mut dyn Guest, record: &[u8]) -> Result<(), Fault> {
+    pub(in crate::x86) fn append(
+        &mut self,
+        guest: &mut dyn Guest,
+        record: &[u8],
+    ) -> Result<(), Fault> {
         let next = self.index.checked_add(record.len() as u64).ok_or(Fault)?;
         // The guest may have moved any of them since; a record goes only where all agree.
         if self.index < self.base || next > self.maximum {
@@ -66,7 +70,7 @@ impl Area {
     }
 
     /// How many records of the basic group fit behind the index.
-    pub(super) fn room(&self) -> u64 {
+    pub(in crate::x86) fn room(&self) -> u64 {
         // Else the buffer's length would be counted from before its begin.
         match self.index < self.base {
             true => 0,
@@ -75,12 +79,12 @@ impl Area {
     }
 
     /// How many fit into the empty buffer up to the threshold.
-    pub(super) fn up_to_threshold(&self) -> u64 {
+    pub(in crate::x86) fn up_to_threshold(&self) -> u64 {
         self.threshold.saturating_sub(self.base) / BASIC as u64
     }
 
     /// How many are left up to the threshold. The guest will have emptied a buffer that is due.
-    pub(super) fn left(&self) -> u64 {
+    pub(in crate::x86) fn left(&self) -> u64 {
         match self.threshold.saturating_sub(self.index) {
             0 => self.up_to_threshold(),
             // Rounded up: the record that crosses the threshold is the one that interrupts.
@@ -89,7 +93,7 @@ impl Area {
     }
 
     /// Whether the buffer is filled so far that the guest wants to be told.
-    pub(super) fn is_due(&self) -> bool {
+    pub(in crate::x86) fn is_due(&self) -> bool {
         self.index >= self.threshold
     }
 }

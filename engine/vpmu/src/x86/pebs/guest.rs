@@ -6,8 +6,8 @@ use crate::x86::Ring;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault;
 
-/// A guest whose counters have overflowed, as a host shows it by
-/// [`CounterHost::pebs`](crate::counter::CounterHost::pebs). It does not run meanwhile.
+/// A guest whose counters have overflowed, as a host shows it by [`Host::guest`](super::Host::guest). It does not run
+/// meanwhile.
 pub trait Guest {
     /// Fills `bytes` from linear `address` on, as the processor reads for itself: with the guest's page tables, in
     /// ring 0, whatever the guest's ring is.

@@ -26,7 +26,7 @@
 //! requested again. So a guest that has missed a PMI does not lose its counter.
 //!
 //! Where the host can sample its guest, records of the basic group need no exit: the host's samples become records later
-//! ([`CounterHost::sample`](crate::counter::CounterHost::sample)).
+//! ([`Host::begin_sampling`]).
 //!
 //! # Addresses of the other ring
 //!
@@ -48,16 +48,20 @@
 
 mod area;
 mod guest;
+mod host;
 mod record;
 mod registers;
 mod sampling;
 mod unit;
 
+pub(super) use area::Area;
 pub use guest::{Fault, GeneralRegisters, Guest, Sample};
+pub use host::{Host, TakenSamples};
 pub use record::data_cfg;
+pub(super) use record::{BASIC, Record, basic};
 pub(super) use registers::Registers;
 pub use registers::{Capability, misc_enable};
-pub(super) use sampling::Sampled;
+pub(super) use sampling::MANY;
 pub(super) use unit::Unit;
 
 /// What became of the overflows of counters that ask for records. Survives a reset.
@@ -69,7 +73,7 @@ pub struct Statistics {
     pub lost: u64,
     /// Overflows without a record, because the guest was in a ring that the counter does not count.
     pub filtered: u64,
-    /// Those of the records that are the host's own samples ([`CounterHost::sample`](crate::counter::CounterHost::sample)).
+    /// Those of the records that are the host's own samples ([`Host::begin_sampling`]).
     pub sampled: u64,
     /// The host's own samples that have no record, because the host was at work for the guest: there is no address.
     pub outside: u64,

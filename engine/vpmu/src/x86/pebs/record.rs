@@ -29,10 +29,10 @@ const WORDS: usize = 4 + 4 + 18 + 32 + 32 * BRANCH;
 const BRANCH: usize = 3;
 
 /// Bytes of a record of the basic group alone.
-pub(super) const BASIC: usize = 32;
+pub(in crate::x86) const BASIC: usize = 32;
 
 /// Returns such a record.
-pub(super) fn basic(counters: u64, sample: Sample) -> [u8; BASIC] {
+pub(in crate::x86) fn basic(counters: u64, sample: Sample) -> [u8; BASIC] {
     // Bits 63:48 are the size. No bit of the groups is set: the basic one has none.
     let words = [(BASIC as u64) << 48, sample.ip, counters, sample.tsc];
     let mut record = [0; BASIC];
@@ -45,7 +45,7 @@ pub(super) fn basic(counters: u64, sample: Sample) -> [u8; BASIC] {
 
 /// A record of format 4.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(in crate::x86) struct Record {
     bytes: [u8; 8 * WORDS],
     length: usize,
 }
@@ -53,7 +53,7 @@ pub(super) struct Record {
 impl Record {
     /// A record of `groups` for the counters in `counters`, numbered as in the global registers. `branches`: the last ones
     /// that the guest has taken; `None`: nobody knows.
-    pub(super) fn new(
+    pub(in crate::x86) fn new(
         guest: &mut dyn Guest,
         groups: u64,
         counters: u64,
@@ -89,7 +89,7 @@ impl Record {
         Ok(record)
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(in crate::x86) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
 

@@ -10,7 +10,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     pub fn branch_filter(&self) -> Option<lbr::Filter> {
         let lbr = self.counters.lbr.as_ref()?;
         lbr.filter()
-            .filter(|_| !self.counters.are_branches_frozen())
+            .filter(|_| !self.counters.global.are_branches_frozen())
     }
 
     /// Returns how many branches more a PMI waits for: 1 to 32, or 0 if no PMI waits. While that is not 0, the embedder
@@ -26,14 +26,14 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         branch: &lbr::Branch,
         host: &mut H,
     ) -> bool {
-        let frozen = self.counters.are_branches_frozen();
+        let frozen = self.counters.global.are_branches_frozen();
         if let Some(lbr) = &mut self.counters.lbr {
             match frozen {
                 true => lbr.drop_branch(),
                 false => lbr.record(branch),
             }
             if lbr.awaited() == 0 {
-                self.release_held(host);
+                self.end_delay(host);
             }
         }
         self.pmi_due()
@@ -42,7 +42,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Ends the following of the guest: a PMI that waits for branches is requested with those that were handed over.
     /// Returns whether a PMI [is due](Self::pmi_due).
     pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
-        self.release_held(host);
+        self.end_delay(host);
         self.pmi_due()
     }
 
@@ -83,7 +83,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             lbr::Access::Refused => Outcome::GeneralProtection,
             lbr::Access::Done(value) => Outcome::Value(value),
         };
-        self.release_held(host);
+        self.end_delay(host);
         outcome
     }
 
@@ -127,20 +127,20 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             Some(lbr) => lbr.freezing(),
             None => (None, false),
         };
-        self.counters.set_freezing(
+        self.counters.global.set_freezing(
             self.registers.freezing().or(counters),
             self.registers.freezes_branches() || branches,
         );
     }
 
     /// What has waited for branches has those that there are.
-    pub(super) fn release_held<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.is_anything_held() {
-            self.counters.release_held(host);
+    pub(super) fn end_delay<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        if self.counters.is_anything_delayed() {
+            self.counters.end_delay(host);
             // The request may have stopped the counters, and a PEBS record gives its counter another value.
             self.counters.apply(host);
             // The request may have frozen the records, and then no PMI waits for them.
-            self.counters.hold_pmis(host.follows_branches());
+            self.counters.find_delays(host.follows_branches());
         }
     }
 }

@@ -21,7 +21,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) -> bool {
         self.counters.report(counter, report, host);
         self.notice_freeze(host);
-        self.counters.pmi_due()
+        self.counters.global.pmi_due()
     }
 
     /// Counts `event` `times` times in `ring`: the embedder has emulated instructions for the guest, which no host
@@ -60,13 +60,13 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             self.counters.apply(host);
             self.notice_freeze(host);
         }
-        self.counters.pmi_due()
+        self.counters.global.pmi_due()
     }
 
     /// An overflow may have requested a PMI, and the request may have frozen the records: no PMI waits for any, and they are
     /// not the last ones when they are thawed.
     fn notice_freeze<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        if self.counters.are_branches_frozen() {
+        if self.counters.global.are_branches_frozen() {
             self.end_access(host);
         }
     }
@@ -169,7 +169,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Returns what became of the overflows of counters that ask for PEBS records.
     pub fn pebs_statistics(&self) -> pebs::Statistics {
         let pebs = self.counters.pebs.as_ref();
-        pebs.map_or_else(pebs::Statistics::default, pebs::Unit::statistics)
+        pebs.map_or_else(pebs::Statistics::default, |pebs| pebs.statistics)
     }
 
     /// Returns what `counter` is doing; `None` if there is no such counter.
@@ -186,7 +186,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     /// Takes the counts of counters whose overflow the host has not been asked to report.
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let counters = &self.counters;
-        for n in counters.interrupting() & counters.overflowed() | counters.recording() {
+        for n in counters.interrupting() & counters.global.overflowed() | counters.recording() {
             // An event that waits for its report tells of its overflow by itself.
             if self.counters.bank().hosted.armed(n).is_none() {
                 self.counters.settle(n.alone(), host);
