@@ -112,6 +112,9 @@ int vpmu_pmu_event_init(struct perf_event *event)
 		return -EOPNOTSUPP;
 	if (attr->exclude_user && attr->exclude_kernel)
 		return -EINVAL;
+	/* Nothing tells this guest's own guests apart from it. */
+	if (attr->exclude_host)
+		return -EOPNOTSUPP;
 	if (attr->exclude_user != attr->exclude_kernel &&
 	    !(vpmu_pmu_features & VPMU_PMU_RINGS))
 		return -EOPNOTSUPP;
