@@ -119,8 +119,8 @@ fn a_sample_costs_as_much_under_the_patched_qemu() {
     assert!(per_sample[1] <= 1.1 * per_sample[0], "{per_sample:?}");
 }
 
-/// A guest of that QEMU's goes to another process, back to an earlier state, or begins again, twenty times each, while
-/// perf samples all of it. Each PMI is a sample, and there are as many as in a guest that is left alone.
+/// A guest of that QEMU's goes to another process, back to an earlier state, or begins again, eight times each, while
+/// perf samples all of it: once at each moment of the tick that the KVM host chooses (`work_ms`). Each PMI is a sample, and there are as many as in a guest that is left alone.
 #[test]
 #[ignore = "long: script/test --long"]
 fn the_patched_qemu_loses_nothing_of_a_guest_that_moves_goes_back_or_is_reset() {
@@ -128,7 +128,7 @@ fn the_patched_qemu_loses_nothing_of_a_guest_that_moves_goes_back_or_is_reset() 
     // slow handler, and throttle perf.
     const SCRIPT: &str = "
 echo 0 > /proc/sys/kernel/perf_cpu_time_max_percent
-perf record --no-bpf-event -q -a -e cycles -c 1000000 -o perf.data -- workload --scale 30000
+perf record --no-bpf-event -q -a -e cycles -c 1000000 -o perf.data -- workload --scale 12000
 dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complaints; echo complaints $(cat complaints)";
     let _turn = turn(2);
     if patched_qemu().is_none() {
@@ -158,8 +158,8 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall|lockup|hung task' > complain
     let Some(alone) = samples("") else {
         return;
     };
-    assert!(alone > 3000.0, "{alone}");
-    for disturb in ["migrate:20", "loadvm:20", "reset:20"] {
+    assert!(alone > 1000.0, "{alone}");
+    for disturb in ["migrate:8", "loadvm:8", "reset:8"] {
         let disturbed = samples(disturb).unwrap();
         // What QEMU does for the guest on the vCPU's thread is in the clock that counts.
         let part = disturbed / alone;
