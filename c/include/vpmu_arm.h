@@ -58,7 +58,7 @@ struct vpmu_arm_filter {
   struct vpmu_arm_rule rules[VPMU_ARM_RULES];
 };
 
-/** What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13). */
+/** What a guest finds of its PMUv3 (Arm ARM DDI 0487, chapter D13). */
 struct vpmu_arm_config {
   /** The guest's ID_AA64DFR0_EL1, of which PMUVer is used. */
   uint64_t id_aa64dfr0;
@@ -274,7 +274,7 @@ enum vpmu_status vpmu_partition_load_after(struct vpmu_partition *pmu,
                                            struct vpmu_partition *left);
 
 /**
- * Makes a PMU out of reset in `pmu`, on a vCPU that runs on this CPU: `config` says what the guest is told, and `cpu`
+ * Makes a PMU out of reset in `pmu`, on a vCPU that runs on this CPU: `config` says what the guest finds, and `cpu`
  * what the CPU has. `VPMU_STATUS_CONFIG`: the guest would have more counters than there are physical ones for it, or as
  * for `vpmu_arm_init` and `vpmu_partition_init`.
  *

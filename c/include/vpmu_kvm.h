@@ -137,7 +137,7 @@ struct vpmu_kvm_options {
    */
   bool rdpmc;
   /**
-   * Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest is not told.
+   * Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest cannot see that.
    * Without this, such a host offers no PEBS.
    */
   bool pebs_skid;
@@ -164,7 +164,7 @@ struct vpmu_kvm_memory {
    * RAM in one piece. They stay mapped until the VM's last vCPU has stopped.
    */
   void *(*map)(void *context, uint64_t address, size_t length);
-  /** Is told of bytes that were written, for a log of pages; NULL: nobody is. */
+  /** Called with bytes that were written, for a log of pages; may be NULL. */
   void (*written)(void *context, uint64_t address, size_t length);
 };
 

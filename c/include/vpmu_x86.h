@@ -18,7 +18,7 @@
 /** The same, and global registers at C000_0300H to C000_0303H: PerfMonV2. */
 #define VPMU_AMD_V2 2
 
-/** What a guest is told about Intel's PMU (Intel SDM vol. 3B, section 20.2). */
+/** What a guest finds of Intel's PMU (Intel SDM vol. 3B, section 20.2). */
 struct vpmu_x86_config {
   /** The version of architectural performance monitoring: 2 to 5. */
   uint8_t version;
@@ -65,13 +65,13 @@ struct vpmu_cpuid {
   uint32_t edx;
 };
 
-/** What a guest is told about AMD's PMU (AMD64 Architecture Programmer's Manual vol. 2, 13.2). */
+/** What a guest finds of AMD's PMU (AMD64 Architecture Programmer's Manual vol. 2, 13.2). */
 struct vpmu_x86_amd_config {
   /** One of `VPMU_AMD_*`. */
   uint32_t interface;
   /**
    * Which of the events that mean the same everywhere can be counted, as in `struct vpmu_x86_config`, but 1: it
-   * can. The guest cannot be told: a counter of another one is lost, and reads as zero.
+   * can. No register says so to the guest: a counter of another event is lost, and reads as zero.
    */
   uint32_t events;
   /** One of `VPMU_POLICY_*`. */

@@ -12,14 +12,14 @@ pub const VPMU_AMD_CORE: u32 = 1;
 /// The same, and global registers at C000_0300H to C000_0303H: PerfMonV2.
 pub const VPMU_AMD_V2: u32 = 2;
 
-/// What a guest is told about AMD's PMU (AMD64 Architecture Programmer's Manual vol. 2, 13.2).
+/// What a guest finds of AMD's PMU (AMD64 Architecture Programmer's Manual vol. 2, 13.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuX86AmdConfig {
     /// One of `VPMU_AMD_*`.
     pub interface: u32,
     /// Which of the events that mean the same everywhere can be counted, as in `struct vpmu_x86_config`, but 1: it
-    /// can. The guest cannot be told: a counter of another one is lost, and reads as zero.
+    /// can. No register says so to the guest: a counter of another event is lost, and reads as zero.
     pub events: u32,
     /// One of `VPMU_POLICY_*`.
     pub policy: u32,

@@ -11,7 +11,7 @@ use crate::pmu::{self, Guest, Held};
 use crate::room::{self, Room, promised};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus};
 
-/// What a guest is told about its PMUv3 (Arm ARM DDI 0487, chapter D13).
+/// What a guest finds of its PMUv3 (Arm ARM DDI 0487, chapter D13).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuArmConfig {

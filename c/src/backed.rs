@@ -28,7 +28,7 @@ impl Guest for VpmuBacked {
     type Host = Registers;
 }
 
-/// Makes a PMU out of reset in `pmu`, on a vCPU that runs on this CPU: `config` says what the guest is told, and `cpu`
+/// Makes a PMU out of reset in `pmu`, on a vCPU that runs on this CPU: `config` says what the guest finds, and `cpu`
 /// what the CPU has. `VPMU_STATUS_CONFIG`: the guest would have more counters than there are physical ones for it, or as
 /// for `vpmu_arm_init` and `vpmu_partition_init`.
 ///

@@ -368,23 +368,23 @@ pub unsafe extern "C" fn vpmu_kvm_statistics(
     };
     with(pmu, |vcpu| {
         let shared = vcpu.statistics();
-        let told = shared.lock().unwrap_or_else(PoisonError::into_inner);
+        let statistics = shared.lock().unwrap_or_else(PoisonError::into_inner);
         let exits = |kind: fn(&Exit) -> bool| {
-            let counts = told.exits.iter().filter(|(exit, _)| kind(exit));
+            let counts = statistics.exits.iter().filter(|(exit, _)| kind(exit));
             counts.map(|(_, count)| count).sum()
         };
         *out = VpmuKvmStatistics {
             size,
-            pmis: told.pmis,
-            masked_pmis: told.masked_pmis,
+            pmis: statistics.pmis,
+            masked_pmis: statistics.masked_pmis,
             msr_exits: exits(|exit| matches!(exit, Exit::MsrRead(_) | Exit::MsrWrite(_))),
             rdpmc_exits: exits(|exit| *exit == Exit::Rdpmc),
             kicks: exits(|exit| *exit == Exit::Kick),
-            creates: told.host.creates,
-            lost: told.host.lost + told.host.unsupported,
-            pebs_records: told.pebs.records,
-            pebs_lost: told.pebs.lost,
-            longest_stuck_ns: told.longest_stuck_ns,
+            creates: statistics.host.creates,
+            lost: statistics.host.lost + statistics.host.unsupported,
+            pebs_records: statistics.pebs.records,
+            pebs_lost: statistics.pebs.lost,
+            longest_stuck_ns: statistics.longest_stuck_ns,
         };
         VpmuStatus::Ok
     })

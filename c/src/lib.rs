@@ -12,7 +12,7 @@
 //! A function that takes a pointer is unsafe in Rust's sense, for one reason that C programs know. The caller promises: a
 //! pointer is null or points to what its type says, of the length that is stated with it, and nobody else uses that memory
 //! during the call. A null or misaligned pointer, a length beyond any sense, or room that no `vpmu_*_init` has filled is
-//! answered with `VPMU_STATUS_MISUSE`, and nothing happens. Handles of `vpmu_kvm_*` are numbers: a stale one is told.
+//! answered with `VPMU_STATUS_MISUSE`, and nothing happens. Handles of `vpmu_kvm_*` are numbers: a stale one is refused.
 //!
 //! UNSAFETY: C hands over raw pointers and functions.
 #![expect(unsafe_code, reason = "an interface for C")]

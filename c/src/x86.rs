@@ -11,7 +11,7 @@ use crate::host::Host;
 use crate::room::{self, Room, promised};
 use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
 
-/// What a guest is told about Intel's PMU (Intel SDM vol. 3B, section 20.2).
+/// What a guest finds of Intel's PMU (Intel SDM vol. 3B, section 20.2).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VpmuX86Config {

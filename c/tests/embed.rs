@@ -69,8 +69,8 @@ fn program_with_libc(source: &Path, room: &Path) -> PathBuf {
 }
 
 fn is_installed(program: &str) -> bool {
-    let told = Command::new(program).arg("--version").output();
-    let installed = told.is_ok_and(|output| output.status.success());
+    let output = Command::new(program).arg("--version").output();
+    let installed = output.is_ok_and(|output| output.status.success());
     if !installed {
         println!("skipped: {program} is not installed");
     }
@@ -141,8 +141,8 @@ fn an_installed_library_is_found_by_pkg_config() {
     run(Command::new(&binary).env("LD_LIBRARY_PATH", prefix.join("lib")));
     // A program finds the library by the name that changes with its interface, and each symbol has a version.
     let library = prefix.join("lib/libvpmu.so");
-    let told = run(Command::new("readelf").args(["-dW"]).arg(&library));
-    assert!(told.contains("soname: [libvpmu.so.1]"), "{told}");
+    let output = run(Command::new("readelf").args(["-dW"]).arg(&library));
+    assert!(output.contains("soname: [libvpmu.so.1]"), "{output}");
     let symbols = run(Command::new("nm")
         .args(["-D", "--defined-only", "--with-symbol-versions"])
         .arg(&library));

@@ -25,7 +25,7 @@ pub(crate) fn run(input: &mut Unstructured<'_>) -> Result<()> {
         return Ok(());
     };
     let emulated = EmulatedConfig {
-        // What the guest is told need not be what the machine has.
+        // What the guest finds need not be what the machine has.
         counters: input.int_in_range(0..=31)?,
         version: super::version(input)?,
         el3: true,

@@ -137,7 +137,7 @@ fn redistributor(input: &mut Unstructured<'_>) -> Result<()> {
         {
             let value = view.read(offset, bytes, || machine.read(register, bytes));
             let (mask, believed) = match register {
-                // Which group, how triggered, pending and active: no guest is told of the monitor's.
+                // Which group, how triggered, pending and active: no guest finds the monitor's.
                 0x200..0x400 => (!owned, own.read(register, bytes)),
                 0x080 => (!owned, own.read(register, bytes)),
                 0xc00.. => (0, 0),

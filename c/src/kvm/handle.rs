@@ -1,4 +1,4 @@
-//! What C holds of this library's objects: numbers that are never used again, so that a stale one is told.
+//! What C holds of this library's objects: numbers that are never used again, so that a stale one is refused.
 
 use core::ffi::c_char;
 use std::cell::{Cell, RefCell};

@@ -18,7 +18,7 @@ pub struct VpmuKvmMemory {
     pub map: Option<
         unsafe extern "C" fn(context: *mut c_void, address: u64, length: usize) -> *mut c_void,
     >,
-    /// Is told of bytes that were written, for a log of pages; NULL: nobody is.
+    /// Called with bytes that were written, for a log of pages; may be NULL.
     pub written: Option<unsafe extern "C" fn(context: *mut c_void, address: u64, length: usize)>,
 }
 

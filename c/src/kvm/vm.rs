@@ -76,7 +76,7 @@ pub struct VpmuKvmOptions {
     /// space included. Needs the guest's memory. Without this, the guest's kernel is one that `vpmu rewrite-kernel` has
     /// rewritten.
     pub rdpmc: bool,
-    /// Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest is not told.
+    /// Whether PEBS records may be some instructions late, as those of the processor's counters are: the guest cannot see that.
     /// Without this, such a host offers no PEBS.
     pub pebs_skid: bool,
     /// The bytes of a saved vCPU, whose guest is then offered what it had: `model`, `perfmon` and `deadline` are not

@@ -243,7 +243,7 @@ static int partitioned(void)
 /* The emulated PMU on the counters of the CPU, of whose events the guest may count one. */
 static int backed(void)
 {
-	struct vpmu_arm_config told = {.id_aa64dfr0 = 6 << 8, .counters = 6, .pmceid = {1 << 0x08 | 1 << 0x11}};
+	struct vpmu_arm_config config = {.id_aa64dfr0 = 6 << 8, .counters = 6, .pmceid = {1 << 0x08 | 1 << 0x11}};
 	struct vpmu_backed pmu = {0};
 	struct vpmu_traps traps;
 	unsigned char saved[VPMU_STATE_SIZE];
@@ -251,16 +251,16 @@ static int backed(void)
 	uint64_t value;
 	bool level = true;
 
-	told.filter = (struct vpmu_arm_filter){.deny = true, .count = 1, .rules = {{0x08, 0x08, true}}};
+	config.filter = (struct vpmu_arm_filter){.deny = true, .count = 1, .rules = {{0x08, 0x08, true}}};
 	CHECK(vpmu_backed_line(&pmu) == false && vpmu_backed_load(&pmu) == VPMU_STATUS_MISUSE);
-	told.counters = 7;
-	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_CONFIG);
+	config.counters = 7;
+	CHECK(vpmu_backed_init(&pmu, &config, &whole, &registers) == VPMU_STATUS_CONFIG);
 	CHECK(vpmu_backed_load(&pmu) == VPMU_STATUS_MISUSE);
-	told.counters = 6;
-	told.filter.count = 17;
-	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_CONFIG);
-	told.filter.count = 1;
-	CHECK(vpmu_backed_init(&pmu, &told, &whole, &registers) == VPMU_STATUS_OK);
+	config.counters = 6;
+	config.filter.count = 17;
+	CHECK(vpmu_backed_init(&pmu, &config, &whole, &registers) == VPMU_STATUS_CONFIG);
+	config.filter.count = 1;
+	CHECK(vpmu_backed_init(&pmu, &config, &whole, &registers) == VPMU_STATUS_OK);
 	CHECK(vpmu_backed_traps(&pmu, &traps) == VPMU_STATUS_OK && traps.mdcr_el2 & 1 << 6);
 
 	/* PMCEID0_EL0 has SW_INCR and INST_RETIRED alone. */
@@ -279,8 +279,8 @@ static int backed(void)
 	saved[2] = 9; /* no version of the PMU */
 	CHECK(vpmu_backed_restore(&pmu, saved, length) == VPMU_STATUS_STATE && vpmu_backed_line(&pmu));
 	CHECK(vpmu_backed_counter_state(&pmu, 0) == VPMU_COUNTER_PAUSED);
-	told.filter.count = 0;
-	CHECK(vpmu_backed_set_filter(&pmu, &told.filter) == VPMU_STATUS_OK);
+	config.filter.count = 0;
+	CHECK(vpmu_backed_set_filter(&pmu, &config.filter) == VPMU_STATUS_OK);
 	CHECK(vpmu_backed_put(&pmu) == VPMU_STATUS_OK && file[PMCNTENSET] == 0);
 	CHECK(vpmu_backed_migrate(&pmu, &whole) == VPMU_STATUS_OK && vpmu_backed_load(&pmu) == VPMU_STATUS_OK);
 	return 0;

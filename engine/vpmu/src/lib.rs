@@ -16,7 +16,7 @@
 //!
 //! You supply what counts for the guest: hardware counters, `perf_event_open`, a simulator's ticks. The engine reaches
 //! it through [`CounterHost`](counter::CounterHost), six calls that name the guest's counters. Here is a host that
-//! counts when it is told to:
+//! counts when a guest has set it to:
 //!
 //! ```
 //! use core::num::NonZeroU64;
@@ -54,7 +54,7 @@
 //!
 //! # 2. A PMU for each vCPU
 //!
-//! [`EmulatedConfig`](arm::emulated::EmulatedConfig) says what the guest is told about its PMU. It
+//! [`EmulatedConfig`](arm::emulated::EmulatedConfig) says what the guest finds of its PMU. It
 //! must agree with the ID registers you show it: [`PmuVersion::pmuver`](arm::PmuVersion::pmuver)
 //! gives the field for ID_AA64DFR0_EL1.
 //!

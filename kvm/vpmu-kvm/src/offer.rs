@@ -97,7 +97,7 @@ impl Offer {
         msrs
     }
 
-    /// Turns `cpuid`, which a guest without these parts would be told, into that of a processor with them. Call this
+    /// Turns `cpuid`, of a guest without these parts, into that of a processor with them. Call this
     /// after the VMM's own changes, many of which clear leaf 0AH. A second call changes nothing.
     ///
     /// With AMD's PMU the guest's processor is the host's; otherwise it is an Intel processor of no known model. With
@@ -153,7 +153,7 @@ impl Offer {
 /// Finds out what this host can back: the best PMU of this model that a guest can be offered here. May be called from
 /// any thread, before there is a VM. Where only a clock counts, a guest is offered cycles and reference cycles. With
 /// hardware counters, it is offered those of the seven architectural events that the host's PMU has. A guest with AMD's
-/// PMU cannot be told which events there are: events that the host lacks count nothing. A guest of a few instructions
+/// PMU has no register that lists the events: events that the host lacks count nothing. A guest of a few instructions
 /// tries the hardware counters, once for the process: where they count the host, or nothing, a clock counts.
 ///
 /// # Errors

@@ -135,7 +135,7 @@ impl Paravirtual {
             self.reset(host);
             return true;
         }
-        // The guest was told that there is no PMU any more, and a second driver is not to find one.
+        // The guest has seen its PMU go, and a second driver is not to find one.
         if self.left {
             return false;
         }

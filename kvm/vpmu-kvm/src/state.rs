@@ -23,7 +23,7 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum SavedPmu {
-    /// An architectural PMU: what the guest is told about it, and its registers with all that has been counted.
+    /// An architectural PMU: what the guest finds of it, and its registers with all that has been counted.
     Architectural(Capability, PmuState),
     /// A paravirtual PMU.
     Paravirtual(ParavirtState),

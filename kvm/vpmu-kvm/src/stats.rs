@@ -116,7 +116,7 @@ impl FromIterator<(Exit, u64)> for Exits {
 pub struct Arming {
     /// The searches.
     pub searches: u64,
-    /// Those that found no handler of a known form: the guest was told that it has no PMU.
+    /// Those that found no handler of a known form: the guest finds no PMU.
     pub refused: u64,
     /// Time of all searches, nanoseconds.
     pub ns: u64,

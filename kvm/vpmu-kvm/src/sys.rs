@@ -241,7 +241,7 @@ pub(crate) fn inject_debug(vcpu: &impl AsRawFd, dr6: u64) -> Result<(), Error> {
     set_events(vcpu, &state)
 }
 
-/// Returns whether the guest was told that its hypervisor is Hyper-V.
+/// Returns whether the guest finds Hyper-V as its hypervisor.
 pub(crate) fn has_hyperv(vcpu: &impl AsRawFd) -> bool {
     const INTERFACE: u32 = 0x4000_0001;
     const HV_1: u32 = u32::from_le_bytes(*b"Hv#1");

@@ -74,7 +74,7 @@ impl Vcpu {
         options: &Options,
         memory: Arc<dyn GuestMemory>,
     ) -> Result<Self, Error> {
-        // The descriptors are tried first: a wrong one is to be told before perf is asked for anything.
+        // The descriptors are tried first: a wrong one is an error before perf is asked for anything.
         let kvm = OnKvm::new(vm, vcpu)?;
         let (pmu, thread) = match &offer.pmu {
             None => (None, None),

@@ -85,7 +85,7 @@ impl Chooser {
     ) -> Result<Kind, Lost> {
         match self.backing {
             Backing::Clock => match event {
-                // A guest's ring is told by samples.
+                // Samples determine a guest's ring.
                 _ if !(self.guest || rings.user && rings.kernel) => Err(Lost::Unsupported),
                 Some(ArchEvent::CoreCycles | ArchEvent::ReferenceCycles | ArchEvent::TscCycles) => {
                     Ok(probe(Backing::Clock, self.guest))

@@ -199,7 +199,7 @@ impl Events {
         if let Some(group) = &mut self.group {
             group.members.push(counter);
         }
-        // Throttling is told nowhere else.
+        // Throttling is recorded nowhere else.
         let log = match self.grouped {
             true => None,
             false => OverflowLog::open(self.kernel, &event).ok(),

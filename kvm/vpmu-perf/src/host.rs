@@ -215,7 +215,7 @@ impl PerfHost {
         self.longest_stuck_ns
     }
 
-    /// The event behind `counter` has signalled an overflow. Returns what the engine is told.
+    /// The event behind `counter` has signalled an overflow. Returns the report for the engine.
     fn overflow(&mut self, counter: Counter) -> Option<Report> {
         let Slot::Whole { period, .. } = &mut self.slots[counter] else {
             return self.is_time_up(counter).then_some(Report::Unsure);
@@ -234,7 +234,7 @@ impl PerfHost {
     }
 
     /// The overflow of a hardware event's period that was `asked` for. Lengthens the period if overflows come too fast.
-    /// Returns what the engine is told.
+    /// Returns the report for the engine.
     fn paced(&mut self, counter: Counter, asked: Period, report: Report) -> Report {
         let counting = self.events.counting();
         let sharing = self.sharing(counting);

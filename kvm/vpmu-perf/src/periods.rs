@@ -1,4 +1,4 @@
-//! What is asked of a counter's overflows, and what its perf event has been told of that.
+//! What is asked of a counter's overflows, and what its perf event has been set to.
 //!
 //! # One-shot reports from periodic events
 //!
@@ -58,7 +58,7 @@ impl Period {
         }
     }
 
-    /// Replaces the wish of a counter that stands still: the event is told when the counter goes on.
+    /// Replaces the wish of a counter that stands still: the event is set when the counter goes on.
     pub(crate) fn plan(&mut self, events: Option<NonZeroU64>) {
         let stale = match *self {
             Self::Endless => false,

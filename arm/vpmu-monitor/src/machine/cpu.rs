@@ -142,7 +142,7 @@ pub(crate) struct Cpu {
     pub(crate) on: AtomicBool,
     /// Where the guest wants it to start, and with what in x0.
     pub(crate) start: Shared<(u64, u64)>,
-    /// What it is told when it starts.
+    /// What it reads when it starts.
     pub(crate) block: Shared<StartBlock>,
     pub(crate) local: Own<Local>,
     /// The interrupt of the guest's PMU is active, and the guest does not have it yet.

@@ -49,7 +49,7 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
 /// Starts CPU `number`, on behalf of the guest, and returns PSCI's answer.
 pub(crate) fn start_cpu(number: usize, monitor: &Monitor, entry: u64, context: u64) -> u64 {
     let cpu = &cpus()[number];
-    // Sequentially consistent: who looks for CPUs to call finds this one, or it finds what they would be told.
+    // Sequentially consistent: who looks for CPUs to call finds this one, or it finds what they would read.
     if cpu.on.swap(true, SeqCst) {
         return psci::ALREADY_ON;
     }

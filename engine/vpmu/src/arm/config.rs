@@ -1,4 +1,4 @@
-//! What a counter is told to count: the raw event type register, and what it means.
+//! What a counter is set to count: the raw event type register, and what it means.
 
 use super::PmuVersion;
 use crate::counter::Counter;
@@ -89,7 +89,7 @@ impl RawPmevtyper {
     /// Everything that could count outside the guest (EL2, EL3, other threads) or that belongs to an extension the
     /// guest is not offered becomes zero, as RES0 bits do.
     ///
-    /// `el3`: whether the guest is told (ID_AA64PFR0_EL1.EL3) that EL3 exists, which gives NSK and
+    /// `el3`: whether the guest finds (ID_AA64PFR0_EL1.EL3) that EL3 exists, which gives NSK and
     /// NSU a meaning.
     pub const fn for_guest(self, version: PmuVersion, el3: bool) -> Self {
         Self(self.0 & (Self::guest_filters(el3) | version.event_mask() as u64))

@@ -14,7 +14,7 @@ use super::{MAX_EVENT_COUNTERS, PmuVersion};
 pub struct PmuState {
     /// The layout of this value: [`PmuState::LAYOUT`].
     pub layout: u16,
-    /// Which PMU the guest was told it has.
+    /// The PMU that the guest finds.
     pub version: PmuVersion,
     /// PMCR_EL0, with the number of event counters in its N.
     pub pmcr: u64,
@@ -110,7 +110,7 @@ pub enum RestoreError {
         saved: u16,
     },
     // A later version is refused, too: the guest has read the ID register and does not read it again.
-    /// The guest was told another PMU version.
+    /// The guest has another PMU version.
     Version {
         /// What the state says.
         saved: PmuVersion,
@@ -118,7 +118,7 @@ pub enum RestoreError {
         offered: PmuVersion,
     },
     // More are refused, too: bits that the guest knows as RES0 would begin to work.
-    /// The guest was told another number of event counters.
+    /// The guest has another number of event counters.
     Counters {
         /// What the state says.
         saved: u8,

@@ -39,7 +39,7 @@ impl Count {
     };
 }
 
-/// The counters of one PMU. `E` describes what a host event counts, and `V` is told what happens.
+/// The counters of one PMU. `E` describes what a host event counts, and `V` receives the events of the PMU.
 #[derive(Clone, Debug)]
 pub(crate) struct Bank<E, V> {
     pub(crate) hosted: HostEvents<E>,
@@ -112,7 +112,7 @@ impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
 pub(crate) trait Model {
     /// What a host event counts.
     type Event: Copy + PartialEq;
-    /// Who is told what happens.
+    /// Receives the events of the PMU.
     type Observer: Events;
 
     fn bank(&self) -> &Bank<Self::Event, Self::Observer>;

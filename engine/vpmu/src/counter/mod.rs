@@ -241,7 +241,7 @@ impl fmt::Display for Lost {
 
 impl core::error::Error for Lost {}
 
-/// What a guest counter is doing, told to the embedder. The guest cannot see it.
+/// What a guest counter is doing, for the embedder. The guest cannot see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CounterState {
     /// Events are being counted for it.

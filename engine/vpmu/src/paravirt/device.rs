@@ -82,7 +82,7 @@ pub struct Device {
     pub(super) floor: u64,
     /// Counters whose words are not up to date.
     pub(super) changed: CounterSet,
-    /// A counter has overflowed, and the guest has not been told.
+    /// A counter has overflowed, and the guest has no report of it yet.
     pub(super) overflowed: bool,
 }
 
@@ -196,7 +196,7 @@ impl Device {
             self.take_wishes(host, page);
         }
         self.apply(host);
-        // A counter that is wanted no longer has its last count told, too.
+        // The last count of a counter that is wanted no longer is shown, too.
         self.changed |= before | self.wanted;
         self.publish(page);
         if bits & command::INJECT != 0 && page.load(word::ACK) != self.seq {
@@ -285,7 +285,7 @@ impl Device {
         }
     }
 
-    /// Returns what the guest is told.
+    /// Returns what the guest finds.
     pub const fn offer(&self) -> &Offer {
         &self.offer
     }

@@ -1,4 +1,4 @@
-//! What a guest is told of the device.
+//! What a guest finds of the device.
 
 use core::fmt;
 

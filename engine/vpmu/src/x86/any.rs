@@ -6,7 +6,7 @@ use super::{
 };
 use crate::counter::{Counter, CounterHost, CounterState, Events, Report, Statistics};
 
-/// What a guest is told about its PMU.
+/// What a guest finds of its PMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Capability {
@@ -227,7 +227,7 @@ impl<V: Events> AnyPmu<V> {
         each!(self, pmu => pmu.set_filter(filter, host));
     }
 
-    /// Returns what the guest is told.
+    /// Returns what the guest finds.
     pub fn capability(&self) -> Capability {
         match self {
             Self::Intel(pmu) => Capability::Intel(*pmu.capability()),

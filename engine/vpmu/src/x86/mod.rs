@@ -2,7 +2,7 @@
 //!
 //! Each vendor has a model of its own: [`intel`] is architectural performance monitoring, [`amd`] the core performance
 //! counters. A model is its registers. Everything else is one [`Pmu`], and [`AnyPmu`] is a PMU of either vendor. What a
-//! host is told to count ([`CounterConfig`]), which events a guest may count ([`EventFilter`]), and how an access ends
+//! host is to count ([`CounterConfig`]), which events a guest may count ([`EventFilter`]), and how an access ends
 //! ([`Outcome`]) is the same for both.
 
 pub mod amd;

@@ -13,7 +13,7 @@ use crate::counter::{Counter, CounterSet, Lost, Policy, Slots};
 /// What a [`Pmu`](super::Pmu) is made of. `C` is the vendor's capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PmuConfig<C> {
-    /// What the guest is told.
+    /// What the guest finds.
     pub capability: C,
     /// Which events the guest may count.
     pub filter: EventFilter,
@@ -156,7 +156,7 @@ pub struct Counted {
 
 /// A vendor's registers: what a guest has written, and nothing that counting changes.
 pub trait Registers: Clone {
-    /// What the guest is told.
+    /// What the guest finds.
     type Capability: Copy;
 
     /// An MSR of such a PMU, whether or not the capability has it.
@@ -175,7 +175,7 @@ pub trait Registers: Clone {
     /// Goes back to power-on reset.
     fn reset(&mut self);
 
-    /// Returns what the guest is told.
+    /// Returns what the guest finds.
     fn capability(&self) -> &Self::Capability;
 
     /// Says what a read of `msr` shows. `None`: #GP.

@@ -18,7 +18,7 @@ pub enum RestoreError {
     // A guest's kernel has chosen its driver at boot.
     /// The guest's processor is of the other vendor.
     Vendor,
-    /// The guest was told another version of Intel's PMU.
+    /// The guest has another version of Intel's PMU.
     Version {
         /// What the state says.
         saved: intel::Version,
@@ -26,14 +26,14 @@ pub enum RestoreError {
         offered: intel::Version,
     },
     // More counters are refused, too: the MSRs of those that the guest lacks must fault.
-    /// The guest was told another number of general counters, or another width.
+    /// The guest has another number of general counters, or another width.
     General {
         /// What the state says.
         saved: (u8, u8),
         /// What this PMU offers.
         offered: (u8, u8),
     },
-    /// The guest was told other fixed counters, or another width.
+    /// The guest has other fixed counters, or another width.
     Fixed {
         /// What the state says.
         saved: (u32, u8),
@@ -41,7 +41,7 @@ pub enum RestoreError {
         offered: (u32, u8),
     },
     // A newer interface is refused, too, as the driver would not use it.
-    /// The guest was told to reach AMD's counters otherwise.
+    /// The guest reaches AMD's counters another way.
     Interface {
         /// What the state says.
         saved: amd::Interface,

@@ -237,8 +237,8 @@ impl Pair {
                     "next of {n}"
                 );
             }
-            let told = self.wished[usize::from(n)].is_none();
-            if told {
+            let seen = self.wished[usize::from(n)].is_none();
+            if seen {
                 assert_eq!(counter.handled, counter.overflows, "announced of {n}");
             }
         }

@@ -75,9 +75,9 @@ fn a_backed_pmu_that_is_reset_or_made_anew_has_let_go() {
             vm.pmu.put(&mut vm.machine);
         }
         if anew {
-            let told = vm.config.clone();
+            let offered = vm.config.clone();
             vm.pmu
-                .init(&told, &plan(&config), &mut vm.machine)
+                .init(&offered, &plan(&config), &mut vm.machine)
                 .expect("as at first");
         } else {
             vm.pmu.reset(&mut vm.machine);

@@ -321,7 +321,7 @@ fn a_host_that_shares_its_counter_is_found_out() {
     for _ in 0..2 {
         let _ = pmu.read(Pmc(2), &mut host);
     }
-    assert_eq!(pmu.events().0, [(2, Lost::Multiplexed)], "told once");
+    assert_eq!(pmu.events().0, [(2, Lost::Multiplexed)], "reported once");
     let shared = CounterState::Lost(Lost::Multiplexed);
     assert_eq!(pmu.counter_state(nth(2)), Some(shared));
     assert!(

@@ -39,7 +39,7 @@ fn linux_handler(guest: &mut Guest, period: u64) {
     guest.write(GlobalCtrl, 0x7_0000_000f);
 }
 
-/// A host event that repeats may go on for a counter whose overflow is awaited only: nobody is told of one's that is not.
+/// A host event that repeats may go on only for a counter whose overflow is awaited: no other overflow is reported.
 #[test]
 fn an_overflow_that_nobody_waits_for_is_in_the_status_all_the_same() {
     for clears in [false, true] {

@@ -3,7 +3,7 @@
 
 use std::mem::take;
 
-use crate::reference::{Reference, Told};
+use crate::reference::{Numbers, Reference};
 use crate::support::{END, Guest, Happening, INSTRUCTIONS, SAMPLE};
 use vpmu::counter::{Policy, Report};
 use vpmu::x86::intel::{Capability, PmuConfig, Version};
@@ -62,7 +62,7 @@ impl Both {
             ..PmuConfig::new(capability)
         });
         guest.host.atomic = atomic;
-        let told = Told {
+        let capability = Numbers {
             version: version.number().into(),
             general: capability.general.into(),
             general_width: 48,
@@ -77,7 +77,7 @@ impl Both {
         };
         let mut both = Self {
             guest,
-            reference: Reference::new(told),
+            reference: Reference::new(capability),
         };
         for (address, value) in [
             (DEBUGCTL, u64::from(freeze) << 12),

@@ -10,9 +10,9 @@ use crate::pebs_reference::{Counter, Pebs};
 use crate::support::Happening;
 use vpmu::x86::{Outcome, Ring};
 
-/// The capability that the guest is told, in plain numbers.
+/// The capability that the guest finds, in plain numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct Numbers {
     pub(crate) version: u32,
     pub(crate) general: u32,
     pub(crate) general_width: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Told {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Reference {
-    pub(crate) told: Told,
+    pub(crate) capability: Numbers,
     /// Event selects that count nothing, and fixed counters.
     pub(crate) denied: (Vec<u64>, u64),
     /// Counters that count nothing, because the host has nothing for them: general ones from bit 0,
@@ -50,24 +50,24 @@ pub(crate) struct Reference {
 const FREEZE: u64 = 1 << 59;
 
 impl Reference {
-    pub(crate) fn new(told: Told) -> Self {
+    pub(crate) fn new(capability: Numbers) -> Self {
         Self {
             denied: (Vec::new(), 0),
             lost: 0,
             select: [0; 64],
             counter: [0; 64],
             fixed_control: 0,
-            global: (1 << told.general) - 1,
+            global: (1 << capability.general) - 1,
             status: 0,
             debug: 0,
             pmi: false,
             pebs: Pebs::new(),
-            told,
+            capability,
         }
     }
 
     fn counters(&self) -> u64 {
-        ((1 << self.told.general) - 1) | self.told.fixed << 32
+        ((1 << self.capability.general) - 1) | self.capability.fixed << 32
     }
 
     fn exists(&self, n: u32) -> bool {
@@ -76,9 +76,9 @@ impl Reference {
 
     fn end(&self, n: u32) -> u128 {
         let width = if n < 32 {
-            self.told.general_width
+            self.capability.general_width
         } else {
-            self.told.fixed_width
+            self.capability.fixed_width
         };
         1 << width
     }
@@ -121,7 +121,7 @@ impl Reference {
         };
         let absent = (0..)
             .zip(architectural)
-            .any(|(bit, event)| named == event && self.told.events >> bit & 1 == 0);
+            .any(|(bit, event)| named == event && self.capability.events >> bit & 1 == 0);
         absent || select >> 21 & 1 != 0
     }
 
@@ -184,7 +184,7 @@ impl Reference {
         }
         self.pmi |= pmi;
         // 18.4.7: the legacy way clears the enables, the streamlined way of version 4 sets a bit.
-        match (pmi && self.freezes(), self.told.version) {
+        match (pmi && self.freezes(), self.capability.version) {
             (false, _) => {}
             (true, ..=3) => self.global = 0,
             (true, _) => self.status |= FREEZE,
@@ -215,7 +215,7 @@ impl Reference {
     }
 
     fn is_canonical(&self, address: u64) -> bool {
-        let Some(bits) = self.told.pebs else {
+        let Some(bits) = self.capability.pebs else {
             return false;
         };
         let high = address >> (bits - 1);
@@ -242,11 +242,11 @@ impl Reference {
                 Outcome::GeneralProtection
             }
         };
-        let general = |n, values: &[u64; 64]| when(n < self.told.general, values[n as usize]);
-        let v4 = self.told.version >= 4;
+        let general = |n, values: &[u64; 64]| when(n < self.capability.general, values[n as usize]);
+        let v4 = self.capability.version >= 4;
         match address {
             0xc1..=0xc8 => general(address - 0xc1, &self.counter),
-            0x4c1..=0x4c8 if self.told.full_width => general(address - 0x4c1, &self.counter),
+            0x4c1..=0x4c8 if self.capability.full_width => general(address - 0x4c1, &self.counter),
             0x4c1..=0x4c8 => Outcome::GeneralProtection,
             0x186..=0x18d => general(address - 0x186, &self.select),
             0x309..=0x30f => {
@@ -260,14 +260,18 @@ impl Reference {
             0x391 => when(v4, 0),
             0x392 => when(v4, self.in_use()),
             0x345 => {
-                let full_width = u64::from(self.told.full_width) << 13;
-                let pebs = if self.told.pebs.is_some() { 0x44c0 } else { 0 };
-                let smm = u64::from(self.told.smm) << 12;
-                when(self.told.pdcm, full_width | smm | pebs)
+                let full_width = u64::from(self.capability.full_width) << 13;
+                let pebs = if self.capability.pebs.is_some() {
+                    0x44c0
+                } else {
+                    0
+                };
+                let smm = u64::from(self.capability.smm) << 12;
+                when(self.capability.pdcm, full_width | smm | pebs)
             }
-            0x3f1 => when(self.told.pebs.is_some(), self.pebs.enable),
-            0x3f2 => when(self.told.pebs.is_some(), self.pebs.config),
-            0x600 => when(self.told.pebs.is_some(), self.pebs.area),
+            0x3f1 => when(self.capability.pebs.is_some(), self.pebs.enable),
+            0x3f2 => when(self.capability.pebs.is_some(), self.pebs.config),
+            0x600 => when(self.capability.pebs.is_some(), self.pebs.area),
             0x1d9 => Outcome::Value(self.debug),
             _ => Outcome::NotHandled,
         }
@@ -287,24 +291,26 @@ impl Reference {
     }
 
     pub(crate) fn write(&mut self, address: u32, value: u64) -> Outcome {
-        let v4 = self.told.version >= 4;
-        let any_thread = matches!(self.told.version, 3 | 4);
-        let pebs = self.told.pebs.is_some();
+        let v4 = self.capability.version >= 4;
+        let any_thread = matches!(self.capability.version, 3 | 4);
+        let pebs = self.capability.pebs.is_some();
         let counters = self.counters();
         let index = address as usize;
         let allowed = match address {
-            0xc1..=0xc8 if address - 0xc1 < self.told.general => u64::MAX,
-            0x4c1..=0x4c8 if self.told.full_width && address - 0x4c1 < self.told.general => {
+            0xc1..=0xc8 if address - 0xc1 < self.capability.general => u64::MAX,
+            0x4c1..=0x4c8
+                if self.capability.full_width && address - 0x4c1 < self.capability.general =>
+            {
                 (self.end(0) - 1) as u64
             }
-            0x186..=0x18d if address - 0x186 < self.told.general => {
+            0x186..=0x18d if address - 0x186 < self.capability.general => {
                 0xffdf_ffff | u64::from(any_thread) << 21 | u64::from(pebs) << 34
             }
             0x309..=0x30f if self.exists(address - 0x309 + 32) => (self.end(32) - 1) as u64,
             0x38d => {
                 let field = if any_thread { 15 } else { 11 } | u64::from(pebs) << 32;
                 (0..16)
-                    .filter(|n| self.told.fixed >> n & 1 != 0)
+                    .filter(|n| self.capability.fixed >> n & 1 != 0)
                     .map(|n| field << (4 * n))
                     .sum()
             }
@@ -313,8 +319,9 @@ impl Reference {
             0x390 => counters | 3 << 62,
             0x391 if v4 => counters | 1 << 62 | 1 << 59,
             0x1d9 => {
-                let freeze = u64::from(self.told.pdcm) << 12 | u64::from(self.told.smm) << 14;
-                freeze | self.told.other_debugctl
+                let freeze =
+                    u64::from(self.capability.pdcm) << 12 | u64::from(self.capability.smm) << 14;
+                freeze | self.capability.other_debugctl
             }
             0x3f1 if pebs => counters,
             0x3f2 if pebs => 0x1f00_000f,

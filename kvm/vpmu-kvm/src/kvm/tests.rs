@@ -36,7 +36,7 @@ const CYCLES: u64 = 0x0053_003c;
 const NMI: u32 = 0x400;
 const MASKED: u32 = 1 << 16;
 
-/// The machine, its PMU on a host that counts as it is told, and the guest's reports.
+/// The machine, its PMU on a host that counts what a test sets, and the guest's reports.
 struct Rig {
     machine: Machine,
     kvm: OnKvm,

@@ -31,7 +31,7 @@ pub(super) fn linear_address_bits() -> u8 {
 /// An overflow of hardware counters is reported some instructions late. A precise host event would not be, but no such event
 /// counts a guest. Linux's `intel_guest_get_msrs` takes each precise event out of the guest's IA32_PERF_GLOBAL_CTRL, but for
 /// those of KVM's own PMU: the host's records would be written to the host's addresses by the guest's page tables. AMD's
-/// `perf_ibs_init` answers EINVAL to an event that leaves the host out. And a guest cannot be told: Linux takes each PEBS for
+/// `perf_ibs_init` answers EINVAL to an event that leaves the host out. And no register says so to a guest: Linux takes each PEBS for
 /// a constant skid of one instruction at most (`x86_pmu_max_precise`), whatever the format.
 ///
 /// # Errors

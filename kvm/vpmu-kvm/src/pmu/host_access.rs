@@ -33,7 +33,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             None => each!(&mut self.engine, pmu => pmu.wrmsr(index, value, &mut self.host)),
         };
         self.publish();
-        // A register that cannot be written may be told the value that it has.
+        // A register that cannot be written may be given the value that it has.
         if outcome == Outcome::GeneralProtection && self.msr(index) == Some(value) {
             return Outcome::Done;
         }

@@ -18,7 +18,7 @@ const CYCLES: u64 = 0x0053_003c;
 const NMI: u32 = 0x400;
 const MASKED: u32 = 1 << 16;
 
-/// A host that counts what it is told to.
+/// A host that counts what a test sets.
 #[derive(Debug, Default)]
 pub(crate) struct Host {
     total: [u64; 32],

@@ -11,7 +11,7 @@
 //! - An RDPMC of the guest's kernel becomes RDMSR, which differs from it in one bit. The RDMSR exits by the MSR filter
 //!   with the counter's number as its index, so the instruction faults only once. RDMSRs elsewhere are KVM's still.
 //!
-//! A guest whose handler is not of a known form is told that it has no PMU: its accesses to the PMU's registers are #GP.
+//! A guest whose handler is not of a known form finds no PMU: its accesses to the PMU's registers are #GP.
 //!
 //! A guest chooses its IDT, its page tables, its code and its stack, and may ring the port at any moment. It reads and
 //! changes its own RAM thereby, through its own page tables, and nothing else. docs/how/rdpmc.md has the whole argument.

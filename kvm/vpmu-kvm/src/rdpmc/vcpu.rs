@@ -52,7 +52,7 @@ impl VcpuRdpmc {
 
     /// Checks whether this vCPU's RDPMC comes to the VMM before `msr` is accessed, if the access asks for a check: the first
     /// of a vCPU, and those that a kernel makes when it searches for a PMU, but no access on the path of a PMI. `false`: the
-    /// guest is to be told that there is no such register.
+    /// guest is to find no such register.
     pub(crate) fn permits(&mut self, msr: u32, vcpu: &OwnedFd) -> Result<bool, Error> {
         let epoch = self.shared.epoch.load(Ordering::Relaxed);
         let armed = self.armed.filter(|&(_, armed)| armed == epoch);

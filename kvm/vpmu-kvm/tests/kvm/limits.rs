@@ -110,7 +110,7 @@ fn a_deadline_refuses_a_rate_that_is_set_after_attach() {
     assert_eq!(vcpu.deadline().unwrap().statistics().writes, 1);
 }
 
-/// The limit of open files is told when a vCPU is made, and not when its guest first counts. Runs in a process of its own.
+/// The limit of open files is an error when a vCPU is made, and not when its guest first counts. Runs in a process of its own.
 #[test]
 fn a_vcpu_whose_counters_would_find_no_descriptors_is_refused() {
     if std::env::var_os(CHILD).is_none() {

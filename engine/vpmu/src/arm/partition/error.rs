@@ -60,7 +60,7 @@ impl core::error::Error for PlanError {}
 pub enum MigrateError {
     /// Its registers are still in the hardware of the old CPU: the caller forgot to `put`.
     Loaded,
-    // Fewer counters are no error: those that are missing are `Lost`. A guest must not find more than it was told of.
+    // Fewer counters are no error: those that are missing are `Lost`. A guest must not find more than it has found before.
     /// The guest has seen fewer event counters. The other CPU's plan must leave it no more, by a larger number of host
     /// counters.
     Counters {
@@ -69,7 +69,7 @@ pub enum MigrateError {
         /// How many the plan gives.
         offered: u8,
     },
-    /// The guest was told another PMU version.
+    /// The guest has another PMU version.
     Version {
         /// What the guest has.
         guest: PmuVersion,

@@ -59,7 +59,7 @@ pub enum Why {
     CountsOutsideGuest,
     /// It names or shows events, and some are denied to the guest.
     EventFilter,
-    /// This access need not trap, but without FEAT_FGT it cannot be told from an access that must.
+    /// This access need not trap, but without FEAT_FGT it cannot be separated from an access that must.
     NoFineGrainedTraps,
 }
 

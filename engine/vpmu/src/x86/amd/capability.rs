@@ -1,4 +1,4 @@
-//! What a guest is told about its PMU.
+//! What a guest finds of its PMU.
 
 use super::MAX_COUNTERS;
 use crate::counter::CounterSet;
@@ -16,7 +16,7 @@ pub enum Interface {
     V2,
 }
 
-/// What a guest is told about its PMU. It decides which MSRs and which of their bits exist.
+/// What a guest finds of its PMU. It decides which MSRs and which of their bits exist.
 ///
 /// ```
 /// use vpmu::x86::amd::{Capability, Interface};
@@ -32,7 +32,7 @@ pub struct Capability {
     /// How the guest reaches its counters.
     pub interface: Interface,
     /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A guest
-    /// cannot be told them: a counter of another event is lost, and the host is not asked.
+    /// has no register that names them: a counter of another event is lost, and the host is not asked.
     pub events: u32,
     /// Last branch records: the stack of LbrExtV2. With [`Interface::V2`] only, whose status register freezes them;
     /// else there are none.

@@ -16,7 +16,7 @@ use crate::x86::{RawPerfEvtSel, RestoreError, lbr};
 pub struct PmuState {
     /// The layout of this value: [`PmuState::LAYOUT`].
     pub layout: u16,
-    /// How the guest was told to reach its counters.
+    /// How the guest reaches its counters.
     pub interface: Interface,
     /// PERF_CTL.
     pub perf_ctl: [u64; MAX_COUNTERS as usize],

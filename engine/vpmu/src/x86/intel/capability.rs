@@ -1,4 +1,4 @@
-//! What a guest is told about its PMU, and all that follows from it.
+//! What a guest finds of its PMU, and all that follows from it.
 
 use super::msr::{fixed_index, to_global};
 use super::{
@@ -64,7 +64,7 @@ pub mod perf_capabilities {
     pub const FW_WRITE: u64 = 1 << 13;
 }
 
-/// What a guest is told about its PMU. It decides which MSRs and which of their bits exist.
+/// What a guest finds of its PMU. It decides which MSRs and which of their bits exist.
 ///
 /// ```
 /// use vpmu::x86::intel::{Capability, Version};

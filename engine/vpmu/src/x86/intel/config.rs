@@ -1,4 +1,4 @@
-//! What a counter is told to count: the raw registers.
+//! What a counter is set to count: the raw registers.
 
 use super::Version;
 use crate::x86::{CounterConfig, EventKind, RawPerfEvtSel};

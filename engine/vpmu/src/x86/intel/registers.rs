@@ -209,7 +209,7 @@ impl registers::Registers for Registers {
             interrupts,
             records: to_global(n.alone()) & recorded != 0,
             adaptive,
-            // The other threads of the core are not the guest's, whatever it is told.
+            // The other threads of the core are not the guest's, whatever CPUID says.
             unsupported: (any_thread || absent).then_some(Lost::Unsupported),
             mask: self.capability.counter_mask(n),
         }

@@ -12,7 +12,7 @@ use crate::x86::lbr;
 pub struct PmuState {
     /// The layout of this value: [`PmuState::LAYOUT`].
     pub layout: u16,
-    /// The version the guest was told.
+    /// The version that the guest has found.
     pub version: Version,
     /// General counters, and their width in bits.
     // In the state, although the guest's CPUID has it: the next host compares before the guest can notice.

@@ -58,7 +58,7 @@ mod record {
     pub(super) const RESERVED: u64 = 1 << 61;
 }
 
-/// What a guest is told of its last branch records.
+/// What a guest finds of its last branch records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Capability {

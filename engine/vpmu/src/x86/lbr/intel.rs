@@ -47,7 +47,7 @@ pub mod lbr_info {
     pub const MISPRED: u64 = 1 << 63;
 }
 
-/// What a guest is told of its last branch records.
+/// What a guest finds of its last branch records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Capability {

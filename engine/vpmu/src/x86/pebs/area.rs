@@ -92,7 +92,7 @@ impl Area {
         }
     }
 
-    /// Whether the buffer is filled so far that the guest wants to be told.
+    /// Whether the buffer is filled so far that the guest wants an interrupt.
     pub(in crate::x86) fn is_due(&self) -> bool {
         self.index >= self.threshold
     }

@@ -1,4 +1,4 @@
-//! The registers of PEBS, and what a guest is told of it.
+//! The registers of PEBS, and what a guest finds of it.
 
 use super::data_cfg;
 use crate::x86::canonical;

@@ -156,7 +156,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         Ok(())
     }
 
-    /// Returns what the guest is told.
+    /// Returns what the guest finds.
     pub fn capability(&self) -> &R::Capability {
         self.registers.capability()
     }

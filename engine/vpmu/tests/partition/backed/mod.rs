@@ -21,7 +21,7 @@ pub(super) struct Vm {
     trapped: u64,
 }
 
-/// Returns the PMU that `config` offers when the guest is told of its machine.
+/// Returns the PMU that `config` offers when the guest finds its machine as it is.
 fn emulated(config: &PartitionConfig, policy: Policy) -> EmulatedConfig {
     EmulatedConfig {
         counters: config.implemented - config.host_counters,
@@ -145,8 +145,8 @@ fn open_registers_trap_what_decides_and_nothing_else() {
                 _ => register.is_accessible(write),
             };
             if exists {
-                let told = vm.pmu.is_trapped(register, write);
-                assert_eq!(vm.trapped > el2, told, "{register:?} {write}");
+                let offered = vm.pmu.is_trapped(register, write);
+                assert_eq!(vm.trapped > el2, offered, "{register:?} {write}");
             }
         }
     }
@@ -180,19 +180,19 @@ fn a_sample_traps_three_times() {
 fn registers_stay_closed_where_the_hardware_would_answer_otherwise() {
     let ours = config();
     let machines = machine(&ours);
-    let told = emulated(&ours, Policy::default());
+    let offered = emulated(&ours, Policy::default());
     let opens = |config: &PartitionConfig, emulated: &EmulatedConfig| {
         let mut vm = Vm::on(machine(config), config, emulated.clone());
         vm.write(Register::Pmcr, pmcr::LC);
         vm.is_open()
     };
-    assert!(opens(&ours, &told));
+    assert!(opens(&ours, &offered));
     let identity = Identity::default();
     assert!(!opens(
         &ours,
         &EmulatedConfig {
             identity,
-            ..told.clone()
+            ..offered.clone()
         }
     ));
     let version = PmuVersion::V3p1;
@@ -200,14 +200,14 @@ fn registers_stay_closed_where_the_hardware_would_answer_otherwise() {
         &ours,
         &EmulatedConfig {
             version,
-            ..told.clone()
+            ..offered.clone()
         }
     ));
     assert!(!opens(
         &ours,
         &EmulatedConfig {
             counters: 3,
-            ..told.clone()
+            ..offered.clone()
         }
     ));
     // Registers open neither without fine-grained traps nor where host counters are not proven to be hidden. Where
@@ -216,8 +216,8 @@ fn registers_stay_closed_where_the_hardware_would_answer_otherwise() {
         fgt: false,
         ..ours.features
     };
-    assert!(!opens(&PartitionConfig { features, ..ours }, &told));
-    assert!(!opens(&leaky(), &told));
+    assert!(!opens(&PartitionConfig { features, ..ours }, &offered));
+    assert!(!opens(&leaky(), &offered));
     let alone = PartitionConfig {
         host_counters: 0,
         ..leaky()
@@ -226,7 +226,7 @@ fn registers_stay_closed_where_the_hardware_would_answer_otherwise() {
 
     let too_many = EmulatedConfig {
         counters: 5,
-        ..told
+        ..offered
     };
     let refused = BackedPmu::new(too_many, plan(&ours), &mut machines.clone()).unwrap_err();
     let (counters, physical) = (5, 4);

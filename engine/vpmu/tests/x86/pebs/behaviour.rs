@@ -78,7 +78,7 @@ fn the_processor_says_that_it_has_pebs() {
         full_width_writes: false,
         ..with
     };
-    assert!(pdcm.check().is_err(), "its format has to be told");
+    assert!(pdcm.check().is_err(), "its format must be in it");
     let pebs = pebs::Capability {
         linear_address_bits: 52,
     };

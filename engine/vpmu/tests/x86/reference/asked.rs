@@ -1,6 +1,6 @@
 //! Answers the questions of a [`Pair`](crate::pair::Pair) to the reference.
 
-use super::{Reference, Told};
+use super::{Numbers, Reference};
 use crate::pair;
 use crate::pebs_reference::Pebs;
 use crate::support::Happening;
@@ -18,7 +18,7 @@ impl pair::Reference for Reference {
         let Capability::Intel(capability) = capability else {
             panic!("Intel's");
         };
-        Self::new(Told {
+        Self::new(Numbers {
             version: capability.version.number().into(),
             general: capability.general.into(),
             general_width: capability.general_width.into(),

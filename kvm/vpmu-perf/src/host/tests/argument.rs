@@ -317,7 +317,7 @@ proptest! {
         }
         vcpu.stop();
         vcpu.check();
-        // Each overflow has been told by now: one that was found out by the stop is a PMI, too.
+        // Each overflow has been reported by now: an overflow that the stop has found is a PMI, too.
         if vcpu.read(GLOBAL_STATUS) != 0 {
             prop_assert!(vcpu.pmu.take_pmi());
         }

@@ -261,7 +261,7 @@ impl State {
     }
 
     /// An overflow's interrupt (perf_event_overflow). An event that has had its number since the tick is stopped, and
-    /// nobody is told but the buffer (__perf_event_account_interrupt).
+    /// only the buffer records it (__perf_event_account_interrupt).
     pub(super) fn overflow(&mut self, fd: RawFd) {
         self.now += INTERRUPT;
         self.in_interrupts += INTERRUPT;

@@ -6,7 +6,7 @@ use crate::counter::Events;
 
 impl<V: Events> BackedPmu<V> {
     /// Goes on with another plan of this CPU, between [`put`](Self::put) and [`load`](Self::load): the host has more counters,
-    /// or fewer. A guest keeps the number of counters that it was told. One that the plan does not give it and that it has
+    /// or fewer. A guest keeps the number of counters that it has found. One that the plan does not give it and that it has
     /// counting is `Lost`, until a plan gives it back.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub struct BackedPmu<V = ()> {
     pmu: EmulatedPmu<V>,
     backing: Backing,
     plan: Plan,
-    /// The guest was told what the machine it began on has.
+    /// The guest has found what the machine that it began on has.
     is_the_machines: bool,
     /// What traps while the registers are open; `None`: they never are.
     open_traps: Option<TrapRegisters>,

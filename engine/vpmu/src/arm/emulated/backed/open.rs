@@ -33,9 +33,9 @@ use crate::arm::Register;
 ///
 /// The registers are not opened
 ///
-/// - where accesses cannot be told apart (no FEAT_FGT), or the machine is not proven to isolate host
+/// - where single accesses cannot trap (no FEAT_FGT), or the machine is not proven to isolate host
 ///   counters that there are: the plan decides that;
-/// - where the guest was told another version, number of counters or identity than the hardware's;
+/// - where the guest finds another version, number of counters or identity than the hardware has;
 /// - while an event type is CHAIN, which the engine counts itself, so that not all values are in the
 ///   hardware;
 /// - while PMCR_EL0.X is set, which would export the machine's events.
