@@ -16,6 +16,7 @@ use super::{
     el2::borrow,
     end::note_instructions,
     frame::Frame,
+    gic::least_mask,
     irq::show_line,
     mmio::{read_device, write_device},
     second,
@@ -29,6 +30,7 @@ pub(super) fn holes(machine: &Machine, second: Option<&second::boot::Plan>) -> V
     let spi = second.and_then(second::boot::Plan::serial_interrupt);
     pages
         .chain(spi.map(KeptSpi::route_page))
+        .chain(second.map(|_| distributor::EXTENDED_PRIORITIES_PAGE))
         .map(|page| distributor + page.start..distributor + page.end)
         .chain(machine.redistributors.iter().cloned())
         .chain(machine.its.iter().cloned())
@@ -116,6 +118,13 @@ fn interrupt_controller(
                 false => 0,
             };
             let value = distributor::write(offset, bytes, frame.register(rt), kept);
+            let value = match monitor.shared {
+                Some(_) => {
+                    let least = least_mask();
+                    value.map(|value| distributor::less_urgent(offset, bytes, value, least))
+                }
+                None => value,
+            };
             Err(match monitor.kept_spi {
                 Some(spi) => value.and_then(|value| spi.write(offset, bytes, value, machine)),
                 None => value,

@@ -31,6 +31,25 @@ const INMIR_EXTENDED: Range<u64> = 0x3b00..0x3c00;
 /// GICD_IROUTER, of 64 bits. Its pages go through untouched where no guest has an interrupt there that another has not.
 const ROUTES: Range<u64> = 0x6000..0x8000;
 
+/// GICD_IPRIORITYR and GICD_IPRIORITYRnE: a byte for each interrupt.
+const PRIORITIES: [Range<u64>; 2] = [0x0400..0x0800, IPRIORITYR0E..0x2400];
+
+/// The page of the extended SPIs' priorities, which go through [`less_urgent`] where two guests share a CPU.
+pub const EXTENDED_PRIORITIES_PAGE: Range<u64> = 0x2000..0x3000;
+
+/// What the machine gets for `value`, where no interrupt of the guest's may be as urgent as the monitor's own: a priority
+/// below `least` is that one.
+pub fn less_urgent(offset: u64, bytes: u8, value: u64, least: u8) -> u64 {
+    if !PRIORITIES.iter().any(|range| range.contains(&offset)) {
+        return value;
+    }
+    let mut priorities = value.to_le_bytes();
+    for priority in priorities.iter_mut().take(bytes.into()) {
+        *priority = least.max(*priority);
+    }
+    u64::from_le_bytes(priorities)
+}
+
 /// Whether the distributor has an access of `bytes` bytes at `offset`.
 fn is_defined(offset: u64, bytes: u8) -> bool {
     let is_route = bytes == 8 && ROUTES.contains(&offset) && offset.is_multiple_of(8);
@@ -76,6 +95,14 @@ mod tests {
             assert_eq!(write(offset, 4, !0, 0), None);
             assert_eq!(read(offset, 4, || !0), 0);
         }
+    }
+
+    #[test]
+    fn no_interrupt_becomes_as_urgent_as_the_monitors() {
+        assert_eq!(less_urgent(0x420, 4, 0x00a0_0700, 8), 0x08a0_0808);
+        assert_eq!(less_urgent(0x7ff, 1, 0, 16), 16);
+        assert_eq!(less_urgent(0x2004, 4, 0, 8), 0x0808_0808);
+        assert_eq!(less_urgent(0x100, 4, 0, 8), 0, "no priority");
     }
 
     #[test]

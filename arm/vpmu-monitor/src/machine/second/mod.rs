@@ -25,7 +25,7 @@ use vpmu_monitor::{
         psci::{self, Call},
         second::{
             gic::VirtualGic,
-            scheduler::{Decision, Scheduler, Who},
+            scheduler::{Decision, Scheduler, Who, serve_interrupts},
             spi::KeptSpi,
             statistics::Switches,
         },
@@ -213,11 +213,18 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         frame.account(&STATISTICS, kind);
     } else {
         let mut kind = Kind::Other;
-        while let Some(irq) = gic::acknowledge(group1) {
+        let some_left = serve_interrupts(|| {
+            let Some(irq) = gic::acknowledge(group1) else {
+                return false;
+            };
             kind = match turns.serve_any(&irq) {
                 Some(kind) => kind,
                 None => irq::serve(&irq, group1, frame, monitor, cpu, &mut local),
             };
+            true
+        });
+        if some_left {
+            turns.scheduler.end_turn();
         }
         frame.leave(cpu, kind);
     }

@@ -10,7 +10,7 @@ use vpmu_monitor::{
         guest_pmu::{GuestPmu, Pmi},
         second::{
             gic::{ListRegisters, VirtualGic},
-            scheduler::{Scheduler, Who},
+            scheduler::{Scheduler, Who, serve_interrupts},
             spi::KeptSpi,
             statistics::Switches,
         },
@@ -131,19 +131,24 @@ impl Pair {
         local: &mut Local,
     ) -> Kind {
         let mut kind = Kind::Other;
-        while let Some(intid) = highest_pending(group1) {
+        let some_left = serve_interrupts(|| {
+            let Some(intid) = highest_pending(group1) else {
+                return false;
+            };
             if !self.is_of_second(intid, monitor) {
+                kind = Kind::IrqOther;
                 self.scheduler.wake(Who::First);
-                if !keep_back(intid, monitor) {
-                    return Kind::IrqOther;
-                }
-                continue;
+                return keep_back(intid, monitor);
             }
             let Some(irq) = gic::acknowledge(group1) else {
-                break;
+                return false;
             };
             // A more urgent one may have come meanwhile.
             kind = self.serve_second(&irq, group1, frame, monitor, local);
+            true
+        });
+        if some_left {
+            self.scheduler.end_turn();
         }
         kind
     }

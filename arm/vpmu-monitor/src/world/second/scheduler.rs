@@ -60,6 +60,18 @@ pub struct Scheduler {
     states: [State; 2],
     slice: u64,
     started: u64,
+    /// The turn is over before its slice.
+    is_over: bool,
+}
+
+/// Interrupts that one exit serves at most.
+const MOST_INTERRUPTS: usize = 32;
+
+/// Calls `serve`, which returns whether there was an interrupt to serve, until there is none; but not for ever. Returns
+/// whether some may be left, which stay pending: what makes them new as fast as they are served is to cost its guest the turn
+/// ([`Scheduler::end_turn`]) and not keep the CPU at EL2.
+pub fn serve_interrupts(mut serve: impl FnMut() -> bool) -> bool {
+    (0..MOST_INTERRUPTS).all(|_| serve())
 }
 
 impl Scheduler {
@@ -70,12 +82,18 @@ impl Scheduler {
             states: [State::Runnable; 2],
             slice,
             started: 0,
+            is_over: false,
         }
     }
 
     /// The first guest's turn begins at the time `now`.
     pub const fn begin(&mut self, now: u64) {
         self.started = now;
+    }
+
+    /// The current guest's turn ends now, where the other one can run.
+    pub const fn end_turn(&mut self) {
+        self.is_over = true;
     }
 
     /// Whose registers are in the CPU.
@@ -124,7 +142,9 @@ impl Scheduler {
             self.states[self.current.index()],
             self.states[other.index()],
         ) {
-            (State::Runnable, State::Runnable) if is_past(end, now) => self.switch(now),
+            (State::Runnable, State::Runnable) if self.is_over || is_past(end, now) => {
+                self.switch(now)
+            }
             (State::Runnable, State::Runnable) => Decision::GoOn(Some(end)),
             (State::Runnable, State::Waiting(until)) => Decision::GoOn(until),
             (State::Runnable, State::Off) => Decision::GoOn(None),
@@ -142,6 +162,7 @@ impl Scheduler {
     fn switch(&mut self, now: u64) -> Decision {
         self.current = self.current.other();
         self.started = now;
+        self.is_over = false;
         Decision::Switch
     }
 }
@@ -192,6 +213,28 @@ mod tests {
         }
         assert!(ran[1] <= ran[0], "{ran:?}");
         assert!(ran[0] + ran[1] == 100_000);
+    }
+
+    #[test]
+    fn interrupts_without_end_cost_the_turn() {
+        let mut turns = Scheduler::new(100);
+        let mut served = 0;
+        let serve = || {
+            served += 1;
+            true
+        };
+        assert!(serve_interrupts(serve), "some are left");
+        assert_eq!(served, MOST_INTERRUPTS);
+        turns.end_turn();
+        assert_eq!(turns.decide(1), Decision::Switch);
+        // The other guest has a whole turn.
+        assert_eq!(turns.decide(1), Decision::GoOn(Some(101)));
+        let mut left = 3;
+        let serve = || {
+            left -= 1;
+            left >= 0
+        };
+        assert!(!serve_interrupts(serve));
     }
 
     #[test]

@@ -123,7 +123,7 @@ fn storm(cx: &Context) -> Verdict {
     Ok(Pass::Ok)
 }
 
-/// Takes the interrupts of all devices: sends them nowhere, off, least urgent, and lost where they are pending.
+/// Takes the interrupts of all devices: sends them nowhere, off, most and least urgent, and lost where they are pending.
 fn storm_of_devices(distributor: u64) {
     const SETSPI: u64 = 0x40;
     const ICENABLER: u64 = 0x180;
@@ -139,6 +139,7 @@ fn storm_of_devices(distributor: u64) {
         write32(distributor + SETSPI, intid);
     }
     for n in (32..u64::from(LAST)).step_by(4) {
+        write32(distributor + IPRIORITYR + n, 0);
         write32(distributor + IPRIORITYR + n, !0);
     }
     for register in [ICENABLER, ISPENDR, ICPENDR, ISACTIVER, ICACTIVER] {
