@@ -25,6 +25,8 @@ mod arm;
 #[cfg(feature = "arm")]
 mod backed;
 mod counter;
+#[cfg(all(feature = "el2", target_arch = "aarch64", target_os = "none"))]
+mod el2;
 #[cfg(feature = "arm")]
 mod filter;
 mod host;
@@ -50,6 +52,8 @@ pub use arm::*;
 #[cfg(feature = "arm")]
 pub use backed::*;
 pub use counter::*;
+#[cfg(all(feature = "el2", target_arch = "aarch64", target_os = "none"))]
+pub use el2::*;
 #[cfg(feature = "arm")]
 pub use filter::*;
 pub use host::*;

@@ -3,12 +3,12 @@
 use vpmu::arm::emulated::{BackedPmu, EmulatedPmu};
 use vpmu::arm::partition::PartitionedPmu;
 use vpmu::arm::{
-    Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError,
+    EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError,
 };
 
 use crate::filter::VpmuArmFilter;
 use crate::host::Host;
-use crate::registers::Registers;
+use crate::registers::{Registers, decode};
 use crate::room::{self, Room, promised};
 use crate::{VpmuOutcome, VpmuStatus, state};
 
@@ -110,12 +110,6 @@ shape!(
 pub(crate) trait Guest: Room<Value = Held<Self::Pmu, Self::Host>> {
     type Pmu: Pmu<Self::Host>;
     type Host;
-}
-
-/// The register that a trapped MRS or MSR names, and whether it is written, by ESR_ELx.ISS of
-/// exception class 0x18. Bit 0 is the direction: 1 is a read.
-fn decode(iss: u32) -> Option<(Register, bool)> {
-    Register::decode(Encoding::from_iss(iss)).map(|register| (register, iss & 1 == 0))
 }
 
 /// Performs a trapped access.

@@ -2,8 +2,8 @@
 
 use core::ffi::c_void;
 
-use vpmu::arm::Register;
 use vpmu::arm::partition::PmuRegisters;
+use vpmu::arm::{Encoding, Register};
 
 /// The registers of the CPU that executes this, at EL2. `write` has an ISB behind it.
 ///
@@ -49,4 +49,10 @@ impl PmuRegisters for Registers {
         // SAFETY: as in `read`.
         unsafe { (self.write)(self.context, register.encoding().to_iss(), value) }
     }
+}
+
+/// The register that a trapped MRS or MSR names, and whether it is written, by ESR_ELx.ISS of
+/// exception class 0x18. Bit 0 is the direction: 1 is a read.
+pub(crate) fn decode(iss: u32) -> Option<(Register, bool)> {
+    Register::decode(Encoding::from_iss(iss)).map(|register| (register, iss & 1 == 0))
 }

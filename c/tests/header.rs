@@ -5,7 +5,7 @@ use std::path::Path;
 use std::{env, fs};
 
 /// The headers, each with what it is of and the beginnings of the names that it has. Names that no other has are the first's.
-const PARTS: [(&str, &str, &[&str]); 4] = [
+const PARTS: [(&str, &str, &[&str]); 5] = [
     (
         "types",
         "what all parts have in common.",
@@ -23,7 +23,6 @@ const PARTS: [(&str, &str, &[&str]); 4] = [
         &[
             "vpmu_arm",
             "vpmu_backed",
-            "vpmu_el2",
             "vpmu_isolates",
             "vpmu_partition",
             "vpmu_registers",
@@ -34,6 +33,11 @@ const PARTS: [(&str, &str, &[&str]); 4] = [
         "x86",
         "the PMUs of x86.",
         &["vpmu_x86", "vpmu_cpuid", "vpmu_amd"],
+    ),
+    (
+        "el2",
+        "what every hypervisor at EL2 of Arm needs around a PMU. HCR_EL2.E2H is 0.",
+        &["vpmu_el2"],
     ),
     (
         "kvm",
@@ -139,7 +143,8 @@ fn header(part: &str, of: &str, head: &str, types: &[&str], functions: &[&str]) 
     if part == "types" {
         text.push_str("#include <stdbool.h>\n#include <stddef.h>\n#include <stdint.h>\n\n");
     } else {
-        text.push_str("#include \"vpmu_types.h\"\n\n");
+        let over = if part == "el2" { "arm" } else { "types" };
+        let _ = write!(text, "#include \"vpmu_{over}.h\"\n\n");
     }
     for declaration in types {
         let _ = write!(text, "{}\n\n", declaration.trim_matches('\n'));

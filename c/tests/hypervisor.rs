@@ -157,7 +157,7 @@ fn deepest<'a>(
 
 #[test]
 fn the_stack_is_bounded_and_no_vector_register_is_used() {
-    let parts = ["partition", "backed", "arm"];
+    let parts = ["partition", "backed", "arm", "el2"];
     let Some(object) = object_of(&parts) else {
         return;
     };

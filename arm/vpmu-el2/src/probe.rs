@@ -50,17 +50,6 @@ struct Attacked {
     code: Code,
 }
 
-/// Returns what the ID registers of this CPU say. `cpus` are the affinities (MPIDR_EL1) of all CPUs of the machine. `None`:
-/// the CPU has no PMUv3.
-pub fn cpu_features(cpus: impl IntoIterator<Item = u64>) -> Option<Features> {
-    Features::from_registers(
-        read_sysreg!("id_aa64dfr0_el1"),
-        read_sysreg!("id_aa64mmfr0_el1"),
-        read_sysreg!("mpidr_el1"),
-        cpus,
-    )
-}
-
 /// Probes the partition of this CPU, at EL2 and before a guest runs on it; machines with several kinds of CPUs are probed on
 /// each kind. `counters` and `host_counters` are as for [`partition::probe`]. Leaves every counter stopped, and MDCR_EL2 and
 /// the fine-grained traps of the PMU to be written.

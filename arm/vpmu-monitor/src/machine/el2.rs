@@ -330,18 +330,10 @@ pub(crate) fn apply_traps(local: &mut Local, always: bool) {
         return;
     }
     local.traps = wanted;
-    let fine_grained = local.machine.fgt();
-    // SAFETY: the plan says which accesses may go untrapped.
-    unsafe {
-        write_sysreg!(
-            "mdcr_el2",
-            wanted.mdcr_el2 | offer::mdcr(&local.machine, local.sharing).bits()
-        );
-        if fine_grained {
-            // HDFGRTR_EL2 and HDFGWTR_EL2.
-            write_sysreg!("s3_4_c3_c1_4", wanted.hdfgrtr_el2 | HDFGRTR_OPEN.bits());
-            write_sysreg!("s3_4_c3_c1_5", wanted.hdfgwtr_el2 | HDFGWTR_OPEN.bits());
-        }
-    }
-    isb();
+    let own = TrapRegisters {
+        mdcr_el2: offer::mdcr(&local.machine, local.sharing).bits(),
+        hdfgrtr_el2: HDFGRTR_OPEN.bits(),
+        hdfgwtr_el2: HDFGWTR_OPEN.bits(),
+    };
+    vpmu_el2::set_traps(&wanted, &own, local.machine.fgt());
 }

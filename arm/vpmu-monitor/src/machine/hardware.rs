@@ -55,7 +55,7 @@ fn remember(kind: Kind, findings: Findings) {
 pub(crate) fn detect_pmu(monitor: &Monitor) -> Option<Hardware> {
     let dfr0 = read_sysreg!("id_aa64dfr0_el1");
     let version = PmuVersion::from_id_aa64dfr0(dfr0)?;
-    let features = vpmu_el2::cpu_features(monitor.machine.cpus.iter().copied())?;
+    let features = vpmu_el2::features(monitor.machine.cpus.iter().copied())?;
     let pmu = &mut PhysicalPmu;
     let pmcr = pmu.read(Register::Pmcr);
     let counters = (pmcr >> 11 & 0x1f) as u8;

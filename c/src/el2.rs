@@ -1,0 +1,279 @@
+//! What every hypervisor at EL2 needs around the engine: on bare-metal AArch64 only.
+
+use core::ffi::c_void;
+
+use vpmu::arm::emulated::EmulatedConfig;
+use vpmu::arm::partition::{Features, PmuRegisters as _, TrapRegisters};
+use vpmu::arm::{ExceptionLevel, Outcome, Register};
+use vpmu_el2::PhysicalPmu;
+use vpmu_el2::access::{Access, Vcpu};
+
+use crate::partition::{VPMU_ISOLATES_HCCD, VPMU_ISOLATES_HPMD, VPMU_ISOLATES_PARTITION};
+use crate::pmu::{Guest, Pmu};
+use crate::registers::decode;
+use crate::room::{self, promised};
+use crate::{
+    VpmuArmConfig, VpmuBacked, VpmuPartition, VpmuPartitionConfig, VpmuRegisters, VpmuStatus,
+    VpmuTraps,
+};
+
+/// The registers of a vCPU that has left its guest.
+#[repr(C)]
+#[derive(Debug)]
+pub struct VpmuEl2Vcpu {
+    /// X0 to X30.
+    pub x: *mut u64,
+    /// Where the guest goes on: ELR_EL2.
+    pub pc: *mut u64,
+    /// The state in which it goes on: SPSR_EL2.
+    pub pstate: *mut u64,
+}
+
+/// As [`VpmuEl2Vcpu`], for who calls from Rust.
+///
+/// # Safety
+///
+/// As for the exported functions.
+unsafe fn vcpu<'a>(given: *const VpmuEl2Vcpu) -> Option<Vcpu<'a>> {
+    let given: &VpmuEl2Vcpu = promised!(room::given(given))?;
+    let x = promised!(room::slice_mut(given.x, 31, 31))?;
+    Some(Vcpu {
+        x: x.try_into().ok()?,
+        pc: promised!(room::out(given.pc))?,
+        pstate: promised!(room::out(given.pstate))?,
+    })
+}
+
+unsafe extern "C" fn read(_: *mut c_void, iss: u32) -> u64 {
+    decode(iss).map_or(0, |(register, _)| PhysicalPmu.read(register))
+}
+
+unsafe extern "C" fn write(_: *mut c_void, iss: u32, value: u64) {
+    if let Some((register, _)) = decode(iss) {
+        PhysicalPmu.write(register, value);
+    }
+}
+
+/// Fills `registers` with functions that access the registers of the CPU that executes them.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_registers(registers: *mut VpmuRegisters) -> VpmuStatus {
+    let Some(registers) = promised!(room::out(registers)) else {
+        return VpmuStatus::Misuse;
+    };
+    *registers = VpmuRegisters {
+        context: core::ptr::null_mut(),
+        read: Some(read),
+        write: Some(write),
+    };
+    VpmuStatus::Ok
+}
+
+/// Fills `config` with what this CPU has: `host_counters` of its counters are to be the host's, nothing of its isolation is
+/// proven, and all events are allowed. `cpus` are the affinities (MPIDR_EL1) of the `count` CPUs of the machine.
+/// `VPMU_STATUS_CONFIG`: there is no PMUv3.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_config(
+    config: *mut VpmuPartitionConfig,
+    host_counters: u8,
+    cpus: *const u64,
+    count: usize,
+) -> VpmuStatus {
+    const MOST: usize = 1 << 16;
+    let (Some(config), Some(cpus)) = promised!((room::out(config), room::slice(cpus, count, MOST)))
+    else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(features) = vpmu_el2::features(cpus.iter().copied()) else {
+        return VpmuStatus::Config;
+    };
+    let (id_aa64dfr0, id_aa64mmfr0) = vpmu_el2::id_registers();
+    *config = VpmuPartitionConfig {
+        id_aa64dfr0,
+        id_aa64mmfr0,
+        pmceid: [Register::Pmceid0, Register::Pmceid1].map(|register| PhysicalPmu.read(register)),
+        implemented: (PhysicalPmu.read(Register::Pmcr) >> 11 & 31) as u8,
+        host_counters,
+        shares_core: features.multithreaded,
+        ..VpmuPartitionConfig::default()
+    };
+    VpmuStatus::Ok
+}
+
+/// Attacks the PMU of this CPU from EL1, EL0 and AArch32, and sets `config->isolation` to what it keeps. Before a guest runs
+/// here; on one CPU of each kind. HCR_EL2.E2H is 0, else nothing is proven. MDCR_EL2 is to be written afterwards.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_probe(config: *mut VpmuPartitionConfig) -> VpmuStatus {
+    let Some(config) = promised!(room::out(config)) else {
+        return VpmuStatus::Misuse;
+    };
+    let (dfr0, mmfr0) = (config.id_aa64dfr0, config.id_aa64mmfr0);
+    let Some(features) = Features::from_registers(dfr0, mmfr0, 0, []) else {
+        return VpmuStatus::Config;
+    };
+    let findings = vpmu_el2::probe(config.implemented, config.host_counters, &features);
+    let kept = findings.isolation;
+    config.isolation = [
+        (kept.partition, VPMU_ISOLATES_PARTITION),
+        (kept.hpmd, VPMU_ISOLATES_HPMD),
+        (kept.hccd, VPMU_ISOLATES_HCCD),
+    ]
+    .into_iter()
+    .filter(|(kept, _)| *kept)
+    .fold(0, |bits, (_, bit)| bits | bit);
+    VpmuStatus::Ok
+}
+
+/// Fills `told` with the emulated PMU that is this CPU's own, for `vpmu_backed_init`: the fewest accesses of such a PMU trap.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_backed_config(
+    told: *mut VpmuArmConfig,
+    cpu: *const VpmuPartitionConfig,
+) -> VpmuStatus {
+    let (Some(told), Some(cpu)) = promised!((room::out(told), room::given(cpu))) else {
+        return VpmuStatus::Misuse;
+    };
+    let Some(config) = vpmu_el2::partition_config(cpu.host_counters, []) else {
+        return VpmuStatus::Config;
+    };
+    let EmulatedConfig {
+        counters,
+        el3,
+        identity,
+        pmmir,
+        ..
+    } = vpmu_el2::emulated_config(&config);
+    *told = VpmuArmConfig {
+        id_aa64dfr0: cpu.id_aa64dfr0,
+        counters,
+        el3,
+        implementer: identity.implementer,
+        idcode: identity.code,
+        pmceid: cpu.pmceid,
+        pmmir,
+        policy: 0,
+        filter: cpu.filter,
+    };
+    VpmuStatus::Ok
+}
+
+/// Writes MDCR_EL2 and, where they exist, HDFGRTR_EL2 and HDFGWTR_EL2: what the PMU wants, and the hypervisor's own bits.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_set_traps(
+    pmu: *const VpmuTraps,
+    own: *const VpmuTraps,
+) -> VpmuStatus {
+    let (Some(pmu), Some(own)) = promised!((room::given(pmu), room::given(own))) else {
+        return VpmuStatus::Misuse;
+    };
+    let registers = |traps: &VpmuTraps| TrapRegisters {
+        mdcr_el2: traps.mdcr_el2,
+        hdfgrtr_el2: traps.hdfgrtr_el2,
+        hdfgwtr_el2: traps.hdfgwtr_el2,
+    };
+    let (_, id_aa64mmfr0) = vpmu_el2::id_registers();
+    // ID_AA64MMFR0_EL1.FGT.
+    vpmu_el2::set_traps(
+        &registers(pmu),
+        &registers(own),
+        id_aa64mmfr0 >> 56 & 15 != 0,
+    );
+    VpmuStatus::Ok
+}
+
+/// Gives the guest a synchronous exception with this ESR_EL1, as the processor would.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_inject(esr: u64, vcpu: *const VpmuEl2Vcpu) -> VpmuStatus {
+    let Some(vcpu) = promised!(self::vcpu(vcpu)) else {
+        return VpmuStatus::Misuse;
+    };
+    vpmu_el2::inject(esr, vcpu);
+    VpmuStatus::Ok
+}
+
+/// Serves a trapped access with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind it, or with an
+/// exception. `false`: it is no access of a PMU register, and nothing has changed.
+///
+/// # Safety
+///
+/// As for the exported functions.
+unsafe fn exit<G: Guest>(pmu: *mut G, esr: u64, given: *const VpmuEl2Vcpu) -> bool {
+    let (Some(access), Some(vcpu)) = (Access::decode(esr), promised!(vcpu(given))) else {
+        return false;
+    };
+    let serve = |register: Register, level: ExceptionLevel, written: Option<u64>| {
+        promised!(room::with(pmu, |held: &mut G::Value| {
+            Served(match written {
+                Some(value) => held.pmu.write(register, level, value, &mut held.host),
+                None => held.pmu.read(register, level, &mut held.host),
+            })
+        }))
+        .0
+    };
+    if let Some(esr) = access.complete(vcpu, serve)
+        && let Some(vcpu) = promised!(self::vcpu(given))
+    {
+        vpmu_el2::inject(esr, vcpu);
+    }
+    true
+}
+
+/// An outcome, which is undefined where there is no PMU.
+struct Served(Outcome);
+
+impl room::Answer for Served {
+    const MISUSE: Self = Self(Outcome::Undefined);
+}
+
+/// Serves a trapped access of the partitioned PMU with this ESR_EL2 in full, in AArch64 or AArch32: the guest goes on behind
+/// it, or with an exception. `false`: it is no access of a PMU register, and nothing has changed.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_partition_exit(
+    pmu: *mut VpmuPartition,
+    esr: u64,
+    vcpu: *const VpmuEl2Vcpu,
+) -> bool {
+    promised!(exit(pmu, esr, vcpu))
+}
+
+/// Serves a trapped access of the PMU that is emulated on the counters of the CPU, as `vpmu_el2_partition_exit` does. The
+/// level of the interrupt may have changed.
+///
+/// # Safety
+///
+/// See the crate's page.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vpmu_el2_backed_exit(
+    pmu: *mut VpmuBacked,
+    esr: u64,
+    vcpu: *const VpmuEl2Vcpu,
+) -> bool {
+    promised!(exit(pmu, esr, vcpu))
+}
