@@ -1,0 +1,75 @@
+//! The search of `.eh_frame_hdr`: a sorted table of functions and their entries, of which any page may be absent.
+
+use crate::bytes::{PAGE, Reader};
+use crate::object::{Object, u32_at};
+use crate::{Cut, Failure};
+
+/// Entries of a page.
+const STRIDE: u64 = PAGE / 8;
+/// Pages to either side of an absent one that are tried. One megabyte of table is 130,000 functions.
+const AROUND: u64 = 64;
+
+/// Returns the address of the entry (FDE) of the function at `at`. Whether the function covers it is for the entry to say.
+pub(crate) fn search(reader: &mut Reader<'_>, object: &Object, at: u64) -> Result<u64, Failure> {
+    let header = object.header.ok_or(Cut::NoCfi)?;
+    let mut table = Table { reader, header };
+    // The entry is in `low..high`, or is `best`: the last that begins at or below.
+    let (mut low, mut high, mut best) = (0, object.entries, None);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        let (n, (start, fde)) = table.near(middle, low, high)?;
+        if start <= at {
+            (best, low) = (Some(fde), n + 1);
+        } else {
+            high = n;
+        }
+    }
+    best.ok_or_else(|| Cut::NoCfi.into())
+}
+
+struct Table<'a, 'b> {
+    reader: &'a mut Reader<'b>,
+    header: u64,
+}
+
+impl Table<'_, '_> {
+    /// Returns an entry of `low..high`: the one at `middle`, or one on another page where that is absent.
+    fn near(&mut self, middle: u64, low: u64, high: u64) -> Result<(u64, (u64, u64)), Failure> {
+        let absent = match self.entry(middle) {
+            Ok(entry) => return Ok((middle, entry)),
+            Err(failure) if failure.cut == Cut::PageAbsent => failure,
+            Err(failure) => return Err(failure),
+        };
+        for distance in (1..=AROUND).map(|pages| pages * STRIDE) {
+            let above = middle.checked_add(distance).filter(|&n| n < high);
+            let below = middle.checked_sub(distance).filter(|&n| n >= low);
+            if above.is_none() && below.is_none() {
+                break;
+            }
+            for n in [above, below].into_iter().flatten() {
+                match self.entry(n) {
+                    Ok(entry) => return Ok((n, entry)),
+                    Err(failure) if failure.cut == Cut::PageAbsent => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        // The ends may be on pages of their neighbours'.
+        for n in [low, high - 1] {
+            if let Ok(entry) = self.entry(n) {
+                return Ok((n, entry));
+            }
+        }
+        Err(absent)
+    }
+
+    /// Returns the start of a function, and the address of its entry.
+    fn entry(&mut self, n: u64) -> Result<(u64, u64), Failure> {
+        let bytes: [u8; 8] = self.reader.array(self.header.wrapping_add(12 + 8 * n))?;
+        let of = |at| {
+            let offset = u32_at(&bytes, at).cast_signed();
+            self.header.wrapping_add_signed(offset.into())
+        };
+        Ok((of(0), of(4)))
+    }
+}
