@@ -97,11 +97,12 @@ fn make_second_pmu(cpu: &Cpu, monitor: &Monitor, unlocked: &mut Unlocked) -> Res
     Ok(())
 }
 
-/// Starts the host's profile of the guest, where one is wanted and there is a PMU.
+/// Starts the host's profile of the guest, where one is wanted.
 fn start_profile(local: &mut Local, monitor: &Monitor) -> Result<(), PmuError> {
-    let (Some(settings), Some(pmu)) = (&monitor.settings.profile, &local.pmu) else {
+    let Some(settings) = &monitor.settings.profile else {
         return Ok(());
     };
+    let pmu = local.pmu.as_ref().ok_or(PmuError::NoPmu)?;
     if local.profile.is_none() {
         let counters = match monitor.settings.borrow {
             true => pmu.borrowed_counters(settings.events().len() as u8),

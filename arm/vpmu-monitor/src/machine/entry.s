@@ -5,14 +5,41 @@
 .section .head, "ax"
 .global head
 head:
+    ccmp    x18, #0, #0xd, pl       // does nothing; its bytes begin with "MZ", by which UEFI knows a program
     b       start
-    .long   0
     .quad   0                       // text offset
     .quad   0x200000                // image size; the lab adds the guest's
     .quad   0xa                     // little-endian, 4 KiB pages, anywhere in memory
     .quad   0, 0, 0
     .ascii  "ARM\x64"
+    .long   pe_header - head
+// ---- The header of a UEFI program (Microsoft PE and COFF Specification, sections 3 and 4) ----------
+pe_header:
+    .ascii  "PE\0\0"
+    .short  0xaa64, 1               // AArch64, one section
+    .long   0, 0, 0
+    .short  optional_header_end - optional_header
+    .short  0x206                   // executable; no line numbers, no debug information
+optional_header:
+    .short  0x20b                   // PE32+
+    .short  0
+    .long   rela_end - head - 0x1000, 0, 0 // bytes of code, of data
+    .long   efi_start - head, 0x1000
+    .quad   0                       // anywhere
+    .long   0x1000, 0x200           // alignment in memory, in the file
+    .short  0, 0, 0, 0, 0, 0
     .long   0
+    .long   0x200000, 0x1000        // bytes of the image, of the headers
+    .long   0
+    .short  10, 0                   // an EFI application
+    .quad   0, 0, 0, 0
+    .long   0, 0                    // no data directories
+optional_header_end:
+    .ascii  ".text\0\0\0"
+    .long   0x200000 - 0x1000, 0x1000, rela_end - head - 0x1000, 0x1000
+    .long   0, 0
+    .short  0, 0
+    .long   0xe0000020              // code, and all access
     .org    0x100
 .global second_words
 second_words:                       // the second guest's command line, ends with a zero; the lab fills it in
@@ -26,6 +53,20 @@ second_file:
     .quad   0, 0                    // the second guest: its distance from the head, its bytes; likewise
     .quad   0, 0                    // its initrd, likewise
     .quad   0                       // bytes of its memory; 0: as many as a small program wants
+
+// ---- Start by UEFI: x0 = handle of the image, x1 = system table ----------------------------------
+    .org    0x1000                  // where the section begins
+efi_start:
+    stp     x29, x30, [sp, #-16]!
+    ldr     x0, [x1, #64]           // ConOut
+    adrp    x1, efi_text
+    add     x1, x1, :lo12:efi_text
+    ldr     x2, [x0, #8]            // OutputString
+    blr     x2
+    ldp     x29, x30, [sp], #16
+    mov     x0, #3                  // EFI_UNSUPPORTED
+    movk    x0, #0x8000, lsl #48
+    ret
 
 // ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
 .section .text.start, "ax"

@@ -6,9 +6,12 @@
 //! one core is the reference for all.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use crate::payload::program;
-use crate::support::{text, turn, vpmu};
+use crate::support::{skipped, text, turn, vpmu};
 use serde_json::Value;
 
 /// Cores before PMUv3p5, which cannot keep a counter from counting at EL2 by themselves.
@@ -141,22 +144,40 @@ fn a_machine_of_130_cpus_boots() {
 #[test]
 fn machines_without_what_it_needs_end_with_one_line() {
     let _turn = turn(1);
-    for (board, says) in [
+    for (option, board, says) in [
         (
+            "-M",
             "virt,gic-version=2",
             "the device tree has no usable GICv3 node",
         ),
         (
+            "-M",
             "virt,virtualization=off",
             "the monitor was entered at EL1 and needs EL2",
+        ),
+        (
+            "-cpu",
+            "max,pmu=off",
+            "cannot sample the guest: the CPU has no PMU",
         ),
     ] {
         let Some(mut vpmu) = vpmu("aarch64") else {
             return;
         };
         let output = vpmu
-            .args(["run", "--pmu", "partitioned", "--qemu-arg=-M"])
-            .args([&format!("--qemu-arg={board}"), "--", "true"])
+            .args([
+                "run",
+                "--pmu",
+                "partitioned",
+                "--host-profile",
+                "1000",
+                "--borrow",
+            ])
+            .args([
+                format!("--qemu-arg={option}"),
+                format!("--qemu-arg={board}"),
+            ])
+            .args(["--", "true"])
             .output()
             .unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -168,6 +189,44 @@ fn machines_without_what_it_needs_end_with_one_line() {
         );
         assert!(line.contains(says), "{board}: {errors}");
     }
+}
+
+/// UEFI for arm64 (Debian's `qemu-efi-aarch64`).
+const UEFI: &str = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
+
+/// Checks that UEFI takes the monitor for a program, which says in one line how to start it and gives the machine back.
+#[test]
+fn uefi_prints_how_to_start_the_monitor() {
+    let _turn = turn(1);
+    let Some(monitor) = program("aarch64/monitor.bin") else {
+        return;
+    };
+    if !Path::new(UEFI).exists() {
+        return skipped(&format!("no {UEFI}: apt-get install qemu-efi-aarch64"));
+    }
+    let mut qemu = Command::new("qemu-system-aarch64")
+        .args(["-M", "virt,virtualization=on,gic-version=3", "-cpu", "max"])
+        .args(["-m", "512M", "-nographic", "-nic", "none", "-bios", UEFI])
+        .arg("-kernel")
+        .arg(&monitor)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The firmware's next choice is its shell, which ends no machine.
+    let lines = BufReader::new(qemu.stdout.take().unwrap()).split(b'\n');
+    let mut said = String::new();
+    for line in lines {
+        let line = String::from_utf8_lossy(&line.unwrap()).into_owned();
+        said += &line;
+        if line.contains("BdsDxe: starting") {
+            break;
+        }
+    }
+    qemu.kill().unwrap();
+    qemu.wait().unwrap();
+    let line = "vpmu-monitor: error: UEFI cannot start it: it needs the arm64 boot protocol";
+    assert!(said.contains(line), "{said}");
 }
 
 /// Checks the counts and traps of guests on these cores.

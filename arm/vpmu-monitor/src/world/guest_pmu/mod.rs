@@ -118,6 +118,9 @@ pub enum PmuError {
     /// The host has fewer counters than events to sample by.
     #[error("cannot sample the guest: there are fewer host counters than events")]
     Profile,
+    /// There is nothing to sample the guest by.
+    #[error("cannot sample the guest: the CPU has no PMU")]
+    NoPmu,
 }
 
 impl GuestPmu {
