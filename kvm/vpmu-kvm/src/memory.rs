@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use lazy_deadline::{Slot, SlotRef};
 use vpmu::paravirt::{PAGE_SIZE, Page};
+use vpmu_x86::memory::Store;
 
 /// The guest's RAM by its physical addresses. It includes neither the guest's devices nor memory that the guest may not
 /// write: the guest chooses the addresses.
@@ -31,6 +32,40 @@ pub trait GuestMemory: fmt::Debug + Send + Sync {
 pub trait Words {
     /// Returns the word of 64 bits with this index, or `None` behind the last.
     fn word(&self, index: usize) -> Option<&AtomicU64>;
+}
+
+/// What a guest's instructions reach that are executed for it.
+impl vpmu_x86::memory::Memory for dyn GuestMemory + '_ {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        GuestMemory::read(self, address, bytes)
+    }
+
+    fn is_writable(&self, address: u64) -> bool {
+        let mut is_ram = false;
+        self.with_words(address, 1, &mut |_| is_ram = true);
+        is_ram
+    }
+
+    fn store(&self, stores: &[Store]) {
+        let first = stores.iter().map(|store| store.at).min().unwrap_or(0);
+        let last = stores.iter().map(|store| store.at).max().unwrap_or(0);
+        let count = (last - first) as usize / size_of::<u64>() + 1;
+        self.with_words(first, count, &mut |words| {
+            for store in stores {
+                let index = (store.at - first) as usize / size_of::<u64>();
+                let Some(word) = words.word(index) else {
+                    continue;
+                };
+                if store.mask == u64::MAX {
+                    word.store(store.value, Ordering::Release);
+                    continue;
+                }
+                let part = |old| Some(old & !store.mask | store.value);
+                // Neighbours in the word are other vCPUs' to write.
+                let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, part);
+            }
+        });
+    }
 }
 
 /// Calls `body` with the `count` words at `at`, or with `None` where there are none.

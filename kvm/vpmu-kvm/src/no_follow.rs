@@ -38,7 +38,7 @@ impl Follower {
         match *self {}
     }
 
-    pub(crate) fn bridge(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn replay(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 

@@ -143,33 +143,22 @@ impl Shared {
     }
 }
 
-/// What was executed without the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg(feature = "lbr")]
-pub(crate) struct Executed {
-    /// Reads of records that were answered.
-    pub(crate) reads: u32,
-    /// Branches that were taken, which are handed over.
-    pub(crate) taken: u32,
-    /// All instructions, and the branches among them, taken or not.
-    pub(crate) instructions: u32,
-    pub(crate) branches: u32,
-}
-
-/// The bridges: instructions that were executed for a guest with last branch records, so that neither its branches at a PMI
+/// The replays: instructions that were executed for a guest with last branch records, so that neither its branches at a PMI
 /// nor its handler's reads of them are exits ([`Options::lbr`](crate::Options::lbr)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bridges {
-    /// Bridges that the guest has crossed.
-    pub crossed: u64,
-    /// Bridges that were in vain, because memory had changed meanwhile.
+pub struct Replays {
+    /// Replays that count: the guest went on behind them.
+    pub committed: u64,
+    /// Replays that were dropped, because memory had changed meanwhile.
     pub dropped: u64,
-    /// The reads on the way, none of which was an exit.
+    /// The reads among them, none of which was an exit.
     pub reads: u64,
-    /// The branches that were taken on the way, and recorded.
+    /// The branches that were taken, and recorded.
     pub branches: u64,
-    /// All instructions on the way.
+    /// All instructions that were executed.
     pub instructions: u64,
+    /// How often a guest was followed no further, because the time, the exits or the room for it were used up.
+    pub overruns: u64,
 }
 
 impl Arming {
@@ -203,7 +192,7 @@ pub struct Statistics {
     /// The outcome of the branches that were handed over for last branch records.
     pub lbr: lbr::Statistics,
     /// The reads of branch records that were no exits.
-    pub bridges: Bridges,
+    pub replays: Replays,
     /// The searches for the guest's handler of #GP, through which RDPMC comes here.
     pub arming: Arming,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
@@ -243,7 +232,7 @@ impl Statistics {
         self.longest_stuck_ns = self.longest_stuck_ns.max(other.longest_stuck_ns);
         self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
         self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
-        self.bridges = combine_bridges(self.bridges, other.bridges, u64::wrapping_add);
+        self.replays = combine_replays(self.replays, other.replays, u64::wrapping_add);
         self.arming = combine_arming(self.arming, other.arming, u64::wrapping_add);
     }
 
@@ -280,7 +269,7 @@ impl Statistics {
             longest_stuck_ns: self.longest_stuck_ns,
             pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
             lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
-            bridges: combine_bridges(self.bridges, before.bridges, u64::saturating_sub),
+            replays: combine_replays(self.replays, before.replays, u64::saturating_sub),
             arming: combine_arming(self.arming, before.arming, u64::saturating_sub),
         }
     }
@@ -346,13 +335,14 @@ fn combine_lbr(a: lbr::Statistics, b: lbr::Statistics, f: fn(u64, u64) -> u64) -
     }
 }
 
-fn combine_bridges(a: Bridges, b: Bridges, f: fn(u64, u64) -> u64) -> Bridges {
-    Bridges {
-        crossed: f(a.crossed, b.crossed),
+fn combine_replays(a: Replays, b: Replays, f: fn(u64, u64) -> u64) -> Replays {
+    Replays {
+        committed: f(a.committed, b.committed),
         dropped: f(a.dropped, b.dropped),
         reads: f(a.reads, b.reads),
         branches: f(a.branches, b.branches),
         instructions: f(a.instructions, b.instructions),
+        overruns: f(a.overruns, b.overruns),
     }
 }
 

@@ -243,7 +243,7 @@ impl Vcpu {
         if after == AfterRun::Completed
             && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
         {
-            follower.bridge(&self.kvm, pmu)?;
+            follower.replay(&self.kvm, pmu)?;
         }
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.pmu

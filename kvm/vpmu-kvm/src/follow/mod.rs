@@ -2,12 +2,12 @@
 //!
 //! No host that KVM runs on hands its branches to a VMM. So the guest is stopped where it has taken some, and what it did
 //! in between is known: its code is decoded ahead from RIP, and executed on copies of its registers and its memory
-//! ([`shadow`]) as far as that goes. Nothing of that changes the guest. It only tells where the guest is going ([`walk`]),
-//! and a breakpoint tells that it has come there: a place that its way passes once, and last. A branch whose condition
-//! comes from memory may go the other way when the guest takes it. Then that way has a breakpoint, too: a processor has
-//! four. Whichever the guest reaches first, it has taken exactly the branches that lead there.
+//! ([`vpmu_x86::predict`]) as far as that goes. Nothing of that changes the guest. It only tells where the guest is going
+//! ([`walk`]), and a breakpoint tells that it has come there: a place that its trace passes once, and last. A branch whose
+//! condition comes from memory may go the other way when the guest takes it. Then that way has a breakpoint, too: a processor
+//! has four. Whichever the guest reaches first, it has taken exactly the branches that lead there.
 //!
-//! Where each instruction is one that [`bridge`] executes exactly, the guest need not be stopped: it is executed for it.
+//! Where each instruction is one that is executed exactly ([`replay`]), the guest need not be stopped: it is executed for it.
 //!
 //! # Why a record is never wrong
 //!
@@ -25,33 +25,25 @@
 //! changed target of an indirect branch, where the guest then comes to the expected place with the expected registers all
 //! the same, is not.
 
-mod arithmetic;
-mod bridge;
-mod cross;
-mod decode;
-mod execute;
 mod guard;
-mod kinds;
-mod shadow;
-mod space;
+mod replay;
 mod stopped;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod walk;
-mod way;
 
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 use vpmu::x86::Ring;
 use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
 
 use crate::error::Error;
-use crate::guest::paging::Paging;
-use crate::guest::ring;
+use crate::guest::{registers, ring, system};
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
@@ -63,13 +55,12 @@ use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
 use crate::thread::unset;
-use bridge::Bridge;
-use execute::Executor;
 use guard::Guard;
-use space::{Pages, Space};
+use replay::Replays;
 use stopped::Stopped;
+use trace::{Places, Trace};
+use vpmu_x86::predict::Predictor;
 use walk::{Resume, Start, TF, walk};
-use way::{Places, Way, are};
 
 /// Most exits of a run, and where each is an instruction's.
 const MOST: u32 = 160;
@@ -85,25 +76,23 @@ pub(crate) struct Follower {
     signal: i32,
     /// Made by the thread that runs the vCPU.
     guard: Option<Guard>,
-    executor: Executor,
-    /// Most instructions of a way.
+    predictor: Predictor,
+    /// Most instructions of a trace.
     longest: usize,
     /// Most exits of a run.
     most: u32,
-    /// The way that the guest is on, or was.
-    way: Way,
+    /// What the guest executes, or did last.
+    trace: Trace,
     /// Whether the last exit has left an instruction half done, which KVM_RUN completes.
     is_between: bool,
     /// Whether the vCPU was asked to complete that, and no more.
     is_asked: bool,
     resume: Resume,
-    /// The pages that the present run has found.
-    pages: Pages,
     run: Option<Run>,
     /// Whether the guest's counters stand still until the PMI that waits for branches has them.
     is_held: bool,
     /// `None`: each read of a record is an exit.
-    bridge: Option<Bridge>,
+    replays: Option<Replays>,
     keys: Keys,
 }
 
@@ -112,6 +101,7 @@ pub(crate) struct Follower {
 struct Run {
     /// The thread's time when the run began.
     begun: Duration,
+    since: Instant,
     exits: u32,
     /// Whether the guest has stopped at a breakpoint, where nothing is about to be delivered to it.
     is_calm: bool,
@@ -119,12 +109,20 @@ struct Run {
     asks_sregs: bool,
     /// IA32_LSTAR, which no guest changes in a run, for its system calls.
     lstar: Option<u64>,
-    /// The registers with which the guest set out on its way, if it is on one.
+    /// The registers with which the guest set out, if it has.
     before: Option<kvm_regs>,
     /// The places where the vCPU has breakpoints.
     places: Places,
     cr2: u64,
     cr3: u64,
+}
+
+impl Run {
+    /// Returns whether the thread has run for longer than a run may take.
+    fn is_late(&self) -> bool {
+        // The thread's time takes a system call, and is no longer than this one, which takes none.
+        self.since.elapsed() >= LONGEST && guard::time() >= self.begun + LONGEST
+    }
 }
 
 impl std::fmt::Debug for Follower {
@@ -151,25 +149,24 @@ impl Follower {
                 "this KVM cannot keep interrupts from a guest at breakpoints: use Linux 5.16 or newer on the host",
             ));
         }
-        let (longest, most, bridge) = match options.follow {
-            Follow::Ahead => (walk::LONGEST, MOST, Some(Bridge::new())),
+        let (longest, most, replays) = match options.follow {
+            Follow::Ahead => (walk::LONGEST, MOST, Some(Replays::new())),
             Follow::Steps => (1, MOST_STEPS, None),
         };
         Ok(Some(Self {
             memory,
             signal: options.perf(Kick::Nothing, 1).overflow_signal(),
             guard: None,
-            executor: Executor::new(),
+            predictor: Predictor::new(),
             longest,
             most,
-            way: Way::default(),
+            trace: Trace::default(),
             is_between: false,
             is_asked: false,
             resume: Resume::Unknown,
-            pages: Pages::new(),
             run: None,
             is_held: false,
-            bridge,
+            replays,
             keys: Keys::default(),
         }))
     }
@@ -177,11 +174,11 @@ impl Follower {
     /// The vCPU has another thread, or its state is another's.
     pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
         let _ = self.stop(kvm, pmu);
-        self.forget_bridge();
+        self.forget_replay();
         self.guard = None;
     }
 
-    /// Sends the guest on its way, if a PMI waits for branches. Call this right before the delivery of the PMI that is
+    /// Lets the guest go on to where it is seen again, if a PMI waits for branches. Call this right before the delivery of the PMI that is
     /// due.
     pub(crate) fn before_run(
         &mut self,
@@ -191,7 +188,7 @@ impl Follower {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
             self.stop(kvm, pmu)?;
-            if !self.bridge.as_ref().is_some_and(Bridge::is_planned) {
+            if !self.replays.as_ref().is_some_and(Replays::is_planned) {
                 return Ok(());
             }
         } else if !self.is_held {
@@ -207,14 +204,16 @@ impl Follower {
             self.is_asked = asked.is_ok();
             return Ok(());
         }
-        self.cross(kvm, pmu);
+        self.commit(kvm, pmu);
         if wanted == 0 {
             return Ok(());
         }
-        let is_over = self.run.as_ref().is_some_and(|run| {
-            // The guard's signal is no breakpoint. The clock need not be asked at each of these.
-            run.exits >= self.most || !run.is_calm && guard::time() >= run.begun + LONGEST
-        });
+        // The guard's signal comes late where the time goes by here, and not in the guest.
+        let is_over =
+            (self.run.as_ref()).is_some_and(|run| run.exits >= self.most || run.is_late());
+        if is_over {
+            pmu.count_overrun();
+        }
         if !is_over {
             self.take(kvm, pmu, wanted.into())?;
         }
@@ -240,9 +239,10 @@ impl Follower {
             None => self.guard.insert(Guard::new(self.signal)?),
         };
         guard.set(LONGEST)?;
-        self.pages.forget();
+        self.predictor.forget_pages();
         self.run = Some(Run {
             begun: guard::time(),
+            since: Instant::now(),
             exits: 0,
             is_calm: false,
             asks_sregs: kvm.run.expect_sregs(true),
@@ -255,7 +255,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Finds the guest's way and puts breakpoints there. `false`: it cannot be followed from here.
+    /// Finds what the guest is going to execute, and puts breakpoints there. `false`: it cannot be followed from here.
     fn predict(
         &mut self,
         kvm: &OnKvm,
@@ -277,15 +277,14 @@ impl Follower {
         if !is_calm || !can_follow(&regs, &sregs) {
             return Ok(false);
         }
-        let paging = Paging::of(&sregs);
-        let mut space = Space::new(paging, &*self.memory, &mut self.pages);
         let ring = ring(&sregs, &regs);
         // Only user space makes system calls.
         if ring == Ring::User && run.lstar.is_none() {
             run.lstar = sys::msr(&kvm.vcpu, IA32_LSTAR).ok();
         }
         let start = Start {
-            regs: &regs,
+            registers: &registers(&regs),
+            system: &system(&sregs),
             sregs: &sregs,
             ring,
             lstar: run.lstar,
@@ -294,16 +293,20 @@ impl Follower {
             resume: self.resume,
             longest: self.longest,
         };
-        if !walk(&start, &mut space, &mut self.executor, &mut self.way) {
+        let goes = walk(&start, &*self.memory, &mut self.predictor, &mut self.trace);
+        if self.trace.is_cut {
+            pmu.count_overrun();
+        }
+        if !goes {
             return Ok(false);
         }
-        let places = self.way.places();
+        let places = self.trace.places();
         // A loop stops where it has stopped before.
         if places != run.places {
             debug::break_at(&kvm.vcpu, places.used())?;
             run.places = places;
         }
-        // A breakpoint where the guest is: the next time, not now. Set by an earlier way, the flag would hide others.
+        // A breakpoint where the guest is: the next time, not now. Set for an earlier trace, the flag would hide others.
         let rflags = match places.used().contains(&regs.rip) {
             true => regs.rflags | walk::RF,
             false => regs.rflags & !walk::RF,
@@ -335,7 +338,7 @@ impl Follower {
                 return Ok(true);
             }
         }
-        self.forget_bridge();
+        self.forget_replay();
         self.is_between = !matches!(returned, Returned::NoExit | Returned::Debug);
         let Some(run) = &mut self.run else {
             return Ok(false);
@@ -353,14 +356,14 @@ impl Follower {
             sregs: &sregs,
         };
         let is_ours = returned == Returned::Debug;
-        if self.way.is_opaque {
-            self.pages.forget();
+        if self.trace.is_opaque {
+            self.predictor.forget_pages();
         }
-        let taken = stopped.branches(&self.way, run, is_ours);
+        let taken = stopped.branches(&self.trace, run, is_ours);
         if is_ours && regs.rip == before.rip {
             match taken {
                 Some(_) => self.resume = Resume::Works,
-                None if are(&shadow::general(&before), &shadow::general(&regs)) => {
+                None if registers(&before).general == registers(&regs).general => {
                     // The breakpoint was seen before the instruction was executed.
                     self.resume = Resume::Fails;
                     run.is_calm = true;
@@ -387,9 +390,9 @@ impl Follower {
     }
 
     /// The guest goes its own way.
-    fn forget_bridge(&mut self) {
-        if let Some(bridge) = &mut self.bridge {
-            bridge.forget();
+    fn forget_replay(&mut self) {
+        if let Some(replays) = &mut self.replays {
+            replays.forget();
         }
     }
 

@@ -2,9 +2,9 @@
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
-use super::way::{Taken, Way, are};
-use super::{Run, shadow};
-use crate::guest::ring;
+use super::Run;
+use super::trace::{Taken, Trace, are};
+use crate::guest::{registers, ring};
 
 /// A vCPU that has stopped.
 pub(super) struct Stopped<'a> {
@@ -13,26 +13,25 @@ pub(super) struct Stopped<'a> {
 }
 
 impl Stopped<'_> {
-    /// Returns the branches that the guest has taken on its way; `None`: it is not seen where it was to be.
+    /// Returns the branches that the guest has taken on its trace; `None`: it is not seen where it was to be.
     pub(super) fn branches<'a>(
         &self,
-        way: &'a Way,
+        trace: &'a Trace,
         run: &Run,
         is_break: bool,
     ) -> Option<Taken<'a>> {
-        let leaf = way.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
-        let is_same_space = way.is_opaque || self.sregs.cr3 == run.cr3;
-        let here = shadow::general(self.regs);
+        let leaf = trace.leaves.iter().find(|leaf| leaf.ip == self.regs.rip);
+        let is_same_space = trace.is_opaque || self.sregs.cr3 == run.cr3;
         match leaf.filter(|_| is_break) {
             Some(leaf) => {
                 let is_ring = ring(self.sregs, self.regs) == leaf.ring;
                 let is_faultless = leaf.is_fault || self.sregs.cr2 == run.cr2;
-                let is_expected = are(&leaf.general, &here) && is_ring;
-                (is_expected && is_faultless && is_same_space).then(|| way.taken(leaf))
+                let is_expected = are(&leaf.general, &registers(self.regs).general) && is_ring;
+                (is_expected && is_faultless && is_same_space).then(|| trace.taken(leaf))
             }
             None => {
                 let is_here = is_same_space && self.sregs.cr2 == run.cr2;
-                way.taken_at(self.regs.rip, &here).filter(|_| is_here)
+                trace.taken_at(self.regs.rip).filter(|_| is_here)
             }
         }
     }

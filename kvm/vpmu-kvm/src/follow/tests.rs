@@ -1,15 +1,15 @@
-//! Ways of code in a memory of 64 KiB that is mapped onto itself.
+//! Traces of code in a memory of 64 KiB that is mapped onto itself.
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Filter, Kind, Kinds};
 
-use super::execute::Executor;
-use super::space::{Pages, Space};
+use vpmu_x86::predict::Predictor;
+
+use super::trace::Trace;
 use super::walk::{LONGEST, Resume, Start, walk};
-use super::way::Way;
-use crate::guest::paging::Paging;
+use crate::guest::{registers, system};
 use crate::memory::GuestMemory;
 
 const CODE: u64 = 0x8000;
@@ -54,11 +54,11 @@ fn memory(code: &[u8]) -> GuestMemoryMmap {
     ram
 }
 
-fn way(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Way> {
-    way_of(code, regs, wanted, LONGEST)
+fn trace(code: &[u8], regs: kvm_regs, wanted: usize) -> Option<Trace> {
+    trace_of(code, regs, wanted, LONGEST)
 }
 
-fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<Way> {
+fn trace_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<Trace> {
     let ram = memory(code);
     let mut sregs = kvm_sregs {
         cr0: 0x8001_0001,
@@ -74,10 +74,9 @@ fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<
         rflags: 2,
         ..regs
     };
-    let mut pages = Pages::new();
-    let mut space = Space::new(Paging::of(&sregs), &ram, &mut pages);
     let start = Start {
-        regs: &regs,
+        registers: &registers(&regs),
+        system: &system(&sregs),
         sregs: &sregs,
         ring: Ring::Kernel,
         lstar: None,
@@ -86,30 +85,31 @@ fn way_of(code: &[u8], regs: kvm_regs, wanted: usize, longest: usize) -> Option<
         resume: Resume::Works,
         longest,
     };
-    let mut way = Way::default();
-    walk(&start, &mut space, &mut Executor::new(), &mut way).then_some(way)
+    let mut trace = Trace::default();
+    walk(&start, &ram, &mut Predictor::new(), &mut trace).then_some(trace)
 }
 
 /// Returns each leaf's place, with the branches that lead there, by offsets in the code.
-fn leaves(way: &Way) -> Vec<(u64, Vec<(u64, u64)>)> {
+fn leaves(trace: &Trace) -> Vec<(u64, Vec<(u64, u64)>)> {
     let offset = |at: u64| at.wrapping_sub(CODE);
     let pair = |branch: &Branch| (offset(branch.from), offset(branch.to));
     let leaf = |leaf: &_| {
-        let (branches, off) = way.taken(leaf);
+        let (branches, off) = trace.taken(leaf);
         branches.iter().chain(&off).map(pair).collect()
     };
-    way.leaves
+    trace
+        .leaves
         .iter()
         .map(|one| (offset(one.ip), leaf(one)))
         .collect()
 }
 
 #[test]
-fn a_way_goes_through_calls_and_returns() {
+fn a_trace_goes_through_calls_and_returns() {
     // call 7; jmp 0x20; 7: ret
     let code = [0xe8, 2, 0, 0, 0, 0xeb, 0x19, 0xc3];
-    let way = way(&code, kvm_regs::default(), 3).unwrap();
-    assert_eq!(leaves(&way), [(0x20, vec![(0, 7), (7, 5), (5, 0x20)])]);
+    let trace = trace(&code, kvm_regs::default(), 3).unwrap();
+    assert_eq!(leaves(&trace), [(0x20, vec![(0, 7), (7, 5), (5, 0x20)])]);
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn a_step_is_one_instruction() {
             rbx,
             ..Default::default()
         };
-        way_of(code, regs, 32, 1).unwrap()
+        trace_of(code, regs, 32, 1).unwrap()
     };
     let call = step(&[0xe8, 2, 0, 0, 0, 0xeb, 0x19, 0xc3], 0);
     assert_eq!(leaves(&call), [(7, vec![(0, 7)])]);
@@ -133,7 +133,7 @@ fn a_changed_return_address_is_the_target() {
     // A retpoline: call 7; pause; jmp 5; 7: mov [rsp], rax; ret
     let code = [0xe8, 2, 0, 0, 0, 0xf3, 0x90, 0x48, 0x89, 0x04, 0x24, 0xc3];
     let rax = CODE + 0x40;
-    let way = way(
+    let trace = trace(
         &code,
         kvm_regs {
             rax,
@@ -142,14 +142,14 @@ fn a_changed_return_address_is_the_target() {
         2,
     )
     .unwrap();
-    assert_eq!(leaves(&way), [(0x40, vec![(0, 7), (11, 0x40)])]);
+    assert_eq!(leaves(&trace), [(0x40, vec![(0, 7), (11, 0x40)])]);
 }
 
 #[test]
 fn a_condition_of_registers_needs_no_second_leaf() {
     // cmp eax, 5; je 0x10
     let code = [0x83, 0xf8, 5, 0x74, 0x0b];
-    let taken = way(
+    let taken = trace(
         &code,
         kvm_regs {
             rax: 5,
@@ -166,7 +166,7 @@ fn a_condition_of_memory_has_a_leaf_for_each_way() {
     // cmp byte [rbx], 0; jne 0x10; jmp 0x20
     let code = [0x80, 0x3b, 0, 0x75, 0x0b, 0xeb, 0x19];
     let rbx = 0xb000;
-    let way = way(
+    let trace = trace(
         &code,
         kvm_regs {
             rbx,
@@ -176,14 +176,14 @@ fn a_condition_of_memory_has_a_leaf_for_each_way() {
     )
     .unwrap();
     let expected = [(0x10, vec![(3, 0x10)]), (0x20, vec![(5, 0x20)])];
-    assert_eq!(leaves(&way), expected);
+    assert_eq!(leaves(&trace), expected);
 }
 
 #[test]
 fn a_loop_ends_where_it_begins() {
     // inc eax; jmp 0
-    let way = way(&[0xff, 0xc0, 0xeb, 0xfc], kvm_regs::default(), 32).unwrap();
-    assert_eq!(leaves(&way), [(0, vec![(2, 0)])]);
+    let trace = trace(&[0xff, 0xc0, 0xeb, 0xfc], kvm_regs::default(), 32).unwrap();
+    assert_eq!(leaves(&trace), [(0, vec![(2, 0)])]);
 }
 
 #[test]
@@ -194,23 +194,23 @@ fn an_instruction_that_may_fault_is_alone() {
         rbx,
         ..Default::default()
     };
-    let alone = way(&[0x8b, 0x03, 0x90], regs, 1).unwrap();
+    let alone = trace(&[0x8b, 0x03, 0x90], regs, 1).unwrap();
     let fault = PAGE_FAULT - CODE;
     assert_eq!(leaves(&alone), [(fault, vec![(0, fault)]), (2, vec![])]);
-    // nop; mov eax, [rbx]: the way before it
-    let before = way(&[0x90, 0x8b, 0x03], regs, 1).unwrap();
+    // nop; mov eax, [rbx]: the trace before it
+    let before = trace(&[0x90, 0x8b, 0x03], regs, 1).unwrap();
     assert_eq!(leaves(&before), [(1, vec![])]);
 }
 
 #[test]
 fn repeated_instructions_run_at_full_speed() {
     // rep stosb
-    let alone = way(&[0xf3, 0xaa], kvm_regs::default(), 1).unwrap();
+    let alone = trace(&[0xf3, 0xaa], kvm_regs::default(), 1).unwrap();
     assert!(leaves(&alone).contains(&(2, vec![])));
 }
 
 #[test]
-fn what_cannot_be_followed_has_no_way() {
+fn what_cannot_be_followed_has_no_trace() {
     // hlt; int 0x80; int3; mov eax, ...; far jump by memory; a page that is missing has its handler
     for code in [
         &[0xf4][..],
@@ -219,7 +219,7 @@ fn what_cannot_be_followed_has_no_way() {
         &[0x0f, 0x0b],
         &[0xff, 0x2b],
     ] {
-        assert!(way(code, kvm_regs::default(), 1).is_none(), "{code:x?}");
+        assert!(trace(code, kvm_regs::default(), 1).is_none(), "{code:x?}");
     }
 }
 
@@ -227,7 +227,7 @@ fn what_cannot_be_followed_has_no_way() {
 fn a_branch_that_vendors_cut_differently_is_not_followed() {
     for code in CUT {
         let code = [code, &[0; 4][..]].concat();
-        assert!(way(&code, kvm_regs::default(), 1).is_none(), "{code:x?}");
+        assert!(trace(&code, kvm_regs::default(), 1).is_none(), "{code:x?}");
     }
 }
 

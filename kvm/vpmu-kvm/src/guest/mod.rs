@@ -5,8 +5,6 @@
 //! a processor's TLB: the guest that changes its tables meanwhile, from another vCPU, has to interrupt this vCPU before
 //! it can rely on the change.
 
-pub(crate) mod paging;
-
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -14,11 +12,14 @@ use kvm_bindings::{kvm_regs, kvm_sregs, kvm_xsave};
 use vpmu::x86::Ring;
 use vpmu::x86::pebs::{Fault, GeneralRegisters, Guest, Sample};
 use vpmu_perf::SampledGuest;
+#[cfg(feature = "lbr")]
+use vpmu_x86::cpu::Registers;
+use vpmu_x86::cpu::System;
+use vpmu_x86::paging::{Access, Mode, PAGE, Page, Paging};
 
 use crate::memory::GuestMemory;
 use crate::run::RunPage;
 use crate::{deadline, sys};
-use paging::{Access, Mode, PAGE, Page, Paging};
 
 const IA32_TIME_STAMP_COUNTER: u32 = 0x10;
 
@@ -72,7 +73,7 @@ impl VcpuGuest {
     /// access of the supervisor (SDM vol. 3A, 4.6), which never reaches user space with CR4.SMAP.
     fn page(&mut self, address: u64, is_written: bool) -> Result<u64, Fault> {
         let linear = address & !(PAGE - 1);
-        let paging = Paging::of(self.sregs()?);
+        let paging = paging(self.sregs()?);
         let known = self.pages.iter().flatten().find(|&&(at, _)| at == linear);
         let page = match known {
             Some(&(_, page)) => page,
@@ -199,6 +200,64 @@ impl Guest for VcpuGuest {
         }
         Ok(registers)
     }
+}
+
+/// Returns the general registers as `vpmu-x86` has them.
+#[cfg(feature = "lbr")]
+pub(crate) const fn registers(regs: &kvm_regs) -> Registers {
+    Registers {
+        general: [
+            regs.rax, regs.rcx, regs.rdx, regs.rbx, regs.rsp, regs.rbp, regs.rsi, regs.rdi,
+            regs.r8, regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14, regs.r15,
+        ],
+        rip: regs.rip,
+        rflags: regs.rflags,
+    }
+}
+
+/// Returns the general registers as KVM has them.
+#[cfg(feature = "lbr")]
+pub(crate) const fn kvm_registers(registers: &Registers) -> kvm_regs {
+    let general = &registers.general;
+    kvm_regs {
+        rax: general[0],
+        rcx: general[1],
+        rdx: general[2],
+        rbx: general[3],
+        rsp: general[4],
+        rbp: general[5],
+        rsi: general[6],
+        rdi: general[7],
+        r8: general[8],
+        r9: general[9],
+        r10: general[10],
+        r11: general[11],
+        r12: general[12],
+        r13: general[13],
+        r14: general[14],
+        r15: general[15],
+        rip: registers.rip,
+        rflags: registers.rflags,
+    }
+}
+
+/// Returns what decides what a vCPU's code does.
+pub(crate) const fn system(sregs: &kvm_sregs) -> System {
+    System {
+        cr0: sregs.cr0,
+        cr3: sregs.cr3,
+        cr4: sregs.cr4,
+        efer: sregs.efer,
+        cpl: sregs.ss.dpl,
+        is_long: sregs.cs.l != 0,
+        fs_base: sregs.fs.base,
+        gs_base: sregs.gs.base,
+    }
+}
+
+/// Returns a vCPU's page tables.
+pub(crate) const fn paging(sregs: &kvm_sregs) -> Paging {
+    Paging::of(&system(sregs))
 }
 
 /// Returns the ring in which the guest of a vCPU that does not run is, if KVM tells.

@@ -5,7 +5,8 @@ use vpmu::x86::lbr::{Branch, Filter, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Engine, VcpuPmu};
-use crate::stats::{Executed, Exit};
+use crate::stats::Exit;
+use vpmu_x86::Executed;
 
 impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Returns how many branches more a PMI waits for; 0: none waits.
@@ -65,18 +66,23 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
         self.msr(msr)
     }
 
-    /// Counts a bridge, and what was executed on it for this ring of the guest. `None`: it was dropped.
-    pub(crate) fn count_bridge(&mut self, executed: Option<Executed>, ring: Ring) {
+    /// Counts a run that has ended early, because its time, its exits or its room were used up.
+    pub(crate) fn count_overrun(&self) {
+        self.statistics.lock().replays.overruns += 1;
+    }
+
+    /// Counts a replay, and what was executed for this ring of the guest. `None`: it was dropped.
+    pub(crate) fn count_replay(&mut self, executed: Option<Executed>, ring: Ring) {
         let mut statistics = self.statistics.lock();
-        let bridges = &mut statistics.bridges;
+        let replays = &mut statistics.replays;
         let Some(executed) = executed else {
-            bridges.dropped += 1;
+            replays.dropped += 1;
             return;
         };
-        bridges.crossed += 1;
-        bridges.reads += u64::from(executed.reads);
-        bridges.branches += u64::from(executed.taken);
-        bridges.instructions += u64::from(executed.instructions);
+        replays.committed += 1;
+        replays.reads += u64::from(executed.reads);
+        replays.branches += u64::from(executed.taken);
+        replays.instructions += u64::from(executed.instructions);
         drop(statistics);
         // No counter of the processor's has seen them.
         if self.misses_completed

@@ -6,8 +6,8 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::guest::paging::{Access, Mode, PAGE, Paging};
 use crate::memory::GuestMemory;
+use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
 /// A guest's memory under the page tables that one of its vCPUs uses.
 #[derive(Clone, Copy)]

@@ -4,8 +4,8 @@ use kvm_bindings::kvm_sregs;
 
 use super::ENTRY_PORT;
 use super::code::{Code, exchange};
-use crate::guest::paging::{Access, Mode, PAGE};
 use crate::memory::GuestMemory;
+use vpmu_x86::paging::{Access, Mode, PAGE};
 
 /// ENDBR64, which stays: with CET's indirect branch tracking an exception has to arrive there.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

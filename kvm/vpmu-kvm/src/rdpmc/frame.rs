@@ -4,7 +4,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 
 use super::code::Code;
-use crate::guest::paging::{Access, Mode};
+use vpmu_x86::paging::{Access, Mode};
 
 pub(super) const RDPMC: [u8; 2] = [0x0f, 0x33];
 pub(super) const LENGTH: u64 = RDPMC.len() as u64;

@@ -28,12 +28,13 @@ use kvm_bindings::kvm_sregs;
 use vpmu::x86::Capability;
 
 use crate::error::Error;
-use crate::guest::paging::{PAGE, Paging};
+use crate::guest::paging;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use code::{Code, exchange};
 use entry::{Entry, Refusal};
 pub(crate) use vcpu::VcpuRdpmc;
+use vpmu_x86::paging::PAGE;
 
 /// The first instruction of the guest's #GP handler writes to this port. The port is the guest's own everywhere else.
 pub(crate) const ENTRY_PORT: u16 = 0xe7;
@@ -173,7 +174,7 @@ impl Rdpmc {
     ) -> Result<(), Error> {
         let sregs = crate::sys::sregs(vcpu)?;
         self.remove(Code {
-            paging: Paging::of(&sregs),
+            paging: paging(&sregs),
             memory,
         });
         Ok(())
@@ -197,7 +198,7 @@ impl Rdpmc {
     /// Makes the handler of a vCPU with these registers exit, unless it does.
     fn arm(&self, sregs: &kvm_sregs, memory: &dyn GuestMemory) -> Result<(), Refusal> {
         let code = Code {
-            paging: Paging::of(sregs),
+            paging: paging(sregs),
             memory,
         };
         let (entry, is_armed) = Entry::find(sregs, code)?;

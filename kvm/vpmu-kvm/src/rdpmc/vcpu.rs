@@ -14,7 +14,7 @@ use super::entry::{Displaced, Entry};
 use super::frame::{Frame, TF};
 use super::{Rdpmc, is_index};
 use crate::error::Error;
-use crate::guest::paging::Paging;
+use crate::guest::paging;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::run::RunPage;
@@ -104,7 +104,7 @@ impl VcpuRdpmc {
 
     fn code(&self, sregs: &kvm_sregs) -> Code<'_> {
         Code {
-            paging: Paging::of(sregs),
+            paging: paging(sregs),
             memory: &*self.memory,
         }
     }

@@ -1,7 +1,7 @@
 //! Tests of last branch records of a guest that runs.
 
 use kvm_ioctls::VcpuExit;
-use vpmu_kvm::{AfterRun, Bridges, Error, Exit, Lbr, Model, Options, Outcome, Pebs, Vcpu};
+use vpmu_kvm::{AfterRun, Error, Exit, Lbr, Model, Options, Outcome, Pebs, Replays, Vcpu};
 
 use super::guest::{CODE, Code, END, MODEL, Machine};
 use super::pebs::{BUFFER, WITH_PEBS, collecting};
@@ -124,9 +124,9 @@ fn records_are_the_branches_that_the_guest_has_taken() {
     let Some(machine) = Machine::new(code(), NMI) else {
         return;
     };
-    let bridges = check_records(machine);
+    let replays = check_records(machine);
     assert!(
-        bridges.is_none_or(|bridges| bridges == Bridges::default()),
+        replays.is_none_or(|replays| replays == Replays::default()),
         "no EFER.NXE"
     );
 }
@@ -136,23 +136,23 @@ fn records_are_the_branches_that_were_taken_for_the_guest() {
     let Some(machine) = Machine::new(code(), NMI) else {
         return;
     };
-    allow_bridges(&machine);
-    let bridges = check_records(machine);
+    allow_replays(&machine);
+    let replays = check_records(machine);
     assert!(
-        bridges.is_none_or(|bridges| bridges.branches > 0),
-        "{bridges:?}"
+        replays.is_none_or(|replays| replays.branches > 0),
+        "{replays:?}"
     );
 }
 
 /// Sets EFER.NXE.
-fn allow_bridges(machine: &Machine) {
+fn allow_replays(machine: &Machine) {
     let mut sregs = machine.vcpu.get_sregs().unwrap();
     sregs.efer |= 1 << 11;
     machine.vcpu.set_sregs(&sregs).unwrap();
 }
 
 /// Checks the records of some PMIs, and returns what was executed for the guest.
-fn check_records(mut machine: Machine) -> Option<Bridges> {
+fn check_records(mut machine: Machine) -> Option<Replays> {
     /// The guest's PMIs are so many at least.
     const PMIS: u64 = 20;
     let base = CODE + code().0.len() as u64 - LOOP.len() as u64;
@@ -166,7 +166,9 @@ fn check_records(mut machine: Machine) -> Option<Bridges> {
         let pmis = pmu.statistics().lock().unwrap().pmis;
         if pmis > seen {
             seen = pmis;
-            let found = records(&mut pmu, base);
+            let mut found = records(&mut pmu, base);
+            // On a busy host a period can be over as soon as the handler returns: IRET is then the oldest record.
+            found.retain(|&(from, _)| from < LOOP.len() as u64);
             assert!(are_of_the_loop(&found), "{found:?}");
             full += u64::from(found.len() == 32);
             // The next PMI comes after another number of branches.
@@ -187,7 +189,7 @@ fn check_records(mut machine: Machine) -> Option<Bridges> {
     // A port ends a run, and one round in 8,192 has one.
     assert!(full > 0 && full >= seen - 3, "{full} of {seen}: {lbr:?}");
     assert!(exits <= 40 * seen, "{exits} exits for {seen} PMIs");
-    Some(statistics.bridges)
+    Some(statistics.replays)
 }
 
 #[test]
@@ -224,7 +226,7 @@ fn the_branches_of_a_pebs_record_lead_to_it() {
     const GROUPS: u64 = 31 << 24 | 0b1010;
     const SIZE: u64 = 32 + 144 + 32 * 24;
     const RECORDS: u64 = 4;
-    for bridges in [false, true] {
+    for replays in [false, true] {
         let code = Code::default()
             .wrmsr(LBR_CTL, ALL)
             .record_groups(GROUPS, PERIOD)
@@ -234,8 +236,8 @@ fn the_branches_of_a_pebs_record_lead_to_it() {
             return;
         };
         machine.describe_buffer(PERIOD);
-        if bridges {
-            allow_bridges(&machine);
+        if replays {
+            allow_replays(&machine);
         }
         let options = Options {
             lbr: Lbr::On,
@@ -277,6 +279,6 @@ fn the_branches_of_a_pebs_record_lead_to_it() {
         let statistics = statistics.lock().unwrap();
         // A port ends a run, and one round in 8,192 has one.
         assert!(full >= RECORDS - 1, "{full}: {:?}", statistics.lbr);
-        assert_eq!(statistics.bridges.branches > 0, bridges);
+        assert_eq!(statistics.replays.branches > 0, replays);
     }
 }

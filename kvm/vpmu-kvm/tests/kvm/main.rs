@@ -4,7 +4,6 @@
 //! error.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-mod bridge;
 mod guest;
 mod guide;
 mod lbr;
@@ -12,6 +11,7 @@ mod limits;
 mod pebs;
 mod privileges;
 mod rdpmc;
+mod replay;
 mod seccomp;
 mod setup;
 mod threads;

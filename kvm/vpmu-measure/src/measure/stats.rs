@@ -25,7 +25,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
     let (pebs, lbr) = (&statistics.pebs, &statistics.lbr);
-    let (arming, bridges) = (&statistics.arming, &statistics.bridges);
+    let (arming, replays) = (&statistics.arming, &statistics.replays);
     serde_json::json!({
         "pmis": statistics.pmis,
         "masked_pmis": statistics.masked_pmis,
@@ -50,12 +50,13 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
             "full": lbr.full,
             "short": lbr.short,
         },
-        "bridges": {
-            "crossed": bridges.crossed,
-            "dropped": bridges.dropped,
-            "reads": bridges.reads,
-            "branches": bridges.branches,
-            "instructions": bridges.instructions,
+        "replays": {
+            "committed": replays.committed,
+            "dropped": replays.dropped,
+            "reads": replays.reads,
+            "branches": replays.branches,
+            "instructions": replays.instructions,
+            "overruns": replays.overruns,
         },
         "arming": {
             "searches": arming.searches,

@@ -3,10 +3,11 @@
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use super::super::Rdpmc;
 use super::super::code::Code;
 use super::super::entry::Refusal;
 use super::super::frame::{self, Frame};
-use super::super::{Paging, Rdpmc};
+use crate::guest::paging;
 use crate::memory::GuestMemory;
 
 pub(super) const ROOT: u64 = 0x1000;
@@ -145,7 +146,7 @@ impl Guest {
 
     pub(super) fn code(&self) -> Code<'_> {
         Code {
-            paging: Paging::of(&self.sregs),
+            paging: paging(&self.sregs),
             memory: &self.ram,
         }
     }

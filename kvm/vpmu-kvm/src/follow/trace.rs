@@ -1,37 +1,29 @@
-//! A way that a vCPU is going to take, and where it is seen to be.
+//! What a vCPU is going to execute, and where it is seen to be.
 
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::Branch;
-
-use super::shadow::General;
+use vpmu_x86::word::Masked;
 
 /// Breakpoints that a processor has.
 pub(super) const BREAKPOINTS: usize = 4;
+
+/// The general registers, as far as they are known.
+pub(super) type General = [Masked; 16];
 
 /// A place to stop at: whichever the vCPU reaches first tells where it went.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     pub(super) ip: u64,
-    /// How many of the way's branches the vCPU has then taken.
+    /// How many of the trace's branches the vCPU has then taken.
     pub(super) branches: usize,
-    /// The branch that leads off the way, if one does.
-    // Not among the way's branches: another leaf may stand where this branch is not taken.
+    /// The branch that leads off the trace, if one does.
+    // Not among the trace's branches: another leaf may stand where this branch is not taken.
     pub(super) off: Option<Branch>,
     /// The vCPU's registers there, as far as they are known.
     pub(super) general: General,
     pub(super) ring: Ring,
     /// The place is the handler of a fault.
     pub(super) is_fault: bool,
-}
-
-/// An instruction of a way.
-#[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub(super) ip: u64,
-    /// How many of the way's branches were taken before it.
-    pub(super) branches: usize,
-    /// The vCPU's registers before it, as far as they are known.
-    pub(super) general: General,
 }
 
 /// Places for breakpoints.
@@ -50,20 +42,23 @@ impl Places {
 /// Branches that a vCPU has taken, the oldest first.
 pub(super) type Taken<'a> = (&'a [Branch], Option<Branch>);
 
-/// A way and its leaves.
+/// Instructions that are executed one after the other, and the leaves of the trace.
 #[derive(Debug, Default)]
-pub(super) struct Way {
-    pub(super) steps: Vec<Step>,
+pub(super) struct Trace {
+    /// The address of each instruction, and how many of the branches were taken before it.
+    pub(super) steps: Vec<(u64, usize)>,
     pub(super) branches: Vec<Branch>,
     pub(super) leaves: Vec<Leaf>,
-    /// The places of the steps behind the first, in order. A hash table would ask the kernel for random numbers, which
+    /// The places of the instructions behind the first, in order. A hash table would ask the kernel for random numbers, which
     /// a jail may forbid.
     pub(super) visited: Vec<u64>,
     /// The first instruction is one that is not predicted: it may change anything.
     pub(super) is_opaque: bool,
+    /// There was no room for all that it stores: the trace ends before.
+    pub(super) is_cut: bool,
 }
 
-impl Way {
+impl Trace {
     /// Returns the places of the leaves.
     pub(super) fn places(&self) -> Places {
         let mut places = Places::default();
@@ -74,16 +69,16 @@ impl Way {
         places
     }
 
-    /// Makes room for another way. The memory is kept.
+    /// Makes room for another trace. The memory is kept.
     pub(super) fn clear(&mut self) {
         self.steps.clear();
         self.branches.clear();
         self.leaves.clear();
         self.visited.clear();
-        self.is_opaque = false;
+        (self.is_opaque, self.is_cut) = (false, false);
     }
 
-    /// Notes that the way comes by at `ip`. Returns whether that is for the first time.
+    /// Notes that the trace comes by at `ip`. Returns whether that is for the first time.
     pub(super) fn visit(&mut self, ip: u64) -> bool {
         match self.visited.binary_search(&ip) {
             Ok(_) => false,
@@ -98,29 +93,24 @@ impl Way {
         self.visited.binary_search(&ip).is_ok()
     }
 
-    /// Returns the branches that a vCPU at `leaf` has taken: those of the way, and the one that leads off.
+    /// Returns the branches that a vCPU at `leaf` has taken: those of the trace, and the one that leads off.
     pub(super) fn taken(&self, leaf: &Leaf) -> Taken<'_> {
         (&self.branches[..leaf.branches], leaf.off)
     }
 
-    /// Returns the branches that a vCPU with these registers, which was stopped at no leaf, has taken. `None`: the way
-    /// comes by there more than once, or not at all.
-    pub(super) fn taken_at(&self, ip: u64, general: &General) -> Option<Taken<'_>> {
-        let is_here = |step: &&Step| step.ip == ip && are(&step.general, general);
-        let mut here = self.steps.iter().filter(is_here);
-        let branches = here.next()?.branches;
+    /// Returns the branches that a vCPU that was stopped at no leaf has taken. `None`: the trace comes by there more than
+    /// once, or not at all.
+    pub(super) fn taken_at(&self, ip: u64) -> Option<Taken<'_>> {
+        let mut here = self.steps.iter().filter(|(at, _)| *at == ip);
+        let &(_, branches) = here.next()?;
         let is_alone = here.next().is_none();
-        // In a loop the same registers can stand before and after a branch: then nobody knows how many were taken.
+        // In a loop nobody knows how many were taken.
         is_alone.then(|| (&self.branches[..branches], None))
     }
 }
 
 /// Returns whether the registers are those that are expected, as far as these are known.
-pub(super) fn are(expected: &General, here: &General) -> bool {
+pub(super) fn are(expected: &General, here: &[u64; 16]) -> bool {
     let mut both = expected.iter().zip(here);
-    both.all(|(expected, here)| match (expected, here) {
-        (Some(expected), Some(here)) => expected.bits == here.bits,
-        // What is not known may be anything.
-        _ => true,
-    })
+    both.all(|(expected, &here)| expected.may_be(here))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use vm_memory::{Bytes, GuestAddress};
-use vpmu_kvm::{Bridges, Error, Exit, Follow, Lbr, Options};
+use vpmu_kvm::{Error, Exit, Follow, Lbr, Options, Replays};
 
 use super::guest::{Code, END, MODEL, Machine};
 use super::{NMI, Port, possible, run, try_attach};
@@ -80,12 +80,12 @@ struct Seen {
     reports: Vec<(u8, u32)>,
     memory: Vec<u8>,
     reads: u64,
-    bridges: Bridges,
+    replays: Replays,
 }
 
 fn seen(follow: Follow) -> Option<Seen> {
     let mut machine = Machine::new(hostile(), NMI)?;
-    // No bridge without EFER.NXE. CR0.WP is as a kernel has it.
+    // No replay without EFER.NXE. CR0.WP is as a kernel has it.
     let mut sregs = machine.vcpu.get_sregs().unwrap();
     sregs.efer |= 1 << 11;
     machine.vcpu.set_sregs(&sregs).unwrap();
@@ -122,7 +122,7 @@ fn seen(follow: Follow) -> Option<Seen> {
         reports,
         memory,
         reads: reads.map(|(_, count)| count).sum(),
-        bridges: statistics.bridges,
+        replays: statistics.replays,
     })
 }
 
@@ -131,14 +131,14 @@ fn a_guest_cannot_tell_who_has_executed_its_instructions() {
     let (Some(steps), Some(ahead)) = (seen(Follow::Steps), seen(Follow::Ahead)) else {
         return;
     };
-    assert_eq!(steps.bridges, Bridges::default());
+    assert_eq!(steps.replays, Replays::default());
     assert_eq!(ahead.reports, steps.reports);
     // The flags that the manual leaves undefined are the processor's in both.
     let differ: BTreeSet<usize> = (0..steps.memory.len())
         .filter(|&at| ahead.memory[at] != steps.memory[at])
         .collect();
     assert!(differ.is_empty(), "{differ:x?}");
-    let bridges = ahead.bridges;
-    assert!(bridges.crossed > 0 && bridges.reads > 0, "{bridges:?}");
-    assert_eq!(ahead.reads + bridges.reads, steps.reads, "{bridges:?}");
+    let replays = ahead.replays;
+    assert!(replays.committed > 0 && replays.reads > 0, "{replays:?}");
+    assert_eq!(ahead.reads + replays.reads, steps.reads, "{replays:?}");
 }

@@ -1,20 +1,21 @@
-//! The guest's memory while it is bridged: what it loads is remembered to be compared, what it stores waits.
+//! The guest's memory while a replay is planned: what it loads is remembered to be compared, what it stores waits.
 //!
 //! The stores become visible to other vCPUs at once and in their order, and only if all that was loaded is still the same.
 //! So the bridge is one moment for all others: that of the commitment.
 
-use std::sync::atomic::Ordering;
-
-use super::super::space::{LONGEST, Space};
-use super::flags::mask;
-use super::{Dropped, Start, Stop};
-use crate::guest::paging::{Access, Mode, PAGE, Page, Paging};
-use crate::memory::GuestMemory;
+use crate::Stop;
+use crate::cpu::{Registers, System};
+use crate::flags::mask;
+use crate::machine::Bus;
+use crate::memory::{Memory, Store};
+use crate::paging::{Access, Mode, PAGE, Page, Paging};
+use crate::replay::Dropped;
+use crate::space::{LONGEST, Space};
 
 /// Bytes, and words, of a line.
 const LINE: u64 = 64;
 const WORDS: usize = 8;
-/// Most lines and most stores of a bridge. There is room for them from the beginning: a vCPU's thread may not be able to
+/// Most lines and most stores of a replay. There is room for them from the beginning: a vCPU's thread may not be able to
 /// ask for memory.
 const MOST_LINES: usize = 128;
 const MOST_STORES: usize = 4096;
@@ -34,18 +35,8 @@ struct Line {
     loaded: u8,
 }
 
-/// A store, to a part of a word.
-#[derive(Clone, Copy)]
-struct Store {
-    /// The physical address of the word.
-    at: u64,
-    /// The bits that are written.
-    mask: u64,
-    value: u64,
-}
-
-/// What a bridge has loaded and stored.
-pub(super) struct Journal {
+/// What a replay has loaded and stored.
+pub(crate) struct Journal {
     lines: Vec<Line>,
     stores: Vec<Store>,
     /// Stores of which none may be joined with a later one.
@@ -57,7 +48,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             lines: Vec::with_capacity(MOST_LINES),
             stores: Vec::with_capacity(MOST_STORES),
@@ -67,7 +58,7 @@ impl Journal {
         }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.lines.clear();
         self.stores.clear();
         self.closed = 0;
@@ -76,18 +67,22 @@ impl Journal {
     }
 
     /// Returns how many stores there are, to which [`cut`](Self::cut) can go back.
-    pub(super) fn close(&mut self) -> usize {
+    pub(crate) fn close(&mut self) -> usize {
         self.closed = self.stores.len();
         self.closed
     }
 
     /// Forgets the stores behind the first `count`.
-    pub(super) fn cut(&mut self, count: usize) {
+    pub(crate) fn cut(&mut self, count: usize) {
         self.stores.truncate(count);
     }
 
     /// Makes the stores, in their order, if all that was loaded is still there, and if they still lead where they did.
-    pub(super) fn commit(&self, rule: &Rule, memory: &dyn GuestMemory) -> Result<(), Dropped> {
+    pub(crate) fn commit<M: Memory + ?Sized>(
+        &self,
+        rule: &Rule,
+        memory: &M,
+    ) -> Result<(), Dropped> {
         // With KVM_FEATURE_PV_TLB_FLUSH Linux interrupts no vCPU that is out of KVM_RUN to have it forget a page: the page may
         // be another's by now. What was loaded through the old tables is the same as if the processor had loaded it when it was
         // read here, which x86's order lets come before older stores of the same vCPU. A store would come after the flush, which
@@ -107,35 +102,17 @@ impl Journal {
                 return Err(Dropped);
             }
         }
-        // All words of a page that are stored to one after the other are written by one call.
         let is_near = |a: &Store, b: &Store| a.at / PAGE == b.at / PAGE;
         for stores in self.stores.chunk_by(is_near) {
-            let first = stores.iter().map(|store| store.at).min().unwrap_or(0);
-            let last = stores.iter().map(|store| store.at).max().unwrap_or(0);
-            let count = (last - first) as usize / size_of::<u64>() + 1;
-            memory.with_words(first, count, &mut |words| {
-                for store in stores {
-                    let index = (store.at - first) as usize / size_of::<u64>();
-                    let Some(word) = words.word(index) else {
-                        continue;
-                    };
-                    if store.mask == u64::MAX {
-                        word.store(store.value, Ordering::Release);
-                        continue;
-                    }
-                    let part = |old| Some(old & !store.mask | store.value);
-                    // Neighbours in the word are other vCPUs' to write.
-                    let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, part);
-                }
-            });
+            memory.store(stores);
         }
         Ok(())
     }
 }
 
-/// The rule by which a bridge reaches memory.
+/// The rule by which a replay reaches memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rule {
+pub(crate) struct Rule {
     paging: Paging,
     mode: Mode,
     /// PKRU, once it was asked for.
@@ -143,10 +120,10 @@ pub(super) struct Rule {
 }
 
 impl Rule {
-    fn of(start: &Start<'_>) -> Self {
+    pub(crate) const fn of(registers: &Registers, system: &System) -> Self {
         Self {
-            paging: Paging::of(start.sregs),
-            mode: Mode::of(start.sregs, start.regs.rflags),
+            paging: Paging::of(system),
+            mode: Mode::of(system, registers.rflags),
             pkru: None,
         }
     }
@@ -167,7 +144,7 @@ impl Rule {
     }
 }
 
-fn read_line(memory: &dyn GuestMemory, at: u64) -> Option<[u64; WORDS]> {
+fn read_line<M: Memory + ?Sized>(memory: &M, at: u64) -> Option<[u64; WORDS]> {
     let mut bytes = [0; LINE as usize];
     memory.read(at, &mut bytes).then(|| {
         let (words, _) = bytes.as_chunks();
@@ -184,23 +161,22 @@ struct Found {
 }
 
 /// Memory by linear address, as an instruction at this privilege reaches it.
-pub(super) struct Memory<'a, 'm> {
-    space: Space<'m>,
-    memory: &'m dyn GuestMemory,
+pub(crate) struct Journaled<'a, 'm, M: ?Sized> {
+    space: Space<'m, M>,
     journal: &'a mut Journal,
-    pub(super) rule: Rule,
+    pub(crate) rule: Rule,
     ask_pkru: &'a dyn Fn() -> Option<u32>,
     found: [Found; PLACES],
     /// The page whose code was noted last.
     noted: u64,
 }
 
-impl<'a, 'm> Memory<'a, 'm> {
-    pub(super) fn new(
-        space: Space<'m>,
-        memory: &'m dyn GuestMemory,
+impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
+    pub(crate) fn new(
+        space: Space<'m, M>,
         journal: &'a mut Journal,
-        start: &Start<'a>,
+        rule: Rule,
+        ask_pkru: &'a dyn Fn() -> Option<u32>,
     ) -> Self {
         const NONE: Found = Found {
             // No line's address.
@@ -210,21 +186,16 @@ impl<'a, 'm> Memory<'a, 'm> {
         };
         Self {
             space,
-            memory,
             journal,
-            rule: Rule::of(start),
-            ask_pkru: start.pkru,
+            rule,
+            ask_pkru,
             found: [NONE; PLACES],
             noted: NONE.linear,
         }
     }
 
-    pub(super) fn journal(&mut self) -> &mut Journal {
+    pub(crate) fn journal(&mut self) -> &mut Journal {
         self.journal
-    }
-
-    pub(super) fn is_canonical(&self, address: u64) -> bool {
-        self.space.is_canonical(address)
     }
 
     /// Returns the physical address behind a linear one that is reached without a fault, and without that the processor
@@ -267,7 +238,7 @@ impl<'a, 'm> Memory<'a, 'm> {
         let line = match journal.lines.iter().position(|line| line.at == at) {
             Some(line) => line,
             None if journal.lines.len() < MOST_LINES => {
-                let seen = read_line(self.memory, at).ok_or(Stop)?;
+                let seen = read_line(self.space.memory(), at).ok_or(Stop)?;
                 journal.lines.push(Line {
                     at,
                     seen,
@@ -286,38 +257,6 @@ impl<'a, 'm> Memory<'a, 'm> {
         Ok(line as u8)
     }
 
-    /// Loads. An address that is not a multiple of the size stops: such an access may be two.
-    pub(super) fn load(&mut self, address: u64, size: u8) -> Result<u64, Stop> {
-        if address & (u64::from(size) - 1) != 0 {
-            return Err(Stop);
-        }
-        let line = self.line(address, false)?;
-        let word = (address % LINE / 8) as usize;
-        line.loaded |= 1 << word;
-        Ok(line.now[word] >> (8 * (address % 8)) & mask(size))
-    }
-
-    /// Stores. Either all is noted, or nothing.
-    pub(super) fn store(&mut self, address: u64, size: u8, value: u64) -> Result<(), Stop> {
-        if address & (u64::from(size) - 1) != 0 || self.journal.stores.len() == MOST_STORES {
-            return Err(Stop);
-        }
-        let (word, by) = ((address % LINE / 8) as usize, 8 * (address % 8));
-        let (mask, value) = (mask(size) << by, (value & mask(size)) << by);
-        let line = self.line(address, true)?;
-        line.now[word] = line.now[word] & !mask | value;
-        let (at, journal) = (line.at + 8 * word as u64, &mut *self.journal);
-        match journal.stores[journal.closed..].last_mut() {
-            // Nobody can tell two stores to one word, one after the other, from one.
-            Some(last) if last.at == at => {
-                last.value = last.value & !mask | value;
-                last.mask |= mask;
-            }
-            _ => journal.stores.push(Store { at, mask, value }),
-        }
-        Ok(())
-    }
-
     /// Checks that a page has no code that is executed here, and can be written.
     fn may_store(&mut self, linear: u64, page: u64) -> Result<(), Stop> {
         if self.journal.stored.contains(&(linear, page)) {
@@ -327,9 +266,7 @@ impl<'a, 'm> Memory<'a, 'm> {
         if is_full || self.journal.code.contains(&page) {
             return Err(Stop);
         }
-        let mut is_ram = false;
-        self.memory.with_words(page, 1, &mut |_| is_ram = true);
-        if !is_ram {
+        if !self.space.memory().is_writable(page) {
             return Err(Stop);
         }
         self.journal.stored.push((linear, page));
@@ -337,14 +274,14 @@ impl<'a, 'm> Memory<'a, 'm> {
     }
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
-    pub(super) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
+    pub(crate) fn code(&mut self, address: u64) -> Result<([u8; LONGEST], usize), Stop> {
         let (bytes, length) = self.space.code(address, self.rule.mode);
         self.note_code(address, length)?;
         Ok((bytes, length))
     }
 
     /// Returns whether these bytes are executed at `address`.
-    pub(super) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
+    pub(crate) fn has_code(&mut self, address: u64, bytes: &[u8]) -> bool {
         self.space.has_code(address, self.rule.mode, bytes)
             && self.note_code(address, bytes.len()).is_ok()
     }
@@ -368,5 +305,46 @@ impl<'a, 'm> Memory<'a, 'm> {
             self.noted = at;
         }
         Ok(())
+    }
+}
+
+impl<M: Memory + ?Sized> Bus<u64> for Journaled<'_, '_, M> {
+    /// Loads. An address that is not a multiple of the size stops: such an access may be two.
+    #[inline]
+    fn load(&mut self, address: u64, size: u8) -> Result<u64, Stop> {
+        if address & (u64::from(size) - 1) != 0 {
+            return Err(Stop);
+        }
+        let line = self.line(address, false)?;
+        let word = (address % LINE / 8) as usize;
+        line.loaded |= 1 << word;
+        Ok(line.now[word] >> (8 * (address % 8)) & mask(size))
+    }
+
+    /// Stores. Either all is noted, or nothing.
+    #[inline]
+    fn store(&mut self, address: u64, size: u8, value: u64) -> Result<(), Stop> {
+        if address & (u64::from(size) - 1) != 0 || self.journal.stores.len() == MOST_STORES {
+            return Err(Stop);
+        }
+        let (word, by) = ((address % LINE / 8) as usize, 8 * (address % 8));
+        let (mask, value) = (mask(size) << by, (value & mask(size)) << by);
+        let line = self.line(address, true)?;
+        line.now[word] = line.now[word] & !mask | value;
+        let (at, journal) = (line.at + 8 * word as u64, &mut *self.journal);
+        match journal.stores[journal.closed..].last_mut() {
+            // Nobody can tell two stores to one word, one after the other, from one.
+            Some(last) if last.at == at => {
+                last.value = last.value & !mask | value;
+                last.mask |= mask;
+            }
+            _ => journal.stores.push(Store { at, mask, value }),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn is_canonical(&self, address: u64) -> bool {
+        self.space.is_canonical(address)
     }
 }

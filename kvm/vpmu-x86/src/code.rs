@@ -2,9 +2,10 @@
 
 use iced_x86::{Decoder, DecoderOptions};
 
-use super::Stop;
-use super::memory::Memory;
-use super::op::Op;
+use crate::Stop;
+use crate::journal::Journaled;
+use crate::memory::Memory;
+use crate::op::Op;
 
 /// Runs that are remembered, each at one of `WAYS` places, and the instructions of all of them: several times what Linux
 /// executes for a record.
@@ -16,14 +17,14 @@ const MOST_IN_RUN: usize = 32;
 /// Most bytes of code of all runs.
 const MOST_BYTES: usize = 8 * MOST_OPS;
 
-/// Code by its addresses, in runs: what is executed one after the other, up to a branch or a read.
-pub(super) struct Code {
+/// Decoded code by its addresses, in runs: what is executed one after the other, up to a branch or a read.
+pub struct Code {
     runs: Box<[Run; MOST]>,
     /// The instructions of all runs, and their bytes.
     ops: Vec<Op>,
     bytes: Vec<u8>,
-    /// The number of the present bridge. Within a bridge, bytes that were compared stay as they were.
-    bridge: u32,
+    /// The number of the present replay. Within a replay, bytes that were compared stay as they were.
+    replay: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -31,7 +32,7 @@ struct Run {
     ip: u64,
     /// The address behind it.
     next: u64,
-    bridge: u32,
+    replay: u32,
     /// Where its instructions begin, and how many there are; the same of its bytes.
     ops: (u32, u32),
     bytes: (u32, u32),
@@ -42,7 +43,7 @@ struct Run {
 const NONE: Run = Run {
     ip: 0,
     next: 0,
-    bridge: 0,
+    replay: 0,
     ops: (0, 0),
     bytes: (0, 0),
     after: [0; 2],
@@ -54,26 +55,31 @@ fn part<T>(all: &[T], (begin, count): (u32, u32)) -> &[T] {
 }
 
 impl Code {
-    pub(super) fn new() -> Self {
+    /// Makes room.
+    #[expect(
+        clippy::new_without_default,
+        reason = "it takes 200 KB, which nobody makes by the way"
+    )]
+    pub fn new() -> Self {
         Self {
             runs: Box::new([NONE; MOST]),
             // All that there will be: a vCPU's thread may not be able to ask for memory.
             ops: Vec::with_capacity(MOST_OPS),
             bytes: Vec::with_capacity(MOST_BYTES),
-            bridge: 0,
+            replay: 0,
         }
     }
 
-    /// Another bridge begins: the guest may have changed its code.
-    pub(super) fn begin(&mut self) {
-        self.bridge = self.bridge.wrapping_add(1);
-        // Not in the midst of a bridge, where the instructions are in use.
+    /// Another replay begins: the guest may have changed its code.
+    pub(crate) fn begin(&mut self) {
+        self.replay = self.replay.wrapping_add(1);
+        // Not in the midst of a replay, where the instructions are in use.
         let is_full = self.ops.len() > MOST_OPS / 2 || self.bytes.len() > MOST_BYTES / 2;
-        if self.bridge == 0 || is_full {
+        if self.replay == 0 || is_full {
             *self.runs = [NONE; MOST];
             self.ops.clear();
             self.bytes.clear();
-            self.bridge = 1;
+            self.replay = 1;
         }
     }
 
@@ -82,29 +88,29 @@ impl Code {
         let begin = (ip ^ ip >> 9) as usize % MOST;
         let places = || (begin..begin + WAYS).map(|at| at % MOST);
         let found = places().find(|&at| self.runs[at].ip == ip);
-        let oldest = || places().min_by_key(|&at| self.runs[at].bridge);
+        let oldest = || places().min_by_key(|&at| self.runs[at].replay);
         found.or_else(oldest).unwrap_or(begin)
     }
 
     /// Returns the instructions of the run at a place: one at least.
     #[inline]
-    pub(super) fn ops(&self, place: u16) -> &[Op] {
+    pub(crate) fn ops(&self, place: u16) -> &[Op] {
         part(&self.ops, self.runs[usize::from(place) % MOST].ops)
     }
 
     /// Returns the place of the run at `ip`, to which the one at `from` leads.
     #[inline]
-    pub(super) fn next(
+    pub(crate) fn next<M: Memory + ?Sized>(
         &mut self,
         from: u16,
         ip: u64,
-        memory: &mut Memory<'_, '_>,
+        memory: &mut Journaled<'_, '_, M>,
     ) -> Result<u16, Stop> {
         let known = &self.runs[usize::from(from) % MOST];
         let way = usize::from(known.next != ip);
         let after = known.after[way];
         let next = &self.runs[usize::from(after) % MOST];
-        if next.ip == ip && next.bridge == self.bridge {
+        if next.ip == ip && next.replay == self.replay {
             return Ok(after);
         }
         let found = self.at(ip, memory)?;
@@ -114,10 +120,14 @@ impl Code {
 
     /// Returns the place of the run at `ip`.
     #[inline(never)]
-    pub(super) fn at(&mut self, ip: u64, memory: &mut Memory<'_, '_>) -> Result<u16, Stop> {
+    pub(crate) fn at<M: Memory + ?Sized>(
+        &mut self,
+        ip: u64,
+        memory: &mut Journaled<'_, '_, M>,
+    ) -> Result<u16, Stop> {
         let at = self.place(ip);
         let known = self.runs[at];
-        if known.ip == ip && known.bridge == self.bridge {
+        if known.ip == ip && known.replay == self.replay {
             return Ok(at as u16);
         }
         let bytes = part(&self.bytes, known.bytes);
@@ -125,12 +135,16 @@ impl Code {
         if !is_known {
             self.runs[at] = self.decoded(ip, memory)?;
         }
-        self.runs[at].bridge = self.bridge;
+        self.runs[at].replay = self.replay;
         Ok(at as u16)
     }
 
     /// Decodes a run.
-    fn decoded(&mut self, ip: u64, memory: &mut Memory<'_, '_>) -> Result<Run, Stop> {
+    fn decoded<M: Memory + ?Sized>(
+        &mut self,
+        ip: u64,
+        memory: &mut Journaled<'_, '_, M>,
+    ) -> Result<Run, Stop> {
         let (ops, bytes) = (self.ops.len(), self.bytes.len());
         let mut next = ip;
         while self.ops.len() < ops + MOST_IN_RUN {

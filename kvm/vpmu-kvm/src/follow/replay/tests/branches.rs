@@ -4,8 +4,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::lbr::Kind;
 
 use super::super::super::tests::{CUT, everything};
-use super::super::{Bridge, Start};
+use super::super::{Replays, Start};
 use super::{CODE, DATA, KERNEL, STACK, TABLES, map, memory, regs, sregs, word};
+use crate::guest::{registers, ring, system};
 use crate::memory::GuestMemory;
 
 /// Branches by offsets in the code.
@@ -19,17 +20,17 @@ fn taken(
     wanted: usize,
 ) -> Option<(Taken, kvm_regs)> {
     let ram = memory(code);
-    let mut bridge = Bridge::new();
+    let mut replays = Replays::new();
     let start = Start {
-        regs,
-        sregs,
+        registers: &registers(regs),
+        system: &system(sregs),
         pkru: &|| None,
     };
-    if !bridge.plan_branches(&start, &ram, everything(), wanted) {
+    if !replays.plan_branches(&start, &ram, ring(sregs, regs), everything(), wanted) {
         return None;
     }
-    let (after, executed) = bridge.commit(regs, &ram)?.unwrap();
-    let branches = bridge.taken(executed.taken).iter();
+    let (after, executed) = replays.commit(regs, &ram)?.unwrap();
+    let branches = replays.taken(executed.taken).iter();
     let offset = |at: u64| at - CODE;
     let branches = branches.map(|branch| (offset(branch.from), offset(branch.to), branch.kind));
     Some((branches.collect(), after))
@@ -101,11 +102,11 @@ fn user_space_reaches_its_own_pages() {
             ..regs()
         };
         let start = Start {
-            regs: &regs,
-            sregs,
+            registers: &registers(&regs),
+            system: &system(sregs),
             pkru: &|| pkru,
         };
-        Bridge::new().plan_branches(&start, &ram, everything(), 4)
+        Replays::new().plan_branches(&start, &ram, ring(sregs, &regs), everything(), 4)
     };
     let is_taken = |data, sregs: &kvm_sregs, rip| try_with(data, sregs, rip, None);
     assert!(is_taken(DATA | KERNEL | user, &sregs, CODE));
@@ -174,4 +175,27 @@ fn branches_that_vendors_cut_differently_are_not_executed() {
         };
         assert_eq!(taken(&code, &regs, &sregs(), 1), None, "{code:x?}");
     }
+}
+
+#[test]
+fn loops_and_returns_of_other_forms_are_executed() {
+    // 0: loop 0; 2: jrcxz 6; 4: ud2; 6: call rax (8); 8: ret 8
+    let code = [0xe2, 0xfe, 0xe3, 0x02, 0x0f, 0x0b, 0xff, 0xd0, 0xc2, 8, 0];
+    let ret = [&code[..], &[0x90; 64]].concat();
+    let regs = kvm_regs {
+        rcx: 3,
+        rax: CODE + 8,
+        ..regs()
+    };
+    let (branches, after) = taken(&ret, &regs, &sregs(), 5).unwrap();
+    let expected = [
+        (0, 0, Kind::Conditional),
+        (0, 0, Kind::Conditional),
+        (2, 6, Kind::Conditional),
+        (6, 8, Kind::IndirectCall),
+        (8, 8, Kind::Return),
+    ];
+    assert_eq!(branches, expected);
+    // The return address, and 8 bytes more.
+    assert_eq!((after.rcx, after.rsp, after.rip), (0, STACK + 8, CODE + 8));
 }

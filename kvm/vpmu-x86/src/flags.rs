@@ -2,17 +2,19 @@
 
 use iced_x86::ConditionCode;
 
-pub(super) const CARRY: u64 = 1 << 0;
+use crate::word::Word;
+
+const CARRY: u64 = 1 << 0;
 const PARITY: u64 = 1 << 2;
 const ADJUST: u64 = 1 << 4;
 const ZERO: u64 = 1 << 6;
 const SIGN: u64 = 1 << 7;
 const OVERFLOW: u64 = 1 << 11;
 /// All of them.
-pub(super) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
+pub(crate) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
 
 /// Returns the bits of a number of `size` bytes.
-pub(super) const fn mask(size: u8) -> u64 {
+pub(crate) const fn mask(size: u8) -> u64 {
     u64::MAX >> (64 - 8 * size as u32)
 }
 
@@ -22,7 +24,7 @@ const fn sign_bit(size: u8) -> u32 {
 
 /// The flags after an instruction.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flags {
+pub(crate) struct Flags {
     /// Where no instruction has changed them, their bits.
     bits: Option<u64>,
     result: u64,
@@ -31,14 +33,19 @@ pub(super) struct Flags {
     overflow: bool,
     adjust: bool,
     /// Flags that the manual leaves undefined after the instruction. Nobody may see them.
-    pub(super) undefined: u64,
+    pub(crate) undefined: u64,
 }
 
+const UNKNOWN: Flags = Flags {
+    undefined: STATUS,
+    ..Flags::of(0)
+};
+
 /// A result and the flags with it.
-pub(super) type Computed = (u64, Flags);
+pub(crate) type Computed = (u64, Flags);
 
 impl Flags {
-    pub(super) const fn of(rflags: u64) -> Self {
+    pub(crate) const fn of(rflags: u64) -> Self {
         Self {
             bits: Some(rflags & STATUS),
             result: 0,
@@ -60,7 +67,7 @@ impl Flags {
     }
 
     /// Returns the bits of RFLAGS.
-    pub(super) fn bits(&self) -> u64 {
+    pub(crate) fn bits(&self) -> u64 {
         let flag = |bit, is_set| if is_set { bit } else { 0 };
         self.bits.unwrap_or_else(|| {
             flag(CARRY, self.carry)
@@ -87,12 +94,12 @@ impl Flags {
         })
     }
 
-    pub(super) fn carry(&self) -> Option<bool> {
+    pub(crate) fn carry(&self) -> Option<bool> {
         self.flag(CARRY)
     }
 
     /// Returns whether `condition` holds; `None`: a flag is undefined.
-    pub(super) fn holds(&self, condition: ConditionCode) -> Option<bool> {
+    pub(crate) fn holds(&self, condition: ConditionCode) -> Option<bool> {
         let less = || Some(self.flag(SIGN)? != self.flag(OVERFLOW)?);
         let below_or_equal = || Some(self.flag(CARRY)? | self.flag(ZERO)?);
         let less_or_equal = || Some(self.flag(ZERO)? | less()?);
@@ -118,7 +125,7 @@ impl Flags {
     }
 
     /// Keeps the carry flag of `before`, as INC and DEC do.
-    pub(super) fn keeping_carry((result, flags): Computed, before: &Self) -> Computed {
+    pub(crate) fn keeping_carry((result, flags): Computed, before: &Self) -> Computed {
         let undefined = before.undefined & CARRY;
         let carry = before.carry().unwrap_or(false);
         let flags = Self {
@@ -131,7 +138,7 @@ impl Flags {
 }
 
 /// AND, OR, XOR, TEST. `result` has no bits beyond `size`.
-pub(super) const fn logic(result: u64, size: u8) -> Computed {
+pub(crate) const fn logic(result: u64, size: u8) -> Computed {
     let flags = Flags {
         undefined: ADJUST,
         ..Flags::after(result, size)
@@ -140,7 +147,7 @@ pub(super) const fn logic(result: u64, size: u8) -> Computed {
 }
 
 /// ADD and ADC. The operands have no bits beyond `size`.
-pub(super) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
+pub(crate) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
     let (sum, out) = a.overflowing_add(b);
     let (sum, out_again) = sum.overflowing_add(carry.into());
     let result = sum & mask(size);
@@ -154,7 +161,7 @@ pub(super) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
 }
 
 /// SUB, SBB, CMP, NEG. The operands have no bits beyond `size`.
-pub(super) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
+pub(crate) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
     let (difference, out) = a.overflowing_sub(b);
     let (difference, out_again) = difference.overflowing_sub(borrow.into());
     let result = difference & mask(size);
@@ -169,7 +176,7 @@ pub(super) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
 
 /// What the flags come from, where nobody has asked for them yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// They are known, or were asked for at once.
     Known,
     Add,
@@ -187,54 +194,83 @@ const UNDEFINED_CARRY: u64 = 2;
 
 /// The flags, computed once they are asked for: most are asked for by nobody. The numbers have no bits beyond `size`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lazy {
+pub(crate) struct Lazy<W> {
     source: Source,
     size: u8,
-    a: u64,
-    b: u64,
+    a: W,
+    b: W,
     known: Flags,
+    /// Whether the known ones are firm ([`Word::is_firm`]).
+    firm: bool,
 }
 
-impl Lazy {
-    pub(super) const fn of(rflags: u64) -> Self {
+impl<W: Word> Lazy<W> {
+    pub(crate) fn of(rflags: u64, firm: bool) -> Self {
         Self {
             source: Source::Known,
             size: 8,
-            a: 0,
-            b: 0,
+            a: W::of(0),
+            b: W::of(0),
             known: Flags::of(rflags),
+            firm,
         }
     }
 
-    pub(super) const fn set_known(&mut self, flags: Flags) {
+    pub(crate) fn set_known(&mut self, flags: Flags, firm: bool) {
         self.source = Source::Known;
         self.known = flags;
+        self.firm = firm;
     }
 
-    #[inline]
-    pub(super) const fn set(&mut self, source: Source, a: u64, b: u64, size: u8) {
+    #[inline(always)]
+    pub(crate) fn set(&mut self, source: Source, a: W, b: W, size: u8) {
         (self.source, self.a, self.b, self.size) = (source, a, b, size);
     }
 
+    /// Makes all flags undefined: an instruction changes them in a way that is not known.
+    pub(crate) fn forget(&mut self) {
+        self.set_known(UNKNOWN, false);
+    }
+
+    /// Returns whether the flags come from registers alone.
+    pub(crate) fn is_firm(&self) -> bool {
+        match self.source {
+            Source::Known => self.firm,
+            // A shift may keep the flags before.
+            Source::Shift(_) => self.a.is_firm() && self.b.is_firm() && self.firm,
+            _ => self.a.is_firm() && self.b.is_firm(),
+        }
+    }
+
     /// Returns the carry flag as the second number of [`Source::Increment`].
-    pub(super) fn kept_carry(&self) -> u64 {
+    pub(crate) fn kept_carry(&self) -> W {
         match self.source {
             Source::Increment | Source::Decrement => self.b,
-            _ => self.carry().map_or(UNDEFINED_CARRY, u64::from),
+            _ => W::computed(
+                self.carry().map_or(UNDEFINED_CARRY, u64::from),
+                self.is_firm(),
+            ),
         }
     }
 
     /// Returns the carry flag; `None`: it is undefined.
-    pub(super) fn carry(&self) -> Option<bool> {
+    pub(crate) fn carry(&self) -> Option<bool> {
         match self.source {
-            Source::Subtract => Some(self.a < self.b),
+            Source::Subtract => Some(self.a.bits()? < self.b.bits()?),
             Source::Logic => Some(false),
             _ => self.get().carry(),
         }
     }
 
-    pub(super) fn get(&self) -> Flags {
-        let (a, b, size) = (self.a, self.b, self.size);
+    /// Returns the flags. What comes from values that are not known is undefined.
+    pub(crate) fn get(&self) -> Flags {
+        if self.source == Source::Known {
+            return self.known;
+        }
+        let (Some(a), Some(b)) = (self.a.bits(), self.b.bits()) else {
+            return UNKNOWN;
+        };
+        let size = self.size;
         let kept = || Flags {
             undefined: if b == UNDEFINED_CARRY { CARRY } else { 0 },
             ..Flags::of(if b == 1 { CARRY } else { 0 })
@@ -251,31 +287,32 @@ impl Lazy {
         flags
     }
 
-    /// Returns whether `condition` holds; `None`: a flag is undefined.
+    /// Returns whether `condition` holds; `None`: a flag is undefined, or not known.
     #[inline]
-    pub(super) fn holds(&self, condition: ConditionCode) -> Option<bool> {
+    pub(crate) fn holds(&self, condition: ConditionCode) -> Option<bool> {
         use ConditionCode::{a, ae, b, be, e, ne};
+        let (x, y) = (self.a.bits(), self.b.bits());
         Some(match (self.source, condition) {
-            (Source::Subtract, e) => self.a == self.b,
-            (Source::Subtract, ne) => self.a != self.b,
-            (Source::Subtract, b) => self.a < self.b,
-            (Source::Subtract, ae) => self.a >= self.b,
-            (Source::Subtract, be) => self.a <= self.b,
-            (Source::Subtract, a) => self.a > self.b,
-            (Source::Logic, e) => self.a == 0,
-            (Source::Logic, ne) => self.a != 0,
-            (Source::Decrement, e) => self.a == 1,
-            (Source::Decrement, ne) => self.a != 1,
+            (Source::Subtract, e) => x? == y?,
+            (Source::Subtract, ne) => x? != y?,
+            (Source::Subtract, b) => x? < y?,
+            (Source::Subtract, ae) => x? >= y?,
+            (Source::Subtract, be) => x? <= y?,
+            (Source::Subtract, a) => x? > y?,
+            (Source::Logic, e) => x? == 0,
+            (Source::Logic, ne) => x? != 0,
+            (Source::Decrement, e) => x? == 1,
+            (Source::Decrement, ne) => x? != 1,
             _ => return self.get().holds(condition),
         })
     }
 
-    /// Returns whether no flag is undefined.
-    pub(super) fn are_defined(&self) -> bool {
+    /// Returns whether no flag is undefined, where all values are known.
+    pub(crate) fn are_defined(&self) -> bool {
         match self.source {
             Source::Add | Source::Subtract => true,
             Source::Logic | Source::Shift(_) => false,
-            Source::Increment | Source::Decrement => self.b != UNDEFINED_CARRY,
+            Source::Increment | Source::Decrement => self.b.bits() != Some(UNDEFINED_CARRY),
             Source::Known => self.known.undefined == 0,
         }
     }
@@ -283,7 +320,7 @@ impl Lazy {
 
 /// The direction of a shift.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shift {
+pub(crate) enum Shift {
     Left,
     Right,
     /// To the right, with copies of the sign.
@@ -291,7 +328,7 @@ pub(super) enum Shift {
 }
 
 /// SHL, SHR, SAR. A count of 0 keeps the flags of `before`. `a` has no bits beyond `size`.
-pub(super) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
+pub(crate) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
     let n = (count & if size == 8 { 0x3f } else { 0x1f }) as u32;
     if n == 0 {
         return (a, *before);
@@ -327,7 +364,7 @@ pub(super) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) ->
 }
 
 /// ROL and ROR. A count of 0 keeps the flags of `before`; others keep what no bit is rotated into.
-pub(super) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
+pub(crate) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -> Computed {
     let n = (count & if size == 8 { 0x3f } else { 0x1f }) as u32;
     if n == 0 {
         return (a, *before);
@@ -357,7 +394,7 @@ pub(super) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
 }
 
 /// BT: the flags after a test of the bit `n` of `a`. ZF stays (SDM vol. 2A, "BT").
-pub(super) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
+pub(crate) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
     let bit = a >> (n % (8 * u64::from(size))) & 1;
     Flags {
         undefined: before.undefined & ZERO | PARITY | ADJUST | SIGN | OVERFLOW,
@@ -366,7 +403,7 @@ pub(super) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
 }
 
 /// IMUL with two or three operands.
-pub(super) fn multiply(a: u64, b: u64, size: u8) -> Computed {
+pub(crate) fn multiply(a: u64, b: u64, size: u8) -> Computed {
     let unused = 64 - 8 * u32::from(size);
     let signed = |bits: u64| i128::from((bits << unused).cast_signed() >> unused);
     let product = signed(a) * signed(b);

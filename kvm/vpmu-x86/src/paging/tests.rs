@@ -2,9 +2,8 @@
 
 mod processor;
 
-use vm_memory::{GuestAddress, GuestMemoryMmap};
-
 use super::*;
+use crate::tests::Ram;
 
 const ROOT: u64 = 0x1000;
 /// PRESENT, WRITABLE, accessed, dirty.
@@ -13,23 +12,23 @@ const ADDR: u64 = 0xffff_fe00_0001_2000;
 
 /// Returns tables of `levels` levels for ADDR, the last of which has `entry`. The entries of `level` and above are
 /// tables.
-fn tables(levels: u32, level: u32, entry: u64) -> GuestMemoryMmap {
-    let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap();
+fn tables(levels: u32, level: u32, entry: u64) -> Ram {
+    let ram = Ram::new(0x10_0000);
     let mut table = ROOT;
     for level in (level..levels).rev() {
         let next = table + PAGE;
         let index = ADDR >> (12 + 9 * level) & 0x1ff;
-        assert!(ram.write(table + 8 * index, &(next | KERNEL | USER).to_le_bytes()));
+        ram.write(table + 8 * index, next | KERNEL | USER);
         table = next;
     }
     let last = level.checked_sub(1).expect("a level for the entry");
     let index = ADDR >> (12 + 9 * last) & 0x1ff;
-    assert!(ram.write(table + 8 * index, &entry.to_le_bytes()));
+    ram.write(table + 8 * index, entry);
     ram
 }
 
 fn paging(cr0: u64, cr4: u64, efer: u64) -> Paging {
-    Paging::of(&kvm_sregs {
+    Paging::of(&System {
         cr0,
         cr3: ROOT | 0x18,
         cr4,
@@ -133,8 +132,8 @@ struct Case {
 }
 
 impl Case {
-    fn sregs(self) -> kvm_sregs {
-        kvm_sregs {
+    fn system(self) -> System {
+        System {
             cr0: 0x8000_0001 | u64::from(self.wp) << 16,
             cr4: 0x20 | u64::from(self.smep) << 20 | u64::from(self.smap) << 21,
             efer: 0xd01,
@@ -143,7 +142,7 @@ impl Case {
     }
 
     fn is_permitted(self) -> bool {
-        Paging::of(&self.sregs()).permits(0x1000, &self.page, self.access, self.mode, || None)
+        Paging::of(&self.system()).permits(0x1000, &self.page, self.access, self.mode, || None)
     }
 
     /// All that there are.
@@ -353,7 +352,7 @@ fn linear_halves_are_apart_by_lass() {
 #[test]
 fn without_paging_an_address_is_itself() {
     let none = paging(1, 0, 0);
-    let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+    let ram = Ram::new(4096);
     let itself = Page {
         physical: 0x1000,
         writable: true,

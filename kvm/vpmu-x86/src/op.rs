@@ -1,21 +1,37 @@
 //! Instructions that are executed exactly, in a form that is quick to execute.
 
-use iced_x86::{Code, ConditionCode, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code, ConditionCode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use vpmu::x86::lbr::Kind;
-
-use super::super::kinds::{is_conditional_move, is_set};
-use super::Stop;
-use super::flags::mask;
+use crate::Stop;
+use crate::flags::mask;
 
 /// Places in the machine's registers behind the general ones: one that is always 0, and the bases of FS and GS.
-pub(super) const ZERO: u8 = 16;
-pub(super) const FS: u8 = 17;
-pub(super) const GS: u8 = 18;
+pub(crate) const ZERO: u8 = 16;
+pub(crate) const FS: u8 = 17;
+pub(crate) const GS: u8 = 18;
+
+/// The kind of a branch that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Jcc, JRCXZ, LOOP.
+    Conditional,
+    /// JMP to an address in the instruction.
+    RelativeJump,
+    /// JMP to an address in a register or in memory.
+    IndirectJump,
+    /// CALL to the next instruction.
+    NextCall,
+    /// Any other CALL to an address in the instruction.
+    RelativeCall,
+    /// CALL to an address in a register or in memory.
+    IndirectCall,
+    /// RET.
+    Return,
+}
 
 /// What an instruction does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(crate) enum Action {
     /// The instruction is none of those below.
     Unknown,
     Rdmsr,
@@ -31,20 +47,16 @@ pub(super) enum Action {
     Jump(u64),
     JumpIndirect,
     JumpIf(ConditionCode, u64),
-    Return,
-    Add,
+    /// JRCXZ and LOOP: where RCX is 0, and where it is not 0 once it was decremented.
+    JumpIfZero(u64),
+    Loop(u64),
+    /// RET; the second number is added to RSP.
+    Return(u64),
+    Alu(Alu),
     AddWithCarry,
-    Subtract,
     SubtractWithBorrow,
-    Compare,
-    And,
-    Or,
-    Xor,
-    Test,
     Not,
     Negate,
-    Increment,
-    Decrement,
     ShiftLeft,
     ShiftRight,
     ShiftSigned,
@@ -71,14 +83,30 @@ pub(super) enum Action {
     QuickAnd,
     QuickOr,
     QuickXor,
+    /// XOR of a register with itself.
+    QuickClear,
     QuickTest,
     QuickShiftLeft,
     QuickShiftRight,
 }
 
+/// What computes a result and flags of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Alu {
+    Add,
+    Subtract,
+    Compare,
+    And,
+    Test,
+    Or,
+    Xor,
+    Increment,
+    Decrement,
+}
+
 /// An operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Register(u8),
     /// AH, CH, DH, BH.
     High(u8),
@@ -88,38 +116,38 @@ pub(super) enum Place {
 
 /// The address of the operand in memory: the sum of registers, shifted, and a displacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Address {
-    pub(super) base: u8,
-    pub(super) index: u8,
-    pub(super) shift: u8,
-    pub(super) segment: u8,
-    pub(super) displacement: u64,
+pub(crate) struct Address {
+    pub(crate) base: u8,
+    pub(crate) index: u8,
+    pub(crate) shift: u8,
+    pub(crate) segment: u8,
+    pub(crate) displacement: u64,
 }
 
 /// An instruction.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Op {
-    pub(super) action: Action,
+pub(crate) struct Op {
+    pub(crate) action: Action,
     /// Bytes of `to`, and of `from`.
-    pub(super) size: u8,
-    pub(super) from_size: u8,
-    pub(super) to: Place,
-    pub(super) from: Place,
+    pub(crate) size: u8,
+    pub(crate) from_size: u8,
+    pub(crate) to: Place,
+    pub(crate) from: Place,
     /// Of the quick ones and `MultiplyBy`: the registers' numbers, and what is added to `from`, which is `ZERO` for a number.
-    pub(super) quick: (u8, u8, u64),
+    pub(crate) quick: (u8, u8, u64),
     /// The bits of `size`, and of `from_size`.
-    pub(super) mask: u64,
-    pub(super) from_mask: u64,
-    pub(super) address: Address,
+    pub(crate) mask: u64,
+    pub(crate) from_mask: u64,
+    pub(crate) address: Address,
     /// The address of the instruction behind it.
-    pub(super) next: u64,
+    pub(crate) next: u64,
     /// Whether it is the last of a run: no instruction, a read, or a branch, taken or not.
-    pub(super) is_last: bool,
+    pub(crate) is_last: bool,
 }
 
 impl Op {
     /// An instruction that is not executed.
-    pub(super) const UNKNOWN: Self = Self {
+    pub(crate) const UNKNOWN: Self = Self {
         action: Action::Unknown,
         size: 8,
         from_size: 8,
@@ -139,9 +167,29 @@ impl Op {
         is_last: true,
     };
 
-    /// Returns what `instruction` of 64-bit code does.
-    pub(super) fn of(instruction: &Instruction) -> Self {
-        Self::known(instruction).unwrap_or(Self::UNKNOWN)
+    /// Returns what `instruction` of 64-bit code does, if it can be executed exactly.
+    pub(crate) fn of(instruction: &Instruction) -> Self {
+        // A locked access is one that other vCPUs must not come between, as XCHG's with memory always is.
+        let is_locked = instruction.has_lock_prefix();
+        let op = Self::predicted(instruction);
+        let exchanges = op.action == Action::Exchange && op.has_memory();
+        if is_locked || exchanges {
+            Self::UNKNOWN
+        } else {
+            op
+        }
+    }
+
+    /// Returns what `instruction` does, if the result is known from the operands.
+    pub(crate) fn predicted(instruction: &Instruction) -> Self {
+        Self::known(instruction).unwrap_or(Self {
+            next: instruction.next_ip(),
+            ..Self::UNKNOWN
+        })
+    }
+
+    fn has_memory(&self) -> bool {
+        [self.to, self.from].contains(&Place::Memory)
     }
 
     /// Returns whether the instruction is a branch, taken or not, or another one behind which the next one is not executed
@@ -156,31 +204,34 @@ impl Op {
                 | Action::Jump(_)
                 | Action::JumpIndirect
                 | Action::JumpIf(..)
-                | Action::Return
+                | Action::JumpIfZero(_)
+                | Action::Loop(_)
+                | Action::Return(_)
         )
     }
 
     /// Returns the kind of the branch, which has led to `to`; `None`: it was not taken. `Stop`: nobody can tell.
-    pub(super) fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
+    pub(crate) fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
         Ok(Some(match self.action {
-            Action::JumpIf(_, target) if target == self.next => return Err(Stop),
-            Action::JumpIf(..) if to == self.next => return Ok(None),
-            Action::JumpIf(..) => Kind::Conditional,
+            Action::JumpIf(_, target) | Action::JumpIfZero(target) | Action::Loop(target) => {
+                match (target == self.next, to == self.next) {
+                    (true, _) => return Err(Stop),
+                    (false, true) => return Ok(None),
+                    (false, false) => Kind::Conditional,
+                }
+            }
             Action::Jump(_) => Kind::RelativeJump,
             Action::JumpIndirect => Kind::IndirectJump,
             Action::Call(_) if to == self.next => Kind::NextCall,
             Action::Call(_) => Kind::RelativeCall,
             Action::CallIndirect => Kind::IndirectCall,
-            Action::Return => Kind::Return,
+            Action::Return(_) => Kind::Return,
             _ => return Ok(None),
         }))
     }
 
     fn known(instruction: &Instruction) -> Option<Self> {
-        // A locked access is one that other vCPUs must not come between.
-        let is_plain = !instruction.has_lock_prefix()
-            && !instruction.has_rep_prefix()
-            && !instruction.has_repne_prefix();
+        let is_plain = !instruction.has_rep_prefix() && !instruction.has_repne_prefix();
         let action = action(instruction).filter(|_| is_plain)?;
         let mut op = Self {
             action,
@@ -192,12 +243,14 @@ impl Op {
             action,
             Action::Nothing
                 | Action::Rdmsr
-                | Action::Return
+                | Action::Return(_)
                 | Action::Leave
                 | Action::Call(_)
                 | Action::Jump(_)
-        ) || matches!(action, Action::JumpIf(..))
-        {
+                | Action::JumpIf(..)
+                | Action::JumpIfZero(_)
+                | Action::Loop(_)
+        ) {
             return Some(op);
         }
         let extends = match instruction.mnemonic() {
@@ -226,7 +279,7 @@ impl Op {
         if action == Action::Push && instruction.stack_pointer_increment() != -8 {
             return None;
         }
-        let has_memory = [op.to, op.from].contains(&Place::Memory);
+        let has_memory = op.has_memory();
         if has_memory {
             op.address = address(instruction)?;
         }
@@ -255,13 +308,14 @@ impl Op {
             Action::LoadAddress if is_long => Action::QuickAddress,
             _ if !is_long || !is_simple => self.action,
             Action::Move => Action::QuickMove,
-            Action::Add => Action::QuickAdd,
-            Action::Subtract => Action::QuickSubtract,
-            Action::Compare => Action::QuickCompare,
-            Action::And => Action::QuickAnd,
-            Action::Or => Action::QuickOr,
-            Action::Xor => Action::QuickXor,
-            Action::Test => Action::QuickTest,
+            Action::Alu(Alu::Add) => Action::QuickAdd,
+            Action::Alu(Alu::Subtract) => Action::QuickSubtract,
+            Action::Alu(Alu::Compare) => Action::QuickCompare,
+            Action::Alu(Alu::And) => Action::QuickAnd,
+            Action::Alu(Alu::Or) => Action::QuickOr,
+            Action::Alu(Alu::Xor) if self.from == self.to => Action::QuickClear,
+            Action::Alu(Alu::Xor) => Action::QuickXor,
+            Action::Alu(Alu::Test) => Action::QuickTest,
             Action::ShiftLeft if shifts => Action::QuickShiftLeft,
             Action::ShiftRight if shifts => Action::QuickShiftRight,
             action => action,
@@ -299,10 +353,8 @@ impl Op {
             }
             Action::Not
             | Action::Negate
-            | Action::Increment
-            | Action::Decrement
+            | Action::Alu(Alu::Increment | Alu::Decrement)
             | Action::Set(_) => count == 1,
-            Action::Exchange => count == 2 && same && !has_memory,
             Action::Move | Action::MoveSigned => count == 2 && self.from_size <= self.size,
             Action::LoadAddress => count == 2 && self.from == Place::Memory,
             Action::ShiftLeft
@@ -324,6 +376,7 @@ fn action(instruction: &Instruction) -> Option<Action> {
         is_near.then(|| instruction.near_branch_target())
     };
     let mnemonic = instruction.mnemonic();
+    let (condition, flow) = (instruction.condition_code(), instruction.flow_control());
     Some(match mnemonic {
         Mnemonic::Rdmsr => Action::Rdmsr,
         Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Pause => Action::Nothing,
@@ -333,19 +386,19 @@ fn action(instruction: &Instruction) -> Option<Action> {
         Mnemonic::Push => Action::Push,
         Mnemonic::Pop => Action::Pop,
         Mnemonic::Xchg => Action::Exchange,
-        Mnemonic::Add => Action::Add,
+        Mnemonic::Add => Action::Alu(Alu::Add),
         Mnemonic::Adc => Action::AddWithCarry,
-        Mnemonic::Sub => Action::Subtract,
+        Mnemonic::Sub => Action::Alu(Alu::Subtract),
         Mnemonic::Sbb => Action::SubtractWithBorrow,
-        Mnemonic::Cmp => Action::Compare,
-        Mnemonic::And => Action::And,
-        Mnemonic::Or => Action::Or,
-        Mnemonic::Xor => Action::Xor,
-        Mnemonic::Test => Action::Test,
+        Mnemonic::Cmp => Action::Alu(Alu::Compare),
+        Mnemonic::And => Action::Alu(Alu::And),
+        Mnemonic::Or => Action::Alu(Alu::Or),
+        Mnemonic::Xor => Action::Alu(Alu::Xor),
+        Mnemonic::Test => Action::Alu(Alu::Test),
         Mnemonic::Not => Action::Not,
         Mnemonic::Neg => Action::Negate,
-        Mnemonic::Inc => Action::Increment,
-        Mnemonic::Dec => Action::Decrement,
+        Mnemonic::Inc => Action::Alu(Alu::Increment),
+        Mnemonic::Dec => Action::Alu(Alu::Decrement),
         Mnemonic::Shl | Mnemonic::Sal => Action::ShiftLeft,
         Mnemonic::Shr => Action::ShiftRight,
         Mnemonic::Sar => Action::ShiftSigned,
@@ -358,17 +411,24 @@ fn action(instruction: &Instruction) -> Option<Action> {
         },
         Mnemonic::Bt => Action::BitTest,
         Mnemonic::Cbw | Mnemonic::Cwde | Mnemonic::Cdqe => Action::MoveSigned,
-        _ if is_set(mnemonic) => Action::Set(instruction.condition_code()),
-        _ if is_conditional_move(mnemonic) => Action::MoveIf(instruction.condition_code()),
-        _ if instruction.is_jcc_short_or_near() => {
-            Action::JumpIf(instruction.condition_code(), near()?)
+        _ if instruction.is_jcc_short_or_near() => Action::JumpIf(condition, near()?),
+        // FCMOVcc and CMPccXADD have other operands.
+        _ if condition != ConditionCode::None && flow == FlowControl::Next => {
+            match instruction.op_count() {
+                1 => Action::Set(condition),
+                2 => Action::MoveIf(condition),
+                _ => return None,
+            }
         }
         _ => match instruction.code() {
             Code::Call_rel32_64 => Action::Call(near()?),
             Code::Jmp_rel8_64 | Code::Jmp_rel32_64 => Action::Jump(near()?),
             Code::Call_rm64 => Action::CallIndirect,
             Code::Jmp_rm64 => Action::JumpIndirect,
-            Code::Retnq => Action::Return,
+            Code::Retnq => Action::Return(0),
+            Code::Retnq_imm16 => Action::Return(instruction.immediate16().into()),
+            Code::Jrcxz_rel8_64 => Action::JumpIfZero(near()?),
+            Code::Loop_rel8_64_RCX => Action::Loop(near()?),
             Code::Leaveq => Action::Leave,
             _ => return None,
         },

@@ -6,64 +6,61 @@
 use std::arch::global_asm;
 use std::ptr;
 
+use super::{KERNEL, Ram, map, system};
+use crate::code::Code;
+use crate::cpu::Registers as CpuRegisters;
+use crate::flags::STATUS;
+use crate::journal::{Journal, Journaled, Rule};
+use crate::machine::{Machine, Registers};
+use crate::memory::Memory;
+use crate::op::{Action, Op};
+use crate::paging::Paging;
+use crate::space::{Pages, Space};
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
-use kvm_bindings::kvm_regs;
-use vm_memory::GuestMemoryMmap;
-
-use super::super::super::space::{Pages, Space};
-use super::super::Start;
-use super::super::code::Code;
-use super::super::flags::STATUS;
-use super::super::machine::{Machine, Registers};
-use super::super::memory::{Journal, Memory};
-use super::super::op::{Action, Op};
-use super::{KERNEL, map, sregs};
-use crate::guest::paging::Paging;
-use crate::memory::GuestMemory;
 
 /// The general registers in the order of their numbers, RFLAGS, and RSP of the test.
 type State = [u64; 18];
 
 global_asm!(
-    ".pushsection .data.vpmu_bridge, \"aw\"",
+    ".pushsection .data.vpmu_x86, \"aw\"",
     ".balign 8",
-    "vpmu_bridge_state: .quad 0",
-    "vpmu_bridge_code: .quad 0",
-    "vpmu_bridge_rdi: .quad 0",
+    "vpmu_x86_state: .quad 0",
+    "vpmu_x86_code: .quad 0",
+    "vpmu_x86_rdi: .quad 0",
     ".popsection",
     // Called with a state and the code to execute with it.
-    ".globl vpmu_bridge_go",
-    "vpmu_bridge_go:",
+    ".globl vpmu_x86_go",
+    "vpmu_x86_go:",
     "push rbx; push rbp; push r12; push r13; push r14; push r15",
     "mov [rdi + 136], rsp",
-    "mov [rip + vpmu_bridge_state], rdi",
-    "mov [rip + vpmu_bridge_code], rsi",
+    "mov [rip + vpmu_x86_state], rdi",
+    "mov [rip + vpmu_x86_code], rsi",
     "push qword ptr [rdi + 128]; popfq",
     "mov rax, [rdi]; mov rcx, [rdi + 8]; mov rdx, [rdi + 16]; mov rbx, [rdi + 24]",
     "mov rsp, [rdi + 32]; mov rbp, [rdi + 40]; mov rsi, [rdi + 48]",
     "mov r8, [rdi + 64]; mov r9, [rdi + 72]; mov r10, [rdi + 80]; mov r11, [rdi + 88]",
     "mov r12, [rdi + 96]; mov r13, [rdi + 104]; mov r14, [rdi + 112]; mov r15, [rdi + 120]",
     "mov rdi, [rdi + 56]",
-    "jmp qword ptr [rip + vpmu_bridge_code]",
+    "jmp qword ptr [rip + vpmu_x86_code]",
     // The code ends with a jump to here.
-    ".globl vpmu_bridge_done",
-    "vpmu_bridge_done:",
-    "mov [rip + vpmu_bridge_rdi], rdi",
-    "mov rdi, [rip + vpmu_bridge_state]",
+    ".globl vpmu_x86_done",
+    "vpmu_x86_done:",
+    "mov [rip + vpmu_x86_rdi], rdi",
+    "mov rdi, [rip + vpmu_x86_state]",
     "mov [rdi], rax; mov [rdi + 8], rcx; mov [rdi + 16], rdx; mov [rdi + 24], rbx",
     "mov [rdi + 32], rsp; mov [rdi + 40], rbp; mov [rdi + 48], rsi",
     "mov [rdi + 64], r8; mov [rdi + 72], r9; mov [rdi + 80], r10; mov [rdi + 88], r11",
     "mov [rdi + 96], r12; mov [rdi + 104], r13; mov [rdi + 112], r14; mov [rdi + 120], r15",
     "mov rsp, [rdi + 136]",
     "pushfq; pop qword ptr [rdi + 128]",
-    "mov rax, [rip + vpmu_bridge_rdi]; mov [rdi + 56], rax",
+    "mov rax, [rip + vpmu_x86_rdi]; mov [rdi + 56], rax",
     "pop r15; pop r14; pop r13; pop r12; pop rbp; pop rbx",
     "ret",
 );
 
 unsafe extern "C" {
-    fn vpmu_bridge_go(state: *mut State, code: *const u8);
-    fn vpmu_bridge_done();
+    fn vpmu_x86_go(state: *mut State, code: *const u8);
+    fn vpmu_x86_done();
 }
 
 const PAGE: usize = 4096;
@@ -101,7 +98,7 @@ impl Program {
         unsafe {
             ptr::copy_nonoverlapping(code.as_ptr(), self.code, code.len());
             self.data.write(*data);
-            vpmu_bridge_go(state, self.code);
+            vpmu_x86_go(state, self.code);
         }
     }
 
@@ -266,26 +263,20 @@ fn program(random: &mut Random) -> Vec<u8> {
     code
 }
 
-fn to_kvm(state: &State, rip: u64) -> kvm_regs {
-    kvm_regs {
-        rax: state[0],
-        rcx: state[1],
-        rdx: state[2],
-        rbx: state[3],
-        rsp: state[RSP],
-        rbp: state[5],
-        rsi: state[RSI],
-        rdi: state[7],
-        r8: state[8],
-        r9: state[9],
-        r10: state[10],
-        r11: state[11],
-        r12: state[12],
-        r13: state[13],
-        r14: state[14],
-        r15: state[15],
-        rflags: state[16],
+fn to_cpu(state: &State, rip: u64) -> CpuRegisters {
+    CpuRegisters {
+        general: std::array::from_fn(|n| state[n]),
         rip,
+        rflags: state[16],
+    }
+}
+
+/// Returns an action without its numbers.
+fn name(action: Action) -> String {
+    let name = format!("{action:?}");
+    match action {
+        Action::Alu(_) => name,
+        _ => name.split('(').next().unwrap_or_default().to_owned(),
     }
 }
 
@@ -296,7 +287,7 @@ fn random_instructions_do_what_this_processor_does() {
     const CODE: u64 = 0x8000;
     let pages = Program::new();
     let (code_at, data_at) = (pages.code as u64, pages.data as u64);
-    let ram = GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), 0x1_0000)]).unwrap();
+    let ram = Ram::new(0x1_0000);
     map(&ram, code_at, CODE | KERNEL);
     map(&ram, data_at, DATA | KERNEL);
     let (mut random, mut executed, mut stopped) = (Random(0x9e37_79b9_7f4a_7c15), 0, 0);
@@ -305,26 +296,23 @@ fn random_instructions_do_what_this_processor_does() {
         let program = program(&mut random);
         let mut whole = program.clone();
         whole.extend([0xff, 0x25, 0, 0, 0, 0]);
-        whole.extend((vpmu_bridge_done as *const () as u64).to_le_bytes());
+        whole.extend((vpmu_x86_done as *const () as u64).to_le_bytes());
         let mut state: State = std::array::from_fn(|_| random.number());
         (state[RSP], state[RSI]) = (data_at + 2048, data_at + 512);
         // CF, PF, AF, ZF, SF, OF; and 1, IF.
         state[16] = state[16] & STATUS | 0x202;
         let data: [u64; PAGE / 8] = std::array::from_fn(|_| random.number());
         let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_le_bytes()).collect();
-        assert!(ram.write(CODE, &whole) && ram.write(DATA, &bytes));
+        ram.write_bytes(CODE, &whole);
+        ram.write_bytes(DATA, &bytes);
         // Here.
         let (mut journal, mut found, mut code) = (Journal::new(), Pages::new(), Code::new());
-        let space = Space::new(Paging::of(&sregs()), &ram, &mut found);
-        let before = to_kvm(&state, code_at);
-        let start = Start {
-            regs: &before,
-            sregs: &sregs(),
-            pkru: &|| None,
-        };
+        let space = Space::new(Paging::of(&system()), &ram, &mut found);
+        let before = to_cpu(&state, code_at);
+        let rule = Rule::of(&before, &system());
         let mut machine = Machine {
-            registers: Registers::of(&before, &sregs()),
-            memory: Memory::new(space, &ram, &mut journal, &start),
+            registers: Registers::<u64>::of(&before, &system()),
+            memory: Journaled::new(space, &mut journal, rule, &|| None),
         };
         code.begin();
         let end = code_at + program.len() as u64;
@@ -332,16 +320,16 @@ fn random_instructions_do_what_this_processor_does() {
         while machine.registers.ip != end {
             let at = code.at(machine.registers.ip, &mut machine.memory).unwrap();
             let op = code.ops(at)[0];
-            if machine.execute(&op).is_err() {
+            let next = match op.is_last {
+                true => machine.branch(&op),
+                false => machine.compute(&op).map(|()| op.next),
+            };
+            let Ok(next) = next else {
                 is_executed = false;
                 break;
-            }
-            actions.insert(
-                format!("{:?}", op.action)
-                    .split('(')
-                    .next()
-                    .map(str::to_owned),
-            );
+            };
+            machine.registers.ip = next;
+            actions.insert(name(op.action));
             executed += 1;
         }
         let (registers, rule) = (machine.registers, machine.memory.rule);
@@ -353,13 +341,13 @@ fn random_instructions_do_what_this_processor_does() {
         assert_eq!(journal.commit(&rule, &ram), Ok(()));
         pages.execute(&whole, &data, &mut state);
         let undefined = registers.flags.get().undefined;
-        let expected = to_kvm(&state, end);
-        let cut = |regs: kvm_regs| kvm_regs {
+        let expected = to_cpu(&state, end);
+        let cut = |regs: CpuRegisters| CpuRegisters {
             rflags: regs.rflags & STATUS & !undefined,
             ..regs
         };
         assert_eq!(
-            cut(registers.to_kvm(0)),
+            cut(registers.to_cpu(0)),
             cut(expected),
             "{n}: {program:02x?}"
         );
@@ -373,6 +361,6 @@ fn random_instructions_do_what_this_processor_does() {
         assert!(after == expected, "{n}: {program:02x?}");
     }
     assert!(executed > 10_000 && stopped < 5_000, "{executed} {stopped}");
-    // All but indirect calls and jumps, LEAVE and RDMSR.
-    assert_eq!(actions.len(), 47, "{actions:?}");
+    // All but indirect calls and jumps, LEAVE, LOOP, JRCXZ and RDMSR.
+    assert_eq!(actions.len(), 48, "{actions:?}");
 }

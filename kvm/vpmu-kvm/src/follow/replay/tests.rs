@@ -1,12 +1,12 @@
-//! Bridges of code in a memory of 64 KiB that is mapped onto itself, and of code that this processor executes, too.
+//! Replays of code in a memory of 64 KiB that is mapped onto itself.
 
 mod branches;
-mod native;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use super::{Bridge, Dropped, Executed, Start};
+use super::{Dropped, Executed, Replays, Start};
+use crate::guest::{registers, system};
 use crate::memory::GuestMemory;
 
 const CODE: u64 = 0x8000;
@@ -101,12 +101,12 @@ fn completed(regs: &kvm_regs) -> kvm_regs {
     }
 }
 
-fn plan(bridge: &mut Bridge, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
+fn plan(replays: &mut Replays, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &kvm_sregs) -> bool {
     let value = record(regs.rcx as u32).unwrap();
-    bridge.plan_reads(
+    replays.plan_reads(
         &Start {
-            regs,
-            sregs,
+            registers: &registers(regs),
+            system: &system(sregs),
             pkru: &|| None,
         },
         ram,
@@ -116,26 +116,26 @@ fn plan(bridge: &mut Bridge, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &kvm
 }
 
 /// Returns where the guest goes on, and what was executed.
-fn crossed_with(
+fn committed_with(
     ram: &GuestMemoryMmap,
     regs: &kvm_regs,
     sregs: &kvm_sregs,
 ) -> Option<Result<(kvm_regs, Executed), Dropped>> {
-    let mut bridge = Bridge::new();
-    plan(&mut bridge, ram, regs, sregs)
-        .then(|| bridge.commit(&completed(regs), ram))
+    let mut replays = Replays::new();
+    plan(&mut replays, ram, regs, sregs)
+        .then(|| replays.commit(&completed(regs), ram))
         .flatten()
 }
 
-/// Bridges a read that is followed by `code`.
-fn crossed(code: &[u8]) -> Option<(kvm_regs, Executed)> {
+/// Replays a read that is followed by `code`.
+fn committed(code: &[u8]) -> Option<(kvm_regs, Executed)> {
     let code = [&READ[..], code].concat();
-    crossed_with(&memory(&code), &regs(), &sregs()).map(Result::unwrap)
+    committed_with(&memory(&code), &regs(), &sregs()).map(Result::unwrap)
 }
 
-/// Returns how many reads are bridged that are followed by `code`.
+/// Returns how many reads are replayed that are followed by `code`.
 fn reads(code: &[u8]) -> u32 {
-    crossed(code).map_or(0, |(_, executed)| executed.reads)
+    committed(code).map_or(0, |(_, executed)| executed.reads)
 }
 
 fn word(ram: &GuestMemoryMmap, at: u64) -> u64 {
@@ -159,13 +159,13 @@ const LOOP: &[u8] = &[
 ];
 
 #[test]
-fn a_loop_of_reads_is_one_bridge() {
+fn a_loop_of_reads_is_one_replay() {
     let ram = memory(LOOP);
     let regs = kvm_regs {
         rbx: DATA,
         ..regs()
     };
-    let (after, executed) = crossed_with(&ram, &regs, &sregs()).unwrap().unwrap();
+    let (after, executed) = committed_with(&ram, &regs, &sregs()).unwrap().unwrap();
     assert_eq!((executed.reads, executed.branches), (31, 31 * 3));
     assert_eq!(executed.instructions, 31 * 8);
     let expected = kvm_regs {
@@ -199,16 +199,19 @@ fn what_was_loaded_must_still_be_there() {
     ]
     .concat();
     let ram = memory(&code);
-    let mut bridge = Bridge::new();
-    assert!(plan(&mut bridge, &ram, &regs(), &sregs()));
+    let mut replays = Replays::new();
+    assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     assert!(ram.write(DATA, &1_u64.to_le_bytes()));
-    assert_eq!(bridge.commit(&completed(&regs()), &ram), Some(Err(Dropped)));
+    assert_eq!(
+        replays.commit(&completed(&regs()), &ram),
+        Some(Err(Dropped))
+    );
     assert_eq!(word(&ram, DATA + 8), 0);
-    assert!(plan(&mut bridge, &ram, &regs(), &sregs()));
+    assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     // Another word of the line is another's business.
     assert!(ram.write(DATA + 16, &2_u64.to_le_bytes()));
-    let crossed = bridge.commit(&completed(&regs()), &ram);
-    assert!(crossed.is_some_and(|crossed| crossed.is_ok()));
+    let committed = replays.commit(&completed(&regs()), &ram);
+    assert!(committed.is_some_and(|committed| committed.is_ok()));
     assert_eq!([0, 8, 16].map(|at| word(&ram, DATA + at)), [1, 1, 2]);
 }
 
@@ -224,11 +227,11 @@ fn what_was_stored_must_still_lead_there() {
         (DATA | KERNEL & !0x40, "clean"),
     ] {
         let ram = memory(&code);
-        let mut bridge = Bridge::new();
-        assert!(plan(&mut bridge, &ram, &regs(), &sregs()));
+        let mut replays = Replays::new();
+        assert!(plan(&mut replays, &ram, &regs(), &sregs()));
         map(&ram, DATA, entry);
         assert_eq!(
-            bridge.commit(&completed(&regs()), &ram),
+            replays.commit(&completed(&regs()), &ram),
             Some(Err(Dropped)),
             "{what}"
         );
@@ -237,18 +240,18 @@ fn what_was_stored_must_still_lead_there() {
 }
 
 #[test]
-fn a_guest_that_is_elsewhere_has_no_bridge() {
+fn a_guest_that_is_elsewhere_replays_nothing() {
     let ram = memory(&[&READ[..], &READ].concat());
-    let mut bridge = Bridge::new();
-    assert!(plan(&mut bridge, &ram, &regs(), &sregs()));
+    let mut replays = Replays::new();
+    assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     // The read was not completed.
-    assert_eq!(bridge.commit(&regs(), &ram), Some(Err(Dropped)));
-    assert_eq!(bridge.commit(&completed(&regs()), &ram), None);
+    assert_eq!(replays.commit(&regs(), &ram), Some(Err(Dropped)));
+    assert_eq!(replays.commit(&completed(&regs()), &ram), None);
 }
 
 #[test]
 fn an_undefined_flag_is_seen_by_nobody() {
-    // and eax, eax; rdmsr: AF is undefined behind it, and so the bridge ends before.
+    // and eax, eax; rdmsr: AF is undefined behind it, and so the replay ends before.
     assert_eq!(reads(&[0x21, 0xc0, 0x0f, 0x32]), 0);
     // cmp eax, eax behind it, or before it.
     assert_eq!(reads(&[0x21, 0xc0, 0x0f, 0x32, 0x39, 0xc0]), 1);
@@ -264,9 +267,9 @@ fn an_undefined_flag_is_seen_by_nobody() {
     );
 }
 
-/// Each would be bridged but for one thing.
+/// Each would be replayed but for one thing.
 #[test]
-fn what_is_not_exact_ends_the_bridge() {
+fn what_is_not_exact_ends_the_replay() {
     let data = |code: &[u8]| {
         // mov ebx, DATA
         let code = [&[0xbb, 0, 0xb0, 0, 0], code, &READ].concat();
@@ -319,7 +322,7 @@ fn only_what_the_processor_would_reach_without_a_trace_is_reached() {
         let code = [&READ[..], &[0xbb, 0, 0xb0, 0, 0], &code, &READ].concat();
         let ram = memory(&code);
         map(&ram, DATA, entry);
-        crossed_with(&ram, &regs(), &sregs()).map_or(0, |crossed| crossed.unwrap().1.reads)
+        committed_with(&ram, &regs(), &sregs()).map_or(0, |committed| committed.unwrap().1.reads)
     };
     let (load, store) = ([0x8b, 0x03], [0x89, 0x03]);
     for (without, what, expected) in [
@@ -344,30 +347,31 @@ fn only_what_the_processor_would_reach_without_a_trace_is_reached() {
 }
 
 #[test]
-fn a_guest_in_another_mode_has_no_bridge() {
+fn a_guest_in_another_mode_replays_nothing() {
     let ram = memory(&[&READ[..], &READ].concat());
-    let is_bridged = |regs: &kvm_regs, sregs: &kvm_sregs| crossed_with(&ram, regs, sregs).is_some();
-    assert!(is_bridged(&regs(), &sregs()));
+    let is_replayed =
+        |regs: &kvm_regs, sregs: &kvm_sregs| committed_with(&ram, regs, sregs).is_some();
+    assert!(is_replayed(&regs(), &sregs()));
     let rflags = |rflags| kvm_regs { rflags, ..regs() };
-    assert!(!is_bridged(&rflags(0x102), &sregs()), "TF");
+    assert!(!is_replayed(&rflags(0x102), &sregs()), "TF");
     let efer = |efer| kvm_sregs { efer, ..sregs() };
-    assert!(!is_bridged(&regs(), &efer(0x501)), "no NXE");
-    assert!(!is_bridged(&regs(), &efer(0x1d01)), "SVME");
+    assert!(!is_replayed(&regs(), &efer(0x501)), "no NXE");
+    assert!(!is_replayed(&regs(), &efer(0x1d01)), "SVME");
     let cr4 = |cr4| kvm_sregs { cr4, ..sregs() };
-    assert!(!is_bridged(&regs(), &cr4(0x2020)), "VMXE");
-    assert!(!is_bridged(&regs(), &cr4(0x80_0020)), "CET");
-    assert!(!is_bridged(&regs(), &cr4(0x100_0020)), "PKS");
+    assert!(!is_replayed(&regs(), &cr4(0x2020)), "VMXE");
+    assert!(!is_replayed(&regs(), &cr4(0x80_0020)), "CET");
+    assert!(!is_replayed(&regs(), &cr4(0x100_0020)), "PKS");
     let mut user = sregs();
     user.ss.dpl = 3;
-    assert!(!is_bridged(&regs(), &user), "user space");
+    assert!(!is_replayed(&regs(), &user), "user space");
     let mut short = sregs();
     short.cs.l = 0;
-    assert!(!is_bridged(&regs(), &short), "32-bit code");
+    assert!(!is_replayed(&regs(), &short), "32-bit code");
 }
 
 #[test]
 fn a_guest_waits_for_its_interrupts_not_long() {
-    // add ebx, 1; jmp back; 300 times would be a bridge to nowhere.
+    // add ebx, 1; jmp back; 300 times would be a replay to nowhere.
     let long = [&[0x83, 0xc3, 1][..]; 300].concat();
     assert_eq!(reads(&[&long[..], &READ].concat()), 0);
     let ram = memory(LOOP);
@@ -378,7 +382,7 @@ fn a_guest_waits_for_its_interrupts_not_long() {
     };
     // A guest whose interrupts are not blocked may read for ever: rdmsr; jmp back
     let endless = memory(&[0x0f, 0x32, 0xeb, 0xfc]);
-    let executed = |ram, regs| crossed_with(ram, &regs, &sregs()).unwrap().unwrap().1;
+    let executed = |ram, regs| committed_with(ram, &regs, &sregs()).unwrap().unwrap().1;
     assert!(executed(&ram, open).instructions <= super::MOST_INTERRUPTIBLE);
     assert!(executed(&endless, open).instructions <= super::MOST_INTERRUPTIBLE);
     let blocked = executed(&endless, regs()).instructions;
@@ -386,21 +390,21 @@ fn a_guest_waits_for_its_interrupts_not_long() {
 }
 
 #[test]
-fn reads_that_bridge_nothing_are_tried_less_and_less() {
+fn reads_without_a_replay_are_tried_less_and_less() {
     let ram = memory(&[0x0f, 0x32, 0xf4]);
-    let mut bridge = Bridge::new();
+    let mut replays = Replays::new();
     let tries = (0..1000).filter(|_| {
-        bridge.is_due() && {
-            plan(&mut bridge, &ram, &regs(), &sregs());
+        replays.is_due() && {
+            plan(&mut replays, &ram, &regs(), &sregs());
             true
         }
     });
     assert!((10..30).contains(&tries.count()));
     // One that does is followed by the next.
     let ram = memory(LOOP);
-    while !bridge.is_due() {}
+    while !replays.is_due() {}
     assert!(plan(
-        &mut bridge,
+        &mut replays,
         &ram,
         &kvm_regs {
             rbx: DATA,
@@ -408,11 +412,11 @@ fn reads_that_bridge_nothing_are_tried_less_and_less() {
         },
         &sregs()
     ));
-    assert!(bridge.is_due());
+    assert!(replays.is_due());
 }
 
 #[test]
-fn a_bridge_is_as_long_as_the_last_one_from_there_and_grows() {
+fn a_replay_is_as_long_as_the_last_one_from_there_and_grows() {
     let ram = memory(LOOP);
     let at = |n: u32| kvm_regs {
         rbx: DATA,
@@ -420,21 +424,21 @@ fn a_bridge_is_as_long_as_the_last_one_from_there_and_grows() {
         ..regs()
     };
     // The guest has a shorter stack for a while.
-    let mut bridge = Bridge::new();
+    let mut replays = Replays::new();
     let mut reads = |first: u32, depth: u32| {
         let mut asked = 0;
         let start = Start {
-            regs: &at(first),
-            sregs: &sregs(),
+            registers: &registers(&at(first)),
+            system: &system(&sregs()),
             pkru: &|| None,
         };
-        let is_planned = bridge.plan_reads(&start, &ram, 0, |msr| {
+        let is_planned = replays.plan_reads(&start, &ram, 0, |msr| {
             asked += 1;
             record(msr).filter(|_| msr < FROM + depth)
         });
-        let executed = bridge.commit(&completed(&at(first)), &ram);
+        let executed = replays.commit(&completed(&at(first)), &ram);
         let _ = (is_planned, executed);
-        (bridge.last.1, asked)
+        (replays.last.1, asked)
     };
     assert_eq!(reads(0, 8), (7, 8));
     // Nobody is asked for what was not there.
@@ -443,7 +447,7 @@ fn a_bridge_is_as_long_as_the_last_one_from_there_and_grows() {
     assert_eq!(reads(0, 32), (7, 7));
     assert_eq!(reads(8, 32), (23, 23));
     assert_eq!(reads(0, 32), (31, 31));
-    // The stack is short again: there is no bridge once, and then one as long as it can be.
+    // The stack is short again: there is no replay once, and then one as long as it can be.
     assert_eq!(reads(0, 8), (0, 8));
     assert_eq!(reads(0, 8), (7, 8));
 }

@@ -1,28 +1,26 @@
-//! The guest's linear memory, as the vCPU that is followed would reach it.
+//! The guest's linear memory, as a vCPU reaches it.
 
-use vpmu::x86::Ring;
-
-use crate::guest::paging::{Access, Mode, PAGE, Page, Paging};
-use crate::memory::GuestMemory;
+use crate::memory::Memory;
+use crate::paging::{Access, Mode, PAGE, Page, Paging};
 
 /// The longest instruction (SDM vol. 2A, 2.3.11).
-pub(super) const LONGEST: usize = 15;
+pub(crate) const LONGEST: usize = 15;
 
 /// Bytes of code that are read at once: those of a small loop.
 const WINDOW: usize = 128;
 /// Most pages that are remembered.
 const MOST: usize = 64;
 
-/// The pages that a vCPU has been seen to reach in a run. They stay where they were found until the vCPU executes what
+/// The pages that a vCPU has been seen to reach. They stay where they were found until the vCPU executes what
 /// only a processor can: it takes no interrupt meanwhile, so that nobody may rely on a change of its tables yet.
 #[derive(Debug)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     root: u64,
     found: Vec<(u64, Page)>,
 }
 
 impl Pages {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             root: 0,
             found: Vec::with_capacity(MOST),
@@ -30,23 +28,23 @@ impl Pages {
     }
 
     /// The vCPU may have changed its tables.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.found.clear();
     }
 }
 
 /// Linear memory under the tables that the vCPU has now.
-pub(super) struct Space<'a> {
+pub(crate) struct Space<'a, M: ?Sized> {
     paging: Paging,
-    memory: &'a dyn GuestMemory,
+    memory: &'a M,
     pages: &'a mut Pages,
     /// Code that was last executed: its physical address, and as many bytes as count.
     window: (u64, usize),
     code: [u8; WINDOW],
 }
 
-impl<'a> Space<'a> {
-    pub(super) fn new(paging: Paging, memory: &'a dyn GuestMemory, pages: &'a mut Pages) -> Self {
+impl<'a, M: Memory + ?Sized> Space<'a, M> {
+    pub(crate) fn new(paging: Paging, memory: &'a M, pages: &'a mut Pages) -> Self {
         if pages.root != paging.root() {
             pages.root = paging.root();
             pages.forget();
@@ -60,9 +58,9 @@ impl<'a> Space<'a> {
         }
     }
 
-    pub(super) fn page(&mut self, address: u64) -> Option<Page> {
+    pub(crate) fn page(&mut self, address: u64) -> Option<Page> {
         let linear = address & !(PAGE - 1);
-        // A list: a way touches a handful of pages.
+        // A list: what is executed touches a handful of pages.
         let found = &mut self.pages.found;
         if let Some((_, page)) = found.iter().find(|(at, _)| *at == linear) {
             return Some(*page);
@@ -76,29 +74,30 @@ impl<'a> Space<'a> {
         Some(page)
     }
 
-    /// Returns whether all of the range can be reached without a fault.
-    // An access across two pages is one of both.
-    pub(super) fn is_reached(
+    pub(crate) const fn memory(&self) -> &'a M {
+        self.memory
+    }
+
+    /// Returns whether all of the range, which lies on two pages at most, is accessed without a fault.
+    pub(crate) fn is_reached(
         &mut self,
         address: u64,
         length: u64,
-        write: bool,
-        ring: Ring,
+        access: Access,
+        mode: Mode,
     ) -> bool {
-        let access = if write { Access::Store } else { Access::Load };
         let Some(last) = address.checked_add(length.saturating_sub(1)) else {
             return false;
         };
         [address, last].into_iter().all(|at| {
             // A page whose key forbids the access ends in a fault, which is noticed by CR2.
-            (self.page(at)).is_some_and(|page| {
-                (self.paging).permits(at, &page, access, mode(ring), || Some(0))
-            })
+            (self.page(at))
+                .is_some_and(|page| self.paging.permits(at, &page, access, mode, || Some(0)))
         })
     }
 
     /// Fills `bytes`; `false`: not all of that is RAM.
-    pub(super) fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
+    pub(crate) fn read(&mut self, address: u64, bytes: &mut [u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
             let at = address.wrapping_add(done as u64);
@@ -115,19 +114,19 @@ impl<'a> Space<'a> {
         true
     }
 
-    pub(super) fn is_canonical(&self, address: u64) -> bool {
+    pub(crate) fn is_canonical(&self, address: u64) -> bool {
         self.paging.is_canonical(address)
     }
 
     /// Returns the word at `address`, which the processor reads for itself.
-    pub(super) fn word(&mut self, address: u64) -> Option<u64> {
+    pub(crate) fn word(&mut self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)
             .then(|| u64::from_le_bytes(bytes))
     }
 
     /// Returns the bytes that are executed at `address`, as many as there are up to those of the longest instruction.
-    pub(super) fn code(&mut self, address: u64, mode: Mode) -> ([u8; LONGEST], usize) {
+    pub(crate) fn code(&mut self, address: u64, mode: Mode) -> ([u8; LONGEST], usize) {
         let (mut bytes, mut done) = ([0; LONGEST], 0);
         while done < LONGEST {
             let at = address.wrapping_add(done as u64);
@@ -142,7 +141,7 @@ impl<'a> Space<'a> {
     }
 
     /// Returns whether these bytes are executed at `address`.
-    pub(super) fn has_code(&mut self, address: u64, mode: Mode, bytes: &[u8]) -> bool {
+    pub(crate) fn has_code(&mut self, address: u64, mode: Mode, bytes: &[u8]) -> bool {
         let mut done = 0;
         while done < bytes.len() {
             let at = address.wrapping_add(done as u64);
@@ -179,14 +178,5 @@ impl<'a> Space<'a> {
         }
         let (at, length) = self.window;
         Some(&self.code[(physical - at) as usize..length])
-    }
-}
-
-/// Returns the mode of an instruction of this ring. Nobody is followed at CPL 1 and 2.
-pub(super) const fn mode(ring: Ring) -> Mode {
-    match ring {
-        Ring::User => Mode::User,
-        // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
-        Ring::Kernel => Mode::Supervisor { ac: true },
     }
 }

@@ -4,11 +4,11 @@
 //! 32-bit kernels have, reaches nothing. KVM_TRANSLATE answers without any check of permissions, and takes a system call for
 //! each page. Accessed and dirty bits are left as they are.
 
-use kvm_bindings::kvm_sregs;
+use crate::cpu::System;
+use crate::memory::Memory;
 
-use crate::memory::GuestMemory;
-
-pub(crate) const PAGE: u64 = 4096;
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 
 /// Bits of a table's entry.
 const PRESENT: u64 = 1 << 0;
@@ -24,47 +24,53 @@ const KEY: u32 = 59;
 
 /// A page that an address leads to: what its tables say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Page {
+pub struct Page {
     /// Physical address of its first byte.
-    pub(crate) physical: u64,
+    pub physical: u64,
     /// R/W in all entries that lead there. A page of a shadow stack is not writable.
-    pub(crate) writable: bool,
+    pub writable: bool,
     /// U/S in all of them: an address of user mode.
-    pub(crate) user: bool,
+    pub user: bool,
     /// XD in none of them.
-    pub(crate) executable: bool,
+    pub executable: bool,
     /// Whether all of them are marked accessed: a processor that reads there changes no table.
-    pub(crate) accessed: bool,
+    pub accessed: bool,
     /// Whether the last of them is marked dirty, so that one that writes there changes none.
-    pub(crate) dirty: bool,
+    pub dirty: bool,
     /// Its protection key, of user space or the supervisor's.
-    pub(crate) key: u8,
+    pub key: u8,
 }
 
 /// What is done with a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub enum Access {
+    /// It is read as data.
     Load,
+    /// It is written.
     Store,
+    /// It is executed.
     Fetch,
 }
 
 /// Whose access it is (SDM vol. 3A, 4.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// An instruction at CPL 3.
     User,
-    /// An instruction at CPL 0, 1 or 2. `ac`: RFLAGS.AC.
-    Supervisor { ac: bool },
+    /// An instruction at CPL 0, 1 or 2.
+    Supervisor {
+        /// RFLAGS.AC.
+        ac: bool,
+    },
     /// The processor itself: descriptor tables, the frames of exceptions, PEBS records. RFLAGS.AC does not matter.
     Implicit,
 }
 
 impl Mode {
-    /// Returns the mode of a vCPU's instructions. The CPL is the privilege level of SS (SDM vol. 3A, 5.5).
-    pub(crate) const fn of(sregs: &kvm_sregs, rflags: u64) -> Self {
+    /// Returns the mode of a vCPU's instructions.
+    pub const fn of(system: &System, rflags: u64) -> Self {
         const AC: u64 = 1 << 18;
-        match sregs.ss.dpl {
+        match system.cpl {
             3 => Self::User,
             _ => Self::Supervisor {
                 ac: rflags & AC != 0,
@@ -75,7 +81,7 @@ impl Mode {
 
 /// The settings that decide about a linear address.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Paging {
+pub struct Paging {
     /// 0: none; `None`: of another kind.
     levels: Option<u32>,
     root: u64,
@@ -92,7 +98,8 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    pub(crate) const fn of(sregs: &kvm_sregs) -> Self {
+    /// Returns the settings of a vCPU.
+    pub const fn of(system: &System) -> Self {
         const CR0_WP: u64 = 1 << 16;
         const CR0_PG: u64 = 1 << 31;
         const CR4_LA57: u64 = 1 << 12;
@@ -103,33 +110,32 @@ impl Paging {
         const CR4_LASS: u64 = 1 << 27;
         const EFER_LMA: u64 = 1 << 10;
         const EFER_NXE: u64 = 1 << 11;
-        let (cr0, cr4) = (sregs.cr0, sregs.cr4);
+        let (cr0, cr4) = (system.cr0, system.cr4);
         Self {
-            levels: match (cr0 & CR0_PG != 0, sregs.efer & EFER_LMA != 0) {
+            levels: match (cr0 & CR0_PG != 0, system.efer & EFER_LMA != 0) {
                 (false, _) => Some(0),
                 (true, true) => Some(if cr4 & CR4_LA57 != 0 { 5 } else { 4 }),
                 // PAE and 32-bit tables: kernels that use PEBS are 64-bit.
                 (true, false) => None,
             },
-            root: sregs.cr3 & ADDRESS,
+            root: system.cr3 & ADDRESS,
             wp: cr0 & CR0_WP != 0,
             smep: cr4 & CR4_SMEP != 0,
             smap: cr4 & CR4_SMAP != 0,
             lass: cr4 & CR4_LASS != 0,
             pke: cr4 & CR4_PKE != 0,
             pks: cr4 & CR4_PKS != 0,
-            nxe: sregs.efer & EFER_NXE != 0,
+            nxe: system.efer & EFER_NXE != 0,
         }
     }
 
     /// Returns the physical address of the first table.
-    #[cfg(feature = "lbr")]
-    pub(crate) fn root(&self) -> u64 {
+    pub const fn root(&self) -> u64 {
         self.root
     }
 
     /// Returns whether `address` is canonical (SDM vol. 1, 3.3.7.1).
-    pub(crate) fn is_canonical(&self, address: u64) -> bool {
+    pub fn is_canonical(&self, address: u64) -> bool {
         match self.levels {
             Some(levels @ 1..) => {
                 let unused = 64 - 12 - 9 * levels;
@@ -144,7 +150,7 @@ impl Paging {
     /// where nobody knows it, nothing is permitted.
     ///
     /// Accesses of a shadow stack by CALL and RET are not among them.
-    pub(crate) fn permits(
+    pub fn permits(
         &self,
         address: u64,
         page: &Page,
@@ -192,7 +198,7 @@ impl Paging {
     }
 
     /// Returns the page behind `address`, whoever may access it.
-    pub(crate) fn translate(&self, memory: &dyn GuestMemory, address: u64) -> Option<Page> {
+    pub fn translate<M: Memory + ?Sized>(&self, memory: &M, address: u64) -> Option<Page> {
         let levels = self.levels?;
         if !self.is_canonical(address) {
             return None;
@@ -248,5 +254,5 @@ impl Paging {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
 mod tests;

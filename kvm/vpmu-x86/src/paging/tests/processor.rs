@@ -5,7 +5,6 @@
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd};
-use vm_memory::GuestMemoryBackend;
 
 use super::*;
 
@@ -18,7 +17,7 @@ const DEVICE: u64 = 0x10_0000;
 const END: [u8; 2] = [0x89, 0x01];
 
 /// Runs one instruction at CPL 0, 1 or 3 with these settings. Returns whether it has not faulted.
-fn is_permitted(vcpu: &mut VcpuFd, ram: &GuestMemoryMmap, case: &Case, cpl: u8) -> Option<bool> {
+fn is_permitted(vcpu: &mut VcpuFd, ram: &Ram, case: &Case, cpl: u8) -> Option<bool> {
     let flag = |is_set: bool, bit: u64| if is_set { bit } else { 0 };
     // The code is where its own fetch is permitted: it is of the mode that executes it.
     let own = flag(cpl == 3, USER);
@@ -37,7 +36,7 @@ fn is_permitted(vcpu: &mut VcpuFd, ram: &GuestMemoryMmap, case: &Case, cpl: u8) 
         (TABLES + 0x3000 + 8 * (DATA / PAGE), entry),
         (TABLES + 0x3000 + 8 * (DEVICE / PAGE), DEVICE | KERNEL | own),
     ] {
-        assert!(ram.write(at, &entry.to_le_bytes()));
+        ram.write(at, entry);
     }
     let mut sregs = vcpu.get_sregs().ok()?;
     let segment = kvm_segment {
@@ -61,7 +60,7 @@ fn is_permitted(vcpu: &mut VcpuFd, ram: &GuestMemoryMmap, case: &Case, cpl: u8) 
     sregs.cs = segment;
     (sregs.ds, sregs.es, sregs.ss) = (data, data, data);
     (sregs.idt.limit, sregs.cr2, sregs.cr3) = (0, 0, TABLES);
-    let with = case.sregs();
+    let with = case.system();
     (sregs.cr0, sregs.cr4, sregs.efer) = (with.cr0, with.cr4, with.efer);
     vcpu.set_sregs(&sregs).ok()?;
     let ac = case.mode == Mode::Supervisor { ac: true };
@@ -83,7 +82,8 @@ fn is_permitted(vcpu: &mut VcpuFd, ram: &GuestMemoryMmap, case: &Case, cpl: u8) 
         Access::Store => &[0x89, 0x03],
         Access::Fetch => &[],
     };
-    assert!(ram.write(CODE, &[instruction, &END].concat()) && ram.write(DATA, &END));
+    ram.write_bytes(CODE, &[instruction, &END].concat());
+    ram.write_bytes(DATA, &END);
     match vcpu.run() {
         Ok(VcpuExit::MmioWrite(DEVICE, _)) => Some(true),
         Ok(VcpuExit::Shutdown) => Some(false),
@@ -97,7 +97,7 @@ fn is_permitted(vcpu: &mut VcpuFd, ram: &GuestMemoryMmap, case: &Case, cpl: u8) 
 #[test]
 #[expect(unsafe_code, reason = "KVM maps memory by its address")]
 fn an_access_is_permitted_as_this_processor_does() {
-    let ram = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x1_0000)]).unwrap();
+    let ram = Ram::new(0x1_0000);
     let Some((kvm, features)) = Kvm::new().ok().and_then(|kvm| {
         let features = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
@@ -112,7 +112,7 @@ fn an_access_is_permitted_as_this_processor_does() {
         slot: 0,
         guest_phys_addr: 0,
         memory_size: 0x1_0000,
-        userspace_addr: ram.get_host_address(GuestAddress(0)).unwrap() as u64,
+        userspace_addr: ram.host_address(),
         flags: 0,
     };
     let mut entries = features.as_slice().iter();

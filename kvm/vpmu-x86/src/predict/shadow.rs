@@ -1,0 +1,212 @@
+//! The guest's memory as it will be: what is there now, under what was stored since.
+
+use crate::Stop;
+use crate::flags::mask;
+use crate::machine::Bus;
+use crate::memory::Memory;
+use crate::paging::{Access, Mode};
+use crate::space::{LONGEST, Space};
+use crate::word::{Masked, Word};
+
+use super::mode;
+
+/// Places for words that were stored, and how many of them are searched for one.
+const PLACES: usize = 4096;
+const PROBES: usize = 8;
+/// Most bytes of an access: those of a vector register.
+const MOST_BYTES: usize = 64;
+
+/// A word that this vCPU stores before others can see it.
+#[derive(Clone, Copy)]
+struct Word64 {
+    at: u64,
+    /// The prediction that has stored it.
+    prediction: u32,
+    firm: bool,
+    /// The bits that were stored, their values, and those of them that are not known.
+    stored: u64,
+    bits: u64,
+    unknown: u64,
+}
+
+/// The words that were stored, by their addresses. A guest that stores long is stopped where a word finds no place.
+pub(super) struct Written {
+    words: Box<[Word64]>,
+    prediction: u32,
+    is_exhausted: bool,
+}
+
+impl Written {
+    pub(super) fn new() -> Self {
+        let none = Word64 {
+            at: 0,
+            prediction: 0,
+            firm: false,
+            stored: 0,
+            bits: 0,
+            unknown: 0,
+        };
+        Self {
+            words: vec![none; PLACES].into(),
+            prediction: 1,
+            is_exhausted: false,
+        }
+    }
+
+    pub(super) const fn is_exhausted(&self) -> bool {
+        self.is_exhausted
+    }
+
+    /// Another prediction begins.
+    pub(super) fn clear(&mut self) {
+        self.is_exhausted = false;
+        self.prediction = self.prediction.wrapping_add(1);
+        if self.prediction == 0 {
+            // Words of 2^32 predictions ago would be seen again.
+            self.words.iter_mut().for_each(|word| word.prediction = 0);
+            self.prediction = 1;
+        }
+    }
+
+    /// Returns the places where the word at `at` may be. Neighbours are neighbours, so that a line is one of the host's.
+    fn places(at: u64) -> impl Iterator<Item = usize> {
+        let begin = ((at / 8) ^ (at >> 20)) as usize;
+        (0..PROBES).map(move |n| (begin + n) % PLACES)
+    }
+
+    fn find(&self, at: u64) -> Option<&Word64> {
+        Self::places(at)
+            .map(|place| &self.words[place])
+            .take_while(|word| word.prediction == self.prediction)
+            .find(|word| word.at == at)
+    }
+
+    /// Notes a store to bits of the aligned word at `at`.
+    fn store(&mut self, at: u64, stored: u64, value: Masked) -> Result<(), Stop> {
+        let prediction = self.prediction;
+        let words = &mut self.words;
+        let place = Self::places(at)
+            .find(|&place| words[place].prediction != prediction || words[place].at == at);
+        let Some(place) = place else {
+            self.is_exhausted = true;
+            return Err(Stop);
+        };
+        let word = &mut words[place];
+        if word.prediction != prediction {
+            *word = Word64 {
+                at,
+                prediction,
+                firm: true,
+                stored: 0,
+                bits: 0,
+                unknown: 0,
+            };
+        }
+        word.stored |= stored;
+        word.bits = word.bits & !stored | value.known_bits() & stored;
+        // A store of an unknown value makes what was known before wrong.
+        word.unknown = word.unknown & !stored | value.unknown_bits() & stored;
+        word.firm &= value.is_firm();
+        Ok(())
+    }
+}
+
+/// Memory by linear address, which is stored to for nobody to see.
+pub(super) struct Shadow<'a, M: ?Sized> {
+    space: Space<'a, M>,
+    mode: Mode,
+    written: &'a mut Written,
+}
+
+impl<'a, M: Memory + ?Sized> Shadow<'a, M> {
+    pub(super) fn new(space: Space<'a, M>, is_user: bool, written: &'a mut Written) -> Self {
+        Self {
+            space,
+            mode: mode(is_user),
+            written,
+        }
+    }
+
+    pub(super) fn set_user(&mut self, is_user: bool) {
+        self.mode = mode(is_user);
+    }
+
+    pub(super) fn code(&mut self, ip: u64) -> ([u8; LONGEST], usize) {
+        self.space.code(ip, self.mode)
+    }
+
+    pub(super) fn word(&mut self, address: u64) -> Option<u64> {
+        self.space.word(address)
+    }
+
+    /// Checks that an access is made without a fault.
+    pub(super) fn check(&mut self, address: u64, size: usize, access: Access) -> Result<(), Stop> {
+        let is_reached =
+            size <= MOST_BYTES && (self.space).is_reached(address, size as u64, access, self.mode);
+        is_reached.then_some(()).ok_or(Stop)
+    }
+
+    /// Notes a store of bytes that are not known.
+    pub(super) fn forget(&mut self, address: u64, size: usize) -> Result<(), Stop> {
+        self.check(address, size, Access::Store)?;
+        let (mut at, mut left) = (address, size as u64);
+        while left > 0 {
+            let count = left.min(8 - at % 8);
+            let bits = mask(count as u8) << (8 * (at % 8));
+            self.written.store(at & !7, bits, Masked::UNKNOWN)?;
+            (at, left) = (at.wrapping_add(count), left - count);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the parts of an access in aligned words: the word, the access's first bit there, and that in the value; and how many
+/// bits of the value are in the first word.
+fn parts(address: u64, size: u8) -> [Option<(u64, u32, u32)>; 2] {
+    let (offset, size) = ((address % 8) as u32, u32::from(size));
+    let first = (address & !7, 8 * offset, 0);
+    let second = ((address & !7).wrapping_add(8), 0, 8 * (8 - offset));
+    [Some(first), (offset + size > 8).then_some(second)]
+}
+
+impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
+    fn load(&mut self, address: Masked, size: u8) -> Result<Masked, Stop> {
+        let address = address.bits().ok_or(Stop)?;
+        self.check(address, size.into(), Access::Load)?;
+        let mut bytes = [0; 8];
+        if !self.space.read(address, &mut bytes[..usize::from(size)]) {
+            return Ok(Masked::UNKNOWN.cut(mask(size)));
+        }
+        let (mut bits, mut unknown) = (u64::from_le_bytes(bytes), 0);
+        let (mut seen, mut firm) = (0, true);
+        for (at, low, from) in parts(address, size).into_iter().flatten() {
+            let Some(word) = self.written.find(at) else {
+                continue;
+            };
+            let place = |word: u64| word >> low << from & mask(size);
+            let stored = place(word.stored);
+            bits = bits & !stored | place(word.bits) & stored;
+            unknown |= place(word.unknown);
+            seen |= stored;
+            firm &= word.firm;
+        }
+        // What others can write is not firm.
+        let firm = firm && seen == mask(size);
+        Ok(Masked::new(bits, unknown, firm))
+    }
+
+    fn store(&mut self, address: Masked, size: u8, value: Masked) -> Result<(), Stop> {
+        let address = address.bits().ok_or(Stop)?;
+        self.check(address, size.into(), Access::Store)?;
+        for (at, low, from) in parts(address, size).into_iter().flatten() {
+            let stored = mask(size) >> from << low;
+            let value = value.bitwise(|bits| bits >> from << low);
+            self.written.store(at, stored, value)?;
+        }
+        Ok(())
+    }
+
+    fn is_canonical(&self, address: u64) -> bool {
+        self.space.is_canonical(address)
+    }
+}
