@@ -1,12 +1,11 @@
 //! One vCPU's PMU and its host, which need no descriptor of the vCPU.
 
-/// Makes the same call of a PMU of either kind and vendor.
+/// Makes the same call of a PMU of either kind.
 // One choice for each call, and the same one in the files beside this.
 macro_rules! each {
     ($engine:expr, $pmu:ident => $call:expr) => {
         match $engine {
-            Engine::Architectural(AnyPmu::Intel($pmu), _) => $call,
-            Engine::Architectural(AnyPmu::Amd($pmu), _) => $call,
+            Engine::Architectural($pmu, _) => $call,
             Engine::Paravirtual($pmu) => $call,
         }
     };
@@ -229,6 +228,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
                 statistics.pebs = pmu.pebs_statistics();
                 statistics.lbr = pmu.lbr_statistics();
             }
+            // Records and branches are architectural: a page has neither.
             Engine::Paravirtual(pmu) => statistics.host = pmu.statistics(),
         }
     }
@@ -282,6 +282,7 @@ impl VcpuPmu<PerfHost> {
         // Overflows that were noted on the old thread are lost with its notes.
         self.take_overflows();
         each!(&mut self.engine, pmu => pmu.put(&mut self.host));
+        // After `put`: totals that stand still are read once.
         let state = self.save();
         self.publish_all();
         // The reset gives all host events back, the restore brings back what they have counted.

@@ -1,10 +1,8 @@
 //! A PMU of either vendor: for embedders that choose at run time, by what the host is.
 
-use super::{
-    ArchEvent, CounterConfig, EventFilter, Outcome, PmuConfig, RestoreError, Ring, amd, intel, lbr,
-    pebs,
-};
-use crate::counter::{Counter, CounterHost, CounterState, Events, Report, Statistics};
+use super::registers::{Control, Counted, Effect, Freeze, Registers, Source};
+use super::{ArchEvent, Pmu, PmuConfig, RestoreError, amd, intel, lbr, pebs};
+use crate::counter::{Counter, CounterSet, Events};
 
 /// What a guest finds of its PMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,25 +70,8 @@ pub enum PmuState {
     Amd(amd::PmuState),
 }
 
-/// One vCPU's PMU of either vendor: [`intel::Pmu`] or [`amd::Pmu`], whose documentation has what each call does.
-#[derive(Clone, Debug)]
-pub enum AnyPmu<V = ()> {
-    /// Intel's.
-    Intel(intel::Pmu<V>),
-    /// AMD's.
-    Amd(amd::Pmu<V>),
-}
-
-/// The same call, whichever it is.
-// No trait object: the calls are generic over their host.
-macro_rules! each {
-    ($any:expr, $pmu:ident => $call:expr) => {
-        match $any {
-            AnyPmu::Intel($pmu) => $call,
-            AnyPmu::Amd($pmu) => $call,
-        }
-    };
-}
+/// One vCPU's PMU of either vendor.
+pub type AnyPmu<V = ()> = Pmu<AnyRegisters, V>;
 
 impl AnyPmu {
     /// Makes a PMU out of reset, for a vCPU that runs, without an observer.
@@ -104,7 +85,7 @@ impl AnyPmu {
 }
 
 impl<V: Events> AnyPmu<V> {
-    /// Makes a PMU as [`new`](AnyPmu::new) does, and tells `events` what happens.
+    /// Makes a PMU as [`new`](AnyPmu::new) does, and reports to `events` what happens.
     ///
     /// # Errors
     ///
@@ -113,206 +94,152 @@ impl<V: Events> AnyPmu<V> {
         config: PmuConfig<Capability>,
         events: V,
     ) -> Result<Self, intel::ConfigError> {
-        let PmuConfig {
-            capability,
-            filter,
-            policy,
-        } = config;
-        Ok(match capability {
-            Capability::Intel(capability) => Self::Intel(intel::Pmu::with_events(
-                PmuConfig {
-                    capability,
-                    filter,
-                    policy,
-                },
-                events,
-            )?),
-            // Nothing can be wrong here: no field of AMD's capability contradicts another.
-            Capability::Amd(capability) => Self::Amd(amd::Pmu::with_events(
-                PmuConfig {
-                    capability,
-                    filter,
-                    policy,
-                },
-                events,
-            )),
-        })
+        // Nothing can be wrong with AMD's: no field of it contradicts another.
+        if let Capability::Intel(capability) = &config.capability {
+            capability.check()?;
+        }
+        Ok(Self::build(config, events))
     }
+}
 
-    /// Performs RDMSR of `address`.
-    pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
-        each!(self, pmu => pmu.rdmsr(address, host))
-    }
+/// The registers of either vendor.
+#[derive(Clone, Debug)]
+pub enum AnyRegisters {
+    /// Intel's.
+    Intel(intel::Registers),
+    /// AMD's.
+    Amd(amd::Registers),
+}
 
-    /// Performs WRMSR of `address`.
-    pub fn wrmsr<H: CounterHost<CounterConfig>>(
-        &mut self,
-        address: u32,
-        value: u64,
-        host: &mut H,
-    ) -> Outcome {
-        each!(self, pmu => pmu.wrmsr(address, value, host))
-    }
+/// An MSR of a PMU of either vendor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnyMsr {
+    /// Intel's.
+    Intel(intel::Msr),
+    /// AMD's.
+    Amd(amd::Msr),
+}
 
-    /// Performs RDPMC with this ECX by `ring`, with CR4.PCE.
-    pub fn rdpmc<H: CounterHost<CounterConfig>>(
-        &mut self,
-        ecx: u32,
-        ring: Ring,
-        pce: bool,
-        host: &mut H,
-    ) -> Outcome {
-        each!(self, pmu => pmu.rdpmc(ecx, ring, pce, host))
-    }
+/// The same answer, whosever registers they are.
+macro_rules! each {
+    ($any:expr, $registers:ident => $answer:expr) => {
+        match $any {
+            AnyRegisters::Intel($registers) => $answer,
+            AnyRegisters::Amd($registers) => $answer,
+        }
+    };
+}
 
-    /// Takes a report of the host's. Returns whether a PMI is due.
-    pub fn overflow<H: CounterHost<CounterConfig>>(
-        &mut self,
-        counter: Counter,
-        report: Report,
-        host: &mut H,
-    ) -> bool {
-        each!(self, pmu => pmu.overflow(counter, report, host))
-    }
+impl Registers for AnyRegisters {
+    type Capability = Capability;
+    type Msr = AnyMsr;
+    type State = PmuState;
 
-    /// Counts what no host event has seen. Returns whether a PMI is due.
-    pub fn emulated<H: CounterHost<CounterConfig>>(
-        &mut self,
-        event: ArchEvent,
-        times: u64,
-        ring: Ring,
-        host: &mut H,
-    ) -> bool {
-        each!(self, pmu => pmu.emulated(event, times, ring, host))
-    }
-
-    /// Returns whether a PMI has been requested and not taken.
-    pub const fn pmi_due(&self) -> bool {
-        each!(self, pmu => pmu.pmi_due())
-    }
-
-    /// Takes the PMI that is due, if one is.
-    #[must_use = "the PMI is gone unless the caller delivers it"]
-    pub const fn take_pmi(&mut self) -> bool {
-        each!(self, pmu => pmu.take_pmi())
-    }
-
-    /// Starts counting: the vCPU runs.
-    pub fn load<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        each!(self, pmu => pmu.load(host));
-    }
-
-    /// Stops counting: the vCPU does not run.
-    pub fn put<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        each!(self, pmu => pmu.put(host));
-    }
-
-    /// Stops counting for a moment.
-    pub fn hold<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        each!(self, pmu => pmu.hold(host));
-    }
-
-    /// Releases what the guest has not used: a scheduling slice has ended.
-    pub fn end_slice<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        each!(self, pmu => pmu.end_slice(host));
-    }
-
-    /// Goes back to power-on reset, with every host event released.
-    pub fn reset<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        each!(self, pmu => pmu.reset(host));
-    }
-
-    /// Changes which events the guest may count.
-    pub fn set_filter<H: CounterHost<CounterConfig>>(&mut self, filter: EventFilter, host: &mut H) {
-        each!(self, pmu => pmu.set_filter(filter, host));
-    }
-
-    /// Returns what the guest finds.
-    pub fn capability(&self) -> Capability {
+    fn decode(&self, address: u32) -> Option<AnyMsr> {
         match self {
-            Self::Intel(pmu) => Capability::Intel(*pmu.capability()),
-            Self::Amd(pmu) => Capability::Amd(*pmu.capability()),
+            // A guest must not find the other vendor's registers, which have addresses of their own.
+            Self::Intel(_) => intel::Msr::decode(address).map(AnyMsr::Intel),
+            Self::Amd(_) => amd::Msr::decode(address).map(AnyMsr::Amd),
         }
     }
 
-    /// Returns how often the host was called, and what it could not do.
-    pub const fn statistics(&self) -> Statistics {
-        each!(self, pmu => pmu.statistics())
-    }
-
-    /// Returns what became of the overflows of counters that ask for PEBS records. AMD's PMU has none.
-    pub fn pebs_statistics(&self) -> pebs::Statistics {
-        each!(self, pmu => pmu.pebs_statistics())
-    }
-
-    /// Returns which branches the guest wants recorded now.
-    pub fn branch_filter(&self) -> Option<lbr::Filter> {
-        each!(self, pmu => pmu.branch_filter())
-    }
-
-    /// Returns how many branches more a PMI waits for.
-    pub fn branches_awaited(&self) -> u8 {
-        each!(self, pmu => pmu.branches_awaited())
-    }
-
-    /// Hands over a branch that the guest has taken. Returns whether a PMI is due.
-    pub fn branch<H: CounterHost<CounterConfig>>(
-        &mut self,
-        branch: &lbr::Branch,
-        host: &mut H,
-    ) -> bool {
-        each!(self, pmu => pmu.branch(branch, host))
-    }
-
-    /// Ends the following of the guest. Returns whether a PMI is due.
-    pub fn end_following<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
-        each!(self, pmu => pmu.end_following(host))
-    }
-
-    /// Drops the branches that were handed over for this PMI, because the embedder has missed later ones.
-    pub fn lose_branches(&mut self) {
-        each!(self, pmu => pmu.lose_branches());
-    }
-
-    /// Clears the bit that enables the last branch records, as INIT does. Returns whether it was set.
-    pub fn disable_lbr<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> bool {
-        each!(self, pmu => pmu.disable_lbr(host))
-    }
-
-    /// Returns what became of the branches that were handed over.
-    pub fn lbr_statistics(&self) -> lbr::Statistics {
-        each!(self, pmu => pmu.lbr_statistics())
-    }
-
-    /// Returns what `counter` is doing; `None` if there is no such counter.
-    pub fn counter_state(&self, counter: Counter) -> Option<CounterState> {
-        each!(self, pmu => pmu.counter_state(counter))
-    }
-
-    /// Returns all that the guest could find out, up to this moment.
-    pub fn save<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) -> PmuState {
-        match self {
-            Self::Intel(pmu) => PmuState::Intel(pmu.save(host)),
-            Self::Amd(pmu) => PmuState::Amd(pmu.save(host)),
+    fn power_on(capability: Capability) -> Self {
+        match capability {
+            Capability::Intel(capability) => Self::Intel(Registers::power_on(capability)),
+            Capability::Amd(capability) => Self::Amd(Registers::power_on(capability)),
         }
     }
 
-    /// Goes on from `state`, in place of what was here.
-    ///
-    /// # Errors
-    ///
-    /// Refuses a state of another vendor or kind, or with bits set that do not exist. This PMU is then as it was.
-    pub fn restore<H: CounterHost<CounterConfig>>(
-        &mut self,
-        state: &PmuState,
-        host: &mut H,
-    ) -> Result<(), RestoreError> {
+    fn reset(&mut self) {
+        each!(self, registers => registers.reset());
+    }
+
+    fn capability(&self) -> Capability {
+        each!(self, registers => registers.capability().into())
+    }
+
+    fn read(&self, msr: AnyMsr) -> Option<Source> {
+        match (self, msr) {
+            (Self::Intel(registers), AnyMsr::Intel(msr)) => registers.read(msr),
+            (Self::Amd(registers), AnyMsr::Amd(msr)) => registers.read(msr),
+            // `decode` makes none of these. An embedder that does has made an MSR that the guest lacks.
+            (Self::Intel(_), AnyMsr::Amd(_)) | (Self::Amd(_), AnyMsr::Intel(_)) => None,
+        }
+    }
+
+    fn write(&mut self, msr: AnyMsr, value: u64) -> Option<Effect> {
+        match (self, msr) {
+            (Self::Intel(registers), AnyMsr::Intel(msr)) => registers.write(msr, value),
+            (Self::Amd(registers), AnyMsr::Amd(msr)) => registers.write(msr, value),
+            (Self::Intel(_), AnyMsr::Amd(_)) | (Self::Amd(_), AnyMsr::Intel(_)) => None,
+        }
+    }
+
+    fn indexed(&self, ecx: u32) -> Option<Counter> {
+        each!(self, registers => registers.indexed(ecx))
+    }
+
+    fn counters(&self) -> CounterSet {
+        each!(self, registers => registers.counters())
+    }
+
+    fn global_bits(&self, counters: CounterSet) -> u64 {
+        each!(self, registers => registers.global_bits(counters))
+    }
+
+    fn gate_at_reset(&self) -> CounterSet {
+        each!(self, registers => registers.gate_at_reset())
+    }
+
+    fn control(&self, n: Counter) -> Control {
+        each!(self, registers => registers.control(n))
+    }
+
+    fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
+        match self {
+            Self::Intel(registers) => PmuState::Intel(registers.save(counted, lbr)),
+            Self::Amd(registers) => PmuState::Amd(registers.save(counted, lbr)),
+        }
+    }
+
+    fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
         match (self, state) {
-            (Self::Intel(pmu), PmuState::Intel(state)) => pmu.restore(state, host),
-            (Self::Amd(pmu), PmuState::Amd(state)) => pmu.restore(state, host),
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.check(state),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.check(state),
             (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
                 Err(RestoreError::Vendor)
             }
         }
+    }
+
+    fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
+        match (self, state) {
+            (Self::Intel(registers), PmuState::Intel(state)) => registers.restore(state, lbr),
+            (Self::Amd(registers), PmuState::Amd(state)) => registers.restore(state, lbr),
+            // `check` has refused it.
+            (Self::Intel(_), PmuState::Amd(_)) | (Self::Amd(_), PmuState::Intel(_)) => {
+                Counted::default()
+            }
+        }
+    }
+
+    fn has_status(&self) -> bool {
+        each!(self, registers => registers.has_status())
+    }
+
+    fn freezing(&self) -> Option<Freeze> {
+        each!(self, registers => registers.freezing())
+    }
+
+    fn freezes_branches(&self) -> bool {
+        each!(self, registers => registers.freezes_branches())
+    }
+
+    fn lbr(&self) -> Option<lbr::Unit> {
+        each!(self, registers => registers.lbr())
+    }
+
+    fn pebs(&self) -> Option<pebs::Registers> {
+        each!(self, registers => registers.pebs())
     }
 }

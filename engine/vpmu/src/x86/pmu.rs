@@ -36,7 +36,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     /// Performs RDMSR of `address`. The caller has made sure that the guest is at CPL 0.
     pub fn rdmsr<H: CounterHost<CounterConfig>>(&mut self, address: u32, host: &mut H) -> Outcome {
-        match R::decode(address) {
+        match self.registers.decode(address) {
             Some(msr) => self.read(msr, host),
             None => self.read_lbr(address, host),
         }
@@ -49,7 +49,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         value: u64,
         host: &mut H,
     ) -> Outcome {
-        match R::decode(address) {
+        match self.registers.decode(address) {
             Some(msr) => self.write(msr, value, host),
             None => self.write_lbr(address, value, host),
         }
@@ -66,7 +66,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 // Before version 4 an overflow that freezes clears the register.
                 self.settle_acting(host);
                 self.counters.apply(host);
-                R::global_bits(self.counters.global.gate)
+                self.registers.global_bits(self.counters.global.gate)
             }
         });
         self.end_access(host);
@@ -119,7 +119,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
                 self.end_access(host);
                 Outcome::Value(value)
             }
-            // As a processor, which tells an index without a counter from a forbidden one by nothing.
+            // As a processor, which faults alike for an index without a counter and for a forbidden one.
             _ => Outcome::GeneralProtection,
         }
     }
@@ -140,7 +140,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.counters.global.take_pmi()
     }
 
-    /// The registers, for what a vendor's own PMU tells its embedder.
+    /// The registers, for what a vendor's own PMU returns to its embedder.
     pub(super) const fn registers(&self) -> &R {
         &self.registers
     }
@@ -164,6 +164,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
 
     fn perform<H: CounterHost<CounterConfig>>(&mut self, effect: Effect, host: &mut H) {
         match effect {
+            // The register keeps its value.
             Effect::Nothing => {}
             Effect::Configure(concerned) => self.configure(concerned, host),
             // No count is taken: what counted until now counted under the same controls.
@@ -260,6 +261,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         host: &mut H,
     ) {
         self.counters.settle_read(n, host);
+        // The same value leaves the host's period and the counter's in step.
         if self.counters.value(n) != value {
             self.counters.end_sampling(n.alone(), host);
         }
@@ -278,7 +280,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             | self.counters.recording();
         self.counters.settle_doubtful(clear, host);
         self.counters.apply(host);
-        R::global_bits(self.counters.global.overflowed()) | self.counters.global.status()
+        self.registers
+            .global_bits(self.counters.global.overflowed())
+            | self.counters.global.status()
     }
 
     /// An overflow that stops all counters, or writes to the guest's memory, must be known before anything that comes

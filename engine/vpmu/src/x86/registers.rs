@@ -1,4 +1,4 @@
-//! What a vendor's registers tell the [`Pmu`](super::Pmu) that owns them.
+//! What a vendor's registers answer the [`Pmu`](super::Pmu) that owns them.
 //!
 //! # Why they only answer
 //!
@@ -167,7 +167,7 @@ pub trait Registers: Clone {
 
     /// Returns the MSR at `address`; `None`: that is none of a PMU's.
     // Before any capability is asked: #GP is for an MSR that the guest lacks, `NotHandled` for all others.
-    fn decode(address: u32) -> Option<Self::Msr>;
+    fn decode(&self, address: u32) -> Option<Self::Msr>;
 
     /// Returns the registers as they are after power-on reset.
     fn power_on(capability: Self::Capability) -> Self;
@@ -175,8 +175,8 @@ pub trait Registers: Clone {
     /// Goes back to power-on reset.
     fn reset(&mut self);
 
-    /// Returns what the guest finds.
-    fn capability(&self) -> &Self::Capability;
+    /// Returns what the guest is offered.
+    fn capability(&self) -> Self::Capability;
 
     /// Says what a read of `msr` shows. `None`: #GP.
     fn read(&self, msr: Self::Msr) -> Option<Source>;
@@ -191,7 +191,7 @@ pub trait Registers: Clone {
     fn counters(&self) -> CounterSet;
 
     /// Returns `counters` as the global registers show them.
-    fn global_bits(counters: CounterSet) -> u64;
+    fn global_bits(&self, counters: CounterSet) -> u64;
 
     /// Returns what the global control register lets count after power-on reset.
     fn gate_at_reset(&self) -> CounterSet;

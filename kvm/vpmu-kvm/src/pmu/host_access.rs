@@ -4,7 +4,7 @@
 //! is taken, a counter is written whole by either of its names, and nothing is counted as an exit.
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::{AnyPmu, CounterConfig, Outcome, PmuState, amd, intel};
+use vpmu::x86::{CounterConfig, Outcome, PmuState, amd, intel};
 
 use super::{Engine, VcpuPmu};
 use crate::paravirt::PMU_DOORBELL_MSR;

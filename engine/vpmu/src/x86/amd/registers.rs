@@ -68,7 +68,7 @@ impl registers::Registers for Registers {
     type Msr = Msr;
     type State = PmuState;
 
-    fn decode(address: u32) -> Option<Msr> {
+    fn decode(&self, address: u32) -> Option<Msr> {
         Msr::decode(address)
     }
 
@@ -84,8 +84,8 @@ impl registers::Registers for Registers {
         *self = Self::power_on(self.capability);
     }
 
-    fn capability(&self) -> &Capability {
-        &self.capability
+    fn capability(&self) -> Capability {
+        self.capability
     }
 
     fn read(&self, msr: Msr) -> Option<Source> {
@@ -128,7 +128,7 @@ impl registers::Registers for Registers {
         self.capability.counters()
     }
 
-    fn global_bits(counters: CounterSet) -> u64 {
+    fn global_bits(&self, counters: CounterSet) -> u64 {
         counters.bits().into()
     }
 

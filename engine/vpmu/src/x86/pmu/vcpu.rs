@@ -156,8 +156,8 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         Ok(())
     }
 
-    /// Returns what the guest finds.
-    pub fn capability(&self) -> &R::Capability {
+    /// Returns what the guest is offered.
+    pub fn capability(&self) -> R::Capability {
         self.registers.capability()
     }
 
@@ -187,7 +187,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     fn settle_unreported<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
         let counters = &self.counters;
         for n in counters.interrupting() & counters.global.overflowed() | counters.recording() {
-            // An event that waits for its report tells of its overflow by itself.
+            // An event that waits for its report reports its overflow by itself.
             if self.counters.bank().hosted.armed(n).is_none() {
                 self.counters.settle(n.alone(), host);
             }

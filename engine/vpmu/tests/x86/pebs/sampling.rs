@@ -308,7 +308,7 @@ fn each_policy_has_all_records() {
         let mut guest = begun();
         guest.pmu = vpmu::x86::intel::Pmu::new(vpmu::x86::PmuConfig {
             policy,
-            ..vpmu::x86::PmuConfig::new(*guest.pmu.capability())
+            ..vpmu::x86::PmuConfig::new(guest.pmu.capability())
         })
         .unwrap();
         let memory = guest.host.guest.take();
