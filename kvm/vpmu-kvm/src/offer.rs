@@ -191,6 +191,7 @@ fn tried(options: &Options) -> Result<Support, Error> {
     if found.backing == Backing::Clock || found.mediated {
         return Ok(found);
     }
+    // Once for the process: a trial runs a guest for some ms.
     match (trial::broken(), options.source) {
         (None, _) => Ok(found),
         (Some(broken), Source::Hardware) => Err(Error::GuestsOnly(broken)),

@@ -56,7 +56,7 @@ pub enum Pebs {
 /// The skid of a guest's PEBS records: from the instruction that made a counter overflow to the one that the record names.
 ///
 /// Records of a clock have none. Those of hardware counters are some instructions late, because KVM lets no host event be
-/// precise in a guest, and nothing can tell the guest so.
+/// precise in a guest, and no register can say so to the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Skid {
     /// PEBS is offered where its records have none.

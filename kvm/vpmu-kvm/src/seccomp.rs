@@ -112,7 +112,7 @@ pub const SYSCALLS: &[Syscall] = &[
     any(
         "mmap",
         libc::SYS_mmap,
-        "a clock's group, which tells the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring",
+        "a clock's group, whose page has the time; samples: with Pebs::Buffer or Auto, and where a clock counts one ring",
     ),
     any("munmap", libc::SYS_munmap, "what was mapped is given back"),
     any("read", libc::SYS_read, "a counter is read"),

@@ -50,6 +50,7 @@ impl State {
     pub fn offer(&self) -> Offer {
         Offer {
             pmu: self.pmu.as_ref().map(SavedPmu::offer),
+            // What a guest was offered follows from what was saved, so that the two cannot disagree.
             deadline: self.deadline.is_some(),
         }
     }

@@ -248,7 +248,7 @@ pub(crate) fn has_hyperv(vcpu: &impl AsRawFd) -> bool {
     cpuid(vcpu, INTERFACE, 0).is_some_and(|entry| entry.eax == HV_1)
 }
 
-/// Returns what CPUID tells the guest.
+/// Returns the guest's CPUID.
 fn cpuid(vcpu: &impl AsRawFd, function: u32, index: u32) -> Option<kvm_cpuid_entry2> {
     // KVM keeps no more.
     const MOST: usize = 256;

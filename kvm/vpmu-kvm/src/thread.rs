@@ -83,7 +83,7 @@ impl Thread {
             pmu.publish_all();
             if self.slice.has_ended() {
                 pmu.end_slice();
-                // A VMM may give the TSC another rate at any time, and KVM tells nobody.
+                // A VMM may give the TSC another rate at any time, and KVM notifies nobody.
                 self.is_unsure_of_rate = true;
             }
         }
@@ -114,7 +114,9 @@ impl Thread {
         };
         pmu.host = Some(host(pmu.offer().into(), perf)?);
         self.tsc_hz = tsc_hz;
+        // A clock counts the time of an exit; a hardware event counts none of an exit's instructions.
         pmu.misses_completed = self.backing == Backing::Hardware;
+        // Last: a counter that is enabled counts from here on.
         pmu.load();
         Ok(())
     }
@@ -151,7 +153,7 @@ impl Slice {
 
     /// Returns whether to read the clock. Call this before each run.
     fn reads_clock(&mut self) -> bool {
-        // The clock costs a system call where the vDSO cannot tell the time, as in some clouds.
+        // The clock costs a system call where the vDSO cannot read the time, as in some clouds.
         self.runs = self.runs.wrapping_add(1);
         self.runs.is_multiple_of(CLOCK_INTERVAL)
     }

@@ -112,7 +112,7 @@ impl Vcpu {
         let statistics = kvm.statistics.clone();
         let pmu = VcpuPmu::new(pmu, options.policy, Arc::clone(&memory), statistics)?;
         let mut this = Self::with(kvm, Some(pmu), None, offer.deadline, options, memory)?;
-        // Only with the page's address from the state can the device tell the guest that it leaves.
+        // Only with the page's address from the state can the device write there that it leaves.
         this.restore(state)?;
         if let Some(pmu) = &mut this.pmu {
             pmu.leave();

@@ -57,12 +57,12 @@ pub enum PerfRecord {
     Lost(u64),
 }
 
-/// Bit of `capabilities`: the page's `time_offset`, `time_mult` and `time_shift` tell the time since its last update.
+/// Bit of `capabilities`: the page's `time_offset`, `time_mult` and `time_shift` give the time since its last update.
 const CAP_USER_TIME: u64 = 1 << 3;
 /// Bit of `capabilities`: the page's `time_zero`, `time_mult` and `time_shift` relate perf's clock to the TSC.
 const CAP_USER_TIME_ZERO: u64 = 1 << 4;
 
-/// What an event's buffer tells of its overflows.
+/// What an event's buffer has recorded of its overflows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Overflows {
     pub(crate) number: u64,

@@ -20,7 +20,7 @@ static PROMISED: Mutex<u64> = Mutex::new(0);
 
 /// Beside those of counters: an event that tries another, and the event of the process that never counts.
 const SPARE: u64 = 2;
-/// With a clock: the leader of the group, and the samples that tell the guest's ring.
+/// With a clock: the leader of the group, and the samples that show the guest's ring.
 const OF_A_CLOCK: u64 = 2;
 
 /// The promise that a vCPU's perf events find descriptors, until it is dropped.

@@ -13,8 +13,8 @@
 //!
 //! They do not count although their events do. To stop and start a group takes two system calls, each of which has the
 //! kernel schedule all events of the thread anew, and a third reads the totals. So counters that only count are not
-//! stopped: they stand by. A read when they are to stop, and another when they go on, tell what lies between, which is
-//! not theirs. All clocks of a thread go on together, so where the leader's page tells its time, no system call is left.
+//! stopped: they stand by. A read when they are to stop, and another when they go on, show what lies between, which is
+//! not theirs. All clocks of a thread go on together, so where the leader's page has its time, no system call is left.
 //! A counter that waits for an overflow is stopped, or its event would report one for time that is not the counter's.
 
 use std::io;
@@ -87,14 +87,14 @@ impl Event {
     /// Takes what a read of this event alone has found.
     fn take_own(&mut self, total: Total) {
         self.take(total);
-        // A group's read tells the leader's times.
+        // A group's read has the leader's times only.
         if let Some(advance) = &mut self.advance {
             self.stuck_ns = advance.stuck_ns(total.value, total.running, false);
         }
     }
 
     fn take(&mut self, total: Total) {
-        // The page tells the value alone.
+        // The page has the value alone.
         if total.enabled != 0 {
             self.times = (total.running, total.enabled);
         }
@@ -118,7 +118,7 @@ impl Event {
 /// The group of a clock's events.
 #[derive(Debug)]
 struct Group {
-    /// The leader's page, which tells its time without a system call. Dropped first: an event stays open while it is
+    /// The leader's page, from which its time is read without a system call. Dropped first: an event stays open while it is
     /// mapped.
     page: Option<RingBuffer>,
     leader: PerfEvent,
@@ -311,6 +311,7 @@ impl Events {
             }
         }
         if let Some(group) = &mut self.group {
+            // Last: members that are enabled before their leader begin together, by one call of the kernel's.
             group.runs = group.runs || group.leader.enable();
         }
     }
@@ -389,6 +390,7 @@ impl Events {
         if whole {
             group.runs = !group.leader.disable();
         }
+        // The members stay enabled: their leader, which stands still, keeps them from counting.
         whole && !group.runs
     }
 
@@ -455,7 +457,7 @@ impl Events {
         let Some(group) = &self.group else {
             return false;
         };
-        // The page tells the time of a thread that runs, and an event that does not count falls behind the clock.
+        // The page has the time of a thread that runs, and an event that does not count falls behind the clock.
         let page = group
             .page
             .as_ref()

@@ -34,7 +34,7 @@ use crate::sampler;
 use crate::slot::{Slot, Units};
 use crate::support::prepare;
 
-/// The guest of a host's thread, as PEBS records tell of it.
+/// The guest of a host's thread, as PEBS records show it.
 pub trait SampledGuest: Guest + Debug + Send {
     /// Forgets what the guest's registers and memory held, because the guest may run.
     fn forget(&mut self);
@@ -65,7 +65,7 @@ pub struct PerfHost {
     /// The samples of the thread, while there is a counter of a portion of its clock's time.
     ring_sampler: Option<RingSampler>,
     guest_ring: GuestRing,
-    /// The guest that PEBS records tell of, where it is offered PEBS.
+    /// The guest whose state PEBS records hold, where it is offered PEBS.
     guest: Option<Box<dyn SampledGuest>>,
     notes: Arc<Notes>,
     longest_stuck_ns: u64,
@@ -121,6 +121,7 @@ impl PerfHost {
             kernel,
             chooser,
             units,
+            // A clock's period is a time, which the floor alone bounds.
             pace: (units == Units::Events).then(Pace::new),
             repeating: options.repeating,
             sampling: options.sampling,
@@ -153,7 +154,7 @@ impl PerfHost {
         self.guest_ring = GuestRing::new(ring);
     }
 
-    /// Sets the guest that PEBS records tell of, and whose memory has them. Without it every record is lost.
+    /// Sets the guest whose state PEBS records hold, and whose memory has them. Without it every record is lost.
     pub fn set_guest(&mut self, guest: impl SampledGuest + 'static) {
         self.guest = Some(Box::new(guest));
     }
@@ -186,6 +187,7 @@ impl PerfHost {
                 None => {}
             }
         }
+        // The user's queue of signals was full, and SIGIO names no event: any that is awaited may have overflowed.
         if self.notes.take_overrun() {
             let awaited = self.which(Slot::is_awaited);
             for counter in awaited {
@@ -206,7 +208,7 @@ impl PerfHost {
     }
 
     /// Returns the longest time, in ns, for which the total of a counter of cycles did not advance although its perf event
-    /// was running, and the guest was in its ring as far as samples tell. It is found at reads, and costs no system call.
+    /// was running, and the guest was in its ring as far as samples show. It is found at reads, and costs no system call.
     ///
     /// This time is some ms where all is well. It includes the time for which this thread has worked for its guest
     /// without running it, because a hardware event then runs, too, and does not count. With a counter that no longer
@@ -218,6 +220,7 @@ impl PerfHost {
     /// The event behind `counter` has signalled an overflow. Returns the report for the engine.
     fn overflow(&mut self, counter: Counter) -> Option<Report> {
         let Slot::Whole { period, .. } = &mut self.slots[counter] else {
+            // A portion's total is known by samples alone, so that its report vouches for nothing.
             return self.is_time_up(counter).then_some(Report::Unsure);
         };
         let asked = *period;
@@ -322,7 +325,7 @@ impl PerfHost {
 
     /// Returns the number of counters whose overflows share the host's time while `counting` count.
     fn sharing(&self, counting: CounterSet) -> u64 {
-        // Counters that only count interrupt nobody. Nothing tells which one-shot reports come back.
+        // Counters that only count interrupt nobody. Which one-shot reports come back is not known.
         let sharing = match self.repeating {
             true => self.which(Slot::is_awaited) & counting,
             false => self.events.open_events(),
@@ -342,7 +345,7 @@ impl PerfHost {
     fn program(&mut self, counter: Counter, events: NonZeroU64, counting: CounterSet) {
         let period = self.host_period(counter, events, counting);
         if let Some(pace) = &mut self.pace {
-            // They are of the period before, and would tell a wrong rate with the next report's. Those of a storm come
+            // They are of the period before, and would give a wrong rate with the next report's. Those of a storm come
             // before the system call returns.
             let late = self.events.take_overflows(counter);
             pace.charge(late.number, self.kernel.now());
@@ -393,7 +396,7 @@ impl PerfHost {
         self.value(counter)
     }
 
-    /// Stops the samples that tell the guest's ring unless a counter needs them.
+    /// Stops the samples that show the guest's ring unless a counter needs them.
     fn end_ring_sampler(&mut self) {
         if self.which(Slot::is_portion).is_empty() {
             self.ring_sampler = None;
@@ -431,10 +434,11 @@ impl CounterHost<CounterConfig> for PerfHost {
             Some(portion) if self.chooser.backing == Backing::Clock => Slot::portion(portion),
             _ => Slot::whole(kind),
         };
-        // One sampler serves all of them: a sample tells where the thread is, whatever is counted.
+        // One sampler serves all of them: a sample shows where the thread is, whatever is counted.
         if slot.is_portion() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
         }
+        // Any other event may stand still while the guest runs, and nothing is wrong.
         let is_steady = kind == probe(self.chooser.backing, self.chooser.guest);
         match self.events.open(counter, kind, is_steady) {
             Ok(counted) => {
@@ -463,6 +467,7 @@ impl CounterHost<CounterConfig> for PerfHost {
             return;
         }
         let Some(events) = events else {
+            // The event keeps its period, as to end it takes a system call: a stray signal is rarer.
             period.drop_wish();
             return;
         };
@@ -547,7 +552,7 @@ impl CounterHost<CounterConfig> for PerfHost {
         }
     }
 
-    /// Returns true: perf tells an embedder no branches, so that one who offers their records follows the guest.
+    /// Returns true: perf reports no branches of a guest, so an embedder that offers their records follows the guest.
     fn follows_branches(&self) -> bool {
         true
     }

@@ -12,7 +12,7 @@
 //! - [`Backing::Clock`], where there is no hardware PMU (most clouds, nested virtualisation, QEMU
 //!   without KVM): the thread's own time on the CPU, as cycles of the time-stamp counter. A halted
 //!   guest's thread sleeps and its cycles stand still, as they should. Exits are part of the time:
-//!   a guest that exits much seems slower than it is. A clock tells nothing else: cycles and
+//!   a guest that exits much seems slower than it is. A clock counts nothing else: cycles and
 //!   reference cycles are offered, and instructions and branches only on request, as one for each
 //!   cycle. An event of one ring gets the portion of the time for which a [`Sampler`] finds the guest
 //!   in that ring.

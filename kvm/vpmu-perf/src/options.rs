@@ -19,7 +19,7 @@ pub enum Freeze {
     #[default]
     Vm,
     /// The guest's time alone: its counters stand still while the host completes an exit. Samples of the thread, some
-    /// 10,000 a second while something counts, tell the guest's portion of the clock's time.
+    /// 10,000 a second while something counts, show the guest's portion of the clock's time.
     Guest,
 }
 
@@ -41,7 +41,7 @@ pub struct PerfOptions {
     /// [`CounterHost::repeats`](vpmu::counter::CounterHost::repeats).
     pub repeating: bool,
     /// Whether the kernel samples the guest where that is asked for:
-    /// [`CounterHost::sample`](vpmu::counter::CounterHost::sample).
+    /// [`Host::begin_sampling`](vpmu::x86::pebs::Host::begin_sampling).
     pub sampling: bool,
     /// The time that a clock counts.
     pub freeze: Freeze,

@@ -1,6 +1,6 @@
 //! Counters of a portion of a clock's time: of one privilege ring, or of the guest without its host's work.
 //!
-//! A clock knows a thread's time, and not the CPL of its guest. [Samples](crate::rings) beside it tell the ring that the
+//! A clock knows a thread's time, and not the CPL of its guest. [Samples](crate::rings) beside it show the ring that the
 //! guest was in, and so the counter's portion of the time that its clock has counted. How much time there is to
 //! divide is the clock's to say, and not the number of samples, so the counters of both rings add up to the clock's.
 //! With [`Freeze::Guest`] the host's samples are nobody's, and the sum is less by the host's portion.
@@ -8,7 +8,7 @@
 //! A counter that is to overflow kicks the vCPU when its time could be up at the earliest: if the guest were in its
 //! ring all the time. If it was not, the rest is waited for, and so on. The overflow is reported only while the guest
 //! is in the counter's ring. Until then reads show the last value before it, and the time beyond is carried on.
-//! So no interrupt of a counter of user space finds its guest in the kernel, whose addresses it could tell.
+//! So no interrupt of a counter of user space finds its guest in the kernel, whose addresses it could reveal.
 
 use std::num::NonZeroU64;
 
@@ -198,7 +198,7 @@ impl PortionTime {
     }
 
     /// Returns the ns of the clock, whose total is `clock`, for which the last value has stood still although the guest may
-    /// have been in the counter's portion: all samples would tell if it was elsewhere.
+    /// have been in the counter's portion: all samples would show if it was elsewhere.
     pub(crate) fn stuck_ns(&mut self, clock: u64) -> u64 {
         let since = std::mem::take(&mut self.since);
         let elsewhere = since.all > 0 && since.own == 0;

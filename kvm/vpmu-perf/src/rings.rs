@@ -1,4 +1,4 @@
-//! The ring that the guest is in, as far as anybody can tell while its thread does not run it.
+//! The ring that the guest is in, as far as it can be known while its thread does not run it.
 //!
 //! The VMM knows it, and may be [asked](GuestRing) at a cost. perf's samples of the thread know where the guest was some
 //! 50 microseconds ago, and [all of them together](RingSampler) for which portion of the time it was in each ring.
@@ -23,7 +23,7 @@ const EARLY_PERIODS: [u64; 4] = [47_303, 38_011, 56_713, 43_003];
 const SHORTEST: u64 = EARLY_PERIODS[1];
 /// The longest ns between two times that the samples are taken, for which their memory has room.
 pub(crate) const LONGEST: u64 = 20_000_000;
-/// So many samples of a thread that runs a guest, and none in the guest: this machine does not tell.
+/// So many samples of a thread that runs a guest, and none in the guest: this machine's samples never show the guest.
 const BLIND: u64 = 256;
 
 /// Tells the ring in which the guest of a thread that does not run it was last, if that is known.
@@ -62,7 +62,7 @@ pub(crate) fn period(block: u64) -> u64 {
     *early.unwrap_or(&PERIODS[later])
 }
 
-/// The samples of a thread that tell its guest's ring.
+/// The samples of a thread that show its guest's ring.
 #[derive(Debug)]
 pub(crate) struct RingSampler {
     sampler: Sampler,
@@ -122,7 +122,7 @@ impl RingSampler {
         self.last
     }
 
-    /// Returns whether this machine does not tell where the guest is.
+    /// Returns whether this machine's samples never show the guest.
     pub(crate) fn is_blind(&self) -> bool {
         self.last.is_none() && self.taken >= BLIND
     }

@@ -5,7 +5,7 @@
 //! processor out of the guest and back in, where the guest was. The thread itself does not return from KVM_RUN.
 //!
 //! The event is never the member of a group: Linux (seen with 6.12) does not begin to sample siblings again once it has
-//! throttled them. Nor does the event tell what a counter counted: while throttled, it counts too little.
+//! throttled them. Nor does the event's total serve for a counter's: while throttled, it counts too little.
 
 use std::io;
 
@@ -158,6 +158,7 @@ impl CounterSampler {
     pub(crate) fn begin(&mut self, period: u64, counts: bool) -> io::Result<u64> {
         let sampler = &mut self.sampler;
         sampler.disable();
+        // Samples of an earlier period would pass for this one's.
         while sampler.next_record().is_some() {}
         self.on =
             sampler.tsc(0).is_some() && sampler.set_period(period) && (!counts || sampler.enable());

@@ -120,7 +120,7 @@ impl Slot {
         }
     }
 
-    /// Notes samples that tell the guest's ring, of time that the counter has counted.
+    /// Notes samples that show the guest's ring, of time that the counter has counted.
     pub(crate) fn divide(&mut self, samples: RingSamples) {
         if let Self::Portion { time, .. } = self {
             time.note(samples);

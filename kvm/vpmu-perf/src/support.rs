@@ -94,6 +94,7 @@ pub fn prepare(options: &PerfOptions) -> Result<(), PerfError> {
         return Err(PerfError::Signal(signal));
     }
     Linux.processor();
+    // A process may count without it, only later: a failure is no reason to refuse.
     SPARE.get_or_init(|| PerfEvent::open_spare(&Linux).ok());
     notes::install(signal)
 }

@@ -44,6 +44,7 @@ pub(crate) fn count_guests_only(
         return Err(io::Error::last_os_error());
     }
     work();
+    // One event for both halves: a second might get a counter that the first half has not tried.
     let host = event.read()?.value;
     guest();
     let both = event.read()?.value;

@@ -116,7 +116,7 @@ impl EventFilter {
 
     /// Returns whether the guest may count `event`.
     pub fn allows(&self, event: u16) -> bool {
-        // Software increments and carries tell only what the guest did itself.
+        // Software increments and carries show only what the guest did itself.
         if matches!(event, SW_INCR | CHAIN) {
             return true;
         }

@@ -74,7 +74,7 @@ pub enum Outcome {
     Done,
     /// Inject an Undefined Instruction exception (EC 0x00) into EL1.
     Undefined,
-    // Not undefined: the syndrome tells the guest's kernel which register it was, and the kernel may emulate that.
+    // Not undefined: the syndrome names the register for the guest's kernel, and the kernel may emulate that.
     /// User space was refused: inject a trapped system register access (EC 0x18) into EL1, with
     /// the syndrome of the trap that brought the access here.
     TrapToEl1,

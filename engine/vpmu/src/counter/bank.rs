@@ -3,8 +3,8 @@
 //! # Why it is apart from the registers
 //!
 //! What a guest writes to enable a counter, and what a counter does at its end, is the architecture's
-//! and differs. That a counter is a value plus what its host event has counted since, when that is
-//! taken, when an event is started and when it is asked for a report is the same everywhere. So each
+//! and differs. In every model a counter's value is a stored value plus what its host event has
+//! counted since, and events are started and asked for reports by the same rules. So each
 //! PMU is a [`Model`] of its registers over a [`Bank`], and the bank alone calls the host.
 //!
 //! A model first *settles* what the host has counted for the counters that an access concerns, under
@@ -309,9 +309,9 @@ pub(crate) trait Model {
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);
         let asks = report == Report::Due && due.is_some() && due != asked;
-        // The host event may be further than what it reported, and is asked again from there. A host event that
-        // repeats has then less than a period to count, and repeats that. So after that report it is asked for a
-        // whole period, unread: each read would leave less than a period again.
+        // Reading the host event again returns more than its report, and the next report is asked for from there. A host
+        // event that repeats has then less than a period to count, and repeats that. So after that report it is asked for
+        // a whole period, unread: each read would leave less than a period again.
         let reads = asks && self.implemented().contains(n) && !self.bank().hosted.repeats_rest(n);
         if reads {
             self.settle(n.alone(), host);

@@ -95,7 +95,7 @@ impl Model for Device {
             None => self.offer.raw,
         };
         let known = wish.config & !Wish::EVENT == 0;
-        // A host that cannot tell the rings apart counts either both or nothing.
+        // A host that cannot separate the rings counts either both or nothing.
         let rings = self.offer.rings || event.user == event.kernel;
         (!offered || !known || !rings).then_some(Lost::Unsupported)
     }

@@ -137,7 +137,7 @@ impl Device {
         self.detach(host);
         self.attached = true;
         for n in CounterSet::first(page::MAX_COUNTERS) {
-            self.tell(n, page);
+            self.write_counter(n, page);
         }
         page.store(word::FLOOR, self.floor);
         // The driver has begun the page with an ACK of 0: any other number would pass for an interrupt on its way.
@@ -276,6 +276,7 @@ impl Device {
         page: Option<&P>,
     ) {
         self.put(host, page);
+        // Kept: to detach drops the interrupt that is due, and this guest must have one.
         let (attached, due) = (self.attached, self.nmi_due);
         self.detach(host);
         if let (true, Some(page)) = (attached, page) {
@@ -349,7 +350,7 @@ impl Device {
         }
     }
 
-    /// Tells the guest of counters that have changed, and interrupts it if any has overflowed.
+    /// Writes the counters that have changed into the page, and interrupts the guest if any has overflowed.
     fn publish<P: Page + ?Sized>(&mut self, page: &P) {
         let changed = core::mem::take(&mut self.changed);
         // The memory may be anything by now.
@@ -357,7 +358,7 @@ impl Device {
             return;
         }
         for n in changed {
-            self.tell(n, page);
+            self.write_counter(n, page);
         }
         if core::mem::take(&mut self.overflowed) {
             self.interrupt(page);
@@ -382,14 +383,15 @@ impl Device {
         }
     }
 
-    /// The overflows last: who sees them sees the rest.
-    fn tell<P: Page + ?Sized>(&self, n: Counter, page: &P) {
+    /// Writes what the guest may read of `n` into the page.
+    fn write_counter<P: Page + ?Sized>(&self, n: Counter, page: &P) {
         let wish = &self.wishes[n];
         page.store(word::count(n), self.bank.counters[n].value);
         page.store(word::last_period(n), wish.last);
         page.store(word::next(n), wish.next);
-        page.store(word::state(n), page::told(self.bank.state(n, false)));
+        page.store(word::state(n), page::state_of(self.bank.state(n, false)));
         page.store(word::made(n), wish.generation);
+        // Last: a guest that sees an overflow sees the rest.
         page.store(word::overflows(n), wish.overflows);
     }
 }

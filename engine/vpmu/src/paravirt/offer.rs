@@ -25,7 +25,7 @@ impl Offer {
     const RINGS: u32 = 1 << 8;
     const RAW: u32 = 1 << 9;
 
-    /// Returns the leaf that tells a guest: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
+    /// Returns the leaf that a guest reads: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
     /// of which a set bit is one that is there; ECX the layout of the page, 1.
     pub const fn leaf(&self) -> CpuidLeaf {
         let mut eax = self.counters as u32;

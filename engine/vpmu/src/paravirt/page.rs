@@ -150,7 +150,7 @@ pub mod state {
 }
 
 /// What [`word::state`] says of a counter.
-pub(super) const fn told(counter: CounterState) -> u64 {
+pub(super) const fn state_of(counter: CounterState) -> u64 {
     match counter {
         CounterState::Counting => state::COUNTING,
         CounterState::Paused => state::OFF,

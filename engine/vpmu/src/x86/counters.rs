@@ -131,6 +131,7 @@ impl<V: Events> Counters<V> {
     }
 
     pub(super) fn set_filter(&mut self, filter: EventFilter) {
+        // Counters are classified anew by the caller: what was counted stays counted.
         self.filter = filter;
     }
 

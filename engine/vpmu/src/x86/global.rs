@@ -53,6 +53,7 @@ impl Global {
 
     /// Counters that the global registers let count.
     pub(super) const fn open(&self) -> CounterSet {
+        // The register itself keeps its value, which the guest finds again when it thaws the counters.
         if self.status & status::COUNTERS_FROZEN != 0 {
             return CounterSet::EMPTY;
         }
@@ -101,12 +102,13 @@ impl Global {
         mem::replace(&mut self.pmi_due, false)
     }
 
-    /// Requests a PMI. The request, not its delivery, stops the counters if the guest wants that (SDM 18.4.7): LVTPC may
-    /// be masked.
+    /// Requests a PMI, and stops what the guest wants stopped by it.
     pub(super) const fn request_pmi(&mut self) {
         self.pmi_due = true;
+        // The request, not its delivery, stops the counters (SDM 18.4.7): LVTPC may be masked.
         match self.freezing {
             Some(Freeze::Gate) => self.gate = CounterSet::EMPTY,
+            // Version 4 and later: the handler thaws by one write, which acknowledges the overflow, too.
             Some(Freeze::Status) => self.status |= status::COUNTERS_FROZEN,
             None => {}
         }

@@ -4,7 +4,7 @@
 //! does not need these. So the timer is set early by as much as the last expiries came late, and the
 //! thread polls the TSC until the deadline has come, as KVM does (`lapic_timer_advance_ns`).
 //!
-//! All times here are spans since the timer was set. A TSC value alone does not tell what is late:
+//! All times here are spans since the timer was set. A TSC value alone does not show what is late:
 //! a vCPU's TSC may begin at any value, and wrap to 0.
 
 use std::io;

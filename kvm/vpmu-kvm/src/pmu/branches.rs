@@ -51,6 +51,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Nothing counts until [`load`](Self::load), where following the guest would be counted: by a clock, whose time goes
     /// on in the host.
     pub(crate) fn hold(&mut self) {
+        // A hardware event counts the guest alone, and stands still by itself while the host works.
         if !self.misses_completed
             && let Engine::Architectural(pmu, _) = &mut self.engine
         {

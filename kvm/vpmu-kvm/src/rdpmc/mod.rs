@@ -79,7 +79,7 @@ impl Places {
         if self.sites.len() < MOST_SITES {
             return true;
         }
-        // This vCPU is in its kernel. What its tables do not lead to was a module's that has gone. The bytes do not tell:
+        // This vCPU is in its kernel. What its tables do not lead to was a module's that has gone. The bytes do not show it:
         // a kernel that traces itself changes the first one of an instruction for a while.
         let is_gone = |site: &Site| site.place(code) != Some(site.physical);
         let gone = self.sites.iter().position(is_gone);
@@ -107,7 +107,7 @@ impl Site {
     fn remove(&self, code: Code<'_>) {
         let is_there = match self.place(code) {
             Some(now) => now == self.physical,
-            // A process's tables may lack most of the kernel (KPTI). Then only the memory tells whether this is still the
+            // A process's tables may lack most of the kernel (KPTI). Then only the memory shows whether this is still the
             // instruction, or anything else that has a byte 0x32: a module may have gone since.
             None => self.has_first_byte(code.memory),
         };

@@ -219,7 +219,7 @@ fn displaced(entry: &Entry, regs: kvm_regs) -> kvm_regs {
     }
 }
 
-/// What an access of a register tells about the guest's kernel.
+/// What an access of a register shows of the guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checked {
     /// It says what a counter counts. A kernel that searches for a PMU reads all of these, and none handles a PMI with them.

@@ -17,7 +17,7 @@ pub(crate) struct Keys {
 const PKRU: u32 = 9;
 
 impl Keys {
-    /// Returns PKRU; `None`: KVM does not tell.
+    /// Returns PKRU; `None`: KVM does not say.
     pub(crate) fn pkru(&self, vcpu: &impl AsRawFd) -> Option<u32> {
         const XSAVE: u32 = 0xd;
         let place = self.place.get_or_init(|| {

@@ -5,7 +5,7 @@ use core::fmt;
 use crate::arm::{EventFilter, MAX_EVENT_COUNTERS, PmuVersion, pmcr};
 use crate::counter::Policy;
 
-/// What an emulated PMU tells its guest about itself.
+/// What a guest reads of its emulated PMU's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmulatedConfig {
     /// Event counters, 0 to 31: PMCR_EL0.N. The cycle counter comes on top.

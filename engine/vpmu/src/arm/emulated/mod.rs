@@ -95,7 +95,7 @@ impl EmulatedPmu {
 }
 
 impl<V: Events> EmulatedPmu<V> {
-    /// Makes a PMU as [`new`](EmulatedPmu::new) does, and tells `events` what happens.
+    /// Makes a PMU as [`new`](EmulatedPmu::new) does, and reports to `events` what happens.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What a plan must know of the machine: what its ID registers say, and what only a probe tells.
+//! What a plan must know of the machine: what its ID registers say, and what only a probe finds.
 
 use crate::arm::PmuVersion;
 
@@ -55,7 +55,7 @@ fn shares_its_core(mpidr: u64, cpus: impl IntoIterator<Item = u64>) -> bool {
             .any(|other| (other ^ mpidr) & CORE == 0 && (other ^ mpidr) & THREAD != 0)
 }
 
-/// The architecture's promises that [`probe`](super::probe()) has seen a CPU keep. No ID register tells them. A promise
+/// The architecture's promises that [`probe`](super::probe()) has seen a CPU keep. No ID register has them. A promise
 /// that is not proven is `false`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Isolation {

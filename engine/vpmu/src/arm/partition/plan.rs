@@ -212,7 +212,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The one decision, as [`new`](Self::new) tells it.
+    /// The one decision, as [`new`](Self::new) describes it.
     fn needs_trap(&self, register: Register, write: bool) -> Option<Why> {
         let config = &self.config;
         if self.unguarded || !register.is_accessible(write) {

@@ -1,7 +1,7 @@
 //! The boot probe: a partition is attacked before it is trusted.
 //!
 //! DDI 0487 (D13, and the register pages of MDCR_EL2 and of each PMU register) makes host counters
-//! vanish below EL2. Emulators break that, errata might, and no ID register tells. So [`probe`] does
+//! vanish below EL2. Emulators break that, errata might, and no ID register shows it. So [`probe`] does
 //! from EL1 and EL0, with counters divided, what a hostile guest would do, and reads the host's
 //! half from EL2.
 //!
@@ -277,7 +277,7 @@ impl<C: ProbedCpu> Probe<'_, C> {
         write.is_none() && self.shows(register, value) || self.host_part() != *untouched
     }
 
-    /// Whether a value read below EL2 tells of the host's counters. All of the guest's hold zero.
+    /// Whether a value read below EL2 shows a host's counter. All of the guest's hold zero.
     fn shows(&self, register: Register, value: u64) -> bool {
         match register {
             Register::Pmcr => value & pmcr::N_MASK == u64::from(self.implemented) << pmcr::N_SHIFT,

@@ -62,7 +62,7 @@ impl Pmu {
 }
 
 impl<V: Events> Pmu<V> {
-    /// Makes a PMU as [`new`](Pmu::new) does, and tells `events` what happens.
+    /// Makes a PMU as [`new`](Pmu::new) does, and reports to `events` what happens.
     pub fn with_events(config: PmuConfig, events: V) -> Self {
         Self::build(config, events)
     }

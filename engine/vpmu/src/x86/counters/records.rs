@@ -59,6 +59,7 @@ impl<V: Events> Counters<V> {
         if let Some(pebs) = &mut self.pebs {
             count(match written {
                 Ok(true) => &mut pebs.statistics.records,
+                // The guest has changed its ring since: its address is not the overflow's.
                 Ok(false) => &mut pebs.statistics.filtered,
                 Err(Fault) => &mut pebs.statistics.lost,
             });
@@ -69,6 +70,7 @@ impl<V: Events> Counters<V> {
         if area.is_due() {
             self.request_buffer_pmi();
         }
+        // Only after a record by an exit: the host's period then begins where the counter's does.
         self.begin_sampling(n, reset, &area, host);
     }
 

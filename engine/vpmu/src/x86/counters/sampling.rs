@@ -13,8 +13,8 @@
 //!   sample with, and the buffer has room for many records up to its threshold. The first overflow is taken by an exit,
 //!   so that the host's period begins where the counter's does.
 //! - The counter's value is the host event's, never the samples': a host drops samples, and still counts.
-//! - The guest ends the sampling by what makes the host's period another than the counter's: another value of the
-//!   counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
+//! - Sampling stops when the guest changes the period, because the host still samples with the old one: another value of
+//!   the counter or of its reset field, another event, other groups. The next overflow is then an exit again. So a counter
 //!   whose value changes with each switch of tasks loses no sample, however short the slices are. The reset field is
 //!   read with the next records, so these still have the old period.
 //! - A host that takes less than half of its samples is not believed, and the next overflow is an exit again.
@@ -82,6 +82,7 @@ impl<V: Events> Counters<V> {
         area: &Area,
         host: &mut H,
     ) {
+        // The host's samples have an address, a ring and a time, and no registers.
         let pays = self.record_groups(n) == 0 && area.up_to_threshold() >= MANY;
         // A policy that makes events anew has taken this one away.
         if !pays || !self.bank.hosted.backed().contains(n) {

@@ -101,7 +101,7 @@ pub struct Capability {
     /// Bits of IA32_DEBUGCTL that are implemented outside the PMU. The engine keeps them as written.
     pub other_debugctl: u64,
     /// PEBS: CPUID.01H:EDX.DS\[21\] and ECX.DTES64\[2\], and its fields of IA32_PERF_CAPABILITIES. Needs `pdcm`, and a
-    /// host that has [`CounterHost::pebs`](crate::counter::CounterHost::pebs).
+    /// host that has [`CounterHost::support_pebs`](crate::counter::CounterHost::support_pebs).
     #[cfg_attr(feature = "serde", serde(default))]
     pub pebs: Option<pebs::Capability>,
     /// Last branch records: CPUID.07H:EDX\[19\] and leaf 1CH, and the format of records in IA32_PERF_CAPABILITIES. Needs
@@ -228,6 +228,7 @@ impl Capability {
             Some(_) => self.fixed_width,
             None => self.general_width,
         };
+        // A capability that nobody has checked may have any width, and no shift may panic.
         match 1_u64.checked_shl(width as u32) {
             Some(bit) => bit - 1,
             None => u64::MAX,
@@ -280,9 +281,11 @@ impl Capability {
     const fn fixed_ctrl_bits(&self) -> u64 {
         let each = match self.version {
             Version::V2 | Version::V5 => fixed_ctrl::OS | fixed_ctrl::USR | fixed_ctrl::PMI,
+            // AnyThread came with version 3, and went with version 5.
             Version::V3 | Version::V4 => 0xf,
         };
         let mut exist = 0;
+        // By hand: iterators are not const.
         let mut n = 0;
         while n < MAX_FIXED {
             if self.fixed >> n & 1 != 0 {

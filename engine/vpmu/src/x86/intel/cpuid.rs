@@ -1,4 +1,4 @@
-//! What CPUID tells a guest about its PMU.
+//! What a guest reads of its PMU in CPUID.
 
 use super::capability::when;
 use super::{Capability, Version};

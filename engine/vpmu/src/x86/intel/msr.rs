@@ -43,8 +43,7 @@ pub mod debugctl {
     pub const FREEZE_WHILE_SMM: u64 = 1 << 14;
 }
 
-/// An MSR that belongs to the PMU. The number of one that is there several times may be of a
-/// counter that does not exist.
+/// An MSR that belongs to the PMU. The index in a register's number may name a counter that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Msr {
     /// IA32_PERFEVTSELx: what general counter x counts.
@@ -90,6 +89,7 @@ impl Msr {
                 _ => None,
             }
         }
+        // As long as any PMU's blocks are: a counter that this guest lacks is #GP, and no MSR of the VMM's.
         if let Some(n) = index(address, IA32_PERFEVTSEL0, MAX_GENERAL) {
             return Some(Self::PerfEvtSel(n));
         }

@@ -51,7 +51,7 @@ impl PmuState {
     ) -> Counted {
         let mut counted = Counted {
             gate: from_global(self.global_ctrl),
-            // One register, two fields: the bits that are no counter's freeze, or tell of the PEBS buffer.
+            // One register, two fields: the bits that are no counter's freeze, or show the PEBS buffer's state.
             overflowed: from_global(self.global_status),
             status: self.global_status & registers.capability.status_bits(),
             pmi_due: self.pmi_due,

@@ -223,6 +223,7 @@ impl Registers {
     }
 
     pub(super) fn filter(&self) -> Option<Filter> {
+        // A set bit keeps branches out, where Intel's lets them in.
         let lets = |bit| self.select & bit == 0;
         let kinds = Kinds::NONE
             .with(Kind::Conditional, lets(lbr_select::JCC))
@@ -236,6 +237,7 @@ impl Registers {
             kernel: lets(lbr_select::CPL_EQ_0),
             user: lets(lbr_select::CPL_NEQ_0),
             kinds,
+            // LbrExtV2 has no such mode.
             call_stack: false,
         })
     }

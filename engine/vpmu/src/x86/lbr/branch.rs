@@ -38,7 +38,7 @@ pub struct Branch {
     /// Who executes what follows.
     pub to_ring: Ring,
     /// Whether the processor had predicted something else; `None`: that is not known.
-    // `None` is not `false`: CPUID tells a guest whether predictions are known at all.
+    // `None` is not `false`: CPUID has a bit for whether predictions are known at all.
     pub mispredicted: Option<bool>,
     /// The processor cycles since the branch before; `None`: that is not known.
     pub cycles: Option<u16>,

@@ -100,12 +100,14 @@ impl Capability {
 
     /// Returns the greatest depth, which IA32_LBR_DEPTH has after reset.
     pub const fn deepest(&self) -> u8 {
+        // Bit n stands for a depth of 8 * (n + 1).
         let highest = 8_u32.saturating_sub(self.depths.leading_zeros());
         8 * highest as u8
     }
 
     /// Returns the depth that `value` of IA32_LBR_DEPTH is; `None`: it is not supported.
     pub(super) const fn depth(&self, value: u64) -> Option<u8> {
+        // Refused first: the division below would make a depth of any other value.
         if value == 0 || !value.is_multiple_of(8) || value > MAX_DEPTH as u64 {
             return None;
         }
@@ -220,6 +222,7 @@ impl Registers {
 
     /// `None`: #GP.
     pub(super) const fn set_control(&mut self, value: u64) -> Option<()> {
+        // Unlike AMD's registers of records, whose reserved bits are ignored.
         if value & self.capability.ctl_reserved() != 0 {
             return None;
         }
@@ -264,6 +267,7 @@ impl Registers {
             .with(Kind::IndirectCall, has(lbr_ctl::NEAR_IND_CALL))
             .with(Kind::Return, has(lbr_ctl::NEAR_RET))
             .with(Kind::Other, has(lbr_ctl::OTHER_BRANCH));
+        // Bit 0 of IA32_DEBUGCTL, which enables the records of older processors, does nothing here (SDM vol. 3B, 19.1).
         has(lbr_ctl::ENABLE).then(|| Filter {
             kernel: has(lbr_ctl::OS),
             user: has(lbr_ctl::USR),

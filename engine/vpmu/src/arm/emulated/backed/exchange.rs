@@ -1,4 +1,4 @@
-//! What the model and the guest's open registers tell each other: the model takes what the guest may have written
+//! What passes between the model and the guest's open registers: the model takes what the guest may have written
 //! without a trap, and writes back what it has made of a write that trapped.
 
 use super::BackedPmu;

@@ -73,7 +73,7 @@ impl BackedPmu {
 }
 
 impl<V: Events> BackedPmu<V> {
-    /// Makes a PMU as [`new`](BackedPmu::new) does, and tells `events` what happens.
+    /// Makes a PMU as [`new`](BackedPmu::new) does, and reports to `events` what happens.
     ///
     /// # Errors
     ///

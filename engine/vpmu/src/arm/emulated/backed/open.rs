@@ -17,7 +17,7 @@ use crate::arm::Register;
 /// | PMOVSSET_EL0, PMOVSCLR_EL0 | writes | the guest's interrupt line is computed, and may move |
 /// | PMCR_EL0 | writes | the same; P and C are performed counter by counter |
 /// | PMSWINC_EL0 | writes | the engine counts software increments |
-/// | PMCEID0/1_EL0, PMMIR_EL1 | reads | they tell of the guest's PMU, not of the machine's |
+/// | PMCEID0/1_EL0, PMMIR_EL1 | reads | they describe the guest's PMU, not the machine's |
 ///
 /// Why each untrapped access is safe, and answers as the architecture does:
 ///
