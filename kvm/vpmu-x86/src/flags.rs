@@ -14,10 +14,12 @@ const OVERFLOW: u64 = 1 << 11;
 pub(crate) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
 
 /// Returns the bits of a number of `size` bytes.
+#[inline]
 pub(crate) const fn mask(size: u8) -> u64 {
     u64::MAX >> (64 - 8 * size as u32)
 }
 
+#[inline]
 const fn sign_bit(size: u8) -> u32 {
     8 * size as u32 - 1
 }
@@ -45,6 +47,7 @@ const UNKNOWN: Flags = Flags {
 pub(crate) type Computed = (u64, Flags);
 
 impl Flags {
+    #[inline]
     pub(crate) const fn of(rflags: u64) -> Self {
         Self {
             bits: Some(rflags & STATUS),
@@ -57,6 +60,7 @@ impl Flags {
         }
     }
 
+    #[inline]
     const fn after(result: u64, size: u8) -> Self {
         Self {
             bits: None,
@@ -67,6 +71,7 @@ impl Flags {
     }
 
     /// Returns the bits of RFLAGS.
+    #[inline]
     pub(crate) fn bits(&self) -> u64 {
         let flag = |bit, is_set| if is_set { bit } else { 0 };
         self.bits.unwrap_or_else(|| {
@@ -80,6 +85,7 @@ impl Flags {
     }
 
     /// Returns a flag; `None`: it is undefined.
+    #[inline]
     fn flag(&self, bit: u64) -> Option<bool> {
         if self.undefined & bit != 0 {
             return None;
@@ -94,11 +100,13 @@ impl Flags {
         })
     }
 
+    #[inline]
     pub(crate) fn carry(&self) -> Option<bool> {
         self.flag(CARRY)
     }
 
     /// Returns whether `condition` holds; `None`: a flag is undefined.
+    #[inline]
     pub(crate) fn holds(&self, condition: ConditionCode) -> Option<bool> {
         let less = || Some(self.flag(SIGN)? != self.flag(OVERFLOW)?);
         let below_or_equal = || Some(self.flag(CARRY)? | self.flag(ZERO)?);
@@ -138,6 +146,7 @@ impl Flags {
 }
 
 /// AND, OR, XOR, TEST. `result` has no bits beyond `size`.
+#[inline]
 pub(crate) const fn logic(result: u64, size: u8) -> Computed {
     let flags = Flags {
         undefined: ADJUST,
@@ -147,6 +156,7 @@ pub(crate) const fn logic(result: u64, size: u8) -> Computed {
 }
 
 /// ADD and ADC. The operands have no bits beyond `size`.
+#[inline]
 pub(crate) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
     let (sum, out) = a.overflowing_add(b);
     let (sum, out_again) = sum.overflowing_add(carry.into());
@@ -161,6 +171,7 @@ pub(crate) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
 }
 
 /// SUB, SBB, CMP, NEG. The operands have no bits beyond `size`.
+#[inline]
 pub(crate) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
     let (difference, out) = a.overflowing_sub(b);
     let (difference, out_again) = difference.overflowing_sub(borrow.into());

@@ -67,6 +67,7 @@ impl Journal {
     }
 
     /// Returns how many stores there are, to which [`cut`](Self::cut) can go back.
+    #[inline]
     pub(crate) fn close(&mut self) -> usize {
         self.closed = self.stores.len();
         self.closed

@@ -269,7 +269,14 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 let to = self.read(op.to, 8, op)?;
                 self.canonical(to)
             }
-            Action::JumpIf(_, to) | Action::JumpIfZero(to) | Action::Loop(to) => {
+            // Whether that is firm is not asked.
+            Action::JumpIf(condition, to) => {
+                match self.registers.flags.holds(condition).ok_or(Stop)? {
+                    true => self.canonical(W::of(to)),
+                    false => Ok(W::of(op.next)),
+                }
+            }
+            Action::JumpIfZero(to) | Action::Loop(to) => {
                 match self.decide(op).0.ok_or(Stop)? {
                     true => self.canonical(W::of(to)),
                     false => Ok(W::of(op.next)),

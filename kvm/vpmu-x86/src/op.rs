@@ -211,6 +211,7 @@ impl Op {
     }
 
     /// Returns the kind of the branch, which has led to `to`; `None`: it was not taken. `Stop`: nobody can tell.
+    #[inline]
     pub(crate) fn kind(&self, to: u64) -> Result<Option<Kind>, Stop> {
         Ok(Some(match self.action {
             Action::JumpIf(_, target) | Action::JumpIfZero(target) | Action::Loop(target) => {

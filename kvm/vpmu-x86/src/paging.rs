@@ -135,6 +135,7 @@ impl Paging {
     }
 
     /// Returns whether `address` is canonical (SDM vol. 1, 3.3.7.1).
+    #[inline]
     pub fn is_canonical(&self, address: u64) -> bool {
         match self.levels {
             Some(levels @ 1..) => {
