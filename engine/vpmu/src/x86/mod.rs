@@ -10,7 +10,6 @@ mod any;
 mod config;
 mod counters;
 mod filter;
-mod global;
 pub mod intel;
 pub mod lbr;
 pub mod pebs;

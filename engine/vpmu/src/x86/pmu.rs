@@ -91,7 +91,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
             self.perform(effect, host);
         }
         // Sampling that goes on under other registers would write records of the wrong period.
-        self.counters.end_unfit_sampling(host);
+        if self.counters.pebs.is_some() {
+            self.counters.end_unfit_sampling(host);
+        }
         self.end_access(host);
         self.counters.apply(host);
         match effect {
@@ -217,7 +219,9 @@ impl<R: Registers, V: Events> Pmu<R, V> {
         self.counters.bank_mut().hosted.stop(otherwise, host);
         // Under the old controls, and after the pause, so that once is enough.
         self.counters.settle(changed, host);
-        self.counters.end_sampling(other_events, host);
+        if self.counters.pebs.is_some() {
+            self.counters.end_sampling(other_events, host);
+        }
         // All that are concerned: the groups of records may be another for those that are not changed.
         self.adopt(concerned);
         self.counters.reclassify(changed);
@@ -262,7 +266,7 @@ impl<R: Registers, V: Events> Pmu<R, V> {
     ) {
         self.counters.settle_read(n, host);
         // The same value leaves the host's period and the counter's in step.
-        if self.counters.value(n) != value {
+        if self.counters.pebs.is_some() && self.counters.value(n) != value {
             self.counters.end_sampling(n.alone(), host);
         }
         self.counters.set_value(n, value);

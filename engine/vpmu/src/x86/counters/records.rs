@@ -12,7 +12,7 @@ impl<V: Events> Counters<V> {
     /// Writes the records of the counters that have overflowed, lowest first, and before them those that the host has
     /// sampled.
     pub(super) fn write_records<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
-        let Some(pebs) = (self.pebs.as_mut()).filter(|pebs| !pebs.is_idle()) else {
+        let Some(pebs) = &mut self.pebs else {
             return;
         };
         // Taken first: what follows can count, and overflow anew.
