@@ -193,6 +193,14 @@ extern "C" {
 #endif
 
 /**
+ * Publishes the statistics of the vCPUs that are attached from now on in a file that `vpmu top` and `vpmu metrics` read:
+ * `/run/vpmu/PID` where this process may write there, else `$XDG_RUNTIME_DIR/vpmu/PID`, else nowhere, which is no error.
+ * After the process has become a daemon, and before its seccomp filter. Where the file cannot be made, guests run
+ * unpublished. The file goes with the process.
+ */
+enum vpmu_status vpmu_kvm_publish(void);
+
+/**
  * Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The
  * descriptors stay the caller's. Before the seccomp filter, on any thread. With a PMU, installs a handler of the
  * overflows' signal, and of SIGIO unless there is one.

@@ -15,7 +15,7 @@ use crate::counter::counter_state;
 use crate::room::promised;
 use crate::state::{self, Saved};
 use crate::{VpmuOutcome, VpmuStatus, room};
-use handle::{Table, damaged, failed, misuse, status, unsuitable};
+use handle::{Table, damaged, failed, misuse, refused, status, unsuitable};
 use vm::VMS;
 
 pub use filter::*;
@@ -100,6 +100,18 @@ fn with_deadline(pmu: *const VpmuKvm, act: impl FnOnce(&Deadline) -> VpmuStatus)
         Some(deadline) => act(deadline),
         None => misuse("the guest was not offered a deadline"),
     })
+}
+
+/// Publishes the statistics of the vCPUs that are attached from now on in a file that `vpmu top` and `vpmu metrics` read:
+/// `/run/vpmu/PID` where this process may write there, else `$XDG_RUNTIME_DIR/vpmu/PID`, else nowhere, which is no error.
+/// After the process has become a daemon, and before its seccomp filter. Where the file cannot be made, guests run
+/// unpublished. The file goes with the process.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_publish() -> VpmuStatus {
+    match vpmu_kvm::publish() {
+        Ok(_) => VpmuStatus::Ok,
+        Err(error) => refused(&error),
+    }
 }
 
 /// Makes the offered parts of a vCPU, out of reset, and puts them into `*pmu`. Give them back by `vpmu_kvm_detach`. The

@@ -100,6 +100,12 @@ pub(crate) fn damaged() -> VpmuStatus {
     unsuitable("these bytes are no saved PMU of this version")
 }
 
+/// Refuses what the host's folders do not allow.
+pub(crate) fn refused(error: &std::io::Error) -> VpmuStatus {
+    explain(&error.to_string());
+    VpmuStatus::Host
+}
+
 /// Returns what an error is for C. Its text stays for `vpmu_kvm_error`.
 pub(crate) fn failed(error: &Error) -> VpmuStatus {
     explain(&error.to_string());

@@ -88,6 +88,7 @@ mod offer;
 mod options;
 mod paravirt;
 mod pmu;
+mod publish;
 mod rdpmc;
 mod run;
 mod seccomp;
@@ -107,6 +108,7 @@ pub use memory::{GuestMemory, Words};
 pub use offer::{Offer, Pmu, detect};
 pub use options::{Clock, Follow, Freeze, Lbr, Model, Options, Pebs, Perfmon, Skid, Source};
 pub use paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR, ParavirtState};
+pub use publish::{Process, PublishedVcpu, publish, published};
 pub use rdpmc::{Rdpmc, RdpmcState};
 #[cfg(feature = "seccompiler")]
 pub use seccomp::add_seccomp_rules;

@@ -211,6 +211,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             None => statistics.masked_pmis += 1,
             Some(_) => statistics.pmis += 1,
         }
+        statistics.publish();
         drop(statistics);
         pmi
     }
@@ -218,7 +219,9 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     /// Shows the engine's statistics to other threads. An access does not: the copy takes a tenth of the access's time,
     /// and who compares two moments makes them by exits of the VMM's.
     pub(crate) fn publish(&self) {
-        self.show(&mut self.statistics.lock());
+        let mut statistics = self.statistics.lock();
+        self.show(&mut statistics);
+        statistics.publish();
     }
 
     fn show(&self, statistics: &mut Statistics) {
@@ -259,6 +262,7 @@ impl VcpuPmu<PerfHost> {
         if let Some(host) = &self.host {
             statistics.longest_stuck_ns = statistics.longest_stuck_ns.max(host.longest_stuck_ns());
         }
+        statistics.publish();
     }
 
     /// Hands over the overflows that perf has signalled. Returns whether there were any.

@@ -8,6 +8,8 @@ use std::time::Duration;
 use vpmu::counter;
 use vpmu::x86::{amd, intel, lbr, pebs};
 
+use crate::publish::Slot;
+
 /// The reason of an exit to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
@@ -31,6 +33,23 @@ pub enum Exit {
 }
 
 impl Exit {
+    /// The names of the kinds of reasons: those of all MSRs, and of all ports, are one kind.
+    pub const KINDS: [&str; 8] = [
+        "msr_read",
+        "msr_write",
+        "rdpmc",
+        "kick",
+        "port",
+        "memory",
+        "other",
+        "follow",
+    ];
+
+    /// Returns the place of this reason's kind among [`Self::KINDS`].
+    const fn kind(self) -> usize {
+        (self.number() >> 32) as usize
+    }
+
     /// Returns a number that stands for this reason alone.
     const fn number(self) -> u64 {
         let (kind, place) = match self {
@@ -64,7 +83,10 @@ impl fmt::Display for Exit {
 
 /// The number of exits of each kind. To count an exit is a search among numbers: every exit pays for that.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Exits(Vec<(u64, Exit, u64)>);
+pub struct Exits {
+    counts: Vec<(u64, Exit, u64)>,
+    kinds: [u64; Exit::KINDS.len()],
+}
 
 /// The kinds that were counted: there is room for hundreds.
 impl fmt::Debug for Exits {
@@ -79,24 +101,37 @@ impl fmt::Debug for Exits {
 impl Exits {
     /// Returns the kinds that have been counted, or have room, with their counts.
     pub fn iter(&self) -> impl Iterator<Item = (Exit, u64)> {
-        self.0.iter().map(|&(_, exit, count)| (exit, count))
+        self.counts.iter().map(|&(_, exit, count)| (exit, count))
+    }
+
+    /// Returns the counts of all kinds, as [`Exit::KINDS`] names them.
+    pub fn kinds(&self) -> [u64; Exit::KINDS.len()] {
+        self.kinds
+    }
+
+    /// Returns counts of which the kinds alone are known.
+    pub(crate) fn of_kinds(kinds: [u64; Exit::KINDS.len()]) -> Self {
+        let counts = Vec::new();
+        Self { counts, kinds }
     }
 
     /// Returns how many there were of this kind.
     pub fn get(&self, exit: Exit) -> u64 {
-        self.find(exit).map_or(0, |at| self.0[at].2)
+        self.find(exit).map_or(0, |at| self.counts[at].2)
     }
 
     fn find(&self, exit: Exit) -> Result<usize, usize> {
         let number = exit.number();
-        self.0.binary_search_by_key(&number, |&(number, ..)| number)
+        self.counts
+            .binary_search_by_key(&number, |&(number, ..)| number)
     }
 
     fn add(&mut self, exit: Exit, more: u64) {
+        self.kinds[exit.kind()] += more;
         match self.find(exit) {
-            Ok(at) => self.0[at].2 += more,
+            Ok(at) => self.counts[at].2 += more,
             // Sorted, because a search among numbers is what each exit pays for.
-            Err(at) => self.0.insert(at, (exit.number(), exit, more)),
+            Err(at) => self.counts.insert(at, (exit.number(), exit, more)),
         }
     }
 }
@@ -197,6 +232,75 @@ pub struct Statistics {
     pub arming: Arming,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
     pub deadline: BTreeMap<&'static str, u64>,
+    /// The vCPU's place in the published file.
+    pub(crate) slot: Slot,
+}
+
+/// Lists the figures that are neither exits nor a deadline's, with the way in which those of two vCPUs make one. The order
+/// is that of the published file: new figures come last.
+macro_rules! figures {
+    ($($($path:ident).+: $fold:ident,)*) => {
+        /// The figures' names: the paths of the fields.
+        const NAMES: [&str; FIGURES] = [$(concat!($(".", stringify!($path)),+).split_at(1).1),*];
+        const FOLDS: [Fold; FIGURES] = [$(Fold::$fold),*];
+
+        impl Statistics {
+            pub(crate) fn words(&self) -> [u64; FIGURES] {
+                [$(self.$($path).+),*]
+            }
+
+            pub(crate) fn set_words(&mut self, words: [u64; FIGURES]) {
+                [$(self.$($path).+),*] = words;
+            }
+        }
+    };
+}
+
+/// The number of figures.
+pub(crate) const FIGURES: usize = 33;
+
+/// The way in which the figures of two vCPUs, or of two moments, make one.
+#[derive(Clone, Copy)]
+enum Fold {
+    Sum,
+    /// No sum and no difference of maxima says anything.
+    Longest,
+}
+
+figures! {
+    pmis: Sum,
+    masked_pmis: Sum,
+    longest_stuck_ns: Longest,
+    host.creates: Sum,
+    host.set_periods: Sum,
+    host.resumes: Sum,
+    host.pauses: Sum,
+    host.reads: Sum,
+    host.releases: Sum,
+    host.lost: Sum,
+    host.unsupported: Sum,
+    host.reports: Sum,
+    host.spurious_reports: Sum,
+    pebs.records: Sum,
+    pebs.lost: Sum,
+    pebs.filtered: Sum,
+    pebs.skipped: Sum,
+    pebs.sampled: Sum,
+    pebs.outside: Sum,
+    lbr.recorded: Sum,
+    lbr.filtered: Sum,
+    lbr.full: Sum,
+    lbr.short: Sum,
+    replays.committed: Sum,
+    replays.dropped: Sum,
+    replays.reads: Sum,
+    replays.branches: Sum,
+    replays.instructions: Sum,
+    replays.overruns: Sum,
+    arming.searches: Sum,
+    arming.refused: Sum,
+    arming.ns: Sum,
+    arming.longest_ns: Longest,
 }
 
 impl Statistics {
@@ -218,6 +322,17 @@ impl Statistics {
     /// Counts one more exit.
     pub fn count(&mut self, exit: Exit) {
         self.exits.add(exit, 1);
+        self.slot.show_exits(exit.kind(), self.exits.kinds);
+    }
+
+    /// Returns the figures beside the exits and the deadline's, by the paths of their fields: `pmis`, `host.lost`.
+    pub fn figures(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+        NAMES.into_iter().zip(self.words())
+    }
+
+    /// Publishes the figures as they are.
+    pub(crate) fn publish(&self) {
+        self.slot.show(|| self.words());
     }
 
     /// Adds the statistics of another vCPU.
@@ -226,14 +341,7 @@ impl Statistics {
             self.exits.add(exit, count);
         }
         add(&mut self.deadline, &other.deadline);
-        self.pmis += other.pmis;
-        self.masked_pmis += other.masked_pmis;
-        self.host = combine(self.host, other.host, u64::wrapping_add);
-        self.longest_stuck_ns = self.longest_stuck_ns.max(other.longest_stuck_ns);
-        self.pebs = combine_pebs(self.pebs, other.pebs, u64::wrapping_add);
-        self.lbr = combine_lbr(self.lbr, other.lbr, u64::wrapping_add);
-        self.replays = combine_replays(self.replays, other.replays, u64::wrapping_add);
-        self.arming = combine_arming(self.arming, other.arming, u64::wrapping_add);
+        self.fold(other, u64::wrapping_add);
     }
 
     /// Adds the statistics of a vCPU's lazy deadline.
@@ -255,7 +363,7 @@ impl Statistics {
 
     /// Returns the statistics since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        Self {
+        let mut span = Self {
             exits: self
                 .exits
                 .iter()
@@ -263,15 +371,22 @@ impl Statistics {
                 .filter(|&(_, count)| count != 0)
                 .collect(),
             deadline: since(&self.deadline, &before.deadline),
-            pmis: self.pmis.saturating_sub(before.pmis),
-            masked_pmis: self.masked_pmis.saturating_sub(before.masked_pmis),
-            host: combine(self.host, before.host, u64::saturating_sub),
-            longest_stuck_ns: self.longest_stuck_ns,
-            pebs: combine_pebs(self.pebs, before.pebs, u64::saturating_sub),
-            lbr: combine_lbr(self.lbr, before.lbr, u64::saturating_sub),
-            replays: combine_replays(self.replays, before.replays, u64::saturating_sub),
-            arming: combine_arming(self.arming, before.arming, u64::saturating_sub),
+            ..Self::default()
+        };
+        span.set_words(self.words());
+        span.fold(before, u64::saturating_sub);
+        span
+    }
+
+    fn fold(&mut self, other: &Self, sum: fn(u64, u64) -> u64) {
+        let mut words = self.words();
+        for ((word, other), fold) in words.iter_mut().zip(other.words()).zip(FOLDS) {
+            *word = match fold {
+                Fold::Sum => sum(*word, other),
+                Fold::Longest => (*word).max(other),
+            };
         }
+        self.set_words(words);
     }
 }
 
@@ -290,70 +405,6 @@ fn since(
         .map(|(kind, count)| (*kind, count.saturating_sub(old(kind))))
         .filter(|(_, count)| *count != 0)
         .collect()
-}
-
-fn combine(
-    a: counter::Statistics,
-    b: counter::Statistics,
-    f: fn(u64, u64) -> u64,
-) -> counter::Statistics {
-    counter::Statistics {
-        creates: f(a.creates, b.creates),
-        set_periods: f(a.set_periods, b.set_periods),
-        resumes: f(a.resumes, b.resumes),
-        pauses: f(a.pauses, b.pauses),
-        reads: f(a.reads, b.reads),
-        releases: f(a.releases, b.releases),
-        lost: f(a.lost, b.lost),
-        unsupported: f(a.unsupported, b.unsupported),
-        reports: f(a.reports, b.reports),
-        spurious_reports: f(a.spurious_reports, b.spurious_reports),
-    }
-}
-
-fn combine_pebs(
-    a: pebs::Statistics,
-    b: pebs::Statistics,
-    f: fn(u64, u64) -> u64,
-) -> pebs::Statistics {
-    pebs::Statistics {
-        records: f(a.records, b.records),
-        lost: f(a.lost, b.lost),
-        filtered: f(a.filtered, b.filtered),
-        sampled: f(a.sampled, b.sampled),
-        outside: f(a.outside, b.outside),
-        skipped: f(a.skipped, b.skipped),
-    }
-}
-
-fn combine_lbr(a: lbr::Statistics, b: lbr::Statistics, f: fn(u64, u64) -> u64) -> lbr::Statistics {
-    lbr::Statistics {
-        recorded: f(a.recorded, b.recorded),
-        filtered: f(a.filtered, b.filtered),
-        full: f(a.full, b.full),
-        short: f(a.short, b.short),
-    }
-}
-
-fn combine_replays(a: Replays, b: Replays, f: fn(u64, u64) -> u64) -> Replays {
-    Replays {
-        committed: f(a.committed, b.committed),
-        dropped: f(a.dropped, b.dropped),
-        reads: f(a.reads, b.reads),
-        branches: f(a.branches, b.branches),
-        instructions: f(a.instructions, b.instructions),
-        overruns: f(a.overruns, b.overruns),
-    }
-}
-
-fn combine_arming(a: Arming, b: Arming, f: fn(u64, u64) -> u64) -> Arming {
-    Arming {
-        searches: f(a.searches, b.searches),
-        refused: f(a.refused, b.refused),
-        ns: f(a.ns, b.ns),
-        // No sum and no difference of maxima tells anything.
-        longest_ns: a.longest_ns.max(b.longest_ns),
-    }
 }
 
 #[cfg(test)]
@@ -399,10 +450,10 @@ mod tests {
     #[test]
     fn a_pmus_exits_take_no_memory() {
         let mut statistics = Statistics::new();
-        let kinds = statistics.exits.0.len();
+        let kinds = statistics.exits.counts.len();
         statistics.count(Exit::MsrWrite(0x38f));
         statistics.count(Exit::MsrWrite(0xc001_0201));
         statistics.count(Exit::Kick);
-        assert_eq!(statistics.exits.0.len(), kinds);
+        assert_eq!(statistics.exits.counts.len(), kinds);
     }
 }

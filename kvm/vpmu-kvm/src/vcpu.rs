@@ -36,6 +36,7 @@ use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::{self, Options};
 use crate::pmu::VcpuPmu;
+use crate::publish::Slot;
 use crate::rdpmc::{Rdpmc, VcpuRdpmc};
 use crate::state::State;
 use crate::stats::Statistics;
@@ -88,6 +89,7 @@ impl Vcpu {
         };
         let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
         let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
+        this.kvm.statistics.lock().slot = Slot::take(&this.offer(), this.backing());
         Ok(Self { follower, ..this })
     }
 
@@ -202,11 +204,14 @@ impl Vcpu {
     pub fn before_run(&mut self) -> Result<(), Error> {
         if let (Some(pmu), Some(thread)) = (&mut self.pmu, &mut self.thread) {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
-            thread.before_run(pmu, tsc_hz, |offer, perf| match offer.capability() {
-                None => Ok(PerfHost::new(perf)?),
-                Some(_) => {
-                    let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
-                    self.kvm.architectural_host(perf, memory)
+            thread.before_run(pmu, tsc_hz, |offer, perf| {
+                self.kvm.statistics.lock().slot.show_thread();
+                match offer.capability() {
+                    None => Ok(PerfHost::new(perf)?),
+                    Some(_) => {
+                        let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
+                        self.kvm.architectural_host(perf, memory)
+                    }
                 }
             })?;
         }

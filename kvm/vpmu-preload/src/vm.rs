@@ -78,6 +78,10 @@ impl Vm {
     fn new(choices: &'static Choices, fd: c_int) -> Result<Self, Error> {
         let mut msrs = choices.offer.msrs();
         msrs.extend(Rdpmc::msrs(&choices.offer));
+        // Not before `main`, which may become a daemon.
+        if let Err(error) = vpmu_kvm::publish() {
+            say(format_args!("vpmu top will not see this guest: {error}"));
+        }
         Ok(Self {
             process: std::process::id(),
             choices,

@@ -335,6 +335,9 @@ fn main() -> ExitCode {
         }
     };
     raise_descriptors();
+    if let Err(error) = vpmu_kvm::publish() {
+        eprintln!("vpmu-vmm: vpmu top will not see this guest: {error}");
+    }
     let pmu = cli.pmu(policy.unwrap_or_default());
     let skid = cli.skid();
     let result = match cli.restore {

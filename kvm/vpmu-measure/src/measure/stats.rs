@@ -24,47 +24,23 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
         ("release", calls.releases),
     ];
     let host: BTreeMap<&str, u64> = host.into_iter().filter(|(_, n)| *n != 0).collect();
-    let (pebs, lbr) = (&statistics.pebs, &statistics.lbr);
-    let (arming, replays) = (&statistics.arming, &statistics.replays);
-    serde_json::json!({
-        "pmis": statistics.pmis,
-        "masked_pmis": statistics.masked_pmis,
+    let mut json = serde_json::json!({
         "exits": exits,
         "host_operations": host,
         "lost": calls.lost + calls.unsupported,
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
-        "longest_stuck_ns": statistics.longest_stuck_ns,
         "deadline": statistics.deadline,
-        "pebs": {
-            "records": pebs.records,
-            "lost": pebs.lost,
-            "filtered": pebs.filtered,
-            "skipped": pebs.skipped,
-            "sampled": pebs.sampled,
-            "outside": pebs.outside,
-        },
-        "lbr": {
-            "recorded": lbr.recorded,
-            "filtered": lbr.filtered,
-            "full": lbr.full,
-            "short": lbr.short,
-        },
-        "replays": {
-            "committed": replays.committed,
-            "dropped": replays.dropped,
-            "reads": replays.reads,
-            "branches": replays.branches,
-            "instructions": replays.instructions,
-            "overruns": replays.overruns,
-        },
-        "arming": {
-            "searches": arming.searches,
-            "refused": arming.refused,
-            "ns": arming.ns,
-            "longest_ns": arming.longest_ns,
-        },
-    })
+    });
+    for (name, count) in statistics.figures() {
+        match name.split_once('.') {
+            None => json[name] = count.into(),
+            // Above, with other names.
+            Some(("host", _)) => {}
+            Some((group, name)) => json[group][name] = count.into(),
+        }
+    }
+    json
 }
 
 #[cfg(test)]
@@ -85,5 +61,7 @@ mod tests {
         assert_eq!(json["longest_stuck_ns"], 7);
         assert_eq!(json["host_operations"], serde_json::json!({"read": 2}));
         assert_eq!(json["lost"], 5, "whoever knew");
+        assert_eq!(json["pebs"]["records"], 0);
+        assert_eq!(json["arming"]["longest_ns"], 0);
     }
 }
