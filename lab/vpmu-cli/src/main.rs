@@ -4,6 +4,9 @@ mod bench;
 mod compare;
 mod doctor;
 mod exec;
+// Guests with this PMU on KVM are those of x86-64 hosts.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod fleet;
 mod manual;
 mod monitor;
 mod offer;
@@ -56,6 +59,10 @@ fn main() -> ExitCode {
             bzimage,
         } => rewrite_kernel::rewrite_kernel(input, output, *bzimage),
         Verb::Exec(options) => exec::exec(options),
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        Verb::Top(options) => fleet::top::top(options, &cancel),
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        Verb::Metrics(options) => fleet::metrics::metrics(options, &cancel),
         Verb::Manual { folder } => manual::manual(folder),
         Verb::Compare { pmu, policy, guest } => compare::compare(pmu, policy, guest, &cancel),
         Verb::Report { folder, output } => report::report(folder, output.as_deref()),

@@ -181,6 +181,19 @@ pub(crate) enum Verb {
     /// Without a change of the program, and without one of the guest.
     #[command(after_help = exec::AFTER)]
     Exec(exec::Exec),
+    /// Show the guests of this host that have the PMU, live: what they cost, and what they lost (x86-64)
+    ///
+    /// A line for each vCPU. The guests are those whose VMMs publish their statistics in /run/vpmu or
+    /// $XDG_RUNTIME_DIR/vpmu, as all VMMs of this project do.
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    #[command(after_help = crate::fleet::top::AFTER)]
+    Top(crate::fleet::top::Top),
+    /// Give the statistics of the guests of this host that have the PMU to Prometheus (x86-64)
+    ///
+    /// In OpenMetrics' text format. Without an option: once, on standard output.
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    #[command(after_help = crate::fleet::metrics::AFTER)]
+    Metrics(crate::fleet::metrics::Metrics),
     /// Make one HTML page, with drawings and tables, of saved results
     ///
     /// Reads each file in DIR that --json wrote. The page needs no other file and no network.

@@ -14,6 +14,7 @@ mod deadline;
 mod disk_i386;
 mod disk_x86_64;
 mod exec_x86_64;
+mod fleet_x86_64;
 mod freeze_x86_64;
 mod host_profile;
 mod lbr_x86_64;

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::support::{Compared, NO_SYMBOLS, compared, skipped, text, turn, vpmu};
 
 /// Returns a program that stands beside vpmu.
-fn beside(name: &str) -> Option<PathBuf> {
+pub(crate) fn beside(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_vpmu")).with_file_name(name);
     if !path.is_file() {
         skipped(&format!("{name} was not built: script/build builds it"));
