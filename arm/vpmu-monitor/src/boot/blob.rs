@@ -30,6 +30,15 @@ pub fn open(bytes: &[u8]) -> Option<Fdt<'_>> {
     }
 }
 
+/// Bytes of the tree's structure and strings (5.2), without what a machine leaves free behind them.
+pub fn used(bytes: &[u8]) -> u64 {
+    let word = |at: usize| {
+        let word = bytes.get(at..at + 4)?;
+        Some(u64::from(u32::from_be_bytes(word.try_into().ok()?)))
+    };
+    word(32).unwrap_or(0) + word(36).unwrap_or(0)
+}
+
 /// Walks the structure block (5.4): each token is one that may be there, and all of it lies in the tree.
 fn is_whole(bytes: &[u8]) -> Option<()> {
     let word = |at: usize| {

@@ -44,8 +44,10 @@ const FDT_TOTAL_SIZE: Range<usize> = 4..8;
 /// MPIDR_EL1: the affinity fields.
 const AFFINITY: u64 = 0xff_00ff_ffff;
 
-/// Memory for page tables and for copies of a device tree.
-const HEAP: u64 = 4 << 20;
+/// Memory for page tables: they take some 150 KiB where each of two guests has its own, and devices everywhere.
+const TABLES: u64 = 512 << 10;
+/// Times a device tree's length that it takes to read it, to change it and to write it down again.
+const TREE_COPIES: u64 = 16;
 /// Memory for a CPU: its stack, its figures.
 const PER_CPU: u64 = 64 << 10;
 /// Room below the monitor's memory for a device tree that has become longer. Kernels take no longer one.
@@ -198,7 +200,8 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         taken.extend(second.ranges());
     }
     if start.memory.start == start.loaded {
-        move_to(find_home(&machine, settings, &ram, &taken)?, start)
+        let home = find_home(start, &machine, tree, settings, &ram, &taken)?;
+        move_to(home, start)
     }
 
     let memory = start.memory.clone();
@@ -216,8 +219,8 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     cpu::install(stacks, samples(settings));
     let put = second
         .as_ref()
-        .map(|second| second.put(tree, &machine, this));
-    let put = put.transpose()?;
+        .map(|second| second.put(tree, &machine, this))
+        .transpose()?;
     copy(file.start, placement.entry, placement.copy);
     let place = give_tree(tree, &memory, second.as_ref())?;
     mmu::forget_instructions();
@@ -409,13 +412,17 @@ fn taken(
 
 /// The monitor's home: room for its image and for what it makes of the device tree.
 fn find_home(
+    start: &Start,
     machine: &Machine,
+    tree: &[u8],
     settings: Settings,
     ram: &Range<u64>,
     taken: &[Range<u64>],
 ) -> Result<Range<u64>, BootError> {
     let per_cpu = PER_CPU + (samples(settings) * size_of::<Sample>()) as u64;
-    let size = PAYLOAD_OFFSET + HEAP + machine.cpus.len() as u64 * per_cpu + TREE_ROOM;
+    let image = &raw const bss_end as u64 - start.memory.start;
+    let heap = TABLES + TREE_COPIES * blob::used(tree) + machine.cpus.len() as u64 * per_cpu;
+    let size = image + heap + DOORBELL_PAGE + TREE_ROOM;
     let mut home = home::choose(ram, taken, size).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;
     Ok(home)

@@ -125,7 +125,7 @@ fn a_machine_of_130_cpus_boots() {
     };
     for (memory, says) in [
         ("512M", "ok psci.cpu_on_errors"),
-        ("16M", "no 16 MiB of RAM are free for the monitor"),
+        ("16M", "no 11 MiB of RAM are free for the monitor"),
     ] {
         let output = vpmu("aarch64")
             .unwrap()
