@@ -12,6 +12,8 @@ pub struct BootArgs<'a> {
     pub milliseconds: Option<u64>,
     /// `strict`: known deviations from the architecture fail.
     pub strict: bool,
+    /// `busy`: while another CPU runs its tests, the boot CPU does not halt. No count may have what it executes.
+    pub busy: bool,
 }
 
 impl<'a> BootArgs<'a> {
@@ -21,6 +23,8 @@ impl<'a> BootArgs<'a> {
         for word in text.split_ascii_whitespace() {
             if word == "strict" {
                 parsed.strict = true;
+            } else if word == "busy" {
+                parsed.busy = true;
             } else if let Some(name) = word.strip_prefix("test=") {
                 parsed.test = Some(name);
             } else if let Some(number) = word.strip_prefix("ms=") {
@@ -56,6 +60,7 @@ mod tests {
         assert_eq!(stray.test, Some("stray"));
         assert_eq!(stray.address, Some(0x4020_0000));
         assert!(stray.strict);
+        assert!(BootArgs::parse("busy").busy && !stray.busy);
         assert_eq!(BootArgs::parse("addr=12").address, Some(12));
         assert_eq!(BootArgs::parse("addr=0xzz").address, None);
     }

@@ -24,6 +24,8 @@ const COMMAND: u32 = 0x300;
 const COMMAND_HIGH: u32 = 0x310;
 const LVT_TIMER: u32 = 0x320;
 const LVT_PMC: u32 = 0x340;
+const INITIAL_COUNT: u32 = 0x380;
+const DIVIDE: u32 = 0x3e0;
 
 const SOFTWARE_ENABLE: u32 = 1 << 8;
 const PENDING: u32 = 1 << 12;
@@ -82,6 +84,13 @@ pub(crate) fn set_lvtpc(value: u32) {
 /// Sets the timer's action when it is due.
 pub(crate) fn set_lvt_timer(value: u32) {
     write(LVT_TIMER, value);
+}
+
+/// Starts the timer, which is due in `count` ticks of the APIC's clock. 0 stops it.
+pub(crate) fn start_timer(count: u32) {
+    const BY_ONE: u32 = 0b1011;
+    write(DIVIDE, BY_ONE);
+    write(INITIAL_COUNT, count);
 }
 
 /// Tells the APIC that an interrupt has been handled.

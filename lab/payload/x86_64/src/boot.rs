@@ -1,6 +1,7 @@
-//! The data that the boot loader leaves: the boot parameters ("zero page") and
-//! the ACPI tables. Linux, Documentation/arch/x86/boot.rst and zero-page.rst;
-//! ACPI 6.5, 5.2.
+//! The data that the boot loader leaves: the boot parameters ("zero page") or
+//! PVH's start info, and the ACPI tables. Linux,
+//! Documentation/arch/x86/boot.rst and zero-page.rst; Xen,
+//! docs/misc/pvh.pandoc; ACPI 6.5, 5.2.
 //!
 //! Memory is read through a function, so that host tests can supply their own.
 
@@ -18,7 +19,14 @@ pub struct Boot {
     pub apic_ids: [u8; MAX_CPUS],
     /// Number of these processors.
     pub cpus: usize,
+    /// Whether QEMU's machine booted the program: the PMU is then the emulated processor's own.
+    pub native: bool,
 }
+
+/// The first word of PVH's start info.
+const PVH_MAGIC: u64 = 0x336e_c578;
+/// The longest command line that is read.
+const MAX_COMMAND_LINE: u64 = 2048;
 
 /// Reads memory, a byte at an address.
 pub trait Memory {
@@ -42,20 +50,32 @@ pub trait Memory {
 }
 
 impl Boot {
-    /// Reads the boot parameters at `zero_page` and the processors in ACPI's
-    /// MADT.
+    /// Reads the boot parameters, or PVH's start info, at `parameters` and
+    /// the processors in ACPI's MADT.
     ///
     /// # Errors
     ///
     /// Names the missing part.
-    pub fn read(memory: &impl Memory, zero_page: u64) -> Result<Self, &'static str> {
+    pub fn read(memory: &impl Memory, parameters: u64) -> Result<Self, &'static str> {
+        let native = memory.number(parameters, 4) == PVH_MAGIC;
+        let (command_line, length, rsdp) = if native {
+            let line = memory.number(parameters + 24, 8);
+            let end = (0..MAX_COMMAND_LINE).find(|n| line == 0 || memory.byte(line + n) == 0);
+            let length = end.unwrap_or(MAX_COMMAND_LINE);
+            (line, length, memory.number(parameters + 32, 8))
+        } else {
+            let line = memory.number(parameters + 0x228, 4);
+            let length = memory.number(parameters + 0x238, 4);
+            (line, length, memory.number(parameters + 0x70, 8))
+        };
         let mut boot = Self {
-            command_line: memory.number(zero_page + 0x228, 4),
-            command_line_length: memory.number(zero_page + 0x238, 4) as usize,
+            command_line,
+            command_line_length: length as usize,
             apic_ids: [0; MAX_CPUS],
             cpus: 0,
+            native,
         };
-        let madt = find_madt(memory, memory.number(zero_page + 0x70, 8))?;
+        let madt = find_madt(memory, rsdp)?;
         let end = madt + memory.number(madt + 4, 4);
         let mut at = madt + 44;
         while at + 2 <= end {
@@ -78,14 +98,18 @@ fn find_madt(memory: &impl Memory, rsdp: u64) -> Result<u64, &'static str> {
     if rsdp == 0 || !memory.has(rsdp, b"RSD PTR ") {
         return Err("no ACPI root pointer in the boot parameters");
     }
-    let xsdt = memory.number(rsdp + 24, 8);
-    if !memory.has(xsdt, b"XSDT") {
-        return Err("no XSDT in ACPI");
+    // ACPI 1.0 has an RSDT, whose entries have 32 bits.
+    let (table, signature, bytes) = match memory.byte(rsdp + 15) {
+        0 => (memory.number(rsdp + 16, 4), b"RSDT", 4),
+        _ => (memory.number(rsdp + 24, 8), b"XSDT", 8),
+    };
+    if !memory.has(table, signature) {
+        return Err("no RSDT or XSDT in ACPI");
     }
-    let end = xsdt + memory.number(xsdt + 4, 4);
-    (xsdt + 36..end)
-        .step_by(8)
-        .map(|entry| memory.number(entry, 8))
+    let end = table + memory.number(table + 4, 4);
+    (table + 36..end)
+        .step_by(bytes as usize)
+        .map(|entry| memory.number(entry, bytes))
         .find(|&table| memory.has(table, b"APIC"))
         .ok_or("no MADT in ACPI")
 }
@@ -115,6 +139,7 @@ mod tests {
         memory.put(0x1238, &7_u32.to_le_bytes());
         memory.put(0x1070, &0x2000_u64.to_le_bytes());
         memory.put(0x2000, b"RSD PTR ");
+        memory.0[0x200f] = 2;
         memory.put(0x2018, &0x2100_u64.to_le_bytes());
         memory.put(0x2100, b"XSDT");
         memory.put(0x2104, &52_u32.to_le_bytes());
@@ -135,6 +160,24 @@ mod tests {
         let boot = Boot::read(&machine(), 0x1000).unwrap();
         assert_eq!((boot.command_line, boot.command_line_length), (0x3000, 7));
         assert_eq!(boot.apic_ids[..boot.cpus], [0, 3]);
+    }
+
+    #[test]
+    fn pvhs_start_info_and_an_rsdt_do_as_well() {
+        let mut memory = machine();
+        memory.put(0x1100, &PVH_MAGIC.to_le_bytes());
+        memory.put(0x1118, &0x3000_u64.to_le_bytes());
+        memory.put(0x1120, &0x2000_u64.to_le_bytes());
+        memory.put(0x3000, b"test=amd\0");
+        memory.0[0x200f] = 0;
+        memory.put(0x2010, &0x2100_u32.to_le_bytes());
+        memory.put(0x2100, b"RSDT");
+        memory.put(0x2104, &44_u32.to_le_bytes());
+        memory.put(0x2124, &0x2300_u32.to_le_bytes());
+        memory.put(0x2128, &0x2200_u32.to_le_bytes());
+        let boot = Boot::read(&memory, 0x1100).unwrap();
+        assert_eq!((boot.command_line, boot.command_line_length), (0x3000, 8));
+        assert!(boot.native && boot.apic_ids[..boot.cpus] == [0, 3]);
     }
 
     #[test]

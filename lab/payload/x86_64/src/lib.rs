@@ -4,7 +4,7 @@
 //!
 //! It is an ELF file for the 64-bit boot protocol: entered in long mode with
 //! the first 4 GiB mapped onto themselves and RSI at the boot parameters.
-//! `vpmu-vmm` boots it:
+//! QEMU's machines boot it, too, by its PVH entry (`pvh`). `vpmu-vmm` boots it:
 //!
 //! ```text
 //! cargo build --release --manifest-path lab/Cargo.toml --target x86_64-unknown-none -p vpmu-payload-x86_64
@@ -59,6 +59,8 @@ mod percpu;
 mod pmu;
 #[cfg(target_os = "none")]
 mod ports;
+#[cfg(target_os = "none")]
+mod pvh;
 #[cfg(target_os = "none")]
 mod smp;
 #[cfg(target_os = "none")]

@@ -12,8 +12,8 @@ const TRANSMITTER_EMPTY: u8 = 1 << 5;
 
 /// ACPI's PM1a control register, where vpmu-vmm and QEMU's machines have it.
 const PM1_CONTROL: u16 = 0x604;
-/// SLP_EN, and the sleep type of S5 in vpmu-vmm's DSDT.
-const POWER_OFF: u16 = 1 << 13 | 5 << 10;
+/// SLP_EN, and the sleep types of S5 in vpmu-vmm's DSDT and in that of QEMU's machines, where it is 0.
+const POWER_OFF: [u16; 2] = [1 << 13 | 5 << 10, 1 << 13];
 
 /// Prints, on one CPU at a time.
 pub(crate) fn print(text: fmt::Arguments<'_>) {
@@ -51,10 +51,14 @@ fn read8(port: u16) -> u8 {
 
 /// Stops the machine.
 pub(crate) fn power_off() -> ! {
-    loop {
-        // SAFETY: as above; without such a port, the program can only wait.
+    for word in POWER_OFF {
+        // SAFETY: as above.
         unsafe {
-            asm!("out dx, ax", "cli", "hlt", in("dx") PM1_CONTROL, in("ax") POWER_OFF, options(nostack));
+            asm!("out dx, ax", in("dx") PM1_CONTROL, in("ax") word, options(nomem, nostack));
         }
+    }
+    loop {
+        // SAFETY: without such a port, the program can only wait.
+        unsafe { asm!("cli", "hlt", options(nomem, nostack)) }
     }
 }

@@ -23,11 +23,13 @@ mod hostile;
 mod identity;
 mod interrupt;
 mod isolation;
+mod native;
 mod overflow;
 mod paravirt;
 mod pebs;
 mod rdpmc;
 mod register;
+mod svm;
 
 /// The values with which a test works.
 #[derive(Clone, Copy)]
@@ -56,6 +58,9 @@ const EVERY_CPU: &[&[Test]] = &[
 
 /// Tests that run on every CPU of AMD's, in place of these.
 const EVERY_AMD_CPU: &[&[Test]] = &[amd::TESTS];
+
+/// Tests that run on every CPU of AMD's whose own PMU it is, before these.
+const EVERY_NATIVE_AMD_CPU: &[&[Test]] = &[native::TESTS, svm::TESTS];
 
 /// Tests that run on the boot CPU, while another CPU works.
 const BOOT_CPU: &[&[Test]] = &[isolation::TESTS];
@@ -87,6 +92,11 @@ pub(crate) fn run(boot: Boot, command_line: &'static str) {
         record(cpu, "start", &started);
         if started.is_ok() {
             smp::hand_out(&boot, cpu, Job::Tests);
+            if machine.arguments.busy {
+                while !smp::is_done(cpu) {
+                    core::hint::spin_loop();
+                }
+            }
             smp::wait_for(cpu);
         }
     }
@@ -146,6 +156,9 @@ fn machine() -> &'static Machine {
 fn run_every_cpus(cpu: usize) {
     if amd::is_here() {
         amd::note_reset();
+        if machine().boot.native {
+            run_lists(EVERY_NATIVE_AMD_CPU, cpu);
+        }
         run_lists(EVERY_AMD_CPU, cpu);
     } else {
         register::note_reset();
