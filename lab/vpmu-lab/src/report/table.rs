@@ -206,8 +206,8 @@ pub fn no_pmu(run: &Run) -> Option<String> {
         return None;
     }
     let why = match (run.arch, run.pmu) {
-        (Arch::X86_64, Pmu::Native) => "QEMU emulates none for x86",
-        (Arch::X86_64, Pmu::Kvm) => "KVM passes on the host's, and QEMU emulates none for x86",
+        (Arch::X86_64, Pmu::Native) => "the emulated processor has none",
+        (Arch::X86_64, Pmu::Kvm) => "KVM passes on the host's, and the emulated processor has none",
         _ => "see its dmesg",
     };
     Some(format!(
