@@ -11,7 +11,7 @@ use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::spec::arch::Arch;
 
 use crate::payload::{passed, program};
-use crate::support::turn;
+use crate::support::{skipped, turn};
 
 /// Returns the console of the payload under `design`, started with `words`.
 fn run(design: &str, more: &[&str], words: &str) -> Option<String> {
@@ -80,6 +80,25 @@ fn agree(more: &[&str], designs: &[(&str, &[&str])]) {
             "{design} {options:?} has not: {missing:?}"
         );
     }
+}
+
+/// Checks that a CPU's counters have nothing of what another CPU executes: the boot CPU is busy while the other one runs all
+/// tests, those of exact counts among them.
+#[test]
+fn a_busy_cpu_beside_is_not_counted() {
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::Aarch64.qemu()).unwrap();
+    if !version.is_mended() {
+        return skipped(&format!(
+            "QEMU {version} counts the instructions of all CPUs as each one's"
+        ));
+    }
+    let Some(console) = run("native", &["--vcpus", "2"], "busy") else {
+        return;
+    };
+    let tests = passed(&console);
+    assert!(tests.contains("cpu1.count.instructions"), "{console}");
+    assert!(console.contains(" 0 failed,"), "{console}");
 }
 
 /// Checks that the machine itself keeps what an EL2 relies on: traps of EL0, and counters of its own. Each test is the
