@@ -116,7 +116,7 @@ pub use seccomp::{
     Argument, SETUP_SYSCALLS, SYSCALLS, Syscall, seccomp_rules, seccomp_setup_rules,
 };
 pub use state::{SavedPmu, State};
-pub use stats::{Arming, Exit, Exits, Replays, Statistics};
+pub use stats::{Arming, CallStacks, Exit, Exits, Replays, Statistics};
 pub use trial::guests_only;
 pub use vcpu::Vcpu;
 pub use vpmu::counter::{Counter, CounterState, Policy};

@@ -196,6 +196,49 @@ pub struct Replays {
     pub overruns: u64,
 }
 
+/// The stacks of open calls, for a guest whose last branch records are in call-stack mode. Each PMI is one of the counts but
+/// `calls`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallStacks {
+    /// Stacks up to the outermost function.
+    pub complete: u64,
+    /// Stacks with more calls than there are records.
+    pub full: u64,
+    /// Stacks that were cut in code without call frame information (CFI).
+    pub no_cfi: u64,
+    /// Stacks that were cut because a page of CFI is not present in the guest.
+    pub page_absent: u64,
+    /// Stacks that were cut because a page of the stack itself is not present.
+    pub stack_absent: u64,
+    /// Stacks that were cut because of CFI that leads to no caller, or that is not understood.
+    pub bad_cfi: u64,
+    /// Stacks that were cut because they took too long.
+    pub budget: u64,
+    /// PMIs in 32-bit code: no calls.
+    pub compatible: u64,
+    /// PMIs in the kernel where the program's registers are not known: no calls.
+    pub kernel: u64,
+    /// The calls that were found.
+    pub calls: u64,
+}
+
+impl CallStacks {
+    /// Adds the counts of one stack.
+    #[cfg(feature = "lbr")]
+    pub(crate) fn add(&mut self, one: &Self) {
+        self.complete += one.complete;
+        self.full += one.full;
+        self.no_cfi += one.no_cfi;
+        self.page_absent += one.page_absent;
+        self.stack_absent += one.stack_absent;
+        self.bad_cfi += one.bad_cfi;
+        self.budget += one.budget;
+        self.compatible += one.compatible;
+        self.kernel += one.kernel;
+        self.calls += one.calls;
+    }
+}
+
 impl Arming {
     pub(crate) fn note(&mut self, is_refused: bool, time: Duration) {
         let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -228,6 +271,8 @@ pub struct Statistics {
     pub lbr: lbr::Statistics,
     /// The reads of branch records that were no exits.
     pub replays: Replays,
+    /// The stacks of open calls.
+    pub call_stacks: CallStacks,
     /// The searches for the guest's handler of #GP, through which RDPMC comes here.
     pub arming: Arming,
     /// The outcome of the lazy deadlines, by the names of [`lazy_deadline::HostStatistics`].
@@ -257,7 +302,7 @@ macro_rules! figures {
 }
 
 /// The number of figures.
-pub(crate) const FIGURES: usize = 33;
+pub(crate) const FIGURES: usize = 43;
 
 /// The way in which the figures of two vCPUs, or of two moments, make one.
 #[derive(Clone, Copy)]
@@ -301,6 +346,16 @@ figures! {
     arming.refused: Sum,
     arming.ns: Sum,
     arming.longest_ns: Longest,
+    call_stacks.complete: Sum,
+    call_stacks.full: Sum,
+    call_stacks.no_cfi: Sum,
+    call_stacks.page_absent: Sum,
+    call_stacks.stack_absent: Sum,
+    call_stacks.bad_cfi: Sum,
+    call_stacks.budget: Sum,
+    call_stacks.compatible: Sum,
+    call_stacks.kernel: Sum,
+    call_stacks.calls: Sum,
 }
 
 impl Statistics {

@@ -253,6 +253,71 @@ impl Paging {
         }
         None
     }
+
+    /// Returns the address of the highest page of user space that is present, at or below `address` and not below `lowest`.
+    /// Whether it may be read is not looked at. For each 512 pages in between, four tables are read, or 4 KiB of one.
+    pub fn last_present<M: Memory + ?Sized>(
+        &self,
+        memory: &M,
+        address: u64,
+        lowest: u64,
+    ) -> Option<u64> {
+        let levels = self.levels.filter(|&levels| levels > 0)?;
+        let mut at = address & !(PAGE - 1);
+        while at >= lowest && self.is_canonical(at) {
+            let mut table = self.root;
+            let mut level = levels - 1;
+            // The entry that ends the walk, and whether it leads to a page.
+            let is_page = loop {
+                let index = at >> (12 + 9 * level) & 0x1ff;
+                let mut bytes = [0; 8];
+                if !memory.read(table + 8 * index, &mut bytes) {
+                    return None;
+                }
+                let entry = u64::from_le_bytes(bytes);
+                let is_present = entry & (PRESENT | USER) == PRESENT | USER;
+                if !is_present || level == 0 || entry & LARGE != 0 {
+                    break is_present;
+                }
+                table = entry & ADDRESS;
+                level -= 1;
+            };
+            if is_page {
+                return Some(at);
+            }
+            if level == 0 {
+                at = below(memory, table, at)?;
+            } else {
+                let first = at >> (12 + 9 * level) << (12 + 9 * level);
+                at = first.checked_sub(PAGE)?;
+            }
+        }
+        None
+    }
+}
+
+/// Returns the page below `at` whose entry of `table` is present, or the last one that another table has.
+fn below<M: Memory + ?Sized>(memory: &M, table: u64, at: u64) -> Option<u64> {
+    const TABLE: u64 = 512 * PAGE;
+    const ENTRIES: usize = 64;
+    let first = at & !(TABLE - 1);
+    let mut end = (at - first) / PAGE;
+    while end > 0 {
+        let from = (end - 1) / ENTRIES as u64 * ENTRIES as u64;
+        let mut bytes = [0; 8 * ENTRIES];
+        if !memory.read(table + 8 * from, &mut bytes) {
+            return None;
+        }
+        let (words, _) = bytes[..8 * (end - from) as usize].as_chunks::<8>();
+        let present = words
+            .iter()
+            .rposition(|&word| u64::from_le_bytes(word) & PRESENT != 0);
+        if let Some(n) = present {
+            return Some(first + (from + n as u64) * PAGE);
+        }
+        end = from;
+    }
+    first.checked_sub(PAGE)
 }
 
 #[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]

@@ -25,6 +25,7 @@
 //! changed target of an indirect branch, where the guest then comes to the expected place with the expected registers all
 //! the same, is not.
 
+mod calls;
 mod guard;
 mod replay;
 mod stopped;
@@ -55,6 +56,7 @@ use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
 use crate::thread::unset;
+use calls::Calls;
 use guard::Guard;
 use replay::Replays;
 use stopped::Stopped;
@@ -94,6 +96,8 @@ pub(crate) struct Follower {
     /// `None`: each read of a record is an exit.
     replays: Option<Replays>,
     keys: Keys,
+    /// Made when a guest first wants its open calls.
+    calls: Option<Calls>,
 }
 
 /// A run: the guest is followed.
@@ -168,6 +172,7 @@ impl Follower {
             is_held: false,
             replays,
             keys: Keys::default(),
+            calls: None,
         }))
     }
 
@@ -207,6 +212,9 @@ impl Follower {
         self.commit(kvm, pmu);
         if wanted == 0 {
             return Ok(());
+        }
+        if self.fill_calls(kvm, pmu, wanted)? {
+            return self.stop(kvm, pmu);
         }
         // The guard's signal comes late where the time goes by here, and not in the guest.
         let is_over =

@@ -26,6 +26,8 @@ pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
             pmu.lbr = Some(lbr::intel::Capability {
                 depths: depths(wanted)?,
                 linear_address_bits: linear_address_bits(),
+                // The open calls stand on the stack of the guest's program.
+                call_stack: true,
                 ..lbr::intel::Capability::new()
             });
         }

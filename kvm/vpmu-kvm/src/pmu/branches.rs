@@ -5,7 +5,7 @@ use vpmu::x86::lbr::{Branch, Filter, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Engine, VcpuPmu};
-use crate::stats::Exit;
+use crate::stats::{CallStacks, Exit};
 use vpmu_x86::Executed;
 
 impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
@@ -96,6 +96,11 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
                 pmu.emulated(event, times.into(), ring, &mut self.host);
             }
         }
+    }
+
+    /// Counts a stack of open calls.
+    pub(crate) fn count_calls(&self, counts: &CallStacks) {
+        self.statistics.lock().call_stacks.add(counts);
     }
 
     /// Counts an exit by which the guest was followed.

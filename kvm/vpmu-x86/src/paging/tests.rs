@@ -365,3 +365,42 @@ fn without_paging_an_address_is_itself() {
     assert_eq!(none.translate(&ram, 0x1234), Some(itself));
     assert_eq!(none.translate(&ram, 1 << 32), None);
 }
+
+#[test]
+fn the_last_page_that_is_present_is_found_across_absent_tables() {
+    let paging = four_levels();
+    // Tables of user space at 0x5000_0000 and up: pages 3, 70 and 400 of one table, none of the next, page 0 of the third.
+    let ram = Ram::new(0x10_0000);
+    let put = |at: u64, entry: u64| ram.write(at, entry | KERNEL | USER);
+    put(ROOT, 0x2000);
+    put(0x2000 + 8, 0x3000);
+    for (n, table) in [(0x80, 0x4000), (0x82, 0x5000)] {
+        put(0x3000 + 8 * n, table);
+    }
+    for n in [3, 70, 400] {
+        put(0x4000 + 8 * n, 0x8_0000);
+    }
+    put(0x5000, 0x9_0000);
+    let base = 0x5000_0000;
+    let last = |from: u64, lowest: u64| {
+        let found = paging.last_present(&ram, base + from * PAGE, lowest);
+        found.map(|at| (at - base) / PAGE)
+    };
+    assert_eq!(last(2000, base), Some(1024));
+    assert_eq!(last(1024, base), Some(1024));
+    assert_eq!(last(1023, base), Some(400));
+    assert_eq!(last(399, base), Some(70));
+    assert_eq!(last(70, base), Some(70));
+    assert_eq!(last(69, base), Some(3));
+    assert_eq!(last(69, base + 4 * PAGE), None);
+    assert_eq!(last(2, base - (1 << 21)), None);
+    // Each page but the ones that are there, one by one.
+    let present = [3, 70, 400, 1024];
+    for from in 0..1100 {
+        let expected = present.iter().copied().rfind(|&page| page <= from);
+        assert_eq!(last(from, base), expected, "{from}");
+    }
+    // The kernel's addresses are none of user space's.
+    let ram = tables(4, 1, 0x5_6000 | KERNEL);
+    assert_eq!(paging.last_present(&ram, ADDR, 0), None);
+}
