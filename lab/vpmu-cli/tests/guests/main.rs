@@ -17,6 +17,7 @@ mod exec_x86_64;
 mod fleet_x86_64;
 mod freeze_x86_64;
 mod host_profile;
+mod hypervisor_aarch64;
 mod lbr_x86_64;
 mod machines;
 mod papi_x86_64;

@@ -170,15 +170,11 @@ pub fn probe<C: ProbedCpu>(
     findings
 }
 
-/// What of the PMU the host owns.
+/// What of the PMU the host owns, as a digest: which counters are enabled, have their interrupt enabled, have overflowed, and
+/// have overflowed after one more increment; their values and types after that.
+// Not the registers themselves: the probe runs on a hypervisor's stack.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct HostPart {
-    /// Enabled, interrupt enabled, overflowed, and overflowed after one more increment.
-    bits: [u64; 4],
-    /// Of the values and types after that increment.
-    // Not the 62 registers: the probe runs on a hypervisor's stack.
-    digest: u64,
-}
+struct HostPart(u64);
 
 /// FNV-1a over words. Two parts that differ in one register have different digests.
 const fn digest(before: u64, word: u64) -> u64 {
@@ -322,21 +318,21 @@ impl<C: ProbedCpu> Probe<'_, C> {
     /// they overflow.
     fn host_part(&mut self) -> HostPart {
         let host = u64::from(self.host.bits());
-        let mut bits = [
+        let mut part = 0;
+        for register in [
             Register::PmcntenSet,
             Register::PmintenSet,
             Register::PmovsSet,
-            Register::PmovsSet,
-        ]
-        .map(|register| self.cpu.read(register) & host);
+        ] {
+            part = digest(part, self.cpu.read(register) & host);
+        }
         self.cpu.write(Register::Pmswinc, host);
-        bits[3] = self.cpu.read(Register::PmovsSet) & host;
-        let host = self.host.iter().map(Counter::number);
-        let registers = host.flat_map(|n| [Register::Pmevcntr(n), Register::Pmevtyper(n)]);
-        let digest = registers.fold(0, |before, register| {
-            digest(before, self.cpu.read(register))
-        });
-        HostPart { bits, digest }
+        part = digest(part, self.cpu.read(Register::PmovsSet) & host);
+        for n in self.host.iter().map(Counter::number) {
+            part = digest(part, self.cpu.read(Register::Pmevcntr(n)));
+            part = digest(part, self.cpu.read(Register::Pmevtyper(n)));
+        }
+        HostPart(part)
     }
 }
 
