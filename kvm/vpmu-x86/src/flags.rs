@@ -299,7 +299,7 @@ impl<W: Word> Lazy<W> {
     }
 
     /// Returns whether `condition` holds; `None`: a flag is undefined, or not known.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn holds(&self, condition: ConditionCode) -> Option<bool> {
         use ConditionCode::{a, ae, b, be, e, ne};
         let (x, y) = (self.a.bits(), self.b.bits());

@@ -170,6 +170,8 @@ pub(crate) struct Journaled<'a, 'm, M: ?Sized> {
     found: [Found; PLACES],
     /// The page whose code was noted last.
     noted: u64,
+    /// The bits of an address above those that are translated.
+    unused: u32,
 }
 
 impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
@@ -192,6 +194,7 @@ impl<'a, 'm, M: Memory + ?Sized> Journaled<'a, 'm, M> {
             ask_pkru,
             found: [NONE; PLACES],
             noted: NONE.linear,
+            unused: rule.paging.unused_bits(),
         }
     }
 
@@ -346,6 +349,7 @@ impl<M: Memory + ?Sized> Bus<u64> for Journaled<'_, '_, M> {
 
     #[inline]
     fn is_canonical(&self, address: u64) -> bool {
-        self.space.is_canonical(address)
+        // Each branch asks this.
+        (address.cast_signed() << self.unused >> self.unused).cast_unsigned() == address
     }
 }

@@ -142,7 +142,7 @@ pub(crate) struct Machine<W, B> {
 impl<W: Word, B: Bus<W>> Machine<W, B> {
     /// Executes instructions that are no branches, one after the other. Where that stops, RIP is behind none of them, and all
     /// since then is to be dropped.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn compute_all(&mut self, ops: &[Op]) -> Result<(), Stop> {
         for op in ops {
             self.compute(op)?;
@@ -276,12 +276,10 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                     false => Ok(W::of(op.next)),
                 }
             }
-            Action::JumpIfZero(to) | Action::Loop(to) => {
-                match self.decide(op).0.ok_or(Stop)? {
-                    true => self.canonical(W::of(to)),
-                    false => Ok(W::of(op.next)),
-                }
-            }
+            Action::JumpIfZero(to) | Action::Loop(to) => match self.decide(op).0.ok_or(Stop)? {
+                true => self.canonical(W::of(to)),
+                false => Ok(W::of(op.next)),
+            },
             Action::Return(more) => {
                 let stack = self.registers.all[RSP];
                 let to = self.memory.load(stack, 8)?;

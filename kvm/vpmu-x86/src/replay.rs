@@ -89,6 +89,7 @@ impl Branched<'_> {
     /// # Errors
     ///
     /// Where nobody can tell: both ways lead to the next instruction.
+    #[inline]
     pub fn kind(&self) -> Result<Option<Kind>, Stop> {
         self.op.kind(self.to)
     }
@@ -250,7 +251,7 @@ impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
             {
                 ops = rest;
                 executed.instructions += 1;
-                if self.compute_all(std::slice::from_ref(op)).is_err() {
+                if self.compute_one(op).is_err() {
                     return end;
                 }
                 self.note_end(executed, &mut is_new, &mut end);
@@ -293,6 +294,15 @@ impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
                 stores: self.memory.journal().close(),
             });
         }
+    }
+
+    /// Executes one instruction that is no branch.
+    // Not a part of the loop, whose instructions are executed in a row.
+    #[inline(never)]
+    fn compute_one(&mut self, op: &Op) -> Result<(), Stop> {
+        self.compute(op)?;
+        self.registers.ip = op.next;
+        Ok(())
     }
 
     /// Executes a read or a branch. Returns whether that is a step to the goal.
