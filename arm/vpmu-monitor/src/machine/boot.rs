@@ -28,7 +28,7 @@ use super::{
     console::{self, say},
     cpu::{self, DOORBELL_PAGE, Monitor},
     device::holes,
-    el2, end, gic, heap,
+    el2, end, figures, gic, heap,
     mmio::{read_device, write_device},
     mmu, second, start,
     sysreg::read_sysreg,
@@ -255,7 +255,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         return Err(BootError::StackTooSmall);
     }
     heap::seal();
-    cpu::mark_entry();
+    figures::mark_entry();
     Ok(Guest {
         number,
         entry: placement.entry,

@@ -1,11 +1,7 @@
 //! What the monitor keeps for the whole machine and for each CPU.
 
 use alloc::{vec, vec::Vec};
-use core::{
-    mem::ManuallyDrop,
-    ops::Range,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-};
+use core::{mem::ManuallyDrop, ops::Range, sync::atomic::AtomicBool};
 
 use spin::Once;
 use vpmu::arm::partition::TrapRegisters;
@@ -19,12 +15,12 @@ use vpmu_monitor::{
         profile::{Profile, Sample},
         redistributor::{Redistributor, View},
         second::spi::KeptSpi,
-        statistics::{CpuStatistics, Snapshot},
+        statistics::CpuStatistics,
         vgic::VirtualInterface,
     },
 };
 
-use super::{mmu::Translation, start::StartBlock, sysreg::read_sysreg};
+use super::{mmu::Translation, sysreg::read_sysreg};
 
 /// Bytes of each CPU's stack. A PMU of some KiB is made on it.
 pub(crate) const STACK_SIZE: usize = 40 * 1024;
@@ -172,6 +168,18 @@ pub(crate) struct Local {
     pub(crate) is_second: bool,
 }
 
+/// What a CPU that starts with its MMU off needs; the layout is known to `entry.s`.
+#[derive(Default)]
+#[repr(C)]
+pub(crate) struct StartBlock {
+    pub(super) stack: u64,
+    pub(super) mair_el2: u64,
+    pub(super) tcr_el2: u64,
+    pub(super) ttbr0_el2: u64,
+    pub(super) sctlr_el2: u64,
+    pub(super) number: u64,
+}
+
 static CPUS: Once<Vec<Cpu>> = Once::new();
 
 /// Makes a CPU for each of the `stacks`, each with memory for so many samples. Called once, when the MMU is on: the lock
@@ -249,59 +257,4 @@ impl Local {
             pmu.exited(&mut PhysicalPmu);
         }
     }
-}
-
-/// The measurement that the host's samples belong to: its number, and bit 31 when it is over. A guest that does not ring
-/// is in measurement 0 until it ends.
-static MEASUREMENT: AtomicU32 = AtomicU32::new(0);
-const OVER: u32 = 1 << 31;
-
-/// A measurement begins.
-pub(crate) fn begin_measurement() {
-    MEASUREMENT.store(measurement().wrapping_add(1) & !OVER, Relaxed);
-}
-
-/// The measurement ends; its number stays.
-pub(crate) fn end_measurement() {
-    MEASUREMENT.fetch_or(OVER, Relaxed);
-}
-
-/// The number of the last measurement.
-pub(crate) fn measurement() -> u32 {
-    MEASUREMENT.load(Relaxed) & !OVER
-}
-
-/// The number of the measurement that is going on.
-pub(crate) fn current_measurement() -> Option<u32> {
-    let measurement = MEASUREMENT.load(Relaxed);
-    (measurement & OVER == 0).then_some(measurement)
-}
-
-/// The moments that the guest's doorbell marked.
-pub(crate) struct Marks {
-    pub(crate) entered: Snapshot,
-    pub(crate) begin: Option<Snapshot>,
-    pub(crate) end: Option<Snapshot>,
-}
-
-pub(crate) static MARKS: Shared<Marks> = Shared::new(Marks {
-    entered: Snapshot::ZERO,
-    begin: None,
-    end: None,
-});
-
-/// The guest is about to be entered, for the first time.
-pub(crate) fn mark_entry() {
-    let entered = snapshot();
-    MARKS.with(|marks| marks.entered = entered);
-}
-
-/// The figures of all CPUs, now.
-pub(crate) fn snapshot() -> Snapshot {
-    let mut snapshot = Snapshot::take(
-        cpus().iter().map(|cpu| &cpu.statistics),
-        super::sysreg::now(),
-    );
-    snapshot.switches = super::second::switches();
-    snapshot
 }

@@ -12,9 +12,9 @@ use vpmu_monitor::world::{
 };
 
 use super::{
-    cpu::{self, Cpu, DOORBELL_PAGE, Local, MARKS, Monitor},
+    cpu::{Cpu, DOORBELL_PAGE, Local, Monitor},
     el2::borrow,
-    end::note_instructions,
+    figures::{self, MARKS, note_instructions},
     frame::Frame,
     gic::least_mask,
     irq::show_line,
@@ -157,17 +157,17 @@ fn ring(offset: u64, value: u64, monitor: &Monitor, cpu: &Cpu, local: &mut Local
     }
     match (offset, value as u32) {
         (0, 1) => {
-            let begin = cpu::snapshot();
+            let begin = figures::snapshot();
             MARKS.with(|marks| {
                 marks.begin = Some(begin);
                 marks.end = None;
             });
-            cpu::begin_measurement();
+            figures::begin_measurement();
         }
         (0, 2) => {
-            let end = cpu::snapshot();
+            let end = figures::snapshot();
             MARKS.with(|marks| marks.end = Some(end));
-            cpu::end_measurement();
+            figures::end_measurement();
         }
         _ => {}
     }

@@ -1,6 +1,6 @@
 //! The guest's end, and what is said then: why, and the statistics.
 
-use core::fmt;
+use core::{fmt, sync::atomic::Ordering::Relaxed};
 
 use smccc::{Call as _, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_el2::PhysicalPmu;
@@ -11,8 +11,8 @@ use vpmu_monitor::{
 
 use super::{
     console::{self, say},
-    cpu::{self, Cpu, Local, MARKS, Monitor},
-    second,
+    cpu::{self, Cpu, Monitor},
+    figures::{self, MARKS, OTHERS_LOST, SECOND, note_instructions},
     sysreg::read_sysreg,
 };
 
@@ -36,7 +36,7 @@ pub(crate) fn print_statistics() {
         return;
     };
     note_instructions(cpu, &local);
-    let last = cpu::snapshot();
+    let last = figures::snapshot();
     let frequency = read_sysreg!("cntfrq_el0");
 
     console::print(format_args!(
@@ -49,7 +49,7 @@ pub(crate) fn print_statistics() {
         counts_instructions = pmu.own_instructions(&mut PhysicalPmu).is_some();
         let others = cpu::cpus().iter().filter_map(|cpu| cpu.local.peek());
         let others = others.filter_map(|local| Some(local.pmu.as_ref()?.lost()));
-        let lost = pmu.lost() + others.sum::<u64>() + second::counters_lost();
+        let lost = pmu.lost() + others.sum::<u64>() + OTHERS_LOST.load(Relaxed);
         console::print(format_args!(",{},\"counters_lost\":{lost}", pmu.describe()));
     }
     let json = |figures: &_| {
@@ -74,9 +74,9 @@ pub(crate) fn print_statistics() {
     }
     console::print(format_args!(",\"total\":"));
     json(&MARKS.with(|marks| last.since(&marks.entered)));
-    if let Some(second) = second::statistics() {
+    if monitor.shared.is_some() {
         console::print(format_args!(",\"second\":"));
-        json(&Snapshot::take(core::iter::once(second), last.now));
+        json(&Snapshot::take(core::iter::once(&SECOND), last.now));
     }
     console::print(format_args!("}}}}\r\n"));
     drop(local);
@@ -86,7 +86,7 @@ pub(crate) fn print_statistics() {
             && let Some(profile) = &local.profile
         {
             let vectors = read_sysreg!("vbar_el1");
-            let records = profile.records(number, cpu::measurement(), vectors);
+            let records = profile.records(number, figures::measurement(), vectors);
             console::print(format_args!("{records}"));
         }
     }
@@ -111,15 +111,4 @@ extern "C" fn own_fault(vector: u64, esr: u64, elr: u64, far: u64) -> ! {
         "error: an exception in the monitor itself (vector {vector}, ESR {esr:#x}, ELR {elr:#x}, FAR {far:#x})"
     );
     power_off()
-}
-
-/// Brings the count of the monitor's own instructions on this CPU up to date.
-pub(crate) fn note_instructions(cpu: &Cpu, local: &Local) {
-    if let Some(total) = local
-        .pmu
-        .as_ref()
-        .and_then(|pmu| pmu.own_instructions(&mut PhysicalPmu))
-    {
-        cpu.statistics.instructions(total);
-    }
 }

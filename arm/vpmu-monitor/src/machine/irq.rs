@@ -15,9 +15,10 @@ use vpmu_monitor::{
 };
 
 use super::{
-    cpu::{self, Cpu, Local, Monitor},
+    cpu::{Cpu, Local, Monitor},
     el2::follow_borrowing,
     end::power_off,
+    figures,
     frame::Frame,
     gic::{self, PhysicalInterface},
 };
@@ -80,7 +81,7 @@ pub(super) fn serve(
     {
         let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
         if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
-            let epoch = cpu::current_measurement();
+            let epoch = figures::current_measurement();
             profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
         }
         match pmi {

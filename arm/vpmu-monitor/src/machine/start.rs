@@ -9,22 +9,10 @@ use vpmu_monitor::{lock::Unlocked, regs::SPSR_EL1H_MASKED, world::psci};
 
 use super::{
     console::say,
-    cpu::{Monitor, cpus},
+    cpu::{Monitor, StartBlock, cpus},
     el2, end, mmu,
     sysreg::{isb, write_sysreg},
 };
-
-/// What a CPU that starts with its MMU off needs; the layout is known to `entry.s`.
-#[derive(Default)]
-#[repr(C)]
-pub(crate) struct StartBlock {
-    stack: u64,
-    mair_el2: u64,
-    tcr_el2: u64,
-    ttbr0_el2: u64,
-    sctlr_el2: u64,
-    number: u64,
-}
 
 unsafe extern "C" {
     fn start_secondary();

@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use spin::Once;
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
-    lock::{Own, Shared, Unlocked},
+    lock::{Own, Unlocked},
     regs::HcrEl2,
     world::{
         exit::Exit,
@@ -27,15 +27,15 @@ use vpmu_monitor::{
             gic::VirtualGic,
             scheduler::{Decision, Scheduler, Who, serve_interrupts},
             spi::KeptSpi,
-            statistics::Switches,
         },
-        statistics::{CpuStatistics, Kind},
+        statistics::Kind,
     },
 };
 
 use super::{
     cpu::{Cpu, Local, Monitor},
     end::{power_off, print_statistics},
+    figures::SECOND,
     firmware::may_suspend,
     frame::Frame,
     gic::{self, PhysicalInterface},
@@ -60,8 +60,6 @@ pub(crate) struct Second {
 
 /// The shared CPU's own: no other CPU waits for it.
 static PAIR: Once<Own<Pair>> = Once::new();
-static STATISTICS: CpuStatistics = CpuStatistics::new();
-static SWITCHES: Shared<Switches> = Shared::new(Switches::ZERO);
 /// The first guest has switched itself off, on another CPU.
 static FIRST_IS_OFF: AtomicBool = AtomicBool::new(false);
 
@@ -132,24 +130,6 @@ pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
     }
 }
 
-/// What switches have cost until now.
-pub(crate) fn switches() -> Switches {
-    let mut switches = SWITCHES.with(|switches| *switches);
-    switches.second_traps = STATISTICS.pmu_traps();
-    switches
-}
-
-/// How often a counter that counted was taken from the guest that is not in the shared CPU.
-pub(crate) fn counters_lost() -> u64 {
-    let pair = PAIR.get().and_then(Own::peek);
-    pair.map_or(0, |pair| pair.other_pmu.as_ref().map_or(0, GuestPmu::lost))
-}
-
-/// The figures of the second guest.
-pub(crate) fn statistics() -> Option<&'static CpuStatistics> {
-    PAIR.get().map(|_| &STATISTICS)
-}
-
 /// The first guest has switched itself off on this CPU, which it does not share. The CPU rests until the second guest has
 /// gone, too.
 pub(crate) fn first_is_off(monitor: &Monitor, unlocked: &mut Unlocked) -> ! {
@@ -178,7 +158,7 @@ extern "C" fn shared_synchronous(frame: &mut Frame) {
         local.at_exit();
         turns.leave_second();
         let kind = exits::synchronous(frame, &mut turns, cpu, &mut local, monitor);
-        frame.account(&STATISTICS, kind);
+        frame.account(&SECOND, kind);
         drop((turns, local));
     } else {
         let waits = first_waits(frame, &mut turns, cpu, &local, monitor);
@@ -210,7 +190,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
     if turns.scheduler.current() == Who::Second {
         turns.leave_second();
         let kind = turns.interrupts_of_second(frame, group1, monitor, &mut local);
-        frame.account(&STATISTICS, kind);
+        frame.account(&SECOND, kind);
     } else {
         let mut kind = Kind::Other;
         let some_left = serve_interrupts(|| {

@@ -2,6 +2,8 @@
 //!
 //! UNSAFETY: writes the interrupt interface of EL2.
 
+use core::sync::atomic::Ordering::Relaxed;
+
 use vpmu::arm::partition::Residence;
 use vpmu_el2::PhysicalPmu;
 use vpmu_monitor::{
@@ -21,14 +23,14 @@ use vpmu_monitor::{
 
 use super::{
     super::{
-        cpu::{self, Cpu, Local, Monitor},
+        cpu::{Cpu, Local, Monitor},
         el2::{apply_traps, follow_borrowing},
+        figures::{self, OTHERS_LOST, SECOND, SWITCHES},
         frame::Frame,
         gic::{self, PhysicalInterface, least_mask},
         mmio::{read_device, write_device},
         sysreg::{isb, read_sysreg, write_sysreg},
     },
-    STATISTICS, SWITCHES,
     context::Context,
     private::{Private, PrivateInterrupts},
     set_alarm,
@@ -168,13 +170,13 @@ impl Pair {
         {
             let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
             if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
-                let epoch = cpu::current_measurement();
+                let epoch = figures::current_measurement();
                 profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
             }
             if pmi == Pmi::Physical {
                 irq.drop_priority();
                 self.gic.hold(intid);
-                STATISTICS.pmi();
+                SECOND.pmi();
             } else {
                 irq.finish();
             }
@@ -270,6 +272,9 @@ impl Pair {
             Who::Second => self.interrupts.clear(),
         }
         core::mem::swap(&mut local.pmu, &mut self.other_pmu);
+        if let Some(pmu) = &self.other_pmu {
+            OTHERS_LOST.store(pmu.lost(), Relaxed);
+        }
         local.is_second = to == Who::Second;
         match to {
             Who::First => self.interrupts.load(&self.private),
