@@ -27,7 +27,8 @@ pub(crate) struct Offer {
     ///
     /// Intel's model has 32 by default, AMD's has 16. At an overflow the guest is followed until it has taken as many
     /// branches as it records. With --pebs, precise samples have them in their records, which costs a fifth. The
-    /// processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the vendor.
+    /// processor is Intel's with --model intel, and else AMD's with PerfMonV2 where that is the vendor. Intel's has call
+    /// stacks, too: perf record --call-graph lbr (docs/how/lbr.md).
     #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
     lbr: Lbr,
     /// The time that counts for the guest where a clock does: guest or vm (x86_64, emulated and paravirt)

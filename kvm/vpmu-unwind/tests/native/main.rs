@@ -125,7 +125,7 @@ fn programs_of_a_distribution_have_no_wrong_frame() {
             println!("skipped: {name} is not installed");
             continue;
         }
-        let table = compare(arguments, 4_000_000, 997);
+        let table = compare(arguments, 1_200_000, 499);
         check(name, &table);
         calls += table.calls;
     }
