@@ -13,6 +13,8 @@ pub enum PerfError {
     Mediated,
     /// This kernel has no perf.
     NoPerf,
+    /// This kernel's perf has no hardware event, as in a virtual machine without a PMU.
+    NoHardware,
     /// The system refuses for another reason; its error number.
     Open(i32),
     /// The ring buffer of samples takes more memory than the kernel lets this user lock.
@@ -62,6 +64,9 @@ impl fmt::Display for PerfError {
             Self::NoPerf => f.write_str(
                 "this kernel has no perf events, or a container forbids them: use a kernel with CONFIG_PERF_EVENTS, and \
                  allow perf_event_open in the container's seccomp profile"),
+            Self::NoHardware => f.write_str(
+                "this host has no hardware counters, as a virtual machine without a PMU has none: count the thread's time \
+                 instead (--backing clock, or auto, which does so by itself), or give this host a PMU"),
             Self::Open(errno) => write!(f,
                 "perf_event_open: {}; see perf_event_open(2) for its reasons", io::Error::from_raw_os_error(*errno)),
             Self::Locked => f.write_str(
@@ -95,6 +100,7 @@ impl PerfError {
             // The second error comes while a guest has the PMU.
             Some(libc::EBUSY | libc::EOPNOTSUPP) => Self::Mediated,
             Some(libc::ENOSYS) => Self::NoPerf,
+            Some(libc::ENOENT) => Self::NoHardware,
             errno => Self::Open(errno.unwrap_or(libc::EINVAL)),
         }
     }
@@ -125,5 +131,12 @@ mod tests {
             text.contains("is 3, where CAP_PERFMON is not enough): run as root, or write 2"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_host_without_counters_has_a_way_out() {
+        let error = PerfError::from_open(&io::Error::from_raw_os_error(libc::ENOENT));
+        let text = error.to_string();
+        assert!(text.contains("--backing clock"), "{text}");
     }
 }

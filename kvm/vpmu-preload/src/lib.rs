@@ -1,6 +1,6 @@
 //! The library that `vpmu exec` puts into a VMM that nobody changes (docs/use/qemu-pmu.md).
 //!
-//! The dynamic linker takes `ioctl` and `close` from here first. A VM gets the PMU's MSR filter when it is made, each of its
+//! The dynamic linker takes `ioctl`, `close` and the functions of exec(3) that QEMU and shells call from here first. A VM gets the PMU's MSR filter when it is made, each of its
 //! vCPUs a [`vpmu_kvm::Vcpu`] when it is made, and each KVM_RUN is repeated here as long as its exits are the PMU's. The
 //! program sees the exits that it knows.
 //!
@@ -29,8 +29,9 @@ mod vcpu;
 mod vm;
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_ulong, c_void};
 
+use next::{Exec, Words};
 use objects::Object;
 
 thread_local! {
@@ -95,6 +96,43 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         drop(inside);
     }
     next::close(fd)
+}
+
+/// The C library's execve. This library is not in the program that follows.
+///
+/// # Safety
+///
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execve(path: *const c_char, words: Words, environment: Words) -> c_int {
+    if next::may_execute(path) {
+        start::report_no_vm();
+    }
+    next::exec(Exec::Ve, path, words, environment)
+}
+
+/// The C library's execv; see [`execve`].
+///
+/// # Safety
+///
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
+    if next::may_execute(path) {
+        start::report_no_vm();
+    }
+    next::exec(Exec::V, path, words, std::ptr::null())
+}
+
+/// The C library's execvp; see [`execve`].
+///
+/// # Safety
+///
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(name: *const c_char, words: Words) -> c_int {
+    start::report_no_vm();
+    next::exec(Exec::Vp, name, words, std::ptr::null())
 }
 
 /// Says something to the user, who sees the program's standard error.

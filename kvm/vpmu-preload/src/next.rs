@@ -6,10 +6,16 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use crate::requests;
 
 type Ioctl = unsafe extern "C" fn(c_int, c_ulong, *mut c_void) -> c_int;
+/// The words of a program, or of its environment.
+pub(crate) type Words = *const *const c_char;
+type Execute = unsafe extern "C" fn(*const c_char, Words, Words) -> c_int;
 type Close = unsafe extern "C" fn(c_int) -> c_int;
 
 static IOCTL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static CLOSE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static EXECV: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static EXECVE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+static EXECVP: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Returns the function of this name behind this library.
 fn find(place: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
@@ -34,6 +40,42 @@ pub(crate) fn of_program(name: &CStr) -> Option<*mut c_void> {
 pub(crate) fn prepare() {
     find(&IOCTL, c"ioctl");
     find(&CLOSE, c"close");
+    // A child of vfork may call these, and then must not search.
+    find(&EXECV, c"execv");
+    find(&EXECVE, c"execve");
+    find(&EXECVP, c"execvp");
+}
+
+/// A function that makes the process another program.
+#[derive(Clone, Copy)]
+pub(crate) enum Exec {
+    /// `execv`.
+    V,
+    /// `execve`.
+    Ve,
+    /// `execvp`.
+    Vp,
+}
+
+/// Returns whether there is such a program: shells try each folder of PATH.
+pub(crate) fn may_execute(path: *const c_char) -> bool {
+    // SAFETY: the caller's path; the kernel answers a bad pointer with an error.
+    unsafe { libc::access(path, libc::X_OK) == 0 }
+}
+
+/// Makes the process another program. Only `execve` reads the environment.
+pub(crate) fn exec(which: Exec, path: *const c_char, words: Words, environment: Words) -> c_int {
+    let found = match which {
+        Exec::V => find(&EXECV, c"execv"),
+        Exec::Ve => find(&EXECVE, c"execve"),
+        Exec::Vp => find(&EXECVP, c"execvp"),
+    };
+    if found.is_null() {
+        return fail(libc::ENOSYS);
+    }
+    // SAFETY: the C library's function of this name has this signature, but for the last argument, which execv and execvp
+    // do not take, and do not look at on x86-64. The arguments are the caller's.
+    unsafe { std::mem::transmute::<*mut c_void, Execute>(found)(path, words, environment) }
 }
 
 pub(crate) fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {

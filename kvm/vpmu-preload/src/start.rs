@@ -7,7 +7,9 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::process;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vpmu_kvm::{Backing, Offer};
 use vpmu_measure::{About, Measurement};
@@ -31,6 +33,50 @@ pub(crate) struct Choices {
 }
 
 static CHOICES: OnceLock<Choices> = OnceLock::new();
+
+/// The process that `vpmu exec` became, and a page that its children share: whether any of them has made a VM.
+static USE: OnceLock<Option<(u32, &'static AtomicBool)>> = OnceLock::new();
+
+/// Makes a flag that the process's children share, as QEMU's child does with -daemonize. `None` without memory.
+fn shared_flag() -> Option<&'static AtomicBool> {
+    // SAFETY: a new mapping, of which nothing else knows.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            size_of::<AtomicBool>(),
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    // SAFETY: the page is never unmapped, and all zeroes is `false`.
+    (page != libc::MAP_FAILED).then(|| unsafe { &*page.cast::<AtomicBool>() })
+}
+
+/// Notes that the program has made a VM.
+pub(crate) fn note_vm() {
+    if let Some(Some((_, made))) = USE.get() {
+        made.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Reports, where the program ends or becomes another one, that it has made no VM. What was meant to have a PMU then ran
+/// without KVM, or in another program.
+pub(crate) fn report_no_vm() {
+    match USE.get() {
+        Some(&Some((process, made)))
+            // Once: a program that becomes another may end all the same.
+            if process == process::id() && !made.swap(true, Ordering::Relaxed) =>
+        {
+            say(
+                "the program has made no virtual machine of KVM, so no guest has had this PMU: add -accel kvm to QEMU; a \
+                 program that starts another as its guest's VMM is not followed: give vpmu exec that one",
+            );
+        }
+        _ => {}
+    }
+}
 
 /// Returns the options of `vpmu exec`. `None`: somebody else has loaded this library, which then does nothing.
 pub(crate) fn choices() -> Option<&'static Choices> {
@@ -65,7 +111,10 @@ extern "C" fn begin() {
         })
     });
     match choices {
-        Ok(choices) => drop(CHOICES.set(choices)),
+        Ok(choices) => {
+            drop(CHOICES.set(choices));
+            let _ = USE.set(shared_flag().map(|made| (process::id(), made)));
+        }
         Err(error) => {
             say(error);
             next::give_up();
@@ -109,6 +158,7 @@ extern "C" fn end() {
     let Some(choices) = choices() else {
         return;
     };
+    report_no_vm();
     let Some(mut file) = choices.statistics.as_ref() else {
         return;
     };

@@ -9,7 +9,7 @@ use vpmu_kvm::{Error, Options, Rdpmc};
 use crate::filter::Filters;
 use crate::memory::Memory;
 use crate::objects::{self, Object};
-use crate::start::{Choices, choices};
+use crate::start::{Choices, choices, note_vm};
 use crate::vcpu::OneVcpu;
 use crate::{cpuid, migration, next, requests, say};
 
@@ -42,6 +42,7 @@ fn create(choices: &'static Choices, system: c_int, argument: *mut c_void) -> c_
     if fd < 0 {
         return fd;
     }
+    note_vm();
     let made = Vm::new(choices, fd).map_err(|error| error.to_string());
     enter(fd, made.map(Object::Vm))
 }

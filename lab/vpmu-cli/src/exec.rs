@@ -116,6 +116,11 @@ fn usage<T>(text: impl Into<String>) -> Result<T> {
     Err(Error::Usage(text.into()))
 }
 
+/// Refuses a program, with the way out.
+fn refuse<T>(program: &Path, problem: impl Into<String>) -> Result<T> {
+    Err(Error::format(program, problem))
+}
+
 /// Becomes the program, or says why not.
 pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
     let Some((name, arguments)) = options.command.split_first() else {
@@ -127,11 +132,11 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
     let program = find(name)?;
     let known = KNOWN.iter().any(|known| is_named(&program, known));
     if !known && !options.any {
-        return usage(format!(
-            "{} is neither QEMU (qemu-system-x86_64) nor kvmtool (lkvm), and what other programs do with KVM was not \
-             tried: --any tries",
-            program.display()
-        ));
+        return refuse(
+            &program,
+            "neither QEMU (qemu-system-x86_64) nor kvmtool (lkvm), and what other programs do with KVM was not tried: \
+             --any tries",
+        );
     }
     check_program(&program)?;
     let mut becomes = process::Command::new(&program);
@@ -140,7 +145,7 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
     // libvirt asks each emulator so, with all capabilities taken away, and rejects those that do not answer.
     if !(is_qemu && has_no_guest(arguments)) {
         if is_qemu {
-            check_qemu(arguments)?;
+            check_qemu(&program, arguments)?;
         }
         check_kvm()?;
         let library = artifacts::find_preload()?;
@@ -151,8 +156,13 @@ pub(crate) fn exec(options: &Exec) -> Result<ExitCode> {
     Err(Error::file("run", &program)(becomes.exec()))
 }
 
-/// Returns whether QEMU is started to be asked for its abilities only: its machine is `none`.
+/// Returns whether QEMU is started to be asked for its abilities only: its machine is `none`, or it prints and ends.
 fn has_no_guest(arguments: &[OsString]) -> bool {
+    let asks = |word: &OsString| {
+        ["-version", "--version", "-h", "-help", "--help"]
+            .iter()
+            .any(|it| word == it)
+    };
     let is_machine = |word: &OsString| {
         ["-machine", "--machine", "-M", "--M"]
             .iter()
@@ -160,9 +170,10 @@ fn has_no_guest(arguments: &[OsString]) -> bool {
     };
     let is_none =
         |word: &OsString| word.as_bytes().split(|byte| *byte == b',').next() == Some(b"none");
-    arguments
+    let has_none = arguments
         .windows(2)
-        .any(|words| is_machine(&words[0]) && is_none(&words[1]))
+        .any(|words| is_machine(&words[0]) && is_none(&words[1]));
+    has_none || arguments.iter().any(asks)
 }
 
 /// Returns whether a program's name begins so.
@@ -173,6 +184,7 @@ fn is_named(program: &Path, beginning: &str) -> bool {
 
 /// Finds a program as a shell does.
 fn find(name: &OsStr) -> Result<PathBuf> {
+    let is_file = |path: &Path| fs::metadata(path).is_ok_and(|about| about.is_file());
     let is_program = |path: &Path| {
         fs::metadata(path).is_ok_and(|about| about.is_file() && about.mode() & 0o111 != 0)
     };
@@ -184,35 +196,41 @@ fn find(name: &OsStr) -> Result<PathBuf> {
             .map(|folder| folder.join(path))
             .find(|path| is_program(path)),
     };
-    found.filter(|path| is_program(path)).ok_or_else(|| {
-        Error::Usage(format!(
-            "{} is no program here: install it, or give its path",
-            path.display()
-        ))
-    })
+    match found {
+        Some(path) if is_program(&path) => Ok(path),
+        Some(path) if is_file(&path) => refuse(
+            &path,
+            "no user may execute this file: chmod +x, or give another program",
+        ),
+        _ => refuse(path, "is no program here: install it, or give its path"),
+    }
 }
 
 /// Checks that the dynamic linker loads LD_PRELOAD into this program.
 fn check_program(program: &Path) -> Result<()> {
-    let text = program.display();
     let data = fs::read(program).map_err(Error::file("read", program))?;
     if data.starts_with(b"#!") {
-        return usage(format!(
-            "{text} is a script, whose interpreter the library would be loaded into: give the program that it starts"
-        ));
+        return refuse(
+            program,
+            "is a script, whose interpreter the library would be loaded into: give the program that it starts",
+        );
     }
     let needed = elf::needed(program)?;
     match &needed.interpreter {
         None => {
-            return usage(format!(
-                "{text} is linked statically, so that no library can be put before its calls: use one that is not \
-                 (Debian's QEMU; `make lkvm` for kvmtool)"
-            ));
+            return refuse(
+                program,
+                "is linked statically, so that no library can be put before its calls: use one that is not (Debian's \
+                 QEMU; `make lkvm` for kvmtool)",
+            );
         }
         Some(loader) if !loader.ends_with(LOADER) => {
-            return usage(format!(
-                "{text} is for {loader}, not for x86-64's GNU C library, which this library is for: use Debian's"
-            ));
+            return refuse(
+                program,
+                format!(
+                    "is for {loader}, not for x86-64's GNU C library, which this library is for: use Debian's"
+                ),
+            );
         }
         Some(_) => {}
     }
@@ -223,30 +241,27 @@ fn check_program(program: &Path) -> Result<()> {
     let has_capabilities =
         rustix::fs::getxattr(program, "security.capability", &mut room[..]).is_ok();
     if mode & SETUID_OR_SETGID != 0 || has_capabilities {
-        return usage(format!(
-            "{text} runs with more rights than its user (setuid, or file capabilities), so that the dynamic linker \
-             ignores LD_PRELOAD: copy it, and give the rights to the process (setpriv --ambient-caps)"
-        ));
+        return refuse(
+            program,
+            "runs with more rights than its user (setuid, or file capabilities), so that the dynamic linker ignores \
+             LD_PRELOAD: copy it, and give the rights to the process (setpriv --ambient-caps)",
+        );
     }
     Ok(())
 }
 
 /// Checks QEMU's words for what cannot work.
-fn check_qemu(arguments: &[OsString]) -> Result<()> {
+fn check_qemu(program: &Path, arguments: &[OsString]) -> Result<()> {
     let is = |names: &[&str]| {
         let mut words = arguments.iter().map(|word| word.as_bytes());
         words.any(|word| names.iter().any(|name| word == name.as_bytes()))
     };
     if is(&["-incoming", "--incoming", "-loadvm", "--loadvm"]) {
-        return usage(
+        return refuse(
+            program,
             "a guest that was saved, or comes from elsewhere, has no state of this PMU: leave -incoming and -loadvm \
              out",
         );
-    }
-    let names_kvm = |word: &OsString| word.to_string_lossy().contains("kvm");
-    let only_asks = is(&["-version", "--version", "-h", "-help", "--help"]);
-    if !arguments.iter().any(names_kvm) && !only_asks {
-        eprintln!("vpmu: QEMU runs without KVM, so its guest has no PMU: add -accel kvm");
     }
     Ok(())
 }
@@ -277,10 +292,10 @@ fn check_kvm() -> Result<()> {
 fn preload(library: &Path) -> Result<OsString> {
     let separates = |byte: &u8| matches!(byte, b' ' | b':');
     if library.as_os_str().as_bytes().iter().any(separates) {
-        return usage(format!(
-            "{}: the dynamic linker takes no path with a space or a colon: move vpmu",
-            library.display()
-        ));
+        return refuse(
+            library,
+            "the dynamic linker takes no path with a space or a colon: move vpmu",
+        );
     }
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
