@@ -90,7 +90,11 @@ pub(crate) fn run(
         }
         return Ok(exit_code(second_status));
     };
-    let warnings = [table::no_pmu(&run), table::lost_counters(&run)];
+    let warnings = [
+        table::no_pmu(&run),
+        table::lost_counters(&run),
+        table::throttled(&run),
+    ];
     for warning in warnings.into_iter().flatten() {
         eprintln!("vpmu: {warning}");
     }

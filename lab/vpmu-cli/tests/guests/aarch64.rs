@@ -42,6 +42,45 @@ fn number(run: &Value, field: &str) -> f64 {
         .unwrap_or_else(|| panic!("{field} is {} in {run}", run[field]))
 }
 
+/// The kernel throttles for certain: it may take four samples between two ticks. The watchdog takes a counter, and is there
+/// because the user says so.
+#[test]
+fn a_user_hears_of_throttling_and_has_the_watchdog() {
+    let _turn = turn(1);
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("results.json");
+    let command = format!(
+        "{NO_SYMBOLS}sysctl -w kernel.perf_event_max_sample_rate=1000 kernel.perf_cpu_time_max_percent=0 && \
+         [ $(cat /proc/sys/kernel/watchdog) = 1 ] && mkdir -p /tmp/a && \
+         perf record --no-bpf-event -q -e cycles -c 20000 -o /tmp/a/d -- workload --scale 300"
+    );
+    let Some(mut vpmu) = vpmu("aarch64") else {
+        return;
+    };
+    let output = vpmu
+        .args([
+            "run",
+            "--arch",
+            "aarch64",
+            "--pmu",
+            "native",
+            "--append",
+            "nmi_watchdog=1",
+        ])
+        .arg("--json")
+        .arg(&json)
+        .args(["--", &command])
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("throttled events"), "{said}");
+    let results: Value = serde_json::from_str(&fs::read_to_string(&json).unwrap()).unwrap();
+    let run = &results["runs"][0];
+    assert!(number(run, "throttled") > 0.0, "{run}");
+    assert!(number(run, "samples") > 0.0, "{run}");
+}
+
 /// The promises of perf events, on a kernel's own driver of a hardware PMU: this one is QEMU's, without a virtual machine.
 /// Also where the kernel throttles what overflows too often.
 #[test]

@@ -50,8 +50,11 @@ echo 0 > /proc/sys/kernel/kptr_restrict
 for module in /vpmu/modules/*.ko; do
     [ ! -e "$module" ] || insmod "$module" || echo "vpmu: cannot load $module"
 done
-# A watchdog would take one of the counters.
-echo 0 > /proc/sys/kernel/watchdog 2>/dev/null
+# A watchdog would take one of the counters, unless the user asks for it (nmi_watchdog=1, softlockup_panic=1).
+case $(cat /proc/cmdline) in
+    *watchdog* | *lockup*) ;;
+    *) echo 0 > /proc/sys/kernel/watchdog 2>/dev/null ;;
+esac
 
 counters=$(dmesg | sed -n 's/.*hw perfevents:.* driver, \(.*\) counters.*/\1/p')
 general=$(dmesg | sed -n -e 's/.*\.\.\. generic \(registers\|counters\): *\([0-9]*\).*/\2/p' \
@@ -61,6 +64,8 @@ report "{\"guest\":{\"kernel\":\"$(uname -r)\",\"counters\":\"$counters\",\"gene
 cd /root
 # What the kernel still does in the background is over after that.
 sleep "$settle"
+# find compares whole seconds.
+touch -d "@$(($(date +%s) - 1))" /vpmu/begun
 report '{"vpmu":"command"}'
 [ "$output" = stream ] && report '{"vpmu":"output"}'
 meter $meter -- sh /vpmu/run < "$control" > "$control"
@@ -71,8 +76,17 @@ fi
 report '{"vpmu":"end"}'
 
 rate=$(cat /proc/sys/kernel/perf_event_max_sample_rate)
-for data in perf.data /vpmu/perf.*; do
-    [ -s "$data" ] || continue
+# Prints the files that perf has written since the command began, wherever they are (perf record -o FILE), by their first
+# word. A file that perf set aside for a newer one is not among them.
+recordings() {
+    find / /dev/shm /tmp /run -xdev \( -path /usr -o -path /proc -o -path /sys \) -prune -o \
+        -type f -newer /vpmu/begun ! -name perf.data.old -print 2>/dev/null | sort -u |
+        while read -r file; do
+            [ "$(head -c 8 "$file" | tr -d '\0')" != PERFILE2 ] || echo "$file"
+        done
+}
+recordings > /vpmu/recordings
+while read -r data; do
     perf report --stats -i "$data" 2>/dev/null | awk -v rate="$rate" '
         / stats:$/ { events = ($0 !~ /^Aggregated/); next }
         $2 != "events:" { next }
@@ -108,7 +122,7 @@ for data in perf.data /vpmu/perf.*; do
             }
             print "}}}"
         }'
-done
+done < /vpmu/recordings
 if [ "$reset" = yes ] && ! dmesg | grep -q 'ACPI: .*supports .*S5'; then
     reboot -f
 fi

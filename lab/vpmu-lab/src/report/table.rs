@@ -172,12 +172,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
                  samples took more than a quarter of its time; lower perf's -F to compare equal work"
             ));
         }
-        if let Some(count) = run.throttled.filter(|&count| count > 0) {
-            warnings.push(format!(
-                "{design}: the guest's kernel throttled events {count} times, because samples came \
-                 faster than it allows; lower perf's -F"
-            ));
-        }
+        warnings.extend(throttled(run));
         match run.lost_samples {
             Some(0) => {}
             Some(count) => warnings.push(lost(design, &format!("{count}"))),
@@ -238,6 +233,18 @@ pub fn lost_counters(run: &Run) -> Option<String> {
     Some(format!(
         "{}: {count} times the guest asked for an event that the host could not count, and its counter \
          stood still ({why})",
+        run.design()
+    ))
+}
+
+/// Returns a sentence for a guest whose kernel throttled a recording, with the way to a whole one.
+pub fn throttled(run: &Run) -> Option<String> {
+    let count = run.throttled.filter(|&count| count > 0)?;
+    Some(format!(
+        "{}: the guest's kernel throttled events {count} times, because samples came faster than it allows, and \
+         samples are missing; lower perf's -F, raise its -c, or run first in the guest: sysctl -w \
+         kernel.perf_event_max_sample_rate=100000 kernel.perf_cpu_time_max_percent=0 (the rate is refused after the \
+         percentage)",
         run.design()
     ))
 }
