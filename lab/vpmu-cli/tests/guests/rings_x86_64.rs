@@ -20,7 +20,6 @@ for ring in u k; do
         END { print "sampled cycles:" ring, n; print "kernel cycles:" ring, k + 0 }'
 done
 echo 2 > /proc/sys/kernel/perf_event_paranoid
-echo 'nobody:x:65534:65534::/:/bin/sh' >> /etc/passwd
 mkdir -m 777 /tmp/nobody
 cat > /tmp/nobody/do << 'END'
 cd /tmp/nobody

@@ -26,6 +26,15 @@ if [ $$ = 1 ]; then
     mount -t tmpfs tmpfs /dev/shm
     mount -t devpts devpts /dev/pts
     mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
+    # For su(1): reports often come from users without rights.
+    mkdir -p /etc /home/user
+    chown 1000:1000 /home/user
+    chmod 1777 /tmp
+    for user in root:0:/root user:1000:/home/user nobody:65534:/; do
+        id=${user#*:}
+        echo "${user%%:*}:x:${id%%:*}:${id%%:*}::${id#*:}:/bin/sh" >> /etc/passwd
+        echo "${user%%:*}:x:${id%%:*}:" >> /etc/group
+    done
     ln -s /proc/self/fd /dev/fd
     ln -s /proc/self/fd/0 /dev/stdin
     ln -s /proc/self/fd/1 /dev/stdout
