@@ -11,15 +11,16 @@ use crate::values::memory;
 
 #[derive(Debug, Args)]
 pub(crate) struct Monitor {
-    /// Counters that the hypervisor keeps for itself (partitioned, direct)
+    /// Counters that the hypervisor keeps for itself (partitioned, direct; emulated with --host-profile)
     ///
     /// The default leaves all to the guest, which then has as many as native.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) host_counters: u32,
-    /// Sample the guest from the hypervisor with counters that the guest does not have, RATE times a second: cycles,
-    /// or the events named (partitioned, emulated; aarch64)
+    /// Sample the guest from the hypervisor with counters that the guest does not have, RATE times a second (1 to
+    /// 10000): cycles, or up to four of cycles, instructions and numbers such as 0x11 (partitioned, emulated; aarch64)
     ///
-    /// Each event takes one of --host-counters. --keep has the profile as folded stacks and for pprof.
+    /// Each event takes one of --host-counters, or one of the guest's with --borrow. --keep has the profile as folded
+    /// stacks and for pprof.
     #[arg(long, value_name = "RATE[,EVENT..]", value_parser = host_profile)]
     host_profile: Option<ProfileRequest>,
     /// Take the counters of --host-profile from the guest when CMD begins, and give them back when it ends

@@ -150,7 +150,8 @@ pub enum Error {
     #[error(
         "a kernel gave up: {line}{}\nthis may be QEMU's fault: 10.0 has been seen to deliver an interrupt twice to a \
          nested guest when it counts instructions, about one in ten thousand, or not at all; `compare` tries \
-         again; or take fewer samples, or give `run` and `compare` --realtime",
+         again; or take fewer samples, or give `run` and `compare` --realtime; a QEMU without this fault: \
+         script/qemu builds it, and --qemu takes its folder",
         quoted(console)
     )]
     RepeatedInterrupt {
@@ -162,7 +163,8 @@ pub enum Error {
     /// The KVM host went down with its guest and said nothing.
     #[error(
         "the KVM host was reset under its guest{}\nno program in a host can do that, so it is QEMU's fault: it has \
-         been seen to with two processors in real time, once in some twenty runs on a busy machine; try again",
+         been seen to with two processors in real time, once in some twenty runs on a busy machine; try again, or on a QEMU without \
+         its faults: script/qemu builds it, and --qemu takes its folder",
         quoted(console)
     )]
     HostReset {

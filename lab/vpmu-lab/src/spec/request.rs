@@ -338,7 +338,9 @@ impl Request {
         }
         let keeps = |design: &Design| has_partition(design.pmu) || self.is_profiled(design.pmu);
         if self.host_counters > 0 && !designs.iter().any(keeps) {
-            return usage("--host-counters is about --pmu partitioned and direct");
+            return usage(
+                "--host-counters is about --pmu partitioned and direct, and about emulated with --host-profile",
+            );
         }
         Ok(())
     }
