@@ -30,9 +30,9 @@ vCPU began, and why.
 Keys: p, e, s, h, l, n sort by PMIs, exits, samples, host time, losses, guest; up and down choose a vCPU, Enter looks into it, \
 Esc goes back; q or Ctrl-C ends.
 
---once --json prints {\"schema\":1,\"seconds\":..,\"vcpus\":[{\"pid\",\"guest\",\"vcpu\",\"thread\",\"pmu\",\"backing\",\
-\"per_second\":{\"pmis\",\"exits\",\"samples\"},\"guest_share\",\"host_share\",\"exits\":{..},\"lost\":{..},\"why\",\
-\"figures\":{..}}]}; exits, lost and figures are totals. Without a guest vcpus is empty.
+--once --json prints an object with \"schema\": 1, \"seconds\" and \"vcpus\", a list with \"pid\", \"guest\", \"vcpu\", \
+\"thread\", \"pmu\", \"backing\", \"per_second\" (\"pmis\", \"exits\", \"samples\"), \"guest_share\", \"host_share\", \"exits\", \"lost\", \
+\"why\" and \"figures\"; exits, lost and figures are totals. Without a guest vcpus is empty.
 
 Exit status: 0; 125 when files of guests cannot be read, 130 after a signal.";
 
