@@ -261,7 +261,8 @@ fn cpus_that_idle_lose_no_sample() {
         };
         let results: Value = serde_json::from_str(&text).unwrap();
         let run = row(&results, design);
-        assert!(number(run, "pmis") > 200.0, "{run}");
+        // A CPU that idles counts no cycles: the workload's 100 ms, and what perf does on each CPU.
+        assert!(number(run, "pmis") > 100.0, "{run}");
         // One may come when perf has just stopped the event.
         let ratio = number(run, "samples") / number(run, "pmis");
         assert!((0.99..=1.0).contains(&ratio), "{run}");
