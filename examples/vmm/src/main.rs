@@ -123,8 +123,8 @@ fn load(memory: &GuestMemoryMmap, path: &Path, line: &str) -> Result<u64, Box<dy
     for (at, (start, size)) in (ZERO_PAGE + 0x2d0..).step_by(20).zip(map) {
         put(at, &[start, size, 1].map(u64::to_le_bytes).concat()[..20])?;
     }
-    // ACPI as far as the test program reads it: RSDP, XSDT, MADT with one processor, no checksums.
-    put(ACPI, b"RSD PTR ")?;
+    // ACPI as far as the test program reads it: RSDP of revision 2, XSDT, MADT with one processor, no checksums.
+    put(ACPI, b"RSD PTR \0\0\0\0\0\0\0\x02")?;
     put(ACPI + 24, &(ACPI + 64).to_le_bytes())?;
     put(ACPI + 64, b"XSDT\x2c")?;
     put(ACPI + 64 + 36, &(ACPI + 128).to_le_bytes())?;
