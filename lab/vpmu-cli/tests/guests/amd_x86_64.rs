@@ -160,6 +160,7 @@ fn a_stock_guest_has_an_amd_pmu() {
 }
 
 #[test]
+#[ignore = "as an Intel guest is saved, by another model: script/test --long"]
 fn a_guest_with_version_2_is_saved_while_it_samples() {
     // Zen 5: the events of the newest family.
     let options = [

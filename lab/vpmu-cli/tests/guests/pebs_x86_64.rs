@@ -78,6 +78,7 @@ fn precise_samples_of_a_ring_take_no_exits() {
 /// Without kvmclock, a guest's perf gives each record the time of its sample. Then its events can also be sampled as the
 /// host's are: the promises that a host makes, hardware samples included, hold for the events of this PMU.
 #[test]
+#[ignore = "long: script/test --long"]
 fn records_have_their_own_times_without_kvmclock() {
     const SCRIPT: &str = "
 perf record --no-bpf-event -q -e cycles:pp -c 100000 -o perf.data workload --scale 1000
