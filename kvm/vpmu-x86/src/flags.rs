@@ -74,6 +74,8 @@ impl Flags {
     #[inline]
     pub(crate) fn bits(&self) -> u64 {
         let flag = |bit, is_set| if is_set { bit } else { 0 };
+        // Nearly every result is overwritten before its flags are asked for, so that only carry, overflow and adjust are computed
+        // with it.
         self.bits.unwrap_or_else(|| {
             flag(CARRY, self.carry)
                 | flag(PARITY, (self.result as u8).count_ones() & 1 == 0)
@@ -134,6 +136,7 @@ impl Flags {
 
     /// Keeps the carry flag of `before`, as INC and DEC do.
     pub(crate) fn keeping_carry((result, flags): Computed, before: &Self) -> Computed {
+        // INC and DEC leave CF, and with it whether CF is defined.
         let undefined = before.undefined & CARRY;
         let carry = before.carry().unwrap_or(false);
         let flags = Self {
@@ -149,6 +152,7 @@ impl Flags {
 #[inline]
 pub(crate) const fn logic(result: u64, size: u8) -> Computed {
     let flags = Flags {
+        // CF and OF are cleared, AF is undefined (SDM vol. 2A, "AND").
         undefined: ADJUST,
         ..Flags::after(result, size)
     };
@@ -159,10 +163,13 @@ pub(crate) const fn logic(result: u64, size: u8) -> Computed {
 #[inline]
 pub(crate) fn add(a: u64, b: u64, carry: bool, size: u8) -> Computed {
     let (sum, out) = a.overflowing_add(b);
+    // Two steps, of which at most one carries out of 64 bits.
     let (sum, out_again) = sum.overflowing_add(carry.into());
     let result = sum & mask(size);
     let flags = Flags {
+        // Below 64 bits the carry is a bit of the sum beyond the operands.
         carry: out | out_again | (sum != result),
+        // The operands have one sign, and the result has the other.
         overflow: ((a ^ result) & (b ^ result)) >> sign_bit(size) & 1 != 0,
         adjust: (a ^ b ^ result) & 0x10 != 0,
         ..Flags::after(result, size)
@@ -177,7 +184,9 @@ pub(crate) fn subtract(a: u64, b: u64, borrow: bool, size: u8) -> Computed {
     let (difference, out_again) = difference.overflowing_sub(borrow.into());
     let result = difference & mask(size);
     let flags = Flags {
+        // A borrow goes through all 64 bits whatever the size is, so that the subtraction of 64 bits shows it.
         carry: out | out_again,
+        // The operands have two signs, and the result has that of the second.
         overflow: ((a ^ b) & (a ^ result)) >> sign_bit(size) & 1 != 0,
         adjust: (a ^ b ^ result) & 0x10 != 0,
         ..Flags::after(result, size)
@@ -267,6 +276,7 @@ impl<W: Word> Lazy<W> {
     /// Returns the carry flag; `None`: it is undefined.
     pub(crate) fn carry(&self) -> Option<bool> {
         match self.source {
+            // Not by all flags: SBB and Jcc behind a CMP ask for the carry alone.
             Source::Subtract => Some(self.a.bits()? < self.b.bits()?),
             Source::Logic => Some(false),
             _ => self.get().carry(),
@@ -279,6 +289,7 @@ impl<W: Word> Lazy<W> {
             return self.known;
         }
         let (Some(a), Some(b)) = (self.a.bits(), self.b.bits()) else {
+            // A flag that one known operand would decide is not looked for.
             return UNKNOWN;
         };
         let size = self.size;
@@ -304,6 +315,7 @@ impl<W: Word> Lazy<W> {
         use ConditionCode::{a, ae, b, be, e, ne};
         let (x, y) = (self.a.bits(), self.b.bits());
         Some(match (self.source, condition) {
+            // These pairs are nearly all branches of a kernel. Their flags need not be made for them.
             (Source::Subtract, e) => x? == y?,
             (Source::Subtract, ne) => x? != y?,
             (Source::Subtract, b) => x? < y?,
@@ -312,6 +324,7 @@ impl<W: Word> Lazy<W> {
             (Source::Subtract, a) => x? > y?,
             (Source::Logic, e) => x? == 0,
             (Source::Logic, ne) => x? != 0,
+            // The operand is kept, not the result.
             (Source::Decrement, e) => x? == 1,
             (Source::Decrement, ne) => x? != 1,
             _ => return self.get().holds(condition),
@@ -322,6 +335,7 @@ impl<W: Word> Lazy<W> {
     pub(crate) fn are_defined(&self) -> bool {
         match self.source {
             Source::Add | Source::Subtract => true,
+            // AF is undefined behind both.
             Source::Logic | Source::Shift(_) => false,
             Source::Increment | Source::Decrement => self.b.bits() != Some(UNDEFINED_CARRY),
             Source::Known => self.known.undefined == 0,
@@ -345,8 +359,10 @@ pub(crate) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) ->
         return (a, *before);
     }
     let width = 8 * u32::from(size);
+    // The operand's sign fills the 64 bits, so that one shift serves each size.
     let signed = (a << (64 - width)).cast_signed() >> (64 - width);
     let (result, out) = match way {
+        // Counts of 9 to 31 are not cut to 8 and 16 bits; `width - n` would be negative.
         Shift::Left if n > width => (0, 0),
         Shift::Left => (a << n, a >> (width - n)),
         Shift::Right => (a >> n, a >> (n - 1)),
@@ -358,12 +374,14 @@ pub(crate) fn shift(a: u64, count: u64, size: u8, way: Shift, before: &Flags) ->
     let flags = Flags {
         carry,
         overflow: match way {
+            // Of a shift by 1; by more, OF is undefined, and what stands here is not read.
             Shift::Left => is_signed_bit(result) != carry,
             Shift::Right => is_signed_bit(a),
             Shift::Signed => false,
         },
         undefined: ADJUST
             | if n == 1 { 0 } else { OVERFLOW }
+            // SAR's carry is a copy of the sign then, which is defined.
             | if n >= width && way != Shift::Signed {
                 CARRY
             } else {
@@ -382,6 +400,7 @@ pub(crate) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
     }
     let width = 8 * u32::from(size);
     let left = match way {
+        // A count of 8 for a byte moves no bit and sets CF all the same: only a count of 0 keeps it, above.
         Shift::Left => n % width,
         _ => (width - n % width) % width,
     };
@@ -398,6 +417,7 @@ pub(crate) fn rotate(a: u64, count: u64, size: u8, way: Shift, before: &Flags) -
     let changed = if carry { CARRY } else { 0 } | if overflow { OVERFLOW } else { 0 };
     let kept = before.bits() & !(CARRY | OVERFLOW);
     let flags = Flags {
+        // The others are kept, undefined ones as well.
         undefined: before.undefined & !(CARRY | OVERFLOW) | if n == 1 { 0 } else { OVERFLOW },
         ..Flags::of(kept | changed)
     };
@@ -417,8 +437,10 @@ pub(crate) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
 pub(crate) fn multiply(a: u64, b: u64, size: u8) -> Computed {
     let unused = 64 - 8 * u32::from(size);
     let signed = |bits: u64| i128::from((bits << unused).cast_signed() >> unused);
+    // 64 bits each: 128 bits hold any product.
     let product = signed(a) * signed(b);
     let result = product as u64 & mask(size);
+    // CF and OF say that the result, extended by its sign, is another number.
     let is_cut = product != signed(result);
     let flags = Flags {
         carry: is_cut,

@@ -1,7 +1,7 @@
 //! The guest's memory while a replay is planned: what it loads is remembered to be compared, what it stores waits.
 //!
 //! The stores become visible to other vCPUs at once and in their order, and only if all that was loaded is still the same.
-//! So the bridge is one moment for all others: that of the commitment.
+//! So the replay is one moment for all others: that of the commitment.
 
 use crate::Stop;
 use crate::cpu::{Registers, System};
@@ -104,6 +104,7 @@ impl Journal {
             }
         }
         let is_near = |a: &Store, b: &Store| a.at / PAGE == b.at / PAGE;
+        // The embedder finds a page's memory once for all stores that follow each other there.
         for stores in self.stores.chunk_by(is_near) {
             memory.store(stores);
         }

@@ -37,6 +37,7 @@ impl<W: Word> Registers<W> {
         for (register, &bits) in all.iter_mut().zip(&registers.general) {
             *register = W::of(bits);
         }
+        // The place between, `ZERO`, stays 0: an operand without base or index reads it.
         all[usize::from(FS)] = W::of(system.fs_base);
         all[usize::from(GS)] = W::of(system.gs_base);
         Self {
@@ -87,6 +88,7 @@ impl Registers<u64> {
         cpu::Registers {
             general: self.general(),
             rip: self.ip,
+            // Nothing that is executed here changes DF, IF, AC or the others.
             rflags: before & !STATUS | self.flags.get().bits(),
         }
     }
@@ -98,6 +100,7 @@ impl Registers<u64> {
 
     /// Completes an RDMSR.
     pub(crate) const fn rdmsr(&mut self, value: u64, next: u64) {
+        // The upper halves of RAX and RDX are cleared (SDM vol. 2B, "RDMSR").
         self.all[RAX] = value & 0xffff_ffff;
         self.all[RDX] = value >> 32;
         self.ip = next;
@@ -254,11 +257,13 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
     pub(crate) fn branch(&mut self, op: &Op) -> Result<W, Stop> {
         match op.action {
             Action::Call(to) => {
+                // A call to an address that is not canonical faults at the call, before it pushes.
                 let to = self.canonical(W::of(to))?;
                 self.push(W::of(op.next))?;
                 Ok(to)
             }
             Action::CallIndirect => {
+                // Read before the push: the operand may lie on the stack, or be RSP's.
                 let to = self.read(op.to, 8, op)?;
                 let to = self.canonical(to)?;
                 self.push(W::of(op.next))?;
@@ -284,6 +289,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 let stack = self.registers.all[RSP];
                 let to = self.memory.load(stack, 8)?;
                 let to = self.canonical(to)?;
+                // Behind all that can stop, so that a RET that stops has changed nothing.
                 self.registers.all[RSP] = stack.map(|at| at.wrapping_add(8).wrapping_add(more));
                 Ok(to)
             }
@@ -300,6 +306,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 (flags.holds(condition), flags.is_firm())
             }
             Action::Loop(_) => {
+                // LOOP leaves the flags as they are, unlike DEC.
                 let count = self.registers.all[RCX].map(|count| count.wrapping_sub(1));
                 self.registers.all[RCX] = count;
                 (count.bits().map(|count| count != 0), count.is_firm())
@@ -332,11 +339,13 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                     self.read(op.to, op.size, op)?,
                     self.read(op.from, op.size, op)?,
                 );
+                // Both are read before either is written; with memory it is locked, and is not executed exactly.
                 self.put(op.to, op.size, op, b)?;
                 self.put(op.from, op.size, op, a)
             }
             Action::Leave => {
                 let frame = self.registers.all[RBP];
+                // RSP follows RBP only where the load does not stop.
                 self.registers.all[RBP] = self.memory.load(frame, 8)?;
                 self.registers.all[RSP] = frame.map(|frame| frame.wrapping_add(8));
                 Ok(())
@@ -387,6 +396,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
         let firm = a.is_firm() && b.is_firm() && self.registers.flags.is_firm();
         let (Some(x), Some(y)) = (a.bits(), b.bits()) else {
             if op.action != Action::BitTest {
+                // BT has no result.
                 self.write(op, W::unknown()?)?;
             }
             self.registers.flags.forget();
@@ -470,6 +480,7 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
 
     pub(crate) fn push(&mut self, value: W) -> Result<(), Stop> {
         let at = self.registers.all[RSP].map(|at| at.wrapping_sub(8));
+        // PUSH RSP pushes the RSP before the push: the caller has read it already.
         self.memory.store(at, 8, value)?;
         self.registers.all[RSP] = at;
         Ok(())

@@ -216,6 +216,8 @@ impl Op {
         Ok(Some(match self.action {
             Action::JumpIf(_, target) | Action::JumpIfZero(target) | Action::Loop(target) => {
                 match (target == self.next, to == self.next) {
+                    // Both ways lead to the next instruction; whether LBR records the branch depends on the flags, which are gone
+                    // by now.
                     (true, _) => return Err(Stop),
                     (false, true) => return Ok(None),
                     (false, false) => Kind::Conditional,
@@ -223,6 +225,7 @@ impl Op {
             }
             Action::Jump(_) => Kind::RelativeJump,
             Action::JumpIndirect => Kind::IndirectJump,
+            // `call next; pop` reads RIP in old code. A call stack must not keep the call.
             Action::Call(_) if to == self.next => Kind::NextCall,
             Action::Call(_) => Kind::RelativeCall,
             Action::CallIndirect => Kind::IndirectCall,
@@ -233,6 +236,7 @@ impl Op {
 
     fn known(instruction: &Instruction) -> Option<Self> {
         let is_plain = !instruction.has_rep_prefix() && !instruction.has_repne_prefix();
+        // A prefix F2 or F3 repeats a string instruction, and changes others in ways of their own.
         let action = action(instruction).filter(|_| is_plain)?;
         let mut op = Self {
             action,
@@ -261,6 +265,7 @@ impl Op {
             _ => None,
         };
         if let Some(size) = extends {
+            // Their operands, parts of RAX, are implied: the decoder lists none.
             (op.to, op.from) = (Place::Register(0), Place::Register(0));
             (op.size, op.from_size) = (size, size / 2);
             return Some(op);
@@ -271,12 +276,14 @@ impl Op {
         if count >= 2 {
             (op.from, op.from_size) = place(instruction, 1)?;
             if matches!(op.from, Place::Immediate(_)) {
+                // A number is extended to the size of what it meets.
                 op.from_size = op.size;
             }
         }
         if action == Action::MultiplyBy {
             op.quick.2 = instruction.try_immediate(2).ok()?;
         }
+        // With a prefix 66 a push moves 16 bits.
         if action == Action::Push && instruction.stack_pointer_increment() != -8 {
             return None;
         }
@@ -289,6 +296,7 @@ impl Op {
 
     /// Returns the instruction in its quick form, if it has one.
     fn quickened(self) -> Self {
+        // `quick` adds the register and the number without a look at which of them it is: the other one is 0.
         let (from, number) = match self.from {
             Place::Register(from) => (from, 0),
             Place::Immediate(number) => (ZERO, number & mask(self.from_size)),
@@ -302,6 +310,7 @@ impl Op {
             _ => ZERO,
         };
         let count = number & if self.size == 8 { 0x3f } else { 0x1f };
+        // A shift by 0 keeps the flags, which the quick form does not.
         let shifts = is_number && count != 0;
         let action = match self.action {
             Action::Move if self.from == Place::Memory && is_long => Action::QuickLoad,
@@ -314,6 +323,7 @@ impl Op {
             Action::Alu(Alu::Compare) => Action::QuickCompare,
             Action::Alu(Alu::And) => Action::QuickAnd,
             Action::Alu(Alu::Or) => Action::QuickOr,
+            // What compilers write for 0 has a known result even where the register is not known.
             Action::Alu(Alu::Xor) if self.from == self.to => Action::QuickClear,
             Action::Alu(Alu::Xor) => Action::QuickXor,
             Action::Alu(Alu::Test) => Action::QuickTest,
@@ -349,6 +359,7 @@ impl Op {
         }
         match self.action {
             Action::Push | Action::Pop | Action::CallIndirect | Action::JumpIndirect => {
+                // POP to memory computes the address with the RSP behind the pop.
                 let is_popped = self.action != Action::Pop || matches!(self.to, Place::Register(_));
                 count == 1 && self.size == 8 && is_popped
             }
@@ -356,6 +367,7 @@ impl Op {
             | Action::Negate
             | Action::Alu(Alu::Increment | Alu::Decrement)
             | Action::Set(_) => count == 1,
+            // MOVSXD with a prefix 66 reads 32 bits on AMD, and keeps 16.
             Action::Move | Action::MoveSigned => count == 2 && self.from_size <= self.size,
             Action::LoadAddress => count == 2 && self.from == Place::Memory,
             Action::ShiftLeft
@@ -380,6 +392,7 @@ fn action(instruction: &Instruction) -> Option<Action> {
     let (condition, flow) = (instruction.condition_code(), instruction.flow_control());
     Some(match mnemonic {
         Mnemonic::Rdmsr => Action::Rdmsr,
+        // ENDBR64 ends a check of indirect branches, in whose midst no replay is: it wants CR4.CET clear.
         Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Pause => Action::Nothing,
         Mnemonic::Mov | Mnemonic::Movzx => Action::Move,
         Mnemonic::Movsx | Mnemonic::Movsxd => Action::MoveSigned,
@@ -441,6 +454,7 @@ fn place(instruction: &Instruction, operand: u32) -> Option<(Place, u8)> {
     match instruction.op_kind(operand) {
         OpKind::Register => {
             let register = instruction.op_register(operand);
+            // Segments, control and vector registers are none of the machine's.
             if !register.is_gpr() {
                 return None;
             }
@@ -458,6 +472,7 @@ fn place(instruction: &Instruction, operand: u32) -> Option<(Place, u8)> {
         OpKind::Memory => {
             // LEA's operand is none, and has the size 0.
             let size = instruction.memory_size().size();
+            // Wider ones are vectors or pairs of numbers.
             matches!(size, 0 | 1 | 2 | 4 | 8).then_some((Place::Memory, size as u8))
         }
         _ => {
@@ -472,6 +487,7 @@ fn address(instruction: &Instruction) -> Option<Address> {
     let register = |register: Register| match register {
         // The displacement has RIP in it.
         Register::None | Register::RIP => Some(ZERO),
+        // With a prefix 67 the sum is cut to 32 bits.
         register => (register.is_gpr() && register.size() == 8).then(|| register.number() as u8),
     };
     Some(Address {
@@ -481,6 +497,7 @@ fn address(instruction: &Instruction) -> Option<Address> {
         segment: match instruction.memory_segment() {
             Register::FS => FS,
             Register::GS => GS,
+            // In 64-bit code the bases of ES, CS, SS and DS count as 0 (SDM vol. 1, 3.4.2.1).
             _ => ZERO,
         },
         displacement: instruction.memory_displacement64(),

@@ -180,6 +180,7 @@ impl Paging {
             Access::Fetch => is_upper,
             Access::Load | Access::Store => is_upper || is_open,
         };
+        // No setting opens the supervisor's pages to user mode.
         if self.lass && !is_in_half || is_user && !page.user {
             return false;
         }
@@ -237,6 +238,7 @@ impl Paging {
             if entry & PRESENT == 0 || !self.nxe && entry & NO_EXECUTE != 0 {
                 return None;
             }
+            // One entry that forbids is enough.
             page.writable &= entry & WRITABLE != 0;
             page.user &= entry & USER != 0;
             page.executable &= entry & NO_EXECUTE == 0;
@@ -284,6 +286,7 @@ impl Paging {
                     return None;
                 }
                 let entry = u64::from_le_bytes(bytes);
+                // An entry that is absent leaves out all that is below it.
                 let is_present = entry & (PRESENT | USER) == PRESENT | USER;
                 if !is_present || level == 0 || entry & LARGE != 0 {
                     break is_present;

@@ -185,8 +185,10 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
             }
             let size = used.memory_size().size();
             let address = used.virtual_address(0, |register, _, _| match register {
+                // WRFSBASE and its kin stop a prediction: the bases are those with which the vCPU stood still.
                 iced_x86::Register::FS => registers.get(FS).bits(),
                 iced_x86::Register::GS => registers.get(GS).bits(),
+                // In 64-bit code the others' bases count as 0.
                 register if register.is_segment_register() => Some(0),
                 register if register.is_gpr() => {
                     let whole = registers.get(register.full_register().number() as u8);
@@ -196,6 +198,7 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
                 }
                 _ => None,
             });
+            // A store to a place that is not known may change anything that is read later.
             let (Some(address), 1..) = (address, size) else {
                 return Err(Stop);
             };
@@ -217,6 +220,7 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
         }
         if instruction.is_stack_instruction() {
             let by = i64::from(instruction.stack_pointer_increment());
+            // Behind the registers that are forgotten, of which RSP is one.
             registers.set_whole(RSP, stack.map(|at| at.wrapping_add_signed(by)));
         }
         const FLAGS: u32 = RflagsBits::CF

@@ -45,6 +45,7 @@ pub(crate) struct Space<'a, M: ?Sized> {
 
 impl<'a, M: Memory + ?Sized> Space<'a, M> {
     pub(crate) fn new(paging: Paging, memory: &'a M, pages: &'a mut Pages) -> Self {
+        // Another address space: its pages lie elsewhere.
         if pages.root != paging.root() {
             pages.root = paging.root();
             pages.forget();
@@ -166,6 +167,7 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
         }
         const ALIGNED: u64 = WINDOW as u64 / 2;
         let physical = page.physical + address % PAGE;
+        // By the physical address: two linear ones may lead to one page.
         let is_inside = |(at, length)| physical >= at && physical - at < length as u64;
         if !is_inside(self.window) {
             let at = physical & !(ALIGNED - 1);

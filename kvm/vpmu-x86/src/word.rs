@@ -101,6 +101,7 @@ impl Word for u64 {
 
     #[inline(always)]
     fn choose(holds: Option<bool>, _: bool, a: Self, b: Self) -> Result<Self, Stop> {
+        // An undefined flag decides nothing here: the processor's own choice is not known.
         holds.map(|holds| if holds { a } else { b }).ok_or(Stop)
     }
 }
@@ -125,6 +126,7 @@ impl Masked {
     /// Returns a value of which these bits are unknown.
     pub(crate) const fn new(bits: u64, unknown: u64, firm: bool) -> Self {
         Self {
+            // So that two values of which the same is known are equal.
             bits: bits & !unknown,
             unknown,
             firm,
@@ -169,6 +171,7 @@ impl Word for Masked {
     }
 
     fn bitwise(self, f: impl Fn(u64) -> u64) -> Self {
+        // `f` moves bits: it moves those that are not known to the same places.
         Self::new(f(self.bits), f(self.unknown), self.firm)
     }
 
@@ -181,6 +184,7 @@ impl Word for Masked {
     fn with(self, other: Self, f: impl FnOnce(u64, u64) -> u64) -> Self {
         match (self.bits(), other.bits()) {
             (Some(a), Some(b)) => Self::new(f(a, b), 0, self.firm && other.firm),
+            // One unknown bit may carry into all above it. Nothing is kept, which is right for any `f`.
             _ => Self::UNKNOWN,
         }
     }
@@ -191,6 +195,7 @@ impl Word for Masked {
                 let value = if holds { a } else { b };
                 Self::new(value.bits, value.unknown, value.firm && firm)
             }
+            // What both values have in common would be known, too; no prediction has needed it.
             None => Self::UNKNOWN,
         })
     }

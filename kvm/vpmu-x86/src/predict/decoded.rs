@@ -103,6 +103,7 @@ impl Decoded {
         );
         let calls_host = matches!(
             self.instruction.mnemonic(),
+            // A host answers a hypercall, and the vCPU goes on behind it.
             Mnemonic::Vmcall | Mnemonic::Vmmcall
         );
         !waits && (self.instruction.flow_control() == FlowControl::Next || calls_host)
@@ -166,6 +167,7 @@ impl Decodings {
         let known = entry.decoded.instruction.len();
         let is_known = entry.decoded.instruction.ip() == ip
             && (1..=length).contains(&known)
+            // Code that the guest rewrites keeps its address.
             && entry.bytes[..known] == bytes[..known];
         if !is_known {
             // AMD's way: there a prefix 66 cuts the target of a near branch to 16 bits. Such a branch is not followed.

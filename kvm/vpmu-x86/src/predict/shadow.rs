@@ -77,6 +77,7 @@ impl Written {
     fn find(&self, at: u64) -> Option<&Word64> {
         Self::places(at)
             .map(|place| &self.words[place])
+            // A place that this prediction has not used ends the search: `store` would have taken it.
             .take_while(|word| word.prediction == self.prediction)
             .find(|word| word.at == at)
     }
@@ -102,10 +103,12 @@ impl Written {
                 unknown: 0,
             };
         }
+        // The word is one place whatever the sizes of its stores: vectors are eight of them.
         word.stored |= stored;
         word.bits = word.bits & !stored | value.known_bits() & stored;
         // A store of an unknown value makes what was known before wrong.
         word.unknown = word.unknown & !stored | value.unknown_bits() & stored;
+        // For the whole word: a firm byte beside one that is not is rarely asked for.
         word.firm &= value.is_firm();
         Ok(())
     }
@@ -175,6 +178,7 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
         self.check(address, size.into(), Access::Load)?;
         let mut bytes = [0; 8];
         if !self.space.read(address, &mut bytes[..usize::from(size)]) {
+            // A device answers, and nobody may ask it twice.
             return Ok(Masked::UNKNOWN.cut(mask(size)));
         }
         let (mut bits, mut unknown) = (u64::from_le_bytes(bytes), 0);
@@ -185,6 +189,7 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
             };
             let place = |word: u64| word >> low << from & mask(size);
             let stored = place(word.stored);
+            // What was not stored is what memory has now.
             bits = bits & !stored | place(word.bits) & stored;
             unknown |= place(word.unknown);
             seen |= stored;
@@ -197,6 +202,7 @@ impl<M: Memory + ?Sized> Bus<Masked> for Shadow<'_, M> {
 
     fn store(&mut self, address: Masked, size: u8, value: Masked) -> Result<(), Stop> {
         let address = address.bits().ok_or(Stop)?;
+        // Both halves are checked before either is noted: a store that faults stores nothing.
         self.check(address, size.into(), Access::Store)?;
         for (at, low, from) in parts(address, size).into_iter().flatten() {
             let stored = mask(size) >> from << low;
