@@ -83,6 +83,7 @@ pub fn command_line(tree: &[u8]) -> Result<&str, TreeError> {
         .find_node("/chosen")
         .and_then(|chosen| chosen.property("bootargs"))
         .and_then(|words| words.value_as::<&str>().ok())
+        // A guest without a command line is one that asks the monitor for nothing.
         .unwrap_or(""))
 }
 
@@ -118,6 +119,7 @@ impl Machine {
     pub fn read(blob: &[u8]) -> Result<Self, TreeError> {
         let tree = blob::open(blob).ok_or(TreeError::Invalid)?;
         let root = tree.root();
+        // Some boards have a node for each bank.
         let ram: Vec<_> = root
             .children()
             .filter(|node| is_memory(node))
@@ -127,9 +129,11 @@ impl Machine {
             return Err(TreeError::Missing("memory node"));
         }
 
+        // GICv2 has no list registers by system registers, and no monitor here.
         let gic = compatible(tree, "arm,gic-v3");
         let gic = gic.first().ok_or(TreeError::Missing("GICv3 node"))?;
         // `reg` of a GICv3: the distributor, the redistributor regions, and legacy interfaces.
+        // What follows the redistributors belongs to GICv2's interfaces, which the guest may use and the monitor does not.
         let regions = nodes::cell(&gic.node, "#redistributor-regions").unwrap_or(1) as usize;
         let (distributor, rest) = gic
             .registers
@@ -155,6 +159,7 @@ impl Machine {
         let chosen = tree.find_node("/chosen");
         let address = |name| {
             let value = chosen?.property(name)?;
+            // Bootloaders write either size, whatever #address-cells says.
             Some(match value.value().len() {
                 4 => value.value_as::<u32>().ok()?.into(),
                 _ => value.value_as::<u64>().ok()?,
@@ -178,6 +183,7 @@ impl Machine {
             pmu_intids: pmu::intids(tree, &phandles, width),
             timer_intids: interrupts_of("arm,armv8-timer"),
             cpus,
+            // Idle states stand below /cpus/idle-states or /idle-states, and by their property they are known.
             suspend_states: nodes::find(tree, |_| true)
                 .iter()
                 .filter_map(|found| nodes::cell(&found.node, "arm,psci-suspend-param"))
@@ -205,6 +211,7 @@ pub fn for_guest(
     let mut changed = DeviceTree::from_fdt(&tree);
     let root = tree.root();
     let (address, size) = (root.address_cells(), root.size_cells());
+    // The defaults of the specification (2.3.5), which QEMU and boards spell out all the same.
     let (address, size) = (address.unwrap_or(2), size.unwrap_or(1));
     for node in tree.root().children().filter(|node| is_memory(node)) {
         let mut reg = Vec::new();
@@ -216,10 +223,12 @@ pub fn for_guest(
     }
     let phandles: Vec<u32> = compatible(tree, ITS)
         .iter()
+        // What has no phandle is named by nobody.
         .filter_map(|its| its.node.phandle().ok()?)
         .collect();
     without_its(&mut changed.root, &phandles);
     let is_taken = |node: &FdtNode<'_>| regions(node).next().map(|port| port.start) == taken;
+    // A second guest's serial port stands at the root (`second::tree`).
     for node in root.children().filter(|_| taken.is_some()) {
         if is_taken(&node) {
             changed.root.remove_child(node.name());
@@ -238,6 +247,7 @@ pub fn for_guest(
         );
     }
     if let Some(chosen) = changed.root.child_mut("chosen") {
+        // As a cell pair: Linux hands the bytes on, and `meter` reads them.
         chosen.add_property(DeviceTreeProperty::new_unchecked(DOORBELL, doorbell));
     }
     Ok(changed.to_dtb())
@@ -253,6 +263,8 @@ pub(super) fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
 
 /// Removes interrupt translation services below `node`, and the properties that send messages to them.
 fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
+    // A device whose messages go nowhere would wait for its first interrupt for ever. Without the property its driver asks for
+    // a line.
     let uses = |node: &DeviceTreeNode, name, at, every| {
         node.property(name).is_some_and(|property| {
             cells(property.value())
@@ -284,6 +296,7 @@ fn without_its(node: &mut DeviceTreeNode, phandles: &[u32]) {
 
 /// The pieces of `ram` that no range of `reserved` has.
 fn without_all(ram: &Range<u64>, reserved: &[Range<u64>]) -> Vec<Range<u64>> {
+    // Each range may cut each piece: those of a board's firmware overlap.
     let mut pieces = Vec::from([ram.clone()]);
     for range in reserved {
         pieces = pieces
@@ -323,6 +336,7 @@ pub(super) fn is_memory(node: &FdtNode<'_>) -> bool {
 /// Registers of the interrupt translation services. One without an address could not be kept from the guest.
 fn its(tree: Fdt<'_>) -> Result<Vec<Range<u64>>, TreeError> {
     let all = compatible(tree, ITS);
+    // An ITS writes memory by physical address, past stage 2.
     if all.iter().any(|its| its.registers.is_empty()) {
         return Err(TreeError::Missing(
             "address of an interrupt translation service",
@@ -333,6 +347,7 @@ fn its(tree: Fdt<'_>) -> Result<Vec<Range<u64>>, TreeError> {
 
 /// The end of everything in the tree.
 fn end(tree: Fdt<'_>) -> u64 {
+    // Stage 2 is as large as this, and what is beyond it faults.
     nodes::find(tree, |_| true)
         .iter()
         .flat_map(|found| found.registers.iter().chain(&found.windows))
@@ -359,6 +374,7 @@ fn cpus(tree: Fdt<'_>) -> Vec<(u64, Option<u32>)> {
     tree.find_node("/cpus")
         .into_iter()
         .flat_map(|cpus| cpus.children())
+        // `/cpus` has cpu-map, caches and idle states, too. Firmware marks CPUs that do not exist.
         .filter(|node| node.name_without_address() == "cpu" && nodes::is_usable(node))
         .filter_map(|node| {
             let affinity = node.reg().ok()??.next()?.address().ok()?;

@@ -71,6 +71,7 @@ fn visit<'a>(
                 windows: windows(&node).filter_map(translate).collect(),
             });
         }
+        // Hostile or broken trees nest without end; real ones by four or five.
         if depth > 0 {
             visit(
                 node,
@@ -86,6 +87,7 @@ fn visit<'a>(
 /// A region of `bus`'s children as its parent addresses it; `None` when it does not.
 fn to_parent(bus: &FdtNode<'_>, region: Range<u64>) -> Option<Range<u64>> {
     // An empty property says that the addresses are the same.
+    // Without the property the addresses behind the bus are not the CPU's: I2C, SPI, `/cpus`.
     if bus.property("ranges")?.value().is_empty() {
         return Some(region);
     }
@@ -93,6 +95,7 @@ fn to_parent(bus: &FdtNode<'_>, region: Range<u64>) -> Option<Range<u64>> {
         let child: u64 = range.child_bus_address().ok()?;
         let parent: u64 = range.parent_bus_address().ok()?;
         let length: u64 = range.length().ok()?;
+        // The region begins and ends in one window, or it is none of the CPU's.
         let offset = region.start.checked_sub(child)?;
         let size = region.end.checked_sub(region.start)?;
         let start = parent.checked_add(offset)?;
@@ -121,6 +124,7 @@ pub(super) fn regions<'a>(node: &FdtNode<'a>) -> impl Iterator<Item = Range<u64>
         .into_iter()
         .flatten()
         .filter_map(|reg| {
+            // Three cells, as PCI has, are no number.
             let start: u64 = reg.address().ok()?;
             let size: u64 = reg.size().ok()?;
             Some(start..start.checked_add(size)?)
@@ -146,6 +150,7 @@ pub(super) fn specifiers(node: &FdtNode<'_>, width: usize) -> Vec<Vec<u32>> {
     };
     let words: Vec<u32> = cells(property.value()).collect();
     words
+        // A width of 0 or 1 would be a hostile tree's: `chunks_exact(0)` panics.
         .chunks_exact(width.max(2))
         .map(<[u32]>::to_vec)
         .collect()

@@ -32,6 +32,7 @@ const REDISTRIBUTORS: u64 = 2 * REDISTRIBUTOR;
 /// The highest place for `size` bytes of the second guest's memory in `ram`, clear of what is `taken`. The size is
 /// rounded up to blocks of stage 2.
 pub fn choose(ram: &Range<u64>, size: u64, taken: &[Range<u64>]) -> Option<Range<u64>> {
+    // From the top down, away from the first guest's kernel and from what bootloaders leave near the beginning.
     let size = size.checked_next_multiple_of(home::ALIGNMENT)?;
     let mut start = ram.end.checked_sub(size)? & !(ALIGNMENT - 1);
     loop {

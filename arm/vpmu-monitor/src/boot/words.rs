@@ -76,12 +76,14 @@ impl ProfileSettings {
                 Some(digits) => u16::from_str_radix(digits, 16),
                 None => word.parse(),
             };
+            // One event too many ends this like a number that is none.
             *events.get_mut(count)? = number.ok()?;
             count += 1;
         }
         (1..=Self::MOST_RATE).contains(&rate).then_some(Self {
             rate,
             events,
+            // Without events, the default one stands at place 0 already.
             count: count.max(1),
         })
     }
@@ -148,6 +150,7 @@ impl Settings {
                 continue;
             };
             let fail = |problem| WordError { word, problem };
+            // The one word without a value.
             if own == "borrow" {
                 settings.borrow = true;
                 continue;
@@ -194,6 +197,7 @@ impl Settings {
                 }
             }
         }
+        // Not word by word: what contradicts a later word is not known before.
         settings.check()?;
         Ok(settings)
     }

@@ -197,6 +197,7 @@ pub(crate) fn install(stacks: Stacks, samples: usize) {
 
 /// Every CPU, by number; the number is in `TPIDR_EL2`.
 pub(crate) fn cpus() -> &'static [Cpu] {
+    // Before `install` there is one CPU, which has no number yet.
     CPUS.get().map_or(&[], Vec::as_slice)
 }
 
@@ -246,6 +247,7 @@ impl Cpu {
 
     /// The CPU this runs on.
     pub(crate) fn this() -> &'static Self {
+        // TPIDR_EL2 is EL2's own, and was set from the list.
         &cpus()[Self::number()]
     }
 }

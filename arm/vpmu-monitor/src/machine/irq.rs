@@ -47,6 +47,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
         pass_pmi_on(&mut local, cpu, monitor);
     }
     let mut kind = Kind::Other;
+    // One exit for all that is pending; each that is taken costs no entry of its own.
     while let Some(irq) = gic::acknowledge(group1) {
         kind = serve(&irq, group1, frame, monitor, cpu, &mut local);
     }
@@ -70,6 +71,7 @@ pub(super) fn serve(
         source: Source::Hardware,
     };
     if intid == monitor.machine.maintenance_intid {
+        // Before the refill, which may raise it anew.
         irq.finish();
         follow_borrowing(local, monitor);
         local.interrupts.refill(&mut PhysicalInterface);
@@ -81,6 +83,7 @@ pub(super) fn serve(
     {
         let (pmi, host) = pmu.interrupt(&mut PhysicalPmu);
         if let Some(profile) = local.profile.as_mut().filter(|_| !host.is_empty()) {
+            // A sample belongs to the measurement in which it was taken, and the doorbell may ring on another CPU.
             let epoch = figures::current_measurement();
             profile.overflow(host, epoch, frame.sample(), &mut PhysicalPmu);
         }
@@ -88,6 +91,7 @@ pub(super) fn serve(
             Pmi::Physical => {
                 irq.drop_priority();
                 if local.profile.is_some() && !is_let_through(&mut interrupt, monitor) {
+                    // The physical interrupt stays active, and so silent, until it is passed on.
                     cpu.pmi_waits.store(true, Relaxed);
                 } else {
                     local.interrupts.inject(interrupt, &mut PhysicalInterface);
@@ -148,6 +152,7 @@ fn pass_pmi_on(local: &mut Local, cpu: &Cpu, monitor: &Monitor) {
     };
     let (_, view) = monitor.redistributor(Cpu::number());
     let asserted = pmu.wakes(&mut PhysicalPmu);
+    // It goes on to wait for the guest.
     if asserted && !view.enabled(intid) {
         return;
     }

@@ -199,6 +199,7 @@ impl Snapshot {
     pub fn take<'a>(cpus: impl Iterator<Item = &'a CpuStatistics>, now: u64) -> Self {
         let mut sum = Self { now, ..Self::ZERO };
         for cpu in cpus {
+            // Each CPU goes on counting meanwhile: two kinds are not of one moment, each is whole.
             for (to, from) in sum.count.iter_mut().zip(&cpu.count) {
                 *to = to.wrapping_add(from.load(Relaxed));
             }
@@ -249,6 +250,7 @@ impl fmt::Display for Json<'_> {
             instructions,
             ..
         } = self.figures;
+        // Wrapping, as all sums here: a panic at EL2 would take the guest with it.
         let el2_ticks: u64 = ticks.iter().fold(0, |sum, &t| sum.wrapping_add(t));
         write!(
             f,
@@ -258,6 +260,7 @@ impl fmt::Display for Json<'_> {
         if self.counts_instructions {
             write!(f, "{instructions}")?;
         } else {
+            // Not 0: nobody has counted.
             f.write_str("null")?;
         }
         f.write_str(r#","pmis":"#)?;
@@ -288,6 +291,7 @@ impl Json<'_> {
         let names = register_names();
         let mut separator = "";
         for (n, (&value, &count)) in values.iter().zip(&self.figures.count).enumerate() {
+            // By the count and not by the value: an exit of less than a tick is one.
             if count == 0 {
                 continue;
             }

@@ -45,6 +45,7 @@ pub(super) fn synchronous(
             firmware_call(frame, pair, monitor);
             Kind::Smc
         }
+        // The second guest has no doorbell and no services of the monitor.
         Exit::Hvc => {
             frame.set_register(0, psci::NOT_SUPPORTED);
             Kind::Hvc
@@ -60,6 +61,7 @@ pub(super) fn synchronous(
         },
         Exit::InstructionAbort => nothing_there(frame, esr),
         Exit::Other(_) => {
+            // What the machine's tree does not offer this guest is undefined there.
             frame.inject(ESR_UNDEFINED);
             Kind::Other
         }
@@ -68,6 +70,7 @@ pub(super) fn synchronous(
 
 /// Waits, unless an interrupt is there.
 fn wait(pair: &mut Pair) {
+    // WFI ends for what is pending, even where PSTATE masks it: not to wait is always right.
     if !pair.gic.has_pending() {
         pair.scheduler.wait(Context::next_timer());
     }
@@ -80,6 +83,7 @@ fn interrupt_controller(
     pair: &mut Pair,
     monitor: &Monitor,
 ) -> Option<Kind> {
+    // Page tables in a device: no answer would make the walk go on.
     if abort.table_walk {
         return None;
     }
@@ -87,6 +91,7 @@ fn interrupt_controller(
         frame.step();
         return Some(Kind::Other);
     }
+    // Without a syndrome (pairs, vectors) nobody knows the register; Linux does not access a GIC so.
     let access = abort.access?;
     let address = fault_address();
     let distributor = monitor.machine.distributor.start;
@@ -133,6 +138,7 @@ fn firmware_call(frame: &mut Frame, pair: &mut Pair, monitor: &Monitor) {
         }
         Call::CpuSuspend(_) => psci::INVALID_PARAMETERS,
         Call::CpuOff | Call::SystemOff | Call::SystemReset => {
+            // These calls do not return, and there is no answer.
             pair.scheduler.switch_off(Who::Second);
             return;
         }

@@ -69,6 +69,7 @@ unsafe extern "C" {
 
 /// Makes the second guest, which runs on CPU `number`. Called once, at boot.
 pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
+    // The binding's order: secure, physical, virtual, EL2's.
     let timers = monitor.machine.timer_intids.iter().skip(1).take(2);
     let pmi = monitor.pmu_intid(number);
     let (place, view) = monitor.redistributor(number);
@@ -203,6 +204,7 @@ fn interrupts(frame: &mut Frame, group1: bool) {
             };
             true
         });
+        // A device that interrupts without end costs its own guest the turn, not the other one.
         if some_left {
             turns.scheduler.end_turn();
         }
@@ -276,6 +278,7 @@ fn schedule(
             Decision::Switch => turns.switch(frame, &mut local, monitor),
             Decision::Wait(alarm) => {
                 set_alarm(alarm);
+                // The lock is given up before the wait: a doorbell on another CPU may want it for as long as both sleep.
                 turns.admit();
                 drop((turns, local));
                 wait_for_interrupt(unlocked);

@@ -28,6 +28,7 @@ const GICD_CTLR_PENDING: u64 = 1 << 31;
 pub(super) fn own_shared(distributor: u64, spi: KeptSpi, affinity: u64) {
     let write = |(register, bit): (u64, u64)| write_device(distributor + register, 4, bit);
     write(spi.bit(ICENABLER0));
+    // Until it is disabled for certain: its group must not change while it can be delivered (Arm IHI 0069, "GICD_CTLR", RWP).
     while read_device(distributor, 4) & GICD_CTLR_PENDING != 0 {}
     let (group, bit) = spi.bit(IGROUPR0);
     write((group, read_device(distributor + group, 4) | bit));
@@ -78,6 +79,7 @@ impl PrivateInterrupts {
     /// Two bits of ICFGR1 for each.
     fn configuration_mask(self) -> u32 {
         self.each()
+            // ICFGR0 is the SGIs', which are edges for ever.
             .filter(|&n| n >= 16)
             .fold(0, |mask, n| mask | 3 << (2 * (n - 16)))
     }
@@ -115,6 +117,7 @@ impl PrivateInterrupts {
         for n in self.each() {
             self.set_priority(n, saved.priorities[n as usize]);
         }
+        // Pending and active before enabled: none is to be delivered half restored.
         self.write(ISPENDR0, saved.pending);
         self.write(ISACTIVER0, saved.active);
         self.write(ISENABLER0, saved.enabled);
@@ -122,7 +125,9 @@ impl PrivateInterrupts {
 
     /// Makes the interrupts the second guest's; those of `held` are active.
     pub(super) fn load_second(self, held: u32) {
+        // Group 1, as the monitor's: they arrive as IRQs whatever the guest makes of them.
         self.replace(IGROUPR0, self.intids, self.intids);
+        // Levels, as timers and PMUs are.
         self.replace(ICFGR1, self.configuration_mask(), 0);
         for n in self.each() {
             self.set_priority(n, OWN_PRIORITY);

@@ -142,8 +142,10 @@ impl GuestPmu {
         ] {
             registers.write(register, EVERY_COUNTER);
         }
+        // The one place that knows what the boot probe found; a partition is never taken on trust.
         let config = hardware.partition(settings.host_counters);
         let plan = match settings.design {
+            // No isolation is asked for: the guest has all there is, and no host counter is beside it.
             Design::Untrapped => Plan::untrapped(hardware.counters(), hardware.features)?,
             Design::Emulated | Design::Partitioned => Plan::new(&config)?,
         };
@@ -155,6 +157,7 @@ impl GuestPmu {
             Design::Partitioned => PmuKind::Partitioned(PartitionedPmu::new(plan)),
             Design::Emulated => {
                 let config = EmulatedConfig {
+                    // As many as the partition would leave: each is backed by the counter of its own number.
                     counters: plan.hpmn(),
                     version: hardware.features.version,
                     el3: hardware.el3,
@@ -171,12 +174,15 @@ impl GuestPmu {
         let sampled = settings.profile.map_or(0, |profile| profile.events().len());
         let own_counter = host_counters
             .iter()
+            // The highest: a profile takes the lower ones.
             .last()
             .map(Counter::number)
             .filter(|_| hardware.counts_instructions() && host_counters.len() as usize > sampled);
         if let Some(n) = own_counter {
+            // P and U exclude EL1 and EL0, NSH includes EL2.
             let only_el2 = RawPmevtyper::P | RawPmevtyper::U | RawPmevtyper::NSH;
             registers.write(Register::Pmevtyper(n), only_el2 | u64::from(INST_RETIRED));
+            // UNKNOWN out of reset; figures are differences, but 64-bit counters are read as 32 bits without PMUv3p5.
             registers.write(Register::Pmevcntr(n), 0);
             registers.write(Register::PmcntenSet, 1 << n);
         }
@@ -200,6 +206,7 @@ impl GuestPmu {
             PmuKind::Partitioned(pmu) => pmu.trap_registers(),
             PmuKind::Untrapped => self.plan.traps(),
         };
+        // HPME alone lets counters from HPMN on count: a machine without host counters keeps it clear.
         if self.own_counter.is_some() || self.samples {
             traps.mdcr_el2 |= MDCR_HPME;
         }
@@ -216,6 +223,7 @@ impl GuestPmu {
         match &mut self.kind {
             PmuKind::Emulated(pmu) => pmu.read(register, el, registers),
             PmuKind::Partitioned(pmu) => pmu.read(register, el, registers),
+            // Nothing of the PMU traps, so that an access which arrives here is another fault's.
             PmuKind::Untrapped => Outcome::NotHandled,
         }
     }
@@ -237,6 +245,7 @@ impl GuestPmu {
 
     /// The guest has been left. Comes first at each exit.
     pub fn exited<R: PmuRegisters>(&mut self, registers: &mut R) {
+        // Where a type's bits have the guest's counter count at EL2, they are cleared before EL2 does more.
         if let PmuKind::Partitioned(pmu) = &mut self.kind {
             pmu.exited(registers);
         }
@@ -247,6 +256,7 @@ impl GuestPmu {
     pub fn interrupt<R: PmuRegisters>(&mut self, registers: &mut R) -> (Pmi, CounterSet) {
         match &mut self.kind {
             PmuKind::Emulated(pmu) => {
+                // The host's first: a sample is of the moment of the exit.
                 let host = if self.samples {
                     overflowed(self.plan.host_counters(), registers)
                 } else {
@@ -300,6 +310,8 @@ impl GuestPmu {
         host_counters: u8,
         registers: &mut R,
     ) -> Result<(), PmuError> {
+        // The registers are written back under the old plan and loaded under the new one: no counter is in the hardware while
+        // its owner changes.
         self.put(registers);
         let kept = self.replan(host_counters);
         self.load(None, registers);
@@ -320,6 +332,7 @@ impl GuestPmu {
             PmuKind::Partitioned(pmu) => pmu.migrate(plan).is_ok(),
             PmuKind::Untrapped => false,
         };
+        // `migrate` changes nothing where it fails, and the plan stays.
         if !kept {
             return Err(PmuError::Profile);
         }
@@ -337,6 +350,7 @@ impl GuestPmu {
                 PmuKind::Partitioned(pmu) => pmu.counter_state(n, registers),
                 PmuKind::Untrapped => None,
             };
+            // A counter that the guest had stopped has lost nothing.
             self.lost += u64::from(matches!(state, Some(CounterState::Lost(_))));
         }
     }
@@ -355,6 +369,7 @@ impl GuestPmu {
         match (&mut self.kind, left.map(|left| &left.kind)) {
             (PmuKind::Emulated(pmu), _) => pmu.load(&mut counted),
             (PmuKind::Partitioned(pmu), Some(PmuKind::Partitioned(left))) => {
+                // Where both guests use their PMU, the registers that both have need one write each, and no clearing between.
                 pmu.load_after(left, &mut counted);
             }
             (PmuKind::Partitioned(pmu), _) => pmu.load(&mut counted),
@@ -399,6 +414,7 @@ impl GuestPmu {
     /// Instructions the monitor has executed on this CPU, when a host counter counts them.
     pub fn own_instructions<R: PmuRegisters>(&self, registers: &mut R) -> Option<u64> {
         let n = self.own_counter?;
+        // It counts on at EL2: what is read includes the exit that reads it.
         Some(registers.read(Register::Pmevcntr(n)))
     }
 
@@ -434,6 +450,7 @@ fn overflowed<R: PmuRegisters>(counters: CounterSet, registers: &mut R) -> Count
     let bits = registers.read(Register::PmovsSet) & registers.read(Register::PmintenSet);
     let overflowed = CounterSet::from_bits(bits as u32 & counters.bits());
     if !overflowed.is_empty() {
+        // Only those that were seen: another may overflow between the read and this write, and interrupts again.
         registers.write(Register::PmovsClr, u64::from(overflowed.bits()));
     }
     overflowed

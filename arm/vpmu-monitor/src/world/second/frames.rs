@@ -73,11 +73,13 @@ impl VirtualGic {
     pub fn read_redistributor(&self, offset: u64, bytes: u8) -> u64 {
         let affinity = self.affinity >> 8 & 0xff00_0000 | self.affinity & 0xff_ffff;
         match (offset / FRAME, offset % FRAME) {
+            // Linux reads all 64 bits at once, others by halves.
             (0, GICR_TYPER) if bytes == 8 => affinity << 32 | GICR_TYPER_LAST,
             (_, offset) if !is_defined(offset, bytes) => 0,
             (0, GICR_TYPER) => GICR_TYPER_LAST,
             (0, GICR_TYPER_HIGH) => affinity,
             (0, GICR_IIDR) => IMPLEMENTER,
+            // Asleep the moment it is told to: nothing is on its way to this CPU.
             (0, GICR_WAKER) if self.asleep => WAKER_SLEEP | WAKER_ASLEEP,
             (0 | 1, PIDR2) => ARCHITECTURE,
             (1, offset) => self.read_interrupts(offset, bytes, true),
@@ -98,6 +100,7 @@ impl VirtualGic {
     fn read_interrupts(&self, offset: u64, bytes: u8, private: bool) -> u64 {
         if BITMAPS.contains(&offset) {
             let word = (offset % BITMAP / 4) as usize;
+            // With affinity routing each INTID is in one of the two frames, and reads as 0 in the other.
             if private != (word == 0) {
                 return 0;
             }
@@ -122,6 +125,7 @@ impl VirtualGic {
                 return 0;
             }
             let edges = self.edges((half / 2) as usize) >> (half % 2 * 16);
+            // The upper bit of each pair says edge; the lower one is reserved.
             return (0..16).fold(0, |all, n| all | u64::from(edges >> n & 1) << (2 * n + 1));
         }
         0
@@ -138,6 +142,7 @@ impl VirtualGic {
             if private != (word == 0) {
                 return;
             }
+            // Bitmaps are accessed by words alone (`is_defined`).
             let value = value as u32;
             let (bits, set) = match offset & !(BITMAP - 1) {
                 IGROUPR => {
@@ -157,6 +162,7 @@ impl VirtualGic {
             };
             let before = bits.word(word);
             bits.set_word(word, if set { before | value } else { before & !value });
+            // A guest that clears what was pending gives the physical interrupt back with it.
             self.release_unused(word);
         } else if PRIORITIES.contains(&offset) {
             let first = (offset - IPRIORITYR0) as usize;

@@ -29,6 +29,7 @@ pub(super) struct Bits([u32; WORDS]);
 
 impl Bits {
     pub(super) fn word(&self, n: usize) -> u32 {
+        // Offsets come from the guest: beyond the last word nothing exists.
         self.0.get(n).copied().unwrap_or(0)
     }
 
@@ -155,10 +156,12 @@ impl VirtualGic {
         const ALL_OTHERS: u64 = 1 << 40;
         let field = |shift: u32| value >> shift & 0xff;
         let cluster = field(48) << 32 | field(32) << 16 | field(16) << 8;
+        // RS chooses 16 CPUs of the cluster, and the target list is a bit for each of them.
         let within = (self.affinity & 0xff).wrapping_sub((value >> 44 & 0xf) * 16);
         let is_target = cluster == self.affinity & !0xff && within < 16 && value >> within & 1 != 0;
         let intid = (value >> 24 & 0xf) as usize;
         let same_group = self.group1.contains(intid) == (op2 != 7);
+        // "All but self" is nobody: the guest has one CPU. An SGI of the wrong group is not forwarded.
         if value & ALL_OTHERS == 0 && is_target && same_group {
             self.pending.put(intid, true);
         }
@@ -177,6 +180,7 @@ impl VirtualGic {
                     active: self.has_active(&chosen),
                 };
             }
+            // As urgent ones first, so that what has no room waits for the maintenance interrupt.
             chosen.put(intid, true);
             let value = self.encode(intid);
             cpu.write(self.count, value);
@@ -192,13 +196,16 @@ impl VirtualGic {
         let mut loaded = Bits::default();
         for n in 0..self.count {
             let (before, now) = (self.loaded[n], cpu.read(n));
+            // The first guest's interrupts come into the same list registers.
             cpu.write(n, 0);
             let intid = (before & lr::VINTID) as usize;
             loaded.put(intid, true);
             self.active.put(intid, now & lr::ACTIVE != 0);
+            // Taken. What has become pending since, by the guest's own write, was put down there already.
             if before & lr::PENDING != 0 && now & lr::PENDING == 0 {
                 self.pending.put(intid, false);
             }
+            // The guest has ended it, and the hardware bit made the physical one inactive with it.
             if before & lr::HW != 0 && now & (lr::PENDING | lr::ACTIVE) == 0 {
                 self.held.put(intid, false);
             }
@@ -206,6 +213,7 @@ impl VirtualGic {
         self.count = 0;
         for _ in 0..ended {
             let others = (0..INTIDS).filter(|&n| self.active.contains(n) && !loaded.contains(n));
+            // EOIcount says how many and not which: a guest ends the most urgent first, because it has preempted the others.
             let Some(intid) = others.min_by_key(|&n| self.priorities[n]) else {
                 break;
             };
@@ -257,6 +265,7 @@ impl VirtualGic {
                 let intid = word * 32 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 let pending = self.is_deliverable(intid);
+                // Among equals the lowest INTID, which the architecture leaves open.
                 let key = (!pending, self.priorities[intid], intid);
                 if (pending || self.active.contains(intid)) && best.is_none_or(|best| key < best) {
                     best = Some(key);

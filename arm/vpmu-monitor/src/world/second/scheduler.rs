@@ -109,6 +109,7 @@ impl Scheduler {
     /// An interrupt has come for the guest. One that is off stays off.
     pub fn wake(&mut self, who: Who) {
         let state = &mut self.states[who.index()];
+        // A late interrupt must not start a CPU that PSCI has switched off.
         if *state != State::Off {
             *state = State::Runnable;
         }
@@ -146,7 +147,9 @@ impl Scheduler {
                 self.switch(now)
             }
             (State::Runnable, State::Runnable) => Decision::GoOn(Some(end)),
+            // Alone, its slice does not end; the other's timer ends it.
             (State::Runnable, State::Waiting(until)) => Decision::GoOn(until),
+            // No alarm: a guest alone takes no exits for turns.
             (State::Runnable, State::Off) => Decision::GoOn(None),
             // The timer of a guest that waits alone is to be the CPU's.
             (State::Waiting(_), State::Runnable)
@@ -162,6 +165,7 @@ impl Scheduler {
     fn switch(&mut self, now: u64) -> Decision {
         self.current = self.current.other();
         self.started = now;
+        // The next turn is whole, whoever has ended this one.
         self.is_over = false;
         Decision::Switch
     }

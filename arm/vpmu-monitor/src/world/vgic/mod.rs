@@ -134,6 +134,7 @@ impl VirtualInterface {
             Some(empty.trailing_zeros() as usize)
         } else {
             least_urgent(cpu)
+                // Equal ones stay: to trade them would never end.
                 .filter(|(_, least)| least.priority > interrupt.priority)
                 .map(|(n, least)| {
                     cpu.give_back(least);
@@ -142,6 +143,7 @@ impl VirtualInterface {
         };
         match slot {
             Some(n) => cpu.write(n, interrupt.encode()),
+            // Pending in the GIC again, which has room for each interrupt, and masked until there is room here.
             None => cpu.give_back(interrupt),
         }
         self.limit(cpu);
@@ -150,6 +152,7 @@ impl VirtualInterface {
 
     /// Serves the maintenance interrupt: takes note of ended interrupts and lets further ones in.
     pub fn refill(&mut self, cpu: &mut impl CpuInterface) {
+        // At least what asked for the notice must be cleared, or the maintenance interrupt comes again at once.
         let mut ended = cpu.ended();
         while ended != 0 {
             cpu.write(ended.trailing_zeros() as usize, 0);
@@ -170,6 +173,8 @@ impl VirtualInterface {
         match (find(line.intid, cpu), high) {
             (None, true) => return self.inject(line, cpu),
             (Some((n, value)), _) if value & lr::ACTIVE != 0 => {
+                // Not PENDING: the architecture would deliver it once more when the guest ends it, although the line may be low
+                // by then.
                 let notice = if high { lr::EOI } else { 0 };
                 cpu.write(n, value & !(lr::EOI | lr::PENDING) | notice);
             }
@@ -203,6 +208,7 @@ impl VirtualInterface {
     /// Makes the physical priority mask agree with the room in the list registers.
     fn limit(&mut self, cpu: &mut impl CpuInterface) {
         let full = cpu.empty() == 0;
+        // The way of nearly every interrupt: no register is written.
         if !full && !self.limited {
             return;
         }
