@@ -15,10 +15,10 @@ pub(crate) struct OneVcpu {
     vm: &'static Vm,
     process: u32,
     /// `None` once the program has closed it.
-    parts: Mutex<Option<Parts>>,
+    attached: Mutex<Option<Attached>>,
 }
 
-struct Parts {
+struct Attached {
     vcpu: Vcpu,
     statistics: Arc<Mutex<Statistics>>,
     /// The exits that are the program's; `None`: nobody measures.
@@ -43,7 +43,7 @@ impl OneVcpu {
         Ok(Self {
             vm,
             process: std::process::id(),
-            parts: Mutex::new(Some(Parts {
+            attached: Mutex::new(Some(Attached {
                 statistics: vcpu.statistics(),
                 vcpu,
                 page,
@@ -57,37 +57,37 @@ impl OneVcpu {
         self.process
     }
 
-    fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn attached(&self) -> MutexGuard<'_, Option<Attached>> {
+        self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives back the perf events.
     pub(crate) fn end(&self) {
-        let ended = self.parts().take();
+        let ended = self.attached().take();
         drop(ended);
     }
 
     pub(crate) fn ioctl(&self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        let mut parts = self.parts();
-        let Some(parts) = parts.as_mut() else {
+        let mut attached = self.attached();
+        let Some(attached) = attached.as_mut() else {
             return next::ioctl(fd, request, argument);
         };
         let offer = &self.vm.choices.offer;
         match request {
-            requests::RUN => self.run(fd, parts),
+            requests::RUN => self.run(fd, attached),
             // SAFETY: the request's argument.
             requests::SET_CPUID2 => unsafe { cpuid::set(offer, fd, argument) },
             // SAFETY: the request's argument.
-            requests::GET_MSRS => unsafe { msrs::get(&mut parts.vcpu, fd, argument) },
+            requests::GET_MSRS => unsafe { msrs::get(&mut attached.vcpu, fd, argument) },
             // SAFETY: the request's argument.
-            requests::SET_MSRS => unsafe { msrs::set(&mut parts.vcpu, offer, fd, argument) },
+            requests::SET_MSRS => unsafe { msrs::set(&mut attached.vcpu, offer, fd, argument) },
             // SAFETY: the request's argument.
             requests::SET_SIGNAL_MASK => unsafe { self.set_signal_mask(fd, argument) },
             _ => {
                 let answer = next::ioctl(fd, request, argument);
                 if answer == 0 {
                     // SAFETY: KVM has just read it.
-                    unsafe { parts.notice_reset(request, argument) };
+                    unsafe { attached.notice_reset(request, argument) };
                 }
                 answer
             }
@@ -95,22 +95,22 @@ impl OneVcpu {
     }
 
     /// Runs the vCPU until an exit is the program's.
-    fn run(&self, fd: c_int, parts: &mut Parts) -> c_int {
+    fn run(&self, fd: c_int, attached: &mut Attached) -> c_int {
         let hides_kicks = self.vm.choices.settings.hides_kicks;
         loop {
-            if let Err(error) = parts.vcpu.before_run() {
+            if let Err(error) = attached.vcpu.before_run() {
                 say(error);
                 return next::fail(libc::EIO);
             }
             let answer = next::run(fd);
             let errno = next::errno();
-            match parts.vcpu.after_run() {
+            match attached.vcpu.after_run() {
                 Ok(AfterRun::Completed) => continue,
                 // A program that was signalled at the same time, and does not write to `immediate_exit`, needs its EINTR.
                 Ok(AfterRun::Kicked) if hides_kicks => continue,
                 Ok(AfterRun::Kicked) => {}
                 Ok(AfterRun::Vmm) => {
-                    if answer == 0 && self.answers(parts) {
+                    if answer == 0 && self.answers(attached) {
                         continue;
                     }
                 }
@@ -125,8 +125,8 @@ impl OneVcpu {
     }
 
     /// Counts an exit that is the program's. Returns whether it was the doorbell of measurements, and is over.
-    fn answers(&self, parts: &Parts) -> bool {
-        let Some(page) = &parts.page else {
+    fn answers(&self, attached: &Attached) -> bool {
+        let Some(page) = &attached.page else {
             return false;
         };
         let measurement = &self.vm.choices.measurement;
@@ -135,7 +135,7 @@ impl OneVcpu {
             Left::Begin | Left::End | Left::Ask => Exit::Port(vpmu_measure::DOORBELL),
             Left::Other(exit) => exit,
         };
-        let mut statistics = parts
+        let mut statistics = attached
             .statistics
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -179,7 +179,7 @@ impl OneVcpu {
     }
 }
 
-impl Parts {
+impl Attached {
     /// Resets the PMU where the program has given the vCPU the registers of a processor's reset (SDM vol. 3A, 10.1.4): no
     /// call of KVM's says so. QEMU does the same at the start, when the PMU is out of reset.
     ///
