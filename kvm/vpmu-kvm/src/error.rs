@@ -109,7 +109,7 @@ impl fmt::Display for Error {
             Self::Paravirt(error) => write!(f, "{error}; restore with the version that saved it"),
             Self::PebsSkid => f.write_str(
                 "PEBS records would be some instructions late with this host's hardware counters, which no guest can be \
-                 told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --clock), or offer no \
+                 told: accept that (Skid::Accepted, --pebs-skid), let a clock count (Source::Clock, --backing clock), or offer no \
                  PEBS"),
             Self::Lbr(reason) => write!(f, "last branch records: {reason}; offer none (Options::lbr)"),
             Self::OtherOffer => f.write_str(

@@ -25,6 +25,8 @@ pub struct HostJob {
     pub settle_ms: u32,
     /// Whether the guest boots from a disk, which the options name, and not a kernel.
     pub boots_disk: bool,
+    /// Whether KVM hands the processor's PMU over to the guest (mediated vPMU).
+    pub mediates: bool,
 }
 
 impl HostJob {

@@ -24,8 +24,8 @@ mod vm;
 
 use std::path::PathBuf;
 
+pub use vpmu_kvm::{Backing, Follow, Freeze, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
 use vpmu_kvm::{Clock, Options, Policy, Source};
-pub use vpmu_kvm::{Follow, Freeze, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
 pub use saved::Error as SaveError;
@@ -82,8 +82,8 @@ pub struct PmuOptions {
     pub model: Model,
     /// The policy for calls to the host.
     pub policy: Policy,
-    /// Whether time counts even where there are hardware counters, which other VMs may want for themselves.
-    pub clock: bool,
+    /// What counts; `None`: hardware counters where there are any, which other VMs may want for themselves.
+    pub backing: Option<Backing>,
     /// Whether time stands in for instructions and branches, where nothing can count them.
     pub approximate_instructions: bool,
     /// The time that counts where a clock does.
@@ -116,12 +116,15 @@ impl PmuOptions {
     }
 
     pub(crate) fn options(self) -> Options {
+        let clock = match self.approximate_instructions {
+            true => Clock::Approximate,
+            false => Clock::Cycles,
+        };
         Options {
-            source: match (self.clock, self.approximate_instructions) {
-                (true, true) => Source::Clock(Clock::Approximate),
-                (true, false) => Source::Clock(Clock::Cycles),
-                (false, true) => Source::Best(Clock::Approximate),
-                (false, false) => Source::Best(Clock::Cycles),
+            source: match self.backing {
+                None => Source::Best(clock),
+                Some(Backing::Hardware) => Source::Hardware,
+                Some(Backing::Clock) => Source::Clock(clock),
             },
             freeze: self.freeze,
             policy: self.policy,

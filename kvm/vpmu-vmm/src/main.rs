@@ -83,7 +83,7 @@ struct Cli {
         value_name = "FILE",
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
-            "approximate_instructions", "clock", "follow", "freeze", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
+            "approximate_instructions", "backing", "follow", "freeze", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
         ]
     )]
     restore: Option<PathBuf>,
@@ -103,9 +103,9 @@ struct Cli {
     /// Offer instructions and branches even where only time can be counted: one per cycle
     #[arg(long, conflicts_with = "no_pmu")]
     approximate_instructions: bool,
-    /// Count by time even where there are hardware counters: gives way to VMs that KVM gives the PMU to (mediated vPMU)
-    #[arg(long, conflicts_with = "no_pmu")]
-    clock: bool,
+    /// What counts for the guest
+    #[arg(long, value_enum, default_value_t = Backing::Auto, conflicts_with = "no_pmu")]
+    backing: Backing,
     /// Which time counts for the guest where a clock does; hardware counters count the guest's alone
     #[arg(long, value_enum, default_value_t = Freeze::Vm, conflicts_with = "no_pmu")]
     freeze: Freeze,
@@ -131,6 +131,16 @@ enum Model {
     Amd,
     /// AMD's PerfMonV2: the same with global registers
     AmdV2,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Backing {
+    /// The processor's counters where perf has them, else the time of the vCPU's thread
+    Auto,
+    /// The processor's counters, and nothing else
+    Hardware,
+    /// The time of the vCPU's thread: gives way to VMs that KVM gives the PMU to (mediated vPMU)
+    Clock,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -237,7 +247,11 @@ impl Cli {
         Ok(Some(PmuOptions {
             model: self.model()?,
             policy,
-            clock: self.clock,
+            backing: match self.backing {
+                Backing::Auto => None,
+                Backing::Hardware => Some(vpmu_vmm::Backing::Hardware),
+                Backing::Clock => Some(vpmu_vmm::Backing::Clock),
+            },
             approximate_instructions: self.approximate_instructions,
             freeze: match self.freeze {
                 Freeze::Vm => vpmu_vmm::Freeze::Vm,

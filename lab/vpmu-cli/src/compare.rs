@@ -63,9 +63,11 @@ fn show(comparison: &Comparison) -> Result<()> {
             exits => format!("exits by kind:\n{exits}\n"),
         };
         print(&format!(
-            "{}\n\n{exits}{}\n{}",
+            "{}\n\n{exits}{}\n{}{}",
             table::table(rows),
             table::LEGEND,
+            table::backing(rows.iter().map(|row| &row.run))
+                .map_or_else(String::new, |line| line + "\n"),
             table::qemu(rows[0].run.qemu.as_deref()).unwrap_or_default()
         ))?;
     }

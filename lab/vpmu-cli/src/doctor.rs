@@ -40,8 +40,9 @@ enum Verdict {
 }
 
 pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
+    let chosen = Qemu::chosen(folder);
     let mut lines = vec![
-        qemu(arch, &Qemu::chosen(folder)),
+        qemu(arch, &chosen),
         tool("setpriv", SETPRIV_FIX),
         tool(apt::APT_GET.program, apt::APT_GET.fix),
         tool(debian::DPKG_DEB.program, debian::DPKG_DEB.fix),
@@ -66,7 +67,7 @@ pub(crate) fn doctor(arch: Arch, folder: Option<&Path>) -> Result<ExitCode> {
     }
     lines.extend([cores(), memory(), kvm(arch), perf(arch)]);
     if arch == Arch::X86_64 {
-        lines.extend(backing(arch));
+        lines.extend(backing(arch, &chosen));
     }
     let complete = lines.iter().all(|line| line.verdict != Verdict::Missing);
     let mut text: String = lines.iter().map(|line| format!("{line}\n")).collect();
@@ -305,8 +306,7 @@ fn memory() -> Line {
 
 /// What counts for a guest's counters, whether the kernel can sample guests for `--pebs ring`, and whether records are
 /// precise, as the program says that measures perf events.
-fn backing(arch: Arch) -> [Line; 3] {
-    const BUFFER: &str = "PEBS by the ring buffer";
+fn backing(arch: Arch, qemu: &Qemu) -> [Line; 3] {
     let subject = "counter backing";
     let fix =
         "cycles work; instructions and branches only with --vmm-arg --approximate-instructions";
@@ -321,31 +321,22 @@ fn backing(arch: Arch) -> [Line; 3] {
     let mut fact = || facts.next().unwrap_or("unknown");
     let (own, sampled, counters, mediated) = (fact(), fact(), fact(), fact());
     let emulated = !arch.has_hardware_kvm();
-    let buffer = match sampled {
-        _ if emulated => line(
-            Verdict::Ok,
-            BUFFER,
-            "the emulated host's kernel samples guests",
-            "",
-        ),
-        "sampled" => line(
-            Verdict::Ok,
-            BUFFER,
-            "this machine's kernel samples guests",
-            "",
-        ),
-        reason => line(
-            Verdict::Note,
-            BUFFER,
-            reason,
-            "--pebs exit asks less of a kernel",
-        ),
-    };
+    let has_counters = emulated && qemu.has_x86_pmu();
     let counts = match own {
+        _ if has_counters => {
+            let found =
+                format!("hardware: the emulated host's PMU (on this machine itself: {own})");
+            line(Verdict::Ok, subject, found, "")
+        }
         _ if emulated => {
             let found =
                 format!("clock, as the emulated host has no PMU (on this machine itself: {own})");
-            line(Verdict::Note, subject, found, fix)
+            line(
+                Verdict::Note,
+                subject,
+                found,
+                format!("script/qemu builds a QEMU whose host has; with a clock, {fix}"),
+            )
         }
         "hardware" if Path::new("/sys/bus/event_source/devices/cpu_atom").exists() => line(
             Verdict::Note,
@@ -373,9 +364,27 @@ fn backing(arch: Arch) -> [Line; 3] {
     };
     [
         counts,
-        buffer,
-        records(if emulated { "clock" } else { own }),
+        buffer(emulated, sampled),
+        records(match (emulated, has_counters) {
+            (true, true) => "hardware",
+            (true, false) => "clock",
+            _ => own,
+        }),
     ]
+}
+
+/// Whether the kernel can sample guests.
+fn buffer(emulated: bool, sampled: &str) -> Line {
+    let (found, fix) = match sampled {
+        _ if emulated => ("the emulated host's kernel samples guests", ""),
+        "sampled" => ("this machine's kernel samples guests", ""),
+        reason => (reason, "--pebs exit asks less of a kernel"),
+    };
+    let verdict = match fix {
+        "" => Verdict::Ok,
+        _ => Verdict::Note,
+    };
+    line(verdict, "PEBS by the ring buffer", found, fix)
 }
 
 /// Whether the records of a guest's PEBS are where its events were.
@@ -387,7 +396,7 @@ fn records(backing: &str) -> Line {
             Verdict::Note,
             subject,
             "some instructions late, as KVM lets no host event of a guest be precise: not offered",
-            "--vmm-arg=--pebs-skid offers them so; with --vmm-arg=--clock they have no skid",
+            "--vmm-arg=--pebs-skid offers them so; with --backing clock they have no skid",
         ),
         _ => line(Verdict::Note, subject, "unknown", ""),
     }

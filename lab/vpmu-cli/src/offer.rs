@@ -2,7 +2,7 @@
 
 use clap::Args;
 use vpmu_lab::spec::Request;
-use vpmu_lab::spec::design::{Freeze, Lbr, Model, Pebs};
+use vpmu_lab::spec::design::{Backing, Freeze, Lbr, Model, Pebs};
 
 #[derive(Debug, Args)]
 pub(crate) struct Offer {
@@ -31,6 +31,12 @@ pub(crate) struct Offer {
     /// stacks, too: perf record --call-graph lbr (docs/how/lbr.md).
     #[arg(long, value_name = "NUMBER", default_value = "off", value_parser = lbr)]
     lbr: Lbr,
+    /// What counts for the guest: hardware or clock (x86_64, emulated, paravirt and exec)
+    ///
+    /// By default the processor's counters where the machine that the guest runs on has some, as on the QEMU that
+    /// script/qemu builds, and else the time of the vCPU's thread.
+    #[arg(long, value_name = "WHAT", value_parser = backing)]
+    backing: Option<Backing>,
     /// The time that counts for the guest where a clock does: guest or vm (x86_64, emulated and paravirt)
     ///
     /// vm: the guest's, and the host's while it completes the guest's exits. guest: the guest's alone; counters stand still
@@ -46,6 +52,7 @@ impl Offer {
             perfmon: self.perfmon,
             pebs: self.pebs,
             lbr: self.lbr,
+            backing: self.backing,
             freeze: self.freeze,
             ..request
         }
@@ -61,6 +68,10 @@ fn pebs(text: &str) -> Result<Pebs, String> {
 }
 
 fn lbr(text: &str) -> Result<Lbr, String> {
+    text.parse()
+}
+
+fn backing(text: &str) -> Result<Backing, String> {
     text.parse()
 }
 

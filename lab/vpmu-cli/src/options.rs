@@ -230,8 +230,9 @@ pub(crate) struct Guest {
     /// Model of the processor that QEMU emulates, by QEMU's name, such as neoverse-n1; kvm and
     /// emulated need SVM of it on x86_64, as EPYC has
     ///
-    /// The default is max, which has all that QEMU emulates. Options of QEMU's may follow behind
-    /// commas (max,sve=off).
+    /// The default is max, which has all that QEMU emulates and, on x86_64 in counted time, AMD's PMU where QEMU has one
+    /// (script/qemu builds such a QEMU). --cpu max has no PMU there. Options of QEMU's may follow behind commas
+    /// (max,sve=off).
     #[arg(long, value_name = "NAME")]
     cpu: Option<String>,
     #[command(flatten)]

@@ -27,7 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
+use vpmu_kvm::{Backing, Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -87,7 +87,7 @@ impl MachineState {
                 Pmu::Paravirtual(_) => Model::Paravirtual,
             },
             policy: backing.policy,
-            clock: backing.clock,
+            backing: backing.clock.then_some(Backing::Clock),
             approximate_instructions: backing.approximate_instructions,
             freeze: match backing.freezes {
                 true => Freeze::Guest,
@@ -122,7 +122,7 @@ impl From<PmuOptions> for Backed {
     fn from(pmu: PmuOptions) -> Self {
         Self {
             policy: pmu.policy,
-            clock: pmu.clock,
+            clock: pmu.backing == Some(Backing::Clock),
             approximate_instructions: pmu.approximate_instructions,
             freezes: pmu.freeze == Freeze::Guest,
         }

@@ -220,7 +220,7 @@ fn combinations_that_make_no_sense() {
     assert_refused(
         &["run", "--kernel", "/dev/null", "--pmu", "kvm"],
         2,
-        "kvm needs a command",
+        "kvm and mediated need a command",
     );
 }
 

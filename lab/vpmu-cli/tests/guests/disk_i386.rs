@@ -14,7 +14,7 @@ use vpmu_lab::image::images::Images;
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::spec::disk::Disk;
 
-use crate::support::{nested_vpmu, number, said, text, turn};
+use crate::support::{ON_A_CLOCK, nested_vpmu, number, said, text, turn};
 
 /// Process 1 of the initrd. Each line that the test reads begins with a word of its own.
 const INIT: &str = r#"#!/bin/busybox sh
@@ -105,6 +105,7 @@ fn a_kernel_of_32_bits_finds_no_pmu_and_goes_on() {
     let output = vpmu
         .args(["run", "--arch", "x86_64", "--pmu", "exec", "--disk"])
         .arg(disk(folder.path()))
+        .args(ON_A_CLOCK)
         .args(["--boot-timeout", "900", "--timeout", "1800"])
         .output()
         .unwrap();

@@ -12,14 +12,16 @@ use vpmu_lab::spec::arch::Arch;
 
 use crate::amd_x86_64::INTELS;
 use crate::payload::{passed, program};
-use crate::support::{nested_vpmu, skipped, turn, vpmu};
+use crate::support::{nested_vpmu, on_a_clock, skipped, turn, vpmu};
 
 /// Returns the console of the payload with these options of vpmu, which blanks separate, started with `words`.
 fn run(options: &str, words: &str) -> Option<String> {
-    let output = vpmu("x86_64")?
-        .args(["run", "--arch", "x86_64", "--pmu", "emulated"])
+    let mut vpmu = vpmu("x86_64")?;
+    vpmu.args(["run", "--arch", "x86_64", "--pmu", "emulated"])
         .args(["--append", words])
-        .args(options.split(' '))
+        .args(options.split(' '));
+    on_a_clock(&mut vpmu);
+    let output = vpmu
         .arg("--kernel")
         .arg(program("x86_64/payload.elf")?)
         .output()

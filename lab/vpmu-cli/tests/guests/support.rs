@@ -81,15 +81,27 @@ pub(crate) fn text(output: &Output) -> String {
 /// reports, for a second of the guest's time. It counts and samples alike without them.
 pub(crate) const NO_SYMBOLS: &str = "mount -o bind /dev/null /proc/kallsyms; ";
 
+/// A processor without a PMU, so that a clock counts whatever QEMU can emulate: most tests are of that.
+pub(crate) const ON_A_CLOCK: [&str; 2] = ["--cpu", "max"];
+
+/// Adds [`ON_A_CLOCK`] for an x86-64 guest, unless the test names a processor or what counts.
+pub(crate) fn on_a_clock(vpmu: &mut Command) {
+    let is_named = |word: &std::ffi::OsStr| word == "--cpu" || word == "--backing";
+    if !Arch::X86_64.has_hardware_kvm() && !vpmu.get_args().any(is_named) {
+        vpmu.args(ON_A_CLOCK);
+    }
+}
+
 /// Compares with these options and returns the file that `--json` wrote.
 pub(crate) fn compare(arch: &str, options: &[&str], command: &str, json: &Path) -> Option<String> {
-    let output = vpmu(arch)?
-        .args(["compare", "--arch", arch, "--json"])
+    let mut vpmu = vpmu(arch)?;
+    vpmu.args(["compare", "--arch", arch, "--json"])
         .arg(json)
-        .args(options)
-        .args(["--", command])
-        .output()
-        .unwrap();
+        .args(options);
+    if arch == Arch::X86_64.name() {
+        on_a_clock(&mut vpmu);
+    }
+    let output = vpmu.args(["--", command]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     Some(fs::read_to_string(json).unwrap())
 }
@@ -121,6 +133,7 @@ pub(crate) fn compared(
         .arg("--keep")
         .arg(&kept);
     options(vpmu);
+    on_a_clock(vpmu);
     let output = vpmu.args(["--", script]).output().unwrap();
     let design = fs::read_dir(&kept)
         .ok()

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Compared, NO_SYMBOLS, compared, skipped, text, turn, vpmu};
+use crate::support::{Compared, NO_SYMBOLS, compared, on_a_clock, skipped, text, turn, vpmu};
 
 /// Returns a program that stands beside vpmu.
 pub(crate) fn beside(name: &str) -> Option<PathBuf> {
@@ -41,9 +41,9 @@ fn a_kernel_runs_on_the_example_vmm() {
         return;
     };
     let payload = example.with_file_name("../guest");
+    vpmu.args(["run", "--vmm"]).arg(&example);
+    on_a_clock(&mut vpmu);
     let output = vpmu
-        .args(["run", "--vmm"])
-        .arg(&example)
         .args(["--vmm-arg", "{kernel}", "--kernel"])
         .arg(payload.join("x86_64/payload.elf"))
         .output()

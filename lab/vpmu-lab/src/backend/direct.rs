@@ -62,6 +62,8 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let lbr = (vmm.lbr != Lbr::Off).then(|| format!("--lbr={}", vmm.lbr.name()));
     let pebs = (vmm.pebs != Pebs::Off).then(|| format!("--pebs={}", vmm.pebs.name()));
     let freeze = (vmm.freeze != Freeze::Vm).then(|| format!("--freeze={}", vmm.freeze.name()));
+    let backing = (vmm.backing).map(|backing| format!("--backing={}", backing.name()));
     let words = words.chain(perfmon).chain(pebs).chain(lbr).chain(freeze);
+    let words = words.chain(backing);
     words.chain(vmm.options.iter().cloned()).collect()
 }

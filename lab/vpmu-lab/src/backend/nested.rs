@@ -25,6 +25,11 @@ const KVM_HOST_MEMORY: u32 = 1024;
 /// is not: the guest's user space then has no port.
 const NO_VAPIC: [&str; 2] = ["-global", "kvm-apic.vapic=off"];
 
+/// A machine whose KVM cannot hand a PMU over.
+const NO_PMU: &str = "--pmu mediated needs a processor with AMD's PerfMonV2, which the lab gives to machines in counted time \
+    on a QEMU that has it: script/qemu builds one, and --qemu or VPMU_QEMU takes its folder (in real time: --cpu \
+    max,perfctr-core=on,perfmon-v2=on)";
+
 /// A guest one level further down than under the other designs.
 pub(super) struct Nested<'a> {
     pub(super) machine: &'a Machine,
@@ -67,7 +72,17 @@ impl Nested<'_> {
             true => " nolapic_timer",
             false => "",
         };
-        command_line(self.machine.arch) + one_timer
+        let no_watchdog = match self.mediates() {
+            // It takes a counter, and KVM then refuses a vCPU that is to have them all.
+            true => " nmi_watchdog=0",
+            false => "",
+        };
+        command_line(self.machine.arch) + one_timer + no_watchdog
+    }
+
+    /// Tells whether the host's KVM hands the PMU over to the guest.
+    fn mediates(&self) -> bool {
+        *self.vmm == Vmm::Mediated
     }
 
     /// Returns what placeholders in the options of a user's VMM stand for.
@@ -127,6 +142,8 @@ impl Backend for Nested<'_> {
     fn check(&self) -> Result<()> {
         match self.vmm {
             Vmm::Stock => {}
+            Vmm::Mediated if self.machine.has_pmu() || self.machine.cpu.is_some() => {}
+            Vmm::Mediated => return Err(Error::Usage(NO_PMU.to_owned())),
             Vmm::Exec(_) => drop(artifacts::find_preload()?),
             Vmm::Patched(_) => drop(artifacts::find_patched_qemu()?),
             Vmm::Ours(_) => drop(artifacts::find_beside(artifacts::VMM)?),
@@ -137,7 +154,7 @@ impl Backend for Nested<'_> {
 
     fn notify(&self) -> Notify {
         match self.vmm {
-            Vmm::Stock | Vmm::Patched(_) => Notify::KvmHost,
+            Vmm::Stock | Vmm::Mediated | Vmm::Patched(_) => Notify::KvmHost,
             Vmm::Exec(_) | Vmm::Ours(_) => Notify::Doorbell,
             Vmm::Theirs(vmm) if vmm.exec.is_some() => Notify::Doorbell,
             Vmm::Theirs(_) => Notify::Tracepoints,
@@ -151,7 +168,7 @@ impl Backend for Nested<'_> {
         let arch = self.machine.arch;
         let append = parts.command_line(arch);
         let (vmm, options) = match self.vmm {
-            Vmm::Stock => (
+            Vmm::Stock | Vmm::Mediated => (
                 job::Vmm::Qemu(arch.qemu().program),
                 self.stock_arguments(parts),
             ),
@@ -179,7 +196,7 @@ impl Backend for Nested<'_> {
         let kernel = match (parts.own_kernel(), self.vmm) {
             (Some(own), _) => Some(own.to_owned()),
             (None, Vmm::Ours(_)) => Some(images.boot_kernel(arch)?),
-            (None, Vmm::Stock | Vmm::Exec(_) | Vmm::Patched(_) | Vmm::Theirs(_)) => None,
+            (None, _) => None,
         };
         let unpacked = self.unpacked(parts, folder)?;
         let host_file = folder.join("host.cpio");
@@ -192,13 +209,14 @@ impl Backend for Nested<'_> {
             vcpus: self.machine.vcpus,
             // A traced guest has no shares, and a host's tick that comes while a handler runs
             // makes QEMU deliver that interrupt twice.
-            skew: self.guest.has_fair_shares(arch) && !trace,
+            skew: self.guest.has_fair_shares(self.machine) && !trace,
             trace,
             phase: parts.phase,
             guest: parts.job.as_deref().filter(|_| parts.disk.is_none()),
             initrd: parts.own_initrd(),
             kernel: kernel.as_deref(),
             unpacked: unpacked.as_deref(),
+            mediates: parts.host_kernel.filter(|_| self.mediates()),
             disk: parts.disk,
         }
         .archive()?
@@ -206,7 +224,10 @@ impl Backend for Nested<'_> {
         let initrd = folder.join("initrd");
         concatenate(&[&images.kvm_host(), &host_file], &initrd)?;
         let boot = Boot {
-            kernel: images.boot_kernel(arch)?,
+            kernel: match parts.host_kernel.filter(|_| self.mediates()) {
+                Some(newest) => newest.kernel(),
+                None => images.boot_kernel(arch)?,
+            },
             initrd: Some(initrd),
             append: self.host_command_line(),
         };

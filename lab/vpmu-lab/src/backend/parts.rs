@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::Result;
 use crate::image::archive::concatenate;
 use crate::image::disk::BootDisk;
+use crate::image::host_kernel::HostKernel;
 use crate::image::images::Images;
 use crate::spec::Payload;
 use crate::spec::arch::Arch;
@@ -19,6 +20,8 @@ pub struct Parts<'a> {
     pub images: Option<&'a Images>,
     /// The kernel for our modules, when a guest has one of them.
     pub kernel: Option<PathBuf>,
+    /// The kernel of a host whose KVM hands the PMU over, when a guest has such a host.
+    pub host_kernel: Option<&'a HostKernel>,
     /// The disk that the guest boots from, where there is one.
     pub disk: Option<&'a BootDisk>,
     /// The second archive of our own file tree, when a command runs.

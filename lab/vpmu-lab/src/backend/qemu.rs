@@ -10,6 +10,7 @@ use std::ffi::OsString;
 
 use super::Launch;
 use crate::host::cancel::Cancel;
+use crate::host::qemu::X86_PMU;
 use crate::spec::Machine;
 use crate::spec::arch::Arch;
 use crate::{Error, Result};
@@ -66,11 +67,14 @@ fn cpu(machine: &Machine) -> String {
         // each byte is an instruction, so a nested boot takes more than twice as long.
         Arch::X86_64 => ("erms", "-erms,-fsrm"),
     };
+    let mut cpu = cpu.to_owned();
     if model == MAX && !options.contains(feature) {
-        format!("{cpu},{cheap}")
-    } else {
-        cpu.to_owned()
+        cpu = format!("{cpu},{cheap}");
     }
+    if machine.has_pmu() {
+        cpu = format!("{cpu},{X86_PMU}");
+    }
+    cpu
 }
 
 /// Returns whether the user's options name another board than `virt`.

@@ -22,6 +22,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: false,
+    has_counters: false,
     rows,
 };
 

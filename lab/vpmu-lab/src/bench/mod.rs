@@ -12,6 +12,7 @@ mod partition;
 mod parts;
 mod paused;
 mod pebs;
+mod peers;
 mod reprogram;
 mod rings;
 mod sampling;
@@ -50,6 +51,8 @@ pub struct Bench {
     pub page: Page,
     /// Whether the bench measures guests of either vendor.
     has_models: bool,
+    /// Whether the emulated x86 processor has counters, on a QEMU that can emulate them. Without them, a clock counts.
+    has_counters: bool,
     /// Checks before anything is downloaded, then measures.
     rows: fn(&Context<'_>) -> Result<Vec<Row>>,
 }
@@ -66,6 +69,7 @@ pub const BENCHES: &[Bench] = &[
     deadline::BENCH,
     paravirt::BENCH,
     pebs::BENCH,
+    peers::BENCH,
     lbr::BENCH,
     rings::BENCH,
 ];
@@ -73,6 +77,8 @@ pub const BENCHES: &[Bench] = &[
 /// A bench's tools and options.
 struct Context<'a> {
     name: &'static str,
+    /// As in [`Bench`].
+    has_counters: bool,
     /// The model of x86 guests. The published guests had Intel's.
     model: Model,
     qemu: Qemu,
@@ -106,6 +112,7 @@ impl Bench {
         }
         let context = Context {
             name: self.name,
+            has_counters: self.has_counters,
             model: model.unwrap_or(Model::Intel),
             qemu,
             version: OnceLock::new(),
@@ -176,6 +183,7 @@ impl Context<'_> {
     ) -> Result<Vec<result::Row>> {
         request.command = Command::from_words(&[command.to_owned()]);
         request.machine.qemu = self.qemu.clone();
+        request.machine.cpu = self.cpu().filter(|_| request.machine.arch == Arch::X86_64);
         request.timeout = Duration::from_secs(1800);
         // A busy machine boots slowly. A guest that hangs is recognised by its own time.
         request.boot_timeout = Duration::from_secs(1800);
@@ -201,6 +209,11 @@ impl Context<'_> {
 }
 
 impl Context<'_> {
+    /// Returns the name of the machine's processor, where it has no counters.
+    fn cpu(&self) -> Option<String> {
+        (!self.has_counters).then(|| "max".to_owned())
+    }
+
     /// Notes which QEMU ran the guest of a row.
     fn note_version<'r>(&self, rows: impl IntoIterator<Item = &'r result::Row>) {
         let mut versions = rows.into_iter().filter_map(|row| row.run.qemu.as_ref());

@@ -15,6 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     name: "paravirt",
     about: "a PMU in shared memory against trapped registers: exits for a sample and a context switch (x86_64)",
     has_models: false,
+    has_counters: false,
     page: Page {
         title: "The paravirtual PMU: results",
         intro: include_str!("paravirt.md"),

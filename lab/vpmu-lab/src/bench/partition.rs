@@ -21,6 +21,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: false,
+    has_counters: false,
     rows,
 };
 

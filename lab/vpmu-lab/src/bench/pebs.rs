@@ -15,6 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     name: "pebs",
     about: "precise samples as records in the guest's memory: exits, guest time and NMIs of a sample (x86_64)",
     has_models: false,
+    has_counters: false,
     page: Page {
         title: "PEBS: results",
         intro: include_str!("pebs.md"),

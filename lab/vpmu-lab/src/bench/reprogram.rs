@@ -27,6 +27,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: false,
+    has_counters: true,
     rows,
 };
 

@@ -37,6 +37,7 @@ pub(super) const BENCH: Bench = Bench {
         ],
     },
     has_models: false,
+    has_counters: false,
     rows,
 };
 

@@ -3,23 +3,36 @@
 //! `script/qemu` builds the latter: QEMU with the patches of `packaging/qemu`, whose faults guests do not meet.
 
 use std::fmt;
+use std::fs::File;
+use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::host::cancel::Cancel;
 use crate::host::tool::{Tool, bound_to_us};
+use crate::spec::arch::QEMU_X86_64;
 use crate::{Error, Result};
 
 /// The variable with the folder of another QEMU.
 pub const VARIABLE: &str = "VPMU_QEMU";
 
+/// The longest that QEMU may take to say what it has.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// The beginning of the package's name that `script/qemu` gives to its QEMU.
 const MENDED: &str = "vpmu patches ";
+
+/// Options of `-cpu` for AMD's PMU, which `packaging/qemu` adds.
+pub const X86_PMU: &str = "perfctr-core=on,perfmon-v2=on";
 
 /// The place of QEMU's programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Qemu {
     folder: Option<PathBuf>,
+    /// Whether emulated x86 processors have a PMU, once QEMU was asked.
+    has_x86_pmu: OnceLock<bool>,
 }
 
 impl Qemu {
@@ -30,7 +43,31 @@ impl Qemu {
             folder: folder
                 .map(Path::to_owned)
                 .or_else(|| named().map(PathBuf::from)),
+            has_x86_pmu: OnceLock::new(),
         }
+    }
+
+    /// Tells whether this QEMU emulates AMD's PMU. The first call asks QEMU, whose list of processors' features does not say.
+    pub fn has_x86_pmu(&self) -> bool {
+        *self.has_x86_pmu.get_or_init(|| self.try_x86_pmu().is_ok())
+    }
+
+    /// Starts a machine that does not run, and whose processor must have the PMU.
+    fn try_x86_pmu(&self) -> Result<()> {
+        let quit = || -> std::io::Result<File> {
+            let mut words = tempfile::tempfile()?;
+            words.write_all(b"quit\n")?;
+            words.rewind()?;
+            Ok(words)
+        };
+        let quit = quit().map_err(Error::file("write in", std::env::temp_dir()))?;
+        let mut command = self.command(&QEMU_X86_64)?;
+        let cpu = format!("max,{X86_PMU},enforce");
+        command.args(["-M", "pc", "-accel", "tcg", "-cpu", &cpu]);
+        command.args(["-S", "-nodefaults", "-display", "none", "-monitor", "stdio"]);
+        command.stdin(quit);
+        let said = QEMU_X86_64.run_within(PATIENCE, command, &Cancel::default(), &|| ());
+        said.map(drop)
     }
 
     /// Returns the name to call `tool` by: a path, or a name in `PATH`.
@@ -161,6 +198,21 @@ mod tests {
         }
         assert_eq!(Version::parse("other 1.0"), None);
         assert_eq!(Version::parse(""), None);
+    }
+
+    #[test]
+    fn a_qemu_is_tried_for_the_x86_pmu() {
+        for (asks, has) in [("*,perfmon-v2=on,enforce*", true), ("*other*", false)] {
+            let folder = tempfile::tempdir().unwrap();
+            let qemu = Qemu::chosen(Some(folder.path()));
+            let program = qemu.program(&QEMU_X86_64);
+            let script = format!(
+                "#!/bin/sh\ncase $* in {asks}) read word; [ $word = quit ];; *) false;; esac\n"
+            );
+            fs::write(&program, script).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            assert_eq!(qemu.has_x86_pmu(), has);
+        }
     }
 
     #[test]

@@ -231,7 +231,7 @@ impl Pools {
             let copied = fs::copy(&from, made.join(name)).map(drop);
             copied.map_err(Error::file("copy", &from))
         };
-        let driver = Modules::of(&host)?.find(VIRTIO_BLK);
+        let driver = ModuleFiles::of(&host)?.find(VIRTIO_BLK);
         copy(
             driver.ok_or_else(|| missing(VIRTIO_BLK, &self.guests))?,
             DRIVER,
@@ -239,9 +239,8 @@ impl Pools {
         for (name, file) in [("OVMF_CODE_4M.fd", CODE), ("OVMF_VARS_4M.fd", VARIABLES)] {
             copy(boot.join("usr/share/OVMF").join(name), file)?;
         }
-        let modules = Modules::of(&kernel)?;
-        let vmlinuz = images::find_kernel(&kernel).map(|(path, _)| path);
-        let vmlinuz = vmlinuz.or_else(|| modules.kernel());
+        let modules = ModuleFiles::of(&kernel)?;
+        let vmlinuz = modules.kernel_of(&kernel);
         copy(
             vmlinuz.ok_or_else(|| missing("the kernel", &self.kernel))?,
             KERNEL,
@@ -276,10 +275,10 @@ impl Pools {
 }
 
 /// The files in a kernel's folder of modules.
-struct Modules(Vec<PathBuf>);
+pub(super) struct ModuleFiles(Vec<PathBuf>);
 
-impl Modules {
-    fn of(tree: &Path) -> Result<Self> {
+impl ModuleFiles {
+    pub(super) fn of(tree: &Path) -> Result<Self> {
         // Debian 12 and older have /lib apart from /usr.
         let folders = ["usr/lib/modules", "lib/modules"].map(|folder| tree.join(folder));
         let mut folders = folders.into_iter().filter(|folder| folder.is_dir());
@@ -287,7 +286,7 @@ impl Modules {
         files.unwrap_or_else(|| Ok(Vec::new())).map(Self)
     }
 
-    fn find(&self, name: &str) -> Option<PathBuf> {
+    pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
         let mut files = self.0.iter();
         let is_wanted = |file: &str| {
             file.split_once(".ko")
@@ -298,12 +297,15 @@ impl Modules {
             .cloned()
     }
 
-    /// Returns the kernel, which the newest packages put beside its modules.
-    fn kernel(&self) -> Option<PathBuf> {
-        self.0
-            .iter()
-            .find(|path| file_name(path) == Some("vmlinuz"))
-            .cloned()
+    /// Returns the kernel in `tree`. The newest packages put it beside its modules.
+    pub(super) fn kernel_of(&self, tree: &Path) -> Option<PathBuf> {
+        let beside = || {
+            self.0
+                .iter()
+                .find(|path| file_name(path) == Some("vmlinuz"))
+        };
+        let in_boot = images::find_kernel(tree).map(|(path, _)| path);
+        in_boot.or_else(|| beside().cloned())
     }
 }
 
@@ -312,7 +314,7 @@ fn file_name(path: &Path) -> Option<&str> {
 }
 
 /// Makes the initrd: drivers, and a script that goes to the disk's system.
-fn initrd(modules: &Modules, root: &Path) -> Archive {
+fn initrd(modules: &ModuleFiles, root: &Path) -> Archive {
     let mut archive = Archive::new();
     for place in ["dev", "proc", "root", "sys"] {
         archive.folder(place);

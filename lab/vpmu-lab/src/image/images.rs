@@ -31,7 +31,7 @@ const GUEST_PROGRAMS: [&str; 4] = ["busybox", "gzip", "perf", "stress-ng"];
 
 /// Kernel modules of an x86 KVM host, in the order in which they need each other. On Arm, KVM is
 /// part of the kernel.
-const KVM_MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
+pub(super) const KVM_MODULES: [&str; 3] = ["irqbypass", "kvm", "kvm-amd"];
 
 /// The files that stock QEMU loads into an x86 guest before the kernel.
 const FIRMWARE: [&str; 3] = [

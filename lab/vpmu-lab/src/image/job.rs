@@ -6,6 +6,7 @@ use vpmu_measure::HostVmm;
 
 use super::artifacts;
 use super::disk::BootDisk;
+use super::host_kernel::HostKernel;
 use super::program::{LOADER, OwnProgram};
 use super::theirs::{self, TheirProgram};
 use crate::Result;
@@ -130,6 +131,8 @@ pub struct HostJob<'a> {
     pub kernel: Option<&'a Path>,
     /// The guest's kernel as an ELF file, where the VMM asks for one.
     pub unpacked: Option<&'a Path>,
+    /// The host's kernel, where that hands the PMU over to the guest.
+    pub mediates: Option<&'a HostKernel>,
     /// The disk that the guest boots from, instead of a kernel.
     pub disk: Option<&'a BootDisk>,
 }
@@ -255,6 +258,7 @@ impl Exec {
             // With the VMM's own output, as the guest's console is.
             "--statistics=-".to_owned(),
         ];
+        options.extend((vmm.backing).map(|backing| format!("--backing={}", backing.name())));
         options.extend(vmm.perfmon.map(|version| format!("--perfmon={version}")));
         Ok(Self {
             options,
@@ -307,6 +311,7 @@ impl HostJob<'_> {
             trace: self.trace,
             settle_ms: settle_ms(self.phase),
             boots_disk: self.disk.is_some(),
+            mediates: self.mediates.is_some(),
         };
         let init = artifacts::find(self.arch, artifacts::KVM_HOST)?;
         let mut archive = Archive::new();
@@ -325,6 +330,9 @@ impl HostJob<'_> {
                 program.put(&mut archive, self.arch)?;
             }
             Vmm::Patched(program) | Vmm::Ours(program) => program.put(&mut archive),
+        }
+        if let Some(kernel) = self.mediates {
+            kernel.put_modules(&mut archive)?;
         }
         if let Some(disk) = self.disk {
             let driver = Contents::Disk(disk.driver.clone());

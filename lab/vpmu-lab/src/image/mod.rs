@@ -7,6 +7,7 @@ pub mod debian;
 pub mod disk;
 pub mod elf;
 mod fat;
+pub mod host_kernel;
 pub mod images;
 pub mod job;
 pub mod kallsyms;

@@ -18,7 +18,7 @@ use crate::Result;
 use crate::host::files::write_whole;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Pmu, Policy};
+use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
 use vpmu_measure::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
 
@@ -80,6 +80,9 @@ pub struct Run {
     /// The version of the QEMU that ran the machine, and whose it is.
     #[serde(default)]
     pub qemu: Option<String>,
+    /// What counted for the guest; `None` where nothing did, or nobody knows.
+    #[serde(default)]
+    pub backing: Option<Backing>,
     /// Event counters that the guest's kernel found.
     pub guest_counters: Option<u32>,
     /// Event counters that the hypervisor kept.
@@ -217,6 +220,7 @@ impl Run {
             vcpus: settings.machine.vcpus,
             cpu: settings.machine.cpu.clone(),
             qemu: settings.qemu.map(Version::to_string),
+            backing: backing(pmu, guest_counters.is_some(), &found),
             guest_counters,
             host_counters: found.monitor.and_then(|monitor| monitor.host_counters),
             command: settings.command.to_owned(),
@@ -235,7 +239,7 @@ impl Run {
             pmu_exits_per_pmi,
             host_share: stats
                 .host_share
-                .filter(|_| settings.guest.has_fair_shares(settings.machine.arch)),
+                .filter(|_| settings.guest.has_fair_shares(settings.machine)),
             exit_share: stats.exit_share,
             host_operations: means(stats.host_operations),
             host_operations_per_pmi,
@@ -265,6 +269,15 @@ impl Run {
     /// Returns user and kernel time together, seconds.
     pub fn busy_s(&self) -> f64 {
         self.user_s + self.sys_s
+    }
+}
+
+/// Returns what counted for a guest that has a PMU, or has none.
+fn backing(pmu: Pmu, has_pmu: bool, found: &Found<'_>) -> Option<Backing> {
+    match found.vmm {
+        Some(vmm) => vmm.backing.as_deref()?.parse().ok(),
+        None if matches!(pmu, Pmu::Qemu | Pmu::Vmm) => None,
+        None => has_pmu.then_some(Backing::Hardware),
     }
 }
 

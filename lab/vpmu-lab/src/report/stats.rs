@@ -28,7 +28,9 @@ impl Stats {
     pub(super) fn of(pmu: Pmu, vcpus: u32, found: &Found<'_>) -> Self {
         match pmu {
             Pmu::Native => Self::default(),
-            Pmu::Kvm | Pmu::Qemu | Pmu::Vmm => found.kvm.map(Self::of_kvm).unwrap_or_default(),
+            Pmu::Kvm | Pmu::Mediated | Pmu::Qemu | Pmu::Vmm => {
+                found.kvm.map(Self::of_kvm).unwrap_or_default()
+            }
             _ => {
                 let monitor = found.monitor.and_then(|monitor| monitor.measured.as_ref());
                 let monitor = monitor.map(|span| Self::of_monitor(span, vcpus));

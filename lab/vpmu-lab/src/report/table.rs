@@ -10,7 +10,7 @@ use super::number::number;
 use super::result::Row;
 use crate::report::result::Run;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Pmu};
+use crate::spec::design::{Backing, Design, Pmu};
 
 pub(super) const COLUMNS: [&str; 12] = [
     "design",
@@ -82,6 +82,22 @@ pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 
         optional(run.exits_per_pmi, |x| format!("{x:.2}")),
         optional(run.host_share, |share| format!("{:.2} %", share * 100.0)),
     ]
+}
+
+/// Says what counted for each x86 guest; `None` where there is none.
+pub fn backing<'a>(runs: impl Iterator<Item = &'a Run> + Clone) -> Option<String> {
+    let of = |backing, what: &str| {
+        let runs = runs.clone().filter(|run| run.arch == Arch::X86_64);
+        let names = runs.filter(|run| run.backing == Some(backing));
+        let names: Vec<String> = names.map(|run| run.design().to_string()).collect();
+        (!names.is_empty()).then(|| format!("{what} ({})", names.join(", ")))
+    };
+    let kinds = [
+        of(Backing::Hardware, "the processor's counters"),
+        of(Backing::Clock, "a clock"),
+    ];
+    let kinds: Vec<String> = kinds.into_iter().flatten().collect();
+    (!kinds.is_empty()).then(|| format!("counted by {}", kinds.join(" and by ")))
 }
 
 /// Names the QEMU that ran the guests; `None` where none did.
@@ -201,8 +217,12 @@ pub fn no_pmu(run: &Run) -> Option<String> {
         return None;
     }
     let why = match (run.arch, run.pmu) {
-        (Arch::X86_64, Pmu::Native) => "the emulated processor has none",
-        (Arch::X86_64, Pmu::Kvm) => "KVM passes on the host's, and the emulated processor has none",
+        (Arch::X86_64, Pmu::Native) => {
+            "the emulated processor has none: script/qemu builds a QEMU whose has"
+        }
+        (Arch::X86_64, Pmu::Kvm) => {
+            "KVM passes on the host's, and the emulated processor has none: script/qemu builds a QEMU whose has"
+        }
         _ => "see its dmesg",
     };
     Some(format!(
@@ -279,6 +299,7 @@ mod tests {
                 vcpus: 1,
                 cpu: None,
                 qemu: None,
+                backing: None,
                 guest_counters: Some(6),
                 host_counters: None,
                 command: "true".to_owned(),

@@ -114,7 +114,7 @@ fn starting_order(guests: &[Guest]) -> Vec<&Guest> {
         Pmu::Partitioned => 3,
         Pmu::Native => 2,
         Pmu::Emulated | Pmu::Paravirt | Pmu::Exec | Pmu::Qemu | Pmu::Vmm => 1,
-        Pmu::Kvm => 0,
+        Pmu::Kvm | Pmu::Mediated => 0,
     });
     order
 }

@@ -243,6 +243,7 @@ fn parts<'a>(
         payload: &spec.payload,
         images: lab.images.as_ref(),
         kernel: lab.modules.as_ref().map(Modules::kernel),
+        host_kernel: lab.host_kernel.as_ref(),
         disk: lab.disk.as_ref(),
         job,
         second_job: second_job(spec, guest, phase, folder)?,

@@ -22,6 +22,7 @@ use crate::host::progress::Progress;
 use crate::host::qemu::Version;
 use crate::image::cache::Cache;
 use crate::image::disk::BootDisk;
+use crate::image::host_kernel::HostKernel;
 use crate::image::images::Images;
 use crate::image::job::Output;
 use crate::image::module::{Kernel, Modules};
@@ -41,6 +42,8 @@ pub struct Lab<'a> {
     pub images: Option<Images>,
     /// This project's modules for guests, with their kernel; `None` when no guest has one.
     pub modules: Option<Modules>,
+    /// The kernel of hosts whose KVM hands the PMU over; `None` when no guest has such a host.
+    pub host_kernel: Option<HostKernel>,
     /// The disk that guests boot from; `None` when the lab loads their kernel.
     pub disk: Option<BootDisk>,
     /// The user's wish to stop.
@@ -69,6 +72,10 @@ impl<'a> Lab<'a> {
             .needs_modules()
             .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
             .transpose()?;
+        let host_kernel = spec
+            .needs_newest_kernel()
+            .then(|| HostKernel::prepare(cache, cancel, progress))
+            .transpose()?;
         let disk = (spec.disk.as_ref().zip(images.as_ref()))
             .map(|(disk, images)| BootDisk::prepare(disk, images, cache, cancel, progress))
             .transpose()?;
@@ -77,6 +84,7 @@ impl<'a> Lab<'a> {
             cache,
             images,
             modules,
+            host_kernel,
             disk,
             cancel,
             progress,

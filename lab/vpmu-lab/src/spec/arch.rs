@@ -28,7 +28,7 @@ const QEMU_AARCH64: Tool = Tool {
     fix: "apt-get install qemu-system-arm",
     hint: "",
 };
-const QEMU_X86_64: Tool = Tool {
+pub(crate) const QEMU_X86_64: Tool = Tool {
     program: "qemu-system-x86_64",
     fix: "apt-get install qemu-system-x86",
     hint: "",
@@ -108,6 +108,7 @@ impl Arch {
             Self::X86_64 => &[
                 Pmu::Native,
                 Pmu::Kvm,
+                Pmu::Mediated,
                 Pmu::Emulated,
                 Pmu::Paravirt,
                 Pmu::Exec,

@@ -13,6 +13,8 @@ pub enum Pmu {
     Native,
     /// Stock Linux KVM with stock QEMU: the peer.
     Kvm,
+    /// The same, of a Linux whose KVM hands the processor's PMU over to the guest.
+    Mediated,
     /// This project's monitor (aarch64) or VMM (x86_64), every register access
     /// trapped.
     Emulated,
@@ -34,9 +36,10 @@ pub enum Pmu {
 
 impl Pmu {
     /// All designs, in the order of a table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Native,
         Self::Kvm,
+        Self::Mediated,
         Self::Emulated,
         Self::Partitioned,
         Self::Direct,
@@ -52,6 +55,7 @@ impl Pmu {
         match self {
             Self::Native => "native",
             Self::Kvm => "kvm",
+            Self::Mediated => "mediated",
             Self::Emulated => "emulated",
             Self::Partitioned => "partitioned",
             Self::Direct => "direct",
@@ -71,7 +75,9 @@ impl Pmu {
     /// Tells whether this project's own hypervisor is below the guest.
     pub fn is_ours(self) -> bool {
         match self {
-            Self::Native | Self::Kvm | Self::Exec | Self::Qemu | Self::Vmm => false,
+            Self::Native | Self::Kvm | Self::Mediated | Self::Exec | Self::Qemu | Self::Vmm => {
+                false
+            }
             Self::Emulated
             | Self::Partitioned
             | Self::Direct
@@ -223,27 +229,58 @@ pub enum Pebs {
     /// By an exit at each overflow.
     Exit,
     /// The host's kernel samples the guest into its ring buffer where it can.
-    Ring,
-    /// As `Ring` on hosts that can do that, as `Exit` elsewhere.
+    Buffer,
+    /// As `Buffer` on hosts that can do that, as `Exit` elsewhere.
     Auto,
 }
 
 impl Pebs {
     /// All choices.
-    pub const ALL: [Self; 4] = [Self::Off, Self::Exit, Self::Ring, Self::Auto];
+    pub const ALL: [Self; 4] = [Self::Off, Self::Exit, Self::Buffer, Self::Auto];
 
     /// Returns the name on the command line, also of the VMM.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::Exit => "exit",
-            Self::Ring => "ring",
+            Self::Buffer => "ring",
             Self::Auto => "auto",
         }
     }
 }
 
 impl FromStr for Pebs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        by_name(Self::ALL, Self::name, text, "there are")
+    }
+}
+
+/// What counts for a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backing {
+    /// The processor's counters.
+    Hardware,
+    /// The time of the vCPU's thread.
+    Clock,
+}
+
+impl Backing {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Hardware, Self::Clock];
+
+    /// Returns the name on the command line, also of the VMM and in its statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hardware => "hardware",
+            Self::Clock => "clock",
+        }
+    }
+}
+
+impl FromStr for Backing {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

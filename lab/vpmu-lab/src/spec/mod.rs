@@ -22,7 +22,7 @@ use crate::Result;
 use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
-use design::{Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
+use design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
 use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
@@ -43,6 +43,15 @@ pub struct Machine {
     pub qemu: Qemu,
     /// More options for QEMU.
     pub qemu_args: Vec<String>,
+}
+
+impl Machine {
+    /// Tells whether the lab gives the x86 machine AMD's PMU: where QEMU has one, unless the user has named a processor,
+    /// whose PMU is then its own. In real time QEMU counts no instructions.
+    pub fn has_pmu(&self) -> bool {
+        let may = self.arch == Arch::X86_64 && self.cpu.is_none() && !self.realtime;
+        may && self.qemu.has_x86_pmu()
+    }
 }
 
 /// A checked request.
@@ -244,6 +253,8 @@ impl SecondRequest {
 pub enum Vmm {
     /// QEMU, from the host's packages.
     Stock,
+    /// The same, in a host whose KVM hands the processor's PMU over to the guest.
+    Mediated,
     /// The same under `vpmu exec`. The options are QEMU's.
     Exec(OurVmm),
     /// A QEMU that embeds the PMU. The options are QEMU's.
@@ -282,6 +293,8 @@ pub struct OurVmm {
     pub pebs: Pebs,
     /// The last branch records that the guest has.
     pub lbr: Lbr,
+    /// What counts; `None`: hardware counters where there are any.
+    pub backing: Option<Backing>,
     /// The time that counts where a clock does.
     pub freeze: Freeze,
     /// The user's options.
@@ -325,6 +338,11 @@ impl Spec {
     pub fn needs_modules(&self) -> bool {
         (self.guests.iter()).any(|guest| guest.design.pmu == Pmu::Paravirt)
     }
+
+    /// Tells whether a guest has a host with the newest kernel.
+    pub fn needs_newest_kernel(&self) -> bool {
+        (self.guests.iter()).any(|guest| guest.way == Way::Nested(Vmm::Mediated))
+    }
 }
 
 impl Guest {
@@ -338,12 +356,16 @@ impl Guest {
     ///
     /// A host ticks as often as its guest. The host would see the same moment of the guest's tick
     /// each time, so its clock is made a little fast. The exception is stock QEMU for x86 with
-    /// counted instructions. There a guest without a PMU samples by timers, and a host's tick that
+    /// counted instructions, on a `machine` without a PMU. There the guest samples by timers, and a host's tick that
     /// comes while the guest's kernel handles a timer makes QEMU 10.0 deliver that interrupt twice.
-    pub fn has_fair_shares(&self, arch: Arch) -> bool {
+    pub fn has_fair_shares(&self, machine: &Machine) -> bool {
         // Nobody knows whether the guest of a user's VMM has a PMU.
-        let is_stock = matches!(self.design.pmu, Pmu::Kvm | Pmu::Vmm);
-        !(arch == Arch::X86_64 && is_stock && self.time == Time::Counted)
+        let may_have_none = match self.design.pmu {
+            Pmu::Kvm | Pmu::Mediated => !machine.has_pmu(),
+            Pmu::Vmm => true,
+            _ => false,
+        };
+        !(machine.arch == Arch::X86_64 && self.time == Time::Counted && may_have_none)
     }
 }
 

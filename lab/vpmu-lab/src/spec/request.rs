@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::arch::Arch;
 use super::command::Command;
-use super::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
+use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
@@ -39,6 +39,8 @@ pub struct Request {
     pub pebs: Pebs,
     /// The last branch records that these guests have.
     pub lbr: Lbr,
+    /// What counts for these guests; `None`: hardware counters where there are any.
+    pub backing: Option<Backing>,
     /// The time that counts for these guests where a clock does.
     pub freeze: Freeze,
     /// Counters that a partitioning monitor keeps.
@@ -99,6 +101,7 @@ impl Request {
             perfmon: None,
             pebs: Pebs::Off,
             lbr: Lbr::Off,
+            backing: None,
             freeze: Freeze::Vm,
             host_counters: 0,
             host_profile: None,
@@ -212,6 +215,11 @@ impl Request {
                 design.pmu
             ));
         }
+        if designs.iter().any(|design| design.pmu == Pmu::Mediated) {
+            return usage(
+                "--disk: the host of --pmu mediated has another kernel, without the disk's driver",
+            );
+        }
         if self.kernel.is_some() || self.initrd.is_some() || self.append.is_some() {
             return usage(
                 "--disk boots what is on the disk: leave --kernel, --initrd and --append out",
@@ -269,6 +277,7 @@ impl Request {
                 Pmu::Emulated => self.lbr,
                 _ => Lbr::Off,
             },
+            backing: self.backing,
             freeze: self.freeze,
             // With a VMM of the user's, they are that one's.
             options: match self.vmm {
@@ -279,6 +288,7 @@ impl Request {
         match (self.machine.arch, design.pmu) {
             (_, Pmu::Native) => Way::Native,
             (_, Pmu::Kvm) => Way::Nested(Vmm::Stock),
+            (_, Pmu::Mediated) => Way::Nested(Vmm::Mediated),
             (Arch::Aarch64, pmu) => Way::Monitor {
                 host_counters: (has_partition(pmu) || self.is_profiled(pmu))
                     .then_some(self.host_counters),
@@ -299,9 +309,9 @@ impl Request {
             (Some(_), _) if self.initrd.is_some() => {
                 usage("a command runs in vpmu's own initrd: give either --initrd or a command")
             }
-            (None, Some(_)) if designs.iter().any(|design| design.pmu == Pmu::Kvm) => {
-                usage("kvm needs a command: its machine holds a host that starts the guest")
-            }
+            (None, Some(_)) if designs.iter().any(|design| is_stock(design.pmu)) => usage(
+                "kvm and mediated need a command: their machine holds a host that starts the guest",
+            ),
             (None, Some(_)) if !self.add.is_empty() => {
                 usage("--add puts files into vpmu's own initrd: it needs a command")
             }
@@ -401,6 +411,11 @@ impl Request {
 /// Tells whether the monitor may keep counters under this design.
 fn has_partition(pmu: Pmu) -> bool {
     matches!(pmu, Pmu::Partitioned | Pmu::Direct)
+}
+
+/// Tells whether stock QEMU on stock KVM runs a guest of this design.
+fn is_stock(pmu: Pmu) -> bool {
+    matches!(pmu, Pmu::Kvm | Pmu::Mediated)
 }
 
 /// Tells whether a guest of this design has a PMU of Intel's or AMD's, as the user chooses.

@@ -22,6 +22,9 @@ const OWN: &str = "/guest/own.cpio";
 /// The file tree that the lab's guests share.
 const GUEST: &str = "/guest/guest.cpio";
 
+/// Whether KVM hands the PMU over.
+const MEDIATES: &str = "/sys/module/kvm_amd/parameters/enable_mediated_pmu";
+
 /// The guest's kernel.
 pub(crate) const KERNEL: &str = "/guest/kernel";
 
@@ -34,10 +37,13 @@ pub(crate) fn run(process: Process) -> i32 {
 }
 
 fn serve(process: Process) -> Result<core::convert::Infallible, String> {
-    prepare(process);
     let path = format!("/{}", HostJob::PATH);
     let job = files::read(&path).map_err(|errno| format!("failed to read {path}: {errno}"))?;
     let job = HostJob::parse(job.as_bytes()).map_err(|error| format!("{path}: {error}"))?;
+    prepare(process, &job);
+    if job.mediates && files::read(MEDIATES).as_deref().map(str::trim) != Ok("Y") {
+        return Err("KVM hands no PMU over on this processor: it needs PerfMonV2".to_owned());
+    }
     if job.skew {
         // The kernel charges a whole tick to whatever the tick interrupts. Host and guest tick at
         // the same rate, so the host would look at the same moment of the guest's tick every time.
@@ -75,7 +81,7 @@ fn serve(process: Process) -> Result<core::convert::Infallible, String> {
     power_off(process)
 }
 
-fn prepare(process: Process) {
+fn prepare(process: Process, job: &HostJob) {
     for command in [
         "mount -t proc proc /proc",
         "mount -t sysfs sysfs /sys",
@@ -89,7 +95,11 @@ fn prepare(process: Process) {
     set("/proc/sys/kernel/printk", "1");
     // On x86, KVM is not part of the kernel. The names of its modules begin with their order.
     for module in files::names("/vpmu/modules") {
-        busybox(process, &format!("insmod /vpmu/modules/{module}"));
+        let option = match job.mediates && module.contains("kvm-amd") {
+            true => " enable_mediated_pmu=1",
+            false => "",
+        };
+        busybox(process, &format!("insmod /vpmu/modules/{module}{option}"));
     }
 }
 

@@ -58,6 +58,7 @@ pub(super) const BENCH: Bench = Bench {
         ],
     },
     has_models: false,
+    has_counters: false,
     rows,
 };
 
@@ -278,11 +279,13 @@ impl<'a> Lab<'a> {
             ..Request::new(Arch::X86_64)
         };
         request.machine.qemu = context.qemu.clone();
+        request.machine.cpu = context.cpu();
         request.machine.vcpus = 2;
         request.machine.memory = 512;
         let spec = request.check(&[design])?;
         run::check(&spec)?;
         let lab = run::Lab {
+            host_kernel: None,
             disk: None,
             qemu: spec.qemu()?,
             modules: None,

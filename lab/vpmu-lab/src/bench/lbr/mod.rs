@@ -16,6 +16,7 @@ pub(super) const BENCH: Bench = Bench {
     name: "lbr",
     about: "perf record -b: exits, guest time and full stacks of a sample, and wrong branches (x86_64)",
     has_models: true,
+    has_counters: false,
     page: Page {
         title: "Last branch records: results",
         intro: include_str!("page.md"),

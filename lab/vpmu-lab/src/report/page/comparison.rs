@@ -113,6 +113,7 @@ fn sentences(runs: &[Run]) -> Vec<String> {
     if !exits.is_empty() {
         sentences.push(format!("A PMI takes {} exits.", listed(&exits)));
     }
+    sentences.extend(table::backing(runs.iter()).map(|text| format!("It was {text}.")));
     sentences.extend(
         runs.iter()
             .filter_map(table::no_pmu)

@@ -94,6 +94,7 @@ fn vmm_accounts() {
             perfmon: None,
             pebs: Pebs::Off,
             lbr: Lbr::Off,
+            backing: None,
             freeze: Freeze::Vm,
             options: Vec::new(),
         }),

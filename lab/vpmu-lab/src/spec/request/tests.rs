@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::spec::SecondPayload;
-use crate::spec::design::{Model, Policy};
+use crate::spec::design::{Backing, Model, Policy};
 
 fn request() -> Request {
     Request {
@@ -43,7 +43,7 @@ fn wrong_numbers_and_files_are_named() {
 
 #[test]
 fn contradictions_are_named() {
-    let cases: [(Pmu, Change, &str); 15] = [
+    let cases: [(Pmu, Change, &str); 16] = [
         (
             Pmu::Native,
             &|it| it.vmm_args.push("-x".into()),
@@ -75,10 +75,15 @@ fn contradictions_are_named() {
                 it.command = None;
                 it.kernel = Some("x".into());
             },
-            "kvm needs a command",
+            "kvm and mediated need a command",
         ),
         (Pmu::Partitioned, &|_| (), "does not exist"),
         (Pmu::Paravirt, &|it| it.perfmon = Some(5), "--perfmon"),
+        (
+            Pmu::Kvm,
+            &|it| it.backing = Some(Backing::Clock),
+            "--backing",
+        ),
         (Pmu::Paravirt, &|it| it.lbr = Lbr::On, "--lbr"),
         (
             Pmu::Emulated,
@@ -185,7 +190,12 @@ fn stock_kvms_shares_are_fair_in_real_time_only() {
     let fair = |realtime, arch| {
         let mut request = request();
         request.machine.realtime = realtime;
-        request.guests(&[Pmu::Kvm.into()], false).unwrap()[0].has_fair_shares(arch)
+        request.machine.cpu = Some("max".to_owned());
+        let machine = Machine {
+            arch,
+            ..request.machine.clone()
+        };
+        request.guests(&[Pmu::Kvm.into()], false).unwrap()[0].has_fair_shares(&machine)
     };
     assert!(!fair(false, Arch::X86_64));
     assert!(fair(true, Arch::X86_64));

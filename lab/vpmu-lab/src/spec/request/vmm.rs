@@ -35,6 +35,10 @@ impl Request {
         if self.pebs != Pebs::Off && matches!(self.model, Model::Amd | Model::AmdV2) {
             return usage("PEBS is Intel's: leave --pebs out, or give --model intel");
         }
+        let is_backed = |design: &Design| design.pmu.is_ours() || design.pmu == Pmu::Exec;
+        if self.backing.is_some() && !(has_vmm && designs.iter().any(is_backed)) {
+            return usage("--backing is about --arch x86_64 --pmu emulated, paravirt and exec");
+        }
         let has_clock = |design: &Design| matches!(design.pmu, Pmu::Emulated | Pmu::Paravirt);
         if self.freeze != Freeze::Vm && !(has_vmm && designs.iter().all(has_clock)) {
             return usage(

@@ -1,0 +1,194 @@
+//! Compares this project's x86 PMUs with native and with those of KVM, on the counters of one emulated processor.
+
+use super::parts::{
+    CYCLES, Figure, Part, QUIET, SHARES, figure, first, share_difference, timed, us_per_sample,
+};
+use super::{Bench, Context, Row};
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Backing, Design, Model, Pebs, Pmu, Policy};
+use crate::{Error, Result};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "peers",
+    about: "the x86 PMUs beside native and beside KVM's emulated and mediated PMU, on hardware counters",
+    has_models: false,
+    has_counters: true,
+    page: Page {
+        title: "Beside native and KVM's own PMUs: results",
+        intro: include_str!("peers.md"),
+        groups: &[Group {
+            suffix: "",
+            heading: "One machine, each PMU in turn",
+        }],
+    },
+    rows,
+};
+
+/// A PMU: its name, its design, and what its guest asks for.
+struct Mode {
+    name: &'static str,
+    pmu: Pmu,
+    model: Model,
+    backing: Option<Backing>,
+    pebs: Pebs,
+}
+
+const fn mode(name: &'static str, pmu: Pmu) -> Mode {
+    Mode {
+        name,
+        pmu,
+        model: Model::Auto,
+        backing: None,
+        pebs: Pebs::Off,
+    }
+}
+
+const fn ours(name: &'static str, model: Model) -> Mode {
+    Mode {
+        model,
+        backing: Some(Backing::Hardware),
+        ..mode(name, Pmu::Emulated)
+    }
+}
+
+const MODES: [Mode; 8] = [
+    mode("native", Pmu::Native),
+    mode("kvm", Pmu::Kvm),
+    mode("mediated", Pmu::Mediated),
+    ours("emulated", Model::Amd),
+    ours("emulated-v2", Model::AmdV2),
+    Mode {
+        backing: Some(Backing::Clock),
+        ..ours("emulated-clock", Model::Amd)
+    },
+    Mode {
+        backing: Some(Backing::Hardware),
+        ..mode("paravirt", Pmu::Paravirt)
+    },
+    Mode {
+        pebs: Pebs::Buffer,
+        ..ours("pebs-ring", Model::Intel)
+    },
+];
+
+/// Fewer interrupts say nothing of the exits of one: a guest with PEBS takes one for two thousand samples.
+const ENOUGH_PMIS: u64 = 100;
+/// 1.6 times the workload's unit, so that samples meet each part of it.
+const SHARE_PERIOD: u32 = 169_559;
+/// More than there are counters.
+const MULTIPLEXED: usize = 12;
+
+impl Mode {
+    fn parts(&self) -> [Part; 2] {
+        let precise = self.pebs != Pebs::Off;
+        let record = match precise {
+            true => CYCLES.replace("cycles", "cycles:pp"),
+            false => CYCLES.to_owned(),
+        };
+        let events = ["cycles:u"; MULTIPLEXED].join(",");
+        [
+            // With a stock guest's limits: where a sample takes too long, its kernel throttles perf.
+            Part {
+                name: "fixed",
+                command: format!("{record} -c 100000 -- workload --scale 3000"),
+                figures: |row| {
+                    let samples = row.run.samples.map(|samples| samples as f64);
+                    let enough = row.run.pmis.is_some_and(|pmis| pmis >= ENOUGH_PMIS);
+                    let exits = row.run.exits_per_pmi.filter(|_| enough);
+                    Ok(vec![
+                        figure("samples", samples, "samples"),
+                        figure("exits_per_pmi", exits, "exits"),
+                    ])
+                },
+            },
+            Part {
+                name: "time",
+                command: format!(
+                    "{QUIET}{record} -c {SHARE_PERIOD} -- workload --scale 3000 && {SHARES}{}us() {{ name=$1; shift; \"$@\" perf bench sched pipe -l 1000 2>&1 | \
+                     awk -v name=$name '/usecs\\/op/ {{ print name, $1 }}'; }}; \
+                     us one perf stat -e cycles; us four perf stat -e cycles,cycles,cycles,cycles; \
+                     counts() {{ perf stat -x, -o stat -e $1 workload --scale 3000; awk -F, '/cycles/ {{ print $1 }}' stat; }}; \
+                     alone=$(counts cycles:u); counts {events} | awk -v alone=$alone \
+                     '{{ off = $1 / alone - 1; if (off < 0) off = -off; if (off > most) most = off }} \
+                     END {{ print \"multiplexed\", 100 * most }}'",
+                    timed(&record, "-c 100000", 1000)
+                ),
+                figures: of_time,
+            },
+        ]
+    }
+
+    /// Measures one part.
+    fn rows(&self, context: &Context<'_>, part: &Part) -> Result<Vec<Row>> {
+        let skid = (self.pebs != Pebs::Off).then(|| "--pebs-skid".to_owned());
+        let request = Request {
+            model: self.model,
+            backing: self.backing,
+            pebs: self.pebs,
+            vmm_args: skid.into_iter().collect(),
+            ..Request::new(Arch::X86_64)
+        };
+        let design = Design {
+            pmu: self.pmu,
+            policy: (self.pmu == Pmu::Emulated).then(Policy::default),
+        };
+        let label = format!("{}-{}", self.name, part.name);
+        let runs = context.compare_as(request, &label, &[design], &part.command)?;
+        let mut rows = Vec::new();
+        for row in &runs {
+            let figures = (part.figures)(row)?.into_iter();
+            rows.extend(figures.map(|figure| figure.row("", self.name)));
+        }
+        Ok(rows)
+    }
+}
+
+fn of_time(row: &result::Row) -> Result<Vec<Figure>> {
+    Ok(vec![
+        figure("guest_us_per_sample", us_per_sample(row)?, "us"),
+        figure("sched_pipe_us", Some(first(row, "one")?), "us"),
+        figure("sched_pipe_us:4", Some(first(row, "four")?), "us"),
+        figure(
+            "multiplexed_error_percent",
+            Some(first(row, "multiplexed")?),
+            "percent",
+        ),
+        figure(
+            "largest_share_difference_points",
+            Some(share_difference(row)),
+            "points",
+        ),
+    ])
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    if !context.qemu.has_x86_pmu() {
+        return Err(Error::Usage(
+            "bench peers needs a processor with counters, which this QEMU does not emulate: script/qemu builds one that \
+             does, and --qemu or VPMU_QEMU takes its folder"
+                .to_owned(),
+        ));
+    }
+    let mut rows = Vec::new();
+    for mode in &MODES {
+        for part in &mode.parts() {
+            rows.extend(mode.rows(context, part)?);
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_valid_shell() {
+        for mode in &MODES {
+            crate::bench::parts::tests::assert_valid_shell(&mode.parts());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Debian's newest kernel for the KVM host of a guest that is handed the processor's PMU (mediated vPMU, since Linux 7.0).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::disk::ModuleFiles;
+use super::images::{self, KVM_MODULES};
+use crate::host::cancel::Cancel;
+use crate::host::digest;
+use crate::host::progress::Progress;
+use crate::image::archive::{Archive, Contents};
+use crate::image::cache::Cache;
+use crate::image::debian::{Pool, Selection, TEMPORARY};
+use crate::{Error, Result};
+
+/// The Debian release of the kernel.
+const RELEASE: &str = "trixie-backports";
+
+const PREFIX: &str = "host-kernel-";
+const KERNEL: &str = "kernel.elf";
+
+/// A host's kernel, unpacked, with KVM's modules.
+#[derive(Debug, Clone)]
+pub struct HostKernel(PathBuf);
+
+impl HostKernel {
+    /// Returns the kernel, downloaded and unpacked first where it is missing.
+    ///
+    /// # Errors
+    ///
+    /// When packages cannot be downloaded or lack a file.
+    pub fn prepare(cache: &Cache, cancel: &Cancel, progress: &Progress) -> Result<Self> {
+        let _lock = cache.lock(cancel, progress)?;
+        let pool = Pool::fetch(cache, &Selection::kernel(RELEASE), cancel, progress)?;
+        let packages = pool.manifest().packages.iter();
+        let digests: Vec<&str> = packages.map(|package| package.sha256.as_str()).collect();
+        let key = digest::of_bytes(digests.join(" ").as_bytes());
+        let folder = pool.folder().join(format!("{PREFIX}{}", &key[..16]));
+        if !folder.is_dir() {
+            let task = progress.task("unpacking the host's kernel");
+            images::remove_older(pool.folder(), PREFIX);
+            build(&pool, &folder, cancel)?;
+            task.done();
+        }
+        Ok(Self(folder))
+    }
+
+    /// Returns the kernel, an ELF file.
+    pub fn kernel(&self) -> PathBuf {
+        self.0.join(KERNEL)
+    }
+
+    /// Puts KVM's modules in the place of those of the other kernel.
+    ///
+    /// # Errors
+    ///
+    /// When their folder cannot be read.
+    pub fn put_modules(&self, archive: &mut Archive) -> Result<()> {
+        for path in images::files_below(&self.0)? {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name != KERNEL {
+                let place = format!("vpmu/modules/{name}");
+                archive.file(&place, 0o644, Contents::Disk(path.clone()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn build(pool: &Pool, folder: &Path, cancel: &Cancel) -> Result<()> {
+    let temporary = tempfile::Builder::new()
+        .prefix(TEMPORARY)
+        .tempdir_in(pool.folder())
+        .map_err(Error::file("write in", pool.folder()))?;
+    let [root, made] = ["root", "made"].map(|name| temporary.path().join(name));
+    for path in [&root, &made] {
+        fs::create_dir(path).map_err(Error::file("create", path))?;
+    }
+    pool.unpack("", &root, cancel)?;
+    let missing = |what: String| Error::NotInPackages {
+        what,
+        cache: pool.folder().to_owned(),
+    };
+    let modules = ModuleFiles::of(&root)?;
+    let vmlinuz = modules.kernel_of(&root);
+    let vmlinuz = vmlinuz.ok_or_else(|| missing("the kernel".to_owned()))?;
+    images::unpack_kernel(&vmlinuz, &made.join(KERNEL))?;
+    for (number, name) in KVM_MODULES.into_iter().enumerate() {
+        let path = modules.find(name);
+        let path = path.ok_or_else(|| missing(format!("kernel module {name}")))?;
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let copied = fs::copy(&path, made.join(format!("{number}-{file}")));
+        copied.map_err(Error::file("copy", &path))?;
+    }
+    fs::rename(&made, folder).map_err(Error::file("create", folder))
+}
