@@ -23,8 +23,6 @@ const SAMPLE: &str = "perf record -q -F 10000 -e cycles -o /tmp/p workload";
 fn run(hypervisor: Option<&str>, command: &str) -> Option<(String, [f64; 2])> {
     let folder = tempfile::tempdir().unwrap();
     let mut run = vpmu("aarch64")?;
-    // The mended QEMU is built without the device that puts the guest behind the hypervisor.
-    run.env_remove("VPMU_QEMU");
     run.args(["run", "--pmu", "native", "--cpu", CPU, "--memory", "1024M"]);
     run.arg("--keep").arg(folder.path());
     if let Some(hypervisor) = hypervisor {
