@@ -19,7 +19,7 @@ use super::{
     blob,
     console::{Console, consoles},
     nodes::{self, cells, compatible, interrupts, regions},
-    pmu,
+    pmu, uefi,
     words::GuestWords,
 };
 
@@ -196,7 +196,8 @@ impl Machine {
 
 /// The tree for the guest: `tree` without the memory in each of `reserved`, without interrupt translation services
 /// and without the monitor's words, and with the address of the monitor's doorbell. `taken` is the address of a serial
-/// port that is another guest's.
+/// port that is another guest's, `map` the bytes of UEFI's memory map for the guest. A guest of ACPI's gets nothing but
+/// `/chosen`: Linux reads ACPI only where there is no more.
 ///
 /// # Errors
 ///
@@ -206,6 +207,7 @@ pub fn for_guest(
     reserved: &[Range<u64>],
     doorbell: u64,
     taken: Option<u64>,
+    map: Option<u32>,
 ) -> Result<Vec<u8>, TreeError> {
     let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
     let mut changed = DeviceTree::from_fdt(&tree);
@@ -249,6 +251,14 @@ pub fn for_guest(
     if let Some(chosen) = changed.root.child_mut("chosen") {
         // As a cell pair: Linux hands the bytes on, and `meter` reads them.
         chosen.add_property(DeviceTreeProperty::new_unchecked(DOORBELL, doorbell));
+        if let Some(map) = map {
+            uefi::add(chosen, uefi::MAP_SIZE, map);
+        }
+        if chosen.remove_property(uefi::ACPI).is_some() {
+            let chosen = chosen.clone();
+            changed = DeviceTree::new();
+            changed.root.add_child(chosen);
+        }
     }
     Ok(changed.to_dtb())
 }

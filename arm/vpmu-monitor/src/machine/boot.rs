@@ -14,6 +14,7 @@ use vpmu_monitor::{
         device_tree::{self, Conduit, Machine, TreeError},
         guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
+        uefi::{self, Map},
         words::{Design, Interrupts, Settings, WordError},
     },
     lock::Unlocked,
@@ -274,7 +275,8 @@ fn give_tree(
     reserved.extend(second.map(|second| second.memory.clone()));
     let serial = second.map(|second| second.serial.base);
     let doorbell = memory.end - DOORBELL_PAGE;
-    let changed = device_tree::for_guest(tree, &reserved, doorbell, serial)?;
+    let map = give_map(tree, &reserved)?;
+    let changed = device_tree::for_guest(tree, &reserved, doorbell, serial, map)?;
     let place = if changed.len() <= tree.len() {
         tree.as_ptr() as u64
     } else {
@@ -285,6 +287,20 @@ fn give_tree(
     }
     copy(changed.as_ptr() as u64, place, changed.len() as u64);
     Ok(place)
+}
+
+/// Takes `reserved` out of UEFI's memory map, where it is; returns its bytes then. `None`: UEFI has not started the monitor.
+fn give_map(tree: &[u8], reserved: &[Range<u64>]) -> Result<Option<u32>, BootError> {
+    let tree = blob::open(tree).ok_or(TreeError::Invalid)?;
+    let Some((place, stride)) = uefi::map(tree) else {
+        return Ok(None);
+    };
+    let length = (place.end - place.start) as usize;
+    // SAFETY: `uefi.rs` has put it there, with room for what is added, and the tree reserves it.
+    let bytes = unsafe { slice::from_raw_parts(place.start as *const u8, length) };
+    let map = Map { bytes, stride }.without(reserved);
+    copy(map.as_ptr() as u64, place.start, map.len() as u64);
+    Ok(Some(map.len() as u32))
 }
 
 /// Every redistributor, and the index of each CPU's among them.
@@ -341,7 +357,7 @@ fn quiet_translation_services(machine: &Machine) {
 }
 
 /// The device tree's bytes, when there is one at `at`.
-fn tree_bytes(at: u64) -> Option<&'static [u8]> {
+pub(super) fn tree_bytes(at: u64) -> Option<&'static [u8]> {
     if at == 0 || !at.is_multiple_of(8) {
         return None;
     }
@@ -421,7 +437,9 @@ fn find_home(
 ) -> Result<Range<u64>, BootError> {
     let per_cpu = PER_CPU + (samples(settings) * size_of::<Sample>()) as u64;
     let image = &raw const bss_end as u64 - start.memory.start;
-    let heap = TABLES + TREE_COPIES * blob::used(tree) + machine.cpus.len() as u64 * per_cpu;
+    // A word of stage 2 for each block of 1 GiB, beside the tables of what is no whole one.
+    let tables = TABLES + mmu::end(machine) / (1 << 30) * size_of::<u64>() as u64;
+    let heap = tables + TREE_COPIES * blob::used(tree) + machine.cpus.len() as u64 * per_cpu;
     let size = image + heap + DOORBELL_PAGE + TREE_ROOM;
     let mut home = home::choose(ram, taken, size).ok_or(BootError::NoHome(size))?;
     home.start += TREE_ROOM;

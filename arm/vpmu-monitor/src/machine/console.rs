@@ -13,24 +13,6 @@ use vpmu_monitor::boot::console::{Console, Kind};
 
 use super::mmio::{read_device, write_device};
 
-/// What `entry.s` prints where UEFI has started the image, which goes on without it then.
-#[unsafe(no_mangle)]
-static efi_text: [u16; EFI_TEXT.len() + 1] = utf16(EFI_TEXT);
-
-const EFI_TEXT: &str = "vpmu-monitor: error: UEFI cannot start it: it needs the arm64 boot protocol and a device tree, by \
-    U-Boot's booti or QEMU's -kernel without -bios\r\n";
-
-/// ASCII as UTF-16, with a zero at the end.
-const fn utf16<const N: usize>(text: &str) -> [u16; N] {
-    let mut units = [0; N];
-    let mut n = 0;
-    while n < text.len() {
-        units[n] = text.as_bytes()[n] as u16;
-        n += 1;
-    }
-    units
-}
-
 /// At most so many are used at once.
 const MOST: usize = 4;
 

@@ -1,6 +1,25 @@
 // The first instructions, and the way into and out of every exception.
 // STACK_SIZE comes from cpu.rs, FRAME from frame.rs.
 
+// relocate BASE: adds BASE, where the image is, to the addresses in it. It is linked at 0. Uses x3 to x7.
+.macro relocate base
+    adrp    x3, rela_start
+    add     x3, x3, :lo12:rela_start
+    adrp    x4, rela_end
+    add     x4, x4, :lo12:rela_end
+.Lnext\@:
+    cmp     x3, x4
+    b.hs    .Ldone\@
+    ldp     x5, x6, [x3], #16       // offset, type
+    ldr     x7, [x3], #8            // addend
+    cmp     w6, #1027               // R_AARCH64_RELATIVE
+    b.ne    .Lnext\@
+    add     x7, x7, \base
+    str     x7, [x5, \base]
+    b       .Lnext\@
+.Ldone\@:
+.endm
+
 // ---- The arm64 image header (Linux, Documentation/arch/arm64/booting.rst) ----------------------
 .section .head, "ax"
 .global head
@@ -8,6 +27,8 @@ head:
     ccmp    x18, #0, #0xd, pl       // does nothing; its bytes begin with "MZ", by which UEFI knows a program
     b       start
     .quad   0                       // text offset
+.global image_size
+image_size:
     .quad   0x200000                // image size; the lab adds the guest's
     .quad   0xa                     // little-endian, 4 KiB pages, anywhere in memory
     .quad   0, 0, 0
@@ -29,14 +50,15 @@ optional_header:
     .long   0x1000, 0x200           // alignment in memory, in the file
     .short  0, 0, 0, 0, 0, 0
     .long   0
-    .long   0x200000, 0x1000        // bytes of the image, of the headers
+    .long   0x200000, 0x1000        // bytes of the image, to which the lab adds the guest's; of the headers
     .long   0
     .short  10, 0                   // an EFI application
     .quad   0, 0, 0, 0
     .long   0, 0                    // no data directories
 optional_header_end:
     .ascii  ".text\0\0\0"
-    .long   0x200000 - 0x1000, 0x1000, rela_end - head - 0x1000, 0x1000
+    .long   0x200000 - 0x1000, 0x1000 // bytes in memory, which the lab changes; where
+    .long   rela_end - head - 0x1000, 0x1000 // the same in the file
     .long   0, 0
     .short  0, 0
     .long   0xe0000020              // code, and all access
@@ -58,18 +80,31 @@ second_file:
     .org    0x1000                  // where the section begins
 efi_start:
     stp     x29, x30, [sp, #-16]!
-    ldr     x0, [x1, #64]           // ConOut
-    adrp    x1, efi_text
-    add     x1, x1, :lo12:efi_text
-    ldr     x2, [x0, #8]            // OutputString
-    blr     x2
+    mov     x29, sp
+    adrp    x2, head
+    relocate x2
+    bl      efi_main
     ldp     x29, x30, [sp], #16
-    mov     x0, #3                  // EFI_UNSUPPORTED
-    movk    x0, #0x8000, lsl #48
     ret
+
+// leave_firmware(device tree, entry): MMU and caches off, all of this has been cleaned from them.
+.global leave_firmware
+leave_firmware:
+    msr     daifset, #0xf
+    mrs     x2, sctlr_el2
+    mov     x3, #0x1005             // I, C, M
+    bic     x2, x2, x3
+    dsb     sy
+    msr     sctlr_el2, x2
+    isb
+    ic      iallu
+    dsb     sy
+    isb
+    br      x1
 
 // ---- Start of the boot CPU: x0 = device tree, MMU off ------------------------------------------
 .section .text.start, "ax"
+.global start
 start:
     mrs     x23, CurrentEL
     cmp     x23, #(2 << 2)
@@ -93,21 +128,9 @@ moved:                              // the same again, from the monitor's home: 
 0:  mov     x19, x0
     adrp    x20, head               // where we are; linked at 0, so also the offset
 
-    adrp    x1, rela_start
-    add     x1, x1, :lo12:rela_start
-    adrp    x2, rela_end
-    add     x2, x2, :lo12:rela_end
-1:  cmp     x1, x2
-    b.hs    2f
-    ldp     x3, x4, [x1], #16       // offset, type
-    ldr     x5, [x1], #8            // addend
-    cmp     w4, #1027               // R_AARCH64_RELATIVE
-    b.ne    1b
-    add     x5, x5, x20
-    str     x5, [x3, x20]
-    b       1b
+    relocate x20
 
-2:  adrp    x1, bss_start
+    adrp    x1, bss_start
     adrp    x2, bss_end
 3:  cmp     x1, x2
     b.hs    4f

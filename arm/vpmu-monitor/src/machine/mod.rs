@@ -24,6 +24,7 @@ mod second;
 mod start;
 mod sysreg;
 mod trap;
+mod uefi;
 
 use core::{arch::global_asm, panic::PanicInfo};
 

@@ -10,7 +10,10 @@ use core::fmt;
 use crate::arch::{device_read, device_write};
 use crate::sys::{self, Errno, flags};
 
+/// The device tree as the kernel has got it. A kernel that reads ACPI shows it nowhere else.
+const TREE: &core::ffi::CStr = c"/sys/firmware/fdt";
 /// The address, big-endian with 64 bits.
+const NAME: &[u8] = b"vpmu,doorbell\0";
 const ADDRESS: &core::ffi::CStr = c"/proc/device-tree/chosen/vpmu,doorbell";
 const LENGTH: usize = 0x1000;
 /// The value that the register reads as when a monitor is below: "VPMV".
@@ -40,6 +43,22 @@ impl fmt::Display for NoDoorbell {
     }
 }
 
+/// Bytes of a tree that has nothing but `/chosen`.
+const TREE_ROOM: usize = 8192;
+
+/// The doorbell's address in a device tree (Devicetree Specification 0.4, chapter 5).
+fn in_tree(tree: &[u8]) -> Option<u64> {
+    const PROPERTY: u32 = 3;
+    let word = |at: usize| Some(u32::from_be_bytes(*tree.get(at..)?.first_chunk()?));
+    let (structure, strings) = (word(8)? as usize, word(12)? as usize);
+    let mut names = tree.get(strings..)?.windows(NAME.len());
+    let name = names.position(|name| name == NAME)? as u32;
+    let property = [PROPERTY, size_of::<u64>() as u32, name].map(u32::to_be_bytes);
+    let mut words = tree.get(structure..)?.windows(20).step_by(4);
+    let found = words.find(|words| words.starts_with(property.as_flattened()))?;
+    Some(u64::from_be_bytes(*found.last_chunk()?))
+}
+
 impl Doorbell {
     /// Maps the doorbell after making sure that a monitor answers.
     ///
@@ -51,6 +70,7 @@ impl Doorbell {
         let mut bytes = [0; 9];
         let address = sys::read_file(ADDRESS, &mut bytes)
             .and_then(|bytes| Some(u64::from_be_bytes(bytes.try_into().ok()?)))
+            .or_else(|| in_tree(sys::read_file(TREE, &mut [0; TREE_ROOM])?))
             .ok_or(NoDoorbell::Absent)?;
         let register = sys::open(c"/dev/mem", flags::READ_WRITE_SYNC)
             .and_then(|memory| memory.map(address as usize, LENGTH))

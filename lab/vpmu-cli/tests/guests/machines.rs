@@ -38,7 +38,17 @@ const BOARDS: [(&str, &str); 5] = [
 ];
 
 /// Runs a guest and returns the two counts, the number of CPUs, and the results.
-fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>, Value)> {
+fn run(pmu: &str, core: (&str, u32), more: &[&str]) -> Option<(Vec<f64>, Value)> {
+    run_command(pmu, core, more, COUNT)
+}
+
+/// Runs a command in a guest and returns the numbers that it prints, and the results.
+fn run_command(
+    pmu: &str,
+    (cpu, vcpus): (&str, u32),
+    more: &[&str],
+    command: &str,
+) -> Option<(Vec<f64>, Value)> {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("results.json");
     let output = vpmu("aarch64")?
@@ -47,7 +57,7 @@ fn run(pmu: &str, (cpu, vcpus): (&str, u32), more: &[&str]) -> Option<(Vec<f64>,
         .args(more)
         .arg("--json")
         .arg(&json)
-        .args(["--", COUNT])
+        .args(["--", command])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -194,9 +204,33 @@ fn machines_without_what_it_needs_end_with_one_line() {
 /// UEFI for arm64 (Debian's `qemu-efi-aarch64`).
 const UEFI: &str = "/usr/share/qemu-efi-aarch64/QEMU_EFI.fd";
 
-/// Checks that UEFI takes the monitor for a program, which says in one line how to start it and gives the machine back.
+/// Checks that UEFI starts the boot file, which hands stock Linux what the firmware says of the machine: ACPI's tables, or
+/// a device tree. Linux then has the firmware's runtime services, too.
 #[test]
-fn uefi_prints_how_to_start_the_monitor() {
+fn uefi_starts_the_monitor_with_acpi_and_with_a_device_tree() {
+    if !Path::new(UEFI).exists() {
+        return skipped(&format!("no {UEFI}: apt-get install qemu-efi-aarch64"));
+    }
+    let core = ("cortex-a76", 2);
+    let Some(native) = native(core) else {
+        return;
+    };
+    let there = ["efi", "acpi"].map(|it| format!("; ls -d /sys/firmware/{it} 2>/dev/null | wc -l"));
+    let command = format!("{COUNT}{}", there.concat());
+    for (board, acpi) in [("virt", 1.0), ("virt,acpi=off", 0.0)] {
+        let _turn = turn(1);
+        let board = format!("--qemu-arg={board}");
+        let firmware = format!("--qemu-arg={UEFI}");
+        let more = ["--qemu-arg=-M", &board, "--qemu-arg=-bios", &firmware];
+        let (mut guest, results) = run_command("partitioned", core, &more, &command).unwrap();
+        assert_eq!(guest.split_off(3), [1.0, acpi], "{board}");
+        check_guest(core, &native, &guest, &results);
+    }
+}
+
+/// Checks that UEFI gets a line that says what is missing, and its machine back.
+#[test]
+fn uefi_is_told_what_is_missing() {
     let _turn = turn(1);
     let Some(monitor) = program("aarch64/monitor.bin") else {
         return;
@@ -205,8 +239,9 @@ fn uefi_prints_how_to_start_the_monitor() {
         return skipped(&format!("no {UEFI}: apt-get install qemu-efi-aarch64"));
     }
     let mut qemu = Command::new("qemu-system-aarch64")
-        .args(["-M", "virt,virtualization=on,gic-version=3", "-cpu", "max"])
-        .args(["-m", "512M", "-nographic", "-nic", "none", "-bios", UEFI])
+        .args(["-M", "virt,virtualization=off,gic-version=3"])
+        .args(["-cpu", "cortex-a76", "-m", "512M", "-nographic"])
+        .args(["-nic", "none", "-bios", UEFI])
         .arg("-kernel")
         .arg(&monitor)
         .stdin(Stdio::null())
@@ -225,7 +260,7 @@ fn uefi_prints_how_to_start_the_monitor() {
     }
     qemu.kill().unwrap();
     qemu.wait().unwrap();
-    let line = "vpmu-monitor: error: UEFI cannot start it: it needs the arm64 boot protocol";
+    let line = "vpmu-monitor: error: UEFI runs at EL1, and the monitor needs EL2";
     assert!(said.contains(line), "{said}");
 }
 

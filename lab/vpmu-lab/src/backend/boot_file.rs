@@ -4,7 +4,8 @@
 //! alignment that an arm64 `Image` wants, and the guest follows. The builder fills in two words of
 //! the monitor's header. The first is the memory of the whole (Linux
 //! `Documentation/arch/arm64/booting.rst`, `image_size`), so that the loader puts device tree and
-//! initrd behind it. The second is the guest's length. A second guest's parts follow.
+//! initrd behind it. The second is the guest's length. A second guest's parts follow. UEFI takes the file for a program of
+//! its own, whose header says the same once more (Microsoft, PE and COFF Specification, 3.4.1 and 4).
 
 use std::fs;
 use std::path::Path;
@@ -18,6 +19,12 @@ const IMAGE_SIZE: usize = 0x10;
 const IMAGE_MAGIC: usize = 0x38;
 const MONITOR_MAGIC: usize = 0x7f8;
 const GUEST_LENGTH: usize = 0x800;
+/// Of the program's header: the bytes in memory of all, of its one section, and the bytes of that in the file.
+const PE_MEMORY: usize = 0x90;
+const PE_SECTION_MEMORY: usize = 0xd0;
+const PE_SECTION_FILE: usize = 0xd8;
+/// Where that section begins.
+const PE_SECTION: u64 = 0x1000;
 /// The second guest: distance of its file from the beginning, and its length.
 const SECOND_FILE: usize = 0x808;
 /// The same of its initrd.
@@ -85,6 +92,16 @@ pub fn build(monitor: &Path, guest: &Path, second: Option<Second<'_>>) -> Result
         );
     }
     put(&mut file, IMAGE_SIZE, memory);
+    let length = file.len() as u64;
+    for (word, value) in [
+        (PE_MEMORY, memory),
+        (PE_SECTION_MEMORY, memory - PE_SECTION),
+        (PE_SECTION_FILE, length - PE_SECTION),
+    ] {
+        let too_long = |_| Error::format(guest, "a boot file takes less than 4 GiB of memory");
+        let value = u32::try_from(value).map_err(too_long)?;
+        file[word..word + 4].copy_from_slice(&value.to_le_bytes());
+    }
     Ok(file)
 }
 
@@ -184,6 +201,10 @@ mod tests {
         guest[IMAGE_MAGIC..IMAGE_MAGIC + 4].copy_from_slice(b"ARM\x64");
         let file = build_from(&monitor(), &guest).unwrap();
         assert_eq!(word(&file, IMAGE_SIZE), GUEST_OFFSET as u64 + 0x1_1000);
+        // As a program of UEFI's: all of it in memory, one section behind the header.
+        assert_eq!(word(&file, PE_MEMORY) as u32, 0x21_1000);
+        assert_eq!(word(&file, PE_SECTION_MEMORY) as u32, 0x21_0000);
+        assert_eq!(word(&file, PE_SECTION_FILE) as u32, 0x20_0388);
     }
 
     #[test]

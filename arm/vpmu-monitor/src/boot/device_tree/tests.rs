@@ -134,6 +134,7 @@ fn the_guest_sees_neither_the_monitors_memory_nor_its_words() {
         from_ref(&(0x4020_0000..0x4040_0000)),
         0x4020_0000,
         None,
+        None,
     )
     .unwrap();
     let machine = Machine::read(&tree).unwrap();
@@ -156,7 +157,7 @@ fn the_guest_has_no_interrupt_translation_service() {
         Machine::read(&virt()).unwrap().its,
         from_ref(&(0x808_0000..0x80a_0000))
     );
-    let tree = for_guest(&virt(), from_ref(&(0..0)), 0, None).unwrap();
+    let tree = for_guest(&virt(), from_ref(&(0..0)), 0, None, None).unwrap();
     assert_eq!(Machine::read(&tree).unwrap().its, []);
     let tree = Fdt::new(&tree).unwrap();
     let pcie = tree.find_node("/pcie@10000000").unwrap();
@@ -169,7 +170,7 @@ fn the_guest_has_no_interrupt_translation_service() {
 
 #[test]
 fn the_guest_is_told_where_the_doorbell_is() {
-    let tree = for_guest(&virt(), from_ref(&(0..0)), 0x1_2345_6000, None).unwrap();
+    let tree = for_guest(&virt(), from_ref(&(0..0)), 0x1_2345_6000, None, None).unwrap();
     let tree = Fdt::new(&tree).unwrap();
     let property = tree.find_node("/chosen").unwrap();
     let property = property.property(DOORBELL).unwrap();
@@ -248,7 +249,7 @@ fn boards_differ() {
         (25, [Some(23)].as_slice())
     );
     // Two banks, of which one loses its end.
-    let guest = for_guest(&blob, from_ref(&(0xbf80_0000..0xc000_0000)), 0, None).unwrap();
+    let guest = for_guest(&blob, from_ref(&(0xbf80_0000..0xc000_0000)), 0, None, None).unwrap();
     assert_eq!(
         Machine::read(&guest).unwrap().ram,
         [0x8000_0000..0xbf80_0000, 0..0x1000_0000]

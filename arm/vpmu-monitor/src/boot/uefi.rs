@@ -1,0 +1,353 @@
+//! What UEFI hands over, written down as a device tree: the monitor reads one, whoever has started it.
+//!
+//! The properties of `/chosen` are those that Linux's own EFI stub writes (Linux, `Documentation/arch/arm/uefi.rst`), so that
+//! the guest finds firmware's tables and its runtime services as if the stub had started it. UEFI Specification 2.10, 7.2.3
+//! (memory map).
+
+use alloc::{string::String, vec::Vec};
+use core::ops::Range;
+
+use dtoolkit::{
+    Node, Property, ToPropertyValue,
+    fdt::Fdt,
+    memreserve::MemoryReservation,
+    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+};
+
+use super::device_tree::push;
+
+/// A property of `/chosen` by which the monitor knows that the rest of the tree is for itself: the guest has ACPI.
+pub(super) const ACPI: &str = "vpmu,acpi";
+const MAP_START: &str = "linux,uefi-mmap-start";
+pub(super) const MAP_SIZE: &str = "linux,uefi-mmap-size";
+const MAP_STRIDE: &str = "linux,uefi-mmap-desc-size";
+
+/// Bytes of a page of the map's.
+const PAGE: u64 = 0x1000;
+
+/// The types that say who has memory. All but the first five stay what they are when the firmware has gone.
+mod kind {
+    pub(super) const RESERVED: u32 = 0;
+    /// A loader's code and data, the firmware's own until its end, free memory.
+    pub(super) const FREE: [u32; 5] = [1, 2, 3, 4, 7];
+}
+
+/// Attributes: memory, not a device; in use by the firmware after its end.
+const WRITE_BACK: u64 = 1 << 3;
+const RUNTIME: u64 = 1 << 63;
+
+/// Where a descriptor's fields are, and its bytes, of which later versions may have more.
+const KIND: usize = 0;
+const PHYSICAL: usize = 8;
+const VIRTUAL: usize = 16;
+const PAGES: usize = 24;
+const ATTRIBUTES: usize = 32;
+const DESCRIPTOR: usize = 40;
+
+/// The firmware's memory map.
+#[derive(Clone, Copy, Debug)]
+pub struct Map<'a> {
+    /// Descriptors, one behind the other.
+    pub bytes: &'a [u8],
+    /// Bytes from one to the next.
+    pub stride: usize,
+}
+
+/// A piece of memory.
+struct Piece {
+    kind: u32,
+    attributes: u64,
+    range: Range<u64>,
+}
+
+impl<'a> Map<'a> {
+    /// More descriptors that [`without`](Self::without) adds for each range, at the most.
+    pub const MORE: usize = 2;
+
+    fn descriptors(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.bytes.chunks_exact(self.stride.max(DESCRIPTOR))
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = Piece> + use<'a> {
+        self.descriptors().map(piece)
+    }
+
+    /// RAM, whoever has it: in order, neighbours joined.
+    pub fn ram(&self) -> Vec<Range<u64>> {
+        let mut all: Vec<_> = self.pieces().filter(Piece::is_ram).collect();
+        all.sort_by_key(|piece| piece.range.start);
+        let mut joined: Vec<Range<u64>> = Vec::new();
+        for Piece { range, .. } in all {
+            match joined.last_mut() {
+                Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                _ => joined.push(range),
+            }
+        }
+        joined
+    }
+
+    /// RAM that stays the firmware's.
+    pub fn kept(&self) -> impl Iterator<Item = Range<u64>> + use<'a> {
+        self.pieces()
+            .filter(|piece| piece.is_ram() && !kind::FREE.contains(&piece.kind))
+            .map(|piece| piece.range)
+    }
+
+    /// The map for a guest that gets none of `ranges`. The firmware's own memory is where it was, at its physical address,
+    /// as Linux's stub has it with `efi=novamap`.
+    pub fn without(&self, ranges: &[Range<u64>]) -> Vec<u8> {
+        let mut changed = Vec::with_capacity(self.bytes.len());
+        for descriptor in self.descriptors() {
+            let whole = piece(descriptor);
+            let mut at = whole.range.start;
+            while at < whole.range.end {
+                let inside = ranges.iter().find(|range| range.contains(&at));
+                let edge = match inside {
+                    Some(range) => range.end,
+                    None => ranges
+                        .iter()
+                        .map(|range| range.start)
+                        .filter(|&start| start > at)
+                        .min()
+                        .unwrap_or(u64::MAX),
+                };
+                let end = edge.min(whole.range.end);
+                let first = changed.len();
+                changed.extend_from_slice(descriptor);
+                let part = &mut changed[first..];
+                if inside.is_some() {
+                    put(part, KIND, kind::RESERVED.into());
+                    put(part, ATTRIBUTES, 0);
+                }
+                put(part, PHYSICAL, at);
+                put(part, PAGES, (end - at) / PAGE);
+                if word(part, ATTRIBUTES) & RUNTIME != 0 {
+                    put(part, VIRTUAL, at);
+                }
+                at = end;
+            }
+        }
+        changed
+    }
+}
+
+impl Piece {
+    fn is_ram(&self) -> bool {
+        self.attributes & WRITE_BACK != 0
+    }
+}
+
+fn piece(descriptor: &[u8]) -> Piece {
+    let start = word(descriptor, PHYSICAL);
+    let bytes = word(descriptor, PAGES).saturating_mul(PAGE);
+    Piece {
+        kind: word(descriptor, KIND) as u32,
+        attributes: word(descriptor, ATTRIBUTES),
+        range: start..start.saturating_add(bytes),
+    }
+}
+
+fn word(descriptor: &[u8], at: usize) -> u64 {
+    descriptor[at..]
+        .first_chunk()
+        .map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn put(descriptor: &mut [u8], at: usize, value: u64) {
+    descriptor[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// What the firmware says of a start.
+#[derive(Clone, Debug)]
+pub struct Handover<'a> {
+    /// The command line.
+    pub words: &'a str,
+    /// The initrd, where the boot loader offers one by UEFI's means.
+    pub initrd: Option<Range<u64>>,
+    /// Address of UEFI's system table.
+    pub system_table: u64,
+    /// The memory map when the firmware went.
+    pub map: Map<'a>,
+    /// Version of its descriptors.
+    pub version: u32,
+    /// Where it is, and the room there.
+    pub map_at: Range<u64>,
+}
+
+/// The tree of a machine that UEFI has started: `machine` is what firmware's own tree, or ACPI, says.
+pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
+    let is_memory = |node: &&DeviceTreeNode| {
+        let kind = node.property("device_type");
+        kind.and_then(|kind| kind.value_as::<&str>().ok()) == Some("memory")
+    };
+    let memories = machine.root.children().filter(is_memory);
+    let memories: Vec<String> = memories.map(|node| node.name().into()).collect();
+    for name in memories {
+        machine.root.remove_child(&name);
+    }
+    let cells = |name| {
+        let cells = machine.root.property(name);
+        cells.and_then(|cells| cells.value_as::<u32>().ok())
+    };
+    let (address, size) = (cells("#address-cells"), cells("#size-cells"));
+    let mut reg = Vec::new();
+    for ram in handover.map.ram() {
+        push(&mut reg, ram.start, address.unwrap_or(2));
+        push(&mut reg, ram.end - ram.start, size.unwrap_or(1));
+    }
+    let mut memory = DeviceTreeNode::new_unchecked("memory");
+    add(&mut memory, "device_type", "memory");
+    add(&mut memory, "reg", reg.as_slice());
+    machine.root.add_child(memory);
+
+    let kept = handover.map.kept().chain([handover.map_at.clone()]);
+    machine
+        .memory_reservations
+        .extend(kept.map(|range| MemoryReservation::new(range.start, range.end - range.start)));
+
+    if machine.root.child("chosen").is_none() {
+        let chosen = DeviceTreeNode::new_unchecked("chosen");
+        machine.root.add_child(chosen);
+    }
+    if let Some(chosen) = machine.root.child_mut("chosen") {
+        add(chosen, "bootargs", handover.words);
+        if let Some(initrd) = &handover.initrd {
+            add(chosen, "linux,initrd-start", initrd.start);
+            add(chosen, "linux,initrd-end", initrd.end);
+        }
+        add(chosen, "linux,uefi-system-table", handover.system_table);
+        add(chosen, MAP_START, handover.map_at.start);
+        add(chosen, MAP_SIZE, handover.map.bytes.len() as u32);
+        add(chosen, MAP_STRIDE, handover.map.stride as u32);
+        add(chosen, "linux,uefi-mmap-desc-ver", handover.version);
+        // Whether the firmware has checked what it started: not known.
+        add(chosen, "linux,uefi-secure-boot", 1_u32);
+    }
+    machine.to_dtb()
+}
+
+/// Sets a property.
+pub(super) fn add(node: &mut DeviceTreeNode, name: &str, value: impl ToPropertyValue) {
+    node.remove_property(name);
+    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
+}
+
+/// Where `tree` says that the memory map is, and the bytes from one descriptor to the next; `None`: UEFI has not started
+/// this machine.
+pub fn map(tree: Fdt<'_>) -> Option<(Range<u64>, usize)> {
+    let chosen = tree.find_node("/chosen")?;
+    let start: u64 = chosen.property(MAP_START)?.value_as().ok()?;
+    let number = |name| chosen.property(name)?.value_as::<u32>().ok();
+    let size = number(MAP_SIZE)?;
+    Some((
+        start..start.checked_add(size.into())?,
+        number(MAP_STRIDE)? as usize,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::boot::{blob, device_tree};
+
+    const STRIDE: usize = 48;
+
+    fn descriptor(kind: u32, start: u64, end: u64, attributes: u64) -> [u8; STRIDE] {
+        let mut bytes = [0; STRIDE];
+        put(&mut bytes, KIND, kind.into());
+        put(&mut bytes, PHYSICAL, start);
+        put(&mut bytes, PAGES, (end - start) / PAGE);
+        put(&mut bytes, ATTRIBUTES, attributes);
+        bytes
+    }
+
+    /// Loader's data, runtime services' data, free memory, a flash memory.
+    fn machine() -> Vec<u8> {
+        [
+            descriptor(7, 0x5000_0000, 0x8000_0000, WRITE_BACK),
+            descriptor(2, 0x4000_0000, 0x4800_0000, WRITE_BACK),
+            descriptor(6, 0x4800_0000, 0x5000_0000, WRITE_BACK | RUNTIME),
+            descriptor(11, 0x400_0000, 0x800_0000, RUNTIME | 1),
+            descriptor(9, 0x9000_0000, 0x9001_0000, WRITE_BACK),
+        ]
+        .concat()
+    }
+
+    fn map_of(bytes: &[u8]) -> Map<'_> {
+        let stride = STRIDE;
+        Map { bytes, stride }
+    }
+
+    #[test]
+    fn ram_is_joined_and_what_the_firmware_keeps_is_known() {
+        let bytes = machine();
+        let map = map_of(&bytes);
+        assert_eq!(
+            map.ram(),
+            [0x4000_0000..0x8000_0000, 0x9000_0000..0x9001_0000]
+        );
+        let kept: Vec<_> = map.kept().collect();
+        assert_eq!(kept, [0x4800_0000..0x5000_0000, 0x9000_0000..0x9001_0000]);
+    }
+
+    #[test]
+    fn the_guests_map_has_holes_and_runtime_services_where_they_are() {
+        let bytes = machine();
+        let holes = [0x4700_0000..0x4900_0000, 0x7fe0_0000..0x8000_0000];
+        let changed = map_of(&bytes).without(&holes);
+        let pieces: Vec<_> = map_of(&changed)
+            .pieces()
+            .map(|piece| (piece.kind, piece.range))
+            .collect();
+        let expected = [
+            (7, 0x5000_0000..0x7fe0_0000),
+            (0, 0x7fe0_0000..0x8000_0000),
+            (2, 0x4000_0000..0x4700_0000),
+            (0, 0x4700_0000..0x4800_0000),
+            (0, 0x4800_0000..0x4900_0000),
+            (6, 0x4900_0000..0x5000_0000),
+            (11, 0x400_0000..0x800_0000),
+            (9, 0x9000_0000..0x9001_0000),
+        ];
+        assert_eq!(pieces, expected);
+        let added = (changed.len() - bytes.len()) / STRIDE;
+        assert!(added <= holes.len() * Map::MORE);
+        for descriptor in changed.chunks_exact(STRIDE) {
+            let runs = word(descriptor, ATTRIBUTES) & RUNTIME != 0;
+            let expected = if runs { word(descriptor, PHYSICAL) } else { 0 };
+            assert_eq!(word(descriptor, VIRTUAL), expected);
+        }
+        // No descriptor, or half of one, is no memory.
+        assert!(map_of(&bytes[..STRIDE - 1]).ram().is_empty());
+    }
+
+    #[test]
+    fn a_tree_says_all_that_the_firmware_does() {
+        let bytes = machine();
+        let mut firmware = DeviceTree::new();
+        add(&mut firmware.root, "#address-cells", 2_u32);
+        add(&mut firmware.root, "#size-cells", 2_u32);
+        let mut memory = DeviceTreeNode::new_unchecked("memory@0");
+        add(&mut memory, "device_type", "memory");
+        add(&mut memory, "reg", [0_u32, 0, 1, 0]);
+        firmware.root.add_child(memory);
+        let handover = Handover {
+            words: "vpmu.pmu=emulated quiet",
+            initrd: Some(0x4100_0000..0x4200_0000),
+            system_table: 0x4fff_0018,
+            map: map_of(&bytes),
+            version: 1,
+            map_at: 0x4300_0000..0x4300_1000,
+        };
+        let tree = tree(firmware, &handover);
+        let words = device_tree::command_line(&tree);
+        assert_eq!(words, Ok("vpmu.pmu=emulated quiet"));
+        let open = blob::open(&tree).unwrap();
+        let size = bytes.len() as u64;
+        assert_eq!(map(open), Some((0x4300_0000..0x4300_0000 + size, STRIDE)));
+        let reserved: Vec<_> = open.memory_reservations().collect();
+        assert_eq!(reserved.len(), 3);
+        let memories = open.root().children().filter(device_tree::is_memory);
+        assert_eq!(memories.count(), 1);
+    }
+}
