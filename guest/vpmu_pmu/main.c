@@ -32,6 +32,7 @@
 
 DEFINE_PER_CPU(struct vpmu_pmu_cpu, vpmu_pmu_cpus);
 static DEFINE_PER_CPU(struct vpmu_pmu_page *, vpmu_pmu_pages);
+static DEFINE_PER_CPU(struct vpmu_pmu_record *, vpmu_pmu_buffers);
 
 unsigned int vpmu_pmu_counters;
 u32 vpmu_pmu_features;
@@ -78,6 +79,9 @@ static void vpmu_pmu_attach(void)
 	struct vpmu_pmu_page *page = __this_cpu_read(vpmu_pmu_pages);
 
 	memset(page, 0, sizeof(*page));
+	c->buffer = __this_cpu_read(vpmu_pmu_buffers);
+	if (c->buffer)
+		page->buffer = __pa(c->buffer);
 	page->tag = VPMU_PMU_TAG;
 	if (wrmsrq_safe(VPMU_MSR_PMU_PAGE, __pa(page) | VPMU_PMU_PAGE_ENABLE)) {
 		pr_err("cpu%d: the host takes no page: no counters there\n",
@@ -207,8 +211,11 @@ static void vpmu_pmu_free(void)
 {
 	int cpu;
 
-	for_each_possible_cpu(cpu)
+	for_each_possible_cpu(cpu) {
 		free_page((unsigned long)per_cpu(vpmu_pmu_pages, cpu));
+		free_pages((unsigned long)per_cpu(vpmu_pmu_buffers, cpu),
+			   VPMU_PMU_BUFFER_ORDER);
+	}
 }
 
 static int vpmu_pmu_alloc(void)
@@ -223,6 +230,11 @@ static int vpmu_pmu_alloc(void)
 			return -ENOMEM;
 		}
 		per_cpu(vpmu_pmu_pages, cpu) = page;
+		/* Without a buffer each sample is an interrupt. */
+		if (vpmu_pmu_features & VPMU_PMU_RECORDS)
+			per_cpu(vpmu_pmu_buffers, cpu) =
+				(void *)__get_free_pages(GFP_KERNEL | __GFP_ZERO,
+							 VPMU_PMU_BUFFER_ORDER);
 	}
 	return 0;
 }

@@ -16,6 +16,7 @@
 #define VPMU_PMU_COUNTERS	GENMASK(7, 0)	/* EAX */
 #define VPMU_PMU_RINGS		BIT(8)
 #define VPMU_PMU_RAW		BIT(9)
+#define VPMU_PMU_RECORDS	BIT(10)
 #define VPMU_PMU_LAYOUT		1		/* ECX */
 
 #define VPMU_MSR_PMU_PAGE	0x4b564d58
@@ -33,6 +34,20 @@
 #define VPMU_PMU_USER		BIT_ULL(0)
 #define VPMU_PMU_KERNEL		BIT_ULL(1)
 #define VPMU_PMU_INTERRUPT	BIT_ULL(2)
+#define VPMU_PMU_RECORD		BIT_ULL(3)
+
+/* A buffer of records, of samples that the host has taken by itself. */
+#define VPMU_PMU_BUFFER		512
+#define VPMU_PMU_BUFFER_ORDER	2	/* of pages */
+#define VPMU_PMU_OF_COUNTER	GENMASK_ULL(7, 0)
+#define VPMU_PMU_OF_USER	BIT_ULL(8)
+
+struct vpmu_pmu_record {
+	u64 ip, tsc, period, place;
+};
+
+static_assert(VPMU_PMU_BUFFER * sizeof(struct vpmu_pmu_record) ==
+	      4096 << VPMU_PMU_BUFFER_ORDER);
 
 #define VPMU_PMU_GONE		2
 #define VPMU_PMU_LOST		2	/* this state and those above */
@@ -42,17 +57,17 @@ struct vpmu_pmu_counter {
 	u64 config, flags, left, period, generation;
 	u64 reserved[3];
 	/* The host's. */
-	u64 count, overflows, last_period, next, made, state;
-	u64 reserved_too[2];
+	u64 count, overflows, last_period, next, made, state, lost;
+	u64 reserved_too;
 };
 
 struct vpmu_pmu_page {
 	/* The guest's. */
-	u64 tag, ack, wanted;
-	u64 reserved[5];
+	u64 tag, ack, wanted, buffer, tail;
+	u64 reserved[3];
 	/* The host's. */
-	u64 seq, device, floor;
-	u64 reserved_too[21];
+	u64 seq, device, floor, head;
+	u64 reserved_too[20];
 	struct vpmu_pmu_counter counters[VPMU_PMU_MOST];
 };
 

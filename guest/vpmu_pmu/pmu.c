@@ -24,6 +24,12 @@
 /* perf_event_overflow() is not exported. */
 DEFINE_STATIC_CALL_NULL(vpmu_pmu_overflow, perf_event_overflow);
 
+int vpmu_pmu_overflowed(struct perf_event *event, struct perf_sample_data *data,
+			struct pt_regs *regs)
+{
+	return static_call(vpmu_pmu_overflow)(event, data, regs);
+}
+
 static struct vpmu_pmu_counter *vpmu_pmu_words(struct vpmu_pmu_cpu *c, int idx)
 {
 	return &c->page->counters[idx];
@@ -128,6 +134,8 @@ static void vpmu_pmu_wish(struct vpmu_pmu_cpu *c, struct perf_event *event)
 		flags |= VPMU_PMU_KERNEL;
 	if (is_sampling_event(event)) {
 		flags |= VPMU_PMU_INTERRUPT;
+		if (vpmu_pmu_is_recorded(c, event))
+			flags |= VPMU_PMU_RECORD;
 		if (left <= -period)
 			left = period;
 		else if (left <= 0)
@@ -172,7 +180,7 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	perf_event_update_userpage(event);
 }
 
-static void vpmu_pmu_stop(struct perf_event *event, int flags)
+void vpmu_pmu_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
 	struct hw_perf_event *hwc = &event->hw;
@@ -186,14 +194,18 @@ static void vpmu_pmu_stop(struct perf_event *event, int flags)
 		/*
 		 * The core's tick stops and starts an event to see whether its
 		 * period is right. What the last overflow brought is good
-		 * enough for that.
+		 * enough for that, but not where overflows are records.
 		 */
-		if (c->disabled && !c->frozen && !slot->fresh &&
-		    ++slot->quiet >= VPMU_PMU_QUIET) {
+		if (c->disabled && !c->frozen && !slot->fresh && !c->ticked &&
+		    (++slot->quiet >= VPMU_PMU_QUIET ||
+		     vpmu_pmu_is_recorded(c, event))) {
 			slot->quiet = 0;
+			c->ticked = true;
 			vpmu_pmu_ring(VPMU_PMU_READ);
 		}
 		vpmu_pmu_update(c, event);
+		if (c->disabled)
+			vpmu_pmu_drain(c);
 		hwc->state |= PERF_HES_UPTODATE;
 	}
 	vpmu_pmu_apply_now(c);
@@ -214,6 +226,8 @@ static int vpmu_pmu_add(struct perf_event *event, int flags)
 		return -EAGAIN;
 	c->slots[idx].made = false;
 	c->slots[idx].fresh = true;
+	if (c->page)
+		c->slots[idx].lost = READ_ONCE(vpmu_pmu_words(c, idx)->lost);
 	c->slots[idx].event = event;
 	hwc->idx = idx;
 	hwc->state = PERF_HES_STOPPED | PERF_HES_UPTODATE;
@@ -235,6 +249,8 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 		if (test_bit(hwc->idx, &c->applied) && !slot->fresh)
 			vpmu_pmu_freeze(c);
 		vpmu_pmu_update(c, event);
+		/* Samples are those of the task that goes. */
+		vpmu_pmu_drain(c);
 	}
 	__clear_bit(hwc->idx, &c->wanted);
 	hwc->state |= PERF_HES_STOPPED | PERF_HES_UPTODATE;
@@ -293,6 +309,7 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
 	u64 more = 0;
 
+	c->ticked = false;
 	WRITE_ONCE(c->disabled, false);
 	barrier();
 	if (!c->page)
@@ -301,6 +318,22 @@ static void vpmu_pmu_enable(struct pmu *pmu)
 	if (xchg(&c->deferred, false))
 		more = VPMU_PMU_INJECT;
 	vpmu_pmu_apply(c, more);
+}
+
+/* The core has changed the period, as it does in search of a frequency. */
+static void vpmu_pmu_follow(struct vpmu_pmu_cpu *c, struct perf_event *event,
+			    struct vpmu_pmu_counter *words)
+{
+	u64 before = READ_ONCE(words->period), now = event->hw.sample_period;
+
+	WRITE_ONCE(words->period, now);
+	/* It goes an eighth of the way each time. */
+	if (event->attr.freq && now - before + before / 64 <= before / 32) {
+		event->hw.config_base = VPMU_PMU_SETTLED;
+		if (vpmu_pmu_is_recorded(c, event))
+			WRITE_ONCE(words->flags,
+				   words->flags | VPMU_PMU_RECORD);
+	}
 }
 
 static void vpmu_pmu_handle(struct vpmu_pmu_cpu *c, int idx,
@@ -326,7 +359,7 @@ static void vpmu_pmu_handle(struct vpmu_pmu_cpu *c, int idx,
 		vpmu_pmu_stop(event, 0);
 	/* Holds from the next overflow on, as after a processor's reload. */
 	else if (READ_ONCE(words->period) != event->hw.sample_period)
-		WRITE_ONCE(words->period, event->hw.sample_period);
+		vpmu_pmu_follow(c, event, words);
 }
 
 int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
@@ -361,6 +394,7 @@ int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
 	wanted = c->wanted;
 	for_each_set_bit(idx, &wanted, VPMU_PMU_MOST)
 		vpmu_pmu_handle(c, idx, regs);
+	vpmu_pmu_drain(c);
 	c->fetched = fetched;
 	c->handling = false;
 	vpmu_pmu_apply(c, 0);
@@ -377,6 +411,7 @@ void vpmu_pmu_pause(struct vpmu_pmu_cpu *c)
 	for (idx = 0; idx < VPMU_PMU_MOST; idx++)
 		if (c->slots[idx].event)
 			vpmu_pmu_update(c, c->slots[idx].event);
+	vpmu_pmu_drain(c);
 }
 
 /* With a new page, events that were there before go on. */
@@ -402,6 +437,7 @@ int vpmu_pmu_find_core(void)
 		return -ENOENT;
 	}
 	static_call_update(vpmu_pmu_overflow, overflow);
+	vpmu_pmu_find_lost();
 	return vpmu_pmu_begin_losing();
 }
 

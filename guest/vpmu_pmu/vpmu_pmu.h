@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* The parts of vpmu_pmu: main.c, pmu.c, events.c and gone.c. */
+/* The parts of vpmu_pmu: main.c, pmu.c, records.c, events.c and gone.c. */
 #ifndef VPMU_PMU_H
 #define VPMU_PMU_H
 
@@ -10,10 +10,14 @@
 #include "page.h"
 #include "vpmu_guest.h"
 
+/* In config_base of an event whose period has come near its frequency. */
+#define VPMU_PMU_SETTLED	1
+
 struct vpmu_pmu_slot {
 	struct perf_event *event;	/* NULL: free */
 	u64 generation;			/* of the last wish */
 	u64 seen;			/* overflows that have been handled */
+	u64 lost;			/* records that perf knows to be lost */
 	s64 left;			/* period_left, as last set here */
 	unsigned int quiet;		/* ticks without an overflow */
 	bool fresh;			/* the wish has not been applied */
@@ -22,6 +26,7 @@ struct vpmu_pmu_slot {
 
 struct vpmu_pmu_cpu {
 	struct vpmu_pmu_page *page;	/* NULL: not shared */
+	struct vpmu_pmu_record *buffer;	/* NULL: the host has none */
 	struct vpmu_pmu_slot slots[VPMU_PMU_MOST];
 	unsigned long wanted;		/* counters that shall count */
 	unsigned long applied;		/* those that the host knows of */
@@ -32,6 +37,7 @@ struct vpmu_pmu_cpu {
 	bool deferred;			/* an NMI came meanwhile */
 	bool handling;			/* the NMI handler is at work */
 	bool fetched;			/* counts are those of now: a group is read */
+	bool ticked;			/* counts have been read for this tick */
 	u64 doorbells;			/* rung */
 	u64 interrupts;			/* the host's NMIs */
 };
@@ -50,9 +56,17 @@ int vpmu_pmu_event_init(struct perf_event *event);
 /* pmu.c. The last two are called on the CPU with interrupts off. */
 extern struct pmu vpmu_pmu;
 int vpmu_pmu_find_core(void);
+int vpmu_pmu_overflowed(struct perf_event *event, struct perf_sample_data *data,
+			struct pt_regs *regs);
+void vpmu_pmu_stop(struct perf_event *event, int flags);
 int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs);
 void vpmu_pmu_pause(struct vpmu_pmu_cpu *c);
 void vpmu_pmu_resume(struct vpmu_pmu_cpu *c);
+
+/* records.c */
+bool vpmu_pmu_is_recorded(struct vpmu_pmu_cpu *c, struct perf_event *event);
+void vpmu_pmu_drain(struct vpmu_pmu_cpu *c);
+void vpmu_pmu_find_lost(void);
 
 /* gone.c */
 extern bool vpmu_pmu_gone;

@@ -356,7 +356,7 @@ mod tests {
         assert_eq!(leaf(&cpuid, 0x4000_0100, 0).unwrap().eax, 0x4000_0102);
         assert_eq!(leaf(&cpuid, 0x4000_0101, 0).unwrap().eax, 0b11);
         let told = leaf(&cpuid, 0x4000_0102, 0).unwrap();
-        assert_eq!((told.eax, told.ebx, told.ecx), (0x108, 0b101, 1));
+        assert_eq!((told.eax, told.ebx, told.ecx), (0x508, 0b101, 1));
         assert_eq!(cpuid.len(), 3);
     }
 

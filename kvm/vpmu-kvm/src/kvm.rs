@@ -74,17 +74,17 @@ impl OnKvm {
         })
     }
 
-    /// Makes the host of an architectural PMU on the calling thread. `pebs`: the guest's memory, for its records.
-    pub(crate) fn architectural_host(
+    /// Makes the host of a PMU on the calling thread. `records`: the guest's memory, where samples become records.
+    pub(crate) fn host(
         &self,
         perf: PerfOptions,
-        pebs: Option<Arc<dyn GuestMemory>>,
+        records: Option<Arc<dyn GuestMemory>>,
     ) -> Result<PerfHost, Error> {
         let mut host = PerfHost::new(perf)?;
         let vcpu = Arc::clone(&self.vcpu);
         // Without the vCPU's own answer the ring is that of perf's last sample, some 50 microseconds old.
         host.set_ring(move || guest::ring_of(&vcpu));
-        if let Some(memory) = pebs {
+        if let Some(memory) = records {
             let (vcpu, run) = (Arc::clone(&self.vcpu), Arc::clone(&self.run));
             host.set_guest(VcpuGuest::new(vcpu, run, memory));
         }

@@ -96,7 +96,8 @@ pub(crate) fn with_page<R>(
     body: impl FnOnce(Option<&SharedPage<'_>>) -> R,
 ) -> R {
     with_words(memory, at, PAGE_SIZE / size_of::<u64>(), |words| {
-        body(words.map(SharedPage).as_ref())
+        let page = words.map(|words| SharedPage { words, memory });
+        body(page.as_ref())
     })
 }
 
@@ -119,17 +120,20 @@ pub(crate) fn with_slot<R>(
 }
 
 /// A shared page of a paravirtual PMU.
-pub(crate) struct SharedPage<'a>(&'a dyn Words);
+pub(crate) struct SharedPage<'a> {
+    words: &'a dyn Words,
+    memory: &'a dyn GuestMemory,
+}
 
 impl Page for SharedPage<'_> {
     fn load(&self, word: usize) -> u64 {
-        let word = self.0.word(word);
+        let word = self.words.word(word);
         // Acquire and release pair with the guest driver's: a generation that is seen comes with its wish.
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }
 
     fn store(&self, word: usize, value: u64) {
-        if let Some(word) = self.0.word(word) {
+        if let Some(word) = self.words.word(word) {
             word.store(value, Ordering::Release);
         }
     }
@@ -137,6 +141,10 @@ impl Page for SharedPage<'_> {
     fn fence(&self) {
         // x86 lets a load pass an older store to another word, which would lose an interrupt (vpmu::paravirt).
         fence(Ordering::SeqCst);
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        self.memory.write(address, bytes)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use vpmu::counter::{Counter, CounterHost, CounterState, Report, Statistics};
 use vpmu::paravirt::{Device, DeviceState, Offer, PAGE_SIZE};
-use vpmu::x86::{CounterConfig, EventFilter, Outcome};
+use vpmu::x86::{CounterConfig, EventFilter, Outcome, pebs};
 
 use crate::error::Error;
 use crate::memory::{GuestMemory, SharedPage, with_page};
@@ -159,6 +159,10 @@ impl Paravirtual {
 
     pub(crate) fn statistics(&self) -> Statistics {
         self.device.statistics()
+    }
+
+    pub(crate) fn record_statistics(&self) -> pebs::Statistics {
+        self.device.record_statistics()
     }
 
     pub(crate) fn counter_state(&self, counter: Counter) -> Option<CounterState> {

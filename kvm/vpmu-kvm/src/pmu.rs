@@ -36,7 +36,6 @@ use crate::stats::{Exit, Shared, Statistics};
 
 /// A PMU of the kind that its guest is offered.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one for each vCPU")]
 enum Engine {
     Architectural(AnyPmu, Policy),
     Paravirtual(Paravirtual),
@@ -231,8 +230,10 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
                 statistics.pebs = pmu.pebs_statistics();
                 statistics.lbr = pmu.lbr_statistics();
             }
-            // Records and branches are architectural: a page has neither.
-            Engine::Paravirtual(pmu) => statistics.host = pmu.statistics(),
+            Engine::Paravirtual(pmu) => {
+                statistics.host = pmu.statistics();
+                statistics.pebs = pmu.record_statistics();
+            }
         }
     }
 

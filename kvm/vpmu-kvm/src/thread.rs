@@ -43,10 +43,11 @@ impl Thread {
     ) -> Result<Self, Error> {
         let backing = offer::check(options, pmu)?;
         let pebs = Offer::from(pmu.clone()).has_pebs();
+        let is_paravirtual = matches!(pmu, Pmu::Paravirtual(_));
         let perf = PerfOptions {
             // A guest does not write a counter anew for each record, and a driver with a page for no overflow.
-            repeating: pebs || matches!(pmu, Pmu::Paravirtual(_)),
-            sampling: pebs && offer::samples(options)?,
+            repeating: pebs || is_paravirtual,
+            sampling: (pebs || is_paravirtual) && offer::samples(options)?,
             ..options.perf(kick, tsc_hz)
         };
         // Whatever a jail forbids later is done here.

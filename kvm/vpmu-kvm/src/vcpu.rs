@@ -206,13 +206,10 @@ impl Vcpu {
             let tsc_hz = || Ok(u64::from(sys::tsc_khz(&self.kvm.vcpu)?) * 1000);
             thread.before_run(pmu, tsc_hz, |offer, perf| {
                 self.kvm.statistics.lock().slot.show_thread();
-                match offer.capability() {
-                    None => Ok(PerfHost::new(perf)?),
-                    Some(_) => {
-                        let memory = offer.has_pebs().then(|| Arc::clone(&self.memory));
-                        self.kvm.architectural_host(perf, memory)
-                    }
-                }
+                // Samples need the guest's TSC, and records its memory, too.
+                let records = offer.has_pebs() || offer.capability().is_none();
+                let memory = records.then(|| Arc::clone(&self.memory));
+                self.kvm.host(perf, memory)
             })?;
         }
         if let Some(deadline) = &self.kvm.deadline {

@@ -51,6 +51,10 @@ impl Wish {
     pub(super) const fn interrupts(&self) -> bool {
         self.flags & flag::INTERRUPT != 0
     }
+
+    pub(super) const fn may_be_recorded(&self) -> bool {
+        self.flags & flag::RECORD != 0
+    }
 }
 
 impl Model for Device {
@@ -105,11 +109,14 @@ impl Model for Device {
         if !wish.interrupts() {
             return None;
         }
-        NonZeroU64::new(wish.next.wrapping_sub(self.bank.counters[n].value))
+        let distance = wish.next.wrapping_sub(self.bank.counters[n].value);
+        NonZeroU64::new(self.samples.due(n, distance))
     }
 
     fn advance(&mut self, n: Counter, events: u64) -> bool {
-        let period = self.granted(self.wishes[n].period);
+        let sampled = self.samples.period(n);
+        let granted = self.granted(self.wishes[n].period);
+        let period = sampled.unwrap_or(granted).max(1);
         let value = &mut self.bank.counters[n].value;
         *value = value.wrapping_add(events);
         self.changed.insert(n);
@@ -121,14 +128,25 @@ impl Model for Device {
         }
         // A late report brings the events of several periods. Each of them has overflowed once.
         let skipped = over / period;
-        wish.overflows = wish.overflows.wrapping_add(skipped).wrapping_add(1);
+        let periods = skipped.wrapping_add(1);
+        wish.next = wish.next.wrapping_add(period.wrapping_mul(periods));
+        if sampled.is_some() {
+            // The host's samples tell of these.
+            self.samples.pass(n, periods);
+            return true;
+        }
+        wish.overflows = wish.overflows.wrapping_add(periods);
         wish.last = if skipped == 0 { wish.length } else { period };
         wish.length = period;
-        wish.next = wish
-            .next
-            .wrapping_add(period.wrapping_mul(skipped.wrapping_add(1)));
         self.overflowed = true;
+        if wish.may_be_recorded() {
+            self.samples.want(n);
+        }
         true
+    }
+
+    fn follow_up<H: CounterHost<CounterConfig>>(&mut self, host: &mut H) {
+        self.begin_wanted(host);
     }
 }
 

@@ -4,7 +4,8 @@ use core::fmt;
 
 use super::counters::Wish;
 use super::offer::{BadOffer, Offer};
-use super::page::{self, Page, TAG, command, state, word};
+use super::page::{self, Page, TAG, command, flag, state, word};
+use super::samples::Samples;
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, CounterState, Model, Policy, Report, Slots, Statistics,
 };
@@ -84,6 +85,8 @@ pub struct Device {
     pub(super) changed: CounterSet,
     /// A counter has overflowed, and the guest has no report of it yet.
     pub(super) overflowed: bool,
+    /// What the host samples, and where the records go.
+    pub(super) samples: Samples,
 }
 
 /// The memory has no [`TAG`], so no guest has prepared it.
@@ -118,6 +121,7 @@ impl Device {
             floor: 1,
             changed: CounterSet::EMPTY,
             overflowed: false,
+            samples: Samples::default(),
         })
     }
 
@@ -143,6 +147,7 @@ impl Device {
         // The driver has begun the page with an ACK of 0: any other number would pass for an interrupt on its way.
         self.seq = 0;
         page.store(word::SEQ, self.seq);
+        page.store(word::HEAD, 0);
         // Last: a guest that reads HERE finds the other words written.
         page.store(word::DEVICE, state::HERE);
         Ok(())
@@ -158,6 +163,7 @@ impl Device {
         // An NMI about a page that is no longer shared would be nobody's.
         self.nmi_due = false;
         self.overflowed = false;
+        self.samples.reset();
         self.reclassify(self.implemented());
     }
 
@@ -190,6 +196,9 @@ impl Device {
         if bits & (command::FREEZE | command::READ | command::APPLY) != 0 {
             // What was counted belongs to the wishes so far.
             self.settle(self.unsettled(), host);
+            // Before wishes change: these samples were taken under the present ones.
+            self.write_records(host, page);
+            self.follow_periods(host);
         }
         let before = self.wanted;
         if bits & command::APPLY != 0 {
@@ -214,10 +223,14 @@ impl Device {
         page: Option<&P>,
     ) {
         self.load_periods(page);
+        let is_sampled = self.samples.period(counter).is_some();
         self.report(counter, report, host);
-        if let Some(page) = page {
-            self.publish(page);
+        let Some(page) = page else { return };
+        if is_sampled {
+            self.overflowed |= self.write_records(host, page);
+            self.apply(host);
         }
+        self.publish(page);
     }
 
     /// Takes the interrupt that is due, if one is: the caller injects an NMI.
@@ -251,6 +264,7 @@ impl Device {
     ) {
         self.load_periods(page);
         self.stop_vcpu(host);
+        self.forget_released();
         self.publish_all(page);
     }
 
@@ -262,6 +276,7 @@ impl Device {
         page: Option<&P>,
     ) {
         self.bank.hosted.end_slice(host);
+        self.forget_released();
         self.ask_again();
         self.apply(host);
         self.publish_all(page);
@@ -302,11 +317,13 @@ impl Device {
         exists.then(|| self.bank.state(counter, false))
     }
 
-    /// Loads the periods that the next overflows begin.
+    /// Loads the periods that the next overflows begin, and whether the overflows behind them may be records.
     pub(super) fn load_periods<P: Page + ?Sized>(&mut self, page: Option<&P>) {
         let Some(page) = page else { return };
         for n in self.reporting() {
-            self.wishes[n].period = page.load(word::period(n));
+            let wish = &mut self.wishes[n];
+            wish.period = page.load(word::period(n));
+            wish.flags = wish.flags & !flag::RECORD | page.load(word::flags(n)) & flag::RECORD;
         }
     }
 
@@ -317,6 +334,7 @@ impl Device {
         page: &P,
     ) {
         self.frozen = false;
+        self.samples.share(page.load(word::BUFFER));
         // Counters are the low bits, of which those that exist are kept.
         self.wanted = CounterSet::from_bits(page.load(word::WANTED) as u32) & self.implemented();
         let mut new = CounterSet::EMPTY;
@@ -337,6 +355,7 @@ impl Device {
             };
             self.bank.counters[n].value = 0;
         }
+        self.end_sampling(new, host);
         self.reclassify(new);
         // Before the periods are granted: how many counters report decides how short these may be.
         self.find_floor(host);

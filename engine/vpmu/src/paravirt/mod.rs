@@ -14,6 +14,11 @@
 //! stops all counters, and brings all counts back. At an overflow the host has counted and reloaded before it
 //! interrupts, so the handler reads memory only; a new period holds from the next overflow on.
 //!
+//! # Samples without interrupts
+//!
+//! An overflow is an exit, as its interrupt is the host's to send. A host that can sample its guest by itself writes
+//! records of overflows into a buffer of the guest's instead, and sends one interrupt for many of them.
+//!
 //! # What makes it safe
 //!
 //! The host loads each of the guest's words once and decides on its copy. Whatever the guest writes, and whenever, only
@@ -32,10 +37,11 @@ mod device;
 mod guest;
 mod offer;
 mod page;
+mod samples;
 mod save;
 
 pub use device::{Device, NotAPage};
 pub use guest::GuestHalf;
 pub use offer::{BadOffer, Offer};
-pub use page::{MAX_COUNTERS, PAGE_SIZE, Page, TAG, command, flag, state, word};
+pub use page::{MAX_COUNTERS, PAGE_SIZE, Page, RECORD, RECORDS, TAG, command, flag, state, word};
 pub use save::{DeviceState, RestoreError, SavedCounter};

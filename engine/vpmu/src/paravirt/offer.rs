@@ -24,11 +24,13 @@ impl Offer {
     // Above the number of counters, in bits 7:0.
     const RINGS: u32 = 1 << 8;
     const RAW: u32 = 1 << 9;
+    // The device's, whatever its host can do: one that takes no samples interrupts.
+    const RECORDS: u32 = 1 << 10;
 
-    /// Returns the leaf that a guest reads: EAX bits 7:0 counters, 8 rings, 9 raw events; EBX the architectural events,
+    /// Returns the leaf that a guest reads: EAX bits 7:0 counters, 8 rings, 9 raw events, 10 records; EBX the architectural events,
     /// of which a set bit is one that is there; ECX the layout of the page, 1.
     pub const fn leaf(&self) -> CpuidLeaf {
-        let mut eax = self.counters as u32;
+        let mut eax = self.counters as u32 | Self::RECORDS;
         if self.rings {
             eax |= Self::RINGS;
         }

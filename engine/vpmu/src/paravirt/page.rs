@@ -9,6 +9,11 @@ pub const PAGE_SIZE: usize = 4096;
 /// What [`word::TAG`] holds while a page is shared: "vpmuPMU", layout 1. The host neither believes nor writes
 /// memory without it.
 pub const TAG: u64 = 0x7670_6d75_504d_5501;
+/// Records in a buffer. Record *n* since the page was shared is at `n % RECORDS`.
+pub const RECORDS: u64 = 512;
+/// Bytes of a record: words for the address, the guest's TSC, the events in the period that the sample ended, and the counter
+/// in bits 7:0 with bit 8 set at CPL 1 to 3.
+pub const RECORD: usize = 32;
 
 /// A shared page, as 512 words of 64 bits.
 ///
@@ -23,6 +28,13 @@ pub trait Page {
 
     /// A full barrier: stores before it are visible before loads after it are performed.
     fn fence(&self);
+
+    /// Writes `bytes` to the guest's memory at this physical address, a multiple of 8. No later store of this thread comes
+    /// before it. `false`: not all of that is RAM, and the records of samples find no room.
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let _ = (address, bytes);
+        false
+    }
 }
 
 /// Numbers of words in the page. Byte offsets are eight times as large.
@@ -35,6 +47,11 @@ pub mod word {
     pub const ACK: usize = 1;
     /// Guest: bit *n*: counter *n* is to count. Read by the host at [`command::APPLY`](super::command::APPLY).
     pub const WANTED: usize = 2;
+    /// Guest: the physical address of the buffer for [`RECORDS`](super::RECORDS), a multiple of 4096; 0: there is none. Read
+    /// by the host at [`command::APPLY`](super::command::APPLY).
+    pub const BUFFER: usize = 3;
+    /// Guest: records that it has taken since the page was shared.
+    pub const TAIL: usize = 4;
     /// Host: interrupts sent since the page was shared.
     // The host's words begin a cache line of their own: the handler's store to ACK does not take it from the host.
     pub const SEQ: usize = 8;
@@ -43,6 +60,8 @@ pub mod word {
     pub const DEVICE: usize = 9;
     /// Host: the shortest period now. A shorter wish is stretched to it.
     pub const FLOOR: usize = 10;
+    /// Host: records that it has written since the page was shared.
+    pub const HEAD: usize = 11;
 
     /// The first word of a counter, and words in each.
     // A stride of two cache lines of 64 bytes: one is the guest's, the other the host's.
@@ -68,7 +87,7 @@ pub mod word {
         of(counter, 2)
     }
     /// Guest: events from each overflow to the next. The only wish that may change without a new generation: it
-    /// holds from the next overflow on.
+    /// holds from the next overflow on, and where overflows become records about from the next doorbell on.
     pub const fn period(counter: Counter) -> usize {
         of(counter, 3)
     }
@@ -101,6 +120,10 @@ pub mod word {
     pub const fn state(counter: Counter) -> usize {
         of(counter, 13)
     }
+    /// Host: records that found no room since the page was shared.
+    pub const fn lost(counter: Counter) -> usize {
+        of(counter, 14)
+    }
 }
 
 /// Bits of [`word::flags`].
@@ -111,6 +134,9 @@ pub mod flag {
     pub const KERNEL: u64 = 1 << 1;
     /// Interrupt at each overflow. Without it there are none.
     pub const INTERRUPT: u64 = 1 << 2;
+    /// With [`INTERRUPT`]: overflows may become records, and no interrupts. Read with each interrupt, too: `-F` waits until
+    /// its period has settled, as it learns from interrupts fastest.
+    pub const RECORD: u64 = 1 << 3;
 }
 
 /// Bits that are written to the doorbell. Several are done in this order; all others are #GP.
@@ -170,7 +196,7 @@ mod tests {
     #[test]
     fn every_word_is_in_the_page() {
         for counter in Counter::all() {
-            assert!(word::state(counter) < PAGE_SIZE / 8, "{counter}");
+            assert!(word::lost(counter) < PAGE_SIZE / 8, "{counter}");
         }
         assert_eq!(word::config(Counter::at::<0>()) * 8, 0x100);
         assert_eq!(word::count(Counter::at::<1>()) * 8, 0x1c0);

@@ -102,6 +102,9 @@ impl Device {
         // As for a doorbell: what is settled may begin another period.
         self.load_periods(page);
         self.settle(self.unsettled(), host);
+        if let Some(page) = page {
+            self.overflowed |= self.write_records(host, page);
+        }
         self.apply(host);
         self.publish_all(page);
         let mut state = DeviceState {
@@ -162,6 +165,9 @@ impl Device {
                 overflows: saved.overflows,
             };
             self.bank.counters[n].value = saved.count;
+        }
+        if let Some(page) = page {
+            self.samples.go_on(page);
         }
         self.reclassify(self.implemented());
         // Another host may allow other periods.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use vpmu::counter::Report;
 use vpmu::paravirt::{Page, command, word};
 
-use crate::support::{Host, Vcpu, nth};
+use crate::support::{BUFFER, CYCLES, Host, RECORDING, Vcpu, nth};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -23,6 +23,7 @@ enum Step {
 fn value() -> impl Strategy<Value = u64> {
     prop_oneof![
         0_u64..20,
+        Just(BUFFER),
         Just(u64::MAX),
         any::<u64>(),
         (0_u32..64).prop_map(|bit| 1 << bit)
@@ -33,7 +34,7 @@ fn place() -> impl Strategy<Value = usize> {
     prop_oneof![
         0_usize..512,
         (0_usize..5, 0_usize..5).prop_map(|(n, word)| 32 + 16 * n + word),
-        0_usize..11
+        0_usize..13
     ]
 }
 
@@ -54,12 +55,14 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn a_hostile_page_hurts_nobody(repeats in any::<bool>(), steps in prop::collection::vec(step(), 1..200)) {
+    fn a_hostile_page_hurts_nobody(repeats in any::<bool>(), room in 0_u64..200, steps in prop::collection::vec(step(), 1..200)) {
         let floor = 16;
-        let mut vcpu = Vcpu::new(Host { repeats, floor, ..Host::default() });
+        let mut vcpu = Vcpu::new(Host { repeats, floor, room, ..Host::default() });
         let mut events = 0;
         // These counters are at work when the guest turns hostile.
-        (0..4).for_each(|n| vcpu.sample(n, 100, 64 * u64::from(n)));
+        (0..2).for_each(|n| vcpu.sample(n, 100, 64 * u64::from(n)));
+        (2..4).for_each(|n| vcpu.guest.wish(&vcpu.page, nth(n), CYCLES, RECORDING, 100, 64 * u64::from(n)));
+        vcpu.page.store(word::BUFFER, BUFFER);
         vcpu.want(0b1111);
         vcpu.ring(command::APPLY);
         for step in steps {

@@ -3,5 +3,6 @@
 mod cost;
 mod hostile;
 mod properties;
+mod records;
 mod rules;
 mod support;

@@ -4,20 +4,32 @@ use std::cell::RefCell;
 use std::num::NonZeroU64;
 
 use vpmu::counter::{Counter, CounterHost, CounterSet, Lost, Report};
-use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page, command, word};
-use vpmu::x86::{CounterConfig, EventFilter, Outcome};
+use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page, RECORD, RECORDS, command, word};
+use vpmu::x86::pebs::{self, Guest, Sample, TakenSamples};
+use vpmu::x86::{CounterConfig, EventFilter, Outcome, Ring};
 
 pub(crate) const BOTH: u64 = vpmu::paravirt::flag::USER | vpmu::paravirt::flag::KERNEL;
 pub(crate) const SAMPLING: u64 = BOTH | vpmu::paravirt::flag::INTERRUPT;
+pub(crate) const RECORDING: u64 = SAMPLING | vpmu::paravirt::flag::RECORD;
 pub(crate) const CYCLES: u64 = 0x3c;
+/// The address of the buffer.
+pub(crate) const BUFFER: u64 = 0x10_0000;
 
-/// Guest memory.
+/// Guest memory: the page, and the buffer.
 #[derive(Clone)]
-pub(crate) struct Memory(RefCell<[u64; PAGE_SIZE / 8]>);
+pub(crate) struct Memory(RefCell<[u64; PAGE_SIZE / 8]>, RefCell<Vec<u8>>);
 
 impl Memory {
     pub(crate) fn new() -> Self {
-        Self(RefCell::new([0; PAGE_SIZE / 8]))
+        let buffer = vec![0; RECORDS as usize * RECORD];
+        Self(RefCell::new([0; PAGE_SIZE / 8]), RefCell::new(buffer))
+    }
+
+    /// Returns the words of the record with this number.
+    pub(crate) fn record(&self, number: u64) -> [u64; 4] {
+        let buffer = self.1.borrow();
+        let record = &buffer[(number % RECORDS) as usize * RECORD..][..RECORD];
+        std::array::from_fn(|n| u64::from_le_bytes(record[8 * n..][..8].try_into().unwrap()))
     }
 }
 
@@ -29,6 +41,14 @@ impl Page for Memory {
         self.0.borrow_mut()[word] = value;
     }
     fn fence(&self) {}
+    fn write(&self, address: u64, bytes: &[u8]) -> bool {
+        let mut buffer = self.1.borrow_mut();
+        let at = usize::try_from(address.wrapping_sub(BUFFER)).unwrap_or(usize::MAX);
+        let place = at
+            .checked_add(bytes.len())
+            .and_then(|end| buffer.get_mut(at..end));
+        place.map(|place| place.copy_from_slice(bytes)).is_some()
+    }
 }
 
 pub(crate) struct Event {
@@ -37,6 +57,14 @@ pub(crate) struct Event {
     /// Number of events until the report, and between reports.
     left: Option<u64>,
     period: u64,
+    sampler: Option<Sampler>,
+}
+
+/// The host's own samples of an event: as many addresses as events.
+struct Sampler {
+    period: u64,
+    left: u64,
+    samples: Vec<u64>,
 }
 
 /// A host that counts every event for every counter that runs.
@@ -49,6 +77,10 @@ pub(crate) struct Host {
     pub(crate) latency: u64,
     pub(crate) refuses: Option<Lost>,
     pub(crate) reports: Vec<u8>,
+    /// Number of samples that are kept. 0: the host takes none.
+    pub(crate) room: u64,
+    /// Of so many samples, the host takes one.
+    pub(crate) takes_one_of: u64,
 }
 
 impl Host {
@@ -68,6 +100,15 @@ impl Host {
             let Some(event) = event.as_mut().filter(|event| event.runs) else {
                 continue;
             };
+            if let Some(sampler) = &mut event.sampler {
+                for now in event.total + 1..=event.total + events {
+                    sampler.left -= 1;
+                    if sampler.left == 0 {
+                        sampler.left = sampler.period;
+                        sampler.samples.push(now);
+                    }
+                }
+            }
             event.total += events;
             let Some(left) = &mut event.left else {
                 continue;
@@ -93,6 +134,7 @@ impl CounterHost<CounterConfig> for Host {
             runs: false,
             left: None,
             period: 0,
+            sampler: None,
         });
         Ok(())
     }
@@ -124,11 +166,59 @@ impl CounterHost<CounterConfig> for Host {
         assert!(!self.event(counter.number()).runs, "released while it runs");
         self.events[counter.index()] = None;
     }
+    fn support_pebs(&mut self) -> Option<&mut dyn pebs::Host> {
+        Some(self)
+    }
     fn repeats(&self) -> bool {
         self.repeats
     }
     fn shortest_period(&self, sharing: u32) -> u64 {
         self.floor * u64::from(sharing)
+    }
+}
+
+impl pebs::Host for Host {
+    fn guest(&mut self) -> Option<&mut dyn Guest> {
+        None
+    }
+    fn begin_sampling(&mut self, counter: Counter, events: NonZeroU64) -> u64 {
+        if self.room != 0 {
+            let period = events.get();
+            self.event(counter.number()).sampler = Some(Sampler {
+                period,
+                left: period,
+                samples: Vec::new(),
+            });
+        }
+        self.room
+    }
+    fn end_sampling(&mut self, counter: Counter) {
+        self.event(counter.number()).sampler = None;
+    }
+    fn take_samples(&mut self, counter: Counter, samples: &mut [Sample]) -> TakenSamples {
+        let (room, one_of) = (self.room as usize, self.takes_one_of.max(1));
+        let event = self.events[counter.index()].as_mut();
+        let Some(sampler) = event.and_then(|event| event.sampler.as_mut()) else {
+            return TakenSamples::NONE;
+        };
+        let lost = sampler.samples.len().saturating_sub(room) as u64;
+        sampler.samples.truncate(room);
+        let period = sampler.period;
+        (sampler.samples).retain(|ip| ip / period % one_of == 0);
+        let number = sampler.samples.len().min(samples.len());
+        for (slot, ip) in samples.iter_mut().zip(sampler.samples.drain(..number)) {
+            let ring = if ip % 2 == 0 {
+                Ring::User
+            } else {
+                Ring::Kernel
+            };
+            *slot = Sample { ip, ring, tsc: ip };
+        }
+        TakenSamples {
+            samples: number,
+            lost,
+            ..TakenSamples::default()
+        }
     }
 }
 

@@ -202,6 +202,11 @@ fn stock_perf_works(kernel: Kernel) {
     let script = [NO_SYMBOLS, COMMON, COUNT, PERF, END].concat();
     let compared = compared(&mut vpmu, |vpmu| options(vpmu, &modules), &script);
     Said(compared.console.replace('\r', "")).check_perf();
+    let run = compared.run;
+    let records = &run["vmm"]["measured"]["pebs"];
+    // Those of `fixed` and `frequency`, of which most are no interrupts.
+    assert!(records["sampled"].as_u64() > Some(100), "{run}");
+    assert_eq!([&records["lost"], &records["skipped"]], [0, 0], "{run}");
 }
 
 #[test]

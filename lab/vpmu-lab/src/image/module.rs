@@ -43,7 +43,7 @@ macro_rules! source {
 }
 
 /// The modules' sources, by the paths that the recipe expects.
-const SOURCES: [(&str, &str); 21] = [
+const SOURCES: [(&str, &str); 22] = [
     source!("include/kernel.mk"),
     source!("include/vpmu_guest.h"),
     source!("build"),
@@ -61,6 +61,7 @@ const SOURCES: [(&str, &str); 21] = [
     source!("vpmu_pmu/vpmu_pmu.h"),
     source!("vpmu_pmu/main.c"),
     source!("vpmu_pmu/pmu.c"),
+    source!("vpmu_pmu/records.c"),
     source!("vpmu_pmu/events.c"),
     source!("vpmu_pmu/gone.c"),
     source!("counter_reader/Makefile"),

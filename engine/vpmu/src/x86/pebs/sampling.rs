@@ -4,7 +4,7 @@ use crate::counter::{Counter, CounterSet, FAR, Slots};
 
 /// The least number of records up to the threshold for which sampling pays. Linux has one where it wants an interrupt
 /// for each record, and else hundreds.
-pub(in crate::x86) const MANY: u64 = 16;
+pub(crate) const MANY: u64 = 16;
 
 /// A counter that the host samples.
 #[derive(Clone, Copy, Debug, Default)]
@@ -15,28 +15,28 @@ struct Sampled {
     ahead: u64,
     /// How many samples the host keeps.
     capacity: u64,
-    /// Periods since the last division of the room that are over, and those of them that the host has sampled.
+    /// Periods that are over, of late, and those of them that the host has sampled.
     passed: u64,
     seen: u64,
 }
 
 /// The counters that the host samples.
 #[derive(Clone, Debug, Default)]
-pub(in crate::x86) struct Sampling {
+pub(crate) struct Sampling {
     counters: CounterSet,
     slots: Slots<Sampled>,
     /// Records that fit up to the threshold, as far as is known.
-    pub(in crate::x86) room: u64,
+    pub(crate) room: u64,
 }
 
 impl Sampling {
     /// Counters that are sampled.
-    pub(in crate::x86) const fn counters(&self) -> CounterSet {
+    pub(crate) const fn counters(&self) -> CounterSet {
         self.counters
     }
 
     /// The host samples `n` from now on each `period` events, and keeps `capacity` samples.
-    pub(in crate::x86) fn begin(&mut self, n: Counter, period: u64, capacity: u64) {
+    pub(crate) fn begin(&mut self, n: Counter, period: u64, capacity: u64) {
         self.counters.insert(n);
         self.slots[n] = Sampled {
             period,
@@ -46,37 +46,42 @@ impl Sampling {
     }
 
     /// The host samples `counters` no more.
-    pub(in crate::x86) fn end(&mut self, counters: CounterSet) {
+    pub(crate) fn end(&mut self, counters: CounterSet) {
         self.counters -= counters;
     }
 
     /// Returns the period that the host samples `n` with, in events.
-    pub(in crate::x86) fn period(&self, n: Counter) -> u64 {
+    pub(crate) fn period(&self, n: Counter) -> u64 {
         self.slots[n].period
     }
 
     /// `periods` of `n` are over.
-    pub(in crate::x86) fn pass(&mut self, n: Counter, periods: u64) {
+    pub(crate) fn pass(&mut self, n: Counter, periods: u64) {
         let slot = &mut self.slots[n];
         slot.ahead = slot.ahead.saturating_sub(periods);
         slot.passed = slot.passed.saturating_add(periods);
     }
 
     /// The host has sampled so many periods of `n`.
-    pub(in crate::x86) fn see(&mut self, n: Counter, periods: u64) {
+    pub(crate) fn see(&mut self, n: Counter, periods: u64) {
         let slot = &mut self.slots[n];
         slot.seen = slot.seen.saturating_add(periods);
     }
 
     /// Returns the periods of `n` of which the host has taken no sample, if it misses more than it takes.
-    pub(in crate::x86) fn missed(&self, n: Counter) -> Option<u64> {
-        let Sampled { passed, seen, .. } = self.slots[n];
-        let missed = passed.saturating_sub(seen);
-        (missed > seen && missed >= MANY).then_some(missed)
+    pub(crate) fn missed(&mut self, n: Counter) -> Option<u64> {
+        let Sampled { passed, seen, .. } = &mut self.slots[n];
+        let missed = passed.saturating_sub(*seen);
+        let is_many = missed > *seen && missed >= MANY;
+        if *passed >= 4 * MANY {
+            // What the host has taken long ago says nothing about now.
+            (*passed, *seen) = (0, 0);
+        }
+        is_many.then_some(missed)
     }
 
     /// In how many events a report of `n` is due, whose next overflow comes after `distance`.
-    pub(in crate::x86) fn due(&self, n: Counter, distance: u64) -> u64 {
+    pub(crate) fn due(&self, n: Counter, distance: u64) -> u64 {
         if !self.counters.contains(n) {
             return distance;
         }
@@ -86,19 +91,18 @@ impl Sampling {
     }
 
     /// Whether the room up to the threshold must be divided anew: a counter has used up what it was given.
-    pub(in crate::x86) fn is_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.counters.iter().any(|n| self.slots[n].ahead == 0)
     }
 
     /// Divides the room up to the threshold among the counters.
-    pub(in crate::x86) fn divide(&mut self) {
+    pub(crate) fn divide(&mut self) {
         let each = self.room / u64::from(self.counters.len().max(1));
         for n in self.counters {
             let slot = &mut self.slots[n];
             // The host's samples find room for a quarter more: its period is not exactly the counter's.
             let most = (slot.capacity / 4 * 3).min(FAR / slot.period.max(1));
             slot.ahead = each.min(most).max(1);
-            (slot.passed, slot.seen) = (0, 0);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! What a PMU with PEBS keeps beside its counters.
 
-use super::sampling::Sampling;
-use super::{Registers, Statistics};
+use super::{Registers, Sampling, Statistics};
 use crate::counter::CounterSet;
 
 /// The state of PEBS of one PMU: its registers, the overflows that wait for a record, and what the host samples.
