@@ -8,9 +8,11 @@ use alloc::{format, string::String, vec::Vec};
 use dtoolkit::model::{DeviceTree, DeviceTreeNode};
 
 use super::{
-    device_tree::{TreeError, push},
-    uefi::{self, add},
+    device_tree::TreeError,
+    nodes::{add, push},
+    uefi,
 };
+use crate::regs::GIC_FRAME;
 
 /// Where the length of a table is, and its checksum.
 pub const LENGTH: usize = 4;
@@ -31,9 +33,9 @@ mod kind {
 }
 
 /// Bytes of a distributor, of a redistributor's frames (GICv3, GICv4), and of an interrupt translation service: GICv4.1's.
-const DISTRIBUTOR: u64 = 0x1_0000;
-const REDISTRIBUTOR: [u64; 2] = [0x2_0000, 0x4_0000];
-const ITS: u64 = 0x4_0000;
+const DISTRIBUTOR: u64 = GIC_FRAME;
+const REDISTRIBUTOR: [u64; 2] = [2 * GIC_FRAME, 4 * GIC_FRAME];
+const ITS: u64 = 4 * GIC_FRAME;
 
 /// The tables that say what the monitor must know.
 #[derive(Clone, Copy, Debug)]
@@ -284,6 +286,8 @@ mod tests {
         device_tree::{Machine, for_guest},
         uefi::{Handover, Map},
     };
+    use core::slice::from_ref;
+
     use dtoolkit::Node as _;
 
     fn table(signature: &[u8; 4], parts: &[&[u8]]) -> Vec<u8> {
@@ -401,7 +405,7 @@ mod tests {
     #[test]
     fn a_machine_is_read_from_its_tables() {
         let machine = Machine::read(&tree([23, 23])).unwrap();
-        assert_eq!(machine.ram, [0x4000_0000..0x8000_0000]);
+        assert_eq!(machine.ram, from_ref(&(0x4000_0000..0x8000_0000)));
         assert_eq!(machine.end, 1 << 48);
         assert_eq!(machine.cpus, [0, 1]);
         assert_eq!(machine.distributor, 0x800_0000..0x801_0000);
@@ -409,7 +413,7 @@ mod tests {
             machine.redistributors,
             [0x80a_0000..0x80c_0000, 0x80c_0000..0x80e_0000]
         );
-        assert_eq!(machine.its, [0x808_0000..0x80c_0000]);
+        assert_eq!(machine.its, from_ref(&(0x808_0000..0x80c_0000)));
         assert_eq!(machine.maintenance_intid, 25);
         assert_eq!(machine.pmu_intids, [Some(23), Some(23)]);
         assert_eq!(machine.timer_intids, [29, 30, 27, 26]);
@@ -427,7 +431,7 @@ mod tests {
         let tree = tree([23, 23]);
         let guest = for_guest(
             &tree,
-            &[0x7fe0_0000..0x8000_0000],
+            from_ref(&(0x7fe0_0000..0x8000_0000)),
             0x7fff_f000,
             None,
             Some(48),

@@ -18,7 +18,7 @@ use dtoolkit::{
 use super::{
     blob,
     console::{Console, consoles},
-    nodes::{self, cells, compatible, interrupts, regions},
+    nodes::{self, add, cells, compatible, interrupts, push, regions},
     pmu, uefi,
     words::GuestWords,
 };
@@ -250,9 +250,9 @@ pub fn for_guest(
     }
     if let Some(chosen) = changed.root.child_mut("chosen") {
         // As a cell pair: Linux hands the bytes on, and `meter` reads them.
-        chosen.add_property(DeviceTreeProperty::new_unchecked(DOORBELL, doorbell));
+        add(chosen, DOORBELL, doorbell);
         if let Some(map) = map {
-            uefi::add(chosen, uefi::MAP_SIZE, map);
+            add(chosen, uefi::MAP_SIZE, map);
         }
         if chosen.remove_property(uefi::ACPI).is_some() {
             let chosen = chosen.clone();
@@ -261,14 +261,6 @@ pub fn for_guest(
         }
     }
     Ok(changed.to_dtb())
-}
-
-/// Appends `value` as so many cells.
-pub(super) fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
-    for cell in (0..cells).rev() {
-        let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
-        property.extend_from_slice(&word.to_be_bytes());
-    }
 }
 
 /// Removes interrupt translation services below `node`, and the properties that send messages to them.

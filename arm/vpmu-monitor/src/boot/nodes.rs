@@ -6,8 +6,9 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use dtoolkit::{
-    Node, Property,
+    Node, Property, ToPropertyValue,
     fdt::{Fdt, FdtNode},
+    model::{DeviceTreeNode, DeviceTreeProperty},
 };
 
 /// Buses inside buses beyond this are not searched.
@@ -175,4 +176,18 @@ pub(super) fn intid(specifier: &[u32]) -> Option<u32> {
 pub(super) fn interrupts(node: &FdtNode<'_>, width: usize) -> Vec<u32> {
     let specifiers = specifiers(node, width);
     specifiers.iter().filter_map(|one| intid(one)).collect()
+}
+
+/// Appends `value` as so many cells.
+pub(super) fn push(property: &mut Vec<u8>, value: u64, cells: u32) {
+    for cell in (0..cells).rev() {
+        let word = value.checked_shr(32 * cell).unwrap_or(0) as u32;
+        property.extend_from_slice(&word.to_be_bytes());
+    }
+}
+
+/// Sets a property.
+pub(super) fn add(node: &mut DeviceTreeNode, name: &str, value: impl ToPropertyValue) {
+    node.remove_property(name);
+    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }

@@ -8,13 +8,14 @@ use core::ops::Range;
 
 use dtoolkit::{
     Node, Property as _,
-    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+    model::{DeviceTree, DeviceTreeNode},
     standard::NodeStandard as _,
 };
 
-use super::device_tree::{Machine, TreeError, is_memory, push};
+use super::device_tree::{Machine, TreeError, is_memory};
+use super::nodes::{add, push};
 use super::{blob, guest_image, home};
-use crate::world::second::gic::{DISTRIBUTOR, REDISTRIBUTOR};
+use crate::regs::GIC_FRAME;
 
 /// Bytes of its memory, where the boot file does not say.
 pub const MEMORY: u64 = 128 << 20;
@@ -27,7 +28,7 @@ const TREE_ROOM: u64 = home::ALIGNMENT;
 const INITRD_ALIGNMENT: u64 = 64 << 10;
 
 /// The redistributor region has room for one more than there is.
-const REDISTRIBUTORS: u64 = 2 * REDISTRIBUTOR;
+const REDISTRIBUTORS: u64 = 4 * GIC_FRAME;
 
 /// The highest place for `size` bytes of the second guest's memory in `ram`, clear of what is `taken`. The size is
 /// rounded up to blocks of stage 2.
@@ -114,17 +115,17 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
         };
         if is_memory(&node) {
             let reg = pairs(&[(memory.start, memory.end - memory.start)]);
-            set(copy, "reg", reg.as_slice());
+            add(copy, "reg", reg.as_slice());
         } else if starts_at(guest.serial) {
             path = Some(name.to_string());
         } else if is("arm,gic-v3") {
             let redistributors = machine.redistributors.first().ok_or(MISSING_GIC)?;
             let reg = [
-                (machine.distributor.start, DISTRIBUTOR),
+                (machine.distributor.start, GIC_FRAME),
                 (redistributors.start, REDISTRIBUTORS),
             ];
-            set(copy, "reg", pairs(&reg).as_slice());
-            set(copy, "#redistributor-regions", 1_u32);
+            add(copy, "reg", pairs(&reg).as_slice());
+            add(copy, "#redistributor-regions", 1_u32);
             let children: Vec<_> = copy.children().map(|c| c.name().to_string()).collect();
             for child in children {
                 copy.remove_child(&child);
@@ -153,11 +154,11 @@ pub fn tree(tree: &[u8], machine: &Machine, guest: &Guest<'_>) -> Result<Vec<u8>
 fn chosen(guest: &Guest<'_>, serial: &str) -> DeviceTreeNode {
     let mut chosen = DeviceTreeNode::new_unchecked("chosen");
     let path = ["/", serial].concat();
-    set(&mut chosen, "stdout-path", path);
-    set(&mut chosen, "bootargs", guest.words);
+    add(&mut chosen, "stdout-path", path);
+    add(&mut chosen, "bootargs", guest.words);
     if let Some(initrd) = guest.initrd {
-        set(&mut chosen, "linux,initrd-start", initrd.start);
-        set(&mut chosen, "linux,initrd-end", initrd.end);
+        add(&mut chosen, "linux,initrd-start", initrd.start);
+        add(&mut chosen, "linux,initrd-end", initrd.end);
     }
     chosen
 }
@@ -180,11 +181,6 @@ fn only_cpu(cpus: &mut DeviceTreeNode, affinity: u64) {
     for name in others {
         cpus.remove_child(&name);
     }
-}
-
-fn set(node: &mut DeviceTreeNode, name: &str, value: impl dtoolkit::ToPropertyValue) {
-    node.remove_property(name);
-    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }
 
 #[cfg(test)]

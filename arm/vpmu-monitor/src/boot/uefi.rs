@@ -8,13 +8,13 @@ use alloc::{string::String, vec::Vec};
 use core::ops::Range;
 
 use dtoolkit::{
-    Node, Property, ToPropertyValue,
+    Node, Property,
     fdt::Fdt,
     memreserve::MemoryReservation,
-    model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty},
+    model::{DeviceTree, DeviceTreeNode},
 };
 
-use super::device_tree::push;
+use super::nodes::{add, push};
 
 /// A property of `/chosen` by which the monitor knows that the rest of the tree is for itself: the guest has ACPI.
 pub(super) const ACPI: &str = "vpmu,acpi";
@@ -224,12 +224,6 @@ pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
         add(chosen, "linux,uefi-secure-boot", 1_u32);
     }
     machine.to_dtb()
-}
-
-/// Sets a property.
-pub(super) fn add(node: &mut DeviceTreeNode, name: &str, value: impl ToPropertyValue) {
-    node.remove_property(name);
-    node.add_property(DeviceTreeProperty::new_unchecked(name, value));
 }
 
 /// Where `tree` says that the memory map is, and the bytes from one descriptor to the next; `None`: UEFI has not started

@@ -5,21 +5,19 @@
 use alloc::{vec, vec::Vec};
 use core::{mem, ops::Range, ptr, slice};
 
-use aarch64_paging::MapError;
 use smccc::{Call as _, Hvc, Smc, psci::PSCI_SYSTEM_OFF};
 use vpmu_monitor::{
     boot::{
         blob,
         console::consoles,
         device_tree::{self, Conduit, Machine, TreeError},
-        guest_image::{ImageError, PAYLOAD_OFFSET, Placement},
+        guest_image::{PAYLOAD_OFFSET, Placement},
         home::{self, overlap},
         uefi::{self, Map},
-        words::{Design, Interrupts, Settings, WordError},
+        words::{Design, Interrupts, Settings},
     },
     lock::Unlocked,
     world::{
-        guest_pmu::PmuError,
         profile::{self, Sample},
         redistributor::{self, Redistributor, View},
     },
@@ -29,9 +27,12 @@ use super::{
     console::{self, say},
     cpu::{self, DOORBELL_PAGE, Monitor},
     device::holes,
-    el2, end, figures, gic, heap,
+    el2, end,
+    error::BootError,
+    figures, gic, heap,
     mmio::{read_device, write_device},
-    mmu, second, start,
+    mmu::{self, copy},
+    second, start,
     sysreg::read_sysreg,
 };
 
@@ -118,56 +119,6 @@ extern "C" fn wrong_level(tree: u64, base: u64, level: u64) {
     }
 }
 
-/// Why the guest cannot begin.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum BootError {
-    #[error(transparent)]
-    Tree(#[from] TreeError),
-    #[error(transparent)]
-    Words(#[from] WordError<'static>),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Pmu(#[from] PmuError),
-    #[error("cannot map memory: {0}")]
-    Map(#[from] MapError),
-    #[error("the bootloader passed no device tree")]
-    NoTree,
-    #[error("the device tree has no CPU with affinity {0:#x}")]
-    UnknownCpu(u64),
-    #[error("the CPU with affinity {0:#x} has no redistributor")]
-    NoRedistributor(u64),
-    #[error("the monitor was not loaded into RAM")]
-    NotInRam,
-    #[error("RAM lies beyond {0:#x}, where this CPU's addresses end")]
-    RamBeyond(u64),
-    #[error("the appended guest of {0} bytes does not fit into RAM")]
-    GuestTooLong(u64),
-    #[error("the guest needs {} MiB of memory and the machine has too little", .0 >> 20)]
-    GuestTooLarge(u64),
-    #[error("the guest must run at {guest:#x?}, and the bootloader put something at {other:#x?}")]
-    GuestsPlaceTaken {
-        guest: Range<u64>,
-        other: Range<u64>,
-    },
-    #[error("no {} MiB of RAM are free for the monitor", .0 >> 20)]
-    NoHome(u64),
-    #[error("no {} MiB of RAM are free for the second guest", .0 >> 20)]
-    NoSecondHome(u64),
-    #[error("the guest's device tree has {0} bytes, more than a kernel takes")]
-    TreeTooLong(usize),
-    #[error(
-        "the PMU's interrupt {0} is no PPI, and only vpmu.pmu=partitioned and untrapped can do with others"
-    )]
-    PmiIsNoPpi(u32),
-    #[error("the machine has no PL011 for the second guest, beside the one of stdout-path")]
-    NoSerialPort,
-    #[error("the device tree names no interrupt of EL2's timer, by which two guests take turns")]
-    NoAlarm,
-    #[error("the monitor's own stack is too small for this machine: a bug")]
-    StackTooSmall,
-}
-
 /// How the guest begins.
 struct Guest {
     /// The number of the CPU that this is.
@@ -184,9 +135,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     let machine = Machine::read(tree)?;
     let words = device_tree::command_line(tree)?;
     let settings = Settings::parse(words)?;
-    let this = read_sysreg!("mpidr_el1") & AFFINITY;
-    let number = machine.cpus.iter().position(|&cpu| cpu == this);
-    let number = number.ok_or(BootError::UnknownCpu(this))?;
+    let (this, number) = this_cpu(&machine)?;
     let ram = machine
         .ram
         .iter()
@@ -195,7 +144,7 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         .clone();
     let (placement, file) = guest(&ram, start.loaded)?;
     let mut taken = taken(&machine, tree, &[placement.range(), Some(file.clone())])?;
-    let second = second::boot::plan(tree, &ram, start.loaded, &taken)?;
+    let second = second::plan(tree, &ram, start.loaded, &taken)?;
     if let Some(second) = &second {
         settings.check_two_guests()?;
         taken.extend(second.ranges());
@@ -212,7 +161,8 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     let redistributors = redistributors(&machine)?;
     quiet_translation_services(&machine);
     let stacks = cpu::Stacks::new(machine.cpus.len());
-    let holes = holes(&machine, second.as_ref());
+    let shared = second.as_ref().map(|second| second.holes(&machine));
+    let holes = holes(&machine, shared.unwrap_or_default());
     let translation = mmu::build(&machine, &memory, &holes, stacks.guards())?;
     mmu::forget_cached(&memory);
     translation.enable();
@@ -247,7 +197,10 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
         second::install(second, number, monitor);
     }
     let unlocked = &mut Unlocked::at_exception();
-    el2::init_cpu(number, monitor, true, unlocked)?;
+    el2::init_cpu(number, monitor, true, unlocked);
+    // Before the first guest's: to make a PMU stops all counters.
+    second::make_pmu(monitor, unlocked)?;
+    el2::start_pmu(number, monitor, unlocked)?;
     gic::enable_group1(monitor);
     second::begin(monitor, unlocked);
     // SAFETY: zero since the start, and nobody's but the stack's.
@@ -264,12 +217,19 @@ fn boot(start: &Start) -> Result<Guest, BootError> {
     })
 }
 
+/// The affinity and the number of this CPU.
+fn this_cpu(machine: &Machine) -> Result<(u64, usize), BootError> {
+    let this = read_sysreg!("mpidr_el1") & AFFINITY;
+    let number = machine.cpus.iter().position(|&cpu| cpu == this);
+    Ok((this, number.ok_or(BootError::UnknownCpu(this))?))
+}
+
 /// Makes the guest's device tree and puts it where the machine's is, or where there is more room; returns
 /// its address.
 fn give_tree(
     tree: &[u8],
     memory: &Range<u64>,
-    second: Option<&second::boot::Plan>,
+    second: Option<&second::Plan>,
 ) -> Result<u64, BootError> {
     let mut reserved = vec![memory.clone()];
     reserved.extend(second.map(|second| second.memory.clone()));
@@ -460,13 +420,4 @@ fn move_to(home: Range<u64>, start: &Start) -> ! {
         let again: unsafe extern "C" fn(u64, u64, u64) -> ! = mem::transmute(entry as *const ());
         again(start.tree, start.loaded, home.end)
     }
-}
-
-/// Copies to where the guest will read with its caches off.
-pub(super) fn copy(from: u64, to: u64, len: u64) {
-    // SAFETY: callers have checked both ranges to be RAM outside the monitor's own data.
-    unsafe {
-        ptr::copy(from as *const u8, to as *mut u8, len as usize);
-    }
-    mmu::clean_to_memory(to..to + len);
 }

@@ -7,7 +7,6 @@ use vpmu_monitor::boot::device_tree::Machine;
 use vpmu_monitor::world::{
     distributor,
     exit::{DataAbort, MemoryAccess},
-    second::spi::KeptSpi,
     statistics::Kind,
 };
 
@@ -19,25 +18,18 @@ use super::{
     gic::least_mask,
     irq::show_line,
     mmio::{read_device, write_device},
-    second,
     sysreg::read_sysreg,
 };
 
-/// What the guest does not reach, or only through the monitor: devices, and a second guest's memory.
-pub(super) fn holes(machine: &Machine, second: Option<&second::boot::Plan>) -> Vec<Range<u64>> {
+/// What the guest does not reach, or only through the monitor: devices, and `more`.
+pub(super) fn holes(machine: &Machine, more: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let distributor = machine.distributor.start;
-    let pages = distributor::PAGES.into_iter();
-    let spi = second.and_then(second::boot::Plan::serial_interrupt);
-    pages
-        .chain(spi.map(KeptSpi::route_page))
-        .chain(second.map(|_| distributor::EXTENDED_PRIORITIES_PAGE))
+    distributor::PAGES
+        .into_iter()
         .map(|page| distributor + page.start..distributor + page.end)
         .chain(machine.redistributors.iter().cloned())
         .chain(machine.its.iter().cloned())
-        .chain(second.into_iter().flat_map(|second| {
-            let page = second.serial.base & !0xfff;
-            [second.memory.clone(), page..page + 0x1000]
-        }))
+        .chain(more)
         .collect()
 }
 

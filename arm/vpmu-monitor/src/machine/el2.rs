@@ -25,24 +25,18 @@ use vpmu_monitor::{
 use super::{
     console,
     cpu::{Cpu, Local, Monitor},
-    gic, hardware, second,
+    gic, hardware,
     sysreg::{isb, now, read_sysreg, write_sysreg},
 };
 
-/// Prepares EL2 and the PMU of this CPU. On the CPU that `boots`, what firmware at EL3 may keep from EL2 is named on the
+/// Prepares EL2 on this CPU, and tries its PMU. On the CPU that `boots`, what firmware at EL3 may keep from EL2 is named on the
 /// console before it is used, in one line: where firmware keeps it, the machine dies at EL3 and that line is the message.
-pub(crate) fn init_cpu(
-    number: usize,
-    monitor: &Monitor,
-    boots: bool,
-    unlocked: &mut Unlocked,
-) -> Result<(), PmuError> {
+pub(crate) fn init_cpu(number: usize, monitor: &Monitor, boots: bool, unlocked: &mut Unlocked) {
     // SAFETY: the number of this CPU, read back by `Cpu::number`.
     unsafe {
         write_sysreg!("tpidr_el2", number as u64);
     }
-    let cpu = Cpu::this();
-    let mut local = cpu.local.lock(unlocked);
+    let mut local = Cpu::this().local.lock(unlocked);
     local.interrupts = VirtualInterface::new();
     local.sharing = monitor.sharing();
     local.borrowed = false;
@@ -63,13 +57,15 @@ pub(crate) fn init_cpu(
         monitor.group0,
         monitor.sharing(),
     );
-    drop(names);
-    if boots && monitor.sharing() == Sharing::Two {
-        // Before the first guest's: to make a PMU stops all counters.
-        drop(local);
-        make_second_pmu(cpu, monitor, unlocked)?;
-        local = cpu.local.lock(unlocked);
-    }
+}
+
+/// Gives this CPU, which is [prepared](init_cpu), its guest's PMU and its translation.
+pub(crate) fn start_pmu(
+    number: usize,
+    monitor: &Monitor,
+    unlocked: &mut Unlocked,
+) -> Result<(), PmuError> {
+    let mut local = Cpu::this().local.lock(unlocked);
     local.pmu = match &local.hardware {
         Some(hardware) => Some(GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu)?),
         None => None,
@@ -83,17 +79,6 @@ pub(crate) fn init_cpu(
 
     monitor.translation.enable_stage_2();
     own_interrupts(number, monitor);
-    Ok(())
-}
-
-/// Apart from [`init_cpu`], whose frame is on every CPU's stack: a PMU is large.
-#[inline(never)]
-fn make_second_pmu(cpu: &Cpu, monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), PmuError> {
-    let local = cpu.local.lock(unlocked);
-    let hardware = local.hardware.as_ref();
-    let pmu = hardware.map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu));
-    drop(local);
-    second::give_pmu(pmu.transpose()?, unlocked);
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The guest's firmware calls, performed.
 //!
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use smccc::{
     Call as _, Smc,
@@ -19,9 +19,12 @@ use super::{
     end::{power_off, print_statistics},
     frame::Frame,
     gic::{self, PhysicalInterface},
-    second, start,
+    start,
     sysreg::wait_for_interrupt,
 };
+
+/// The first of two guests has switched itself off, on a CPU that it does not share.
+pub(super) static FIRST_IS_OFF: AtomicBool = AtomicBool::new(false);
 
 /// Serves an SMC; the PC is past it.
 pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut Unlocked) {
@@ -46,7 +49,7 @@ pub(super) fn firmware_call(frame: &mut Frame, monitor: &Monitor, unlocked: &mut
         }
         // The machine goes off with the last of its guests.
         Call::SystemOff | Call::SystemReset if monitor.shared.is_some() => {
-            second::first_is_off(monitor, unlocked)
+            first_is_off(monitor, unlocked)
         }
         Call::SystemOff => {
             print_statistics();
@@ -117,5 +120,21 @@ fn suspend(monitor: &Monitor, unlocked: &mut Unlocked) {
         write_hcr(Interrupts::Virtual, monitor.sharing());
         wait_for_interrupt(unlocked);
         write_hcr(monitor.settings.interrupts, monitor.sharing());
+    }
+}
+
+/// The first guest has switched itself off on this CPU, which it does not share. The CPU rests until the second guest has
+/// gone, too.
+fn first_is_off(monitor: &Monitor, unlocked: &mut Unlocked) -> ! {
+    FIRST_IS_OFF.store(true, Relaxed);
+    if let Some(shared) = monitor.shared {
+        let affinity = monitor.machine.cpus[shared];
+        let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
+        let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
+        // The shared CPU checks, whichever interrupt comes.
+        gic::send_sgi(5, to);
+    }
+    loop {
+        wait_for_interrupt(unlocked);
     }
 }

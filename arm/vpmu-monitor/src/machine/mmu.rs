@@ -272,3 +272,12 @@ pub(crate) fn clean_to_memory(range: Range<u64>) {
         core::arch::asm!("dsb sy", options(nostack));
     }
 }
+
+/// Copies to where the guest will read with its caches off.
+pub(crate) fn copy(from: u64, to: u64, len: u64) {
+    // SAFETY: callers have checked both ranges to be RAM outside the monitor's own data.
+    unsafe {
+        ptr::copy(from as *const u8, to as *mut u8, len as usize);
+    }
+    clean_to_memory(to..to + len);
+}

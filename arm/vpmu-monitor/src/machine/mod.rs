@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod el2;
 mod end;
+mod error;
 mod figures;
 mod firmware;
 mod frame;

@@ -26,7 +26,9 @@ extern "C" fn secondary_cpu(block: &StartBlock) -> ! {
     let Some(monitor) = Monitor::installed() else {
         end::power_off()
     };
-    if let Err(error) = el2::init_cpu(number, monitor, false, &mut Unlocked::at_exception()) {
+    let unlocked = &mut Unlocked::at_exception();
+    el2::init_cpu(number, monitor, false, unlocked);
+    if let Err(error) = el2::start_pmu(number, monitor, unlocked) {
         say!("error: CPU {number}: {error}");
         end::power_off();
     }

@@ -39,6 +39,9 @@ pub const BUFFER_IS_NOT_OURS: u64 = 1 << 4;
 /// `SCTLR_EL1` with its RES1 bits and nothing else: MMU and caches off, little-endian.
 pub const SCTLR_EL1_RESET: u64 = 0x30d0_0800;
 
+/// Bytes of a frame of the GIC's: a distributor has one, a GICv3's redistributor two.
+pub const GIC_FRAME: u64 = 0x1_0000;
+
 /// `SPSR_EL2.D`, `A`, `I` and `F`: all exceptions of these kinds are masked.
 const SPSR_MASKED: u64 = 0b1111 << 6;
 /// `SPSR_EL2.M`: EL1 on SP_EL1.

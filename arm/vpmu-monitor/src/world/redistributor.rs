@@ -52,8 +52,7 @@ const TYPER_VLPIS: u64 = 1 << 1;
 const WAKER_PROCESSOR_SLEEP: u64 = 1 << 1;
 const WAKER_CHILDREN_ASLEEP: u64 = 1 << 2;
 
-/// Bytes of one frame.
-pub const FRAME: u64 = 0x1_0000;
+pub use crate::regs::GIC_FRAME as FRAME;
 
 /// Whether the registers of an interrupt controller's frame have an access of `bytes` bytes at `offset`.
 ///

@@ -1,5 +1,6 @@
 //! The second guest's place, and what is put there.
 
+use alloc::vec::Vec;
 use core::{ffi::CStr, ops::Range, slice};
 
 use vpmu_monitor::{
@@ -9,15 +10,12 @@ use vpmu_monitor::{
         guest_image::Placement,
         home, second,
     },
-    world::second::spi::KeptSpi,
+    world::{distributor, second::spi::KeptSpi},
 };
 
-use super::{
-    super::{
-        boot::{BootError, copy},
-        mmu,
-    },
-    Second,
+use super::super::{
+    error::BootError,
+    mmu::{self, copy},
 };
 
 unsafe extern "C" {
@@ -26,6 +24,17 @@ unsafe extern "C" {
     static second_file: [u64; 5];
     /// Its command line.
     static second_words: [u8; 0x600];
+}
+
+/// What the second guest is, found at boot.
+pub(crate) struct Second {
+    pub(crate) entry: u64,
+    pub(crate) tree: u64,
+    pub(crate) vttbr: u64,
+    pub(crate) affinity: u64,
+    pub(crate) alarm_intid: u32,
+    /// The interrupt of its serial port.
+    pub(crate) serial: Option<KeptSpi>,
 }
 
 /// The second guest, before it is put anywhere.
@@ -88,6 +97,18 @@ impl Plan {
             .chain(self.initrd.clone())
     }
 
+    /// What the first guest does not reach because of it, or only through the monitor.
+    pub(crate) fn holes(&self, machine: &Machine) -> Vec<Range<u64>> {
+        let distributor = machine.distributor.start;
+        let serial = self.serial.base & !0xfff;
+        let spi = self.serial_interrupt().map(KeptSpi::route_page);
+        spi.into_iter()
+            .chain([distributor::EXTENDED_PRIORITIES_PAGE])
+            .map(|page| distributor + page.start..distributor + page.end)
+            .chain([self.memory.clone(), serial..serial + 0x1000])
+            .collect()
+    }
+
     /// Copies the guest into its memory, with its device tree and stage 2. `affinity` is its CPU's.
     pub(crate) fn put(
         &self,
@@ -139,7 +160,7 @@ impl Plan {
     }
 
     /// The interrupt of its serial port, which the first guest does not have.
-    pub(crate) fn serial_interrupt(&self) -> Option<KeptSpi> {
+    fn serial_interrupt(&self) -> Option<KeptSpi> {
         KeptSpi::new(self.serial.intid?)
     }
 

@@ -5,13 +5,13 @@
 //!
 //! UNSAFETY: called from assembly; writes the timer and the vectors of EL2.
 
-pub(crate) mod boot;
+mod boot;
 mod context;
 mod exits;
 mod pair;
 mod private;
 
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 
 use spin::Once;
 use vpmu_el2::PhysicalPmu;
@@ -20,13 +20,12 @@ use vpmu_monitor::{
     regs::HcrEl2,
     world::{
         exit::Exit,
-        guest_pmu::GuestPmu,
+        guest_pmu::{GuestPmu, PmuError},
         offer,
         psci::{self, Call},
         second::{
             gic::VirtualGic,
             scheduler::{Decision, Scheduler, Who, serve_interrupts},
-            spi::KeptSpi,
         },
         statistics::Kind,
     },
@@ -36,7 +35,7 @@ use super::{
     cpu::{Cpu, Local, Monitor},
     end::{power_off, print_statistics},
     figures::SECOND,
-    firmware::may_suspend,
+    firmware::{FIRST_IS_OFF, may_suspend},
     frame::Frame,
     gic::{self, PhysicalInterface},
     irq,
@@ -44,24 +43,13 @@ use super::{
     trap,
 };
 use context::Context;
-use pair::{Pair, highest_pending};
+use pair::{Pair, highest_pending, set_alarm};
 use private::{Private, PrivateInterrupts};
 
-/// What the second guest is, found at boot.
-pub(crate) struct Second {
-    pub(crate) entry: u64,
-    pub(crate) tree: u64,
-    pub(crate) vttbr: u64,
-    pub(crate) affinity: u64,
-    pub(crate) alarm_intid: u32,
-    /// The interrupt of its serial port.
-    pub(crate) serial: Option<KeptSpi>,
-}
+pub(crate) use boot::{Plan, Second, plan};
 
 /// The shared CPU's own: no other CPU waits for it.
 static PAIR: Once<Own<Pair>> = Once::new();
-/// The first guest has switched itself off, on another CPU.
-static FIRST_IS_OFF: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" {
     fn shared_vectors();
@@ -99,14 +87,21 @@ pub(crate) fn install(second: &Second, number: usize, monitor: &Monitor) {
     });
 }
 
-/// Gives the second guest its PMU, which is on no CPU.
-pub(crate) fn give_pmu(pmu: Option<GuestPmu>, unlocked: &mut Unlocked) {
-    let Some(pair) = PAIR.get() else { return };
-    let mut pair = pair.lock(unlocked);
-    pair.other_pmu = pmu;
+/// Makes the second guest's PMU, which is on no CPU, from what this CPU's can do.
+// Apart from what makes the first guest's: a PMU is large, and a frame is on the stack as long as its function runs.
+#[inline(never)]
+pub(crate) fn make_pmu(monitor: &Monitor, unlocked: &mut Unlocked) -> Result<(), PmuError> {
+    let Some(pair) = PAIR.get() else {
+        return Ok(());
+    };
+    let (mut pair, local) = pair.lock_with(&Cpu::this().local, unlocked);
+    let hardware = local.hardware.as_ref();
+    let pmu = hardware.map(|hardware| GuestPmu::new(monitor.settings, hardware, &mut PhysicalPmu));
+    pair.other_pmu = pmu.transpose()?;
     if let Some(pmu) = &mut pair.other_pmu {
         pmu.put(&mut PhysicalPmu);
     }
+    Ok(())
 }
 
 /// The two guests begin to take turns on this CPU, which is about to enter the first.
@@ -128,22 +123,6 @@ pub(crate) fn begin(monitor: &Monitor, unlocked: &mut Unlocked) {
     pair.scheduler.begin(now());
     if let Decision::GoOn(alarm) = pair.scheduler.decide(now()) {
         set_alarm(alarm);
-    }
-}
-
-/// The first guest has switched itself off on this CPU, which it does not share. The CPU rests until the second guest has
-/// gone, too.
-pub(crate) fn first_is_off(monitor: &Monitor, unlocked: &mut Unlocked) -> ! {
-    FIRST_IS_OFF.store(true, Relaxed);
-    if let Some(shared) = monitor.shared {
-        let affinity = monitor.machine.cpus[shared];
-        let [aff0, aff1, aff2, _, aff3, ..] = affinity.to_le_bytes().map(u64::from);
-        let to = aff3 << 48 | (aff0 >> 4) << 44 | aff2 << 32 | aff1 << 16 | 1 << (aff0 & 15);
-        // The shared CPU checks, whichever interrupt comes.
-        gic::send_sgi(5, to);
-    }
-    loop {
-        wait_for_interrupt(unlocked);
     }
 }
 
@@ -291,19 +270,4 @@ fn schedule(
             }
         }
     }
-}
-
-/// Has EL2's timer interrupt at a time.
-fn set_alarm(at: Option<u64>) {
-    // SAFETY: the timer is EL2's own.
-    unsafe {
-        match at {
-            Some(at) => {
-                write_sysreg!("cnthp_cval_el2", at);
-                write_sysreg!("cnthp_ctl_el2", 1_u64);
-            }
-            None => write_sysreg!("cnthp_ctl_el2", 0_u64),
-        }
-    }
-    isb();
 }

@@ -33,7 +33,6 @@ use super::{
     },
     context::Context,
     private::{Private, PrivateInterrupts},
-    set_alarm,
 };
 
 /// INTIDs from here on are special: nothing is pending.
@@ -365,4 +364,19 @@ fn keep_back(intid: u32, monitor: &Monitor) -> bool {
     }
     write_device(frame + place.priority, 1, least.into());
     true
+}
+
+/// Has EL2's timer interrupt at a time.
+pub(super) fn set_alarm(at: Option<u64>) {
+    // SAFETY: the timer is EL2's own.
+    unsafe {
+        match at {
+            Some(at) => {
+                write_sysreg!("cnthp_cval_el2", at);
+                write_sysreg!("cnthp_ctl_el2", 1_u64);
+            }
+            None => write_sysreg!("cnthp_ctl_el2", 0_u64),
+        }
+    }
+    isb();
 }
