@@ -64,7 +64,7 @@ pub unsafe extern "C" fn vpmu_backed_init(
             (&raw mut (*at).host).write(registers);
         }
     };
-    cpu.with_plan(|plan| {
+    cpu.with_plan(&mut |plan| {
         promised!(room::init(pmu, vacant, |held| {
             held.host = registers;
             let made = held.pmu.init(config, plan, &mut held.host);
@@ -190,7 +190,7 @@ pub unsafe extern "C" fn vpmu_backed_migrate(
     let Some(config) = promised!(room::given(config)) else {
         return VpmuStatus::Misuse;
     };
-    config.with_plan(|plan| {
+    config.with_plan(&mut |plan| {
         promised!(room::with(pmu, |held: &mut Held<BackedPmu, Registers>| {
             VpmuStatus::of_restore(held.pmu.migrate(*plan))
         }))

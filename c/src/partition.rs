@@ -93,7 +93,8 @@ impl VpmuPartitionConfig {
     /// Answers what `act` does with the plan of this CPU, or that there is none: the CPU cannot be divided so, has no
     /// PMUv3, or there are too many rules.
     // Not the plan itself: moved from function to function, it would be on a hypervisor's stack several times.
-    pub(crate) fn with_plan(&self, act: impl FnOnce(&Plan) -> VpmuStatus) -> VpmuStatus {
+    // By `dyn`, so that it is there once, and not in each function that makes a plan.
+    pub(crate) fn with_plan(&self, act: &mut dyn FnMut(&Plan) -> VpmuStatus) -> VpmuStatus {
         let Some(features) = Features::from_registers(self.id_aa64dfr0, self.id_aa64mmfr0, 0, [])
         else {
             return VpmuStatus::Config;
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn vpmu_partition_init(
             (&raw mut (*at).host).write(registers);
         }
     };
-    config.with_plan(|plan| {
+    config.with_plan(&mut |plan| {
         promised!(room::init(pmu, vacant, |held| {
             held.pmu.init(plan, &mut held.host);
             held.host = registers;
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn vpmu_partition_migrate(
     let Some(config) = promised!(room::given(config)) else {
         return VpmuStatus::Misuse;
     };
-    config.with_plan(|plan| {
+    config.with_plan(&mut |plan| {
         promised!(room::with(
             pmu,
             |held: &mut Held<PartitionedPmu, Registers>| {

@@ -49,6 +49,7 @@ mod arm {
     const LENGTH: usize = 8 * (1 + 8 + 2 * MAX_EVENT_COUNTERS as usize);
 
     /// Calls `each` with each register of `state`, in the order in which they are saved.
+    #[inline(never)]
     fn registers<'a>(state: &'a mut PmuState, each: &mut dyn FnMut(&'a mut u64)) {
         let PmuState {
             layout: _,
@@ -90,30 +91,38 @@ mod arm {
         }
 
         fn read<A>(from: &[u8], act: impl FnOnce(&Self) -> A) -> Option<A> {
-            // Bytes that are left over belong to another state.
-            if from.len() != LENGTH {
-                return None;
-            }
-            let mut words = from
-                .chunks_exact(8)
-                .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
-            let head = words.next()?;
-            let version = [
-                PmuVersion::V3,
-                PmuVersion::V3p1,
-                PmuVersion::V3p4,
-                PmuVersion::V3p5,
-            ];
-            let version = version
-                .into_iter()
-                .find(|version| u64::from(version.pmuver()) == head >> 16)?;
-            let mut state = Self::reset(version, 0);
-            state.layout = head as u16;
-            registers(&mut state, &mut |register| {
-                *register = words.next().unwrap_or(0);
-            });
+            let mut state = Self::reset(PmuVersion::V3, 0);
+            fill(&mut state, from)?;
             Some(act(&state))
         }
+    }
+
+    /// Makes `state` the one in `from`.
+    // Apart from `read`, of which there is one for each PMU.
+    #[inline(never)]
+    fn fill(state: &mut PmuState, from: &[u8]) -> Option<()> {
+        // Bytes that are left over belong to another state.
+        if from.len() != LENGTH {
+            return None;
+        }
+        let mut words = from
+            .chunks_exact(8)
+            .filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?)));
+        let head = words.next()?;
+        let version = [
+            PmuVersion::V3,
+            PmuVersion::V3p1,
+            PmuVersion::V3p4,
+            PmuVersion::V3p5,
+        ];
+        state.version = version
+            .into_iter()
+            .find(|version| u64::from(version.pmuver()) == head >> 16)?;
+        state.layout = head as u16;
+        registers(state, &mut |register| {
+            *register = words.next().unwrap_or(0);
+        });
+        Some(())
     }
 }
 

@@ -75,7 +75,15 @@ impl Access {
         vcpu: Vcpu<'_>,
         mut pmu: impl FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
     ) -> Option<u64> {
-        let Vcpu { x, pc, pstate } = vcpu;
+        self.complete_with(vcpu, &mut pmu)
+    }
+
+    // One for all PMUs, to save a hypervisor a kilobyte for the second.
+    fn complete_with(
+        self,
+        Vcpu { x, pc, pstate }: Vcpu<'_>,
+        pmu: &mut dyn FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
+    ) -> Option<u64> {
         // 31 is XZR.
         let value_of = |x: &[u64; 31], n: usize| x.get(n).copied().unwrap_or(0);
         let level = level(*pstate);

@@ -143,11 +143,13 @@ pub struct CounterConfig {
 
 /// An event a host can count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+// Not from 0 on: `None` of it is zero then.
+#[repr(u8)]
 pub enum EventKind {
     /// Processor cycles, for the guest's cycle counter.
-    Cycles,
+    Cycles = 1,
     /// An event by its number.
-    Event(u16),
+    Event(u16) = 2,
 }
 
 #[cfg(test)]

@@ -104,6 +104,8 @@ impl Register {
     pub const COUNT: usize = 19;
 
     /// Returns the register that `encoding` names, or `None` if it names none of the PMU's.
+    // Once in a program, not in each decoder around it.
+    #[inline(never)]
     pub const fn decode(encoding: Encoding) -> Option<Self> {
         let Encoding {
             op0,

@@ -92,6 +92,7 @@ pub trait CounterHost<E> {
     /// Stops these counters and puts the total of each into its slot of `totals`, if that is one operation for this
     /// host. Returns whether it is. If not, nothing was done, and the engine calls [`pause`](Self::pause). Counted as a
     /// pause.
+    #[inline(always)]
     fn pause_and_read(&mut self, counters: CounterSet, totals: &mut Slots<u64>) -> bool {
         let _ = (counters, totals);
         false
@@ -215,7 +216,8 @@ impl<E, H: CounterHost<E>> CounterHost<E> for Option<H> {
 #[non_exhaustive]
 pub enum Lost {
     /// The host has no such event, or cannot restrict it as asked.
-    Unsupported,
+    // Not 0: `None` of it is zero then, and so is all of a counter that has nothing.
+    Unsupported = 1,
     /// Every host counter that could count it is taken.
     Busy,
     /// The host would count it only part of the time.

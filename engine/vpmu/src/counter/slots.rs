@@ -10,6 +10,8 @@ pub struct Slots<T>([T; Counter::COUNT]);
 
 impl<T: Copy> Slots<T> {
     /// Returns the same `T` for each.
+    // Where nobody asks for them, as for a host without `pause_and_read`, they are then not even on the stack.
+    #[inline(always)]
     pub const fn filled(with: T) -> Self {
         Self([with; Counter::COUNT])
     }

@@ -41,8 +41,8 @@ impl EmulatedConfig {
         },
         events: [0; 2],
         pmmir: 0,
-        filter: EventFilter::allow_all(),
-        policy: Policy::ReusePaused,
+        filter: EventFilter::deny_all(),
+        policy: Policy::Recreate,
     };
 
     /// Returns why there can be no such PMU.

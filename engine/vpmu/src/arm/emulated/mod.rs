@@ -86,7 +86,7 @@ impl EmulatedPmu {
         Self::with_events(config, ())
     }
 
-    /// Returns a PMU with a cycle counter alone and no event to count, for a place that needs a value before the
+    /// Returns a PMU without counters, for a place that needs a value before the
     /// configuration is known, such as a static. [`init`](Self::init) makes it the PMU that is wanted, where it stands: a
     /// PMU has some kilobytes, which a hypervisor's stack need not have.
     pub const fn vacant() -> Self {
@@ -109,8 +109,11 @@ impl<V: Events> EmulatedPmu<V> {
 
     const fn vacant_with(events: V) -> Self {
         let config = EmulatedConfig::VACANT;
+        // All zeros, which a hypervisor's library need not have among its data. What is no zero comes with `set_config`.
+        let mut bank = Bank::new(config.policy, CounterSet::EMPTY, events);
+        bank.loaded = false;
         Self {
-            bank: Bank::new(config.policy, CounterSet::of(CYCLE_COUNTER), events),
+            bank,
             config,
             pmcr: 0,
             pmselr: 0,

@@ -76,7 +76,17 @@ impl fmt::Display for Why {
 
 impl Plan {
     /// That of a PMU which is not made yet. Everything traps.
-    pub(in crate::arm) const VACANT: Self = Self {
+    pub(super) const VACANT: Self = Self {
+        everything: true,
+        traps: TrapRegisters {
+            mdcr_el2: mdcr::TPM | mdcr::TPMCR,
+            ..Self::BLANK.traps
+        },
+        ..Self::BLANK
+    };
+
+    /// All zeros, for a place that another plan comes to before anybody asks it.
+    pub(in crate::arm) const BLANK: Self = Self {
         config: PartitionConfig {
             implemented: 0,
             host_counters: 0,
@@ -88,14 +98,14 @@ impl Plan {
                 multithreaded: false,
             },
             isolation: Isolation::NONE,
-            filter: EventFilter::allow_all(),
+            filter: EventFilter::deny_all(),
             events: [0; 2],
         },
         unguarded: false,
-        everything: true,
+        everything: false,
         lists_denied: false,
         traps: TrapRegisters {
-            mdcr_el2: mdcr::TPM | mdcr::TPMCR,
+            mdcr_el2: 0,
             hdfgrtr_el2: 0,
             hdfgwtr_el2: 0,
         },

@@ -65,8 +65,7 @@ impl BackedPmu {
         Self::with_events(config, plan, (), regs)
     }
 
-    /// Returns a PMU with a cycle counter alone and no event to count, for a place that needs a value before the
-    /// configuration is known, such as a static: see [`EmulatedPmu::vacant`].
+    /// Returns a PMU without counters, for a place that needs a value before the configuration is known, such as a static: see [`EmulatedPmu::vacant`].
     pub const fn vacant() -> Self {
         Self::vacant_with(())
     }
@@ -114,7 +113,7 @@ impl<V: Events> BackedPmu<V> {
             backing: Backing::new(0, 0),
             open_traps: None,
             is_the_machines: false,
-            plan: Plan::VACANT,
+            plan: Plan::BLANK,
             ready: false,
         }
     }
