@@ -1,5 +1,5 @@
 /*
- * vpmu: what every hypervisor at EL2 of Arm needs around a PMU. HCR_EL2.E2H is 0.
+ * vpmu: what every hypervisor at EL2 of Arm needs around a PMU.
  *
  * Made from the Rust sources by cbindgen. Do not edit. vpmu.h says what holds for all calls.
  */
@@ -38,7 +38,7 @@ enum vpmu_status vpmu_el2_config(struct vpmu_partition_config *config,
 
 /**
  * Attacks the PMU of this CPU from EL1, EL0 and AArch32, and sets `config->isolation` to what it keeps. Before a guest runs
- * here; on one CPU of each kind. HCR_EL2.E2H is 0, else nothing is proven. MDCR_EL2 is to be written afterwards.
+ * here; on one CPU of each kind. MDCR_EL2 is to be written afterwards.
  */
 enum vpmu_status vpmu_el2_probe(struct vpmu_partition_config *config);
 

@@ -108,7 +108,7 @@ pub unsafe extern "C" fn vpmu_el2_config(
 }
 
 /// Attacks the PMU of this CPU from EL1, EL0 and AArch32, and sets `config->isolation` to what it keeps. Before a guest runs
-/// here; on one CPU of each kind. HCR_EL2.E2H is 0, else nothing is proven. MDCR_EL2 is to be written afterwards.
+/// here; on one CPU of each kind. MDCR_EL2 is to be written afterwards.
 ///
 /// # Safety
 ///

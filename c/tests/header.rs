@@ -36,7 +36,7 @@ const PARTS: [(&str, &str, &[&str]); 5] = [
     ),
     (
         "el2",
-        "what every hypervisor at EL2 of Arm needs around a PMU. HCR_EL2.E2H is 0.",
+        "what every hypervisor at EL2 of Arm needs around a PMU.",
         &["vpmu_el2"],
     ),
     (

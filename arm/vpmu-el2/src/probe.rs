@@ -12,21 +12,20 @@ use vpmu::arm::Register;
 use vpmu::arm::partition::{self, Attacker, Features, Findings, ProbedCpu};
 
 use crate::registers::PhysicalPmu;
-use crate::sysreg::{isb, read_sysreg, write_sysreg};
+use crate::sysreg::{HCR_E2H, el1, isb, read_sysreg, write_sysreg};
 
 global_asm!(include_str!("probe.s"));
 
 unsafe extern "C" {
     /// Executes the instructions at the physical address `code` with `value` in x1 and this `pstate`, until the first
-    /// exception to EL2, and returns x0, which is 0 at the start. `vectors` is `vpmu_el2_vectors`' physical address.
-    fn vpmu_el2_execute_below(code: u64, value: u64, pstate: u64, vectors: u64) -> u64;
+    /// exception to EL2, and returns x0, which is 0 at the start. VBAR_EL1 is the physical address of `vpmu_el2_vectors`.
+    fn vpmu_el2_execute_below(code: u64, value: u64, pstate: u64) -> u64;
     static vpmu_el2_vectors: u8;
 }
 
 /// HCR_EL2.RW: EL1 is AArch64, nothing traps and there is no stage 2. Interrupts are not routed to EL2: one that ended an
 /// attack before it was made would pass for isolation.
 const HCR_PROBE: u64 = 1 << 31;
-const HCR_E2H: u64 = 1 << 34;
 /// SCTLR_EL1 with its RES1 bits and nothing else: MMU and caches off, little-endian.
 const SCTLR_EL1_OFF: u64 = 0x30d0_0800;
 
@@ -55,27 +54,27 @@ struct Attacked {
 /// the fine-grained traps of the PMU to be written.
 ///
 /// The caller's stack is mapped readable and its stage 1 of EL2 translates it to one physical line. Takes some milliseconds.
-/// With HCR_EL2.E2H set nothing is proven, since EL1's registers have other names then.
 pub fn probe(counters: u8, host_counters: u8, features: &Features) -> Findings {
     let hcr = read_sysreg!("hcr_el2");
-    if hcr & HCR_E2H != 0 {
-        return Findings::default();
-    }
+    let e2h = hcr & HCR_E2H != 0;
     // ID_AA64PFR0_EL1.EL0 = 2: EL0 can be AArch32 as well.
     let aarch32 = read_sysreg!("id_aa64pfr0_el1") & 0xf == 2;
     let el1 = [
-        read_sysreg!("sctlr_el1"),
-        read_sysreg!("vbar_el1"),
-        read_sysreg!("esr_el1"),
-        read_sysreg!("elr_el1"),
-        read_sysreg!("spsr_el1"),
+        el1!(e2h, read_sysreg, sctlr),
+        el1!(e2h, read_sysreg, vbar),
+        el1!(e2h, read_sysreg, esr),
+        el1!(e2h, read_sysreg, elr),
+        el1!(e2h, read_sysreg, spsr),
         read_sysreg!("par_el1"),
     ];
     let el2 = [read_sysreg!("elr_el2"), read_sysreg!("spsr_el2")];
     // SAFETY: no guest runs, so nobody executes under these; the probe's code touches no memory.
     unsafe {
-        write_sysreg!("hcr_el2", HCR_PROBE);
-        write_sysreg!("sctlr_el1", SCTLR_EL1_OFF);
+        // E2H stays: EL2's own translation depends on it.
+        write_sysreg!("hcr_el2", HCR_PROBE | hcr & HCR_E2H);
+        el1!(e2h, write_sysreg, sctlr, SCTLR_EL1_OFF);
+        let vectors = physical(&raw const vpmu_el2_vectors as u64);
+        el1!(e2h, write_sysreg, vbar, vectors);
         if features.fgt {
             write_sysreg!("s3_4_c3_c1_4", 0_u64); // HDFGRTR_EL2
             write_sysreg!("s3_4_c3_c1_5", 0_u64); // HDFGWTR_EL2
@@ -91,11 +90,11 @@ pub fn probe(counters: u8, host_counters: u8, features: &Features) -> Findings {
     // SAFETY: as they were.
     unsafe {
         write_sysreg!("hcr_el2", hcr);
-        write_sysreg!("sctlr_el1", sctlr);
-        write_sysreg!("vbar_el1", vbar);
-        write_sysreg!("esr_el1", esr);
-        write_sysreg!("elr_el1", elr);
-        write_sysreg!("spsr_el1", spsr);
+        el1!(e2h, write_sysreg, sctlr, sctlr);
+        el1!(e2h, write_sysreg, vbar, vbar);
+        el1!(e2h, write_sysreg, esr, esr);
+        el1!(e2h, write_sysreg, elr, elr);
+        el1!(e2h, write_sysreg, spsr, spsr);
         write_sysreg!("par_el1", par);
         write_sysreg!("elr_el2", el2[0]);
         write_sysreg!("spsr_el2", el2[1]);
@@ -149,10 +148,7 @@ impl ProbedCpu for Attacked {
         publish(at);
         // SAFETY: the code is one access of a PMU register and a call; the vectors of `probe.s` bring any exception of it
         // back to EL2.
-        unsafe {
-            let vectors = physical(&raw const vpmu_el2_vectors as u64);
-            vpmu_el2_execute_below(physical(at), write.unwrap_or(0), pstate, vectors)
-        }
+        unsafe { vpmu_el2_execute_below(physical(at), write.unwrap_or(0), pstate) }
     }
 
     fn spend_time_at_el2(&mut self) {

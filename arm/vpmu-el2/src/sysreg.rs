@@ -21,10 +21,30 @@ macro_rules! write_sysreg {
     };
 }
 
+/// Whether HCR_EL2.E2H is set, as it always is where FEAT_E2H0 is missing: at EL2 the names of EL1's registers are then those of
+/// EL2's own, and EL1's have other names.
+pub(crate) fn has_e2h() -> bool {
+    read_sysreg!("hcr_el2") & HCR_E2H != 0
+}
+
+pub(crate) const HCR_E2H: u64 = 1 << 34;
+
+/// Registers of EL1 by their two names, the second where `e2h`: SCTLR_EL12 and so on, which assemblers may not know.
+macro_rules! el1 {
+    ($e2h:expr, $access:ident, sctlr $(, $value:expr)?) => { el1!($e2h, $access, "sctlr_el1", "s3_5_c1_c0_0" $(, $value)?) };
+    ($e2h:expr, $access:ident, vbar $(, $value:expr)?) => { el1!($e2h, $access, "vbar_el1", "s3_5_c12_c0_0" $(, $value)?) };
+    ($e2h:expr, $access:ident, esr $(, $value:expr)?) => { el1!($e2h, $access, "esr_el1", "s3_5_c5_c2_0" $(, $value)?) };
+    ($e2h:expr, $access:ident, elr $(, $value:expr)?) => { el1!($e2h, $access, "elr_el1", "s3_5_c4_c0_1" $(, $value)?) };
+    ($e2h:expr, $access:ident, spsr $(, $value:expr)?) => { el1!($e2h, $access, "spsr_el1", "s3_5_c4_c0_0" $(, $value)?) };
+    ($e2h:expr, $access:ident, $name:literal, $other:literal $(, $value:expr)?) => {
+        if $e2h { $access!($other $(, $value)?) } else { $access!($name $(, $value)?) }
+    };
+}
+
 /// Waits until earlier system-register writes have taken effect.
 pub(crate) fn isb() {
     // SAFETY: a barrier only orders.
     unsafe { core::arch::asm!("isb", options(nostack)) }
 }
 
-pub(crate) use {read_sysreg, write_sysreg};
+pub(crate) use {el1, read_sysreg, write_sysreg};

@@ -136,14 +136,34 @@ fn take_memory(tree: u64) -> u64 {
 
 /// HCR_EL2: stage 2; AArch64; physical interrupts come here and virtual ones go to the guest; SMC traps; cache operations by set
 /// and way clean, too; pointer authentication and tags do not trap.
-const HCR: u64 = 1 | 1 << 1 | 0b11 << 3 | 1 << 19 | 1 << 31 | 0b11 << 40 | 1 << 56;
+const HCR: u64 = 1 | 1 << 1 | 0b11 << 3 | 1 << 19 | RW | 0b11 << 40 | 1 << 56;
+const RW: u64 = 1 << 31;
+/// HCR_EL2.E2H, without which newer cores do not run: SCTLR_EL1 and others of EL1's have other names then, and CPTR_EL2 and
+/// CNTHCTL_EL2 other fields.
+const E2H: u64 = 1 << 34;
+
+/// SCTLR_EL1 with its RES1 bits alone.
+const SCTLR_EL1: u64 = 0x30d0_0800;
 
 /// Called by `entry.s`; returns where the guest begins.
 #[unsafe(no_mangle)]
 extern "C" fn boot(tree: u64) -> u64 {
     stage_2(take_memory(tree));
-    // Floating point and SVE do not trap (DDI 0487, CPTR_EL2 with E2H = 0), the physical counter and timer neither.
-    write!("cptr_el2", 0x22ff);
+    // Floating point and SVE do not trap, the physical counter and timer neither.
+    let e2h = match read!("id_aa64mmfr1_el1") >> 8 & 0xf {
+        0 => 0,
+        _ => E2H,
+    };
+    write!("hcr_el2", RW | e2h);
+    if e2h != 0 {
+        write!("cptr_el2", 0b11 << 20 | 0b11 << 16);
+        write!("cnthctl_el2", 0b11 << 10);
+        write!("s3_5_c1_c0_0", SCTLR_EL1);
+    } else {
+        write!("cptr_el2", 0x22ff);
+        write!("cnthctl_el2", 0b11);
+        write!("sctlr_el1", SCTLR_EL1);
+    }
     if read!("id_aa64pfr0_el1") >> 32 & 0xf != 0 {
         write!("s3_4_c1_c2_0", 0xf); // ZCR_EL2.LEN
     }
@@ -156,15 +176,13 @@ extern "C" fn boot(tree: u64) -> u64 {
         write!("s3_4_c1_c1_4", 0x3ff << 54 | 1 << 50);
         write!("s3_4_c1_c1_5", 0x3ff << 54 | 1 << 50);
     }
-    write!("cnthctl_el2", 0b11);
     write!("cntvoff_el2", 0);
     write!("vpidr_el2", read!("midr_el1"));
     write!("vmpidr_el2", read!("mpidr_el1"));
-    write!("sctlr_el1", 0x30d0_0800);
     // The probe needs HCR_EL2 without stage 2, and puts it back.
     pmu::init();
     gic::init();
-    write!("hcr_el2", HCR);
+    write!("hcr_el2", HCR | e2h);
     GUEST
 }
 
