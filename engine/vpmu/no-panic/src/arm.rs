@@ -115,3 +115,26 @@ pub fn arm_filter(
 pub fn arm_allows(filter: &EventFilter, event: u16, pmceid: [u64; 2]) -> (bool, [u64; 2]) {
     (filter.allows(event), filter.pmceid(pmceid))
 }
+
+#[unsafe(no_mangle)]
+pub fn arm_init(
+    pmu: &mut Watched,
+    config: &EmulatedConfig,
+    host: &mut Host,
+) -> Result<(), ConfigError> {
+    pmu.init(config, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn arm_restore_put(
+    pmu: &mut Watched,
+    state: &PmuState,
+    host: &mut Host,
+) -> Result<(), RestoreError> {
+    pmu.restore_put(state, host)
+}
+
+#[unsafe(no_mangle)]
+pub fn arm_line_changed(pmu: &mut Watched) -> Option<bool> {
+    pmu.line_changed()
+}

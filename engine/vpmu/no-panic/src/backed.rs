@@ -1,8 +1,9 @@
 //! Arm's emulated model on physical counters.
 
 use vpmu::arm::emulated::{BackedPmu, ConfigError, EmulatedConfig};
-use vpmu::arm::partition::{Plan, TrapRegisters};
+use vpmu::arm::partition::{MigrateError, Plan, TrapRegisters};
 use vpmu::arm::{EventFilter, ExceptionLevel, Outcome, PmuState, Register, RestoreError};
+use vpmu::counter::{Counter, CounterState};
 
 use crate::Watch;
 use crate::partition::Registers;
@@ -80,4 +81,38 @@ pub fn backed_traps(pmu: &Watched, register: Register, write: bool) -> (TrapRegi
         pmu.is_trapped(register, write),
         pmu.line(),
     )
+}
+
+#[unsafe(no_mangle)]
+pub fn backed_init(
+    pmu: &mut Watched,
+    config: &EmulatedConfig,
+    plan: &Plan,
+    regs: &mut Registers,
+) -> Result<(), ConfigError> {
+    pmu.init(config, plan, regs)
+}
+
+#[unsafe(no_mangle)]
+pub fn backed_reset(pmu: &mut Watched, regs: &mut Registers) {
+    pmu.reset(regs);
+}
+
+#[unsafe(no_mangle)]
+pub fn backed_migrate(pmu: &mut Watched, plan: Plan) -> Result<(), MigrateError> {
+    pmu.migrate(plan)
+}
+
+#[unsafe(no_mangle)]
+pub fn backed_restore_put(
+    pmu: &mut Watched,
+    state: &PmuState,
+    regs: &mut Registers,
+) -> Result<(), RestoreError> {
+    pmu.restore_put(state, regs)
+}
+
+#[unsafe(no_mangle)]
+pub fn backed_state(pmu: &mut Watched, counter: Counter) -> (Option<CounterState>, Option<bool>) {
+    (pmu.counter_state(counter), pmu.line_changed())
 }

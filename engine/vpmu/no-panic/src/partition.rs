@@ -7,6 +7,7 @@ use vpmu::arm::partition::{
     TrapRegisters, Why,
 };
 use vpmu::arm::{ExceptionLevel, Outcome, PmuState, Register, RestoreError};
+use vpmu::counter::{Counter, CounterState};
 
 /// Registers that may hold anything.
 pub struct Registers;
@@ -99,4 +100,34 @@ pub fn partition_restore(
     regs: &mut Registers,
 ) -> Result<(), RestoreError> {
     pmu.restore(state, regs)
+}
+
+#[unsafe(no_mangle)]
+pub fn partition_init(pmu: &mut PartitionedPmu, plan: &Plan, regs: &mut Registers) {
+    pmu.init(plan, regs);
+}
+
+#[unsafe(no_mangle)]
+pub fn partition_reset(pmu: &mut PartitionedPmu, regs: &mut Registers) {
+    pmu.reset(regs);
+}
+
+#[unsafe(no_mangle)]
+pub fn partition_load_after(pmu: &mut PartitionedPmu, left: &PartitionedPmu, regs: &mut Registers) {
+    pmu.load_after(left, regs);
+}
+
+#[unsafe(no_mangle)]
+pub fn partition_exited(pmu: &mut PartitionedPmu, regs: &mut Registers) -> bool {
+    pmu.exited(regs);
+    pmu.acts_at_exit()
+}
+
+#[unsafe(no_mangle)]
+pub fn partition_state(
+    pmu: &PartitionedPmu,
+    counter: Counter,
+    regs: &mut Registers,
+) -> Option<CounterState> {
+    pmu.counter_state(counter, regs)
 }

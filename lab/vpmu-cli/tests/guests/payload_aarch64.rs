@@ -49,6 +49,49 @@ fn every_design_agrees_with_the_machine() {
     );
 }
 
+/// A program that makes 1,000 calls which no hypervisor answers, and switches the machine off.
+const CALLS: [u32; 8] = [
+    0xd280_7d13, // mov x19, #1000
+    0xd400_0002, // hvc #0
+    0xf100_0673, // subs x19, x19, #1
+    0x54ff_ffc1, // b.ne the call
+    0x52b0_8000, // mov w0, #0x84000000
+    0x7280_0100, // movk w0, #8: SYSTEM_OFF
+    0xd400_0003, // smc #0
+    0x1400_0000, // b itself
+];
+
+/// Checks how many instructions an exit that has nothing to do with the PMU costs more than on a machine without one.
+#[test]
+fn the_pmu_costs_other_exits_next_to_nothing() {
+    let _turn = turn(1);
+    if program("aarch64/monitor.bin").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("calls");
+    std::fs::write(&kernel, CALLS.map(u32::to_le_bytes).as_flattened()).unwrap();
+    let cost = |design: &str, cpu: &str| {
+        let kept = folder.path().to_str().unwrap();
+        run_kernel(&kernel, design, &["--cpu", cpu, "--keep", kept], "").unwrap();
+        let console = folder.path().join(design).join("console.log");
+        let console = std::fs::read(console).unwrap();
+        let mut lines = console.split(|&byte| byte == b'\n');
+        let report = lines.find_map(|line| line.strip_prefix(b"\x1e")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(report).unwrap();
+        let total = &report["vpmu-monitor"]["total"];
+        assert_eq!(total["exits"]["hvc"], 1000, "{design} {cpu}");
+        // A tick is an instruction.
+        total["exit_ticks"]["hvc"].as_u64().unwrap() / 1000
+    };
+    let without = cost("partitioned", "max,pmu=off");
+    for design in ["partitioned", "emulated"] {
+        let with = cost(design, "max");
+        println!("{design}: {with} instructions, {without} without a PMU");
+        assert!(with <= without + 20, "{design}: {with}, {without}");
+    }
+}
+
 /// On one CPU: a sample interrupts one that halts, too, and QEMU counts the instructions of all CPUs as each one's.
 #[test]
 fn a_host_s_profile_changes_nothing_for_the_guest() {
