@@ -108,8 +108,8 @@ static void object(pid_t pid, uint64_t base)
     }
 }
 
-/* Touches the CFI of what a process has mapped, unless that is what it had mapped before. */
-static void process(pid_t pid)
+/* Touches the CFI of what a process has mapped. Returns 0 if that is what it had mapped before. */
+static int process(pid_t pid)
 {
     char path[64], *line = NULL;
     size_t room = 0;
@@ -120,7 +120,7 @@ static void process(pid_t pid)
     snprintf(path, sizeof path, "/proc/%d/maps", pid);
     maps = fopen(path, "re");
     if (!maps)
-        return;
+        return 0;
     while (getline(&line, &room, maps) > 0) {
         unsigned long from, offset, inode;
         char rights[8];
@@ -138,12 +138,13 @@ static void process(pid_t pid)
     for (known = 0; known < count && seen[known].pid != pid; known++)
         ;
     if (known < count && seen[known].maps == hash)
-        return;
+        return 0;
     if (known == count)
         known = count < MOST ? count++ : (unsigned)pid % MOST;
     seen[known] = (struct seen){ pid, hash };
     for (unsigned i = 0; i < n; i++)
         object(pid, bases[i]);
+    return 1;
 }
 
 static pid_t parent(pid_t pid)
@@ -163,14 +164,15 @@ static pid_t parent(pid_t pid)
     return of;
 }
 
-/* Looks at all processes that `root` has started; with 0, at all that there are. */
-static void descendants(pid_t root)
+/* Looks at all processes that `root` has started; with 0, at all that there are. Returns whether any has mapped something. */
+static int descendants(pid_t root)
 {
     DIR *proc = opendir("/proc");
     struct dirent *entry;
+    int is_new = 0;
 
     if (!proc)
-        return;
+        return 0;
     while ((entry = readdir(proc))) {
         pid_t pid = isdigit(entry->d_name[0]) ? atoi(entry->d_name) : 0, up = pid;
 
@@ -179,9 +181,27 @@ static void descendants(pid_t root)
         for (int depth = 0; root && up > 1 && up != root && depth < 16; depth++)
             up = parent(up);
         if (!root || up == root)
-            process(pid);
+            is_new |= process(pid);
     }
     closedir(proc);
+    return is_new;
+}
+
+/* Says why perf will refuse, where the processor records no calls. */
+static void check_processor(void)
+{
+    FILE *cpus = fopen("/proc/cpuinfo", "re");
+    char line[256];
+
+    while (cpus && fgets(line, sizeof line, cpus))
+        if (!strncmp(line, "vendor_id", 9)) {
+            if (strstr(line, "AuthenticAMD"))
+                fputs("vpmu-callstacks: AMD's processors have no call stacks, and perf refuses --call-graph lbr: "
+                      "the host has to start this guest with --model intel --lbr on\n", stderr);
+            break;
+        }
+    if (cpus)
+        fclose(cpus);
 }
 
 static int usage(int status)
@@ -192,8 +212,9 @@ static int usage(int status)
           "  COMMAND   run it, as `perf record --call-graph lbr ./program`: what it starts\n"
           "  -p PID    a process that runs, until it ends\n"
           "  -a        all processes, until this is interrupted (needs root)\n"
-          "  -i MS     look for new programs and libraries so often (default: 20)\n"
-          "  -v        say at the end how much there was\n",
+          "  -i MS     look for new programs and libraries at least so often (default: 20)\n"
+          "  -v        say at the end how much there was\n"
+          "  -h        show this\n",
           status ? stderr : stdout);
     return status;
 }
@@ -204,6 +225,8 @@ int main(int count_of, char **arguments)
     int option, all = 0, verbose = 0, status = 0;
     pid_t root = 0, child = 0;
 
+    if (count_of == 2 && !strcmp(arguments[1], "--help"))
+        return usage(0);
     while ((option = getopt(count_of, arguments, "+ai:p:vh")) != -1) {
         switch (option) {
         case 'a': all = 1; break;
@@ -216,6 +239,7 @@ int main(int count_of, char **arguments)
     }
     if (interval < 1 || interval > 60000 || !!root + all + (optind < count_of) != 1)
         return usage(2);
+    check_processor();
     if (optind < count_of) {
         child = fork();
         if (child < 0) {
@@ -232,10 +256,13 @@ int main(int count_of, char **arguments)
         signal(SIGINT, SIG_IGN);
         signal(SIGQUIT, SIG_IGN);
     }
-    struct timespec pause = { interval / 1000, interval % 1000 * 1000000 };
+    /* A program maps its libraries one after the other: after a new one, the next is looked for soon. */
+    long next = 1;
 
     for (;;) {
-        descendants(root);
+        next = descendants(root) ? 1 : next * 2 < interval ? next * 2 : interval;
+        struct timespec pause = { next / 1000, next % 1000 * 1000000 };
+
         if (child && waitpid(child, &status, WNOHANG) == child)
             break;
         if (root && !child && kill(root, 0) && errno == ESRCH)

@@ -284,9 +284,11 @@ pub struct Statistics {
 /// Lists the figures that are neither exits nor a deadline's, with the way in which those of two vCPUs make one. The order
 /// is that of the published file: new figures come last.
 macro_rules! figures {
-    ($($($path:ident).+: $fold:ident,)*) => {
-        /// The figures' names: the paths of the fields.
-        const NAMES: [&str; FIGURES] = [$(concat!($(".", stringify!($path)),+).split_at(1).1),*];
+    (@name $name:literal $($path:ident).+) => { $name };
+    (@name $($path:ident).+) => { concat!($(".", stringify!($path)),+).split_at(1).1 };
+    ($($($path:ident).+ $(as $name:literal)?: $fold:ident,)*) => {
+        /// The figures' names: the paths of the fields, or what no field can be called.
+        const NAMES: [&str; FIGURES] = [$(figures!(@name $($name)? $($path).+)),*];
         const FOLDS: [Fold; FIGURES] = [$(Fold::$fold),*];
 
         impl Statistics {
@@ -353,7 +355,7 @@ figures! {
     call_stacks.stack_absent: Sum,
     call_stacks.bad_cfi: Sum,
     call_stacks.budget: Sum,
-    call_stacks.compatible: Sum,
+    call_stacks.compatible as "call_stacks.32_bit": Sum,
     call_stacks.kernel: Sum,
     call_stacks.calls: Sum,
 }

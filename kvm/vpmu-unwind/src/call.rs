@@ -30,8 +30,13 @@ pub(crate) fn before(reader: &mut Reader<'_>, back: u64, callee: &Frame) -> Call
         let is_short = length.is_some_and(|length| length < 5);
         let is_likely = is_short && !matches!(code[LONGEST - 1], 0 | 0xff);
         if to == callee.start || !is_likely {
-            // A linker writes ADDR32 before a call that it has made direct.
-            let length = if code[LONGEST - 6] == 0x67 { 6 } else { 5 };
+            let length = match code {
+                // __tls_get_addr's, padded for a linker to replace (System V ABI, AMD64, thread-local storage).
+                [0x66, 0x66, 0x48, ..] => 8,
+                // A linker writes ADDR32 before a call that it has made direct.
+                [_, _, 0x67, ..] => 6,
+                _ => 5,
+            };
             return Call {
                 from: back.wrapping_sub(length),
                 to,
@@ -41,6 +46,15 @@ pub(crate) fn before(reader: &mut Reader<'_>, back: u64, callee: &Frame) -> Call
     }
     // Code that was returned to without a call: the address is still inside the caller.
     indirect(length.unwrap_or(1) as u64)
+}
+
+/// Returns whether the instruction before `back` can be a call.
+pub(crate) fn ends_at(reader: &mut Reader<'_>, back: u64) -> bool {
+    let mut code = [0; LONGEST];
+    let is_read = reader
+        .read(back.wrapping_sub(LONGEST as u64), &mut code)
+        .is_ok();
+    is_read && (code[LONGEST - 5] == 0xe8 || indirect_length(&code).is_some())
 }
 
 /// Returns the length of the indirect call at the end of `code`. A byte before that can be its prefix is taken for it: the

@@ -39,6 +39,8 @@ impl<R: Section> EvaluationStorage<R> for Fixed {
 
 /// What an entry says of an instruction.
 pub(crate) enum Found {
+    /// It is of another function.
+    Nothing,
     /// A rule for whoever comes there.
     Rule(Rule),
     /// The function's start, whether it is a signal handler's return, and the caller's registers.
@@ -82,7 +84,7 @@ impl Entries {
             .fde_from_offset(&bases, EhFrameOffset(cie), EhFrame::cie_from_offset)
             .map_err(bad)?;
         if !entry.contains(at) {
-            return Err(Cut::NoCfi.into());
+            return Ok(Found::Nothing);
         }
         let start = entry.initial_address();
         let is_signal = entry.is_signal_trampoline();

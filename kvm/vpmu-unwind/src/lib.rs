@@ -11,6 +11,10 @@
 //! to 42 % of the frames were of calls that had returned. Frame pointers are not followed in code that has CFI, which
 //! uses RBP as it likes.
 //!
+//! Code that no CFI covers (a JIT's, Go's, assembly) is followed to its return, instruction by instruction. A frame
+//! that has called must also have its frame pointer in RBP, and both must lead to the same return address, which follows a
+//! call: else the stack is cut.
+//!
 //! # A hostile guest
 //!
 //! All of it is what a guest's user wrote. Each stack has a budget of reads and of bytes of CFI; entries are
@@ -28,12 +32,14 @@ mod cfi;
 mod object;
 mod rules;
 mod table;
+mod way;
 
 use bytes::{Budget, Reader};
 pub use bytes::{Memory, PAGE};
 use cfi::Entries;
 use object::Objects;
-use rules::{Registers17, Rules};
+use rules::{RBP, RSP, Registers17, Rules};
+use way::Ways;
 
 /// Most calls that a stack is followed for: as many as there are last branch records.
 pub const MOST_CALLS: usize = 32;
@@ -52,7 +58,8 @@ pub struct Registers {
 pub struct Call {
     /// The address of the call instruction, or of the instruction that a signal interrupted.
     pub from: u64,
-    /// The address that was called. After an indirect call it is the start of the function that runs.
+    /// The address that was called. After an indirect call it is the start of the function that runs, or in code without CFI
+    /// the place where that stands.
     pub to: u64,
     /// Whether the instruction names its target. A signal handler is called by none.
     pub is_direct: bool,
@@ -61,7 +68,7 @@ pub struct Call {
 /// Why a stack was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cut {
-    /// Code that no object covers, as a JIT's, or an object without CFI for it.
+    /// Code without CFI, whose way to its return does not say who called.
     NoCfi,
     /// A page of CFI or of an object's header is not present.
     PageAbsent,
@@ -123,6 +130,7 @@ pub struct Unwinder {
     objects: Objects,
     rules: Rules,
     entries: Entries,
+    ways: Ways,
 }
 
 impl Default for Unwinder {
@@ -138,6 +146,7 @@ impl Unwinder {
             objects: Objects::new(),
             rules: Rules::new(),
             entries: Entries::new(),
+            ways: Ways::new(),
         }
     }
 
@@ -178,18 +187,20 @@ impl Unwinder {
     ) -> Result<End, Failure> {
         let mut now = Registers17::new(registers);
         let mut is_exact = true;
+        // Code without CFI says nothing of what it has kept for its caller.
+        let mut is_partial = false;
         loop {
             let Some(place) = calls.get_mut(*found) else {
                 return Ok(End::Full);
             };
             // Each frame costs something, so that a stack that leads to itself ends.
             reader.budget.spend(1)?;
-            let Some((frame, next)) = self.step(reader, &now, is_exact)? else {
+            let Some((frame, next)) = self.step(reader, &now, is_exact, &mut is_partial)? else {
                 return Ok(End::Complete);
             };
             // A signal handler's return is no function: the handler was not called from it.
             if !frame.is_signal {
-                *place = match self.signal(reader, &next)? {
+                *place = match self.signal(reader, &next, &mut is_partial)? {
                     Some(interrupted) => Call {
                         from: interrupted,
                         to: frame.start,
@@ -210,6 +221,7 @@ impl Unwinder {
         reader: &mut Reader<'_>,
         now: &Registers17,
         is_exact: bool,
+        is_partial: &mut bool,
     ) -> Result<Option<(Frame, Registers17)>, Failure> {
         let pc = now.rip();
         // A call may be the last instruction of its function: what it returns to is then another one.
@@ -217,21 +229,37 @@ impl Unwinder {
             true => pc,
             false => pc.wrapping_sub(1),
         };
-        let object = self.objects.find(reader, at)?;
+        let Some(object) = self.objects.find(reader, at)? else {
+            return self.by_way(reader, now, is_exact, is_partial);
+        };
         let key = (object.identity, at.wrapping_sub(object.base));
         let rule = match self.rules.get(key) {
             Some(rule) => rule,
             None => {
-                let fde = table::search(reader, &object, at)?;
-                match self.entries.rule(reader, &object, fde, at, now)? {
+                let found = match table::search(reader, &object, at)? {
+                    Some(fde) => self.entries.rule(reader, &object, fde, at, now)?,
+                    None => cfi::Found::Nothing,
+                };
+                match found {
+                    // Assembly, among functions that have CFI.
+                    cfi::Found::Nothing => return self.by_way(reader, now, is_exact, is_partial),
                     cfi::Found::Rule(rule) => *self.rules.put(key, rule),
+                    // It may be by any register.
+                    cfi::Found::Caller(_, false, _) if *is_partial => {
+                        return Err(Cut::NoCfi.into());
+                    }
                     cfi::Found::Caller(start, is_signal, next) => {
+                        // What was interrupted has all of its registers.
+                        *is_partial &= !is_signal;
                         let frame = Frame { start, is_signal };
                         return ascend(now, next, is_signal).map(|next| next.map(|n| (frame, n)));
                     }
                 }
             }
         };
+        if *is_partial && !matches!(usize::from(rule.cfa.0), RBP | RSP) {
+            return Err(Cut::NoCfi.into());
+        }
         let frame = Frame {
             start: object.base.wrapping_add(rule.start),
             is_signal: false,
@@ -240,11 +268,29 @@ impl Unwinder {
         ascend(now, next, false).map(|next| next.map(|next| (frame, next)))
     }
 
+    /// Returns the caller of a function that no CFI covers.
+    fn by_way(
+        &mut self,
+        reader: &mut Reader<'_>,
+        now: &Registers17,
+        is_exact: bool,
+        is_partial: &mut bool,
+    ) -> Result<Option<(Frame, Registers17)>, Failure> {
+        *is_partial = true;
+        let next = self.ways.caller(reader, now, is_exact)?;
+        let frame = Frame {
+            start: now.rip(),
+            is_signal: false,
+        };
+        ascend(now, Some(next), false).map(|next| next.map(|next| (frame, next)))
+    }
+
     /// Returns what a signal interrupted, if `frame` is where its handler returns to.
     fn signal(
         &mut self,
         reader: &mut Reader<'_>,
         frame: &Registers17,
+        is_partial: &mut bool,
     ) -> Result<Option<u64>, Failure> {
         // MOV RAX, 15; SYSCALL: what each C library returns from a handler by, and what debuggers know it by.
         const RETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
@@ -252,7 +298,7 @@ impl Unwinder {
         if reader.read(frame.rip(), &mut code).is_err() || code != RETURN {
             return Ok(None);
         }
-        let next = self.step(reader, frame, true)?;
+        let next = self.step(reader, frame, true, is_partial)?;
         Ok(next.map(|(_, interrupted)| interrupted.rip()))
     }
 }

@@ -79,8 +79,12 @@ impl Objects {
         self.stack += 1;
     }
 
-    /// Returns the object whose code is at `at`, with its CFI.
-    pub(crate) fn find(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Object, Failure> {
+    /// Returns the object whose code is at `at`, with its CFI. `None`: there is no object, or it has none.
+    pub(crate) fn find(
+        &mut self,
+        reader: &mut Reader<'_>,
+        at: u64,
+    ) -> Result<Option<Object>, Failure> {
         let covers = |object: &Object| {
             object.space == self.space && object.code.0 <= at && at < object.code.1
         };
@@ -92,23 +96,27 @@ impl Objects {
             && let Some(object) = place
         {
             if object.checked == self.stack {
-                return object.with_cfi();
+                return Ok(object.with_cfi());
             }
             // The address space may be another program's by now, or the object another one.
             if identity(reader, object.base) == Ok(object.identity) {
                 object.checked = self.stack;
-                return object.with_cfi();
+                return Ok(object.with_cfi());
             }
             *place = None;
         }
-        self.check_gaps(at)?;
-        let object = self.search(reader, at)?;
+        if self.is_gap(at) {
+            return Ok(None);
+        }
+        let Some(object) = self.search(reader, at)? else {
+            return Ok(None);
+        };
         self.kept[self.next] = Some(object);
         self.next = (self.next + 1) % KEPT;
-        object.with_cfi()
+        Ok(object.with_cfi())
     }
 
-    fn check_gaps(&mut self, at: u64) -> Result<(), Failure> {
+    fn is_gap(&mut self, at: u64) -> bool {
         for place in &mut self.gaps {
             let Some(gap) = place else { continue };
             if gap.space != self.space || at < gap.from || gap.to < at {
@@ -116,24 +124,24 @@ impl Objects {
             }
             gap.uses += 1;
             if gap.uses < GAP_USES {
-                return Err(Cut::NoCfi.into());
+                return true;
             }
             *place = None;
         }
-        Ok(())
+        false
     }
 
-    fn search(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Object, Failure> {
+    fn search(&mut self, reader: &mut Reader<'_>, at: u64) -> Result<Option<Object>, Failure> {
         let lowest = at.saturating_sub(FARTHEST).max(PAGE);
         let mut below = at;
         while let Some(page) = reader.present_below(below, lowest)? {
             if reader.array(page) == Ok(*b"\x7fELF") {
-                if let Some(found) = self.parse(reader, page, at)? {
-                    return Ok(found);
+                let found = self.parse(reader, page, at)?;
+                if found.is_none() {
+                    // Another object's: that of the address would have been above it.
+                    self.note_gap(page, at);
                 }
-                // Another object's: that of the address would have been above it.
-                self.note_gap(page, at);
-                return Err(Cut::NoCfi.into());
+                return Ok(found);
             }
             below = page - 1;
             if below < lowest {
@@ -141,7 +149,7 @@ impl Objects {
             }
         }
         self.note_gap(lowest, at);
-        Err(Cut::NoCfi.into())
+        Ok(None)
     }
 
     /// Code from `at` down to another object's pages has none. How far up that object's code goes is not known here.
@@ -225,11 +233,8 @@ impl Objects {
 }
 
 impl Object {
-    fn with_cfi(&self) -> Result<Self, Failure> {
-        match self.header {
-            Some(_) => Ok(*self),
-            None => Err(Cut::NoCfi.into()),
-        }
+    fn with_cfi(&self) -> Option<Self> {
+        self.header.map(|_| *self)
     }
 }
 

@@ -10,8 +10,15 @@ const STRIDE: u64 = PAGE / 8;
 const AROUND: u64 = 64;
 
 /// Returns the address of the entry (FDE) of the function at `at`. Whether the function covers it is for the entry to say.
-pub(crate) fn search(reader: &mut Reader<'_>, object: &Object, at: u64) -> Result<u64, Failure> {
-    let header = object.header.ok_or(Cut::NoCfi)?;
+/// `None`: no function begins below.
+pub(crate) fn search(
+    reader: &mut Reader<'_>,
+    object: &Object,
+    at: u64,
+) -> Result<Option<u64>, Failure> {
+    let Some(header) = object.header else {
+        return Ok(None);
+    };
     let mut table = Table { reader, header };
     // The entry is in `low..high`, or is `best`: the last that begins at or below.
     let (mut low, mut high, mut best) = (0, object.entries, None);
@@ -24,7 +31,7 @@ pub(crate) fn search(reader: &mut Reader<'_>, object: &Object, at: u64) -> Resul
             high = n;
         }
     }
-    best.ok_or_else(|| Cut::NoCfi.into())
+    Ok(best)
 }
 
 struct Table<'a, 'b> {

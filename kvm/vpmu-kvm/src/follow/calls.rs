@@ -7,6 +7,8 @@
 //! task's stack (struct pt_regs; arch/x86/entry/entry_64.S), and is on that stack for as long as they stand there. A kernel that
 //! is on another stack, of an interrupt or an NMI, or that pushes them right now, leaves the sample without calls.
 
+use std::cell::OnceCell;
+
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{Branch, Kind};
@@ -227,7 +229,9 @@ impl Follower {
             None => sys::regs(&kvm.vcpu)?,
         };
         let sregs = sys::sregs(&kvm.vcpu)?;
-        let rights = || self.keys.pkru(&kvm.vcpu);
+        // A call of KVM's, for each page otherwise. The program does not run meanwhile.
+        let asked = OnceCell::new();
+        let rights = || *asked.get_or_init(|| self.keys.pkru(&kvm.vcpu));
         let mut counts = CallStacks::default();
         if filter.user {
             let calls = self.calls.get_or_insert_with(Calls::new);

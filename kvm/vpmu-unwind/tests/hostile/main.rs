@@ -165,3 +165,57 @@ fn frames_that_do_not_go_up_are_cut() {
     let outcome = check(&object(&entry(&[0x0c, 5, 0])));
     assert_eq!(outcome.end, End::Cut(Cut::BadCfi));
 }
+
+/// Returns a space without an object, whose code is `code` and whose stack has `words`; RBP is the address of the first word, RSP
+/// that of the one with this number.
+fn jit(code: &[u8], words: &[u64], rsp: u64) -> Vec<u8> {
+    const CODE: u64 = 0x7000_0000;
+    const STACK: u64 = 0x8000_0000;
+    let mut bytes = vec![0; 17 * 8];
+    let mut put = |register: usize, value: u64| {
+        bytes[8 * register..8 * register + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    put(6, STACK);
+    put(7, STACK + 8 * rsp);
+    put(16, CODE);
+    let stack: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut page = vec![0xcc; 4096];
+    page[..code.len()].copy_from_slice(code);
+    // A call before the return address that the tests have.
+    page[0x800..0x805].copy_from_slice(&[0xe8, 0, 1, 0, 0]);
+    for (address, content) in [(CODE, page), (STACK, stack)] {
+        bytes.extend(address.to_le_bytes());
+        bytes.extend((content.len() as u64).to_le_bytes());
+        bytes.extend(content);
+    }
+    bytes
+}
+
+#[test]
+fn code_without_cfi_is_followed_to_its_return() {
+    const BACK: u64 = 0x7000_0805;
+    const UP: u64 = 0x8000_0100;
+    let calls = |code: &[u8], words: &[u64], rsp: u64| check(&jit(code, words, rsp)).calls;
+    // POP RBP; RET in a frame, and RET where there is none: the caller is there once.
+    assert_eq!(calls(&[0x5d, 0xc3], &[UP, BACK], 0), 1);
+    assert_eq!(calls(&[0xc3], &[UP, BACK], 1), 1);
+    // PUSH RBP; MOV RBP, RSP; SUB RSP, 32; CALL; LEAVE; RET: the function has not begun.
+    let whole = [
+        0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 32, 0xe8, 0, 2, 0, 0, 0xc9, 0xc3,
+    ];
+    assert_eq!(calls(&whole, &[0, 0, 0, 0, 0, 0, BACK], 6), 1);
+    // CALL; RET: there is no frame, so nothing says that the call returns.
+    let call = [0xe8, 0, 2, 0, 0, 0xc3];
+    assert_eq!(calls(&call, &[UP, BACK, 0, BACK], 3), 0);
+    // PUSH RAX; RET goes to where it likes.
+    assert_eq!(calls(&[0x50, 0xc3], &[UP, BACK], 1), 0);
+    // RSP from somewhere else; JMP RAX; UD2.
+    assert_eq!(calls(&[0x48, 0x89, 0xc4, 0xc3], &[UP, BACK], 1), 0);
+    assert_eq!(calls(&[0xff, 0xe0], &[UP, BACK], 1), 0);
+    assert_eq!(calls(&[0x0f, 0x0b], &[UP, BACK], 1), 0);
+    // A return address that follows no call.
+    assert_eq!(calls(&[0xc3], &[UP, BACK + 1], 1), 0);
+    // A loop whose end jumps to its start (JZ out; JMP start; out: RET) has a way out, and JMP to itself none.
+    assert_eq!(calls(&[0x74, 2, 0xeb, 0xfc, 0xc3], &[UP, BACK], 1), 1);
+    assert_eq!(calls(&[0xeb, 0xfe], &[UP, BACK], 1), 0);
+}

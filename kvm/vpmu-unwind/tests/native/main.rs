@@ -15,7 +15,7 @@ mod shadow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use shadow::{Table, compare};
+use shadow::{Table, compare, compare_running};
 
 /// Compiles a program of `programs/`; `None`: there is no compiler.
 fn compile(directory: &Path, name: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -68,6 +68,55 @@ fn small_programs_have_no_wrong_frame() {
         // The loader's first instructions have no CFI, so that nothing says that they are the first.
         let complete = table.complete + table.full + table.whole;
         assert!(complete * 100 >= table.stacks * 97, "{name}: {table}");
+    }
+}
+
+/// Programs whose linker wrote no table of their CFI: each function is followed to its return.
+#[test]
+fn code_without_cfi_has_no_wrong_frame() {
+    let directory = tempfile::tempdir().expect("a directory");
+    for flags in ["-fomit-frame-pointer", "-fno-omit-frame-pointer"] {
+        let flags = ["-O2", "-static", "-Wl,--no-eh-frame-hdr", flags];
+        let Some(program) = compile(directory.path(), "calls.c", "cc", &flags) else {
+            return;
+        };
+        let table = compare(&[program.to_str().expect("UTF-8")], 200_000, 101);
+        check(&format!("calls.c {flags:?}"), &table);
+    }
+}
+
+/// Compiles a program of `programs/` by its language's own compiler; `None`: there is none.
+fn build(compiler: &str, arguments: &[&str]) -> Option<()> {
+    let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/native/programs");
+    let built = Command::new(compiler)
+        .args(arguments)
+        .current_dir(programs)
+        .env("GO111MODULE", "off")
+        .status();
+    let Ok(status) = built else {
+        println!("skipped: {compiler} is not installed");
+        return None;
+    };
+    assert!(status.success(), "{compiler}");
+    Some(())
+}
+
+#[test]
+#[ignore = "Go's and Java's compilers, and a minute of single steps"]
+fn programs_with_frame_pointers_have_no_wrong_frame() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let folder = directory.path().to_str().expect("UTF-8");
+    let go = format!("{folder}/calls");
+    if build("go", &["build", "-o", &go, "calls.go"]).is_some() {
+        let mut command = Command::new(&go);
+        command.envs([("GOGC", "off"), ("GODEBUG", "asyncpreemptoff=1")]);
+        check("go", &compare_running(&mut command, 200_000, 101));
+    }
+    if build("javac", &["-d", folder, "Calls.java"]).is_some() {
+        let mut command = Command::new("java");
+        command.args(["-XX:+PreserveFramePointer", "-XX:+UseSerialGC"]);
+        command.args(["-cp", folder, "Calls"]);
+        check("java", &compare_running(&mut command, 200_000, 101));
     }
 }
 

@@ -9,12 +9,15 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use vpmu_unwind::{Memory, PAGE, Registers};
 
 /// A program that has stopped. It ends with this value.
 pub(crate) struct Process {
     child: Child,
+    /// The thread that is traced.
+    thread: i32,
     memory: File,
     /// What is mapped, and readable.
     maps: Vec<(u64, u64)>,
@@ -45,6 +48,7 @@ impl Process {
         let child = command.spawn()?;
         let memory = File::open(format!("/proc/{}/mem", child.id()))?;
         let mut this = Self {
+            thread: child.id().cast_signed(),
             child,
             memory,
             maps: Vec::new(),
@@ -55,15 +59,53 @@ impl Process {
         Ok(this)
     }
 
-    fn pid(&self) -> i32 {
-        self.child.id().cast_signed()
+    /// Starts a program, and stops the thread that has worked most after a while.
+    pub(crate) fn attach(command: &mut Command, after: Duration) -> io::Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = command.spawn()?;
+        std::thread::sleep(after);
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", child.id()))?;
+        let worked = |thread: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/task/{thread}/stat", child.id()));
+            let stat = stat.unwrap_or_default();
+            // utime is the twelfth word behind the name.
+            let words = stat.rsplit(')').next().unwrap_or_default();
+            let word = words.split_whitespace().nth(11);
+            word.and_then(|word| word.parse().ok()).unwrap_or(0_u64)
+        };
+        let threads = tasks.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        let thread = threads.max_by_key(worked).expect("a thread");
+        let this = Self {
+            thread,
+            memory: File::open(format!("/proc/{}/mem", child.id()))?,
+            child,
+            maps: Vec::new(),
+        };
+        for request in [libc::PTRACE_SEIZE, libc::PTRACE_INTERRUPT] {
+            // SAFETY: these requests read and write no memory of this process.
+            if unsafe { libc::ptrace(request, thread, 0, 0) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        this.wait();
+        Ok(this)
     }
 
     fn wait(&self) -> Step {
+        /// A thread that waits this long for others is left.
+        const LONGEST: Duration = Duration::from_secs(5);
+        let begun = Instant::now();
         let mut status = 0;
-        // SAFETY: `status` is valid for the call.
-        let waited = unsafe { libc::waitpid(self.pid(), &mut status, 0) };
-        match waited == self.pid() && libc::WIFSTOPPED(status) {
+        let waited = loop {
+            // SAFETY: `status` is valid for the call.
+            let waited =
+                unsafe { libc::waitpid(self.thread, &mut status, libc::__WALL | libc::WNOHANG) };
+            if waited != 0 || begun.elapsed() > LONGEST {
+                break waited;
+            }
+            std::thread::yield_now();
+        };
+        match waited == self.thread && libc::WIFSTOPPED(status) {
             true if libc::WSTOPSIG(status) == libc::SIGTRAP => Step::Done,
             true => Step::Signal(libc::WSTOPSIG(status)),
             false => Step::Exited,
@@ -73,7 +115,7 @@ impl Process {
     /// Executes one instruction, after the delivery of `signal` if that is not 0.
     pub(crate) fn step(&self, signal: i32) -> Step {
         // SAFETY: the request reads and writes no memory of this process.
-        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.pid(), 0, signal) };
+        let stepped = unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, self.thread, 0, signal) };
         match stepped {
             0 => self.wait(),
             _ => Step::Exited,
@@ -84,7 +126,7 @@ impl Process {
         let mut all = std::mem::MaybeUninit::<libc::user_regs_struct>::zeroed();
         // SAFETY: the request writes one structure of this type, for which any bytes are valid.
         let all = unsafe {
-            libc::ptrace(libc::PTRACE_GETREGS, self.pid(), 0, all.as_mut_ptr());
+            libc::ptrace(libc::PTRACE_GETREGS, self.thread, 0, all.as_mut_ptr());
             all.assume_init()
         };
         Registers {
@@ -132,6 +174,9 @@ impl Memory for Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
+        // A traced thread's end is reported first.
+        while self.thread != self.child.id().cast_signed() && !matches!(self.wait(), Step::Exited) {
+        }
         let _ = self.child.wait();
     }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::process::Command;
+use std::time::Duration;
 
 use vpmu_unwind::{Call, Cut, End, MOST_CALLS, Memory, PAGE, Unwinder};
 
@@ -19,7 +21,11 @@ struct Open {
 /// The outcome of a program's stacks.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
+    /// Calls before some moment are not known: that of an attachment, or of a change of the stack.
+    is_partial: bool,
     pub(crate) stacks: u64,
+    /// Calls that were found, and those of them that are compared.
+    found: u64,
     pub(crate) calls: u64,
     pub(crate) complete: u64,
     pub(crate) full: u64,
@@ -36,13 +42,14 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} stacks, {} complete, {} full, {} whole, cut {:?}; {} frames, {} wrong, {} by way of a jump",
+            "{} stacks, {} complete, {} full, {} whole, cut {:?}; {} frames of {}, {} wrong, {} by way of a jump",
             self.stacks,
             self.complete,
             self.full,
             self.whole,
             self.cuts,
             self.calls,
+            self.found,
             self.wrong,
             self.moved
         )
@@ -51,12 +58,17 @@ impl fmt::Display for Table {
 
 impl Table {
     fn compare(&mut self, rip: u64, found: &[Call], end: End, open: &[Open]) {
+        self.found += found.len() as u64;
+        let found = match self.is_partial {
+            true => &found[..found.len().min(open.len())],
+            false => found,
+        };
         self.stacks += 1;
         self.calls += found.len() as u64;
         match end {
             End::Complete => self.complete += 1,
             End::Full => self.full += 1,
-            End::Cut(_) if open.len() == found.len() => self.whole += 1,
+            End::Cut(_) if open.len() == found.len() && !self.is_partial => self.whole += 1,
             End::Cut(cut) => match self.cuts.iter_mut().find(|(known, _)| *known == cut) {
                 Some((_, times)) => *times += 1,
                 None => self.cuts.push((cut, 1)),
@@ -75,7 +87,7 @@ impl Table {
             let is_call = is_near && (is_target || !call.is_direct);
             wrong += u64::from(!is_call);
         }
-        if end == End::Complete {
+        if end == End::Complete && !self.is_partial {
             wrong += open.len().abs_diff(found.len()) as u64;
         }
         if wrong != 0 && self.first_wrong.is_none() {
@@ -88,9 +100,24 @@ impl Table {
 
 /// Executes a program for so many instructions, and unwinds it whenever `every` more were executed.
 pub(crate) fn compare(arguments: &[&str], steps: u64, every: u64) -> Table {
-    let mut process = Process::start(arguments).expect("started");
+    let process = Process::start(arguments).expect("started");
+    follow(process, Table::default(), steps, every)
+}
+
+/// Executes so many instructions of a program that runs for a while, and whose calls until then are not known.
+pub(crate) fn compare_running(command: &mut Command, steps: u64, every: u64) -> Table {
+    let process = Process::attach(command, Duration::from_secs(4)).expect("attached");
+    let table = Table {
+        is_partial: true,
+        ..Table::default()
+    };
+    follow(process, table, steps, every)
+}
+
+fn follow(mut process: Process, mut table: Table, steps: u64, every: u64) -> Table {
+    /// A stack's distance from another one.
+    const FAR: u64 = 1 << 16;
     let mut unwinder = Unwinder::new();
-    let mut table = Table::default();
     let mut open: Vec<Open> = Vec::new();
     let mut before = process.registers();
     let mut signal = 0;
@@ -109,7 +136,10 @@ pub(crate) fn compare(arguments: &[&str], steps: u64, every: u64) -> Table {
         while open.last().is_some_and(|call| call.slot < rsp) {
             open.pop();
         }
-        if delivered != 0 {
+        if rsp.abs_diff(before.general[7]) > FAR {
+            open.clear();
+            table.is_partial = true;
+        } else if delivered != 0 {
             // The step has entered the handler, and executed nothing of it.
             open.push(Open {
                 from: before.rip,

@@ -3,6 +3,7 @@
 //! Absolute times differ: the published machines are faster and ran the command
 //! longer. The relation of one design to another is comparable.
 
+mod callstacks;
 mod deadline;
 mod exits;
 mod host_profile;
@@ -71,6 +72,7 @@ pub const BENCHES: &[Bench] = &[
     pebs::BENCH,
     peers::BENCH,
     lbr::BENCH,
+    callstacks::BENCH,
     rings::BENCH,
 ];
 
@@ -183,7 +185,8 @@ impl Context<'_> {
     ) -> Result<Vec<result::Row>> {
         request.command = Command::from_words(&[command.to_owned()]);
         request.machine.qemu = self.qemu.clone();
-        request.machine.cpu = self.cpu().filter(|_| request.machine.arch == Arch::X86_64);
+        let cpu = self.cpu().filter(|_| request.machine.arch == Arch::X86_64);
+        request.machine.cpu = request.machine.cpu.or(cpu);
         request.timeout = Duration::from_secs(1800);
         // A busy machine boots slowly. A guest that hangs is recognised by its own time.
         request.boot_timeout = Duration::from_secs(1800);

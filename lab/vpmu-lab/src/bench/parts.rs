@@ -56,23 +56,27 @@ pub(super) const SHARES: &str = "perf report -i perf.data --stdio --comms worklo
     --sort symbol -F overhead,sym -t , 2>/dev/null | \
     awk -F, '/^ *[0-9]/ { split($2, word, \" \"); print \"share:\" word[2], $1 + 0 }'; ";
 
-/// Prints the number of the workload's samples in `perf.data`: `perf stat` around it has some, too, outside the time measured.
-const OWN_SAMPLES: &str = "perf report -i perf.data --stdio --comms workload --no-branch-stack --sort comm \
-    -F sample,comm -t , 2>/dev/null | awk -F, '/^ *[0-9]+ *,workload/ { print \"samples\", $1 + 0 }'; ";
-
 /// Returns a command that times the workload under `record` twice: with a period that never ends, and with `period`. It
-/// prints the guest times in ns, the number of the workload's samples, and each function's share. The clock is inside the recording:
-/// the begin and end of `perf record` take longer than all samples, and not always as long.
+/// prints the guest times in ns, the number of the workload's samples, and each function's share.
 pub(super) fn timed(record: &str, period: &str, scale: u32) -> String {
+    let program = format!("workload --scale {scale}");
+    timed_program(record, period, "workload", &program) + SHARES
+}
+
+/// Times a program called `name` as [`timed`] does the workload, without shares. The clock is inside the recording:
+/// the begin and end of `perf record` take longer than all samples, and not always as long.
+pub(super) fn timed_program(record: &str, period: &str, name: &str, program: &str) -> String {
+    // `perf stat` around the program has some samples, too, outside the time measured.
     format!(
-        "{QUIET}timed() {{ {record} $1 -- perf stat -x, -o time -e duration_time workload --scale {scale} && \
+        "{QUIET}timed() {{ {record} $1 -- perf stat -x, -o time -e duration_time {program} && \
          awk -F, -v name=$2 '/duration_time/ {{ print name, $1 }}' time; }}; \
          timed '-c 1000000000000' without && timed '{period}' with && \
-         {OWN_SAMPLES}{SHARES}"
+         perf report -i perf.data --stdio --comms {name} --no-branch-stack --no-children -g none --sort comm \
+         -F sample,comm -t , 2>/dev/null | awk -F, '/^ *[0-9]+ *,{name}/ {{ print \"samples\", $1 + 0 }}'; "
     )
 }
 
-/// Returns the guest time of a sample of the workload in us, by the output of [`timed`]; `None` without a sample.
+/// Returns the guest time of a sample of the workload in us, by the output of [`timed_program`]; `None` without a sample.
 pub(super) fn us_per_sample(row: &result::Row) -> Result<Option<f64>> {
     let [without, with, samples] = ["without", "with", "samples"].map(|word| first(row, word));
     let (without, with, samples) = (without?, with?, samples?);

@@ -22,6 +22,7 @@ const STORIES: &[(&str, Story)] = &[
     ("paravirt", PARAVIRT),
     ("paused", PAUSED),
     ("lbr", LBR),
+    ("callstacks", CALLSTACKS),
     ("pebs", PEBS),
     ("reprogram", REPROGRAM),
     ("rings", RINGS),
@@ -310,6 +311,22 @@ const LBR: Story = Story {
         bars("guest_us_per_sample", "The guest's time for a sample"),
         bars("full_stacks_percent", "Samples with all of their branches"),
     ],
+};
+
+const CALLSTACKS: Story = Story {
+    title: "x86: call stacks on a host that records no branches",
+    published: "2019 for processors that record them, as two pictures",
+    sentences: &[
+        "The shares of a guest's perf record --call-graph lbr differ by at most {largest_share_difference_points@guest} from \
+         those of a native --call-graph dwarf; {complete_percent@guest} of its stacks are complete.",
+    ],
+    highlight: Highlight {
+        label: "The guest's time for a sample with its calls",
+        figure: "guest_us_per_sample",
+        from: Some("plain"),
+        to: "guest",
+    },
+    charts: &[bars("guest_us_per_sample", "The guest's time for a sample")],
 };
 
 const RINGS: Story = Story {

@@ -22,12 +22,19 @@ pub struct OwnProgram {
 
 /// A library's file.
 #[derive(Debug, Clone)]
-pub(super) struct Library {
+pub(crate) struct Library {
     /// The name by which programs ask for it.
     pub(super) name: String,
     /// Its place in Debian's file tree.
     pub(super) place: String,
     pub(super) file: PathBuf,
+}
+
+impl Library {
+    /// Returns the file by the name by which programs ask for it.
+    pub(crate) fn link(&self) -> PathBuf {
+        Path::new("/").join(&self.place)
+    }
 }
 
 impl OwnProgram {
@@ -77,7 +84,7 @@ impl OwnProgram {
 /// # Errors
 ///
 /// When one of them is not found.
-pub(super) fn libraries(program: &Path) -> Result<Vec<Library>> {
+pub(crate) fn libraries(program: &Path) -> Result<Vec<Library>> {
     // A program may have libraries of its own beside it.
     let beside = program.parent().unwrap_or(Path::new("")).to_string_lossy();
     let beside = beside.trim_start_matches('/');

@@ -1,0 +1,298 @@
+//! Code without CFI: Go's, and that of just-in-time compilers which keep frame pointers.
+//!
+//! RBP alone does not say who called: a function that begins, ends or calls nobody has no frame, and RBP is its caller's, so that
+//! a call would be left out. So the function's own way to its return is followed from where it stands. What the
+//! instructions do to RSP and RBP says where the return address is, in any function. Its stack is the same there whichever way it
+//! goes, so conditional jumps are not taken.
+//!
+//! A call on that way may be one that does not return, and what stands behind it another function's, or another part of this one. So
+//! RBP must be this frame's pointer at each call that is passed, and at the return address of a frame that has called: it
+//! holds the address below the return address that is found. Without both answers, or where they differ, the stack is cut.
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
+    OpAccess, OpKind, Register,
+};
+
+use crate::bytes::{PAGE, Reader};
+use crate::rules::{RBP, RIP, RSP, Registers17};
+use crate::{Cut, Failure, call};
+
+/// Instructions of one way.
+const MOST_STEPS: u32 = 512;
+/// Words that a way has written.
+const MOST_WORDS: usize = 16;
+/// The longest instruction.
+const LONGEST: usize = 15;
+
+/// Finds callers by code.
+pub(crate) struct Ways(InstructionInfoFactory);
+
+impl core::fmt::Debug for Ways {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Ways").finish_non_exhaustive()
+    }
+}
+
+/// A function on its way to its return.
+#[derive(Clone, Copy)]
+struct Way {
+    at: u64,
+    rsp: u64,
+    /// `None`: not known.
+    rbp: Option<u64>,
+    /// What RBP was at the calls that were passed.
+    frame: Option<u64>,
+    /// What was written on the way: addresses, and what is known of the words there.
+    words: [(u64, Option<u64>); MOST_WORDS],
+    written: usize,
+}
+
+enum Step {
+    On,
+    To(u64),
+    Jumps(u64),
+    Returns,
+}
+
+fn unknown() -> Failure {
+    Cut::NoCfi.into()
+}
+
+impl Ways {
+    pub(crate) fn new() -> Self {
+        Self(InstructionInfoFactory::new())
+    }
+
+    /// Returns the caller's registers: RIP, RSP and RBP. The others are not known.
+    pub(crate) fn caller(
+        &mut self,
+        reader: &mut Reader<'_>,
+        now: &Registers17,
+        is_exact: bool,
+    ) -> Result<Registers17, Failure> {
+        let rbp = now.0[RBP];
+        let mut way = Way {
+            at: now.rip(),
+            rsp: now.rsp(),
+            rbp: Some(rbp),
+            frame: (!is_exact).then_some(rbp),
+            words: [(0, None); MOST_WORDS],
+            written: 0,
+        };
+        // The way out of a loop that ends with a jump to its start.
+        let mut exit: Option<Way> = None;
+        for _ in 0..MOST_STEPS {
+            let instruction = fetch(reader, way.at)?;
+            let behind = instruction.next_ip();
+            match self.step(reader, &mut way, &instruction)? {
+                Step::On => way.at = behind,
+                Step::To(target) if target < behind => match exit.take() {
+                    Some(other) if other.at >= behind => way = other,
+                    _ => way.at = target,
+                },
+                Step::To(target) => way.at = target,
+                Step::Jumps(target) => {
+                    if target > behind {
+                        exit = Some(Way { at: target, ..way });
+                    }
+                    way.at = behind;
+                }
+                Step::Returns => return way.returned(reader, now, &instruction),
+            }
+        }
+        Err(unknown())
+    }
+
+    fn step(
+        &mut self,
+        reader: &mut Reader<'_>,
+        way: &mut Way,
+        instruction: &Instruction,
+    ) -> Result<Step, Failure> {
+        match instruction.flow_control() {
+            FlowControl::Next => {}
+            FlowControl::Return => {
+                return match instruction.code() {
+                    Code::Retnq | Code::Retnq_imm16 => Ok(Step::Returns),
+                    _ => Err(unknown()),
+                };
+            }
+            FlowControl::UnconditionalBranch if instruction.op0_kind() == OpKind::NearBranch64 => {
+                return Ok(Step::To(instruction.near_branch64()));
+            }
+            FlowControl::ConditionalBranch => {
+                return Ok(Step::Jumps(instruction.near_branch64()));
+            }
+            FlowControl::Call | FlowControl::IndirectCall => {
+                let is_next = instruction.op0_kind() == OpKind::NearBranch64
+                    && instruction.near_branch64() == instruction.next_ip();
+                let rbp = way.rbp.ok_or_else(unknown)?;
+                if is_next || way.frame.is_some_and(|frame| frame != rbp) {
+                    return Err(unknown());
+                }
+                way.frame = Some(rbp);
+                return Ok(Step::On);
+            }
+            _ => return Err(unknown()),
+        }
+        let of = |operand| match instruction.op_kind(operand) {
+            OpKind::Register => instruction.op_register(operand),
+            _ => Register::None,
+        };
+        let (first, second) = (of(0), of(1));
+        match (instruction.mnemonic(), first, second) {
+            (Mnemonic::Push, register, _) if instruction.stack_pointer_increment() == -8 => {
+                way.rsp = way.rsp.wrapping_sub(8);
+                let value = way.rbp.filter(|_| register == Register::RBP);
+                way.write(way.rsp, value)?;
+            }
+            (Mnemonic::Pop, Register::RBP, _) => way.pop(reader)?,
+            (Mnemonic::Leave, ..) if instruction.code() == Code::Leaveq => {
+                way.rsp = way.rbp.ok_or_else(unknown)?;
+                way.pop(reader)?;
+            }
+            (Mnemonic::Mov, Register::RSP, Register::RBP) => {
+                way.rsp = way.rbp.ok_or_else(unknown)?;
+            }
+            (Mnemonic::Mov, Register::RBP, Register::RSP) => way.rbp = Some(way.rsp),
+            (Mnemonic::Add | Mnemonic::Sub, Register::RSP, Register::None)
+                if instruction.op1_kind() != OpKind::Memory =>
+            {
+                let by = instruction.immediate(1);
+                way.rsp = match instruction.mnemonic() {
+                    Mnemonic::Add => way.rsp.wrapping_add(by),
+                    _ => way.rsp.wrapping_sub(by),
+                };
+            }
+            (Mnemonic::Lea, Register::RSP, _) => {
+                way.rsp = way.address(instruction).ok_or_else(unknown)?;
+            }
+            (Mnemonic::Lea, Register::RBP, _) => way.rbp = way.address(instruction),
+            (Mnemonic::Mov, Register::RBP, Register::None)
+                if instruction.op1_kind() == OpKind::Memory =>
+            {
+                way.rbp = match way.address(instruction) {
+                    Some(address) => way.read(reader, address)?,
+                    None => None,
+                };
+            }
+            (Mnemonic::Mov, Register::None, Register::RBP) => {
+                if let Some(address) = way.address(instruction) {
+                    way.write(address, way.rbp)?;
+                }
+            }
+            _ => self.other(way, instruction)?,
+        }
+        Ok(Step::On)
+    }
+
+    /// An instruction that is nothing to frames, or whose RSP or RBP is not known.
+    fn other(&mut self, way: &mut Way, instruction: &Instruction) -> Result<(), Failure> {
+        let pops = instruction.stack_pointer_increment();
+        way.rsp = way.rsp.wrapping_add_signed(pops.into());
+        for used in self.0.info(instruction).used_registers() {
+            let is_written = !matches!(used.access(), OpAccess::Read | OpAccess::CondRead);
+            match used.register().full_register() {
+                Register::RSP if is_written && pops == 0 => return Err(unknown()),
+                Register::RBP if is_written => way.rbp = None,
+                _ => {}
+            }
+        }
+        // POP RSP.
+        let is_pop = instruction.mnemonic() == Mnemonic::Pop;
+        match is_pop && instruction.op0_register() == Register::RSP {
+            true => Err(unknown()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Way {
+    /// Returns the address of an operand in the frame: of RSP or RBP and a displacement.
+    fn address(&self, instruction: &Instruction) -> Option<u64> {
+        let is_plain = instruction.memory_index() == Register::None
+            && instruction.segment_prefix() == Register::None;
+        let base = match instruction.memory_base() {
+            Register::RSP if is_plain => self.rsp,
+            Register::RBP if is_plain => self.rbp?,
+            _ => return None,
+        };
+        Some(base.wrapping_add(instruction.memory_displacement64()))
+    }
+
+    fn write(&mut self, address: u64, value: Option<u64>) -> Result<(), Failure> {
+        let place = self.words.get_mut(self.written).ok_or_else(unknown)?;
+        *place = (address, value);
+        self.written += 1;
+        Ok(())
+    }
+
+    fn read(&self, reader: &mut Reader<'_>, address: u64) -> Result<Option<u64>, Failure> {
+        let mut written = self.words[..self.written].iter().rev();
+        match written.find(|(at, _)| *at == address) {
+            Some(&(_, value)) => Ok(value),
+            None => reader.word(address).map(Some),
+        }
+    }
+
+    /// Takes RBP from the stack.
+    fn pop(&mut self, reader: &mut Reader<'_>) -> Result<(), Failure> {
+        self.rbp = self.read(reader, self.rsp)?;
+        self.rsp = self.rsp.wrapping_add(8);
+        Ok(())
+    }
+
+    fn returned(
+        &self,
+        reader: &mut Reader<'_>,
+        now: &Registers17,
+        instruction: &Instruction,
+    ) -> Result<Registers17, Failure> {
+        let slot = self.rsp;
+        let is_frames = (self.frame).is_none_or(|frame| frame == slot.wrapping_sub(8));
+        // What this way has pushed is no return address.
+        let is_written = self.words[..self.written].iter().any(|(at, _)| *at == slot);
+        let rbp = self.rbp.filter(|_| is_frames && !is_written);
+        let rbp = rbp.ok_or_else(unknown)?;
+        let back = reader.word(slot)?;
+        if !call::ends_at(reader, back) {
+            return Err(unknown());
+        }
+        let more = match instruction.code() {
+            Code::Retnq_imm16 => u64::from(instruction.immediate16()),
+            _ => 0,
+        };
+        let mut next = *now;
+        next.0[RIP] = back;
+        next.0[RSP] = slot.wrapping_add(8).wrapping_add(more);
+        next.0[RBP] = rbp;
+        Ok(next)
+    }
+}
+
+/// Returns the instruction at `at`.
+fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Failure> {
+    let mut code = [0; LONGEST];
+    let here = LONGEST.min((PAGE - at % PAGE) as usize);
+    let is_there = |result: Result<(), Failure>| match result {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.cut == Cut::Budget => Err(failure),
+        Err(_) => Ok(false),
+    };
+    if !is_there(reader.read(at, &mut code[..here]))? {
+        return Err(unknown());
+    }
+    // An instruction at the end of a page may be whole.
+    let behind = at.wrapping_add(here as u64);
+    let length = match here == LONGEST || !is_there(reader.read(behind, &mut code[here..]))? {
+        true => here,
+        false => LONGEST,
+    };
+    let mut decoder = Decoder::with_ip(64, &code[..length], at, DecoderOptions::NONE);
+    let instruction = decoder.decode();
+    match instruction.is_invalid() {
+        true => Err(unknown()),
+        false => Ok(instruction),
+    }
+}

@@ -1,0 +1,308 @@
+//! Measures `perf record --call-graph lbr` of a guest: its shares beside those of a native `--call-graph dwarf`, how many stacks are
+//! complete, and what one costs.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::parts::{Figure, QUIET, figure, first, timed_program, us_per_sample};
+use super::{Bench, Context, Row, emulated};
+use crate::Result;
+use crate::host::qemu::X86_PMU;
+use crate::image::{artifacts, program};
+use crate::report::markdown::{Group, Page};
+use crate::report::result;
+use crate::spec::Request;
+use crate::spec::arch::Arch;
+use crate::spec::design::{Design, Lbr, Model, Pmu, Policy};
+
+pub(super) const BENCH: Bench = Bench {
+    name: "callstacks",
+    about: "perf record --call-graph lbr: shares beside --call-graph dwarf, complete stacks, guest time (x86_64)",
+    has_models: false,
+    // Hosts that record no branches seldom have counters. The native machine has some, for its own profile.
+    has_counters: false,
+    page: Page {
+        title: "Call stacks: results",
+        intro: include_str!("page.md"),
+        groups: &[
+            Group {
+                suffix: "",
+                heading: "The published program",
+            },
+            Group {
+                suffix: ":elf",
+                heading: "Complete stacks: ftest, gzip, perf, perl, sort, openssl",
+            },
+            Group {
+                suffix: ":cc1",
+                heading: "Complete stacks: cc1",
+            },
+        ],
+    },
+    rows,
+};
+
+/// The program of the published page, built of `ftest.c` beside this file by script/build.
+const FTEST: &str = "ftest";
+/// What brings the CFI into the guest's memory.
+const COMPANION: &str = "vpmu-callstacks";
+
+/// Sampling periods of the profiles. Primes, so that none beats with the program's loops as another does.
+const PERIODS: [u32; 3] = [20_011, 21_001, 22_003];
+const FUNCTIONS: [&str; 5] = ["main", "foo", "bar", "qux", "random"];
+
+fn record(graph: &str, period: u32, program: &str) -> String {
+    format!(
+        "perf record --no-bpf-event -q -m 8M -o perf.data -e cycles:u -c {period} {graph} -- {program}"
+    )
+}
+
+/// Prints shares with children and without, and the number of samples, of profiles that `before` takes with `graph`.
+fn profile(before: &str, graph: &str) -> String {
+    // The alias of random() that a library names first is the linker's affair.
+    const SHARES: &str = r#"awk -F, -v period=PERIOD '/^ *[0-9.]+%/ {
+        split($3, word, " "); name = word[2]; sub(/^_*random$/, "random", name)
+        print "children:" period ":" name, $1 + 0; print "self:" period ":" name, $2 + 0 }'"#;
+    let one = |period: u32| {
+        let record = record(graph, period, "./ftest 100000");
+        let shares = SHARES.replace("PERIOD", &period.to_string());
+        format!(
+            "{before} {record} && \
+             perf report -i perf.data --stdio --children -g none --comms ftest --percentage relative \
+             -F overhead_children,overhead,sym -t , 2>/dev/null | {shares} && \
+             perf report -i perf.data --stdio --no-children -g none --comms ftest --sort comm -F sample,comm -t , 2>/dev/null | \
+             awk -F, '/^ *[0-9]/ {{ print \"samples:{period}\", $1 + 0 }}'"
+        )
+    };
+    format!("{QUIET}{}", PERIODS.map(one).join(" && "))
+}
+
+/// Shares of the functions, the mean of the periods; and how many samples there were.
+fn shares(row: &result::Row) -> Result<(BTreeMap<String, f64>, f64)> {
+    let mut all = BTreeMap::new();
+    for kind in ["children", "self"] {
+        for function in FUNCTIONS {
+            let of = |period| first(row, &format!("{kind}:{period}:{function}"));
+            let sum: f64 = PERIODS.into_iter().map(of).sum::<Result<f64>>()?;
+            all.insert(format!("{kind}:{function}"), sum / PERIODS.len() as f64);
+        }
+    }
+    let samples = PERIODS.map(|period| first(row, &format!("samples:{period}")));
+    Ok((all, samples.into_iter().sum::<Result<f64>>()?))
+}
+
+fn of_profiles(native: &result::Row, guest: &result::Row) -> Result<Vec<(&'static str, Named)>> {
+    let (theirs, samples_native) = shares(native)?;
+    let (ours, samples) = shares(guest)?;
+    let difference = |(name, share): (&String, &f64)| (share - theirs[name]).abs();
+    let largest = ours.iter().map(difference).fold(0.0, f64::max);
+    let named = |name: &str, value, unit| Named(name.to_owned(), Some(value), unit);
+    let mut rows = vec![
+        ("native", named("samples", samples_native, "samples")),
+        ("guest", named("samples", samples, "samples")),
+        (
+            "guest",
+            named("largest_share_difference_points", largest, "points"),
+        ),
+    ];
+    for (mode, shares) in [("native", &theirs), ("guest", &ours)] {
+        rows.extend((shares.iter()).map(|(name, share)| (mode, named(name, *share, "%"))));
+    }
+    Ok(rows)
+}
+
+/// A figure's name, its value, its unit.
+struct Named(String, Option<f64>, &'static str);
+
+impl Named {
+    fn row(self, suffix: &str, mode: &'static str) -> Row {
+        let Self(name, value, unit) = self;
+        Row {
+            figure: format!("{name}{suffix}"),
+            mode,
+            measured: value.map(|value| (value * 1000.0).round() / 1000.0),
+            published: None,
+            unit,
+        }
+    }
+}
+
+/// How the VMM's stacks ended.
+fn stacks(row: &result::Row) -> Vec<Named> {
+    let vmm = row.run.vmm.as_ref();
+    let span = vmm.and_then(|vmm| vmm.measured.as_ref());
+    let counts = span.and_then(|span| span.more.get("call_stacks")?.as_object());
+    let of = |name: &str| counts.and_then(|counts| counts.get(name)?.as_f64());
+    // All but the calls are outcomes of a stack.
+    let outcomes: Vec<&String> = (counts.into_iter().flatten())
+        .map(|(name, _)| name)
+        .filter(|name| *name != "calls")
+        .collect();
+    let stacks: f64 = outcomes.iter().filter_map(|name| of(name)).sum();
+    let percent = |count: f64| (stacks > 0.0).then(|| 100.0 * count / stacks);
+    let whole = of("complete").zip(of("full")).map(|(a, b)| a + b);
+    let mut figures = vec![
+        Named("stacks".to_owned(), Some(stacks), "stacks"),
+        Named("complete_percent".to_owned(), whole.and_then(percent), "%"),
+        Named(
+            "calls_per_stack".to_owned(),
+            of("calls")
+                .filter(|_| stacks > 0.0)
+                .map(|calls| calls / stacks),
+            "calls",
+        ),
+    ];
+    for name in outcomes {
+        let share = of(name).filter(|&count| count > 0.0).and_then(percent);
+        if share.is_some() && name != "complete" {
+            figures.push(Named(format!("ends:{name}"), share, "%"));
+        }
+    }
+    figures
+}
+
+/// A program of this machine, with its libraries beside the guest's C library; empty where the machine has none.
+fn theirs(path: &Path) -> Vec<PathBuf> {
+    const GUESTS: [&str; 3] = ["ld-linux", "libc.so", "libm.so"];
+    let is_guests = |file: &Path| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        GUESTS.iter().any(|begin| name.starts_with(begin))
+    };
+    let Ok(libraries) = program::libraries(path) else {
+        return Vec::new();
+    };
+    let files = libraries.into_iter().map(|library| library.link());
+    let files = files.filter(|file| !is_guests(file));
+    files.chain([path.to_owned()]).collect()
+}
+
+fn cc1() -> PathBuf {
+    let output = std::process::Command::new("gcc")
+        .arg("-print-prog-name=cc1")
+        .output();
+    let path = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    path.unwrap_or_default().into()
+}
+
+const ELF: [&str; 6] = [
+    "./ftest 100000",
+    "gzip -c part > /dev/null",
+    "perf report -i kept --stdio > /dev/null",
+    r#"./perl -e "sub f { my \$n = shift; \$n < 2 ? \$n : f(\$n-1) + f(\$n-2) } print f(20)" > /dev/null"#,
+    "./sort lines > /dev/null",
+    "./openssl dgst -sha256 random.bin > /dev/null",
+];
+const CC1: [&str; 1] = ["./cc1 -quiet -O2 program.c -o /dev/null"];
+const PREPARE: &str = r#"head -c 1000000 random.bin > part
+    seq 1 20000 | awk '{ print $1 * 7919 % 20011 }' > lines
+    perf record -q -o kept -e cpu-clock -c 1000000 ./ftest 20000
+    awk 'BEGIN { for (n = 0; n < 40; n++)
+        print "int f" n "(int *a, int n) { int s = " n "; for (int i = 0; i < n; i++) s += a[i] * (i ^ " n "); return s; }" }' > program.c; "#;
+
+/// Records the programs, of which each has run once before: with the companion, or by themselves.
+fn completeness(programs: &[&str], before: &str) -> String {
+    let mut command = format!("{QUIET}{PREPARE}");
+    for program in programs {
+        let name = program.split_whitespace().next().unwrap_or_default();
+        // The guest's own programs have the guest's libraries.
+        let libraries = match name.starts_with("./") {
+            true => "export LD_LIBRARY_PATH=/root; ",
+            false => "",
+        };
+        let both = format!(
+            "printf '%s\\n' '{libraries}{program}' > line; if command -v {name} >/dev/null; then sh line; {before} {}; fi; ",
+            record("--call-graph lbr", 50_021, "sh line")
+        );
+        command += &both;
+    }
+    command + "true"
+}
+
+/// The time of a sample without calls and with them, in us.
+fn costs(row: &result::Row) -> Result<Vec<Figure>> {
+    Ok(vec![figure(
+        "guest_us_per_sample",
+        us_per_sample(row)?,
+        "us",
+    )])
+}
+
+fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
+    let ftest = artifacts::find(Arch::X86_64, FTEST)?;
+    let companion = artifacts::find(Arch::X86_64, COMPANION)?;
+    let ours = emulated(&[Policy::Paused]);
+    let with = format!("./{COMPANION}");
+    let guest = |more: &[PathBuf]| Request {
+        model: Model::Intel,
+        lbr: Lbr::On,
+        add: [&[ftest.clone(), companion.clone()], more].concat(),
+        ..Request::new(Arch::X86_64)
+    };
+    let mut native = Request {
+        add: vec![ftest.clone()],
+        ..Request::new(Arch::X86_64)
+    };
+    native.machine.cpu = Some(format!("max,{X86_PMU}"));
+    let dwarf = profile("", "--call-graph dwarf,4096");
+    let native = context.compare_as(native, "native", &[Design::from(Pmu::Native)], &dwarf)?;
+    let lbr = profile(&with, "--call-graph lbr");
+    let profiled = context.compare_as(guest(&[]), "shares", &ours, &lbr)?;
+    let figures = of_profiles(&native[0], &profiled[0])?;
+    let mut rows: Vec<Row> = figures
+        .into_iter()
+        .map(|(mode, figure)| figure.row("", mode))
+        .collect();
+    rows.extend(
+        stacks(&profiled[0])
+            .into_iter()
+            .map(|one| one.row("", "guest")),
+    );
+    for (mode, graph) in [("plain", ""), ("guest", "--call-graph lbr")] {
+        let record =
+            format!("{with} perf record --no-bpf-event -q -o perf.data -e cycles:u {graph}");
+        let command = timed_program(&record, "-c 100003", FTEST, "./ftest 200000");
+        for row in &context.compare_as(guest(&[]), &format!("time-{mode}"), &ours, &command)? {
+            rows.extend(costs(row)?.into_iter().map(|figure| figure.row("", mode)));
+        }
+    }
+    let elf = ["/usr/bin/perl", "/usr/bin/sort", "/usr/bin/openssl"];
+    let elf = elf
+        .iter()
+        .flat_map(|path| theirs(Path::new(path)))
+        .collect();
+    let groups: [(&str, Vec<PathBuf>, &[&str]); 2] =
+        [(":elf", elf, &ELF), (":cc1", theirs(&cc1()), &CC1)];
+    for (suffix, mut more, programs) in groups {
+        more.sort();
+        more.dedup();
+        for (mode, before) in [("companion", with.as_str()), ("alone", "")] {
+            let command = completeness(programs, before);
+            let part = format!("{}-{mode}", &suffix[1..]);
+            for row in &context.compare_as(guest(&more), &part, &ours, &command)? {
+                rows.extend(stacks(row).into_iter().map(|one| one.row(suffix, mode)));
+            }
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::parts::Part;
+    use crate::bench::parts::tests::assert_valid_shell;
+
+    #[test]
+    fn commands_are_valid_shell() {
+        let part = |command| Part {
+            name: "callstacks",
+            command,
+            figures: costs,
+        };
+        assert_valid_shell(&[
+            part(profile("", "--call-graph dwarf")),
+            part(completeness(&ELF, "./vpmu-callstacks")),
+            part(completeness(&CC1, "")),
+        ]);
+    }
+}
