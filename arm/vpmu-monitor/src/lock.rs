@@ -73,11 +73,13 @@ impl<T> Own<T> {
         other: &'a Own<U>,
         _: &'a mut Unlocked,
     ) -> (Held<'a, T>, Held<'a, U>) {
+        // In this order everywhere: a CPU has its pair of guests before its own state.
         (Held(self.0.lock()), Held(other.0.lock()))
     }
 
     /// The value, from any CPU; `None` while its own CPU uses it.
     pub fn peek(&self) -> Option<Held<'_, T>> {
+        // Whoever reports figures must not wait for a CPU that never comes back.
         self.0.try_lock().map(Held)
     }
 }

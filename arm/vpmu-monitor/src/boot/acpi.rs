@@ -55,6 +55,7 @@ impl<'a> Tables<'a> {
     /// [`TreeError::Missing`] names what is absent.
     pub fn find(rsdp: &[u8], table: impl Fn(u64) -> Option<&'a [u8]>) -> Result<Self, TreeError> {
         let missing = TreeError::Missing;
+        // The RSDT beside it has addresses of 32 bits, and is absent where RAM begins above them.
         let xsdt = (rsdp.starts_with(b"RSD PTR ")).then(|| number(rsdp, 24, 8));
         let xsdt = xsdt.and_then(&table).ok_or(missing("XSDT (ACPI)"))?;
         let entries = xsdt.get(HEADER..).unwrap_or_default().chunks_exact(8);
@@ -122,6 +123,7 @@ impl<'a> Tables<'a> {
 
     /// The CPUs that can be used.
     fn usable(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        // A CPU that could be plugged in later has no redistributor yet.
         self.structures(kind::CPU)
             .filter(|cpu| number(cpu, 12, 4) & 1 != 0)
     }
@@ -142,6 +144,7 @@ impl<'a> Tables<'a> {
     fn gic(&self) -> DeviceTreeNode {
         let distributor = self.structures(kind::DISTRIBUTOR).next();
         let version = distributor.map_or(0, |distributor| number(distributor, 20, 1));
+        // The reader then says that there is no GICv3.
         let name = if version >= 3 { "arm,gic-v3" } else { "none" };
         let mut gic = compatible("intc", name);
         let mut reg = Vec::new();
@@ -158,6 +161,7 @@ impl<'a> Tables<'a> {
             region(number(structure, 4, 8), number(structure, 12, 4));
             regions += 1;
         }
+        // Firmware describes them by regions or by CPUs, not both.
         if regions == 0 {
             for cpu in self.usable() {
                 region(number(cpu, 60, 8), REDISTRIBUTOR[usize::from(version > 3)]);
@@ -192,6 +196,7 @@ impl<'a> Tables<'a> {
         let mut intids: Vec<u32> = self.usable().map(|cpu| number(cpu, 20, 4) as u32).collect();
         let first = *intids.first()?;
         if (16..32).contains(&first) {
+            // A CPU without it, whose number is 0, leaves all without: the tree has no word for that.
             intids.retain(|&intid| intid != first);
             if !intids.is_empty() {
                 return None;
@@ -209,6 +214,7 @@ impl<'a> Tables<'a> {
     fn console(&self) -> Option<(DeviceTreeNode, String)> {
         let spcr = self.spcr?;
         let (kind, space) = (number(spcr, 36, 1), number(spcr, 40, 1));
+        // An 8250 of a SPCR does not say how far its registers are apart.
         if !matches!(kind, 3 | 0xd | 0xe) || space != 0 {
             return None;
         }
@@ -244,6 +250,7 @@ fn structures(madt: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
         let &[of, length, ..] = rest else {
             return None;
         };
+        // One of no length would be found for ever.
         let structure = rest.get(..usize::from(length).max(2))?;
         let place = at;
         at += structure.len();
@@ -253,6 +260,7 @@ fn structures(madt: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
 
 /// A little-endian number of so many bytes; 0 where there is none.
 fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
+    // Tables of earlier versions are shorter.
     let bytes = bytes.get(at..at + length).unwrap_or_default();
     bytes
         .iter()

@@ -29,6 +29,7 @@ const PAGE: u64 = 0x1000;
 mod kind {
     pub(super) const RESERVED: u32 = 0;
     /// A loader's code and data, the firmware's own until its end, free memory.
+    // Types that a later specification adds are not free: who does not know an owner leaves him his memory.
     pub(super) const FREE: [u32; 5] = [1, 2, 3, 4, 7];
 }
 
@@ -79,6 +80,7 @@ impl<'a> Map<'a> {
         let mut joined: Vec<Range<u64>> = Vec::new();
         for Piece { range, .. } in all {
             match joined.last_mut() {
+                // Two entries are no two pieces: stage 2 maps whole blocks where it can.
                 Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
                 _ => joined.push(range),
             }
@@ -117,10 +119,12 @@ impl<'a> Map<'a> {
                 let part = &mut changed[first..];
                 if inside.is_some() {
                     put(part, KIND, kind::RESERVED.into());
+                    // With attributes Linux would take it for memory, and keep the doorbell from /dev/mem.
                     put(part, ATTRIBUTES, 0);
                 }
                 put(part, PHYSICAL, at);
                 put(part, PAGES, (end - at) / PAGE);
+                // Linux calls no SetVirtualAddressMap after a stub, and takes these addresses for their result.
                 if word(part, ATTRIBUTES) & RUNTIME != 0 {
                     put(part, VIRTUAL, at);
                 }
@@ -133,6 +137,7 @@ impl<'a> Map<'a> {
 
 impl Piece {
     fn is_ram(&self) -> bool {
+        // Not the type: reserved memory is RAM for an owner whom nobody names, and flash memory has a type of its own.
         self.attributes & WRITE_BACK != 0
     }
 }
@@ -182,6 +187,7 @@ pub fn tree(mut machine: DeviceTree, handover: &Handover<'_>) -> Vec<u8> {
     };
     let memories = machine.root.children().filter(is_memory);
     let memories: Vec<String> = memories.map(|node| node.name().into()).collect();
+    // The firmware may have changed its memory since it wrote them.
     for name in memories {
         machine.root.remove_child(&name);
     }

@@ -46,6 +46,7 @@ impl Frame {
     }
 
     pub(super) fn register(&self, n: usize) -> u64 {
+        // 31 is XZR.
         self.x.get(n).copied().unwrap_or(0)
     }
 

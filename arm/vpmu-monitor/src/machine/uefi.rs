@@ -155,6 +155,7 @@ impl Firmware {
         let described = self.described()?;
         let initrd = self.initrd()?;
 
+        // The firmware has put it at a boundary of a page, and a kernel wants one of 2 MiB.
         let whole = whole.max(loaded.image_size);
         let place = self.pages(whole + ALIGNMENT)?.next_multiple_of(ALIGNMENT);
         // SAFETY: from the image to memory that has just been allocated for it.
@@ -173,6 +174,7 @@ impl Firmware {
                 slice::from_raw_parts_mut(madt.as_ptr().cast_mut(), madt.len())
             });
         }
+        // The caches go off before anything of it is read again.
         for range in [place..place + whole, all, head..head + PAYLOAD_OFFSET] {
             mmu::clean_to_memory(range);
         }
@@ -239,6 +241,7 @@ impl Firmware {
         let guid = LoadFile2Protocol::GUID;
         // SAFETY: a call of the firmware's with a whole path.
         let status = unsafe { (self.boot.locate_device_path)(&guid, &mut rest, &mut handle) };
+        // A boot loader may have put its initrd into the device tree, or there is none.
         if status == Status::NOT_FOUND {
             return Ok(None);
         }
@@ -284,6 +287,7 @@ impl Firmware {
         let map_at = self.pages(room + TREE_ROOM)?;
         let tree_at = map_at + room;
         let mut last = Status::ABORTED;
+        // The key is of one map: nothing is allocated from the firmware until it has gone.
         for _ in 0..ATTEMPTS {
             let mut size = room as usize;
             let (status, key, stride, version) = read(&mut size, map_at);
@@ -326,6 +330,7 @@ fn words(loaded: &LoadedImageProtocol) -> String {
     }
     // SAFETY: the firmware's promise: so many bytes.
     let units = unsafe { slice::from_raw_parts(loaded.load_options.cast::<u16>(), units) };
+    // Some boot loaders end it with a zero, and count that.
     let end = units.iter().position(|&unit| unit == 0);
     let text = String::from_utf16_lossy(&units[..end.unwrap_or(units.len())]);
     text.trim().to_string()
