@@ -338,6 +338,9 @@ enum vpmu_status vpmu_kvm_open(const struct vpmu_kvm_options *options,
 /** Gives a VM back. PMUs that are attached stay. NULL is left alone. */
 enum vpmu_status vpmu_kvm_close(struct vpmu_kvm_vm *vm);
 
+/** Returns what the VM's guest cannot find out, for the VMM's log, a string that stays; NULL: nothing. */
+const char *vpmu_kvm_warning(const struct vpmu_kvm_vm *vm);
+
 /**
  * Writes the MSRs of the offered parts, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to
  * `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.

@@ -272,6 +272,18 @@ pub extern "C" fn vpmu_kvm_close(vm: *mut VpmuKvmVm) -> VpmuStatus {
     }
 }
 
+/// Returns what the VM's guest cannot find out, for the VMM's log, a string that stays; NULL: nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn vpmu_kvm_warning(vm: *const VpmuKvmVm) -> *const c_char {
+    // There is one such text.
+    static WARNING: OnceLock<CString> = OnceLock::new();
+    let warning = VMS.find(vm).ok().and_then(|vm| vm.offer.warning());
+    warning.map_or(std::ptr::null(), |text| {
+        let made = || CString::new(text).unwrap_or_default();
+        WARNING.get_or_init(made).as_ptr()
+    })
+}
+
 /// Writes the MSRs of the offered parts, for a VMM with a filter of its own in place of `vpmu_kvm_intercept`: their number to
 /// `count`, and as many as there is `room` for to `msrs`. `VPMU_STATUS_ROOM`: there are more.
 ///

@@ -145,6 +145,18 @@ impl Offer {
         depth.map_or(Lbr::Off, Lbr::Depth)
     }
 
+    /// Returns what the guest cannot find out, for the VMM's log: where nothing counts instructions here, AMD's PMU has no
+    /// way to say so, and reads 0 for them.
+    pub fn warning(&self) -> Option<&'static str> {
+        let capability = self.capability()?;
+        let reads_zeros = matches!(capability, Capability::Amd(_))
+            && !capability.has_event(ArchEvent::Instructions);
+        reads_zeros.then_some(
+            "a clock counts here: instructions, branches and cache events read 0 in the guest, which AMD's PMU cannot say; \
+             offer Intel's, or do not publish them",
+        )
+    }
+
     pub(crate) fn has_pebs(&self) -> bool {
         self.capability().as_ref().is_some_and(has_pebs)
     }

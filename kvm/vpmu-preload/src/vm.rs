@@ -83,6 +83,9 @@ impl Vm {
         if let Err(error) = vpmu_kvm::publish() {
             say(format_args!("vpmu top will not see this guest: {error}"));
         }
+        if let Some(warning) = choices.offer.warning() {
+            say(warning);
+        }
         Ok(Self {
             process: std::process::id(),
             choices,

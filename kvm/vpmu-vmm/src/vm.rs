@@ -29,6 +29,9 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         deadline: config.lazy_deadline,
         ..best(config.pmu)?
     };
+    if let Some(warning) = offer.warning() {
+        eprintln!("vpmu-vmm: {warning}");
+    }
     let rdpmc = rdpmc(config.pmu);
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),

@@ -141,3 +141,16 @@ fn misc_enable_says_unavailable_where_it_is() {
         assert_eq!(offer.misc_enable(1), 1 | unavailable);
     }
 }
+
+/// Intel's model and the paravirtual PMU do not offer what nobody counts, and guests print `<not supported>`.
+#[test]
+fn a_log_warns_of_zeros_that_a_guest_cannot_find_out() {
+    let (cycles, all) = (0b101, 0x7f);
+    let warns = |model, events| {
+        let offer = Offer::from(best(model, Vendor::Amd, support(events)).unwrap());
+        offer.warning().is_some()
+    };
+    assert!(warns(Model::Auto, cycles) && !warns(Model::Auto, all));
+    assert!(!warns(Model::INTEL, cycles) && !warns(Model::Paravirtual, cycles));
+    assert_eq!(Offer::default().warning(), None);
+}
