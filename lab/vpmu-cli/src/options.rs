@@ -262,6 +262,17 @@ pub(crate) struct Guest {
     /// Put a file into the guest's /root (repeatable)
     #[arg(long, value_name = "FILE")]
     add: Vec<PathBuf>,
+    /// Load a module of the guest's kernel, and those that it needs, before CMD (repeatable)
+    ///
+    /// By its name, as modprobe(8) takes it. The file comes from the kernel's own Debian package.
+    #[arg(long, value_name = "NAME")]
+    module: Vec<String>,
+    /// Put the files of a Debian package, and of those that it depends on, into the guest (repeatable)
+    ///
+    /// For example util-linux, whose setpriv takes ids. Of the guest's release (Debian 13); downloaded the first time. The
+    /// package's own scripts do not run.
+    #[arg(long, value_name = "NAME", value_parser = package)]
+    package: Vec<String>,
     /// Run machines on the QEMU in this folder, such as the one that script/qemu builds
     ///
     /// The default is VPMU_QEMU in the environment, and else the QEMU on PATH. Guests of QEMU with script/qemu's
@@ -327,6 +338,8 @@ impl Guest {
             disk: self.disk.clone(),
             append: self.append.clone(),
             add: self.add.clone(),
+            modules: self.module.clone(),
+            packages: self.package.clone(),
             timeout: self.timeout,
             boot_timeout: self.boot_timeout,
             keep: self.keep.clone(),
@@ -366,6 +379,17 @@ fn design(text: &str) -> Result<Pmu, String> {
 
 fn disk(text: &str) -> Result<Disk, String> {
     text.parse()
+}
+
+/// Takes what Debian's policy lets be a name, so that apt takes it for nothing else.
+fn package(text: &str) -> Result<String, String> {
+    let fits =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
+    let begins = text.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match begins && text.bytes().all(fits) {
+        true => Ok(text.to_owned()),
+        false => Err("a package's name has lower-case letters, digits, +, - and .".to_owned()),
+    }
 }
 
 fn policy(text: &str) -> Result<Policy, String> {

@@ -36,6 +36,16 @@ fn rows_of_a_table() {
 }
 
 #[test]
+fn a_package_has_a_name_of_debians() {
+    for good in ["util-linux", "g++", "libc6", "0ad"] {
+        assert_eq!(package(good).as_deref(), Ok(good));
+    }
+    for bad in ["", "-y", "a b", "a=1", "a/sid", "Perl", "../x"] {
+        assert!(package(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
 fn sizes_and_limits() {
     assert_eq!(memory("512M"), Ok(512));
     assert_eq!(memory("2G"), Ok(2048));

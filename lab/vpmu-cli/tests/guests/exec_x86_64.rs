@@ -212,3 +212,24 @@ fn a_rewritten_bzimage_of_lz4_boots() {
         a_rewritten_bzimage(&modules.kernel());
     }
 }
+
+/// likwid, which writes and reads the counters' registers by itself (/dev/cpu/0/msr and RDPMC): a model that it knows, the
+/// module of that device, and Debian's package. An instruction is a cycle there.
+#[test]
+#[ignore = "downloads packages: script/test --long"]
+fn likwid_counts_by_itself() {
+    const SCRIPT: &str = "/usr/bin/setpriv --reuid 1000 --regid 1000 --clear-groups sh -c 'echo ids $(id -u):$(id -g)'
+likwid-perfctr -f -O -C 0 -g CPU_CLOCKS_UNHALTED:PMC0 workload | awk -F, '/^CPU_CLOCKS/ { print \"counted\", $3 }'";
+    let _turn = turn(1);
+    let packages = ["likwid", "bash", "util-linux"];
+    let options = packages.iter().flat_map(|name| ["--package", name]);
+    let options = ["--cpu", "EPYC-Genoa", "--module", "msr"]
+        .into_iter()
+        .chain(options);
+    let Some(Compared { console, .. }) = run(&options.collect::<Vec<_>>(), &[], SCRIPT) else {
+        return;
+    };
+    assert_eq!(said(&console, "ids"), "1000:1000");
+    let counted = number::<f64>(&console, "counted");
+    assert!((100e6..130e6).contains(&counted), "{counted}");
+}

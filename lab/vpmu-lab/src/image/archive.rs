@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use cpio::newc::{Builder, ModeFileType, Reader, trailer};
@@ -186,7 +187,7 @@ pub fn extract(path: &Path, folder: &Path) -> Result<()> {
 }
 
 fn extract_from(mut archive: impl Read, folder: &Path) -> io::Result<()> {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
     loop {
         let mut reader = Reader::new(archive)?;
         let (place, mode) = (folder.join(reader.entry().name()), reader.entry().mode());
@@ -211,7 +212,6 @@ fn extract_from(mut archive: impl Read, folder: &Path) -> io::Result<()> {
 ///
 /// When the file is not a readable regular file with a plain name.
 pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     let metadata = fs::metadata(path).map_err(Error::file("open", path))?;
     if !metadata.is_file() {
         return Err(Error::format(
@@ -234,6 +234,62 @@ pub fn add_file(archive: &mut Archive, folder: &str, path: &Path) -> Result<()> 
         mode,
         Contents::Disk(path.to_owned()),
     );
+    Ok(())
+}
+
+/// Adds what is below `root` but for what only a reader wants, where the lab's file tree has it: programs in `usr/bin` and
+/// the rest below `usr`, whatever links a package expects.
+///
+/// # Errors
+///
+/// When a folder or link cannot be read.
+pub fn add_tree(archive: &mut Archive, root: &Path) -> Result<()> {
+    const NOT_NEEDED: [&str; 4] = [
+        "usr/share/doc",
+        "usr/share/info",
+        "usr/share/locale",
+        "usr/share/man",
+    ];
+    const MERGED: [(&str, &str); 5] = [
+        ("bin", "usr/bin"),
+        ("sbin", "usr/bin"),
+        ("usr/sbin", "usr/bin"),
+        ("lib", "usr/lib"),
+        ("lib64", "usr/lib64"),
+    ];
+    let mut open = vec![root.to_owned()];
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(&folder).map_err(Error::file("read", &folder))? {
+            let path = entry.map_err(Error::file("read", &folder))?.path();
+            let Some(place) = path.strip_prefix(root).ok().and_then(Path::to_str) else {
+                return Err(Error::format(path, "the name is not UTF-8"));
+            };
+            if NOT_NEEDED.contains(&place) {
+                continue;
+            }
+            let merged = MERGED.iter().find_map(|(old, new)| {
+                let rest = place.strip_prefix(old)?.strip_prefix('/')?;
+                Some(format!("{new}/{rest}"))
+            });
+            let is_merged = MERGED.iter().any(|(old, _)| place == *old);
+            let place = merged.unwrap_or_else(|| place.to_owned());
+            let metadata = fs::symlink_metadata(&path).map_err(Error::file("read", &path))?;
+            if metadata.is_symlink() {
+                let target = fs::read_link(&path).map_err(Error::file("read", &path))?;
+                if !is_merged {
+                    archive.link(&place, &target.to_string_lossy());
+                }
+            } else if metadata.is_dir() {
+                if !is_merged {
+                    archive.folder(&place);
+                }
+                open.push(path);
+            } else if metadata.is_file() {
+                let mode = metadata.permissions().mode() & 0o7777;
+                archive.file(&place, mode, Contents::Disk(path));
+            }
+        }
+    }
     Ok(())
 }
 
@@ -330,6 +386,34 @@ mod tests {
         let all = folder.path().join("all");
         concatenate(&[&part, &part], &all).unwrap();
         assert_eq!(fs::read(&all).unwrap(), b"12345\0\0\x0012345\0\0\0");
+    }
+
+    #[test]
+    fn a_packages_tree_goes_where_the_guest_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let libraries = folder.path().join("lib/x86_64-linux-gnu");
+        for path in [
+            "usr/sbin/a",
+            "lib/x86_64-linux-gnu/b.so.1",
+            "usr/share/doc/c",
+            "etc/d",
+        ] {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        std::os::unix::fs::symlink("b.so.1", libraries.join("b.so")).unwrap();
+        let mut archive = Archive::new();
+        add_tree(&mut archive, folder.path()).unwrap();
+        let files: Vec<_> = archive.files().map(|(path, _, _)| path).collect();
+        let expected = ["etc/d", "usr/bin/a", "usr/lib/x86_64-linux-gnu/b.so.1"];
+        assert_eq!(files, expected);
+        // The guest's own links to /usr stay.
+        for place in ["lib", "usr/sbin", "usr/share/doc"] {
+            assert!(!archive.entries.contains_key(place), "{place}");
+        }
+        let link = archive.entries.get("usr/lib/x86_64-linux-gnu/b.so");
+        assert!(matches!(link, Some(Entry::Link(target)) if target == "b.so.1"));
     }
 
     #[test]

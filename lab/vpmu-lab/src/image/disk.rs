@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use super::archive::{self, Archive, Contents};
 use super::fat::Volume;
 use super::images::{self, Images};
+use super::kernel_module::{ModuleFiles, file_name};
 use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::progress::Progress;
@@ -272,45 +273,6 @@ impl Pools {
         make_system(&root, &image, cancel)?;
         fs::rename(&made, folder).map_err(Error::file("create", folder))
     }
-}
-
-/// The files in a kernel's folder of modules.
-pub(super) struct ModuleFiles(Vec<PathBuf>);
-
-impl ModuleFiles {
-    pub(super) fn of(tree: &Path) -> Result<Self> {
-        // Debian 12 and older have /lib apart from /usr.
-        let folders = ["usr/lib/modules", "lib/modules"].map(|folder| tree.join(folder));
-        let mut folders = folders.into_iter().filter(|folder| folder.is_dir());
-        let files = folders.next().map(|folder| images::files_below(&folder));
-        files.unwrap_or_else(|| Ok(Vec::new())).map(Self)
-    }
-
-    pub(super) fn find(&self, name: &str) -> Option<PathBuf> {
-        let mut files = self.0.iter();
-        let is_wanted = |file: &str| {
-            file.split_once(".ko")
-                .is_some_and(|(module, _)| module == name)
-        };
-        files
-            .find(|path| file_name(path).is_some_and(is_wanted))
-            .cloned()
-    }
-
-    /// Returns the kernel in `tree`. The newest packages put it beside its modules.
-    pub(super) fn kernel_of(&self, tree: &Path) -> Option<PathBuf> {
-        let beside = || {
-            self.0
-                .iter()
-                .find(|path| file_name(path) == Some("vmlinuz"))
-        };
-        let in_boot = images::find_kernel(tree).map(|(path, _)| path);
-        in_boot.or_else(|| beside().cloned())
-    }
-}
-
-fn file_name(path: &Path) -> Option<&str> {
-    path.file_name()?.to_str()
 }
 
 /// Makes the initrd: drivers, and a script that goes to the disk's system.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::disk::ModuleFiles;
 use super::images::{self, KVM_MODULES};
+use super::kernel_module::ModuleFiles;
 use crate::host::cancel::Cancel;
 use crate::host::digest;
 use crate::host::progress::Progress;

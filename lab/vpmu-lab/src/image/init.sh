@@ -56,7 +56,7 @@ echo 0 > /proc/sys/kernel/kptr_restrict
 # kernel.perf_cpu_time_max_percent stays as it is: without that limit a design
 # in which a sample costs more than a sampling period never finishes. Where the
 # kernel lowered the rate for it, the report says so.
-for module in /vpmu/modules/*.ko; do
+for module in /vpmu/modules/*; do
     [ ! -e "$module" ] || insmod "$module" || echo "vpmu: cannot load $module"
 done
 # A watchdog would take one of the counters, unless the user asks for it (nmi_watchdog=1, softlockup_panic=1).

@@ -6,6 +6,7 @@ use vpmu_measure::HostVmm;
 
 use super::artifacts;
 use super::disk::BootDisk;
+use super::extras::Extras;
 use super::host_kernel::HostKernel;
 use super::program::{LOADER, OwnProgram};
 use super::theirs::{self, TheirProgram};
@@ -52,8 +53,10 @@ pub struct Job<'a> {
     pub arch: Arch,
     /// The work to run.
     pub work: &'a Work,
-    /// Linux modules that are loaded before the work.
+    /// Linux modules of this project's that are loaded before the work.
     pub modules: &'a [PathBuf],
+    /// More of Debian's packages.
+    pub extras: Option<&'a Extras>,
     /// The treatment of the work's output.
     pub output: Output,
     /// The terminal that the lab listens to.
@@ -166,6 +169,9 @@ impl Job<'_> {
         let text = |text: String| Contents::Bytes(text.into_bytes());
         let program = |name| artifacts::find(self.arch, name).map(Contents::Disk);
         let mut archive = Archive::new();
+        if let Some(extras) = self.extras {
+            extras.put(&mut archive)?;
+        }
         archive
             .file("init", 0o755, text(GUEST_INIT.to_owned()))
             .file("usr/bin/meter", 0o755, program(artifacts::METER)?)
@@ -382,6 +388,8 @@ mod tests {
                 kernel: None,
                 add: Vec::new(),
                 programs: Vec::new(),
+                modules: Vec::new(),
+                packages: Vec::new(),
                 profile: true,
                 marked: false,
             };
@@ -389,6 +397,7 @@ mod tests {
                 arch: Arch::Aarch64,
                 work: &work,
                 modules: &[],
+                extras: None,
                 output: Output::Buffer,
                 console: CONSOLE,
                 notify: Notify::Nobody,

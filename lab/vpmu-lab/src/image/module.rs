@@ -27,7 +27,8 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    fn release(self) -> &'static str {
+    /// Returns the release of Debian that has it.
+    pub fn release(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
             Self::Backports => "bookworm-backports",

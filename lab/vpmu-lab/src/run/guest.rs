@@ -221,6 +221,7 @@ fn parts<'a>(
                 arch: spec.machine.arch,
                 work,
                 modules: modules.as_slice(),
+                extras: lab.extras.as_ref(),
                 output,
                 console: match is_users {
                     true => seed::CONSOLE,
@@ -261,6 +262,7 @@ fn second_job(spec: &Spec, guest: &Guest, phase: u32, folder: &Path) -> Result<O
         arch: spec.machine.arch,
         work: &work,
         modules: &[],
+        extras: None,
         output: Output::Stream,
         console: CONSOLE,
         notify: Notify::Nobody,

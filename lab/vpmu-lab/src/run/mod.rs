@@ -21,15 +21,20 @@ use crate::host::cancel::Cancel;
 use crate::host::progress::Progress;
 use crate::host::qemu::Version;
 use crate::image::cache::Cache;
+use crate::image::debian::Selection;
 use crate::image::disk::BootDisk;
+use crate::image::extras::Extras;
 use crate::image::host_kernel::HostKernel;
 use crate::image::images::Images;
 use crate::image::job::Output;
 use crate::image::module::{Kernel, Modules};
 use crate::report::host_profile::HostProfile;
 use crate::report::result::Run;
-use crate::spec::Spec;
+use crate::spec::{Payload, Spec};
 use vpmu_measure::Monitor;
+
+/// The kernel of guests that have a module of this project's.
+const MODULES_KERNEL: Kernel = Kernel::Backports;
 
 /// The resources that runs of guests share.
 #[derive(Debug)]
@@ -44,6 +49,8 @@ pub struct Lab<'a> {
     pub modules: Option<Modules>,
     /// The kernel of hosts whose KVM hands the PMU over; `None` when no guest has such a host.
     pub host_kernel: Option<HostKernel>,
+    /// What guests have beside them of Debian packages; `None` where that is nothing.
+    pub extras: Option<Extras>,
     /// The disk that guests boot from; `None` when the lab loads their kernel.
     pub disk: Option<BootDisk>,
     /// The user's wish to stop.
@@ -70,7 +77,7 @@ impl<'a> Lab<'a> {
             .transpose()?;
         let modules = spec
             .needs_modules()
-            .then(|| Modules::prepare(Kernel::Backports, cache, cancel, progress))
+            .then(|| Modules::prepare(MODULES_KERNEL, cache, cancel, progress))
             .transpose()?;
         let host_kernel = spec
             .needs_newest_kernel()
@@ -79,16 +86,35 @@ impl<'a> Lab<'a> {
         let disk = (spec.disk.as_ref().zip(images.as_ref()))
             .map(|(disk, images)| BootDisk::prepare(disk, images, cache, cancel, progress))
             .transpose()?;
+        let extras = match &spec.payload {
+            Payload::Command(work) => {
+                Extras::prepare(spec, work, &kernel_of(spec), cache, cancel, progress)?
+            }
+            Payload::Kernel { .. } | Payload::Disk => None,
+        };
         Ok(Self {
             qemu: spec.qemu()?,
             cache,
             images,
             modules,
             host_kernel,
+            extras,
             disk,
             cancel,
             progress,
         })
+    }
+}
+
+/// Selects the package of the kernel of Debian's that the guests boot.
+fn kernel_of(spec: &Spec) -> Selection {
+    let arch = spec.machine.arch;
+    match &spec.disk {
+        Some(disk) => Selection::kernel(disk.release()),
+        None if spec.needs_modules() => {
+            Selection::kernel_with_headers(MODULES_KERNEL.release(), arch)
+        }
+        None => Selection::guests(arch),
     }
 }
 

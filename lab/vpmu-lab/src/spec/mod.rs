@@ -113,6 +113,10 @@ pub struct Work {
     pub kernel: Option<PathBuf>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
+    /// Names of modules of the guest's own kernel, which are loaded before the command.
+    pub modules: Vec<String>,
+    /// Names of Debian packages whose files the guest has.
+    pub packages: Vec<String>,
     /// Names of programs that stand beside `vpmu` and that the command calls.
     pub programs: Vec<&'static str>,
     /// Whether the command itself marks the parts to be measured (`meter --doorbell`), each with
@@ -130,6 +134,8 @@ impl Work {
             runs: 1,
             kernel: None,
             add: Vec::new(),
+            modules: Vec::new(),
+            packages: Vec::new(),
             programs: Vec::new(),
             marked: false,
             profile: false,

@@ -63,6 +63,10 @@ pub struct Request {
     pub append: Option<String>,
     /// Files for `/root`.
     pub add: Vec<PathBuf>,
+    /// As in [`Work::modules`].
+    pub modules: Vec<String>,
+    /// As in [`Work::packages`].
+    pub packages: Vec<String>,
     /// As in [`Work::profile`].
     pub profile: bool,
     /// As in [`Work::programs`].
@@ -113,6 +117,8 @@ impl Request {
             disk: None,
             append: None,
             add: Vec::new(),
+            modules: Vec::new(),
+            packages: Vec::new(),
             profile: false,
             programs: Vec::new(),
             marked: false,
@@ -136,6 +142,7 @@ impl Request {
         let own_kvm = self.machine.arch.has_hardware_kvm() && !self.marked;
         let guests = self.guests(designs, own_kvm)?;
         self.check_payload(designs)?;
+        self.check_extras()?;
         self.check_numbers(designs)?;
         self.check_profile(designs)?;
         self.check_second(designs)?;
@@ -147,6 +154,8 @@ impl Request {
                 runs: self.runs,
                 kernel,
                 add: self.add,
+                modules: self.modules,
+                packages: self.packages,
                 profile: self.profile,
                 programs: self.programs,
                 marked: self.marked,
@@ -332,6 +341,29 @@ impl Request {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that the guest is one that Debian's packages fit.
+    fn check_extras(&self) -> Result<()> {
+        if self.modules.is_empty() && self.packages.is_empty() {
+            return Ok(());
+        }
+        if self.command.is_none() {
+            return usage(
+                "--module and --package add to vpmu's own guest: give a command after --",
+            );
+        }
+        if matches!(self.disk, Some(Disk::File { .. })) {
+            return usage(
+                "--module and --package add to vpmu's own guest: the system on your disk has its own",
+            );
+        }
+        if self.kernel.is_some() && !self.modules.is_empty() {
+            return usage(
+                "--module takes modules of Debian's kernel: give those of your own with --add, and load them by insmod",
+            );
+        }
+        Ok(())
     }
 
     fn check_numbers(&self, designs: &[Design]) -> Result<()> {

@@ -289,6 +289,7 @@ impl<'a> Lab<'a> {
             disk: None,
             qemu: spec.qemu()?,
             modules: None,
+            extras: None,
             cache: context.cache,
             images: Some(self.images.clone()),
             cancel: context.cancel,

@@ -92,8 +92,12 @@ impl Apt {
     /// # Errors
     ///
     /// When apt-get fails, or says something unintelligible.
-    pub fn plan(&self, names: &[&str], cancel: &Cancel) -> Result<Vec<Package>> {
-        let arguments = [&["--print-uris", "-y", "install"], names].concat();
+    pub fn plan(&self, names: &[String], cancel: &Cancel) -> Result<Vec<Package>> {
+        let names = names.iter().map(String::as_str);
+        let arguments: Vec<&str> = ["--print-uris", "-y", "install"]
+            .into_iter()
+            .chain(names)
+            .collect();
         let text = self.run(&arguments, None, cancel, &|| ())?;
         text.lines()
             .filter(|line| line.starts_with('\''))

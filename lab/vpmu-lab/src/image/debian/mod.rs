@@ -42,8 +42,8 @@ pub struct Selection {
     /// Debian's name of the packages' architecture.
     architecture: &'static str,
     /// Tells the pool from others of the same release.
-    purpose: &'static str,
-    packages: Vec<&'static str>,
+    purpose: String,
+    packages: Vec<String>,
     keep: Keep,
 }
 
@@ -71,8 +71,8 @@ impl Selection {
             release: RELEASE,
             arch,
             architecture: arch.debian(),
-            purpose: "",
-            packages: arch.packages(),
+            purpose: String::new(),
+            packages: owned(&arch.packages()),
             keep: Keep::AllBut(&NOT_NEEDED),
         }
     }
@@ -84,8 +84,8 @@ impl Selection {
             release,
             arch,
             architecture: arch.debian(),
-            purpose: "",
-            packages: vec!["linux-headers-cloud-amd64", "linux-image-cloud-amd64"],
+            purpose: String::new(),
+            packages: owned(&["linux-headers-cloud-amd64", "linux-image-cloud-amd64"]),
             keep: Keep::Only(&["linux-headers-", "linux-image-", "linux-kbuild-"]),
         }
     }
@@ -96,8 +96,8 @@ impl Selection {
             release: RELEASE,
             arch: Arch::X86_64,
             architecture: Arch::X86_64.debian(),
-            purpose: "-boot",
-            packages: vec!["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"],
+            purpose: "-boot".to_owned(),
+            packages: owned(&["grub-common", "grub-efi-amd64-bin", "grub-pc-bin", "ovmf"]),
             // The libraries are those of grub-mkimage.
             keep: Keep::Only(&[
                 "grub-",
@@ -118,10 +118,22 @@ impl Selection {
             release,
             arch: Arch::X86_64,
             architecture: Arch::X86_64.debian(),
-            purpose: "-kernel",
-            packages: vec!["linux-image-cloud-amd64"],
+            purpose: "-kernel".to_owned(),
+            packages: owned(&["linux-image-cloud-amd64"]),
             // The newest packages have kernel and modules apart.
             keep: Keep::Only(&["linux-binary-", "linux-image-", "linux-modules-"]),
+        }
+    }
+
+    /// Selects a package and all that it depends on, for a guest of `arch`.
+    pub fn package(name: &str, arch: Arch) -> Self {
+        Self {
+            release: RELEASE,
+            arch,
+            architecture: arch.debian(),
+            purpose: format!("-package-{name}"),
+            packages: vec![name.to_owned()],
+            keep: Keep::AllBut(&[]),
         }
     }
 
@@ -131,11 +143,15 @@ impl Selection {
             release: "bookworm",
             arch: Arch::X86_64,
             architecture: "i386",
-            purpose: "-kernel",
-            packages: vec!["busybox-static", "linux-image-686"],
+            purpose: "-kernel".to_owned(),
+            packages: owned(&["busybox-static", "linux-image-686"]),
             keep: Keep::Only(&["busybox-static", "linux-image-"]),
         }
     }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|&name| name.to_owned()).collect()
 }
 
 /// Large dependencies that no program of the lab loads: scripts, data, and libraries that programs
@@ -227,11 +243,7 @@ impl Pool {
         let manifest = Manifest {
             release: selection.release.to_owned(),
             architecture: selection.architecture.to_owned(),
-            wanted: selection
-                .packages
-                .iter()
-                .map(|&name| name.to_owned())
-                .collect(),
+            wanted: selection.packages.clone(),
             packages: plan,
         };
         let text = serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data");
@@ -286,7 +298,7 @@ impl Pool {
 }
 
 fn folder(cache: &Cache, selection: &Selection) -> PathBuf {
-    let (release, purpose) = (selection.release, selection.purpose);
+    let (release, purpose) = (selection.release, &selection.purpose);
     let architecture = selection.architecture;
     cache
         .root()

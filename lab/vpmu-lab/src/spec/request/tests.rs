@@ -42,6 +42,20 @@ fn wrong_numbers_and_files_are_named() {
 }
 
 #[test]
+fn a_system_that_packages_do_not_fit_is_named() {
+    let said = complaint(Pmu::Emulated, &|it| {
+        it.kernel = Some("x".into());
+        it.modules.push("loop".into());
+    });
+    assert!(said.contains("modules of Debian's kernel"), "{said}");
+    let said = complaint(Pmu::Exec, &|it| {
+        it.disk = "uefi:x".parse().ok();
+        it.packages.push("rr".into());
+    });
+    assert!(said.contains("your disk has its own"), "{said}");
+}
+
+#[test]
 fn contradictions_are_named() {
     let cases: [(Pmu, Change, &str); 16] = [
         (

@@ -1,0 +1,87 @@
+//! What a run adds to its guest out of Debian's packages: modules of the guest's kernel, and programs.
+
+use std::path::PathBuf;
+
+use super::archive::{Archive, Contents, add_tree};
+use super::kernel_module::{self, ModuleFiles};
+use crate::host::cancel::Cancel;
+use crate::host::progress::Progress;
+use crate::image::cache::{Cache, RunDir};
+use crate::image::debian::{Pool, Selection};
+use crate::spec::{Spec, Work};
+use crate::{Error, Result};
+
+/// Unpacked for one run, and gone with it.
+#[derive(Debug)]
+pub struct Extras {
+    folder: RunDir,
+    /// The modules, each behind those that it needs.
+    modules: Vec<PathBuf>,
+}
+
+/// The folder of the packages' files.
+const PROGRAMS: &str = "programs";
+/// The folder of the kernel's.
+const KERNEL: &str = "kernel";
+
+impl Extras {
+    /// Fetches and unpacks what the work asks for; `None` where that is nothing. `kernel` selects the guest's.
+    ///
+    /// # Errors
+    ///
+    /// When a package cannot be downloaded, or the kernel has no such module.
+    pub fn prepare(
+        spec: &Spec,
+        work: &Work,
+        kernel: &Selection,
+        cache: &Cache,
+        cancel: &Cancel,
+        progress: &Progress,
+    ) -> Result<Option<Self>> {
+        if work.modules.is_empty() && work.packages.is_empty() {
+            return Ok(None);
+        }
+        let folder = cache.run_dir()?;
+        let _lock = cache.lock(cancel, progress)?;
+        let task = progress.task("unpacking packages for the guest");
+        let programs = folder.path().join(PROGRAMS);
+        for name in &work.packages {
+            let selection = Selection::package(name, spec.machine.arch);
+            let pool = Pool::fetch(cache, &selection, cancel, progress)?;
+            pool.unpack("", &programs, cancel)?;
+        }
+        let mut modules = Vec::new();
+        if !work.modules.is_empty() {
+            let root = folder.path().join(KERNEL);
+            let pool = Pool::fetch(cache, kernel, cancel, progress)?;
+            for kind in ["linux-image-", "linux-modules-"] {
+                pool.unpack(kind, &root, cancel)?;
+            }
+            let tree = ModuleFiles::of(&root)?;
+            for name in &work.modules {
+                if !tree.add(name, &mut modules)? {
+                    return Err(Error::Usage(format!(
+                        "--module {name}: the guest's kernel has no module of this name"
+                    )));
+                }
+            }
+        }
+        task.done();
+        Ok(Some(Self { folder, modules }))
+    }
+
+    /// Puts all of it where the guest's process 1 finds it.
+    pub(super) fn put(&self, archive: &mut Archive) -> Result<()> {
+        let programs = self.folder.path().join(PROGRAMS);
+        if programs.is_dir() {
+            add_tree(archive, &programs)?;
+        }
+        for (number, path) in self.modules.iter().enumerate() {
+            let name = kernel_module::file_name(path).unwrap_or_default();
+            // Process 1 loads modules in the order of their names.
+            let place = format!("vpmu/modules/{number:02}-{name}");
+            archive.file(&place, 0o644, Contents::Disk(path.clone()));
+        }
+        Ok(())
+    }
+}
