@@ -10,9 +10,11 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use vpmu_lab::host::qemu::Qemu;
+use vpmu_lab::spec::arch::Arch;
 
 use crate::payload::program;
-use crate::support::turn;
+use crate::support::{images, nested_vpmu, number, text, turn};
 use crate::their_vmm::beside;
 
 /// A process that ends with the test.
@@ -235,4 +237,100 @@ fn two_guests_are_seen_while_they_run_and_not_after() {
         "{after}"
     );
     assert!(!after.contains(&one.label()), "{after}");
+}
+
+/// Runs in a KVM host: a guest counts the same work alone and beside both readers. Its initrd is the host's own file tree.
+const HOST: &str = r#"
+ip link set lo up
+mkdir -p /run/vpmu
+cat > /guest-init <<'END'
+#!/usr/bin/busybox sh
+/usr/bin/busybox mkdir -p /applets /proc /sys /dev
+/usr/bin/busybox --install -s /applets
+export PATH=/usr/bin:/applets
+mount -t proc proc /proc; mount -t sysfs sysfs /sys; mount -t devtmpfs devtmpfs /dev
+echo -1 > /proc/sys/kernel/perf_event_paranoid; echo 0 > /proc/sys/kernel/watchdog
+mount -o bind /dev/null /proc/kallsyms
+count() {
+    perf stat -x, -o stat -e cycles,cycles:u -- workload --scale 600
+    awk -F, -v kind=$1 '$3 ~ /^cycles/ { print kind "-" $3, $1 }' stat
+    perf record --no-bpf-event -q -e cycles -c 200001 -o data -- workload --scale 600 2> /dev/null
+    echo $1-samples $(perf report -i data --stats 2> /dev/null | awk '/SAMPLE events/ { print $3; exit }')
+}
+count first; count alone; echo now; read go; count beside; poweroff -f
+END
+chmod +x /guest-init vpmu vpmu-vmm
+(cd / && find guest-init bin lib lib64 sbin usr | cpio -o -H newc > /tmp/initrd) 2> /dev/null
+mkfifo in out
+./vpmu-vmm --kernel *.elf --initrd /tmp/initrd --memory 512M --no-kernel-cache --statistics statistics \
+    --append 'console=ttyS0 nokaslr quiet cryptomgr.notests no_timer_check rdinit=/guest-init' < in > out &
+exec 3> in
+while read -r line; do
+    echo "$line"
+    case $line in now*)
+        ./vpmu metrics --listen 127.0.0.1:9779 > /dev/null &
+        (while sleep 1; do wget -q -O scraped http://127.0.0.1:9779/metrics; done) &
+        (while ./vpmu top --once --json > next; do mv next topped; done) &
+        sleep 3
+        cp topped scraped /tmp
+        echo go >&3 ;;
+    esac
+done < out
+echo topped $(grep -c '"backing":"' /tmp/topped)
+grep vpmu_vcpu_info /tmp/scraped | tail -n 1
+true"#;
+
+/// Counts, and samples at a fixed period, with `vpmu top` and `vpmu metrics` beside the guest: a reading a second each.
+/// Time is instructions, and the counters the machine's own where QEMU has them.
+#[test]
+fn a_guest_counts_the_same_with_both_beside_it() {
+    let _turn = turn(1);
+    let (Some(mut lab), Some(vmm)) = (nested_vpmu(", in real time"), beside("vpmu-vmm")) else {
+        return;
+    };
+    let version = Qemu::chosen(None).version(&Arch::X86_64.qemu()).unwrap();
+    let cpu = match version.is_mended() {
+        true => "max,perfctr-core=on,perfmon-v2=on",
+        false => "max",
+    };
+    let kernel = images().boot_kernel(Arch::X86_64).unwrap();
+    let output = lab
+        .args(["run", "--arch", "x86_64", "--pmu", "native", "--cpu", cpu])
+        .args([
+            "--memory",
+            "2G",
+            "--module",
+            "kvm_amd",
+            "--add",
+            env!("CARGO_BIN_EXE_vpmu"),
+            "--add",
+        ])
+        .arg(&vmm)
+        .arg("--add")
+        .arg(kernel)
+        .args(["--", HOST])
+        .output()
+        .unwrap();
+    let said = text(&output);
+    println!("{said}");
+    assert!(output.status.success());
+    let console = said.replace('\r', "");
+    assert_eq!(number::<u64>(&console, "topped"), 1);
+    let backing = format!(
+        "backing=\"{}\"",
+        if version.is_mended() {
+            "hardware"
+        } else {
+            "clock"
+        }
+    );
+    assert!(console.contains(&backing));
+    for figure in ["cycles", "cycles:u", "samples"] {
+        let of = |kind| number::<f64>(&console, &format!("{kind}-{figure}"));
+        let (alone, beside) = (of("alone"), of("beside"));
+        assert!(
+            alone > 250.0 && (beside / alone - 1.0).abs() < 0.001,
+            "{figure}: {alone} {beside}"
+        );
+    }
 }
