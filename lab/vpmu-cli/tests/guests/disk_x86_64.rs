@@ -104,6 +104,7 @@ fn check_counts(console: &str, times: usize) {
 }
 
 #[test]
+#[ignore = "a guest's own boot loader takes a minute: script/test --long"]
 fn a_guest_of_a_bios_boots_again() {
     check("bios", 1, 2);
 }
