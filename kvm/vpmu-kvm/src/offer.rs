@@ -230,10 +230,16 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             let offered = intel::Capability::new(version);
             // An event that is offered and not counted would read as zero, and perf would print it.
             let events = support.events & offered.events;
+            let fixed = intel::Capability::fixed_for(version, events);
+            // Other processors have no counters of their own for these, which then take those that events share.
+            let taken = match host {
+                Vendor::Intel => 0,
+                Vendor::Amd | Vendor::Other => fixed.count_ones() as u8,
+            };
             let capability = intel::Capability {
-                general: at_most(offered.general, support),
+                general: at_most(offered.general, support, taken),
                 events,
-                fixed: intel::Capability::fixed_for(version, events),
+                fixed,
                 other_debugctl: LBR | BTF,
                 pebs: has_pebs.then(pebs::capability),
                 ..offered
@@ -256,7 +262,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             let hardware = support.backing == Backing::Hardware;
             Pmu::Paravirtual(paravirt::Offer {
                 counters: if hardware {
-                    at_most(HARDWARE_COUNTERS, support)
+                    at_most(HARDWARE_COUNTERS, support, 0)
                 } else {
                     CLOCK_COUNTERS
                 },
@@ -271,11 +277,12 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
 }
 
 /// Returns how many of `counters` a guest can be promised: those that count all the time beside the other users of the
-/// host's PMU. One is promised where all are taken for a time.
-fn at_most(counters: u8, support: Support) -> u8 {
+/// host's PMU, and beside `taken` of its own. One is promised where all are taken for a time.
+fn at_most(counters: u8, support: Support, taken: u8) -> u8 {
+    let left = |free: u8| free.saturating_sub(taken).max(1);
     support
         .counters
-        .map_or(counters, |free| counters.min(free.max(1)))
+        .map_or(counters, |free| counters.min(left(free)))
 }
 
 /// Returns the backing that counts for a guest with this PMU.

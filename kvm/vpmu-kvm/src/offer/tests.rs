@@ -39,6 +39,24 @@ fn a_guest_is_promised_no_more_counters_than_the_host_has_left() {
     }
 }
 
+/// Six counters, as AMD's processors have, count four general ones and the two fixed ones whose events are there.
+#[test]
+fn fixed_counters_are_promised_beside_general_ones_on_any_processor() {
+    let support = Support {
+        backing: Backing::Hardware,
+        counters: Some(6),
+        ..support(0b11)
+    };
+    for (host, promised) in [(Vendor::Intel, 6), (Vendor::Amd, 4)] {
+        match best(Model::INTEL, host, support) {
+            Ok(Pmu::Architectural(Capability::Intel(found))) => {
+                assert_eq!((found.general, found.fixed), (promised, 0b11), "{host:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 fn found(model: Model, host: Vendor) -> Result<Offer, Error> {
     best(model, host, support(0b101)).map(Offer::from)
 }
