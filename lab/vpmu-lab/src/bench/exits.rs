@@ -30,7 +30,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: true,
-    has_counters: true,
+    has_counters: false,
     rows,
 };
 

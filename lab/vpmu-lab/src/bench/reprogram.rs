@@ -27,7 +27,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: false,
-    has_counters: true,
+    has_counters: false,
     rows,
 };
 
