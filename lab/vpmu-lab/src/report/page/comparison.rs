@@ -53,8 +53,9 @@ fn lead(runs: &[Run], names: &[String]) -> Option<String> {
     measured(&label, names.iter().map(String::as_str).zip(times))
 }
 
-/// Returns a command on one line: of a list of events only how many they are.
+/// Returns the last of several commands on one line: of a list of events only how many they are.
 fn shortened(command: &str) -> String {
+    let command = command.rsplit("; ").next().unwrap_or(command);
     let mut words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     for index in 1..words.len() {
         let events = words[index].split(',').count();
