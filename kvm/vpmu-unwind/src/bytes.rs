@@ -94,7 +94,11 @@ impl<'a> Reader<'a> {
         address: u64,
         lowest: u64,
     ) -> Result<Option<u64>, Failure> {
-        self.budget.spend(1)?;
-        Ok(self.memory.present_below(address, lowest))
+        /// What one page of tables maps, as a power of two.
+        const TABLE: u32 = 21;
+        let page = self.memory.present_below(address, lowest);
+        let passed = address.saturating_sub(page.unwrap_or(lowest)) >> TABLE;
+        self.budget.spend(1 + passed as u32)?;
+        Ok(page)
     }
 }

@@ -15,7 +15,7 @@ use gimli::{
 
 use crate::bytes::Reader;
 use crate::object::Object;
-use crate::rules::{KEPT, RIP, RSP, Registers17, Rule};
+use crate::rules::{KEPT, RBP, RIP, RSP, Registers17, Rule};
 use crate::{Cut, Failure};
 
 /// Bytes of a CIE and an FDE. Functions of 20 KiB of CFI exist.
@@ -67,7 +67,8 @@ impl Entries {
         }
     }
 
-    /// Returns what the entry at `fde` says of the instruction at `at`, where a program has the registers `now`.
+    /// Returns what the entry at `fde` says of the instruction at `at`, where a program has the registers `now`, of which only RIP,
+    /// RSP and RBP are known if `is_partial`.
     pub(crate) fn rule(
         &mut self,
         reader: &mut Reader<'_>,
@@ -75,6 +76,7 @@ impl Entries {
         fde: u64,
         at: u64,
         now: &Registers17,
+        is_partial: bool,
     ) -> Result<Found, Failure> {
         let (cie, end) = self.copy(reader, fde)?;
         let mut section = EhFrame::new(&self.copy[..end], LittleEndian);
@@ -101,6 +103,7 @@ impl Entries {
         let mut caller = Caller {
             reader,
             now,
+            is_partial,
             section: &section,
             encoding,
         };
@@ -203,6 +206,7 @@ type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 struct Caller<'a, 'b, 'c> {
     reader: &'a mut Reader<'b>,
     now: &'a Registers17,
+    is_partial: bool,
     section: &'a EhFrame<Bytes<'c>>,
     encoding: gimli::Encoding,
 }
@@ -250,7 +254,11 @@ impl<'c> Caller<'_, '_, 'c> {
     }
 
     fn register(&self, register: Register) -> Result<u64, Failure> {
-        let value = self.now.0.get(usize::from(register.0)).copied();
+        let number = usize::from(register.0);
+        if self.is_partial && !matches!(number, RBP | RSP | RIP) {
+            return Err(Cut::NoCfi.into());
+        }
+        let value = self.now.0.get(number).copied();
         value.ok_or_else(|| Cut::BadCfi.into())
     }
 

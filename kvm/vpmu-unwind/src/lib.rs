@@ -237,17 +237,13 @@ impl Unwinder {
             Some(rule) => rule,
             None => {
                 let found = match table::search(reader, &object, at)? {
-                    Some(fde) => self.entries.rule(reader, &object, fde, at, now)?,
+                    Some(fde) => (self.entries).rule(reader, &object, fde, at, now, *is_partial)?,
                     None => cfi::Found::Nothing,
                 };
                 match found {
                     // Assembly, among functions that have CFI.
                     cfi::Found::Nothing => return self.by_way(reader, now, is_exact, is_partial),
                     cfi::Found::Rule(rule) => *self.rules.put(key, rule),
-                    // It may be by any register.
-                    cfi::Found::Caller(_, false, _) if *is_partial => {
-                        return Err(Cut::NoCfi.into());
-                    }
                     cfi::Found::Caller(start, is_signal, next) => {
                         // What was interrupted has all of its registers.
                         *is_partial &= !is_signal;

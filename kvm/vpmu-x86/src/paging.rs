@@ -308,7 +308,7 @@ impl Paging {
     }
 }
 
-/// Returns the page below `at` whose entry of `table` is present, or the last one that another table has.
+/// Returns the page below `at` whose entry of `table` is present for user space, or the last one that another table has.
 fn below<M: Memory + ?Sized>(memory: &M, table: u64, at: u64) -> Option<u64> {
     const TABLE: u64 = 512 * PAGE;
     const ENTRIES: usize = 64;
@@ -321,9 +321,9 @@ fn below<M: Memory + ?Sized>(memory: &M, table: u64, at: u64) -> Option<u64> {
             return None;
         }
         let (words, _) = bytes[..8 * (end - from) as usize].as_chunks::<8>();
-        let present = words
-            .iter()
-            .rposition(|&word| u64::from_le_bytes(word) & PRESENT != 0);
+        // A table of the kernel's pages is passed as one of absent ones: each would cost a walk otherwise.
+        let is_users = |word| u64::from_le_bytes(word) & (PRESENT | USER) == PRESENT | USER;
+        let present = words.iter().rposition(|&word| is_users(word));
         if let Some(n) = present {
             return Some(first + (from + n as u64) * PAGE);
         }

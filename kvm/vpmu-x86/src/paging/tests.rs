@@ -3,6 +3,7 @@
 mod processor;
 
 use super::*;
+use crate::memory::Store;
 use crate::tests::Ram;
 
 const ROOT: u64 = 0x1000;
@@ -403,4 +404,45 @@ fn the_last_page_that_is_present_is_found_across_absent_tables() {
     // The kernel's addresses are none of user space's.
     let ram = tables(4, 1, 0x5_6000 | KERNEL);
     assert_eq!(paging.last_present(&ram, ADDR, 0), None);
+}
+
+/// Counts the reads of a memory.
+struct Counted<'a>(&'a Ram, std::cell::Cell<u32>);
+
+impl Memory for Counted<'_> {
+    fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, bytes)
+    }
+
+    fn is_writable(&self, _: u64) -> bool {
+        unreachable!("nothing is written")
+    }
+
+    fn store(&self, _: &[Store]) {
+        unreachable!("nothing is written")
+    }
+}
+
+#[test]
+fn tables_that_are_built_to_lengthen_a_search_cost_as_much_as_empty_ones() {
+    let paging = four_levels();
+    let base = 0x5000_0000;
+    // The kernel's pages, in a table of user space.
+    for flags in [0, KERNEL] {
+        let ram = Ram::new(0x10_0000);
+        let put = |at: u64, entry: u64| ram.write(at, entry);
+        put(ROOT, 0x2000 | KERNEL | USER);
+        put(0x2000 + 8, 0x3000 | KERNEL | USER);
+        put(0x3000 + 8 * 0x80, 0x4000 | KERNEL | USER);
+        for n in 0..512 {
+            put(
+                0x4000 + 8 * n,
+                if flags == 0 { 0 } else { 0x8_0000 | flags },
+            );
+        }
+        let counted = Counted(&ram, std::cell::Cell::new(0));
+        assert_eq!(paging.last_present(&counted, base + 511 * PAGE, base), None);
+        assert!(counted.1.get() <= 4 + 8, "{} reads", counted.1.get());
+    }
 }
