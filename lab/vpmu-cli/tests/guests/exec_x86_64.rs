@@ -231,5 +231,6 @@ likwid-perfctr -f -O -C 0 -g CPU_CLOCKS_UNHALTED:PMC0 workload | awk -F, '/^CPU_
     };
     assert_eq!(said(&console, "ids"), "1000:1000");
     let counted = number::<f64>(&console, "counted");
-    assert!((100e6..130e6).contains(&counted), "{counted}");
+    // likwid starts the counters when the program has begun.
+    assert!((95e6..115e6).contains(&counted), "{counted}");
 }
