@@ -40,6 +40,7 @@ const EC_SYSTEM_REGISTER: u64 = 0x18;
 
 impl Access {
     /// Decodes an `ESR_EL2`. `None`: no access of a PMU register.
+    #[inline]
     pub fn decode(esr: u64) -> Option<Self> {
         let iss = esr as u32 & 0x01ff_ffff;
         let (register, write, form) = match esr >> 26 & 0x3f {
@@ -70,19 +71,13 @@ impl Access {
     ///
     /// `None`: the guest goes on behind the instruction. Else it gets the exception with this ESR_EL1, and nothing else has
     /// changed: `inject`, or [`ExceptionEntry`](crate::exception::ExceptionEntry), gives it to EL1.
+    // A call through a pointer would be a good part of what the access costs. Who has several PMUs and wants one of this gives
+    // it a `&mut dyn FnMut`.
+    #[inline]
     pub fn complete(
         self,
-        vcpu: Vcpu<'_>,
-        mut pmu: impl FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
-    ) -> Option<u64> {
-        self.complete_with(vcpu, &mut pmu)
-    }
-
-    // One for all PMUs, to save a hypervisor a kilobyte for the second.
-    fn complete_with(
-        self,
         Vcpu { x, pc, pstate }: Vcpu<'_>,
-        pmu: &mut dyn FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
+        mut pmu: impl FnMut(Register, ExceptionLevel, Option<u64>) -> Outcome,
     ) -> Option<u64> {
         // 31 is XZR.
         let value_of = |x: &[u64; 31], n: usize| x.get(n).copied().unwrap_or(0);
