@@ -272,6 +272,9 @@ impl Unwinder {
         is_exact: bool,
         is_partial: &mut bool,
     ) -> Result<Option<(Frame, Registers17)>, Failure> {
+        if !is_exact && way::is_outermost(reader, now)? {
+            return Ok(None);
+        }
         *is_partial = true;
         let next = self.ways.caller(reader, now, is_exact)?;
         let frame = Frame {

@@ -271,6 +271,22 @@ impl Way {
     }
 }
 
+/// Returns whether a program's first instructions have called, which nobody has: RBP is 0, and RSP is at the number of
+/// arguments, their addresses and a 0 (System V ABI, AMD64, 3.4.1). The dynamic loader's have no CFI to say so.
+pub(crate) fn is_outermost(reader: &mut Reader<'_>, now: &Registers17) -> Result<bool, Failure> {
+    const MOST_ARGUMENTS: u64 = 1 << 16;
+    let rsp = now.rsp();
+    if now.0[RBP] != 0 || !rsp.is_multiple_of(16) {
+        return Ok(false);
+    }
+    let count = reader.word(rsp)?;
+    if !(1..MOST_ARGUMENTS).contains(&count) {
+        return Ok(false);
+    }
+    let first = reader.word(rsp.wrapping_add(8))?;
+    Ok(first > rsp && reader.word(rsp.wrapping_add(8 * (count + 1)))? == 0)
+}
+
 /// Returns the instruction at `at`.
 fn fetch(reader: &mut Reader<'_>, at: u64) -> Result<Instruction, Failure> {
     let mut code = [0; LONGEST];
