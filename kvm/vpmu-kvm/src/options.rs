@@ -135,7 +135,7 @@ pub struct Options {
     pub freeze: Freeze,
     /// The policy for calls to perf.
     pub policy: Policy,
-    /// The way in which PEBS records are collected.
+    /// The way in which PEBS records, and those of the paravirtual PMU's samples, are collected.
     pub pebs: Pebs,
     /// Whether PEBS records may be late.
     pub skid: Skid,

@@ -59,6 +59,10 @@ pub struct PerfHost {
     repeating: bool,
     /// Whether the kernel may sample the guest, and has not refused.
     sampling: bool,
+    /// The counters that this thread's events and samplers may take together. `None`: a clock serves any number.
+    counters: Option<u8>,
+    /// Counters whose sampler has been stopped for another event, and whose user has to hear of it.
+    unsampled: CounterSet,
     freeze: Freeze,
     slots: Slots<Slot>,
     events: Events,
@@ -125,6 +129,12 @@ impl PerfHost {
             pace: (units == Units::Events).then(Pace::new),
             repeating: options.repeating,
             sampling: options.sampling,
+            // Asked only where it matters: the question opens some tens of events.
+            counters: match options.sampling {
+                true => chooser.free_counters(),
+                false => None,
+            },
+            unsampled: CounterSet::EMPTY,
             freeze: options.freeze,
             slots: Slots::from_fn(|| Slot::Empty),
             events: Events::new(kernel, Arc::clone(&notes), signal, grouped),
@@ -174,12 +184,13 @@ impl PerfHost {
     /// Returns whether overflows have been signalled since the last [`take_overflows`](Self::take_overflows), by
     /// reading memory alone.
     pub fn has_overflows(&self) -> bool {
-        self.notes.any()
+        self.notes.any() || !self.unsampled.is_empty()
     }
 
     /// Takes the overflows that have been signalled since the last call. Reads memory alone where there are none.
     pub fn take_overflows(&mut self) -> impl Iterator<Item = (Counter, Report)> + use<> {
-        let (mut due, mut unsure) = (CounterSet::EMPTY, CounterSet::EMPTY);
+        let mut due = CounterSet::EMPTY;
+        let mut unsure = std::mem::take(&mut self.unsampled) & self.events.open_events();
         for counter in self.notes.take() {
             match self.overflow(counter) {
                 Some(Report::Due) => due.insert(counter),
@@ -403,6 +414,13 @@ impl PerfHost {
         }
     }
 
+    /// Returns whether the processor has a counter for each event and each sampler, and for one more. Otherwise the kernel
+    /// would let each count for a part of the time.
+    fn has_room(&self) -> bool {
+        let taken = self.events.open_events().len() + self.which(Slot::is_sampled).len();
+        self.counters.is_none_or(|all| taken < all.into())
+    }
+
     /// Returns the counters whose slot is as `wanted`.
     fn which(&self, wanted: impl Fn(&Slot) -> bool) -> CounterSet {
         let mut which = CounterSet::EMPTY;
@@ -437,6 +455,13 @@ impl CounterHost<CounterConfig> for PerfHost {
         // One sampler serves all of them: a sample shows where the thread is, whatever is counted.
         if slot.is_portion() && self.ring_sampler.is_none() {
             self.ring_sampler = Some(RingSampler::start(self.kernel, self.notes.target())?);
+        }
+        // A count comes before samples, which can be had by interrupts.
+        while !self.has_room()
+            && let Some(sampled) = self.which(Slot::is_sampled).iter().next()
+        {
+            self.slots[sampled].end_sampling();
+            self.unsampled.insert(sampled);
         }
         // Any other event may stand still while the guest runs, and nothing is wrong.
         let is_steady = kind == probe(self.chooser.backing, self.chooser.guest);
@@ -582,7 +607,8 @@ impl pebs::Host for PerfHost {
         let period = self.units.to_count(events.get());
         let others = self.which(Slot::is_sampled) - counter.alone();
         let shortest = sampler::SHORTEST * u64::from(1 + others.len());
-        if !self.sampling || period < shortest {
+        let is_sampled = self.slots[counter].is_sampled();
+        if !self.sampling || period < shortest || !(is_sampled || self.has_room()) {
             return 0;
         }
         let (thread, counts) = (self.notes.target(), self.events.counts(counter));

@@ -173,3 +173,48 @@ fn a_total_that_falls_takes_no_counter_back_and_stops_none() {
         host.release(counter);
     }
 }
+
+/// Four counters of the processor's: two count, and two sample. A third that is to count takes one of a sampler, whose user
+/// hears of it. Otherwise each counter would have a part of the time.
+#[test]
+fn a_sampler_gives_its_counter_to_one_that_counts() {
+    use vpmu::x86::pebs::Host as _;
+    let kernel = Fake::new(Machine {
+        counters: 4,
+        tsc: true,
+        ..Machine::default()
+    });
+    let options = PerfOptions {
+        backing: Some(Backing::Hardware),
+        sampling: true,
+        repeating: true,
+        ..by_the_clock()
+    };
+    let mut host = PerfHost::counting(kernel, options, true).unwrap();
+    let cycles = RawPerfEvtSel(0x3c | RawPerfEvtSel::USR | RawPerfEvtSel::OS).config(Version::V2);
+    let period = NonZeroU64::new(100_000).unwrap();
+    let [first, second, third] = [0, 1, 2].map(|n| Counter::new(n).unwrap());
+    for counter in [first, second] {
+        assert_eq!(host.create(counter, &cycles), Ok(()));
+        host.resume(counter.alone());
+    }
+    assert!(
+        [first, second]
+            .iter()
+            .all(|&n| host.begin_sampling(n, period) > 16)
+    );
+    assert!(!host.has_overflows());
+    assert_eq!(host.create(third, &cycles), Ok(()));
+    host.resume(third.alone());
+    assert!(host.has_overflows());
+    let reports: Vec<_> = host.take_overflows().collect();
+    assert_eq!(reports, [(first, Report::Unsure)]);
+    assert!(host.take_samples(first, &mut []).ended);
+    assert!(!host.take_samples(second, &mut []).ended);
+    assert_eq!(host.begin_sampling(first, period), 0, "all are taken");
+    kernel.run(10_000_000);
+    for counter in [first, second, third] {
+        host.read(counter);
+        assert_eq!(host.deficit(counter), None, "{counter}");
+    }
+}

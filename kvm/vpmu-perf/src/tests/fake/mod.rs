@@ -41,6 +41,8 @@ pub(crate) struct Machine {
     pub(crate) e_core_each: usize,
     /// Counters that others have pinned, such as the watchdog.
     pub(crate) pinned: usize,
+    /// Whether perf's clock is made of the TSC.
+    pub(crate) tsc: bool,
     /// Whether an event of guests counts the host, too: a KVM below that drops AMD's GuestOnly bit.
     pub(crate) counts_host: bool,
     /// Whether there is a VM with a mediated PMU.
@@ -68,6 +70,7 @@ impl Default for Machine {
             constrained: false,
             e_core_each: 0,
             pinned: 0,
+            tsc: false,
             counts_host: false,
             mediated: false,
             descriptors: 100,
@@ -281,7 +284,11 @@ impl Kernel for Fake {
     }
 
     fn map(&self, event: RawFd, length: usize) -> io::Result<NonNull<u8>> {
-        let memory = vec![0_u64; length / 8].into_boxed_slice();
+        let mut memory = vec![0_u64; length / 8].into_boxed_slice();
+        if self.0.lock().unwrap().machine.tsc {
+            // struct perf_event_mmap_page: cap_user_time_zero, and a time_mult of 1 behind a time_shift of 0.
+            (memory[5], memory[6]) = (1 << 4, 1 << 32);
+        }
         let at = NonNull::from(Box::leak(memory)).cast();
         self.event(event, |event| event.buffer = Some((at, length, 0)));
         Ok(at)
