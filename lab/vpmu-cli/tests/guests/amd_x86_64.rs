@@ -2,10 +2,12 @@
 
 use std::process::Command;
 
-use crate::support::{NO_SYMBOLS, compared, modules, nested_vpmu, turn};
+use crate::support::{NO_SYMBOLS, compared, modules, nested_vpmu, number, skipped, turn};
 use crate::two_vcpus;
 use serde_json::Value;
+use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::image::module::Kernel;
+use vpmu_lab::spec::arch::Arch;
 
 /// Cycles between two samples.
 const PERIOD: u64 = 500_000;
@@ -217,5 +219,38 @@ fn two_processors_have_an_amd_pmu_each() {
         run.close("fixed", run.number("fixed") * PERIOD, 95, 200);
         run.close("everywhere", run.number("everywhere") * PERIOD, 95, 400);
         assert!(run.pmis[0] > 100, "{:?}", run.pmis);
+    }
+}
+
+/// Samples of the machine's own counters at a fixed period are as many as without a hypervisor, by either interface. In user
+/// space: the kernel's ticks are more in a run that takes longer.
+#[test]
+#[ignore = "long: script/test --long"]
+fn hardware_counters_take_a_native_guests_samples() {
+    const SCRIPT: &str = "perf record --no-bpf-event -q -c 100003 -e cycles:u -o perf.data workload --scale 1000; \
+        perf report -i perf.data --stdio -n --sort comm 2> /dev/null | awk '$3 == \"workload\" { print \"samples\", $2 }'";
+    let _turn = turn(1);
+    let version = Qemu::chosen(None).version(&Arch::X86_64.qemu()).unwrap();
+    if !version.is_mended() || nested_vpmu("").is_none() {
+        return skipped(&format!("QEMU {version} has no x86 PMU, or no KVM host"));
+    }
+    for (cpu, model) in [
+        ("max,perfctr-core=on", "amd"),
+        ("max,perfctr-core=on,perfmon-v2=on", "amd-v2"),
+    ] {
+        let samples = |options: &[&str]| {
+            let mut vpmu = Command::new(env!("CARGO_BIN_EXE_vpmu"));
+            let script = [NO_SYMBOLS, SCRIPT].concat();
+            let options = |vpmu: &mut Command| {
+                vpmu.args(["--cpu", cpu]).args(options);
+            };
+            let compared = compared(&mut vpmu, options, &script);
+            number::<u64>(&compared.console, "samples")
+        };
+        let native = samples(&["--pmu", "native"]);
+        let ours = samples(&["--pmu", "emulated", "--model", model]);
+        assert!(native > 900, "{native}");
+        let difference = ours.abs_diff(native);
+        assert!(difference * 500 <= native, "{model}: {ours} of {native}");
     }
 }
