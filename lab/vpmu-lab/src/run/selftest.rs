@@ -109,7 +109,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Checks this machine, in [`LONGEST`] at most. `tick` is called now and then.
+/// Checks this machine, with no new guest after eight minutes. `tick` is called now and then.
 ///
 /// # Errors
 ///
