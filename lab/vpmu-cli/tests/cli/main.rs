@@ -159,7 +159,7 @@ fn combinations_that_make_no_sense() {
     assert_refused(&["compare"], 2, "give a command after --");
     for pmu in ["partitioned", "untrapped"] {
         let arguments = ["run", "--arch", "x86_64", "--pmu", pmu, "--", "true"];
-        assert_refused(&arguments, 2, "native, kvm, emulated");
+        assert_refused(&arguments, 2, "native, kvm, mediated, emulated");
     }
     for option in [["--policy", "reuse"], ["--vmm-arg", "--no-pmu"]] {
         let own = [&["run", "--pmu", "emulated"][..], &option, &["--", "true"]].concat();
