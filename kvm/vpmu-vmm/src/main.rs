@@ -366,7 +366,7 @@ fn main() -> ExitCode {
     };
     raise_descriptors();
     if let Err(error) = vpmu_kvm::publish() {
-        eprintln!("vpmu-vmm: vpmu top will not see this guest: {error}");
+        eprintln!("vpmu-vmm: warning: vpmu top will not see this guest: {error}");
     }
     let pmu = cli.pmu(policy.unwrap_or_default());
     let skid = cli.skid();

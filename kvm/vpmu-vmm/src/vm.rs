@@ -30,7 +30,7 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         ..best(config.pmu)?
     };
     if let Some(warning) = offer.warning() {
-        eprintln!("vpmu-vmm: {warning}");
+        eprintln!("vpmu-vmm: warning: {warning}");
     }
     let rdpmc = rdpmc(config.pmu);
     let mut hardware = Hardware::new(Shape {
