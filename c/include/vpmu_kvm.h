@@ -88,7 +88,7 @@ struct vpmu_kvm_statistics {
   uint64_t kicks;
   /** Perf events that were made. */
   uint64_t creates;
-  /** Counters that the host could not back, how often. */
+  /** Counters that the host could not back, or only part of the time, how often. */
   uint64_t lost;
   /** PEBS records written. */
   uint64_t pebs_records;

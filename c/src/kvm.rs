@@ -55,7 +55,7 @@ pub struct VpmuKvmStatistics {
     pub kicks: u64,
     /// Perf events that were made.
     pub creates: u64,
-    /// Counters that the host could not back, how often.
+    /// Counters that the host could not back, or only part of the time, how often.
     pub lost: u64,
     /// PEBS records written.
     pub pebs_records: u64,
@@ -393,7 +393,7 @@ pub unsafe extern "C" fn vpmu_kvm_statistics(
             rdpmc_exits: exits(|exit| *exit == Exit::Rdpmc),
             kicks: exits(|exit| *exit == Exit::Kick),
             creates: statistics.host.creates,
-            lost: statistics.host.lost + statistics.host.unsupported,
+            lost: statistics.host.lost + statistics.host.unsupported + statistics.host.part_time,
             pebs_records: statistics.pebs.records,
             pebs_lost: statistics.pebs.lost,
             longest_stuck_ns: statistics.longest_stuck_ns,

@@ -1,8 +1,9 @@
 //! What a VM's guest is offered.
 
 use core::ffi::{c_char, c_int};
+use std::collections::BTreeMap;
 use std::ffi::CString;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vpmu_kvm::{
     Clock, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Replay,
@@ -277,12 +278,16 @@ pub extern "C" fn vpmu_kvm_close(vm: *mut VpmuKvmVm) -> VpmuStatus {
 /// Returns what the VM's guest cannot find out, for the VMM's log, a string that stays; NULL: nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn vpmu_kvm_warning(vm: *const VpmuKvmVm) -> *const c_char {
-    // There is one such text.
-    static WARNING: OnceLock<CString> = OnceLock::new();
-    let warning = VMS.find(vm).ok().and_then(|vm| vm.offer.warning());
+    // There are a few such texts.
+    static TEXTS: Mutex<BTreeMap<&str, CString>> = Mutex::new(BTreeMap::new());
+    let warning = VMS
+        .find(vm)
+        .ok()
+        .and_then(|vm| vm.offer.warning(&vm.options));
     warning.map_or(std::ptr::null(), |text| {
+        let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = || CString::new(text).unwrap_or_default();
-        WARNING.get_or_init(made).as_ptr()
+        texts.entry(text).or_insert_with(made).as_ptr()
     })
 }
 

@@ -145,15 +145,26 @@ impl Offer {
         depth.map_or(Lbr::Off, Lbr::Depth)
     }
 
-    /// Returns what the guest cannot find out, for the VMM's log: where nothing counts instructions here, AMD's PMU has no
-    /// way to say so, and reads 0 for them.
-    pub fn warning(&self) -> Option<&'static str> {
-        let capability = self.capability()?;
-        let reads_zeros = matches!(capability, Capability::Amd(_))
-            && !capability.has_event(ArchEvent::Instructions);
-        reads_zeros.then_some(
-            "a clock counts here: instructions, branches and cache events read 0 in the guest, which AMD's PMU cannot say; \
-             offer Intel's, or do not publish them",
+    /// Returns what the guest cannot find out, for the VMM's log: AMD's PMU has no way to say that nothing counts
+    /// instructions here, nor that there are fewer counters than its interface has. May be called from any thread.
+    pub fn warning(&self, options: &Options) -> Option<&'static str> {
+        self.warning_beside(|| support(options).ok()?.counters)
+    }
+
+    /// `free`: the host's counters that nobody has pinned, where it has any.
+    fn warning_beside(&self, free: impl FnOnce() -> Option<u8>) -> Option<&'static str> {
+        let Some(Capability::Amd(pmu)) = self.capability() else {
+            return None;
+        };
+        if !pmu.has_event(ArchEvent::Instructions) {
+            return Some(
+                "a clock counts here: instructions, branches and cache events read 0 in the guest, which AMD's PMU cannot say; \
+                 offer Intel's, or do not publish them",
+            );
+        }
+        free().is_some_and(|free| free < pmu.count()).then_some(
+            "others have counters of this host's (its NMI watchdog: sysctl kernel.nmi_watchdog=0; perf): a guest that uses all of \
+             its own counts with each a part of the time, which this interface of AMD's PMU cannot say; PerfMonV2 and Intel's can",
         )
     }
 
@@ -253,6 +264,7 @@ fn best(model: Model, host: Vendor, support: Support) -> Result<Pmu, Error> {
             Pmu::Architectural(
                 amd::Capability {
                     events,
+                    v2_counters: at_most(amd::MAX_COUNTERS, support, 0),
                     ..amd::Capability::new(interface)
                 }
                 .into(),

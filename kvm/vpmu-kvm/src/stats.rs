@@ -309,7 +309,7 @@ macro_rules! figures {
 }
 
 /// The number of figures.
-pub(crate) const FIGURES: usize = 46;
+pub(crate) const FIGURES: usize = 47;
 
 /// The way in which the figures of two vCPUs, or of two moments, make one.
 #[derive(Clone, Copy)]
@@ -366,6 +366,7 @@ figures! {
     replays.accesses: Sum,
     replays.calls: Sum,
     replays.vain: Sum,
+    host.part_time: Sum,
 }
 
 impl Statistics {

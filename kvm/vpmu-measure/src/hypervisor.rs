@@ -79,6 +79,9 @@ pub struct VmmSpan {
     /// How often a counter of the guest was to count what the host cannot count: it stood still.
     #[serde(default)]
     pub lost: u64,
+    /// How often a counter of the guest was found to have counted only part of the time: its value is too low.
+    #[serde(default)]
+    pub part_time: u64,
     /// Everything else it says.
     #[serde(flatten)]
     pub more: BTreeMap<String, serde_json::Value>,

@@ -83,7 +83,7 @@ impl Vm {
         if let Err(error) = vpmu_kvm::publish() {
             say(format_args!("vpmu top will not see this guest: {error}"));
         }
-        if let Some(warning) = choices.offer.warning() {
+        if let Some(warning) = choices.offer.warning(&choices.settings.options) {
             say(warning);
         }
         Ok(Self {

@@ -29,9 +29,6 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
         deadline: config.lazy_deadline,
         ..best(config.pmu)?
     };
-    if let Some(warning) = offer.warning() {
-        eprintln!("vpmu-vmm: warning: {warning}");
-    }
     let rdpmc = rdpmc(config.pmu);
     let mut hardware = Hardware::new(Shape {
         vcpus: config.vcpus.into(),
@@ -40,6 +37,9 @@ pub fn run(config: &Config) -> Result<(Ending, String), Error> {
     })?;
     let entry = boot::load(&hardware.memory, config)?;
     let options = options(config.pmu);
+    if let Some(warning) = offer.warning(&options) {
+        eprintln!("vpmu-vmm: warning: {warning}");
+    }
     let start = |id| match id {
         0 => Start::Entry(entry),
         _ => Start::Wait,

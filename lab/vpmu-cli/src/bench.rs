@@ -11,7 +11,7 @@ use vpmu_lab::host::qemu::Qemu;
 use vpmu_lab::image::cache::Cache;
 use vpmu_lab::report::markdown::markdown as page_of;
 use vpmu_lab::report::table;
-use vpmu_lab::spec::design::Model;
+use vpmu_lab::spec::design::{Backing, Model};
 use vpmu_lab::{Error, Result};
 
 use crate::print;
@@ -65,6 +65,8 @@ pub(crate) fn bench(
         write_whole(path, page.as_bytes())?;
     }
     let qemu = table::qemu(report.qemu()).unwrap_or_default();
-    print(&format!("{}\n{qemu}", table::bench(report.rows())))?;
+    let counted = |backing: Backing| format!("counted by {}\n", backing.counter());
+    let backing = report.backing().map_or_else(String::new, counted);
+    print(&format!("{}\n{backing}{qemu}", table::bench(report.rows())))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -93,6 +93,7 @@ pub(crate) fn run(
     let warnings = [
         table::no_pmu(&run),
         table::lost_counters(&run),
+        table::part_time_counters(&run),
         table::throttled(&run),
     ];
     for warning in warnings.into_iter().flatten() {

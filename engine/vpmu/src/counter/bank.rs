@@ -86,6 +86,7 @@ impl<E: Copy + PartialEq, V: Events> Bank<E, V> {
         if lost.is_none() {
             // The counter goes on counting: too little is better than nothing, and known to be too little.
             *lost = Some(reason);
+            count(&mut self.hosted.statistics_mut().part_time);
             self.observer.lost(n, reason);
         }
     }

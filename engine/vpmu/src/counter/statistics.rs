@@ -18,6 +18,9 @@ pub struct Statistics {
     /// How often a counter was to count what its PMU knows that nobody can count: the host was not asked. Each is a
     /// stretch of guest counting that was lost, too.
     pub unsupported: u64,
+    /// How often a counter was found to have counted only part of the time, or of what happened
+    /// ([`CounterHost::deficit`](super::CounterHost::deficit)): its value is too low.
+    pub part_time: u64,
     /// Overflow reports from the host.
     pub reports: u64,
     /// Reports that found no overflow: early, stray, or overtaken by the guest's own read.
@@ -41,6 +44,7 @@ impl Statistics {
         releases: 0,
         lost: 0,
         unsupported: 0,
+        part_time: 0,
         reports: 0,
         spurious_reports: 0,
     };

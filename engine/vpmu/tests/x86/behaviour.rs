@@ -322,6 +322,7 @@ fn a_host_that_shares_its_counter_is_found_out() {
         let _ = pmu.read(Pmc(2), &mut host);
     }
     assert_eq!(pmu.events().0, [(2, Lost::Multiplexed)], "reported once");
+    assert_eq!(pmu.statistics().part_time, 1);
     let shared = CounterState::Lost(Lost::Multiplexed);
     assert_eq!(pmu.counter_state(nth(2)), Some(shared));
     assert!(

@@ -166,9 +166,27 @@ fn a_log_warns_of_zeros_that_a_guest_cannot_find_out() {
     let (cycles, all) = (0b101, 0x7f);
     let warns = |model, events| {
         let offer = Offer::from(best(model, Vendor::Amd, support(events)).unwrap());
-        offer.warning().is_some()
+        offer.warning_beside(|| None).is_some()
     };
     assert!(warns(Model::Auto, cycles) && !warns(Model::Auto, all));
     assert!(!warns(Model::INTEL, cycles) && !warns(Model::Paravirtual, cycles));
-    assert_eq!(Offer::default().warning(), None);
+    assert_eq!(Offer::default().warning_beside(|| None), None);
+}
+
+/// A watchdog has one of six counters. Where CPUID says a number the guest is promised five, and else the log says it.
+#[test]
+fn no_guest_shares_counters_unawares() {
+    let beside = Support {
+        counters: Some(5),
+        ..support(0x7f)
+    };
+    let of = |model| Offer::from(best(model, Vendor::Amd, beside).unwrap());
+    let (core, v2) = (
+        of(Model::Amd(amd::Interface::Core)),
+        of(Model::Amd(amd::Interface::V2)),
+    );
+    assert_eq!((core.counters(), v2.counters()), (6, 5));
+    let warns = |offer: &Offer, free| offer.warning_beside(|| Some(free)).is_some();
+    assert!(warns(&core, 5) && !warns(&core, 6));
+    assert!(!warns(&v2, 5) && warns(&v2, 4), "others came since");
 }

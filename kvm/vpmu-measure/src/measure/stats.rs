@@ -28,6 +28,7 @@ pub(crate) fn to_json(statistics: &Statistics) -> Value {
         "exits": exits,
         "host_operations": host,
         "lost": calls.lost + calls.unsupported,
+        "part_time": calls.part_time,
         "reports": calls.reports,
         "spurious_reports": calls.spurious_reports,
         "deadline": statistics.deadline,

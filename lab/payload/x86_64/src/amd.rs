@@ -77,7 +77,7 @@ pub fn rows(c: Capability) -> impl Iterator<Item = Result<Row, u32>> {
     let all = (1 << c.counters) - 1;
     let legacy = (0..8).map(move |n| {
         let keeps = if n < 4 { CONTROL } else { COUNTER };
-        when(true, LEGACY + n, 0, keeps)
+        when(n % 4 < c.counters, LEGACY + n, 0, keeps)
     });
     let core = (0..12).map(move |n| {
         let keeps = if n % 2 == 0 { CONTROL } else { COUNTER };
@@ -119,8 +119,12 @@ mod tests {
 
     #[test]
     fn the_engine_is_as_the_manual() {
-        for interface in [Interface::Legacy, Interface::Core, Interface::V2] {
-            let engine = amd::Capability::new(interface);
+        use Interface::{Core, Legacy, V2};
+        for (interface, v2_counters) in [(Legacy, 6), (Core, 6), (V2, 6), (V2, 5), (V2, 1)] {
+            let engine = amd::Capability {
+                v2_counters,
+                ..amd::Capability::new(interface)
+            };
             let leaf = engine.leaf_8000_0022();
             let capability = Capability::new(engine.leaf_8000_0001_ecx(), [leaf.eax, leaf.ebx]);
             assert_eq!(capability.counters, u32::from(engine.count()));

@@ -54,11 +54,12 @@ impl Row {
     }
 
     /// Returns what the guest's counters have lost, by reason.
-    pub(crate) fn lost(&self) -> [(&'static str, u64); 3] {
+    pub(crate) fn lost(&self) -> [(&'static str, u64); 4] {
         let statistics = &self.vcpu.statistics;
         [
             ("host_refused", statistics.host.lost),
             ("unsupported", statistics.host.unsupported),
+            ("part_time", statistics.host.part_time),
             ("pebs_record", statistics.pebs.lost),
         ]
     }
@@ -80,6 +81,7 @@ impl Row {
         let reasons = [
             (statistics.host.lost, "refused by the host's perf"),
             (statistics.host.unsupported, "that this host cannot count"),
+            (statistics.host.part_time, "counted part of the time"),
             (statistics.pebs.lost, "PEBS records without room"),
             (
                 statistics.arming.refused,

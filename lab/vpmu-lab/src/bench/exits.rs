@@ -30,7 +30,7 @@ pub(super) const BENCH: Bench = Bench {
         }],
     },
     has_models: true,
-    has_counters: false,
+    has_counters: true,
     rows,
 };
 

@@ -21,7 +21,7 @@ mod stories;
 mod switch;
 
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 pub use stories::about;
@@ -38,7 +38,7 @@ use crate::run::{self, Lab};
 use crate::spec::Request;
 use crate::spec::arch::Arch;
 use crate::spec::command::Command;
-use crate::spec::design::{Design, Model, Pmu, Policy};
+use crate::spec::design::{Backing, Design, Model, Pmu, Policy};
 use crate::{Error, Result};
 
 /// One published experiment.
@@ -86,6 +86,8 @@ struct Context<'a> {
     qemu: Qemu,
     /// The version of the QEMU that ran the guests, once one has.
     version: OnceLock<String>,
+    /// What counted for this project's x86 guests.
+    backings: Mutex<Vec<Backing>>,
     keep: Option<&'a Path>,
     cache: &'a Cache,
     cancel: &'a Cancel,
@@ -118,13 +120,24 @@ impl Bench {
             model: model.unwrap_or(Model::Intel),
             qemu,
             version: OnceLock::new(),
+            backings: Mutex::default(),
             keep,
             cache,
             cancel,
             progress,
         };
         let rows = (self.rows)(&context)?;
-        Ok(Report::new(self.name, context.version.into_inner(), rows))
+        let backing = match context
+            .backings
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)[..]
+        {
+            [one] => Some(one),
+            // None counted, or each mode says what did.
+            _ => None,
+        };
+        let qemu = context.version.into_inner();
+        Ok(Report::new(self.name, qemu, backing, rows))
     }
 }
 
@@ -206,7 +219,7 @@ impl Context<'_> {
                 output: String::from_utf8_lossy(&row.output).into_owned(),
             });
         }
-        self.note_version(&comparison.rows);
+        self.note_machine(&comparison.rows);
         Ok(comparison.rows)
     }
 }
@@ -217,11 +230,19 @@ impl Context<'_> {
         (!self.has_counters).then(|| "max".to_owned())
     }
 
-    /// Notes which QEMU ran the guest of a row.
-    fn note_version<'r>(&self, rows: impl IntoIterator<Item = &'r result::Row>) {
-        let mut versions = rows.into_iter().filter_map(|row| row.run.qemu.as_ref());
-        if let Some(version) = versions.next() {
-            self.version.get_or_init(|| version.clone());
+    /// Notes which QEMU ran the guests of `rows`, and what counted for them.
+    fn note_machine<'r>(&self, rows: impl IntoIterator<Item = &'r result::Row>) {
+        for run in rows.into_iter().map(|row| &row.run) {
+            if let Some(version) = &run.qemu {
+                self.version.get_or_init(|| version.clone());
+            }
+            let ours = run.arch == Arch::X86_64 && matches!(run.pmu, Pmu::Emulated | Pmu::Paravirt);
+            let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(backing) = run.backing.filter(|_| ours)
+                && !backings.contains(&backing)
+            {
+                backings.push(backing);
+            }
         }
     }
 }

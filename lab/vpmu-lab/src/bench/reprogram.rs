@@ -1,8 +1,8 @@
 //! Measures the cost of handling an overflow with real host events, published in 2018 for KVM on
 //! Intel. An event that is recreated each time is compared with an event that stays where it runs.
 //!
-//! The program `vpmu-reprogram` measures this machine's own perf events, and then those of a guest.
-//! The guest's events are hardware events of this project's PMU, which this machine may not have.
+//! The program `vpmu-reprogram` measures this machine's own perf events, those of the lab's machine where it has a
+//! PMU, and those of a guest. The latter two are hardware events, which this machine may not have.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ use super::{Bench, Context, Row, emulated};
 use crate::image::artifacts;
 use crate::report::markdown::{Group, Page};
 use crate::spec::arch::Arch;
-use crate::spec::design::Policy;
+use crate::spec::design::{Design, Pmu, Policy};
 use crate::{Error, Result};
 
 pub(super) const BENCH: Bench = Bench {
@@ -23,11 +23,11 @@ pub(super) const BENCH: Bench = Bench {
         intro: include_str!("reprogram.md"),
         groups: &[Group {
             suffix: "",
-            heading: "This machine's perf events, and a guest's (`guest-*`)",
+            heading: "This machine's perf events, the lab's machine's (`native-*`), and a guest's (`guest-*`)",
         }],
     },
     has_models: false,
-    has_counters: false,
+    has_counters: true,
     rows,
 };
 
@@ -50,16 +50,20 @@ struct Measured {
     unit: String,
 }
 
-/// The program's names of its modes, and the names for a guest's figures.
-const MODES: [[&str; 2]; 3] = [
-    ["recreate", "guest-recreate"],
-    ["reuse", "guest-reuse"],
-    ["paused", "guest-paused"],
+/// The program's names of its modes, which are also those of this machine's figures; the names for the lab's machine and
+/// for a guest.
+const MODES: [[&str; 3]; 3] = [
+    ["recreate", "native-recreate", "guest-recreate"],
+    ["reuse", "native-reuse", "guest-reuse"],
+    ["paused", "native-paused", "guest-paused"],
 ];
+const THIS: usize = 0;
+const NATIVE: usize = 1;
+const GUEST: usize = 2;
 const UNITS: [&str; 2] = ["ns", "operations"];
-/// The guest's command. It first checks that the guest's events keep the promises on which the
+/// The command of the lab's machine and of a guest. It first checks that hardware events keep the promises on which the
 /// engine relies, because figures of other events would mean nothing. It handles fewer overflows,
-/// as each costs exits.
+/// as each costs a guest exits.
 const IN_GUEST: &str = "vpmu-reprogram --check --backing hardware > check || { cat check; exit 1; }; \
 vpmu-reprogram --overflows 200 --backing hardware --json -";
 
@@ -92,22 +96,30 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             )
         })
     };
-    let mut rows = said(parse(&output.stdout, false))?;
+    let mut rows = said(parse(&output.stdout, THIS))?;
+    let native = context.qemu.has_x86_pmu().then_some(Pmu::Native.into());
+    let guest = emulated(&[Policy::default()]);
+    let designs: Vec<Design> = native.into_iter().chain(guest).collect();
     let guests = context.compare_with(
         &[artifacts::REPROGRAM],
         "guest",
         Arch::X86_64,
-        &emulated(&[Policy::default()]),
+        &designs,
         &[],
         IN_GUEST,
     )?;
     for guest in &guests {
-        rows.extend(said(parse(&guest.output, true))?);
+        let place = match guest.design.pmu {
+            Pmu::Native => NATIVE,
+            _ => GUEST,
+        };
+        rows.extend(said(parse(&guest.output, place))?);
     }
     Ok(rows)
 }
 
-fn parse(output: &[u8], in_guest: bool) -> Option<Vec<Row>> {
+/// Reads the program's figures; `place` is an index of [`MODES`].
+fn parse(output: &[u8], place: usize) -> Option<Vec<Row>> {
     let report: Report = serde_json::from_slice(output).ok()?;
     report
         .rows
@@ -118,7 +130,7 @@ fn parse(output: &[u8], in_guest: bool) -> Option<Vec<Row>> {
                 .iter()
                 .find(|(figure, of, _)| *figure == row.figure && *of == row.mode);
             Some(Row {
-                mode: names[usize::from(in_guest)],
+                mode: names[place],
                 measured: row.measured,
                 published: published.map(|(_, _, value)| *value),
                 unit: UNITS.into_iter().find(|&unit| unit == row.unit)?,
@@ -138,7 +150,7 @@ mod tests {
             br#"{"backing":"clock","rows":[
                 {"figure":"handle_overflow_ns","mode":"reuse","measured":9.5,"unit":"ns"},
                 {"figure":"host_ops_per_pmi","mode":"paused","measured":null,"unit":"operations"}]}"#,
-            true,
+            GUEST,
         )
         .unwrap();
         assert_eq!(
@@ -150,10 +162,10 @@ mod tests {
         assert!(
             parse(
                 br#"{"rows":[{"figure":"x","mode":"y","measured":1,"unit":"ns"}]}"#,
-                false
+                THIS
             )
             .is_none()
         );
-        assert!(parse(b"", false).is_none());
+        assert!(parse(b"", THIS).is_none());
     }
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::Result;
 use crate::host::files::write_whole;
+use crate::spec::design::Backing;
 
 /// One line of a bench's result.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -29,16 +30,24 @@ pub struct Report {
     bench: &'static str,
     /// The version of the QEMU that ran the guests, and whose it is; `None` where no QEMU did.
     qemu: Option<String>,
+    /// What counted for this project's x86 guests; `None` where that is nothing, or not the same for all.
+    backing: Option<Backing>,
     rows: Vec<Row>,
 }
 
 impl Report {
     /// Makes the file of the bench called `bench`, whose guests this QEMU ran.
-    pub fn new(bench: &'static str, qemu: Option<String>, rows: Vec<Row>) -> Self {
+    pub fn new(
+        bench: &'static str,
+        qemu: Option<String>,
+        backing: Option<Backing>,
+        rows: Vec<Row>,
+    ) -> Self {
         Self {
             schema: 1,
             bench,
             qemu,
+            backing,
             rows,
         }
     }
@@ -51,6 +60,11 @@ impl Report {
     /// Returns the QEMU that ran the guests.
     pub fn qemu(&self) -> Option<&str> {
         self.qemu.as_deref()
+    }
+
+    /// Returns what counted for this project's x86 guests, where that is the same for all.
+    pub fn backing(&self) -> Option<Backing> {
+        self.backing
     }
 
     /// Returns the file as JSON.
@@ -83,7 +97,8 @@ mod tests {
             published: None,
             unit: "share",
         };
-        let json = Report::new("partition", Some("10.0.2 (Debian)".to_owned()), vec![row]).json();
+        let qemu = Some("10.0.2 (Debian)".to_owned());
+        let json = Report::new("partition", qemu, None, vec![row]).json();
         insta::assert_snapshot!(String::from_utf8(json).unwrap());
     }
 }

@@ -4,6 +4,7 @@
 //! older than the run. A page has what a bench is about; the details (`DETAILS`) are in the JSON and in the HTML page.
 
 use super::saved::{Bench, Table, tables};
+use crate::spec::design::Backing;
 use crate::{Error, Result};
 
 /// Kinds of figures that explain the others: distributions, and counts by cause. They are most of a long bench's rows, and
@@ -57,7 +58,8 @@ impl Page {
     fn figures(&self, json: &[u8], level: &str) -> Result<String> {
         let bench: Bench = serde_json::from_slice(json)
             .map_err(|error| Error::Usage(format!("not the JSON of a bench: {error}")))?;
-        let mut text = String::new();
+        let counted = |backing: Backing| format!("\nCounted by {}.\n", backing.counter());
+        let mut text = bench.backing.map_or_else(String::new, counted);
         for group in self.groups {
             let rows = bench.group(self, group);
             if !rows.is_empty() {

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::markdown::{Group, Page};
 use super::number::number;
+use crate::spec::design::Backing;
 
 /// A file that `vpmu bench --json` wrote.
 #[derive(Debug, Deserialize)]
@@ -14,6 +15,8 @@ pub(super) struct Bench {
     pub(super) bench: String,
     /// The QEMU that ran the guests, where the file names it.
     pub(super) qemu: Option<String>,
+    /// What counted for this project's x86 guests, where the file says so.
+    pub(super) backing: Option<Backing>,
     pub(super) rows: Vec<Figure>,
 }
 

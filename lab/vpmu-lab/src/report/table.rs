@@ -86,17 +86,13 @@ pub(super) fn cells(run: &Run, first: Option<&Run>) -> [String; COLUMNS.len() - 
 
 /// Says what counted for each x86 guest; `None` where there is none.
 pub fn backing<'a>(runs: impl Iterator<Item = &'a Run> + Clone) -> Option<String> {
-    let of = |backing, what: &str| {
+    let of = |backing: Backing| {
         let runs = runs.clone().filter(|run| run.arch == Arch::X86_64);
         let names = runs.filter(|run| run.backing == Some(backing));
         let names: Vec<String> = names.map(|run| run.design().to_string()).collect();
-        (!names.is_empty()).then(|| format!("{what} ({})", names.join(", ")))
+        (!names.is_empty()).then(|| format!("{} ({})", backing.counter(), names.join(", ")))
     };
-    let kinds = [
-        of(Backing::Hardware, "the processor's counters"),
-        of(Backing::Clock, "a clock"),
-    ];
-    let kinds: Vec<String> = kinds.into_iter().flatten().collect();
+    let kinds: Vec<String> = Backing::ALL.into_iter().filter_map(of).collect();
     (!kinds.is_empty()).then(|| format!("counted by {}", kinds.join(" and by ")))
 }
 
@@ -182,6 +178,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
         }
         warnings.extend(no_pmu(run));
         warnings.extend(lost_counters(run));
+        warnings.extend(part_time_counters(run));
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
                 "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
@@ -255,6 +252,18 @@ pub fn lost_counters(run: &Run) -> Option<String> {
          stood still ({why})",
         run.design()
     ))
+}
+
+/// Returns a sentence for a guest whose counters are too low, with the reason and the way to mend it.
+pub fn part_time_counters(run: &Run) -> Option<String> {
+    let count = run.vmm.as_ref()?.measured.as_ref()?.part_time;
+    (count > 0).then(|| {
+        format!(
+            "{}: {count} times a counter of the guest counted only part of the time, and is too low: others have counters of \
+             the host's (its NMI watchdog: sysctl kernel.nmi_watchdog=0; perf), or the host throttled the event",
+            run.design()
+        )
+    })
 }
 
 /// Returns a sentence for a guest whose kernel throttled a recording, with the way to a whole one.

@@ -278,6 +278,14 @@ impl Backing {
             Self::Clock => "clock",
         }
     }
+
+    /// Returns what counts, in words.
+    pub fn counter(self) -> &'static str {
+        match self {
+            Self::Hardware => "the processor's counters",
+            Self::Clock => "a clock",
+        }
+    }
 }
 
 impl FromStr for Backing {

@@ -34,10 +34,19 @@ pub struct Capability {
     /// Which of the events that mean the same everywhere are backed: bit [`ArchEvent::cpuid_bit`] for each. A guest
     /// has no register that names them: a counter of another event is lost, and the host is not asked.
     pub events: u32,
+    /// The counters of [`Interface::V2`], 1 to 6: where others have counters of the host's, as its watchdog has, a guest can
+    /// be offered fewer. CPUID says nothing of the number to software that knows the earlier interfaces alone.
+    #[cfg_attr(feature = "serde", serde(default = "all_counters"))]
+    pub v2_counters: u8,
     /// Last branch records: the stack of LbrExtV2. With [`Interface::V2`] only, whose status register freezes them;
     /// else there are none.
     #[cfg_attr(feature = "serde", serde(default))]
     pub lbr: Option<lbr::amd::Capability>,
+}
+
+#[cfg(feature = "serde")]
+const fn all_counters() -> u8 {
+    MAX_COUNTERS
 }
 
 impl Capability {
@@ -46,6 +55,7 @@ impl Capability {
         Self {
             interface,
             events: u32::MAX,
+            v2_counters: MAX_COUNTERS,
             lbr: None,
         }
     }
@@ -62,7 +72,12 @@ impl Capability {
     pub const fn count(&self) -> u8 {
         match self.interface {
             Interface::Legacy => 4,
-            Interface::Core | Interface::V2 => MAX_COUNTERS,
+            Interface::Core => MAX_COUNTERS,
+            Interface::V2 => match self.v2_counters {
+                0 => 1,
+                n if n < MAX_COUNTERS => n,
+                _ => MAX_COUNTERS,
+            },
         }
     }
 

@@ -105,10 +105,12 @@ fn capability() -> BoxedStrategy<Capability> {
     use Interface::{Core, Legacy, V2};
     let interface = prop::sample::select(vec![Legacy, Core, Core, V2, V2]);
     let events = prop_oneof![4 => Just(u32::MAX), 1 => any::<u32>()];
-    (interface, events)
-        .prop_map(|(interface, events)| Capability {
+    let v2_counters = prop_oneof![2 => Just(6_u8), 1 => 1..6_u8];
+    (interface, events, v2_counters)
+        .prop_map(|(interface, events, v2_counters)| Capability {
             interface,
             events,
+            v2_counters,
             lbr: None,
         })
         .boxed()

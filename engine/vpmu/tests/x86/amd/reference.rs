@@ -69,6 +69,11 @@ impl Reference {
             0xc000_0303 => (self.v2, Place::Set),
             _ => return Err(Outcome::NotHandled),
         };
+        let exists = exists
+            && match place {
+                Place::Control(n) | Place::Counter(n) => n < self.count,
+                _ => true,
+            };
         exists.then_some(place).ok_or(Outcome::GeneralProtection)
     }
 
@@ -119,7 +124,11 @@ impl pair::Reference for Reference {
             panic!("AMD's");
         };
         let core = capability.interface != Interface::Legacy;
-        let count = if core { 6 } else { 4 };
+        let count = match capability.interface {
+            Interface::Legacy => 4,
+            Interface::Core => 6,
+            Interface::V2 => capability.v2_counters.into(),
+        };
         Self {
             count,
             core,

@@ -297,7 +297,7 @@ impl<'a> Lab<'a> {
         };
         let phase = cell.boot as u32 + BOOTS.len() as u32 * crashes;
         let row = run_one(&lab, &spec, &spec.guests[0], phase, task)?;
-        context.note_version([&row]);
+        context.note_machine([&row]);
         measured(cell, &row.run, &row.output).ok_or_else(|| Error::CommandFailed {
             design,
             status: row.run.status,

@@ -115,16 +115,17 @@ fn sentences(runs: &[Run]) -> Vec<String> {
         sentences.push(format!("A PMI takes {} exits.", listed(&exits)));
     }
     sentences.extend(table::backing(runs.iter()).map(|text| format!("It was {text}.")));
-    sentences.extend(
-        runs.iter()
-            .filter_map(table::no_pmu)
-            .map(|text| format!("{text}.")),
-    );
-    sentences.extend(
-        runs.iter()
-            .filter_map(table::lost_counters)
-            .map(|text| format!("{text}.")),
-    );
+    for warning in [
+        table::no_pmu,
+        table::lost_counters,
+        table::part_time_counters,
+    ] {
+        sentences.extend(
+            runs.iter()
+                .filter_map(warning)
+                .map(|text| format!("{text}.")),
+        );
+    }
     sentences
 }
 
