@@ -249,15 +249,12 @@ fn check(
 struct Stepped {
     /// What is left to be executed; `None`: the guest does not run.
     left: Option<u32>,
-    /// Where the last step was.
-    at: u64,
     host: [i64; 23],
     guest: Registers,
 }
 
 static mut STEPPED: Stepped = Stepped {
     left: None,
-    at: 0,
     host: [0; 23],
     guest: Registers {
         general: [0; 16],
@@ -286,14 +283,6 @@ const ORDER: [i32; 16] = [
     libc::REG_R15,
 ];
 
-/// Returns whether the instruction has a prefix F3 among its first bytes.
-fn has_rep(at: u64) -> bool {
-    let pages = CODE..CODE + ((PAGES - 1) * PAGE) as u64;
-    let bytes: *const [u8; 4] = ptr::with_exposed_provenance(at as usize);
-    // SAFETY: the guest's pages are mapped.
-    pages.contains(&at) && unsafe { bytes.read_unaligned() }.contains(&0xf3)
-}
-
 extern "C" fn step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands over the frame, and one thread alone steps.
     let (stepped, frame) = unsafe {
@@ -304,12 +293,7 @@ extern "C" fn step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) 
         )
     };
     let (rip, flags) = (libc::REG_RIP as usize, libc::REG_EFL as usize);
-    let now = frame[rip].cast_unsigned();
-    // Each round of a string instruction is a step.
-    let is_round = stepped.at == now && frame[libc::REG_RCX as usize] != 0 && has_rep(now);
-    stepped.at = now;
     match stepped.left {
-        Some(_) if is_round => {}
         // Behind INT3: the guest's first instruction is next.
         None => {
             stepped.host = *frame;
@@ -318,7 +302,6 @@ extern "C" fn step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) 
             }
             frame[rip] = stepped.guest.rip.cast_signed();
             frame[flags] = (stepped.guest.rflags | TF).cast_signed();
-            stepped.at = stepped.guest.rip;
             stepped.left = Some(STEPS.load(std::sync::atomic::Ordering::Relaxed));
         }
         Some(1) => {

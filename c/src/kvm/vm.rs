@@ -6,8 +6,8 @@ use std::ffi::CString;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use vpmu_kvm::{
-    Clock, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Replay,
-    Skid, Source, amd, intel,
+    Clock, CpuidEntry, Follow, Freeze, Lbr, Model, Offer, Options, Pebs, Perfmon, Rdpmc, Skid,
+    Source, amd, intel,
 };
 
 use super::handle::{Table, damaged, failed, misuse, status};
@@ -175,8 +175,6 @@ impl VpmuKvmOptions {
             },
             lbr: Lbr::Off,
             follow: Follow::Ahead,
-            // This library has no interpreter.
-            replay: Replay::Off,
             signal: (self.signal != 0).then_some(self.signal),
         })
     }

@@ -7,8 +7,6 @@ use std::sync::atomic::Ordering;
 use vpmu::counter::CounterHost;
 use vpmu::x86::{CounterConfig, Outcome, Ring};
 use vpmu_perf::{Flag, KICKED, PerfHost, PerfOptions};
-#[cfg(feature = "lbr")]
-use vpmu_x86::replay::Access;
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -45,10 +43,6 @@ pub(crate) struct OnKvm {
     pub(crate) vm: Arc<OwnedFd>,
     pub(crate) vcpu: Arc<OwnedFd>,
     pub(crate) run: Arc<RunPage>,
-    /// Whether the last exit has left an instruction half done, which KVM_RUN completes.
-    is_between: bool,
-    /// What the vCPU gave with exits before it was asked to complete that, and no more.
-    asked: Option<u64>,
     /// The RIP of an exited RDPMC that must fault, once KVM has stepped over it.
     fault: Option<u64>,
     /// The way of RDPMC to the VMM where no kernel is rewritten.
@@ -73,8 +67,6 @@ impl OnKvm {
             vm: Arc::new(vm),
             // Shared with what reads the guest's registers in a sample, which may be on its way while this object moves.
             vcpu: Arc::new(vcpu),
-            is_between: false,
-            asked: None,
             fault: None,
             rdpmc: None,
             deadline: None,
@@ -165,71 +157,8 @@ impl OnKvm {
         })
     }
 
-    /// Has the next KVM_RUN complete what the last exit has left half done, and do no more. `false`: that is nothing, and the
-    /// registers are the guest's. Call this before [`before_run`](Self::before_run).
-    pub(crate) fn complete_first(&mut self) -> bool {
-        if !self.is_between {
-            return false;
-        }
-        let flag = self.run.flag();
-        let asked = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
-        self.asked = asked.is_ok().then(|| self.run.expect_all());
-        true
-    }
-
-    /// Notes how KVM_RUN has ended. Returns whether an instruction was completed, as was asked, and no more happened.
-    pub(crate) fn completed(&mut self) -> bool {
-        let returned = self.run.returned();
-        self.is_between = !matches!(returned, Returned::NoExit | Returned::Debug);
-        let Some(expected) = self.asked.take() else {
-            return false;
-        };
-        self.run.expect(expected);
-        let is_ours = self.run.flag().load(Ordering::SeqCst) == KICKED;
-        // The next check for overflows comes behind this, so that no overflow loses its kick.
-        unset(&*self.run);
-        is_ours && returned == Returned::NoExit
-    }
-
-    /// Returns whether the last exit is to become a fault.
-    #[cfg_attr(not(feature = "lbr"), expect(dead_code, reason = "only replays ask"))]
-    pub(crate) const fn has_fault(&self) -> bool {
-        self.fault.is_some()
-    }
-
-    /// Performs an access of the guest's kernel at `at` that is no exit. What the PMU does not handle is to become one.
-    #[cfg(feature = "lbr")]
-    pub(crate) fn replayed<H: CounterHost<CounterConfig>>(
-        &mut self,
-        at: u64,
-        access: Access,
-        pmu: &mut VcpuPmu<H>,
-    ) -> Outcome {
-        let is_site = |msr| {
-            let rdpmc = self.rdpmc.as_ref();
-            rdpmc
-                .filter(|_| rdpmc::is_index(msr))
-                .map(|rdpmc| rdpmc.is_site(at))
-        };
-        match access {
-            Access::Rdmsr(index) if is_site(index) == Some(true) => {
-                pmu.replayed(|pmu| pmu.rdpmc(index, Ring::Kernel))
-            }
-            Access::Out(port, index) if u16::from(port) == RDPMC_PORT => {
-                pmu.replayed(|pmu| pmu.rdpmc(index, Ring::Kernel))
-            }
-            Access::Rdmsr(msr) | Access::Wrmsr(msr, _) if self.permits(msr) != Ok(true) => {
-                Outcome::NotHandled
-            }
-            Access::Rdmsr(msr) => pmu.replayed(|pmu| pmu.rdmsr(msr)),
-            Access::Wrmsr(msr, value) => pmu.replayed(|pmu| pmu.wrmsr(msr, value)),
-            Access::Out(..) => Outcome::NotHandled,
-        }
-    }
-
     /// Forgets what was to become of the last exit.
     pub(crate) fn reset(&mut self) {
-        self.is_between = false;
         if self.fault.take().is_some() {
             unset(&*self.run);
         }

@@ -1,4 +1,4 @@
-//! In place of `follow` without the feature `lbr`: nobody is followed, and nothing is executed for a guest.
+//! In place of `follow` without the feature `lbr`: nobody is followed.
 
 use std::sync::Arc;
 
@@ -34,11 +34,11 @@ impl Follower {
         match *self {}
     }
 
-    pub(crate) fn is_wanted(&mut self, _: &mut VcpuPmu<PerfHost>) -> bool {
+    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
-    pub(crate) fn before_run(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+    pub(crate) fn replay(&mut self, _: &OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 
@@ -47,36 +47,6 @@ impl Follower {
         _: &OnKvm,
         _: &mut VcpuPmu<PerfHost>,
     ) -> Result<bool, Error> {
-        match *self {}
-    }
-}
-
-/// None.
-#[derive(Debug)]
-pub(crate) enum Replays {}
-
-impl Replays {
-    pub(crate) fn attach(_: &Offer, _: Arc<dyn GuestMemory>, _: &Options) -> Option<Self> {
-        None
-    }
-
-    pub(crate) fn note(&mut self, _: &OnKvm, _: &VcpuPmu<PerfHost>) {
-        match *self {}
-    }
-
-    pub(crate) fn forget(&mut self) {
-        match *self {}
-    }
-
-    pub(crate) fn is_wanted(&self) -> bool {
-        match *self {}
-    }
-
-    pub(crate) fn completed(&mut self) {
-        match *self {}
-    }
-
-    pub(crate) fn run(&mut self, _: &mut OnKvm, _: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
         match *self {}
     }
 }

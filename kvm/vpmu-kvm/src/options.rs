@@ -115,17 +115,6 @@ pub enum Follow {
     Steps,
 }
 
-/// Whether what a guest executes between two accesses of its PMU is executed for it, so that the second is no exit. The guest
-/// cannot tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Replay {
-    /// Each access is an exit, but for most reads of branch records.
-    #[default]
-    Off,
-    /// Where that takes less time than the exits, by what an exit of this host takes.
-    On,
-}
-
 /// A VMM's choices of how the host works for a guest, which does not see them. The default suits most.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -144,9 +133,6 @@ pub struct Options {
     pub lbr: Lbr,
     /// The way in which the guest is followed for them.
     pub follow: Follow,
-    /// Whether the guest's code between accesses of its PMU is executed here (docs/how/replay.md). Needs this crate's feature
-    /// `lbr`.
-    pub replay: Replay,
     /// The real-time signal by which perf reports overflows to the vCPU's thread. `None`: SIGRTMIN+1.
     pub signal: Option<i32>,
 }

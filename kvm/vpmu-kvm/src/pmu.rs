@@ -50,8 +50,6 @@ pub(crate) struct VcpuPmu<H> {
     /// Whether host events miss the instructions that are completed here. A clock has no instructions, and the time of an
     /// exit is in its count.
     pub(crate) misses_completed: bool,
-    /// Whether accesses are performed that are no exits.
-    is_replaying: bool,
     statistics: Shared,
 }
 
@@ -77,7 +75,6 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             engine,
             host: None,
             misses_completed: false,
-            is_replaying: false,
             statistics,
         })
     }
@@ -246,10 +243,7 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             Outcome::GeneralProtection => false,
             Outcome::Value(_) | Outcome::Done => true,
         };
-        match self.is_replaying {
-            true => self.statistics.lock().replays.accesses += 1,
-            false => self.statistics.lock().count(exit),
-        }
+        self.statistics.lock().count(exit);
         // The instruction retires in no guest mode, so that no counter of the processor's has seen it. It retires under what it
         // has written. A paravirtual PMU's guest exits by its driver alone, whose doorbells are no part of what it counts.
         if completed

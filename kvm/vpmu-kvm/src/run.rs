@@ -12,8 +12,7 @@ use std::sync::atomic::AtomicU8;
 
 use kvm_bindings::{
     KVM_EXIT_DEBUG, KVM_EXIT_INTR, KVM_EXIT_IO, KVM_EXIT_UNKNOWN, KVM_EXIT_X86_RDMSR,
-    KVM_EXIT_X86_WRMSR, KVM_SYNC_X86_EVENTS, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs,
-    kvm_run, kvm_sregs, kvm_vcpu_events,
+    KVM_EXIT_X86_WRMSR, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs,
 };
 use vpmu::x86::Outcome;
 use vpmu_perf::Flag;
@@ -153,11 +152,18 @@ impl RunPage {
         true
     }
 
-    /// Returns whether an RDMSR or a WRMSR was completed by a fault.
-    #[cfg_attr(not(feature = "lbr"), expect(dead_code, reason = "only replays ask"))]
-    pub(crate) fn has_failed(&self) -> bool {
-        matches!(self.returned(), Returned::Rdmsr(_) | Returned::Wrmsr(..))
-            && Self::get(field!(self, __bindgen_anon_1.msr.error)) != 0
+    /// Returns the register and the value of an RDMSR that has been answered.
+    #[cfg_attr(
+        not(feature = "lbr"),
+        expect(dead_code, reason = "only the follower asks")
+    )]
+    pub(crate) fn answered(&self) -> Option<(u32, u64)> {
+        match self.returned() {
+            Returned::Rdmsr(index) if Self::get(field!(self, __bindgen_anon_1.msr.error)) == 0 => {
+                Some((index, Self::get(field!(self, __bindgen_anon_1.msr.data))))
+            }
+            _ => None,
+        }
     }
 
     /// Returns whether the vCPU is in system management mode or in a guest of its own.
@@ -227,32 +233,11 @@ impl RunPage {
         expect(dead_code, reason = "only the follower asks")
     )]
     pub(crate) fn expect_sregs(&self, wanted: bool) -> bool {
-        let (before, bit) = (self.expected(), u64::from(KVM_SYNC_X86_SREGS));
+        let valid = field!(self, kvm_valid_regs);
+        let (before, bit) = (Self::get(valid), u64::from(KVM_SYNC_X86_SREGS));
         let after = if wanted { before | bit } else { before & !bit };
-        self.expect(after);
+        Self::put(valid, after);
         before != after
-    }
-
-    /// Makes the vCPU give all that a replay needs with the next exit. Returns what it gave before.
-    pub(crate) fn expect_all(&self) -> u64 {
-        let before = self.expected();
-        self.expect(before | u64::from(KVM_SYNC_X86_SREGS | KVM_SYNC_X86_EVENTS));
-        before
-    }
-
-    fn expected(&self) -> u64 {
-        Self::get(field!(self, kvm_valid_regs))
-    }
-
-    /// Makes the vCPU give these with each exit.
-    pub(crate) fn expect(&self, parts: u64) {
-        Self::put(field!(self, kvm_valid_regs), parts);
-    }
-
-    /// Returns what is about to be delivered to the vCPU that has exited, where that is expected.
-    #[cfg_attr(not(feature = "lbr"), expect(dead_code, reason = "only replays ask"))]
-    pub(crate) fn events(&self) -> kvm_vcpu_events {
-        Self::get(field!(self, s.regs.events))
     }
 
     /// Returns the system registers of the vCPU that has exited, where they are expected.

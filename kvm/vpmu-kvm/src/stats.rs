@@ -21,7 +21,8 @@ pub enum Exit {
     Rdpmc,
     /// A signal: a host event has overflowed.
     Kick,
-    /// A breakpoint by which the guest is followed for its last branch records.
+    /// A breakpoint by which the guest is followed for its last branch records, or a call of KVM's that completed an
+    /// instruction of the guest's and did no more.
     Follow,
     /// A port, read or written.
     Port(u16),
@@ -177,15 +178,15 @@ impl Shared {
     }
 }
 
-/// The replays: instructions that were executed for a guest, so that accesses of its PMU are no exits
-/// ([`Options::replay`](crate::Options::replay)), nor the branches that a PMI waits for ([`Options::lbr`](crate::Options::lbr)).
+/// The replays: instructions that were executed for a guest with last branch records, so that neither its branches at a PMI
+/// nor its handler's reads of them are exits ([`Options::lbr`](crate::Options::lbr)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replays {
     /// Replays that count: the guest went on behind them.
     pub committed: u64,
     /// Replays that were dropped, because memory had changed meanwhile.
     pub dropped: u64,
-    /// The reads of branch records among them, none of which was an exit.
+    /// The reads among them, none of which was an exit.
     pub reads: u64,
     /// The branches that were taken, and recorded.
     pub branches: u64,
@@ -193,12 +194,6 @@ pub struct Replays {
     pub instructions: u64,
     /// How often a guest was followed no further, because the time, the exits or the room for it were used up.
     pub overruns: u64,
-    /// All other accesses that were no exits.
-    pub accesses: u64,
-    /// Calls of KVM's that completed an access, before a replay, and did no more.
-    pub calls: u64,
-    /// Instructions that were executed for none of these: they did not lead to an access.
-    pub vain: u64,
 }
 
 /// The stacks of open calls, for a guest whose last branch records are in call-stack mode. Each PMI is one of the counts but
@@ -274,7 +269,7 @@ pub struct Statistics {
     pub pebs: pebs::Statistics,
     /// The outcome of the branches that were handed over for last branch records.
     pub lbr: lbr::Statistics,
-    /// What was executed for the guest.
+    /// The reads of branch records that were no exits.
     pub replays: Replays,
     /// The stacks of open calls.
     pub call_stacks: CallStacks,
@@ -309,7 +304,7 @@ macro_rules! figures {
 }
 
 /// The number of figures.
-pub(crate) const FIGURES: usize = 47;
+pub(crate) const FIGURES: usize = 44;
 
 /// The way in which the figures of two vCPUs, or of two moments, make one.
 #[derive(Clone, Copy)]
@@ -363,9 +358,6 @@ figures! {
     call_stacks.compatible as "call_stacks.32_bit": Sum,
     call_stacks.kernel: Sum,
     call_stacks.calls: Sum,
-    replays.accesses: Sum,
-    replays.calls: Sum,
-    replays.vain: Sum,
     host.part_time: Sum,
 }
 

@@ -11,16 +11,8 @@ use std::fs::File;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
-#[cfg(feature = "lbr")]
-use std::sync::atomic::Ordering;
-#[cfg(feature = "lbr")]
-use std::time::{Duration, Instant};
 
-#[cfg(feature = "lbr")]
-use crate::intercept;
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_userspace_memory_region};
-#[cfg(feature = "lbr")]
-use vpmu_perf::Flag;
 use vpmu_perf::GuestsOnly;
 
 use crate::error::Error;
@@ -42,7 +34,7 @@ static FOUND: OnceLock<Option<GuestsOnly>> = OnceLock::new();
 ///
 /// When there are no hardware counters for this process, or it can run no guest.
 pub fn guests_only() -> Result<GuestsOnly, Error> {
-    let guest = TinyGuest::new(&code(ROUNDS))?;
+    let guest = TinyGuest::new(ROUNDS)?;
     let mut ran = Ok(());
     let found = vpmu_perf::guests_only(|| ran = guest.run());
     ran?;
@@ -62,57 +54,12 @@ pub(crate) fn is_known_broken() -> bool {
         .is_some_and(|found| found.is_some_and(|found| !found.holds()))
 }
 
-/// How long KVM takes on this host.
-#[derive(Clone, Copy, Debug)]
-#[cfg(feature = "lbr")]
-pub(crate) struct ExitTimes {
-    /// To an exit and back.
-    pub(crate) exit: Duration,
-    /// For a call that does not enter the guest.
-    pub(crate) call: Duration,
-}
-
-/// Measures them by a guest of a few instructions on the calling thread.
-#[cfg(feature = "lbr")]
-pub(crate) fn exit_times() -> Result<ExitTimes, Error> {
-    const TIMES: u32 = 64;
-    /// Of a PMU, because a register that KVM has nothing to do with exits sooner.
-    const MSR: u32 = 0x38f;
-    // mov ecx, MSR; rdmsr; jmp back
-    let [a, b, c, d] = MSR.to_le_bytes();
-    let guest = TinyGuest::new(&[0x66, 0xb9, a, b, c, d, 0x0f, 0x32, 0xeb, 0xfc])?;
-    intercept::filter(&guest.vm, &[MSR], &intercept::Filter::default())?;
-    let flag = guest.run.flag();
-    let time = || {
-        let begin = Instant::now();
-        for _ in 0..TIMES {
-            match sys::no_memory(&guest.vcpu, "KVM_RUN", sys::RUN, 0) {
-                Ok(_) | Err(Error::Kvm(_, libc::EINTR)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(begin.elapsed() / TIMES)
-    };
-    // The first exits take longer.
-    time()?;
-    let exit = time()?;
-    flag.store(1, Ordering::SeqCst);
-    Ok(ExitTimes {
-        exit,
-        call: time()?,
-    })
-}
-
-/// A VM with a small guest.
+/// A VM whose guest counts down and halts.
 struct TinyGuest {
     vcpu: OwnedFd,
     run: RunPage,
     // Dropped last: the VM's memory.
-    #[cfg_attr(
-        not(feature = "lbr"),
-        expect(dead_code, reason = "kept for its descriptor alone")
-    )]
-    vm: OwnedFd,
+    _vm: OwnedFd,
     _memory: Memory,
 }
 
@@ -127,7 +74,7 @@ impl Drop for Memory {
 }
 
 impl TinyGuest {
-    fn new(code: &[u8]) -> Result<Self, Error> {
+    fn new(rounds: u32) -> Result<Self, Error> {
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
         let kvm = kvm.map_err(|error| {
             Error::Kvm("open /dev/kvm", error.raw_os_error().unwrap_or(libc::EIO))
@@ -153,9 +100,9 @@ impl TinyGuest {
         }
         let page = NonNull::new(page.cast::<u8>());
         let memory = Memory(page.ok_or(Error::Kvm("mmap of a guest's page", libc::EFAULT))?);
-        assert!(code.len() <= PAGE);
-        // SAFETY: the page is this function's, and no shorter than the code.
-        unsafe { memory.0.copy_from(NonNull::from(code).cast(), code.len()) };
+        let code = code(rounds);
+        // SAFETY: the page is this function's, and longer than the code.
+        unsafe { memory.0.copy_from(NonNull::from(&code).cast(), code.len()) };
         let region = kvm_userspace_memory_region {
             guest_phys_addr: AT,
             memory_size: PAGE as u64,
@@ -182,7 +129,7 @@ impl TinyGuest {
         Ok(Self {
             run: RunPage::map(&vcpu)?,
             vcpu,
-            vm,
+            _vm: vm,
             _memory: memory,
         })
     }
@@ -217,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_guest_runs_to_its_end_on_any_kvm() {
-        match TinyGuest::new(&code(1000)) {
+        match TinyGuest::new(1000) {
             Ok(guest) => assert_eq!(guest.run(), Ok(())),
             Err(error) => eprintln!("skipped: {error}"),
         }

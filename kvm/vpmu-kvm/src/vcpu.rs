@@ -30,7 +30,7 @@ use vpmu_perf::{Backing, Kick, PerfHost};
 
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::follow::{Follower, Replays};
+use crate::follow::Follower;
 use crate::kvm::{AfterRun, OnKvm};
 use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
@@ -54,8 +54,6 @@ pub struct Vcpu {
     pmu: Option<VcpuPmu<PerfHost>>,
     /// `None`: the guest has no last branch records.
     follower: Option<Follower>,
-    /// `None`: each access of the PMU is an exit.
-    replays: Option<Replays>,
     /// `None`: nothing is asked of perf.
     thread: Option<Thread>,
     memory: Arc<dyn GuestMemory>,
@@ -90,14 +88,9 @@ impl Vcpu {
             }
         };
         let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
-        let replays = Replays::attach(offer, Arc::clone(&memory), options);
         let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
         this.kvm.statistics.lock().slot = Slot::take(&this.offer(), this.backing());
-        Ok(Self {
-            follower,
-            replays,
-            ..this
-        })
+        Ok(Self { follower, ..this })
     }
 
     /// Continues a saved guest without its paravirtual PMU, for instance on a host without perf. The guest's page says
@@ -145,7 +138,6 @@ impl Vcpu {
             kvm,
             pmu,
             follower: None,
-            replays: None,
             thread,
             memory,
             options,
@@ -223,19 +215,8 @@ impl Vcpu {
         if let Some(deadline) = &self.kvm.deadline {
             deadline.before_run()?;
         }
-        if let Some(pmu) = &mut self.pmu {
-            let follower = self.follower.as_mut();
-            let is_followed = follower.is_some_and(|follower| follower.is_wanted(pmu));
-            let is_replayed = self.replays.as_ref().is_some_and(Replays::is_wanted);
-            if (is_followed || is_replayed) && self.kvm.complete_first() {
-                return self.kvm.before_run(&mut self.pmu);
-            }
-            if let Some(replays) = &mut self.replays {
-                replays.run(&mut self.kvm, pmu)?;
-            }
-            if let Some(follower) = &mut self.follower {
-                follower.before_run(&self.kvm, pmu)?;
-            }
+        if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
+            follower.before_run(&self.kvm, pmu)?;
         }
         self.kvm.before_run(&mut self.pmu)
     }
@@ -255,16 +236,6 @@ impl Vcpu {
             // Events up to this exit count before the access.
             overflowed = pmu.take_overflows();
         }
-        if self.kvm.completed() {
-            self.kvm.statistics.lock().replays.calls += 1;
-            if let Some(replays) = &mut self.replays {
-                replays.completed();
-            }
-            return Ok(AfterRun::Completed);
-        }
-        if let Some(replays) = &mut self.replays {
-            replays.forget();
-        }
         if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
             && follower.after_run(&self.kvm, pmu)?
         {
@@ -272,9 +243,9 @@ impl Vcpu {
         }
         let after = self.kvm.after_run(&mut self.pmu, overflowed)?;
         if after == AfterRun::Completed
-            && let (Some(replays), Some(pmu)) = (&mut self.replays, &self.pmu)
+            && let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu)
         {
-            replays.note(&self.kvm, pmu);
+            follower.replay(&self.kvm, pmu)?;
         }
         if after == AfterRun::Vmm
             && let Some(pmu) = &self.pmu
@@ -295,11 +266,8 @@ impl Vcpu {
         }
     }
 
-    /// Ends a run that follows the guest, and a replay of it.
+    /// Ends a run that follows the guest.
     fn stop_following(&mut self) {
-        if let Some(replays) = &mut self.replays {
-            replays.forget();
-        }
         if let (Some(follower), Some(pmu)) = (&mut self.follower, &mut self.pmu) {
             follower.forget(&self.kvm, pmu);
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use vpmu_kvm::{Clock, Freeze, Model, Options, Perfmon, Policy, Replay, Source, Vendor, amd};
+use vpmu_kvm::{Clock, Freeze, Model, Options, Perfmon, Policy, Source, Vendor, amd};
 
 /// The variable: words with spaces between them, the file of the statistics last.
 pub(crate) const VARIABLE: &str = "VPMU_EXEC";
@@ -42,8 +42,6 @@ impl Settings {
                 ("approximate", "") => clock = Clock::Approximate,
                 ("policy", name) => settings.options.policy = policy(name)?,
                 ("freeze", "vm") => settings.options.freeze = Freeze::Vm,
-                ("replay", "on") => settings.options.replay = Replay::On,
-                ("replay", "off") => settings.options.replay = Replay::Off,
                 ("freeze", "guest") => settings.options.freeze = Freeze::Guest,
                 _ => return Err(unknown(word)),
             }
@@ -105,7 +103,8 @@ mod tests {
 
     #[test]
     fn words_are_choices() {
-        let text = "pmu=intel perfmon=2 backing=clock approximate policy=reuse freeze=guest replay=off measure=/a b";
+        let text =
+            "pmu=intel perfmon=2 backing=clock approximate policy=reuse freeze=guest measure=/a b";
         let settings = Settings::parse(text, "qemu-system-x86_64").unwrap();
         let version = Perfmon::V2;
         assert_eq!(
@@ -118,7 +117,6 @@ mod tests {
         assert_eq!(settings.options.source, Source::Clock(Clock::Approximate));
         assert_eq!(settings.options.policy, Policy::Reuse);
         assert_eq!(settings.options.freeze, Freeze::Guest);
-        assert_eq!(settings.options.replay, Replay::Off);
         assert_eq!(settings.measure, Some("/a b".into()));
         assert!(settings.hides_kicks);
         assert!(!Settings::parse("", "lkvm").unwrap().hides_kicks);
@@ -129,7 +127,6 @@ mod tests {
             "other",
             "approximate=1",
             "freeze=no",
-            "replay=no",
         ] {
             assert!(Settings::parse(wrong, "").is_err(), "{wrong}");
         }

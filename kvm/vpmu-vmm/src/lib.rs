@@ -24,7 +24,7 @@ mod vm;
 
 use std::path::PathBuf;
 
-pub use vpmu_kvm::{Backing, Follow, Freeze, Lbr, Model, Pebs, Perfmon, Replay, Skid, Vendor, amd};
+pub use vpmu_kvm::{Backing, Follow, Freeze, Lbr, Model, Pebs, Perfmon, Skid, Vendor, amd};
 use vpmu_kvm::{Clock, Options, Policy, Source};
 
 pub use hardware::{MEMORY, MOST_VCPUS};
@@ -98,8 +98,6 @@ pub struct PmuOptions {
     pub lbr: Lbr,
     /// The way in which the guest is followed for them.
     pub follow: Follow,
-    /// Whether the guest's code between accesses of its PMU is executed by the VMM.
-    pub replay: Replay,
 }
 
 /// The way of a guest's RDPMC to the VMM.
@@ -134,7 +132,6 @@ impl PmuOptions {
             skid: self.skid,
             lbr: self.lbr,
             follow: self.follow,
-            replay: self.replay,
             signal: None,
         }
     }

@@ -66,9 +66,6 @@ struct Cli {
     /// How the guest is followed for last branch records
     #[arg(long, value_enum, default_value_t = Follow::Ahead, requires = "lbr")]
     follow: Follow,
-    /// Whether what the guest executes between accesses of its PMU is executed here where that takes less time than the exits
-    #[arg(long, value_enum, default_value_t = Replay::Off, conflicts_with_all = ["no_pmu", "paravirt"])]
-    replay: Replay,
     /// How the guest's RDPMC comes to the VMM
     #[arg(long, value_enum, default_value_t = Rdpmc::Run, conflicts_with_all = ["no_pmu", "paravirt"])]
     rdpmc: Rdpmc,
@@ -87,7 +84,6 @@ struct Cli {
         conflicts_with_all = [
             "kernel", "initrd", "append", "vcpus", "memory", "no_pmu", "lazy_deadline",
             "approximate_instructions", "backing", "follow", "freeze", "lbr", "model", "paravirt", "pebs", "perfmon", "rdpmc",
-            "replay",
         ]
     )]
     restore: Option<PathBuf>,
@@ -196,14 +192,6 @@ enum Follow {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Replay {
-    /// Each access is an exit, but for most reads of branch records
-    Off,
-    /// Where it pays, by the time that an exit of this host takes
-    On,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rdpmc {
     /// The kernel's RDPMCs are rewritten at load: no KASLR, no kexec, none in user space
     Load,
@@ -285,10 +273,6 @@ impl Cli {
             follow: match self.follow {
                 Follow::Ahead => vpmu_vmm::Follow::Ahead,
                 Follow::Steps => vpmu_vmm::Follow::Steps,
-            },
-            replay: match self.replay {
-                Replay::On => vpmu_vmm::Replay::On,
-                Replay::Off => vpmu_vmm::Replay::Off,
             },
             rdpmc: match self.rdpmc {
                 Rdpmc::Load => vpmu_vmm::Rdpmc::Load,

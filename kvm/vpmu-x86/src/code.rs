@@ -113,11 +113,6 @@ impl Code {
         if next.ip == ip && next.replay == self.replay {
             return Ok(after);
         }
-        // Nearly always the one that came next the last time.
-        if next.ip == ip && memory.has_code(ip, part(&self.bytes, next.bytes)) {
-            self.runs[usize::from(after) % MOST].replay = self.replay;
-            return Ok(after);
-        }
         let found = self.at(ip, memory)?;
         self.runs[usize::from(from) % MOST].after[way] = found;
         Ok(found)

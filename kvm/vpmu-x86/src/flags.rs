@@ -433,17 +433,6 @@ pub(crate) fn bit_test(a: u64, n: u64, size: u8, before: &Flags) -> Flags {
     }
 }
 
-/// TZCNT. A count of a number without any bit sets CF, one of 0 sets ZF.
-pub(crate) fn trailing_zeros(a: u64, size: u8) -> Computed {
-    let result = u64::from(a.trailing_zeros().min(8 * u32::from(size)));
-    let flags = Flags {
-        carry: a == 0,
-        undefined: PARITY | ADJUST | SIGN | OVERFLOW,
-        ..Flags::after(result, size)
-    };
-    (result, flags)
-}
-
 /// IMUL with two or three operands.
 pub(crate) fn multiply(a: u64, b: u64, size: u8) -> Computed {
     let unused = 64 - 8 * u32::from(size);

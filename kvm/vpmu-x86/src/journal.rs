@@ -78,10 +78,9 @@ impl Journal {
         self.stores.truncate(count);
     }
 
-    /// Makes the stores, in their order, if all that was loaded is still there, and if they still lead where they did. What is
-    /// executed from here on is to be committed by itself.
+    /// Makes the stores, in their order, if all that was loaded is still there, and if they still lead where they did.
     pub(crate) fn commit<M: Memory + ?Sized>(
-        &mut self,
+        &self,
         rule: &Rule,
         memory: &M,
     ) -> Result<(), Dropped> {
@@ -94,11 +93,7 @@ impl Journal {
             page.and_then(|page| rule.reached(linear, &page, Access::Store, || rule.pkru))
                 == Some(physical)
         };
-        let is_now = |&&(_, page): &&(u64, u64)| {
-            let mut stores = self.stores.iter();
-            stores.any(|store| store.at & !(PAGE - 1) == page)
-        };
-        if !self.stored.iter().filter(is_now).all(leads) {
+        if !self.stored.iter().all(leads) {
             return Err(Dropped);
         }
         for line in self.lines.iter().filter(|line| line.loaded != 0) {
@@ -112,11 +107,6 @@ impl Journal {
         // The embedder finds a page's memory once for all stores that follow each other there.
         for stores in self.stores.chunk_by(is_near) {
             memory.store(stores);
-        }
-        self.stores.clear();
-        self.closed = 0;
-        for line in &mut self.lines {
-            (line.seen, line.loaded) = (line.now, 0);
         }
         Ok(())
     }

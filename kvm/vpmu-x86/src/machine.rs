@@ -3,7 +3,7 @@
 use crate::Stop;
 use crate::cpu;
 use crate::flags::{self, Computed, Lazy, STATUS, Shift, Source, mask};
-use crate::op::{Action, Address, Alu, Bit, FS, GS, Op, Place};
+use crate::op::{Action, Address, Alu, FS, GS, Op, Place};
 use crate::word::Word;
 
 const RAX: usize = 0;
@@ -11,9 +11,6 @@ const RCX: usize = 1;
 const RDX: usize = 2;
 const RSP: usize = 4;
 const RBP: usize = 5;
-const RDI: usize = 7;
-/// Most repetitions of a string instruction.
-const MOST_REPEATED: u64 = 64;
 
 /// The registers, in the order of their numbers; behind them 0 and the bases of segments.
 // A power of two: an index is cut to it, so that no access is checked.
@@ -101,18 +98,11 @@ impl Registers<u64> {
         self.all[RCX] as u32
     }
 
-    /// Returns what WRMSR writes.
-    pub(crate) const fn edx_eax(&self) -> u64 {
-        self.all[RDX] << 32 | self.all[RAX] & 0xffff_ffff
-    }
-
-    /// Completes an access, with what it reads.
-    pub(crate) const fn complete(&mut self, value: Option<u64>, next: u64) {
-        if let Some(value) = value {
-            // The upper halves of RAX and RDX are cleared (SDM vol. 2B, "RDMSR").
-            self.all[RAX] = value & 0xffff_ffff;
-            self.all[RDX] = value >> 32;
-        }
+    /// Completes an RDMSR.
+    pub(crate) const fn rdmsr(&mut self, value: u64, next: u64) {
+        // The upper halves of RAX and RDX are cleared (SDM vol. 2B, "RDMSR").
+        self.all[RAX] = value & 0xffff_ffff;
+        self.all[RDX] = value >> 32;
         self.ip = next;
     }
 }
@@ -371,81 +361,8 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
                 let kept = self.read(op.to, op.size, op)?;
                 self.write(op, W::choose(holds, firm, value, kept)?)
             }
-            Action::BitString(bit) => self.bit_string(op, bit),
-            Action::StoreString(repeats) => self.store_string(op, repeats),
-            Action::CompareExchange => {
-                let (size, at) = (op.size, self.linear(op));
-                let there = self.memory.load(at, size)?;
-                let new = self.read(op.from, size, op)?;
-                let expected = self.registers.all[RAX].cut(op.mask);
-                let same = there.bits().ok_or(Stop)? == expected.bits().ok_or(Stop)?;
-                // A comparison that fails writes what was there.
-                self.memory
-                    .store(at, size, if same { new } else { there })?;
-                if !same {
-                    self.registers.set(RAX as u8, size, there);
-                }
-                (self.registers.flags).set(Source::Subtract, expected, there, size);
-                Ok(())
-            }
             _ => self.compute_flags(op),
         }
-    }
-
-    /// Executes BT, BTS, BTR or BTC. The number of a bit in memory may reach beyond the operand, either way.
-    fn bit_string(&mut self, op: &Op, bit: Bit) -> Result<(), Stop> {
-        let (size, width) = (op.size, 8 * u32::from(op.size));
-        let n = self.read(op.from, size, op)?.bits().ok_or(Stop)?;
-        let signed = (n << (64 - width)).cast_signed() >> (64 - width);
-        let by = match (op.to, op.from) {
-            (Place::Memory, Place::Register(_)) => {
-                signed.div_euclid(width.into()) * i64::from(size)
-            }
-            _ => 0,
-        };
-        let at = self.linear(op).map(|at| at.wrapping_add_signed(by));
-        let a = match op.to {
-            Place::Memory => self.memory.load(at, size)?,
-            place => self.read(place, size, op)?,
-        };
-        let (firm, a) = (a.is_firm(), a.bits().ok_or(Stop)?);
-        let one = 1 << (n % u64::from(width));
-        let result = match bit {
-            Bit::Kept => a,
-            Bit::Set => a | one,
-            Bit::Reset => a & !one,
-            Bit::Complemented => a ^ one,
-        };
-        match op.to {
-            _ if bit == Bit::Kept => {}
-            Place::Memory => self.memory.store(at, size, W::computed(result, firm))?,
-            place => self.put(place, size, op, W::computed(result, firm))?,
-        }
-        let flags = flags::bit_test(a, n, size, &self.registers.flags.get());
-        self.registers.flags.set_known(flags, firm);
-        Ok(())
-    }
-
-    /// Executes STOS, whose addresses ascend: a replay has no DF.
-    fn store_string(&mut self, op: &Op, repeats: bool) -> Result<(), Stop> {
-        let count = match repeats {
-            true => self.registers.all[RCX].bits().ok_or(Stop)?,
-            false => 1,
-        };
-        if count > MOST_REPEATED {
-            return Err(Stop);
-        }
-        let (value, size) = (self.registers.all[RAX].cut(mask(op.size)), op.size);
-        let begin = self.registers.all[RDI];
-        let behind = |n: u64| begin.map(|at| at.wrapping_add(n * u64::from(size)));
-        for n in 0..count {
-            self.memory.store(behind(n), size, value)?;
-        }
-        self.registers.all[RDI] = behind(count);
-        if repeats {
-            self.registers.all[RCX] = W::of(0);
-        }
-        Ok(())
     }
 
     fn condition(&self, condition: iced_x86::ConditionCode) -> (Option<bool>, bool) {
@@ -504,7 +421,6 @@ impl<W: Word, B: Bus<W>> Machine<W, B> {
             Action::ShiftLeft => flags::shift(x, y, size, Shift::Left, &before),
             Action::ShiftRight => flags::shift(x, y, size, Shift::Right, &before),
             Action::ShiftSigned => flags::shift(x, y, size, Shift::Signed, &before),
-            Action::TrailingZeros => flags::trailing_zeros(y, size),
             Action::RotateLeft => flags::rotate(x, y, size, Shift::Left, &before),
             Action::RotateRight => flags::rotate(x, y, size, Shift::Right, &before),
             Action::Multiply => flags::multiply(x, y, size),

@@ -35,9 +35,6 @@ pub(crate) enum Action {
     /// The instruction is none of those below.
     Unknown,
     Rdmsr,
-    Wrmsr,
-    /// OUT of AL to this port.
-    Out(u8),
     Nothing,
     Move,
     MoveSigned,
@@ -70,13 +67,6 @@ pub(crate) enum Action {
     MultiplyBy,
     /// BT of a register, or of memory and a number: the bit's number is cut to the operand.
     BitTest,
-    /// BT of memory and a register, whose number reaches beyond the operand, and BTS, BTR and BTC.
-    BitString(Bit),
-    TrailingZeros,
-    /// CMPXCHG with memory.
-    CompareExchange,
-    /// STOS, once or RCX times.
-    StoreString(bool),
     Leave,
     Set(ConditionCode),
     MoveIf(ConditionCode),
@@ -98,15 +88,6 @@ pub(crate) enum Action {
     QuickTest,
     QuickShiftLeft,
     QuickShiftRight,
-}
-
-/// What becomes of a bit that was tested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Bit {
-    Kept,
-    Set,
-    Reset,
-    Complemented,
 }
 
 /// What computes a result and flags of its own.
@@ -190,27 +171,18 @@ impl Op {
     pub(crate) fn of(instruction: &Instruction) -> Self {
         // A locked access is one that other vCPUs must not come between, as XCHG's with memory always is.
         let is_locked = instruction.has_lock_prefix();
-        let op = Self::known(instruction);
-        let exchanges = |op: &Self| op.action == Action::Exchange && op.has_memory();
-        op.filter(|op| !is_locked && !exchanges(op))
-            .unwrap_or(Self::UNKNOWN)
+        let op = Self::predicted(instruction);
+        let exchanges = op.action == Action::Exchange && op.has_memory();
+        if is_locked || exchanges {
+            Self::UNKNOWN
+        } else {
+            op
+        }
     }
 
     /// Returns what `instruction` does, if the result is known from the operands.
     pub(crate) fn predicted(instruction: &Instruction) -> Self {
-        let is_exact_only = |action| {
-            matches!(
-                action,
-                Action::Wrmsr
-                    | Action::Out(_)
-                    | Action::BitString(_)
-                    | Action::TrailingZeros
-                    | Action::CompareExchange
-                    | Action::StoreString(_)
-            )
-        };
-        let op = Self::known(instruction).filter(|op| !is_exact_only(op.action));
-        op.unwrap_or(Self {
+        Self::known(instruction).unwrap_or(Self {
             next: instruction.next_ip(),
             ..Self::UNKNOWN
         })
@@ -227,8 +199,6 @@ impl Op {
             action,
             Action::Unknown
                 | Action::Rdmsr
-                | Action::Wrmsr
-                | Action::Out(_)
                 | Action::Call(_)
                 | Action::CallIndirect
                 | Action::Jump(_)
@@ -265,13 +235,9 @@ impl Op {
     }
 
     fn known(instruction: &Instruction) -> Option<Self> {
-        let action = action(instruction)?;
+        let is_plain = !instruction.has_rep_prefix() && !instruction.has_repne_prefix();
         // A prefix F2 or F3 repeats a string instruction, and changes others in ways of their own.
-        let is_string = matches!(action, Action::StoreString(_));
-        let repeats = instruction.has_rep_prefix() && !is_string || instruction.has_repne_prefix();
-        if repeats {
-            return None;
-        }
+        let action = action(instruction).filter(|_| is_plain)?;
         let mut op = Self {
             action,
             next: instruction.next_ip(),
@@ -282,8 +248,6 @@ impl Op {
             action,
             Action::Nothing
                 | Action::Rdmsr
-                | Action::Wrmsr
-                | Action::Out(_)
                 | Action::Return(_)
                 | Action::Leave
                 | Action::Call(_)
@@ -292,10 +256,6 @@ impl Op {
                 | Action::JumpIfZero(_)
                 | Action::Loop(_)
         ) {
-            return Some(op);
-        }
-        if is_string {
-            op.size = instruction.memory_size().size() as u8;
             return Some(op);
         }
         let extends = match instruction.mnemonic() {
@@ -416,8 +376,8 @@ impl Op {
             | Action::RotateLeft
             | Action::RotateRight => count <= 2,
             Action::MultiplyBy => count == 3 && same,
-            // With a register as the destination, processors differ in what a comparison that fails leaves of its upper half.
-            Action::CompareExchange => has_memory && same,
+            // Another register's number would reach beyond the operand in memory.
+            Action::BitTest => !has_memory || matches!(self.from, Place::Immediate(_)),
             _ => count == 2 && same,
         }
     }
@@ -463,26 +423,7 @@ fn action(instruction: &Instruction) -> Option<Action> {
             3 => Action::MultiplyBy,
             _ => return None,
         },
-        Mnemonic::Bt => {
-            let [to, from] = [0, 1].map(|operand| instruction.op_kind(operand));
-            match to == OpKind::Memory && from == OpKind::Register {
-                true => Action::BitString(Bit::Kept),
-                false => Action::BitTest,
-            }
-        }
-        Mnemonic::Bts => Action::BitString(Bit::Set),
-        Mnemonic::Btr => Action::BitString(Bit::Reset),
-        Mnemonic::Btc => Action::BitString(Bit::Complemented),
-        // Where the processor has it not, the same bytes are BSF.
-        Mnemonic::Tzcnt if std::arch::is_x86_feature_detected!("bmi1") => Action::TrailingZeros,
-        Mnemonic::Cmpxchg => Action::CompareExchange,
-        Mnemonic::Stosd | Mnemonic::Stosq if instruction.op0_kind() == OpKind::MemoryESRDI => {
-            Action::StoreString(instruction.has_rep_prefix())
-        }
-        Mnemonic::Wrmsr => Action::Wrmsr,
-        Mnemonic::Out if instruction.code() == Code::Out_imm8_AL => {
-            Action::Out(instruction.immediate8())
-        }
+        Mnemonic::Bt => Action::BitTest,
         Mnemonic::Cbw | Mnemonic::Cwde | Mnemonic::Cdqe => Action::MoveSigned,
         _ if instruction.is_jcc_short_or_near() => Action::JumpIf(condition, near()?),
         // FCMOVcc and CMPccXADD have other operands.

@@ -26,7 +26,6 @@ use crate::space::{Pages, Space};
 use crate::{Executed, Stop};
 
 const TF: u64 = 1 << 8;
-const DF: u64 = 1 << 10;
 const RF: u64 = 1 << 16;
 
 /// What was executed does not count: memory has changed meanwhile, or the guest is elsewhere.
@@ -42,18 +41,13 @@ pub struct Budget {
     pub between: u32,
 }
 
-impl Budget {
-    /// Returns so many instructions, with or without a step.
-    const fn of(instructions: u32) -> Self {
-        Self {
-            instructions,
-            between: instructions,
-        }
-    }
-}
-
 /// What is executed for: says what a step to it is, and when it is reached.
 pub trait Goal {
+    /// Returns what the first instruction, an RDMSR, gives, if it is one that has exited.
+    fn first(&mut self) -> Option<u64> {
+        None
+    }
+
     /// Returns whether nothing is left to be executed for.
     fn is_reached(&self) -> bool {
         false
@@ -64,7 +58,7 @@ pub trait Goal {
         true
     }
 
-    /// Answers an RDMSR that changes nothing, so that memory may be committed behind it. `None`: it is an [`Access`].
+    /// Answers RDMSR. `None`: the guest is to execute it.
     fn read(&mut self, _msr: u32) -> Option<u64> {
         None
     }
@@ -77,50 +71,6 @@ pub trait Goal {
     fn branch(&mut self, _branch: &Branched<'_>) -> Result<bool, Stop> {
         Ok(false)
     }
-}
-
-/// An instruction that does more than compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// RDMSR of this register.
-    Rdmsr(u32),
-    /// WRMSR of this register and value.
-    Wrmsr(u32, u64),
-    /// OUT of AL to this port, with ECX.
-    Out(u8, u32),
-}
-
-/// An access that was performed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Performed {
-    /// What EDX and EAX get, if they do.
-    pub value: Option<u64>,
-    /// Most instructions that are executed for the access that comes next. 0: the replay ends here.
-    pub next: u32,
-}
-
-/// Performs what a replay comes to.
-pub trait Accesses: Goal {
-    /// Returns whether the next access is to be performed here. Where not, the replay ends before it, at a place where all flags
-    /// are defined.
-    fn wants(&mut self) -> bool;
-
-    /// Performs the access at this address. All before it has been committed: `executed` since the one before. `None`: the
-    /// guest is to execute it.
-    fn perform(&mut self, at: u64, access: Access, executed: Executed) -> Option<Performed>;
-}
-
-/// A replay from access to access.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chained {
-    /// Where the guest goes on; `None`: where it is.
-    pub registers: Option<cpu::Registers>,
-    /// What was executed behind the last access.
-    pub executed: Executed,
-    /// Instructions that were executed in vain, because they did not come to an access.
-    pub vain: u32,
-    /// Whether memory had changed meanwhile.
-    pub is_dropped: bool,
 }
 
 /// A near branch that was executed.
@@ -220,8 +170,8 @@ impl Replayer {
             registers: Registers::of(start.registers, start.system),
             memory: Journaled::new(space, &mut self.journal, rule, start.pkru),
         };
-        let from = machine.registers;
-        let end = machine.run(code, budget, goal, false).end?;
+        let from = machine.begin(code, goal).ok()?;
+        let end = machine.run(code, budget, goal)?;
         let rule = machine.memory.rule;
         self.journal.cut(end.stores);
         // The flag is cleared by each instruction that completes.
@@ -255,94 +205,6 @@ impl Replayer {
     }
 }
 
-/// Instructions, at most, behind the last access of a replay until all flags are defined: Linux has 42 and fewer.
-const TO_DEFINED: u32 = 64;
-
-impl Replayer {
-    /// Executes from access to access, from where the guest is: `most` instructions, and `next` up to the first access. What
-    /// comes before an access is committed before that is performed, so that there is no way back behind it.
-    ///
-    /// The replay ends where all flags are defined. Only where that place is not reached behind the last access, because a page
-    /// is missing there or memory changes, flags that the manual leaves undefined have values that are not this processor's.
-    pub fn chain<M: Memory + ?Sized>(
-        &mut self,
-        start: &Start<'_>,
-        memory: &M,
-        code: &mut Code,
-        (most, next): (u32, u32),
-        accesses: &mut impl Accesses,
-    ) -> Chained {
-        let mut chained = Chained {
-            registers: None,
-            executed: Executed::default(),
-            vain: 0,
-            is_dropped: false,
-        };
-        self.plan = None;
-        // All accesses are the kernel's.
-        if !is_possible(start) || start.system.cpl != 0 {
-            return chained;
-        }
-        self.pages.forget();
-        code.begin();
-        self.journal.clear();
-        let space = Space::new(Paging::of(start.system), memory, &mut self.pages);
-        let rule = Rule::of(start.registers, start.system);
-        let mut machine = Machine {
-            registers: Registers::of(start.registers, start.system),
-            memory: Journaled::new(space, &mut self.journal, rule, start.pkru),
-        };
-        let (mut here, mut left, mut next) = (None, most, next);
-        loop {
-            let is_over = left == 0 || next == 0;
-            let is_open = !machine.registers.flags.are_defined();
-            if is_over && !is_open {
-                break;
-            }
-            // Behind the last access, nothing is wanted but a place to end.
-            let budget = match is_over {
-                true => Budget::of(TO_DEFINED),
-                false => Budget {
-                    instructions: left,
-                    between: next.min(left),
-                },
-            };
-            let run = machine.run(code, budget, accesses, is_open);
-            let rule = machine.memory.rule;
-            let Some((access, executed, behind)) =
-                run.access.filter(|_| !is_over && accesses.wants())
-            else {
-                if let Some(end) = run.end {
-                    machine.memory.journal().cut(end.stores);
-                    match machine.memory.journal().commit(&rule, memory) {
-                        Ok(()) => {
-                            (here, chained.executed) = (Some(end.registers), end.executed);
-                        }
-                        Err(Dropped) => chained.is_dropped = true,
-                    }
-                }
-                chained.vain = run.executed - chained.executed.instructions;
-                break;
-            };
-            if machine.memory.journal().commit(&rule, memory).is_err() {
-                chained.is_dropped = true;
-                break;
-            }
-            here = Some(machine.registers);
-            let Some(performed) = accesses.perform(machine.registers.ip, access, executed) else {
-                break;
-            };
-            machine.registers.complete(performed.value, behind);
-            here = Some(machine.registers);
-            left = left.saturating_sub(executed.instructions + 1);
-            next = performed.next;
-        }
-        let rflags = start.registers.rflags & !RF;
-        chained.registers = here.map(|registers| registers.to_cpu(rflags));
-        chained
-    }
-}
-
 /// A place where a replay can end.
 struct End {
     registers: Registers<u64>,
@@ -351,70 +213,50 @@ struct End {
     stores: usize,
 }
 
-/// What a run has come to.
-struct Run {
-    /// The last place behind a step where the replay can end.
-    end: Option<End>,
-    /// An access that is next, what was executed before it, and the address behind it.
-    access: Option<(Access, Executed, u64)>,
-    /// All instructions that were executed.
-    executed: u32,
-}
-
-/// What a read, a branch or another access comes to.
-enum Step {
-    /// It leads to the next instruction. Whether that is a step to the goal.
-    Done(bool),
-    /// It is not executed here.
-    Access(Access),
-}
-
 impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
-    /// Executes until the goal is reached, an instruction stops, or the budget is spent. `is_new`: the first place where all
-    /// flags are defined is one to end at.
-    fn run(
-        &mut self,
-        code: &mut Code,
-        budget: Budget,
-        goal: &mut impl Goal,
-        mut is_new: bool,
-    ) -> Run {
-        let (mut end, mut executed) = (None, Executed::default());
-        let access = self.run_to_access(code, budget, goal, (&mut is_new, &mut end, &mut executed));
-        Run {
-            end,
-            access: access.map(|(access, behind)| (access, executed, behind)),
-            executed: executed.instructions,
+    /// Completes the first instruction, if the goal has its result. Returns the registers with which the replay begins.
+    fn begin(&mut self, code: &mut Code, goal: &mut impl Goal) -> Result<Registers<u64>, Stop> {
+        let at = code.at(self.registers.ip, &mut self.memory)?;
+        if let Some(value) = goal.first() {
+            let op = code.ops(at).first().ok_or(Stop)?;
+            if op.action != Action::Rdmsr {
+                return Err(Stop);
+            }
+            self.registers.rdmsr(value, op.next);
         }
+        Ok(self.registers)
     }
 
-    fn run_to_access(
-        &mut self,
-        code: &mut Code,
-        budget: Budget,
-        goal: &mut impl Goal,
-        (is_new, end, executed): (&mut bool, &mut Option<End>, &mut Executed),
-    ) -> Option<(Access, u64)> {
-        // Up to which instruction the replay goes, unless it comes nearer to its goal before.
-        let mut bound = budget.between;
+    /// Executes until the goal is reached, an instruction stops, or the budget is spent. Returns the last place behind a step
+    /// where the replay can end.
+    fn run(&mut self, code: &mut Code, budget: Budget, goal: &mut impl Goal) -> Option<End> {
+        let (mut end, mut executed) = (None, Executed::default());
+        // `bound`: up to which instruction the replay goes, unless it comes nearer to its goal before. `is_new`: it has since the
+        // last end.
+        let (mut bound, mut is_new) = (budget.between, false);
         let mut at = code.at(self.registers.ip, &mut self.memory).ok()?;
-        while executed.instructions < bound && (*is_new || !goal.is_reached()) {
-            at = code.next(at, self.registers.ip, &mut self.memory).ok()?;
+        while executed.instructions < bound && (is_new || !goal.is_reached()) {
+            let Ok(next) = code.next(at, self.registers.ip, &mut self.memory) else {
+                break;
+            };
+            at = next;
             let ops = code.ops(at);
             let left = (bound - executed.instructions) as usize;
             let mut ops = &ops[..ops.len().min(left)];
             // Behind a step the replay can end before any instruction, but only where all flags are defined: KVM takes a whole
             // RFLAGS, and the guest may push it.
-            while *is_new
+            while is_new
                 && let [op, rest @ ..] = ops
                 && !op.is_last
             {
                 ops = rest;
                 executed.instructions += 1;
-                self.compute_one(op).ok()?;
-                self.note_end(*executed, is_new, end);
+                if self.compute_one(op).is_err() {
+                    return end;
+                }
+                self.note_end(executed, &mut is_new, &mut end);
             }
-            if !*is_new && goal.is_reached() {
+            if !is_new && goal.is_reached() {
                 break;
             }
             executed.instructions += ops.len() as u32;
@@ -423,24 +265,22 @@ impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
                 _ => (None, ops),
             };
             // What was executed of `straight` before it stops is behind the last end, and is dropped with its registers.
-            self.compute_all(straight).ok()?;
+            if self.compute_all(straight).is_err() {
+                break;
+            }
             let Some(op) = last else {
                 continue;
             };
-            let is_step = match self.step(op, goal, executed).ok()? {
-                Step::Done(is_step) => is_step,
-                Step::Access(access) => {
-                    executed.instructions -= 1;
-                    return Some((access, op.next));
-                }
+            let Ok(is_step) = self.step(op, goal, &mut executed) else {
+                break;
             };
             if is_step {
                 bound = (budget.instructions).min(executed.instructions + budget.between);
-                *is_new = goal.may_end();
+                is_new = goal.may_end();
             }
-            self.note_end(*executed, is_new, end);
+            self.note_end(executed, &mut is_new, &mut end);
         }
-        None
+        end
     }
 
     /// Keeps the registers, where the replay can end here and has come nearer to its goal since the last end.
@@ -465,36 +305,26 @@ impl<M: Memory + ?Sized> Machine<u64, Journaled<'_, '_, M>> {
         Ok(())
     }
 
-    /// Executes a read or a branch.
+    /// Executes a read or a branch. Returns whether that is a step to the goal.
     fn step(
         &mut self,
         op: &Op,
         goal: &mut impl Goal,
         executed: &mut Executed,
-    ) -> Result<Step, Stop> {
-        let (from, ecx) = (self.registers.ip, self.registers.ecx());
-        match op.action {
-            Action::Rdmsr => {
-                let Some(value) = goal.read(ecx) else {
-                    return Ok(Step::Access(Access::Rdmsr(ecx)));
-                };
-                self.registers.complete(Some(value), op.next);
-                executed.reads += 1;
-                return Ok(Step::Done(true));
-            }
-            Action::Wrmsr => {
-                let value = self.registers.edx_eax();
-                return Ok(Step::Access(Access::Wrmsr(ecx, value)));
-            }
-            Action::Out(port) => return Ok(Step::Access(Access::Out(port, ecx))),
-            _ => {}
+    ) -> Result<bool, Stop> {
+        let from = self.registers.ip;
+        if op.action == Action::Rdmsr {
+            let value = goal.read(self.registers.ecx()).ok_or(Stop)?;
+            self.registers.rdmsr(value, op.next);
+            executed.reads += 1;
+            return Ok(true);
         }
         let to = self.branch(op)?;
         self.registers.ip = to;
         executed.branches += 1;
         let is_step = goal.branch(&Branched { op, from, to })?;
         executed.taken += u32::from(is_step);
-        Ok(Step::Done(is_step))
+        Ok(is_step)
     }
 }
 
@@ -511,5 +341,5 @@ const fn is_possible(start: &Start<'_>) -> bool {
         && system.cr4 & (CR4_VMXE | CR4_CET | CR4_PKS) == 0
         && system.is_long
         && matches!(system.cpl, 0 | 3)
-        && start.registers.rflags & (TF | DF) == 0
+        && start.registers.rflags & TF == 0
 }

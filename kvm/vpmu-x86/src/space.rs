@@ -6,9 +6,8 @@ use crate::paging::{Access, Mode, PAGE, Page, Paging};
 /// The longest instruction (SDM vol. 2A, 2.3.11).
 pub(crate) const LONGEST: usize = 15;
 
-/// Bytes of code that are read at once, aligned, and how many such blocks are remembered.
-const BLOCK: usize = 512;
-const BLOCKS: usize = 64;
+/// Bytes of code that are read at once: those of a small loop.
+const WINDOW: usize = 128;
 /// Most pages that are remembered.
 const MOST: usize = 64;
 
@@ -18,30 +17,13 @@ const MOST: usize = 64;
 pub(crate) struct Pages {
     root: u64,
     found: Vec<(u64, Page)>,
-    blocks: Box<[Block; BLOCKS]>,
 }
-
-/// Code as it is executed: its physical address.
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    at: u64,
-    code: [u8; BLOCK],
-}
-
-/// No block's address.
-const NOWHERE: u64 = 1;
 
 impl Pages {
     pub(crate) fn new() -> Self {
         Self {
             root: 0,
             found: Vec::with_capacity(MOST),
-            blocks: Box::new(
-                [Block {
-                    at: NOWHERE,
-                    code: [0; BLOCK],
-                }; BLOCKS],
-            ),
         }
     }
 
@@ -56,6 +38,9 @@ pub(crate) struct Space<'a, M: ?Sized> {
     paging: Paging,
     memory: &'a M,
     pages: &'a mut Pages,
+    /// Code that was last executed: its physical address, and as many bytes as count.
+    window: (u64, usize),
+    code: [u8; WINDOW],
 }
 
 impl<'a, M: Memory + ?Sized> Space<'a, M> {
@@ -65,12 +50,12 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
             pages.root = paging.root();
             pages.forget();
         }
-        // Other vCPUs may have changed the code.
-        pages.blocks.iter_mut().for_each(|block| block.at = NOWHERE);
         Self {
             paging,
             memory,
             pages,
+            window: (0, 0),
+            code: [0; WINDOW],
         }
     }
 
@@ -173,24 +158,27 @@ impl<'a, M: Memory + ?Sized> Space<'a, M> {
         true
     }
 
-    /// Returns the code at `address`, as much as there is in its block: at least a byte.
+    /// Returns the code at `address`, as much as there is in the window: at least a byte.
     fn executed(&mut self, address: u64, mode: Mode) -> Option<&[u8]> {
         let page = self.page(address)?;
         let permits = (self.paging).permits(address, &page, Access::Fetch, mode, || None);
         if !permits {
             return None;
         }
+        const ALIGNED: u64 = WINDOW as u64 / 2;
         let physical = page.physical + address % PAGE;
         // By the physical address: two linear ones may lead to one page.
-        let at = physical & !(BLOCK as u64 - 1);
-        let block = &mut self.pages.blocks[(at / BLOCK as u64) as usize % BLOCKS];
-        if block.at != at {
-            block.at = NOWHERE;
-            if !self.memory.read(at, &mut block.code) {
+        let is_inside = |(at, length)| physical >= at && physical - at < length as u64;
+        if !is_inside(self.window) {
+            let at = physical & !(ALIGNED - 1);
+            let length = WINDOW.min((page.physical + PAGE - at) as usize);
+            self.window = (at, 0);
+            if !self.memory.read(at, &mut self.code[..length]) {
                 return None;
             }
-            block.at = at;
+            self.window = (at, length);
         }
-        Some(&block.code[(physical - at) as usize..])
+        let (at, length) = self.window;
+        Some(&self.code[(physical - at) as usize..length])
     }
 }

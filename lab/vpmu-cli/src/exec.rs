@@ -57,9 +57,6 @@ pub(crate) struct Exec {
     /// Which time counts where a clock does
     #[arg(long, value_enum, default_value_t = Freeze::Vm)]
     freeze: Freeze,
-    /// Whether what the guest executes between accesses of its PMU is executed here where that takes less time than the exits
-    #[arg(long, value_enum, default_value_t = Replay::Off)]
-    replay: Replay,
     /// When host events are made and given back
     #[arg(long, value_enum, default_value_t = Policy::Paused)]
     policy: Policy,
@@ -103,14 +100,6 @@ enum Freeze {
     Vm,
     /// The guest's alone: counters stand still while the host works
     Guest,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Replay {
-    /// Each access is an exit
-    Off,
-    /// Where it pays, by the time that an exit of this host takes
-    On,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -320,12 +309,11 @@ impl Exec {
     /// Returns the choices as the library reads them.
     fn words(&self) -> OsString {
         let mut words = OsString::from(format!(
-            "pmu={} backing={} policy={} freeze={} replay={}",
+            "pmu={} backing={} policy={} freeze={}",
             name(&self.pmu),
             name(&self.backing),
             name(&self.policy),
-            name(&self.freeze),
-            name(&self.replay)
+            name(&self.freeze)
         ));
         if let Some(version) = self.perfmon {
             words.push(format!(" perfmon={version}"));

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use vpmu_lab::spec::Request;
-use vpmu_lab::spec::design::{Backing, Freeze, Lbr, Model, Pebs, Replay};
+use vpmu_lab::spec::design::{Backing, Freeze, Lbr, Model, Pebs};
 
 #[derive(Debug, Args)]
 pub(crate) struct Offer {
@@ -43,12 +43,6 @@ pub(crate) struct Offer {
     /// while the host works. Hardware counters always count the guest alone.
     #[arg(long, value_name = "MODE", default_value = "vm", value_parser = freeze)]
     freeze: Freeze,
-    /// Whether what the guest executes between accesses of its PMU is executed by the VMM: on or off (x86_64, emulated and exec)
-    ///
-    /// on: where that takes less time than the exits, by what an exit of the host takes (docs/how/replay.md). off: each access
-    /// is an exit, but for most reads of branch records.
-    #[arg(long, value_name = "WHETHER", default_value = "off", value_parser = replay)]
-    replay: Replay,
 }
 
 impl Offer {
@@ -60,7 +54,6 @@ impl Offer {
             lbr: self.lbr,
             backing: self.backing,
             freeze: self.freeze,
-            replay: self.replay,
             ..request
         }
     }
@@ -79,10 +72,6 @@ fn lbr(text: &str) -> Result<Lbr, String> {
 }
 
 fn backing(text: &str) -> Result<Backing, String> {
-    text.parse()
-}
-
-fn replay(text: &str) -> Result<Replay, String> {
     text.parse()
 }
 

@@ -29,20 +29,19 @@ mod calls;
 mod guard;
 mod replay;
 mod stopped;
-mod taken;
 #[cfg(test)]
 mod tests;
 mod trace;
 mod walk;
-mod worth;
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
 use vpmu::x86::Ring;
-use vpmu_perf::{Kick, PerfHost};
+use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
 
 use crate::error::Error;
 use crate::guest::{registers, ring, system};
@@ -56,11 +55,11 @@ use crate::stats::Exit;
 use crate::sys;
 use crate::sys::debug;
 use crate::sys::keys::Keys;
+use crate::thread::unset;
 use calls::Calls;
 use guard::Guard;
-pub(crate) use replay::Replays;
+use replay::Replays;
 use stopped::Stopped;
-use taken::Taker;
 use trace::{Places, Trace};
 use vpmu_x86::predict::Predictor;
 use walk::{Resume, Start, TF, walk};
@@ -86,12 +85,16 @@ pub(crate) struct Follower {
     most: u32,
     /// What the guest executes, or did last.
     trace: Trace,
+    /// Whether the last exit has left an instruction half done, which KVM_RUN completes.
+    is_between: bool,
+    /// Whether the vCPU was asked to complete that, and no more.
+    is_asked: bool,
     resume: Resume,
     run: Option<Run>,
     /// Whether the guest's counters stand still until the PMI that waits for branches has them.
     is_held: bool,
-    /// `None`: each branch is a step of the guest's.
-    taker: Option<Taker>,
+    /// `None`: each read of a record is an exit.
+    replays: Option<Replays>,
     keys: Keys,
     /// Made when a guest first wants its open calls.
     calls: Option<Calls>,
@@ -150,8 +153,8 @@ impl Follower {
                 "this KVM cannot keep interrupts from a guest at breakpoints: use Linux 5.16 or newer on the host",
             ));
         }
-        let (longest, most, taker) = match options.follow {
-            Follow::Ahead => (walk::LONGEST, MOST, Some(Taker::new())),
+        let (longest, most, replays) = match options.follow {
+            Follow::Ahead => (walk::LONGEST, MOST, Some(Replays::new())),
             Follow::Steps => (1, MOST_STEPS, None),
         };
         Ok(Some(Self {
@@ -162,10 +165,12 @@ impl Follower {
             longest,
             most,
             trace: Trace::default(),
+            is_between: false,
+            is_asked: false,
             resume: Resume::Unknown,
             run: None,
             is_held: false,
-            taker,
+            replays,
             keys: Keys::default(),
             calls: None,
         }))
@@ -174,20 +179,8 @@ impl Follower {
     /// The vCPU has another thread, or its state is another's.
     pub(crate) fn forget(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
         let _ = self.stop(kvm, pmu);
+        self.forget_replay();
         self.guard = None;
-    }
-
-    /// Returns whether the guest is to be followed. The registers are those of an instruction that has exited until KVM has
-    /// completed it. Call this before [`before_run`](Self::before_run).
-    pub(crate) fn is_wanted(&mut self, pmu: &mut VcpuPmu<PerfHost>) -> bool {
-        let is_wanted = pmu.branches_awaited() != 0;
-        if is_wanted && !self.is_held {
-            // Before anything is done for the guest: a clock would count the time that this takes, and a period as short
-            // would be over before the guest's handler runs.
-            pmu.hold();
-            self.is_held = true;
-        }
-        is_wanted
     }
 
     /// Lets the guest go on to where it is seen again, if a PMI waits for branches. Call this right before the delivery of the PMI that is
@@ -199,7 +192,26 @@ impl Follower {
     ) -> Result<(), Error> {
         let wanted = pmu.branches_awaited();
         if wanted == 0 {
-            return self.stop(kvm, pmu);
+            self.stop(kvm, pmu)?;
+            if !self.replays.as_ref().is_some_and(Replays::is_planned) {
+                return Ok(());
+            }
+        } else if !self.is_held {
+            // Before anything is done for the guest: a clock would count the time that this takes, and a period as short
+            // would be over before the guest's handler runs.
+            pmu.hold();
+            self.is_held = true;
+        }
+        if self.is_between {
+            // The registers are those of the instruction until KVM has completed it.
+            let flag = kvm.run.flag();
+            let asked = flag.compare_exchange(0, KICKED, Ordering::SeqCst, Ordering::Relaxed);
+            self.is_asked = asked.is_ok();
+            return Ok(());
+        }
+        self.commit(kvm, pmu);
+        if wanted == 0 {
+            return Ok(());
         }
         if self.fill_calls(kvm, pmu, wanted)? {
             return self.stop(kvm, pmu);
@@ -324,6 +336,18 @@ impl Follower {
         pmu: &mut VcpuPmu<PerfHost>,
     ) -> Result<bool, Error> {
         let returned = kvm.run.returned();
+        if mem::take(&mut self.is_asked) {
+            let is_ours = kvm.run.flag().load(Ordering::SeqCst) == KICKED;
+            // The next check for overflows comes behind this, so that no overflow loses its kick.
+            unset(&*kvm.run);
+            if is_ours && returned == Returned::NoExit {
+                self.is_between = false;
+                pmu.count(Exit::Follow);
+                return Ok(true);
+            }
+        }
+        self.forget_replay();
+        self.is_between = !matches!(returned, Returned::NoExit | Returned::Debug);
         let Some(run) = &mut self.run else {
             return Ok(false);
         };
@@ -371,6 +395,13 @@ impl Follower {
             }
         }
         Ok(is_ours)
+    }
+
+    /// The guest goes its own way.
+    fn forget_replay(&mut self) {
+        if let Some(replays) = &mut self.replays {
+            replays.forget();
+        }
     }
 
     /// Ends the run, if there is one. The counters go on last.

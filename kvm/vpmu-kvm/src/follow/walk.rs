@@ -8,7 +8,7 @@ use vpmu_x86::cpu::{Registers, System};
 use vpmu_x86::predict::{Decoded, Flow, Prediction, Predictor};
 use vpmu_x86::word::{Masked, Word};
 
-use super::taken::kind_of;
+use super::replay::kind_of;
 use super::trace::{BREAKPOINTS, Leaf, Trace, are};
 use crate::memory::GuestMemory;
 

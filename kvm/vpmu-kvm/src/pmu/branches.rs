@@ -81,35 +81,9 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             return;
         };
         replays.committed += 1;
+        replays.reads += u64::from(executed.reads);
         replays.branches += u64::from(executed.taken);
-        drop(statistics);
-        self.count_executed(executed, ring);
-    }
-
-    /// Counts a replay from one access to others, and the instructions that were executed for none.
-    pub(crate) fn note_replay(&self, is_made: bool, is_dropped: bool, vain: u32) {
-        let replays = &mut self.statistics.lock().replays;
-        replays.committed += u64::from(is_made);
-        replays.dropped += u64::from(is_dropped);
-        replays.vain += u64::from(vain);
-    }
-
-    /// Makes accesses that are no exits.
-    pub(crate) fn replayed<R>(&mut self, access: impl FnOnce(&mut Self) -> R) -> R {
-        self.is_replaying = true;
-        let result = access(self);
-        self.is_replaying = false;
-        result
-    }
-
-    /// Counts what was executed for this ring of the guest.
-    pub(crate) fn count_executed(&mut self, executed: Executed, ring: Ring) {
-        if executed.instructions == 0 {
-            return;
-        }
-        let mut statistics = self.statistics.lock();
-        statistics.replays.reads += u64::from(executed.reads);
-        statistics.replays.instructions += u64::from(executed.instructions);
+        replays.instructions += u64::from(executed.instructions);
         drop(statistics);
         // No counter of the processor's has seen them.
         if self.misses_completed

@@ -96,12 +96,6 @@ impl VcpuRdpmc {
         value.map_or(Outcome::GeneralProtection, Outcome::Value)
     }
 
-    /// Returns whether the instruction at `rip` was an RDPMC.
-    #[cfg(feature = "lbr")]
-    pub(crate) fn is_site(&self, rip: u64) -> bool {
-        self.shared.is_site(rip)
-    }
-
     /// Returns whether the guest may have sites that are not known.
     fn is_foreign(&self, vcpu: &OwnedFd) -> bool {
         // This is no counter's way: no kernel reads the MSRs that are at the counters' indices.

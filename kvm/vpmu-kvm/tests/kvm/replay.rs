@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use vm_memory::{Bytes, GuestAddress};
-use vpmu_kvm::{Error, Exit, Follow, Lbr, Options, Replay, Replays};
+use vpmu_kvm::{Error, Exit, Follow, Lbr, Options, Replays};
 
 use super::guest::{Code, END, MODEL, Machine};
 use super::{NMI, Port, possible, run, try_attach};
@@ -92,7 +92,6 @@ fn seen(follow: Follow) -> Option<Seen> {
     let options = Options {
         lbr: Lbr::On,
         follow,
-        replay: Replay::On,
         ..Options::default()
     };
     let mut pmu = match try_attach(&machine, MODEL, &options) {

@@ -27,9 +27,7 @@ pub(super) use host::check as check_host;
 pub(super) use vcpu::VcpuState;
 pub(super) use vm::VmState;
 
-use vpmu_kvm::{
-    Backing, Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Replay, Skid,
-};
+use vpmu_kvm::{Backing, Capability, Follow, Freeze, Model, Offer, Pebs, Pmu, RdpmcState, Skid};
 
 use super::hardware::{MEMORY, MOST_VCPUS};
 use super::ports::PortsState;
@@ -102,7 +100,6 @@ impl MachineState {
             lbr: self.offer().lbr(),
             // The guest does not see that either.
             follow: Follow::Ahead,
-            replay: Replay::Off,
             rdpmc: match self.rdpmc {
                 None => Rdpmc::Load,
                 Some(_) => Rdpmc::Run,

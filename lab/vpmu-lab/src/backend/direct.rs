@@ -8,7 +8,7 @@ use crate::Result;
 use crate::host::tool;
 use crate::image::artifacts;
 use crate::image::job::Notify;
-use crate::spec::design::{Freeze, Lbr, Pebs, Replay};
+use crate::spec::design::{Freeze, Lbr, Pebs};
 use crate::spec::{Machine, OurVmm};
 
 /// Runs the guest in real time, at the speed of the machine.
@@ -63,8 +63,7 @@ pub(super) fn arguments(machine: &Machine, vmm: &OurVmm) -> Vec<String> {
     let pebs = (vmm.pebs != Pebs::Off).then(|| format!("--pebs={}", vmm.pebs.name()));
     let freeze = (vmm.freeze != Freeze::Vm).then(|| format!("--freeze={}", vmm.freeze.name()));
     let backing = (vmm.backing).map(|backing| format!("--backing={}", backing.name()));
-    let replay = (vmm.replay == Replay::On && !vmm.paravirtual).then(|| "--replay=on".to_owned());
     let words = words.chain(perfmon).chain(pebs).chain(lbr).chain(freeze);
-    let words = words.chain(backing).chain(replay);
+    let words = words.chain(backing);
     words.chain(vmm.options.iter().cloned()).collect()
 }

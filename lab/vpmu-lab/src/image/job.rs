@@ -261,7 +261,6 @@ impl Exec {
         let mut options = vec![
             format!("--pmu={}", vmm.model.name()),
             format!("--policy={}", vmm.policy.name()),
-            format!("--replay={}", vmm.replay.name()),
             // With the VMM's own output, as the guest's console is.
             "--statistics=-".to_owned(),
         ];

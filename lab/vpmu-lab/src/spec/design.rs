@@ -327,34 +327,6 @@ impl FromStr for Freeze {
     }
 }
 
-/// Whether an x86 guest's code between accesses of its PMU is executed by the VMM.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Replay {
-    /// Each access is an exit, but for most reads of branch records.
-    #[default]
-    Off,
-    /// Where it pays.
-    On,
-}
-
-impl Replay {
-    /// Returns the name on the command line, also of the VMM.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Off => "off",
-        }
-    }
-}
-
-impl FromStr for Replay {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        by_name([Self::Off, Self::On], Self::name, text, "there are")
-    }
-}
-
 /// Returns the choice of this name, or a complaint that ends with all names.
 fn by_name<T: Copy, const N: usize>(
     all: [T; N],

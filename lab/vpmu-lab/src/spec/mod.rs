@@ -22,7 +22,7 @@ use crate::Result;
 use crate::host::qemu::{Qemu, Version};
 use arch::Arch;
 use command::Command;
-use design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Policy, Replay};
+use design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Policy};
 use disk::Disk;
 
 /// The machine that a guest runs on; for a nested guest, the guest itself.
@@ -303,8 +303,6 @@ pub struct OurVmm {
     pub backing: Option<Backing>,
     /// The time that counts where a clock does.
     pub freeze: Freeze,
-    /// Whether the guest's code between accesses of its PMU is executed by the VMM.
-    pub replay: Replay,
     /// The user's options.
     pub options: Vec<String>,
 }

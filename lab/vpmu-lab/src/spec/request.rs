@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::arch::Arch;
 use super::command::Command;
-use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu, Replay};
+use super::design::{Backing, Design, Freeze, Lbr, Model, Pebs, Pmu};
 use super::disk::Disk;
 use super::profile::ProfileRequest;
 use super::{Guest, Machine, OurVmm, Payload, SecondRequest, Spec, Time, Vmm, Way, Work};
@@ -43,8 +43,6 @@ pub struct Request {
     pub backing: Option<Backing>,
     /// The time that counts for these guests where a clock does.
     pub freeze: Freeze,
-    /// Whether these guests' code between accesses of their PMU is executed by the VMM.
-    pub replay: Replay,
     /// Counters that a partitioning monitor keeps.
     pub host_counters: u32,
     /// The profile that the monitor takes of its guest.
@@ -109,7 +107,6 @@ impl Request {
             lbr: Lbr::Off,
             backing: None,
             freeze: Freeze::Vm,
-            replay: Replay::Off,
             host_counters: 0,
             host_profile: None,
             second: None,
@@ -291,7 +288,6 @@ impl Request {
             },
             backing: self.backing,
             freeze: self.freeze,
-            replay: self.replay,
             // With a VMM of the user's, they are that one's.
             options: match self.vmm {
                 None => self.vmm_args.clone(),

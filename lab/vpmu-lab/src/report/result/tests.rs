@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 
 use super::*;
-use crate::spec::design::{Freeze, Lbr, Model, Pebs, Replay};
+use crate::spec::design::{Freeze, Lbr, Model, Pebs};
 use crate::spec::{OurVmm, Request, Way};
 
 fn records(lines: &[&str]) -> Vec<Record> {
@@ -96,7 +96,6 @@ fn vmm_accounts() {
             lbr: Lbr::Off,
             backing: None,
             freeze: Freeze::Vm,
-            replay: Replay::Off,
             options: Vec::new(),
         }),
         ..guest_under(Pmu::Emulated, Time::Real)

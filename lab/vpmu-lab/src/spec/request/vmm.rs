@@ -3,7 +3,7 @@
 use super::{Request, has_model, usage};
 use crate::Result;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu, Replay};
+use crate::spec::design::{Design, Freeze, Lbr, Model, Pebs, Pmu};
 use crate::spec::{OurVmm, TheirVmm, Vmm, Way, disturbance};
 
 /// The most memory that vpmu-vmm's memory map has, MiB.
@@ -44,10 +44,6 @@ impl Request {
             return usage(
                 "--freeze is about --arch x86_64 --pmu emulated and paravirt, and no other design",
             );
-        }
-        let replays = |design: &Design| matches!(design.pmu, Pmu::Emulated | Pmu::Exec);
-        if self.replay != Replay::Off && !(has_vmm && designs.iter().any(replays)) {
-            return usage("--replay is about --arch x86_64 --pmu emulated and exec");
         }
         if self.perfmon.is_some() {
             let has_model = |design: &Design| has_model(design.pmu);

@@ -3,12 +3,10 @@
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::lbr::Kind;
 
-use super::super::replay::tests::{
-    CODE, DATA, KERNEL, STACK, TABLES, map, memory, regs, sregs, word,
-};
-use super::super::tests::{CUT, everything};
-use super::{Start, Taker};
-use crate::guest::{kvm_registers, registers, ring, system};
+use super::super::super::tests::{CUT, everything};
+use super::super::{Replays, Start};
+use super::{CODE, DATA, KERNEL, STACK, TABLES, map, memory, regs, sregs, word};
+use crate::guest::{registers, ring, system};
 use crate::memory::GuestMemory;
 
 /// Branches by offsets in the code.
@@ -22,20 +20,17 @@ fn taken(
     wanted: usize,
 ) -> Option<(Taken, kvm_regs)> {
     let ram = memory(code);
-    let mut taker = Taker::new();
+    let mut replays = Replays::new();
     let start = Start {
         registers: &registers(regs),
         system: &system(sregs),
         pkru: &|| None,
     };
-    let memory: &dyn GuestMemory = &ram;
-    if !taker.plan(&start, memory, ring(sregs, regs), everything(), wanted) {
+    if !replays.plan_branches(&start, &ram, ring(sregs, regs), everything(), wanted) {
         return None;
     }
-    let committed = taker.replayer.commit(&registers(regs), memory)?;
-    let (after, executed) = committed.unwrap();
-    let after = kvm_registers(&after);
-    let branches = taker.taken(executed.taken).iter();
+    let (after, executed) = replays.commit(regs, &ram)?.unwrap();
+    let branches = replays.taken(executed.taken).iter();
     let offset = |at: u64| at - CODE;
     let branches = branches.map(|branch| (offset(branch.from), offset(branch.to), branch.kind));
     Some((branches.collect(), after))
@@ -111,7 +106,7 @@ fn user_space_reaches_its_own_pages() {
             system: &system(sregs),
             pkru: &|| pkru,
         };
-        Taker::new().plan(&start, &ram, ring(sregs, &regs), everything(), 4)
+        Replays::new().plan_branches(&start, &ram, ring(sregs, &regs), everything(), 4)
     };
     let is_taken = |data, sregs: &kvm_sregs, rip| try_with(data, sregs, rip, None);
     assert!(is_taken(DATA | KERNEL | user, &sregs, CODE));
