@@ -47,9 +47,13 @@ impl Program<'_> {
             return Some(physical);
         }
         let page = self.paging.translate(self.memory, linear)?;
-        let is_permitted =
-            self.paging
-                .permits(linear, &page, Access::Load, Mode::User, self.rights);
+        // PKRU takes KVM 10 us of a sample's 36. A program that forbids itself key 0, that of all pages without another, has
+        // neither its stack nor its libraries.
+        let rights = || match page.key {
+            0 => Some(0),
+            _ => (self.rights)(),
+        };
+        let is_permitted = (self.paging).permits(linear, &page, Access::Load, Mode::User, rights);
         if !is_permitted {
             return None;
         }

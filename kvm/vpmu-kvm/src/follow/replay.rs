@@ -52,7 +52,7 @@ struct Reads<F> {
     read: F,
     /// How many there may be: behind the last one, nothing is worth executing.
     left: u32,
-    /// Whether there were as many the last time. All or none are replayed then, which keeps the registers once.
+    /// Whether that is known. All or none are replayed then, which keeps the registers once.
     is_known: bool,
 }
 
@@ -169,23 +169,26 @@ impl Replays {
         is_due
     }
 
-    /// Executes what follows a read of a record that has exited, and gives `value`. `read` answers others. Returns whether
-    /// there is a replay.
+    /// Executes what follows a read of a record that has exited, and gives `value`. `read` answers others. `expected`: how many
+    /// Linux reads behind this one. Returns whether there is a replay.
     fn plan_reads(
         &mut self,
         start: &Start<'_>,
         memory: &dyn GuestMemory,
         value: u64,
         read: impl FnMut(u32) -> Option<u64>,
+        expected: Option<u32>,
     ) -> bool {
         const RCX: usize = 1;
         let msr = start.registers.general[RCX] as u32;
-        let is_known = msr == self.last.0;
+        let last = (msr == self.last.0).then_some(self.last.1);
+        // Not behind a failure: another system may read another number.
+        let known = expected.filter(|_| self.failures == 0).or(last);
         let mut goal = Reads {
             first: Some(value),
             read,
-            left: if is_known { self.last.1 } else { MOST },
-            is_known,
+            left: known.unwrap_or(MOST),
+            is_known: known.is_some(),
         };
         let budget = budget(start.registers.rflags);
         let executed = match start.system.cpl {
@@ -257,7 +260,8 @@ impl Follower {
         let Some(replays) = &mut self.replays else {
             return Ok(());
         };
-        let Some((_, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr)) else {
+        let Some((msr, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr))
+        else {
             return Ok(());
         };
         // An interrupt that is due comes first.
@@ -272,8 +276,10 @@ impl Follower {
             // A handler that reads records reaches no user space.
             pkru: &|| None,
         };
+        let expected = pmu.expected_reads(msr);
         let read = |msr| pmu.read_record(msr);
-        let is_planned = replays.plan_reads(&start, &*self.memory, value, read);
+        let is_planned =
+            expected != Some(0) && replays.plan_reads(&start, &*self.memory, value, read, expected);
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
             replays.forget();

@@ -1,7 +1,8 @@
 //! Branches that the guest has taken, for its last branch records.
 
 use vpmu::counter::CounterHost;
-use vpmu::x86::lbr::{Branch, Filter, is_record};
+use vpmu::x86::lbr::intel::FROM;
+use vpmu::x86::lbr::{Branch, Filter, MAX_DEPTH, is_record};
 use vpmu::x86::{ArchEvent, CounterConfig, Ring};
 
 use super::{Engine, VcpuPmu};
@@ -65,6 +66,22 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
             return None;
         }
         self.msr(msr)
+    }
+
+    /// Returns how many registers of records Linux reads behind this FROM (`intel_pmu_store_lbr`): with it three of each
+    /// record, and the first FROM that is 0, as there is one where fewer calls are open. `None`: nobody knows.
+    pub(crate) fn expected_reads(&mut self, msr: u32) -> Option<u32> {
+        let all = FROM..FROM + u32::from(MAX_DEPTH);
+        let froms = all.contains(&msr).then_some(msr..all.end)?;
+        let mut expected = 0_u32;
+        for from in froms {
+            match self.read_record(from) {
+                Some(0) => return Some(expected),
+                Some(_) => expected += 3,
+                None => break,
+            }
+        }
+        Some(expected.saturating_sub(1))
     }
 
     /// Counts a run that has ended early, because its time, its exits or its room were used up.

@@ -6,7 +6,8 @@ use crate::x86::{CpuidLeaf, canonical};
 const INFO: u32 = 0x1200;
 const CONTROL: u32 = 0x14ce;
 const DEPTH: u32 = 0x14cf;
-const FROM: u32 = 0x1500;
+/// IA32_LBR_0_FROM_IP, behind which those of the other records stand.
+pub const FROM: u32 = 0x1500;
 const TO: u32 = 0x1600;
 
 /// Bits of IA32_LBR_CTL.

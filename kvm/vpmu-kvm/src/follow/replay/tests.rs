@@ -112,6 +112,7 @@ fn plan(replays: &mut Replays, ram: &GuestMemoryMmap, regs: &kvm_regs, sregs: &k
         ram,
         value,
         record,
+        None,
     )
 }
 
@@ -425,29 +426,34 @@ fn a_replay_is_as_long_as_the_last_one_from_there_and_grows() {
     };
     // The guest has a shorter stack for a while.
     let mut replays = Replays::new();
-    let mut reads = |first: u32, depth: u32| {
+    let mut reads = |first: u32, depth: u32, expected: Option<u32>| {
         let mut asked = 0;
         let start = Start {
             registers: &registers(&at(first)),
             system: &system(&sregs()),
             pkru: &|| None,
         };
-        let is_planned = replays.plan_reads(&start, &ram, 0, |msr| {
+        let read = |msr| {
             asked += 1;
             record(msr).filter(|_| msr < FROM + depth)
-        });
+        };
+        let is_planned = replays.plan_reads(&start, &ram, 0, read, expected);
         let executed = replays.commit(&completed(&at(first)), &ram);
         let _ = (is_planned, executed);
         (replays.last.1, asked)
     };
-    assert_eq!(reads(0, 8), (7, 8));
+    assert_eq!(reads(0, 8, None), (7, 8));
     // Nobody is asked for what was not there.
-    assert_eq!(reads(0, 8), (7, 7));
+    assert_eq!(reads(0, 8, None), (7, 7));
     // The stack has grown: another exit, and then none.
-    assert_eq!(reads(0, 32), (7, 7));
-    assert_eq!(reads(8, 32), (23, 23));
-    assert_eq!(reads(0, 32), (31, 31));
+    assert_eq!(reads(0, 32, None), (7, 7));
+    assert_eq!(reads(8, 32, None), (23, 23));
+    assert_eq!(reads(0, 32, None), (31, 31));
     // The stack is short again: there is no replay once, and then one as long as it can be.
-    assert_eq!(reads(0, 8), (0, 8));
-    assert_eq!(reads(0, 8), (7, 8));
+    assert_eq!(reads(0, 8, None), (0, 8));
+    assert_eq!(reads(0, 8, None), (7, 8));
+    // What is expected counts more than the last time, but not behind a failure.
+    assert_eq!(reads(0, 32, Some(15)), (15, 15));
+    assert_eq!(reads(0, 8, Some(15)), (0, 8));
+    assert_eq!(reads(0, 8, Some(15)), (7, 8));
 }
