@@ -24,6 +24,7 @@ const STORIES: &[(&str, Story)] = &[
     ("lbr", LBR),
     ("callstacks", CALLSTACKS),
     ("pebs", PEBS),
+    ("peers", PEERS),
     ("reprogram", REPROGRAM),
     ("rings", RINGS),
     ("sampling", SAMPLING),
@@ -249,6 +250,38 @@ const PAUSED: Story = Story {
         stack(
             "host_ops_per_pmi",
             "Operations on host events for each PMI, by kind",
+        ),
+    ],
+};
+
+const PEERS: Story = Story {
+    title: "x86: beside native and KVM's own PMUs",
+    published: "nowhere",
+    sentences: &[
+        "A sample takes {guest_us_per_sample@native} without a virtual machine, {guest_us_per_sample@mediated} under KVM's \
+         mediated PMU and {guest_us_per_sample@kvm} under its emulated one. Ours takes {guest_us_per_sample@paravirt} with a \
+         driver in the guest and {guest_us_per_sample@pebs-ring} as a PEBS record; by trapped interrupts \
+         {guest_us_per_sample@emulated}.",
+        "Tasks that take turns under perf stat of four events take {sched_pipe_us:4@native} an operation, \
+         {sched_pipe_us:4@kvm} under KVM's emulated PMU, {sched_pipe_us:4@emulated} under our trapped one, and \
+         {sched_pipe_us:4@paravirt} with the driver.",
+    ],
+    highlight: Highlight {
+        label: "The guest's time for a sample",
+        figure: "guest_us_per_sample",
+        from: Some("kvm"),
+        to: "paravirt",
+    },
+    charts: &[
+        bars("guest_us_per_sample", "The guest's time for a sample"),
+        bars(
+            "sched_pipe_us",
+            "perf bench sched pipe under perf stat, an operation",
+        ),
+        bars("sched_pipe_us:4", "The same, with four events"),
+        bars(
+            "multiplexed_error_percent",
+            "Largest error of twelve multiplexed counts",
         ),
     ],
 };
