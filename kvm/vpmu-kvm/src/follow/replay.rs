@@ -278,8 +278,7 @@ impl Follower {
         };
         let expected = pmu.expected_reads(msr);
         let read = |msr| pmu.read_record(msr);
-        let is_planned =
-            expected != Some(0) && replays.plan_reads(&start, &*self.memory, value, read, expected);
+        let is_planned = replays.plan_reads(&start, &*self.memory, value, read, expected);
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
             replays.forget();

@@ -69,19 +69,20 @@ impl<H: CounterHost<CounterConfig>> VcpuPmu<H> {
     }
 
     /// Returns how many registers of records Linux reads behind this FROM (`intel_pmu_store_lbr`): with it three of each
-    /// record, and the first FROM that is 0, as there is one where fewer calls are open. `None`: nobody knows.
+    /// record, and the first FROM that is 0, as there is one where fewer calls are open. `None`: nobody knows, or this FROM is 0
+    /// and Linux reads no more.
     pub(crate) fn expected_reads(&mut self, msr: u32) -> Option<u32> {
         let all = FROM..FROM + u32::from(MAX_DEPTH);
         let froms = all.contains(&msr).then_some(msr..all.end)?;
         let mut expected = 0_u32;
         for from in froms {
             match self.read_record(from) {
-                Some(0) => return Some(expected),
+                Some(0) => return Some(expected).filter(|&reads| reads > 0),
                 Some(_) => expected += 3,
                 None => break,
             }
         }
-        Some(expected.saturating_sub(1))
+        expected.checked_sub(1)
     }
 
     /// Counts a run that has ended early, because its time, its exits or its room were used up.
