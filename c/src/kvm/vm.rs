@@ -102,9 +102,18 @@ pub(crate) struct Vm {
     pub(crate) memory: Arc<Memory>,
     /// The places by which RDPMC comes here at run time; `None`: it does not.
     pub(crate) rdpmc: Option<Arc<Rdpmc>>,
+    /// The warning, once it was asked for: what others have of the host's counters changes, and a VMM asks whether there is
+    /// one and then for its text.
+    warning: OnceLock<Option<&'static str>>,
 }
 
 impl Vm {
+    /// Returns what only the VMM can say of the offer.
+    fn warning(&self) -> Option<&'static str> {
+        let ask = || self.offer.warning(&self.options);
+        *self.warning.get_or_init(ask)
+    }
+
     /// Returns the MSRs that KVM is to hand over.
     pub(crate) fn msrs(&self) -> Vec<u32> {
         let mut msrs = self.offer.msrs();
@@ -260,6 +269,7 @@ pub unsafe extern "C" fn vpmu_kvm_open(
         options,
         memory: Arc::new(Memory::new(memory.unwrap_or(none))),
         rdpmc: given.rdpmc.then(Arc::default),
+        warning: OnceLock::new(),
     });
     VpmuStatus::Ok
 }
@@ -278,10 +288,7 @@ pub extern "C" fn vpmu_kvm_close(vm: *mut VpmuKvmVm) -> VpmuStatus {
 pub extern "C" fn vpmu_kvm_warning(vm: *const VpmuKvmVm) -> *const c_char {
     // There are a few such texts.
     static TEXTS: Mutex<BTreeMap<&str, CString>> = Mutex::new(BTreeMap::new());
-    let warning = VMS
-        .find(vm)
-        .ok()
-        .and_then(|vm| vm.offer.warning(&vm.options));
+    let warning = VMS.find(vm).ok().and_then(|vm| vm.warning());
     warning.map_or(std::ptr::null(), |text| {
         let mut texts = TEXTS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = || CString::new(text).unwrap_or_default();
