@@ -90,13 +90,7 @@ pub(crate) fn run(
         }
         return Ok(exit_code(second_status));
     };
-    let warnings = [
-        table::no_pmu(&run),
-        table::lost_counters(&run),
-        table::part_time_counters(&run),
-        table::throttled(&run),
-    ];
-    for warning in warnings.into_iter().flatten() {
+    for warning in table::uncounted(&run).chain(table::throttled(&run)) {
         eprintln!("vpmu: {warning}");
     }
     let status = match run.status {

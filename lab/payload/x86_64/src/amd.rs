@@ -51,6 +51,11 @@ impl Capability {
             },
         }
     }
+
+    /// Returns a bit for each counter, as the global registers have them.
+    pub const fn all(&self) -> u64 {
+        (1 << self.counters) - 1
+    }
 }
 
 /// The behaviour of one MSR: its address, its value out of reset, and the bits that it keeps. No write is a fault.
@@ -74,7 +79,7 @@ pub fn rows(c: Capability) -> impl Iterator<Item = Result<Row, u32>> {
         };
         if there { Ok(row) } else { Err(address) }
     };
-    let all = (1 << c.counters) - 1;
+    let all = c.all();
     let legacy = (0..8).map(move |n| {
         let keeps = if n < 4 { CONTROL } else { COUNTER };
         when(n % 4 < c.counters, LEGACY + n, 0, keeps)

@@ -53,15 +53,29 @@ impl Row {
             .zip(self.vcpu.statistics.exits.kinds())
     }
 
+    /// Returns what the guest's counters have lost: the reason, how often, and what that is in words.
+    fn losses(&self) -> [(&'static str, u64, &'static str); 4] {
+        let statistics = &self.vcpu.statistics;
+        let host = &statistics.host;
+        [
+            ("host_refused", host.lost, "refused by the host's perf"),
+            (
+                "unsupported",
+                host.unsupported,
+                "that this host cannot count",
+            ),
+            ("part_time", host.part_time, "counted part of the time"),
+            (
+                "pebs_record",
+                statistics.pebs.lost,
+                "PEBS records without room",
+            ),
+        ]
+    }
+
     /// Returns what the guest's counters have lost, by reason.
     pub(crate) fn lost(&self) -> [(&'static str, u64); 4] {
-        let statistics = &self.vcpu.statistics;
-        [
-            ("host_refused", statistics.host.lost),
-            ("unsupported", statistics.host.unsupported),
-            ("part_time", statistics.host.part_time),
-            ("pebs_record", statistics.pebs.lost),
-        ]
+        self.losses().map(|(reason, count, _)| (reason, count))
     }
 
     /// Returns the counts whose rates are of interest.
@@ -77,19 +91,13 @@ impl Row {
 
     /// Returns why the guest does not count all that it asks for, in words.
     pub(crate) fn why(&self) -> String {
-        let statistics = &self.vcpu.statistics;
-        let reasons = [
-            (statistics.host.lost, "refused by the host's perf"),
-            (statistics.host.unsupported, "that this host cannot count"),
-            (statistics.host.part_time, "counted part of the time"),
-            (statistics.pebs.lost, "PEBS records without room"),
-            (
-                statistics.arming.refused,
-                "searches without a #GP handler: no PMU",
-            ),
-        ];
-        let reasons = reasons.iter().filter(|(count, _)| *count != 0);
+        let refused = self.vcpu.statistics.arming.refused;
+        let losses = self.losses().map(|(_, count, text)| (count, text));
+        let reasons = losses
+            .into_iter()
+            .chain([(refused, "searches without a #GP handler: no PMU")]);
         let words: Vec<_> = reasons
+            .filter(|(count, _)| *count != 0)
             .map(|(count, text)| format!("{count} {text}"))
             .collect();
         match (self.vcpu.backing, words.is_empty()) {

@@ -236,9 +236,9 @@ impl Context<'_> {
             if let Some(version) = &run.qemu {
                 self.version.get_or_init(|| version.clone());
             }
-            let ours = run.arch == Arch::X86_64 && matches!(run.pmu, Pmu::Emulated | Pmu::Paravirt);
             let mut backings = self.backings.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(backing) = run.backing.filter(|_| ours)
+            // KVM's own PMUs are in no VMM's statistics.
+            if let Some(backing) = run.backing.filter(|_| run.vmm.is_some())
                 && !backings.contains(&backing)
             {
                 backings.push(backing);

@@ -176,9 +176,7 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
                 run.status, run.arch
             ));
         }
-        warnings.extend(no_pmu(run));
-        warnings.extend(lost_counters(run));
-        warnings.extend(part_time_counters(run));
+        warnings.extend(uncounted(run));
         if let Some(rate) = run.max_sample_rate.filter(|&rate| rate < STOCK_SAMPLE_RATE) {
             warnings.push(format!(
                 "{design}: the guest's kernel allowed only {rate} samples a second in the end, because \
@@ -208,8 +206,14 @@ pub fn warnings(rows: &[Row]) -> Vec<String> {
     warnings
 }
 
+/// Returns sentences about what was not counted in a guest, each with the reason.
+pub fn uncounted(run: &Run) -> impl Iterator<Item = String> {
+    let sentences = [no_pmu(run), lost_counters(run), part_time_counters(run)];
+    sentences.into_iter().flatten()
+}
+
 /// Returns a sentence for a guest whose kernel found no PMU, with the reason.
-pub fn no_pmu(run: &Run) -> Option<String> {
+fn no_pmu(run: &Run) -> Option<String> {
     if run.guest_counters.is_some() {
         return None;
     }
@@ -229,7 +233,7 @@ pub fn no_pmu(run: &Run) -> Option<String> {
 }
 
 /// Returns a sentence for a guest with counters that stood still, with the reason and the option that mends it.
-pub fn lost_counters(run: &Run) -> Option<String> {
+fn lost_counters(run: &Run) -> Option<String> {
     let vmm = run.vmm.as_ref()?;
     let count = vmm.measured.as_ref().map_or(0, |span| span.lost);
     if count == 0 {
@@ -255,7 +259,7 @@ pub fn lost_counters(run: &Run) -> Option<String> {
 }
 
 /// Returns a sentence for a guest whose counters are too low, with the reason and the way to mend it.
-pub fn part_time_counters(run: &Run) -> Option<String> {
+fn part_time_counters(run: &Run) -> Option<String> {
     let count = run.vmm.as_ref()?.measured.as_ref()?.part_time;
     (count > 0).then(|| {
         format!(

@@ -379,7 +379,7 @@ fn status(_: &Context) -> Verdict {
         check(format_args!("cleared"), read(GLOBAL_STATUS)?, 0)?;
     }
     write(GLOBAL_STATUS_SET, !0)?;
-    let all = (1 << capability().counters) - 1;
+    let all = capability().all();
     check(format_args!("all set"), read(GLOBAL_STATUS)?, all)?;
     check(format_args!("interrupts"), percpu::this().taken_any(), 0)?;
     Ok(Pass::Ok)

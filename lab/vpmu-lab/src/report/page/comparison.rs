@@ -115,17 +115,8 @@ fn sentences(runs: &[Run]) -> Vec<String> {
         sentences.push(format!("A PMI takes {} exits.", listed(&exits)));
     }
     sentences.extend(table::backing(runs.iter()).map(|text| format!("It was {text}.")));
-    for warning in [
-        table::no_pmu,
-        table::lost_counters,
-        table::part_time_counters,
-    ] {
-        sentences.extend(
-            runs.iter()
-                .filter_map(warning)
-                .map(|text| format!("{text}.")),
-        );
-    }
+    let uncounted = runs.iter().flat_map(table::uncounted);
+    sentences.extend(uncounted.map(|text| format!("{text}.")));
     sentences
 }
 
