@@ -23,8 +23,11 @@ const PERFMON_V2: u32 = 0x8000_0022;
 /// CPUID.8000_0001H:ECX: leaves 8000_001DH and 8000_001EH are there.
 const TOPOEXT: u32 = 1 << 22;
 
+/// KVM's features.
+const KVM_FEATURES: u32 = 0x4000_0001;
 const KVMCLOCK: u32 = 1 << 0;
 const KVMCLOCK2: u32 = 1 << 3;
+const PV_TLB_FLUSH: u32 = 1 << 9;
 const KVMCLOCK_STABLE: u32 = 1 << 24;
 
 /// One entry of a vCPU's CPUID: the fields of KVM's `kvm_cpuid_entry2`.
@@ -115,6 +118,10 @@ pub(crate) fn set_architectural(
     for entry in cpuid.iter_mut() {
         promises::keep(entry.function, entry.index, &mut entry.leaf, capability);
     }
+    let follows = match capability {
+        Capability::Intel(capability) => capability.lbr.is_some(),
+        Capability::Amd(capability) => capability.offered_lbr().is_some(),
+    };
     let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
     let leaves = own_leaves(capability);
     let last = leaves.iter().map(|leaf| leaf.0).max();
@@ -123,6 +130,9 @@ pub(crate) fn set_architectural(
             0x8000_0000 if last > Some(leaf.eax) && last > Some(0x8000_0000) => {
                 leaf.eax = last.unwrap_or_default();
             }
+            // A replay stores while its vCPU is out of KVM_RUN. With the feature another vCPU would not wait for it to forget a
+            // page, and may hand the page on in that moment.
+            KVM_FEATURES if follows => leaf.eax &= !PV_TLB_FLUSH,
             // The bit may explain a leaf that the VMM has taken out.
             0x8000_0001 if !has_topology => leaf.ecx &= !TOPOEXT,
             _ => {}
@@ -228,7 +238,7 @@ fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
                 leaf.eax = 0x16;
                 (leaf.ebx, leaf.edx, leaf.ecx) = INTEL;
             }
-            0x4000_0001 => leaf.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
+            KVM_FEATURES => leaf.eax &= KVMCLOCK | KVMCLOCK2 | KVMCLOCK_STABLE,
             // Address widths and the extended features that Intel has too.
             0x8000_0000 => leaf.eax = 0x8000_0008,
             0x8000_0001 => {
@@ -265,7 +275,7 @@ fn become_intel(cpuid: &mut Vec<CpuidEntry>, tsc_khz: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use vpmu::x86::intel::Version;
+    use vpmu::x86::{intel::Version, lbr};
 
     fn intel(version: Version) -> Capability {
         intel::Capability::new(version).into()
@@ -337,6 +347,32 @@ mod tests {
         let bus_lock_detect = leaf(&cpuid, 7, 0).unwrap().ecx >> 24 & 1;
         assert_eq!(bus_lock_detect, 0, "IA32_DEBUGCTL bit 2 is #GP");
         assert!(leaf(&cpuid, 0x14, 0).is_none(), "Intel PT");
+    }
+
+    #[test]
+    fn a_guest_that_is_replayed_waits_for_flushes() {
+        let with = |mut cpuid: Vec<CpuidEntry>, capability: Capability| {
+            cpuid.push(entry(KVM_FEATURES, u32::MAX));
+            set_architectural(&mut cpuid, &capability, KHZ);
+            leaf(&cpuid, KVM_FEATURES, 0).unwrap().eax
+        };
+        let intel = |lbr| intel::Capability {
+            lbr,
+            ..intel::Capability::new(Version::V5)
+        };
+        let amd = |lbr| amd::Capability {
+            lbr,
+            ..amd::Capability::new(amd::Interface::V2)
+        };
+        let records = (
+            lbr::intel::Capability::new(),
+            lbr::amd::Capability::default(),
+        );
+        assert_eq!(with(supported(INTEL), intel(None).into()), u32::MAX);
+        assert_eq!(with(supported(AMD), amd(None).into()), u32::MAX);
+        let waits = !PV_TLB_FLUSH;
+        assert_eq!(with(supported(INTEL), intel(Some(records.0)).into()), waits);
+        assert_eq!(with(supported(AMD), amd(Some(records.1)).into()), waits);
     }
 
     #[test]

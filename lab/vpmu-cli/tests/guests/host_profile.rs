@@ -72,8 +72,19 @@ fn host_and_guest_profile_the_same_program_at_once() {
     // and each access to a register traps.
     if profiled["monitor"]["isolation"]["partition"] == true {
         let seconds = |run: &Value| run["real_s"].as_f64().unwrap();
-        let ratio = seconds(&profiled) / seconds(&alone);
-        assert!(ratio <= 1.02, "guest time with a profile: {ratio}");
+        let is_near = |profiled: &Value, alone: &Value| {
+            let ratio = seconds(profiled) / seconds(alone);
+            println!("guest time with a profile: {ratio}\n{profiled}\n{alone}");
+            ratio <= 1.02
+        };
+        // All runs of either are equal to the nanosecond, but for one in more than fifty, which took 1.25 times the other: nobody
+        // knows why. A profile that costs time costs it in each run.
+        let again = || {
+            let options: [&[&str]; 2] = [&["--host-profile", "1000"], &[]];
+            let [profiled, alone] = options.map(|options| run(options).unwrap().0);
+            is_near(&profiled, &alone)
+        };
+        assert!(is_near(&profiled, &alone) || again());
         // The kernel's functions have names.
         let named = |stack: &&str| {
             stack.split(';').nth(1) == Some("[kernel]") && stack.split(';').count() == 3
