@@ -84,10 +84,11 @@ impl Journal {
         rule: &Rule,
         memory: &M,
     ) -> Result<(), Dropped> {
-        // With KVM_FEATURE_PV_TLB_FLUSH Linux interrupts no vCPU that is out of KVM_RUN to have it forget a page: the page may
-        // be another's by now. What was loaded through the old tables is the same as if the processor had loaded it when it was
-        // read here, which x86's order lets come before older stores of the same vCPU. A store would come after the flush, which
-        // no processor does: so each is translated again.
+        // A guest may have vCPUs forget a page without waiting for one that is out of KVM_RUN (PV_TLB_FLUSH, Hyper-V's calls): the
+        // page may be another's by now. What was loaded through the old tables is the same as if the processor had loaded it when
+        // it was read here, which x86's order lets come before older stores of the same vCPU. A store would come after the flush,
+        // which no processor does: so each is translated again. A page could still change hands between that and the store, so
+        // guests that are replayed are not offered PV_TLB_FLUSH (`vpmu-kvm`, `cpuid.rs`).
         let leads = |&(linear, physical): &(u64, u64)| {
             let page = rule.paging.translate(memory, linear);
             page.and_then(|page| rule.reached(linear, &page, Access::Store, || rule.pkru))
