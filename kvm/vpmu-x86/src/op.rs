@@ -393,7 +393,8 @@ fn action(instruction: &Instruction) -> Option<Action> {
     Some(match mnemonic {
         Mnemonic::Rdmsr => Action::Rdmsr,
         // ENDBR64 ends a check of indirect branches, in whose midst no replay is: it wants CR4.CET clear.
-        Mnemonic::Nop | Mnemonic::Endbr64 | Mnemonic::Pause => Action::Nothing,
+        Mnemonic::Nop | Mnemonic::Endbr64 => Action::Nothing,
+        Mnemonic::Pause if !is_exchange_of_r8(instruction) => Action::Nothing,
         Mnemonic::Mov | Mnemonic::Movzx => Action::Move,
         Mnemonic::Movsx | Mnemonic::Movsxd => Action::MoveSigned,
         Mnemonic::Lea => Action::LoadAddress,
@@ -447,6 +448,11 @@ fn action(instruction: &Instruction) -> Option<Action> {
             _ => return None,
         },
     })
+}
+
+/// Returns whether a PAUSE may be XCHG R8, RAX: with REX.B behind the prefix F3, which the decoder does not say.
+pub(crate) fn is_exchange_of_r8(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Pause && instruction.len() > 2
 }
 
 /// Returns an operand and its size.

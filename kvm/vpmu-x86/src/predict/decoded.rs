@@ -3,7 +3,7 @@
 use iced_x86::{CodeSize, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 
 use crate::Stop;
-use crate::op::{Action, Kind, Op};
+use crate::op::{Action, Kind, Op, is_exchange_of_r8};
 use crate::space::LONGEST;
 
 /// Instructions that are remembered.
@@ -147,6 +147,7 @@ impl Decoded {
                     || instruction.is_save_restore_instruction()
                     || (repeats && instruction.is_string_instruction())
                     || loads_segment
+                    || is_exchange_of_r8(instruction)
             }
         }
     }
@@ -203,5 +204,18 @@ mod tests {
         // The second byte is on a page that is missing.
         assert_eq!(mnemonic(0x8000, &[0xeb]), None);
         assert_eq!(mnemonic(0x8000, &[]), None);
+    }
+
+    #[test]
+    fn an_exchange_that_the_decoder_calls_pause_is_left_to_the_processor() {
+        let mut decodings = Decodings::new();
+        // pause; xchg r8d, eax behind a prefix F3.
+        for (code, is_pause) in [(&[0xf3, 0x90][..], true), (&[0xf3, 0x41, 0x90], false)] {
+            let mut bytes = [0; LONGEST];
+            bytes[..code.len()].copy_from_slice(code);
+            let decoded = decodings.at(0x8000, &bytes, code.len()).unwrap();
+            assert_eq!(decoded.op.action == Action::Nothing, is_pause);
+            assert_eq!(decoded.is_opaque(), !is_pause);
+        }
     }
 }
