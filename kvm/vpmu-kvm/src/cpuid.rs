@@ -27,7 +27,6 @@ const TOPOEXT: u32 = 1 << 22;
 const KVM_FEATURES: u32 = 0x4000_0001;
 const KVMCLOCK: u32 = 1 << 0;
 const KVMCLOCK2: u32 = 1 << 3;
-const PV_TLB_FLUSH: u32 = 1 << 9;
 const KVMCLOCK_STABLE: u32 = 1 << 24;
 
 /// One entry of a vCPU's CPUID: the fields of KVM's `kvm_cpuid_entry2`.
@@ -118,10 +117,6 @@ pub(crate) fn set_architectural(
     for entry in cpuid.iter_mut() {
         promises::keep(entry.function, entry.index, &mut entry.leaf, capability);
     }
-    let follows = match capability {
-        Capability::Intel(capability) => capability.lbr.is_some(),
-        Capability::Amd(capability) => capability.offered_lbr().is_some(),
-    };
     let has_topology = cpuid.iter().any(|entry| entry.function == 0x8000_001e);
     let leaves = own_leaves(capability);
     let last = leaves.iter().map(|leaf| leaf.0).max();
@@ -130,9 +125,6 @@ pub(crate) fn set_architectural(
             0x8000_0000 if last > Some(leaf.eax) && last > Some(0x8000_0000) => {
                 leaf.eax = last.unwrap_or_default();
             }
-            // A replay stores while its vCPU is out of KVM_RUN. With the feature another vCPU would not wait for it to forget a
-            // page, and may hand the page on in that moment.
-            KVM_FEATURES if follows => leaf.eax &= !PV_TLB_FLUSH,
             // The bit may explain a leaf that the VMM has taken out.
             0x8000_0001 if !has_topology => leaf.ecx &= !TOPOEXT,
             _ => {}
@@ -370,6 +362,7 @@ mod tests {
         );
         assert_eq!(with(supported(INTEL), intel(None).into()), u32::MAX);
         assert_eq!(with(supported(AMD), amd(None).into()), u32::MAX);
+        const PV_TLB_FLUSH: u32 = 1 << 9;
         let waits = !PV_TLB_FLUSH;
         assert_eq!(with(supported(INTEL), intel(Some(records.0)).into()), waits);
         assert_eq!(with(supported(AMD), amd(Some(records.1)).into()), waits);

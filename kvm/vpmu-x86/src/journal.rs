@@ -88,7 +88,7 @@ impl Journal {
         // page may be another's by now. What was loaded through the old tables is the same as if the processor had loaded it when
         // it was read here, which x86's order lets come before older stores of the same vCPU. A store would come after the flush,
         // which no processor does: so each is translated again. A page could still change hands between that and the store, so
-        // guests that are replayed are not offered PV_TLB_FLUSH (`vpmu-kvm`, `cpuid.rs`).
+        // guests that are replayed are not offered PV_TLB_FLUSH (`vpmu-kvm`, `promises.rs`).
         let leads = |&(linear, physical): &(u64, u64)| {
             let page = rule.paging.translate(memory, linear);
             page.and_then(|page| rule.reached(linear, &page, Access::Store, || rule.pkru))

@@ -394,7 +394,8 @@ fn action(instruction: &Instruction) -> Option<Action> {
         Mnemonic::Rdmsr => Action::Rdmsr,
         // ENDBR64 ends a check of indirect branches, in whose midst no replay is: it wants CR4.CET clear.
         Mnemonic::Nop | Mnemonic::Endbr64 => Action::Nothing,
-        Mnemonic::Pause if !is_exchange_of_r8(instruction) => Action::Nothing,
+        // A longer one may be XCHG R8, RAX: the decoder does not see REX.B behind a prefix F3.
+        Mnemonic::Pause if instruction.len() == 2 => Action::Nothing,
         Mnemonic::Mov | Mnemonic::Movzx => Action::Move,
         Mnemonic::Movsx | Mnemonic::Movsxd => Action::MoveSigned,
         Mnemonic::Lea => Action::LoadAddress,
@@ -448,11 +449,6 @@ fn action(instruction: &Instruction) -> Option<Action> {
             _ => return None,
         },
     })
-}
-
-/// Returns whether a PAUSE may be XCHG R8, RAX: with REX.B behind the prefix F3, which the decoder does not say.
-pub(crate) fn is_exchange_of_r8(instruction: &Instruction) -> bool {
-    instruction.mnemonic() == Mnemonic::Pause && instruction.len() > 2
 }
 
 /// Returns an operand and its size.

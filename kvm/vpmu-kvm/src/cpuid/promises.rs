@@ -15,6 +15,8 @@ enum Keeper {
     Amd(fn(&amd::Capability) -> bool),
     /// KVM, without a register of the PMU.
     Kvm,
+    /// KVM, for a guest that has no branch records, and so is never replayed.
+    Unreplayed,
     /// Nobody, for a reason that the row gives: the bit is cleared, although no register of the PMU is missing.
     Withheld,
     /// Nobody: the bit is cleared.
@@ -28,6 +30,10 @@ impl Keeper {
             (Self::Intel(offers), Capability::Intel(capability)) => offers(capability),
             (Self::Amd(offers), Capability::Amd(capability)) => offers(capability),
             (Self::Kvm, _) => before,
+            (Self::Unreplayed, Capability::Intel(capability)) => before && capability.lbr.is_none(),
+            (Self::Unreplayed, Capability::Amd(capability)) => {
+                before && capability.offered_lbr().is_none()
+            }
             _ => false,
         }
     }
@@ -84,12 +90,13 @@ const fn msr(index: u32) -> Uses {
     Some((index, 0))
 }
 
-/// SDM vol. 2A, CPUID; APM vol. 3, appendix E. Leaves 0AH, 23H and 8000_0022H as a whole are the engine's.
+/// SDM vol. 2A, CPUID; APM vol. 3, appendix E; Linux's Documentation/virt/kvm/x86/cpuid.rst. Leaves 0AH, 23H and 8000_0022H as a whole are the engine's.
 const PROMISES: &[Promise] = {
-    use Keeper::{Amd as AmdModel, Intel, Kvm, Nobody, Withheld};
+    use Keeper::{Amd as AmdModel, Intel, Kvm, Nobody, Unreplayed, Withheld};
     use Register::{Eax, Ebx, Ecx, Edx};
     const ONE: Leaf = (1, 0);
     const SEVEN: Leaf = (7, 0);
+    const KVM: Leaf = (super::KVM_FEATURES, 0);
     const AMD: Leaf = (0x8000_0001, 0);
     // GLOBAL_STATUS_RESET of the bit that is Intel PT's PMI.
     const PT: Uses = Some((0x390, 1 << 55));
@@ -132,6 +139,9 @@ const PROMISES: &[Promise] = {
         // XSAVES would save the processor's records, not those of the model.
         row("XSAVES of LBR", ((0x0d, 1), Ecx, 15), msr(0xda0), Nobody),
         row("leaf 23H", ((7, 1), Eax, 8), None, Intel(|c| c.leaf_23)),
+        // A replay stores while its vCPU is out of KVM_RUN. With the feature another vCPU would not wait for it to forget a page, and
+        // may hand the page on in that moment.
+        row("PV_TLB_FLUSH", (KVM, Eax, 9), None, Unreplayed),
         row("IBS", (AMD, Ecx, 10), msr(0xc001_1030), Nobody),
         // AMD's counters tell a guest's guests apart, which these cannot.
         row("SVM", (AMD, Ecx, 2), None, Withheld),

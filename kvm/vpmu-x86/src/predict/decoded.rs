@@ -3,7 +3,7 @@
 use iced_x86::{CodeSize, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind};
 
 use crate::Stop;
-use crate::op::{Action, Kind, Op, is_exchange_of_r8};
+use crate::op::{Action, Kind, Op};
 use crate::space::LONGEST;
 
 /// Instructions that are remembered.
@@ -130,6 +130,8 @@ impl Decoded {
             | Mnemonic::Std => false,
             // Zero divisors fault.
             Mnemonic::Div | Mnemonic::Idiv => true,
+            // It may be another instruction.
+            Mnemonic::Pause => self.op.action == Action::Unknown,
             // TF would be the guest's.
             Mnemonic::Popf | Mnemonic::Popfq => true,
             // They change what addresses are made of and may reach, or come to the host.
@@ -147,7 +149,6 @@ impl Decoded {
                     || instruction.is_save_restore_instruction()
                     || (repeats && instruction.is_string_instruction())
                     || loads_segment
-                    || is_exchange_of_r8(instruction)
             }
         }
     }
