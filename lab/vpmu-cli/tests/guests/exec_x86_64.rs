@@ -63,11 +63,12 @@ fn a_sample_costs_as_much_as_under_a_vmm_that_embeds_the_pmu() {
 /// KASLR, a bzImage that the guest unpacks itself, two vCPUs, another machine, and QEMU's own filter of system calls.
 #[test]
 fn any_kernel_of_any_machine_counts_and_samples_on_each_vcpu() {
+    // The period is no multiple of the workload's unit: each function has its share of the samples, wherever the first falls.
     const SCRIPT: &str = "
 echo driver $(dmesg | grep -c 'Intel PMU driver')
 taskset -c 1 perf stat -x, -o stat -e cycles -- workload
 awk -F, '$3 == \"cycles\" { print \"counted\", $1 }' stat
-perf record --no-bpf-event -q -a -e cycles -c 2000000 -o perf.data -- workload --scale 2000
+perf record --no-bpf-event -q -a -e cycles -c 561803 -o perf.data -- workload --scale 2000
 perf report -i perf.data --stdio --stdio-color never --no-children -F overhead,symbol 2> /dev/null |
     awk '/ (foo|bar|qux)$/ { sub(\"%\", \"\", $1); print $3, $1 }'
 dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complaints $(cat complaints)";
@@ -80,7 +81,7 @@ dmesg | grep -c -i -E 'unknown NMI|call trace|stall' > complaints; echo complain
     assert_eq!(number::<u64>(&console, "driver"), 1);
     assert!(number::<u64>(&console, "counted") > 1_000_000);
     assert_eq!(number::<u64>(&console, "complaints"), 0);
-    assert!(run["samples"].as_u64() > Some(30), "{run}");
+    assert!(run["samples"].as_u64() > Some(300), "{run}");
     assert_eq!(run["vmm"]["model"], "intel");
     let [foo, bar, qux] = ["foo", "bar", "qux"].map(|name| number::<f64>(&console, name));
     assert!(foo > bar && bar > qux && qux > 5.0, "{console}");

@@ -12,8 +12,9 @@ use crate::support::{text, turn, vpmu};
 const WEIGHTS: [(&str, f64); 4] = [("main", 5.0), ("foo", 50.0), ("bar", 30.0), ("qux", 15.0)];
 
 /// The guest records samples of its own, with a period that has no divisor in common with the workload's unit.
+// Build IDs (-B) take perf 0.36 s of 1.4 s, and only where a sample hit the kernel: not in each run.
 const RECORD: &str =
-    "perf record --no-bpf-event -q -e cycles -c 1003331 -o perf.data -- workload --scale 10000";
+    "perf record -B --no-bpf-event -q -e cycles -c 1003331 -o perf.data -- workload --scale 10000";
 
 /// Runs [`RECORD`] with `more` options, and returns the run's figures and the file of folded stacks, where there is one.
 fn run(more: &[&str]) -> Option<(Value, Option<String>)> {
@@ -72,19 +73,11 @@ fn host_and_guest_profile_the_same_program_at_once() {
     // and each access to a register traps.
     if profiled["monitor"]["isolation"]["partition"] == true {
         let seconds = |run: &Value| run["real_s"].as_f64().unwrap();
-        let is_near = |profiled: &Value, alone: &Value| {
-            let ratio = seconds(profiled) / seconds(alone);
-            println!("guest time with a profile: {ratio}\n{profiled}\n{alone}");
-            ratio <= 1.02
-        };
-        // All runs of either are equal to the nanosecond, but for one in more than fifty, which took 1.25 times the other: nobody
-        // knows why. A profile that costs time costs it in each run.
-        let again = || {
-            let options: [&[&str]; 2] = [&["--host-profile", "1000"], &[]];
-            let [profiled, alone] = options.map(|options| run(options).unwrap().0);
-            is_near(&profiled, &alone)
-        };
-        assert!(is_near(&profiled, &alone) || again());
+        let ratio = seconds(&profiled) / seconds(&alone);
+        assert!(
+            ratio <= 1.02,
+            "guest time with a profile: {ratio}\n{profiled}\n{alone}"
+        );
         // The kernel's functions have names.
         let named = |stack: &&str| {
             stack.split(';').nth(1) == Some("[kernel]") && stack.split(';').count() == 3
