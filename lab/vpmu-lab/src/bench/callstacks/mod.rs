@@ -13,7 +13,7 @@ use crate::report::markdown::{Group, Page};
 use crate::report::result;
 use crate::spec::Request;
 use crate::spec::arch::Arch;
-use crate::spec::design::{Design, Lbr, Model, Pmu, Policy};
+use crate::spec::design::{Design, Lbr, Model, Pebs, Pmu, Policy};
 
 pub(super) const BENCH: Bench = Bench {
     name: "callstacks",
@@ -258,11 +258,18 @@ fn rows(context: &Context<'_>) -> Result<Vec<Row>> {
             .into_iter()
             .map(|one| one.row("", "guest")),
     );
-    for (mode, graph) in [("plain", ""), ("guest", "--call-graph lbr")] {
+    let calls = "--call-graph lbr";
+    for (mode, pebs, event, graph) in [
+        ("plain", Pebs::Off, "cycles:u", ""),
+        ("guest", Pebs::Off, "cycles:u", calls),
+        ("plain-pebs", Pebs::Exit, "cycles:upp", ""),
+        ("guest-pebs", Pebs::Exit, "cycles:upp", calls),
+    ] {
         let record =
-            format!("{with} perf record --no-bpf-event -q -o perf.data -e cycles:u {graph}");
+            format!("{with} perf record --no-bpf-event -q -o perf.data -e {event} {graph}");
         let command = timed_program(&record, "-c 100003", FTEST, "./ftest 200000");
-        for row in &context.compare_as(guest(&[]), &format!("time-{mode}"), &ours, &command)? {
+        let guest = Request { pebs, ..guest(&[]) };
+        for row in &context.compare_as(guest, &format!("time-{mode}"), &ours, &command)? {
             rows.extend(costs(row)?.into_iter().map(|figure| figure.row("", mode)));
         }
     }
