@@ -78,7 +78,8 @@ pub(crate) fn text(output: &Output) -> String {
 }
 
 /// The beginning of a script whose perf needs no kernel symbols. Otherwise perf reads them whenever it records or
-/// reports, for a second of the guest's time. It counts and samples alike without them.
+/// reports, for a second of the guest's time, and once more at the end of a recording, where a sample hit the kernel: times
+/// of two runs are not to be compared then. It counts and samples alike without them.
 pub(crate) const NO_SYMBOLS: &str = "mount -o bind /dev/null /proc/kallsyms; ";
 
 /// A processor without a PMU, so that a clock counts whatever QEMU can emulate: most tests are of that.
