@@ -92,6 +92,7 @@ mod publish;
 mod rdpmc;
 mod run;
 mod seccomp;
+mod slot;
 mod state;
 mod stats;
 mod sys;

@@ -14,14 +14,8 @@ use crate::error::Error;
 use crate::options::{Lbr, Model, Options, Source};
 use crate::paravirt::{PMU_DOORBELL_MSR, PMU_PAGE_MSR};
 use crate::trial;
-use branches::{offer_lbr, with_lbr};
+use branches::{BTF, LBR, offer_lbr, with_lbr};
 pub(crate) use pebs::{has_pebs, samples};
-
-/// Bits of IA32_DEBUGCTL that are no business of a PMU, but the register comes to the VMM with it: LBR, which Intel's
-/// records of branches have in a register of their own, and BTF (SDM vol. 3B, 18.4.1). KVM refuses neither, whatever the
-/// processor has, and does nothing for them.
-const LBR: u64 = 1 << 0;
-const BTF: u64 = 1 << 1;
 
 /// Counters that share a clock. More would do no harm, but would be useless: they all count the same.
 const CLOCK_COUNTERS: u8 = 8;
@@ -191,7 +185,11 @@ pub fn detect(model: Model, options: &Options) -> Result<Offer, Error> {
     let support = tried(options)?;
     let mut pmu = best(model, Vendor::of_host(), support)?;
     if options.lbr != Lbr::Off {
-        offer_lbr(&mut pmu, options.lbr)?;
+        let architectural = match &mut pmu {
+            Pmu::Architectural(capability) => Some(capability),
+            Pmu::Paravirtual(_) => None,
+        };
+        offer_lbr(architectural, options.lbr)?;
     }
     let offer = Offer::from(pmu);
     // A VMM is to know before it has made a VM that there can be no ring buffer, or that records would be late.

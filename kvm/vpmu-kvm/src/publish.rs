@@ -28,8 +28,8 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -37,44 +37,25 @@ use rustix::process::{Flock, FlockType, fcntl_getlk};
 use vpmu_perf::Backing;
 
 use crate::offer::{Offer, Pmu};
-use crate::stats::{Exits, FIGURES};
-use crate::{Capability, Exit, Statistics};
+use crate::slot::{
+    self, BACKING, COUNTS, HEADER, MODEL, STATE, STRIDE, Slot, TAKEN_EVER, THREAD, VALID, WORDS,
+};
+use crate::stats::{Exits, FIGURES, KINDS};
+use crate::{Capability, Statistics};
 
 /// The first word: `VPMUSTAT`.
 const MAGIC: u64 = u64::from_le_bytes(*b"VPMUSTAT");
 /// The second word.
 const VERSION: u64 = 1;
 
-const HEADER: usize = 8;
-/// The place of the number of vCPUs' places that were ever taken.
-const TAKEN_EVER: usize = 5;
-const KINDS: usize = Exit::KINDS.len();
-/// The words of a vCPU. A multiple of a cache line, so that no two vCPUs share one.
-const STRIDE: usize = 64;
-const VCPUS: usize = 1024;
-const WORDS: usize = HEADER + VCPUS * STRIDE;
 const BYTES: usize = WORDS * size_of::<u64>();
 /// The end of what a reader takes of anybody's file.
 const MOST_BYTES: u64 = 4 << 20;
 
-const STATE: usize = 0;
-const THREAD: usize = 1;
-const BACKING: usize = 2;
-const MODEL: usize = 3;
-const EXITS: usize = 4;
-const OTHERS: usize = EXITS + KINDS;
-const _: () = assert!(OTHERS + FIGURES <= STRIDE);
-
-const FREE: u64 = 0;
-const VALID: u64 = 1;
-const TAKEN: u64 = 2;
-
 const BACKINGS: [Option<Backing>; 3] = [None, Some(Backing::Hardware), Some(Backing::Clock)];
 const MODELS: [&str; 4] = ["none", "intel", "amd", "paravirtual"];
 
-/// The mapped file of this process.
-static WORDS_OF_ALL: OnceLock<&'static [AtomicU64]> = OnceLock::new();
-/// Its name. The descriptors are open as long as the process, which has the lock by them.
+/// The file of this process. The descriptors are open as long as the process, which has the lock by them.
 static PUBLISHED: Mutex<Option<Published>> = Mutex::new(None);
 
 struct Published {
@@ -110,7 +91,7 @@ pub fn publish() -> io::Result<Option<PathBuf>> {
                 let path = made.path.clone();
                 *published = Some(made);
                 // Nobody else sets it: the lock is held.
-                let _ = WORDS_OF_ALL.set(words);
+                slot::fill(words);
                 // SAFETY: the function takes no argument, and stays.
                 let _ = unsafe { libc::atexit(remove) };
                 return Ok(Some(path));
@@ -194,7 +175,7 @@ fn begin(file: &OwnedFd, process: u32) -> io::Result<&'static [AtomicU64]> {
         KINDS as u64,
         FIGURES as u64,
     ];
-    put(words, &header);
+    slot::put(words, &header);
     Ok(words)
 }
 
@@ -219,90 +200,16 @@ extern "C" fn remove() {
     }
 }
 
-fn put(words: &[AtomicU64], values: &[u64]) {
-    for (word, value) in words.iter().zip(values) {
-        // A store of a whole word; no order among them is promised.
-        word.store(value.to_le(), Ordering::Relaxed);
-    }
-}
-
-/// A vCPU's words in the file. A copy has none.
-#[derive(Debug, Default)]
-pub(crate) struct Slot(Option<&'static [AtomicU64]>);
-
-impl Slot {
-    /// Takes a free place, if this process publishes.
-    pub(crate) fn take(offer: &Offer, backing: Option<Backing>) -> Self {
-        let Some((header, slots)) = WORDS_OF_ALL.get().map(|words| words.split_at(HEADER)) else {
-            return Self(None);
-        };
-        let mut slots = (1_u64..).zip(slots.chunks(STRIDE));
-        let take = |(_, slot): &(u64, &[AtomicU64])| {
-            let (relaxed, taken) = (Ordering::Relaxed, TAKEN.to_le());
-            slot[STATE]
-                .compare_exchange(FREE, taken, relaxed, relaxed)
-                .is_ok()
-        };
-        let Some((number, slot)) = slots.find(take) else {
-            return Self(None);
-        };
-        let mut words = [0; STRIDE];
-        words[BACKING] = BACKINGS.iter().position(|it| *it == backing).unwrap_or(0) as u64;
-        words[MODEL] = match &offer.pmu {
-            None => 0,
-            Some(Pmu::Architectural(Capability::Intel(_))) => 1,
-            Some(Pmu::Architectural(Capability::Amd(_))) => 2,
-            Some(Pmu::Paravirtual(_)) => 3,
-        };
-        put(&slot[THREAD..], &words[THREAD..]);
-        slot[STATE].store(VALID.to_le(), Ordering::Release);
-        header[TAKEN_EVER].fetch_max(number, Ordering::Relaxed);
-        Self(Some(slot))
-    }
-
-    /// Names the calling thread as the vCPU's.
-    pub(crate) fn show_thread(&self) {
-        if let Some(slot) = self.0 {
-            let thread = rustix::thread::gettid().as_raw_nonzero().get();
-            put(&slot[THREAD..], &[u64::from(thread.unsigned_abs())]);
-        }
-    }
-
-    /// Publishes the exits of one kind.
-    pub(crate) fn show_exits(&self, kind: usize, kinds: [u64; KINDS]) {
-        if let Some(slot) = self.0 {
-            put(&slot[EXITS + kind..], &kinds[kind..=kind]);
-        }
-    }
-
-    /// Publishes the figures.
-    pub(crate) fn show(&self, words: impl FnOnce() -> [u64; FIGURES]) {
-        if let Some(slot) = self.0 {
-            put(&slot[OTHERS..], &words());
-        }
-    }
-}
-
-impl Clone for Slot {
-    fn clone(&self) -> Self {
-        Self(None)
-    }
-}
-
-impl PartialEq for Slot {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Slot {}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        if let Some(slot) = self.0 {
-            slot[STATE].store(FREE, Ordering::Release);
-        }
-    }
+/// Takes a place in the file for a vCPU, if this process publishes.
+pub(crate) fn take_slot(offer: &Offer, backing: Option<Backing>) -> Slot {
+    let model = match &offer.pmu {
+        None => 0,
+        Some(Pmu::Architectural(Capability::Intel(_))) => 1,
+        Some(Pmu::Architectural(Capability::Amd(_))) => 2,
+        Some(Pmu::Paravirtual(_)) => 3,
+    };
+    let backing = BACKINGS.iter().position(|it| *it == backing);
+    Slot::take(backing.unwrap_or(0) as u64, model)
 }
 
 /// The published statistics of one process that lives.
@@ -422,11 +329,11 @@ fn parse(id: u32, words: &[[u8; 8]]) -> Option<Process> {
     let size = |word: u64| usize::try_from(word).ok();
     let (kinds, figures) = (size(kinds)?, size(figures)?);
     let slots = words.get(size(offset)?..)?;
-    let stride = size(stride).filter(|stride| *stride > EXITS)?;
+    let stride = size(stride).filter(|stride| *stride > COUNTS)?;
     let vcpus = slots.chunks_exact(stride).enumerate();
     let vcpus = vcpus.filter(|(_, slot)| slot[STATE] == VALID);
     let vcpu = |(number, slot): (usize, &[u64])| {
-        let (about, counts) = slot.split_at(EXITS);
+        let (about, counts) = slot.split_at(COUNTS);
         let (exits, others) = counts.split_at_checked(kinds)?;
         let others = others.get(..figures)?;
         let mut statistics = Statistics {

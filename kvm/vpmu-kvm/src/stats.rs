@@ -8,7 +8,7 @@ use std::time::Duration;
 use vpmu::counter;
 use vpmu::x86::{amd, intel, lbr, pebs};
 
-use crate::publish::Slot;
+use crate::slot::{COUNTS, STRIDE, Slot};
 
 /// The reason of an exit to the VMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -85,7 +85,7 @@ impl fmt::Display for Exit {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Exits {
     counts: Vec<(u64, Exit, u64)>,
-    kinds: [u64; Exit::KINDS.len()],
+    kinds: [u64; KINDS],
 }
 
 /// The kinds that were counted: there is room for hundreds.
@@ -105,12 +105,12 @@ impl Exits {
     }
 
     /// Returns the counts of all kinds, as [`Exit::KINDS`] names them.
-    pub fn kinds(&self) -> [u64; Exit::KINDS.len()] {
+    pub fn kinds(&self) -> [u64; KINDS] {
         self.kinds
     }
 
     /// Returns counts of which the kinds alone are known.
-    pub(crate) fn of_kinds(kinds: [u64; Exit::KINDS.len()]) -> Self {
+    pub(crate) fn of_kinds(kinds: [u64; KINDS]) -> Self {
         let counts = Vec::new();
         Self { counts, kinds }
     }
@@ -305,6 +305,10 @@ macro_rules! figures {
 
 /// The number of figures.
 pub(crate) const FIGURES: usize = 44;
+/// The number of kinds of exits.
+pub(crate) const KINDS: usize = Exit::KINDS.len();
+// In the published file, the figures stand behind the exits by kind.
+const _: () = assert!(COUNTS + KINDS + FIGURES <= STRIDE);
 
 /// The way in which the figures of two vCPUs, or of two moments, make one.
 #[derive(Clone, Copy)]
@@ -380,7 +384,8 @@ impl Statistics {
     /// Counts one more exit.
     pub fn count(&mut self, exit: Exit) {
         self.exits.add(exit, 1);
-        self.slot.show_exits(exit.kind(), self.exits.kinds);
+        let kind = exit.kind();
+        self.slot.show(kind, || [self.exits.kinds[kind]]);
     }
 
     /// Returns the figures beside the exits and the deadline's, by the paths of their fields: `pmis`, `host.lost`.
@@ -390,7 +395,7 @@ impl Statistics {
 
     /// Publishes the figures as they are.
     pub(crate) fn publish(&self) {
-        self.slot.show(|| self.words());
+        self.slot.show(KINDS, || self.words());
     }
 
     /// Adds the statistics of another vCPU.

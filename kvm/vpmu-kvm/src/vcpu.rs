@@ -36,7 +36,7 @@ use crate::memory::GuestMemory;
 use crate::offer::{self, Offer, Pmu};
 use crate::options::{self, Options};
 use crate::pmu::VcpuPmu;
-use crate::publish::Slot;
+use crate::publish;
 use crate::rdpmc::{Rdpmc, VcpuRdpmc};
 use crate::state::State;
 use crate::stats::Statistics;
@@ -89,7 +89,7 @@ impl Vcpu {
         };
         let follower = Follower::attach(&kvm, offer, Arc::clone(&memory), options)?;
         let this = Self::with(kvm, pmu, thread, offer.deadline, options.clone(), memory)?;
-        this.kvm.statistics.lock().slot = Slot::take(&this.offer(), this.backing());
+        this.kvm.statistics.lock().slot = publish::take_slot(&this.offer(), this.backing());
         Ok(Self { follower, ..this })
     }
 

@@ -4,7 +4,7 @@
 //! vCPUs a [`vpmu_kvm::Vcpu`] when it is made, and each KVM_RUN is repeated here as long as its exits are the PMU's. The
 //! program sees the exits that it knows.
 //!
-//! - `next`: the functions that were meant; `settings`: the options of `vpmu exec`; `start`: before and after `main`
+//! - `inside`: this library's work and words; `next`: the functions that were meant; `settings`: the options of `vpmu exec`; `start`: before and after `main`
 //! - `objects`: VMs and vCPUs by their descriptors; `vm`, `vcpu`: their calls
 //! - `cpuid`, `msrs`, `filter`: calls whose structures are changed on their way
 //! - `memory`: the guest's memory, as KVM has it; `page`: `kvm_run`, where the guest may measure
@@ -16,6 +16,7 @@
 
 mod cpuid;
 mod filter;
+mod inside;
 mod memory;
 mod migration;
 mod msrs;
@@ -28,33 +29,10 @@ mod start;
 mod vcpu;
 mod vm;
 
-use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_ulong, c_void};
 
+use inside::Inside;
 use next::{Exec, Words};
-use objects::Object;
-
-thread_local! {
-    /// Whether this library is at work on this thread. Its own calls are then no business of its own.
-    static INSIDE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// This library's work on the calling thread.
-struct Inside(());
-
-impl Inside {
-    /// Begins work, unless the thread is at work.
-    fn enter() -> Option<Self> {
-        // `then_some` would make one that is dropped at once, whose end would be the other's.
-        (!INSIDE.replace(true)).then(|| Self(()))
-    }
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        INSIDE.set(false);
-    }
-}
 
 /// The C library's ioctl, which is variadic there: on x86-64 its third argument comes where that of a function with three
 /// comes, and is any value where the caller gives none.
@@ -72,8 +50,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         return next::ioctl(fd, request, argument);
     };
     let answer = match objects::find(fd) {
-        Some(Object::Vcpu(vcpu)) => vcpu.ioctl(fd, request, argument),
-        Some(Object::Vm(vm)) => vm.ioctl(fd, request, argument),
+        Some(object) => object.ioctl(fd, request, argument),
         None => vm::system_ioctl(fd, request, argument),
     };
     // What ends here may read errno, which belongs to the call.
@@ -133,13 +110,4 @@ pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
 pub unsafe extern "C" fn execvp(name: *const c_char, words: Words) -> c_int {
     start::report_no_vm();
     next::exec(Exec::Vp, name, words, std::ptr::null())
-}
-
-/// Says something to the user, who sees the program's standard error.
-fn say(text: impl std::fmt::Display) {
-    // A program whose standard error is closed goes on.
-    let _ = std::io::Write::write_all(
-        &mut std::io::stderr(),
-        format!("vpmu exec: {text}\n").as_bytes(),
-    );
 }

@@ -8,7 +8,8 @@ use std::ptr;
 use std::sync::atomic::AtomicPtr;
 use std::sync::{Mutex, PoisonError};
 
-use crate::{next, say};
+use crate::inside::say;
+use crate::next;
 
 const REASON: &CStr =
     c"vpmu exec: QEMU does not know the state of the guest's PMU, which would be lost";

@@ -3,37 +3,41 @@
 //! A look-up takes no lock: a child between fork and exec closes descriptors while locks may be held that nobody there
 //! gives back. An object that was entered stays in memory to the process's end, and its contents go when it is closed.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_ulong, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::vcpu::OneVcpu;
-use crate::vm::Vm;
+/// What is behind a descriptor: a VM or a vCPU.
+pub(crate) trait Object: Send + Sync {
+    /// Returns the process that has made the object.
+    fn process(&self) -> u32;
 
-/// A VM's or a vCPU's descriptor.
-pub(crate) enum Object {
-    Vm(Vm),
-    Vcpu(Box<OneVcpu>),
+    /// Answers the program's request.
+    fn ioctl(&'static self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+
+    /// Gives back what others could use, as the descriptor is closed.
+    fn end(&self) {}
 }
 
 /// Descriptors that can be known. A program with more open files gets its VM with a number below.
 const MOST: usize = 1 << 16;
 
-static OBJECTS: [AtomicPtr<Object>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+static OBJECTS: [AtomicPtr<Box<dyn Object>>; MOST] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
 
-fn place(fd: c_int) -> Option<&'static AtomicPtr<Object>> {
+fn place(fd: c_int) -> Option<&'static AtomicPtr<Box<dyn Object>>> {
     OBJECTS.get(usize::try_from(fd).ok()?)
 }
 
 /// Returns the object behind this descriptor.
-pub(crate) fn find(fd: c_int) -> Option<&'static Object> {
+pub(crate) fn find(fd: c_int) -> Option<&'static dyn Object> {
     let object = place(fd)?.load(Ordering::Acquire);
     // SAFETY: only `enter` writes pointers here, to objects that stay, and nobody has them by a mutable reference.
-    unsafe { object.as_ref() }
+    unsafe { object.as_ref() }.map(Box::as_ref)
 }
 
 /// Keeps `object` for this descriptor. Returns `false` where the number is too large.
-pub(crate) fn enter(fd: c_int, object: Object) -> bool {
+pub(crate) fn enter(fd: c_int, object: Box<dyn Object>) -> bool {
     let Some(place) = place(fd) else {
         return false;
     };
@@ -50,16 +54,10 @@ pub(crate) fn forget(fd: c_int) {
     let Some(object) = find(fd) else {
         return;
     };
-    let process = match object {
-        Object::Vm(vm) => vm.process(),
-        Object::Vcpu(vcpu) => vcpu.process(),
-    };
     // A child closes its copies. After vfork its memory is the parent's.
-    if process != std::process::id() {
+    if object.process() != std::process::id() {
         return;
     }
     place.store(ptr::null_mut(), Ordering::Release);
-    if let Object::Vcpu(vcpu) = object {
-        vcpu.end();
-    }
+    object.end();
 }

@@ -14,8 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use vpmu_kvm::{Backing, Offer};
 use vpmu_measure::{About, Measurement};
 
+use crate::inside::{Inside, say};
+use crate::next;
 use crate::settings::{Settings, VARIABLE};
-use crate::{Inside, next, say};
 
 /// The dynamic linker's variable, and this library in it.
 const PRELOAD: &str = "LD_PRELOAD";

@@ -4,15 +4,26 @@ use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
-use vpmu_kvm::{AfterRun, Error, Exit, Statistics, Vcpu};
+use vpmu_kvm::{AfterRun, Error, Exit, Options, Rdpmc, Statistics, Vcpu};
 
+use crate::inside::say;
+use crate::memory::Memory;
+use crate::objects::Object;
 use crate::page::{Left, Page};
-use crate::vm::Vm;
-use crate::{cpuid, msrs, next, requests, say};
+use crate::start::Choices;
+use crate::{cpuid, msrs, next, requests};
+
+/// What the vCPUs of a VM share.
+pub(crate) struct Shared {
+    pub(crate) choices: &'static Choices,
+    pub(crate) options: Options,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) rdpmc: Arc<Rdpmc>,
+}
 
 /// A vCPU whose guest has a PMU.
 pub(crate) struct OneVcpu {
-    vm: &'static Vm,
+    vm: &'static Shared,
     process: u32,
     /// `None` once the program has closed it.
     attached: Mutex<Option<Attached>>,
@@ -28,7 +39,7 @@ struct Attached {
 }
 
 impl OneVcpu {
-    pub(crate) fn new(vm: &'static Vm, vm_fd: c_int, fd: c_int) -> Result<Self, Error> {
+    pub(crate) fn new(vm: &'static Shared, vm_fd: c_int, fd: c_int) -> Result<Self, Error> {
         let (choices, memory) = (vm.choices, Arc::clone(&vm.memory));
         let mut vcpu = Vcpu::attach(&vm_fd, &fd, &choices.offer, &vm.options, memory)?;
         vcpu.set_rdpmc(Arc::clone(&vm.rdpmc));
@@ -52,46 +63,8 @@ impl OneVcpu {
         })
     }
 
-    /// Returns the process that has made the vCPU.
-    pub(crate) fn process(&self) -> u32 {
-        self.process
-    }
-
     fn attached(&self) -> MutexGuard<'_, Option<Attached>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Gives back the perf events.
-    pub(crate) fn end(&self) {
-        let ended = self.attached().take();
-        drop(ended);
-    }
-
-    pub(crate) fn ioctl(&self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-        let mut attached = self.attached();
-        let Some(attached) = attached.as_mut() else {
-            return next::ioctl(fd, request, argument);
-        };
-        let offer = &self.vm.choices.offer;
-        match request {
-            requests::RUN => self.run(fd, attached),
-            // SAFETY: the request's argument.
-            requests::SET_CPUID2 => unsafe { cpuid::set(offer, fd, argument) },
-            // SAFETY: the request's argument.
-            requests::GET_MSRS => unsafe { msrs::get(&mut attached.vcpu, fd, argument) },
-            // SAFETY: the request's argument.
-            requests::SET_MSRS => unsafe { msrs::set(&mut attached.vcpu, offer, fd, argument) },
-            // SAFETY: the request's argument.
-            requests::SET_SIGNAL_MASK => unsafe { self.set_signal_mask(fd, argument) },
-            _ => {
-                let answer = next::ioctl(fd, request, argument);
-                if answer == 0 {
-                    // SAFETY: KVM has just read it.
-                    unsafe { attached.notice_reset(request, argument) };
-                }
-                answer
-            }
-        }
     }
 
     /// Runs the vCPU until an exit is the program's.
@@ -176,6 +149,45 @@ impl OneVcpu {
         let bit = signal as usize - 1;
         mask[HEAD + bit / 8] &= !(1 << (bit % 8));
         next::ioctl(fd, requests::SET_SIGNAL_MASK, mask.as_mut_ptr().cast())
+    }
+}
+
+impl Object for OneVcpu {
+    fn process(&self) -> u32 {
+        self.process
+    }
+
+    /// Gives back the perf events.
+    fn end(&self) {
+        let ended = self.attached().take();
+        drop(ended);
+    }
+
+    fn ioctl(&'static self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        let mut attached = self.attached();
+        let Some(attached) = attached.as_mut() else {
+            return next::ioctl(fd, request, argument);
+        };
+        let offer = &self.vm.choices.offer;
+        match request {
+            requests::RUN => self.run(fd, attached),
+            // SAFETY: the request's argument.
+            requests::SET_CPUID2 => unsafe { cpuid::set(offer, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::GET_MSRS => unsafe { msrs::get(&mut attached.vcpu, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::SET_MSRS => unsafe { msrs::set(&mut attached.vcpu, offer, fd, argument) },
+            // SAFETY: the request's argument.
+            requests::SET_SIGNAL_MASK => unsafe { self.set_signal_mask(fd, argument) },
+            _ => {
+                let answer = next::ioctl(fd, request, argument);
+                if answer == 0 {
+                    // SAFETY: KVM has just read it.
+                    unsafe { attached.notice_reset(request, argument) };
+                }
+                answer
+            }
+        }
     }
 }
 

@@ -7,19 +7,16 @@ use kvm_bindings::kvm_userspace_memory_region;
 use vpmu_kvm::{Error, Options, Rdpmc};
 
 use crate::filter::Filters;
-use crate::memory::Memory;
+use crate::inside::say;
 use crate::objects::{self, Object};
 use crate::start::{Choices, choices, note_vm};
-use crate::vcpu::OneVcpu;
-use crate::{cpuid, migration, next, requests, say};
+use crate::vcpu::{OneVcpu, Shared};
+use crate::{cpuid, migration, next, requests};
 
 /// A VM whose guest has a PMU.
 pub(crate) struct Vm {
     process: u32,
-    pub(crate) choices: &'static Choices,
-    pub(crate) options: Options,
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) rdpmc: Arc<Rdpmc>,
+    shared: Shared,
     filters: Filters,
 }
 
@@ -44,12 +41,12 @@ fn create(choices: &'static Choices, system: c_int, argument: *mut c_void) -> c_
     }
     note_vm();
     let made = Vm::new(choices, fd).map_err(|error| error.to_string());
-    enter(fd, made.map(Object::Vm))
+    enter(fd, made)
 }
 
 /// Notes what was made for `fd`, which the program gets; or says why there is nothing, and closes `fd`.
-fn enter(fd: c_int, made: Result<Object, String>) -> c_int {
-    let entered = made.and_then(|object| match objects::enter(fd, object) {
+fn enter<O: Object + 'static>(fd: c_int, made: Result<O, String>) -> c_int {
+    let entered = made.and_then(|object| match objects::enter(fd, Box::new(object)) {
         true => Ok(()),
         false => Err("the program has more than 65536 open files".to_owned()),
     });
@@ -88,33 +85,52 @@ impl Vm {
         }
         Ok(Self {
             process: std::process::id(),
-            choices,
-            options: Options {
-                signal: free_signal(),
-                ..choices.settings.options.clone()
+            shared: Shared {
+                choices,
+                options: Options {
+                    signal: free_signal(),
+                    ..choices.settings.options.clone()
+                },
+                memory: Arc::default(),
+                rdpmc: Arc::default(),
             },
-            memory: Arc::default(),
-            rdpmc: Arc::default(),
             // At once: KVM's own PMU can be switched off before the first vCPU only.
             filters: Filters::begin(fd, msrs)?,
         })
     }
 
-    /// Returns the process that has made the VM.
-    pub(crate) fn process(&self) -> u32 {
+    /// Makes a vCPU with a PMU, or none.
+    fn create_vcpu(&'static self, vm: c_int, argument: *mut c_void) -> c_int {
+        if let Err(error) = migration::block() {
+            say(error);
+            return next::fail(libc::ENOTSUP);
+        }
+        let fd = next::ioctl(vm, requests::CREATE_VCPU, argument);
+        if fd < 0 {
+            return fd;
+        }
+        let made = OneVcpu::new(&self.shared, vm, fd).map_err(|error| match error {
+            Error::NoLapic(_) => {
+                "the interrupt controller is not KVM's: give QEMU kernel-irqchip=on or split, \
+                                  or leave kernel-irqchip=off out"
+                    .to_owned()
+            }
+            error => error.to_string(),
+        });
+        enter(fd, made)
+    }
+}
+
+impl Object for Vm {
+    fn process(&self) -> u32 {
         self.process
     }
 
-    pub(crate) fn ioctl(
-        &'static self,
-        fd: c_int,
-        request: c_ulong,
-        argument: *mut c_void,
-    ) -> c_int {
+    fn ioctl(&'static self, fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         match request {
             requests::CREATE_VCPU => self.create_vcpu(fd, argument),
             requests::SET_USER_MEMORY_REGION | requests::SET_USER_MEMORY_REGION2 => {
-                let mut slots = self.memory.change();
+                let mut slots = self.shared.memory.change();
                 let answer = next::ioctl(fd, request, argument);
                 if answer == 0 {
                     // SAFETY: KVM has just read it. The second request's structure begins with the first's.
@@ -134,26 +150,5 @@ impl Vm {
             requests::ENABLE_CAP => unsafe { self.filters.enable(fd, argument) },
             _ => next::ioctl(fd, request, argument),
         }
-    }
-
-    /// Makes a vCPU with a PMU, or none.
-    fn create_vcpu(&'static self, vm: c_int, argument: *mut c_void) -> c_int {
-        if let Err(error) = migration::block() {
-            say(error);
-            return next::fail(libc::ENOTSUP);
-        }
-        let fd = next::ioctl(vm, requests::CREATE_VCPU, argument);
-        if fd < 0 {
-            return fd;
-        }
-        let made = OneVcpu::new(self, vm, fd).map_err(|error| match error {
-            Error::NoLapic(_) => {
-                "the interrupt controller is not KVM's: give QEMU kernel-irqchip=on or split, \
-                                  or leave kernel-irqchip=off out"
-                    .to_owned()
-            }
-            error => error.to_string(),
-        });
-        enter(fd, made.map(|vcpu| Object::Vcpu(Box::new(vcpu))))
     }
 }

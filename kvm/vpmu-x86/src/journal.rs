@@ -9,8 +9,11 @@ use crate::flags::mask;
 use crate::machine::Bus;
 use crate::memory::{Memory, Store};
 use crate::paging::{Access, Mode, PAGE, Page, Paging};
-use crate::replay::Dropped;
 use crate::space::{LONGEST, Space};
+
+/// What was executed does not count: memory has changed meanwhile, or the guest is elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped;
 
 /// Bytes, and words, of a line.
 const LINE: u64 = 64;

@@ -16,7 +16,7 @@ use crate::flags::Lazy;
 use crate::machine::{self, Machine};
 use crate::memory::Memory;
 use crate::op::{Action, FS, GS};
-use crate::paging::{Access, Mode, Paging};
+use crate::paging::{Access, Paging};
 use crate::space::{Pages, Space};
 use crate::word::{Masked, Word};
 use decoded::Decodings;
@@ -233,14 +233,5 @@ impl<M: Memory + ?Sized> Prediction<'_, M> {
             registers.flags.forget();
         }
         Ok(())
-    }
-}
-
-/// Returns the mode of an instruction of user space, or of the kernel.
-const fn mode(is_user: bool) -> Mode {
-    match is_user {
-        true => Mode::User,
-        // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
-        false => Mode::Supervisor { ac: true },
     }
 }

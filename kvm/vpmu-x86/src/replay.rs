@@ -17,6 +17,7 @@
 
 pub use crate::code::Code;
 use crate::cpu::{self, System};
+pub use crate::journal::Dropped;
 use crate::journal::{Journal, Journaled, Rule};
 use crate::machine::{Machine, Registers};
 use crate::memory::Memory;
@@ -27,10 +28,6 @@ use crate::{Executed, Stop};
 
 const TF: u64 = 1 << 8;
 const RF: u64 = 1 << 16;
-
-/// What was executed does not count: memory has changed meanwhile, or the guest is elsewhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dropped;
 
 /// How much may be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

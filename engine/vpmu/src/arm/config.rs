@@ -18,6 +18,8 @@ pub const CHAIN: u16 = 0x001e;
 
 /// Fields of PMCR_EL0.
 pub mod pmcr {
+    use super::PmuVersion;
+
     /// All counters are enabled as PMCNTEN says; 0: none counts.
     pub const E: u64 = 1 << 0;
     /// Write 1: event counters become zero. Reads as 0.
@@ -40,6 +42,14 @@ pub mod pmcr {
     pub const N_MASK: u64 = 0x1f << N_SHIFT;
     /// Where IDCODE (8 bits) and, above it, IMP (8 bits) begin.
     pub const IDENTITY_SHIFT: u32 = 16;
+
+    /// LP, where it exists.
+    pub(in crate::arm) const fn lp(version: PmuVersion) -> u64 {
+        match version {
+            PmuVersion::V3p5 => LP,
+            _ => 0,
+        }
+    }
 }
 
 /// Fields of PMUSERENR_EL0, each a permission for EL0.

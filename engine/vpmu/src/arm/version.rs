@@ -1,5 +1,3 @@
-use super::pmcr;
-
 /// Which PMUv3 a guest sees. Later ones order higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -53,14 +51,6 @@ impl PmuVersion {
             // Before PMUv3p5 bits 63:32 of PMEVCNTRn_EL0 are RES0.
             Self::V3p5 => u64::MAX,
             _ => 0xffff_ffff,
-        }
-    }
-
-    /// PMCR_EL0.LP, where it exists.
-    pub(super) const fn pmcr_lp(self) -> u64 {
-        match self {
-            Self::V3p5 => pmcr::LP,
-            _ => 0,
         }
     }
 }

@@ -237,9 +237,9 @@ pub(crate) trait Model {
         let hosted = &self.bank().hosted;
         let will_do = |armed: &NonZeroU64| match wanted {
             // The overflow is further than that.
-            None => hosted.may_idle(n) && self.is_awaited(n) && armed.get() < FAR,
+            None => hosted.repeats(n).may_idle && self.is_awaited(n) && armed.get() < FAR,
             Some(wanted) => {
-                let idles = hosted.may_idle(n) && wanted.get() >= FAR;
+                let idles = hosted.repeats(n).may_idle && wanted.get() >= FAR;
                 *armed <= wanted && (idles || armed.get() >= FAR)
             }
         };
@@ -305,7 +305,7 @@ pub(crate) trait Model {
         if !overflowed {
             count(&mut hosted.statistics_mut().spurious_reports);
         }
-        hosted.note_overflow(n, overflowed);
+        hosted.repeats_mut(n).note_overflow(overflowed);
         self.follow_up(host);
         let due = self.due(n);
         let asked = self.bank().hosted.armed(n);
@@ -313,13 +313,14 @@ pub(crate) trait Model {
         // Reading the host event again returns more than its report, and the next report is asked for from there. A host
         // event that repeats has then less than a period to count, and repeats that. So after that report it is asked for
         // a whole period, unread: each read would leave less than a period again.
-        let reads = asks && self.implemented().contains(n) && !self.bank().hosted.repeats_rest(n);
+        let reads =
+            asks && self.implemented().contains(n) && !self.bank().hosted.repeats(n).is_rest;
         if reads {
             self.settle(n.alone(), host);
         }
         self.apply(host);
         if reads {
-            self.bank_mut().hosted.note_rest(n);
+            self.bank_mut().hosted.repeats_mut(n).note_rest();
         }
     }
 

@@ -101,6 +101,15 @@ impl<E: Copy + PartialEq> HostEvents<E> {
         self.running | self.undrained | self.owing
     }
 
+    /// Returns what the event of `counter` does after its report.
+    pub(crate) fn repeats(&self, counter: Counter) -> Repeats {
+        self.slots[counter].repeats
+    }
+
+    pub(crate) fn repeats_mut(&mut self, counter: Counter) -> &mut Repeats {
+        &mut self.slots[counter].repeats
+    }
+
     /// Returns the number of events, from what has been taken on, after which the host will report.
     pub fn armed(&self, counter: Counter) -> Option<NonZeroU64> {
         self.slots[counter].armed
@@ -420,7 +429,7 @@ pub(super) struct HostEvent<E> {
     /// The host will report when it has counted so many beyond `mark`.
     armed: Option<NonZeroU64>,
     /// What comes after that.
-    pub(super) repeats: Repeats,
+    repeats: Repeats,
     /// Whether a read has found a period over whose report has not come.
     overtaken: bool,
     /// Why the total is not all that happened.

@@ -2,10 +2,10 @@
 
 use core::fmt;
 
-use super::counters::Wish;
 use super::offer::{BadOffer, Offer};
 use super::page::{self, Page, TAG, command, flag, state, word};
 use super::samples::Samples;
+use super::wish::Wish;
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, CounterState, Model, Policy, Report, Slots, Statistics,
 };

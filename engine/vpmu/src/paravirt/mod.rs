@@ -37,8 +37,10 @@ mod device;
 mod guest;
 mod offer;
 mod page;
+mod records;
 mod samples;
 mod save;
+mod wish;
 
 pub use device::{Device, NotAPage};
 pub use guest::GuestHalf;

@@ -2,9 +2,9 @@
 
 use core::fmt;
 
-use super::counters::{LONGEST, Wish};
 use super::device::Device;
 use super::page::{MAX_COUNTERS, Page, flag};
+use super::wish::{LONGEST, Wish};
 use crate::counter::{Counter, CounterHost, CounterSet, Model};
 use crate::x86::CounterConfig;
 

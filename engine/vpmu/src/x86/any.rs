@@ -1,6 +1,7 @@
 //! A PMU of either vendor: for embedders that choose at run time, by what the host is.
 
-use super::registers::{Control, Counted, Effect, Freeze, Registers, Source};
+use super::registers::{Control, Counted, Effect, Registers, Source};
+use super::status::Freeze;
 use super::{ArchEvent, Pmu, PmuConfig, RestoreError, amd, intel, lbr, pebs};
 use crate::counter::{Counter, CounterSet, Events};
 

@@ -8,7 +8,8 @@ mod sampling;
 use core::mem;
 use core::num::NonZeroU64;
 
-use super::registers::{Control, Counted, Freeze, Registers};
+use super::registers::{Control, Counted, Registers};
+use super::status::Freeze;
 use super::{CounterConfig, EventFilter, lbr, pebs, status};
 use crate::counter::{
     Bank, Counter, CounterHost, CounterSet, Events, FAR, Lost, Model, Policy, Slots, Statistics,

@@ -44,6 +44,15 @@ mod status {
     pub(super) const BRANCHES_FROZEN: u64 = 1 << 58;
     /// The PEBS buffer in the DS save area is full, up to its threshold. Intel's only.
     pub(super) const BUFFER_OVERFLOW: u64 = 1 << 62;
+
+    /// How the request of a PMI stops all counters (SDM 18.4.7).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Freeze {
+        /// The global control register is cleared.
+        Gate,
+        /// A bit of the global status register is set, and nothing counts while it is.
+        Status,
+    }
 }
 
 /// How an access ended, and so what the caller does next. The engine never injects anything.

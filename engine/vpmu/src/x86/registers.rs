@@ -7,6 +7,7 @@
 //! neither counters nor host: a read answers with a [`Source`], a write with an [`Effect`], and the PMU alone acts on
 //! them.
 
+use super::status::Freeze;
 use super::{CounterConfig, EventFilter, EventKind, RestoreError, lbr, pebs};
 use crate::counter::{Counter, CounterSet, Lost, Policy, Slots};
 
@@ -128,15 +129,6 @@ pub enum Effect {
     RecordGroups,
     /// PEBS records go elsewhere.
     RecordArea,
-}
-
-/// How the request of a PMI stops all counters (SDM 18.4.7).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Freeze {
-    /// The global control register is cleared.
-    Gate,
-    /// A bit of the global status register is set, and nothing counts while it is.
-    Status,
 }
 
 /// What a guest can see of the counters beside its registers, as [`Registers`] save and restore it.

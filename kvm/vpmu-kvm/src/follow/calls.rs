@@ -16,7 +16,6 @@ use vpmu_perf::PerfHost;
 use vpmu_unwind::{Call, Cut, End, MOST_CALLS, Memory, Registers, Unwinder};
 use vpmu_x86::paging::{Access, Mode, PAGE, Paging};
 
-use super::Follower;
 use crate::error::Error;
 use crate::guest::{ring, system};
 use crate::kvm::OnKvm;
@@ -24,6 +23,7 @@ use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
 use crate::stats::CallStacks;
 use crate::sys;
+use crate::sys::keys::Keys;
 
 /// Pages that are remembered for one stack.
 const PAGES: usize = 32;
@@ -92,12 +92,43 @@ const USER_CS: u64 = 0x33;
 const USER_SS: u64 = 0x2b;
 
 /// Finds the open calls of one vCPU's programs.
-#[derive(Debug)]
-pub(super) struct Calls(Box<Unwinder>);
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    /// Made when a guest first wants them.
+    unwinder: Option<Box<Unwinder>>,
+}
 
 impl Calls {
-    pub(super) fn new() -> Self {
-        Self(Box::new(Unwinder::new()))
+    /// Fills the records of a guest that wants its open calls: nothing is followed for them.
+    pub(super) fn fill(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut VcpuPmu<PerfHost>,
+        memory: &dyn GuestMemory,
+        keys: &Keys,
+        wanted: u8,
+    ) -> Result<(), Error> {
+        let regs = match kvm.run.regs() {
+            Some(regs) => regs,
+            None => sys::regs(&kvm.vcpu)?,
+        };
+        let sregs = sys::sregs(&kvm.vcpu)?;
+        // A call of KVM's, for each page otherwise. The program does not run meanwhile.
+        let asked = OnceCell::new();
+        let rights = || *asked.get_or_init(|| keys.pkru(&kvm.vcpu));
+        let mut counts = CallStacks::default();
+        if pmu.branch_filter().is_some_and(|filter| filter.user) {
+            let (calls, found) = self.find(&regs, &sregs, memory, &rights, &mut counts);
+            // Where fewer records are wanted, they are the innermost calls.
+            let mut branches = [None; MOST_CALLS];
+            for (place, call) in branches.iter_mut().zip(&calls[..found.min(wanted.into())]) {
+                *place = Some(branch(call));
+            }
+            pmu.take_branches(branches.iter().rev().flatten());
+        }
+        pmu.count_calls(&counts);
+        pmu.end_following();
+        Ok(())
     }
 
     /// Returns the open calls, the innermost first, and counts how their stack ended.
@@ -129,9 +160,10 @@ impl Calls {
             pages: [None; PAGES],
             next: 0,
         };
-        let outcome = self
-            .0
-            .unwind(&mut program, paging.root(), &registers, &mut calls);
+        let unwinder = self
+            .unwinder
+            .get_or_insert_with(|| Box::new(Unwinder::new()));
+        let outcome = unwinder.unwind(&mut program, paging.root(), &registers, &mut calls);
         counts.calls += outcome.calls as u64;
         let count = match outcome.end {
             End::Complete => &mut counts.complete,
@@ -214,43 +246,6 @@ fn entered(rsp: u64, paging: &Paging, memory: &dyn GuestMemory) -> Option<Regist
             rip,
         })
     })
-}
-
-impl Follower {
-    /// Fills the records of a guest that wants its open calls, if it does: nothing is followed for them. Returns whether it
-    /// does.
-    pub(super) fn fill_calls(
-        &mut self,
-        kvm: &OnKvm,
-        pmu: &mut VcpuPmu<PerfHost>,
-        wanted: u8,
-    ) -> Result<bool, Error> {
-        let Some(filter) = pmu.branch_filter().filter(|filter| filter.call_stack) else {
-            return Ok(false);
-        };
-        let regs = match kvm.run.regs() {
-            Some(regs) => regs,
-            None => sys::regs(&kvm.vcpu)?,
-        };
-        let sregs = sys::sregs(&kvm.vcpu)?;
-        // A call of KVM's, for each page otherwise. The program does not run meanwhile.
-        let asked = OnceCell::new();
-        let rights = || *asked.get_or_init(|| self.keys.pkru(&kvm.vcpu));
-        let mut counts = CallStacks::default();
-        if filter.user {
-            let calls = self.calls.get_or_insert_with(Calls::new);
-            let (calls, found) = calls.find(&regs, &sregs, &*self.memory, &rights, &mut counts);
-            // Where fewer records are wanted, they are the innermost calls.
-            let mut branches = [None; MOST_CALLS];
-            for (place, call) in branches.iter_mut().zip(&calls[..found.min(wanted.into())]) {
-                *place = Some(branch(call));
-            }
-            pmu.take_branches(branches.iter().rev().flatten());
-        }
-        pmu.count_calls(&counts);
-        pmu.end_following();
-        Ok(true)
-    }
 }
 
 fn branch(call: &Call) -> Branch {

@@ -39,7 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{kvm_regs, kvm_sregs, kvm_vcpu_events};
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu_perf::{Flag, KICKED, Kick, PerfHost};
 
@@ -59,7 +59,7 @@ use crate::thread::unset;
 use calls::Calls;
 use guard::Guard;
 use replay::Replays;
-use stopped::Stopped;
+use stopped::{Stopped, are_over};
 use trace::{Places, Trace};
 use vpmu_x86::predict::Predictor;
 use walk::{Resume, Start, TF, walk};
@@ -96,8 +96,7 @@ pub(crate) struct Follower {
     /// `None`: each read of a record is an exit.
     replays: Option<Replays>,
     keys: Keys,
-    /// Made when a guest first wants its open calls.
-    calls: Option<Calls>,
+    calls: Calls,
 }
 
 /// A run: the guest is followed.
@@ -172,7 +171,7 @@ impl Follower {
             is_held: false,
             replays,
             keys: Keys::default(),
-            calls: None,
+            calls: Calls::default(),
         }))
     }
 
@@ -209,11 +208,15 @@ impl Follower {
             self.is_asked = asked.is_ok();
             return Ok(());
         }
-        self.commit(kvm, pmu);
+        if let Some(replays) = &mut self.replays {
+            replays.commit(kvm, pmu, &*self.memory);
+        }
         if wanted == 0 {
             return Ok(());
         }
-        if self.fill_calls(kvm, pmu, wanted)? {
+        if pmu.branch_filter().is_some_and(|filter| filter.call_stack) {
+            self.calls
+                .fill(kvm, pmu, &*self.memory, &self.keys, wanted)?;
             return self.stop(kvm, pmu);
         }
         // The guard's signal comes late where the time goes by here, and not in the guest.
@@ -238,6 +241,38 @@ impl Follower {
             return self.stop(kvm, pmu);
         }
         Ok(())
+    }
+
+    /// Plans a replay behind a read of a branch record. Call this when an exit has been completed.
+    pub(crate) fn replay(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
+        match &mut self.replays {
+            Some(replays) if self.run.is_none() => replays.replay(kvm, pmu, &*self.memory),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes branches for the guest, as many as are `wanted` and as can be. Nothing is left for KVM to complete.
+    fn take(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut VcpuPmu<PerfHost>,
+        wanted: usize,
+    ) -> Result<(), Error> {
+        let (Some(replays), Some(filter)) = (&mut self.replays, pmu.branch_filter()) else {
+            return Ok(());
+        };
+        let sregs = match &self.run {
+            Some(run) if run.exits > 0 => kvm.run.sregs(),
+            _ => sys::sregs(&kvm.vcpu)?,
+        };
+        replays.take(
+            kvm,
+            pmu,
+            &*self.memory,
+            &self.keys,
+            &sregs,
+            (filter, wanted),
+        )
     }
 
     /// Begins a run.
@@ -362,12 +397,13 @@ impl Follower {
         let stopped = Stopped {
             regs: &regs,
             sregs: &sregs,
+            before: (run.cr2, run.cr3),
         };
         let is_ours = returned == Returned::Debug;
         if self.trace.is_opaque {
             self.predictor.forget_pages();
         }
-        let taken = stopped.branches(&self.trace, run, is_ours);
+        let taken = stopped.branches(&self.trace, is_ours);
         if is_ours && regs.rip == before.rip {
             match taken {
                 Some(_) => self.resume = Resume::Works,
@@ -426,13 +462,6 @@ impl Follower {
 /// registers are unused.
 fn is_untouched(kvm: &OnKvm) -> Result<bool, Error> {
     Ok(are_over(&sys::events(&kvm.vcpu)?) && debug::breakpoints(&kvm.vcpu)? == 0)
-}
-
-/// Returns whether no event is about to be delivered.
-fn are_over(events: &kvm_vcpu_events) -> bool {
-    let exception = events.exception;
-    let is_delivered = exception.injected | exception.pending | events.interrupt.injected;
-    (is_delivered | events.nmi.injected | events.smi.pending) == 0
 }
 
 /// Returns whether the guest is in 64-bit code at CPL 0 or 3, and steps not itself.

@@ -11,19 +11,20 @@ mod tests;
 
 use std::mem;
 
-use kvm_bindings::kvm_regs;
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use vpmu::x86::Ring;
 use vpmu::x86::lbr::{self, Branch, Filter, Kind, MAX_DEPTH};
 use vpmu_perf::PerfHost;
 use vpmu_x86::replay::{Branched, Budget, Code, Dropped, Goal, Replayer, Start};
 use vpmu_x86::{Executed, Stop};
 
-use super::Follower;
+use super::stopped::are_over;
 use crate::error::Error;
 use crate::guest::{kvm_registers, registers, ring, system};
 use crate::kvm::OnKvm;
 use crate::memory::GuestMemory;
 use crate::pmu::VcpuPmu;
+use crate::sys::keys::Keys;
 use crate::sys::{self, debug};
 
 /// Most instructions of a replay: twice as many as Linux 6.12 executes to read 32 records; and where interrupts are not
@@ -139,6 +140,8 @@ pub(super) struct Replays {
     rest: u32,
 }
 
+// Registers are given to KVM with the next run, which comes right behind `before_run`: a VMM that saves the vCPU does so with
+// neither them nor the memory that goes with them.
 impl Replays {
     pub(super) fn new() -> Self {
         Self {
@@ -240,33 +243,20 @@ impl Replays {
         &self.branches[..count]
     }
 
-    /// Makes the stores of the replay, for a guest that is where it begins. Returns the registers where it ends, and what the
-    /// guest need not execute.
-    fn commit(
+    /// Plans a replay behind a read of a branch record, when an exit has been completed.
+    pub(super) fn replay(
         &mut self,
-        regs: &kvm_regs,
+        kvm: &OnKvm,
+        pmu: &mut VcpuPmu<PerfHost>,
         memory: &dyn GuestMemory,
-    ) -> Option<Result<(kvm_regs, Executed), Dropped>> {
-        let committed = self.replayer.commit(&registers(regs), memory)?;
-        Some(committed.map(|(registers, executed)| (kvm_registers(&registers), executed)))
-    }
-}
-
-// Registers are given to KVM with the next run, which comes right behind `before_run`: a VMM that saves the vCPU does so with
-// neither them nor the memory that goes with them.
-impl Follower {
-    /// Plans a replay behind a read of a branch record. Call this when an exit has been completed.
-    pub(crate) fn replay(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) -> Result<(), Error> {
-        let Some(replays) = &mut self.replays else {
-            return Ok(());
-        };
+    ) -> Result<(), Error> {
         let Some((msr, value)) = (kvm.run.answered()).filter(|&(msr, _)| lbr::is_record(msr))
         else {
             return Ok(());
         };
         // An interrupt that is due comes first.
-        let is_next = self.run.is_none() && !pmu.pmi_is_due() && pmu.branches_awaited() == 0;
-        let Some(regs) = kvm.run.regs().filter(|_| is_next && replays.is_due()) else {
+        let is_next = !pmu.pmi_is_due() && pmu.branches_awaited() == 0;
+        let Some(regs) = kvm.run.regs().filter(|_| is_next && self.is_due()) else {
             return Ok(());
         };
         let system = system(&sys::sregs(&kvm.vcpu)?);
@@ -278,70 +268,65 @@ impl Follower {
         };
         let expected = pmu.expected_reads(msr);
         let read = |msr| pmu.read_record(msr);
-        let is_planned = replays.plan_reads(&start, &*self.memory, value, read, expected);
+        let is_planned = self.plan_reads(&start, memory, value, read, expected);
         // What costs a call is asked last.
         if is_planned && (kvm.run.is_elsewhere() || debug::breakpoints(&kvm.vcpu)? != 0) {
-            replays.forget();
+            self.forget();
         }
         Ok(())
     }
 
-    /// Takes branches for the guest, as many as are `wanted` and as can be. Nothing is left for KVM to complete.
+    /// Takes branches for the guest that pass the filter, as many as are wanted and as can be.
     pub(super) fn take(
         &mut self,
         kvm: &OnKvm,
         pmu: &mut VcpuPmu<PerfHost>,
-        wanted: usize,
+        memory: &dyn GuestMemory,
+        keys: &Keys,
+        sregs: &kvm_sregs,
+        (filter, wanted): (Filter, usize),
     ) -> Result<(), Error> {
-        let filter = pmu.branch_filter().filter(|filter| !filter.call_stack);
-        let (Some(replays), Some(filter)) = (&mut self.replays, filter) else {
-            return Ok(());
-        };
         let regs = match kvm.run.regs() {
             Some(regs) => regs,
             None => sys::regs(&kvm.vcpu)?,
         };
-        let sregs = match &self.run {
-            Some(run) if run.exits > 0 => kvm.run.sregs(),
-            _ => sys::sregs(&kvm.vcpu)?,
-        };
-        let ring = ring(&sregs, &regs);
+        let ring = ring(sregs, &regs);
         let start = Start {
             registers: &registers(&regs),
-            system: &system(&sregs),
-            pkru: &|| self.keys.pkru(&kvm.vcpu),
+            system: &system(sregs),
+            pkru: &|| keys.pkru(&kvm.vcpu),
         };
-        if !replays.plan_branches(&start, &*self.memory, ring, filter, wanted) {
+        if !self.plan_branches(&start, memory, ring, filter, wanted) {
             return Ok(());
         }
         let is_free = !kvm.run.is_elsewhere() && {
             let events = sys::events(&kvm.vcpu)?;
             let is_shadowed = events.interrupt.shadow != 0;
-            !is_shadowed && super::are_over(&events) && debug::breakpoints(&kvm.vcpu)? == 0
+            !is_shadowed && are_over(&events) && debug::breakpoints(&kvm.vcpu)? == 0
         };
         if !is_free {
-            replays.forget();
+            self.forget();
         }
-        let Some(committed) = replays.commit(&regs, &*self.memory) else {
-            return Ok(());
-        };
-        match committed {
-            Err(Dropped) => pmu.count_replay(None, ring),
-            Ok((regs, executed)) => {
+        match self.store(&regs, memory) {
+            None => {}
+            Some(Err(Dropped)) => pmu.count_replay(None, ring),
+            Some(Ok((regs, executed))) => {
                 kvm.run.set_regs(&regs);
                 pmu.count_replay(Some(executed), ring);
-                pmu.take_branches(replays.taken(executed.taken).iter());
+                pmu.take_branches(self.taken(executed.taken).iter());
             }
         }
         Ok(())
     }
 
     /// Commits the replay, if there is one. KVM has completed the read before it.
-    pub(super) fn commit(&mut self, kvm: &OnKvm, pmu: &mut VcpuPmu<PerfHost>) {
-        let (Some(replays), Some(regs)) = (&mut self.replays, kvm.run.regs()) else {
-            return;
-        };
-        let Some(committed) = replays.commit(&regs, &*self.memory) else {
+    pub(super) fn commit(
+        &mut self,
+        kvm: &OnKvm,
+        pmu: &mut VcpuPmu<PerfHost>,
+        memory: &dyn GuestMemory,
+    ) {
+        let Some(committed) = kvm.run.regs().and_then(|regs| self.store(&regs, memory)) else {
             return;
         };
         let executed = committed.ok().map(|(regs, executed)| {
@@ -349,5 +334,16 @@ impl Follower {
             executed
         });
         pmu.count_replay(executed, Ring::Kernel);
+    }
+
+    /// Makes the stores of the replay, for a guest that is where it begins. Returns the registers where it ends, and what the
+    /// guest need not execute.
+    fn store(
+        &mut self,
+        regs: &kvm_regs,
+        memory: &dyn GuestMemory,
+    ) -> Option<Result<(kvm_regs, Executed), Dropped>> {
+        let committed = self.replayer.commit(&registers(regs), memory)?;
+        Some(committed.map(|(registers, executed)| (kvm_registers(&registers), executed)))
     }
 }

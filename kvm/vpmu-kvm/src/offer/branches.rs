@@ -4,9 +4,14 @@ use vpmu::x86::{Capability, amd, intel, lbr};
 use vpmu_perf::Vendor;
 
 use super::pebs::linear_address_bits;
-use super::{BTF, Pmu};
 use crate::error::Error;
 use crate::options::{Lbr, Model};
+
+/// Bits of IA32_DEBUGCTL that are no business of a PMU, but the register comes to the VMM with it: LBR, which Intel's
+/// records of branches have in a register of their own, and BTF (SDM vol. 3B, 18.4.1). KVM refuses neither, whatever the
+/// processor has, and does nothing for them.
+pub(super) const LBR: u64 = 1 << 0;
+pub(super) const BTF: u64 = 1 << 1;
 
 /// Returns the model that has last branch records, where any will do: AMD's have them from PerfMonV2 on.
 pub(super) fn with_lbr(model: Model, lbr: bool) -> Model {
@@ -16,10 +21,10 @@ pub(super) fn with_lbr(model: Model, lbr: bool) -> Model {
     }
 }
 
-/// Adds last branch records to what the guest is offered.
-pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
+/// Adds last branch records to the PMU; `None`: the paravirtual one.
+pub(super) fn offer_lbr(pmu: Option<&mut Capability>, wanted: Lbr) -> Result<(), Error> {
     match pmu {
-        Pmu::Architectural(Capability::Intel(pmu)) => {
+        Some(Capability::Intel(pmu)) => {
             if pmu.version < intel::Version::V4 {
                 return Err(Error::Lbr("Intel's PMU has them from version 4 on"));
             }
@@ -31,7 +36,7 @@ pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
                 ..lbr::intel::Capability::new()
             });
         }
-        Pmu::Architectural(Capability::Amd(pmu)) => {
+        Some(Capability::Amd(pmu)) => {
             if pmu.interface != amd::Interface::V2 {
                 return Err(Error::Lbr("AMD's PMU has them with PerfMonV2"));
             }
@@ -42,9 +47,7 @@ pub(super) fn offer_lbr(pmu: &mut Pmu, wanted: Lbr) -> Result<(), Error> {
                 other_debugctl: BTF,
             });
         }
-        Pmu::Paravirtual(_) => {
-            return Err(Error::Lbr("the paravirtual PMU has none"));
-        }
+        None => return Err(Error::Lbr("the paravirtual PMU has none")),
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::Exit;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 /// Returns the statistics that a file of these words has.

@@ -2,10 +2,12 @@
 
 use kvm_bindings::kvm_sregs;
 
-use super::ENTRY_PORT;
 use super::code::{Code, exchange};
 use crate::memory::GuestMemory;
 use vpmu_x86::paging::{Access, Mode, PAGE};
+
+/// The first instruction of the guest's #GP handler writes to this port. The port is the guest's own everywhere else.
+pub(crate) const ENTRY_PORT: u16 = 0xe7;
 
 /// ENDBR64, which stays: with CET's indirect branch tracking an exception has to arrive there.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];

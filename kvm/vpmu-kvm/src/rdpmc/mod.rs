@@ -32,12 +32,10 @@ use crate::guest::paging;
 use crate::memory::GuestMemory;
 use crate::offer::Offer;
 use code::{Code, exchange};
+pub(crate) use entry::ENTRY_PORT;
 use entry::{Entry, Refusal};
 pub(crate) use vcpu::VcpuRdpmc;
 use vpmu_x86::paging::PAGE;
-
-/// The first instruction of the guest's #GP handler writes to this port. The port is the guest's own everywhere else.
-pub(crate) const ENTRY_PORT: u16 = 0xe7;
 
 /// Entries that are known at a time. A guest has one; another kernel that it boots by itself (kexec) has another.
 const MOST_ENTRIES: usize = 8;

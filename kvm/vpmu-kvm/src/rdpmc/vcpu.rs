@@ -157,7 +157,9 @@ impl VcpuRdpmc {
                 }
             }
             None => {
-                self.statistics.lock().count(Exit::Port(super::ENTRY_PORT));
+                self.statistics
+                    .lock()
+                    .count(Exit::Port(super::entry::ENTRY_PORT));
                 run.set_regs(&displaced(&entry, regs));
             }
         }

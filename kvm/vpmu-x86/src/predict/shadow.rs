@@ -8,13 +8,20 @@ use crate::paging::{Access, Mode};
 use crate::space::{LONGEST, Space};
 use crate::word::{Masked, Word};
 
-use super::mode;
-
 /// Places for words that were stored, and how many of them are searched for one.
 const PLACES: usize = 4096;
 const PROBES: usize = 8;
 /// Most bytes of an access: those of a vector register.
 const MOST_BYTES: usize = 64;
+
+/// Returns the mode of an instruction of user space, or of the kernel.
+const fn mode(is_user: bool) -> Mode {
+    match is_user {
+        true => Mode::User,
+        // A kernel sets AC before it reaches pages of user space. What would fault without is a fault of the kernel's.
+        false => Mode::Supervisor { ac: true },
+    }
+}
 
 /// A word that this vCPU stores before others can see it.
 #[derive(Clone, Copy)]

@@ -246,7 +246,7 @@ impl<V: Events> EmulatedPmu<V> {
     /// The bits of PMCR_EL0 that keep what is written.
     fn pmcr_bits(&self) -> u64 {
         use pmcr::{D, DP, E, LC, X};
-        E | D | X | DP | LC | self.config.version.pmcr_lp()
+        E | D | X | DP | LC | pmcr::lp(self.config.version)
     }
 
     /// Gives every host counter back; what they have counted is taken.

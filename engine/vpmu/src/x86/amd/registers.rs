@@ -3,9 +3,10 @@
 //! An MSR that the capability does not have is #GP(0). Nothing else is: AMD's processors ignore what is written to
 //! reserved bits, and to PerfCntrGlobalStatus, which is read-only (the PPRs' register descriptions).
 
-use super::{Capability, Interface, Msr, PmuState};
+use super::{Capability, Interface, MAX_COUNTERS, Msr, PmuState};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
 use crate::x86::registers::{self, Control, Counted, Effect, Source};
+use crate::x86::restore::{fits, layout_fits, lbr_fits};
 use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr};
 
 /// Bits of PERF_CTL that Intel's register does not have (APM vol. 2, 13.2.1).
@@ -23,14 +24,14 @@ pub mod perf_ctl {
 
 /// Which bits of a counter exist.
 // No CPUID leaf says the width. Linux takes 48 bits for granted (arch/x86/events/amd/core.c, `cntval_bits`).
-pub(super) const COUNTER: u64 = (1 << 48) - 1;
+const COUNTER: u64 = (1 << 48) - 1;
 
 /// The registers that are AMD's.
 #[derive(Clone, Debug)]
 pub struct Registers {
-    pub(super) capability: Capability,
+    capability: Capability,
     /// PERF_CTL.
-    pub(super) selects: Slots<RawPerfEvtSel>,
+    selects: Slots<RawPerfEvtSel>,
 }
 
 /// AMD's event select has 12 bits.
@@ -165,15 +166,82 @@ impl registers::Registers for Registers {
     }
 
     fn save(&self, counted: &Counted, lbr: Option<&lbr::Unit>) -> PmuState {
-        PmuState::save(self, counted, lbr)
+        let interface = self.capability.interface;
+        // What a guest cannot read is zero, so that equal guests have equal states. The engine's own note of who has
+        // overflowed goes with it, which costs the next owner of the state a call and no count.
+        let global = |counters: CounterSet| match interface {
+            Interface::Legacy | Interface::Core => 0,
+            Interface::V2 => counters.bits().into(),
+        };
+        let mut state = PmuState {
+            layout: PmuState::LAYOUT,
+            interface,
+            perf_ctl: [0; MAX_COUNTERS as usize],
+            perf_ctr: [0; MAX_COUNTERS as usize],
+            global_ctl: global(counted.gate),
+            global_status: global(counted.overflowed) | counted.status,
+            pmi_due: counted.pmi_due,
+            lbr: lbr.and_then(lbr::Unit::save_amd),
+        };
+        for ((n, value), raw) in Counter::all()
+            .zip(&mut state.perf_ctr)
+            .zip(&mut state.perf_ctl)
+        {
+            *value = counted.values[n];
+            *raw = self.selects[n].0;
+        }
+        state
     }
 
     fn check(&self, state: &PmuState) -> Result<(), RestoreError> {
-        state.check(&self.capability)
+        layout_fits(state.layout, PmuState::LAYOUT)?;
+        if state.interface != self.capability.interface {
+            return Err(RestoreError::Interface {
+                saved: state.interface,
+                offered: self.capability.interface,
+            });
+        }
+        for ((n, &value), &raw) in Counter::all().zip(&state.perf_ctr).zip(&state.perf_ctl) {
+            // No bit of a counter that does not exist.
+            let (control, counter) = match self.capability.counters().contains(n) {
+                true => (perf_ctl::EXISTING, COUNTER),
+                false => (0, 0),
+            };
+            fits("PERF_CTL", raw, !control)?;
+            // A value beyond the width would make the distance to an overflow negative.
+            fits("PERF_CTR", value, !counter)?;
+        }
+        let global = match state.interface {
+            Interface::Legacy | Interface::Core => 0,
+            Interface::V2 => self.capability.counters().bits().into(),
+        };
+        fits("PerfCntrGlobalCtl", state.global_ctl, !global)?;
+        let status = global | self.capability.status_bits();
+        fits("PerfCntrGlobalStatus", state.global_status, !status)?;
+        let lbr = self.capability.offered_lbr();
+        lbr_fits(state.lbr.as_ref(), lbr.as_ref(), lbr::amd::State::check)
     }
 
     fn restore(&mut self, state: &PmuState, lbr: Option<&mut lbr::Unit>) -> Counted {
-        state.restore(self, lbr)
+        let mut counted = Counted {
+            pmi_due: state.pmi_due,
+            // Interfaces without the register let every counter count.
+            gate: self.capability.counters(),
+            ..Counted::default()
+        };
+        for ((n, &value), &raw) in Counter::all().zip(&state.perf_ctr).zip(&state.perf_ctl) {
+            counted.values[n] = value;
+            self.selects[n] = RawPerfEvtSel(raw);
+        }
+        if state.interface >= Interface::V2 {
+            counted.gate = CounterSet::from_bits(state.global_ctl as u32);
+            counted.overflowed = CounterSet::from_bits(state.global_status as u32);
+            counted.status = state.global_status & self.capability.status_bits();
+        }
+        if let (Some(unit), Some(state)) = (lbr, &state.lbr) {
+            unit.restore_amd(state);
+        }
+        counted
     }
 
     fn lbr(&self) -> Option<lbr::Unit> {

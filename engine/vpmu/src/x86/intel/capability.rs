@@ -2,49 +2,11 @@
 
 use super::msr::{fixed_index, to_global};
 use super::{
-    ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, debugctl, fixed_ctrl, global_status,
+    ConfigError, FIXED, MAX_FIXED, MAX_GENERAL, RawPerfEvtSel, Version, debugctl, fixed_ctrl,
+    global_status,
 };
 use crate::counter::{Counter, CounterSet};
 use crate::x86::{ArchEvent, lbr, pebs};
-
-/// The version of architectural performance monitoring, CPUID.0AH:EAX\[7:0\]. Later ones order
-/// higher, and contain the earlier ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Version {
-    /// Fixed counters and the global registers (SDM 20.2.2).
-    V2,
-    /// AnyThread (SDM 20.2.3).
-    V3,
-    /// IA32_PERF_GLOBAL_STATUS_SET and _RESET, _INUSE, and freezing by a status bit (SDM 20.2.4).
-    V4,
-    /// A bitmap of fixed counters, domain separation, AnyThread gone (SDM 20.2.5).
-    V5,
-}
-
-impl Version {
-    /// Returns the number in CPUID.
-    pub const fn number(self) -> u8 {
-        match self {
-            Self::V2 => 2,
-            Self::V3 => 3,
-            Self::V4 => 4,
-            Self::V5 => 5,
-        }
-    }
-
-    /// Returns the version of this number. Later versions contain version 5, and are offered as that. `None`: no PMU,
-    /// or version 1, which has no global registers.
-    pub const fn from_number(number: u8) -> Option<Self> {
-        match number {
-            0 | 1 => None,
-            2 => Some(Self::V2),
-            3 => Some(Self::V3),
-            4 => Some(Self::V4),
-            _ => Some(Self::V5),
-        }
-    }
-}
 
 /// Bits of IA32_PERF_CAPABILITIES.
 pub mod perf_capabilities {

@@ -39,40 +39,16 @@ mod pmu;
 mod registers;
 mod save;
 mod state;
+mod version;
 
 pub use crate::x86::RawPerfEvtSel;
 
-pub use capability::{Capability, Reserved, Version, perf_capabilities};
+pub use capability::{Capability, Reserved, perf_capabilities};
 pub use config::fixed_ctrl;
 pub use error::ConfigError;
-use msr::from_global;
 pub(super) use msr::to_global;
-pub use msr::{Msr, debugctl, global_status};
+pub use msr::{FIXED, MAX_FIXED, MAX_GENERAL, Msr, debugctl, global_status};
 pub use pmu::{Pmu, PmuConfig};
 pub use registers::Registers;
 pub use state::PmuState;
-
-/// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
-/// architectural.
-pub const MAX_GENERAL: u8 = 8;
-
-/// No PMU here has more fixed counters: 0 to 6 have a meaning.
-pub const MAX_FIXED: u8 = 7;
-
-/// The number that fixed counter 0 has in [`CounterSet`](crate::counter::CounterSet)s and for a host; the others follow.
-/// General counters begin at 0.
-// The middle of a set of 32, so that a conversion from the global registers is a shift.
-pub const FIXED: u8 = 16;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::counter::CounterSet;
-
-    #[test]
-    fn counters_have_their_places_in_the_global_registers() {
-        let some = CounterSet::from_bits(1 << 3 | 1 << (FIXED + 2));
-        assert_eq!(to_global(some), 1 << 3 | 1 << 34);
-        assert_eq!(from_global(1 << 3 | 1 << 34 | 1 << 59 | 1 << 20), some);
-    }
-}
+pub use version::Version;

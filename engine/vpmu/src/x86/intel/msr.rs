@@ -2,8 +2,19 @@
 
 use core::fmt;
 
-use super::{FIXED, MAX_FIXED, MAX_GENERAL};
 use crate::counter::{Counter, CounterSet};
+
+/// No PMU here has more general counters: the MSRs IA32_PMC0 to IA32_PMC7 and their aliases are
+/// architectural.
+pub const MAX_GENERAL: u8 = 8;
+
+/// No PMU here has more fixed counters: 0 to 6 have a meaning.
+pub const MAX_FIXED: u8 = 7;
+
+/// The number that fixed counter 0 has in [`CounterSet`](crate::counter::CounterSet)s and for a host; the others follow.
+/// General counters begin at 0.
+// The middle of a set of 32, so that a conversion from the global registers is a shift.
+pub const FIXED: u8 = 16;
 
 const IA32_PMC0: u32 = 0xc1;
 const IA32_PERFEVTSEL0: u32 = 0x186;
@@ -244,5 +255,12 @@ mod tests {
         ] {
             assert_eq!(Msr::decode(address), None, "{address:#x}");
         }
+    }
+
+    #[test]
+    fn counters_have_their_places_in_the_global_registers() {
+        let some = CounterSet::from_bits(1 << 3 | 1 << (FIXED + 2));
+        assert_eq!(to_global(some), 1 << 3 | 1 << 34);
+        assert_eq!(from_global(1 << 3 | 1 << 34 | 1 << 59 | 1 << 20), some);
     }
 }

@@ -4,13 +4,11 @@
 //! #GP(0), as the SDM has it for WRMSR and RDMSR. Only the high half of a write to IA32_PMCx is
 //! ignored: the SDM replaces it by copies of bit 31 (20.2.8).
 
-use super::msr::fixed_index;
-use super::{
-    Capability, FIXED, Msr, PmuState, Reserved, Version, debugctl, fixed_ctrl, from_global,
-    to_global,
-};
+use super::msr::{fixed_index, from_global};
+use super::{Capability, FIXED, Msr, PmuState, Reserved, Version, debugctl, fixed_ctrl, to_global};
 use crate::counter::{Counter, CounterSet, Lost, Slots};
-use crate::x86::registers::{self, Control, Counted, Effect, Freeze, Source};
+use crate::x86::registers::{self, Control, Counted, Effect, Source};
+use crate::x86::status::Freeze;
 use crate::x86::{EventKind, RawPerfEvtSel, RestoreError, lbr, pebs};
 
 /// The registers that are Intel's.

@@ -1,7 +1,7 @@
 //! A PMU as a value: how it is taken and put back.
 
-use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers};
-use super::{from_global, to_global};
+use super::msr::from_global;
+use super::{Capability, FIXED, PmuState, RawPerfEvtSel, Registers, to_global};
 use crate::counter::Counter;
 use crate::x86::registers::Counted;
 use crate::x86::restore::{fits, layout_fits, lbr_fits};

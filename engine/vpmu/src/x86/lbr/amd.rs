@@ -1,7 +1,7 @@
 //! AMD's LBR stack, LbrExtV2: CPUID leaf 8000_0022H; APM vol. 2, 13.1.1; the PPRs of Zen 4 and later.
 
 use super::{Branch, Entry, Field, Filter, Kind, Kinds, Stack};
-use crate::x86::registers::Freeze;
+use crate::x86::status::Freeze;
 use crate::x86::{Ring, canonical};
 
 /// How many records there are.

@@ -46,12 +46,9 @@ mod stack;
 mod unit;
 
 pub use branch::{Branch, Filter, Kind, Kinds};
-use stack::Entry;
-pub use stack::Stack;
+use stack::{Entry, Field};
+pub use stack::{MAX_DEPTH, Stack};
 pub(super) use unit::{Access, Unit};
-
-/// Most records that a stack can have.
-pub const MAX_DEPTH: u8 = 32;
 
 /// Returns whether the register is a part of a record: FROM, TO or INFO, of either vendor's. Reading one changes nothing.
 pub const fn is_record(msr: u32) -> bool {
@@ -70,17 +67,6 @@ pub struct Statistics {
     pub full: u64,
     /// Runs that ended before the stack was full.
     pub short: u64,
-}
-
-/// The field of a record that a register holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Field {
-    /// The address of the branch.
-    From,
-    /// The address of its target.
-    To,
-    /// What else is known of the branch. Intel's only.
-    Info,
 }
 
 #[cfg(test)]

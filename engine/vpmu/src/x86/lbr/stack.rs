@@ -1,6 +1,18 @@
 //! The records, the most recent first.
 
-use super::{Field, MAX_DEPTH};
+/// Most records that a stack can have.
+pub const MAX_DEPTH: u8 = 32;
+
+/// The field of a record that a register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    /// The address of the branch.
+    From,
+    /// The address of its target.
+    To,
+    /// What else is known of the branch. Intel's only.
+    Info,
+}
 
 /// One record as its registers hold it. A record of zeros is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

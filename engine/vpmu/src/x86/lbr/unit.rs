@@ -4,7 +4,7 @@ use core::mem;
 
 use super::{Branch, Filter, Kind, Stack, Statistics, amd, intel};
 use crate::counter::{Counter, CounterSet, count};
-use crate::x86::registers::Freeze;
+use crate::x86::status::Freeze;
 
 /// A vendor's registers, without the stack.
 #[derive(Clone, Debug)]

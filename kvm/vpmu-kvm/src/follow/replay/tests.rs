@@ -124,7 +124,7 @@ fn committed_with(
 ) -> Option<Result<(kvm_regs, Executed), Dropped>> {
     let mut replays = Replays::new();
     plan(&mut replays, ram, regs, sregs)
-        .then(|| replays.commit(&completed(regs), ram))
+        .then(|| replays.store(&completed(regs), ram))
         .flatten()
 }
 
@@ -203,15 +203,12 @@ fn what_was_loaded_must_still_be_there() {
     let mut replays = Replays::new();
     assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     assert!(ram.write(DATA, &1_u64.to_le_bytes()));
-    assert_eq!(
-        replays.commit(&completed(&regs()), &ram),
-        Some(Err(Dropped))
-    );
+    assert_eq!(replays.store(&completed(&regs()), &ram), Some(Err(Dropped)));
     assert_eq!(word(&ram, DATA + 8), 0);
     assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     // Another word of the line is another's business.
     assert!(ram.write(DATA + 16, &2_u64.to_le_bytes()));
-    let committed = replays.commit(&completed(&regs()), &ram);
+    let committed = replays.store(&completed(&regs()), &ram);
     assert!(committed.is_some_and(|committed| committed.is_ok()));
     assert_eq!([0, 8, 16].map(|at| word(&ram, DATA + at)), [1, 1, 2]);
 }
@@ -232,7 +229,7 @@ fn what_was_stored_must_still_lead_there() {
         assert!(plan(&mut replays, &ram, &regs(), &sregs()));
         map(&ram, DATA, entry);
         assert_eq!(
-            replays.commit(&completed(&regs()), &ram),
+            replays.store(&completed(&regs()), &ram),
             Some(Err(Dropped)),
             "{what}"
         );
@@ -246,8 +243,8 @@ fn a_guest_that_is_elsewhere_replays_nothing() {
     let mut replays = Replays::new();
     assert!(plan(&mut replays, &ram, &regs(), &sregs()));
     // The read was not completed.
-    assert_eq!(replays.commit(&regs(), &ram), Some(Err(Dropped)));
-    assert_eq!(replays.commit(&completed(&regs()), &ram), None);
+    assert_eq!(replays.store(&regs(), &ram), Some(Err(Dropped)));
+    assert_eq!(replays.store(&completed(&regs()), &ram), None);
 }
 
 #[test]
@@ -438,7 +435,7 @@ fn a_replay_is_as_long_as_the_last_one_from_there_and_grows() {
             record(msr).filter(|_| msr < FROM + depth)
         };
         let is_planned = replays.plan_reads(&start, &ram, 0, read, expected);
-        let executed = replays.commit(&completed(&at(first)), &ram);
+        let executed = replays.store(&completed(&at(first)), &ram);
         let _ = (is_planned, executed);
         (replays.last.1, asked)
     };

@@ -431,7 +431,7 @@ impl<V: Events> BackedPmu<V> {
 
     /// Makes the registers that a closed guest cannot reach what the backing needs.
     fn close_registers<R: PmuRegisters>(&mut self, regs: &mut R) {
-        let long = self.plan.version().pmcr_lp();
+        let long = pmcr::lp(self.plan.version());
         regs.write(Register::Pmcr, pmcr::E | pmcr::LC | long);
         let guest = self.pmu.implemented() & self.plan.guest_counters();
         regs.write(Register::PmovsClr, guest.bits().into());

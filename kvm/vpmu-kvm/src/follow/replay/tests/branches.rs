@@ -29,7 +29,7 @@ fn taken(
     if !replays.plan_branches(&start, &ram, ring(sregs, regs), everything(), wanted) {
         return None;
     }
-    let (after, executed) = replays.commit(regs, &ram)?.unwrap();
+    let (after, executed) = replays.store(regs, &ram)?.unwrap();
     let branches = replays.taken(executed.taken).iter();
     let offset = |at: u64| at - CODE;
     let branches = branches.map(|branch| (offset(branch.from), offset(branch.to), branch.kind));
