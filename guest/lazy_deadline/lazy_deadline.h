@@ -87,8 +87,6 @@ DECLARE_PER_CPU(struct lazy_cpu *, lazy_cpus);
 
 /* main.c; changes under a mutex, while no CPU's timer is taken over. */
 extern enum lazy_mode lazy_mode;
-int lazy_request_mode(const char *name);
-const char *lazy_mode_name(void);
 
 /*
  * timer.c. lazy_find_device() returns 0, or why this module cannot work here;
@@ -102,9 +100,9 @@ int lazy_offline(unsigned int cpu);
 void lazy_weigh(struct lazy_cpu *t);
 void lazy_weigh_again(struct lazy_cpu *t);
 
-/* stats.c. lazy_record_latency() is called on the CPU with interrupts off. */
-void lazy_record_latency(struct lazy_latency *l, u64 ticks);
-void lazy_create_files(void);
+/* stats.c; @mode is the file of the mode. */
+struct file_operations;
+void lazy_create_files(const struct file_operations *mode);
 void lazy_remove_files(void);
 
 #endif

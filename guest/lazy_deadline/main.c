@@ -29,9 +29,11 @@
 #include <linux/module.h>
 #include <linux/mutex.h>
 #include <linux/reboot.h>
+#include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/suspend.h>
+#include <linux/uaccess.h>
 
 #include "lazy_deadline.h"
 
@@ -85,7 +87,7 @@ static int lazy_find_mode(const char *name)
 	return sysfs_match_string(lazy_mode_names, name);
 }
 
-int lazy_request_mode(const char *name)
+static int lazy_request_mode(const char *name)
 {
 	int ret = lazy_find_mode(name);
 
@@ -97,10 +99,39 @@ int lazy_request_mode(const char *name)
 	return ret;
 }
 
-const char *lazy_mode_name(void)
+static int mode_show(struct seq_file *m, void *unused)
 {
-	return lazy_mode_names[READ_ONCE(lazy_mode)];
+	seq_printf(m, "%s\n", lazy_mode_names[READ_ONCE(lazy_mode)]);
+	return 0;
 }
+
+static ssize_t mode_write(struct file *file, const char __user *text,
+			  size_t count, loff_t *pos)
+{
+	char name[16] = "";
+	int err;
+
+	if (count >= sizeof(name))
+		return -EINVAL;
+	if (copy_from_user(name, text, count))
+		return -EFAULT;
+	err = lazy_request_mode(name);
+	return err ?: count;
+}
+
+static int mode_open(struct inode *inode, struct file *file)
+{
+	return single_open(file, mode_show, NULL);
+}
+
+static const struct file_operations mode_fops = {
+	.owner = THIS_MODULE,
+	.open = mode_open,
+	.read = seq_read,
+	.write = mode_write,
+	.llseek = seq_lseek,
+	.release = single_release,
+};
 
 /* Before another kernel: it does not know what is armed, or shared. */
 static int lazy_reboot(struct notifier_block *nb, unsigned long action,
@@ -199,7 +230,7 @@ static int __init lazy_init(void)
 	}
 	register_pm_notifier(&lazy_sleep_nb);
 	register_reboot_notifier(&lazy_reboot_nb);
-	lazy_create_files();
+	lazy_create_files(&mode_fops);
 	return 0;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The files in debugfs: the mode, counters, and latencies to the handler. */
+/* The files in debugfs: counters, and latencies to the handler. */
 
 #include <linux/cpu.h>
 #include <linux/debugfs.h>
@@ -8,30 +8,12 @@
 #include <linux/seq_file.h>
 #include <linux/slab.h>
 #include <linux/smp.h>
-#include <linux/uaccess.h>
 
 #include <asm/tsc.h>
 
 #include "lazy_deadline.h"
 
 static struct dentry *lazy_folder;
-
-void lazy_record_latency(struct lazy_latency *l, u64 ticks)
-{
-	unsigned int top = fls64(ticks | (HIST_STEPS - 1));
-	unsigned int bucket = (top - HIST_BITS) * HIST_STEPS;
-
-	if (top > HIST_BITS)
-		bucket += (ticks >> (top - HIST_BITS - 1)) & (HIST_STEPS - 1);
-	else
-		bucket += ticks;
-	l->buckets[min_t(unsigned int, bucket, HIST_BUCKETS - 1)]++;
-	if (!l->count || ticks < l->min)
-		l->min = ticks;
-	if (ticks > l->max)
-		l->max = ticks;
-	l->count++;
-}
 
 /* The lowest latency in @bucket. */
 static u64 lazy_bucket(unsigned int bucket)
@@ -41,40 +23,6 @@ static u64 lazy_bucket(unsigned int bucket)
 
 	return power ? (step + HIST_STEPS) << (power - 1) : step;
 }
-
-static int mode_show(struct seq_file *m, void *unused)
-{
-	seq_printf(m, "%s\n", lazy_mode_name());
-	return 0;
-}
-
-static ssize_t mode_write(struct file *file, const char __user *text,
-			  size_t count, loff_t *pos)
-{
-	char name[16] = "";
-	int err;
-
-	if (count >= sizeof(name))
-		return -EINVAL;
-	if (copy_from_user(name, text, count))
-		return -EFAULT;
-	err = lazy_request_mode(name);
-	return err ?: count;
-}
-
-static int mode_open(struct inode *inode, struct file *file)
-{
-	return single_open(file, mode_show, NULL);
-}
-
-static const struct file_operations mode_fops = {
-	.owner = THIS_MODULE,
-	.open = mode_open,
-	.read = seq_read,
-	.write = mode_write,
-	.llseek = seq_lseek,
-	.release = single_release,
-};
 
 static int counters_show(struct seq_file *m, void *unused)
 {
@@ -230,11 +178,11 @@ static const struct file_operations reset_fops = {
 	.write = reset_write,
 };
 
-void lazy_create_files(void)
+void lazy_create_files(const struct file_operations *mode)
 {
 	struct dentry *d = debugfs_create_dir(KBUILD_MODNAME, NULL);
 
-	debugfs_create_file("mode", 0600, d, NULL, &mode_fops);
+	debugfs_create_file("mode", 0600, d, NULL, mode);
 	debugfs_create_file("counters", 0400, d, NULL, &counters_fops);
 	debugfs_create_file("break_even", 0400, d, NULL, &break_even_fops);
 	debugfs_create_file("latency", 0400, d, NULL, &latency_fops);

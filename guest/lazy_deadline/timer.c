@@ -146,6 +146,24 @@ static void lazy_forget(struct lazy_cpu *t)
 	t->asked_deadline = 0;
 }
 
+/* On the CPU with interrupts off. */
+static void lazy_record_latency(struct lazy_latency *l, u64 ticks)
+{
+	unsigned int top = fls64(ticks | (HIST_STEPS - 1));
+	unsigned int bucket = (top - HIST_BITS) * HIST_STEPS;
+
+	if (top > HIST_BITS)
+		bucket += (ticks >> (top - HIST_BITS - 1)) & (HIST_STEPS - 1);
+	else
+		bucket += ticks;
+	l->buckets[min_t(unsigned int, bucket, HIST_BUCKETS - 1)]++;
+	if (!l->count || ticks < l->min)
+		l->min = ticks;
+	if (ticks > l->max)
+		l->max = ticks;
+	l->count++;
+}
+
 /* A timer interrupt: true if the handler is to run. */
 static bool lazy_interrupt(struct lazy_cpu *t)
 {

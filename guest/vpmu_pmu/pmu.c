@@ -24,10 +24,14 @@
 /* perf_event_overflow() is not exported. */
 DEFINE_STATIC_CALL_NULL(vpmu_pmu_overflow, perf_event_overflow);
 
-int vpmu_pmu_overflowed(struct perf_event *event, struct perf_sample_data *data,
-			struct pt_regs *regs)
+static void vpmu_pmu_stop(struct perf_event *event, int flags);
+
+/* The core may not want any more of them. */
+static void vpmu_pmu_sample(struct perf_event *event,
+			    struct perf_sample_data *data, struct pt_regs *regs)
 {
-	return static_call(vpmu_pmu_overflow)(event, data, regs);
+	if (static_call(vpmu_pmu_overflow)(event, data, regs))
+		vpmu_pmu_stop(event, 0);
 }
 
 static struct vpmu_pmu_counter *vpmu_pmu_words(struct vpmu_pmu_cpu *c, int idx)
@@ -180,7 +184,7 @@ static void vpmu_pmu_start(struct perf_event *event, int flags)
 	perf_event_update_userpage(event);
 }
 
-void vpmu_pmu_stop(struct perf_event *event, int flags)
+static void vpmu_pmu_stop(struct perf_event *event, int flags)
 {
 	struct vpmu_pmu_cpu *c = this_cpu_ptr(&vpmu_pmu_cpus);
 	struct hw_perf_event *hwc = &event->hw;
@@ -205,7 +209,7 @@ void vpmu_pmu_stop(struct perf_event *event, int flags)
 		}
 		vpmu_pmu_update(c, event);
 		if (c->disabled)
-			vpmu_pmu_drain(c);
+			vpmu_pmu_drain(c, vpmu_pmu_sample);
 		hwc->state |= PERF_HES_UPTODATE;
 	}
 	vpmu_pmu_apply_now(c);
@@ -250,7 +254,7 @@ static void vpmu_pmu_del(struct perf_event *event, int flags)
 			vpmu_pmu_freeze(c);
 		vpmu_pmu_update(c, event);
 		/* Samples are those of the task that goes. */
-		vpmu_pmu_drain(c);
+		vpmu_pmu_drain(c, vpmu_pmu_sample);
 	}
 	__clear_bit(hwc->idx, &c->wanted);
 	hwc->state |= PERF_HES_STOPPED | PERF_HES_UPTODATE;
@@ -394,7 +398,7 @@ int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs)
 	wanted = c->wanted;
 	for_each_set_bit(idx, &wanted, VPMU_PMU_MOST)
 		vpmu_pmu_handle(c, idx, regs);
-	vpmu_pmu_drain(c);
+	vpmu_pmu_drain(c, vpmu_pmu_sample);
 	c->fetched = fetched;
 	c->handling = false;
 	vpmu_pmu_apply(c, 0);
@@ -411,7 +415,7 @@ void vpmu_pmu_pause(struct vpmu_pmu_cpu *c)
 	for (idx = 0; idx < VPMU_PMU_MOST; idx++)
 		if (c->slots[idx].event)
 			vpmu_pmu_update(c, c->slots[idx].event);
-	vpmu_pmu_drain(c);
+	vpmu_pmu_drain(c, vpmu_pmu_sample);
 }
 
 /* With a new page, events that were there before go on. */

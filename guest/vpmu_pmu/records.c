@@ -57,7 +57,8 @@ static void vpmu_pmu_set_time(struct perf_event *event,
 }
 
 static void vpmu_pmu_put(struct perf_event *event,
-			 const struct vpmu_pmu_record *record, bool is_last)
+			 const struct vpmu_pmu_record *record,
+			 vpmu_pmu_sampled sampled)
 {
 	struct perf_sample_data data;
 	struct pt_regs regs = {
@@ -72,10 +73,10 @@ static void vpmu_pmu_put(struct perf_event *event,
 	 * The core counts the last alone as an interrupt. To an event with a
 	 * frequency it would seem that no other had been since the last tick.
 	 */
-	if (!is_last || event->attr.freq)
+	if (!sampled || event->attr.freq)
 		event->overflow_handler(event, &data, &regs);
-	else if (vpmu_pmu_overflowed(event, &data, &regs))
-		vpmu_pmu_stop(event, 0);
+	else
+		sampled(event, &data, &regs);
 }
 
 static void vpmu_pmu_tell_lost(struct vpmu_pmu_cpu *c)
@@ -95,10 +96,11 @@ static void vpmu_pmu_tell_lost(struct vpmu_pmu_cpu *c)
 }
 
 /*
- * Hands over all records. On their CPU, where the core does not work on its
- * events, or has disabled the PMU: the NMI handler comes here, too.
+ * Hands over all records, the last of each event by @sampled. On their CPU,
+ * where the core does not work on its events, or has disabled the PMU: the NMI
+ * handler comes here, too.
  */
-void vpmu_pmu_drain(struct vpmu_pmu_cpu *c)
+void vpmu_pmu_drain(struct vpmu_pmu_cpu *c, vpmu_pmu_sampled sampled)
 {
 	u64 last[VPMU_PMU_MOST] = {};
 	u64 head, tail, n;
@@ -126,7 +128,8 @@ void vpmu_pmu_drain(struct vpmu_pmu_cpu *c)
 		struct perf_event *event = c->slots[idx].event;
 
 		if (event)
-			vpmu_pmu_put(event, record, n == last[idx]);
+			vpmu_pmu_put(event, record,
+				     n == last[idx] ? sampled : NULL);
 	}
 	smp_store_release(&c->page->tail, head);
 	vpmu_pmu_tell_lost(c);

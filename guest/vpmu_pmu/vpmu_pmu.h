@@ -56,16 +56,16 @@ int vpmu_pmu_event_init(struct perf_event *event);
 /* pmu.c. The last two are called on the CPU with interrupts off. */
 extern struct pmu vpmu_pmu;
 int vpmu_pmu_find_core(void);
-int vpmu_pmu_overflowed(struct perf_event *event, struct perf_sample_data *data,
-			struct pt_regs *regs);
-void vpmu_pmu_stop(struct perf_event *event, int flags);
 int vpmu_pmu_nmi(unsigned int cmd, struct pt_regs *regs);
 void vpmu_pmu_pause(struct vpmu_pmu_cpu *c);
 void vpmu_pmu_resume(struct vpmu_pmu_cpu *c);
 
 /* records.c */
 bool vpmu_pmu_is_recorded(struct vpmu_pmu_cpu *c, struct perf_event *event);
-void vpmu_pmu_drain(struct vpmu_pmu_cpu *c);
+typedef void (*vpmu_pmu_sampled)(struct perf_event *event,
+				 struct perf_sample_data *data,
+				 struct pt_regs *regs);
+void vpmu_pmu_drain(struct vpmu_pmu_cpu *c, vpmu_pmu_sampled sampled);
 void vpmu_pmu_find_lost(void);
 
 /* gone.c */

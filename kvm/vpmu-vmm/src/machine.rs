@@ -9,7 +9,6 @@ use vpmu_kvm::Deadline;
 use vpmu_measure::Measurement;
 
 use super::ports::Ports;
-use super::vcpu::Vcpu;
 
 /// The state that the vCPUs' threads share.
 pub(super) struct Machine {
@@ -21,9 +20,13 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(vm: VmFd, ports: Ports<io::Stdout>, vcpus: &[Vcpu]) -> Self {
+    /// `parts`: those of all vCPUs.
+    pub(super) fn new<'a>(
+        vm: VmFd,
+        ports: Ports<io::Stdout>,
+        parts: impl Iterator<Item = &'a vpmu_kvm::Vcpu> + Clone,
+    ) -> Self {
         let measurement = Measurement::default();
-        let parts = vcpus.iter().map(|vcpu| &vcpu.parts);
         parts.clone().for_each(|parts| measurement.add(parts));
         Self {
             vm,

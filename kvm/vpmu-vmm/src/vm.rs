@@ -234,7 +234,8 @@ impl Vm<'_> {
             msrs,
             ..
         } = self.hardware;
-        let machine = Arc::new(Machine::new(vm, ports, &self.vcpus));
+        let parts = self.vcpus.iter().map(|vcpu| &vcpu.parts);
+        let machine = Arc::new(Machine::new(vm, ports, parts));
         // Each vCPU is offered the same.
         let first = self.vcpus.first().map(|vcpu| &vcpu.parts);
         let offer = first.map_or_else(Offer::default, vpmu_kvm::Vcpu::offer);

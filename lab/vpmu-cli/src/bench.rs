@@ -14,7 +14,7 @@ use vpmu_lab::report::table;
 use vpmu_lab::spec::design::{Backing, Model};
 use vpmu_lab::{Error, Result};
 
-use crate::print;
+use crate::print::print;
 
 pub(crate) fn bench(
     name: Option<&str>,

@@ -14,7 +14,7 @@ use vpmu_lab::{Error, Result};
 
 use crate::FAILED;
 use crate::options::{Guest, check_policies, designs};
-use crate::print;
+use crate::print::print;
 
 /// Of a failed command's output, the lines shown.
 const SHOWN_LINES: usize = 10;

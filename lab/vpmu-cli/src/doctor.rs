@@ -14,7 +14,7 @@ use vpmu_lab::image::{artifacts, images, module};
 use vpmu_lab::spec::arch::Arch;
 use vpmu_lab::{Error, Result};
 
-use crate::print;
+use crate::print::print;
 
 /// The first QEMU with all that guests need (on Arm, FEAT_FGT).
 const OLDEST_QEMU: u32 = 8;

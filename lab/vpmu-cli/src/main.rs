@@ -11,6 +11,7 @@ mod manual;
 mod monitor;
 mod offer;
 mod options;
+mod print;
 mod report;
 mod rewrite_kernel;
 mod run;
@@ -18,7 +19,7 @@ mod selftest;
 mod values;
 mod vmm;
 
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -94,13 +95,6 @@ fn main() -> ExitCode {
             _ => FAILED,
         })
     })
-}
-
-/// On standard output.
-fn print(text: &str) -> vpmu_lab::Result<()> {
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(Error::file("write", "the output"))
 }
 
 /// `vpmu run ... | head` is no error worth a message.

@@ -8,7 +8,7 @@ use vpmu_lab::bench::about;
 use vpmu_lab::host::files::{check_writable, write_whole};
 use vpmu_lab::report::page;
 
-use crate::print;
+use crate::print::print;
 
 /// In the folder, unless the user names another place.
 const NAME: &str = "report.html";

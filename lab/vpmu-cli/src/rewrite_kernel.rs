@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use vpmu_kernel::{Kernel, Search};
 use vpmu_lab::{Error, Result};
 
-use crate::print;
+use crate::print::print;
 
 /// Unpacks, rewrites, packs into a `bzimage` again if that is wanted, writes, and says what was done.
 pub(crate) fn rewrite_kernel(input: &Path, output: &Path, bzimage: bool) -> Result<ExitCode> {

@@ -9,7 +9,7 @@ use vpmu_lab::host::files::check_writable;
 use vpmu_lab::host::progress::Progress;
 use vpmu_lab::run::selftest;
 
-use crate::print;
+use crate::print::print;
 
 pub(crate) fn selftest(json: Option<&Path>, cancel: &Cancel) -> Result<ExitCode> {
     if let Some(path) = json {

@@ -17,7 +17,16 @@ use vpmu::x86::pebs::{Host, Sample};
 use vpmu::x86::{CounterConfig, Ring};
 use vpmu_perf::{Backing, PerfHost, PerfOptions};
 
-use crate::options;
+/// The rate of the checks' clock.
+pub(crate) const TSC_HZ: u64 = 1_000_000_000;
+
+pub(crate) fn options(backing: Option<Backing>) -> PerfOptions {
+    PerfOptions {
+        tsc_hz: TSC_HZ,
+        backing,
+        ..PerfOptions::default()
+    }
+}
 
 /// The result of one check.
 pub(crate) enum Outcome {

@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use vpmu::counter::Policy;
 use vpmu::x86::intel::{Capability, Pmu, PmuConfig, Version};
 use vpmu::x86::{Outcome, Ring};
-use vpmu_perf::{Backing, PerfHost, PerfOptions, check_sampling, support};
+use vpmu_perf::{Backing, PerfHost, check_sampling, support};
 
-use crate::check::{CHECKS, Outcome as Checked};
+use crate::check::{CHECKS, Outcome as Checked, options};
 
 /// Measures what handling a guest's overflow, and rewriting a running counter, costs with this
 /// machine's perf events, under each policy.
@@ -69,7 +69,6 @@ impl From<Wanted> for Backing {
 
 /// A counter that counts nanoseconds, or cycles on hardware: either way some 5000 a second.
 const PERIOD: u64 = 200_000;
-const TSC_HZ: u64 = 1_000_000_000;
 const WIDTH_MASK: u64 = (1 << 48) - 1;
 
 const EVTSEL0: u32 = 0x186;
@@ -79,14 +78,6 @@ const GLOBAL_CTRL: u32 = 0x38f;
 const OVF_CTRL: u32 = 0x390;
 /// Cycles in both rings, with an interrupt, enabled.
 const CYCLES: u64 = 0x3c | 1 << 16 | 1 << 17 | 1 << 20 | 1 << 22;
-
-fn options(backing: Option<Backing>) -> PerfOptions {
-    PerfOptions {
-        tsc_hz: TSC_HZ,
-        backing,
-        ..PerfOptions::default()
-    }
-}
 
 fn name(backing: Backing) -> &'static str {
     match backing {
@@ -255,7 +246,7 @@ fn probe(wanted: Option<Backing>) -> Result<(), String> {
         Err(error) => println!("{error}"),
     }
     drop(host);
-    let support = support(&self::options(wanted)).map_err(|error| error.to_string())?;
+    let support = support(&check::options(wanted)).map_err(|error| error.to_string())?;
     match support.counters {
         Some(free) => println!("{free}"),
         None => println!("any"),

@@ -11,7 +11,6 @@ use core::arch::asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::gic;
 use crate::machine::MAX_CPUS;
 
 /// Bytes of stack a CPU has.
@@ -204,9 +203,9 @@ impl PerCpu {
         self.uart_interrupt.store(intid, Relaxed);
     }
 
-    /// Notes that the CPU begins to run the program.
-    pub(crate) fn note_start(&self) {
-        self.started.store(gic::now(), Relaxed);
+    /// Notes that the CPU begins to run the program, at this time of the system counter.
+    pub(crate) fn note_start(&self, now: u64) {
+        self.started.store(now, Relaxed);
     }
 
     /// Returns the system counter of the last [`Self::note_start`].

@@ -5,8 +5,8 @@
 
 use core::arch::asm;
 
-use crate::instructions::{Fault, rdmsr, wrmsr};
-use crate::vectors::SPURIOUS;
+use crate::fault::Fault;
+use crate::instructions::{rdmsr, wrmsr};
 
 const BASE: u64 = 0xfee0_0000;
 /// The MSR of x2APIC register n * 16 is this and n.
@@ -18,6 +18,8 @@ const X2APIC_ENABLE: u64 = 1 << 10;
 const ID: u32 = 0x20;
 const END_OF_INTERRUPT: u32 = 0xb0;
 const SPURIOUS_VECTOR: u32 = 0xf0;
+/// The APIC's spurious vector, which needs no end of interrupt.
+pub(crate) const SPURIOUS: u8 = 0xff;
 const IN_SERVICE: u32 = 0x100;
 const REQUEST: u32 = 0x200;
 const COMMAND: u32 = 0x300;

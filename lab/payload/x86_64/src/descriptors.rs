@@ -7,7 +7,6 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 
 use crate::boot::MAX_CPUS;
-use crate::vectors;
 
 /// Selectors. The order is that of [`Tables::gdt`].
 pub(crate) const KERNEL_CODE: u16 = 0x08;
@@ -61,8 +60,8 @@ pub(crate) fn stack_top(cpu: usize) -> u64 {
     STACKS.0.get() as u64 + ((2 * cpu + 1) * STACK_SIZE) as u64
 }
 
-/// Fills the tables, on the boot CPU.
-pub(crate) fn build() {
+/// Fills the tables, on the boot CPU. `entry`: the address to which the gate of a vector leads.
+pub(crate) fn build(entry: impl Fn(u8) -> u64) {
     // SAFETY: no other CPU runs, and no table is in use yet.
     let tables = unsafe { &mut *TABLES.0.get() };
     tables.gdt[1] = CODE;
@@ -84,7 +83,7 @@ pub(crate) fn build() {
         tables.gdt[6 + 2 * cpu] = base >> 32;
     }
     for (vector, gate) in (0..).zip(&mut tables.idt) {
-        let entry = vectors::entry(vector);
+        let entry = entry(vector);
         // A present interrupt gate: interrupts are masked in the handler.
         let kind = 0x8e_u64;
         gate[0] = entry & 0xffff

@@ -7,7 +7,7 @@ use core::arch::global_asm;
 
 use crate::boot::{Boot, Memory};
 use crate::descriptors::{self, STACK_SIZE, STACKS};
-use crate::{apic, ports, tests, user};
+use crate::{apic, ports, tests, user, vectors};
 
 global_asm!(
     r#"
@@ -39,7 +39,7 @@ impl Memory for Physical {
 }
 
 extern "C" fn boot_cpu(zero_page: u64) -> ! {
-    descriptors::build();
+    descriptors::build(vectors::entry);
     descriptors::load(0);
     user::open_page();
     apic::enable();

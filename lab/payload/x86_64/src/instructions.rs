@@ -10,36 +10,11 @@
 use core::arch::asm;
 use core::arch::x86_64::_rdtsc;
 
-use vpmu_payload_harness::{Failure, Text};
-
+use crate::fault::Fault;
 use crate::percpu;
 
 /// Length of the instructions that may raise #GP.
 pub(crate) const LENGTH: u64 = 2;
-
-/// An exception that an access raised.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Fault {
-    pub(crate) vector: u8,
-    pub(crate) error: u32,
-}
-
-impl Fault {
-    /// #GP(0).
-    pub(crate) const GP: Self = Self {
-        vector: 13,
-        error: 0,
-    };
-}
-
-impl From<Fault> for Failure {
-    fn from(fault: Fault) -> Self {
-        Self(Text::new(format_args!(
-            "unexpected exception (got vector {} error {:#x} want none)",
-            fault.vector, fault.error
-        )))
-    }
-}
 
 /// Runs `body`, one of the instructions above, and returns the exception that it raised.
 fn caught<T>(body: impl FnOnce() -> T) -> Result<T, Fault> {

@@ -52,6 +52,8 @@ mod descriptors;
 #[cfg(target_os = "none")]
 pub mod entry;
 #[cfg(target_os = "none")]
+mod fault;
+#[cfg(target_os = "none")]
 mod instructions;
 #[cfg(target_os = "none")]
 mod percpu;

@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::R
 
 use crate::boot::MAX_CPUS;
 use crate::descriptors::FIRST_TSS;
-use crate::instructions::Fault;
+use crate::fault::Fault;
 
 /// The handler's reaction to a PMI, beside counting it.
 #[derive(Clone, Copy, PartialEq, Eq)]

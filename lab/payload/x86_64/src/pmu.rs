@@ -5,7 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use vpmu_payload_harness::{Failure, Text};
 
 use crate::apic::{self, LVT_MASKED};
-use crate::instructions::{Fault, cpuid, rdmsr, spin, tsc, wrmsr};
+use crate::fault::Fault;
+use crate::instructions::{cpuid, rdmsr, spin, tsc, wrmsr};
 use crate::msr::*;
 use crate::percpu::{PerCpu, PmiAction};
 

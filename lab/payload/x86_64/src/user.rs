@@ -8,7 +8,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::descriptors::{USER_CODE, USER_DATA};
-use crate::instructions::Fault;
+use crate::fault::Fault;
 use crate::percpu;
 
 /// Code for ring 3: the code under test, then `ud2`, which any hypervisor hands

@@ -11,7 +11,8 @@ use core::arch::global_asm;
 use core::sync::atomic::Ordering::Relaxed;
 
 use crate::descriptors::{KERNEL_CODE, KERNEL_DATA};
-use crate::instructions::{Fault, LENGTH};
+use crate::fault::Fault;
+use crate::instructions::LENGTH;
 use crate::{apic, percpu, pmu, ports, user};
 
 pub(crate) const NMI: u8 = 2;
@@ -25,8 +26,6 @@ pub(crate) const PMI: u8 = 0xee;
 pub(crate) const OTHER_PMI: u8 = 0x31;
 /// Vector by which CPUs wake each other.
 pub(crate) const WAKE: u8 = 0xf0;
-/// The APIC's spurious vector, which needs no end of interrupt.
-pub(crate) const SPURIOUS: u8 = 0xff;
 
 /// Bytes from one vector's code to the next one's.
 const STRIDE: u64 = 16;
@@ -163,7 +162,7 @@ extern "C" fn interrupted(frame: &mut Frame) {
                 pmu::handle_pmi(cpu);
                 cpu.resume_faults(expecting);
             }
-            if vector != SPURIOUS {
+            if vector != apic::SPURIOUS {
                 apic::end_of_interrupt();
             }
         }

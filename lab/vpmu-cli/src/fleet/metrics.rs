@@ -18,7 +18,7 @@ use vpmu_lab::host::files::write_whole;
 use vpmu_lab::{Error, Result};
 
 use super::{Row, Time, rows};
-use crate::print;
+use crate::print::print;
 
 pub(crate) const AFTER: &str = "\
 Examples:

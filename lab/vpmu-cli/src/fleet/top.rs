@@ -19,7 +19,7 @@ use vpmu_lab::host::cancel::Cancel;
 use vpmu_lab::{Error, Result};
 
 use super::{NONE, Row, Span, rows};
-use crate::print;
+use crate::print::print;
 use crate::values::seconds;
 
 pub(crate) const AFTER: &str = "\

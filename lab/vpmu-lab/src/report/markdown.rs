@@ -4,32 +4,13 @@
 //! older than the run. A page has what a bench is about; the details (`DETAILS`) are in the JSON and in the HTML page.
 
 use super::saved::{Bench, Table, tables};
+pub use super::saved::{Group, Page};
 use crate::spec::design::Backing;
 use crate::{Error, Result};
 
 /// Kinds of figures that explain the others: distributions, and counts by cause. They are most of a long bench's rows, and
 /// are read where they can be drawn.
 const DETAILS: [&str; 4] = ["guest", "latency_ns", "msr_writes", "woken"];
-
-/// A page's text beside its figures. It names no figure of a run.
-#[derive(Debug)]
-pub struct Page {
-    /// The first heading.
-    pub title: &'static str,
-    /// How the figures were measured.
-    pub intro: &'static str,
-    /// The figures in groups; a figure without a group of its own is in the first.
-    pub groups: &'static [Group],
-}
-
-/// A group of figures: those whose names end with `suffix`.
-#[derive(Debug)]
-pub struct Group {
-    /// The end of the figures' names, such as `:idle`; empty for the first group.
-    pub suffix: &'static str,
-    /// The group's heading.
-    pub heading: &'static str,
-}
 
 /// Returns the page of `bench`, with the figures in `json`, followed by those of `--model amd` in `amd`.
 ///
@@ -69,14 +50,6 @@ impl Page {
             }
         }
         Ok(text)
-    }
-
-    /// Returns the group that `figure` belongs to.
-    pub(super) fn group_of(&self, figure: &str) -> &Group {
-        self.groups
-            .iter()
-            .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
-            .unwrap_or(&self.groups[0])
     }
 }
 

@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 pub use second::Second;
 
 use super::profile::Profile;
-use super::stats::{Stats, serves_pmu};
+use super::stats::{Found, Stats, round, serves_pmu};
 use crate::Result;
 use crate::host::files::write_whole;
 use crate::host::qemu::Version;
 use crate::spec::arch::Arch;
 use crate::spec::design::{Backing, Design, Pmu, Policy};
 use crate::spec::{Guest, Machine, Time};
-use vpmu_measure::{Kvm, Meter, Monitor, Perf, Record, Trace, Vmm};
+use vpmu_measure::{Monitor, Perf, Record, Trace, Vmm};
 
 /// The file that `--json` writes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -290,60 +290,6 @@ fn serving_pmu(exits: &BTreeMap<String, u64>) -> u64 {
 /// Returns the number of lost samples. `None` when perf wrote only that samples were lost.
 fn lost_samples(perf: &Perf) -> Option<u64> {
     (perf.lost_samples > 0 || perf.lost_records == 0).then_some(perf.lost_samples)
-}
-
-#[derive(Default)]
-pub(super) struct Found<'a> {
-    guest: Option<&'a vpmu_measure::Guest>,
-    meter: Option<&'a Meter>,
-    /// The sum over every perf.data.
-    perf: Option<Perf>,
-    /// The sum over every perf.data.
-    profile: Option<Profile>,
-    pub(super) kvm: Option<&'a Kvm>,
-    pub(super) monitor: Option<&'a Monitor>,
-    pub(super) vmm: Option<&'a Vmm>,
-    traces: Vec<&'a Trace>,
-}
-
-impl<'a> Found<'a> {
-    fn in_records(records: &'a [Record]) -> Self {
-        let mut found = Self::default();
-        for record in records {
-            match record {
-                Record::Guest(guest) => found.guest = Some(guest),
-                Record::Meter(meter) => found.meter = Some(meter),
-                Record::Perf(perf) => {
-                    let sum = found.perf.get_or_insert(Perf {
-                        max_sample_rate: perf.max_sample_rate,
-                        ..Perf::default()
-                    });
-                    sum.samples += perf.samples;
-                    sum.lost_records += perf.lost_records;
-                    sum.lost_samples += perf.lost_samples;
-                    sum.throttled += perf.throttled;
-                }
-                Record::Profile(profile) => {
-                    let sum = found.profile.get_or_insert_default();
-                    for (stack, samples) in &profile.folded {
-                        let all = sum.folded.entry(stack.clone()).or_default();
-                        *all = all.saturating_add(*samples);
-                    }
-                }
-                Record::Kvm(kvm) => found.kvm = Some(kvm),
-                Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
-                Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
-                Record::Trace(trace) => found.traces.push(trace),
-                Record::Vpmu(_) | Record::Host(_) | Record::HostProfile(_) => {}
-            }
-        }
-        found
-    }
-}
-
-/// Rounds to six digits behind the point: more would be noise of the division.
-pub(super) fn round(value: f64) -> f64 {
-    (value * 1e6).round() / 1e6
 }
 
 mod second;

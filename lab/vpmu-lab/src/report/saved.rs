@@ -2,9 +2,38 @@
 
 use serde::Deserialize;
 
-use super::markdown::{Group, Page};
 use super::number::number;
 use crate::spec::design::Backing;
+
+/// A page's text beside its figures. It names no figure of a run.
+#[derive(Debug)]
+pub struct Page {
+    /// The first heading.
+    pub title: &'static str,
+    /// How the figures were measured.
+    pub intro: &'static str,
+    /// The figures in groups; a figure without a group of its own is in the first.
+    pub groups: &'static [Group],
+}
+
+/// A group of figures: those whose names end with `suffix`.
+#[derive(Debug)]
+pub struct Group {
+    /// The end of the figures' names, such as `:idle`; empty for the first group.
+    pub suffix: &'static str,
+    /// The group's heading.
+    pub heading: &'static str,
+}
+
+impl Page {
+    /// Returns the group that `figure` belongs to.
+    fn group_of(&self, figure: &str) -> &Group {
+        self.groups
+            .iter()
+            .find(|group| !group.suffix.is_empty() && figure.ends_with(group.suffix))
+            .unwrap_or(&self.groups[0])
+    }
+}
 
 /// A file that `vpmu bench --json` wrote.
 #[derive(Debug, Deserialize)]

@@ -4,9 +4,64 @@ use std::collections::BTreeMap;
 
 use vpmu::x86::{amd, intel, lbr};
 
-use super::result::{Found, round};
+use super::profile::Profile;
 use crate::spec::design::Pmu;
-use vpmu_measure::{Kvm, Snapshot, Span, Vmm};
+use vpmu_measure::{Kvm, Meter, Monitor, Perf, Record, Snapshot, Span, Trace, Vmm};
+
+/// What the records of a guest have, each kind apart.
+#[derive(Default)]
+pub(super) struct Found<'a> {
+    pub(super) guest: Option<&'a vpmu_measure::Guest>,
+    pub(super) meter: Option<&'a Meter>,
+    /// The sum over every perf.data.
+    pub(super) perf: Option<Perf>,
+    /// The sum over every perf.data.
+    pub(super) profile: Option<Profile>,
+    pub(super) kvm: Option<&'a Kvm>,
+    pub(super) monitor: Option<&'a Monitor>,
+    pub(super) vmm: Option<&'a Vmm>,
+    pub(super) traces: Vec<&'a Trace>,
+}
+
+impl<'a> Found<'a> {
+    pub(super) fn in_records(records: &'a [Record]) -> Self {
+        let mut found = Self::default();
+        for record in records {
+            match record {
+                Record::Guest(guest) => found.guest = Some(guest),
+                Record::Meter(meter) => found.meter = Some(meter),
+                Record::Perf(perf) => {
+                    let sum = found.perf.get_or_insert(Perf {
+                        max_sample_rate: perf.max_sample_rate,
+                        ..Perf::default()
+                    });
+                    sum.samples += perf.samples;
+                    sum.lost_records += perf.lost_records;
+                    sum.lost_samples += perf.lost_samples;
+                    sum.throttled += perf.throttled;
+                }
+                Record::Profile(profile) => {
+                    let sum = found.profile.get_or_insert_default();
+                    for (stack, samples) in &profile.folded {
+                        let all = sum.folded.entry(stack.clone()).or_default();
+                        *all = all.saturating_add(*samples);
+                    }
+                }
+                Record::Kvm(kvm) => found.kvm = Some(kvm),
+                Record::VpmuMonitor(monitor) => found.monitor = Some(monitor),
+                Record::VpmuVmm(vmm) => found.vmm = Some(vmm),
+                Record::Trace(trace) => found.traces.push(trace),
+                Record::Vpmu(_) | Record::Host(_) | Record::HostProfile(_) => {}
+            }
+        }
+        found
+    }
+}
+
+/// Rounds to six digits behind the point: more would be noise of the division.
+pub(super) fn round(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
 
 /// The hypervisor's work during the command.
 #[derive(Default)]

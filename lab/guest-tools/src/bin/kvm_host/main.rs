@@ -23,6 +23,8 @@ mod ours;
 #[cfg(target_os = "none")]
 mod qemu;
 #[cfg(target_os = "none")]
+mod serve;
+#[cfg(target_os = "none")]
 mod stats;
 #[cfg(target_os = "none")]
 mod theirs;
@@ -30,7 +32,7 @@ mod theirs;
 mod tracing;
 
 #[cfg(target_os = "none")]
-vpmu_guest_tools::start!(host::run);
+vpmu_guest_tools::start!(serve::run);
 
 #[cfg(not(target_os = "none"))]
 fn main() {

@@ -110,7 +110,7 @@ pub(crate) fn run(mut machine: Machine<'static>) {
 
 /// Runs the tests for every CPU on CPU `index`.
 pub(crate) fn run_secondary(index: usize) {
-    percpu::this().note_start();
+    percpu::this().note_start(gic::now());
     let machine = context_machine();
     let test = BootArgs::parse(machine.bootargs).test;
     if test == Some("storm") {

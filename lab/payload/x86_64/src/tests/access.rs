@@ -1,7 +1,8 @@
 //! Tests of which MSRs exist, beside those of the table.
 
 use super::{Context, Test};
-use crate::instructions::{Fault, rdmsr, rdmsr_rcx, wrmsr, wrmsr_rcx};
+use crate::fault::Fault;
+use crate::instructions::{rdmsr, rdmsr_rcx, wrmsr, wrmsr_rcx};
 use crate::msr::*;
 use vpmu_payload_harness::{Deviation, Failure, Pass, Text, Verdict, check_or};
 

@@ -6,7 +6,8 @@
 use super::amd::{CYCLES, ctl, ctr};
 use super::{Context, Test};
 use crate::apic;
-use crate::instructions::{Fault, halt, set_pce, spin, tsc};
+use crate::fault::Fault;
+use crate::instructions::{halt, set_pce, spin, tsc};
 use crate::pmu::{EN, OS, USR, read, write};
 use crate::user;
 use crate::vectors::WAKE;

@@ -1,7 +1,8 @@
 //! Overflow bits, without interrupts. SDM vol. 3B, 20.2.2 and 20.2.4.
 
 use super::{Context, Test};
-use crate::instructions::{Fault, wrmsr};
+use crate::fault::Fault;
+use crate::instructions::wrmsr;
 use crate::msr::*;
 use crate::percpu;
 use crate::pmu::{COUNT, Counter, INT, SOME, pass, read, wait, write};

@@ -6,7 +6,8 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Context, Test};
 use crate::apic::{self, LVT_NMI};
-use crate::instructions::{Fault, cpuid, rdmsr, tsc};
+use crate::fault::Fault;
+use crate::instructions::{cpuid, rdmsr, tsc};
 use crate::msr::*;
 use crate::percpu::{self, PmiAction};
 use crate::pmu::{COUNT, Counter, SOME, USR, pass, read, wait, write};

@@ -1,7 +1,8 @@
 //! RDPMC and its indices (SDM vol. 2B, RDPMC), and the rights of ring 3.
 
 use super::{Context, Test};
-use crate::instructions::{Fault, rdpmc, set_pce};
+use crate::fault::Fault;
+use crate::instructions::{rdpmc, set_pce};
 use crate::msr::*;
 use crate::pmu::{COUNT, pass, write};
 use crate::user;

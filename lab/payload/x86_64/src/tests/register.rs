@@ -5,7 +5,8 @@
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::{Context, Test};
-use crate::instructions::{Fault, rdmsr, wrmsr};
+use crate::fault::Fault;
+use crate::instructions::{rdmsr, wrmsr};
 use crate::msr::*;
 use crate::pmu::{COUNT, Counter, INT, Pmu, read, write};
 use vpmu_payload_harness::{Failure, Pass, Text, Verdict, check};

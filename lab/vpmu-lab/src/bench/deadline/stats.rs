@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Row;
 use super::read;
+use crate::bench::Row;
 use vpmu_measure::Trace;
 
 /// The published counts of exits and MSR writes by kind, without and with the shared slot.

@@ -10,19 +10,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::sources;
+pub use super::sources::APT_GET;
 use crate::host::cancel::Cancel;
-use crate::host::tool::Tool;
 use crate::{Error, Result};
 
 /// The keys of Debian's archive, from the package of the same name.
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-
-/// The machine's apt-get.
-pub const APT_GET: Tool = Tool {
-    program: "apt-get",
-    fix: "guests are made from Debian packages: use a Debian machine, or install apt",
-    hint: "guests are downloaded once: check the network and the proxy, or name another mirror with VPMU_DEBIAN_MIRROR",
-};
 
 /// One package as the signed index describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,15 @@
 //! neither the network, nor root, nor a package index of an earlier day; `apt-get indextargets`
 //! needs such an index.
 
-use super::apt::APT_GET;
 use crate::host::cancel::Cancel;
+use crate::host::tool::Tool;
+
+/// The machine's apt-get.
+pub const APT_GET: Tool = Tool {
+    program: "apt-get",
+    fix: "guests are made from Debian packages: use a Debian machine, or install apt",
+    hint: "guests are downloaded once: check the network and the proxy, or name another mirror with VPMU_DEBIAN_MIRROR",
+};
 
 /// The variable with an address that overrides the machine's sources.
 pub const MIRROR_VARIABLE: &str = "VPMU_DEBIAN_MIRROR";
