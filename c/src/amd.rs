@@ -2,8 +2,11 @@
 
 use vpmu::x86::amd::{Capability, Interface};
 
+use crate::host::VpmuHost;
 use crate::room::promised;
-use crate::{VpmuHost, VpmuStatus, VpmuX86, room, x86};
+use crate::status::VpmuStatus;
+use crate::x86::VpmuX86;
+use crate::{room, x86};
 
 /// Four counters at C001_0000H to C001_0007H.
 pub const VPMU_AMD_LEGACY: u32 = 0;

@@ -4,12 +4,14 @@ use vpmu::arm::EventFilter;
 use vpmu::arm::emulated::BackedPmu;
 use vpmu::counter::Counter;
 
+use crate::arm::VpmuArmConfig;
 use crate::counter::counter_state;
 use crate::filter::VpmuArmFilter;
+use crate::partition::{VpmuPartitionConfig, VpmuTraps};
 use crate::pmu::{self, Guest, Held};
 use crate::registers::{Registers, VpmuRegisters};
 use crate::room::{self, Room, promised};
-use crate::{VpmuArmConfig, VpmuOutcome, VpmuPartitionConfig, VpmuStatus, VpmuTraps};
+use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// Room for one vCPU's PMU that is emulated on the counters of the CPU.
 #[repr(C)]

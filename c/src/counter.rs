@@ -2,7 +2,7 @@
 
 use vpmu::counter::{CounterState, Policy, Report};
 
-use crate::VpmuStatus;
+use crate::status::VpmuStatus;
 
 /// A host counter belongs to the guest's counter as long as the guest uses it, and a counter that is
 /// paused and read is left alone until the guest resumes it: the fewest calls of the host's functions.

@@ -8,14 +8,15 @@ use vpmu::arm::{ExceptionLevel, Outcome, Register};
 use vpmu_el2::PhysicalPmu;
 use vpmu_el2::access::{Access, Vcpu};
 
+use crate::arm::VpmuArmConfig;
+use crate::backed::VpmuBacked;
 use crate::partition::{VPMU_ISOLATES_HCCD, VPMU_ISOLATES_HPMD, VPMU_ISOLATES_PARTITION};
+use crate::partition::{VpmuPartition, VpmuPartitionConfig, VpmuTraps};
 use crate::pmu::{Guest, Pmu};
+use crate::registers::VpmuRegisters;
 use crate::registers::decode;
 use crate::room::{self, promised};
-use crate::{
-    VpmuArmConfig, VpmuBacked, VpmuPartition, VpmuPartitionConfig, VpmuRegisters, VpmuStatus,
-    VpmuTraps,
-};
+use crate::status::VpmuStatus;
 
 /// The registers of a vCPU that has left its guest.
 #[repr(C)]

@@ -8,7 +8,7 @@ use crate::filter::VpmuArmFilter;
 use crate::pmu::{self, Guest, Held};
 use crate::registers::{Registers, VpmuRegisters};
 use crate::room::{self, Room, promised};
-use crate::{VpmuOutcome, VpmuStatus};
+use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// `isolation`: MDCR_EL2.HPMN divides the counters. Nothing below EL2 sees or changes those of the host. Matters only where
 /// the host keeps counters: without this bit each access of the guest traps then.

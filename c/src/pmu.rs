@@ -10,7 +10,8 @@ use crate::filter::VpmuArmFilter;
 use crate::host::Host;
 use crate::registers::{Registers, decode};
 use crate::room::{self, Room, promised};
-use crate::{VpmuOutcome, VpmuStatus, state};
+use crate::state;
+use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// A PMU with its host counters, or with the registers of the CPU.
 #[derive(Debug)]

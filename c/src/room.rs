@@ -2,7 +2,7 @@
 
 use core::slice as core_slice;
 
-use crate::{VpmuOutcome, VpmuStatus};
+use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// Evaluates what is safe as far as the caller in C keeps the promise of the crate's page.
 macro_rules! promised {

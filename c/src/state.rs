@@ -1,7 +1,7 @@
 //! Saved states as bytes.
 
-use crate::VpmuStatus;
 use crate::room::{self, promised};
+use crate::status::VpmuStatus;
 
 /// No saved state is longer, in bytes.
 pub const VPMU_STATE_SIZE: usize = 4096;

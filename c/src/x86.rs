@@ -8,8 +8,10 @@ use vpmu::x86::{
 
 use crate::counter::{VPMU_POLICY_REUSE_PAUSED, counter_state, policy, report};
 use crate::host::Host;
+use crate::host::VpmuHost;
 use crate::room::{self, Room, promised};
-use crate::{VpmuHost, VpmuOutcome, VpmuStatus, state};
+use crate::state;
+use crate::status::{VpmuOutcome, VpmuStatus};
 
 /// What a guest finds of Intel's PMU (Intel SDM vol. 3B, section 20.2).
 #[repr(C)]

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use vpmu_kvm::Error;
 
-use crate::VpmuStatus;
+use crate::status::VpmuStatus;
 
 /// Objects by their handles.
 pub(crate) struct Table<T>(RwLock<BTreeMap<usize, Arc<T>>>);

@@ -13,9 +13,10 @@ use vpmu_kvm::{
 use super::handle::{Table, damaged, failed, misuse, status};
 use super::memory::{Memory, VpmuKvmMemory};
 use crate::counter::policy;
+use crate::room;
 use crate::room::promised;
 use crate::state::{self, Saved};
-use crate::{VpmuStatus, room};
+use crate::status::VpmuStatus;
 
 /// AMD's PMU where the host's processor is AMD's, else Intel's.
 pub const VPMU_KVM_MODEL_AUTO: u32 = 0;

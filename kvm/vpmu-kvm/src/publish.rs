@@ -34,14 +34,14 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Flock, FlockType, fcntl_getlk};
+use vpmu::x86::Capability;
 use vpmu_perf::Backing;
 
 use crate::offer::{Offer, Pmu};
 use crate::slot::{
     self, BACKING, COUNTS, HEADER, MODEL, STATE, STRIDE, Slot, TAKEN_EVER, THREAD, VALID, WORDS,
 };
-use crate::stats::{Exits, FIGURES, KINDS};
-use crate::{Capability, Statistics};
+use crate::stats::{Exits, FIGURES, KINDS, Statistics};
 
 /// The first word: `VPMUSTAT`.
 const MAGIC: u64 = u64::from_le_bytes(*b"VPMUSTAT");
