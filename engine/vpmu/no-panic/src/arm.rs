@@ -1,140 +1,114 @@
-//! Arm's emulated model, and what both Arm designs decode.
+//! Arm's models, and what they decode.
 
-use core::ops::RangeInclusive;
+use core::hint::black_box;
 
-use vpmu::arm::emulated::{ConfigError, EmulatedConfig, EmulatedPmu};
-use vpmu::arm::{
-    Encoding, EventFilter, ExceptionLevel, Outcome, PmuState, PmuVersion, Register, RestoreError,
-    TooManyRules,
-};
-use vpmu::counter::{Counter, CounterState, Report, Statistics};
+use vpmu::arm::emulated::{BackedPmu, EmulatedPmu};
+use vpmu::arm::partition::{PartitionedPmu, Plan, PmuRegisters};
+use vpmu::arm::{Encoding, EventFilter, PmuVersion, Register};
 
 use crate::{Host, Watch};
 
-type Watched = EmulatedPmu<Watch>;
+/// Registers that may hold anything.
+struct Registers;
 
-#[unsafe(no_mangle)]
-pub fn arm_new(config: EmulatedConfig) -> Result<Watched, ConfigError> {
-    EmulatedPmu::with_events(config, Watch)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_read(
-    pmu: &mut Watched,
-    register: Register,
-    level: ExceptionLevel,
-    host: &mut Host,
-) -> Outcome {
-    pmu.read(register, level, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_write(
-    pmu: &mut Watched,
-    register: Register,
-    level: ExceptionLevel,
-    value: u64,
-    host: &mut Host,
-) -> Outcome {
-    pmu.write(register, level, value, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_overflow(pmu: &mut Watched, counter: Counter, report: Report, host: &mut Host) -> bool {
-    pmu.overflow(counter, report, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_load(pmu: &mut Watched, host: &mut Host) {
-    pmu.load(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_put(pmu: &mut Watched, host: &mut Host) {
-    pmu.put(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_reset(pmu: &mut Watched, host: &mut Host) {
-    pmu.reset(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_set_filter(pmu: &mut Watched, filter: EventFilter, host: &mut Host) {
-    pmu.set_filter(filter, host);
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_save(pmu: &mut Watched, host: &mut Host) -> PmuState {
-    pmu.save(host)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_restore(
-    pmu: &mut Watched,
-    state: &PmuState,
-    host: &mut Host,
-) -> Result<(), RestoreError> {
-    pmu.restore(state, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_state(pmu: &Watched, counter: Counter) -> (Option<CounterState>, bool, Statistics) {
-    (pmu.counter_state(counter), pmu.line(), pmu.statistics())
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_decode(iss: u32) -> Option<Register> {
-    Register::decode(Encoding::from_iss(iss))
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_encode(register: Register) -> (u32, usize) {
-    (register.encoding().to_iss(), register.ordinal())
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_version(id_aa64dfr0: u64) -> Option<PmuVersion> {
-    PmuVersion::from_id_aa64dfr0(id_aa64dfr0)
-}
-
-#[unsafe(no_mangle)]
-pub fn arm_filter(
-    filter: EventFilter,
-    events: RangeInclusive<u16>,
-    allow: bool,
-) -> Result<EventFilter, TooManyRules> {
-    if allow {
-        filter.allow(events)
-    } else {
-        filter.deny(events)
+impl PmuRegisters for Registers {
+    fn read(&mut self, register: Register) -> u64 {
+        black_box(register.ordinal() as u64)
+    }
+    fn write(&mut self, register: Register, value: u64) {
+        black_box((register, value));
     }
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_allows(filter: &EventFilter, event: u16, pmceid: [u64; 2]) -> (bool, [u64; 2]) {
-    (filter.allows(event), filter.pmceid(pmceid))
+pub fn emulated() {
+    type Pmu = EmulatedPmu<Watch>;
+    keep! {
+        Pmu::with_events as fn(_, _) -> _,
+        Pmu::init::<Host> as fn(_, _, _) -> _,
+        Pmu::read::<Host> as fn(_, _, _, _) -> _,
+        Pmu::write::<Host> as fn(_, _, _, _, _) -> _,
+        Pmu::overflow::<Host> as fn(_, _, _, _) -> _,
+        Pmu::load::<Host> as fn(_, _),
+        Pmu::put::<Host> as fn(_, _),
+        Pmu::reset::<Host> as fn(_, _),
+        Pmu::set_filter::<Host> as fn(_, _, _),
+        Pmu::save::<Host> as fn(_, _) -> _,
+        Pmu::restore::<Host> as fn(_, _, _) -> _,
+        Pmu::restore_put::<Host> as fn(_, _, _) -> _,
+        Pmu::counter_state as fn(_, _) -> _,
+        Pmu::line as fn(_) -> _,
+        Pmu::line_changed as fn(_) -> _,
+        Pmu::statistics as fn(_) -> _,
+    }
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_init(
-    pmu: &mut Watched,
-    config: &EmulatedConfig,
-    host: &mut Host,
-) -> Result<(), ConfigError> {
-    pmu.init(config, host)
+pub fn backed() {
+    type Pmu = BackedPmu<Watch>;
+    keep! {
+        Pmu::with_events::<Registers> as fn(_, _, _, _) -> _,
+        Pmu::init::<Registers> as fn(_, _, _, _) -> _,
+        Pmu::read::<Registers> as fn(_, _, _, _) -> _,
+        Pmu::write::<Registers> as fn(_, _, _, _, _) -> _,
+        Pmu::overflow::<Registers> as fn(_, _) -> _,
+        Pmu::load::<Registers> as fn(_, _),
+        Pmu::put::<Registers> as fn(_, _),
+        Pmu::reset::<Registers> as fn(_, _),
+        Pmu::set_filter::<Registers> as fn(_, _, _),
+        Pmu::save::<Registers> as fn(_, _) -> _,
+        Pmu::restore::<Registers> as fn(_, _, _) -> _,
+        Pmu::restore_put::<Registers> as fn(_, _, _) -> _,
+        Pmu::migrate as fn(_, _) -> _,
+        Pmu::trap_registers as fn(_) -> _,
+        Pmu::is_trapped as fn(_, _, _) -> _,
+        Pmu::counter_state as fn(_, _) -> _,
+        Pmu::line as fn(_) -> _,
+        Pmu::line_changed as fn(_) -> _,
+    }
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_restore_put(
-    pmu: &mut Watched,
-    state: &PmuState,
-    host: &mut Host,
-) -> Result<(), RestoreError> {
-    pmu.restore_put(state, host)
+pub fn partitioned() {
+    type Pmu = PartitionedPmu;
+    keep! {
+        Plan::new as fn(_) -> _,
+        Plan::is_trapped as fn(_, _, _) -> _,
+        Plan::guest_counters as fn(_) -> _,
+        Plan::host_counters as fn(_) -> _,
+        Plan::events as fn(_) -> _,
+        Pmu::new as fn(_) -> _,
+        Pmu::init::<Registers> as fn(_, _, _),
+        Pmu::read::<Registers> as fn(_, _, _, _) -> _,
+        Pmu::write::<Registers> as fn(_, _, _, _, _) -> _,
+        Pmu::overflow::<Registers> as fn(_, _) -> _,
+        Pmu::load::<Registers> as fn(_, _),
+        Pmu::load_after::<Registers> as fn(_, _, _),
+        Pmu::put::<Registers> as fn(_, _),
+        Pmu::reset::<Registers> as fn(_, _),
+        Pmu::exited::<Registers> as fn(_, _),
+        Pmu::acts_at_exit as fn(_) -> _,
+        Pmu::save::<Registers> as fn(_, _) -> _,
+        Pmu::restore::<Registers> as fn(_, _, _) -> _,
+        Pmu::migrate as fn(_, _) -> _,
+        Pmu::trap_registers as fn(_) -> _,
+        Pmu::counter_state::<Registers> as fn(_, _, _) -> _,
+        Pmu::line::<Registers> as fn(_, _) -> _,
+    }
 }
 
 #[unsafe(no_mangle)]
-pub fn arm_line_changed(pmu: &mut Watched) -> Option<bool> {
-    pmu.line_changed()
+pub fn decoded() {
+    keep! {
+        Register::decode as fn(_) -> _,
+        Register::encoding as fn(_) -> _,
+        Register::ordinal as fn(_) -> _,
+        Encoding::from_iss as fn(_) -> _,
+        Encoding::to_iss as fn(_) -> _,
+        PmuVersion::from_id_aa64dfr0 as fn(_) -> _,
+        EventFilter::allow as fn(_, _) -> _,
+        EventFilter::deny as fn(_, _) -> _,
+        EventFilter::allows as fn(_, _) -> _,
+        EventFilter::pmceid as fn(_, _) -> _,
+    }
 }

@@ -12,10 +12,14 @@
 #![expect(unsafe_code, reason = "without `no_mangle` the functions are not kept")]
 #![expect(unreachable_pub, reason = "they are named by the linker alone")]
 
+/// Keeps these functions, whose addresses anybody may call.
+macro_rules! keep {
+    ($($function:path as $signature:ty),* $(,)?) => {
+        $(core::hint::black_box($function as $signature);)*
+    };
+}
+
 mod arm;
-mod backed;
-mod paravirt;
-mod partition;
 mod x86;
 
 use core::hint::black_box;

@@ -1,226 +1,120 @@
-//! The models of either vendor, and what they decode.
+//! The models of either vendor, what they decode, and the paravirtual device.
 
-use vpmu::counter::{Counter, CounterState, Report, Statistics};
-use vpmu::x86::intel::{ConfigError, Msr, Pmu};
-use vpmu::x86::{
-    AnyPmu, ArchEvent, Capability, CounterConfig, CpuidLeaf, EventFilter, EventKind, MaskedEvent,
-    Outcome, PmuConfig, PmuState, RestoreError, Ring, TooManyEvents, amd, intel, lbr, pebs,
-};
+use core::hint::black_box;
+
+use vpmu::paravirt::{Device, GuestHalf, Offer, PAGE_SIZE, Page};
+use vpmu::x86::{AnyPmu, CounterConfig, EventFilter, MaskedEvent, amd, intel, lbr};
 
 use crate::{Host, Watch};
 
-type Watched = AnyPmu<Watch>;
+/// Memory that somebody else writes, and that must not be reached past its end.
+struct Memory([u64; PAGE_SIZE / 8]);
 
-#[unsafe(no_mangle)]
-pub fn x86_new(config: PmuConfig<Capability>) -> Result<Watched, ConfigError> {
-    AnyPmu::with_events(config, Watch)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_rdmsr(pmu: &mut Watched, address: u32, host: &mut Host) -> Outcome {
-    pmu.rdmsr(address, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_wrmsr(pmu: &mut Watched, address: u32, value: u64, host: &mut Host) -> Outcome {
-    pmu.wrmsr(address, value, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_read(pmu: &mut Pmu<Watch>, msr: Msr, host: &mut Host) -> Outcome {
-    pmu.read(msr, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_write(pmu: &mut Pmu<Watch>, msr: Msr, value: u64, host: &mut Host) -> Outcome {
-    pmu.write(msr, value, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn amd_read(pmu: &mut amd::Pmu<Watch>, msr: amd::Msr, host: &mut Host) -> Outcome {
-    pmu.read(msr, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn amd_write(pmu: &mut amd::Pmu<Watch>, msr: amd::Msr, value: u64, host: &mut Host) -> Outcome {
-    pmu.write(msr, value, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_rdpmc(pmu: &mut Watched, ecx: u32, ring: Ring, pce: bool, host: &mut Host) -> Outcome {
-    pmu.rdpmc(ecx, ring, pce, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_overflow(pmu: &mut Watched, counter: Counter, report: Report, host: &mut Host) -> bool {
-    pmu.overflow(counter, report, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_emulated(
-    pmu: &mut Watched,
-    event: ArchEvent,
-    times: u64,
-    ring: Ring,
-    host: &mut Host,
-) -> bool {
-    pmu.emulated(event, times, ring, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_take_pmi(pmu: &mut Watched) -> bool {
-    pmu.pmi_due() && pmu.take_pmi()
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_load(pmu: &mut Watched, host: &mut Host) {
-    pmu.load(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_put(pmu: &mut Watched, host: &mut Host) {
-    pmu.put(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_hold(pmu: &mut Watched, host: &mut Host) {
-    pmu.hold(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_end_slice(pmu: &mut Watched, host: &mut Host) {
-    pmu.end_slice(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_reset(pmu: &mut Watched, host: &mut Host) {
-    pmu.reset(host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_set_filter(pmu: &mut Watched, filter: EventFilter, host: &mut Host) {
-    pmu.set_filter(filter, host);
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_save(pmu: &mut Watched, host: &mut Host) -> PmuState {
-    pmu.save(host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_restore(
-    pmu: &mut Watched,
-    state: &PmuState,
-    host: &mut Host,
-) -> Result<(), RestoreError> {
-    pmu.restore(state, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_state(
-    pmu: &Watched,
-    counter: Counter,
-) -> (Option<CounterState>, Capability, Statistics) {
-    (
-        pmu.counter_state(counter),
-        pmu.capability(),
-        pmu.statistics(),
-    )
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_pebs(pmu: &Watched, capability: &intel::Capability) -> (pebs::Statistics, u64) {
-    (pmu.pebs_statistics(), capability.misc_enable())
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_branch(pmu: &mut Watched, branch: &lbr::Branch, host: &mut Host) -> bool {
-    pmu.branch(branch, host)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_end_following(pmu: &mut Watched, host: &mut Host) -> (bool, bool) {
-    (pmu.disable_lbr(host), pmu.end_following(host))
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_branches(pmu: &Watched) -> (Option<lbr::Filter>, u8, lbr::Statistics) {
-    (
-        pmu.branch_filter(),
-        pmu.branches_awaited(),
-        pmu.lbr_statistics(),
-    )
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_wants(filter: &lbr::Filter, branch: &lbr::Branch) -> bool {
-    filter.passes(branch)
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_lbr_cpuid(capability: &intel::Capability) -> (CpuidLeaf, u32) {
-    (capability.leaf_1c(), capability.leaf_07_edx())
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_lbr_record(stack: &lbr::Stack, n: Counter) -> Option<(u64, u64)> {
-    stack.record(n.number())
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_cpuid(capability: &intel::Capability, subleaf: u32) -> [CpuidLeaf; 2] {
-    [capability.leaf_0a(), capability.leaf_23(subleaf)]
-}
-
-#[unsafe(no_mangle)]
-pub fn amd_cpuid(capability: &amd::Capability, event: ArchEvent) -> (CpuidLeaf, u32, bool) {
-    (
-        capability.leaf_8000_0022(),
-        capability.leaf_8000_0001_ecx(),
-        capability.has_event(event),
-    )
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_capability(capability: &intel::Capability, n: Counter) -> [u64; 9] {
-    let reserved = capability.reserved();
-    [
-        capability.perf_capabilities(),
-        capability.counter_mask(n),
-        reserved.perfevtsel,
-        reserved.fixed_ctrl,
-        reserved.global_ctrl,
-        reserved.ovf_ctrl,
-        reserved.status_set,
-        reserved.debugctl,
-        u64::from(capability.leaf_01_ecx() | capability.leaf_01_edx() | capability.leaf_07_1_eax()),
-    ]
-}
-
-#[unsafe(no_mangle)]
-pub fn x86_filter(filter: EventFilter, entry: u64) -> Result<EventFilter, TooManyEvents> {
-    match MaskedEvent::from_kvm(entry) {
-        Some(event) => filter.with(event),
-        None => Ok(filter),
+impl Page for Memory {
+    fn load(&self, word: usize) -> u64 {
+        black_box(self.0.get(word).copied()).unwrap_or(0)
+    }
+    fn store(&self, word: usize, value: u64) {
+        black_box((word, value));
+    }
+    fn fence(&self) {
+        black_box(());
     }
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_allows(filter: &EventFilter, event: EventKind) -> bool {
-    filter.allows(event)
+pub fn any() {
+    type Pmu = AnyPmu<Watch>;
+    keep! {
+        Pmu::with_events as fn(_, _) -> _,
+        Pmu::rdmsr::<Host> as fn(_, _, _) -> _,
+        Pmu::wrmsr::<Host> as fn(_, _, _, _) -> _,
+        Pmu::rdpmc::<Host> as fn(_, _, _, _, _) -> _,
+        Pmu::overflow::<Host> as fn(_, _, _, _) -> _,
+        Pmu::emulated::<Host> as fn(_, _, _, _, _) -> _,
+        Pmu::pmi_due as fn(_) -> _,
+        Pmu::take_pmi as fn(_) -> _,
+        Pmu::load::<Host> as fn(_, _),
+        Pmu::put::<Host> as fn(_, _),
+        Pmu::hold::<Host> as fn(_, _),
+        Pmu::end_slice::<Host> as fn(_, _),
+        Pmu::reset::<Host> as fn(_, _),
+        Pmu::set_filter::<Host> as fn(_, _, _),
+        Pmu::save::<Host> as fn(_, _) -> _,
+        Pmu::restore::<Host> as fn(_, _, _) -> _,
+        Pmu::counter_state as fn(_, _) -> _,
+        Pmu::capability as fn(_) -> _,
+        Pmu::statistics as fn(_) -> _,
+        Pmu::pebs_statistics as fn(_) -> _,
+        Pmu::branch::<Host> as fn(_, _, _) -> _,
+        Pmu::disable_lbr::<Host> as fn(_, _) -> _,
+        Pmu::end_following::<Host> as fn(_, _) -> _,
+        Pmu::branch_filter as fn(_) -> _,
+        Pmu::branches_awaited as fn(_) -> _,
+        Pmu::lbr_statistics as fn(_) -> _,
+        intel::Pmu::<Watch>::read::<Host> as fn(_, _, _) -> _,
+        intel::Pmu::<Watch>::write::<Host> as fn(_, _, _, _) -> _,
+        amd::Pmu::<Watch>::read::<Host> as fn(_, _, _) -> _,
+        amd::Pmu::<Watch>::write::<Host> as fn(_, _, _, _) -> _,
+    }
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_config(config: &CounterConfig) -> (Option<u64>, Option<ArchEvent>) {
-    (config.raw(), config.architectural())
+pub fn described() {
+    type Intel = intel::Capability;
+    type Amd = amd::Capability;
+    keep! {
+        Intel::leaf_01_ecx as fn(_) -> _,
+        Intel::leaf_01_edx as fn(_) -> _,
+        Intel::leaf_07_edx as fn(_) -> _,
+        Intel::leaf_07_1_eax as fn(_) -> _,
+        Intel::leaf_0a as fn(_) -> _,
+        Intel::leaf_1c as fn(_) -> _,
+        Intel::leaf_23 as fn(_, _) -> _,
+        Intel::misc_enable as fn(_) -> _,
+        Intel::perf_capabilities as fn(_) -> _,
+        Intel::counter_mask as fn(_, _) -> _,
+        Intel::reserved as fn(_) -> _,
+        Amd::leaf_8000_0022 as fn(_) -> _,
+        Amd::leaf_8000_0001_ecx as fn(_) -> _,
+        Amd::has_event as fn(_, _) -> _,
+        intel::Msr::decode as fn(_) -> _,
+        intel::Msr::address as fn(_) -> _,
+        amd::Msr::decode as fn(_) -> _,
+        amd::Msr::address as fn(_) -> _,
+        lbr::Filter::passes as fn(_, _) -> _,
+        lbr::Stack::record as fn(_, _) -> _,
+        EventFilter::with as fn(_, _) -> _,
+        EventFilter::allows as fn(_, _) -> _,
+        MaskedEvent::from_kvm as fn(_) -> _,
+        CounterConfig::raw as fn(_) -> _,
+        CounterConfig::architectural as fn(_) -> _,
+    }
 }
 
 #[unsafe(no_mangle)]
-pub fn x86_msr(address: u32) -> Option<u32> {
-    Msr::decode(address).map(Msr::address)
-}
-
-#[unsafe(no_mangle)]
-pub fn amd_msr(address: u32) -> Option<u32> {
-    amd::Msr::decode(address).map(amd::Msr::address)
+pub fn paravirtual() {
+    keep! {
+        Offer::leaf as fn(_) -> _,
+        Device::new as fn(_) -> _,
+        Device::attach::<Host, Memory> as fn(_, _, _) -> _,
+        Device::detach::<Host> as fn(_, _),
+        Device::doorbell::<Host, Memory> as fn(_, _, _, _) -> _,
+        Device::overflow::<Host, Memory> as fn(_, _, _, _, _),
+        Device::nmi_due as fn(_) -> _,
+        Device::take_nmi as fn(_) -> _,
+        Device::put::<Host, Memory> as fn(_, _, _),
+        Device::load::<Host, Memory> as fn(_, _, _),
+        Device::end_slice::<Host, Memory> as fn(_, _, _),
+        Device::leave::<Host, Memory> as fn(_, _, _),
+        Device::save::<Host, Memory> as fn(_, _, _) -> _,
+        Device::restore::<Host, Memory> as fn(_, _, _, _) -> _,
+        Device::counter_state as fn(_, _) -> _,
+        Device::is_attached as fn(_) -> _,
+        Device::statistics as fn(_) -> _,
+        GuestHalf::prepare::<Memory> as fn(_, _),
+        GuestHalf::wish::<Memory> as fn(_, _, _, _, _, _, _),
+        GuestHalf::want::<Memory> as fn(_, _, _),
+        GuestHalf::interrupt::<Memory> as fn(_, _) -> _,
+    }
 }
